@@ -1,0 +1,51 @@
+// Errors: one exception type that carries the exit code, and the macro that raises it.
+// Includes nothing of llmc.
+#pragma once
+#include <cstdarg>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+// What the process returns. mpirun passes the first non-zero one through.
+enum ExitCode : int {
+    kExitOk = 0,               // finished, or stopped cleanly
+    kExitBug = 1,              // a broken invariant of our own
+    kExitBadInput = 2,         // bad option, file or data
+    kExitFp8NotEffective = 3,  // FP8 was asked for and did not run
+    kExitDiverged = 4,         // too many skipped steps
+    kExitNoCheckpoint = 5,     // no usable checkpoint
+    kExitPeerLost = 6,         // a rank died or hangs
+    kExitDisk = 7,             // disk full or write error
+};
+
+struct Error : std::runtime_error {
+    int exit_code;
+    Error(int code, const std::string& message) : std::runtime_error(message), exit_code(code) {}
+};
+
+// printf into a std::string.
+[[gnu::format(printf, 1, 2)]] inline std::string strf(const char* format, ...) {
+    va_list args, copy;
+    va_start(args, format);
+    va_copy(copy, args);
+    std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, format, copy)), '\0');
+    va_end(copy);
+    std::vsnprintf(text.data(), text.size() + 1, format, args);
+    va_end(args);
+    return text;
+}
+
+// Raise an Error. The message is one line: what is wrong, the value, the fix.
+#define FAIL(exit_code, ...) throw Error(exit_code, strf(__VA_ARGS__))
+
+// CHECK: an invariant of our own code (exit 1). REQUIRE: something the user controls (exit 2).
+#define CHECK(condition, ...)                                                                       \
+    do {                                                                                            \
+        if (!(condition))                                                                           \
+            throw Error(kExitBug, strf("%s:%d: CHECK(%s) failed: ", __FILE__, __LINE__, #condition) \
+                                      + strf(__VA_ARGS__));                                         \
+    } while (0)
+#define REQUIRE(condition, ...)                                          \
+    do {                                                                 \
+        if (!(condition)) throw Error(kExitBadInput, strf(__VA_ARGS__)); \
+    } while (0)

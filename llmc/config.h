@@ -1,0 +1,87 @@
+// Options of a run: one table (config.cpp) from which the command line, the JSON file, --help, the banner and the
+// record in the checkpoint are made. Only the table knows names, defaults and ranges.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/dtype.h"
+#include "llmc/model_config.h"
+
+enum class Recompute { kNone, kNormAct, kBlock };
+enum class LrDecay { kCosine, kLinear, kConstant, kWsd };
+
+// Fields are named after their option: --micro-batch-size is micro_batch_size.
+struct Config {
+    // model: --model names a preset, the shape options override single fields of it
+    std::string model;
+    ModelConfig shape;
+    int64_t seq_length = 0;             // 0 on the command line: the preset's
+
+    // batch and length
+    int64_t micro_batch_size = 0;       // sequences per forward and rank
+    int64_t global_batch_size = 0;      // sequences per optimizer step
+    int64_t rampup_start = 0, rampup_increment = 0, rampup_samples = 0;   // --rampup-batch-size "START INC SAMPLES"
+    int64_t train_iters = 0;            // 0: from --epochs
+    double epochs = 0;                  // 0: as many as --train-iters needs
+
+    // data
+    std::vector<std::string> train_data, valid_data;   // globs
+    std::string token_dtype;            // "", "uint16", "uint32": for headerless shards
+    int64_t eval_interval = 0, eval_iters = 0;
+
+    // optimizer
+    double lr = 0, min_lr = 0;
+    LrDecay lr_decay_style = LrDecay::kCosine;
+    int64_t lr_warmup_iters = 0;
+    int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay
+    double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
+    int64_t max_skips = 0;              // consecutive skipped steps before exit 4
+
+    // numbers
+    Dtype dtype = Dtype::kBf16;         // activations and weights
+    Dtype grad_dtype = Dtype::kFp32;
+    Dtype moment_dtype = Dtype::kFp32;
+    Recompute recompute = Recompute::kNone;
+    bool gemm_search = true;
+    bool fuse_gelu = false;             // gelu inside the matmul's epilogue
+    uint64_t seed = 0;
+
+    // checkpoints
+    std::string save, load, resume;     // resume: a directory or "auto"
+    int64_t save_interval = 0, keep = 0;
+    std::string tokenizer;              // directory or file copied into every checkpoint, optional
+
+    // output
+    int64_t log_interval = 0;
+    std::string log_file;
+    int64_t sample_every = 0, sample_tokens = 0;
+
+    // other
+    bool dry_run = false;
+    int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps
+    bool overfit_one_batch = false;
+};
+
+struct ParsedConfig {
+    Config config;
+    bool help = false;              // --help was asked: print `text` and leave with 0
+    std::string text;               // help text
+    std::vector<std::string> idle;  // options that were set and have nothing to do for lack of ranks or hardware
+};
+
+// Parse a command line for one executable ("gpt2" or "llama": its presets and defaults). Reads --config FILE first,
+// then the command line wins. An unknown option or key is an error with the nearest name; an option that was set and
+// has no effect under the chosen model or the other options is an error with the reason (Error, exit 2).
+ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family);
+
+// The resolved configuration as JSON text that loads back (through --config) to the same run: inert fields left out.
+std::string config_to_json(const Config& config, const std::string& family);
+// Lines "name = value" of every option that acts, grouped, for the banner.
+std::string config_to_text(const Config& config, const std::string& family);
+// What differs between a checkpoint's configuration (JSON text) and this one, as lines; for --resume.
+// must_match: the ones that would make it another run (model shape, seed, global batch, sequence length, data).
+struct ConfigDiff {
+    std::vector<std::string> must_match, changed;
+};
+ConfigDiff config_diff(const std::string& saved_json, const Config& config, const std::string& family);

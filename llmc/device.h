@@ -1,0 +1,46 @@
+// The two devices. `device` is an alias of the one this build runs on: namespace cpu or namespace cuda.
+// A CUDA build links both, so that tests can call either by name.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "llmc/dtype.h"
+
+struct Event;        // a point in a device's stream; opaque
+struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the CPU
+struct StepRecorder; // what a rehearsal collects; see memory_plan.h
+
+struct DeviceInfo {
+    std::string name;             // "NVIDIA H200", "CPU"
+    int sm = 0;                   // 90 for compute capability 9.0; 0 on the CPU
+    int sm_count = 0;             // multiprocessors, or hardware threads on the CPU
+    int64_t memory_bytes = 0;     // total
+    std::string driver;           // "13.0", empty without a driver
+    std::string toolkit;          // CUDA version compiled against, empty on the CPU
+    std::string matmul_library;   // "cuBLASLt 13.1.0.3", or "cpu"
+};
+
+// What every operation gets first. Owned by the caller; device_open fills it.
+struct Ctx {
+    void* stream = nullptr;             // cudaStream_t; unused on the CPU
+    GemmState* gemm = nullptr;          // matmul plans and workspace
+    int index = 0;                      // device number
+    int sm = 0;                         // compute capability * 10
+    int sm_count = 0;
+    bool rehearsal = false;             // operations record what they would do and return
+    StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
+};
+
+namespace cpu {
+#include "llmc/device.inl"
+#include "llmc/gemm_plan.inl"
+}
+#ifdef LLMC_CUDA
+namespace cuda {
+#include "llmc/device.inl"
+#include "llmc/gemm_plan.inl"
+}
+namespace device = cuda;
+#else
+namespace device = cpu;
+#endif

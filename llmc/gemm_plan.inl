@@ -1,0 +1,12 @@
+// Matmul plans, declared once and included inside `namespace cpu` and `namespace cuda`. No include guard.
+// A plan is the algorithm chosen for one shape; plans make resumed runs pick the same algorithm, hence the
+// same bits. The CPU has one algorithm and an empty plan.
+
+// Measure algorithms for shapes not planned yet (the first gemm of a shape searches), or take the library's
+// first answer. Searching uses the operands of that call and leaves D as one plain call would.
+void gemm_set_search(Ctx& ctx, bool search);
+// All plans as JSON text: {"library": ..., "gpu": ..., "plans": [{key fields, algorithm words, us}...]}.
+std::string gemm_export_plans(Ctx& ctx);
+// Take over plans. Returns "" or the reason why bits may differ (another library version or GPU; the plans
+// are then dropped). Malformed text: exit 2.
+std::string gemm_import_plans(Ctx& ctx, const std::string& json);

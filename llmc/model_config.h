@@ -1,0 +1,60 @@
+// Shape of a decoder, and the presets. GPT-2 and Llama are two settings of one transformer.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+enum class Norm { kLayerNorm, kRmsNorm };
+enum class PositionEmbedding { kLearned, kRope };
+enum class Activation { kGelu, kSwiglu };
+
+// The llama3 rule (rope_type "llama3" of Hugging Face configurations); factor 0 means no scaling.
+struct RopeScaling {
+    double factor = 0;
+    double low_freq_factor = 1;
+    double high_freq_factor = 4;
+    int64_t original_max_positions = 8192;
+    bool operator==(const RopeScaling&) const = default;
+};
+
+struct ModelConfig {
+    int64_t num_layers = 12;
+    int64_t hidden_size = 768;
+    int64_t ffn_hidden_size = 3072;
+    int64_t num_attention_heads = 12;
+    int64_t num_query_groups = 12;   // key/value heads
+    int64_t kv_channels = 64;        // elements per head
+    int64_t vocab_size = 50257;      // true size, as data and exports see it
+    int64_t max_positions = 1024;    // learned positions, or the length that rope was trained for
+    Norm norm = Norm::kLayerNorm;
+    PositionEmbedding position = PositionEmbedding::kLearned;
+    Activation activation = Activation::kGelu;
+    double rotary_base = 10000;
+    RopeScaling rope_scaling;
+    bool linear_bias = true;
+    bool qk_norm = false;
+    bool tied_head = true;
+    double norm_eps = 1e-5;
+    double init_std = 0.02;
+    bool operator==(const ModelConfig&) const = default;
+
+    // Vocabulary rows that are stored: true size rounded up to 128, so that every matmul dimension suits the
+    // tensor cores and every rank count divides it. Padded logits are masked, padded rows never exported.
+    int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+    int64_t q_width() const { return num_attention_heads * kv_channels; }
+    int64_t kv_width() const { return num_query_groups * kv_channels; }
+    int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+    int64_t up_width() const { return (activation == Activation::kSwiglu ? 2 : 1) * ffn_hidden_size; }
+};
+
+struct ModelPreset {
+    const char* name;
+    const char* family;    // "gpt2" or "llama": which executable offers it
+    int64_t seq_length;    // default --seq-length
+    ModelConfig config;
+};
+const std::vector<ModelPreset>& model_presets();
+const ModelPreset* find_model_preset(const std::string& name);  // null if unknown
+
+// One line per violated rule (heads divide, sizes positive, head size even for rope, ...), empty if sound.
+std::vector<std::string> model_config_errors(const ModelConfig& config);

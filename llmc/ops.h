@@ -1,0 +1,273 @@
+// Operations: argument structs, and the declarations of ops.inl in namespace cpu (the oracle) and namespace
+// cuda. The rest of the project calls ops::name(ctx, args), which runs on the device of the build, or, during
+// a rehearsal, returns at once (gemm first notes its shape).
+//
+// Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH
+// query heads, NKV key/value heads, HS head size, F feed-forward width; M, N, K in gemm only. Matrices are
+// row-major. "=" is overwritten, "+=" is added to, "T" the working type, "stat" fp32 (fp64 when T is fp64),
+// "grad" fp32 or bf16 (fp64 when T is fp64) whatever T is. An empty Tensor means "absent" where "optional" is
+// said. Reductions run in fp32 (fp64 when T is fp64). Every operation is deterministic: equal inputs give equal
+// bits. Shapes are checked through Tensor::elems; a mismatch is a bug of the caller (exit 1).
+#pragma once
+#include <cstdint>
+
+#include "llmc/device.h"
+#include "llmc/dtype.h"
+
+inline constexpr int32_t kIgnoreIndex = -1;  // a target that is not counted
+
+// Rows of the partial sums that column reductions (norm and bias gradients) keep in scratch memory.
+inline constexpr int64_t kPartialRows = 512;
+// Partial sums of whole-tensor reductions (sum_squares, sum_losses), as doubles.
+inline constexpr int64_t kPartialSums = 1024;
+
+// State of the optimizer step in device memory. Written by the host between steps and by step_guard, read by
+// adamw and classifier; lives on the device so that the step needs no host synchronisation.
+struct StepState {
+    double loss_sum;       // += by sum_losses: losses of the counted tokens of the global batch
+    double sum_squares;    // += by sum_squares: squared norm of the gradients
+    int64_t adam_step;     // updates applied so far; step_guard advances it
+    float lr;              // learning rate of this step
+    float dloss_mul;       // 1 / counted tokens of the global batch
+    float grad_norm;       // = by step_guard
+    float grad_mul;        // = by step_guard: clip factor (1 when the norm is within the limit)
+    int32_t skip;          // = by step_guard: 1 when loss or norm is not finite, and nothing is updated
+    int32_t bad_tokens;    // += by embedding_forward and classifier: ids outside the vocabulary
+};
+
+// out[n] = wte[tokens[n]] + wpe[n % T].
+struct EmbeddingForwardArgs {
+    Tensor out;                // (N, C) T, =
+    Tensor wte;                // (Vp, C) T
+    Tensor wpe;                // (>= T, C) T, optional
+    const int32_t* tokens;     // (N); an id outside [0, V) reads row 0 and is counted
+    int32_t* bad_tokens;       // (1), +=
+    int64_t N, T, C, V;
+};
+
+// dwte[v] += sum of dout over the rows with tokens[n] == v; dwpe[t] += sum over the batch.
+// Deterministic: rows of one token are added in the order of token_order.
+struct EmbeddingBackwardArgs {
+    Tensor dwte;                  // (Vp, C) grad, +=
+    Tensor dwpe;                  // (>= T, C) grad, +=, optional
+    Tensor dout;                  // (N, C) T
+    const int32_t* tokens;        // (N); ids outside [0, V) contribute nothing
+    const int32_t* token_order;   // (N) row numbers sorted by token, ties by row number
+    int64_t N, T, C, V;
+};
+
+// x = in + residual; residual_out = x (rounded to T); out = normalise(x) * weight + bias, from the rounded x.
+// layernorm: (x - mean) * rstd, rstd = 1 / sqrt(var + eps). Source: Ba et al., arXiv 1607.06450.
+// rmsnorm: x * rstd, rstd = 1 / sqrt(mean(x^2) + eps). Source: Zhang and Sennrich, arXiv 1910.07467.
+struct NormForwardArgs {
+    Tensor out;            // (N, C) T, =
+    Tensor residual_out;   // (N, C) T, =, optional: x; required if residual is given
+    Tensor mean;           // (N) stat, =; layernorm only
+    Tensor rstd;           // (N) stat, =
+    Tensor in;             // (N, C) T
+    Tensor residual;       // (N, C) T, optional
+    Tensor weight;         // (C) T
+    Tensor bias;           // (C) T, optional (layernorm)
+    int64_t N, C;
+    float eps;
+};
+
+// dx = dresidual + d(norm)/dx, the gradient of the residual stream below the norm.
+struct NormBackwardArgs {
+    Tensor dx;          // (N, C) T, =; may be the same memory as dresidual
+    Tensor dresidual;   // (N, C) T, optional: gradient that reaches x past the norm; absent means 0
+    Tensor dweight;     // (C) grad, +=
+    Tensor dbias;       // (C) grad, +=, optional
+    Tensor scratch;     // (2 * kPartialRows * C) stat, =
+    Tensor dout;        // (N, C) T
+    Tensor x;           // (N, C) T, what was normalised (residual_out of the forward)
+    Tensor mean, rstd;  // (N) stat; mean for layernorm only
+    Tensor weight;      // (C) T
+    int64_t N, C;
+};
+
+// Packed projections: row n of qkv is [NH query heads | NKV key heads | NKV value heads], HS elements each.
+// Query and key heads are rms-normalised over HS with a weight shared by all heads (Qwen3); values are copied.
+struct QkNormForwardArgs {
+    Tensor out;        // (N, (NH + 2 NKV) HS) T, =
+    Tensor rstd;       // (N, NH + NKV) stat, =
+    Tensor in;         // as out
+    Tensor q_weight;   // (HS) T
+    Tensor k_weight;   // (HS) T
+    int64_t N, NH, NKV, HS;
+    float eps;
+};
+struct QkNormBackwardArgs {
+    Tensor dqkv;                  // (N, (NH + 2 NKV) HS) T: in the gradient of out, = the gradient of in
+    Tensor dq_weight, dk_weight;  // (HS) grad, +=
+    Tensor scratch;               // (2 * kPartialRows * HS) stat, =
+    Tensor in;                    // (N, (NH + 2 NKV) HS) T, input of the forward
+    Tensor rstd;                  // (N, NH + NKV) stat
+    Tensor q_weight, k_weight;    // (HS) T
+    int64_t N, NH, NKV, HS;
+};
+
+// Rotary position embedding in place on the query and key heads, rotate-half pairing (i, i + HS/2), position
+// n % T. backward rotates the gradient by the negative angle. Source: Su et al., arXiv 2104.09864.
+struct RopeArgs {
+    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =
+    Tensor cos_sin;   // (>= T, HS/2, 2) stat: cosine, sine
+    int64_t N, T, NH, NKV, HS;
+};
+
+// Causal softmax(q k^T * softmax_mul) v per head; query head h reads key/value head h / (NH / NKV).
+// The online softmax never stores T x T. Source: Dao, FlashAttention-2, arXiv 2307.08691.
+struct AttentionForwardArgs {
+    Tensor out;        // (B, T, NH, HS) T, =
+    Tensor lse;        // (B, NH, T) stat, =: log sum exp of the scaled scores, natural logarithm
+    Tensor qkv;        // (B, T, (NH + 2 NKV) HS) T
+    int64_t B, T, NH, NKV, HS;
+    float softmax_mul;
+};
+struct AttentionBackwardArgs {
+    Tensor dqkv;       // (B, T, (NH + 2 NKV) HS) T, =
+    Tensor delta;      // (B, NH, T) stat, =: scratch, row sums of dout * out
+    Tensor dout;       // (B, T, NH, HS) T
+    Tensor out;        // (B, T, NH, HS) T
+    Tensor lse;        // (B, NH, T) stat
+    Tensor qkv;        // (B, T, (NH + 2 NKV) HS) T
+    int64_t B, T, NH, NKV, HS;
+    float softmax_mul;
+};
+
+// gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.
+// swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up. Source: Shazeer, arXiv 2002.05202.
+struct ActivationForwardArgs {
+    Tensor out;   // (N, F) T, =
+    Tensor in;    // gelu: (N, F), swiglu: (N, 2F) T
+    int64_t N, F;
+};
+struct ActivationBackwardArgs {
+    Tensor din;    // as in, T, =; may be the same memory as in
+    Tensor dout;   // (N, F) T
+    Tensor in;     // input of the forward
+    int64_t N, F;
+};
+
+// dbias[c] += sum over n of dout[n, c].
+struct BiasBackwardArgs {
+    Tensor dbias;     // (C) grad, +=
+    Tensor scratch;   // (kPartialRows * C) stat, =
+    Tensor dout;      // (N, C) T
+    int64_t N, C;
+};
+
+// Cross entropy of softmax(logits[:, :V]) against targets, fused with its gradient:
+// losses[n] = -log p(target), 0 where ignored; dlogits = (p - onehot) * state->dloss_mul in place of the logits,
+// 0 for ignored rows and for the padded columns [V, Vp).
+struct ClassifierArgs {
+    Tensor logits;            // (N, Vp) T; = dlogits if write_dlogits
+    Tensor losses;            // (N) stat, =
+    const int32_t* targets;   // (N); kIgnoreIndex is ignored, another id outside [0, V) is counted and ignored
+    StepState* state;         // reads dloss_mul; bad_tokens +=
+    int64_t N, V, Vp;
+    bool write_dlogits;
+};
+
+// *sum += sum of losses, in fp64 and a fixed order.
+struct SumLossesArgs {
+    double* sum;       // (1), +=
+    Tensor losses;     // (N) stat
+    Tensor scratch;    // (kPartialSums) fp64, =
+    int64_t N;
+};
+
+// Layout of the two operands, named after the pass of y = x w^T that uses it.
+enum class GemmLayout {
+    kForward,   // D(M,N) = A(M,K) B(N,K)^T : y  = x w^T
+    kDgrad,     // D(M,N) = A(M,K) B(K,N)   : dx = dy w
+    kWgrad,     // D(M,N) = A(K,M)^T B(K,N) : dw = dy^T x
+};
+enum class GemmEpilogue {
+    kNone,
+    kBias,       // D = AB + bias
+    kBiasGelu,   // pre = AB + bias (bias optional), rounded to its dtype; D = gelu(AB + bias)
+};
+// fp32 accumulation (fp64 for fp64); A and B have one dtype; D may differ: fp32 or bf16 D for bf16 operands.
+struct GemmArgs {
+    Tensor D;      // (M, N): = , or += if accumulate
+    Tensor A, B;   // see layout
+    Tensor bias;   // (N) dtype of A, optional
+    Tensor pre;    // (M, N) dtype of D, =, with kBiasGelu only
+    int64_t M, N, K;
+    GemmLayout layout = GemmLayout::kForward;
+    GemmEpilogue epilogue = GemmEpilogue::kNone;
+    bool accumulate = false;
+};
+
+// *sum += sum of squares, in fp64 and a fixed order.
+struct SumSquaresArgs {
+    double* sum;       // (1), +=
+    Tensor in;         // fp32, bf16 or fp64
+    Tensor scratch;    // (kPartialSums) fp64, =
+};
+
+// From state->loss_sum and state->sum_squares: grad_norm, skip = either is not finite or a token was bad,
+// grad_mul = min(1, clip / norm) (1 if clip is 0), adam_step += !skip.
+struct StepGuardArgs {
+    StepState* state;
+    float clip;
+};
+
+// AdamW with decoupled decay on a run of elements; does nothing when state->skip.
+//   g = grad * grad_mul; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; t = state->adam_step
+//   master -= lr * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay * master); param = master rounded to T
+// Moments in bf16 are rounded stochastically with philox(rng_key, element_offset + i, t); fp32 ones are not.
+// Source: Loshchilov and Hutter, arXiv 1711.05101.
+struct AdamWArgs {
+    Tensor param;             // (n) T, =
+    Tensor master;            // (n) stat, in and =
+    Tensor m, v;              // (n) fp32 or bf16 (fp64 when T is), in and =
+    Tensor grad;              // (n) grad
+    const StepState* state;
+    float beta1, beta2, eps, weight_decay;
+    uint64_t rng_key;         // of the parameter
+    int64_t element_offset;   // number of element 0 within the parameter
+};
+
+// out[i] = mean + std * rng_normal(key, element_offset + i), with one fmaf.
+struct FillNormalArgs {
+    Tensor out;   // fp32 or bf16, =
+    uint64_t key;
+    int64_t element_offset;
+    float mean, std;
+};
+struct FillConstantArgs {
+    Tensor out;   // any float type, =
+    float value;
+};
+// out[i] = in[i], rounded to nearest even.
+struct CastArgs {
+    Tensor out;   // fp32, bf16 (fp64 on the CPU), =
+    Tensor in;
+};
+
+#define OP(name, Args) void name(Ctx& ctx, const Args& args);
+namespace cpu {
+#include "llmc/ops.inl"
+}
+#ifdef LLMC_CUDA
+namespace cuda {
+#include "llmc/ops.inl"
+}
+#endif
+#undef OP
+
+// A rehearsal sees the shapes of every matmul here and runs nothing.
+void rehearse_op(Ctx& ctx, const GemmArgs& args);
+template <typename Args> void rehearse_op(Ctx&, const Args&) {}
+
+#define OP(name, Args)                              \
+    inline void name(Ctx& ctx, const Args& args) {  \
+        if (ctx.rehearsal) rehearse_op(ctx, args);  \
+        else device::name(ctx, args);               \
+    }
+namespace ops {
+#include "llmc/ops.inl"
+}
+#undef OP
