@@ -9,6 +9,7 @@
 // said. Reductions run in fp32 (fp64 when T is fp64). Every operation is deterministic: equal inputs give equal
 // bits. Shapes are checked through Tensor::elems; a mismatch is a bug of the caller (exit 1).
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "llmc/device.h"
@@ -24,16 +25,19 @@ inline constexpr int64_t kPartialSums = 1024;
 // State of the optimizer step in device memory. Written by the host between steps and by step_guard, read by
 // adamw and classifier; lives on the device so that the step needs no host synchronisation.
 struct StepState {
-    double loss_sum;       // += by sum_losses: losses of the counted tokens of the global batch
-    double sum_squares;    // += by sum_squares: squared norm of the gradients
-    int64_t adam_step;     // updates applied so far; step_guard advances it
+    // Written by the host at the start of a step (the first kStepInputBytes).
+    double loss_sum;       // = 0; += by sum_losses: losses of the counted tokens of the global batch
+    double sum_squares;    // = 0; += by sum_squares: squared norm of the gradients
     float lr;              // learning rate of this step
     float dloss_mul;       // 1 / counted tokens of the global batch
+    int32_t bad_tokens;    // = 0; += by embedding_forward and classifier: ids outside the vocabulary
+    // Owned by the device.
+    int32_t skip;          // = by step_guard: 1 when nothing is updated
     float grad_norm;       // = by step_guard
     float grad_mul;        // = by step_guard: clip factor (1 when the norm is within the limit)
-    int32_t skip;          // = by step_guard: 1 when loss or norm is not finite, and nothing is updated
-    int32_t bad_tokens;    // += by embedding_forward and classifier: ids outside the vocabulary
+    int64_t adam_step;     // updates applied so far; step_guard advances it
 };
+inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);
 
 // out[n] = wte[tokens[n]] + wpe[n % T].
 struct EmbeddingForwardArgs {
