@@ -1,0 +1,218 @@
+# Build of the trainer; `make help` lists the targets.
+#
+#   DEVICE=cpu|cuda    which device to build for: into build/cpu or build/cuda, which live side by side
+#   ARCH=90a           GPU architecture, if not that of this machine's GPU
+#   WERROR=            do not fail on warnings (a compiler newer than the tested ones may know more of them)
+#   CPPFLAGS, LDFLAGS  extra include and library folders
+#   CCACHE=ccache      compile through a cache
+#   VARIANT=asan|tsan  the same build under sanitizers, into build/cpu-asan ...
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+# All processors, unless the command line has a -j of its own.
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc) --no-print-directory
+endif
+
+CXX := $(if $(filter default,$(origin CXX)),g++,$(CXX))
+WERROR ?= -Werror
+
+# Targets that install packages first and then call make again, or that compile nothing, do not look around.
+comma := ,
+WRAPPERS := smoke test test-full test-gpu cuda lint clean help
+ifneq ($(filter-out $(WRAPPERS),$(or $(MAKECMDGOALS),all)),)
+include dev/detect.mk
+BUILDING := 1
+endif
+
+# ---- flags -------------------------------------------------------------------------------------------------
+SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g
+SAN_tsan := -fsanitize=thread -g
+BUILD := build/$(DEVICE)$(addprefix -,$(VARIANT))
+OBJ := $(BUILD)/obj
+
+WARNINGS := -Wall -Wextra $(WERROR)
+# Fixed instruction set and no contraction: the CPU device gives the same bits on every machine.
+# The thread sanitizer does not know OpenMP's barriers, so that build runs without it.
+CODEGEN := -march=x86-64-v3 -ffp-contract=off $(if $(filter tsan,$(VARIANT)),-Wno-unknown-pragmas,-fopenmp)
+DEFINES := -I. $(CPPFLAGS)
+LIBS := $(LDFLAGS)
+LLMC_CXX := $(wildcard llmc/*.cpp llmc/cpu/*.cpp)
+LLMC_CUDA :=
+
+ifeq ($(DEVICE),cuda)
+LLMC_CUDA += $(wildcard llmc/*.cu llmc/cuda/*.cu)
+DEFINES += -DLLMC_CUDA
+CUDA_INCLUDE := -isystem $(CUDA_INC)
+LIBS += -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
+endif
+
+# Several ranks are optional: without the library the files are left out.
+ifneq ($(MPI_VERSION),)
+ifneq ($(wildcard llmc/comm_mpi.cpp),)
+MPI_FLAGS := -DLLMC_MPI $(patsubst -I%,-isystem %,$(shell $(MPICXX) --showme:compile))
+LIBS += $(shell $(MPICXX) --showme:link)
+endif
+endif
+ifeq ($(MPI_FLAGS),)
+LLMC_CXX := $(filter-out llmc/comm_mpi.cpp,$(LLMC_CXX))
+endif
+ifneq ($(and $(filter cuda,$(DEVICE)),$(MPI_FLAGS),$(NCCL_INC),$(NCCL_LIB),$(wildcard llmc/comm_nccl.cu)),)
+NCCL_FLAGS := -DLLMC_NCCL -isystem $(NCCL_INC)
+LIBS += -L$(NCCL_LIB) -Wl,-rpath,$(NCCL_LIB) -lnccl
+else
+LLMC_CUDA := $(filter-out llmc/comm_nccl.cu,$(LLMC_CUDA))
+endif
+DEFINES += $(MPI_FLAGS) $(NCCL_FLAGS)
+
+CXX_FLAGS = -std=c++20 $(if $(filter asan tsan,$(VARIANT)),-O1,$(if $(filter llmc/cpu/%,$<),-O3,-O2)) $(CODEGEN) \
+            $(WARNINGS) $(DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
+NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -lineinfo $(DEFINES) -cudart static \
+              -ccbin $(CXX) -Xcompiler $(subst $() ,$(comma),$(strip $(WARNINGS) $(CODEGEN))) \
+              -Xptxas --warn-on-spills $(if $(WERROR),-Werror all-warnings)
+
+# A change of these lines rebuilds everything, a change of ARCH for instance.
+FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(CXX_FLAGS) $(NVCC) $(NVCC_VERSION) $(NVCC_FLAGS) $(LIBS)
+
+# ---- files -------------------------------------------------------------------------------------------------
+MAINS := $(basename $(wildcard train_*.cu))
+LLMC_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(LLMC_CXX) $(LLMC_CUDA))) $(BUILD)/version.o
+TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/main.cpp $(wildcard tests/test_*.cpp))
+GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/main.cpp $(wildcard tests/gpu_test_*.cpp))
+BENCHES := $(patsubst dev/cuda/%.cu,$(BUILD)/%,$(wildcard dev/cuda/bench_*.cu))
+FUZZERS := $(patsubst tests/%.cpp,%,$(wildcard tests/fuzz_*.cpp))
+
+.PHONY: all $(MAINS) tests tests_gpu bench cuda_all fuzzers $(WRAPPERS) force
+all: $(MAINS)
+
+# The executables at the top are links to those of the device built last.
+$(MAINS): %: $(BUILD)/%
+	@[ "$$(readlink $@)" = "$<" ] || ln -sfn $< $@
+
+tests: $(BUILD)/tests
+tests_gpu: $(BUILD)/tests_gpu
+bench: $(BENCHES)
+fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
+cuda_all: $(addprefix $(BUILD)/,$(MAINS)) $(BUILD)/tests_gpu $(BENCHES)
+
+# ---- rules -------------------------------------------------------------------------------------------------
+define LINK
+@echo "LINK $@"
+@$(CXX) $(CODEGEN) $(SAN_$(VARIANT)) $(filter %.o %.a,$^) -o $@ $(LIBS)
+endef
+$(addprefix $(BUILD)/,$(MAINS)): $(BUILD)/%: $(OBJ)/%.o $(LLMC_OBJ)
+	$(LINK)
+$(BUILD)/tests: $(TEST_OBJ) $(LLMC_OBJ)
+	$(LINK)
+$(BUILD)/tests_gpu: $(GPU_TEST_OBJ) $(LLMC_OBJ)
+	$(LINK)
+$(BENCHES): $(BUILD)/%: $(OBJ)/dev/cuda/%.o $(LLMC_OBJ)
+	$(LINK)
+
+$(OBJ)/%.o: %.cpp $(BUILD)/flags
+	@mkdir -p $(@D); echo "CXX $<"
+	@$(CCACHE) $(CXX) $(CXX_FLAGS) -MMD -MP -c $< -o $@
+
+ifeq ($(DEVICE),cuda)
+# The assembler reports these losses of speed as notes, which no option turns into errors.
+NVCC_LOSSES := wgmma.*serializ|setmaxnreg.*ignored
+$(OBJ)/%.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D); echo "NVCC $<"
+	@$(CCACHE) $(NVCC) $(NVCC_FLAGS) -MMD -MP -MF $(@:.o=.d) -MT $@ -c $< -o $@ > $(@:.o=.log) 2>&1; status=$$?; \
+	 cat $(@:.o=.log) >&2; [ $$status = 0 ] || exit $$status; \
+	 ! grep -qE '$(NVCC_LOSSES)' $(@:.o=.log) || { echo "$<: the compiler gave up an instruction's overlap" >&2; exit 1; }
+else
+# The mains are plain C++ without CUDA.
+$(OBJ)/%.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D); echo "CXX $<"
+	@$(CCACHE) $(CXX) $(CXX_FLAGS) -MMD -MP -x c++ -c $< -o $@
+endif
+
+# Both are rewritten only when their content changes.
+ifdef BUILDING
+$(shell mkdir -p $(BUILD); echo '$(subst ','\'',$(FLAGS_TEXT))' | cmp -s - $(BUILD)/flags \
+        || echo '$(subst ','\'',$(FLAGS_TEXT))' > $(BUILD)/flags)
+$(BUILD)/flags: ;
+COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
+VERSION_TEXT := \#include "llmc/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
+$(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
+$(BUILD)/version.o: $(BUILD)/version.cpp $(BUILD)/flags llmc/version.h
+	@$(CXX) $(CXX_FLAGS) -c $< -o $@
+endif
+
+# Fuzzers: libFuzzer where clang++ is installed, else the same entry point under g++ with a main that mutates blindly.
+FUZZ_CXX ?= $(shell command -v clang++ 2>/dev/null)
+FUZZ_SRC := $(wildcard llmc/*.cpp)
+FUZZ_OBJ := $(FUZZ_SRC:%.cpp=$(OBJ)/fuzz/%.o)
+FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) \
+              -fno-sanitize-recover=all
+ifneq ($(FUZZ_CXX),)
+FUZZ_COMPILE := $(FUZZ_CXX) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined
+FUZZ_LINK := $(FUZZ_CXX) -fsanitize=fuzzer,address,undefined
+else
+FUZZ_COMPILE := $(CXX) $(FUZZ_FLAGS) -fsanitize=address,undefined
+FUZZ_LINK := $(CXX) -fsanitize=address,undefined
+FUZZ_MAIN := $(OBJ)/fuzz/tests/blind_fuzz_main.o
+endif
+$(OBJ)/fuzz/%.o: %.cpp $(BUILD)/flags
+	@mkdir -p $(@D); echo "FUZZ $<"
+	@$(CCACHE) $(FUZZ_COMPILE) -MMD -MP -c $< -o $@
+# An archive: each fuzzer links only what it reaches.
+$(BUILD)/fuzz.a: $(FUZZ_OBJ)
+	@rm -f $@; ar rcs $@ $^
+$(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/%.o $(FUZZ_MAIN) $(BUILD)/fuzz.a
+	@echo "LINK $@"
+	@$(FUZZ_LINK) $^ -o $@
+
+# ---- what people call --------------------------------------------------------------------------------------
+smoke:
+	@scripts/setup.sh smoke
+	@$(MAKE) all
+	@python3 scripts/smoke.py
+
+test:
+	@scripts/setup.sh test
+	@$(MAKE) run-test
+
+run-test: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu) $(MAINS)
+	@for exe in $(filter $(BUILD)/%,$^); do echo "RUN $$exe"; $$exe || failed=1; done; \
+	 echo "RUN tests/*.py"; python3 dev/run_python_tests.py || failed=1; [ -z "$$failed" ]
+
+test-gpu:
+	@scripts/setup.sh test
+	@$(MAKE) DEVICE=cuda run-test-gpu
+run-test-gpu: $(BUILD)/tests_gpu
+	@$(BUILD)/tests_gpu
+
+test-full:
+	@scripts/setup.sh test
+	@$(MAKE) run-test
+	@dev/test_full.sh "$(MAKE)"
+
+cuda:
+	@$(MAKE) DEVICE=cuda ARCH=90a cuda_all
+
+lint:
+	@python3 dev/lint.py
+
+clean:
+	rm -rf build train_gpt2 train_llama
+
+help:
+	@sed -n '/^#   /s/^#//p' Makefile; echo
+	@echo "  make                  train_gpt2 and train_llama for this machine's device"
+	@echo "  make smoke            install what is missing, build, train two small models on this repository's text"
+	@echo "  make test             install what is missing, build, run the tests of the device (10 minutes at most)"
+	@echo "  make test-full        also sanitizers, fuzzing and the long tests (40 minutes at most)"
+	@echo "  make test-gpu         the CUDA operations against the CPU ones; needs a GPU"
+	@echo "  make cuda             compile all CUDA code for sm_90a, spills are errors; needs the toolkit, no GPU"
+	@echo "  make bench            build/cuda/bench_*: kernels against the library and the device's ceilings"
+	@echo "  make lint             the rules of the code's structure"
+	@echo "  make clean            remove what was built"
+
+ifdef BUILDING
+-include $(shell find $(BUILD) -name '*.d')
+endif

@@ -1,0 +1,61 @@
+#!/bin/sh
+# Install what `make smoke` or `make test` needs and is missing, from the packages of Debian or Ubuntu.
+# As root, or through sudo if it asks no password; otherwise print the line to run and exit 2.
+# Usage: scripts/setup.sh [smoke|test]
+set -u
+purpose=${1:-test}
+case $purpose in
+    smoke | test) ;;
+    *) echo "setup.sh: unknown purpose '$purpose', use smoke or test" >&2; exit 2 ;;
+esac
+
+have_command() { command -v "$1" >/dev/null 2>&1; }
+# Headers count wherever the compiler finds them, so that a folder in CPPFLAGS is as good as a package.
+have_header() {
+    if have_command g++; then
+        # CPPFLAGS is a list of words.
+        # shellcheck disable=SC2086
+        printf '#include <%s>\n' "$1" | g++ ${CPPFLAGS:-} -std=c++20 -E -x c++ - >/dev/null 2>&1
+    else
+        test -e "/usr/include/$1"
+    fi
+}
+missing_packages() {
+    have_command g++ || echo g++
+    have_command make || echo make
+    have_command python3 || echo python3
+    have_header nlohmann/json.hpp || echo nlohmann-json3-dev
+    have_header cxxopts.hpp || echo libcxxopts-dev
+    have_header xxhash.h || echo libxxhash-dev
+    if [ "$purpose" = test ]; then have_header doctest/doctest.h || echo doctest-dev; fi
+}
+
+missing=$(missing_packages | tr '\n' ' ')
+[ -z "$missing" ] && exit 0
+
+install="apt-get install -y --no-install-recommends $missing"
+if ! have_command apt-get; then
+    echo "setup.sh: missing: $missing(names of Debian packages); this system has no apt-get, install them by hand" >&2
+    exit 2
+fi
+if [ "$(id -u)" = 0 ]; then
+    as_root=""
+elif have_command sudo && sudo -n true 2>/dev/null; then
+    as_root="sudo -n"
+else
+    echo "setup.sh: missing packages; run: sudo $install" >&2
+    exit 2
+fi
+
+echo "setup: installing $missing"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+export DEBIAN_FRONTEND=noninteractive
+# Fresh images have no package lists; an update that fails is no harm when the lists are there.
+{ $as_root apt-get update; $as_root env DEBIAN_FRONTEND=noninteractive $install; } >"$log" 2>&1
+still=$(missing_packages | tr '\n' ' ')
+if [ -n "$still" ]; then
+    tail -n 20 "$log" >&2
+    echo "setup.sh: could not install $still; run: sudo $install" >&2
+    exit 2
+fi
