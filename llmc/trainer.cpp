@@ -1,0 +1,124 @@
+#include "llmc/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "llmc/rng.h"
+
+namespace {
+
+DecoderOptions decoder_options(const Config& config) {
+    return {.max_batch = config.micro_batch_size, .max_seq = config.seq_length, .dtype = config.dtype,
+            .recompute = config.recompute, .fuse_gelu = config.fuse_gelu};
+}
+
+StepState* take_state(Arena& arena) {
+    const int64_t words = static_cast<int64_t>((sizeof(StepState) + 7) / 8);
+    return static_cast<StepState*>(arena.take(Purpose::kInputs, Dtype::kFp64, words).data);
+}
+
+}  // namespace
+
+Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena)
+    : config_(config), shape_(config.shape), optimizer_(config, table, arena),
+      decoder_(config.shape, table, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads()) {
+    inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32, 3 * config.micro_batch_size * config.seq_length);
+    logits_ = arena.take(Purpose::kInputs, config.dtype, config.shape.padded_vocab());
+    state_ = take_state(arena);
+    eval_state_ = take_state(arena);
+}
+
+DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order, int64_t B,
+                            StepState* state) {
+    const int64_t N = B * config_.seq_length, bytes = N * dtype_bytes(Dtype::kInt32);
+    int32_t* device_tokens = static_cast<int32_t*>(inputs_.data);
+    int32_t* device_targets = device_tokens + N;
+    int32_t* device_order = device_targets + N;
+    device::copy_to_device(ctx, device_tokens, tokens, bytes);
+    if (targets) device::copy_to_device(ctx, device_targets, targets, bytes);
+    if (order) device::copy_to_device(ctx, device_order, order, bytes);
+    return {.tokens = device_tokens, .targets = device_targets, .token_order = device_order,
+            .bad_tokens = &state->bad_tokens, .B = B, .T = config_.seq_length};
+}
+
+void Trainer::step(Ctx& ctx, const StagedStep& staged) {
+    const int64_t B = config_.micro_batch_size, N = B * config_.seq_length;
+    device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
+    optimizer_.zero_grads(ctx);
+    for (int64_t i = 0; i < staged.micro_batches; i++) {
+        const DeviceBatch batch = upload(ctx, staged.tokens + i * N, staged.targets + i * N, staged.order + i * N, B,
+                                         state_);
+        device::range_push("forward");
+        decoder_.forward(ctx, batch);
+        device::range_pop();
+        device::range_push("backward");
+        decoder_.loss_and_backward(ctx, batch, state_);
+        device::range_pop();
+    }
+    device::range_push("update");
+    optimizer_.update(ctx, state_);
+    device::range_pop();
+    device::copy_to_host(ctx, staged.result, state_, sizeof(StepState));
+}
+
+Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
+    const int64_t B = config_.micro_batch_size, T = config_.seq_length;
+    EvalResult result;
+    device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
+    for (int64_t i = 0; i < iters; i++) {
+        for (int64_t b = 0; b < B && !ctx.rehearsal; b++) {
+            result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
+        }
+        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, B, eval_state_);
+        decoder_.forward(ctx, batch);
+        decoder_.loss(ctx, batch, eval_state_);
+        device::synchronize(ctx);   // the staging memory is read again by the next round
+    }
+    device::copy_to_host(ctx, staging.result, eval_state_, sizeof(StepState));
+    device::synchronize(ctx);
+    if (!ctx.rehearsal) result.loss_sum = staging.result->loss_sum;
+    return result;
+}
+
+std::vector<int32_t> Trainer::generate(Ctx& ctx, std::vector<int32_t> prompt, int64_t count, double temperature,
+                                       uint64_t stream, const StagedStep& staging) {
+    const int64_t T = config_.seq_length, V = shape_.vocab_size;
+    const uint64_t key = rng_key(config_.seed, "sample");
+    std::vector<char> raw(static_cast<size_t>(logits_.bytes()));
+    std::vector<float> logits(static_cast<size_t>(V));
+    std::vector<int32_t> text = std::move(prompt);
+    for (int64_t i = 0; i < count; i++) {
+        // The last T - 1 tokens at most; what follows the last one cannot be seen through the causal mask.
+        const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), T);
+        if (!ctx.rehearsal) {
+            std::fill(staging.tokens, staging.tokens + T, 0);
+            std::copy(text.end() - length, text.end(), staging.tokens);
+        }
+        decoder_.forward(ctx, upload(ctx, staging.tokens, nullptr, nullptr, 1, eval_state_));
+        decoder_.logits_row(ctx, length - 1, logits_);
+        device::copy_to_host(ctx, raw.data(), logits_.data, logits_.bytes());
+        device::synchronize(ctx);
+        for (int64_t v = 0; v < V; v++) {
+            const size_t at = static_cast<size_t>(v);
+            logits[at] = config_.dtype == Dtype::kBf16
+                             ? static_cast<float>(reinterpret_cast<const bf16*>(raw.data())[at])
+                             : reinterpret_cast<const float*>(raw.data())[at];
+        }
+        const double u = philox(key, stream, static_cast<uint64_t>(i)).word[0] * 0x1p-32;
+        text.push_back(sample_token(logits, temperature, u));
+    }
+    return text;
+}
+
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u) {
+    const auto largest = std::max_element(logits.begin(), logits.end());
+    if (temperature <= 0) return static_cast<int32_t>(largest - logits.begin());
+    double total = 0;
+    for (float x : logits) total += std::exp((static_cast<double>(x) - *largest) / temperature);
+    double rest = u * total;
+    for (size_t v = 0; v < logits.size(); v++) {
+        rest -= std::exp((static_cast<double>(logits[v]) - *largest) / temperature);
+        if (rest < 0) return static_cast<int32_t>(v);
+    }
+    return static_cast<int32_t>(largest - logits.begin());
+}

@@ -1,0 +1,62 @@
+// Model, optimizer and device inputs of one run, and the three things done with them: a training step, an evaluation,
+// a sample. The same calls rehearse (null arena) and run.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/config.h"
+#include "llmc/dataloader.h"
+#include "llmc/decoder.h"
+#include "llmc/optimizer.h"
+
+// One global batch in pinned host memory, and what the step reported. Reused every second step.
+struct StagedStep {
+    int32_t* tokens = nullptr;     // (micro_batches, B*T); null while rehearsing
+    int32_t* targets = nullptr;
+    int32_t* order = nullptr;
+    StepState* inputs = nullptr;   // host part of StepState, copied in at the start of the step
+    StepState* result = nullptr;   // copied out at its end
+    int64_t micro_batches = 0;
+    int64_t counted_tokens = 0;
+    double lr = 0;
+};
+
+class Trainer {
+public:
+    Trainer(const Config& config, const ParamTable& table, Arena& arena);
+
+    // Enqueue one optimizer step: zero gradients, forward and backward of every micro-batch, update, result copied out.
+    void step(Ctx& ctx, const StagedStep& staged);
+
+    // Sum of losses and counted tokens of `iters` micro-batches of `loader`, from its first sample on. Blocking.
+    // Changes nothing that training reads.
+    struct EvalResult {
+        double loss_sum = 0;
+        int64_t counted_tokens = 0;
+    };
+    EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
+
+    // Continue `prompt` by `count` tokens at the given temperature; draws are keyed by (seed, stream). Blocking.
+    std::vector<int32_t> generate(Ctx& ctx, std::vector<int32_t> prompt, int64_t count, double temperature,
+                                  uint64_t stream, const StagedStep& staging);
+
+    Decoder& decoder() { return decoder_; }
+    Optimizer& optimizer() { return optimizer_; }
+    StepState* state() { return state_; }
+
+private:
+    DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order, int64_t B,
+                       StepState* state);
+
+    const Config& config_;
+    const ModelConfig& shape_;
+    Optimizer optimizer_;
+    Decoder decoder_;
+    Tensor inputs_;          // (3, B*T) int32: tokens, targets, order
+    Tensor logits_;          // (Vp) T: one row, for sampling
+    StepState* state_;       // device
+    StepState* eval_state_;  // device
+};
+
+// Index drawn from softmax(logits / temperature) with u uniform in [0, 1); temperature 0 takes the largest.
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u);
