@@ -1,0 +1,202 @@
+// What every kernel file shares: error checks, dtype dispatch, 16-byte accesses, bf16 conversion, reductions.
+// Nothing here needs more than compute capability 8.0. Reductions have a fixed order, so equal inputs give
+// equal bits.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <initializer_list>
+#include <type_traits>
+
+#include "llmc/check.h"
+#include "llmc/device.h"
+#include "llmc/dtype.h"
+#include "llmc/ops.h"
+
+// A CUDA runtime call that must succeed; raises an Error with the call and the reason.
+#define CUDA_CHECK(call) ::cuda::check_cuda((call), #call, __FILE__, __LINE__)
+
+// After every launch, with the kernel's name: reports bad launch parameters at once, without synchronising.
+#define CHECK_LAUNCH(kernel) ::cuda::check_cuda(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__)
+
+namespace cuda {
+
+inline void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
+    if (status == cudaSuccess) return;
+    FAIL(kExitBug, "%s:%d: %s: %s (%s)", file, line, what, cudaGetErrorString(status),
+         cudaGetErrorName(status));
+}
+
+inline cudaStream_t stream_of(const Ctx& ctx) { return static_cast<cudaStream_t>(ctx.stream); }
+
+// ---- host: shapes, dtypes, launch sizes
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Grid size as the type a launch wants; our grids stay far below the limit of 2^31 - 1 in x.
+inline unsigned grid_size(int64_t blocks) {
+    CHECK(blocks > 0 && blocks < (int64_t{1} << 31), "a grid of %lld blocks", (long long)blocks);
+    return static_cast<unsigned>(blocks);
+}
+
+// `tensor` must have exactly `elems` elements of `dtype`; `what` is "operation: field".
+inline void expect(const Tensor& tensor, Dtype dtype, int64_t elems, const char* what) {
+    CHECK(tensor.data != nullptr && tensor.elems == elems, "%s has %lld elements, not %lld", what,
+          (long long)tensor.elems, (long long)elems);
+    CHECK(tensor.dtype == dtype, "%s is %s, not %s", what, dtype_name(tensor.dtype), dtype_name(dtype));
+}
+// The same for a tensor that may be longer than what is used of it (tables, scratch).
+inline void expect_at_least(const Tensor& tensor, Dtype dtype, int64_t elems, const char* what) {
+    CHECK(tensor.data != nullptr && tensor.elems >= elems, "%s has %lld elements, fewer than %lld", what,
+          (long long)tensor.elems, (long long)elems);
+    CHECK(tensor.dtype == dtype, "%s is %s, not %s", what, dtype_name(tensor.dtype), dtype_name(dtype));
+}
+
+// Calls f(T{}) with T = float or bf16. fp64 exists on the CPU only.
+template <typename F> void dispatch(Dtype dtype, const char* what, F&& f) {
+    if (dtype == Dtype::kFp32) return f(float{});
+    if (dtype == Dtype::kBf16) return f(bf16{});
+    CHECK(false, "%s in %s: the CUDA device computes in fp32 and bf16 (fp64 is for the CPU device)", what,
+          dtype_name(dtype));
+}
+
+// Whether rows of `columns` elements of T that start at these addresses (null = absent) can be accessed 16
+// bytes at a time.
+template <typename T> bool vectorizable(int64_t columns, std::initializer_list<const void*> pointers) {
+    for (const void* p : pointers) {
+        if (reinterpret_cast<uintptr_t>(p) % 16 != 0) return false;
+    }
+    return columns % static_cast<int64_t>(16 / sizeof(T)) == 0;
+}
+
+// ---- device: conversion
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline float to_float(bf16 value) {
+    return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
+}
+
+// Round to nearest even with the hardware's conversion (bf16::bf16(float) is its software twin).
+template <typename T> __device__ inline T from_float(float value) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        return bf16::from_bits(__bfloat16_as_ushort(__float2bfloat16_rn(value)));
+    } else {
+        return value;
+    }
+}
+
+// Value after a trip through T: what a later reader of the stored element will see.
+template <typename T> __device__ inline float rounded(float value) { return to_float(from_float<T>(value)); }
+
+// ---- device: 16-byte accesses. A uint4 holds kVec<T> elements as they lie in memory, so that a bf16 row
+// kept in registers takes half the registers of its floats.
+
+template <typename T> inline constexpr int kVec = static_cast<int>(16 / sizeof(T));
+
+template <typename T> __device__ inline uint4 load_vec(const T* p) {
+    return *reinterpret_cast<const uint4*>(p);
+}
+template <typename T> __device__ inline void store_vec(T* p, const uint4& raw) {
+    *reinterpret_cast<uint4*>(p) = raw;
+}
+// For data touched once and larger than the L2 cache: does not push out what others still need.
+template <typename T> __device__ inline uint4 load_vec_streaming(const T* p) {
+    return __ldcs(reinterpret_cast<const uint4*>(p));
+}
+template <typename T> __device__ inline void store_vec_streaming(T* p, const uint4& raw) {
+    __stcs(reinterpret_cast<uint4*>(p), raw);
+}
+
+__device__ inline uint32_t pack_bf16x2(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    uint32_t bits;
+    memcpy(&bits, &pair, 4);
+    return bits;
+}
+__device__ inline float bf16x2_low(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float bf16x2_high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+template <typename T> __device__ inline void unpack(const uint4& raw, float (&value)[kVec<T>]) {
+    const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if constexpr (std::is_same_v<T, bf16>) {
+            value[2 * i] = bf16x2_low(word[i]);
+            value[2 * i + 1] = bf16x2_high(word[i]);
+        } else {
+            value[i] = __uint_as_float(word[i]);
+        }
+    }
+}
+template <typename T> __device__ inline uint4 pack(const float (&value)[kVec<T>]) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        return make_uint4(pack_bf16x2(value[0], value[1]), pack_bf16x2(value[2], value[3]),
+                          pack_bf16x2(value[4], value[5]), pack_bf16x2(value[6], value[7]));
+    } else {
+        return make_uint4(__float_as_uint(value[0]), __float_as_uint(value[1]), __float_as_uint(value[2]),
+                          __float_as_uint(value[3]));
+    }
+}
+
+// `count` consecutive floats or bf16 at a 16-byte (bf16 and count 4: 8-byte) aligned address, as floats.
+// For operands whose type differs from the one that sets the vector width.
+template <typename T, int count> __device__ inline void load_floats(const T* p, float (&value)[count]) {
+    if constexpr (sizeof(T) * count == 8) {
+        uint2 raw = *reinterpret_cast<const uint2*>(p);
+        value[0] = bf16x2_low(raw.x), value[1] = bf16x2_high(raw.x);
+        value[2] = bf16x2_low(raw.y), value[3] = bf16x2_high(raw.y);
+    } else {
+        static_assert(count % kVec<T> == 0);
+#pragma unroll
+        for (int i = 0; i < count; i += kVec<T>) {
+            float part[kVec<T>];
+            unpack<T>(load_vec(p + i), part);
+#pragma unroll
+            for (int j = 0; j < kVec<T>; j++) value[i + j] = part[j];
+        }
+    }
+}
+template <typename T, int count> __device__ inline void store_floats(T* p, const float (&value)[count]) {
+    if constexpr (sizeof(T) * count == 8) {
+        *reinterpret_cast<uint2*>(p) =
+            make_uint2(pack_bf16x2(value[0], value[1]), pack_bf16x2(value[2], value[3]));
+    } else {
+        static_assert(count % kVec<T> == 0);
+#pragma unroll
+        for (int i = 0; i < count; i += kVec<T>) {
+            float part[kVec<T>];
+#pragma unroll
+            for (int j = 0; j < kVec<T>; j++) part[j] = value[i + j];
+            store_vec(p + i, pack<T>(part));
+        }
+    }
+}
+
+// ---- device: reductions. Butterflies: every lane ends with the same bits.
+
+// Over aligned groups of `width` lanes (a power of two).
+template <int width = 32, typename V> __device__ inline V warp_sum(V value) {
+#pragma unroll
+    for (int offset = width / 2; offset > 0; offset /= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, offset);
+    }
+    return value;
+}
+template <int width = 32> __device__ inline float warp_max(float value) {
+#pragma unroll
+    for (int offset = width / 2; offset > 0; offset /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    }
+    return value;
+}
+
+// Sum over the `warps` warps of a block; every thread gets it. shared: 32 values, which no thread may write
+// again before another __syncthreads (callers with several reductions give each its own 32).
+template <typename V> __device__ inline V block_sum(V value, V* shared, int warp, int lane, int warps) {
+    value = warp_sum(value);
+    if (lane == 0) shared[warp] = value;
+    __syncthreads();
+    return warp_sum(lane < warps ? shared[lane] : V(0));
+}
+
+}  // namespace cuda
