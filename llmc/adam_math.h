@@ -31,7 +31,7 @@ template <typename Acc> struct AdamConstants {
     Acc lr, eps, weight_decay, grad_mul;
 };
 
-// adam_step is t >= 1, the number of this update. Cheap enough for every thread of a kernel to call once, but one
+// adam_step is t >= 1, the number of this update. Cheap enough for every thread of a kernel to call once, but
 // thread a block is enough.
 template <typename Acc>
 HOST_DEVICE inline AdamConstants<Acc> adam_constants(float beta1, float beta2, float eps, float weight_decay,
@@ -52,7 +52,7 @@ HOST_DEVICE inline AdamConstants<Acc> adam_constants(float beta1, float beta2, f
     return c;
 }
 
-// One element: updates m, v and master in place. The update uses the new moments before the caller rounds them to
+// One element: updates m, v and master in place, from the new moments before the caller rounds those to
 // their storage type.
 template <typename Acc>
 HOST_DEVICE inline void adam_update(const AdamConstants<Acc>& c, Acc grad, Acc& m, Acc& v, Acc& master) {

@@ -1,0 +1,99 @@
+// What the CPU operations share: shape checks, dispatch over dtypes, gradient accumulation, row chunks.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "llmc/check.h"
+#include "llmc/cpu/simd.h"
+#include "llmc/ops.h"
+
+namespace cpu {
+
+// Element `i` of a loop is worth a thread of its own from about this many elements in total.
+inline constexpr int64_t kParallelElems = 8192;
+
+template <typename T> struct Tag {
+    using type = T;
+};
+
+// Calls f(Tag<T>{}) for the working type of a row of ops.inl.
+template <typename F> inline void for_working_type(const char* op, Dtype dtype, F&& f) {
+    switch (dtype) {
+        case Dtype::kFp32: return f(Tag<float>{});
+        case Dtype::kBf16: return f(Tag<bf16>{});
+        case Dtype::kFp64: return f(Tag<double>{});
+        default: FAIL(kExitBug, "%s: no CPU operation for %s", op, dtype_name(dtype));
+    }
+}
+
+// A tensor that must be there: dtype and element count.
+inline void check_tensor(const char* op, const char* name, const Tensor& t, Dtype dtype, int64_t elems) {
+    CHECK(t.dtype == dtype && t.elems == elems, "%s: %s is %s with %lld elements, expected %s with %lld", op,
+          name, dtype_name(t.dtype), (long long)t.elems, dtype_name(dtype), (long long)elems);
+}
+inline void check_optional(const char* op, const char* name, const Tensor& t, Dtype dtype, int64_t elems) {
+    if (t) check_tensor(op, name, t, dtype, elems);
+}
+// Scratch memory and tables may be longer than needed.
+inline void check_at_least(const char* op, const char* name, const Tensor& t, Dtype dtype, int64_t elems) {
+    CHECK(t.dtype == dtype && t.elems >= elems, "%s: %s is %s with %lld elements, expected %s with %lld or more",
+          op, name, dtype_name(t.dtype), (long long)t.elems, dtype_name(dtype), (long long)elems);
+}
+template <typename T> inline constexpr Dtype stat_dtype = dtype_of<Acc<T>>;
+
+// Gradients are fp32 or bf16 for working types fp32 and bf16, fp64 for fp64.
+template <typename T> inline void check_grad(const char* op, const char* name, const Tensor& t, int64_t elems) {
+    bool ok = std::is_same_v<T, double> ? t.dtype == Dtype::kFp64
+                                        : t.dtype == Dtype::kFp32 || t.dtype == Dtype::kBf16;
+    CHECK(ok && t.elems == elems, "%s: gradient %s is %s with %lld elements, expected %lld", op, name,
+          dtype_name(t.dtype), (long long)t.elems, (long long)elems);
+}
+
+template <typename G> inline void add_to_row(G* grad, const Acc<G>* values, int64_t count) {
+    for_lanes<Acc<G>>(count, [&](int64_t i, auto n) {
+        store(grad + i, load(grad + i, n) + load(values + i, n), n);
+    });
+}
+// grad[begin + i] += values[i], rounded once to the gradient's type.
+inline void add_to_grad(const Tensor& grad, int64_t begin, const float* values, int64_t count) {
+    if (grad.dtype == Dtype::kBf16) add_to_row(grad.as<bf16>() + begin, values, count);
+    else add_to_row(grad.as<float>() + begin, values, count);
+}
+inline void add_to_grad(const Tensor& grad, int64_t begin, const double* values, int64_t count) {
+    add_to_row(grad.as<double>() + begin, values, count);
+}
+
+// Column sums over N rows go through partial sums of fixed runs of rows, so that their order does not depend
+// on the number of threads: run i covers [i * rows, (i + 1) * rows).
+struct RowRuns {
+    int64_t rows, count;
+    explicit RowRuns(int64_t N) {
+        constexpr int64_t kFewest = 16;   // rows in a run
+        rows = std::max(kFewest, (N + kPartialRows - 1) / kPartialRows);
+        count = (N + rows - 1) / rows;
+    }
+};
+
+// grad[c] += sum over the runs of partial[run * stride + c], in order of the runs.
+template <typename A>
+inline void add_partials_to_grad(const Tensor& grad, const A* partial, int64_t runs, int64_t stride,
+                                 int64_t columns) {
+    constexpr int64_t kBlock = 64;
+#pragma omp parallel for schedule(static) if (runs * columns >= kParallelElems)
+    for (int64_t begin = 0; begin < columns; begin += kBlock) {
+        int64_t width = std::min(kBlock, columns - begin);
+        A total[kBlock] = {};
+        for (int64_t run = 0; run < runs; run++) add_to_row(total, partial + run * stride + begin, width);
+        add_to_grad(grad, begin, total, width);
+    }
+}
+
+// Dot product in lanes.
+template <typename A, typename T, typename U> inline A dot(const T* a, const U* b, int64_t count) {
+    Vec<A> sum;
+    for_lanes<A>(count, [&](int64_t i, auto n) { sum = fma(load(a + i, n), load(b + i, n), sum); });
+    return sum_lanes(sum);
+}
+
+}  // namespace cpu

@@ -1,0 +1,130 @@
+// The CPU device: host memory, no stream, everything done when a call returns.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "llmc/check.h"
+#include "llmc/device.h"
+
+namespace cpu {
+
+// struct Event is opaque and differs from device to device, so this one lives behind a cast.
+namespace {
+struct CpuEvent {
+    std::chrono::steady_clock::time_point when;
+};
+CpuEvent* of(Event* event) { return reinterpret_cast<CpuEvent*>(event); }
+
+// A line "MemAvailable:   123 kB" of /proc/meminfo, in bytes; -1 if it cannot be read.
+int64_t meminfo_bytes(const std::string& key) {
+    std::ifstream file("/proc/meminfo");
+    std::string name, unit;
+    int64_t value;
+    while (file >> name >> value) {
+        if (name == key + ":") return value * 1024;
+        std::getline(file, unit);
+    }
+    return -1;
+}
+
+std::atomic<int64_t>& allocations() {
+    static std::atomic<int64_t> count{0};
+    return count;
+}
+
+void* allocate(int64_t bytes, const char* what) {
+    constexpr size_t kAlignment = 256;
+    CHECK(bytes >= 0, "%s of %lld bytes", what, (long long)bytes);
+    int64_t available = device_free_bytes();
+    // Linux grants more than it has and kills the process later: a refusal now is the better message.
+    void* memory = nullptr;
+    if (available < 0 || bytes <= available) {
+        size_t padded = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
+        memory = std::aligned_alloc(kAlignment, padded);
+    }
+    REQUIRE(memory, "out of memory: %lld bytes asked for, %lld free; lower --micro-batch-size or the model's "
+            "size", (long long)bytes, (long long)available);
+    allocations()++;
+    return memory;
+}
+}  // namespace
+
+int device_count() { return 1; }
+
+DeviceInfo device_info(int index) {
+    CHECK(index == 0 || index == -1, "CPU device %d", index);
+    DeviceInfo info;
+    info.name = "CPU";
+    info.sm_count = static_cast<int>(std::thread::hardware_concurrency());
+    info.memory_bytes = std::max<int64_t>(0, meminfo_bytes("MemTotal"));
+    info.matmul_library = "cpu";
+    return info;
+}
+
+void device_open(Ctx& ctx, int index) {
+    REQUIRE(index == 0, "CPU device %d does not exist: the CPU is device 0", index);
+    ctx = Ctx{};
+    ctx.sm_count = static_cast<int>(std::thread::hardware_concurrency());
+}
+void device_close(Ctx& ctx) { ctx = Ctx{}; }
+
+void* device_alloc(int64_t bytes) { return allocate(bytes, "device_alloc"); }
+void device_free(void* memory) { std::free(memory); }
+void* pinned_alloc(int64_t bytes) { return allocate(bytes, "pinned_alloc"); }
+void pinned_free(void* memory) { std::free(memory); }
+int64_t allocation_count() { return allocations(); }
+int64_t device_free_bytes() { return meminfo_bytes("MemAvailable"); }
+
+void copy_to_device(Ctx& ctx, void* device, const void* host, int64_t bytes) {
+    copy_on_device(ctx, device, host, bytes);
+}
+void copy_to_host(Ctx& ctx, void* host, const void* device, int64_t bytes) {
+    copy_on_device(ctx, host, device, bytes);
+}
+void copy_on_device(Ctx& ctx, void* to, const void* from, int64_t bytes) {
+    CHECK(bytes >= 0, "copy of %lld bytes", (long long)bytes);
+    if (!ctx.rehearsal && bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+void fill_bytes(Ctx& ctx, void* device, int value, int64_t bytes) {
+    CHECK(bytes >= 0, "fill of %lld bytes", (long long)bytes);
+    if (!ctx.rehearsal && bytes > 0) std::memset(device, value, static_cast<size_t>(bytes));
+}
+void synchronize(Ctx&) {}
+
+Event* event_create() { return reinterpret_cast<Event*>(new CpuEvent); }
+void event_destroy(Event* event) { delete of(event); }
+void event_record(Ctx& ctx, Event* event) {
+    if (!ctx.rehearsal) of(event)->when = std::chrono::steady_clock::now();
+}
+void event_wait(Event*) {}
+bool event_reached(Event*) { return true; }
+float event_elapsed_ms(Event* begin, Event* end) {
+    return std::chrono::duration<float, std::milli>(of(end)->when - of(begin)->when).count();
+}
+
+void range_push(const char*) {}
+void range_pop() {}
+void profiler_start() {}
+void profiler_stop() {}
+
+void gemm_set_search(Ctx&, bool) {}
+
+std::string gemm_export_plans(Ctx&) { return R"({"library":"cpu","plans":[]})"; }
+
+std::string gemm_import_plans(Ctx&, const std::string& json) {
+    nlohmann::json plans = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+    bool sound = plans.is_object() && plans.contains("library") && plans["library"].is_string()
+                 && plans.contains("plans") && plans["plans"].is_array();
+    REQUIRE(sound, "matmul plans are not of the form {\"library\": text, \"plans\": [...]}: \"%.60s\"",
+            json.c_str());
+    std::string library = plans["library"];
+    if (library == "cpu") return "";
+    return strf("the matmul plans were made by %s and this run uses the CPU's own matmul", library.c_str());
+}
+
+}  // namespace cpu
