@@ -8,7 +8,7 @@
 
 struct Event;        // a point in a device's stream; opaque
 struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the CPU
-struct StepRecorder; // what a rehearsal collects; see memory_plan.h
+struct StepRecorder; // what a rehearsal collects; see plan.h
 
 struct DeviceInfo {
     std::string name;             // "NVIDIA H200", "CPU"

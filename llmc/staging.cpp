@@ -1,0 +1,50 @@
+#include "llmc/staging.h"
+
+Staging::Staging(const Config& config) : config_(config) {
+    const int64_t N = config.global_batch_size * config.seq_length;
+    const int64_t ints_bytes = (3 * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
+    const int64_t slot_bytes = ints_bytes + 2 * 256;   // a StepState each way
+    static_assert(sizeof(StepState) <= 256);
+    memory_ = static_cast<char*>(device::pinned_alloc(2 * slot_bytes));
+    for (size_t i = 0; i < 2; i++) {
+        char* base = memory_ + static_cast<int64_t>(i) * slot_bytes;
+        StagedStep& s = slots_[i].staged;
+        s.tokens = reinterpret_cast<int32_t*>(base);
+        s.targets = s.tokens + N;
+        s.order = s.targets + N;
+        s.inputs = new (base + ints_bytes) StepState{};
+        s.result = new (base + ints_bytes + 256) StepState{};
+        slots_[i].begin = device::event_create();
+        slots_[i].done = device::event_create();
+    }
+}
+
+Staging::~Staging() {
+    for (Slot& slot : slots_) {
+        device::event_destroy(slot.begin);
+        device::event_destroy(slot.done);
+    }
+    device::pinned_free(memory_);
+}
+
+Staging::Slot& Staging::fill(const DataLoader& loader, int64_t step, int64_t first, int64_t count, double lr) {
+    const int64_t T = config_.seq_length, B = config_.micro_batch_size;
+    Slot& s = slot(step);
+    s.step = step;
+    s.samples = count;
+    s.staged.counted_tokens = 0;
+    for (int64_t i = 0; i < count; i++)
+        s.staged.counted_tokens += loader.read(first + i, s.staged.tokens + i * T, s.staged.targets + i * T);
+    REQUIRE(s.staged.counted_tokens > 0, "step %lld: none of its %lld samples has a target that counts",
+            (long long)(step + 1), (long long)count);
+    s.staged.micro_batches = count / B;
+    for (int64_t i = 0; i < s.staged.micro_batches; i++)
+        sort_rows_by_token(s.staged.tokens + i * B * T, B * T, config_.shape.vocab_size, s.staged.order + i * B * T,
+                           scratch_);
+    s.staged.lr = lr;
+    *s.staged.inputs = {};
+    s.staged.inputs->lr = static_cast<float>(lr);
+    s.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(s.staged.counted_tokens));
+    loader.prefetch(first + count, count);
+    return s;
+}

@@ -1,0 +1,401 @@
+#include "llmc/train_loop.h"
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "llmc/checkpoint.h"
+#include "llmc/log.h"
+#include "llmc/plan.h"
+#include "llmc/schedule.h"
+#include "llmc/staging.h"
+#include "llmc/version.h"
+
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+constexpr double kSampleTemperature = 0.8;
+
+// Set by the first stop signal; the loop then ends after the running step with a checkpoint and exit code 0.
+volatile std::sig_atomic_t stop_signal = 0;
+extern "C" void on_stop_signal(int signal_number) { stop_signal = signal_number; }
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
+    return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
+            .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true};
+}
+
+// Whole steps that `samples` samples allow, batch ramp-up included.
+int64_t steps_for_samples(const Config& config, int64_t samples) {
+    int64_t steps = 0;
+    for (int64_t used = batch_size_at(config, 0); used <= samples; used += batch_size_at(config, used)) steps++;
+    return steps;
+}
+
+// Byte-level text where the vocabulary is bytes (256 and above separate documents), else the token ids.
+std::string printable(const std::vector<int32_t>& tokens, int64_t vocab_size) {
+    std::string text;
+    for (int32_t token : tokens) {
+        if (vocab_size > 257) text += (text.empty() ? "" : " ") + std::to_string(token);
+        else text += token < 256 ? static_cast<char>(token) : '\n';
+    }
+    return text;
+}
+
+class TrainLoop {
+public:
+    TrainLoop(Config config, std::string family, std::string command, std::vector<std::string> idle)
+        : config_(std::move(config)), family_(std::move(family)), command_(std::move(command)),
+          idle_(std::move(idle)), table_(make_param_table(config_.shape)) {}
+
+    ~TrainLoop() {
+        staging_.reset();
+        trainer_.reset();
+        if (arena_memory_) device::device_free(arena_memory_);
+        if (opened_) device::device_close(ctx_);
+    }
+
+    int dry_run() {
+        if (config_.train_iters == 0 && !config_.train_data.empty()) open_data();
+        const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
+        std::printf("%s%s", config_to_text(config_, family_).c_str(),
+                    plan_text(config_, table_, plan_memory(config_, table_), info).c_str());
+        return kExitOk;
+    }
+
+    int run() {
+        open_data();
+        open_device();
+        start_state();
+        open_log();
+        warm_up();
+        while (step_ < config_.train_iters && !stop_signal) train_step();
+        finish();
+        return kExitOk;
+    }
+
+private:
+    // ---- start ----
+
+    void open_data() {
+        REQUIRE(!config_.train_data.empty(), "no training data: give --train-data with one or more globs of shards");
+        train_.emplace(data_config(config_, config_.train_data, true));
+        if (!config_.valid_data.empty()) valid_.emplace(data_config(config_, config_.valid_data, false));
+        require_samples(*train_, config_.global_batch_size, "one step (--global-batch-size)");
+        if (valid_) {
+            require_samples(*valid_, config_.eval_iters * config_.micro_batch_size,
+                            "one evaluation (--eval-iters x --micro-batch-size)");
+        }
+        const double samples = config_.epochs * static_cast<double>(train_->samples_per_epoch());
+        if (config_.train_iters == 0) {
+            config_.train_iters = steps_for_samples(config_, static_cast<int64_t>(samples));
+            REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld", config_.epochs,
+                    (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
+        }
+    }
+
+    void open_device() {
+        REQUIRE(device::device_count() > 0,
+                "no usable GPU: this executable was built for CUDA; `make DEVICE=cpu` builds the CPU one");
+        device::device_open(ctx_, 0);
+        opened_ = true;
+        info_ = device::device_info(0);
+        device::gemm_set_search(ctx_, config_.gemm_search);
+        plan_ = plan_memory(config_, table_);
+        const int64_t free_bytes = device::device_free_bytes();
+        REQUIRE(plan_.arena_bytes <= free_bytes,
+                "the run needs %.2f GiB of device memory and %.2f GiB are free: lower --micro-batch-size, or use "
+                "--recompute norm-act|block, --grad-dtype bf16, --moment-dtype bf16 (see --dry-run)",
+                static_cast<double>(plan_.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
+        arena_memory_ = device::device_alloc(plan_.arena_bytes);
+        arena_ = Arena(arena_memory_, plan_.arena_bytes);
+        trainer_ = std::make_unique<Trainer>(config_, table_, arena_);
+        staging_ = std::make_unique<Staging>(config_);
+        device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
+        trainer_->decoder().upload_constants(ctx_);
+        used_bytes_ = free_bytes - device::device_free_bytes();
+    }
+
+    void start_state() {
+        if (!config_.resume.empty() && resume()) return;
+        trainer_->optimizer().initialise(ctx_);
+        if (!config_.load.empty()) {
+            load_hf_weights(config_.load, config_.shape, table_, trainer_->optimizer().access(ctx_));
+            trainer_->optimizer().weights_from_masters(ctx_);
+        }
+    }
+
+    // False when --resume auto finds nothing to resume.
+    bool resume() {
+        const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save);
+        for (const std::string& line : found.skipped) notes_.push_back("skipped checkpoint: " + line);
+        if (found.path.empty()) {
+            notes_.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
+            return false;
+        }
+        const Json state = Json::parse(found.state_json);
+        const ConfigDiff diff = config_diff(state.at("config").dump(), config_, family_);
+        REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): use --load to start a new one from its weights",
+                found.path.c_str(), diff.must_match.front().c_str());
+        for (const std::string& line : diff.changed) notes_.push_back("option changed since the checkpoint: " + line);
+        const std::string changed = train_->check_fingerprint(state.at("train_data").dump());
+        REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
+
+        load_checkpoint(found.path, config_.shape, table_, trainer_->optimizer().access(ctx_));
+        step_ = state.at("step").get<int64_t>();
+        samples_ = state.at("samples").get<int64_t>();
+        skips_ = state.at("skips").get<int64_t>();
+        StepState device_state{};
+        device_state.adam_step = state.at("adam_step").get<int64_t>();
+        device::copy_to_device(ctx_, trainer_->state(), &device_state, sizeof(StepState));
+        device::synchronize(ctx_);
+        const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
+        if (!reason.empty()) notes_.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
+        saved_step_ = step_;
+        resumed_ = true;
+        notes_.push_back(strf("resumed %s at step %lld", found.path.c_str(), (long long)step_));
+        return true;
+    }
+
+    void open_log() {
+        std::printf("%s", config_to_text(config_, family_).c_str());
+        log_ = std::make_unique<RunLog>(config_.log_file, resumed_, step_);
+        flops_per_token_ = model_flops_per_token(config_, table_);
+        log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
+                      .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer", .device = info_,
+                      .world = 1, .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
+                      .flops_per_token = flops_per_token_});
+        if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
+            notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
+        for (const std::string& name : idle_) notes_.push_back("has nothing to do here: " + name);
+        for (const std::string& note : notes_) log_->event("note", note);
+    }
+
+    // Evaluation and sampling once before the first step, so that nothing they need is loaded later.
+    void warm_up() {
+        if (valid_) {
+            if (resumed_) trainer_->evaluate(ctx_, &*valid_, 1, staging_->slot(0).staged);
+            else evaluate();
+        }
+        if (config_.sample_every > 0) sample();
+    }
+
+    // ---- steps ----
+
+    void train_step() {
+        const int64_t count = batch_size_at(config_, samples_);
+        const bool profiled = step_ + 1 >= config_.profile_first && step_ + 1 <= config_.profile_last;
+        if (profiled && step_ + 1 == config_.profile_first) device::profiler_start();
+        device::event_record(ctx_, staging_->slot(step_).begin);
+        Staging::Slot& slot = staging_->fill(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count,
+                                             learning_rate(config_, step_));
+        device::range_push("step");
+        trainer_->step(ctx_, slot.staged);
+        device::range_pop();
+        device::event_record(ctx_, slot.done);
+        if (profiled && step_ + 1 == config_.profile_last) {
+            device::synchronize(ctx_);
+            device::profiler_stop();
+        }
+        step_++;
+        samples_ += count;
+        slot.samples_after = samples_;
+        // One step late, so that the device never waits for the host.
+        drain();
+        pending_ = &slot;
+        seal_or_check_memory();
+        boundary();
+    }
+
+    // After the first step everything is allocated, and the arena has exactly its planned size.
+    void seal_or_check_memory() {
+        if (sealed_allocations_ < 0) {
+            drain();
+            CHECK(arena_.peak_bytes() == plan_.arena_bytes, "the plan says %lld bytes, the arena used %lld",
+                  (long long)plan_.arena_bytes, (long long)arena_.peak_bytes());
+            sealed_allocations_ = device::allocation_count();
+        }
+        CHECK(device::allocation_count() == sealed_allocations_, "memory was allocated after the first step");
+    }
+
+    void drain() {
+        if (pending_) report(*pending_);
+        pending_ = nullptr;
+    }
+
+    static bool due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
+    void boundary() {
+        const bool last = step_ == config_.train_iters || stop_signal;
+        if (valid_ && (due(step_, config_.eval_interval) || (last && !stop_signal))) {
+            drain();
+            evaluate();
+        }
+        if (due(step_, config_.sample_every)) {
+            drain();
+            sample();
+        }
+        if (!config_.save.empty() && (due(step_, config_.save_interval) || last)) {
+            drain();
+            save();
+        }
+    }
+
+    void report(const Staging::Slot& slot) {
+        device::event_wait(slot.done);
+        const StepState& result = *slot.staged.result;
+        REQUIRE(result.bad_tokens == 0, "step %lld: %d token ids lie outside the vocabulary of %lld",
+                (long long)(slot.step + 1), result.bad_tokens, (long long)config_.shape.vocab_size);
+        StepRecord r;
+        r.step = slot.step + 1;
+        r.train_iters = config_.train_iters;
+        r.loss = result.loss_sum / static_cast<double>(slot.staged.counted_tokens);
+        r.grad_norm = static_cast<double>(result.grad_norm);
+        r.grad_mul = static_cast<double>(result.grad_mul);
+        r.lr = slot.staged.lr;
+        r.step_seconds = static_cast<double>(device::event_elapsed_ms(slot.begin, slot.done)) * 1e-3;
+        r.samples_per_second = static_cast<double>(slot.samples) / r.step_seconds;
+        r.tokens_per_second = r.samples_per_second * static_cast<double>(config_.seq_length);
+        const double peak = peak_flops(info_.name, config_.dtype);
+        r.mfu = peak > 0 ? r.tokens_per_second * flops_per_token_ / peak : -1;
+        r.memory_gib = static_cast<double>(used_bytes_) / kGiB;
+        r.samples = slot.samples_after;
+        r.tokens = r.samples * config_.seq_length;
+        r.counted_tokens = slot.staged.counted_tokens;
+        r.skipped = result.skip != 0;
+        adam_step_ = result.adam_step;
+        consecutive_skips_ = r.skipped ? consecutive_skips_ + 1 : 0;
+        skips_ += r.skipped ? 1 : 0;
+        r.skips = skips_;
+        r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
+        log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
+        if (consecutive_skips_ > config_.max_skips) {
+            FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips %lld); "
+                 "lower --lr, or resume from an earlier checkpoint with another --seed",
+                 (long long)r.step, (long long)consecutive_skips_, (long long)config_.max_skips);
+        }
+    }
+
+    // Mean of the last 20 steps, for the ETA.
+    double seconds_per_step(double latest) {
+        recent_.push_back(latest);
+        if (recent_.size() > 20) recent_.pop_front();
+        double sum = 0;
+        for (double s : recent_) sum += s;
+        return sum / static_cast<double>(recent_.size());
+    }
+
+    // ---- evaluation, samples, checkpoints ----
+
+    void evaluate() {
+        const Clock::time_point start = Clock::now();
+        const Trainer::EvalResult e = trainer_->evaluate(ctx_, &*valid_, config_.eval_iters, eval_staging());
+        log_->eval({.step = step_, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
+                    .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
+    }
+
+    // Host memory of the step that is not in flight; the pending step was drained before.
+    const StagedStep& eval_staging() { return staging_->slot(step_).staged; }
+
+    void sample() {
+        const int64_t T = config_.seq_length;
+        const int64_t prompt_tokens = std::min<int64_t>(32, T / 2);
+        std::vector<int32_t> inputs(static_cast<size_t>(T)), targets(static_cast<size_t>(T));
+        (valid_ ? *valid_ : *train_).read(0, inputs.data(), targets.data());
+        inputs.resize(static_cast<size_t>(prompt_tokens));
+        const std::vector<int32_t> text = trainer_->generate(ctx_, inputs, config_.sample_tokens, kSampleTemperature,
+                                                             static_cast<uint64_t>(step_), eval_staging());
+        log_->sample(step_, printable(text, config_.shape.vocab_size));
+    }
+
+    void save() {
+        if (saved_step_ == step_) return;
+        const Clock::time_point start = Clock::now();
+        const Json state = {
+            {"format", 1},
+            {"step", step_},
+            {"samples", samples_},
+            {"adam_step", adam_step_},
+            {"skips", skips_},
+            {"config", Json::parse(config_to_json(config_, family_))},
+            {"train_data", Json::parse(train_->fingerprint_json())},
+            {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
+            {"commit", kBuildCommit},
+        };
+        const std::string path = save_checkpoint(
+            {.root = config_.save, .step = step_, .seq_length = config_.seq_length, .state_json = state.dump(1),
+             .tokenizer = config_.tokenizer, .keep = config_.keep},
+            config_.shape, table_, trainer_->optimizer().access(ctx_));
+        saved_step_ = step_;
+        log_->checkpoint(step_, path, seconds_since(start));
+    }
+
+    void finish() {
+        drain();
+        if (stop_signal && !config_.save.empty()) save();
+        log_->event("stop", stop_signal ? strf("signal %d after step %lld", static_cast<int>(stop_signal), (long long)step_)
+                                        : strf("finished %lld steps", (long long)step_));
+    }
+
+    Config config_;
+    const std::string family_, command_;
+    const std::vector<std::string> idle_;
+    std::vector<std::string> notes_;
+    const ParamTable table_;
+    Ctx ctx_;
+    bool opened_ = false;
+    DeviceInfo info_;
+    MemoryPlan plan_;
+    void* arena_memory_ = nullptr;
+    Arena arena_;
+    int64_t used_bytes_ = 0;
+    std::optional<DataLoader> train_, valid_;
+    std::unique_ptr<Trainer> trainer_;
+    std::unique_ptr<Staging> staging_;
+    std::unique_ptr<RunLog> log_;
+    double flops_per_token_ = 0;
+    bool resumed_ = false;
+    int64_t step_ = 0;                    // steps enqueued
+    int64_t samples_ = 0;                 // the data cursor
+    int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
+    int64_t saved_step_ = -1;
+    int64_t sealed_allocations_ = -1;     // allocation count after the first step
+    const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet
+    std::deque<double> recent_;
+};
+
+}  // namespace
+
+int train_main(int argc, const char* const* argv, const std::string& family) {
+    try {
+        ParsedConfig parsed = parse_config(argc, argv, family);
+        if (parsed.help) {
+            std::printf("%s", parsed.text.c_str());
+            return kExitOk;
+        }
+        std::string command;
+        for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
+        for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal_number, on_stop_signal);
+        const bool dry_run = parsed.config.dry_run;
+        TrainLoop loop(std::move(parsed.config), family, command, std::move(parsed.idle));
+        return dry_run ? loop.dry_run() : loop.run();
+    } catch (const Error& error) {
+        std::fflush(stdout);
+        std::fprintf(stderr, "error: %s\n", error.what());
+        return error.exit_code;
+    } catch (const std::exception& error) {
+        std::fflush(stdout);
+        std::fprintf(stderr, "error: %s\n", error.what());
+        return kExitBug;
+    }
+}
