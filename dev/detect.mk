@@ -23,7 +23,8 @@ NCCL_INC := $(patsubst %/nccl.h,%,$(firstword $(wildcard $(CUDA_INC)/nccl.h /usr
 NCCL_LIB := $(patsubst %/libnccl.so,%,$(firstword $(wildcard $(CUDA_LIB)/libnccl.so $(LIB64)/libnccl.so \
               /usr/local/lib/libnccl.so)))
 # sm_90a and C++20 need a toolkit of 12 or newer, the matmuls cuBLASLt.
-CUDA_USABLE := $(and $(CUDA_INC),$(CUDA_LIB),$(shell [ $(firstword $(subst ., ,$(NVCC_VERSION) 0)) -ge 12 ] && echo yes))
+CUDA_MAJOR := $(firstword $(subst ., ,$(NVCC_VERSION)) 0)
+CUDA_USABLE := $(and $(CUDA_INC),$(CUDA_LIB),$(shell [ $(CUDA_MAJOR) -ge 12 ] && echo yes))
 endif
 
 # "NVIDIA H200, 9.0"; the device file alone says that there is a GPU, not which.

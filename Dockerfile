@@ -1,0 +1,17 @@
+# The trainer on NVIDIA's CUDA image. Without a GPU it builds and runs on the CPU.
+#
+#   docker build -t llm.fp8 .
+#   docker run --rm --gpus all llm.fp8                  make smoke
+#   docker run --rm --gpus all llm.fp8 make test
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
+
+ENV DEBIAN_FRONTEND=noninteractive
+WORKDIR /llm.fp8
+
+# Packages first: this layer stays while the sources change.
+COPY scripts/setup.sh scripts/
+RUN scripts/setup.sh test && apt-get update && apt-get install -y --no-install-recommends make git \
+    && rm -rf /var/lib/apt/lists/*
+
+COPY . .
+CMD ["make", "smoke"]

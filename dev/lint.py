@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""The rules of the code's structure, checked on every file of the repository.
+
+Usage: dev/lint.py [FILE...]     all tracked and new files without arguments
+Prints one line a violation and a summary; the exit status is 1 if any rule is broken. Standard library only.
+"""
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINES, MAX_MAIN_LINES, MAX_COLUMNS = 500, 150, 120
+# Files that may be longer, with the reason in a comment.
+LONG_FILES = {}
+
+CODE = (".cpp", ".h", ".inl", ".cu", ".cuh")
+TEXT = CODE + (".py", ".sh", ".mk", ".md", ".yml")
+
+# Who may include whom. A file of llmc belongs to the group that lists its stem; cpu/ and cuda/ are groups of their own.
+GROUPS = {
+    "foundation": "check dtype rng version",
+    "base": "model_config config schedule shards dataloader params safetensors file_util",
+    "device": "device device_cpu device_cuda ops adam_math arena gemm_plan",
+    "model": "linear decoder fp8_recipe tensor",
+    "state": "comm comm_single comm_mpi comm_nccl zero optimizer checkpoint hf_config log",
+    "run": "plan trainer staging train_loop doctor",
+}
+MAY_INCLUDE = {
+    "foundation": "foundation",
+    "base": "foundation base",
+    "device": "foundation device",
+    "cpu": "foundation device cpu",
+    "cuda": "foundation device cuda",
+    "model": "foundation base device model",
+    "state": "foundation base device model state",
+    "run": "foundation base device model state run",
+}
+
+CUDA_FILES = r"llmc/cuda/|dev/cuda/|llmc/device_cuda\.cu$|llmc/comm_nccl\.cu$"
+# Written apart, so that this file does not break its own rule.
+MACHINE_PATHS = re.compile("/(?:wo" "rk|ro" "ot|ho" "me|opt/hf" "env|mnt)/")
+
+
+def strip_comments(text, strings=True):
+    """C++ source with comments (and the insides of strings) blanked; line numbers stay."""
+    token = re.compile(r'//[^\n]*|/\*.*?\*/|R"([^(\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])+\'',
+                       re.S)
+
+    def blank(match):
+        part = match.group()
+        if part.startswith(("//", "/*")):
+            return re.sub(r"[^\n]", " ", part)
+        return '""' + "\n" * part.count("\n") if strings else part
+    return token.sub(blank, text)
+
+
+def line_of(text, position):
+    return text.count("\n", 0, position) + 1
+
+
+def matches(pattern, text, message):
+    return [(line_of(text, m.start()), message % {"found": m.group().strip()}) for m in re.finditer(pattern, text)]
+
+
+def split_arguments(text):
+    """Top-level comma-separated parts."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "([{<") - (c in ")]}>")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
+def is_code(path):
+    return path.endswith(CODE)
+
+
+# ---- rules: each takes (path, text) and returns [(line, message)]; its first docstring line is its name
+
+
+def launches(path, text):
+    """launch: <<< only in llmc/cuda and dev/cuda, always with a stream"""
+    if not is_code(path):
+        return []
+    code, out = strip_comments(text), []
+    for m in re.finditer(r"<<<(.*?)>>>", code, re.S):
+        if not re.match(r"llmc/cuda/|dev/cuda/", path):
+            out.append((line_of(code, m.start()), "kernel launch outside llmc/cuda and dev/cuda"))
+        elif len(split_arguments(m.group(1))) != 4:
+            out.append((line_of(code, m.start()), "launch without a stream: <<<grid, block, shared bytes, stream>>>"))
+    return out
+
+
+def cuda_symbols(path, text):
+    """cuda symbols: CUDA and cuBLAS only in llmc/cuda, dev/cuda, device_cuda.cu and comm_nccl.cu"""
+    if not is_code(path) or re.match(CUDA_FILES, path):
+        return []
+    code = strip_comments(text, strings=False)
+    return matches(r"#include\s*[<\"](?:cu(?:da|blas|pti|rand)|nv)\w*[./][^>\"]*[>\"]", code, "%(found)s here") + \
+        matches(r"\b(?:cuda[A-Z]\w*|cublas[A-Z]\w*|__global__|__shared__|threadIdx|blockIdx)\b", strip_comments(text),
+                "CUDA symbol %(found)s here")
+
+
+def communication_symbols(path, text):
+    """communication: NCCL and MPI only in comm_* files"""
+    if not is_code(path) or re.match(r"llmc/comm_\w+\.(cpp|cu)$", path):
+        return []
+    return matches(r"\b(?:nccl[A-Z]\w*|MPI_\w+)\b|#include\s*<(?:nccl|mpi)\.h>", strip_comments(text),
+                   "%(found)s outside llmc/comm_*")
+
+
+def includes(path, text):
+    """includes: files include only what is below them (design: base, device, model, state, run)"""
+    if not (path.startswith("llmc/") and is_code(path)):
+        return []
+    group_of = {stem: group for group, stems in GROUPS.items() for stem in stems.split()}
+
+    def group(name):
+        folder = re.match(r"llmc/(\w+)/", name)
+        return folder.group(1) if folder else group_of.get(Path(name).stem)
+    own, out = group(path), []
+    if own not in MAY_INCLUDE:
+        return [(1, "belongs to no group: add its stem to GROUPS in dev/lint.py")]
+    for m in re.finditer(r'#include\s*"([^"]+)"', strip_comments(text, strings=False)):
+        name, line = m.group(1), line_of(text, m.start())
+        if not name.startswith("llmc/"):
+            out.append((line, f'include "{name}" by its path from the root, llmc/...'))
+        elif group(name) not in MAY_INCLUDE[own].split():
+            out.append((line, f"{own} includes {name}, which is of {group(name) or 'no group'}"))
+    return out
+
+
+def inline_assembly(path, text):
+    """assembly: inline asm only in llmc/cuda/ptx.cuh"""
+    if not is_code(path) or path == "llmc/cuda/ptx.cuh":
+        return []
+    return matches(r"\b(?:__asm__|asm)\b(?:\s+volatile)?\s*\(", strip_comments(text), "inline assembly here")
+
+
+def kernel_headers(path, text):
+    """kernel headers: every __global__ function in llmc/cuda says Math, Source, Traffic, Requires, Parallel"""
+    if not (path.startswith("llmc/cuda/") and is_code(path)):
+        return []
+    out, lines = [], text.split("\n")
+    code = strip_comments(text)
+    for m in re.finditer(r"__global__[^;{]*\{", code):
+        line = line_of(code, m.start())
+        above = line - 2
+        # Template and launch-bound lines may stand between the comment and the function.
+        while above >= 0 and re.match(r"\s*(template\b|__launch_bounds__|typename\b|.*>\s*$)", lines[above]) \
+                and not lines[above].lstrip().startswith("//"):
+            above -= 1
+        comment = []
+        while above >= 0 and lines[above].lstrip().startswith("//"):
+            comment.append(lines[above])
+            above -= 1
+        for word in ("Math", "Source", "Traffic", "Requires", "Parallel"):
+            if not any(re.match(rf"\s*//\s*{word}:", c) for c in comment):
+                out.append((line, f"kernel without a line '// {word}: ...' in the comment above it"))
+    return out
+
+
+def file_length(path, text):
+    """length: at most 500 lines a file, 150 a main"""
+    if not path.endswith(tuple(t for t in TEXT if t != ".md")):
+        return []
+    limit = LONG_FILES.get(path, MAX_MAIN_LINES if re.match(r"train_\w+\.cu$", path) else MAX_LINES)
+    count = text.count("\n")
+    return [(count, f"{count} lines, at most {limit}")] if count > limit else []
+
+
+def line_width(path, text):
+    """width: at most 120 columns in code"""
+    if not path.endswith(CODE + (".py", ".sh", ".mk")) and os.path.basename(path) != "Makefile":
+        return []
+    return [(i, f"{len(line)} columns, at most {MAX_COLUMNS}") for i, line in enumerate(text.split("\n"), 1)
+            if len(line) > MAX_COLUMNS]
+
+
+def white_space(path, text):
+    """white space: no tabs (Makefile recipes aside), no spaces at the end of a line, a newline at the end"""
+    if not path.endswith(CODE + (".py", ".sh")):
+        return []
+    out = matches(r"\t", text, "tab") + matches(r"[ \t]+(?=\n)", text, "spaces at the end of the line")
+    if text and not text.endswith("\n"):
+        out.append((line_of(text, len(text)), "no newline at the end of the file"))
+    return out
+
+
+def machine_paths(path, text):
+    """paths: no folder of somebody's machine"""
+    return [(line_of(text, m.start()), f"path of one machine: {m.group()}") for m in MACHINE_PATHS.finditer(text)]
+
+
+def unfinished(path, text):
+    """unfinished: no markers of work left over"""
+    if not path.endswith(TEXT):
+        return []
+    return matches(r"\b(?:TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b", text, "%(found)s")
+
+
+def namespaces(path, text):
+    """namespaces: no using namespace std, no global mutable state behind extern"""
+    if not is_code(path):
+        return []
+    code = strip_comments(text)
+    return matches(r"\busing\s+namespace\s+std\b", code, "%(found)s") + \
+        matches(r"(?m)^\s*extern\s+(?!\"\"|const\b|template\b)[^(\n]*;", code, "mutable global: %(found)s")
+
+
+def fast_math(path, text):
+    """exactness: no option or pragma that lets the compiler change arithmetic"""
+    if path == "dev/lint.py" or not (path.endswith(CODE + (".mk",)) or os.path.basename(path) == "Makefile"):
+        return []
+    code = strip_comments(text, strings=False) if is_code(path) else re.sub(r"#[^\n]*", "", text)
+    return matches(r"-ffast-math|-Ofast|--?use_fast_math|-ffp-contract=fast|#pragma GCC optimize|reassociate\(on\)",
+                   code, "%(found)s")
+
+
+def links(path, text):
+    """links: relative links of Markdown files lead somewhere"""
+    if not path.endswith(".md"):
+        return []
+    out = []
+    for m in re.finditer(r"\]\((?!\w+:|#)([^)#\s]+)[^)]*\)", text):
+        if not (ROOT / path).parent.joinpath(m.group(1)).exists():
+            out.append((line_of(text, m.start()), f"link to {m.group(1)}, which does not exist"))
+    return out
+
+
+RULES = [launches, cuda_symbols, communication_symbols, includes, inline_assembly, kernel_headers, file_length,
+         line_width, white_space, machine_paths, unfinished, namespaces, fast_math, links]
+
+
+def repository_files():
+    """Tracked and new files, or without git everything but build outputs."""
+    git = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True,
+                         capture_output=True)
+    if git.returncode == 0:
+        return [f for f in git.stdout.split("\n") if f and (ROOT / f).is_file()]
+    skip = {"build", ".git", "runs", "__pycache__"}
+    return [str(p.relative_to(ROOT)) for p in sorted(ROOT.rglob("*"))
+            if p.is_file() and not skip & set(p.relative_to(ROOT).parts)]
+
+
+def check(path, text):
+    """[(rule, line, message)] of one file."""
+    return [(rule, line, message) for rule in RULES for line, message in rule(path, text)]
+
+
+def main(arguments):
+    files = [str(Path(a).resolve().relative_to(ROOT)) for a in arguments] or repository_files()
+    broken = set()
+    for path in files:
+        data = (ROOT / path).read_bytes()
+        if b"\0" in data or len(data) > 4 << 20:
+            continue
+        for rule, line, message in check(path, data.decode("utf-8", "replace")):
+            broken.add(rule)
+            print(f"{path}:{line}: {rule.__doc__.split(':')[0]}: {message}")
+    print(f"lint: {len(files)} files, {len(RULES) - len(broken)} rules passed, {len(broken)} failed")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
