@@ -1,32 +1,23 @@
 // Token shards and the order in which samples are read from them.
 // A sample is seq_length + 1 consecutive tokens of one shard; sample number s of a run is a pure function of
-// (shards, seq_length, seed, s): it depends on no rank, micro-batch or earlier read. One global cursor, the number
-// of samples consumed, is the whole state.
+// (shards, seq_length, seed, s): it depends on no rank, micro-batch or earlier read. One global cursor, the
+// number of samples consumed, is the whole state.
 #pragma once
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-enum class ShardFormat { kLlmcV1, kLlmcV7, kMegatron, kRaw };
-
-struct ShardInfo {
-    std::string path;          // the .bin file
-    ShardFormat format;
-    int token_bytes = 0;       // 2 or 4
-    int64_t tokens = 0;
-    int64_t samples = 0;       // floor((tokens - 1) / seq_length)
-    uint64_t fingerprint = 0;  // XXH3 of size, header and sampled blocks: a changed shard is noticed
-};
+#include "llmc/shards.h"
 
 struct DataConfig {
-    std::vector<std::string> globs;   // each must match at least one file
-    std::string token_dtype;          // for headerless shards: "uint16" or "uint32"
+    std::vector<std::string> globs;  // each must match at least one file
+    std::string token_dtype;         // for headerless shards: "uint16" or "uint32"
     int64_t seq_length = 0;
-    int64_t vocab_size = 0;           // an id at or above it is refused, naming shard and offset
+    int64_t vocab_size = 0;  // an id at or above it is refused, naming shard and offset
     uint64_t seed = 0;
-    bool shuffle = true;              // false: shard order, for evaluation
-    bool check_ids = true;            // scan every token id at start
+    bool shuffle = true;    // false: shard order, for evaluation
+    bool check_ids = true;  // scan every token id at start
 };
 
 class DataLoader {
@@ -37,18 +28,21 @@ public:
 
     int64_t samples_per_epoch() const;
     int64_t total_tokens() const;
+    int64_t seq_length() const;
     const std::vector<ShardInfo>& shards() const;
 
     // Sample number `sample` (any int64 >= 0; epoch = sample / samples_per_epoch, each epoch its own order):
-    // writes seq_length inputs and the seq_length targets that follow them. Returns the number of counted targets
-    // (those that are not kIgnoreIndex).
+    // writes seq_length inputs and the seq_length targets that follow them. Returns the number of counted
+    // targets (those that are not kIgnoreIndex).
     int64_t read(int64_t sample, int32_t* inputs, int32_t* targets) const;
 
-    // Ask the operating system to page in samples [first, first + count) in the background.
+    // Ask the operating system to page in samples [first, first + count) in the background. Like read,
+    // callable from any thread.
     void prefetch(int64_t first, int64_t count) const;
 
-    // JSON text with name, size and fingerprint of each shard, for the checkpoint; check_fingerprint returns "" or
-    // one line naming the first shard that is missing, new, reordered or changed.
+    // JSON text with name (without its folder), size and fingerprint of each shard, for the checkpoint;
+    // check_fingerprint returns "" or one line naming the first shard that is missing, new, reordered or
+    // changed.
     std::string fingerprint_json() const;
     std::string check_fingerprint(const std::string& json) const;
 
@@ -57,7 +51,15 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// order[i] = row numbers 0..n-1 sorted by tokens[row], ties by row number (for embedding_backward). Ids outside
-// [0, vocab_size) sort as if they were vocab_size. scratch is resized as needed.
+// Error (exit 2) unless one epoch has `needed` samples; `what` says for what, e.g. "one step of 512
+// sequences".
+void require_samples(const DataLoader& loader, int64_t needed, const char* what);
+
+// Position `index` of epoch `epoch` in [0, n): for a fixed (n, seed, epoch) a permutation of [0, n) as index
+// runs over it, computed without storing it. n >= 1.
+int64_t permuted_index(int64_t index, int64_t n, uint64_t seed, int64_t epoch);
+
+// order[i] = row numbers 0..n-1 sorted by tokens[row], ties by row number (for embedding_backward). Ids
+// outside [0, vocab_size) sort as if they were vocab_size. scratch is resized as needed.
 void sort_rows_by_token(const int32_t* tokens, int64_t n, int64_t vocab_size, int32_t* order,
                         std::vector<int64_t>& scratch);

@@ -1,0 +1,228 @@
+#include "llmc/dataloader.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "llmc/check.h"
+#include "llmc/rng.h"
+
+namespace {
+
+constexpr int32_t kIgnoredTarget = -1;  // kIgnoreIndex of ops.h, which this layer does not include
+
+// The name without its folder. A file name is any bytes, JSON is UTF-8: bytes above ASCII are written as %XX.
+std::string printable_name(const std::string& path) {
+    std::string name;
+    for (char c : path.substr(path.find_last_of('/') + 1))
+        name += static_cast<unsigned char>(c) < 0x80 ? std::string(1, c)
+                                                     : strf("%%%02X", static_cast<unsigned char>(c));
+    return name;
+}
+
+std::string hex64(uint64_t value) {
+    return strf("%016llx", (unsigned long long)value);
+}
+
+// Round function of the Feistel network: pseudo-random bits of (key, epoch, round, half).
+uint64_t feistel_round(uint64_t key, uint64_t epoch, int round, uint64_t half, uint64_t mask) {
+    Philox4 random = philox(key, half | static_cast<uint64_t>(round) << 32, epoch);
+    return random.word[0] & mask;
+}
+
+void check_config(const DataConfig& config) {
+    REQUIRE(!config.globs.empty(), "no data: name token shards with --train-data");
+    REQUIRE(config.seq_length >= 1, "sequence length %lld, must be at least 1", (long long)config.seq_length);
+    REQUIRE(config.vocab_size >= 1 && config.vocab_size <= std::numeric_limits<int32_t>::max(),
+            "vocabulary size %lld, must be in [1, 2^31)", (long long)config.vocab_size);
+    const std::string& dtype = config.token_dtype;
+    REQUIRE(dtype.empty() || dtype == "uint16" || dtype == "uint32",
+            "--token-dtype '%s', must be uint16 or uint32", dtype.c_str());
+}
+
+// One row of fingerprint_json.
+struct SavedShard {
+    std::string name, fingerprint;
+    int64_t tokens, token_bytes;
+};
+
+// Why position i of the two lists, the first where the names differ, differs.
+std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::vector<ShardInfo>& now,
+                               size_t i) {
+    auto was_saved = [&](const std::string& path) {
+        return std::any_of(saved.begin(), saved.end(),
+                           [&](const SavedShard& row) { return row.name == printable_name(path); });
+    };
+    auto is_here = [&](const std::string& name) {
+        return std::any_of(now.begin(), now.end(),
+                           [&](const ShardInfo& info) { return printable_name(info.path) == name; });
+    };
+    if (i >= now.size() || (i < saved.size() && !is_here(saved[i].name)))
+        return strf("data shard '%s' of the checkpoint is missing", saved[i].name.c_str());
+    const char* how = i < saved.size() && was_saved(now[i].path) ? "reordered" : "new";
+    return strf("data shard '%s' (number %zu) is %s since the checkpoint", now[i].path.c_str(), i, how);
+}
+
+}  // namespace
+
+struct DataLoader::Impl {
+    DataConfig config;
+    std::vector<Shard> shards;
+    std::vector<ShardInfo> infos;
+    std::vector<int64_t> first_sample;  // (shards + 1): prefix sums of samples
+    int64_t total_tokens = 0;
+
+    struct Location {
+        const Shard* shard;
+        int64_t token;
+    };
+
+    // Where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is
+    // the first input of the next, so every token but a shard's first is predicted once an epoch.
+    Location locate(int64_t sample) const {
+        CHECK(sample >= 0, "sample %lld", (long long)sample);
+        int64_t n = first_sample.back();
+        int64_t index = sample % n;
+        if (config.shuffle) index = permuted_index(index, n, config.seed, sample / n);
+        auto after = std::upper_bound(first_sample.begin(), first_sample.end(), index);
+        size_t s = static_cast<size_t>(after - first_sample.begin()) - 1;
+        return {&shards[s], (index - first_sample[s]) * config.seq_length};
+    }
+};
+
+DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>()) {
+    check_config(config);
+    impl_->config = config;
+    impl_->first_sample.push_back(0);
+    for (const std::string& path : expand_globs(config.globs)) {
+        Shard shard(path, config.token_dtype);
+        ShardInfo& info = shard.info;
+        REQUIRE(info.tokens > config.seq_length,
+                "data shard '%s': %lld tokens are fewer than one sample (sequence length %lld + 1); "
+                "remove the shard or lower --seq-length",
+                path.c_str(), (long long)info.tokens, (long long)config.seq_length);
+        info.samples = (info.tokens - 1) / config.seq_length;
+        impl_->total_tokens += info.tokens;
+        impl_->first_sample.push_back(impl_->first_sample.back() + info.samples);
+        impl_->infos.push_back(info);
+        impl_->shards.push_back(std::move(shard));
+    }
+    if (config.check_ids) check_token_ids(impl_->shards, config.vocab_size);
+    // From here on prefetch asks for pages; the kernel's own read-ahead only helps reads in shard order.
+    for (const Shard& shard : impl_->shards)
+        shard.advise(0, shard.info.tokens, config.shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
+}
+
+DataLoader::~DataLoader() = default;
+
+int64_t DataLoader::samples_per_epoch() const { return impl_->first_sample.back(); }
+int64_t DataLoader::total_tokens() const { return impl_->total_tokens; }
+int64_t DataLoader::seq_length() const { return impl_->config.seq_length; }
+const std::vector<ShardInfo>& DataLoader::shards() const { return impl_->infos; }
+
+int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) const {
+    const int64_t T = impl_->config.seq_length;
+    Impl::Location at = impl_->locate(sample);
+    at.shard->copy(at.token, T, inputs);
+    at.shard->copy(at.token + 1, T, targets);
+    int64_t ignored = 0;
+    for (int64_t t = 0; t < T; t++)
+        ignored += targets[t] == kIgnoredTarget;
+    return T - ignored;
+}
+
+void DataLoader::prefetch(int64_t first, int64_t count) const {
+    for (int64_t i = 0; i < count; i++) {
+        Impl::Location at = impl_->locate(first + i);
+        at.shard->advise(at.token, impl_->config.seq_length + 1, MADV_WILLNEED);
+    }
+}
+
+std::string DataLoader::fingerprint_json() const {
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (const ShardInfo& info : impl_->infos)
+        list.push_back({{"name", printable_name(info.path)},
+                        {"tokens", info.tokens},
+                        {"token_bytes", info.token_bytes},
+                        {"fingerprint", hex64(info.fingerprint)}});
+    return nlohmann::ordered_json{{"shards", list}}.dump(1);
+}
+
+std::string DataLoader::check_fingerprint(const std::string& text) const {
+    std::vector<SavedShard> saved;
+    try {
+        for (const nlohmann::json& row : nlohmann::json::parse(text).at("shards"))
+            saved.push_back({row.at("name"), row.at("fingerprint"), row.at("tokens"), row.at("token_bytes")});
+    } catch (const nlohmann::json::exception& error) {
+        return strf("the checkpoint's list of data shards is not readable: %s", error.what());
+    }
+    const std::vector<ShardInfo>& now = impl_->infos;
+    for (size_t i = 0; i < std::max(saved.size(), now.size()); i++) {
+        if (i >= saved.size() || i >= now.size() || printable_name(now[i].path) != saved[i].name)
+            return describe_misplaced(saved, now, i);
+        const char* path = now[i].path.c_str();
+        if (now[i].tokens != saved[i].tokens || now[i].token_bytes != saved[i].token_bytes)
+            return strf("data shard '%s' changed since the checkpoint: %lld tokens of %d bytes, was %lld of %lld",
+                        path, (long long)now[i].tokens, now[i].token_bytes, (long long)saved[i].tokens,
+                        (long long)saved[i].token_bytes);
+        if (hex64(now[i].fingerprint) != saved[i].fingerprint)
+            return strf("data shard '%s' changed since the checkpoint: fingerprint %s, was %s", path,
+                        hex64(now[i].fingerprint).c_str(), saved[i].fingerprint.c_str());
+    }
+    return "";
+}
+
+void require_samples(const DataLoader& loader, int64_t needed, const char* what) {
+    const std::vector<ShardInfo>& shards = loader.shards();
+    std::string name = strf("'%s'", shards[0].path.c_str());
+    if (shards.size() > 1) name += strf(" and %zu more", shards.size() - 1);
+    REQUIRE(loader.samples_per_epoch() >= needed,
+            "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
+            (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(),
+            (long long)loader.seq_length(), (long long)needed, what);
+}
+
+// A balanced Feistel network over the next even number of bits, walked along its cycle until it falls below
+// n: a network is a bijection whatever its round function, and walking restricts a bijection to a subset. The
+// domain is less than 4 n, so below 4 walks are expected.
+int64_t permuted_index(int64_t index, int64_t n, uint64_t seed, int64_t epoch) {
+    constexpr int kRounds = 8;
+    CHECK(n >= 1 && index >= 0 && index < n && epoch >= 0, "index %lld of %lld, epoch %lld", (long long)index,
+          (long long)n, (long long)epoch);
+    if (n == 1) return 0;
+    const int half_bits = (static_cast<int>(std::bit_width(static_cast<uint64_t>(n - 1))) + 1) / 2;
+    const uint64_t mask = (uint64_t{1} << half_bits) - 1;
+    const uint64_t key = rng_key(seed, "shuffle");
+    uint64_t x = static_cast<uint64_t>(index);
+    do {
+        uint64_t left = x >> half_bits, right = x & mask;
+        for (int round = 0; round < kRounds; round++) {
+            uint64_t next = left ^ feistel_round(key, static_cast<uint64_t>(epoch), round, right, mask);
+            left = right;
+            right = next;
+        }
+        x = left << half_bits | right;
+    } while (x >= static_cast<uint64_t>(n));
+    return static_cast<int64_t>(x);
+}
+
+// Counting sort: stable, and its cost does not depend on how often a token repeats.
+void sort_rows_by_token(const int32_t* tokens, int64_t n, int64_t vocab_size, int32_t* order,
+                        std::vector<int64_t>& scratch) {
+    CHECK(n >= 0 && n <= std::numeric_limits<int32_t>::max() && vocab_size >= 1, "%lld rows, vocabulary %lld",
+          (long long)n, (long long)vocab_size);
+    auto bucket = [&](int32_t token) {
+        return static_cast<size_t>(token >= 0 && token < vocab_size ? token : vocab_size);
+    };
+    // scratch[b + 1] counts bucket b; after the sums scratch[b] is where bucket b's next row goes.
+    scratch.assign(static_cast<size_t>(vocab_size) + 2, 0);
+    for (int64_t i = 0; i < n; i++)
+        scratch[bucket(tokens[i]) + 1]++;
+    for (size_t b = 1; b < scratch.size(); b++)
+        scratch[b] += scratch[b - 1];
+    for (int64_t i = 0; i < n; i++)
+        order[scratch[bucket(tokens[i])]++] = static_cast<int32_t>(i);
+}
