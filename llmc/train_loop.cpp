@@ -342,7 +342,7 @@ private:
 
     void finish() {
         drain();
-        if (stop_signal && !config_.save.empty()) save();
+        if (stop_signal && step_ > 0 && !config_.save.empty()) save();
         log_->event("stop", stop_signal ? strf("signal %d after step %lld", static_cast<int>(stop_signal), (long long)step_)
                                         : strf("finished %lld steps", (long long)step_));
     }

@@ -1,0 +1,229 @@
+// The whole decoder: gradients against finite differences, and what must not change its result.
+#include "tests/doctest.h"
+
+#include <cmath>
+
+#include "tests/model_test.h"
+
+namespace {
+
+struct Variant {
+    const char* name;
+    ModelConfig shape;
+};
+
+std::vector<Variant> variants() {
+    ModelConfig gpt2_gqa = tiny_gpt2();
+    gpt2_gqa.num_query_groups = 1;
+    gpt2_gqa.tied_head = false;
+    ModelConfig qwen = tiny_llama();
+    qwen.qk_norm = true;
+    qwen.tied_head = true;
+    ModelConfig mixed = tiny_llama();   // combinations no published model has
+    mixed.norm = Norm::kLayerNorm;
+    mixed.linear_bias = true;
+    mixed.activation = Activation::kGelu;
+    mixed.qk_norm = true;
+    return {{"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
+            {"mixed", mixed}};
+}
+
+// Initial weights of 0.02 make tiny models almost linear; widen them so that every term matters.
+Config test_config(const ModelConfig& shape, Dtype dtype, int64_t B, int64_t T) {
+    Config config = tiny_config(shape, dtype, B, T);
+    config.shape.init_std = 0.3;
+    return config;
+}
+
+std::vector<std::vector<double>> all_grads(TestModel& model) {
+    std::vector<std::vector<double>> grads;
+    for (size_t i = 0; i < model.table.params.size(); i++) grads.push_back(model.grad(static_cast<int>(i)));
+    return grads;
+}
+
+}  // namespace
+
+#ifndef LLMC_CUDA
+TEST_CASE("decoder gradients agree with central differences in double") {
+    for (const Variant& variant : variants()) {
+        CAPTURE(variant.name);
+        TestModel model(test_config(variant.shape, Dtype::kFp64, 2, 5));
+        model.set_random_batch(2, 11);
+        model.gradients();
+        const std::vector<std::vector<double>> grads = all_grads(model);
+        StateAccess access = model.trainer->optimizer().access(model.ctx);
+        double worst = 0;
+        for (size_t p = 0; p < model.table.params.size(); p++) {
+            const Param& param = model.table.params[p];
+            // A few elements of each parameter, spread by the generator.
+            for (uint64_t k = 0; k < 6; k++) {
+                const int64_t at = philox(5, k, p).word[0] % param.elems();
+                double value;
+                const double h = 1e-5;
+                access.read(StateKind::kWeight, static_cast<int>(p), at, 1, &value);
+                double losses[2];
+                for (int side = 0; side < 2; side++) {
+                    const double moved = value + (side ? h : -h);
+                    access.write(StateKind::kWeight, static_cast<int>(p), at, 1, &moved);
+                    model.gradients();
+                    // lr 0 leaves masters alone but rounds weights from them: restore below
+                    losses[side] = model.loss();
+                }
+                access.write(StateKind::kWeight, static_cast<int>(p), at, 1, &value);
+                // dloss_mul is a float: the gradient carries its rounding, 2^-24 relative.
+                const double numeric = (losses[1] - losses[0]) / (2 * h);
+                const double analytic = grads[p][static_cast<size_t>(at)];
+                const double error = std::fabs(numeric - analytic) / (1e-4 + std::fabs(numeric));
+                worst = std::fmax(worst, error);
+                CHECK_MESSAGE(error < 1e-5, param.name, "[", at, "] numeric ", numeric, " analytic ", analytic);
+            }
+        }
+        CHECK(worst > 0);
+    }
+}
+#endif
+
+TEST_CASE("recomputation and poisoned scratch leave every gradient bit alone") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        for (const Variant& variant : variants()) {
+            CAPTURE(variant.name);
+            Config config = test_config(variant.shape, dtype, 3, 7);
+            TestModel reference(config, false);
+            reference.set_random_batch(6, 3);
+            reference.gradients();
+            CHECK(std::isfinite(reference.loss()));
+            const auto expected = all_grads(reference);
+            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock}) {
+                config.recompute = level;
+                TestModel model(config, true);
+                model.set_random_batch(6, 3);
+                model.gradients();
+                CHECK(model.result.loss_sum == reference.result.loss_sum);
+                CHECK(all_grads(model) == expected);
+                CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+            }
+        }
+    }
+}
+
+TEST_CASE("loss and gradient norm do not depend on how the batch is cut") {
+    for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
+        double loss = 0, norm = 0;
+        for (int64_t B : {1, 2, 3, 6}) {
+            TestModel model(test_config(shape, Dtype::kFp32, B, 9));
+            model.set_random_batch(6, 21);
+            model.gradients();
+            if (B == 1) {
+                loss = model.loss();
+                norm = static_cast<double>(model.result.grad_norm);
+            }
+            CHECK(std::fabs(model.loss() - loss) <= 1e-6 * std::fabs(loss));
+            CHECK(std::fabs(static_cast<double>(model.result.grad_norm) - norm) <= 1e-6 * norm);
+        }
+        // A mean of means would differ: the micro-batches have different numbers of counted targets.
+        TestModel ignoring(test_config(shape, Dtype::kFp32, 1, 9));
+        ignoring.set_random_batch(6, 21, false);
+        ignoring.gradients();
+        CHECK(std::fabs(ignoring.loss() - loss) > 1e-4);
+    }
+}
+
+TEST_CASE("hooks see every layer before it is read and after its gradients are complete") {
+    TestModel model(test_config(tiny_llama(), Dtype::kFp32, 1, 4));
+    std::vector<int> before, ready;
+    model.trainer->decoder().hooks = {.before_layer = [&](int l) { before.push_back(l); },
+                                      .grads_ready = [&](int l) { ready.push_back(l); }};
+    model.set_random_batch(1, 1);
+    model.gradients();
+    CHECK(before == std::vector<int>{-1, 0, 1, 2, 1, 0});
+    CHECK(ready == std::vector<int>{2, 1, 0, -1});
+}
+
+TEST_CASE("training steps lower the loss of one batch, and equal runs give equal bits") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
+            Config config = tiny_config(shape, dtype, 2, 8);
+            config.lr = 1e-2;
+            double first = 0, last[2] = {0, 0};
+            for (int run = 0; run < 2; run++) {
+                TestModel model(config);
+                model.set_random_batch(4, 77);
+                for (int i = 0; i < 40; i++) {
+                    model.step();
+                    if (i == 0) first = model.loss();
+                }
+                last[run] = model.loss();
+                CHECK(model.result.adam_step == 40);
+            }
+            CHECK(last[0] < 0.5 * first);
+            CHECK(last[0] == last[1]);
+        }
+    }
+}
+
+TEST_CASE("a batch that is not finite changes nothing but the report") {
+    TestModel model(tiny_config(tiny_gpt2(), Dtype::kFp32, 1, 8));
+    model.set_random_batch(2, 5);
+    model.step();
+    StateAccess access = model.trainer->optimizer().access(model.ctx);
+    const int poisoned = model.table.find("layers.1.up.bias");
+    const float nan = std::nanf("");
+    float value;
+    access.read(StateKind::kWeight, poisoned, 3, 1, &value);
+    std::vector<double> before;
+    for (size_t i = 0; i < model.table.params.size(); i++)
+        for (double w : model.weight(static_cast<int>(i))) before.push_back(w);
+    access.write(StateKind::kWeight, poisoned, 3, 1, &nan);
+    model.step();
+    CHECK(model.result.skip == 1);
+    CHECK(model.result.adam_step == 1);
+    access.write(StateKind::kWeight, poisoned, 3, 1, &value);
+    std::vector<double> after;
+    for (size_t i = 0; i < model.table.params.size(); i++)
+        for (double w : model.weight(static_cast<int>(i))) after.push_back(w);
+    CHECK(before == after);
+    model.step();
+    CHECK(model.result.skip == 0);
+    CHECK(model.result.adam_step == 2);
+}
+
+TEST_CASE("evaluation and sampling change nothing that training reads") {
+    for (bool disturb : {false, true}) {
+        static double expected = 0;
+        TestModel model(tiny_config(tiny_llama(), Dtype::kBf16, 2, 8));
+        for (int i = 0; i < 4; i++) {
+            model.set_random_batch(2, static_cast<uint64_t>(100 + i));
+            model.step();
+            if (!disturb) continue;
+            std::vector<int32_t> tokens(32), targets(32), order(32);
+            StepState inputs{}, result{};
+            StagedStep staging{.tokens = tokens.data(), .targets = targets.data(), .order = order.data(),
+                               .inputs = &inputs, .result = &result};
+            const auto text = model.trainer->generate(model.ctx, {1, 2, 3}, 12, 0.8, 9, staging);
+            CHECK(text.size() == 15);
+            for (int32_t token : text) CHECK((token >= 0 && token < model.config.shape.vocab_size));
+        }
+        if (!disturb) expected = model.loss();
+        else CHECK(model.loss() == expected);
+    }
+}
+
+TEST_CASE("a sampled token follows the distribution") {
+    const std::vector<float> logits = {0.0f, std::log(3.0f), -1e30f};
+    CHECK(sample_token(logits, 1.0, 0.24) == 0);
+    CHECK(sample_token(logits, 1.0, 0.26) == 1);
+    CHECK(sample_token(logits, 1.0, 0.999999) == 1);
+    CHECK(sample_token(logits, 0.0, 0.1) == 1);
+}
+
+TEST_CASE("the llama3 rope rule keeps short waves, stretches long ones") {
+    ModelConfig c = tiny_llama();
+    c.kv_channels = 8;
+    c.rotary_base = 500000;
+    const std::vector<double> plain = rope_table(c, 3);
+    c.rope_scaling = {.factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_positions = 8192};
+    const std::vector<double> scaled = rope_table(c, 3);
+    // Pair 0 turns by 1 radian a position: wavelength 6.3, kept. Pair 3: wavelength 1.2e5 > 8192, divided by 8.
+    CHECK(scaled[(1 * 4 + 0) * 2] == plain[(1 * 4 + 0) * 2]);
+    CHECK(std::acos(scaled[(2 * 4 + 3) * 2]) == doctest::Approx(std::acos(plain[(2 * 4 + 3) * 2]) / 8).epsilon(1e-6));
+}
