@@ -1,0 +1,194 @@
+"""Runs of the real executables: resume, stop, divergence, bad input. Standard library only."""
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+BUILD = os.environ.get("LLMC_BUILD", os.path.join(ROOT, "build", "cpu"))
+GPT2 = os.path.join(BUILD, "train_gpt2")
+LLAMA = os.path.join(BUILD, "train_llama")
+VOCAB = 61
+
+
+def write_shard(path, tokens):
+    """llm.c's format with 16-bit tokens."""
+    header = [20240520, 1, len(tokens)] + [0] * 253
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", *header))
+        f.write(struct.pack(f"<{len(tokens)}H", *tokens))
+
+
+def make_tokens(count, seed):
+    """Text with structure: each token mostly determines the next."""
+    draw = random.Random(seed)
+    tokens = [0]
+    while len(tokens) < count:
+        tokens.append((tokens[-1] * 7 + 3) % VOCAB if draw.random() < 0.8 else draw.randrange(VOCAB))
+    return tokens
+
+
+def file_hashes(directory):
+    hashes = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            with open(path, "rb") as f:
+                hashes[os.path.relpath(path, directory)] = hashlib.sha256(f.read()).hexdigest()
+    return hashes
+
+
+def records(path, kind):
+    with open(path) as f:
+        return [r for r in map(json.loads, f) if r["kind"] == kind]
+
+
+class TrainTest(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="llmc-train-")
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        write_shard(self.path("train_0.bin"), make_tokens(3000, 1))
+        write_shard(self.path("train_1.bin"), make_tokens(2001, 2))
+        write_shard(self.path("valid.bin"), make_tokens(700, 3))
+
+    def path(self, *parts):
+        return os.path.join(self.dir, *parts)
+
+    SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48", "--num-attention-heads", "4",
+             "--kv-channels", "8", "--vocab-size", str(VOCAB), "--max-position-embeddings", "16",
+             "--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "4",
+             "--lr", "1e-2", "--lr-warmup-iters", "2", "--seed", "5"]
+
+    def command(self, binary, *extra, model=None):
+        model = model or ("llama-tiny" if binary == LLAMA else "gpt2-tiny")
+        groups = ["--num-query-groups", "2" if binary == LLAMA else "4"]
+        return [binary, "--model", model, *self.SHAPE, *groups, "--train-data", self.path("train_*.bin"), *extra]
+
+    def run_train(self, *args, expect=0, **kwargs):
+        done = subprocess.run(self.command(*args, **kwargs), capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
+        if expect:
+            self.assertEqual(done.stderr.count("\n"), 1, "one line on standard error: " + done.stderr)
+        return done
+
+    def check_resume(self, binary, *options):
+        """A straight run against stopping after every k and resuming: all files of the last checkpoint equal."""
+        steps = 20
+        common = ["--train-iters", str(steps), "--save-interval", "1", *options]
+        self.run_train(binary, *common, "--save", self.path("straight"), "--log-file", self.path("straight.jsonl"))
+        last = f"step-{steps:08d}"
+        expected = file_hashes(self.path("straight", last))
+        self.assertIn("model.safetensors", expected)
+        lines = {r["step"]: r["loss"] for r in records(self.path("straight.jsonl"), "step")}
+        for k in range(1, steps):
+            log = self.path("resumed.jsonl")
+            self.run_train(binary, *common, "--save", self.path("resumed"), "--save-interval", str(steps),
+                           "--resume", self.path("straight", f"step-{k:08d}"), "--log-file", log)
+            self.assertEqual(file_hashes(self.path("resumed", last)), expected, f"resumed at step {k}")
+            resumed = {r["step"]: r["loss"] for r in records(log, "step") if r["step"] > k}
+            self.assertEqual(resumed, {s: l for s, l in lines.items() if s > k})
+            shutil.rmtree(self.path("resumed"))
+            os.unlink(log)
+
+    def test_resume_at_every_step_gpt2_bf16_moments(self):
+        self.check_resume(GPT2, "--moment-dtype", "bf16", "--grad-dtype", "bf16")
+
+    def test_resume_at_every_step_llama(self):
+        self.check_resume(LLAMA, "--recompute", "norm-act")
+
+    def test_resume_auto_walks_back_and_keeps_the_log_whole(self):
+        save, log = self.path("run"), self.path("log.jsonl")
+        common = ["--save", save, "--save-interval", "2", "--log-file", log, "--valid-data", self.path("valid.bin"),
+                  "--eval-interval", "2", "--eval-iters", "3", "--resume", "auto"]
+        self.run_train(GPT2, "--train-iters", "6", *common)
+        with open(os.path.join(save, "step-00000006", "optimizer", "m.safetensors"), "r+b") as f:
+            f.seek(-1, os.SEEK_END)
+            byte = f.read(1)[0]
+            f.seek(-1, os.SEEK_END)
+            f.write(bytes([byte ^ 4]))
+        out = self.run_train(GPT2, "--train-iters", "8", *common)
+        self.assertIn("m.safetensors", out.stdout)
+        self.assertEqual([r["step"] for r in records(log, "step")], [1, 2, 3, 4, 5, 6, 7, 8])
+        self.assertLess(records(log, "eval")[-1]["loss"], records(log, "eval")[0]["loss"])
+
+    def test_keep_leaves_the_newest(self):
+        self.run_train(GPT2, "--train-iters", "6", "--save", self.path("run"), "--save-interval", "1", "--keep", "2")
+        self.assertEqual(sorted(os.listdir(self.path("run"))), ["step-00000005", "step-00000006"])
+
+    def test_load_starts_from_the_weights_only(self):
+        self.run_train(LLAMA, "--train-iters", "30", "--save", self.path("run"), "--log-file", self.path("a.jsonl"))
+        self.run_train(LLAMA, "--train-iters", "1", "--load", self.path("run", "step-00000030"),
+                       "--log-file", self.path("b.jsonl"))
+        first = records(self.path("a.jsonl"), "step")[0]["loss"]
+        loaded = records(self.path("b.jsonl"), "step")[0]["loss"]
+        self.assertLess(loaded, first - 0.5)
+
+    def test_stop_signal_saves_and_leaves_with_0(self):
+        process = subprocess.Popen(self.command(GPT2, "--train-iters", "100000", "--save", self.path("run"),
+                                                "--log-file", self.path("log.jsonl"), "--log-interval", "1"),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if line.startswith("step "):
+                break
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, err)
+        last = records(self.path("log.jsonl"), "step")[-1]["step"]
+        self.assertEqual(os.listdir(self.path("run")), [f"step-{last:08d}"])
+
+    def test_divergence_is_reported_skipped_and_ends_with_4(self):
+        done = self.run_train(GPT2, "--train-iters", "50", "--lr", "1e38", "--max-skips", "2", "--clip-grad", "0",
+                              "--log-file", self.path("log.jsonl"), expect=4)
+        self.assertIn("--max-skips 2", done.stderr)
+        skipped = [r for r in records(self.path("log.jsonl"), "step") if r["skipped"]]
+        self.assertEqual(len(skipped), 3)
+
+    def test_bad_input_is_one_line_and_exit_2(self):
+        few = self.path("few.bin")
+        write_shard(few, make_tokens(40, 4))
+        high = self.path("high.bin")
+        write_shard(high, [1] * 500 + [VOCAB] + [2] * 500)
+        cases = [
+            (["--train-iters", "1", "--no-such-option", "1"], "no-such-option"),
+            (["--train-iters", "1", "--rotary-base", "10"], "rotary-base"),
+            (["--train-iters", "1", "--valid-data", self.path("none_*.bin")], "none_*.bin"),
+            (["--train-iters", "1", "--valid-data", high, "--eval-iters", "1"], "high.bin"),
+            (["--train-iters", "1", "--valid-data", few, "--eval-iters", "9"], "evaluation"),
+            (["--train-iters", "1", "--load", self.path("nowhere")], "nowhere"),
+        ]
+        for options, word in cases:
+            with self.subTest(options=options):
+                self.assertIn(word, self.run_train(GPT2, *options, expect=2).stderr)
+        self.run_train(GPT2, "--train-iters", "1", "--resume", self.path("nowhere"), expect=5)
+
+    def test_another_run_is_not_resumed(self):
+        self.run_train(GPT2, "--train-iters", "2", "--save", self.path("run"))
+        done = self.run_train(GPT2, "--train-iters", "4", "--save", self.path("run"), "--resume", "auto",
+                              "--seed", "6", expect=2)
+        self.assertIn("seed", done.stderr)
+        write_shard(self.path("train_0.bin"), make_tokens(3000, 9))
+        done = self.run_train(GPT2, "--train-iters", "4", "--save", self.path("run"), "--resume", "auto", expect=2)
+        self.assertIn("train_0.bin", done.stderr)
+
+    def test_dry_run_needs_neither_data_nor_gpu(self):
+        for binary, model, parameters in ((LLAMA, "llama3-8B", "8030261248"), (GPT2, "gpt2-124M", "124439808"),
+                                          (GPT2, "gpt2-1558M", "1557611200")):
+            done = subprocess.run([binary, "--model", model, "--dry-run"], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(parameters, done.stdout)
+
+    def test_epochs_decide_the_number_of_steps(self):
+        # floor(2999/16) + floor(2000/16) = 187 + 125 samples, 4 a step.
+        self.run_train(GPT2, "--epochs", "1", "--log-file", self.path("log.jsonl"))
+        self.assertEqual(records(self.path("log.jsonl"), "step")[-1]["step"], (187 + 125) // 4)
+
+
+if __name__ == "__main__":
+    unittest.main()
