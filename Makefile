@@ -74,8 +74,23 @@ NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -line
               -ccbin $(CXX) -Xcompiler $(subst $() ,$(comma),$(strip $(WARNINGS) $(CODEGEN))) \
               -Xptxas --warn-on-spills $(if $(WERROR),-Werror all-warnings)
 
+# Fuzzers: libFuzzer where clang++ is installed, else the same entry point under g++ with a main that mutates blindly.
+FUZZ_CXX ?= $(shell command -v clang++ 2>/dev/null)
+FUZZ_SRC := $(wildcard llmc/*.cpp)
+FUZZ_OBJ := $(FUZZ_SRC:%.cpp=$(OBJ)/fuzz/%.o)
+FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) \
+              -fno-sanitize-recover=all
+ifneq ($(FUZZ_CXX),)
+FUZZ_COMPILE := $(FUZZ_CXX) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined
+FUZZ_LINK := $(FUZZ_CXX) -fsanitize=fuzzer,address,undefined
+else
+FUZZ_COMPILE := $(CXX) $(FUZZ_FLAGS) -fsanitize=address,undefined
+FUZZ_LINK := $(CXX) -fsanitize=address,undefined
+FUZZ_MAIN := $(OBJ)/fuzz/tests/blind_fuzz_main.o
+endif
+
 # A change of these lines rebuilds everything, a change of ARCH for instance.
-FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(CXX_FLAGS) $(NVCC) $(NVCC_VERSION) $(NVCC_FLAGS) $(LIBS)
+FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(CXX_FLAGS) $(NVCC) $(NVCC_VERSION) $(NVCC_FLAGS) $(LIBS) $(FUZZ_COMPILE)
 
 # ---- files -------------------------------------------------------------------------------------------------
 MAINS := $(basename $(wildcard train_*.cu))
@@ -143,20 +158,7 @@ $(BUILD)/version.o: $(BUILD)/version.cpp $(BUILD)/flags llmc/version.h
 	@$(CXX) $(CXX_FLAGS) -c $< -o $@
 endif
 
-# Fuzzers: libFuzzer where clang++ is installed, else the same entry point under g++ with a main that mutates blindly.
-FUZZ_CXX ?= $(shell command -v clang++ 2>/dev/null)
-FUZZ_SRC := $(wildcard llmc/*.cpp)
-FUZZ_OBJ := $(FUZZ_SRC:%.cpp=$(OBJ)/fuzz/%.o)
-FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) \
-              -fno-sanitize-recover=all
-ifneq ($(FUZZ_CXX),)
-FUZZ_COMPILE := $(FUZZ_CXX) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined
-FUZZ_LINK := $(FUZZ_CXX) -fsanitize=fuzzer,address,undefined
-else
-FUZZ_COMPILE := $(CXX) $(FUZZ_FLAGS) -fsanitize=address,undefined
-FUZZ_LINK := $(CXX) -fsanitize=address,undefined
-FUZZ_MAIN := $(OBJ)/fuzz/tests/blind_fuzz_main.o
-endif
+# Fuzzers are built apart, see FUZZ_COMPILE.
 $(OBJ)/fuzz/%.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D); echo "FUZZ $<"
 	@$(CCACHE) $(FUZZ_COMPILE) -MMD -MP -c $< -o $@

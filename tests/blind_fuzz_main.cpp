@@ -32,14 +32,15 @@ void mutate(Bytes& bytes, std::mt19937_64& random) {
         switch (below(5)) {
             case 0: bytes[at] ^= static_cast<uint8_t>(1u << below(8)); break;
             case 1: {
-                constexpr uint8_t kInteresting[] = {0, 1, 0x7f, 0x80, 0xff, '"', '{', '}', '[', ']', ',', ':', '-', '9'};
+                constexpr uint8_t kInteresting[] = {0, 1, 0x7f, 0x80, 0xff, '"', '{', '}', '[', ',', ':', '9'};
                 bytes[at] = kInteresting[below(sizeof kInteresting)];
                 break;
             }
             case 2: {
                 uint64_t number = random() >> below(64);
                 if (below(2)) number = ~number;
-                for (size_t i = 0; i < 8 && at + i < bytes.size(); i++) bytes[at + i] = static_cast<uint8_t>(number >> 8 * i);
+                for (size_t i = 0; i < 8 && at + i < bytes.size(); i++)
+                    bytes[at + i] = static_cast<uint8_t>(number >> 8 * i);
                 break;
             }
             case 3: bytes.resize(at); break;
