@@ -181,7 +181,8 @@ test:
 
 run-test: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu) $(MAINS)
 	@for exe in $(filter $(BUILD)/%,$^); do echo "RUN $$exe"; $$exe || failed=1; done; \
-	 echo "RUN tests/test_*.py"; python3 -m unittest discover -b -s tests || failed=1; [ -z "$$failed" ]
+	 echo "RUN tests/test_*.py"; \
+	 LLMC_BUILD=$(CURDIR)/$(BUILD) python3 -m unittest discover -b -s tests || failed=1; [ -z "$$failed" ]
 
 test-gpu:
 	@scripts/setup.sh test
