@@ -37,19 +37,24 @@ inline void check_optional(const char* op, const char* name, const Tensor& t, Dt
 }
 // Scratch memory and tables may be longer than needed.
 inline void check_at_least(const char* op, const char* name, const Tensor& t, Dtype dtype, int64_t elems) {
-    CHECK(t.dtype == dtype && t.elems >= elems, "%s: %s is %s with %lld elements, expected %s with %lld or more",
+    CHECK(t.dtype == dtype && t.elems >= elems, "%s: %s is %s with %lld elements, expected %s with >= %lld",
           op, name, dtype_name(t.dtype), (long long)t.elems, dtype_name(dtype), (long long)elems);
 }
 template <typename T> inline constexpr Dtype stat_dtype = dtype_of<Acc<T>>;
 
 // Gradients are fp32 or bf16 for working types fp32 and bf16, fp64 for fp64.
-template <typename T> inline void check_grad(const char* op, const char* name, const Tensor& t, int64_t elems) {
+template <typename T>
+inline void check_grad(const char* op, const char* name, const Tensor& t, int64_t elems) {
     bool ok = std::is_same_v<T, double> ? t.dtype == Dtype::kFp64
                                         : t.dtype == Dtype::kFp32 || t.dtype == Dtype::kBf16;
     CHECK(ok && t.elems == elems, "%s: gradient %s is %s with %lld elements, expected %lld", op, name,
           dtype_name(t.dtype), (long long)t.elems, (long long)elems);
 }
 
+// sum[i] += row[i], of any storage type.
+template <typename T> inline void add_row_of(Acc<T>* sum, const T* row, int64_t count) {
+    for_lanes<Acc<T>>(count, [&](int64_t i, auto n) { store(sum + i, load(sum + i, n) + load(row + i, n), n); });
+}
 template <typename G> inline void add_to_row(G* grad, const Acc<G>* values, int64_t count) {
     for_lanes<Acc<G>>(count, [&](int64_t i, auto n) {
         store(grad + i, load(grad + i, n) + load(values + i, n), n);
@@ -84,7 +89,7 @@ inline void add_partials_to_grad(const Tensor& grad, const A* partial, int64_t r
     for (int64_t begin = 0; begin < columns; begin += kBlock) {
         int64_t width = std::min(kBlock, columns - begin);
         A total[kBlock] = {};
-        for (int64_t run = 0; run < runs; run++) add_to_row(total, partial + run * stride + begin, width);
+        for (int64_t run = 0; run < runs; run++) add_row_of(total, partial + run * stride + begin, width);
         add_to_grad(grad, begin, total, width);
     }
 }

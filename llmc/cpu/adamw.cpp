@@ -1,0 +1,126 @@
+// AdamW, initial values and casts: the operations on single elements of parameters. CPU.
+#include "llmc/adam_math.h"
+#include "llmc/cpu/common.h"
+#include "llmc/rng.h"
+
+namespace cpu {
+namespace {
+
+constexpr int64_t kChunk = 4096;
+
+template <typename Body> void for_pieces(int64_t n, Body&& body) {
+#pragma omp parallel for schedule(static) if (n >= 2 * kChunk)
+    for (int64_t begin = 0; begin < n; begin += kChunk) body(begin, std::min(n, begin + kChunk));
+}
+
+// T parameter, M moments, G gradients.
+template <typename T, typename M, typename G> void update_all(const AdamWArgs& args) {
+    using A = Acc<T>;
+    const StepState& state = *args.state;
+    const auto constants = adam_constants<A>(args.beta1, args.beta2, args.eps, args.weight_decay, state.lr,
+                                             state.grad_mul, state.adam_step);
+    T* param = args.param.as<T>();
+    A* master = args.master.as<A>();
+    M *m_of = args.m.as<M>(), *v_of = args.v.as<M>();
+    const G* grad = args.grad.as<G>();
+    for_pieces(args.param.elems, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) {
+            A m = widen(m_of[i]), v = widen(v_of[i]), value = master[i];
+            adam_update(constants, static_cast<A>(widen(grad[i])), m, v, value);
+            if constexpr (std::is_same_v<M, bf16>) {
+                Philox4 random = philox(args.rng_key, static_cast<uint64_t>(args.element_offset + i),
+                                        static_cast<uint64_t>(state.adam_step));
+                m_of[i] = stochastic_round_bf16(m, random.word[0]);
+                v_of[i] = stochastic_round_bf16(v, random.word[1]);
+            } else {
+                m_of[i] = m;
+                v_of[i] = v;
+            }
+            master[i] = value;
+            param[i] = T(value);
+        }
+    });
+}
+
+template <typename T, typename M> void update_with_moments(const AdamWArgs& args) {
+    if (args.grad.dtype == Dtype::kBf16) update_all<T, M, bf16>(args);
+    else update_all<T, M, float>(args);
+}
+
+// Nearest even in one rounding. A double that is not a float goes through the neighbour with an odd last bit, which
+// lies on the same side of every bf16 tie.
+bf16 round_to_bf16(double value) {
+    float near = static_cast<float>(value);
+    uint32_t bits = bf16::to_bits(near);
+    bool odd = bits & 1;
+    if (static_cast<double>(near) == value || near != near || odd || (bits & 0x7fffffffu) >= 0x7f800000u)
+        return bf16(near);
+    // The other float that encloses the value; magnitudes grow with the bits.
+    bool too_large = std::fabs(static_cast<double>(near)) > std::fabs(value);
+    bits = too_large ? bits - 1 : bits + 1;
+    float odd_neighbour;
+    memcpy(&odd_neighbour, &bits, 4);
+    return bf16(odd_neighbour);
+}
+
+template <typename To, typename From> To convert(From value) {
+    if constexpr (std::is_same_v<To, bf16> && std::is_same_v<From, double>) return round_to_bf16(value);
+    else if constexpr (std::is_same_v<To, bf16>) return bf16(static_cast<float>(value));
+    else return static_cast<To>(widen(value));
+}
+
+}  // namespace
+
+void adamw(Ctx&, const AdamWArgs& args) {
+    const int64_t n = args.param.elems;
+    const bool fp64 = args.param.dtype == Dtype::kFp64;
+    check_tensor("adamw", "master", args.master, fp64 ? Dtype::kFp64 : Dtype::kFp32, n);
+    check_tensor("adamw", "m", args.m, args.m.dtype, n);
+    check_tensor("adamw", "v", args.v, args.m.dtype, n);
+    for_working_type("adamw", args.param.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        check_grad<T>("adamw", "grad", args.grad, n);
+        if (args.state->skip) return;
+        CHECK(args.state->adam_step > 0, "adamw before step_guard: step %lld", (long long)args.state->adam_step);
+        if constexpr (std::is_same_v<T, double>) update_all<double, double, double>(args);
+        else if (args.m.dtype == Dtype::kBf16) update_with_moments<T, bf16>(args);
+        else update_with_moments<T, float>(args);
+    });
+}
+
+void fill_normal(Ctx&, const FillNormalArgs& args) {
+    for_working_type("fill_normal", args.out.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        T* out = args.out.as<T>();
+        for_pieces(args.out.elems, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; i++) {
+                float normal = rng_normal(args.key, static_cast<uint64_t>(args.element_offset + i));
+                out[i] = T(fmaf(args.std, normal, args.mean));
+            }
+        });
+    });
+}
+
+void fill_constant(Ctx&, const FillConstantArgs& args) {
+    for_working_type("fill_constant", args.out.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        std::fill(args.out.as<T>(), args.out.as<T>() + args.out.elems, T(args.value));
+    });
+}
+
+void cast(Ctx&, const CastArgs& args) {
+    check_tensor("cast", "out", args.out, args.out.dtype, args.in.elems);
+    for_working_type("cast", args.out.dtype, [&](auto to) {
+        for_working_type("cast", args.in.dtype, [&](auto from) {
+            using To = typename decltype(to)::type;
+            using From = typename decltype(from)::type;
+            To* out = args.out.as<To>();
+            const From* in = args.in.as<From>();
+            for_pieces(args.in.elems, [&](int64_t begin, int64_t end) {
+                for (int64_t i = begin; i < end; i++) out[i] = convert<To>(in[i]);
+            });
+        });
+    });
+}
+
+}  // namespace cpu

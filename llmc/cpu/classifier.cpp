@@ -1,0 +1,75 @@
+// Cross entropy with its gradient in place, CPU.
+#include "llmc/cpu/common.h"
+#include "llmc/cpu/math.h"
+
+namespace cpu {
+namespace {
+
+template <typename T> void ignored_row(const ClassifierArgs& args, int64_t n) {
+    args.losses.as<Acc<T>>()[n] = 0;
+    if (!args.write_dlogits) return;
+    T* row = args.logits.as<T>() + n * args.Vp;
+    std::fill(row, row + args.Vp, T(0.0f));
+}
+
+template <typename T> void counted_row(const ClassifierArgs& args, int64_t n, int64_t target) {
+    using A = Acc<T>;
+    T* row = args.logits.as<T>() + n * args.Vp;
+    A largest = widen(row[0]);
+    Vec<A> most(largest);
+    const int64_t whole = args.V / Vec<A>::kWidth * Vec<A>::kWidth;
+    for (int64_t i = 0; i < whole; i += Vec<A>::kWidth) most = max(most, load(row + i));
+    largest = max_lanes(most);
+    for (int64_t i = whole; i < args.V; i++) largest = std::max(largest, widen(row[i]));
+
+    // Lanes past the end hold -infinity, whose exponential is 0.
+    Vec<A> sum;
+    for (int64_t i = 0; i < whole; i += Vec<A>::kWidth) sum = sum + exp(load(row + i) - Vec<A>(largest));
+    if (whole < args.V) {
+        A rest[Vec<A>::kWidth];
+        std::fill(rest, rest + Vec<A>::kWidth, -std::numeric_limits<A>::infinity());
+        for (int64_t i = whole; i < args.V; i++) rest[i - whole] = widen(row[i]) - largest;
+        sum = sum + exp(load(rest));
+    }
+    const A total = sum_lanes(sum);
+    const A gap = largest - widen(row[target]);
+    args.losses.as<A>()[n] = static_cast<A>(static_cast<double>(gap) + log(static_cast<double>(total)));
+    if (!args.write_dlogits) return;
+
+    const A dloss_mul = A(args.state->dloss_mul), inverse = A(1) / total;
+    const A target_probability = exp(Vec<A>(-gap)).v[0] * inverse;
+    for_lanes<A>(args.V, [&](int64_t i, auto count) {
+        Vec<A> probability = exp(load(row + i, count) - Vec<A>(largest)) * Vec<A>(inverse);
+        store(row + i, probability * Vec<A>(dloss_mul), count);
+    });
+    row[target] = T((target_probability - A(1)) * dloss_mul);
+    std::fill(row + args.V, row + args.Vp, T(0.0f));
+}
+
+template <typename T> void run(const ClassifierArgs& args) {
+    int32_t bad = 0;
+#pragma omp parallel for schedule(static) reduction(+ : bad) if (args.N * args.V >= kParallelElems)
+    for (int64_t n = 0; n < args.N; n++) {
+        const int64_t target = args.targets[n];
+        const bool known = target >= 0 && target < args.V;
+        if (!known && target != kIgnoreIndex) bad++;
+        if (known) counted_row<T>(args, n, target);
+        else ignored_row<T>(args, n);
+    }
+    args.state->bad_tokens += bad;
+}
+
+}  // namespace
+
+void classifier(Ctx&, const ClassifierArgs& args) {
+    CHECK(args.V > 0 && args.V <= args.Vp, "classifier: %lld of %lld columns", (long long)args.V,
+          (long long)args.Vp);
+    for_working_type("classifier", args.logits.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        check_tensor("classifier", "logits", args.logits, dtype_of<T>, args.N * args.Vp);
+        check_tensor("classifier", "losses", args.losses, stat_dtype<T>, args.N);
+        run<T>(args);
+    });
+}
+
+}  // namespace cpu

@@ -1,0 +1,106 @@
+// Token and position embedding of the CPU.
+#include <vector>
+
+#include "llmc/cpu/common.h"
+
+namespace cpu {
+namespace {
+
+template <typename T> void forward(const EmbeddingForwardArgs& args) {
+    const int64_t C = args.C;
+    int32_t bad = 0;
+#pragma omp parallel for schedule(static) reduction(+ : bad) if (args.N * C >= kParallelElems)
+    for (int64_t n = 0; n < args.N; n++) {
+        int64_t token = args.tokens[n];
+        if (token < 0 || token >= args.V) {
+            token = 0;
+            bad++;
+        }
+        const T* embedding = args.wte.as<T>() + token * C;
+        const T* position = args.wpe ? args.wpe.as<T>() + n % args.T * C : nullptr;
+        T* out = args.out.as<T>() + n * C;
+        for_lanes<Acc<T>>(C, [&](int64_t c, auto count) {
+            Vec<Acc<T>> value = load(embedding + c, count);
+            if (position) value = value + load(position + c, count);
+            store(out + c, value, count);
+        });
+    }
+    *args.bad_tokens += bad;
+}
+
+// sum[c] of the listed rows of dout, in order.
+template <typename T, typename Row>
+void sum_rows(std::vector<Acc<T>>& sum, const T* dout, int64_t C, int64_t count, Row&& row) {
+    std::fill(sum.begin(), sum.end(), Acc<T>(0));
+    for (int64_t i = 0; i < count; i++) {
+        int64_t n = row(i);
+        if (n >= 0) add_row_of(sum.data(), dout + n * C, C);
+    }
+}
+
+template <typename T> void backward(const EmbeddingBackwardArgs& args) {
+    const int64_t C = args.C, batches = (args.N + args.T - 1) / args.T;
+    const T* dout = args.dout.as<T>();
+    auto in_vocabulary = [&](int64_t n) { return args.tokens[n] >= 0 && args.tokens[n] < args.V; };
+    // Runs of one token within token_order; run i ends where run i + 1 begins.
+    std::vector<int64_t> begins;
+    for (int64_t i = 0; i < args.N; i++) {
+        bool same = i > 0 && args.tokens[args.token_order[i]] == args.tokens[args.token_order[i - 1]];
+        if (!same) begins.push_back(i);
+    }
+    const int64_t runs = static_cast<int64_t>(begins.size());
+    begins.push_back(args.N);
+
+#pragma omp parallel if (args.N * C >= kParallelElems)
+    {
+        std::vector<Acc<T>> sum(static_cast<size_t>(C));
+#pragma omp for schedule(dynamic, 16)
+        for (int64_t run = 0; run < runs; run++) {
+            const int32_t* rows = args.token_order + begins[run];
+            if (!in_vocabulary(rows[0])) continue;
+            sum_rows(sum, dout, C, begins[run + 1] - begins[run], [&](int64_t i) { return rows[i]; });
+            add_to_grad(args.dwte, args.tokens[rows[0]] * C, sum.data(), C);
+        }
+        if (args.dwpe) {
+#pragma omp for schedule(static)
+            for (int64_t t = 0; t < std::min(args.T, args.N); t++) {
+                sum_rows(sum, dout, C, batches, [&](int64_t b) {
+                    int64_t n = b * args.T + t;
+                    return n < args.N && in_vocabulary(n) ? n : -1;
+                });
+                add_to_grad(args.dwpe, t * C, sum.data(), C);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void embedding_forward(Ctx&, const EmbeddingForwardArgs& args) {
+    for_working_type("embedding_forward", args.out.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        check_tensor("embedding_forward", "out", args.out, dtype_of<T>, args.N * args.C);
+        check_at_least("embedding_forward", "wte", args.wte, dtype_of<T>, args.V * args.C);
+        if (args.wpe)
+            check_at_least("embedding_forward", "wpe", args.wpe, dtype_of<T>, std::min(args.T, args.N) * args.C);
+        forward<T>(args);
+    });
+}
+
+void embedding_backward(Ctx&, const EmbeddingBackwardArgs& args) {
+    for_working_type("embedding_backward", args.dout.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        check_tensor("embedding_backward", "dout", args.dout, dtype_of<T>, args.N * args.C);
+        check_grad<T>("embedding_backward", "dwte", args.dwte, args.dwte.elems);
+        CHECK(args.dwte.elems >= args.V * args.C, "embedding_backward: dwte has %lld elements, expected >= %lld",
+              (long long)args.dwte.elems, (long long)(args.V * args.C));
+        if (args.dwpe) {
+            check_grad<T>("embedding_backward", "dwpe", args.dwpe, args.dwpe.elems);
+            CHECK(args.dwpe.elems >= std::min(args.T, args.N) * args.C, "embedding_backward: dwpe has %lld elements",
+                  (long long)args.dwpe.elems);
+        }
+        backward<T>(args);
+    });
+}
+
+}  // namespace cpu

@@ -1,0 +1,42 @@
+// Rotary position embedding of the CPU, in place.
+#include "llmc/cpu/common.h"
+
+namespace cpu {
+namespace {
+
+// direction 1 rotates forward, -1 back.
+template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
+    using A = Acc<T>;
+    const int64_t half = args.HS / 2, heads = args.NH + args.NKV, width = (heads + args.NKV) * args.HS;
+#pragma omp parallel for schedule(static) if (args.N * heads * args.HS >= kParallelElems)
+    for (int64_t n = 0; n < args.N; n++) {
+        const A* table = args.cos_sin.as<A>() + n % args.T * args.HS;
+        for (int64_t h = 0; h < heads; h++) {
+            T* first = args.qkv.as<T>() + n * width + h * args.HS;
+            T* second = first + half;
+            for (int64_t i = 0; i < half; i++) {
+                A cosine = table[2 * i], sine = table[2 * i + 1] * direction;
+                A x = widen(first[i]), y = widen(second[i]);
+                first[i] = T(x * cosine - y * sine);
+                second[i] = T(y * cosine + x * sine);
+            }
+        }
+    }
+}
+
+void run(const char* op, const RopeArgs& args, int direction) {
+    CHECK(args.HS % 2 == 0, "%s: head size %lld is odd", op, (long long)args.HS);
+    for_working_type(op, args.qkv.dtype, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        check_tensor(op, "qkv", args.qkv, dtype_of<T>, args.N * (args.NH + 2 * args.NKV) * args.HS);
+        check_at_least(op, "cos_sin", args.cos_sin, stat_dtype<T>, std::min(args.T, args.N) * args.HS);
+        rotate<T>(args, Acc<T>(direction));
+    });
+}
+
+}  // namespace
+
+void rope_forward(Ctx&, const RopeArgs& args) { run("rope_forward", args, 1); }
+void rope_backward(Ctx&, const RopeArgs& args) { run("rope_backward", args, -1); }
+
+}  // namespace cpu
