@@ -47,8 +47,8 @@ template <typename T, typename M> void update_with_moments(const AdamWArgs& args
     else update_all<T, M, float>(args);
 }
 
-// Nearest even in one rounding. A double that is not a float goes through the neighbour with an odd last bit, which
-// lies on the same side of every bf16 tie.
+// Nearest even in one rounding. A double that is not a float goes through the neighbour with an odd last bit,
+// which lies on the same side of every bf16 tie.
 bf16 round_to_bf16(double value) {
     float near = static_cast<float>(value);
     uint32_t bits = bf16::to_bits(near);
@@ -81,7 +81,8 @@ void adamw(Ctx&, const AdamWArgs& args) {
         using T = typename decltype(tag)::type;
         check_grad<T>("adamw", "grad", args.grad, n);
         if (args.state->skip) return;
-        CHECK(args.state->adam_step > 0, "adamw before step_guard: step %lld", (long long)args.state->adam_step);
+        CHECK(args.state->adam_step > 0, "adamw before step_guard: step %lld",
+              (long long)args.state->adam_step);
         if constexpr (std::is_same_v<T, double>) update_all<double, double, double>(args);
         else if (args.m.dtype == Dtype::kBf16) update_with_moments<T, bf16>(args);
         else update_with_moments<T, float>(args);

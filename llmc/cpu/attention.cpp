@@ -1,4 +1,4 @@
-// Causal attention of the CPU, a block of queries at a time against all keys up to it: memory is O(T) a thread.
+// Causal attention of the CPU, a block of queries at a time against all keys up to it: O(T) memory a thread.
 #include <omp.h>
 
 #include "llmc/cpu/common.h"
@@ -28,8 +28,8 @@ template <typename T> Operand<T> over_rows(const T* data, int64_t stride, int64_
     return {data, stride, true, columns};
 }
 
-// One row of scores in place: softmax over the first `visible` of `keys`, without the division by the sum, and 0 for
-// the others. Returns the sum; largest is set to the largest scaled score.
+// One row of scores in place: softmax over the first `visible` of `keys` without the division by the sum, and
+// 0 for the others. Returns the sum; largest is set to the largest scaled score.
 template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A softmax_mul, A* largest) {
     Vec<A> most(row[0] * softmax_mul);
     for_lanes<A>(visible, [&](int64_t j, auto n) {
@@ -53,7 +53,8 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Acc<T>
     using A = Acc<T>;
     const Heads<T> heads{args.qkv.as<T>(), args.T, args.NH, args.NKV, args.HS};
     const int64_t kv = h / (args.NH / args.NKV), HS = args.HS;
-    const int64_t score_stride = round_up(args.T, kMicroColumns<A>), out_stride = round_up(HS, kMicroColumns<A>);
+    const int64_t score_stride = round_up(args.T, kMicroColumns<A>);
+    const int64_t out_stride = round_up(HS, kMicroColumns<A>);
     A* scores = scratch;
     A* sums = scores + kQueries * score_stride;
     A* work = sums + kQueries * out_stride;
@@ -64,13 +65,14 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Acc<T>
         A inverse_sum[kQueries];
         for (int64_t i = 0; i < queries; i++) {
             A largest;
-            A sum = exponentials(scores + i * score_stride, first + i + 1, keys, A(args.softmax_mul), &largest);
+            A* row = scores + i * score_stride;
+            A sum = exponentials(row, first + i + 1, keys, A(args.softmax_mul), &largest);
             inverse_sum[i] = A(1) / sum;
             args.lse.as<A>()[(b * args.NH + h) * args.T + first + i] =
                 static_cast<A>(static_cast<double>(largest) + log(static_cast<double>(sum)));
         }
-        multiply(over_columns(scores, score_stride, queries), over_rows(heads.v(b, kv), heads.width(), HS), keys,
-                 sums, out_stride, false, work);
+        multiply(over_columns(scores, score_stride, queries), over_rows(heads.v(b, kv), heads.width(), HS),
+                 keys, sums, out_stride, false, work);
         for (int64_t i = 0; i < queries; i++) {
             T* out = args.out.as<T>() + ((b * args.T + first + i) * args.NH + h) * HS;
             for_lanes<A>(HS, [&](int64_t d, auto n) {
@@ -115,33 +117,34 @@ template <typename A> struct BackwardBuffers {
     }
 };
 
-template <typename T> void store_rows(T* out, int64_t out_stride, const Acc<T>* in, int64_t in_stride, int64_t rows,
-                                      int64_t columns) {
+template <typename T>
+void store_rows(T* out, int64_t out_stride, const Acc<T>* in, int64_t in_stride, int64_t rows,
+                int64_t columns) {
     for (int64_t i = 0; i < rows; i++)
         for_lanes<Acc<T>>(columns, [&](int64_t d, auto n) {
             store(out + i * out_stride + d, load(in + i * in_stride + d, n), n);
         });
 }
 
-// Queries [first, first + queries) of head h: dq of them is written, dk and dv of all keys up to them accumulate.
+// A block of queries of head h: its dq is written; dk and dv of all keys up to it are added to, or set.
 template <typename T>
 void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, int64_t first, bool add,
                     const BackwardBuffers<Acc<T>>& buffers) {
     using A = Acc<T>;
     const Heads<T> heads{args.qkv.as<T>(), args.T, args.NH, args.NKV, args.HS};
-    const int64_t HS = args.HS, width = heads.width(), kv = h / (args.NH / args.NKV), out_width = args.NH * HS;
+    const int64_t HS = args.HS, width = heads.width(), out_width = args.NH * HS;
     const int64_t queries = std::min(kQueries, args.T - first), keys = first + queries;
     const int64_t stride = buffers.score_stride, head_stride = buffers.head_stride;
     const T* q = heads.q(b, h) + first * width;
-    const T *k = heads.k(b, kv), *v = heads.v(b, kv);
+    const T *k = heads.k(b, h / (args.NH / args.NKV)), *v = heads.v(b, h / (args.NH / args.NKV));
     const T* dout = args.dout.as<T>() + (b * args.T + first) * out_width + h * HS;
     const T* out = args.out.as<T>() + (b * args.T + first) * out_width + h * HS;
     const int64_t row_begin = (b * args.NH + h) * args.T + first;
 
-    multiply(over_columns(q, width, queries), over_columns(k, width, keys), HS, buffers.probabilities, stride, false,
-             buffers.work);
-    multiply(over_columns(dout, out_width, queries), over_columns(v, width, keys), HS, buffers.dscores, stride,
+    multiply(over_columns(q, width, queries), over_columns(k, width, keys), HS, buffers.probabilities, stride,
              false, buffers.work);
+    multiply(over_columns(dout, out_width, queries), over_columns(v, width, keys), HS, buffers.dscores,
+             stride, false, buffers.work);
     for (int64_t i = 0; i < queries; i++) {
         const A delta = dot<A>(dout + i * out_width, out + i * out_width, HS);
         const A lse = args.lse.as<A>()[row_begin + i];
@@ -156,18 +159,18 @@ void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, int
         std::fill(p + first + i + 1, p + keys, A(0));
         std::fill(ds + first + i + 1, ds + keys, A(0));
     }
-    multiply(over_columns(buffers.dscores, stride, queries), over_rows(k, width, HS), keys, buffers.dq, head_stride,
-             false, buffers.work);
-    multiply(over_rows(buffers.probabilities, stride, keys), over_rows(dout, out_width, HS), queries, buffers.dv,
+    multiply(over_columns(buffers.dscores, stride, queries), over_rows(k, width, HS), keys, buffers.dq,
+             head_stride, false, buffers.work);
+    multiply(over_rows(buffers.probabilities, stride, keys), over_rows(dout, out_width, HS), queries,
+             buffers.dv, head_stride, add, buffers.work);
+    multiply(over_rows(buffers.dscores, stride, keys), over_rows(q, width, HS), queries, buffers.dk,
              head_stride, add, buffers.work);
-    multiply(over_rows(buffers.dscores, stride, keys), over_rows(q, width, HS), queries, buffers.dk, head_stride,
-             add, buffers.work);
     T* dq = args.dqkv.as<T>() + (b * args.T + first) * width + h * HS;
     store_rows(dq, width, buffers.dq, head_stride, queries, HS);
 }
 
-// One key/value head and the query heads that share it, so that no two threads write the same gradient. Blocks run
-// from the last: it reaches all keys, hence it is the one that sets the sums.
+// One key/value head and the query heads that share it, so that no two threads write the same gradient.
+// Blocks run from the last: it reaches all keys, hence it is the one that sets the sums.
 template <typename T>
 void backward_group(const AttentionBackwardArgs& args, int64_t b, int64_t kv, Acc<T>* memory) {
     const BackwardBuffers<Acc<T>> buffers(memory, args.T, args.HS);
@@ -176,9 +179,9 @@ void backward_group(const AttentionBackwardArgs& args, int64_t b, int64_t kv, Ac
     for (int64_t h = kv * group; h < (kv + 1) * group; h++)
         for (int64_t first = last; first >= 0; first -= kQueries)
             backward_block<T>(args, b, h, first, h > kv * group || first < last, buffers);
-    T* row = args.dqkv.as<T>() + b * args.T * width;
-    store_rows(row + (args.NH + kv) * args.HS, width, buffers.dk, buffers.head_stride, args.T, args.HS);
-    store_rows(row + (args.NH + args.NKV + kv) * args.HS, width, buffers.dv, buffers.head_stride, args.T, args.HS);
+    T* dk = args.dqkv.as<T>() + b * args.T * width + (args.NH + kv) * args.HS;
+    store_rows(dk, width, buffers.dk, buffers.head_stride, args.T, args.HS);
+    store_rows(dk + args.NKV * args.HS, width, buffers.dv, buffers.head_stride, args.T, args.HS);
 }
 
 template <typename T> void backward(const AttentionBackwardArgs& args) {
@@ -187,12 +190,14 @@ template <typename T> void backward(const AttentionBackwardArgs& args) {
     auto scratch = make_buffer<A>(elems * omp_get_max_threads());
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t task = 0; task < args.B * args.NKV; task++)
-        backward_group<T>(args, task / args.NKV, task % args.NKV, scratch.get() + elems * omp_get_thread_num());
+        backward_group<T>(args, task / args.NKV, task % args.NKV,
+                          scratch.get() + elems * omp_get_thread_num());
 }
 
 void check_heads(const char* op, int64_t NH, int64_t NKV, int64_t HS) {
-    CHECK(NH > 0 && NKV > 0 && HS > 0 && NH % NKV == 0, "%s: %lld query heads, %lld key heads, head size %lld", op,
-          (long long)NH, (long long)NKV, (long long)HS);
+    CHECK(NH > 0 && NKV > 0 && HS > 0 && NH % NKV == 0,
+          "%s: %lld query heads, %lld key heads, head size %lld", op, (long long)NH, (long long)NKV,
+          (long long)HS);
 }
 
 }  // namespace
@@ -202,7 +207,8 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
     for_working_type("attention_forward", args.qkv.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
         const int64_t N = args.B * args.T;
-        check_tensor("attention_forward", "qkv", args.qkv, dtype_of<T>, N * (args.NH + 2 * args.NKV) * args.HS);
+        check_tensor("attention_forward", "qkv", args.qkv, dtype_of<T>,
+                     N * (args.NH + 2 * args.NKV) * args.HS);
         check_tensor("attention_forward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_forward", "lse", args.lse, stat_dtype<T>, N * args.NH);
         forward<T>(args);
@@ -214,7 +220,8 @@ void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
     for_working_type("attention_backward", args.qkv.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
         const int64_t N = args.B * args.T;
-        check_tensor("attention_backward", "qkv", args.qkv, dtype_of<T>, N * (args.NH + 2 * args.NKV) * args.HS);
+        check_tensor("attention_backward", "qkv", args.qkv, dtype_of<T>,
+                     N * (args.NH + 2 * args.NKV) * args.HS);
         check_tensor("attention_backward", "dqkv", args.dqkv, dtype_of<T>, args.qkv.elems);
         check_tensor("attention_backward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_backward", "dout", args.dout, dtype_of<T>, args.out.elems);

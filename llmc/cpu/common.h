@@ -53,8 +53,11 @@ inline void check_grad(const char* op, const char* name, const Tensor& t, int64_
 
 // sum[i] += row[i], of any storage type.
 template <typename T> inline void add_row_of(Acc<T>* sum, const T* row, int64_t count) {
-    for_lanes<Acc<T>>(count, [&](int64_t i, auto n) { store(sum + i, load(sum + i, n) + load(row + i, n), n); });
+    for_lanes<Acc<T>>(count, [&](int64_t i, auto n) {
+        store(sum + i, load(sum + i, n) + load(row + i, n), n);
+    });
 }
+// grad[i] += values[i], rounded to G.
 template <typename G> inline void add_to_row(G* grad, const Acc<G>* values, int64_t count) {
     for_lanes<Acc<G>>(count, [&](int64_t i, auto n) {
         store(grad + i, load(grad + i, n) + load(values + i, n), n);

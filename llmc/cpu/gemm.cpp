@@ -71,7 +71,8 @@ template <typename T, typename D> void run_gemm(const GemmArgs& args) {
         for (int64_t task = 0; task < blocks * panels; task++) {
             int64_t k = task / panels * kDepth, j = task % panels * kMicroColumns<A>;
             int64_t depth = std::min(kDepth, K - k);
-            pack_panel<kMicroColumns<A>>(packed_b.get() + k * padded + j * depth, in.b.from(left + j), k, depth);
+            A* panel = packed_b.get() + k * padded + j * depth;
+            pack_panel<kMicroColumns<A>>(panel, in.b.from(left + j), k, depth);
         }
         A* packed_a = private_memory.get() + thread_elems * omp_get_thread_num();
         A* sums = packed_a + round_up(packed_a_elems, 16);
@@ -119,7 +120,7 @@ void gemm(Ctx&, const GemmArgs& args) {
     else if (T == Dtype::kBf16 && D == Dtype::kBf16) run_gemm<bf16, bf16>(args);
     else if (T == Dtype::kBf16 && D == Dtype::kFp32) run_gemm<bf16, float>(args);
     else if (T == Dtype::kFp64 && D == Dtype::kFp64) run_gemm<double, double>(args);
-    else FAIL(kExitBug, "gemm: no CPU operation for %s operands and a %s result", dtype_name(T), dtype_name(D));
+    else FAIL(kExitBug, "gemm: no CPU operation for %s operands and %s D", dtype_name(T), dtype_name(D));
 }
 
 }  // namespace cpu

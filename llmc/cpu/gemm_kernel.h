@@ -2,7 +2,7 @@
 //
 // An element of a product is defined as: for each run of kDepth consecutive k, one chain of fma from 0 in
 // ascending k; the runs are added in ascending order. No tile size or thread count changes that.
-// Source of the blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", TOMS 2008.
+// Source of the blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,13 +19,14 @@ template <typename A> inline constexpr int64_t kMicroColumns = 2 * Vec<A>::kWidt
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Working memory of one operation, on a cache line so that no vector of a panel crosses one. Elements are not set.
+// Working memory of one operation, not set; on a cache line, so that no vector of a panel crosses one.
 struct FreeAligned {
     void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{64}); }
 };
 template <typename A> using Buffer = std::unique_ptr<A[], FreeAligned>;
 template <typename A> inline Buffer<A> make_buffer(int64_t elems) {
-    return Buffer<A>(static_cast<A*>(::operator new(static_cast<size_t>(elems) * sizeof(A), std::align_val_t{64})));
+    void* memory = ::operator new(static_cast<size_t>(elems) * sizeof(A), std::align_val_t{64});
+    return Buffer<A>(static_cast<A*>(memory));
 }
 
 // An operand: element (i, k) with i the row of A or the column of B.
@@ -64,8 +65,8 @@ inline void transpose(Vec<float> (&r)[8]) {
 }
 
 // Packs `width` of the i (those from 0 on; missing ones as 0) and k in [k_begin, k_begin + depth) as
-// panel[k][width], converted to A. Writes up to a vector past the panel, so panels are packed in ascending order and
-// the last one needs kPanelSlack spare elements.
+// panel[k][width], converted to A. Writes up to a vector past the panel, so panels are packed in ascending
+// order and the last one needs kPanelSlack spare elements.
 inline constexpr int64_t kPanelSlack = 8;
 template <int64_t width, typename A, typename T>
 inline void pack_panel(A* panel, const Operand<T>& in, int64_t k_begin, int64_t depth) {
@@ -77,10 +78,10 @@ inline void pack_panel(A* panel, const Operand<T>& in, int64_t k_begin, int64_t 
             const T* from = in.data + (k_begin + k) * in.stride;
             for (int g = 0; g < kGroups; g++) {
                 int64_t lanes = std::min<int64_t>(kLanes, in.count - g * kLanes);
-                if (lanes == kLanes) store(panel + k * width + g * kLanes, load(from + g * kLanes));
-                else if (lanes > 0)
-                    store(panel + k * width + g * kLanes, load(from + g * kLanes, static_cast<int>(lanes)));
-                else store(panel + k * width + g * kLanes, Vec<A>());
+                A* to = panel + k * width + g * kLanes;
+                if (lanes == kLanes) store(to, load(from + g * kLanes));
+                else if (lanes > 0) store(to, load(from + g * kLanes, static_cast<int>(lanes)));
+                else store(to, Vec<A>());
             }
         }
         return;
@@ -125,11 +126,11 @@ inline void micro_kernel(int64_t depth, const A* a, const A* b, A* sums, int64_t
     put(3, c30, c31), put(4, c40, c41), put(5, c50, c51);
 }
 
-// sums (M rounded up to 6 rows, N rounded up to kMicroColumns, rows `stride` apart) = or += packed A times packed B,
+// sums (M rounded up to kMicroRows, N to kMicroColumns, rows `stride` apart) = or += packed A times packed B,
 // one block of `depth` k.
 template <typename A>
-inline void multiply_packed(int64_t M, int64_t N, int64_t depth, const A* a, const A* b, A* sums, int64_t stride,
-                            bool add) {
+inline void multiply_packed(int64_t M, int64_t N, int64_t depth, const A* a, const A* b, A* sums,
+                            int64_t stride, bool add) {
     for (int64_t j = 0; j < N; j += kMicroColumns<A>)
         for (int64_t i = 0; i < M; i += kMicroRows)
             micro_kernel(depth, a + i * depth, b + j * depth, sums + i * stride + j, stride, add);
@@ -137,7 +138,8 @@ inline void multiply_packed(int64_t M, int64_t N, int64_t depth, const A* a, con
 
 template <int64_t width, typename A, typename T>
 inline void pack(A* panels, const Operand<T>& in, int64_t k_begin, int64_t depth) {
-    for (int64_t i = 0; i < in.count; i += width) pack_panel<width>(panels + i * depth, in.from(i), k_begin, depth);
+    for (int64_t i = 0; i < in.count; i += width)
+        pack_panel<width>(panels + i * depth, in.from(i), k_begin, depth);
 }
 
 // Elements of scratch that multiply needs for one product.

@@ -46,10 +46,10 @@ template <Kind kind, typename T> void forward_row(const NormForwardArgs& args, i
     });
 }
 
-// dx of one row, and its terms of the weight's and bias's gradients added to dweight and dbias (either may be null).
+// dx of one row; its terms of the gradients of weight and bias (may be null) are added to dweight and dbias.
 template <Kind kind, typename T>
-void backward_row(T* dx, const T* dresidual, Acc<T>* dweight, Acc<T>* dbias, const T* dout, const T* x, Acc<T> mean,
-                  Acc<T> rstd, const T* weight, int64_t C) {
+void backward_row(T* dx, const T* dresidual, Acc<T>* dweight, Acc<T>* dbias, const T* dout, const T* x,
+                  Acc<T> mean, Acc<T> rstd, const T* weight, int64_t C) {
     using A = Acc<T>;
     Vec<A> sum_g, sum_gx;
     for_lanes<A>(C, [&](int64_t c, auto count) {
@@ -156,11 +156,11 @@ template <typename T> void qk_backward(const QkNormBackwardArgs& args) {
         for (int64_t n = run * runs.rows; n < std::min(args.N, (run + 1) * runs.rows); n++) {
             for (int64_t h = 0; h < heads; h++) {
                 T* dqkv = args.dqkv.as<T>() + n * width + h * HS;
-                const T* none = nullptr;
+                const T* x = args.in.as<T>() + n * width + h * HS;
                 const T* weight = h < args.NH ? args.q_weight.as<T>() : args.k_weight.as<T>();
-                backward_row<Kind::kRms>(dqkv, none, h < args.NH ? dq_weight : dq_weight + HS, static_cast<A*>(nullptr),
-                                         dqkv, args.in.as<T>() + n * width + h * HS, A(0),
-                                         args.rstd.as<A>()[n * heads + h], weight, HS);
+                A* dweight = h < args.NH ? dq_weight : dq_weight + HS;
+                const A rstd = args.rstd.as<A>()[n * heads + h];
+                backward_row<Kind::kRms, T>(dqkv, nullptr, dweight, nullptr, dqkv, x, A(0), rstd, weight, HS);
             }
         }
     }
@@ -170,10 +170,16 @@ template <typename T> void qk_backward(const QkNormBackwardArgs& args) {
 
 }  // namespace
 
-void layernorm_forward(Ctx&, const NormForwardArgs& args) { run_forward<Kind::kLayer>("layernorm_forward", args); }
+void layernorm_forward(Ctx&, const NormForwardArgs& args) {
+    run_forward<Kind::kLayer>("layernorm_forward", args);
+}
 void rmsnorm_forward(Ctx&, const NormForwardArgs& args) { run_forward<Kind::kRms>("rmsnorm_forward", args); }
-void layernorm_backward(Ctx&, const NormBackwardArgs& args) { run_backward<Kind::kLayer>("layernorm_backward", args); }
-void rmsnorm_backward(Ctx&, const NormBackwardArgs& args) { run_backward<Kind::kRms>("rmsnorm_backward", args); }
+void layernorm_backward(Ctx&, const NormBackwardArgs& args) {
+    run_backward<Kind::kLayer>("layernorm_backward", args);
+}
+void rmsnorm_backward(Ctx&, const NormBackwardArgs& args) {
+    run_backward<Kind::kRms>("rmsnorm_backward", args);
+}
 
 void qk_norm_forward(Ctx&, const QkNormForwardArgs& args) {
     const char* op = "qk_norm_forward";

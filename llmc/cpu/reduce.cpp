@@ -5,9 +5,10 @@
 namespace cpu {
 namespace {
 
-// *sum += the pieces' sums in order. Piece i is elements [i * length, (i + 1) * length) of n, and piece_sum(begin,
-// count) adds it up: the order depends on n alone.
-template <typename PieceSum> void add_in_pieces(double* sum, double* partial, int64_t n, PieceSum&& piece_sum) {
+// *sum += the pieces' sums in order. Piece i is elements [i * length, (i + 1) * length) of n, and
+// piece_sum(begin, count) adds it up: the order depends on n alone.
+template <typename PieceSum>
+void add_in_pieces(double* sum, double* partial, int64_t n, PieceSum&& piece_sum) {
     const int64_t length = std::max<int64_t>(64, (n + kPartialSums - 1) / kPartialSums);
     const int64_t pieces = (n + length - 1) / length;
 #pragma omp parallel for schedule(static) if (n >= kParallelElems)
