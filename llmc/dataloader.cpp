@@ -154,7 +154,8 @@ std::string DataLoader::fingerprint_json() const {
 std::string DataLoader::check_fingerprint(const std::string& text) const {
     std::vector<SavedShard> saved;
     try {
-        for (const nlohmann::json& row : nlohmann::json::parse(text).at("shards"))
+        const nlohmann::json parsed = nlohmann::json::parse(text);
+        for (const nlohmann::json& row : parsed.at("shards"))
             saved.push_back({row.at("name"), row.at("fingerprint"), row.at("tokens"), row.at("token_bytes")});
     } catch (const nlohmann::json::exception& error) {
         return strf("the checkpoint's list of data shards is not readable: %s", error.what());
