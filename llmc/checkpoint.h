@@ -1,14 +1,15 @@
 // Checkpoints: a directory that is a Hugging Face model (config.json, model*.safetensors) plus optimizer/ and
 // state.json, complete or absent, never half.
 //
-//   ROOT/step-00000120/config.json                       Hugging Face configuration
-//                      model.safetensors                 or model-00001-of-0000N.safetensors + index (5 GB parts)
-//                      optimizer/{master,m,v}.safetensors  by our parameter name, whole stored shape
-//                      state.json                        step, cursor, resolved options, data fingerprint, plans
-//                      manifest.json                     XXH3-128 and size of every other file; written last
+//   ROOT/step-00000120/config.json         Hugging Face configuration
+//                      model.safetensors   or model-00001-of-0000N.safetensors + index (parts of 5 GB)
+//                      optimizer/{master,m,v}.safetensors   by our parameter name, whole stored shape
+//                      state.json          step, cursor, resolved options, data fingerprint, plans
+//                      tokenizer.json ...  copied where the request names a tokenizer
+//                      manifest.json       XXH3-128 and size of every other file; written last
 //
-// Written under ROOT/.tmp-step-..., every file and the directory fsynced, then renamed. Readers trust a directory only
-// when its manifest matches.
+// Written under ROOT/.tmp-step-..., every file and the directory fsynced, then renamed. Readers trust a
+// directory only when its manifest matches.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,52 +17,76 @@
 #include <vector>
 
 #include "llmc/dtype.h"
+#include "llmc/file_util.h"
 #include "llmc/params.h"
 
 enum class StateKind { kWeight, kMaster, kMomentM, kMomentV };
 
 // How the checkpoint reaches the training state, wherever it lives. Ranges are elements within one parameter.
 struct StateAccess {
-    Dtype weight_dtype = Dtype::kBf16, moment_dtype = Dtype::kFp32;   // of kWeight, and of kMomentM/V; kMaster is fp32
+    Dtype weight_dtype = Dtype::kBf16;  // of kWeight: bf16 or fp32
+    Dtype moment_dtype = Dtype::kFp32;  // of kMomentM and kMomentV: bf16 or fp32; kMaster is always fp32
     // Copy elements [begin, begin + count) of parameter `index` to or from host memory, in that kind's dtype.
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, void* host)> read;
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, const void* host)> write;
 };
 
+// Host memory for one block on its way between state and file; a transposing copy uses two.
+inline constexpr int64_t kStagingBytes = int64_t{32} << 20;
+// The size at which transformers splits a model by default, too.
+inline constexpr int64_t kMaxPartBytes = 5'000'000'000;
+
 struct CheckpointRequest {
-    std::string root;                  // --save
+    std::string root;  // --save
     int64_t step = 0;
-    int64_t seq_length = 0;            // for config.json where a field needs it
-    std::string state_json;            // the loop's state, an object; stored as state.json
-    std::string tokenizer;             // file or directory copied beside the model, "" for none
-    int64_t keep = 0;                  // 0: all
+    int64_t seq_length = 0;                  // rope models: config.json promises at least this many positions
+    std::string state_json;                  // the loop's state, an object; stored as state.json
+    std::string tokenizer;                   // file or directory copied beside the model, "" for none
+    int64_t keep = 0;                        // complete checkpoints to keep, 0: all
+    int64_t max_part_bytes = kMaxPartBytes;  // a larger tensor gets a part of its own
+    int64_t staging_bytes = kStagingBytes;
+    IoHook io_hook;  // tests only
 };
 
-// Writes one checkpoint and drops the oldest beyond `keep` (never the one it was resumed from before the new one is
-// complete). Returns its path. Disk errors: Error with exit 7; what was there before stays as it was.
-std::string save_checkpoint(const CheckpointRequest& request, const ModelConfig& config, const ParamTable& table,
-                            const StateAccess& access);
-int64_t checkpoint_bytes(const ModelConfig& config, const ParamTable& table, Dtype weight_dtype, Dtype moment_dtype);
+// Writes one checkpoint, replaces one of the same step, and drops the older ones beyond `keep` (only once the
+// new one is complete). Leftovers of killed runs are removed first. Returns its path. Too little space, write
+// errors: Error with exit 7; what was there before stays as it was.
+std::string save_checkpoint(const CheckpointRequest& request, const ModelConfig& config,
+                            const ParamTable& table, const StateAccess& access);
+// Bytes of one checkpoint without state.json and tokenizer; never too few.
+int64_t checkpoint_bytes(const ModelConfig& config, const ParamTable& table, Dtype weight_dtype,
+                         Dtype moment_dtype);
+
+// The files that `tokenizer` (--tokenizer) stands for: itself, or the known names in that directory. Exit 2
+// where there are none or a name is one of ours, so that a run can ask before it starts. "" gives none.
+std::vector<std::string> tokenizer_files(const std::string& tokenizer);
 
 struct FoundCheckpoint {
     std::string path;
     std::string state_json;
-    std::vector<std::string> skipped;   // newer ones that were damaged, with the reason, one line each
+    std::vector<std::string> skipped;  // newer ones that were damaged, with the reason, one line each
 };
-// `where` is a checkpoint directory, or "auto": the newest complete one under root. A damaged directory named
-// explicitly, or no usable one at all, is an Error with exit 5. "auto" with no checkpoint at all returns path "".
+// `where` is a checkpoint directory, or "auto": the newest complete one under root. A damaged directory that is
+// named, or no usable one at all, is an Error with exit 5. "auto" with no checkpoint at all returns path "".
 FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root);
 
-// Everything: weights, masters, moments. Shapes and dtypes must match (exit 2, naming the tensor).
+// Everything: weights, masters, moments, bit for bit. Shapes and dtypes must match (exit 2, naming the
+// tensor). Rows of kWeight that no Hugging Face tensor has (vocabulary padding) are the rounded master.
+// `path` is one that find_checkpoint gave: hashes are not checked a second time.
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access);
+                     const StateAccess& access, int64_t staging_bytes = kStagingBytes);
 
-// Weights only, from any directory in the format of transformers: sharded index or single file, tied head, GPT-2 names
-// with or without "transformer.", attn.bias buffers ignored, F32/F16/BF16. Writes kMaster (fp32) of every parameter, padded
-// rows as 0. Missing, surplus or misshapen tensors: exit 2, naming the first.
+// Weights only, from any directory in the format of transformers: sharded index or single file, tied head
+// absent or present, GPT-2 names with or without "transformer.", attn.bias buffers ignored, F32/F16/BF16.
+// Writes kMaster (fp32) of every parameter, padded rows as 0. Missing, surplus or misshapen tensors: exit 2,
+// naming the first.
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access);
+                     const StateAccess& access, int64_t staging_bytes = kStagingBytes);
 
-// config.json <-> ModelConfig. Reading names the first field that is missing or not supported (exit 2).
-std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype);
+// config.json <-> ModelConfig. Reading names the first field that is missing or not supported (exit 2). What
+// no class of transformers computes (hf_class kOwn) is written with model_type "llmfp8" and every field of
+// ModelConfig.
+std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length = 0);
 ModelConfig model_config_from_hf(const std::string& directory);
+// The same from the file's text; `where` is its path, for messages.
+ModelConfig model_config_from_json(const std::string& text, const std::string& where);

@@ -1,0 +1,258 @@
+#include "llmc/file_util.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+// Compiled in here, so that nothing has to be linked and the hash uses this build's instruction set.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "llmc/check.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kIoBytes = int64_t{4} << 20;  // one read of a file that is only hashed
+
+[[noreturn]] void fail_disk(const char* call, const std::string& path, int error) {
+    const char* advice = "";
+    if (error == ENOSPC) advice = "; free space on that disk or choose another --save";
+    if (error == EDQUOT) advice = "; the quota is used up";
+    if (error == EFBIG) advice = "; raise the file size limit (ulimit -f)";
+    FAIL(kExitDisk, "cannot %s %s: %s%s", call, path.c_str(), std::strerror(error), advice);
+}
+
+[[noreturn]] void fail_read(const std::string& path, int error) {
+    FAIL(kExitBadInput, "cannot read %s: %s", path.c_str(), std::strerror(error));
+}
+
+void ask_hook(const IoHook& hook, const char* call, const std::string& path) {
+    if (!hook) return;
+    if (int error = hook(call, path)) fail_disk(call, path, error);
+}
+
+// Writing past the limit raises SIGXFSZ, which ends the process by default; asked beforehand, it is an error
+// like others.
+bool beyond_size_limit(int64_t bytes) {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
+    return static_cast<uint64_t>(bytes) > limit.rlim_cur;
+}
+
+std::string hex(XXH128_hash_t hash) {
+    return strf("%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+}
+
+struct HashState {
+    XXH3_state_t* state = XXH3_createState();
+    HashState() { CHECK(state && XXH3_128bits_reset(state) == XXH_OK, "no memory for a hash state"); }
+    ~HashState() { XXH3_freeState(state); }
+    HashState(const HashState&) = delete;
+    HashState& operator=(const HashState&) = delete;
+    void update(const void* data, int64_t bytes) {
+        XXH3_128bits_update(state, data, static_cast<size_t>(bytes));
+    }
+    std::string digest() const { return hex(XXH3_128bits_digest(state)); }
+};
+
+struct Descriptor {
+    int fd;
+    explicit Descriptor(int fd_) : fd(fd_) {}
+    ~Descriptor() {
+        if (fd >= 0) ::close(fd);
+    }
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+};
+
+}  // namespace
+
+struct OutputFile::Impl {
+    std::string path;
+    IoHook hook;
+    int fd = -1;
+    int64_t bytes = 0;
+    HashState hash;
+};
+
+OutputFile::OutputFile(const std::string& path, const IoHook& hook) : impl_(std::make_unique<Impl>()) {
+    impl_->path = path;
+    impl_->hook = hook;
+    ask_hook(hook, "open", path);
+    impl_->fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (impl_->fd < 0) fail_disk("open", path, errno);
+}
+
+OutputFile::~OutputFile() {
+    if (impl_->fd >= 0) ::close(impl_->fd);
+}
+
+void OutputFile::write(const void* data, int64_t bytes) {
+    CHECK(impl_->fd >= 0 && bytes >= 0, "write of %lld bytes to %s", static_cast<long long>(bytes),
+          impl_->path.c_str());
+    ask_hook(impl_->hook, "write", impl_->path);
+    if (beyond_size_limit(impl_->bytes + bytes)) fail_disk("write", impl_->path, EFBIG);
+    const char* next = static_cast<const char*>(data);
+    for (int64_t left = bytes; left > 0;) {
+        ssize_t done =
+            ::write(impl_->fd, next, static_cast<size_t>(std::min<int64_t>(left, int64_t{1} << 30)));
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) fail_disk("write", impl_->path, errno);
+        next += done;
+        left -= done;
+    }
+    impl_->hash.update(data, bytes);
+    impl_->bytes += bytes;
+}
+
+void OutputFile::close() {
+    CHECK(impl_->fd >= 0, "%s closed twice", impl_->path.c_str());
+    ask_hook(impl_->hook, "fsync", impl_->path);
+    if (::fsync(impl_->fd) != 0) fail_disk("fsync", impl_->path, errno);
+    int fd = impl_->fd;
+    impl_->fd = -1;
+    // Network file systems report a failed write only here.
+    if (::close(fd) != 0 && errno != EINTR) fail_disk("close", impl_->path, errno);
+}
+
+int64_t OutputFile::bytes() const { return impl_->bytes; }
+std::string OutputFile::xxh3() const { return impl_->hash.digest(); }
+
+void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use) {
+    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (file.fd < 0) fail_read(path, errno);
+    posix_fadvise(file.fd, 0, 0, POSIX_FADV_SEQUENTIAL);
+    std::vector<char> buffer(static_cast<size_t>(kIoBytes));
+    while (true) {
+        ssize_t got = ::read(file.fd, buffer.data(), buffer.size());
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_read(path, errno);
+        if (got == 0) return;
+        use(buffer.data(), static_cast<int64_t>(got));
+    }
+}
+
+std::string read_text_file(const std::string& path, int64_t max_bytes) {
+    std::string text;
+    read_file(path, [&](const void* data, int64_t bytes) {
+        REQUIRE(static_cast<int64_t>(text.size()) + bytes <= max_bytes, "%s is longer than %lld bytes",
+                path.c_str(), static_cast<long long>(max_bytes));
+        text.append(static_cast<const char*>(data), static_cast<size_t>(bytes));
+    });
+    return text;
+}
+
+std::string xxh3_of_file(const std::string& path) {
+    HashState hash;
+    read_file(path, [&](const void* data, int64_t bytes) { hash.update(data, bytes); });
+    return hash.digest();
+}
+
+std::string xxh3_of_text(const std::string& text) { return hex(XXH3_128bits(text.data(), text.size())); }
+
+bool is_directory(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
+bool is_regular_file(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_regular_file(path, ignored);
+}
+
+int64_t file_bytes(const std::string& path) {
+    struct stat info {};
+    return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? static_cast<int64_t>(info.st_size)
+                                                                     : -1;
+}
+
+std::vector<std::string> list_directory(const std::string& path) {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+        names.push_back(entry->path().filename().string());
+    if (error) fail_read(path, error.value());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+void make_directory(const std::string& path, const IoHook& hook) {
+    ask_hook(hook, "mkdir", path);
+    if (::mkdir(path.c_str(), 0777) != 0) fail_disk("mkdir", path, errno);
+}
+
+void make_directories(const std::string& path, const IoHook& hook) {
+    if (is_directory(path)) return;
+    const std::string parent = fs::path(path).parent_path().string();
+    if (!parent.empty()) make_directories(parent, hook);
+    ask_hook(hook, "mkdir", path);
+    // Another process may have been quicker; what counts is that it is there.
+    if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_directory(path)))
+        fail_disk("mkdir", path, errno);
+    sync_directory(parent.empty() ? "." : parent, hook);
+}
+
+void sync_directory(const std::string& path, const IoHook& hook) {
+    ask_hook(hook, "fsync", path);
+    Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (directory.fd < 0) fail_disk("open", path, errno);
+    // Some network file systems have no fsync for folders and say EINVAL: their renames are synchronous.
+    if (::fsync(directory.fd) != 0 && errno != EINVAL) fail_disk("fsync", path, errno);
+}
+
+void rename_path(const std::string& from, const std::string& to, const IoHook& hook) {
+    ask_hook(hook, "rename", from);
+    if (::rename(from.c_str(), to.c_str()) != 0) fail_disk("rename", from + " to " + to, errno);
+}
+
+bool exchange_paths(const std::string& a, const std::string& b, const IoHook& hook) {
+    ask_hook(hook, "rename", a);
+    if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+    if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EXDEV) return false;
+    fail_disk("exchange", a + " and " + b, errno);
+}
+
+bool remove_tree(const std::string& path) noexcept {
+    std::error_code error;
+    fs::remove_all(path, error);
+    return !error;
+}
+
+int64_t free_bytes(const std::string& path) {
+    struct statvfs info {};
+    if (::statvfs(path.c_str(), &info) != 0) fail_read(path, errno);
+    int64_t bytes = 0;  // some network file systems report more than any count holds
+    if (__builtin_mul_overflow(info.f_bavail, info.f_frsize, &bytes)) return INT64_MAX;
+    return bytes;
+}
+
+void require_free_space(const std::string& path, int64_t needed_bytes, const std::string& what) {
+    const int64_t free = free_bytes(path);
+    if (needed_bytes > free)
+        FAIL(kExitDisk,
+             "no space for %s under %s: %lld bytes needed, %lld free; free some, choose another --save or a "
+             "smaller --keep",
+             what.c_str(), path.c_str(), static_cast<long long>(needed_bytes), static_cast<long long>(free));
+}
+
+std::string printable(const std::string& text) {
+    std::string out;
+    for (char c : text.substr(0, 120)) {
+        if (static_cast<unsigned char>(c) < 32 || c == 127 || c == '"' || c == '\\')
+            out += strf("\\x%02x", static_cast<unsigned char>(c));
+        else
+            out += c;
+    }
+    return text.size() > 120 ? out + "..." : out;
+}
