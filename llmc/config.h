@@ -23,20 +23,21 @@ struct Config {
     int64_t global_batch_size = 0;      // sequences per optimizer step
     int64_t rampup_start = 0, rampup_increment = 0, rampup_samples = 0;   // --rampup-batch-size "START INC SAMPLES"
     int64_t train_iters = 0;            // 0: from --epochs
-    double epochs = 0;                  // 0: as many as --train-iters needs
+    double epochs = 0;                  // 0: --train-iters decides; else train_iters follows from the data
 
     // data
     std::vector<std::string> train_data, valid_data;   // globs
     std::string token_dtype;            // "", "uint16", "uint32": for headerless shards
-    int64_t eval_interval = 0, eval_iters = 0;
+    int64_t eval_interval = 0;          // steps; 0: only at the end
+    int64_t eval_iters = 0;             // micro-batches per evaluation
 
     // optimizer
     double lr = 0, min_lr = 0;
     LrDecay lr_decay_style = LrDecay::kCosine;
     int64_t lr_warmup_iters = 0;
-    int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay
+    int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay; 0: a tenth of the run
     double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
-    int64_t max_skips = 0;              // consecutive skipped steps before exit 4
+    int64_t max_skips = 0;              // consecutive skipped steps to bear; one more: exit 4
 
     // numbers
     Dtype dtype = Dtype::kBf16;         // activations and weights
@@ -49,7 +50,8 @@ struct Config {
 
     // checkpoints
     std::string save, load, resume;     // resume: a directory or "auto"
-    int64_t save_interval = 0, keep = 0;
+    int64_t save_interval = 0;          // steps; 0: only at the end
+    int64_t keep = 0;                   // newest checkpoints to keep; 0: all
     std::string tokenizer;              // directory or file copied into every checkpoint, optional
 
     // output
@@ -59,28 +61,39 @@ struct Config {
 
     // other
     bool dry_run = false;
-    int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps
+    int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
     bool overfit_one_batch = false;
+
+    bool operator==(const Config&) const = default;
+};
+
+// What the run has to work with, as far as options depend on it.
+struct Machine {
+    bool gpu = true;
+    int ranks = 1;
 };
 
 struct ParsedConfig {
     Config config;
-    bool help = false;              // --help was asked: print `text` and leave with 0
-    std::string text;               // help text
-    std::vector<std::string> idle;  // options that were set and have nothing to do for lack of ranks or hardware
+    bool help = false;               // --help was asked: print `text` and leave with 0
+    std::string text;                // help text
+    std::vector<std::string> idle;   // options that were set and have nothing to do for lack of hardware
+    std::vector<std::string> notes;  // llm.c spellings that were used: "-b is --micro-batch-size"
 };
 
 // Parse a command line for one executable ("gpt2" or "llama": its presets and defaults). Reads --config FILE first,
 // then the command line wins. An unknown option or key is an error with the nearest name; an option that was set and
 // has no effect under the chosen model or the other options is an error with the reason (Error, exit 2).
-ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family);
+ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
+                          const Machine& machine = {});
 
 // The resolved configuration as JSON text that loads back (through --config) to the same run: inert fields left out.
 std::string config_to_json(const Config& config, const std::string& family);
 // Lines "name = value" of every option that acts, grouped, for the banner.
 std::string config_to_text(const Config& config, const std::string& family);
 // What differs between a checkpoint's configuration (JSON text) and this one, as lines; for --resume.
-// must_match: the ones that would make it another run (model shape, seed, global batch, sequence length, data).
+// must_match: the ones that would make it another run (model shape, seed, global batch, sequence length, dtypes).
+// Paths of the data may change: what counts is DataLoader::check_fingerprint.
 struct ConfigDiff {
     std::vector<std::string> must_match, changed;
 };

@@ -40,12 +40,18 @@ struct RunHeader {
     double flops_per_token = 0;
 };
 
+// One JSON object a line: {"type": "header" | "step" | "eval" | "checkpoint" | "event" | "sample", "step": ...,
+// fields as named in the structs above}. Doubles read back to the same bits; what JSON cannot say is the string
+// "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of the disk: exit 7.
 class RunLog {
 public:
-    // path "" writes no file. append: after a resume; records of steps beyond `resume_step` in an existing file are
-    // cut off first, so that no step is there twice.
+    // path "" writes no file; missing directories are made. append: after a resume; records of steps beyond
+    // `resume_step` in an existing file are cut off first, so that no step is there twice. A file that is not such
+    // a log is refused (exit 2). Without append an existing file is replaced.
     RunLog(const std::string& path, bool append, int64_t resume_step);
     ~RunLog();
+    RunLog(const RunLog&) = delete;
+    RunLog& operator=(const RunLog&) = delete;
     void header(const RunHeader& header);
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
@@ -54,12 +60,20 @@ public:
     void sample(int64_t step, const std::string& text);
 
 private:
+    void write(const std::string& line);   // one record, without the newline
+
     std::FILE* file_ = nullptr;
     std::string path_;
+    int64_t step_ = 0;                     // of the latest record; header and events belong to it
 };
 
-// "step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31"
+// step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
+// Unknown figures (not finite, or not positive where that means nothing) are n/a; a skipped step says so.
 std::string step_line(const StepRecord& record);
 
-// Dense matmul peak in FLOP/s of a device for a dtype; 0 when the device is not in the audited table.
+// "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s"
+std::string eval_line(const EvalRecord& record);
+
+// Dense matmul peak in FLOP/s of a device (its whole name, as CUDA reports it) for a dtype, without sparsity and
+// with FP32 accumulation; fp32 means plain FP32, not TF32. 0 when it is not in the audited table.
 double peak_flops(const std::string& device_name, Dtype dtype);

@@ -1,0 +1,346 @@
+#include "llmc/config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cxxopts.hpp>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "llmc/check.h"
+#include "llmc/config_table.h"
+
+namespace {
+
+// A value that the user gave, and how to name its place in an error.
+struct Setting {
+    Json value;
+    std::string where;   // "--lr" or "run.json: lr"
+};
+using Settings = std::map<std::string, Setting>;   // by option name
+
+std::string dashes(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    return name;
+}
+
+// ---- names ----
+
+// Levenshtein distance: insertions, deletions and substitutions that turn a into b.
+size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) row[j] = j;
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            size_t up = row[j];
+            row[j] = std::min({up + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+            diagonal = up;
+        }
+    }
+    return row[b.size()];
+}
+
+std::string nearest(const std::string& word, const std::vector<std::string>& names) {
+    return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+        return edit_distance(word, a) < edit_distance(word, b);
+    });
+}
+
+std::vector<std::string> option_names() {
+    std::vector<std::string> names = {"config", "help"};
+    for (const OptionRow& row : option_table()) names.push_back(row.name);
+    return names;
+}
+
+bool is_option(const std::string& name) { return name == "config" || name == "help" || find_option(name); }
+
+// The table's name for a one-dash option of llm.c, or an error that says what to write instead.
+std::string llmc_option(const std::string& option) {
+    if (option == "-h") return "help";
+    for (const OptionRow& row : option_table())
+        if (row.llmc && option == row.llmc) return row.name;
+    for (const LlmcHint& hint : llmc_hints())
+        REQUIRE(option != hint.option, "%s of llm.c has no equal here: use %s", option.c_str(), hint.text);
+    FAIL(kExitBadInput, "unknown option %s: did you mean --%s?", option.c_str(),
+         nearest(dashes(option.substr(1)), option_names()).c_str());
+}
+
+// ---- command line ----
+
+// The command line in the spelling that cxxopts reads: names with dashes, llm.c's options by their long names,
+// and one --option=value for each word of a list, so that a glob which the shell expanded works.
+std::vector<std::string> normalise(int argc, const char* const* argv, std::vector<std::string>* notes) {
+    std::vector<std::string> words = {argc > 0 ? argv[0] : "train"};
+    std::string list;        // the list option that bare words belong to
+    bool list_empty = false;
+    auto end_list = [&] { REQUIRE(!list_empty, "--%s needs a value", list.c_str()); };
+    for (int i = 1; i < argc; i++) {
+        std::string word = argv[i];
+        const bool dash = word.size() > 1 && word[0] == '-';
+        const bool is_long = dash && word.size() > 2 && word[1] == '-';
+        const bool is_short = dash && std::isalpha(static_cast<unsigned char>(word[1]));
+        if (!is_long && !is_short) {
+            words.push_back(list.empty() ? word : "--" + list + "=" + word);
+            list_empty = false;
+            continue;
+        }
+        end_list();
+        std::string option = word.substr(0, word.find('='));
+        std::string value = word.substr(option.size());
+        std::string name = is_long ? dashes(option.substr(2)) : llmc_option(option);
+        REQUIRE(is_option(name), "unknown option %s: did you mean --%s?", option.c_str(),
+                nearest(name, option_names()).c_str());
+        if (is_short) notes->push_back(option + " is --" + name);
+        const OptionRow* row = find_option(name);
+        list = row && row->value.list ? name : "";
+        list_empty = !list.empty() && value.empty();
+        if (!list_empty) words.push_back("--" + name + value);
+    }
+    end_list();
+    return words;
+}
+
+struct CommandLine {
+    std::vector<std::pair<std::string, std::string>> options;   // name, value as text, in order
+    bool help = false;
+};
+
+CommandLine read_command_line(const std::vector<std::string>& words) {
+    cxxopts::Options options("train");
+    auto add = options.add_options();
+    auto flag_value = [] { return cxxopts::value<std::string>()->implicit_value("true"); };
+    add("config", "", cxxopts::value<std::string>())("help", "", flag_value());
+    for (const OptionRow& row : option_table())
+        add(row.name, "", row.value.flag ? flag_value() : cxxopts::value<std::string>());
+
+    std::vector<const char*> argv;
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    CommandLine line;
+    try {
+        cxxopts::ParseResult result = options.parse(static_cast<int>(argv.size()), argv.data());
+        for (const cxxopts::KeyValue& pair : result.arguments()) {
+            line.help = line.help || pair.key() == "help";
+            // "--lr --min-lr 0" makes cxxopts take the second option for the value of the first.
+            REQUIRE(pair.value().substr(0, 2) != "--" || !is_option(dashes(pair.value().substr(2))),
+                    "--%s needs a value", pair.key().c_str());
+            line.options.emplace_back(pair.key(), pair.value());
+        }
+        REQUIRE(result.unmatched().empty(),
+                "unexpected word \"%s\": a value follows its option; true-or-false options take "
+                "--option=false", result.unmatched()[0].c_str());
+    } catch (const cxxopts::exceptions::missing_argument&) {
+        FAIL(kExitBadInput, "%s needs a value", words.back().c_str());
+    } catch (const cxxopts::exceptions::exception& error) {
+        FAIL(kExitBadInput, "command line: %s", error.what());
+    }
+    return line;
+}
+
+void collect_command_line(const CommandLine& line, Settings& settings) {
+    std::set<std::string> seen;   // a list on the command line replaces that of the file
+    for (const auto& [name, word] : line.options) {
+        const OptionRow* row = find_option(name);
+        if (!row) continue;
+        Json value = row->value.parse(word);
+        if (row->value.list) {
+            Json words = seen.count(name) ? settings[name].value : Json::array();
+            words.push_back(value);
+            value = words;
+        }
+        seen.insert(name);
+        settings[name] = {value, "--" + name};
+    }
+}
+
+// ---- JSON file ----
+
+Json read_json_object(const std::string& path) {
+    std::ifstream file(path);
+    REQUIRE(file, "--config %s: cannot be read", path.c_str());
+    std::stringstream text;
+    text << file.rdbuf();
+    std::set<std::string> keys;
+    auto no_key_twice = [&](int, Json::parse_event_t event, Json& key) {
+        if (event == Json::parse_event_t::key)
+            REQUIRE(keys.insert(dashes(key.get<std::string>())).second, "%s: \"%s\" is there twice",
+                    path.c_str(), key.get<std::string>().c_str());
+        return true;
+    };
+    try {
+        Json object = Json::parse(text.str(), no_key_twice, true, true);   // comments are allowed
+        REQUIRE(object.is_object(), "%s: not a JSON object {\"option\": value, ...}", path.c_str());
+        return object;
+    } catch (const Json::exception& error) {
+        FAIL(kExitBadInput, "%s: not JSON: %s", path.c_str(), error.what());
+    }
+}
+
+void collect_file(const std::string& path, Settings& settings) {
+    Json object = read_json_object(path);
+    for (const auto& [key, value] : object.items()) {
+        std::string name = dashes(key);
+        REQUIRE(name != "config" && name != "help", "%s: \"%s\" belongs on the command line", path.c_str(),
+                key.c_str());
+        REQUIRE(find_option(name), "%s: unknown option \"%s\": did you mean \"%s\"?", path.c_str(),
+                key.c_str(), nearest(name, option_names()).c_str());
+        settings[name] = {value, path + ": " + name};
+    }
+}
+
+// ---- from settings to a configuration ----
+
+const ModelPreset& chosen_preset(const Settings& settings, const std::string& family) {
+    const OptionRow& row = *find_option("model");
+    std::string fallback = family == "llama" && row.fallback_llama ? row.fallback_llama : row.fallback;
+    auto found = settings.find("model");
+    std::string name = found == settings.end() ? fallback : json_text(found->second.value);
+    const ModelPreset* preset = find_model_preset(name);
+    std::vector<std::string> names;
+    for (const ModelPreset& p : model_presets())
+        if (p.family == family) names.push_back(p.name);
+    CHECK(!names.empty(), "no preset of family %s", family.c_str());
+    REQUIRE(preset, "--model %s: unknown; did you mean %s? (%s)", name.c_str(), nearest(name, names).c_str(),
+            choices_text(names).c_str());
+    REQUIRE(preset->family == family, "--model %s is for train_%s; here: %s", name.c_str(), preset->family,
+            choices_text(names).c_str());
+    return *preset;
+}
+
+Config defaults_of(const ModelPreset& preset) {
+    Config config;
+    config.shape = preset.config;
+    bool llama = std::string(preset.family) == "llama";
+    for (const OptionRow& row : option_table()) {
+        const char* word = llama && row.fallback_llama ? row.fallback_llama : row.fallback;
+        if (!word) continue;
+        CHECK(row.value.set(config, row.value.parse(word)), "default %s of --%s is not %s", word, row.name,
+              row.value.expects.c_str());
+    }
+    config.model = preset.name;
+    return config;
+}
+
+// The configuration without judging it: values of the user over defaults.
+Config resolve(const Settings& settings, const ModelPreset& preset, int ranks) {
+    Config config = defaults_of(preset);
+    Given given;
+    given.ranks = ranks;
+    for (const OptionRow& row : option_table()) {
+        auto found = settings.find(row.name);
+        if (found == settings.end()) continue;
+        given.names.insert(row.name);
+        const Setting& setting = found->second;
+        REQUIRE(row.value.set(config, setting.value), "%s %s: must be %s", setting.where.c_str(),
+                json_text(setting.value).c_str(), row.value.expects.c_str());
+    }
+    for (const OptionRow& row : option_table())
+        if (row.derive && !given.has(row.name)) row.derive(config, given);
+    return config;
+}
+
+const char* why_inert(const OptionRow& row, const Config& config) {
+    return row.inert ? row.inert(config) : nullptr;
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+    std::string text;
+    for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
+    return text;
+}
+
+void judge(const Settings& settings, const Config& config, int ranks) {
+    for (const OptionRow& row : option_table()) {
+        auto found = settings.find(row.name);
+        if (found == settings.end()) continue;
+        if (const char* reason = why_inert(row, config))
+            FAIL(kExitBadInput, "%s has no effect: %s", found->second.where.c_str(), reason);
+    }
+    std::vector<std::string> errors = model_config_errors(config.shape);
+    if (errors.empty()) errors = config_errors(config, ranks);
+    REQUIRE(errors.empty(), "%s", joined(errors).c_str());
+}
+
+// What acts, as name and value, in table order.
+std::vector<std::pair<const OptionRow*, Json>> acting(const Config& config) {
+    std::vector<std::pair<const OptionRow*, Json>> values;
+    for (const OptionRow& row : option_table()) {
+        Json value = row.value.get(config);
+        if (!value.is_null() && !why_inert(row, config)) values.emplace_back(&row, value);
+    }
+    return values;
+}
+
+}  // namespace
+
+ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
+                          const Machine& machine) {
+    ParsedConfig parsed;
+    CommandLine line = read_command_line(normalise(argc, argv, &parsed.notes));
+    Settings settings;
+    for (const auto& [name, word] : line.options)
+        if (name == "config") collect_file(word, settings);
+    collect_command_line(line, settings);
+
+    const ModelPreset& preset = chosen_preset(settings, family);
+    if (line.help) {
+        parsed.help = true;
+        parsed.text = help_text(resolve({}, preset, machine.ranks), family);
+        return parsed;
+    }
+    parsed.config = resolve(settings, preset, machine.ranks);
+    judge(settings, parsed.config, machine.ranks);
+    for (const OptionRow& row : option_table())
+        if (row.gpu_only && !machine.gpu && settings.count(row.name))
+            parsed.idle.push_back("--" + std::string(row.name) + ": nothing to do without a GPU");
+    return parsed;
+}
+
+std::string config_to_json(const Config& config, const std::string&) {
+    nlohmann::ordered_json object = nlohmann::ordered_json::object();
+    for (const auto& [row, value] : acting(config)) object[row->name] = value;
+    return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string config_to_text(const Config& config, const std::string&) {
+    std::string text;
+    auto values = acting(config);
+    for (size_t group = 0; group < std::size(kOptionGroupTitles); group++) {
+        text += std::string(kOptionGroupTitles[group]) + "\n";
+        for (const auto& [row, value] : values)
+            if (row->group == static_cast<OptionGroup>(group) && !json_text(value).empty())
+                text += strf("  %s = %s\n", row->name, json_text(value).c_str());
+    }
+    return text;
+}
+
+ConfigDiff config_diff(const std::string& saved_json, const Config& config, const std::string& family) {
+    Json saved = Json::parse(saved_json, nullptr, false);
+    REQUIRE(saved.is_object(), "the checkpoint's options are not a JSON object");
+    const ModelPreset* preset = find_model_preset(config.model);
+    CHECK(preset && preset->family == family, "configuration of family %s has model %s", family.c_str(),
+          config.model.c_str());
+    Config plain = resolve({}, *preset, 1);
+    ConfigDiff diff;
+    auto add = [&](const OptionRow& row, const std::string& before, const std::string& now) {
+        auto& lines = row.on_resume == OnResume::kMustMatch ? diff.must_match : diff.changed;
+        lines.push_back(strf("--%s: %s in the checkpoint, %s now", row.name, before.c_str(), now.c_str()));
+    };
+    for (const OptionRow& row : option_table()) {
+        if (row.on_resume == OnResume::kSilent) continue;
+        Json now = why_inert(row, config) ? Json() : row.value.get(config);
+        bool was_acting = saved.contains(row.name);
+        if (was_acting && !now.is_null() && saved[row.name] != now)
+            add(row, json_text(saved[row.name]), json_text(now));
+        // Left out then: without effect, or newer than the checkpoint. Its default changes nothing.
+        if (!was_acting && !now.is_null() && now != row.value.get(plain)) add(row, "not set", json_text(now));
+        if (was_acting && now.is_null() && row.on_resume == OnResume::kMustMatch)
+            add(row, json_text(saved[row.name]), "not set");
+    }
+    for (const auto& [name, value] : saved.items())
+        if (!find_option(name))
+            diff.changed.push_back(strf("%s: %s in the checkpoint, unknown to this version", name.c_str(),
+                                        json_text(value).c_str()));
+    return diff;
+}

@@ -1,0 +1,84 @@
+#include "llmc/check.h"
+#include "llmc/config_table.h"
+
+namespace {
+
+long long ll(int64_t x) { return static_cast<long long>(x); }
+
+// Collects the text of every rule that does not hold.
+struct Rules {
+    std::vector<std::string> broken;
+    void require(bool holds, const std::string& text) {
+        if (!holds) broken.push_back(text);
+    }
+};
+
+void batch_rules(const Config& c, int ranks, Rules& rules) {
+    int64_t unit = c.micro_batch_size * ranks;
+    auto whole = [&](const char* what, int64_t sequences) {
+        rules.require(sequences % unit == 0,
+                      strf("%s %lld must be a multiple of --micro-batch-size %lld x %d rank%s", what,
+                           ll(sequences), ll(c.micro_batch_size), ranks, ranks == 1 ? "" : "s"));
+    };
+    whole("--global-batch-size", c.global_batch_size);
+    if (c.rampup_start == 0) return;
+    whole("--rampup-batch-size START", c.rampup_start);
+    whole("--rampup-batch-size INC", c.rampup_increment);
+    int64_t growth = c.global_batch_size - c.rampup_start;
+    rules.require(growth > 0 && growth % c.rampup_increment == 0,
+                  strf("--rampup-batch-size: steps of %lld do not lead from %lld to --global-batch-size %lld",
+                       ll(c.rampup_increment), ll(c.rampup_start), ll(c.global_batch_size)));
+}
+
+void model_rules(const Config& c, Rules& rules) {
+    rules.require(c.seq_length <= c.shape.max_positions,
+                  strf("--seq-length %lld exceeds --max-position-embeddings %lld", ll(c.seq_length),
+                       ll(c.shape.max_positions)));
+    const RopeScaling& scaling = c.shape.rope_scaling;
+    if (c.shape.position != PositionEmbedding::kRope || scaling.factor == 0) return;
+    rules.require(scaling.factor >= 1,
+                  strf("--rope-scaling-factor %s must be 0 (no scaling) or at least 1",
+                       number_text(scaling.factor).c_str()));
+    rules.require(scaling.low_freq_factor < scaling.high_freq_factor,
+                  strf("--rope-scaling-low-freq-factor %s must be below --rope-scaling-high-freq-factor %s",
+                       number_text(scaling.low_freq_factor).c_str(),
+                       number_text(scaling.high_freq_factor).c_str()));
+}
+
+void schedule_rules(const Config& c, Rules& rules) {
+    if (c.lr_decay_style != LrDecay::kConstant)
+        rules.require(c.min_lr <= c.lr, strf("--min-lr %s exceeds --lr %s", number_text(c.min_lr).c_str(),
+                                             number_text(c.lr).c_str()));
+    if (c.epochs > 0 || c.train_iters == 0) return;   // the length follows from the data
+    int64_t decay = c.lr_decay_style == LrDecay::kWsd ? c.lr_wsd_decay_iters : 0;
+    rules.require(c.lr_warmup_iters + decay <= c.train_iters,
+                  strf("--lr-warmup-iters %lld%s exceed%s --train-iters %lld", ll(c.lr_warmup_iters),
+                       decay > 0 ? strf(" and --lr-wsd-decay-iters %lld", ll(decay)).c_str() : "",
+                       decay > 0 ? "" : "s", ll(c.train_iters)));
+    rules.require(c.profile_first <= c.train_iters,
+                  strf("--profile starts at step %lld of %lld", ll(c.profile_first), ll(c.train_iters)));
+}
+
+void run_rules(const Config& c, Rules& rules) {
+    if (!c.dry_run) {
+        rules.require(!c.train_data.empty(), "--train-data is missing (--dry-run works without)");
+        rules.require(c.train_iters > 0 || c.epochs > 0,
+                      "--train-iters or --epochs is missing: how long to train? (--dry-run works without)");
+    }
+    rules.require(c.resume != "auto" || !c.save.empty(),
+                  "--resume auto looks under --save, which is missing");
+    rules.require(c.profile_first <= c.profile_last,
+                  strf("--profile %lld:%lld ends before it starts", ll(c.profile_first), ll(c.profile_last)));
+}
+
+}  // namespace
+
+std::vector<std::string> config_errors(const Config& config, int ranks) {
+    CHECK(ranks >= 1, "%d ranks", ranks);
+    Rules rules;
+    model_rules(config, rules);
+    batch_rules(config, ranks, rules);
+    schedule_rules(config, rules);
+    run_rules(config, rules);
+    return rules.broken;
+}

@@ -1,0 +1,59 @@
+// The option table: what config.cpp turns into the command line, the JSON file, --help, the banner and the record
+// in the checkpoint. Adding an option is one field of Config and one row. Private to config*.cpp and tests.
+#pragma once
+#include <set>
+#include <string>
+#include <vector>
+
+#include "llmc/config_value.h"
+
+enum class OptionGroup { kModel, kBatch, kData, kOptimizer, kNumbers, kCheckpoint, kOutput, kOther };
+inline constexpr const char* kOptionGroupTitles[] = {"Model",   "Batch and length", "Data",   "Optimizer",
+                                                     "Numbers", "Checkpoints",      "Output", "Other"};
+
+// What --resume makes of a value that differs from the checkpoint's.
+enum class OnResume {
+    kMustMatch,   // another run: refused
+    kReport,      // allowed and told
+    kSilent,      // says nothing about the training itself
+};
+
+// What defaults may depend on besides the configuration.
+struct Given {
+    std::set<std::string> names;   // options that the user set
+    int ranks = 1;
+    bool has(const char* name) const { return names.count(name) > 0; }
+};
+
+struct OptionRow {
+    const char* name;                  // without the dashes
+    OptionGroup group;
+    OptionValue value;
+    const char* help;
+    const char* fallback = nullptr;         // default as text; null: of the preset, derived, or unset
+    const char* fallback_llama = nullptr;   // where the llama family differs
+    // Default that follows from other options. Runs in table order, if the option was not given.
+    void (*derive)(Config&, const Given&) = nullptr;
+    const char* derived = nullptr;          // how --help says it
+    // Why it has no effect under the resolved configuration, null if it acts. No function: it always acts.
+    const char* (*inert)(const Config&) = nullptr;
+    OnResume on_resume = OnResume::kReport;
+    const char* llmc = nullptr;             // llm.c's option with the same meaning, "-b"
+    bool gpu_only = false;                  // has nothing to do on the CPU device
+};
+
+const std::vector<OptionRow>& option_table();
+const OptionRow* find_option(const std::string& name);   // null if unknown
+
+// Options of llm.c that have no equal here, and what to write instead.
+struct LlmcHint {
+    const char* option;
+    const char* text;
+};
+const std::vector<LlmcHint>& llmc_hints();
+
+// Rules between options of a resolved configuration, one line each; empty if sound. In config_rules.cpp.
+std::vector<std::string> config_errors(const Config& config, int ranks);
+
+// What --help prints; `defaults` is the configuration of a run without options. In config_help.cpp.
+std::string help_text(const Config& defaults, const std::string& family);

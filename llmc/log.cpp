@@ -1,0 +1,218 @@
+#include "llmc/log.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "llmc/check.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr int kLogFormat = 1;
+
+// ---- JSON lines ----
+
+// A double as JSON: shortest text that reads back to the same bits.
+Json exact(double x) {
+    if (std::isnan(x)) return "nan";
+    if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
+    return x;
+}
+
+std::string to_line(const Json& record) {
+    // Sampled text need not be UTF-8; what is not becomes U+FFFD.
+    return record.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+double unix_seconds() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// Whether a resumed run keeps this line: a whole record of a step that it does not do again.
+bool kept(const Json& record, int64_t resume_step) {
+    if (!record.is_object() || !record.contains("type")) return false;   // the torn end of a killed run
+    auto step = record.find("step");
+    return step == record.end() || !step->is_number_integer() || step->get<int64_t>() <= resume_step;
+}
+
+// Rewrites the log without records of later steps; the old file stays until the new one is complete.
+void cut_log(const std::string& path, int64_t resume_step) {
+    std::ifstream old(path, std::ios::binary);
+    REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
+    const std::string aside = path + ".tmp";
+    std::ofstream cut(aside, std::ios::binary | std::ios::trunc);
+    std::string line;
+    for (bool first = true; std::getline(old, line); first = false) {
+        Json record = Json::parse(line, nullptr, false);
+        REQUIRE(!first || (record.is_object() && record.value("type", Json()) == "header"),
+                "--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
+        if (kept(record, resume_step)) cut << line << '\n';
+    }
+    cut.close();
+    std::error_code error;
+    if (cut) fs::rename(aside, path, error);
+    if (!cut || error) FAIL(kExitDisk, "--log-file %s: cannot be written", path.c_str());
+}
+
+// ---- lines for people ----
+
+// Right-aligned number, or n/a in its place.
+std::string figure(bool known, int width, const char* format, double x) {
+    char text[64] = "n/a";
+    if (known) std::snprintf(text, sizeof(text), format, std::isnan(x) ? std::fabs(x) : x);   // never "-nan"
+    return strf("%*s", width, text);
+}
+
+bool positive(double x) { return std::isfinite(x) && x > 0; }
+
+std::string rate(double per_second) {
+    if (!positive(per_second)) return " n/a";
+    if (per_second < 999.5) return figure(true, 4, "%.0f", per_second);
+    if (per_second < 999.5e3) return figure(true, 3, "%.0f", per_second / 1e3) + "k";
+    return figure(true, 4, "%.2f", per_second / 1e6) + "M";
+}
+
+std::string clock_text(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "     n/a";
+    long long whole = std::llround(seconds);
+    return strf("%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+void print_line(const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+std::string step_line(const StepRecord& r) {
+    std::string line = strf("step %lld", static_cast<long long>(r.step));
+    if (r.train_iters > 0) line += strf("/%lld", static_cast<long long>(r.train_iters));
+    line += " | loss " + figure(true, 6, "%.4f", r.loss);
+    line += " | norm " + figure(true, 4, "%.2f", r.grad_norm);
+    line += " | lr " + figure(true, 7, "%.1e", r.lr);
+    line += " | " + figure(positive(r.step_seconds), 5, "%.3f", r.step_seconds) + " s/it";
+    line += " | " + rate(r.tokens_per_second) + " tok/s";
+    const bool mfu_known = std::isfinite(r.mfu) && r.mfu >= 0;
+    line += " | " + (mfu_known ? figure(true, 4, "%.1f", 100 * r.mfu) + "%" : "  n/a") + " MFU";
+    line += " | " + figure(positive(r.memory_gib), 4, "%.1f", r.memory_gib) + " GiB";
+    line += " | eta " + clock_text(r.eta_seconds);
+    if (r.skipped) line += " | not finite: update skipped";
+    return line;
+}
+
+std::string eval_line(const EvalRecord& r) {
+    const std::string loss = figure(true, 6, "%.4f", r.loss);
+    const std::string perplexity = figure(true, 5, "%.2f", std::exp(r.loss));
+    return strf("eval step %lld | loss %s | perplexity %s | %lld tokens | %.3f s",
+                static_cast<long long>(r.step), loss.c_str(), perplexity.c_str(),
+                static_cast<long long>(r.counted_tokens), r.seconds);
+}
+
+RunLog::RunLog(const std::string& path, bool append, int64_t resume_step) : path_(path), step_(resume_step) {
+    if (path.empty()) return;
+    std::error_code ignored;   // what matters is whether the file opens
+    fs::path directory = fs::path(path).parent_path();
+    if (!directory.empty()) fs::create_directories(directory, ignored);
+    bool exists = fs::exists(path, ignored) && fs::file_size(path, ignored) > 0;
+    if (append && exists) cut_log(path, resume_step);
+    file_ = std::fopen(path.c_str(), append ? "ab" : "wb");
+    REQUIRE(file_, "--log-file %s: cannot be opened: %s", path.c_str(), std::strerror(errno));
+}
+
+RunLog::~RunLog() {
+    if (file_) std::fclose(file_);
+}
+
+void RunLog::write(const std::string& line) {
+    if (!file_) return;
+    bool whole = std::fwrite(line.data(), 1, line.size(), file_) == line.size()
+                 && std::fputc('\n', file_) != EOF && std::fflush(file_) == 0;
+    if (!whole) FAIL(kExitDisk, "--log-file %s: cannot be written: %s", path_.c_str(), std::strerror(errno));
+}
+
+void RunLog::header(const RunHeader& h) {
+    Json config = Json::parse(h.config_json, nullptr, false);
+    if (config.is_discarded()) config = h.config_json;
+    const DeviceInfo& d = h.device;
+    Json device = {{"name", d.name},
+                   {"sm", d.sm},
+                   {"sm_count", d.sm_count},
+                   {"memory_bytes", d.memory_bytes},
+                   {"driver", d.driver},
+                   {"toolkit", d.toolkit},
+                   {"matmul_library", d.matmul_library},
+                   {"peak_flops_bf16", exact(peak_flops(d.name, Dtype::kBf16))}};
+    write(to_line({{"type", "header"},
+                   {"format", kLogFormat},
+                   {"step", step_},
+                   {"unix_time", unix_seconds()},
+                   {"command", h.command},
+                   {"commit", h.commit},
+                   {"device", device},
+                   {"world", h.world},
+                   {"params", h.params},
+                   {"arena_bytes", h.arena_bytes},
+                   {"flops_per_token", exact(h.flops_per_token)},
+                   {"gemm_plan_note", h.gemm_plan_note},
+                   {"config", config}}));
+}
+
+void RunLog::step(const StepRecord& r, bool print) {
+    step_ = r.step;
+    write(to_line({{"type", "step"},
+                   {"step", r.step},
+                   {"train_iters", r.train_iters},
+                   {"loss", exact(r.loss)},
+                   {"grad_norm", exact(r.grad_norm)},
+                   {"grad_mul", exact(r.grad_mul)},
+                   {"lr", exact(r.lr)},
+                   {"step_seconds", exact(r.step_seconds)},
+                   {"tokens_per_second", exact(r.tokens_per_second)},
+                   {"samples_per_second", exact(r.samples_per_second)},
+                   {"mfu", r.mfu < 0 ? Json() : exact(r.mfu)},
+                   {"memory_gib", exact(r.memory_gib)},
+                   {"eta_seconds", exact(r.eta_seconds)},
+                   {"samples", r.samples},
+                   {"tokens", r.tokens},
+                   {"counted_tokens", r.counted_tokens},
+                   {"skipped", r.skipped},
+                   {"skips", r.skips}}));
+    if (print) print_line(step_line(r));
+}
+
+void RunLog::eval(const EvalRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "eval"},
+                   {"step", r.step},
+                   {"loss", exact(r.loss)},
+                   {"counted_tokens", r.counted_tokens},
+                   {"seconds", exact(r.seconds)}}));
+    print_line(eval_line(r));
+}
+
+void RunLog::checkpoint(int64_t step, const std::string& path, double seconds) {
+    step_ = step;
+    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)}}));
+    print_line(strf("checkpoint step %lld | %s | %.1f s", static_cast<long long>(step), path.c_str(),
+                    seconds));
+}
+
+void RunLog::event(const std::string& kind, const std::string& text) {
+    write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
+    print_line(kind + ": " + text);
+}
+
+void RunLog::sample(int64_t step, const std::string& text) {
+    step_ = step;
+    write(to_line({{"type", "sample"}, {"step", step}, {"text", text}}));
+    print_line(strf("sample step %lld | ", static_cast<long long>(step)) + text);
+}
