@@ -107,7 +107,7 @@ void check_gemm(const GemmArgs& args) {
     CHECK(gelu || !args.pre, "gemm: pre belongs to kBiasGelu");
     CHECK(!(args.bias && args.epilogue == GemmEpilogue::kNone), "gemm: a bias without an epilogue");
     CHECK(args.bias || args.epilogue != GemmEpilogue::kBias, "gemm: kBias without a bias");
-    CHECK(!(gelu && args.accumulate), "gemm: kBiasGelu does not accumulate");
+    CHECK(!args.accumulate || args.epilogue == GemmEpilogue::kNone, "gemm: an epilogue on top of D");
     check_optional("gemm", "pre", args.pre, args.D.dtype, args.M * args.N);
 }
 
