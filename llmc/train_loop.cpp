@@ -123,7 +123,8 @@ private:
         staging_ = std::make_unique<Staging>(config_);
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
         trainer_->decoder().upload_constants(ctx_);
-        used_bytes_ = free_bytes - device::device_free_bytes();
+        // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
+        used_bytes_ = std::max(plan_.arena_bytes, free_bytes - device::device_free_bytes());
     }
 
     void start_state() {
@@ -332,10 +333,14 @@ private:
             {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
             {"commit", kBuildCommit},
         };
-        const std::string path = save_checkpoint(
-            {.root = config_.save, .step = step_, .seq_length = config_.seq_length, .state_json = state.dump(1),
-             .tokenizer = config_.tokenizer, .keep = config_.keep},
-            config_.shape, table_, trainer_->optimizer().access(ctx_));
+        CheckpointRequest request;
+        request.root = config_.save;
+        request.step = step_;
+        request.seq_length = config_.seq_length;
+        request.state_json = state.dump(1);
+        request.tokenizer = config_.tokenizer;
+        request.keep = config_.keep;
+        const std::string path = save_checkpoint(request, config_.shape, table_, trainer_->optimizer().access(ctx_));
         saved_step_ = step_;
         log_->checkpoint(step_, path, seconds_since(start));
     }
