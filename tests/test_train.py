@@ -45,7 +45,8 @@ def state_of(directory):
                 state[os.path.relpath(path, directory)] = hashlib.sha256(f.read()).hexdigest()
     with open(os.path.join(directory, "state.json")) as f:
         state["state.json"] = json.load(f)
-    for option in ("save", "save-interval", "resume", "log-file", "init-method-std"):
+    for option in ("save", "save-interval", "resume", "log-file", "init-method-std",
+                   "load"):
         state["state.json"]["config"].pop(option, None)
     del state["manifest.json"]   # hashes of the others
     return state
