@@ -1,0 +1,100 @@
+// The decoder against transformers: logits, loss and every gradient of stored tiny models, in FP32. The fixtures and the
+// script that made them: tests/fixtures, tests/make_hf_fixtures.py.
+#include "tests/doctest.h"
+
+#include <cmath>
+#include <string>
+
+#include "llmc/checkpoint.h"
+#include "llmc/safetensors.h"
+#include "tests/model_test.h"
+
+namespace {
+
+std::vector<double> floats(const SafetensorsReader& file, const std::string& name) {
+    const SafetensorsReader::View& view = file.tensor(name);
+    REQUIRE(view.dtype == "F32");
+    const float* data = static_cast<const float*>(view.data);
+    return {data, data + view.bytes / 4};
+}
+
+std::vector<int32_t> ints(const SafetensorsReader& file, const std::string& name) {
+    const SafetensorsReader::View& view = file.tensor(name);
+    REQUIRE(view.dtype == "I32");
+    const int32_t* data = static_cast<const int32_t*>(view.data);
+    return {data, data + view.bytes / 4};
+}
+
+// |ours - reference| / |reference| over all elements.
+double relative_error(const std::vector<double>& ours, const std::vector<double>& reference) {
+    REQUIRE(ours.size() == reference.size());
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < ours.size(); i++) {
+        difference += (ours[i] - reference[i]) * (ours[i] - reference[i]);
+        norm += reference[i] * reference[i];
+    }
+    return std::sqrt(difference / norm);
+}
+
+// Rows of a parameter as the Hugging Face tensor holds them.
+std::vector<double> hf_layout(const Param& p, const HfPart& part, const std::vector<double>& values) {
+    std::vector<double> out;
+    if (!part.transposed) {
+        const auto begin = values.begin() + part.row_begin * p.cols;
+        out.assign(begin, begin + part.rows * p.cols);
+        return out;
+    }
+    for (int64_t c = 0; c < p.cols; c++)
+        for (int64_t r = 0; r < part.rows; r++) out.push_back(values[static_cast<size_t>((part.row_begin + r) * p.cols + c)]);
+    return out;
+}
+
+void check_model(const std::string& name) {
+    CAPTURE(name);
+    const std::string directory = "tests/fixtures/" + name;
+    const SafetensorsReader reference(directory + "/reference.safetensors");
+    const int64_t B = 2, T = 16, N = B * T;
+    TestModel model(tiny_config(model_config_from_hf(directory), Dtype::kFp32, B, T));
+    load_hf_weights(directory, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx));
+    model.trainer->optimizer().weights_from_masters(model.ctx);
+    model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
+    REQUIRE(model.counted < N);   // some targets are ignored
+
+    // Gradients first: the forward that they end with also serves the logits.
+    model.gradients();
+    const double loss = floats(reference, "loss")[0];
+    CHECK(std::fabs(model.loss() - loss) < 1e-4 * loss);
+    for (size_t i = 0; i < model.table.params.size(); i++) {
+        const Param& p = model.table.params[i];
+        const std::vector<double> grad = model.grad(static_cast<int>(i));
+        for (const HfPart& part : p.hf) {
+            CAPTURE(part.name);
+            const std::vector<double> expected = floats(reference, "grad." + part.name);
+            std::vector<double> ours = hf_layout(p, part, grad);
+            // A key bias shifts all scores of a row alike, so its gradient is 0 up to rounding: compare absolutely.
+            double norm = 0;
+            for (double g : expected) norm += g * g;
+            if (std::sqrt(norm) < 1e-6) continue;
+            CHECK(relative_error(ours, expected) < 1e-4);
+            ours[ours.size() / 2] += 1e-3 * std::sqrt(norm);
+            CHECK(relative_error(ours, expected) > 1e-4);   // the check can fail
+        }
+    }
+
+    const int64_t V = model.config.shape.vocab_size, Vp = model.config.shape.padded_vocab();
+    Tensor logits = {device::device_alloc(N * Vp * 4), Dtype::kFp32, N * Vp};
+    model.trainer->decoder().logits_all(model.ctx, logits, N);
+    const std::vector<double> padded = model.read(logits);
+    std::vector<double> ours;
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t v = 0; v < V; v++) ours.push_back(padded[static_cast<size_t>(n * Vp + v)]);
+    device::device_free(logits.data);
+    CHECK(relative_error(ours, floats(reference, "logits")) < 1e-4);
+}
+
+}  // namespace
+
+TEST_CASE("GPT-2: logits, loss and every gradient as in transformers") { check_model("gpt2"); }
+TEST_CASE("Llama with llama3 rope scaling and grouped queries, as in transformers") { check_model("llama"); }
+TEST_CASE("Llama with a tied head, as in transformers") { check_model("llama_tied"); }
+TEST_CASE("Qwen3 with qk-norm, as in transformers") { check_model("qwen3"); }
