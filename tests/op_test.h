@@ -67,6 +67,11 @@ public:
         else if (dtype_ == Dtype::kInt32) write(static_cast<int32_t>(value));
         else write(static_cast<float>(value));
     }
+    std::vector<double> values() const {
+        std::vector<double> copy(static_cast<size_t>(elems_));
+        for (int64_t i = 0; i < elems_; i++) copy[i] = get(i);
+        return copy;
+    }
     HostTensor& fill(double value) {
         for (int64_t i = 0; i < elems_; i++) set(i, value);
         return *this;
@@ -105,14 +110,16 @@ inline HostTensor random_tensor(Dtype dtype, int64_t elems, uint64_t key, double
 inline HostTensor random_integers(Dtype dtype, int64_t elems, uint64_t key, int64_t limit) {
     HostTensor t(dtype, elems);
     for (int64_t i = 0; i < elems; i++)
-        t.set(i, static_cast<double>(philox(key, static_cast<uint64_t>(i)).word[0] % (2 * limit + 1)) - limit);
+        t.set(i,
+              static_cast<double>(philox(key, static_cast<uint64_t>(i)).word[0] % (2 * limit + 1)) - limit);
     return t;
 }
 
 // The largest error that element i may have.
 using Bound = std::function<double(int64_t i)>;
 
-// "" if every element of got is within the bound of want and the guards hold, else a line on the first that is not.
+// "" if every element of got is within the bound of want and the guards hold, else a line on the first that is
+// not.
 inline std::string first_difference(const HostTensor& got, const HostTensor& want, const Bound& bound) {
     if (got.elems() != want.elems()) return "different sizes";
     if (!got.guards_intact()) return "wrote outside the tensor";
@@ -125,8 +132,8 @@ inline std::string first_difference(const HostTensor& got, const HostTensor& wan
     return "";
 }
 
-// Compares, and shows that the bound is not vacuous: one element moved by `share` of the largest |want| (first, last
-// and some in between) must be reported.
+// Compares, and shows that the bound is not vacuous: one element moved by `share` of the largest |want| (first,
+// last and some in between) must be reported.
 inline void check_close(const std::string& name, const HostTensor& got, const HostTensor& want,
                         const Bound& bound, double share = 1.0 / 16) {
     INFO(name);
@@ -146,8 +153,8 @@ inline void check_equal(const std::string& name, const HostTensor& got, const Ho
     check_close(name, got, want, [](int64_t) { return 0.0; });
 }
 
-// Checks `gradient` of `loss` with respect to `input` (fp64, restored afterwards) by central differences of fourth
-// order, to `relative` of the largest element.
+// Checks `gradient` of `loss` with respect to `input` (fp64, restored afterwards) by central differences of
+// fourth order, to `relative` of the largest element.
 inline void check_gradient(const std::string& name, HostTensor& input, const HostTensor& gradient,
                            const std::function<double()>& loss, double relative = 1e-6) {
     constexpr double h = 1e-3;

@@ -14,7 +14,8 @@ struct Shape {
     int64_t M, N, K;
 };
 // Below, at and above the sizes of the kernel (6 x 16), of a block of K (256) and of a strip (512).
-const Shape kShapes[] = {{1, 1, 1}, {1, 37, 5}, {6, 16, 256}, {7, 17, 257}, {97, 45, 300}, {33, 530, 31}, {5, 3, 1030}};
+const Shape kShapes[] = {{1, 1, 1},     {1, 37, 5},    {6, 16, 256}, {7, 17, 257},
+                         {97, 45, 300}, {33, 530, 31}, {5, 3, 1030}};
 const GemmLayout kLayouts[] = {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad};
 
 double element_a(const HostTensor& a, const Shape& s, GemmLayout layout, int64_t m, int64_t k) {
@@ -52,13 +53,16 @@ GemmArgs arguments(HostTensor& d, HostTensor& a, HostTensor& b, const Shape& s, 
             .layout = layout};
 }
 
-double gelu_reference(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+double gelu_reference(double x) {
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
 
 }  // namespace
 
 TEST_CASE("cpu gemm is exact on small integers") {
     Ctx ctx;
-    for (auto [in, out] : {std::pair{Dtype::kFp32, Dtype::kFp32}, {Dtype::kBf16, Dtype::kFp32}, {Dtype::kFp64, Dtype::kFp64}})
+    for (auto [in, out] :
+         {std::pair{Dtype::kFp32, Dtype::kFp32}, {Dtype::kBf16, Dtype::kFp32}, {Dtype::kFp64, Dtype::kFp64}})
         for (const Shape& s : kShapes)
             for (GemmLayout layout : kLayouts) {
                 HostTensor a = random_integers(in, s.M * s.K, 1, 9), b = random_integers(in, s.N * s.K, 2, 9);
@@ -89,7 +93,8 @@ TEST_CASE("cpu gemm stays within the bound of its roundings") {
                     args.accumulate = accumulate;
                     cpu::gemm(ctx, args);
                     HostTensor want = e.product;
-                    for (int64_t i = 0; accumulate && i < d.elems(); i++) want.set(i, want.get(i) + before.get(i));
+                    for (int64_t i = 0; accumulate && i < d.elems(); i++)
+                        want.set(i, want.get(i) + before.get(i));
                     op_test::check_close("gemm", d, want, [&](int64_t i) {
                         // in the double case the plain loops round as well
                         double sums = 2 * chain(s.K) * op_test::acc_roundoff(in) * e.magnitude.get(i);
@@ -105,7 +110,8 @@ TEST_CASE("cpu gemm epilogues") {
         for (bool with_bias : {false, true})
             for (bool with_gelu : {false, true}) {
                 if (!with_bias && !with_gelu) continue;
-                HostTensor a = random_tensor(dtype, s.M * s.K, 1, 0.3), b = random_tensor(dtype, s.N * s.K, 2, 0.3);
+                HostTensor a = random_tensor(dtype, s.M * s.K, 1, 0.3),
+                           b = random_tensor(dtype, s.N * s.K, 2, 0.3);
                 HostTensor bias = random_tensor(dtype, s.N, 3), d(dtype, s.M * s.N), pre(dtype, s.M * s.N);
                 Expected e = plain_product(a, b, s, GemmLayout::kForward);
                 GemmArgs args = arguments(d, a, b, s, GemmLayout::kForward);
@@ -139,7 +145,8 @@ TEST_CASE("cpu gemm does not depend on the number of threads") {
     int threads = omp_get_max_threads();
     for (const Shape& s : {Shape{97, 545, 300}, Shape{1, 530, 700}, Shape{203, 33, 64}})
         for (GemmLayout layout : kLayouts) {
-            HostTensor a = random_tensor(Dtype::kBf16, s.M * s.K, 1), b = random_tensor(Dtype::kBf16, s.N * s.K, 2);
+            HostTensor a = random_tensor(Dtype::kBf16, s.M * s.K, 1),
+                       b = random_tensor(Dtype::kBf16, s.N * s.K, 2);
             HostTensor one(Dtype::kFp32, s.M * s.N);
             omp_set_num_threads(1);
             cpu::gemm(ctx, arguments(one, a, b, s, layout));
@@ -156,7 +163,8 @@ TEST_CASE("cpu gemm does not depend on the number of threads") {
 TEST_CASE("cpu gemm refuses what it cannot do") {
     Ctx ctx;
     const Shape s{4, 4, 4};
-    HostTensor a = random_tensor(Dtype::kFp32, 16, 1), b = random_tensor(Dtype::kFp32, 16, 2), d(Dtype::kFp32, 16);
+    HostTensor a = random_tensor(Dtype::kFp32, 16, 1), b = random_tensor(Dtype::kFp32, 16, 2),
+               d(Dtype::kFp32, 16);
     HostTensor narrow(Dtype::kBf16, 16), bias(Dtype::kFp32, 4), integers(Dtype::kInt32, 16);
     auto refused = [&](auto change) {
         GemmArgs args = arguments(d, a, b, s, GemmLayout::kForward);
@@ -172,5 +180,6 @@ TEST_CASE("cpu gemm refuses what it cannot do") {
     refused([&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBias; });
     refused([&](GemmArgs& g) { g.pre = d.view(); });
     refused([&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBiasGelu, g.accumulate = true; });
-    refused([&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBias, g.bias = bias.view(), g.accumulate = true; });
+    refused(
+        [&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBias, g.bias = bias.view(), g.accumulate = true; });
 }

@@ -26,14 +26,24 @@ struct Norm {
         in = random_tensor(dtype, N * C, 1, 1, 0.5), residual = random_tensor(dtype, N * C, 2);
         weight = random_tensor(dtype, C, 3), bias = random_tensor(dtype, C, 4);
         out = residual_out = HostTensor(dtype, N * C), mean = rstd = HostTensor(stat, N);
-        dout = random_tensor(dtype, N * C, 5), dresidual = random_tensor(dtype, N * C, 6), dx = HostTensor(dtype, N * C);
+        dout = random_tensor(dtype, N * C, 5), dresidual = random_tensor(dtype, N * C, 6),
+        dx = HostTensor(dtype, N * C);
         dweight = random_tensor(grad, C, 7), dbias = random_tensor(grad, C, 8);
         scratch = HostTensor(stat, 2 * kPartialRows * C);
     }
     void forward(bool with_residual = true) {
         Ctx ctx;
-        NormForwardArgs args{.out = out.view(), .residual_out = {}, .mean = {}, .rstd = rstd.view(), .in = in.view(),
-                             .residual = {}, .weight = weight.view(), .bias = {}, .N = N, .C = C, .eps = kEps};
+        NormForwardArgs args{.out = out.view(),
+                             .residual_out = {},
+                             .mean = {},
+                             .rstd = rstd.view(),
+                             .in = in.view(),
+                             .residual = {},
+                             .weight = weight.view(),
+                             .bias = {},
+                             .N = N,
+                             .C = C,
+                             .eps = kEps};
         if (with_residual) args.residual = residual.view(), args.residual_out = residual_out.view();
         if (layer) args.mean = mean.view(), args.bias = bias.view();
         (layer ? cpu::layernorm_forward : cpu::rmsnorm_forward)(ctx, args);
@@ -41,9 +51,18 @@ struct Norm {
     void backward(const HostTensor& x_values) {
         Ctx ctx;
         HostTensor x = x_values;
-        NormBackwardArgs args{.dx = dx.view(), .dresidual = dresidual.view(), .dweight = dweight.view(), .dbias = {},
-                              .scratch = scratch.view(), .dout = dout.view(), .x = x.view(), .mean = {},
-                              .rstd = rstd.view(), .weight = weight.view(), .N = N, .C = C};
+        NormBackwardArgs args{.dx = dx.view(),
+                              .dresidual = dresidual.view(),
+                              .dweight = dweight.view(),
+                              .dbias = {},
+                              .scratch = scratch.view(),
+                              .dout = dout.view(),
+                              .x = x.view(),
+                              .mean = {},
+                              .rstd = rstd.view(),
+                              .weight = weight.view(),
+                              .N = N,
+                              .C = C};
         if (layer) args.mean = mean.view(), args.dbias = dbias.view();
         (layer ? cpu::layernorm_backward : cpu::rmsnorm_backward)(ctx, args);
     }
@@ -53,10 +72,14 @@ struct Norm {
 struct Reference {
     HostTensor out, mean, rstd, mean_magnitude;
     Reference(const Norm& n, const HostTensor& x)
-        : out(Dtype::kFp64, n.N * n.C), mean(Dtype::kFp64, n.N), rstd(Dtype::kFp64, n.N), mean_magnitude(mean) {
+        : out(Dtype::kFp64, n.N * n.C),
+          mean(Dtype::kFp64, n.N),
+          rstd(Dtype::kFp64, n.N),
+          mean_magnitude(mean) {
         for (int64_t r = 0; r < n.N; r++) {
             double sum = 0, magnitude = 0, squares = 0;
-            for (int64_t c = 0; c < n.C; c++) sum += x.get(r * n.C + c), magnitude += std::fabs(x.get(r * n.C + c));
+            for (int64_t c = 0; c < n.C; c++)
+                sum += x.get(r * n.C + c), magnitude += std::fabs(x.get(r * n.C + c));
             double m = n.layer ? sum / n.C : 0;
             for (int64_t c = 0; c < n.C; c++) squares += std::pow(x.get(r * n.C + c) - m, 2);
             double inverse = 1 / std::sqrt(squares / n.C + static_cast<double>(Norm::kEps));
@@ -80,7 +103,8 @@ void check_forward(const Norm& n, const HostTensor& x) {
         int64_t r = i / n.C, c = i % n.C;
         double scaled = std::fabs(n.weight.get(c)) * want.rstd.get(r);
         double normalised = std::fabs(x.get(i) - want.mean.get(r));
-        return scaled * (mean_error(r) + normalised * (k + 8) * u) + (u + round) * std::fabs(want.out.get(i)) + kTiny;
+        return scaled * (mean_error(r) + normalised * (k + 8) * u) + (u + round) * std::fabs(want.out.get(i))
+               + kTiny;
     });
 }
 
@@ -89,7 +113,8 @@ void check_backward(const Norm& n, const HostTensor& x, const Norm& before) {
     HostTensor dx(Dtype::kFp64, n.N * n.C), error(dx);
     std::vector<double> dweight(n.C), dbias(n.C), weight_terms(n.C), bias_terms(n.C);
     for (int64_t r = 0; r < n.N; r++) {
-        double mean = n.layer ? n.mean.get(r) : 0, rstd = n.rstd.get(r), g_sum = 0, gx_sum = 0, g_abs = 0, gx_abs = 0;
+        double mean = n.layer ? n.mean.get(r) : 0, rstd = n.rstd.get(r), g_sum = 0, gx_sum = 0, g_abs = 0,
+               gx_abs = 0;
         auto normalised = [&](int64_t c) { return (x.get(r * n.C + c) - mean) * rstd; };
         auto g = [&](int64_t c) { return n.dout.get(r * n.C + c) * n.weight.get(c); };
         for (int64_t c = 0; c < n.C; c++) {
@@ -109,12 +134,13 @@ void check_backward(const Norm& n, const HostTensor& x, const Norm& before) {
         }
     }
     check_close("dx", n.dx, dx, [&](int64_t i) { return error.get(i); });
-    auto check_sums = [&](const char* name, const HostTensor& got, const HostTensor& start, auto& sums, auto& terms) {
+    auto check_sums = [&](const char* name, const HostTensor& got, const HostTensor& start, auto& sums,
+                          auto& terms) {
         HostTensor want(Dtype::kFp64, n.C);
         for (int64_t c = 0; c < n.C; c++) want.set(c, start.get(c) + sums[c]);
         check_close(name, got, want, [&](int64_t c) {
-            return (column_chain(n.N) + 3) * u * terms[c] + 1.01 * unit_roundoff(got.dtype()) * std::fabs(want.get(c))
-                   + u * std::fabs(start.get(c));
+            return (column_chain(n.N) + 3) * u * terms[c]
+                   + 1.01 * unit_roundoff(got.dtype()) * std::fabs(want.get(c)) + u * std::fabs(start.get(c));
         });
     };
     check_sums("dweight", n.dweight, before.dweight, dweight, weight_terms);
@@ -145,10 +171,18 @@ TEST_CASE("cpu layernorm and rmsnorm") {
                     Norm again = before;
                     again.dx = again.dresidual;
                     Ctx ctx;
-                    NormBackwardArgs args{.dx = again.dx.view(), .dresidual = again.dx.view(),
-                                          .dweight = again.dweight.view(), .dbias = {}, .scratch = again.scratch.view(),
-                                          .dout = again.dout.view(), .x = x.view(), .mean = {},
-                                          .rstd = again.rstd.view(), .weight = again.weight.view(), .N = s.N, .C = s.C};
+                    NormBackwardArgs args{.dx = again.dx.view(),
+                                          .dresidual = again.dx.view(),
+                                          .dweight = again.dweight.view(),
+                                          .dbias = {},
+                                          .scratch = again.scratch.view(),
+                                          .dout = again.dout.view(),
+                                          .x = x.view(),
+                                          .mean = {},
+                                          .rstd = again.rstd.view(),
+                                          .weight = again.weight.view(),
+                                          .N = s.N,
+                                          .C = s.C};
                     if (layer) args.mean = again.mean.view(), args.dbias = again.dbias.view();
                     (layer ? cpu::layernorm_backward : cpu::rmsnorm_backward)(ctx, args);
                     CHECK(again.dx.same_bits(n.dx));
@@ -194,9 +228,11 @@ struct QkNorm {
     int64_t N, NH, NKV, HS, heads = NH + NKV, width = (NH + 2 * NKV) * HS;
     HostTensor in, q_weight, k_weight, out, rstd, dqkv, dq_weight, dk_weight, scratch;
     static constexpr float kEps = 1e-4f;
-    QkNorm(int64_t n, int64_t nh, int64_t nkv, int64_t hs, Dtype type, Dtype grad) : N(n), NH(nh), NKV(nkv), HS(hs) {
+    QkNorm(int64_t n, int64_t nh, int64_t nkv, int64_t hs, Dtype type, Dtype grad)
+        : N(n), NH(nh), NKV(nkv), HS(hs) {
         Dtype stat = stat_dtype(type);
-        in = random_tensor(type, N * width, 1), out = HostTensor(type, N * width), rstd = HostTensor(stat, N * heads);
+        in = random_tensor(type, N * width, 1), out = HostTensor(type, N * width),
+        rstd = HostTensor(stat, N * heads);
         q_weight = random_tensor(type, HS, 2), k_weight = random_tensor(type, HS, 3);
         dqkv = random_tensor(type, N * width, 4);
         dq_weight = random_tensor(grad, HS, 5), dk_weight = random_tensor(grad, HS, 6);
@@ -204,21 +240,38 @@ struct QkNorm {
     }
     void forward() {
         Ctx ctx;
-        cpu::qk_norm_forward(ctx, {.out = out.view(), .rstd = rstd.view(), .in = in.view(), .q_weight = q_weight.view(),
-                                   .k_weight = k_weight.view(), .N = N, .NH = NH, .NKV = NKV, .HS = HS, .eps = kEps});
+        cpu::qk_norm_forward(ctx, {.out = out.view(),
+                                   .rstd = rstd.view(),
+                                   .in = in.view(),
+                                   .q_weight = q_weight.view(),
+                                   .k_weight = k_weight.view(),
+                                   .N = N,
+                                   .NH = NH,
+                                   .NKV = NKV,
+                                   .HS = HS,
+                                   .eps = kEps});
     }
     void backward() {
         Ctx ctx;
-        cpu::qk_norm_backward(ctx, {.dqkv = dqkv.view(), .dq_weight = dq_weight.view(), .dk_weight = dk_weight.view(),
-                                    .scratch = scratch.view(), .in = in.view(), .rstd = rstd.view(),
-                                    .q_weight = q_weight.view(), .k_weight = k_weight.view(), .N = N, .NH = NH,
-                                    .NKV = NKV, .HS = HS});
+        cpu::qk_norm_backward(ctx, {.dqkv = dqkv.view(),
+                                    .dq_weight = dq_weight.view(),
+                                    .dk_weight = dk_weight.view(),
+                                    .scratch = scratch.view(),
+                                    .in = in.view(),
+                                    .rstd = rstd.view(),
+                                    .q_weight = q_weight.view(),
+                                    .k_weight = k_weight.view(),
+                                    .N = N,
+                                    .NH = NH,
+                                    .NKV = NKV,
+                                    .HS = HS});
     }
     // Head h of row n as rows of a plain rmsnorm (N = 1): the operation must agree with that one bit for bit.
     Norm as_norm(int64_t n, int64_t h, Dtype type) const {
         Norm norm(false, {1, HS}, type, stat_dtype(type));
         for (int64_t d = 0; d < HS; d++) {
-            norm.in.set(d, in.get(n * width + h * HS + d)), norm.dout.set(d, dqkv.get(n * width + h * HS + d));
+            norm.in.set(d, in.get(n * width + h * HS + d)),
+                norm.dout.set(d, dqkv.get(n * width + h * HS + d));
             norm.weight.set(d, (h < NH ? q_weight : k_weight).get(d));
         }
         norm.rstd.set(0, rstd.get(n * heads + h));
@@ -245,7 +298,8 @@ TEST_CASE("cpu qk_norm is an rmsnorm of every query and key head") {
                     HostTensor x = norm.in;
                     HostTensor row(type, HS), drow(type, HS);
                     for (int64_t d = 0; d < HS; d++) {
-                        row.set(d, q.out.get(n * q.width + h * HS + d)), drow.set(d, q.dqkv.get(n * q.width + h * HS + d));
+                        row.set(d, q.out.get(n * q.width + h * HS + d)),
+                            drow.set(d, q.dqkv.get(n * q.width + h * HS + d));
                         double term = norm.dout.get(d) * x.get(d) * norm.rstd.get(0);
                         (h < NH ? dq : dk).set(d, (h < NH ? dq : dk).get(d) + term);
                     }
@@ -268,8 +322,11 @@ TEST_CASE("cpu qk_norm is an rmsnorm of every query and key head") {
                     REQUIRE(q.dqkv.get(n * q.width + i) == before.dqkv.get(n * q.width + i));
                 }
             for (int64_t d = 0; d < HS; d++)
-                dq.set(d, dq.get(d) + before.dq_weight.get(d)), dk.set(d, dk.get(d) + before.dk_weight.get(d));
-            auto bound = [&](int64_t) { return (column_chain(N) + NH + 4) * u * 6 * N * NH; };   // |terms| below 6
+                dq.set(d, dq.get(d) + before.dq_weight.get(d)),
+                    dk.set(d, dk.get(d) + before.dk_weight.get(d));
+            auto bound = [&](int64_t) {
+                return (column_chain(N) + NH + 4) * u * 6 * N * NH;
+            };  // |terms| below 6
             check_close("dq_weight", q.dq_weight, dq, bound);
             check_close("dk_weight", q.dk_weight, dk, bound);
         }
@@ -295,16 +352,20 @@ namespace {
 struct Rope {
     int64_t N, T, NH, NKV, HS, width = (NH + 2 * NKV) * HS;
     HostTensor qkv, cos_sin;
-    Rope(int64_t n, int64_t t, int64_t nh, int64_t nkv, int64_t hs, Dtype type) : N(n), T(t), NH(nh), NKV(nkv), HS(hs) {
+    Rope(int64_t n, int64_t t, int64_t nh, int64_t nkv, int64_t hs, Dtype type)
+        : N(n), T(t), NH(nh), NKV(nkv), HS(hs) {
         qkv = random_tensor(type, N * width, 1);
         cos_sin = HostTensor(stat_dtype(type), T * HS);
         for (int64_t t_ = 0; t_ < T; t_++)
             for (int64_t i = 0; i < HS / 2; i++) {
                 double angle = static_cast<double>(t_) * std::pow(100.0, -2.0 * i / HS);
-                cos_sin.set(t_ * HS + 2 * i, std::cos(angle)), cos_sin.set(t_ * HS + 2 * i + 1, std::sin(angle));
+                cos_sin.set(t_ * HS + 2 * i, std::cos(angle)),
+                    cos_sin.set(t_ * HS + 2 * i + 1, std::sin(angle));
             }
     }
-    RopeArgs args() { return {.qkv = qkv.view(), .cos_sin = cos_sin.view(), .N = N, .T = T, .NH = NH, .NKV = NKV, .HS = HS}; }
+    RopeArgs args() {
+        return {.qkv = qkv.view(), .cos_sin = cos_sin.view(), .N = N, .T = T, .NH = NH, .NKV = NKV, .HS = HS};
+    }
 };
 
 }  // namespace
@@ -316,20 +377,25 @@ TEST_CASE("cpu rope rotates queries and keys by their position") {
             Rope r(N, T, NH, NKV, HS, type);
             HostTensor before = r.qkv, want(Dtype::kFp64, r.qkv.elems());
             for (int64_t i = 0; i < want.elems(); i++) {
-                int64_t n = i / r.width, column = i % r.width, d = column % HS, half = HS / 2, pair = d % half;
+                int64_t n = i / r.width, column = i % r.width, d = column % HS, half = HS / 2,
+                        pair = d % half;
                 int64_t partner = d < half ? i + half : i - half;
-                double cosine = r.cos_sin.get(n % T * HS + 2 * pair), sine = r.cos_sin.get(n % T * HS + 2 * pair + 1);
+                double cosine = r.cos_sin.get(n % T * HS + 2 * pair),
+                       sine = r.cos_sin.get(n % T * HS + 2 * pair + 1);
                 bool rotated = column < (NH + NKV) * HS;
-                want.set(i, !rotated ? before.get(i)
-                                     : before.get(i) * cosine + (d < half ? -1 : 1) * before.get(partner) * sine);
+                want.set(i, !rotated
+                                ? before.get(i)
+                                : before.get(i) * cosine + (d < half ? -1 : 1) * before.get(partner) * sine);
             }
             cpu::rope_forward(ctx, r.args());
             auto bound = [&](int64_t i) {
-                return 12 * 4 * acc_roundoff(type) + 1.01 * unit_roundoff(type) * std::fabs(want.get(i));   // |x| < 6
+                return 12 * 4 * acc_roundoff(type)
+                       + 1.01 * unit_roundoff(type) * std::fabs(want.get(i));  // |x| < 6
             };
             check_close("rope", r.qkv, want, bound);
             cpu::rope_backward(ctx, r.args());   // back to the start, for a rotation keeps lengths
-            check_close("back", r.qkv, before, [&](int64_t) { return 6 * (40 * acc_roundoff(type) + 3 * unit_roundoff(type)); });
+            check_close("back", r.qkv, before,
+                        [&](int64_t) { return 6 * (40 * acc_roundoff(type) + 3 * unit_roundoff(type)); });
         }
 }
 
