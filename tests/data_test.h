@@ -11,6 +11,8 @@
 
 #include "llmc/dataloader.h"
 
+namespace data_test {
+
 struct TempDir {
     std::string path;
     TempDir() {
@@ -121,3 +123,5 @@ inline std::vector<int32_t> read_inputs(const DataLoader& loader, int64_t sample
         CHECK(inputs[t] == targets[t - 1]);
     return inputs;
 }
+
+}  // namespace data_test

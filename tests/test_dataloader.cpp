@@ -8,6 +8,8 @@
 
 #include "llmc/ops.h"
 
+using namespace data_test;
+
 static_assert(kIgnoreIndex == -1, "the loader counts targets by this value");
 
 TEST_CASE("data: sample counts at the edges") {

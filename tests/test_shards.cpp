@@ -5,6 +5,8 @@
 
 #include "tests/data_test.h"
 
+using namespace data_test;
+
 TEST_CASE("data: every format gives the same samples") {
     TempDir dir;
     // 23 tokens, T = 4: 5 samples from tokens 0, 4, .. 16; the last target read is token 20.

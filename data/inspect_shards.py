@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""What is in token shards: header, counts, smallest and largest id, decoded text, checksum, bigram entropy.
+
+  data/inspect_shards.py DIR/train_000000.bin
+  data/inspect_shards.py --show 5000:200 --tokenizer bytes DIR/valid_000000.bin
+  data/inspect_shards.py --verify DIR/*.bin
+  data/inspect_shards.py --bigram-entropy DIR/valid_*.bin
+
+Reads every format that the trainer reads (README.md); a headerless file needs --token-dtype. Standard library
+only, numpy makes it faster. Leaves with 2 if a shard is damaged.
+"""
+import argparse
+import collections
+import math
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from shard_format import DTYPES, Shard, file_sha256  # noqa: E402
+from support import InputError, run_main  # noqa: E402
+from text_tokenizers import load_tokenizer  # noqa: E402
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file")
+    parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
+    parser.add_argument("--show", default="0:64", metavar="FIRST:COUNT",
+                        help="tokens to decode (default %(default)s)")
+    parser.add_argument("--tokenizer", default="", metavar="NAME",
+                        help="bytes, gpt2 or a tokenizer.json (default: what the .meta.json names)")
+    parser.add_argument("--vocab-bpe", default="", metavar="FILE",
+                        help="gpt2 without a network: its vocab.bpe ...")
+    parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
+    parser.add_argument("--verify", action="store_true",
+                        help="compare the checksum and counts of the .meta.json")
+    parser.add_argument("--bigram-entropy", action="store_true",
+                        help="print only the entropy of a token given the one before it, over all shards")
+    args = parser.parse_args()
+    try:
+        first, _, count = args.show.partition(":")
+        args.first, args.count = int(first), int(count)
+    except ValueError:
+        args.first = -1
+    if args.first < 0 or args.count < 0:
+        raise InputError(f"--show {args.show}: must be FIRST:COUNT, both 0 or more")
+    return args
+
+
+def bigram_entropy(shards):
+    """H(next | current) in nats of the counted pairs, and their number; pairs do not cross shards.
+
+    It is the loss of the best predictor that sees only the current token and is fitted on these very tokens:
+    a model that ends below it uses more of its context.
+    """
+    pairs = collections.Counter()
+    for shard in shards:
+        pairs.update(zip(shard.tokens, shard.tokens[1:]))
+    current = collections.Counter()
+    for (first, _), count in pairs.items():
+        current[first] += count
+    total = sum(pairs.values())
+    if not total:
+        raise InputError("the shards hold no two tokens in a row")
+    nats = math.fsum(count * math.log(current[first] / count) for (first, _), count in pairs.items())
+    return nats / total, total
+
+
+def id_range(tokens):
+    try:
+        import numpy
+    except ImportError:
+        return min(tokens), max(tokens)
+    ids = numpy.asarray(tokens)
+    return int(ids.min()), int(ids.max())
+
+
+def verify(shard, meta, low_high):
+    """Raises on the first thing in which a shard differs from its sidecar."""
+    if not meta:
+        raise InputError(f"{shard.path}: has no .meta.json to verify it with")
+    checksum = meta.get("checksum", {})
+    expected = {"tokens": meta.get("tokens"), "dtype": meta.get("dtype"), "sha256": checksum.get("value")}
+    found = {"tokens": shard.count, "dtype": DTYPES[shard.token_bytes], "sha256": file_sha256(shard.path)}
+    for what, value in found.items():
+        if value != expected[what]:
+            raise InputError(f"{shard.path}: {what} is {value}, its .meta.json says {expected[what]}")
+    if low_high[1] >= meta.get("vocab_size", 0):
+        raise InputError(f"{shard.path}: id {low_high[1]} is not below the vocabulary size "
+                         f"{meta.get('vocab_size')}")
+    separator = meta.get("tokenizer", {}).get("separator")
+    for offset in meta.get("document_offsets", []):
+        if not 0 <= offset < shard.count or shard.tokens[offset] != separator:
+            raise InputError(f"{shard.path}: token {offset} does not start a document as its .meta.json says")
+
+
+def tokenizer_of(args, meta):
+    """The tokenizer to decode with, or None and why not."""
+    named = meta.get("tokenizer", {}).get("name", "")
+    name = args.tokenizer or (named if named in ("bytes", "gpt2") else "")
+    if not name:
+        return None, f"pass --tokenizer to decode ({named or 'not named by a .meta.json'})"
+    try:
+        tokenizer = load_tokenizer(name, args.vocab_bpe, args.encoder_json)
+    except InputError as error:
+        if args.tokenizer:
+            raise
+        return None, str(error)
+    if meta and tokenizer.sha256 != meta.get("tokenizer", {}).get("sha256"):
+        return tokenizer, "another tokenizer than the one of the .meta.json"
+    return tokenizer, ""
+
+
+def describe(shard, args):
+    meta = shard.read_meta()
+    low_high = id_range(shard.tokens) if shard.count else (0, -1)
+    print(f"{shard.path}")
+    print(f"  format     {shard.format}, {DTYPES[shard.token_bytes]}, tokens from byte {shard.offset}")
+    print(f"  size       {shard.bytes} bytes, {shard.count} tokens")
+    print(f"  ids        {low_high[0]} to {low_high[1]}" if shard.count else "  ids        none")
+    documents = meta.get("documents", shard.documents)
+    if documents is not None:
+        print(f"  documents  {documents}")
+    if meta:
+        tokenizer = meta.get("tokenizer", {})
+        print(f"  meta       {meta.get('split')} split, tokenizer {tokenizer.get('name')} (sha256 "
+              f"{str(tokenizer.get('sha256'))[:12]}...), vocabulary {meta.get('vocab_size')}")
+    if args.verify:
+        verify(shard, meta, low_high)
+        print("  verified   size, checksum, ids and document starts agree with the .meta.json")
+    ids = list(shard.tokens[args.first:args.first + args.count])
+    if not ids:
+        return
+    print(f"  tokens     {args.first} to {args.first + len(ids) - 1}: {' '.join(map(str, ids[:16]))}"
+          + (" ..." if len(ids) > 16 else ""))
+    tokenizer, remark = tokenizer_of(args, meta)
+    print(f"  text{'       ' + remark if remark else ''}")
+    if tokenizer is not None:
+        for line in tokenizer.decode(ids).split("\n"):
+            print(f"    | {line}")
+
+
+def main():
+    args = parse_arguments()
+    shards = [Shard(path, args.token_dtype) for path in args.shards]
+    if args.bigram_entropy:
+        entropy, pairs = bigram_entropy(shards)
+        print(f"bigram entropy {entropy:.6f} nats a token ({pairs} pairs, {len(shards)} shards)")
+        return 0
+    for shard in shards:
+        describe(shard, args)
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

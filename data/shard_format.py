@@ -1,0 +1,219 @@
+"""Token shards on disk: reading every format of README.md, writing llm.c's. Standard library only.
+
+Counts and offsets are of any size; only llm.c's header limits one shard to 2^31 - 1 tokens.
+"""
+import array
+import bisect
+import hashlib
+import json
+import mmap
+import os
+import struct
+from pathlib import Path
+
+from support import InputError
+
+HEADER_BYTES = 1024
+MAGIC_V1, MAGIC_V7 = 20240520, 20240801
+MAX_SHARD_TOKENS = 2 ** 31 - 1
+# A last shard of fewer tokens than this is appended to the one before it: the trainer refuses a shard that is
+# shorter than one sample, and samples never cross shards.
+MIN_TAIL_TOKENS = 65536
+TYPECODES = {2: "H", 4: "I"}
+DTYPES = {2: "uint16", 4: "uint32"}
+MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+MEGATRON_WIDTHS = {4: 4, 8: 2}   # dtype code -> bytes: int32, uint16
+assert array.array("H").itemsize == 2 and array.array("I").itemsize == 4
+
+
+def token_bytes_for(vocab_size):
+    return 2 if vocab_size <= 65536 else 4
+
+
+def meta_path(shard_path):
+    path = str(shard_path)
+    return Path((path[:-4] if path.endswith(".bin") else path) + ".meta.json")
+
+
+def file_sha256(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while True:
+            block = file.read(1 << 20)
+            if not block:
+                return digest.hexdigest()
+            digest.update(block)
+
+
+class Shard:
+    """A mapped shard. tokens[i] is an id; tokens is a memoryview, a slice of it copies nothing."""
+
+    def __init__(self, path, token_dtype=""):
+        self.path = Path(path)
+        self.documents = None   # only Megatron's index counts them
+        try:
+            with open(path, "rb") as file:
+                self.bytes = os.fstat(file.fileno()).st_size
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.bytes else b""
+        except OSError as error:
+            raise InputError(f"{path}: cannot open: {error.strerror}") from None
+        if not self.bytes:
+            raise InputError(f"{path}: the file is empty")
+        index = self.path.with_suffix(".idx") if self.path.suffix == ".bin" else None
+        magic = struct.unpack_from("<I", self.map)[0] if self.bytes >= 4 else 0
+        if index is not None and index.is_file():
+            self._read_megatron(index)
+        elif magic in (MAGIC_V1, MAGIC_V7):
+            self._read_llmc(magic)
+        elif token_dtype:
+            self.format, self.offset = "raw", 0
+            self.token_bytes = {"uint16": 2, "uint32": 4}[token_dtype]
+            if self.bytes % self.token_bytes:
+                raise InputError(f"{path}: odd size: {self.bytes} bytes is no multiple of {self.token_bytes}")
+        else:
+            raise InputError(f"{path}: byte 0: wrong magic 0x{magic:08x} (known: llm.c {MAGIC_V1} and "
+                             f"{MAGIC_V7}, or a Megatron .idx beside it); if headerless (nanoGPT), pass "
+                             "--token-dtype")
+        self.count = (self.bytes - self.offset) // self.token_bytes
+        self.tokens = memoryview(self.map)[self.offset:].cast(TYPECODES[self.token_bytes])
+
+    def _read_llmc(self, magic):
+        if self.bytes < HEADER_BYTES:
+            raise InputError(f"{self.path}: truncated in the header: it ends at byte {self.bytes} of "
+                             f"{HEADER_BYTES}")
+        _, version, count = struct.unpack_from("<III", self.map)
+        expected, self.token_bytes = {MAGIC_V1: (1, 2), MAGIC_V7: (7, 4)}[magic]
+        self.format, self.offset = f"llm.c v{expected}", HEADER_BYTES
+        if version != expected:
+            raise InputError(f"{self.path}: byte 4: version {version}, expected {expected}")
+        end = HEADER_BYTES + count * self.token_bytes
+        if self.bytes != end:
+            raise InputError(f"{self.path}: the header (byte 8) says {count} tokens, which end at {end}, "
+                             f"but the file has {self.bytes} bytes")
+
+    def _read_megatron(self, index_path):
+        index = index_path.read_bytes()
+        if len(index) < 34 or index[:9] != MEGATRON_MAGIC:
+            raise InputError(f"{index_path}: byte 0: wrong magic or truncated, expected MMIDIDX (Megatron)")
+        version, code, sequences, documents = struct.unpack_from("<QBQQ", index, 9)
+        if version != 1 or code not in MEGATRON_WIDTHS:
+            raise InputError(f"{index_path}: byte 9: version {version} and token type {code}; read are "
+                             "version 1 and types 4 (int32) and 8 (uint16)")
+        if len(index) != 34 + 12 * sequences + 8 * documents:
+            raise InputError(f"{index_path}: {sequences} sequences and {documents} document ends do not fill "
+                             f"its {len(index)} bytes")
+        self.format, self.offset, self.token_bytes = "Megatron", 0, MEGATRON_WIDTHS[code]
+        self.documents = max(0, documents - 1)
+        lengths = array.array("i", index[34:34 + 4 * sequences])
+        total = sum(lengths)
+        if total * self.token_bytes != self.bytes:
+            raise InputError(f"{self.path}: the index says {total} tokens, the file has {self.bytes} bytes")
+
+    def read_meta(self):
+        """The sidecar as a dictionary, {} without one."""
+        try:
+            meta = json.loads(meta_path(self.path).read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise InputError(f"{meta_path(self.path)}: not readable: {error}") from None
+        if not isinstance(meta, dict):
+            raise InputError(f"{meta_path(self.path)}: not a JSON object")
+        return meta
+
+
+class SplitWriter:
+    """Writes the documents of one split into shards of shard_tokens, as NAME_000000.bin.tmp, ...
+
+    Tokens are cut at exactly shard_tokens, so a document may go on in the next shard; what is left at the
+    end, if shorter than MIN_TAIL_TOKENS, stays in the last shard. Files get their final names in publish().
+    """
+
+    def __init__(self, folder, split, token_bytes, shard_tokens, meta):
+        self.folder, self.split, self.token_bytes = Path(folder), split, token_bytes
+        self.capacity = shard_tokens
+        self.tail = min(MIN_TAIL_TOKENS, shard_tokens)
+        self.meta = meta               # what every sidecar of the split says besides its own figures
+        self.pending = bytearray()     # tokens not written yet
+        self.starts = []               # places of document starts in the split, from the open shard on
+        self.total_tokens = self.total_documents = 0
+        self.first = 0                 # place in the split of the open shard's first token
+        self.written = 0               # tokens in the open shard
+        self.file = None
+        self.published = []            # (temporary path, final path), sidecars included
+
+    def write(self, tokens, lengths):
+        """tokens: bytes of whole documents, one after the other; lengths: tokens of each."""
+        for length in lengths:
+            self.starts.append(self.total_tokens)
+            self.total_tokens += length
+        self.total_documents += len(lengths)
+        self.pending += tokens
+        while self.pending:
+            room = self.capacity - self.written
+            if room > 0:
+                self._write_pending(room)
+            elif len(self.pending) >= self.tail * self.token_bytes:
+                self._close_shard()
+            else:
+                break
+
+    def finish(self):
+        if self.pending:
+            self._write_pending(len(self.pending) // self.token_bytes)
+        if self.file is not None:
+            self._close_shard()
+
+    def _write_pending(self, limit):
+        if self.file is None:
+            name = f"{self.split}_{len(self.published) // 2:06d}"
+            self.final = self.folder / f"{name}.bin"
+            self.temporary = self.folder / f"{name}.bin.tmp"
+            self.file = open(self.temporary, "wb")
+            self.file.write(bytes(HEADER_BYTES))
+        count = min(limit, len(self.pending) // self.token_bytes)
+        self.file.write(self.pending[:count * self.token_bytes])
+        del self.pending[:count * self.token_bytes]
+        self.written += count
+
+    def _close_shard(self):
+        magic, version = (MAGIC_V1, 1) if self.token_bytes == 2 else (MAGIC_V7, 7)
+        self.file.seek(0)
+        self.file.write(struct.pack("<III", magic, version, self.written))
+        self._sync_and_close(self.file)
+        self.file = None
+        inside = bisect.bisect_left(self.starts, self.first + self.written)
+        offsets = [start - self.first for start in self.starts[:inside]]
+        del self.starts[:inside]
+        meta = {"format": f"llm.c v{version}", "split": self.split, "dtype": DTYPES[self.token_bytes],
+                "tokens": self.written, **self.meta, "documents": len(offsets),
+                "checksum": {"algorithm": "sha256", "of": "the whole file",
+                             "value": file_sha256(self.temporary)}}
+        # The offsets on one line: a list of a million lines reads badly.
+        text = json.dumps(meta, indent=1)[:-2] + ',\n "document_offsets": ' + json.dumps(offsets) + "\n}\n"
+        final_meta = meta_path(self.final)
+        temporary_meta = Path(str(final_meta) + ".tmp")
+        with open(temporary_meta, "w") as file:
+            file.write(text)
+            self._sync_and_close(file)
+        self.published += [(self.temporary, self.final), (temporary_meta, final_meta)]
+        self.first += self.written
+        self.written = 0
+
+    @staticmethod
+    def _sync_and_close(file):
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+
+    def publish(self):
+        for temporary, final in self.published:
+            os.replace(temporary, final)
+
+    def discard(self):
+        """Removes what was not published."""
+        if self.file is not None:
+            self.file.close()
+            self.temporary.unlink(missing_ok=True)
+        for temporary, _ in self.published:
+            temporary.unlink(missing_ok=True)

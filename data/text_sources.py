@@ -1,0 +1,186 @@
+"""Documents, as UTF-8 bytes, of text, JSON lines and parquet files, folders and Hugging Face datasets."""
+import gzip
+import io
+import json
+import os
+import zlib
+from pathlib import Path
+
+from support import InputError, need
+
+ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B"}
+COMPRESSED = {".gz", ".zst"}
+JSON_LINES = {".jsonl", ".ndjson"}
+PARQUET_REVISION = "refs/convert/parquet"
+
+
+class Source:
+    """One input: a file of a kind, or a dataset's name. bytes: its size on disk, 0 for a dataset."""
+
+    def __init__(self, kind, path, explicit):
+        self.kind, self.path, self.explicit = kind, path, explicit
+        self.bytes = 0 if kind == "dataset" else os.path.getsize(path)
+
+
+def kind_of(path):
+    suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSED]
+    last = suffixes[-1].lower() if suffixes else ""
+    return "jsonl" if last in JSON_LINES else "parquet" if last == ".parquet" else "text"
+
+
+def find_sources(inputs, kind="auto"):
+    """Files in a fixed order: as given, those of a folder by name, without hidden ones."""
+    sources = []
+    for name in inputs:
+        if os.path.isdir(name):
+            for folder, folders, files in os.walk(name):
+                folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
+                for file in sorted(files):
+                    path = os.path.join(folder, file)
+                    if not file.startswith(".") and os.path.isfile(path):
+                        sources.append(Source(kind_of(path) if kind == "auto" else kind, path, False))
+        elif os.path.isfile(name):
+            sources.append(Source(kind_of(name) if kind == "auto" else kind, name, True))
+        elif name in ALIASES:
+            sources.append(Source("dataset", ALIASES[name], True))
+        elif name.startswith("hf:"):
+            sources.append(Source("dataset", name[3:], True))
+        else:
+            raise InputError(f"{name}: no such file or folder; a Hugging Face dataset is written "
+                             f"hf:OWNER/NAME, {' or '.join(ALIASES)}")
+    return sources
+
+
+class Reader:
+    """Iterates over the documents of all sources. done_bytes is how much of them has been read."""
+
+    def __init__(self, sources, field="text", document_bytes=8192, dataset_config="", dataset_split="train"):
+        self.sources, self.field, self.document_bytes = sources, field, document_bytes
+        self.dataset_config, self.dataset_split = dataset_config, dataset_split
+        self.done_bytes = 0
+        self.skipped_files = []   # binary ones met in a folder
+        self.empty = 0            # documents without text
+
+    def __iter__(self):
+        finished = 0
+        for source in self.sources:
+            read = {"text": self._text, "jsonl": self._json_lines, "parquet": self._parquet,
+                    "dataset": self._dataset}[source.kind]
+            for document, place in read(source):
+                self.done_bytes = finished + place
+                if document:
+                    yield document
+                else:
+                    self.empty += 1
+            finished += source.bytes
+            self.done_bytes = finished
+
+    def _open(self, path, raw):
+        """A peekable stream of the decompressed bytes of an open file."""
+        if path.endswith(".gz"):
+            return gzip.GzipFile(fileobj=raw)
+        if path.endswith(".zst"):
+            zstandard = need("zstandard", "zstandard", path)
+            decompressor = zstandard.ZstdDecompressor(max_window_size=2 ** 31)
+            return io.BufferedReader(decompressor.stream_reader(raw, read_across_frames=True), 1 << 20)
+        return raw
+
+    def _stream(self, source, pieces):
+        """pieces(stream) -> documents; adds each one's place in the file and names the file in its errors."""
+        try:
+            with open(source.path, "rb") as raw:
+                stream = self._open(source.path, raw)
+                for document in pieces(stream):
+                    yield document, raw.tell()
+        except OSError as error:
+            raise InputError(f"{source.path}: cannot read: {error.strerror or error}") from None
+        except EOFError:
+            raise InputError(f"{source.path}: the compressed file is truncated") from None
+        except zlib.error as error:
+            raise InputError(f"{source.path}: {error}") from None
+        except Exception as error:
+            if type(error).__name__ != "ZstdError":   # of a package that may be absent
+                raise
+            raise InputError(f"{source.path}: {error}") from None
+
+    def _text(self, source):
+        def pieces(stream):
+            if b"\0" in stream.peek(4096)[:4096]:
+                if source.explicit:
+                    raise InputError(f"{source.path}: not a text file: it has zero bytes")
+                self.skipped_files.append(source.path)
+                return
+            while True:
+                piece = stream.read(self.document_bytes or -1)
+                if not piece:
+                    return
+                if self.document_bytes:
+                    # To the end of the line; a line without end is cut, but not inside of a character.
+                    piece += stream.readline(self.document_bytes)
+                    while stream.peek(1)[:1] and 0x80 <= stream.peek(1)[0] < 0xc0:
+                        piece += stream.read(1)
+                yield piece
+        return self._stream(source, pieces)
+
+    def _json_lines(self, source):
+        def pieces(stream):
+            for number, line in enumerate(stream, 1):
+                if not line.strip():
+                    continue
+                where = f"{source.path}: line {number}"
+                try:
+                    row = json.loads(line)
+                except ValueError as error:   # also bytes that are not UTF-8
+                    raise InputError(f"{where}: not JSON: {error}") from None
+                yield self._field_of(row, where)
+        return self._stream(source, pieces)
+
+    def _field_of(self, row, where):
+        if not isinstance(row, dict) or self.field not in row:
+            names = ", ".join(sorted(map(str, row))[:20]) if isinstance(row, dict) else type(row).__name__
+            raise InputError(f"{where}: no field '{self.field}' (there is: {names}); pass --text-field")
+        text = row[self.field]
+        if text is None:
+            return b""
+        if not isinstance(text, str):
+            raise InputError(f"{where}: field '{self.field}' is {type(text).__name__}, not text")
+        # JSON may hold half of a surrogate pair, which is no character of UTF-8.
+        return text.encode("utf-8", "replace")
+
+    def _parquet(self, source):
+        parquet = need("pyarrow.parquet", "pyarrow", source.path)
+        arrow = need("pyarrow", "pyarrow", source.path)
+        try:
+            with parquet.ParquetFile(source.path) as file:
+                if self.field not in file.schema_arrow.names:
+                    raise InputError(f"{source.path}: no column '{self.field}' (there is: "
+                                     f"{', '.join(file.schema_arrow.names)}); pass --text-field")
+                rows, total = 0, max(1, file.metadata.num_rows)
+                for batch in file.iter_batches(batch_size=256, columns=[self.field]):
+                    for text in batch.column(0).to_pylist():
+                        rows += 1
+                        yield (self._field_of({self.field: text}, f"{source.path}: row {rows}"),
+                               source.bytes * rows // total)
+        except (arrow.ArrowException, OSError) as error:
+            raise InputError(f"{source.path}: not a readable parquet file: {error}") from None
+
+    def _dataset(self, source):
+        """Streamed, so nothing but the rows in work is stored."""
+        datasets = need("datasets", "datasets", f"the dataset {source.path}")
+        arguments = {"split": self.dataset_split, "streaming": True}
+        if self.dataset_config:
+            arguments["name"] = self.dataset_config
+        try:
+            try:
+                rows = datasets.load_dataset(source.path, **arguments)
+            except RuntimeError as error:
+                # Datasets that are a script: the hub keeps a parquet copy of them on a branch of its own.
+                if "scripts are no longer supported" not in str(error):
+                    raise
+                rows = datasets.load_dataset(source.path, revision=PARQUET_REVISION, **arguments)
+            for number, row in enumerate(rows, 1):
+                yield self._field_of(row, f"{source.path}: row {number}"), 0
+        except InputError:
+            raise
+        except Exception as error:   # network, access and naming errors of many types
+            raise InputError(f"dataset {source.path}: {type(error).__name__}: {error}") from None
