@@ -1,8 +1,19 @@
-// Every inline assembly of the project. Source: NVIDIA PTX ISA 9.0, the section named at each wrapper.
+// Every inline PTX instruction of the project. What a CUDA intrinsic offers is not here.
+// Source: NVIDIA, PTX ISA 9.0, the instruction named at each wrapper.
 #pragma once
 #include <cstdint>
 
-namespace cuda::ptx {
+namespace cuda {
+
+// 2^x, relative error 2^-22; results below 2^-126 are 0. The intrinsic exp2f spends three more instructions
+// on those. "ex2.approx".
+__device__ inline float exp2_approx(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
+namespace ptx {
 
 // Address of a shared-memory object as the 32-bit instructions below want it.
 __device__ inline uint32_t shared_address(const void* p) {
@@ -10,10 +21,15 @@ __device__ inline uint32_t shared_address(const void* p) {
 }
 
 // Copy 16 bytes from global to shared memory without passing through registers; zeros if not valid (the
-// source is then not read). "cp.async", 9.7.9.25.
+// source is then not read). "cp.async".
 __device__ inline void cp_async_16(uint32_t shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                  "r"(valid ? 16 : 0)
+                 : "memory");
+}
+// The same for 4 bytes.
+__device__ inline void cp_async_4(uint32_t shared, const void* global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0)
                  : "memory");
 }
 // Close a group of the copies issued since the last one.
@@ -24,7 +40,7 @@ template <int pending> __device__ inline void cp_async_wait() {
 }
 
 // Four 8x8 matrices of 16-bit elements, matrix i from the 16-byte rows that lanes 8i..8i+7 point to. Lane l
-// gets elements (l / 4, 2 (l % 4) + {0, 1}) of each, or of its transpose. "ldmatrix", 9.7.15.5.15.
+// gets elements (l / 4, 2 (l % 4) + {0, 1}) of each, or of its transpose. "ldmatrix".
 __device__ inline void load_matrix_x4(uint32_t (&r)[4], uint32_t shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -38,9 +54,9 @@ __device__ inline void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t shar
                  : "memory");
 }
 
-// d(16, 8) += a(16, 16) b(16, 8), bf16 operands, fp32 sums. "mma.m16n8k16", 9.7.15.5.8. With g = lane / 4 and
-// t = lane % 4: d = (g, 2t + {0, 1}), (g + 8, same); a = (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8,
-// 2t + 8..); b = (2t.., g), (2t + 8.., g).
+// d(16, 8) += a(16, 16) b(16, 8), bf16 operands, fp32 sums. With g = lane / 4 and t = lane % 4:
+// d = (g, 2t + {0, 1}), (g + 8, same); a = (g, 2t..), (g + 8, 2t..), (g, 2t + 8..), (g + 8, 2t + 8..);
+// b = (2t.., g), (2t + 8.., g). "mma.m16n8k16".
 __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -48,11 +64,18 @@ __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// 2^x to 2 ulp; -inf gives 0. "ex2", 9.7.3.21.
-__device__ inline float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+// blockIdx.x and threadIdx.x, read anew at each call: a kernel short of registers works out a second time what
+// it would otherwise keep across its main loop. "%ctaid", "%tid".
+__device__ inline uint32_t block_index() {
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+}
+__device__ inline uint32_t thread_index() {
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
 }
 
-}  // namespace cuda::ptx
+}  // namespace ptx
+}  // namespace cuda
