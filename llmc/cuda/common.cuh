@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <type_traits>
 
@@ -39,6 +40,14 @@ inline unsigned grid_size(int64_t blocks) {
     return static_cast<unsigned>(blocks);
 }
 
+// Lets a kernel be launched with more than the 48 KB of shared memory (static and dynamic together) that it
+// gets unasked.
+template <typename Kernel> void allow_shared_memory(Kernel* kernel, size_t bytes) {
+    if (bytes <= 32 * 1024) return;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(bytes)));
+}
+
 // `tensor` must have exactly `elems` elements of `dtype`; `what` is "operation: field".
 inline void expect(const Tensor& tensor, Dtype dtype, int64_t elems, const char* what) {
     CHECK(tensor.data != nullptr && tensor.elems == elems, "%s has %lld elements, not %lld", what,
@@ -60,13 +69,20 @@ template <typename F> void dispatch(Dtype dtype, const char* what, F&& f) {
           dtype_name(dtype));
 }
 
-// Whether rows of `columns` elements of T that start at these addresses (null = absent) can be accessed 16
-// bytes at a time.
+// Whether rows of `columns` elements of T that start at these addresses (null = absent) can be accessed
+// 16 bytes at a time.
 template <typename T> bool vectorizable(int64_t columns, std::initializer_list<const void*> pointers) {
     for (const void* p : pointers) {
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0) return false;
     }
     return columns % static_cast<int64_t>(16 / sizeof(T)) == 0;
+}
+
+// Calls f(width) with the number of elements a thread takes at a time, as a compile-time constant: 16 bytes
+// of T, or 1 on the scalar path.
+template <typename T, typename F> void with_width(bool vector, F&& f) {
+    if (vector) f(std::integral_constant<int, static_cast<int>(16 / sizeof(T))>{});
+    else f(std::integral_constant<int, 1>{});
 }
 
 // ---- device: conversion
@@ -138,10 +154,12 @@ template <typename T> __device__ inline uint4 pack(const float (&value)[kVec<T>]
     }
 }
 
-// `count` consecutive floats or bf16 at a 16-byte (bf16 and count 4: 8-byte) aligned address, as floats.
-// For operands whose type differs from the one that sets the vector width.
+// `count` consecutive elements as floats: 1 (the scalar path of a kernel), or a multiple of 4 at an address
+// aligned to 16 bytes (8 for 4 elements of bf16).
 template <typename T, int count> __device__ inline void load_floats(const T* p, float (&value)[count]) {
-    if constexpr (sizeof(T) * count == 8) {
+    if constexpr (count == 1) {
+        value[0] = to_float(*p);
+    } else if constexpr (sizeof(T) * count == 8) {
         uint2 raw = *reinterpret_cast<const uint2*>(p);
         value[0] = bf16x2_low(raw.x), value[1] = bf16x2_high(raw.x);
         value[2] = bf16x2_low(raw.y), value[3] = bf16x2_high(raw.y);
@@ -157,7 +175,9 @@ template <typename T, int count> __device__ inline void load_floats(const T* p, 
     }
 }
 template <typename T, int count> __device__ inline void store_floats(T* p, const float (&value)[count]) {
-    if constexpr (sizeof(T) * count == 8) {
+    if constexpr (count == 1) {
+        *p = from_float<T>(value[0]);
+    } else if constexpr (sizeof(T) * count == 8) {
         *reinterpret_cast<uint2*>(p) =
             make_uint2(pack_bf16x2(value[0], value[1]), pack_bf16x2(value[2], value[3]));
     } else {

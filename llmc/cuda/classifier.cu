@@ -1,0 +1,318 @@
+// Cross entropy fused with its gradient, in place over the logits.
+//
+// A row of Llama-3 logits (128256 in bf16) is 250 KB, more than one multiprocessor's shared memory. One read
+// and one write of the logits therefore take a cluster of blocks (2 for that row): each keeps its part of the
+// row in registers, while its part of the next row is already on its way into shared memory.
+#include <cuda_pipeline_primitives.h>
+
+#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/ptx.cuh"
+
+namespace cuda {
+namespace {
+
+constexpr int kLanes = 32;
+constexpr int kManyThreads = 512;    // of a block that has a large part of a row
+constexpr int kFewThreads = 128;     // of one that has a small part, so that several fit a multiprocessor
+constexpr int kSlots = 16;           // vectors of a row that a thread holds
+constexpr int kMaxCluster = 8;       // the portable limit
+constexpr float kLog2E = 1.4426950408889634f;
+
+// The largest logit and the sum of exp(logit - largest).
+struct Extent {
+    float largest, sum;
+};
+
+// e^x. bf16 results forgive the fast one (relative error near 2^-22 + |x| 2^-24).
+template <typename T> __device__ inline float exponential(float x) {
+    if constexpr (std::is_same_v<T, bf16>) return exp2_approx(x * kLog2E);
+    else return expf(x);
+}
+
+// Extents of disjoint parts joined. An empty part has largest = -infinity and sum 0, and changes nothing.
+__device__ inline Extent join(Extent a, Extent b) {
+    const float largest = fmaxf(a.largest, b.largest);
+    if (largest == -INFINITY) return {largest, a.sum + b.sum};
+    return {largest, a.sum * expf(a.largest - largest) + b.sum * expf(b.largest - largest)};
+}
+__device__ inline Extent join_lanes(Extent e) {
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+        // The lower lane's part first on both sides: every lane ends with the same bits.
+        const Extent other = {__shfl_xor_sync(0xffffffffu, e.largest, offset),
+                              __shfl_xor_sync(0xffffffffu, e.sum, offset)};
+        e = threadIdx.x & offset ? join(other, e) : join(e, other);
+    }
+    return e;
+}
+
+// The largest element of a vector; NaN is passed over (the sum finds it).
+template <typename T> __device__ inline float largest_of(const uint4& raw) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        __nv_bfloat162 pair[4];
+        memcpy(pair, &raw, 16);
+        const __nv_bfloat162 largest = __hmax2(__hmax2(pair[0], pair[1]), __hmax2(pair[2], pair[3]));
+        return fmaxf(__low2float(largest), __high2float(largest));
+    } else {
+        return fmaxf(fmaxf(__uint_as_float(raw.x), __uint_as_float(raw.y)),
+                     fmaxf(__uint_as_float(raw.z), __uint_as_float(raw.w)));
+    }
+}
+
+// A vector whose elements from `count` on are -infinity: the padded columns take no part in the softmax.
+template <typename T> __device__ inline uint4 mask_tail(const uint4& raw, int count) {
+    float value[kVec<T>];
+    unpack<T>(raw, value);
+#pragma unroll
+    for (int i = 0; i < kVec<T>; i++) {
+        if (i >= count) value[i] = -INFINITY;
+    }
+    return pack<T>(value);
+}
+
+__device__ inline bool counted(int target, int64_t V) { return target >= 0 && target < V; }
+
+__device__ inline void note_bad_target(int target, int64_t V, StepState* state) {
+    if (!counted(target, V) && target != kIgnoreIndex) atomicAdd(&state->bad_tokens, 1);
+}
+
+// All threads of the cluster meet; what they wrote before, to any block's shared memory, is visible after.
+__device__ inline void meet_cluster() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    __cluster_barrier_arrive();
+    __cluster_barrier_wait();
+#endif
+}
+// The same variable in the shared memory of block `rank` of the cluster.
+template <typename V> __device__ inline V* in_block(V* shared, int rank) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    return static_cast<V*>(__cluster_map_shared_rank(shared, rank));
+#else
+    return shared;  // clusters are not launched there
+#endif
+}
+
+// Math: p = softmax(logits[:V]); losses = log sum exp - logit[target]; logits = (p - onehot) dloss_mul, 0 in
+// rows that are not counted and in the padded columns.
+// Source: Milakov and Gimelshein, arXiv 1805.02867 (joining partial softmax sums).
+// Traffic: logits read once and written once (kWrite).
+// Requires: Vp a multiple of 16 bytes of T, aligned; at most kCluster kSlots kThreads vectors a row; compute
+// capability 9.0 for more than one block a row.
+// Parallel: a cluster owns rows c, c + clusters, ...; block b of it part_vectors vectors; a thread every
+// kThreads-th of those. A thread copies its vectors of the next row into its own slots of shared memory as
+// soon as it has taken over those of this row; the blocks of a cluster meet once a row.
+template <typename T, int kThreads, int kCluster, bool kWrite>
+__global__ void __launch_bounds__(kThreads, kManyThreads / kThreads)
+    classifier_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int64_t N, int V,
+                      int Vp, int part_vectors) {
+    extern __shared__ uint4 ring[];                // (kSlots, kThreads)
+    constexpr int kWidth = kVec<T>, kWarps = kThreads / kLanes;
+    __shared__ Extent extents[2][kCluster * kWarps];   // [row parity][warp of the cluster]
+    const int thread = threadIdx.x, warp = thread / kLanes, lane = thread % kLanes;
+    const int part = static_cast<int>(blockIdx.x) % kCluster;
+    const int64_t clusters = gridDim.x / kCluster;
+    const int begin = part * part_vectors + thread;    // vectors of this thread: begin, begin + kThreads, ...
+    const int count = min((part + 1) * part_vectors, Vp / kWidth) - begin;
+    const float dloss_mul = state->dloss_mul;
+    uint4* const slots = ring + thread;
+
+    int64_t row = blockIdx.x / kCluster;
+    T* at = logits + row * Vp + begin * kWidth;
+    const int64_t row_step = clusters * Vp;
+    auto prefetch = [&](int64_t row, const T* at, int slot) {
+        if (row < N && slot * kThreads < count) {
+            __pipeline_memcpy_async(slots + slot * kThreads, at + slot * kThreads * kWidth, 16);
+        }
+        __pipeline_commit();
+    };
+#pragma unroll
+    for (int slot = 0; slot < kSlots; slot++) prefetch(row, at, slot);
+    if constexpr (kCluster > 1) meet_cluster();  // the others exist before anything is written to them
+
+    for (int parity = 0; row < N; row += clusters, at += row_step, parity ^= 1) {
+        const int target = targets[row];
+        const bool is_counted = counted(target, V);
+        const int target_vector = target / kWidth - begin;
+        const bool owns_target = is_counted && target_vector >= 0 && target_vector < count &&
+                                 target_vector % kThreads == 0;
+        // No other thread writes this element.
+        const float target_logit = owns_target ? to_float(logits[row * Vp + target]) : 0.0f;
+        uint4 raw[kSlots];
+        Extent extent = {-INFINITY, 0.0f};
+#pragma unroll
+        for (int slot = 0; slot < kSlots; slot++) {
+            __pipeline_wait_prior(kSlots - 1);
+            if (slot * kThreads < count) {
+                raw[slot] = slots[slot * kThreads];
+                const int before_padding = V - (begin + slot * kThreads) * kWidth;
+                if (before_padding < kWidth) raw[slot] = mask_tail<T>(raw[slot], before_padding);
+                extent.largest = fmaxf(extent.largest, largest_of<T>(raw[slot]));
+            }
+            prefetch(row + clusters, at + row_step, slot);
+        }
+        const float base = extent.largest == -INFINITY ? 0.0f : extent.largest;
+#pragma unroll
+        for (int slot = 0; slot < kSlots; slot++) {
+            if (slot * kThreads >= count) continue;
+            float value[kWidth];
+            unpack<T>(raw[slot], value);
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) extent.sum += exponential<T>(value[i] - base);
+        }
+        extent = join_lanes(extent);
+        if constexpr (kCluster == 1) {
+            if (lane == 0) extents[parity][warp] = extent;
+            __syncthreads();
+        } else {
+            if (lane < kCluster) *in_block(&extents[parity][part * kWarps + warp], lane) = extent;
+            meet_cluster();
+        }
+        extent = {-INFINITY, 0.0f};
+        for (int w = lane; w < kCluster * kWarps; w += kLanes) extent = join(extent, extents[parity][w]);
+        extent = join_lanes(extent);
+
+        if (owns_target) losses[row] = extent.largest - target_logit + logf(extent.sum);
+        if (!is_counted && part == 0 && thread == 0) {
+            losses[row] = 0.0f;
+            note_bad_target(target, V, state);
+        }
+        if constexpr (!kWrite) continue;
+        const float row_mul = dloss_mul / extent.sum;
+#pragma unroll
+        for (int slot = 0; slot < kSlots; slot++) {
+            if (slot * kThreads >= count) continue;
+            uint4 result = {};
+            if (is_counted) {
+                float value[kWidth];
+                unpack<T>(raw[slot], value);
+#pragma unroll
+                for (int i = 0; i < kWidth; i++) {
+                    value[i] = exponential<T>(value[i] - extent.largest) * row_mul;
+                }
+                result = pack<T>(value);
+            }
+            store_vec(at + slot * kThreads * kWidth, result);
+        }
+        if (owns_target) {
+            const float p = exponential<T>(target_logit - extent.largest) / extent.sum;
+            logits[row * Vp + target] = from_float<T>((p - 1.0f) * dloss_mul);
+        }
+    }
+}
+
+// Math: as classifier_kernel.
+// Source: as classifier_kernel.
+// Traffic: logits read three times (the later ones from L2 for short rows) and written once (kWrite).
+// Requires: nothing of Vp, alignment or the GPU.
+// Parallel: a block owns a row, thread i its elements i, i + 512, ...
+template <typename T, bool kWrite>
+__global__ void __launch_bounds__(kManyThreads)
+    classifier_loop_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int64_t V,
+                           int64_t Vp) {
+    constexpr int kThreads = kManyThreads;
+    __shared__ Extent extents[kThreads / kLanes];
+    T* row = logits + blockIdx.x * Vp;
+    const int target = targets[blockIdx.x];
+    if (!counted(target, V)) {
+        if (threadIdx.x == 0) {
+            losses[blockIdx.x] = 0.0f;
+            note_bad_target(target, V, state);
+        }
+        for (int64_t i = threadIdx.x; kWrite && i < Vp; i += kThreads) row[i] = from_float<T>(0.0f);
+        return;
+    }
+    const float target_logit = to_float(row[target]);
+    Extent extent = {-INFINITY, 0.0f};
+    for (int64_t i = threadIdx.x; i < V; i += kThreads) {
+        extent.largest = fmaxf(extent.largest, to_float(row[i]));
+    }
+    const float base = extent.largest == -INFINITY ? 0.0f : extent.largest;
+    for (int64_t i = threadIdx.x; i < V; i += kThreads) extent.sum += exponential<T>(to_float(row[i]) - base);
+    extent = join_lanes(extent);
+    if (threadIdx.x % kLanes == 0) extents[threadIdx.x / kLanes] = extent;
+    __syncthreads();
+    const int lane = threadIdx.x % kLanes;
+    extent = lane < kThreads / kLanes ? extents[lane] : Extent{-INFINITY, 0.0f};
+    extent = join_lanes(extent);
+    if (threadIdx.x == 0) losses[blockIdx.x] = extent.largest - target_logit + logf(extent.sum);
+    if constexpr (kWrite) {
+        const float dloss_mul = state->dloss_mul, inverse = 1.0f / extent.sum;
+        for (int64_t i = threadIdx.x; i < Vp; i += kThreads) {
+            float p = i < V ? exponential<T>(to_float(row[i]) - extent.largest) * inverse : 0.0f;
+            if (i == target) p -= 1.0f;
+            row[i] = from_float<T>(p * dloss_mul);
+        }
+    }
+}
+
+template <typename T, int kThreads, int kCluster, bool kWrite>
+void launch_classifier(Ctx& ctx, const ClassifierArgs& args, int64_t vectors) {
+    auto kernel = classifier_kernel<T, kThreads, kCluster, kWrite>;
+    const int64_t part_vectors = ceil_div(vectors, kCluster);
+    const size_t shared_bytes = size_t{16} * kSlots * kThreads;
+    allow_shared_memory(kernel, shared_bytes);
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = kCluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream_of(ctx);
+    config.attrs = &attribute;
+    config.numAttrs = kCluster > 1 ? 1 : 0;
+    // As many clusters as fit the GPU together; each goes through its share of the rows.
+    int resident = 0;
+    if (kCluster > 1) {
+        config.gridDim = dim3(kCluster);
+        CUDA_CHECK(cudaOccupancyMaxActiveClusters(&resident, kernel, &config));
+    } else {
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, kThreads, shared_bytes));
+        resident *= ctx.sm_count;
+    }
+    CHECK(resident > 0, "classifier_kernel does not fit this GPU (%d blocks a cluster)", kCluster);
+    const int64_t clusters = std::min<int64_t>(args.N, resident);
+    config.gridDim = dim3(grid_size(clusters * kCluster));
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args.logits.as<T>(), args.losses.as<float>(), args.targets,
+                                  args.state, args.N, static_cast<int>(args.V), static_cast<int>(args.Vp),
+                                  static_cast<int>(part_vectors)));
+    CHECK_LAUNCH("classifier_kernel");
+}
+
+template <typename T, bool kWrite> void run_classifier(Ctx& ctx, const ClassifierArgs& args) {
+    const int64_t vectors = args.Vp / static_cast<int64_t>(16 / sizeof(T));
+    const bool vector = vectorizable<T>(args.Vp, {args.logits.data});
+    const int64_t blocks = ceil_div(vectors, kSlots * kManyThreads);
+    if (!vector || blocks > kMaxCluster || (blocks > 1 && ctx.sm < 90)) {
+        classifier_loop_kernel<T, kWrite><<<grid_size(args.N), kManyThreads, 0, stream_of(ctx)>>>(
+            args.logits.as<T>(), args.losses.as<float>(), args.targets, args.state, args.V, args.Vp);
+        CHECK_LAUNCH("classifier_loop_kernel");
+    } else if (vectors <= kSlots * kFewThreads) {
+        launch_classifier<T, kFewThreads, 1, kWrite>(ctx, args, vectors);
+    } else if (blocks == 1) {
+        launch_classifier<T, kManyThreads, 1, kWrite>(ctx, args, vectors);
+    } else if (blocks == 2) {
+        launch_classifier<T, kManyThreads, 2, kWrite>(ctx, args, vectors);
+    } else if (blocks <= 4) {
+        launch_classifier<T, kManyThreads, 4, kWrite>(ctx, args, vectors);
+    } else {
+        launch_classifier<T, kManyThreads, kMaxCluster, kWrite>(ctx, args, vectors);
+    }
+}
+
+}  // namespace
+
+void classifier(Ctx& ctx, const ClassifierArgs& args) {
+    expect(args.logits, args.logits.dtype, args.N * args.Vp, "classifier: logits");
+    expect(args.losses, Dtype::kFp32, args.N, "classifier: losses");
+    CHECK(args.V > 0 && args.V <= args.Vp && args.Vp < (int64_t{1} << 30), "classifier: %lld of %lld columns",
+          (long long)args.V, (long long)args.Vp);
+    CHECK(args.targets && args.state, "classifier without targets or state");
+    dispatch(args.logits.dtype, "classifier", [&](auto type) {
+        using T = decltype(type);
+        if (args.write_dlogits) run_classifier<T, true>(ctx, args);
+        else run_classifier<T, false>(ctx, args);
+    });
+}
+
+}  // namespace cuda

@@ -1,0 +1,128 @@
+// Initial values and conversions: element by element, with the same bits as the CPU.
+#include "llmc/cuda/common.cuh"
+#include "llmc/rng.h"
+
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kVecsPerThread = 2;
+
+// Math: out[i] = mean + std * rng_normal(key, offset + i), one fma.
+// Source: Box-Muller over Philox, rng.h.
+// Traffic: out written once; about 150 instructions an element.
+// Requires: a build without fast-math options (rng.h explains what may be contracted).
+// Parallel: a thread owns one element.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    fill_normal_kernel(T* out, uint64_t key, int64_t offset, float mean, float std, int64_t elems) {
+    const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (i >= elems) return;
+    out[i] = from_float<T>(fmaf(std, rng_normal(key, static_cast<uint64_t>(offset + i)), mean));
+}
+
+// Math: out[i] = value.
+// Source: none needed.
+// Traffic: out written once.
+// Requires: kWidth > 1 needs an aligned tensor; the odd elements at the end go one by one.
+// Parallel: a thread owns 2 vectors, a block's width apart.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads) fill_constant_kernel(T* out, float value, int64_t elems) {
+    const int64_t vectors = elems / kWidth;
+    const int64_t first = int64_t{blockIdx.x} * kThreads * kVecsPerThread + threadIdx.x;
+    float values[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; i++) values[i] = value;
+#pragma unroll
+    for (int k = 0; k < kVecsPerThread; k++) {
+        const int64_t v = first + k * kThreads;
+        if (v < vectors) store_floats<T, kWidth>(out + v * kWidth, values);
+    }
+    const int64_t rest = vectors * kWidth + threadIdx.x;
+    if (blockIdx.x == 0 && rest < elems) out[rest] = from_float<T>(value);
+}
+
+// Math: out[i] = in[i], rounded to nearest even.
+// Source: IEEE 754.
+// Traffic: in read, out written, once.
+// Requires: kWidth > 1 needs aligned tensors; the odd elements at the end go one by one.
+// Parallel: a thread owns 2 groups of kWidth elements, a block's width apart.
+template <typename To, typename From, int kWidth>
+__global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const From* in, int64_t elems) {
+    const int64_t vectors = elems / kWidth;
+    const int64_t first = int64_t{blockIdx.x} * kThreads * kVecsPerThread + threadIdx.x;
+    float value[kVecsPerThread][kWidth];
+#pragma unroll
+    for (int k = 0; k < kVecsPerThread; k++) {
+        const int64_t v = first + k * kThreads;
+        if (v < vectors) load_floats<From, kWidth>(in + v * kWidth, value[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kVecsPerThread; k++) {
+        const int64_t v = first + k * kThreads;
+        if (v < vectors) store_floats<To, kWidth>(out + v * kWidth, value[k]);
+    }
+    const int64_t rest = vectors * kWidth + threadIdx.x;
+    if (blockIdx.x == 0 && rest < elems) out[rest] = from_float<To>(to_float(in[rest]));
+}
+
+unsigned flat_blocks(int64_t elems, int width) {
+    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), kThreads * kVecsPerThread));
+}
+
+}  // namespace
+
+void fill_normal(Ctx& ctx, const FillNormalArgs& args) {
+    const int64_t elems = args.out.elems;
+    if (elems == 0) return;
+    dispatch(args.out.dtype, "fill_normal", [&](auto type) {
+        using T = decltype(type);
+        fill_normal_kernel<T><<<grid_size(ceil_div(elems, kThreads)), kThreads, 0, stream_of(ctx)>>>(
+            args.out.as<T>(), args.key, args.element_offset, args.mean, args.std, elems);
+        CHECK_LAUNCH("fill_normal_kernel");
+    });
+}
+
+void fill_constant(Ctx& ctx, const FillConstantArgs& args) {
+    const int64_t elems = args.out.elems;
+    if (elems == 0) return;
+    dispatch(args.out.dtype, "fill_constant", [&](auto type) {
+        using T = decltype(type);
+        T* out = args.out.as<T>();
+        with_width<T>(vectorizable<T>(0, {out}), [&](auto width) {
+            constexpr int kWidth = decltype(width)::value;
+            fill_constant_kernel<T, kWidth>
+                <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(out, args.value, elems);
+            CHECK_LAUNCH("fill_constant_kernel");
+        });
+    });
+}
+
+void cast(Ctx& ctx, const CastArgs& args) {
+    const int64_t elems = args.in.elems;
+    CHECK(args.out.elems == elems, "cast of %lld elements into %lld", (long long)elems,
+          (long long)args.out.elems);
+    if (elems == 0) return;
+    if (args.out.dtype == args.in.dtype) {
+        copy_on_device(ctx, args.out.data, args.in.data, args.in.bytes());
+        return;
+    }
+    dispatch(args.out.dtype, "cast: out", [&](auto to_type) {
+        using To = decltype(to_type);
+        dispatch(args.in.dtype, "cast: in", [&](auto from_type) {
+            using From = decltype(from_type);
+            To* out = args.out.as<To>();
+            const From* in = args.in.as<From>();
+            // 8 elements: 16 bytes of bf16 and twice 16 bytes of fp32.
+            auto launch = [&](auto width) {
+                constexpr int kWidth = decltype(width)::value;
+                cast_kernel<To, From, kWidth>
+                    <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(out, in, elems);
+                CHECK_LAUNCH("cast_kernel");
+            };
+            with_width<bf16>(vectorizable<bf16>(0, {out, in}), launch);
+        });
+    });
+}
+
+}  // namespace cuda

@@ -1,0 +1,299 @@
+// rmsnorm of every query and key head (Qwen3), on the packed projections.
+#include "llmc/cuda/reduce.cuh"
+
+namespace cuda {
+namespace {
+
+constexpr int kLanes = 32;
+constexpr int kThreads = 256;
+constexpr int kHeadsPerThread = 4;   // heads that are on their way at a time
+
+// Heads of a usual size (a power of two of 16-byte vectors) take one vector a lane, kGroup lanes a head; any
+// other size takes the loop kernels at the end of the file, a warp a head.
+
+// Math: out = x rstd weight for query and key heads, rstd = 1 / sqrt(mean(x^2) + eps); values are copied.
+// Source: Zhang, Sennrich 2019; per head as in Qwen3 (arXiv 2505.09388).
+// Traffic: in read, out written, once.
+// Requires: HS = kGroup vectors of 16 bytes, aligned; head numbers fit an int.
+// Parallel: kGroup lanes own a head at a time, kHeadsPerThread heads together, a block's heads apart.
+template <typename T, int kGroup>
+__global__ void __launch_bounds__(kThreads)
+    qk_norm_forward_kernel(T* out, float* rstd_out, const T* in, const T* q_weight, const T* k_weight,
+                           int64_t N, int NH, int NKV, float eps) {
+    constexpr int kWidth = kVec<T>, HS = kGroup * kWidth, kHeadsPerBlock = kThreads / kGroup;
+    const int lane = threadIdx.x % kGroup, heads = NH + 2 * NKV;
+    const int64_t all = N * heads;
+    const int64_t first = int64_t{blockIdx.x} * kHeadsPerBlock * kHeadsPerThread + threadIdx.x / kGroup;
+    uint4 raw[kHeadsPerThread] = {};
+#pragma unroll
+    for (int k = 0; k < kHeadsPerThread; k++) {
+        const int64_t head = first + k * kHeadsPerBlock;
+        if (head < all) raw[k] = load_vec(in + head * HS + lane * kWidth);
+    }
+#pragma unroll
+    for (int k = 0; k < kHeadsPerThread; k++) {
+        const int64_t head = first + k * kHeadsPerBlock;
+        const int n = static_cast<int>(head) / heads, h = static_cast<int>(head) % heads;
+        float x[kWidth], w[kWidth], sum = 0.0f;
+        unpack<T>(raw[k], x);
+#pragma unroll
+        for (int i = 0; i < kWidth; i++) sum += x[i] * x[i];
+        const float rstd = 1.0f / sqrtf(warp_sum<kGroup>(sum) / HS + eps);
+        if (head >= all) continue;
+        if (h < NH + NKV) {
+            unpack<T>(load_vec((h < NH ? q_weight : k_weight) + lane * kWidth), w);
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) x[i] = x[i] * rstd * w[i];
+            raw[k] = pack<T>(x);
+            if (lane == 0) rstd_out[int64_t{n} * (NH + NKV) + h] = rstd;
+        }
+        store_vec(out + head * HS + lane * kWidth, raw[k]);
+    }
+}
+
+__device__ inline uint4 select(bool first, uint4 a, uint4 b) {
+    return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
+}
+
+// Math: xhat = x rstd, g = dout weight; dx = rstd (g - xhat mean(g xhat)); the partial sums of dout xhat over
+// the heads of part p, for query heads in partial_q and key heads in partial_k.
+// Source: derivative of the forward.
+// Traffic: query and key heads of in and dqkv read, dqkv written, once.
+// Requires: as qk_norm_forward_kernel.
+// Parallel: kGroup lanes own every (gridDim.x kThreads / kGroup)-th head, kHeadsPerThread / 2 together, and
+// sum their columns in registers; then the groups of a block are added through shared memory, in order.
+template <typename T, int kGroup>
+__global__ void __launch_bounds__(kThreads)
+    qk_norm_backward_kernel(T* dqkv, float* partial_q, float* partial_k, const T* in, const float* rstd_in,
+                            const T* q_weight, const T* k_weight, int64_t N, int NH, int NKV) {
+    constexpr int kWidth = kVec<T>, HS = kGroup * kWidth, kGroups = kThreads / kGroup;
+    constexpr int kTogether = kHeadsPerThread / 2;
+    __shared__ float shared[kGroups][HS];
+    const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, heads = NH + NKV;
+    const int64_t all = N * heads, row_elems = int64_t{NH + 2 * NKV} * HS;
+    uint4 weight_q = load_vec(q_weight + lane * kWidth), weight_k = load_vec(k_weight + lane * kWidth);
+    float sum_q[kWidth] = {}, sum_k[kWidth] = {};
+    // Every lane of a warp goes round equally often: the shuffles below need all of them.
+    const int64_t step = int64_t{gridDim.x} * kGroups;
+    for (int64_t base = int64_t{blockIdx.x} * kGroups; base < all; base += step * kTogether) {
+        uint4 raw_x[kTogether] = {}, raw_d[kTogether] = {};
+        float rstd[kTogether] = {};
+        int64_t at[kTogether];
+        bool is_q[kTogether];
+#pragma unroll
+        for (int k = 0; k < kTogether; k++) {
+            const int64_t head = base + group + k * step;
+            const int n = static_cast<int>(head) / heads, h = static_cast<int>(head) % heads;
+            at[k] = head < all ? n * row_elems + int64_t{h} * HS + lane * kWidth : -1;
+            is_q[k] = h < NH;
+            if (at[k] < 0) continue;
+            raw_x[k] = load_vec(in + at[k]);
+            raw_d[k] = load_vec(dqkv + at[k]);
+            rstd[k] = rstd_in[head];
+        }
+#pragma unroll
+        for (int k = 0; k < kTogether; k++) {
+            float x[kWidth], d[kWidth], w[kWidth], sum = 0.0f;
+            unpack<T>(raw_x[k], x);
+            unpack<T>(raw_d[k], d);
+            unpack<T>(select(is_q[k], weight_q, weight_k), w);
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) {
+                x[i] *= rstd[k];
+                const float dw = d[i] * x[i];
+                sum_q[i] += is_q[k] ? dw : 0.0f;
+                sum_k[i] += is_q[k] ? 0.0f : dw;
+                d[i] *= w[i];
+                sum += d[i] * x[i];
+            }
+            sum = warp_sum<kGroup>(sum) / HS;
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) d[i] = rstd[k] * (d[i] - x[i] * sum);
+            if (at[k] >= 0) store_vec(dqkv + at[k], pack<T>(d));
+        }
+    }
+    auto write_sums = [&](float (&sums)[kWidth], float* partial) {
+        store_floats<float, kWidth>(&shared[group][lane * kWidth], sums);
+        __syncthreads();
+        for (int c = threadIdx.x; c < HS; c += kThreads) {
+            float total = 0.0f;
+            for (int g = 0; g < kGroups; g++) total += shared[g][c];
+            partial[int64_t{blockIdx.x} * HS + c] = total;
+        }
+        __syncthreads();
+    };
+    write_sums(sum_q, partial_q);
+    write_sums(sum_k, partial_k);
+}
+
+// ---- any head size
+
+// Math: as qk_norm_forward_kernel.
+// Source: as qk_norm_forward_kernel.
+// Traffic: in read twice (L1), out written once.
+// Requires: nothing of HS or alignment.
+// Parallel: a warp owns a head, lane i its elements i, i + 32, ...
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    qk_norm_forward_loop_kernel(T* out, float* rstd_out, const T* in, const T* q_weight, const T* k_weight,
+                                int64_t N, int NH, int NKV, int HS, float eps) {
+    const int lane = threadIdx.x % kLanes, heads = NH + 2 * NKV;
+    const int64_t head = int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes;
+    if (head >= N * heads) return;
+    const int64_t n = head / heads;
+    const int h = static_cast<int>(head - n * heads);
+    const T* x = in + head * HS;
+    T* to = out + head * HS;
+    if (h >= NH + NKV) {
+        for (int i = lane; i < HS; i += kLanes) to[i] = x[i];
+        return;
+    }
+    const T* weight = h < NH ? q_weight : k_weight;
+    float sum = 0.0f;
+    for (int i = lane; i < HS; i += kLanes) sum += to_float(x[i]) * to_float(x[i]);
+    const float rstd = 1.0f / sqrtf(warp_sum(sum) / HS + eps);
+    for (int i = lane; i < HS; i += kLanes) {
+        to[i] = from_float<T>(to_float(x[i]) * rstd * to_float(weight[i]));
+    }
+    if (lane == 0) rstd_out[n * (NH + NKV) + h] = rstd;
+}
+
+// Math: the partial sums of qk_norm_backward_kernel.
+// Source: as qk_norm_backward_kernel.
+// Traffic: query and key heads of in and dqkv read once.
+// Requires: nothing of HS or alignment; runs before dqkv is overwritten.
+// Parallel: a thread owns one column of part p: rows p, p + gridDim.y, ...; blockIdx.z 0 is q, 1 is k.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    qk_norm_backward_columns_kernel(float* partial_q, float* partial_k, const T* dqkv, const T* in,
+                                    const float* rstd_in, int64_t N, int NH, int NKV, int HS) {
+    const int c = blockIdx.x * kThreads + threadIdx.x;
+    if (c >= HS) return;
+    const bool is_q = blockIdx.z == 0;
+    const int begin = is_q ? 0 : NH, end = is_q ? NH : NH + NKV;
+    float sum = 0.0f;
+    for (int64_t n = blockIdx.y; n < N; n += gridDim.y) {
+        for (int h = begin; h < end; h++) {
+            const int64_t at = (n * (NH + 2 * NKV) + h) * HS + c;
+            sum += to_float(dqkv[at]) * to_float(in[at]) * rstd_in[n * (NH + NKV) + h];
+        }
+    }
+    (is_q ? partial_q : partial_k)[int64_t{blockIdx.y} * HS + c] = sum;
+}
+
+// Math: dx of qk_norm_backward_kernel.
+// Source: as qk_norm_backward_kernel.
+// Traffic: query and key heads of in and dqkv read twice (L1), dqkv written once.
+// Requires: nothing of HS or alignment.
+// Parallel: a warp owns a head, lane i its elements i, i + 32, ...
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    qk_norm_backward_loop_kernel(T* dqkv, const T* in, const float* rstd_in, const T* q_weight,
+                                 const T* k_weight, int64_t N, int NH, int NKV, int HS) {
+    const int lane = threadIdx.x % kLanes, heads = NH + NKV;
+    const int64_t head = int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes;
+    if (head >= N * heads) return;
+    const int64_t n = head / heads;
+    const int h = static_cast<int>(head - n * heads);
+    const int64_t start = (n * (NH + 2 * NKV) + h) * HS;
+    const T* weight = h < NH ? q_weight : k_weight;
+    const float rstd = rstd_in[head];
+    float sum = 0.0f;
+    for (int i = lane; i < HS; i += kLanes) {
+        sum += to_float(dqkv[start + i]) * to_float(weight[i]) * to_float(in[start + i]) * rstd;
+    }
+    sum = warp_sum(sum) / HS;
+    for (int i = lane; i < HS; i += kLanes) {
+        const float g = to_float(dqkv[start + i]) * to_float(weight[i]);
+        dqkv[start + i] = from_float<T>(rstd * (g - to_float(in[start + i]) * rstd * sum));
+    }
+}
+
+// ---- launchers
+
+// Calls f(group) with the lanes of a head as a compile-time constant; false: the loop kernels are needed.
+template <typename T, typename F> bool with_group(int64_t HS, int64_t heads, bool aligned, F&& f) {
+    constexpr int64_t kMaxHeads = int64_t{1} << 30;
+    if (!aligned || heads > kMaxHeads || HS % static_cast<int64_t>(16 / sizeof(T)) != 0) return false;
+    switch (HS / static_cast<int64_t>(16 / sizeof(T))) {
+        case 8: f(std::integral_constant<int, 8>{}); return true;
+        case 16: f(std::integral_constant<int, 16>{}); return true;
+        case 32: f(std::integral_constant<int, 32>{}); return true;
+        default: return false;
+    }
+}
+
+}  // namespace
+
+void qk_norm_forward(Ctx& ctx, const QkNormForwardArgs& args) {
+    const char* op = "qk_norm_forward";
+    const int64_t N = args.N, HS = args.HS, heads = args.NH + 2 * args.NKV;
+    const Dtype dtype = args.out.dtype;
+    expect(args.out, dtype, N * heads * HS, op);
+    expect(args.in, dtype, N * heads * HS, op);
+    expect(args.rstd, Dtype::kFp32, N * (args.NH + args.NKV), op);
+    expect(args.q_weight, dtype, HS, op);
+    expect(args.k_weight, dtype, HS, op);
+    const int NH = static_cast<int>(args.NH), NKV = static_cast<int>(args.NKV);
+    dispatch(dtype, op, [&](auto type) {
+        using T = decltype(type);
+        T *out = args.out.as<T>(), *in = args.in.as<T>();
+        const T *q_weight = args.q_weight.as<T>(), *k_weight = args.k_weight.as<T>();
+        float* rstd = args.rstd.as<float>();
+        const bool aligned = vectorizable<T>(0, {out, in, q_weight, k_weight});
+        const bool done = with_group<T>(HS, N * heads, aligned, [&](auto group) {
+            constexpr int kGroup = decltype(group)::value;
+            const int64_t blocks = ceil_div(N * heads, kThreads / kGroup * kHeadsPerThread);
+            qk_norm_forward_kernel<T, kGroup><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
+                out, rstd, in, q_weight, k_weight, N, NH, NKV, args.eps);
+            CHECK_LAUNCH("qk_norm_forward_kernel");
+        });
+        if (done) return;
+        const int64_t blocks = ceil_div(N * heads, kThreads / kLanes);
+        qk_norm_forward_loop_kernel<T><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
+            out, rstd, in, q_weight, k_weight, N, NH, NKV, static_cast<int>(HS), args.eps);
+        CHECK_LAUNCH("qk_norm_forward_loop_kernel");
+    });
+}
+
+void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
+    const char* op = "qk_norm_backward";
+    const int64_t N = args.N, HS = args.HS, normed = args.NH + args.NKV;
+    const Dtype dtype = args.dqkv.dtype;
+    expect(args.dqkv, dtype, N * (normed + args.NKV) * HS, op);
+    expect(args.in, dtype, N * (normed + args.NKV) * HS, op);
+    expect(args.rstd, Dtype::kFp32, N * normed, op);
+    expect(args.q_weight, dtype, HS, op);
+    expect(args.k_weight, dtype, HS, op);
+    expect_at_least(args.scratch, Dtype::kFp32, 2 * kPartialRows * HS, op);
+    const int NH = static_cast<int>(args.NH), NKV = static_cast<int>(args.NKV);
+    float *partial_q = args.scratch.as<float>(), *partial_k = partial_q + kPartialRows * HS;
+    int64_t parts = 0;
+    dispatch(dtype, op, [&](auto type) {
+        using T = decltype(type);
+        T *dqkv = args.dqkv.as<T>(), *in = args.in.as<T>();
+        const T *q_weight = args.q_weight.as<T>(), *k_weight = args.k_weight.as<T>();
+        const float* rstd = args.rstd.as<float>();
+        const bool aligned = vectorizable<T>(0, {dqkv, in, q_weight, k_weight});
+        const bool done = with_group<T>(HS, N * normed, aligned, [&](auto group) {
+            constexpr int kGroup = decltype(group)::value;
+            parts = std::min(kPartialRows, ceil_div(N * normed, kThreads / kGroup));
+            qk_norm_backward_kernel<T, kGroup><<<grid_size(parts), kThreads, 0, stream_of(ctx)>>>(
+                dqkv, partial_q, partial_k, in, rstd, q_weight, k_weight, N, NH, NKV);
+            CHECK_LAUNCH("qk_norm_backward_kernel");
+        });
+        if (done) return;
+        parts = std::min(kPartialRows, N);
+        const dim3 grid(grid_size(ceil_div(HS, kThreads)), grid_size(parts), 2);
+        qk_norm_backward_columns_kernel<T><<<grid, kThreads, 0, stream_of(ctx)>>>(
+            partial_q, partial_k, dqkv, in, rstd, N, NH, NKV, static_cast<int>(HS));
+        CHECK_LAUNCH("qk_norm_backward_columns_kernel");
+        const int64_t blocks = ceil_div(N * normed, kThreads / kLanes);
+        qk_norm_backward_loop_kernel<T><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
+            dqkv, in, rstd, q_weight, k_weight, N, NH, NKV, static_cast<int>(HS));
+        CHECK_LAUNCH("qk_norm_backward_loop_kernel");
+    });
+    add_column_sums(ctx, {args.dq_weight, partial_q}, {args.dk_weight, partial_k}, parts, HS);
+}
+
+}  // namespace cuda

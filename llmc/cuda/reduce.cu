@@ -1,0 +1,141 @@
+// Reductions: the last part of column sums, sums of whole tensors (squares, losses), and the decision about a
+// step. What needs more than a block goes through partial sums in scratch and a second launch: without float
+// atomics the order of additions is fixed.
+#include "llmc/adam_math.h"
+#include "llmc/cuda/reduce.cuh"
+
+namespace cuda {
+namespace {
+
+constexpr int kLanes = 32;
+
+// Math: out[c] += sum_r partial[r, c].
+// Source: plain tree reduction.
+// Traffic: 4 rows C read (L2: the kernel before has just written them), one read and write of out.
+// Requires: fp32 partials; out fp32 or bf16.
+// Parallel: a block owns 32 columns; thread (x, y) adds rows y, y + 32, ... of column x, then a warp per
+// column adds the 32 sums.
+template <typename Grad>
+__global__ void __launch_bounds__(1024)
+    add_column_sums_kernel(Grad* out0, Grad* out1, const float* partial0, const float* partial1, int64_t rows,
+                           int64_t C) {
+    __shared__ float sums[kLanes][kLanes + 1];
+    Grad* out = blockIdx.y == 0 ? out0 : out1;
+    const float* partial = blockIdx.y == 0 ? partial0 : partial1;
+    const int64_t first_column = int64_t{blockIdx.x} * kLanes;
+    const int64_t column = first_column + threadIdx.x;
+    float sum = 0.0f;
+    if (column < C) {
+#pragma unroll 4
+        for (int64_t row = threadIdx.y; row < rows; row += kLanes) sum += partial[row * C + column];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    const int64_t owned = first_column + threadIdx.y;
+    sum = warp_sum(sums[threadIdx.x][threadIdx.y]);
+    if (threadIdx.x == 0 && owned < C) out[owned] = from_float<Grad>(to_float(out[owned]) + sum);
+}
+
+constexpr int kSumThreads = 256;
+
+// Math: partial[b] = sum of x^2 over the vectors b, b + gridDim.x, ... of 256 each, in fp64.
+// Source: plain sum; fp64 because billions of terms are added.
+// Traffic: n elements read once.
+// Requires: kWidth > 1 needs a 16-byte aligned start; the odd elements at the end are read one by one.
+// Parallel: a thread adds every (256 gridDim.x)-th vector; block sum through shared memory.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kSumThreads) sum_squares_kernel(double* partial, const T* in, int64_t n) {
+    __shared__ double shared[kLanes];
+    const int64_t vectors = n / kWidth;
+    const int64_t thread = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
+    const int64_t step = int64_t{gridDim.x} * kSumThreads;
+    double even = 0.0, odd = 0.0;
+#pragma unroll 4
+    for (int64_t i = thread; i < vectors; i += step) {
+        float value[kWidth];
+        load_floats<T, kWidth>(in + i * kWidth, value);
+#pragma unroll
+        for (int j = 0; j < kWidth; j++) {
+            double& sum = j % 2 == 0 ? even : odd;
+            sum = fma(static_cast<double>(value[j]), static_cast<double>(value[j]), sum);
+        }
+    }
+    const int64_t rest = vectors * kWidth + thread;
+    if (rest < n) even += static_cast<double>(to_float(in[rest])) * static_cast<double>(to_float(in[rest]));
+    double total = block_sum(even + odd, shared, threadIdx.x / kLanes, threadIdx.x % kLanes,
+                             kSumThreads / kLanes);
+    if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+// Math: *sum += sum_i in[i] in fp64; in: double (partial sums) or float (losses).
+// Source: plain sum.
+// Traffic: count elements read once.
+// Requires: one block.
+// Parallel: thread i adds elements i, i + 1024, ...; block sum through shared memory.
+template <typename V>
+__global__ void __launch_bounds__(1024) add_to_sum_kernel(double* sum, const V* in, int64_t count) {
+    __shared__ double shared[kLanes];
+    double value = 0.0;
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < count; i += 1024) value += static_cast<double>(in[i]);
+    value = block_sum(value, shared, threadIdx.x / kLanes, threadIdx.x % kLanes, 1024 / kLanes);
+    if (threadIdx.x == 0) *sum += value;
+}
+
+// Math: decide_step of adam_math.h.
+// Source: the guard is described at StepGuardArgs.
+// Traffic: one StepState.
+// Requires: nothing.
+// Parallel: one thread.
+__global__ void step_guard_kernel(StepState* state, float clip) { decide_step(*state, clip); }
+
+}  // namespace
+
+void add_column_sums(Ctx& ctx, const ColumnSum& first, const ColumnSum& second, int64_t rows, int64_t C) {
+    expect(first.out, first.out.dtype, C, "add_column_sums: out");
+    const bool both = static_cast<bool>(second.out);
+    if (both) expect(second.out, first.out.dtype, C, "add_column_sums: second out");
+    dispatch(first.out.dtype, "gradient", [&](auto type) {
+        using Grad = decltype(type);
+        dim3 grid(grid_size(ceil_div(C, kLanes)), both ? 2 : 1);
+        add_column_sums_kernel<Grad><<<grid, dim3(kLanes, kLanes), 0, stream_of(ctx)>>>(
+            first.out.as<Grad>(), both ? second.out.as<Grad>() : nullptr, first.partial, second.partial, rows,
+            C);
+        CHECK_LAUNCH("add_column_sums_kernel");
+    });
+}
+
+void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
+    const int64_t n = args.in.elems;
+    if (n == 0) return;
+    expect_at_least(args.scratch, Dtype::kFp64, kPartialSums, "sum_squares: scratch");
+    double* partial = args.scratch.as<double>();
+    int64_t blocks = 0;
+    dispatch(args.in.dtype, "sum_squares", [&](auto type) {
+        using T = decltype(type);
+        // A function of n alone: the order of additions is the same on every GPU. 4 vectors a thread or more.
+        blocks = std::min(kPartialSums, ceil_div(n, int64_t{4} * kVec<T> * kSumThreads));
+        with_width<T>(vectorizable<T>(0, {args.in.data}), [&](auto width) {
+            sum_squares_kernel<T, decltype(width)::value>
+                <<<grid_size(blocks), kSumThreads, 0, stream_of(ctx)>>>(partial, args.in.as<T>(), n);
+            CHECK_LAUNCH("sum_squares_kernel");
+        });
+    });
+    add_to_sum_kernel<double><<<1, 1024, 0, stream_of(ctx)>>>(args.sum, partial, blocks);
+    CHECK_LAUNCH("add_to_sum_kernel");
+}
+
+// The losses of a micro-batch are few (N floats): one block adds them, and the scratch is not needed.
+void sum_losses(Ctx& ctx, const SumLossesArgs& args) {
+    expect(args.losses, Dtype::kFp32, args.N, "sum_losses: losses");
+    add_to_sum_kernel<float><<<1, 1024, 0, stream_of(ctx)>>>(args.sum, args.losses.as<float>(), args.N);
+    CHECK_LAUNCH("add_to_sum_kernel");
+}
+
+void step_guard(Ctx& ctx, const StepGuardArgs& args) {
+    CHECK(args.state != nullptr, "step_guard without a state");
+    step_guard_kernel<<<1, 1, 0, stream_of(ctx)>>>(args.state, args.clip);
+    CHECK_LAUNCH("step_guard_kernel");
+}
+
+}  // namespace cuda
