@@ -11,6 +11,11 @@ class InputError(Exception):
     """Something the user controls is wrong. One line; the script prints it and leaves with 2."""
 
 
+def one_line(error):
+    """A library's exception as one line, whatever it wrote."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def run_main(main):
     """Calls main() and turns its outcome into the exit status."""
     try:

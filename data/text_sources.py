@@ -6,7 +6,7 @@ import os
 import zlib
 from pathlib import Path
 
-from support import InputError, need
+from support import InputError, need, one_line
 
 ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B"}
 COMPRESSED = {".gz", ".zst"}
@@ -162,7 +162,7 @@ class Reader:
                         yield (self._field_of({self.field: text}, f"{source.path}: row {rows}"),
                                source.bytes * rows // total)
         except (arrow.ArrowException, OSError) as error:
-            raise InputError(f"{source.path}: not a readable parquet file: {error}") from None
+            raise InputError(f"{source.path}: not a readable parquet file: {one_line(error)}") from None
 
     def _dataset(self, source):
         """Streamed, so nothing but the rows in work is stored."""
@@ -183,4 +183,4 @@ class Reader:
         except InputError:
             raise
         except Exception as error:   # network, access and naming errors of many types
-            raise InputError(f"dataset {source.path}: {type(error).__name__}: {error}") from None
+            raise InputError(f"dataset {source.path}: {one_line(error)}") from None

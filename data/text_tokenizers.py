@@ -1,13 +1,15 @@
 """Tokenizers of the scripts: bytes (standard library), gpt2 (tiktoken), a tokenizer.json (tokenizers).
 
 Each has name, sha256 (of what decides the ids), vocab_size, separator (the id that starts a document),
-encode(bytes) -> list of ids or anything array.extend takes, decode(ids) -> str.
+encode(bytes) -> ids as a list or an array of the shard's type, decode(ids) -> str.
 """
+import array
 import hashlib
 import os
+import sys
 from pathlib import Path
 
-from support import InputError, need
+from support import InputError, need, one_line
 
 END_OF_TEXT = "<|endoftext|>"
 # Document starts in the tokenizers we know, the most telling first.
@@ -21,7 +23,10 @@ class BytesTokenizer:
     sha256 = hashlib.sha256(b"ids 0 to 255 are bytes, 256 starts a document").hexdigest()
 
     def encode(self, document):
-        return document
+        # Each byte becomes the low half of a uint16; a loop over the bytes is 15 times slower.
+        wide = bytearray(2 * len(document))
+        wide[0 if sys.byteorder == "little" else 1::2] = document
+        return array.array("H", bytes(wide))
 
     def decode(self, ids):
         parts, text = [], bytearray()
@@ -51,7 +56,7 @@ class Gpt2Tokenizer:
                 self.encoding = tiktoken.get_encoding("gpt2")
             except Exception as error:   # whatever the HTTP client raises
                 raise InputError("tiktoken cannot fetch the gpt2 vocabulary "
-                                 f"({type(error).__name__}: {error}); without a network pass "
+                                 f"({one_line(error)}); without a network pass "
                                  "--vocab-bpe FILE --encoder-json FILE") from None
         self.vocab_size = self.encoding.n_vocab
         self.separator = self.encoding.eot_token
@@ -96,7 +101,7 @@ class JsonTokenizer:
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:   # the library raises plain Exception
-            raise InputError(f"{path}: not a tokenizer.json: {error}") from None
+            raise InputError(f"{path}: not a tokenizer.json: {one_line(error)}") from None
         self.tokenizer.encode_special_tokens = True
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
