@@ -68,8 +68,8 @@ class Progress:
             tqdm = importlib.import_module("tqdm").tqdm
         except (ImportError, AttributeError):
             return
-        self.bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, mininterval=0.5, file=sys.stderr,
-                        leave=False)
+        self.bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, mininterval=0.5, leave=False,
+                        file=sys.stderr)
 
     def update(self, done_bytes, documents, tokens):
         """done_bytes is the place in all inputs, the other two are added."""
