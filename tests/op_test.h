@@ -109,9 +109,10 @@ inline HostTensor random_tensor(Dtype dtype, int64_t elems, uint64_t key, double
 // Whole numbers in [-limit, limit]: sums of their products are exact.
 inline HostTensor random_integers(Dtype dtype, int64_t elems, uint64_t key, int64_t limit) {
     HostTensor t(dtype, elems);
-    for (int64_t i = 0; i < elems; i++)
-        t.set(i,
-              static_cast<double>(philox(key, static_cast<uint64_t>(i)).word[0] % (2 * limit + 1)) - limit);
+    for (int64_t i = 0; i < elems; i++) {
+        int64_t random = philox(key, static_cast<uint64_t>(i)).word[0];
+        t.set(i, static_cast<double>(random % (2 * limit + 1) - limit));
+    }
     return t;
 }
 

@@ -1,7 +1,7 @@
 // Matmul of the CPU against plain loops.
 #include "tests/op_test.h"
 
-#include <omp.h>
+#include "llmc/cpu/threads.h"
 
 using op_test::Bound;
 using op_test::HostTensor;
@@ -142,22 +142,22 @@ TEST_CASE("cpu gemm epilogues") {
 
 TEST_CASE("cpu gemm does not depend on the number of threads") {
     Ctx ctx;
-    int threads = omp_get_max_threads();
+    int threads = cpu::thread_count();
     for (const Shape& s : {Shape{97, 545, 300}, Shape{1, 530, 700}, Shape{203, 33, 64}})
         for (GemmLayout layout : kLayouts) {
             HostTensor a = random_tensor(Dtype::kBf16, s.M * s.K, 1),
                        b = random_tensor(Dtype::kBf16, s.N * s.K, 2);
             HostTensor one(Dtype::kFp32, s.M * s.N);
-            omp_set_num_threads(1);
+            cpu::set_thread_count(1);
             cpu::gemm(ctx, arguments(one, a, b, s, layout));
             for (int n : {2, 3, 7}) {
                 HostTensor many(Dtype::kFp32, s.M * s.N);
-                omp_set_num_threads(n);
+                cpu::set_thread_count(n);
                 cpu::gemm(ctx, arguments(many, a, b, s, layout));
                 CHECK(one.same_bits(many));
             }
         }
-    omp_set_num_threads(threads);
+    cpu::set_thread_count(threads);
 }
 
 TEST_CASE("cpu gemm refuses what it cannot do") {

@@ -1,10 +1,10 @@
 // Every operation of the CPU gives equal bits on any number of threads.
 #include "tests/op_test.h"
 
-#include <omp.h>
-
 #include <map>
 #include <numeric>
+
+#include "llmc/cpu/threads.h"
 
 using namespace op_test;
 
@@ -248,13 +248,13 @@ const std::map<std::string, Operation> kOperations = {
 }  // namespace
 
 TEST_CASE("cpu operations do not depend on the number of threads") {
-    const int threads = omp_get_max_threads();
+    const int threads = cpu::thread_count();
     for (auto& [name, run] : kOperations)
         for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64}) {
-            omp_set_num_threads(1);
+            cpu::set_thread_count(1);
             Outputs one = run(type);
             for (int n : {2, 5}) {
-                omp_set_num_threads(n);
+                cpu::set_thread_count(n);
                 Outputs many = run(type);
                 for (size_t i = 0; i < one.size(); i++) {
                     INFO(name << ", " << dtype_name(type) << ", " << n << " threads, output " << i);
@@ -263,5 +263,5 @@ TEST_CASE("cpu operations do not depend on the number of threads") {
                 }
             }
         }
-    omp_set_num_threads(threads);
+    cpu::set_thread_count(threads);
 }

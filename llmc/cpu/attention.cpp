@@ -1,9 +1,8 @@
 // Causal attention of the CPU, a block of queries at a time against all keys up to it: O(T) memory a thread.
-#include <omp.h>
-
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/gemm_kernel.h"
 #include "llmc/cpu/math.h"
+#include "llmc/cpu/threads.h"
 
 namespace cpu {
 namespace {
@@ -89,10 +88,10 @@ template <typename T> void forward(const AttentionForwardArgs& args) {
     const int64_t elems = kQueries * (score_stride + out_stride)
                           + std::max(multiply_scratch<A>(kQueries, args.T, args.HS),
                                      multiply_scratch<A>(kQueries, args.HS, args.T));
-    auto scratch = make_buffer<A>(elems * omp_get_max_threads());
+    auto scratch = make_buffer<A>(elems * thread_count());
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t task = 0; task < args.B * args.NH; task++)
-        forward_head<T>(args, task / args.NH, task % args.NH, scratch.get() + elems * omp_get_thread_num());
+        forward_head<T>(args, task / args.NH, task % args.NH, scratch.get() + elems * thread_index());
 }
 
 // Scratch of one thread of the backward pass.
@@ -187,11 +186,11 @@ void backward_group(const AttentionBackwardArgs& args, int64_t b, int64_t kv, Ac
 template <typename T> void backward(const AttentionBackwardArgs& args) {
     using A = Acc<T>;
     const int64_t elems = BackwardBuffers<A>::elems(args.T, args.HS);
-    auto scratch = make_buffer<A>(elems * omp_get_max_threads());
+    auto scratch = make_buffer<A>(elems * thread_count());
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t task = 0; task < args.B * args.NKV; task++)
         backward_group<T>(args, task / args.NKV, task % args.NKV,
-                          scratch.get() + elems * omp_get_thread_num());
+                          scratch.get() + elems * thread_index());
 }
 
 void check_heads(const char* op, int64_t NH, int64_t NKV, int64_t HS) {

@@ -1,9 +1,8 @@
 // Matmul of the CPU: both operands packed (bf16 converted on the way), tiles of D spread over threads.
-#include <omp.h>
-
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/gemm_kernel.h"
 #include "llmc/cpu/math.h"
+#include "llmc/cpu/threads.h"
 
 namespace cpu {
 namespace {
@@ -16,7 +15,7 @@ struct Tiling {
     int64_t rows, columns;   // of a tile
     Tiling(int64_t M, int64_t N, int64_t micro_columns) {
         // A few tiles a thread even out cores that are shared with other work.
-        int64_t tasks = 4 * omp_get_max_threads();
+        int64_t tasks = 4 * thread_count();
         rows = std::min(kTileRows, round_up((M + tasks - 1) / tasks, kMicroRows));
         columns = std::min(kTileColumns, round_up(N, micro_columns));
         // Too few rows to share: cut the columns instead.
@@ -60,7 +59,7 @@ template <typename T, typename D> void run_gemm(const GemmArgs& args) {
     const int64_t packed_a_elems = tile.rows * std::min(K, kDepth) + kPanelSlack;
     const int64_t thread_elems = round_up(packed_a_elems, 16) + tile.rows * tile.columns;
     auto packed_b = make_buffer<A>(strip * K + kPanelSlack);
-    auto private_memory = make_buffer<A>(thread_elems * omp_get_max_threads());
+    auto private_memory = make_buffer<A>(thread_elems * thread_count());
     const int64_t blocks = (K + kDepth - 1) / kDepth, row_tiles = (M + tile.rows - 1) / tile.rows;
 
 #pragma omp parallel if (M * N * K >= 32 * kParallelElems)
@@ -74,7 +73,7 @@ template <typename T, typename D> void run_gemm(const GemmArgs& args) {
             A* panel = packed_b.get() + k * padded + j * depth;
             pack_panel<kMicroColumns<A>>(panel, in.b.from(left + j), k, depth);
         }
-        A* packed_a = private_memory.get() + thread_elems * omp_get_thread_num();
+        A* packed_a = private_memory.get() + thread_elems * thread_index();
         A* sums = packed_a + round_up(packed_a_elems, 16);
         const int64_t column_tiles = (width + tile.columns - 1) / tile.columns;
 #pragma omp for schedule(dynamic, 1)
