@@ -40,21 +40,23 @@ __global__ void __launch_bounds__(kForwardThreads)
     }
 }
 
-// Adds the rows of dout with the numbers rows[0], rows[1], ..., rows[count - 1] to sum, in this order. Four are
-// on their way at a time.
+// Adds the rows of dout with the numbers rows[0], ..., rows[count - 1] to sum, in this order; four are on
+// their way at a time.
 template <typename T, int kWidth>
 __device__ void add_rows(float (&sum)[kWidth], const T* dout, int64_t C, int64_t column, const int32_t* rows,
                          int count) {
     constexpr int kAhead = 4;
+    if (column >= C) return;
     for (int r = 0; r < count; r += kAhead) {
-        float value[kAhead][kWidth] = {};
+        float value[kAhead][kWidth];
 #pragma unroll
         for (int j = 0; j < kAhead; j++) {
-            if (r + j >= count || column >= C) continue;
+            if (r + j >= count) continue;
             load_floats<T, kWidth>(dout + int64_t{rows[r + j]} * C + column, value[j]);
         }
 #pragma unroll
         for (int j = 0; j < kAhead; j++) {
+            if (r + j >= count) continue;
 #pragma unroll
             for (int i = 0; i < kWidth; i++) sum[i] += value[j][i];
         }
@@ -69,7 +71,7 @@ __device__ void add_rows(float (&sum)[kWidth], const T* dout, int64_t C, int64_t
 // token adds the run; a run longer than the warp can see (30 rows) is shared by the 8 warps of the block, 32
 // rows each in turn, and their sums are added in order. Of 8 positions only one can begin such a run.
 template <typename T, typename Grad, int kWidth>
-__global__ void __launch_bounds__(kLanes* kWarps)
+__global__ void __launch_bounds__(kLanes* kWarps, 3)
     embedding_backward_tokens_kernel(Grad* dwte, const T* dout, const int32_t* tokens,
                                      const int32_t* token_order, int64_t N, int64_t C, int64_t V, int tiles) {
     __shared__ bool begins_long_run[kWarps];
@@ -88,14 +90,14 @@ __global__ void __launch_bounds__(kLanes* kWarps)
     const bool begins = first + warp < N && token >= 0 && token < V && !(same & 1u);
     const bool is_long = begins && run == kLanes - 1;
     if (lane == 0) begins_long_run[warp] = is_long;
-    if (begins && !is_long) {
+    if (begins && !is_long && column < C) {
         Grad* to = dwte + int64_t{token} * C + column;
-        float sum[kWidth] = {}, old[kWidth] = {};
-        if (column < C) load_floats<Grad, kWidth>(to, old);
+        float sum[kWidth] = {}, old[kWidth];
         add_rows<T, kWidth>(sum, dout, C, column, token_order + first + warp, run);
+        load_floats<Grad, kWidth>(to, old);
 #pragma unroll
         for (int i = 0; i < kWidth; i++) sum[i] += old[i];
-        if (column < C) store_floats<Grad, kWidth>(to, sum);
+        store_floats<Grad, kWidth>(to, sum);
     }
     __syncthreads();
     for (int owner = 0; owner < kWarps; owner++) {
