@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cxxopts.hpp>
 #include <fstream>
 #include <map>
 #include <sstream>
+
+// Its own parser instead of std::regex, which neither takes newlines in values nor compiles cleanly under ASan.
+#define CXXOPTS_NO_REGEX
+#include <cxxopts.hpp>
 
 #include "llmc/check.h"
 #include "llmc/config_table.h"
@@ -222,11 +225,15 @@ Config defaults_of(const ModelPreset& preset) {
     return config;
 }
 
-// The configuration without judging it: values of the user over defaults.
-Config resolve(const Settings& settings, const ModelPreset& preset, int ranks) {
+// The configuration without judging it: values of the user over defaults. With --load and no --model, the
+// directory says the shape.
+Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine) {
     Config config = defaults_of(preset);
     Given given;
-    given.ranks = ranks;
+    given.ranks = machine.ranks;
+    auto load = settings.find("load");
+    if (load != settings.end() && !settings.count("model") && machine.read_shape)
+        config.shape = machine.read_shape(json_text(load->second.value));
     for (const OptionRow& row : option_table()) {
         auto found = settings.find(row.name);
         if (found == settings.end()) continue;
@@ -262,6 +269,20 @@ void judge(const Settings& settings, const Config& config, int ranks) {
     REQUIRE(errors.empty(), "%s", joined(errors).c_str());
 }
 
+// A model and weights that were both named must agree, before anything is allocated for them.
+void require_loaded_shape(const Config& config, const Machine& machine) {
+    if (config.load.empty() || !machine.read_shape) return;
+    Config loaded = config;
+    loaded.shape = machine.read_shape(config.load);
+    loaded.shape.init_std = config.shape.init_std;   // not a property of finished weights
+    for (const OptionRow& row : option_table()) {
+        const Json asked = row.value.get(config), found = row.value.get(loaded);
+        REQUIRE(asked == found, "--%s is %s, and the model in %s has %s: leave out --model and the shape "
+                "options to take over its shape", row.name, json_text(asked).c_str(), config.load.c_str(),
+                json_text(found).c_str());
+    }
+}
+
 // What acts, as name and value, in table order.
 std::vector<std::pair<const OptionRow*, Json>> acting(const Config& config) {
     std::vector<std::pair<const OptionRow*, Json>> values;
@@ -286,11 +307,12 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     const ModelPreset& preset = chosen_preset(settings, family);
     if (line.help) {
         parsed.help = true;
-        parsed.text = help_text(resolve({}, preset, machine.ranks), family);
+        parsed.text = help_text(resolve({}, preset, machine), family);
         return parsed;
     }
-    parsed.config = resolve(settings, preset, machine.ranks);
+    parsed.config = resolve(settings, preset, machine);
     judge(settings, parsed.config, machine.ranks);
+    require_loaded_shape(parsed.config, machine);
     for (const OptionRow& row : option_table())
         if (row.gpu_only && !machine.gpu && settings.count(row.name))
             parsed.idle.push_back("--" + std::string(row.name) + ": nothing to do without a GPU");
@@ -321,7 +343,7 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config, cons
     const ModelPreset* preset = find_model_preset(config.model);
     CHECK(preset && preset->family == family, "configuration of family %s has model %s", family.c_str(),
           config.model.c_str());
-    Config plain = resolve({}, *preset, 1);
+    Config plain = resolve({}, *preset, {});
     ConfigDiff diff;
     auto add = [&](const OptionRow& row, const std::string& before, const std::string& now) {
         auto& lines = row.on_resume == OnResume::kMustMatch ? diff.must_match : diff.changed;

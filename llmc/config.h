@@ -2,6 +2,7 @@
 // record in the checkpoint are made. Only the table knows names, defaults and ranges.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,8 @@ struct Config {
 struct Machine {
     bool gpu = true;
     int ranks = 1;
+    // Shape of the model in a --load directory. Without it, --load leaves the shape to the other options.
+    std::function<ModelConfig(const std::string& directory)> read_shape;
 };
 
 struct ParsedConfig {

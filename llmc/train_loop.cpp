@@ -54,9 +54,10 @@ std::string printable(const std::vector<int32_t>& tokens, int64_t vocab_size) {
 
 class TrainLoop {
 public:
-    TrainLoop(Config config, std::string family, std::string command, std::vector<std::string> idle)
+    TrainLoop(Config config, std::string family, std::string command, std::vector<std::string> idle,
+              std::vector<std::string> notes)
         : config_(std::move(config)), family_(std::move(family)), command_(std::move(command)),
-          idle_(std::move(idle)), table_(make_param_table(config_.shape)) {}
+          idle_(std::move(idle)), notes_(std::move(notes)), table_(make_param_table(config_.shape)) {}
 
     ~TrainLoop() {
         staging_.reset();
@@ -383,7 +384,9 @@ private:
 
 int train_main(int argc, const char* const* argv, const std::string& family) {
     try {
-        ParsedConfig parsed = parse_config(argc, argv, family);
+        const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = 1,
+                              .read_shape = model_config_from_hf};
+        ParsedConfig parsed = parse_config(argc, argv, family, machine);
         if (parsed.help) {
             std::printf("%s", parsed.text.c_str());
             return kExitOk;
@@ -392,7 +395,7 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
         for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal_number, on_stop_signal);
         const bool dry_run = parsed.config.dry_run;
-        TrainLoop loop(std::move(parsed.config), family, command, std::move(parsed.idle));
+        TrainLoop loop(std::move(parsed.config), family, command, std::move(parsed.idle), std::move(parsed.notes));
         return dry_run ? loop.dry_run() : loop.run();
     } catch (const Error& error) {
         std::fflush(stdout);

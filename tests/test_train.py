@@ -140,6 +140,21 @@ class TrainTest(unittest.TestCase):
         loaded = records(self.path("b.jsonl"), "step")[0]["loss"]
         self.assertLess(loaded, first - 0.5)
 
+    def test_load_takes_the_shape_from_a_model_of_transformers(self):
+        fixture = os.path.join(ROOT, "tests", "fixtures", "llama")
+        base = [LLAMA, "--load", fixture, "--train-data", self.path("train_*.bin"), "--train-iters", "2",
+                "--seq-length", "16", "--micro-batch-size", "2", "--dtype", "fp32", "--save", self.path("run")]
+        done = subprocess.run(base, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(fixture, "config.json")) as a, \
+                open(self.path("run", "step-00000002", "config.json")) as b:
+            theirs, ours = json.load(a), json.load(b)
+        for field in ("hidden_size", "num_key_value_heads", "vocab_size", "tie_word_embeddings", "rms_norm_eps"):
+            self.assertEqual(ours[field], theirs[field], field)
+        done = subprocess.run(base + ["--model", "llama3-small"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("leave out --model", done.stderr)
+
     def test_stop_signal_saves_and_leaves_with_0(self):
         process = subprocess.Popen(self.command(GPT2, "--train-iters", "100000", "--save", self.path("run"),
                                                 "--log-file", self.path("log.jsonl"), "--log-interval", "1"),
