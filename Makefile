@@ -38,8 +38,7 @@ WARNINGS := -Wall -Wextra $(WERROR)
 # Fixed instruction set and no contraction: the CPU device gives the same bits on every machine.
 # The thread sanitizer does not know OpenMP's barriers, so that build runs without it.
 CODEGEN := -march=x86-64-v3 -ffp-contract=off $(if $(filter tsan,$(VARIANT)),-Wno-unknown-pragmas,-fopenmp)
-# Without std::regex the option parser compiles in half the time.
-DEFINES := -I. -DCXXOPTS_NO_REGEX $(CPPFLAGS)
+DEFINES := -I. $(CPPFLAGS)
 LIBS := $(LDFLAGS)
 LLMC_CXX := $(wildcard llmc/*.cpp llmc/cpu/*.cpp)
 LLMC_CUDA :=
