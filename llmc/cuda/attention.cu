@@ -1,4 +1,4 @@
-// Attention: checks, and the call of the kernels.
+// Attention: checks, and the choice between the tensor-core kernels and the plain ones.
 #include "llmc/cuda/attention.cuh"
 
 namespace cuda {
@@ -15,6 +15,12 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
     return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul};
 }
 
+bool fits_mma(const Tensor& qkv, int64_t HS) { return qkv.dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
+
+void expect_aligned(const Tensor& tensor, const char* what) {
+    CHECK(vectorizable<char>(16, {tensor.data}), "%s is not 16-byte aligned", what);
+}
+
 }  // namespace
 
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
@@ -24,7 +30,10 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_forward: lse");
-    attention_forward_plain(ctx, args, shape);
+    if (!fits_mma(args.qkv, args.HS)) return attention_forward_plain(ctx, args, shape);
+    expect_aligned(args.qkv, "attention_forward: qkv");
+    expect_aligned(args.out, "attention_forward: out");
+    attention_forward_mma(ctx, args, shape);
 }
 
 void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
@@ -37,7 +46,12 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     expect(args.dout, T, args.B * args.T * args.NH * args.HS, "attention_backward: dout");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: lse");
     expect(args.delta, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: delta");
-    attention_backward_plain(ctx, args, shape);
+    if (!fits_mma(args.qkv, args.HS)) return attention_backward_plain(ctx, args, shape);
+    expect_aligned(args.qkv, "attention_backward: qkv");
+    expect_aligned(args.dqkv, "attention_backward: dqkv");
+    expect_aligned(args.out, "attention_backward: out");
+    expect_aligned(args.dout, "attention_backward: dout");
+    attention_backward_mma(ctx, args, shape);
 }
 
 }  // namespace cuda

@@ -1,0 +1,152 @@
+// Matmuls of the trainer's shapes: the library's first answer against the searched plan.
+// Usage: bench_gemm [name part]. Random data, operands rotated beyond the L2 cache where one set would fit.
+// Prints: shape | us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | x the first answer
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/gemm.h"
+
+namespace {
+
+struct Shape {
+    const char* name;
+    GemmLayout layout;
+    int64_t M, N, K;
+    Dtype operands = Dtype::kBf16, result = Dtype::kBf16;
+    bool accumulate = false;
+    GemmEpilogue epilogue = GemmEpilogue::kNone;
+};
+
+constexpr GemmLayout kF = GemmLayout::kForward, kD = GemmLayout::kDgrad, kW = GemmLayout::kWgrad;
+constexpr Dtype kB = Dtype::kBf16, kS = Dtype::kFp32;
+const Shape kShapes[] = {
+    {"8B qkv forward", kF, 8192, 6144, 4096},
+    {"8B o forward", kF, 8192, 4096, 4096},
+    {"8B gate+up forward", kF, 8192, 28672, 4096},
+    {"8B down forward", kF, 8192, 4096, 14336},
+    {"8B head forward", kF, 8192, 128256, 4096},
+    {"8B gate+up dgrad", kD, 8192, 4096, 28672},
+    {"8B down dgrad", kD, 8192, 14336, 4096},
+    {"8B head dgrad", kD, 8192, 4096, 128256},
+    {"8B qkv wgrad += fp32", kW, 6144, 4096, 8192, kB, kS, true},
+    {"8B gate+up wgrad += fp32", kW, 28672, 4096, 8192, kB, kS, true},
+    {"8B gate+up wgrad += bf16", kW, 28672, 4096, 8192, kB, kB, true},
+    {"8B down wgrad += fp32", kW, 4096, 14336, 8192, kB, kS, true},
+    {"124M qkv forward, bias", kF, 65536, 2304, 768, kB, kB, false, GemmEpilogue::kBias},
+    {"124M fc forward, bias gelu", kF, 65536, 3072, 768, kB, kB, false, GemmEpilogue::kBiasGelu},
+    {"124M fc2 forward, bias", kF, 65536, 768, 3072, kB, kB, false, GemmEpilogue::kBias},
+    {"124M head forward", kF, 65536, 50304, 768},
+    {"124M fc dgrad", kD, 65536, 768, 3072},
+    {"124M head dgrad", kD, 65536, 768, 50304},
+    {"124M qkv wgrad += fp32", kW, 2304, 768, 65536, kB, kS, true},
+    {"124M fc wgrad += fp32", kW, 3072, 768, 65536, kB, kS, true},
+    {"124M o wgrad += fp32", kW, 768, 768, 65536, kB, kS, true},
+    {"124M fc forward fp32", kF, 16384, 3072, 768, kS, kS},
+};
+const Shape kCeiling = {"8192^3", kF, 8192, 8192, 8192};
+
+// Operands of one shape; freed at the end of the scope.
+struct Buffers {
+    Ctx& ctx;
+    std::vector<void*> memory;
+    explicit Buffers(Ctx& c) : ctx(c) {}
+    ~Buffers() {
+        for (void* p : memory) cuda::device_free(p);
+    }
+    Tensor random(Dtype dtype, int64_t elems) {
+        memory.push_back(cuda::device_alloc(elems * dtype_bytes(dtype)));
+        Tensor t{memory.back(), dtype, elems};
+        cuda::fill_normal(ctx, {.out = t, .key = memory.size(), .element_offset = 0, .mean = 0, .std = 0.5f});
+        return t;
+    }
+};
+
+// Two contexts: plans are per context, so each remembers its own algorithm.
+struct Contexts {
+    Ctx first, searched;
+    Contexts() {
+        cuda::device_open(first, 0);
+        cuda::device_open(searched, 0);
+        cuda::gemm_set_search(searched, true);
+    }
+    ~Contexts() {
+        cuda::device_close(first);
+        cuda::device_close(searched);
+    }
+};
+
+struct Times {
+    float first_us, searched_us;
+};
+
+float median(std::vector<float>& times) {
+    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+    return times[times.size() / 2];
+}
+
+// Median microseconds of both algorithms over about 200 ms, in turn: the card is power-limited, so that what
+// runs after a pause looks faster.
+Times time_both(Contexts& contexts, const Shape& s) {
+    Buffers buffers(contexts.first);
+    const int64_t set_bytes = (s.M * s.K + s.N * s.K) * dtype_bytes(s.operands)
+                              + s.M * s.N * dtype_bytes(s.result);
+    std::vector<GemmArgs> sets;
+    for (int64_t used = 0; used == 0 || used < (160 << 20); used += set_bytes) {
+        GemmArgs args{.D = buffers.random(s.result, s.M * s.N), .A = buffers.random(s.operands, s.M * s.K),
+                      .B = buffers.random(s.operands, s.N * s.K), .bias = {}, .pre = {}, .M = s.M, .N = s.N,
+                      .K = s.K, .layout = s.layout, .epilogue = s.epilogue, .accumulate = s.accumulate};
+        if (s.epilogue != GemmEpilogue::kNone) args.bias = buffers.random(s.operands, s.N);
+        if (s.epilogue == GemmEpilogue::kBiasGelu) args.pre = buffers.random(s.result, s.M * s.N);
+        sets.push_back(args);
+    }
+    cuda::synchronize(contexts.first);
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    auto once = [&](Ctx& ctx, size_t i) {
+        CUDA_CHECK(cudaEventRecord(begin, cuda::stream_of(ctx)));
+        cuda::gemm(ctx, sets[i % sets.size()]);
+        CUDA_CHECK(cudaEventRecord(end, cuda::stream_of(ctx)));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        float ms = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        return ms * 1000;
+    };
+    std::vector<float> first, searched;
+    float total = 0;
+    for (size_t i = 0; total < 200000 || i < 8; i++) {
+        const float us[] = {once(contexts.searched, i), once(contexts.first, i)};
+        if (i < 3) continue;   // the search, lazily loaded kernels, the clock
+        searched.push_back(us[0]), first.push_back(us[1]);
+        total += us[0] + us[1];
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return {median(first), median(searched)};
+}
+
+double tflops(const Shape& s, float us) { return 2e-6 * s.M * s.N * s.K / us; }
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    Contexts contexts;
+    const double ceiling = tflops(kCeiling, time_both(contexts, kCeiling).searched_us);
+    std::printf("%s, %s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(),
+                cuda::device_info(0).matmul_library.c_str(), ceiling);
+    std::printf("%-28s | %9s | %8s | %5s | %s\n", "shape", "us", "TFLOP/s", "%", "x first answer");
+    for (const Shape& s : kShapes) {
+        if (argc > 1 && !std::strstr(s.name, argv[1])) continue;
+        const Times t = time_both(contexts, s);
+        const double rate = tflops(s, t.searched_us);
+        std::printf("%-28s | %9.1f | %8.1f | %5.1f | %.3f\n", s.name, t.searched_us, rate, 100 * rate / ceiling,
+                    t.first_us / t.searched_us);
+    }
+    return 0;
+} catch (const Error& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return error.exit_code;
+}

@@ -1,0 +1,188 @@
+// Attention forward on the tensor cores (mma.sync, bf16), head size 64 and 128.
+#include "llmc/cuda/attention_mma.cuh"
+
+namespace cuda {
+namespace {
+
+// Tile shapes. Wider warps (two slabs of 16 queries) read each key and value operand from shared memory half as
+// often, which mma.sync is bound by; HS 128 then fills the register file with 2 blocks of 4 warps.
+template <int HS> struct ForwardTiles;
+template <> struct ForwardTiles<64> {
+    static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 3;
+};
+template <> struct ForwardTiles<128> {
+    static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 2;
+};
+template <int HS> struct Forward : ForwardTiles<HS> {
+    using Tiles = ForwardTiles<HS>;
+    static constexpr int kThreads = 32 * Tiles::kWarps;
+    static constexpr int kWarpQueries = 16 * Tiles::kSlabs;
+    static constexpr int kQueries = Tiles::kWarps * kWarpQueries;
+    static constexpr int kKeyBytes = kTileBytes<HS, Tiles::kKeys>;
+    static constexpr int kSharedBytes = kTileBytes<HS, kQueries> + 4 * kKeyBytes;   // q, 2 stages of k and v
+};
+
+// How far (as a power of two) a score may exceed the reference before sums are brought to a new one. Any
+// reference gives the same quotient; not following every small growth saves most of the multiplications.
+constexpr float kHeadroom = 8;
+
+// Running state of the softmax of a warp's rows; row 8 half + lane / 4 of each slab.
+template <int slabs> struct Softmax {
+    float reference[slabs][2];   // subtracted from the scaled scores, log2 units
+    float sum[slabs][2];         // of this lane's columns
+};
+
+// Sets new references where scores outgrew the old ones, and brings sums and outputs to them.
+template <int slabs, int columns, int outputs>
+__device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outputs][4],
+                                 const float (&s)[slabs][columns][4], float mul) {
+    float largest[slabs][2];
+    bool outgrown = false;
+#pragma unroll
+    for (int m = 0; m < slabs; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float most = fmaxf(s[m][0][2 * half], s[m][0][2 * half + 1]);
+#pragma unroll
+            for (int n = 1; n < columns; n++) {
+                most = fmaxf(most, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
+            }
+            largest[m][half] = warp_max<4>(most) * mul;
+            outgrown |= largest[m][half] > softmax.reference[m][half] + kHeadroom;
+        }
+    }
+    if (!__any_sync(0xffffffffu, outgrown)) return;
+#pragma unroll
+    for (int m = 0; m < slabs; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float reference = fmaxf(softmax.reference[m][half], largest[m][half]);
+            const float correction = exp2_approx(softmax.reference[m][half] - reference);
+            softmax.reference[m][half] = reference;
+            softmax.sum[m][half] *= correction;
+#pragma unroll
+            for (int n = 0; n < outputs; n++) {
+                o[m][n][2 * half] *= correction;
+                o[m][n][2 * half + 1] *= correction;
+            }
+        }
+    }
+}
+
+// Math: s_j = softmax_mul q . k_j for j <= t; lse = log sum_j exp(s_j); out = sum_j exp(s_j - lse) v_j
+// Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1; PTX ISA 9.0, mma.m16n8k16.
+// Traffic: q read and out, lse written once; k and v read once per 128 queries (mostly from the L2 cache).
+// Requires: bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
+// Parallel: a block owns 128 queries of one head, a warp 32 of them; keys pass 64 at a time, double buffered.
+template <int HS>
+__global__ void __launch_bounds__(Forward<HS>::kThreads, Forward<HS>::kBlocks)
+attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionShape shape) {
+    using P = Forward<HS>;
+    constexpr int kSlabs = P::kSlabs, kKeys = P::kKeys;
+    extern __shared__ __align__(1024) char memory[];
+    const uint32_t queries = ptx::shared_address(memory), keys = queries + kTileBytes<HS, P::kQueries>,
+                   values = keys + 2 * P::kKeyBytes;
+    const int warp = uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
+    const int T = static_cast<int>(shape.T);
+    auto place = [&] { return tile_place(shape, shape.NH, (T + P::kQueries - 1) / P::kQueries, true); };
+    const TilePlace at = place();
+    const int64_t kv = at.head / shape.group(), stride = shape.row();
+    const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
+    const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
+
+    using KeyCopy = TileCopy<HS, kKeys, P::kThreads>;
+    using QueryCopy = TileCopy<HS, P::kQueries, P::kThreads>;
+    const bf16* next_keys = KeyCopy::source(qkv + shape.key(at.b, 0, kv), stride);
+    const int to_values = static_cast<int>(shape.NKV) * HS;
+    auto load_keys = [&](int tile) {
+        const uint32_t stage = (tile & 1) * P::kKeyBytes;
+        KeyCopy::copy(keys + stage, next_keys, stride, T - tile * kKeys);
+        KeyCopy::copy(values + stage, next_keys + to_values, stride, T - tile * kKeys);
+        ptx::cp_async_commit();
+        next_keys += kKeys * stride;
+    };
+    QueryCopy::copy(queries, QueryCopy::source(qkv + shape.query(at.b, block_query, at.head), stride), stride,
+                    T - block_query);
+    load_keys(0);
+
+    const uint32_t q_operand = queries + warp * kTileBytes<HS, P::kWarpQueries> + operand_by_rows<HS>(lane);
+    const float mul = shape.softmax_mul * kLog2e;
+    float o[kSlabs][HS / 8][4] = {};
+    Softmax<kSlabs> softmax;
+#pragma unroll
+    for (int m = 0; m < kSlabs; m++) {
+        softmax.reference[m][0] = softmax.reference[m][1] = -INFINITY;
+        softmax.sum[m][0] = softmax.sum[m][1] = 0;
+    }
+    for (int tile = 0, ahead = warp_query; tile < tiles; tile++, ahead -= kKeys) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();   // this tile has landed, and nobody reads the other stage any more
+        if (tile + 1 < tiles) load_keys(tile + 1);
+        if (ahead <= -P::kWarpQueries) continue;   // all in this warp's future
+        const uint32_t stage = (tile & 1) * P::kKeyBytes;
+        float s[kSlabs][kKeys / 8][4] = {};
+        multiply_tiles<HS>(s, q_operand, keys + stage + operand_by_columns<HS>(lane));
+        if (ahead < kKeys) mask_future(s, ahead);
+        update_reference(softmax, o, s, mul);
+        const uint32_t v_operand = values + stage + operand_by_rows<HS>(lane);
+#pragma unroll
+        for (int j = 0; j < kKeys / 16; j++) {
+            uint32_t p[kSlabs][4];
+#pragma unroll
+            for (int m = 0; m < kSlabs; m++) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float& x = s[m][2 * j + i / 4][i % 4];
+                    x = exp2_approx(fmaf(x, mul, -softmax.reference[m][i / 2 % 2]));
+                    softmax.sum[m][i / 2 % 2] += x;
+                }
+                as_operand(p[m], s[m][2 * j], s[m][2 * j + 1]);
+            }
+            multiply_rows<HS>(o, p, v_operand, j);
+        }
+    }
+
+    const TilePlace to = place();
+    const int out_warp = uniform(ptx::thread_index() / 32);
+    const int out_lane = static_cast<int>(ptx::thread_index()) % 32;
+    const int first_out = to.tile * P::kQueries + out_warp * P::kWarpQueries;
+#pragma unroll
+    for (int m = 0; m < kSlabs; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float sum = warp_sum<4>(softmax.sum[m][half]);
+            const float inverse = __fdividef(1.0f, sum);   // sum >= 1: the reference was one of the scores
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                o[m][n][2 * half] *= inverse;
+                o[m][n][2 * half + 1] *= inverse;
+            }
+            const int query = first_out + 16 * m + 8 * half + out_lane / 4;
+            if (out_lane % 4 == 0 && query < T) {
+                lse[shape.stat(to.b, query, to.head)] = softmax.reference[m][half] * kLn2 + logf(sum);
+            }
+        }
+    }
+    store_results<HS>(out + shape.output(to.b, first_out, to.head), shape.NH * HS, T - first_out, o, 1.0f,
+                      memory + out_warp * kTileBytes<HS, P::kWarpQueries>);
+}
+
+template <int HS> void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+    using P = Forward<HS>;
+    CUDA_CHECK(cudaFuncSetAttribute(attention_forward_mma_kernel<HS>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
+    const unsigned grid = grid_size(ceil_div(shape.T, P::kQueries) * shape.B * shape.NH);
+    attention_forward_mma_kernel<HS><<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
+        args.out.as<bf16>(), args.lse.as<float>(), args.qkv.as<bf16>(), shape);
+    CHECK_LAUNCH("attention_forward_mma_kernel");
+}
+
+}  // namespace
+
+void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+    if (shape.HS == 64) return launch<64>(ctx, args, shape);
+    CHECK(shape.HS == 128, "attention_forward_mma: head size %lld", (long long)shape.HS);
+    launch<128>(ctx, args, shape);
+}
+
+}  // namespace cuda
