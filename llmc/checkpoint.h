@@ -66,8 +66,8 @@ struct FoundCheckpoint {
     std::string state_json;
     std::vector<std::string> skipped;  // newer ones that were damaged, with the reason, one line each
 };
-// `where` is a checkpoint directory, or "auto": the newest complete one under root. A damaged directory that is
-// named, or no usable one at all, is an Error with exit 5. "auto" with no checkpoint at all returns path "".
+// `where` is a checkpoint directory, or "auto": the newest complete one under root. A named directory that is
+// damaged, or no usable one at all: Error with exit 5. "auto" with no checkpoint at all returns path "".
 FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root);
 
 // Everything: weights, masters, moments, bit for bit. Shapes and dtypes must match (exit 2, naming the

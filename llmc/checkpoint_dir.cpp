@@ -237,7 +237,8 @@ FoundCheckpoint find_explicit(std::string path) {
     const std::string damage = checkpoint_damage(path, true);
     if (damage.empty()) return found_at(path);
     const bool is_root = is_directory(path) && !checkpoint_steps(path).empty();
-    const bool is_model = is_regular_file(path + "/config.json") && !is_regular_file(path + "/manifest.json");
+    const bool is_model = is_regular_file(path + "/config.json") && !is_regular_file(path + "/manifest.json")
+                          && !is_regular_file(path + "/state.json");
     const char* advice = "--resume auto takes the newest complete one";
     if (is_root) advice = "name one of the step-* directories in it, or --save it and --resume auto";
     if (is_model) advice = "--load takes the weights of a model that is no checkpoint";

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kIoBytes = int64_t{4} << 20;  // one read of a file that is only hashed
+constexpr int64_t kIoBytes = int64_t{1} << 20;  // one read of a file that is hashed or copied
 
 [[noreturn]] void fail_disk(const char* call, const std::string& path, int error) {
     const char* advice = "";
@@ -133,13 +133,13 @@ void read_file(const std::string& path, const std::function<void(const void* dat
     Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (file.fd < 0) fail_read(path, errno);
     posix_fadvise(file.fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    std::vector<char> buffer(static_cast<size_t>(kIoBytes));
+    const auto buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(kIoBytes));
     while (true) {
-        ssize_t got = ::read(file.fd, buffer.data(), buffer.size());
+        ssize_t got = ::read(file.fd, buffer.get(), static_cast<size_t>(kIoBytes));
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) fail_read(path, errno);
         if (got == 0) return;
-        use(buffer.data(), static_cast<int64_t>(got));
+        use(buffer.get(), static_cast<int64_t>(got));
     }
 }
 

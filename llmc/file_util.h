@@ -1,5 +1,5 @@
-// Files the way checkpoints need them: hashed while written, on the disk before they count, errors that name path
-// and reason.
+// Files the way checkpoints need them: hashed while written, on the disk before they count, errors that name
+// path and reason.
 //
 // Everything that changes the disk raises Error exit 7 (kExitDisk) on failure; everything that only reads
 // raises exit 2.
@@ -45,7 +45,7 @@ bool is_regular_file(const std::string& path);
 int64_t file_bytes(const std::string& path);                       // -1 if it is no regular file
 std::vector<std::string> list_directory(const std::string& path);  // names, sorted, without . and ..
 
-void make_directory(const std::string& path, const IoHook& hook = {});  // must not exist
+void make_directory(const std::string& path, const IoHook& hook = {});    // must not exist
 void make_directories(const std::string& path, const IoHook& hook = {});  // and parents; new names fsynced
 void sync_directory(const std::string& path, const IoHook& hook = {});
 void rename_path(const std::string& from, const std::string& to, const IoHook& hook = {});

@@ -24,13 +24,14 @@ constexpr const char* kOwnModelType = "llmfp8";
 // Ids of the two tokenizers that fix them; null elsewhere, because a class's default may be outside the
 // vocabulary or an ordinary token (Llama's is 2) that would end a generated text.
 void put_special_tokens(OrderedJson& out, int64_t vocab_size) {
-    out["bos_token_id"] = nullptr;
-    out["eos_token_id"] = nullptr;
-    if (vocab_size == 50257) out["bos_token_id"] = out["eos_token_id"] = 50256;
+    OrderedJson bos, eos;
+    if (vocab_size == 50257) bos = eos = 50256;
     if (vocab_size == 128256) {
-        out["bos_token_id"] = 128000;
-        out["eos_token_id"] = 128001;
+        bos = 128000;
+        eos = 128001;
     }
+    out["bos_token_id"] = bos;
+    out["eos_token_id"] = eos;
 }
 
 // Both spellings: transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
@@ -54,7 +55,8 @@ void put_gpt2(OrderedJson& out, const ModelConfig& c) {
     out["architectures"] = {"GPT2LMHeadModel"};
     out["model_type"] = "gpt2";
     out["vocab_size"] = c.vocab_size;
-    out["n_positions"] = out["n_ctx"] = c.max_positions;
+    out["n_positions"] = c.max_positions;
+    out["n_ctx"] = c.max_positions;
     out["n_embd"] = c.hidden_size;
     out["n_layer"] = c.num_layers;
     out["n_head"] = c.num_attention_heads;
@@ -64,7 +66,7 @@ void put_gpt2(OrderedJson& out, const ModelConfig& c) {
     out["layer_norm_epsilon"] = c.norm_eps;
     out["initializer_range"] = c.init_std;
     // The model was trained without dropout; the class's default is 0.1.
-    out["resid_pdrop"] = out["embd_pdrop"] = out["attn_pdrop"] = 0.0;
+    for (const char* name : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) out[name] = 0.0;
     out["scale_attn_weights"] = true;
     out["scale_attn_by_inverse_layer_idx"] = false;
     out["reorder_and_upcast_attn"] = false;
@@ -193,6 +195,13 @@ struct Fields {
     }
 };
 
+// What both spellings of the llama3 rule must obey; factor 0 is our own word for none.
+void check_scaling(const Fields& rope, const RopeScaling& scaling) {
+    if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
+    if (scaling.high_freq_factor <= scaling.low_freq_factor || scaling.low_freq_factor <= 0)
+        rope.refuse("high_freq_factor", "0 < low_freq_factor < high_freq_factor is needed");
+}
+
 RopeScaling read_rope_scaling(const Fields& rope) {
     const char* name = rope.has("rope_type") ? "rope_type" : "type";
     const std::string type = rope.has(name) ? rope.text(name) : "default";
@@ -207,9 +216,7 @@ RopeScaling read_rope_scaling(const Fields& rope) {
         .low_freq_factor = rope.number("low_freq_factor"),
         .high_freq_factor = rope.number("high_freq_factor"),
         .original_max_positions = rope.size("original_max_position_embeddings", kMaxPositions)};
-    if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
-    if (scaling.high_freq_factor <= scaling.low_freq_factor || scaling.low_freq_factor <= 0)
-        rope.refuse("high_freq_factor", "0 < low_freq_factor < high_freq_factor is needed");
+    check_scaling(rope, scaling);
     return scaling;
 }
 
@@ -312,6 +319,8 @@ ModelConfig read_own(const Fields& f) {
                       .low_freq_factor = scaling.number("low_freq_factor"),
                       .high_freq_factor = scaling.number("high_freq_factor"),
                       .original_max_positions = scaling.size("original_max_positions", kMaxPositions)};
+    if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
+    if (c.rotary_base <= 0) f.refuse("rotary_base", "a positive number is needed");
     c.linear_bias = f.own_boolean("linear_bias");
     c.qk_norm = f.own_boolean("qk_norm");
     c.tied_head = f.own_boolean("tie_word_embeddings");
@@ -337,7 +346,8 @@ std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_
     CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s",
           dtype_name(weight_dtype));
     // torch_dtype is the spelling of transformers 4, dtype that of 5.
-    out["torch_dtype"] = out["dtype"] = weight_dtype == Dtype::kBf16 ? "bfloat16" : "float32";
+    for (const char* name : {"torch_dtype", "dtype"})
+        out[name] = weight_dtype == Dtype::kBf16 ? "bfloat16" : "float32";
     return out.dump(2) + "\n";
 }
 

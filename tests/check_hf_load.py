@@ -33,7 +33,7 @@ def check(directory, logits_path, tolerance):
         theirs = model(input_ids=ids).logits
         text = model.generate(ids[:1, :4], max_new_tokens=4, do_sample=False, pad_token_id=0)
     if ours.shape != theirs.shape:
-        print(f"{directory}: logits {tuple(ours.shape)} in {logits_path}, {tuple(theirs.shape)} in transformers")
+        print(f"{directory}: logits {tuple(ours.shape)} stored, {tuple(theirs.shape)} in transformers")
         return False
     error = (ours - theirs).abs().max().item()
     bound = tolerance * max(1.0, theirs.abs().max().item())
@@ -44,7 +44,8 @@ def check(directory, logits_path, tolerance):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", metavar="DIRECTORY LOGITS")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     arguments = parser.parse_args()
