@@ -2,7 +2,12 @@
 // script that made them: tests/fixtures, tests/make_hf_fixtures.py.
 #include "tests/doctest.h"
 
+#include <unistd.h>
+
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <string>
 
 #include "llmc/checkpoint.h"
@@ -49,6 +54,22 @@ std::vector<double> hf_layout(const Param& p, const HfPart& part, const std::vec
     return out;
 }
 
+// Logits (N, true vocabulary) of the model's last forward.
+std::vector<double> logits_of(TestModel& model) {
+    const int64_t N = model.config.micro_batch_size * model.config.seq_length;
+    const int64_t V = model.config.shape.vocab_size, Vp = model.config.shape.padded_vocab();
+    const Tensor logits = {device::device_alloc(N * Vp * 4), Dtype::kFp32, N * Vp};
+    model.trainer->decoder().logits_all(model.ctx, logits, N);
+    const std::vector<double> padded = model.read(logits);
+    device::device_free(logits.data);
+    std::vector<double> values;
+    for (int64_t n = 0; n < N; n++) {
+        const auto row = padded.begin() + n * Vp;
+        values.insert(values.end(), row, row + V);
+    }
+    return values;
+}
+
 void check_model(const std::string& name) {
     CAPTURE(name);
     const std::string directory = "tests/fixtures/" + name;
@@ -81,15 +102,64 @@ void check_model(const std::string& name) {
         }
     }
 
-    const int64_t V = model.config.shape.vocab_size, Vp = model.config.shape.padded_vocab();
-    Tensor logits = {device::device_alloc(N * Vp * 4), Dtype::kFp32, N * Vp};
-    model.trainer->decoder().logits_all(model.ctx, logits, N);
-    const std::vector<double> padded = model.read(logits);
-    std::vector<double> ours;
-    for (int64_t n = 0; n < N; n++)
-        for (int64_t v = 0; v < V; v++) ours.push_back(padded[static_cast<size_t>(n * Vp + v)]);
-    device::device_free(logits.data);
-    CHECK(relative_error(ours, floats(reference, "logits")) < 1e-4);
+    CHECK(relative_error(logits_of(model), floats(reference, "logits")) < 1e-4);
+}
+
+// Loads a fixture, saves it as a checkpoint of ours, and compares every tensor with the original, bit for bit. With
+// LLMC_HF_OUT set, trained checkpoints and their logits go there, for tests/check_hf_load.py.
+void check_export(const std::string& name) {
+    CAPTURE(name);
+    namespace fs = std::filesystem;
+    const std::string fixture = "tests/fixtures/" + name;
+    const char* out = std::getenv("LLMC_HF_OUT");
+    const std::string root = out ? std::string(out) + "/" + name
+                                 : (fs::temp_directory_path() / ("llmc-hf-" + std::to_string(getpid()))).string();
+    fs::remove_all(root);
+    const int64_t B = 2, T = 16;
+    TestModel model(tiny_config(model_config_from_hf(fixture), Dtype::kFp32, B, T));
+    const StateAccess access = model.trainer->optimizer().access(model.ctx);
+    load_hf_weights(fixture, model.config.shape, model.table, access);
+    model.trainer->optimizer().weights_from_masters(model.ctx);
+    CheckpointRequest request;
+    request.root = root;
+    request.seq_length = T;
+    request.state_json = "{}";
+    const std::string saved = save_checkpoint(request, model.config.shape, model.table, access);
+    const SafetensorsReader ours(saved + "/model.safetensors");
+    size_t count = 0;
+    for (const fs::directory_entry& entry : fs::directory_iterator(fixture)) {
+        const std::string file = entry.path().filename().string();
+        if (!file.starts_with("model") || !file.ends_with(".safetensors")) continue;
+        const SafetensorsReader theirs(entry.path().string());
+        for (const auto& [tensor, view] : theirs.tensors()) {
+            CAPTURE(tensor);
+            const SafetensorsReader::View& copy = ours.tensor(tensor);
+            CHECK(copy.shape == view.shape);
+            count++;
+            if (view.dtype != "F32") continue;   // one fixture is in half precision, and we save FP32 here
+            REQUIRE(copy.bytes == view.bytes);
+            CHECK(std::memcmp(copy.data, view.data, static_cast<size_t>(view.bytes)) == 0);
+        }
+    }
+    CHECK(count == ours.tensors().size());
+    CHECK(model_config_from_hf(saved) == model.config.shape);
+    if (!out) {
+        fs::remove_all(root);
+        return;
+    }
+    model.set_random_batch(2, 17);
+    for (int i = 0; i < 3; i++) model.step();
+    request.step = 3;
+    const std::string trained = save_checkpoint(request, model.config.shape, model.table, access);
+    model.gradients();
+    const std::vector<double> logits = logits_of(model);
+    const std::vector<float> narrow(logits.begin(), logits.end());
+    SafetensorsWriter writer(root + "/logits.safetensors",
+                             {{"input_ids", Dtype::kInt32, {B, T}},
+                              {"logits", Dtype::kFp32, {B, T, model.config.shape.vocab_size}}});
+    writer.write(model.staged.tokens, B * T * 4);
+    writer.write(narrow.data(), static_cast<int64_t>(narrow.size()) * 4);
+    writer.close();
 }
 
 }  // namespace
@@ -98,3 +168,6 @@ TEST_CASE("GPT-2: logits, loss and every gradient as in transformers") { check_m
 TEST_CASE("Llama with llama3 rope scaling and grouped queries, as in transformers") { check_model("llama"); }
 TEST_CASE("Llama with a tied head, as in transformers") { check_model("llama_tied"); }
 TEST_CASE("Qwen3 with qk-norm, as in transformers") { check_model("qwen3"); }
+TEST_CASE("a checkpoint of ours holds the tensors of transformers, bit for bit") {
+    for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3"}) check_export(name);
+}

@@ -113,6 +113,37 @@ class TrainTest(unittest.TestCase):
     def test_resume_at_every_step_llama(self):
         self.check_resume(LLAMA, "--recompute", "norm-act")
 
+    def test_golden_losses(self):
+        """Losses of committed runs, bit for bit: a refactoring shows the same, a numeric change shows both curves.
+        LLMC_UPDATE_GOLDEN=1 rewrites the file."""
+        if os.path.basename(BUILD).startswith("cuda"):
+            self.skipTest("golden losses are those of the CPU device")
+        runs = {
+            "gpt2-bf16": (GPT2, []),
+            "gpt2-fp32": (GPT2, ["--dtype", "fp32"]),
+            "llama-bf16": (LLAMA, []),
+            "llama-bf16-states": (LLAMA, ["--grad-dtype", "bf16", "--moment-dtype", "bf16"]),
+            "llama-qk-norm-fp32": (LLAMA, ["--qk-layernorm", "--dtype", "fp32"]),
+        }
+        losses = {}
+        for name, (binary, options) in runs.items():
+            log = self.path(name + ".jsonl")
+            self.run_train(binary, "--train-iters", "12", "--log-file", log, *options)
+            losses[name] = [r["loss"] for r in records(log, "step")]
+        golden = os.path.join(ROOT, "tests", "golden", "losses.json")
+        if os.environ.get("LLMC_UPDATE_GOLDEN"):
+            with open(golden, "w") as f:
+                json.dump(losses, f, indent=1)
+                f.write("\n")
+        with open(golden) as f:
+            self.assertEqual(losses, json.load(f))
+        self.assertNotEqual(losses["gpt2-bf16"], losses["gpt2-fp32"])
+
+    def test_rampup_consumes_what_it_says(self):
+        self.run_train(GPT2, "--train-iters", "6", "--rampup-batch-size", "2 2 8", "--log-file", self.path("log.jsonl"))
+        # Two samples a step for the first eight, then four.
+        self.assertEqual([r["samples"] for r in records(self.path("log.jsonl"), "step")], [2, 4, 6, 8, 12, 16])
+
     def test_resume_auto_walks_back_and_keeps_the_log_whole(self):
         save, log = self.path("run"), self.path("log.jsonl")
         common = ["--save", save, "--save-interval", "2", "--log-file", log, "--valid-data", self.path("valid.bin"),
