@@ -119,8 +119,8 @@ inline HostTensor random_integers(Dtype dtype, int64_t elems, uint64_t key, int6
 // The largest error that element i may have.
 using Bound = std::function<double(int64_t i)>;
 
-// "" if every element of got is within the bound of want and the guards hold, else a line on the first that is
-// not.
+// "" if every element of got is within the bound of want and the guards hold, else a line on the first
+// element that is not.
 inline std::string first_difference(const HostTensor& got, const HostTensor& want, const Bound& bound) {
     if (got.elems() != want.elems()) return "different sizes";
     if (!got.guards_intact()) return "wrote outside the tensor";
@@ -133,8 +133,8 @@ inline std::string first_difference(const HostTensor& got, const HostTensor& wan
     return "";
 }
 
-// Compares, and shows that the bound is not vacuous: one element moved by `share` of the largest |want| (first,
-// last and some in between) must be reported.
+// Compares, and shows that the bound is not vacuous: one element (first, last and some in between) moved by
+// `share` of the largest |want| must be reported.
 inline void check_close(const std::string& name, const HostTensor& got, const HostTensor& want,
                         const Bound& bound, double share = 1.0 / 16) {
     INFO(name);

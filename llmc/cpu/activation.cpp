@@ -5,14 +5,6 @@
 namespace cpu {
 namespace {
 
-constexpr int64_t kChunk = 4096;   // elements of one piece of work
-
-// Calls body(begin, count) over pieces of n independent elements.
-template <typename Body> void for_pieces(int64_t n, Body&& body) {
-#pragma omp parallel for schedule(static) if (n >= 2 * kChunk)
-    for (int64_t begin = 0; begin < n; begin += kChunk) body(begin, std::min(kChunk, n - begin));
-}
-
 template <typename T> void gelu_forward_all(const ActivationForwardArgs& args) {
     for_pieces(args.N * args.F, [&](int64_t begin, int64_t count) {
         const T* in = args.in.as<T>() + begin;

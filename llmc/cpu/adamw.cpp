@@ -6,13 +6,6 @@
 namespace cpu {
 namespace {
 
-constexpr int64_t kChunk = 4096;
-
-template <typename Body> void for_pieces(int64_t n, Body&& body) {
-#pragma omp parallel for schedule(static) if (n >= 2 * kChunk)
-    for (int64_t begin = 0; begin < n; begin += kChunk) body(begin, std::min(n, begin + kChunk));
-}
-
 // T parameter, M moments, G gradients.
 template <typename T, typename M, typename G> void update_all(const AdamWArgs& args) {
     using A = Acc<T>;
@@ -23,8 +16,8 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
     A* master = args.master.as<A>();
     M *m_of = args.m.as<M>(), *v_of = args.v.as<M>();
     const G* grad = args.grad.as<G>();
-    for_pieces(args.param.elems, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) {
+    for_pieces(args.param.elems, [&](int64_t begin, int64_t count) {
+        for (int64_t i = begin; i < begin + count; i++) {
             A m = widen(m_of[i]), v = widen(v_of[i]), value = master[i];
             adam_update(constants, static_cast<A>(widen(grad[i])), m, v, value);
             if constexpr (std::is_same_v<M, bf16>) {
@@ -93,8 +86,8 @@ void fill_normal(Ctx&, const FillNormalArgs& args) {
     for_working_type("fill_normal", args.out.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
         T* out = args.out.as<T>();
-        for_pieces(args.out.elems, [&](int64_t begin, int64_t end) {
-            for (int64_t i = begin; i < end; i++) {
+        for_pieces(args.out.elems, [&](int64_t begin, int64_t count) {
+            for (int64_t i = begin; i < begin + count; i++) {
                 float normal = rng_normal(args.key, static_cast<uint64_t>(args.element_offset + i));
                 out[i] = T(fmaf(args.std, normal, args.mean));
             }
@@ -117,8 +110,8 @@ void cast(Ctx&, const CastArgs& args) {
             using From = typename decltype(from)::type;
             To* out = args.out.as<To>();
             const From* in = args.in.as<From>();
-            for_pieces(args.in.elems, [&](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; i++) out[i] = convert<To>(in[i]);
+            for_pieces(args.in.elems, [&](int64_t begin, int64_t count) {
+                for (int64_t i = begin; i < begin + count; i++) out[i] = convert<To>(in[i]);
             });
         });
     });

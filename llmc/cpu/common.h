@@ -10,8 +10,15 @@
 
 namespace cpu {
 
-// Element `i` of a loop is worth a thread of its own from about this many elements in total.
+// Work on fewer elements than this stays on one thread.
 inline constexpr int64_t kParallelElems = 8192;
+
+// Calls body(begin, count) over pieces of n independent elements, on all threads.
+template <typename Body> inline void for_pieces(int64_t n, Body&& body) {
+    constexpr int64_t kPiece = 4096;
+#pragma omp parallel for schedule(static) if (n >= kParallelElems)
+    for (int64_t begin = 0; begin < n; begin += kPiece) body(begin, std::min(kPiece, n - begin));
+}
 
 template <typename T> struct Tag {
     using type = T;

@@ -141,8 +141,7 @@ template <typename A> inline A max_lanes(Vec<A> a) {
     return largest;
 }
 
-// One value of storage type T from its accumulation type, and back.
-template <typename T> inline T round_to(Acc<T> value) { return T(value); }
+// One value in its accumulation type.
 template <typename T> inline Acc<T> widen(T value) { return static_cast<Acc<T>>(value); }
 
 }  // namespace cpu
