@@ -1,5 +1,7 @@
 // The decoder: one transformer for GPT-2 and Llama. Pre-norm blocks
-//   x_l = mid_{l-1} + down_{l-1};  mid_l = x_l + proj(attention(qkv(norm1(x_l))));  down_l = down(act(up(norm2(mid_l))))
+//   x_l = mid_{l-1} + down_{l-1}
+//   mid_l = x_l + proj(attention(qkv(norm1(x_l))))
+//   down_l = down(act(up(norm2(mid_l))))
 // where every residual addition happens inside the norm that follows it.
 #pragma once
 #include <functional>

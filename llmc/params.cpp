@@ -103,21 +103,25 @@ struct Builder {
 
     void build() {
         const int64_t C = c.hidden_size, V = c.vocab_size, Vp = c.padded_vocab();
-        auto rows_of = [](const std::string& hf, int64_t rows) { return std::vector<HfPart>{{.name = hf, .rows = rows}}; };
-        table.wte = matrix("wte.weight", rows_of(gpt2_names ? "transformer.wte.weight" : "model.embed_tokens.weight", V),
-                           -1, Vp, C, c.init_std, false);
+        auto rows_of = [&](const char* gpt2, const char* llama, int64_t rows) {
+            return std::vector<HfPart>{{.name = gpt2_names ? gpt2 : llama, .rows = rows}};
+        };
+        table.wte = matrix("wte.weight", rows_of("transformer.wte.weight", "model.embed_tokens.weight", V), -1, Vp, C,
+                           c.init_std, false);
         if (c.position == PositionEmbedding::kLearned)
-            table.wpe = matrix("wpe.weight", rows_of(gpt2_names ? "transformer.wpe.weight" : "model.embed_positions.weight",
-                                                     c.max_positions),
-                               -1, c.max_positions, C, c.init_std, false);
+            table.wpe = matrix("wpe.weight",
+                               rows_of("transformer.wpe.weight", "model.embed_positions.weight", c.max_positions), -1,
+                               c.max_positions, C, c.init_std, false);
         for (int l = 0; l < c.num_layers; l++) table.blocks.push_back(block(l));
         const std::string final_norm = gpt2_names ? "transformer.ln_f" : "model.norm";
         table.final_norm_weight = vector("final_norm.weight", whole(final_norm + ".weight", C, false), -1, C,
                                          Param::Init::kOnes);
         if (c.norm == Norm::kLayerNorm)
             table.final_norm_bias = vector("final_norm.bias", whole(final_norm + ".bias", C, false), -1, C);
-        table.head = c.tied_head ? table.wte
-                                 : matrix("lm_head.weight", rows_of("lm_head.weight", V), -1, Vp, C, c.init_std, true);
+        table.head = table.wte;
+        if (!c.tied_head)
+            table.head = matrix("lm_head.weight", rows_of("lm_head.weight", "lm_head.weight", V), -1, Vp, C, c.init_std,
+                                true);
     }
 };
 

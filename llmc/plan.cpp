@@ -25,7 +25,8 @@ const char* layout_name(GemmLayout layout) {
 }  // namespace
 
 void StepRecorder::add(const GemmArgs& args) {
-    auto known = std::find_if(gemms.begin(), gemms.end(), [&](const PlannedGemm& g) { return same_kind(g.shape, args); });
+    auto known = std::find_if(gemms.begin(), gemms.end(),
+                              [&](const PlannedGemm& g) { return same_kind(g.shape, args); });
     if (known != gemms.end()) known->count++;
     else gemms.push_back({args, 1});
 }
@@ -50,7 +51,8 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table) {
 
     MemoryPlan plan;
     plan.arena_bytes = arena.peak_bytes();
-    for (int i = 0; i < kPurposes; i++) plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
+    for (int i = 0; i < kPurposes; i++)
+        plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
     plan.step_gemms = std::move(recorder.gemms);
     return plan;
 }
@@ -91,8 +93,8 @@ std::string plan_text(const Config& config, const ParamTable& table, const Memor
     text += strf("tokens            %lld per step, %lld steps, %.4g in all\n", ll(tokens), ll(config.train_iters),
                  static_cast<double>(tokens) * static_cast<double>(config.train_iters));
     text += "matmuls of one step (rows are the outputs)\n";
-    text += strf("  %-8s %10s %10s %10s  %-5s %-5s %-4s %8s %12s\n", "pass", "M", "N", "K", "in", "out", "beta", "count",
-                 "TFLOP");
+    text += strf("  %-8s %10s %10s %10s  %-5s %-5s %-4s %8s %12s\n", "pass", "M", "N", "K", "in", "out", "beta",
+                 "count", "TFLOP");
     for (const PlannedGemm& g : plan.step_gemms) {
         const GemmArgs& s = g.shape;
         text += strf("  %-8s %10lld %10lld %10lld  %-5s %-5s %-4d %8lld %12.3f\n", layout_name(s.layout), ll(s.M),

@@ -25,7 +25,8 @@ public:
     };
     Slot& slot(int64_t step) { return slots_[static_cast<size_t>(step % 2)]; }
 
-    // Reads samples [first, first + count) into the slot of `step` and sets the step's inputs. Exit 2 if no target counts.
+    // Reads samples [first, first + count) into the slot of `step` and sets the step's inputs. Exit 2 if no target
+    // counts.
     Slot& fill(const DataLoader& loader, int64_t step, int64_t first, int64_t count, double lr);
 
 private:

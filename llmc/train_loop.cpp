@@ -100,8 +100,8 @@ private:
         const double samples = config_.epochs * static_cast<double>(train_->samples_per_epoch());
         if (config_.train_iters == 0) {
             config_.train_iters = steps_for_samples(config_, static_cast<int64_t>(samples));
-            REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld", config_.epochs,
-                    (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
+            REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
+                    config_.epochs, (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
         }
     }
 
@@ -147,7 +147,7 @@ private:
         }
         const Json state = Json::parse(found.state_json);
         const ConfigDiff diff = config_diff(state.at("config").dump(), config_, family_);
-        REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): use --load to start a new one from its weights",
+        REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): --load starts a new one from its weights",
                 found.path.c_str(), diff.must_match.front().c_str());
         for (const std::string& line : diff.changed) notes_.push_back("option changed since the checkpoint: " + line);
         const std::string changed = train_->check_fingerprint(state.at("train_data").dump());
@@ -282,8 +282,8 @@ private:
         r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
         if (consecutive_skips_ > config_.max_skips) {
-            FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips %lld); "
-                 "lower --lr, or resume from an earlier checkpoint with another --seed",
+            FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips "
+                 "%lld); lower --lr, or start from an earlier checkpoint's weights (--load) with another --seed",
                  (long long)r.step, (long long)consecutive_skips_, (long long)config_.max_skips);
         }
     }
@@ -349,8 +349,9 @@ private:
     void finish() {
         drain();
         if (stop_signal && step_ > 0 && !config_.save.empty()) save();
-        log_->event("stop", stop_signal ? strf("signal %d after step %lld", static_cast<int>(stop_signal), (long long)step_)
-                                        : strf("finished %lld steps", (long long)step_));
+        const long long steps = step_;
+        log_->event("stop", stop_signal ? strf("signal %d after step %lld", static_cast<int>(stop_signal), steps)
+                                        : strf("finished %lld steps", steps));
     }
 
     Config config_;

@@ -99,8 +99,8 @@ public:
             const Philox4 p = philox(key, static_cast<uint64_t>(i));
             tokens.push_back(static_cast<int32_t>(p.word[0] % static_cast<uint32_t>(config.shape.vocab_size)));
             const bool ignored = with_ignored && p.word[2] % 5 == 0;
-            targets.push_back(ignored ? kIgnoreIndex
-                                      : static_cast<int32_t>(p.word[1] % static_cast<uint32_t>(config.shape.vocab_size)));
+            const uint32_t target = p.word[1] % static_cast<uint32_t>(config.shape.vocab_size);
+            targets.push_back(ignored ? kIgnoreIndex : static_cast<int32_t>(target));
         }
         set_batch(tokens, targets);
     }
@@ -126,7 +126,9 @@ public:
         for (int64_t i = 0; i < tensor.elems; i++) {
             const size_t at = static_cast<size_t>(i);
             switch (tensor.dtype) {
-                case Dtype::kFp32: values.push_back(static_cast<double>(reinterpret_cast<float*>(raw.data())[at])); break;
+                case Dtype::kFp32:
+                    values.push_back(static_cast<double>(reinterpret_cast<float*>(raw.data())[at]));
+                    break;
                 case Dtype::kFp64: values.push_back(reinterpret_cast<double*>(raw.data())[at]); break;
                 case Dtype::kBf16:
                     values.push_back(static_cast<double>(static_cast<float>(reinterpret_cast<bf16*>(raw.data())[at])));

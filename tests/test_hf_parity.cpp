@@ -1,5 +1,5 @@
-// The decoder against transformers: logits, loss and every gradient of stored tiny models, in FP32. The fixtures and the
-// script that made them: tests/fixtures, tests/make_hf_fixtures.py.
+// The decoder against transformers: logits, loss and every gradient of stored tiny models, in FP32. The fixtures and
+// the script that made them: tests/fixtures, tests/make_hf_fixtures.py.
 #include "tests/doctest.h"
 
 #include <unistd.h>
@@ -50,7 +50,8 @@ std::vector<double> hf_layout(const Param& p, const HfPart& part, const std::vec
         return out;
     }
     for (int64_t c = 0; c < p.cols; c++)
-        for (int64_t r = 0; r < part.rows; r++) out.push_back(values[static_cast<size_t>((part.row_begin + r) * p.cols + c)]);
+        for (int64_t r = 0; r < part.rows; r++)
+            out.push_back(values[static_cast<size_t>((part.row_begin + r) * p.cols + c)]);
     return out;
 }
 
