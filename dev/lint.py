@@ -21,10 +21,12 @@ TEXT = CODE + (".py", ".sh", ".mk", ".md", ".yml")
 # Who may include whom. A file of llmc belongs to the group that lists its stem; cpu/ and cuda/ are groups of their own.
 GROUPS = {
     "foundation": "check dtype rng version",
-    "base": "model_config config config_table config_value schedule shards dataloader params safetensors file_util",
+    "base": "model_config config config_help config_rules config_table config_value schedule "
+            "shards dataloader params safetensors file_util",
     "device": "device device_cpu device_cuda ops adam_math arena gemm_plan",
     "model": "linear decoder fp8_recipe tensor",
-    "state": "comm comm_single comm_mpi comm_nccl zero optimizer checkpoint hf_config log",
+    "state": "comm comm_single comm_mpi comm_nccl zero optimizer checkpoint checkpoint_dir "
+             "hf_config hf_tensors log peak_flops",
     "run": "plan trainer staging train_loop doctor",
 }
 MAY_INCLUDE = {

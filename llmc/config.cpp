@@ -7,7 +7,9 @@
 #include <sstream>
 
 // Its own parser instead of std::regex, which neither takes newlines in values nor compiles cleanly under ASan.
+#ifndef CXXOPTS_NO_REGEX
 #define CXXOPTS_NO_REGEX
+#endif
 #include <cxxopts.hpp>
 
 #include "llmc/check.h"

@@ -73,7 +73,7 @@ struct Machine {
     bool gpu = true;
     int ranks = 1;
     // Shape of the model in a --load directory. Without it, --load leaves the shape to the other options.
-    std::function<ModelConfig(const std::string& directory)> read_shape;
+    std::function<ModelConfig(const std::string& directory)> read_shape = {};
 };
 
 struct ParsedConfig {

@@ -87,7 +87,8 @@ void derive_kv_channels(Config& c, const Given& given) {
 
 void derive_seq_length(Config& c, const Given& given) {
     c.seq_length = find_model_preset(c.model)->seq_length;
-    if (given.has("max-position-embeddings") || !is_rope(c)) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
+    const bool limited = given.has("max-position-embeddings") || !is_rope(c);
+    if (limited) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
 }
 
 void derive_max_positions(Config& c, const Given&) {

@@ -117,6 +117,19 @@ std::string eval_line(const EvalRecord& r) {
                 static_cast<long long>(r.counted_tokens), r.seconds);
 }
 
+std::string screen_text(const std::string& text) {
+    std::string shown = Json::parse(to_line(text)).get<std::string>();   // what is not UTF-8 is replaced
+    for (size_t i = 0; i < shown.size(); i++) {
+        const auto c = static_cast<unsigned char>(shown[i]);
+        const bool low = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+        // U+0080 .. U+009F, two bytes each, are control characters too.
+        const bool high = c == 0xc2 && i + 1 < shown.size() && static_cast<unsigned char>(shown[i + 1]) < 0xa0;
+        if (low || high) shown[i] = '.';
+        if (high) shown[++i] = '.';
+    }
+    return shown;
+}
+
 RunLog::RunLog(const std::string& path, bool append, int64_t resume_step) : path_(path), step_(resume_step) {
     if (path.empty()) return;
     std::error_code ignored;   // what matters is whether the file opens
@@ -214,5 +227,5 @@ void RunLog::event(const std::string& kind, const std::string& text) {
 void RunLog::sample(int64_t step, const std::string& text) {
     step_ = step;
     write(to_line({{"type", "sample"}, {"step", step}, {"text", text}}));
-    print_line(strf("sample step %lld | ", static_cast<long long>(step)) + text);
+    print_line(strf("sample step %lld | ", static_cast<long long>(step)) + screen_text(text));
 }

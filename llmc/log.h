@@ -73,6 +73,8 @@ std::string step_line(const StepRecord& record);
 
 // "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s"
 std::string eval_line(const EvalRecord& record);
+// Generated text as it may go to a terminal: valid UTF-8, control characters other than newline and tab as dots.
+std::string screen_text(const std::string& text);
 
 // Dense matmul peak in FLOP/s of a device (its whole name, as CUDA reports it) for a dtype, without sparsity and
 // with FP32 accumulation; fp32 means plain FP32, not TF32. 0 when it is not in the audited table.

@@ -1,0 +1,492 @@
+// Options: the frozen list, every way to write a value, what is refused and how it is said, resolved configurations.
+#include "tests/doctest.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "llmc/config.h"
+#include "llmc/config_table.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+ParsedConfig parse(const std::string& family, const Words& words, const Machine& machine = {}) {
+    std::vector<const char*> argv = {"train"};
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    return parse_config(static_cast<int>(argv.size()), argv.data(), family, machine);
+}
+
+// The message of the error that these options must give (exit 2); "" if they are taken.
+std::string refusal(const std::string& family, const Words& words, const Machine& machine = {}) {
+    try {
+        parse(family, words, machine);
+        return "";
+    } catch (const Error& error) {
+        CHECK_MESSAGE(error.exit_code == kExitBadInput, error.what());
+        return error.what();
+    }
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+Words joined(Words a, const Words& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+// A file of the test, removed with it.
+struct TempFile {
+    std::string path;
+    explicit TempFile(const std::string& text) {
+        static int count = 0;
+        path = (fs::temp_directory_path() / strf("llmc_config_%d_%d.json", getpid(), count++)).string();
+        std::ofstream(path) << text;
+    }
+    ~TempFile() { fs::remove(path); }
+};
+
+// For every option: two values that differ from its default, and what it needs beside it to act.
+struct Sample {
+    Words values;
+    Words beside;
+};
+
+const std::map<std::string, Sample>& samples() {
+    static const Words rope = {"--position-embedding-type", "rope"};
+    static const Words scaled = joined(rope, {"--rope-scaling-factor", "8"});
+    static const Words valid = {"--valid-data", "v"};
+    static const Words save = {"--save", "out"};
+    static const std::map<std::string, Sample> table = {
+        {"model", {{"gpt2-tiny", "gpt2-350M"}, {}}},          {"num-layers", {{"1", "7"}, {}}},
+        {"hidden-size", {{"384", "1536"}, {}}},               {"swiglu", {{"true"}, {}}},
+        {"ffn-hidden-size", {{"8", "1000"}, {}}},             {"num-attention-heads", {{"6", "24"}, {}}},
+        {"num-query-groups", {{"1", "4"}, {}}},               {"kv-channels", {{"128", "8"}, {}}},
+        {"vocab-size", {{"2", "50304"}, {}}},                 {"seq-length", {{"1", "511"}, {}}},
+        {"max-position-embeddings", {{"2048", "1100"}, {}}},  {"normalization", {{"RMSNorm"}, {}}},
+        {"norm-epsilon", {{"1e-6", "0.000123456789012345"}, {}}},
+        {"position-embedding-type", {{"rope"}, {}}},          {"rotary-base", {{"500000", "12345.678"}, rope}},
+        {"rope-scaling-factor", {{"8", "32.5"}, rope}},
+        {"rope-scaling-low-freq-factor", {{"2", "0.5"}, scaled}},
+        {"rope-scaling-high-freq-factor", {{"8", "4.5"}, scaled}},
+        {"rope-scaling-original-max-positions", {{"4096", "1"}, scaled}},
+        {"qk-layernorm", {{"true"}, {}}},                     {"disable-bias-linear", {{"true"}, {}}},
+        {"untie-embeddings-and-output-weights", {{"true"}, {}}},
+        {"init-method-std", {{"0.01", "0.006"}, {}}},         {"micro-batch-size", {{"1", "3"}, {}}},
+        {"global-batch-size", {{"32", "1024"}, {}}},
+        {"rampup-batch-size", {{"8 8 1000", "16 24 1"}, {"--global-batch-size", "64"}}},
+        {"train-iters", {{"77", "1"}, {}}},                   {"epochs", {{"1", "0.3"}, {}}},
+        {"train-data", {{"a/*.bin", "b"}, {}}},               {"valid-data", {{"v/*.bin", "w"}, {}}},
+        {"token-dtype", {{"uint16", "uint32"}, {}}},          {"eval-interval", {{"0", "33"}, valid}},
+        {"eval-iters", {{"1", "1000"}, valid}},               {"lr", {{"1e-3", "0.1"}, {}}},
+        {"min-lr", {{"0", "1.7e-5"}, {}}},
+        {"lr-decay-style", {{"constant", "wsd", "linear"}, {}}},
+        {"lr-warmup-iters", {{"3", "70"}, {}}},
+        {"lr-wsd-decay-iters", {{"5", "20"}, {"--lr-decay-style", "wsd"}}},
+        {"weight-decay", {{"0", "0.01"}, {}}},                {"adam-beta1", {{"0", "0.85"}, {}}},
+        {"adam-beta2", {{"0.999", "0.98"}, {}}},              {"adam-eps", {{"1e-5", "3e-9"}, {}}},
+        {"clip-grad", {{"0", "0.5"}, {}}},                    {"max-skips", {{"0", "3"}, {}}},
+        {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
+        {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block"}, {}}},
+        {"gemm-search", {{"off"}, {}}},                       {"fuse-gelu", {{"true"}, {}}},
+        {"seed", {{"0", "18446744073709551615"}, {}}},        {"save", {{"out", "ckpt dir"}, {}}},
+        {"save-interval", {{"0", "20"}, save}},               {"keep", {{"1", "5"}, save}},
+        {"load", {{"hf", "other"}, {}}},                      {"resume", {{"auto", "out/step-1"}, save}},
+        {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
+        {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},
+        {"sample-tokens", {{"1", "100"}, {"--sample-every", "10"}}},
+        {"dry-run", {{"true"}, {}}},                          {"profile", {{"1:1", "3:50"}, {}}},
+        {"overfit-one-batch", {{"true"}, {}}},
+    };
+    return table;
+}
+
+// What a run needs beside the option under test.
+Words base(const std::string& option) {
+    Words words;
+    if (option != "train-data") words = {"--train-data", "t"};
+    if (option != "train-iters" && option != "epochs") words = joined(words, {"--train-iters", "100"});
+    return words;
+}
+
+// The option under test, what it needs, and what every run needs.
+Words run_with(const std::string& name, const std::string& value) {
+    return joined(joined(base(name), samples().at(name).beside), {"--" + name + "=" + value});
+}
+
+std::string option_lines() {
+    std::string text;
+    Config gpt2 = parse("gpt2", {"--dry-run"}).config, llama = parse("llama", {"--dry-run"}).config;
+    for (const OptionRow& row : option_table()) {
+        const char* resume[] = {"must match on resume", "reported on resume", "free on resume"};
+        Json a = row.value.get(gpt2), b = row.value.get(llama);
+        text += strf("--%s | %s | gpt2 %s | llama %s | %s%s%s\n", row.name, row.value.expects.c_str(),
+                     a.is_null() ? "unset" : a.dump().c_str(), b.is_null() ? "unset" : b.dump().c_str(),
+                     resume[static_cast<int>(row.on_resume)], row.llmc ? " | llm.c " : "",
+                     row.llmc ? row.llmc : "");
+    }
+    return text;
+}
+
+}  // namespace
+
+// A new option is a new line here; a changed or missing line breaks somebody's script, so it has to be meant.
+// UPDATE_GOLDEN=1 writes the file anew.
+TEST_CASE("config: the list of options is frozen") {
+    fs::path path = fs::path(__FILE__).parent_path() / "golden" / "cli_options.txt";
+    std::string now = option_lines();
+    if (std::getenv("UPDATE_GOLDEN")) std::ofstream(path) << now;
+    std::ifstream file(path);
+    std::stringstream frozen;
+    frozen << file.rdbuf();
+    CHECK(frozen.str() == now);
+}
+
+TEST_CASE("config: every option parses on the command line and in a file, and round-trips") {
+    for (const OptionRow& row : option_table()) {
+        CAPTURE(std::string(row.name));
+        REQUIRE(samples().count(row.name) == 1);
+        for (const std::string& value : samples().at(row.name).values) {
+            CAPTURE(value);
+            Words without = joined(base(row.name), samples().at(row.name).beside);
+            Config config = parse("gpt2", run_with(row.name, value)).config;
+            Json got = row.value.get(config);
+            Config check = config;
+            CHECK(row.value.set(check, got));
+            CHECK(check == config);
+            Json expected = row.value.parse(value);
+            if (row.value.list) expected = Json::array({expected});
+            CHECK(got == expected);
+
+            // Two words instead of one; true-or-false options alone mean true.
+            Words apart = joined(without, {"--" + std::string(row.name)});
+            if (!row.value.flag) apart.push_back(value);
+            CHECK(parse("gpt2", apart).config == config);
+
+            // The same in a file, with _ for -, wins over nothing and equals the command line.
+            std::string key = row.name;
+            std::replace(key.begin(), key.end(), '-', '_');
+            TempFile file(Json{{key, expected}}.dump());
+            CHECK(parse("gpt2", joined(without, {"--config", file.path})).config == config);
+
+            // Its default is another value, so an option that is ignored would be seen.
+            if (std::string(row.name) != "train-data" && std::string(row.name) != "train-iters")
+                CHECK(row.value.get(parse("gpt2", joined(without, {"--dry-run"})).config)
+                      != (std::string(row.name) == "dry-run" ? Json(false) : got));
+
+            TempFile resolved(config_to_json(config, "gpt2"));
+            CHECK(parse("gpt2", {"--config", resolved.path}).config == config);
+        }
+    }
+}
+
+TEST_CASE("config: values of the wrong kind or out of range are named") {
+    for (const OptionRow& row : option_table()) {
+        CAPTURE(std::string(row.name));
+        if (row.value.any_text) continue;
+        for (const char* junk : {"x", "nan", "1e999", "-1", "1:2:3", "5 5", ""}) {
+            CAPTURE(std::string(junk));
+            if (!*junk && std::string(row.name) == "token-dtype") continue;   // unsets it
+            std::string message = refusal("gpt2", {"--" + std::string(row.name) + "=" + junk});
+            CHECK(contains(message, "--" + std::string(row.name) + " " + junk + ": must be "));
+            CHECK(contains(message, row.value.expects));
+        }
+        for (const char* json : {"null", "{}", "[true]", "\"x\""}) {
+            CAPTURE(std::string(json));
+            TempFile file("{\"" + std::string(row.name) + "\": " + json + "}");
+            CHECK(contains(refusal("gpt2", {"--config", file.path}), file.path + ": " + row.name));
+        }
+    }
+    CHECK(contains(refusal("gpt2", {"--lr=10.000001"}), "in (0, 10]"));
+    CHECK(contains(refusal("gpt2", {"--lr=0"}), "in (0, 10]"));
+    CHECK(contains(refusal("gpt2", {"--adam-beta2=1"}), "in [0, 1)"));
+    CHECK(contains(refusal("gpt2", {"--num-layers=1025"}), "in [1, 1024]"));
+    CHECK(contains(refusal("gpt2", {"--num-layers=2.0"}), "an integer"));
+    CHECK(contains(refusal("gpt2", {"--seed=18446744073709551616"}), "2^64"));
+    CHECK(contains(refusal("gpt2", {"--train-data="}), "--train-data"));
+}
+
+TEST_CASE("config: unknown names are answered with the nearest one") {
+    CHECK(contains(refusal("gpt2", {"--train-itres", "3"}), "option --train-itres: did you mean --train-iters?"));
+    CHECK(contains(refusal("gpt2", {"--learning-rate=3"}), "did you mean --"));
+    CHECK(contains(refusal("gpt2", {"--micro_batch_sizes", "3"}), "did you mean --micro-batch-size?"));
+    CHECK(contains(refusal("gpt2", {"-lr", "3"}), "did you mean --lr?"));
+    CHECK(contains(refusal("gpt2", {"--model", "gpt2-1558"}), "did you mean gpt2-1558M?"));
+    CHECK(contains(refusal("gpt2", {"--model", "llama-tiny"}), "train_llama"));
+    CHECK(contains(refusal("gpt2", {"word"}), "unexpected word \"word\""));
+    CHECK(contains(refusal("gpt2", {"--swiglu", "false"}), "unexpected word \"false\""));
+    CHECK(contains(refusal("gpt2", {"--dry-run", "--lr"}), "--lr needs a value"));
+    CHECK(contains(refusal("gpt2", {"--lr", "--dry-run"}), "--lr needs a value"));
+    CHECK(contains(refusal("gpt2", {"--train-data", "--dry-run"}), "--train-data needs a value"));
+    TempFile file("{\"grad_dtyp\": \"fp32\"}");
+    CHECK(contains(refusal("gpt2", {"--config", file.path}), "\"grad_dtyp\": did you mean \"grad-dtype\"?"));
+}
+
+TEST_CASE("config: an option without effect is refused with the reason") {
+    struct Case {
+        std::string family;
+        Words words;
+        std::string option, reason;
+    };
+    const std::vector<Case> cases = {
+        {"gpt2", {"--rotary-base", "10000"}, "--rotary-base", "learned"},
+        {"llama", {"--position-embedding-type=learned_absolute", "--rotary-base=1e4"}, "--rotary-base", "learned"},
+        {"gpt2", {"--rope-scaling-factor", "8"}, "--rope-scaling-factor", "learned"},
+        {"llama", {"--rope-scaling-low-freq-factor", "1"}, "--rope-scaling-low-freq-factor", "--rope-scaling-factor 0"},
+        {"llama", {"--rope-scaling-high-freq-factor", "4"}, "--rope-scaling-high-freq-factor", "factor 0"},
+        {"gpt2", {"--rope-scaling-original-max-positions", "8"}, "--rope-scaling-original", "learned"},
+        {"gpt2", {"--fuse-gelu", "--swiglu"}, "--fuse-gelu", "swiglu"},
+        {"llama", {"--fuse-gelu=false"}, "--fuse-gelu", "swiglu"},
+        {"gpt2", {"--fuse-gelu", "--recompute", "norm-act"}, "--fuse-gelu", "norm-act"},
+        {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
+        {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
+        {"gpt2", {"--keep", "3"}, "--keep", "--save"},
+        {"gpt2", {"--save-interval", "3"}, "--save-interval", "--save"},
+        {"gpt2", {"--tokenizer", "t"}, "--tokenizer", "--save"},
+        {"gpt2", {"--min-lr", "0", "--lr-decay-style", "constant"}, "--min-lr", "constant"},
+        {"gpt2", {"--lr-wsd-decay-iters", "10"}, "--lr-wsd-decay-iters", "wsd"},
+        {"gpt2", {"--sample-tokens", "10"}, "--sample-tokens", "--sample-every 0"},
+        {"gpt2", {"--init-method-std", "0.1", "--load", "d"}, "--init-method-std", "--load"},
+        {"gpt2", {"--init-method-std", "0.1", "--resume", "d"}, "--init-method-std", "--resume"},
+        {"gpt2", {"--load", "d", "--resume", "e"}, "--load", "--resume"},
+        {"gpt2", {"--epochs", "2"}, "--train-iters", "--epochs"},
+    };
+    for (const Case& c : cases) {
+        Words words = joined(base(""), c.words);
+        CAPTURE(c.option);
+        CHECK(contains(refusal(c.family, words), c.option));
+        CHECK(contains(refusal(c.family, words), "has no effect: "));
+        CHECK(contains(refusal(c.family, words), c.reason));
+    }
+    // From a file the place is named, and nothing is said about what the user left alone.
+    TempFile file("{\"keep\": 3}");
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--config", file.path})), file.path + ": keep has no effect"));
+    CHECK(refusal("gpt2", base("")) == "");
+    // A command line that is used again after a crash: --resume auto may start from nothing.
+    CHECK(refusal("gpt2", joined(base(""), {"--save", "s", "--resume", "auto", "--load", "d"})) == "");
+    // Every row that can be without effect has a case above.
+    for (const OptionRow& row : option_table())
+        if (row.inert && std::string(row.name) != "epochs")
+            CHECK_MESSAGE(std::any_of(cases.begin(), cases.end(), [&](const Case& c) {
+                return contains("--" + std::string(row.name), c.option);
+            }), row.name);
+}
+
+TEST_CASE("config: rules between options") {
+    auto refused = [](const Words& words, const std::string& part, const Machine& machine = {}) {
+        CAPTURE(part);
+        CHECK(contains(refusal("gpt2", joined(base(""), words), machine), part));
+    };
+    CHECK(contains(refusal("gpt2", {}), "--train-data is missing"));
+    CHECK(contains(refusal("gpt2", {"--train-data", "t"}), "how long to train?"));
+    CHECK(refusal("gpt2", {"--dry-run"}) == "");
+    refused({"--global-batch-size", "9"}, "--global-batch-size 9 must be a multiple of --micro-batch-size 8 x 1 rank");
+    refused({"--global-batch-size", "24"}, "x 2 ranks", {.ranks = 2});
+    refused({"--rampup-batch-size", "4 8 100", "--global-batch-size", "64"}, "START 4");
+    refused({"--rampup-batch-size", "8 12 100", "--global-batch-size", "64"}, "INC 12");
+    refused({"--rampup-batch-size", "8 16 100", "--global-batch-size", "64"}, "do not lead from 8");
+    refused({"--rampup-batch-size", "64 8 100", "--global-batch-size", "64"}, "do not lead from 64");
+    refused({"--seq-length", "1025"}, "--seq-length 1025 exceeds --max-position-embeddings 1024");
+    refused({"--min-lr", "1e-3"}, "--min-lr 0.001 exceeds --lr 0.0006");
+    refused({"--lr-warmup-iters", "101"}, "--lr-warmup-iters 101 exceeds --train-iters 100");
+    refused({"--lr-decay-style=wsd", "--lr-wsd-decay-iters=60", "--lr-warmup-iters=41"}, "exceed --train-iters 100");
+    refused({"--profile", "5:4"}, "--profile 5:4 ends before it starts");
+    refused({"--profile", "101:104"}, "step 101 of 100");
+    refused({"--resume", "auto"}, "--save");
+    refused({"--num-query-groups", "5"}, "must be a multiple of --num-query-groups 5");
+    refused({"--hidden-size", "100"}, "set --kv-channels");
+    refused({"--position-embedding-type=rope", "--rope-scaling-factor=0.5"}, "at least 1");
+    refused({"--position-embedding-type=rope", "--rope-scaling-factor=8", "--rope-scaling-low-freq-factor=4"},
+            "must be below");
+}
+
+TEST_CASE("config: presets, and defaults that follow from other options") {
+    for (const ModelPreset& preset : model_presets()) {
+        Config c = parse(preset.family, {"--dry-run", "--model", preset.name}).config;
+        CHECK(c.shape == preset.config);
+        CHECK(c.seq_length == preset.seq_length);
+    }
+    Config c = parse("gpt2", base("")).config;
+    CHECK(c.model == "gpt2-124M");
+    CHECK(c.lr == 6e-4);
+    CHECK(c.min_lr == 6e-5);
+    CHECK(c.lr_warmup_iters == 1);
+    CHECK(c.global_batch_size == c.micro_batch_size);
+    CHECK(c.profile_first == -1);
+    CHECK(c.log_file == "");
+    CHECK(parse("llama", base("")).config.lr == 3e-4);
+    CHECK(parse("gpt2", base(""), {.ranks = 4}).config.global_batch_size == 4 * c.micro_batch_size);
+    CHECK(parse("gpt2", joined(base(""), {"--save", "out"})).config.log_file == "out/log.jsonl");
+    CHECK(parse("gpt2", joined(base(""), {"--save", "out", "--log-file="})).config.log_file == "");
+    CHECK(parse("gpt2", {"--train-data", "t", "--train-iters", "1000000"}).config.lr_warmup_iters == 2000);
+    CHECK(parse("gpt2", {"--train-data", "t", "--epochs", "1"}).config.lr_warmup_iters == 0);
+
+    // Sizes that follow when the user reshapes the model, and stay the preset's otherwise.
+    ModelConfig s = parse("gpt2", {"--dry-run", "--hidden-size", "512", "--num-attention-heads", "8"}).config.shape;
+    CHECK(s.ffn_hidden_size == 2048);
+    CHECK(s.kv_channels == 64);
+    CHECK(s.num_query_groups == 8);
+    CHECK(parse("gpt2", {"--dry-run", "--swiglu"}).config.shape.ffn_hidden_size == 2048);
+    CHECK(parse("llama", {"--dry-run", "--hidden-size=1024"}).config.shape.ffn_hidden_size == 2688);
+    CHECK(parse("llama", {"--dry-run", "--num-attention-heads", "32"}).config.shape.num_query_groups == 4);
+    CHECK(parse("llama", {"--dry-run", "--swiglu=false"}).config.shape.activation == Activation::kGelu);
+    CHECK(parse("llama", {"--dry-run", "--seq-length", "4096"}).config.shape.max_positions == 4096);
+    CHECK(parse("gpt2", {"--dry-run", "--max-position-embeddings", "64"}).config.seq_length == 64);
+}
+
+TEST_CASE("config: --load brings the shape of its directory") {
+    Machine machine;
+    machine.read_shape = [](const std::string& directory) {
+        ModelConfig shape = find_model_preset("gpt2-tiny")->config;
+        shape.num_layers = directory == "deep" ? 9 : 2;
+        return shape;
+    };
+    Config c = parse("gpt2", joined(base(""), {"--load", "deep"}), machine).config;
+    CHECK(c.shape == machine.read_shape("deep"));
+    CHECK(c.seq_length == 256);   // no longer than its learned positions
+    TempFile resolved(config_to_json(c, "gpt2"));
+    CHECK(parse("gpt2", {"--config", resolved.path}, machine).config == c);
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--load", "flat", "--num-layers", "3"}), machine),
+                   "--num-layers is 3, and the model in flat has 2"));
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--load", "flat", "--model", "gpt2-tiny"}), machine),
+                   "--num-layers is 4"));
+}
+
+TEST_CASE("config: the command line wins over the file, lists are replaced, globs may be many words") {
+    TempFile file("{\"lr\": 1e-3, // peak\n \"min_lr\": 0, \"train-data\": [\"x\", \"y\"], \"train-iters\": 1e2}");
+    Words words = {"--config", file.path};
+    Config c = parse("gpt2", words).config;
+    CHECK(c.lr == 1e-3);
+    CHECK(c.min_lr == 0);
+    CHECK(c.train_iters == 100);
+    CHECK(c.train_data == Words{"x", "y"});
+    c = parse("gpt2", joined(words, {"--lr", "2e-3", "--train-data", "a", "b", "--train-data=c", "d"})).config;
+    CHECK(c.lr == 2e-3);
+    CHECK(c.min_lr == 0);
+    CHECK(c.train_data == Words{"a", "b", "c", "d"});
+    c = parse("gpt2", {"--lr=1e-4", "--config", file.path, "--lr=5e-4", "--save=two\nlines"}).config;
+    CHECK(c.lr == 5e-4);
+    CHECK(c.save == "two\nlines");
+
+    CHECK(contains(refusal("gpt2", {"--config", "no/such.json"}), "no/such.json"));
+    for (const char* text : {"[1]", "{\"lr\": }", "", "{\"lr\": 1, \"lr\": 2}", "{\"min-lr\": 0, \"min_lr\": 0}",
+                             "{\"config\": \"x\"}", "{\"lr\": \"1e-3\"}", "{\"seed\": 1.5}"}) {
+        TempFile bad(text);
+        CHECK(contains(refusal("gpt2", {"--dry-run", "--config", bad.path}), bad.path));
+    }
+}
+
+TEST_CASE("config: llm.c's options are taken where they mean the same, and said") {
+    ParsedConfig p = parse("gpt2", {"-i", "a", "b", "-j", "v", "-b", "4", "-t", "512", "-x", "100", "-l", "1e-3", "-u",
+                                    "7", "-c", "0.2", "-v", "9", "-m", "8", "-s", "6", "-g", "5", "--save", "o", "-n",
+                                    "50", "-nk", "2"});
+    const Config& c = p.config;
+    CHECK(c.train_data == Words{"a", "b"});
+    CHECK(c.valid_data == Words{"v"});
+    CHECK(std::vector<int64_t>{c.micro_batch_size, c.seq_length, c.train_iters, c.lr_warmup_iters, c.eval_interval,
+                               c.eval_iters, c.sample_every, c.sample_tokens, c.save_interval, c.keep}
+          == std::vector<int64_t>{4, 512, 100, 7, 9, 8, 6, 5, 50, 2});
+    CHECK(c.lr == 1e-3);
+    CHECK(c.weight_decay == 0.2);
+    CHECK(p.notes.size() == 14);
+    CHECK(p.notes[2] == "-b is --micro-batch-size");
+    for (const LlmcHint& hint : llmc_hints())
+        CHECK(contains(refusal("gpt2", {hint.option, "1"}), hint.text));
+}
+
+TEST_CASE("config: any accepted set of options survives the way through JSON") {
+    uint64_t state = 88172645463325252ull;   // xorshift64
+    auto random = [&](size_t n) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        return static_cast<size_t>(state % n);
+    };
+    const auto& rows = option_table();
+    int accepted = 0, refused = 0;
+    for (int trial = 0; trial < 1500; trial++) {
+        const std::string family = trial % 2 ? "llama" : "gpt2";
+        std::map<std::string, std::string> chosen = {{"train-data", "t"}, {"train-iters", "90"}};
+        for (size_t i = 0, n = 1 + random(8); i < n; i++) {
+            const OptionRow& row = rows[random(rows.size())];
+            const Words& values = samples().at(row.name).values;
+            if (family == "llama" && std::string(row.name) == "model") continue;
+            if (std::string(row.name) == "epochs") chosen.erase("train-iters");
+            chosen[row.name] = row.value.flag && random(2) ? "false" : values[random(values.size())];
+            const Words& beside = samples().at(row.name).beside;
+            for (size_t j = 0; j + 1 < beside.size(); j += 2) chosen[beside[j].substr(2)] = beside[j + 1];
+        }
+        Words words;
+        for (const auto& [name, value] : chosen) words.push_back("--" + name + "=" + value);
+        bool taken = refusal(family, words).empty();
+        (taken ? accepted : refused)++;
+        if (!taken) continue;
+        Config config = parse(family, words).config;
+        std::string json = config_to_json(config, family);
+        TempFile file(json);
+        Config again = parse(family, {"--config", file.path}).config;
+        CHECK_MESSAGE(again == config, json);
+        CHECK(config_to_json(again, family) == json);
+        ConfigDiff diff = config_diff(json, config, family);
+        CHECK(diff.must_match.empty());
+        CHECK(diff.changed.empty());
+    }
+    CHECK(accepted > 400);
+    CHECK(refused > 100);
+}
+
+TEST_CASE("config: what differs from a checkpoint's options") {
+    const Words run = {"--train-data", "t", "--train-iters", "100"};
+    const std::string saved = config_to_json(parse("gpt2", run).config, "gpt2");
+    for (const OptionRow& row : option_table()) {
+        CAPTURE(std::string(row.name));
+        Config now = parse("gpt2", run_with(row.name, samples().at(row.name).values[0])).config;
+        ConfigDiff diff = config_diff(saved, now, "gpt2");
+        auto names = [&](const std::vector<std::string>& lines) {
+            return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+                return contains(line, "--" + std::string(row.name) + ": ");
+            });
+        };
+        CHECK(names(diff.must_match) == (row.on_resume == OnResume::kMustMatch));
+        CHECK(names(diff.changed) == (row.on_resume == OnResume::kReport));
+        // A setting that matters is also missed when it is gone.
+        ConfigDiff back = config_diff(config_to_json(now, "gpt2"), parse("gpt2", run).config, "gpt2");
+        CHECK(names(back.must_match) == (row.on_resume == OnResume::kMustMatch));
+    }
+    ConfigDiff diff = config_diff(saved, parse("gpt2", joined(run, {"--lr", "1e-3", "--seed", "5"})).config, "gpt2");
+    CHECK(diff.must_match == std::vector<std::string>{"--seed: 1234 in the checkpoint, 5 now"});
+    CHECK(diff.changed[0] == "--lr: 0.0006 in the checkpoint, 0.001 now");
+    Json old = Json::parse(saved);
+    old["gone-option"] = 7;
+    old.erase("max-skips");   // an option that the checkpoint's version did not have
+    diff = config_diff(old.dump(), parse("gpt2", run).config, "gpt2");
+    CHECK(diff.must_match.empty());
+    CHECK(diff.changed == std::vector<std::string>{"gone-option: 7 in the checkpoint, unknown to this version"});
+}
+
+TEST_CASE("config: help, banner, and what is idle on this machine") {
+    for (const char* family : {"gpt2", "llama"}) {
+        ParsedConfig p = parse(family, {"--help"});
+        CHECK(p.help);
+        for (const OptionRow& row : option_table()) CHECK(contains(p.text, "  --" + std::string(row.name)));
+        for (const ModelPreset& preset : model_presets())
+            CHECK(contains(p.text, "  " + std::string(preset.name) + " ") == (std::string(preset.family) == family));
+        std::stringstream lines(p.text);
+        for (std::string line; std::getline(lines, line);) CHECK_MESSAGE(line.size() <= 100, line);
+    }
+    CHECK(contains(parse("llama", {"--help", "--model", "llama3-8B"}).text, "an integer in [1, 1024] (default: 32)"));
+    std::string banner = config_to_text(parse("gpt2", joined(base(""), {"--seed", "99"})).config, "gpt2");
+    CHECK(contains(banner, "Numbers\n  dtype = bf16\n"));
+    CHECK(contains(banner, "  seed = 99\n"));
+    CHECK(!contains(banner, "rotary-base"));
+
+    Words words = joined(base(""), {"--gemm-search", "off", "--profile", "2:3"});
+    CHECK(parse("gpt2", words).idle.empty());
+    CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 2);
+    CHECK(parse("gpt2", base(""), {.gpu = false}).idle.empty());
+}
