@@ -226,6 +226,7 @@ private:
             CHECK(arena_.peak_bytes() == plan_.arena_bytes, "the plan says %lld bytes, the arena used %lld",
                   (long long)plan_.arena_bytes, (long long)arena_.peak_bytes());
             sealed_allocations_ = device::allocation_count();
+            sealed_free_bytes_ = device::device_free_bytes();
         }
         CHECK(device::allocation_count() == sealed_allocations_, "memory was allocated after the first step");
     }
@@ -346,8 +347,16 @@ private:
         log_->checkpoint(step_, path, seconds_since(start));
     }
 
+    // A library that took memory behind our back, or a neighbour on the same GPU.
+    void report_memory_growth() {
+        const int64_t grown = sealed_free_bytes_ - device::device_free_bytes();
+        if (info_.sm > 0 && sealed_allocations_ >= 0 && grown > 0)
+            log_->event("warning", strf("free device memory fell by %lld bytes since the first step", (long long)grown));
+    }
+
     void finish() {
         drain();
+        report_memory_growth();
         if (stop_signal && step_ > 0 && !config_.save.empty()) save();
         const long long steps = step_;
         log_->event("stop", stop_signal ? strf("signal %d after step %lld", static_cast<int>(stop_signal), steps)
@@ -377,6 +386,7 @@ private:
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
     int64_t saved_step_ = -1;
     int64_t sealed_allocations_ = -1;     // allocation count after the first step
+    int64_t sealed_free_bytes_ = 0;       // free device memory then
     const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet
     std::deque<double> recent_;
 };
