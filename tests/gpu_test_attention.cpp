@@ -1,5 +1,5 @@
-// Attention of the GPU against plain loops in double, with a bound that follows every rounding, and against the
-// CPU operation of the same precision, whose error it may at most double.
+// Attention of the GPU against plain loops in double, with a bound that follows every rounding, and against
+// the CPU operation of the same precision, whose error it may at most double.
 #include "tests/gpu_tensor.h"
 
 using namespace op_test;
@@ -10,8 +10,8 @@ struct Shape {
     int64_t B, T, NH, NKV, HS;
 };
 
-// One problem; outputs of the device live beside the inputs. `out` and `lse` that the backward reads come from
-// the CPU, so that both devices start from the same values.
+// One problem; outputs of the device live beside the inputs. `out` and `lse` that the backward reads come
+// from the CPU, so that both devices start from the same values.
 struct Attention {
     Shape s;
     Dtype type;
@@ -23,18 +23,24 @@ struct Attention {
         qkv = random_tensor(type, N * width, 1);
         dout = random_tensor(type, N * s.NH * s.HS, 2, 1, 0.1);
         // Keys that grow along the sequence: the largest score keeps moving, in some heads by a lot.
-        for (int64_t n = 0; n < N; n++)
-            for (int64_t c = s.NH * s.HS; c < (s.NH + s.NKV) * s.HS; c++)
-                qkv.set(n * width + c, qkv.get(n * width + c) * (0.5 + 2.0 * static_cast<double>(n % s.T) / s.T));
+        for (int64_t n = 0; n < N; n++) {
+            const double growth = 0.5 + 2.0 * static_cast<double>(n % s.T) / static_cast<double>(s.T);
+            for (int64_t c = n * width + s.NH * s.HS; c < n * width + (s.NH + s.NKV) * s.HS; c++)
+                qkv.set(c, qkv.get(c) * growth);
+        }
     }
     AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv_view) const {
-        return {.out = out, .lse = lse, .qkv = qkv_view, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS,
-                .softmax_mul = softmax_mul};
+        return {.out = out, .lse = lse, .qkv = qkv_view, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
+                .HS = s.HS, .softmax_mul = softmax_mul};
     }
     AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
                                         Tensor qkv_view) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
                 .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul};
+    }
+    std::string name() const {
+        return strf("B %lld T %lld heads %lld over %lld head size %lld %s", (long long)s.B, (long long)s.T,
+                    (long long)s.NH, (long long)s.NKV, (long long)s.HS, dtype_name(type));
     }
     struct Result {
         HostTensor out, lse, dqkv, delta;
@@ -117,10 +123,11 @@ Weights weights_of(const Attention& a, const std::vector<double>& qkv, int64_t b
     return w;
 }
 
-// operand: the relative error of a weight that tensor cores multiply with (they want bf16), 0 on the CUDA cores.
+// operand: the relative error of a weight that tensor cores multiply with (they want bf16), 0 on the CUDA
+// cores.
 Reference reference_of(const Attention& a, const Attention::Result& given, double operand) {
     const double u = 2 * 0x1p-24, round = 1.01 * unit_roundoff(a.type), mul = a.softmax_mul;
-    const double chain = static_cast<double>(a.s.T * (a.s.NH / a.s.NKV) + 16) * u;   // sums over queries or keys
+    const double chain = static_cast<double>(a.s.T * (a.s.NH / a.s.NKV) + 16) * u;   // of sums over T
     const std::vector<double> qkv = a.qkv.values(), douts = a.dout.values(), outs = given.out.values();
     Reference r;
     r.out.resize(outs.size()), r.out_error = r.out;
@@ -160,7 +167,8 @@ Reference reference_of(const Attention& a, const Attention::Result& given, doubl
         }
     }
     auto add_rounding = [&](const std::vector<double>& value, std::vector<double>& error) {
-        for (size_t i = 0; i < value.size(); i++) error[i] += round * (std::fabs(value[i]) + error[i]) + kTiny;
+        for (size_t i = 0; i < value.size(); i++)
+            error[i] += round * (std::fabs(value[i]) + error[i]) + kTiny;
     };
     add_rounding(r.out, r.out_error), add_rounding(r.dqkv, r.dqkv_error);
     return r;
@@ -175,8 +183,7 @@ HostTensor tensor_of(const std::vector<double>& values) {
 bool on_tensor_cores(const Attention& a) { return a.type == Dtype::kBf16 && (a.s.HS == 64 || a.s.HS == 128); }
 
 void check_against_loops(const Attention& a) {
-    INFO("B " << a.s.B << " T " << a.s.T << " heads " << a.s.NH << " over " << a.s.NKV << " head size " << a.s.HS
-              << " " << dtype_name(a.type));
+    INFO(a.name());
     const Attention::Result cpu = a.on_cpu(a.type), got = a.on_gpu(cpu);
     const Reference want = reference_of(a, cpu, on_tensor_cores(a) ? 1.01 * 0x1p-8 : 0);
     auto check = [](const char* name, const HostTensor& value, const std::vector<double>& expected,
@@ -198,7 +205,8 @@ void check_rms(const Attention& a, const HostTensor& got, const HostTensor& cpu,
     for (int64_t n = 0; n < a.N; n++) {
         for (int64_t c = first * a.s.HS; c < (first + heads) * a.s.HS; c++) {
             const int64_t i = n * a.width + c;
-            got_sum += std::pow(got.get(i) - want.get(i), 2), cpu_sum += std::pow(cpu.get(i) - want.get(i), 2);
+            got_sum += std::pow(got.get(i) - want.get(i), 2);
+            cpu_sum += std::pow(cpu.get(i) - want.get(i), 2);
         }
     }
     INFO(name << ": rms error " << std::sqrt(got_sum) << " against " << std::sqrt(cpu_sum) << " on the CPU");
@@ -206,8 +214,7 @@ void check_rms(const Attention& a, const HostTensor& got, const HostTensor& cpu,
 }
 
 void check_against_cpu(const Attention& a) {
-    INFO("B " << a.s.B << " T " << a.s.T << " heads " << a.s.NH << " over " << a.s.NKV << " head size " << a.s.HS
-              << " " << dtype_name(a.type));
+    INFO(a.name());
     const Attention::Result exact = a.on_cpu(Dtype::kFp64), cpu = a.on_cpu(a.type), got = a.on_gpu(cpu);
     INFO("out: rms error " << rms_error(got.out, exact.out) << ", CPU " << rms_error(cpu.out, exact.out));
     CHECK_LE(rms_error(got.out, exact.out), 2 * rms_error(cpu.out, exact.out) + kTiny);

@@ -1,6 +1,6 @@
-// Matmul of the GPU: exact on small integers against the CPU, within a derived bound and twice the CPU's error on
-// random numbers, plans that travel.
-#include "tests/gpu_tensor.h"
+// Matmul of the GPU: exact on small integers against the CPU, within a derived bound and twice the CPU's
+// error on random numbers, plans that travel.
+#include "tests/gpu_op.h"
 
 using namespace op_test;
 
@@ -60,7 +60,8 @@ Product product(Shape s, GemmLayout layout, Dtype operands, Dtype result) {
     p.d = HostTensor(result, s.M * s.N);
     return p;
 }
-// Sums stay whole numbers that bf16 holds exactly (up to 256): operands in {-1, 0, 1} and mostly 0 for large K.
+// Sums stay whole numbers that bf16 holds exactly (up to 256): operands in {-1, 0, 1} XX
+// K.
 Product integer_product(Shape s, GemmLayout layout, Dtype operands, Dtype result) {
     Product p = product(s, layout, operands, result);
     p.a = random_integers(operands, s.M * s.K, 3, 1);
@@ -68,8 +69,8 @@ Product integer_product(Shape s, GemmLayout layout, Dtype operands, Dtype result
     return p;
 }
 
-// The error of D: K products in fp32 sums (tensor cores align the terms of a step and drop the bits below, hence
-// twice the roundoff), then one rounding to the result's type. The magnitudes come from |A| |B|.
+// The error of D: K products in fp32 sums (tensor cores align the terms of a step and drop the bits below,
+// hence twice the roundoff), then one rounding to the result's type. The magnitudes come from |A| |B|.
 Bound product_bound(const Product& p, const HostTensor& want, HostTensor& magnitude) {
     Product absolute = p;
     auto make_absolute = [](HostTensor& t) {
@@ -114,15 +115,6 @@ struct FreshContext {
     ~FreshContext() { cuda::device_close(ctx); }
 };
 
-std::string error_of(const std::function<void()>& f) {
-    try {
-        f();
-    } catch (const Error& error) {
-        return strf("exit %d: %s", error.exit_code, error.what());
-    }
-    return "";
-}
-
 }  // namespace
 
 TEST_CASE("gpu gemm: small integers are exact in every layout, type and alignment") {
@@ -133,8 +125,8 @@ TEST_CASE("gpu gemm: small integers are exact in every layout, type and alignmen
                 const HostTensor want = p.exact().d;
                 check_equal(name_of(s, layout, operands, result), p.on_gpu(gpu()).d, want);
                 if (s.M > 300) return;
-                check_equal(name_of(s, layout, operands, result) + " shifted by 8 bytes", p.on_gpu(gpu(), 8).d,
-                            want);
+                check_equal(name_of(s, layout, operands, result) + " shifted by 8 bytes",
+                            p.on_gpu(gpu(), 8).d, want);
             });
         }
     }
@@ -183,7 +175,8 @@ TEST_CASE("gpu gemm: bias, gelu and the pre-activation") {
                         check_product(name + " without gelu", p);
                     }
                     p.epilogue = GemmEpilogue::kBiasGelu;
-                    for (int64_t i = 0; i < p.a.elems(); i++) p.a.set(i, p.a.get(i) / 8);   // where gelu bends
+                    // Small enough for the part where gelu bends.
+                    for (int64_t i = 0; i < p.a.elems(); i++) p.a.set(i, p.a.get(i) / 8);
                     if (with_pre) p.pre = HostTensor(result, s.M * s.N);
                     check_product(name + " gelu", p);
                     if (!with_pre) continue;
@@ -225,6 +218,8 @@ TEST_CASE("gpu gemm: equal bits in every run and after a plan has travelled") {
     const std::string reason = cuda::gemm_import_plans(other.ctx, plans);
     CHECK_NE(reason.find("cuBLASLt 0"), std::string::npos);
     CHECK_NE(cuda::gemm_export_plans(other.ctx).find("\"plans\":[]"), std::string::npos);
+    CHECK_NE(cuda::gemm_import_plans(other.ctx, cpu::gemm_export_plans(other.ctx)).find("made by cpu"),
+             std::string::npos);
     for (const char* text : {"", "{", "[]", "{\"library\": 1}"}) {
         const std::string error = error_of([&] { cuda::gemm_import_plans(other.ctx, text); });
         CHECK_NE(error.find("exit 2: matmul plans"), std::string::npos);
@@ -234,7 +229,8 @@ TEST_CASE("gpu gemm: equal bits in every run and after a plan has travelled") {
 TEST_CASE("gpu gemm: a wrong call is one line that names it") {
     Product p = product({8, 16, 24}, GemmLayout::kForward, Dtype::kBf16, Dtype::kBf16);
     p.s.K = 32;
-    CHECK_NE(error_of([&] { p.on_gpu(gpu()); }).find("gemm forward M 8 N 16 K 32, bf16 -> bf16"), std::string::npos);
+    CHECK_NE(error_of([&] { p.on_gpu(gpu()); }).find("gemm forward M 8 N 16 K 32, bf16 -> bf16"),
+             std::string::npos);
     p = product({8, 16, 24}, GemmLayout::kForward, Dtype::kFp32, Dtype::kBf16);
     CHECK_NE(error_of([&] { p.on_gpu(gpu()); }).find("fp32 operands give an fp32 D"), std::string::npos);
     p = product({8, 16, 24}, GemmLayout::kForward, Dtype::kBf16, Dtype::kFp32);

@@ -1,7 +1,8 @@
 // Attention forward and backward at the trainer's shapes. Usage: bench_attention [head size]
-// FLOPs count half the square of scores (causal) and 2.5 times the forward for the backward, whatever a kernel
-// recomputes. Random data, two input sets in turn.
-// Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward ...
+// FLOPs count half the square of scores (causal) and 2.5 times the forward for the backward, whatever a
+// kernel recomputes. Random data, two input sets in turn.
+// Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward
+// ...
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -70,6 +71,53 @@ double matmul_ceiling(Ctx& ctx) {
     return 2e-6 * n * n * n / us;
 }
 
+// ||got - want|| / ||want|| of device bf16 against the host's.
+double relative_error(Ctx& ctx, const Tensor& got, const std::vector<bf16>& want) {
+    std::vector<bf16> values(want.size());
+    cuda::copy_to_host(ctx, values.data(), got.data, got.bytes());
+    cuda::synchronize(ctx);
+    double error = 0, size = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        error += std::pow(static_cast<float>(values[i]) - static_cast<float>(want[i]), 2);
+        size += std::pow(static_cast<float>(want[i]), 2);
+    }
+    return std::sqrt(error / size);
+}
+
+// Small problems against the CPU, before anything is timed.
+void check(Ctx& ctx) {
+    for (int64_t HS : {64, 128}) {
+        Memory memory(ctx);
+        const int64_t B = 2, T = 300, NH = 4, NKV = 2, N = B * T, width = (NH + 2 * NKV) * HS;
+        const float mul = 1 / std::sqrt(static_cast<float>(HS));
+        auto random = [&](int64_t elems) { return memory.random(Dtype::kBf16, elems); };
+        const Tensor qkv = random(N * width), dqkv = random(N * width), out = random(N * NH * HS),
+                     dout = random(N * NH * HS), lse = memory.random(Dtype::kFp32, N * NH),
+                     delta = memory.random(Dtype::kFp32, N * NH);
+        AttentionForwardArgs forward{.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV,
+                                     .HS = HS, .softmax_mul = mul};
+        AttentionBackwardArgs backward{.dqkv = dqkv, .delta = delta, .dout = dout, .out = out, .lse = lse,
+                                       .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
+                                       .softmax_mul = mul};
+        cuda::attention_forward(ctx, forward);
+        cuda::attention_backward(ctx, backward);
+        std::vector<bf16> h_qkv(N * width), h_dqkv(N * width), h_out(N * NH * HS), h_dout(N * NH * HS);
+        std::vector<float> h_lse(N * NH), h_delta(N * NH);
+        cuda::copy_to_host(ctx, h_qkv.data(), qkv.data, qkv.bytes());
+        cuda::copy_to_host(ctx, h_dout.data(), dout.data, dout.bytes());
+        cuda::synchronize(ctx);
+        forward.qkv.data = backward.qkv.data = h_qkv.data(), backward.dqkv.data = h_dqkv.data();
+        forward.out.data = backward.out.data = h_out.data(), backward.dout.data = h_dout.data();
+        forward.lse.data = backward.lse.data = h_lse.data(), backward.delta.data = h_delta.data();
+        cpu::attention_forward(ctx, forward);
+        cpu::attention_backward(ctx, backward);
+        const double out_error = relative_error(ctx, out, h_out);
+        const double dqkv_error = relative_error(ctx, dqkv, h_dqkv);
+        CHECK(out_error < 0.01 && dqkv_error < 0.01, "head size %lld is wrong: relative errors %g and %g",
+              (long long)HS, out_error, dqkv_error);
+    }
+}
+
 void bench(Ctx& ctx, const Shape& s, double ceiling) {
     Memory memory(ctx);
     const int64_t N = s.B * s.T, width = (s.NH + 2 * s.NKV) * s.HS;
@@ -78,7 +126,8 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
     for (int set = 0; set < 2; set++) {
         const Tensor qkv = memory.random(s.dtype, N * width), out = memory.random(s.dtype, N * s.NH * s.HS),
                      dout = memory.random(s.dtype, N * s.NH * s.HS), dqkv = memory.random(s.dtype, N * width),
-                     lse = memory.random(Dtype::kFp32, N * s.NH), delta = memory.random(Dtype::kFp32, N * s.NH);
+                     lse = memory.random(Dtype::kFp32, N * s.NH),
+                     delta = memory.random(Dtype::kFp32, N * s.NH);
         const float mul = 1 / std::sqrt(static_cast<float>(s.HS));
         forward.push_back({.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
                            .HS = s.HS, .softmax_mul = mul});
@@ -89,10 +138,10 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
     const float backward_us = median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); });
     const double mflop = 2e-6 * s.B * s.NH * s.T * s.T * s.HS;
     const double forward_rate = mflop / forward_us, backward_rate = 2.5 * mflop / backward_us;
-    std::printf("%s B %2lld heads %2lld / %2lld T %5lld d %3lld | %9.1f | %6.1f | %5.1f | %9.1f | %6.1f | %5.1f\n",
-                dtype_name(s.dtype), (long long)s.B, (long long)s.NH, (long long)s.NKV, (long long)s.T,
-                (long long)s.HS, forward_us, forward_rate, 100 * forward_rate / ceiling, backward_us,
-                backward_rate, 100 * backward_rate / ceiling);
+    std::printf("%s B %2lld heads %2lld / %2lld T %5lld d %3lld | %9.1f | %7.1f | %5.1f | %9.1f | %7.1f | "
+                "%5.1f\n", dtype_name(s.dtype), (long long)s.B, (long long)s.NH, (long long)s.NKV,
+                (long long)s.T, (long long)s.HS, forward_us, forward_rate, 100 * forward_rate / ceiling,
+                backward_us, backward_rate, 100 * backward_rate / ceiling);
 }
 
 }  // namespace
@@ -100,9 +149,10 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
 int main(int argc, char** argv) try {
     Ctx ctx;
     cuda::device_open(ctx, 0);
+    check(ctx);
     const double ceiling = matmul_ceiling(ctx);
     std::printf("%s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(), ceiling);
-    std::printf("%-37s | %9s | %6s | %5s | %9s | %6s | %5s\n", "shape", "fwd us", "TFLOP/s", "%", "bwd us",
+    std::printf("%-37s | %9s | %7s | %5s | %9s | %7s | %5s\n", "shape", "fwd us", "TFLOP/s", "%", "bwd us",
                 "TFLOP/s", "%");
     for (const Shape& s : kShapes) {
         if (argc < 2 || s.HS == std::atoi(argv[1])) bench(ctx, s, ceiling);

@@ -1,7 +1,9 @@
 // Matmuls of the trainer's shapes: the library's first answer against the searched plan.
 // Usage: bench_gemm [name part]. Random data, operands rotated beyond the L2 cache where one set would fit.
-// Prints: shape | us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | x the first answer
+// Prints: shape | us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | x the first
+// answer
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -128,12 +130,39 @@ Times time_both(Contexts& contexts, const Shape& s) {
     return {median(first), median(searched)};
 }
 
+// A small product in every layout against the CPU, before anything is timed.
+void check(Ctx& ctx) {
+    const int64_t M = 136, N = 264, K = 520;
+    for (GemmLayout layout : {kF, kD, kW}) {
+        Buffers buffers(ctx);
+        GemmArgs args{.D = buffers.random(kB, M * N), .A = buffers.random(kB, M * K),
+                      .B = buffers.random(kB, N * K), .bias = {}, .pre = {}, .M = M, .N = N, .K = K,
+                      .layout = layout};
+        std::vector<bf16> a(M * K), b(N * K), d(M * N), want(M * N);
+        cuda::copy_to_host(ctx, a.data(), args.A.data, args.A.bytes());
+        cuda::copy_to_host(ctx, b.data(), args.B.data, args.B.bytes());
+        cuda::gemm(ctx, args);
+        cuda::copy_to_host(ctx, d.data(), args.D.data, args.D.bytes());
+        cuda::synchronize(ctx);
+        args.A.data = a.data(), args.B.data = b.data(), args.D.data = want.data();
+        cpu::gemm(ctx, args);
+        double error = 0, size = 0;
+        for (int64_t i = 0; i < M * N; i++) {
+            error += std::pow(static_cast<float>(d[i]) - static_cast<float>(want[i]), 2);
+            size += std::pow(static_cast<float>(want[i]), 2);
+        }
+        CHECK(error < 1e-5 * size, "layout %d is wrong: relative error %g", static_cast<int>(layout),
+              std::sqrt(error / size));
+    }
+}
+
 double tflops(const Shape& s, float us) { return 2e-6 * s.M * s.N * s.K / us; }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
     Contexts contexts;
+    check(contexts.first);
     const double ceiling = tflops(kCeiling, time_both(contexts, kCeiling).searched_us);
     std::printf("%s, %s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(),
                 cuda::device_info(0).matmul_library.c_str(), ceiling);
@@ -142,8 +171,8 @@ int main(int argc, char** argv) try {
         if (argc > 1 && !std::strstr(s.name, argv[1])) continue;
         const Times t = time_both(contexts, s);
         const double rate = tflops(s, t.searched_us);
-        std::printf("%-28s | %9.1f | %8.1f | %5.1f | %.3f\n", s.name, t.searched_us, rate, 100 * rate / ceiling,
-                    t.first_us / t.searched_us);
+        std::printf("%-28s | %9.1f | %8.1f | %5.1f | %.3f\n", s.name, t.searched_us, rate,
+                    100 * rate / ceiling, t.first_us / t.searched_us);
     }
     return 0;
 } catch (const Error& error) {

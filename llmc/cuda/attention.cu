@@ -11,6 +11,7 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
           (long long)NKV);
     CHECK(HS > 0 && HS % 2 == 0 && HS <= 256, "%s: head size %lld, must be even and at most 256", op,
           (long long)HS);
+    CHECK(softmax_mul > 0, "%s: softmax_mul %g", op, softmax_mul);
     CHECK(T < (int64_t{1} << 31) - 256, "%s: %lld tokens in a sequence", op, (long long)T);
     return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul};
 }

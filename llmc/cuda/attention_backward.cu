@@ -1,12 +1,14 @@
-// Attention backward on the tensor cores (mma.sync, bf16), head size 64 and 128, in two kernels without atomics:
-// one owns queries and sums over keys (dq), the other owns keys and sums over queries (dk, dv). Recomputing the
-// scores twice costs 7 products in place of 5; in return every sum has one owner and a fixed order.
+// Attention backward on the tensor cores (mma.sync, bf16), head size 64 and 128, in two kernels without
+// atomics: one owns queries and sums over keys (dq), the other owns keys and sums over queries (dk, dv).
+// Recomputing the scores twice costs 7 products in place of 5; in return every sum has one owner and a fixed
+// order.
 #include "llmc/cuda/attention_mma.cuh"
 
 namespace cuda {
 namespace {
 
-// Tile shapes of the query kernel: 16 kSlabs queries a warp, kKeys keys at a time.
+// Tile shapes of the query kernel: 16 kSlabs queries a warp, kKeys keys at a time. Measured on an H200: one
+// slab and 64 keys are 20 % (HS 128) and 16 % (HS 64) slower, 8 warps 7 %, 48 or 64 keys 8 to 12 %.
 template <int HS> struct QueryTiles;
 template <> struct QueryTiles<64> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 32, kBlocks = 3;
@@ -23,7 +25,9 @@ template <int HS> struct QueryKernel : QueryTiles<HS> {
     static constexpr int kSharedBytes = 2 * kTileBytes<HS, kQueries> + 4 * kKeyBytes;   // q, dout, 2 k, 2 v
 };
 
-// Tile shapes of the key kernel: 16 kSlabs keys a warp, kQueries queries at a time.
+// Tile shapes of the key kernel: 16 kSlabs keys a warp, kQueries queries at a time. dk and dv of two slabs
+// would fill the register file at HS 128; with one, shared memory is what limits (87 % busy on an H200). HS
+// 64 with one slab and 64 queries is 12 % slower, 8 warps 18 %.
 template <int HS> struct KeyTiles;
 template <> struct KeyTiles<64> {
     static constexpr int kWarps = 4, kSlabs = 2, kQueries = 32, kBlocks = 2;
@@ -40,7 +44,7 @@ template <int HS> struct KeyKernel : KeyTiles<HS> {
     static constexpr int kStatBytes = 4 * Tiles::kQueries;
     // k, v, 2 q, 2 dout, 2 lse, 2 delta
     static constexpr int kSharedBytes = 2 * kTileBytes<HS, kKeys> + 4 * kQueryBytes + 4 * kStatBytes;
-    static_assert(Tiles::kQueries <= kThreads && kKeys % Tiles::kQueries == 0);
+    static_assert(Tiles::kQueries <= kThreads);   // a thread loads at most one row of lse and delta
 };
 
 // delta of a warp's queries: dout . out, 16 bytes a lane, to global memory and, for this warp, to `own`.
@@ -109,9 +113,9 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
     load_keys(0);
 
     __shared__ float own_delta[P::kQueries];
+    const int64_t own_out = shape.output(at.b, warp_query, at.head);
     row_products<HS>(delta + shape.stat(at.b, warp_query, at.head), own_delta + warp * P::kWarpQueries,
-                     dout + shape.output(at.b, warp_query, at.head),
-                     out + shape.output(at.b, warp_query, at.head), out_stride, P::kWarpQueries, T - warp_query);
+                     dout + own_out, out + own_out, out_stride, P::kWarpQueries, T - warp_query);
     float minus_delta[kSlabs][2], minus_lse[kSlabs][2];   // of rows 8 half + lane / 4; lse in log2 units
 #pragma unroll
     for (int m = 0; m < kSlabs; m++) {
@@ -166,18 +170,19 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
     const TilePlace to = place();
     const int out_warp = uniform(ptx::thread_index() / 32);
     const int first_out = to.tile * P::kQueries + out_warp * P::kWarpQueries;
-    store_results<HS>(dqkv + shape.query(to.b, first_out, to.head), stride, T - first_out, dq, shape.softmax_mul,
-                      memory + out_warp * kTileBytes<HS, P::kWarpQueries>);
+    store_results<HS>(dqkv + shape.query(to.b, first_out, to.head), stride, T - first_out, dq,
+                      shape.softmax_mul, memory + out_warp * kTileBytes<HS, P::kWarpQueries>);
 }
 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query
 //       head that reads this key head (p, ds as above).
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
-// Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group once per key tile (mostly L2).
+// Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group once per key tile (mostly
+// L2).
 // Requires: delta; bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 64 keys of one key head, a warp 16 of them; the queries of all heads of the group pass
-//           64 at a time, double buffered. Scores are computed transposed (rows = keys), so that they are
-//           operands of the two sums as they stand.
+// Parallel: a block owns 64 or 128 keys of one key head (KeyTiles), a warp a quarter of them; the queries of
+//           all heads of the group pass by, double buffered. Scores are computed transposed (rows = keys), so
+//           that they are operands of the two sums as they stand.
 template <int HS>
 __global__ void __launch_bounds__(KeyKernel<HS>::kThreads, KeyKernel<HS>::kBlocks)
 attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* dout, const float* lse,
@@ -204,6 +209,7 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
     const bf16* next_q = QueryCopy::source(qkv + shape.query(at.b, block_key, first_head), stride);
     const bf16* next_dout = QueryCopy::source(dout + shape.output(at.b, block_key, first_head), out_stride);
     int64_t next_row = shape.stat(at.b, block_key, first_head) + threadIdx.x % kQueries;
+    // Rows past the end are zeros in all four tiles: their weight is 1, and what it multiplies is 0.
     auto load_queries = [&](int rows_left, uint32_t stage) {
         QueryCopy::copy(queries + stage * P::kQueryBytes, next_q, stride, rows_left);
         QueryCopy::copy(douts + stage * P::kQueryBytes, next_dout, out_stride, rows_left);
@@ -220,9 +226,9 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
         next_dout += rows * out_stride + heads * HS;
         next_row += rows + heads * T;
     };
-    KeyCopy::copy(keys, KeyCopy::source(qkv + shape.key(at.b, block_key, at.head), stride), stride, T - block_key);
-    KeyCopy::copy(values, KeyCopy::source(qkv + shape.value(at.b, block_key, at.head), stride), stride,
-                  T - block_key);
+    const bf16* first_keys = KeyCopy::source(qkv + shape.key(at.b, block_key, at.head), stride);
+    KeyCopy::copy(keys, first_keys, stride, T - block_key);
+    KeyCopy::copy(values, first_keys + shape.NKV * HS, stride, T - block_key);
     load_queries(T - block_key, 0);
 
     const uint32_t own_rows = warp * kTileBytes<HS, P::kWarpKeys> + operand_by_rows<HS>(lane);
@@ -240,10 +246,11 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
             load_queries(T - block_key - t * kQueries, stage ^ 1);
         }
         if (behind <= -kQueries) continue;   // all before this warp's keys
-        const float* row_stats = reinterpret_cast<const float*>(memory + (stats - keys) + stage * 2 * P::kStatBytes)
-                                 + 2 * (lane % 4);
+        const char* stage_stats = memory + (stats - keys) + stage * 2 * P::kStatBytes;
+        const float* row_stats = reinterpret_cast<const float*>(stage_stats) + 2 * (lane % 4);
+        const uint32_t q_tile = queries + stage * P::kQueryBytes, dout_tile = douts + stage * P::kQueryBytes;
         float p[kSlabs][kQueries / 8][4] = {}, ds[kSlabs][kQueries / 8][4];
-        multiply_tiles<HS>(p, keys + own_rows, queries + stage * P::kQueryBytes + operand_by_columns<HS>(lane));
+        multiply_tiles<HS>(p, keys + own_rows, q_tile + operand_by_columns<HS>(lane));
         if (behind < P::kWarpKeys) mask_past(p, behind);
 #pragma unroll
         for (int n = 0; n < kQueries / 8; n++) {
@@ -259,15 +266,13 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
                 }
             }
         }
-        const uint32_t q_operand = queries + stage * P::kQueryBytes + operand_by_rows<HS>(lane);
-        const uint32_t dout_operand = douts + stage * P::kQueryBytes + operand_by_rows<HS>(lane);
-        multiply_tiles<HS>(ds, values + own_rows, douts + stage * P::kQueryBytes + operand_by_columns<HS>(lane));
+        multiply_tiles<HS>(ds, values + own_rows, dout_tile + operand_by_columns<HS>(lane));
 #pragma unroll
         for (int j = 0; j < kQueries / 16; j++) {
             uint32_t a[kSlabs][4];
 #pragma unroll
             for (int m = 0; m < kSlabs; m++) as_operand(a[m], p[m][2 * j], p[m][2 * j + 1]);
-            multiply_rows<HS>(dv, a, dout_operand, j);
+            multiply_rows<HS>(dv, a, dout_tile + operand_by_rows<HS>(lane), j);
         }
 #pragma unroll
         for (int j = 0; j < kQueries / 16; j++) {
@@ -278,7 +283,7 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
                 for (int i = 0; i < 8; i++) ds[m][2 * j + i / 4][i % 4] *= p[m][2 * j + i / 4][i % 4];
                 as_operand(a[m], ds[m][2 * j], ds[m][2 * j + 1]);
             }
-            multiply_rows<HS>(dk, a, q_operand, j);
+            multiply_rows<HS>(dk, a, q_tile + operand_by_rows<HS>(lane), j);
         }
     }
 
@@ -286,8 +291,8 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
     const int out_warp = uniform(ptx::thread_index() / 32);
     const int first_out = to.tile * P::kKeys + out_warp * P::kWarpKeys;
     char* own = memory + out_warp * kTileBytes<HS, P::kWarpKeys>;
-    store_results<HS>(dqkv + shape.key(to.b, first_out, to.head), stride, T - first_out, dk, shape.softmax_mul,
-                      own);
+    store_results<HS>(dqkv + shape.key(to.b, first_out, to.head), stride, T - first_out, dk,
+                      shape.softmax_mul, own);
     store_results<HS>(dqkv + shape.value(to.b, first_out, to.head), stride, T - first_out, dv, 1.0f,
                       own + kTileBytes<HS, P::kKeys>);
 }

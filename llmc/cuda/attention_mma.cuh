@@ -1,8 +1,8 @@
 // Building blocks of the tensor-core attention kernels: tiles in shared memory, operands of mma.m16n8k16 from
 // them, and the way results leave through shared memory.
 //
-// A tile is a number of rows of HS bf16. The 16-byte chunk c of row r lies at chunk c ^ (r % 8) of its row, so
-// that the 8 rows that one phase of ldmatrix reads at equal c fall into different banks.
+// A tile is a number of rows of HS bf16. The 16-byte chunk c of row r lies at chunk c ^ (r % 8) of its row,
+// so that the 8 rows that one phase of ldmatrix reads at equal c fall into different banks.
 #pragma once
 #include "llmc/cuda/attention.cuh"
 #include "llmc/cuda/ptx.cuh"
@@ -16,7 +16,8 @@ template <int HS> __device__ inline uint32_t tile_offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kTileRowBytes<HS> + ((chunk ^ (row & 7)) << 4));
 }
 
-// How `threads` threads copy `rows` rows of a tile: thread t takes chunk t % kChunks of every kRowsAtOnce-th row.
+// How `threads` threads copy `rows` rows of a tile: thread t takes chunk t % kChunks of every kRowsAtOnce-th
+// row.
 template <int HS, int rows, int threads> struct TileCopy {
     static constexpr int kChunks = HS / 8, kRowsAtOnce = threads / kChunks;
     static_assert(kRowsAtOnce % 8 == 0 && rows % kRowsAtOnce == 0);
@@ -37,13 +38,14 @@ template <int HS, int rows, int threads> struct TileCopy {
     }
 };
 
-// A value that is the same in all lanes, through a shuffle that tells the compiler so: what follows from it then
-// lives in uniform registers.
+// A value that is the same in all lanes, through a shuffle that tells the compiler so: what follows from it
+// then lives in uniform registers.
 __device__ inline int uniform(uint32_t value) { return __shfl_sync(0xffffffffu, static_cast<int>(value), 0); }
 
 // Where this lane points ldmatrix for 16 rows and 2 chunks of a tile.
-// operand_by_rows: matrices in the order (rows 0-7, chunk 0), (8-15, 0), (0-7, 1), (8-15, 1). Plain, that is an
-// A operand (rows = M, columns = K); transposed, it is two B operands side by side (rows = K, columns = N).
+// operand_by_rows: matrices in the order (rows 0-7, chunk 0), (8-15, 0), (0-7, 1), (8-15, 1). Plain, that is
+// an A operand (rows = M, columns = K); transposed, it is two B operands side by side (rows = K, columns =
+// N).
 // operand_by_columns: (0-7, 0), (0-7, 1), (8-15, 0), (8-15, 1): two B operands (rows = N, columns = K).
 template <int HS> __device__ inline uint32_t operand_by_rows(int lane) {
     return tile_offset<HS>(lane & 15, lane >> 4);
@@ -56,7 +58,7 @@ __device__ inline uint32_t right_by(uint32_t address, int pair) {
     return (address ^ static_cast<uint32_t>((pair & 3) << 5)) + static_cast<uint32_t>((pair >> 2) * 128);
 }
 
-// c(16 kSlabs, 8 kColumns) += A B^T over HS: A rows of a tile from `a` on, B rows of a tile from `b` on.
+// c(16 slabs, 8 columns) += A B^T over HS: A rows of a tile from `a` on, B rows of a tile from `b` on.
 // a: tile + operand_by_rows of the first row; b: tile + operand_by_columns.
 template <int HS, int slabs, int columns>
 __device__ inline void multiply_tiles(float (&c)[slabs][columns][4], uint32_t a, uint32_t b) {
@@ -79,7 +81,7 @@ __device__ inline void multiply_tiles(float (&c)[slabs][columns][4], uint32_t a,
     }
 }
 
-// c(16 kSlabs, HS) += a(16 kSlabs, 16) B with B rows 16 k .. 16 k + 15 of a tile.
+// c(16 slabs, HS) += a(16 slabs, 16) B with B rows 16 k .. 16 k + 15 of a tile.
 // b: tile + operand_by_rows.
 template <int HS, int slabs>
 __device__ inline void multiply_rows(float (&c)[slabs][HS / 8][4], const uint32_t (&a)[slabs][4], uint32_t b,
@@ -105,7 +107,8 @@ __device__ inline void as_operand(uint32_t (&a)[4], const float (&left)[4], cons
 }
 
 // -inf where the column (a key) comes after the row (a query). ahead: first row minus first column.
-template <int slabs, int columns> __device__ inline void mask_future(float (&s)[slabs][columns][4], int ahead) {
+template <int slabs, int columns>
+__device__ inline void mask_future(float (&s)[slabs][columns][4], int ahead) {
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
     const int last = ahead + lane / 4 - 2 * (lane % 4);   // last visible column, seen from this lane
 #pragma unroll
@@ -137,12 +140,12 @@ __device__ inline void mask_past(float (&s)[slabs][columns][4], int behind) {
     }
 }
 
-// Rows [0, rows_left) of this warp's results times mul, as bf16 to global memory, `stride` elements apart. Goes
-// through the warp's own rows of a tile that nobody else reads any more (`tile` points to the first of them), so
-// that global memory sees whole 16-byte chunks.
+// Rows [0, rows_left) of this warp's results times mul, as bf16 to global memory, `stride` elements apart.
+// Goes through the warp's own rows of a tile that nobody else reads any more (`tile` points to the first of
+// them), so that global memory sees whole 16-byte chunks.
 template <int HS, int slabs>
-__device__ inline void store_results(bf16* to, int64_t stride, int rows_left, const float (&c)[slabs][HS / 8][4],
-                                     float mul, char* tile) {
+__device__ inline void store_results(bf16* to, int64_t stride, int rows_left,
+                                     const float (&c)[slabs][HS / 8][4], float mul, char* tile) {
     constexpr int kChunks = HS / 8, kRowsAtOnce = 32 / kChunks;
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
     __syncwarp();
@@ -172,7 +175,8 @@ __device__ inline void store_results(bf16* to, int64_t stride, int rows_left, co
 struct TilePlace {
     int b, head, tile;
 };
-__device__ inline TilePlace tile_place(const AttentionShape& shape, int64_t heads, int tiles, bool last_first) {
+__device__ inline TilePlace tile_place(const AttentionShape& shape, int64_t heads, int tiles,
+                                       bool last_first) {
     const uint32_t columns = static_cast<uint32_t>(shape.B * heads), block = ptx::block_index();
     const uint32_t rest = block % columns;
     const int tile = uniform(block / columns);

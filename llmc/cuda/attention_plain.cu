@@ -21,7 +21,7 @@ struct PlainShared {
     float *own_a, *own_b;    // (HS) rows of this warp
 };
 __device__ PlainShared plain_shared(int HS, int warp) {
-    extern __shared__ float memory[];
+    extern __shared__ __align__(16) float memory[];
     PlainShared shared;
     shared.first = memory;
     shared.second = memory + kTileRows * (HS + 1);

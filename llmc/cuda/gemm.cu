@@ -233,8 +233,8 @@ struct Trial {
 };
 
 // The fastest of the heuristic's first answers by median time. Rounds go over all candidates in turn, so that
-// a drifting clock meets each alike. The first round warms up (kernels are loaded lazily), the second drops what
-// is far behind; the heuristic's own choice stays unless another is faster by more than the usual noise.
+// a drifting clock meets each alike. The first round warms up (kernels are loaded lazily), the second drops
+// what is far behind; the heuristic's own choice stays unless another is faster by more than the usual noise.
 GemmPlan search_plan(Ctx& ctx, Problem& problem, const GemmKey& key) {
     constexpr float kFarBehind = 1.2f, kNoise = 1.01f, kBudgetUs = 50000;
     std::vector<Trial> trials;
@@ -261,7 +261,7 @@ GemmPlan search_plan(Ctx& ctx, Problem& problem, const GemmKey& key) {
     for (Trial& trial : trials) trial.plan.us = trial.median();
     auto faster = [](const Trial& a, const Trial& b) { return a.plan.us < b.plan.us; };
     const Trial& fastest = *std::min_element(trials.begin(), trials.end(), faster);
-    const bool noise = trials[0].plan.us < kNoise * fastest.plan.us;   // trials[0] is the likeliest by heuristic
+    const bool noise = trials[0].plan.us < kNoise * fastest.plan.us;
     return noise ? trials[0].plan : fastest.plan;
 }
 
