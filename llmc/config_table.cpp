@@ -135,7 +135,7 @@ void add_model_sizes(Rows& rows) {
         {.name = "num-query-groups", .group = group, .value = integer(AT(shape.num_query_groups), 1, 1024),
          .help = "key and value heads, a divisor of the query heads", .derive = derive_groups,
          .on_resume = kMust},
-        {.name = "kv-channels", .group = group, .value = integer(AT(shape.kv_channels), 8, 1024),
+        {.name = "kv-channels", .group = group, .value = integer(AT(shape.kv_channels), 8, 256),
          .help = "elements per head, a multiple of 8", .derive = derive_kv_channels,
          .derived = "hidden size / heads, if one of them is set", .on_resume = kMust},
         {.name = "vocab-size", .group = group, .value = integer(AT(shape.vocab_size), 2, 1 << 24),

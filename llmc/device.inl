@@ -35,6 +35,9 @@ void event_wait(Event* event);
 bool event_reached(Event* event);
 float event_elapsed_ms(Event* begin, Event* end);  // both reached
 
+// Which attention kernel runs for a working type and head size on an open device, for the banner.
+const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size);
+
 // Named ranges for a profiler (NVTX) and its capture window. No-ops on the CPU.
 void range_push(const char* name);
 void range_pop();

@@ -92,6 +92,7 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
          strf("--ffn-hidden-size %lld must be a multiple of 8 (16-byte rows in BF16)", ll(c.ffn_hidden_size)));
     rule(c.kv_channels % 8 == 0,
          strf("--kv-channels %lld must be a multiple of 8 (16-byte rows in BF16)", ll(c.kv_channels)));
+    rule(c.kv_channels <= 256, strf("--kv-channels %lld: attention takes at most 256", ll(c.kv_channels)));
     rule(c.vocab_size >= 2, strf("vocabulary of %lld tokens: at least 2 needed", ll(c.vocab_size)));
     return errors;
 }

@@ -177,6 +177,8 @@ private:
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer", .device = info_,
                       .world = 1, .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
                       .flops_per_token = flops_per_token_});
+        notes_.push_back(std::string("attention: ")
+                         + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
         for (const std::string& name : idle_) notes_.push_back("has nothing to do here: " + name);

@@ -201,6 +201,8 @@ void check_heads(const char* op, int64_t NH, int64_t NKV, int64_t HS) {
 
 }  // namespace
 
+const char* attention_kernel(const Ctx&, Dtype, int64_t) { return "row by row on the CPU"; }
+
 void attention_forward(Ctx&, const AttentionForwardArgs& args) {
     check_heads("attention_forward", args.NH, args.NKV, args.HS);
     for_working_type("attention_forward", args.qkv.dtype, [&](auto tag) {

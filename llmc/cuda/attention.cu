@@ -16,13 +16,18 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
     return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul};
 }
 
-bool fits_mma(const Tensor& qkv, int64_t HS) { return qkv.dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
+bool fits_mma(Dtype dtype, int64_t HS) { return dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
 
 void expect_aligned(const Tensor& tensor, const char* what) {
     CHECK(vectorizable<char>(16, {tensor.data}), "%s is not 16-byte aligned", what);
 }
 
 }  // namespace
+
+const char* attention_kernel(const Ctx&, Dtype dtype, int64_t head_size) {
+    return fits_mma(dtype, head_size) ? "tensor cores (mma.sync)"
+                                      : "plain kernel on the CUDA cores: slow; BF16 and 64 or 128 channels use tensor cores";
+}
 
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     const AttentionShape shape = check_shape("attention_forward", args.B, args.T, args.NH, args.NKV, args.HS,
@@ -31,7 +36,7 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_forward: lse");
-    if (!fits_mma(args.qkv, args.HS)) return attention_forward_plain(ctx, args, shape);
+    if (!fits_mma(T, args.HS)) return attention_forward_plain(ctx, args, shape);
     expect_aligned(args.qkv, "attention_forward: qkv");
     expect_aligned(args.out, "attention_forward: out");
     attention_forward_mma(ctx, args, shape);
@@ -47,7 +52,7 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     expect(args.dout, T, args.B * args.T * args.NH * args.HS, "attention_backward: dout");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: lse");
     expect(args.delta, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: delta");
-    if (!fits_mma(args.qkv, args.HS)) return attention_backward_plain(ctx, args, shape);
+    if (!fits_mma(T, args.HS)) return attention_backward_plain(ctx, args, shape);
     expect_aligned(args.qkv, "attention_backward: qkv");
     expect_aligned(args.dqkv, "attention_backward: dqkv");
     expect_aligned(args.out, "attention_backward: out");
