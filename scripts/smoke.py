@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Train a small GPT-2 and a small Llama on this repository's own text, and prove that they learned.
+
+For each model: training with a validation loss, a checkpoint on the way, and a second run that resumes from that
+checkpoint and does the last steps again. Fails, with one line, unless the validation loss ends below the bigram entropy
+of the validation text (a predictor that sees only the byte before cannot get there) and the resumed run ends at the
+same validation loss to the last bit. Standard library only; `make smoke` builds the executables first.
+"""
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT_ENDINGS = (".cpp", ".h", ".inl", ".cu", ".cuh", ".py", ".sh", ".mk", ".md")
+MODELS = {"gpt2-tiny": "train_gpt2", "llama-tiny": "train_llama"}
+
+
+class SmokeError(Exception):
+    pass
+
+
+def repository_text():
+    """Source and documentation files, in a fixed order: tracked ones, or without git what is in the folders."""
+    git = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if git.returncode == 0 and git.stdout:
+        names = git.stdout.split("\n")
+    else:
+        names = [str(p.relative_to(ROOT)) for folder in ("llmc", "tests", "data", "dev", "scripts")
+                 for p in (ROOT / folder).rglob("*")] + ["README.md"]
+    return sorted(n for n in names if n.endswith(TEXT_ENDINGS) and (ROOT / n).is_file())
+
+
+def run(command, capture=False):
+    """Run a command in the repository's root; its output is shown or returned."""
+    try:
+        done = subprocess.run([str(c) for c in command], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE if capture else None)
+    except OSError as error:
+        raise SmokeError(f"{command[0]}: {error.strerror}; run `make` first") from None
+    if done.returncode != 0:
+        raise SmokeError(f"{Path(command[0]).name} left with exit code {done.returncode}: {' '.join(map(str, command))}")
+    return done.stdout
+
+
+def prepare_data(folder):
+    """Byte shards of the repository's text; returns the bigram entropy of the validation split in nats."""
+    run([sys.executable, "data/prepare_text.py", "--tokenizer", "bytes", "--out", folder, "--valid-fraction", "0.1",
+         "--overwrite", "--quiet", *repository_text()])
+    valid = sorted(folder.glob("valid_*.bin"))
+    if not valid:
+        raise SmokeError(f"no validation shard in {folder}")
+    text = run([sys.executable, "data/inspect_shards.py", "--bigram-entropy", *valid], capture=True)
+    print(text, end="", flush=True)
+    return float(text.split("bigram entropy ")[1].split()[0])
+
+
+def last_validation(log_file, step):
+    """Validation loss of the record of `step`, at full precision."""
+    losses = [r["loss"] for r in map(json.loads, log_file.read_text().splitlines())
+              if r["type"] == "eval" and r["step"] == step]
+    if not losses:
+        raise SmokeError(f"{log_file}: no validation loss of step {step}")
+    return losses[-1]
+
+
+def train(model, executable, data, folder, options):
+    """Train, drop the last checkpoint, resume from the one before; returns both final validation losses."""
+    steps = options.steps
+    middle = steps - max(1, steps // 10)
+    command = [
+        ROOT / executable, "--model", model, "--dtype", options.dtype,
+        "--train-data", data / "train_*.bin", "--valid-data", data / "valid_*.bin",
+        "--micro-batch-size", options.batch, "--train-iters", steps, "--lr", options.lr,
+        "--lr-warmup-iters", max(1, steps // 20), "--weight-decay", "0.01",
+        "--eval-interval", "0", "--eval-iters", options.eval_iters, "--log-interval", max(1, steps // 10),
+        "--save", folder, "--save-interval", middle, "--log-file", folder / "log.jsonl",
+        "--sample-every", steps, "--sample-tokens", "160", "--resume", "auto",
+    ]
+    print(f"\n== {model}: {steps} steps", flush=True)
+    run(command)
+    whole = last_validation(folder / "log.jsonl", steps)
+
+    newest = sorted(p for p in folder.iterdir() if p.name.startswith("step-"))[-1]
+    shutil.rmtree(newest)
+    print(f"\n== {model}: {newest.name} removed, resuming from step {middle}", flush=True)
+    run(command)
+    return whole, last_validation(folder / "log.jsonl", steps)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "smoke", help="folder to write to, emptied first")
+    parser.add_argument("--steps", type=int, default=600, help="optimizer steps of each model")
+    parser.add_argument("--batch", type=int, default=4, help="sequences a step")
+    parser.add_argument("--lr", default="3e-3", help="peak learning rate")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp32"), help="activations and weights")
+    parser.add_argument("--eval-iters", type=int, default=40, help="micro-batches of an evaluation")
+    options = parser.parse_args()
+
+    start = time.monotonic()
+    out = options.out.resolve()
+    try:
+        shutil.rmtree(out, ignore_errors=True)
+        entropy = prepare_data(out / "data")
+        results = {model: train(model, executable, out / "data", out / model, options)
+                   for model, executable in MODELS.items()}
+        print()
+        for model, (whole, resumed) in results.items():
+            print(f"{model}: validation loss {whole:.4f}, bigram entropy {entropy:.4f} nats")
+            if not whole < entropy:
+                raise SmokeError(f"{model}: validation loss {whole:.4f} is not below the bigram entropy {entropy:.4f}")
+            if whole != resumed:
+                raise SmokeError(f"{model}: validation loss {whole!r}, but {resumed!r} after a resume")
+    except SmokeError as error:
+        print(f"smoke: FAILED: {error}", file=sys.stderr)
+        return 1
+    print(f"smoke: passed in {time.monotonic() - start:.0f} s; both models learned, and resumed to equal bits")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
