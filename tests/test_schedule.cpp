@@ -105,6 +105,9 @@ TEST_CASE("schedule: the batch grows in equal shares of the ramp-up samples") {
     CHECK(batch_size_at(c, 34) == 16);
     CHECK(batch_size_at(c, 66) == 16);
     CHECK(batch_size_at(c, 67) == 24);
+    CHECK(batch_size_at(c, 99) == 24);
+    CHECK(batch_size_at(c, 100) == 32);
+    CHECK(batch_size_at(c, 134) == 32);   // one more share must not be added
     c.rampup_samples = int64_t{1} << 62;   // samples x increments does not fit 64 bits
     CHECK(batch_size_at(c, (int64_t{1} << 62) - 1) == 24);
     CHECK(batch_size_at(c, int64_t{1} << 61) == 16);
