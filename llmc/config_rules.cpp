@@ -65,6 +65,8 @@ void run_rules(const Config& c, Rules& rules) {
         rules.require(c.train_iters > 0 || c.epochs > 0,
                       "--train-iters or --epochs is missing: how long to train? (--dry-run works without)");
     }
+    rules.require(c.dtype == Dtype::kBf16 || c.grad_dtype != Dtype::kBf16,
+                  "--grad-dtype bf16 needs --dtype bf16: no matmul takes FP32 operands to BF16 gradients");
     rules.require(c.resume != "auto" || !c.save.empty(),
                   "--resume auto looks under --save, which is missing");
     rules.require(c.profile_first <= c.profile_last,

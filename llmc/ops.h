@@ -55,7 +55,7 @@ struct EmbeddingBackwardArgs {
     Tensor dwte;                  // (Vp, C) grad, +=
     Tensor dwpe;                  // (>= T, C) grad, +=, optional
     Tensor dout;                  // (N, C) T
-    const int32_t* tokens;        // (N); ids outside [0, V) contribute nothing
+    const int32_t* tokens;        // (N); ids outside [0, V) contribute nothing to dwte
     const int32_t* token_order;   // (N) row numbers sorted by token, ties by row number
     int64_t N, T, C, V;
 };

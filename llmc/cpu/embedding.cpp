@@ -41,7 +41,6 @@ void sum_rows(std::vector<Acc<T>>& sum, const T* dout, int64_t C, int64_t count,
 template <typename T> void backward(const EmbeddingBackwardArgs& args) {
     const int64_t C = args.C, batches = (args.N + args.T - 1) / args.T;
     const T* dout = args.dout.as<T>();
-    auto in_vocabulary = [&](int64_t n) { return args.tokens[n] >= 0 && args.tokens[n] < args.V; };
     // Runs of one token within token_order; run i ends where run i + 1 begins.
     std::vector<int64_t> begins;
     for (int64_t i = 0; i < args.N; i++) {
@@ -57,16 +56,17 @@ template <typename T> void backward(const EmbeddingBackwardArgs& args) {
 #pragma omp for schedule(dynamic, 16)
         for (int64_t run = 0; run < runs; run++) {
             const int32_t* rows = args.token_order + begins[run];
-            if (!in_vocabulary(rows[0])) continue;
+            const int32_t token = args.tokens[rows[0]];
+            if (token < 0 || token >= args.V) continue;
             sum_rows(sum, dout, C, begins[run + 1] - begins[run], [&](int64_t i) { return rows[i]; });
-            add_to_grad(args.dwte, args.tokens[rows[0]] * C, sum.data(), C);
+            add_to_grad(args.dwte, token * C, sum.data(), C);
         }
         if (args.dwpe) {
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < std::min(args.T, args.N); t++) {
                 sum_rows(sum, dout, C, batches, [&](int64_t b) {
                     int64_t n = b * args.T + t;
-                    return n < args.N && in_vocabulary(n) ? n : -1;
+                    return n < args.N ? n : -1;
                 });
                 add_to_grad(args.dwpe, t * C, sum.data(), C);
             }
