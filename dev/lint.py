@@ -23,7 +23,8 @@ GROUPS = {
     "foundation": "check dtype rng version",
     "base": "model_config config config_help config_rules config_table config_value schedule "
             "shards dataloader params safetensors file_util",
-    "device": "device device_cpu device_cuda ops adam_math arena gemm_plan",
+    "device": "device device_cpu ops adam_math arena gemm_plan",
+    "cuda": "device_cuda",
     "model": "linear decoder fp8_recipe tensor",
     "state": "comm comm_single comm_mpi comm_nccl zero optimizer checkpoint checkpoint_dir "
              "hf_config hf_tensors log peak_flops",
@@ -153,9 +154,9 @@ def kernel_headers(path, text):
     for m in re.finditer(r"__global__[^;{]*\{", code):
         line = line_of(code, m.start())
         above = line - 2
-        # Template and launch-bound lines may stand between the comment and the function.
-        while above >= 0 and re.match(r"\s*(template\b|__launch_bounds__|typename\b|.*>\s*$)", lines[above]) \
-                and not lines[above].lstrip().startswith("//"):
+        # Constants, template and launch-bound lines may stand between the comment and the function.
+        between = r"\s*(constexpr\b|template\b|__launch_bounds__|typename\b|.*>\s*$)"
+        while above >= 0 and re.match(between, lines[above]) and not lines[above].lstrip().startswith("//"):
             above -= 1
         comment = []
         while above >= 0 and lines[above].lstrip().startswith("//"):
@@ -212,7 +213,7 @@ def namespaces(path, text):
         return []
     code = strip_comments(text)
     return matches(r"\busing\s+namespace\s+std\b", code, "%(found)s") + \
-        matches(r"(?m)^\s*extern\s+(?!\"\"|const\b|template\b)[^(\n]*;", code, "mutable global: %(found)s")
+        matches(r"(?m)^\s*extern\s+(?!\"\"|const\b|template\b|__shared__)[^(\n]*;", code, "mutable global: %(found)s")
 
 
 def fast_math(path, text):

@@ -42,7 +42,7 @@ def run(command, capture=False):
     except OSError as error:
         raise SmokeError(f"{command[0]}: {error.strerror}; run `make` first") from None
     if done.returncode != 0:
-        raise SmokeError(f"{Path(command[0]).name} left with exit code {done.returncode}: {' '.join(map(str, command))}")
+        raise SmokeError(f"exit code {done.returncode} of {' '.join(map(str, command))}")
     return done.stdout
 
 
