@@ -12,7 +12,9 @@ HfClass hf_class(const ModelConfig& c) {
     bool llama_like = c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
                       && c.activation == Activation::kSwiglu && !c.linear_bias;
     if (!llama_like) return HfClass::kOwn;
-    return c.qk_norm ? HfClass::kQwen3 : HfClass::kLlama;
+    if (c.qk_norm) return HfClass::kQwen3;
+    // LlamaConfig refuses a hidden size that its heads do not divide, whatever head_dim says.
+    return c.hidden_size % c.num_attention_heads == 0 ? HfClass::kLlama : HfClass::kOwn;
 }
 
 int ParamTable::find(const std::string& name) const {
