@@ -1,13 +1,49 @@
 // The optimizer step on a run of elements of one parameter.
 #include "llmc/adam_math.h"
 #include "llmc/cuda/common.cuh"
-#include "llmc/rng.h"
 
 namespace cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 4;
+constexpr int kThreads = 128;
+constexpr int kBlocksPerSm = 7;   // 72 registers a thread
+
+// The key schedule of philox (rng.h), computed on the host: as kernel parameters the round keys cost nothing,
+// while adding them up per element makes the kernel slower than the memory.
+struct PhiloxKeys {
+    uint32_t low[10], high[10];
+};
+PhiloxKeys philox_keys(uint64_t key) {
+    PhiloxKeys keys;
+    for (uint32_t round = 0; round < 10; round++) {
+        keys.low[round] = static_cast<uint32_t>(key) + round * 0x9E3779B9u;
+        keys.high[round] = static_cast<uint32_t>(key >> 32) + round * 0xBB67AE85u;
+    }
+    return keys;
+}
+// The first two words of philox(key, counter, counter_high).
+__device__ inline uint2 philox_pair(const PhiloxKeys& keys, uint64_t counter, uint64_t counter_high) {
+    uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
+    uint32_t c2 = static_cast<uint32_t>(counter_high), c3 = static_cast<uint32_t>(counter_high >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = uint64_t{0xD2511F53u} * c0, p1 = uint64_t{0xCD9E8D57u} * c2;
+        c0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ keys.low[round];
+        c2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ keys.high[round];
+        c1 = static_cast<uint32_t>(p1);
+        c3 = static_cast<uint32_t>(p0);
+    }
+    return make_uint2(c0, c1);
+}
+
+// stochastic_round_bf16 of rng.h as a float that bf16 holds. Without a branch: with one, the compiler moves
+// the random numbers into it, once for m and again for v.
+__device__ inline float stochastic_round(float value, uint32_t random) {
+    const uint32_t bits = __float_as_uint(value);
+    const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
+    const float up = __uint_as_float((bits + (random & 0xffffu)) & 0xffff0000u);
+    return finite ? up : value;
+}
 
 // Math: adam_update of adam_math.h; moments in bf16 are rounded stochastically.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
@@ -18,8 +54,8 @@ constexpr int kBlocksPerSm = 4;
 template <typename T, typename Moment, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
-                 float beta1, float beta2, float eps, float weight_decay, uint64_t rng_key,
-                 int64_t element_offset, int64_t elems) {
+                 float beta1, float beta2, float eps, float weight_decay,
+                 const __grid_constant__ PhiloxKeys keys, int64_t element_offset, int64_t elems) {
     if (state->skip) return;
     __shared__ AdamConstants<float> constants;
     const int64_t step = state->adam_step;
@@ -31,11 +67,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     auto update = [&](int64_t i, float g, float& m_value, float& v_value, float& master_value) {
         adam_update(c, g, m_value, v_value, master_value);
         if constexpr (std::is_same_v<Moment, bf16>) {
-            const Philox4 random = philox(rng_key, static_cast<uint64_t>(element_offset + i),
-                                          static_cast<uint64_t>(step));
-            // Exact when stored: the value is one that bf16 holds.
-            m_value = to_float(stochastic_round_bf16(m_value, random.word[0]));
-            v_value = to_float(stochastic_round_bf16(v_value, random.word[1]));
+            const uint2 random = philox_pair(keys, static_cast<uint64_t>(element_offset + i),
+                                             static_cast<uint64_t>(step));
+            m_value = stochastic_round(m_value, random.x);
+            v_value = stochastic_round(v_value, random.y);
         }
     };
     const int64_t groups = elems / kWidth;
@@ -69,10 +104,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx, const AdamWArgs& args) {
     const int64_t elems = args.param.elems;
     constexpr int kWidth = 4;
-    auto aligned = [](const Tensor& t) {
-        const auto bytes = static_cast<uintptr_t>(kWidth * dtype_bytes(t.dtype));
-        return reinterpret_cast<uintptr_t>(t.data) % bytes == 0;
-    };
     auto launch = [&](auto width) {
         const int64_t groups = std::max<int64_t>(elems / decltype(width)::value, 1);
         const int64_t blocks = std::min(ceil_div(groups, kThreads), int64_t{kBlocksPerSm} * ctx.sm_count);
@@ -80,15 +111,15 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
             <<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
                 args.param.as<T>(), args.master.as<float>(), args.m.as<Moment>(), args.v.as<Moment>(),
                 args.grad.as<Grad>(), args.state, args.beta1, args.beta2, args.eps, args.weight_decay,
-                args.rng_key, args.element_offset, elems);
+                philox_keys(args.rng_key), args.element_offset, elems);
         CHECK_LAUNCH("adamw_kernel");
     };
-    if (aligned(args.param) && aligned(args.master) && aligned(args.m) && aligned(args.v) &&
-        aligned(args.grad)) {
-        launch(std::integral_constant<int, kWidth>{});
-    } else {
-        launch(std::integral_constant<int, 1>{});
+    bool vector = true;
+    for (const Tensor* t : {&args.param, &args.master, &args.m, &args.v, &args.grad}) {
+        vector = vector && aligned(*t, kWidth);
     }
+    if (vector) launch(std::integral_constant<int, kWidth>{});
+    else launch(std::integral_constant<int, 1>{});
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // Cross entropy fused with its gradient, in place over the logits.
 //
 // A row of Llama-3 logits (128256 in bf16) is 250 KB, more than one multiprocessor's shared memory. One read
-// and one write of the logits therefore take a cluster of blocks (2 for that row): each keeps its part of the
-// row in registers, while its part of the next row is already on its way into shared memory.
+// and one write of the logits therefore take a cluster of blocks (4 for that row): each keeps its part of the
+// row in registers, while its part of the next row is already on its way into shared memory. Two blocks of
+// different clusters share a multiprocessor: one computes while the other waits for the rest of its cluster.
 #include <cuda_pipeline_primitives.h>
 
 #include "llmc/cuda/common.cuh"
@@ -14,37 +15,51 @@ namespace {
 constexpr int kLanes = 32;
 constexpr int kManyThreads = 512;    // of a block that has a large part of a row
 constexpr int kFewThreads = 128;     // of one that has a small part, so that several fit a multiprocessor
-constexpr int kSlots = 16;           // vectors of a row that a thread holds
+constexpr int kSlots = 8;            // vectors of a row that a thread holds
+constexpr int kSmThreads = 1024;     // threads of all blocks of a multiprocessor: 64 registers each
 constexpr int kMaxCluster = 8;       // the portable limit
-constexpr float kLog2E = 1.4426950408889634f;
 
-// The largest logit and the sum of exp(logit - largest).
+// Part of a softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with a whole number as base
+// (bf16): one multiply-add and one fast exponential an element, and changing the base is exact.
 struct Extent {
-    float largest, sum;
+    float base, sum;
 };
+template <typename T> struct Softmax {
+    static constexpr bool kBase2 = std::is_same_v<T, bf16>;
+    static constexpr float kLog2E = 1.4426950408889634f;
+    static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;   // 15 bits: exact products
 
-// e^x. bf16 results forgive the fast one (relative error near 2^-22 + |x| 2^-24).
-template <typename T> __device__ inline float exponential(float x) {
-    if constexpr (std::is_same_v<T, bf16>) return exp2_approx(x * kLog2E);
-    else return expf(x);
-}
-
-// Extents of disjoint parts joined. An empty part has largest = -infinity and sum 0, and changes nothing.
-__device__ inline Extent join(Extent a, Extent b) {
-    const float largest = fmaxf(a.largest, b.largest);
-    if (largest == -INFINITY) return {largest, a.sum + b.sum};
-    return {largest, a.sum * expf(a.largest - largest) + b.sum * expf(b.largest - largest)};
-}
-__device__ inline Extent join_lanes(Extent e) {
-#pragma unroll
-    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-        // The lower lane's part first on both sides: every lane ends with the same bits.
-        const Extent other = {__shfl_xor_sync(0xffffffffu, e.largest, offset),
-                              __shfl_xor_sync(0xffffffffu, e.sum, offset)};
-        e = threadIdx.x & offset ? join(other, e) : join(e, other);
+    // Of the largest logit; finite for -infinity, so that what is empty needs no special case.
+    static __device__ float base_of(float largest) {
+        return fmaxf(kBase2 ? ceilf(largest * kLog2E) : largest, -1e30f);
     }
-    return e;
-}
+    static __device__ float term(float x, float base) {
+        if constexpr (kBase2) return exp2_approx(fmaf(x, kLog2E, -base));
+        else return expf(x - base);
+    }
+    static __device__ float rebase(const Extent& e, float base) {
+        return e.sum * (kBase2 ? exp2_approx(e.base - base) : expf(e.base - base));
+    }
+    // -log of the probability of a logit.
+    static __device__ float loss(const Extent& e, float logit) {
+        const float gap = kBase2 ? fmaf(e.base, kLn2Low, fmaf(e.base, kLn2High, -logit)) : e.base - logit;
+        return gap + logf(e.sum);
+    }
+    // Joins disjoint parts, one a lane; every lane gets the same bits.
+    static __device__ Extent join_lanes(const Extent& e) {
+        const float base = warp_max(e.base);
+        return {base, warp_sum(rebase(e, base))};
+    }
+    // The same for `count` parts in shared memory, by every warp.
+    static __device__ Extent join_all(const Extent* parts, int count) {
+        Extent own = {-1e30f, 0.0f};
+        for (int i = threadIdx.x % kLanes; i < count; i += kLanes) {
+            const float base = fmaxf(own.base, parts[i].base);
+            own = {base, rebase(own, base) + rebase(parts[i], base)};
+        }
+        return join_lanes(own);
+    }
+};
 
 // The largest element of a vector; NaN is passed over (the sum finds it).
 template <typename T> __device__ inline float largest_of(const uint4& raw) {
@@ -102,23 +117,27 @@ template <typename V> __device__ inline V* in_block(V* shared, int rank) {
 // kThreads-th of those. A thread copies its vectors of the next row into its own slots of shared memory as
 // soon as it has taken over those of this row; the blocks of a cluster meet once a row.
 template <typename T, int kThreads, int kCluster, bool kWrite>
-__global__ void __launch_bounds__(kThreads, kManyThreads / kThreads)
+__global__ void __launch_bounds__(kThreads, kSmThreads / kThreads)
     classifier_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int64_t N, int V,
                       int Vp, int part_vectors) {
-    extern __shared__ uint4 ring[];                // (kSlots, kThreads)
+    extern __shared__ uint4 ring[];                    // (kSlots, kThreads)
     constexpr int kWidth = kVec<T>, kWarps = kThreads / kLanes;
     __shared__ Extent extents[2][kCluster * kWarps];   // [row parity][warp of the cluster]
+    using S = Softmax<T>;
     const int thread = threadIdx.x, warp = thread / kLanes, lane = thread % kLanes;
     const int part = static_cast<int>(blockIdx.x) % kCluster;
-    const int64_t clusters = gridDim.x / kCluster;
+    const int part_end = min((part + 1) * part_vectors, Vp / kWidth);
     const int begin = part * part_vectors + thread;    // vectors of this thread: begin, begin + kThreads, ...
-    const int count = min((part + 1) * part_vectors, Vp / kWidth) - begin;
+    const int count = part_end - begin;
+    // The same for all threads of the block: slots that some thread uses, and whether padding lies in them.
+    const int used_slots = (part_end - part * part_vectors + kThreads - 1) / kThreads;
+    const bool has_padding = part_end * kWidth > V;
     const float dloss_mul = state->dloss_mul;
     uint4* const slots = ring + thread;
 
+    const int64_t clusters = gridDim.x / kCluster, row_step = clusters * Vp;
     int64_t row = blockIdx.x / kCluster;
     T* at = logits + row * Vp + begin * kWidth;
-    const int64_t row_step = clusters * Vp;
     auto prefetch = [&](int64_t row, const T* at, int slot) {
         if (row < N && slot * kThreads < count) {
             __pipeline_memcpy_async(slots + slot * kThreads, at + slot * kThreads * kWidth, 16);
@@ -126,11 +145,17 @@ __global__ void __launch_bounds__(kThreads, kManyThreads / kThreads)
         __pipeline_commit();
     };
 #pragma unroll
-    for (int slot = 0; slot < kSlots; slot++) prefetch(row, at, slot);
+    for (int slot = 0; slot < kSlots; slot++) {
+        // Slots past the end of the row hold -infinity for good.
+        if (slot * kThreads >= count) slots[slot * kThreads] = mask_tail<T>(uint4{}, 0);
+        prefetch(row, at, slot);
+    }
+    int next_target = row < N ? targets[row] : kIgnoreIndex;
     if constexpr (kCluster > 1) meet_cluster();  // the others exist before anything is written to them
 
     for (int parity = 0; row < N; row += clusters, at += row_step, parity ^= 1) {
-        const int target = targets[row];
+        const int target = next_target;
+        next_target = row + clusters < N ? targets[row + clusters] : kIgnoreIndex;
         const bool is_counted = counted(target, V);
         const int target_vector = target / kWidth - begin;
         const bool owns_target = is_counted && target_vector >= 0 && target_vector < count &&
@@ -138,28 +163,27 @@ __global__ void __launch_bounds__(kThreads, kManyThreads / kThreads)
         // No other thread writes this element.
         const float target_logit = owns_target ? to_float(logits[row * Vp + target]) : 0.0f;
         uint4 raw[kSlots];
-        Extent extent = {-INFINITY, 0.0f};
+        float largest = -INFINITY;
 #pragma unroll
         for (int slot = 0; slot < kSlots; slot++) {
             __pipeline_wait_prior(kSlots - 1);
-            if (slot * kThreads < count) {
+            if (slot < used_slots) {
                 raw[slot] = slots[slot * kThreads];
-                const int before_padding = V - (begin + slot * kThreads) * kWidth;
-                if (before_padding < kWidth) raw[slot] = mask_tail<T>(raw[slot], before_padding);
-                extent.largest = fmaxf(extent.largest, largest_of<T>(raw[slot]));
+                if (has_padding) raw[slot] = mask_tail<T>(raw[slot], V - (begin + slot * kThreads) * kWidth);
+                largest = fmaxf(largest, largest_of<T>(raw[slot]));
             }
             prefetch(row + clusters, at + row_step, slot);
         }
-        const float base = extent.largest == -INFINITY ? 0.0f : extent.largest;
+        Extent extent = {S::base_of(largest), 0.0f};
 #pragma unroll
         for (int slot = 0; slot < kSlots; slot++) {
-            if (slot * kThreads >= count) continue;
+            if (slot >= used_slots) continue;
             float value[kWidth];
             unpack<T>(raw[slot], value);
 #pragma unroll
-            for (int i = 0; i < kWidth; i++) extent.sum += exponential<T>(value[i] - base);
+            for (int i = 0; i < kWidth; i++) extent.sum += S::term(value[i], extent.base);
         }
-        extent = join_lanes(extent);
+        extent = S::join_lanes(extent);
         if constexpr (kCluster == 1) {
             if (lane == 0) extents[parity][warp] = extent;
             __syncthreads();
@@ -167,11 +191,9 @@ __global__ void __launch_bounds__(kThreads, kManyThreads / kThreads)
             if (lane < kCluster) *in_block(&extents[parity][part * kWarps + warp], lane) = extent;
             meet_cluster();
         }
-        extent = {-INFINITY, 0.0f};
-        for (int w = lane; w < kCluster * kWarps; w += kLanes) extent = join(extent, extents[parity][w]);
-        extent = join_lanes(extent);
+        extent = S::join_all(extents[parity], kCluster * kWarps);
 
-        if (owns_target) losses[row] = extent.largest - target_logit + logf(extent.sum);
+        if (owns_target) losses[row] = S::loss(extent, target_logit);
         if (!is_counted && part == 0 && thread == 0) {
             losses[row] = 0.0f;
             note_bad_target(target, V, state);
@@ -180,21 +202,19 @@ __global__ void __launch_bounds__(kThreads, kManyThreads / kThreads)
         const float row_mul = dloss_mul / extent.sum;
 #pragma unroll
         for (int slot = 0; slot < kSlots; slot++) {
-            if (slot * kThreads >= count) continue;
+            if (slot >= used_slots) continue;
             uint4 result = {};
             if (is_counted) {
                 float value[kWidth];
                 unpack<T>(raw[slot], value);
 #pragma unroll
-                for (int i = 0; i < kWidth; i++) {
-                    value[i] = exponential<T>(value[i] - extent.largest) * row_mul;
-                }
+                for (int i = 0; i < kWidth; i++) value[i] = S::term(value[i], extent.base) * row_mul;
                 result = pack<T>(value);
             }
-            store_vec(at + slot * kThreads * kWidth, result);
+            if (slot * kThreads < count) store_vec(at + slot * kThreads * kWidth, result);
         }
         if (owns_target) {
-            const float p = exponential<T>(target_logit - extent.largest) / extent.sum;
+            const float p = S::term(target_logit, extent.base) / extent.sum;
             logits[row * Vp + target] = from_float<T>((p - 1.0f) * dloss_mul);
         }
     }
@@ -221,24 +241,21 @@ __global__ void __launch_bounds__(kManyThreads)
         for (int64_t i = threadIdx.x; kWrite && i < Vp; i += kThreads) row[i] = from_float<T>(0.0f);
         return;
     }
+    using S = Softmax<T>;
     const float target_logit = to_float(row[target]);
-    Extent extent = {-INFINITY, 0.0f};
-    for (int64_t i = threadIdx.x; i < V; i += kThreads) {
-        extent.largest = fmaxf(extent.largest, to_float(row[i]));
-    }
-    const float base = extent.largest == -INFINITY ? 0.0f : extent.largest;
-    for (int64_t i = threadIdx.x; i < V; i += kThreads) extent.sum += exponential<T>(to_float(row[i]) - base);
-    extent = join_lanes(extent);
+    float largest = -INFINITY;
+    for (int64_t i = threadIdx.x; i < V; i += kThreads) largest = fmaxf(largest, to_float(row[i]));
+    Extent extent = {S::base_of(largest), 0.0f};
+    for (int64_t i = threadIdx.x; i < V; i += kThreads) extent.sum += S::term(to_float(row[i]), extent.base);
+    extent = S::join_lanes(extent);
     if (threadIdx.x % kLanes == 0) extents[threadIdx.x / kLanes] = extent;
     __syncthreads();
-    const int lane = threadIdx.x % kLanes;
-    extent = lane < kThreads / kLanes ? extents[lane] : Extent{-INFINITY, 0.0f};
-    extent = join_lanes(extent);
-    if (threadIdx.x == 0) losses[blockIdx.x] = extent.largest - target_logit + logf(extent.sum);
+    extent = S::join_all(extents, kThreads / kLanes);
+    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(extent, target_logit);
     if constexpr (kWrite) {
         const float dloss_mul = state->dloss_mul, inverse = 1.0f / extent.sum;
         for (int64_t i = threadIdx.x; i < Vp; i += kThreads) {
-            float p = i < V ? exponential<T>(to_float(row[i]) - extent.largest) * inverse : 0.0f;
+            float p = i < V ? S::term(to_float(row[i]), extent.base) * inverse : 0.0f;
             if (i == target) p -= 1.0f;
             row[i] = from_float<T>(p * dloss_mul);
         }

@@ -78,6 +78,12 @@ template <typename T> bool vectorizable(int64_t columns, std::initializer_list<c
     return columns % static_cast<int64_t>(16 / sizeof(T)) == 0;
 }
 
+// Whether a tensor (or an absent one) begins at a multiple of `elems` of its elements.
+inline bool aligned(const Tensor& tensor, int64_t elems) {
+    const auto bytes = static_cast<uintptr_t>(elems * dtype_bytes(tensor.dtype));
+    return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0;
+}
+
 // Calls f(width) with the number of elements a thread takes at a time, as a compile-time constant: 16 bytes
 // of T, or 1 on the scalar path.
 template <typename T, typename F> void with_width(bool vector, F&& f) {
@@ -191,6 +197,24 @@ template <typename T, int count> __device__ inline void store_floats(T* p, const
         }
     }
 }
+
+// kWidth elements (16 bytes of T, 8 bytes of bf16, or 1) as they lie in memory: what a thread holds of many
+// loads that are on their way.
+template <typename T, int kWidth> struct Packed {
+    using Raw = std::conditional_t<kWidth == 1, T, std::conditional_t<sizeof(T) * kWidth == 8, uint2, uint4>>;
+    Raw raw;
+    __device__ void load(const T* p) { raw = *reinterpret_cast<const Raw*>(p); }
+    __device__ void unpack_to(float (&value)[kWidth]) const {
+        if constexpr (kWidth == 1) {
+            value[0] = to_float(raw);
+        } else if constexpr (sizeof(T) * kWidth == 8) {
+            value[0] = bf16x2_low(raw.x), value[1] = bf16x2_high(raw.x);
+            value[2] = bf16x2_low(raw.y), value[3] = bf16x2_high(raw.y);
+        } else {
+            unpack<T>(raw, value);
+        }
+    }
+};
 
 // ---- device: reductions. Butterflies: every lane ends with the same bits.
 

@@ -7,6 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kVecsPerThread = 2;
+constexpr int kCastWidth = 4;   // 16 bytes of fp32, 8 of bf16: a warp's accesses are contiguous in both
+constexpr int kCastsPerThread = 4;
 
 // Math: out[i] = mean + std * rng_normal(key, offset + i), one fma.
 // Source: Box-Muller over Philox, rng.h.
@@ -46,19 +48,19 @@ __global__ void __launch_bounds__(kThreads) fill_constant_kernel(T* out, float v
 // Source: IEEE 754.
 // Traffic: in read, out written, once.
 // Requires: kWidth > 1 needs aligned tensors; the odd elements at the end go one by one.
-// Parallel: a thread owns 2 groups of kWidth elements, a block's width apart.
+// Parallel: a thread owns 4 groups of kWidth elements, a block's width apart.
 template <typename To, typename From, int kWidth>
 __global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const From* in, int64_t elems) {
     const int64_t vectors = elems / kWidth;
-    const int64_t first = int64_t{blockIdx.x} * kThreads * kVecsPerThread + threadIdx.x;
-    float value[kVecsPerThread][kWidth];
+    const int64_t first = int64_t{blockIdx.x} * kThreads * kCastsPerThread + threadIdx.x;
+    float value[kCastsPerThread][kWidth];
 #pragma unroll
-    for (int k = 0; k < kVecsPerThread; k++) {
+    for (int k = 0; k < kCastsPerThread; k++) {
         const int64_t v = first + k * kThreads;
         if (v < vectors) load_floats<From, kWidth>(in + v * kWidth, value[k]);
     }
 #pragma unroll
-    for (int k = 0; k < kVecsPerThread; k++) {
+    for (int k = 0; k < kCastsPerThread; k++) {
         const int64_t v = first + k * kThreads;
         if (v < vectors) store_floats<To, kWidth>(out + v * kWidth, value[k]);
     }
@@ -66,8 +68,8 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const From* in,
     if (blockIdx.x == 0 && rest < elems) out[rest] = from_float<To>(to_float(in[rest]));
 }
 
-unsigned flat_blocks(int64_t elems, int width) {
-    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), kThreads * kVecsPerThread));
+unsigned flat_blocks(int64_t elems, int width, int per_thread) {
+    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), kThreads * per_thread));
 }
 
 }  // namespace
@@ -92,7 +94,8 @@ void fill_constant(Ctx& ctx, const FillConstantArgs& args) {
         with_width<T>(vectorizable<T>(0, {out}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
             fill_constant_kernel<T, kWidth>
-                <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(out, args.value, elems);
+                <<<flat_blocks(elems, kWidth, kVecsPerThread), kThreads, 0, stream_of(ctx)>>>(out, args.value,
+                                                                                              elems);
             CHECK_LAUNCH("fill_constant_kernel");
         });
     });
@@ -113,14 +116,15 @@ void cast(Ctx& ctx, const CastArgs& args) {
             using From = decltype(from_type);
             To* out = args.out.as<To>();
             const From* in = args.in.as<From>();
-            // 8 elements: 16 bytes of bf16 and twice 16 bytes of fp32.
             auto launch = [&](auto width) {
                 constexpr int kWidth = decltype(width)::value;
                 cast_kernel<To, From, kWidth>
-                    <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(out, in, elems);
+                    <<<flat_blocks(elems, kWidth, kCastsPerThread), kThreads, 0, stream_of(ctx)>>>(out, in,
+                                                                                                   elems);
                 CHECK_LAUNCH("cast_kernel");
             };
-            with_width<bf16>(vectorizable<bf16>(0, {out, in}), launch);
+            if (vectorizable<bf16>(0, {out, in})) launch(std::integral_constant<int, kCastWidth>{});
+            else launch(std::integral_constant<int, 1>{});
         });
     });
 }

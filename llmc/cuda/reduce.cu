@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(1024)
     const int64_t column = first_column + threadIdx.x;
     float sum = 0.0f;
     if (column < C) {
-#pragma unroll 4
+#pragma unroll 16
         for (int64_t row = threadIdx.y; row < rows; row += kLanes) sum += partial[row * C + column];
     }
     sums[threadIdx.y][threadIdx.x] = sum;

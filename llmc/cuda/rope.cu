@@ -23,14 +23,14 @@ __global__ void __launch_bounds__(kThreads)
     const int groups = (heads + kHeads - 1) / kHeads;     // the heads of a thread are `groups` apart
     for (int u = threadIdx.x; u < groups * lanes; u += blockDim.x) {
         const int i = u % lanes * kWidth, first_head = u / lanes;
-        T* at[kHeads];
-        float x[kHeads][kWidth], y[kHeads][kWidth];
+        T* at = qkv + n * row_elems + int64_t{first_head} * HS + i;
+        const int apart = groups * HS;
+        Packed<T, kWidth> x[kHeads], y[kHeads];
 #pragma unroll
         for (int k = 0; k < kHeads; k++) {
-            const int h = first_head + k * groups;
-            at[k] = qkv + n * row_elems + int64_t{h} * HS + i;
-            if (h < heads) load_floats<T, kWidth>(at[k], x[k]);
-            if (h < heads) load_floats<T, kWidth>(at[k] + half, y[k]);
+            if (first_head + k * groups >= heads) continue;
+            x[k].load(at + k * apart);
+            y[k].load(at + k * apart + half);
         }
         float cosine[kWidth], sine[kWidth];
         const float* table = cos_sin + (n % period * half + i) * 2;
@@ -50,14 +50,17 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int k = 0; k < kHeads; k++) {
             if (first_head + k * groups >= heads) continue;
+            float a[kWidth], b[kWidth];
+            x[k].unpack_to(a);
+            y[k].unpack_to(b);
 #pragma unroll
             for (int j = 0; j < kWidth; j++) {
-                const float a = x[k][j], b = y[k][j];
-                x[k][j] = a * cosine[j] - b * sine[j];
-                y[k][j] = b * cosine[j] + a * sine[j];
+                const float x_value = a[j];
+                a[j] = x_value * cosine[j] - b[j] * sine[j];
+                b[j] = b[j] * cosine[j] + x_value * sine[j];
             }
-            store_floats<T, kWidth>(at[k], x[k]);
-            store_floats<T, kWidth>(at[k] + half, y[k]);
+            store_floats<T, kWidth>(at + k * apart, a);
+            store_floats<T, kWidth>(at + k * apart + half, b);
         }
     }
 }
