@@ -11,7 +11,8 @@ constexpr int kForwardRows = 4;          // rows that a thread of the forward ha
 constexpr int kLongRun = kLanes;         // rows of one token that are worth a block
 constexpr int kShortWindow = kLanes;     // sorted positions of a block that adds up short runs
 constexpr int kLongWindow = kThreads;    // sorted positions that a block searches for long runs
-constexpr int kShortVecs = 4;            // vectors of a row that a lane owns in short runs (one in long ones)
+// Vectors of a row that a lane owns in short runs (one in long ones).
+template <typename T> constexpr int kShortVecs = sizeof(T) == 2 ? 4 : 2;
 constexpr int kShortAhead = 64;          // bytes of rows that a lane has on their way in short runs
 constexpr int kLongAhead = 96;           // and in long ones
 
@@ -168,10 +169,11 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const int32_t* tokens, 
 }
 
 // A block that adds up the short runs that begin in sorted positions [first, first + kShortWindow), a warp a
-// run, in columns [32 tile, 32 tile + 32) * kShortVecs * kWidth.
+// run, in columns [32 tile, 32 tile + 32) * kVecs * kWidth.
 template <typename T, typename Grad, int kWidth>
 __device__ void add_short_runs(Grad* dwte, const T* dout, const int32_t* tokens, const int32_t* token_order,
                                int64_t N, int C, int V, int64_t first, unsigned tile) {
+    constexpr int kVecs = kShortVecs<T>;
     constexpr int kSeen = 1 + kShortWindow + kLongRun;   // a position before the window, a long run after it
     __shared__ int32_t rows[kSeen], token_at[kSeen];
     __shared__ int begins[kShortWindow], found;          // positions within `rows`, in order
@@ -195,16 +197,27 @@ __device__ void add_short_runs(Grad* dwte, const T* dout, const int32_t* tokens,
     for (int run = warp; run < found; run += kWarps) {
         const int i = begins[run], token = token_at[i];
         const int count = __popc(__ballot_sync(0xffffffffu, token_at[i + lane] == token));
-        LaneSum<kWidth, kShortVecs> sum(tile, lane, C);
+        LaneSum<kWidth, kVecs> sum(tile, lane, C);
         Grad* to = dwte + int64_t{token} * C;
-        Packed<Grad, kWidth> old[kShortVecs];
+        Packed<Grad, kWidth> old[kVecs];
+        // Most runs are one row: it and the gradient are on their way together.
+        Packed<T, kWidth> first_row[kVecs];
+        const T* from = dout + int64_t{rows[i]} * C;
 #pragma unroll
-        for (int k = 0; k < kShortVecs; k++) {
+        for (int k = 0; k < kVecs; k++) {
+            if (sum.inside(k)) first_row[k].load(from + sum.column_of(k));
+        }
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
             if (sum.inside(k)) old[k].load(to + sum.column_of(k));
         }
-        sum.template add_rows<kShortAhead>(dout, rows + i, count);
 #pragma unroll
-        for (int k = 0; k < kShortVecs; k++) {
+        for (int k = 0; k < kVecs; k++) {
+            if (sum.inside(k)) first_row[k].unpack_to(sum.at[k]);
+        }
+        sum.template add_rows<kShortAhead>(dout, rows + i + 1, count - 1);
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
             if (!sum.inside(k)) continue;
             float value[kWidth];
             old[k].unpack_to(value);
@@ -269,7 +282,7 @@ void launch_embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     const int64_t N = args.N, C = args.C;
     const T* dout = args.dout.as<T>();
     Grad *dwte = args.dwte.as<Grad>(), *dwpe = args.dwpe.as<Grad>();
-    const int64_t tiles = ceil_div(C, kLanes * kWidth), short_tiles = ceil_div(tiles, kShortVecs);
+    const int64_t tiles = ceil_div(C, kLanes * kWidth), short_tiles = ceil_div(tiles, kShortVecs<T>);
     const int64_t long_blocks = N < kLongRun ? 0 : ceil_div(N, kLongWindow) * tiles;
     const int64_t blocks = long_blocks + ceil_div(N, kShortWindow) * short_tiles;
     embedding_backward_tokens_kernel<T, Grad, kWidth><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(

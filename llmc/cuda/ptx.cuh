@@ -77,5 +77,49 @@ __device__ inline uint32_t thread_index() {
     return index;
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// A barrier in shared memory that one arrival and a number of received bytes complete, again and again; its
+// phases have parity 0, 1, 0, ... "mbarrier".
+__device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+                 : "memory");
+}
+// What this thread has initialised is seen by the whole cluster after the next cluster barrier.
+__device__ inline void barrier_init_fence() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// Arrive, and let the present phase wait for so many bytes more.
+__device__ inline void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+// Wait for the end of the phase of this parity; what other blocks sent for it is visible then.
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+    uint32_t done = 0;
+    while (!done) {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(parity)
+                     : "memory");
+    }
+}
+// The address of the same variable in block `rank` of the cluster. "mapa".
+__device__ inline uint32_t address_in_block(const void* shared, uint32_t rank) {
+    uint32_t address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
+    return address;
+}
+// Store two floats in another block's shared memory and count their 8 bytes at its barrier; unlike an
+// ordinary store and a cluster barrier this waits for nothing else that the thread has stored. "st.async".
+__device__ inline void send_to_block(uint32_t address, float a, float b, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+                     address),
+                 "f"(a), "f"(b), "r"(barrier)
+                 : "memory");
+}
+#endif
+
 }  // namespace ptx
 }  // namespace cuda

@@ -6,7 +6,9 @@ namespace {
 
 constexpr int kLanes = 32;
 constexpr int kThreads = 256;
-constexpr int kHeadsPerThread = 4;   // heads that are on their way at a time
+constexpr int kHeadsPerThread = 4;   // heads that are on their way at a time in the forward
+constexpr int kBackwardHeads = 3;    // and in the backward, of a size that takes 16 lanes or more (else 2)
+constexpr int kBackwardBlocksPerSm = 3;
 
 // Heads of a usual size (a power of two of 16-byte vectors) take one vector a lane, kGroup lanes a head; any
 // other size takes the loop kernels at the end of the file, a warp a head.
@@ -60,14 +62,14 @@ __device__ inline uint4 select(bool first, uint4 a, uint4 b) {
 // Source: derivative of the forward.
 // Traffic: query and key heads of in and dqkv read, dqkv written, once.
 // Requires: as qk_norm_forward_kernel.
-// Parallel: kGroup lanes own every (gridDim.x kThreads / kGroup)-th head, kHeadsPerThread / 2 together, and
-// sum their columns in registers; then the groups of a block are added through shared memory, in order.
+// Parallel: kGroup lanes own every (gridDim.x kThreads / kGroup)-th head, kBackwardHeads together, and sum
+// their columns in registers; then the groups of a block are added through shared memory, in order.
 template <typename T, int kGroup>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBackwardBlocksPerSm)
     qk_norm_backward_kernel(T* dqkv, float* partial_q, float* partial_k, const T* in, const float* rstd_in,
                             const T* q_weight, const T* k_weight, int64_t N, int NH, int NKV) {
     constexpr int kWidth = kVec<T>, HS = kGroup * kWidth, kGroups = kThreads / kGroup;
-    constexpr int kTogether = kHeadsPerThread / 2;
+    constexpr int kTogether = kGroup >= 16 ? kBackwardHeads : 2;
     __shared__ float shared[kGroups][HS];
     const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, heads = NH + NKV;
     const int64_t all = N * heads, row_elems = int64_t{NH + 2 * NKV} * HS;
@@ -277,7 +279,9 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
         const bool aligned = vectorizable<T>(0, {dqkv, in, q_weight, k_weight});
         const bool done = with_group<T>(HS, N * normed, aligned, [&](auto group) {
             constexpr int kGroup = decltype(group)::value;
-            parts = std::min(kPartialRows, ceil_div(N * normed, kThreads / kGroup));
+            // All blocks resident, equally many on each multiprocessor.
+            const int64_t most = std::min<int64_t>(kPartialRows, kBackwardBlocksPerSm * ctx.sm_count);
+            parts = std::min(most, ceil_div(N * normed, kThreads / kGroup));
             qk_norm_backward_kernel<T, kGroup><<<grid_size(parts), kThreads, 0, stream_of(ctx)>>>(
                 dqkv, partial_q, partial_k, in, rstd, q_weight, k_weight, N, NH, NKV);
             CHECK_LAUNCH("qk_norm_backward_kernel");
