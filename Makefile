@@ -71,7 +71,11 @@ LLMC_CUDA := $(filter-out llmc/comm_nccl.cu,$(LLMC_CUDA))
 endif
 DEFINES += $(MPI_FLAGS) $(NCCL_FLAGS)
 
-CXX_FLAGS = -std=c++20 $(if $(filter asan tsan,$(VARIANT)),-O1,$(if $(filter llmc/cpu/%,$<),-O3,-O2)) $(CODEGEN) \
+# Options, JSON and logs run rarely and take long to optimise; the operations are what a step on the CPU consists of.
+RARELY_RUN := llmc/config%.cpp llmc/hf_config.cpp llmc/log.cpp llmc/checkpoint_dir.cpp llmc/train_loop.cpp
+OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(RARELY_RUN),$<),-O1),\
+                $(if $(filter llmc/cpu/%,$<),-O3),-O2)
+CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \
             $(WARNINGS) $(DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
 NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -lineinfo $(DEFINES) -cudart static \
               -ccbin $(CXX) -Xcompiler $(subst $() ,$(comma),$(strip $(WARNINGS) $(CODEGEN))) \
