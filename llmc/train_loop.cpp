@@ -353,7 +353,8 @@ private:
     void report_memory_growth() {
         const int64_t grown = sealed_free_bytes_ - device::device_free_bytes();
         if (info_.sm > 0 && sealed_allocations_ >= 0 && grown > 0)
-            log_->event("warning", strf("free device memory fell by %lld bytes since the first step", (long long)grown));
+            log_->event("warning", strf("free device memory fell by %lld bytes since the first step",
+                                        (long long)grown));
     }
 
     void finish() {

@@ -25,8 +25,8 @@ void expect_aligned(const Tensor& tensor, const char* what) {
 }  // namespace
 
 const char* attention_kernel(const Ctx&, Dtype dtype, int64_t head_size) {
-    return fits_mma(dtype, head_size) ? "tensor cores (mma.sync)"
-                                      : "plain kernel on the CUDA cores: slow; BF16 and 64 or 128 channels use tensor cores";
+    if (fits_mma(dtype, head_size)) return "tensor cores (mma.sync)";
+    return "plain kernel on the CUDA cores: slow; BF16 with 64 or 128 channels a head uses the tensor cores";
 }
 
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
