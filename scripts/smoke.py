@@ -52,7 +52,7 @@ def run(command, capture=False):
 
 def prepare_data(folder):
     """Byte shards of the repository's text; returns the bigram entropy of the validation split in nats."""
-    run([sys.executable, "data/prepare_text.py", "--tokenizer", "bytes", "--out", folder, "--valid-fraction", "0.1",
+    run([sys.executable, "data/prepare_text.py", "--tokenizer", "bytes", "--out", folder, "--valid-fraction", "0.05",
          "--overwrite", "--quiet", *repository_text()])
     valid = sorted(folder.glob("valid_*.bin"))
     if not valid:
@@ -101,7 +101,7 @@ def train(model, executable, data, folder, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "smoke", help="folder to write to, emptied first")
-    parser.add_argument("--steps", type=int, default=1200, help="optimizer steps of each model")
+    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of each model")
     parser.add_argument("--batch", type=int, default=2, help="sequences a step")
     parser.add_argument("--lr", default="2e-3", help="peak learning rate")
     options = parser.parse_args()
