@@ -17,8 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT_ENDINGS = (".cpp", ".h", ".inl", ".cu", ".cuh", ".py", ".sh", ".mk", ".md")
-MODELS = {"gpt2-tiny": "train_gpt2", "llama-tiny": "train_llama"}
-SEQUENCE = 128
+# Preset, executable, optimizer steps: learned positions take longer to be of use than rope.
+MODELS = [("gpt2-tiny", "train_gpt2", 1200), ("llama-tiny", "train_llama", 500)]
+SEQUENCE, BATCH = 128, 2
 
 
 class SmokeError(Exception):
@@ -71,17 +72,16 @@ def last_validation(log_file, step):
     return losses[-1]
 
 
-def train(model, executable, data, folder, options):
+def train(model, executable, steps, data, folder):
     """Train, drop the last checkpoint, resume from the one before; returns both final validation losses."""
-    steps = options.steps
     # The whole validation split, which the entropy is of. A shard has a header of 1024 bytes and 16-bit tokens.
     tokens = [(shard.stat().st_size - 1024) // 2 for shard in data.glob("valid_*.bin")]
-    eval_iters = sum((n - 1) // SEQUENCE for n in tokens) // options.batch
+    eval_iters = sum((n - 1) // SEQUENCE for n in tokens) // BATCH
     middle = steps - max(1, steps // 10)
     command = [
         ROOT / executable, "--model", model, "--num-layers", "2", "--init-method-std", "0.06",
         "--train-data", data / "train_*.bin", "--valid-data", data / "valid_*.bin",
-        "--seq-length", SEQUENCE, "--micro-batch-size", options.batch, "--train-iters", steps, "--lr", options.lr,
+        "--seq-length", SEQUENCE, "--micro-batch-size", BATCH, "--train-iters", steps, "--lr", "2e-3",
         "--lr-warmup-iters", max(1, steps // 20), "--adam-beta2", "0.99", "--weight-decay", "0.01",
         "--eval-interval", "0", "--eval-iters", eval_iters, "--log-interval", max(1, steps // 10),
         "--save", folder, "--save-interval", middle, "--log-file", folder / "log.jsonl",
@@ -101,9 +101,6 @@ def train(model, executable, data, folder, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "smoke", help="folder to write to, emptied first")
-    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of each model")
-    parser.add_argument("--batch", type=int, default=2, help="sequences a step")
-    parser.add_argument("--lr", default="2e-3", help="peak learning rate")
     options = parser.parse_args()
 
     start = time.monotonic()
@@ -111,8 +108,8 @@ def main():
     try:
         shutil.rmtree(out, ignore_errors=True)
         entropy = prepare_data(out / "data")
-        results = {model: train(model, executable, out / "data", out / model, options)
-                   for model, executable in MODELS.items()}
+        results = {model: train(model, executable, steps, out / "data", out / model)
+                   for model, executable, steps in MODELS}
         print()
         for model, (whole, resumed) in results.items():
             print(f"{model}: validation loss {whole:.4f}, bigram entropy {entropy:.4f} nats")
