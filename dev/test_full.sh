@@ -1,6 +1,7 @@
 #!/bin/bash
-# The part of `make test-full` beyond `make test`: the CPU suite under AddressSanitizer and UBSan, the long tests,
-# and each fuzzer for FUZZ_SECONDS (60). Every part runs even if one before it failed.
+# The part of `make test-full` beyond `make test`: the CPU suite under AddressSanitizer and UBSan, the threads of the
+# data loader under ThreadSanitizer, the long tests, and each fuzzer for FUZZ_SECONDS (60). Every part runs even if one
+# before it failed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 seconds=${FUZZ_SECONDS:-60}
@@ -19,6 +20,8 @@ sanitized_suite() {
     build VARIANT=asan tests &&
         ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 build/cpu-asan/tests
 }
+# Threads other than OpenMP's, whose barriers the sanitizer does not know, are in the data loader alone.
+threads() { build VARIANT=tsan tests && build/cpu-tsan/tests --test-case="data:*"; }
 long_tests() { build tests && LLMC_FULL=1 build/cpu/tests; }
 
 fuzz() {
@@ -33,6 +36,7 @@ fuzz() {
 }
 
 part "ASan and UBSan" sanitized_suite
+part "TSan" threads
 part "long tests" long_tests
 if compgen -G "tests/fuzz_*.cpp" >/dev/null; then
     part "build of the fuzzers" build fuzzers
