@@ -11,6 +11,10 @@
 
 enum class Recompute { kNone, kNormAct, kBlock };
 enum class LrDecay { kCosine, kLinear, kConstant, kWsd };
+enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise };
+enum class Fp8Format { kHybrid, kE4m3 };   // of dy: E5M2 or E4M3
+enum class AmaxAlgo { kMax, kMostRecent };
+enum class FastAccum { kNone, kFprop, kAll };
 
 // Fields are named after their option: --micro-batch-size is micro_batch_size.
 struct Config {
@@ -48,6 +52,21 @@ struct Config {
     bool gemm_search = true;
     bool fuse_gelu = false;             // gelu inside the matmul's epilogue
     uint64_t seed = 0;
+
+    // fp8: kNone is off
+    Fp8Recipe fp8_recipe = Fp8Recipe::kNone;
+    Fp8Format fp8_format = Fp8Format::kHybrid;
+    int64_t fp8_margin = 0;             // factors are divided by 2^margin; delayed only
+    int64_t fp8_interval = 1;           // updates between new factors; delayed only
+    int64_t fp8_amax_history_len = 1;   // optimizer steps; delayed only
+    AmaxAlgo fp8_amax_compute_algo = AmaxAlgo::kMax;
+    FastAccum fp8_fast_accum = FastAccum::kFprop;
+    bool first_last_layers_bf16 = false;
+    int64_t num_layers_at_start_in_bf16 = 0, num_layers_at_end_in_bf16 = 0;
+    std::vector<std::string> bf16_linears;   // patterns "31.down", "0.*", "*.proj"
+    bool fp8_lm_head = false;
+    double fp8_min_gain = 0;            // keep a linear in BF16 whose predicted FP8 gain is below; 0: no rule
+    int64_t fp8_health_interval = 0;    // steps between reports of every FP8 tensor; 0: none
 
     // checkpoints
     std::string save, load, resume;     // resume: a directory or "auto"

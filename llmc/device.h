@@ -18,6 +18,7 @@ struct DeviceInfo {
     std::string driver;           // "13.0", empty without a driver
     std::string toolkit;          // CUDA version compiled against, empty on the CPU
     std::string matmul_library;   // "cuBLASLt 13.1.0.3", or "cpu"
+    int64_t cublaslt_version = 0; // major * 10000 + minor * 100 + patch, 0 on the CPU
 };
 
 // What every operation gets first. Owned by the caller; device_open fills it.

@@ -39,6 +39,111 @@ struct StepState {
 };
 inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);
 
+// ---- FP8. Matmuls want both operands with the contraction index innermost, so a tensor of shape (N, C) may be needed
+// as stored ("rowwise") and transposed, each quantised along its own innermost index.
+
+// How many elements share one factor, and where the factors lie ("grid"), for a quantised matrix of R rows, K columns:
+enum class Granularity : uint8_t {
+    kTensor,         // one factor, dequant_mul of a slot: grid (1)
+    kBlock1x128,     // 128 elements of a row: grid (ceil(K / 128), R), the rows innermost
+    kBlock128x128,   // 128 rows x 128 columns: grid (ceil(R / 128), ceil(K / 128) rounded up to a multiple of 4)
+};
+// Floats of the grid of a quantised (R, K) matrix.
+constexpr int64_t grid_elems(Granularity granularity, int64_t R, int64_t K) {
+    const int64_t k_blocks = (K + 127) / 128;
+    switch (granularity) {
+        case Granularity::kTensor: return 1;
+        case Granularity::kBlock1x128: return k_blocks * R;
+        case Granularity::kBlock128x128: return (R + 127) / 128 * ((k_blocks + 3) / 4 * 4);
+    }
+    return 0;
+}
+
+// State of one FP8 tensor in device memory; 16 bytes, the alignment that cuBLASLt wants of dequant_mul.
+struct alignas(16) Fp8Slot {
+    float dequant_mul;        // of the bytes as cast last (kTensor)
+    float quant_mul;          // delayed: of the next cast, = by fp8_update; current: of the last cast
+    uint32_t amax_bits;       // max with amax_bits_of every value recorded since fp8_clear or fp8_update
+    uint32_t step_amax_bits;  // for reports: largest amax of the optimizer step
+};
+
+// Counts for reports, of one FP8 tensor; +=.
+struct Fp8Counts {
+    unsigned long long elems;       // values cast
+    unsigned long long saturated;   // finite values beyond the largest number
+    unsigned long long flushed;     // values other than 0 that became 0
+    unsigned long long nonfinite;   // infinities and NaN
+};
+
+// Where quant_mul comes from. Blocks (granularities other than kTensor) always have their own: block_quant_mul_of the
+// block's amax.
+enum class Scaling : uint8_t {
+    kDelayed,   // slot->quant_mul as it is; slot->dequant_mul = 1 / quant_mul
+    kCurrent,   // slot->quant_mul = quant_mul_of(slot->amax_bits), recorded before; slot->dequant_mul = 1 / quant_mul
+};
+
+// What an operation does, besides or instead of writing its bf16 result X of shape (N, C), to make X an operand of FP8
+// matmuls. X is rounded to bf16 first and that value is quantised: to_fp8(x * quant_mul). All parts are optional; a
+// default QuantOut asks for nothing. Columns C must be a multiple of 16, and with `transposed` rows N as well.
+struct QuantOut {
+    Tensor rowwise;              // (N, C) fp8, =
+    Tensor transposed;           // (C, N) fp8, =
+    Granularity granularity = Granularity::kTensor;
+    Scaling scaling = Scaling::kDelayed;
+    Fp8Slot* slot = nullptr;     // needed by kTensor copies, and by record
+    Tensor rowwise_grid;         // blocks: grid_elems(granularity, N, C) fp32, =: dequant_mul
+    Tensor transposed_grid;      // blocks: grid_elems(granularity, C, N) fp32, =: dequant_mul
+    bool record = false;         // slot->amax_bits = max with every |x|; copies made in current scaling record nothing
+    Fp8Counts* counts = nullptr; // += of this cast (one cast, though there may be two copies), counted in the rowwise
+                                 // one, else in the transposed one
+    uint32_t* first_nonfinite = nullptr;   // (1) = min with `event` if a value is not finite
+    uint32_t event = 0;
+    Tensor dbias;                // (C) grad, +=: sums of X over its rows
+    Tensor dbias_scratch;        // (quant_partial_rows(N) * C) stat, =, with dbias
+
+    bool copies() const { return rowwise || transposed; }
+    explicit operator bool() const { return copies() || record || dbias; }
+};
+constexpr int64_t quant_partial_rows(int64_t N) { return (N + 127) / 128; }
+
+// quant of X = in rounded to bf16.
+struct QuantizeArgs {
+    QuantOut quant;
+    Tensor in;                          // (N, C) bf16 or fp32
+    int64_t N, C;
+    const StepState* state = nullptr;   // given: nothing is done when state->skip
+};
+// slot->amax_bits = max with every |in rounded to bf16|.
+struct AmaxArgs {
+    Fp8Slot* slot;
+    Tensor in;   // bf16 or fp32
+};
+// amax_bits = 0 of `count` slots; step_amax_bits too if `step`.
+struct Fp8ClearArgs {
+    Fp8Slot* slots;
+    int64_t count;
+    bool step = false;
+    const StepState* state = nullptr;   // given: nothing is done when state->skip
+};
+// One update of delayed scaling, of `count` tensors, each with a ring of `length` amaxes (floats, 0 at first):
+//   last = amax_bits; step_amax_bits = max with last; amax_bits = 0
+//   nothing else if state->skip or last == 0 (a tensor that was not produced)
+//   history[updates % length] = last; amax = max over the ring (a NaN or infinity wins), or last (most_recent)
+//   if updates % interval == 0 and amax is finite and > 0: quant_mul = quant_mul_of(amax, largest)
+//   updates += 1
+// Source: the order of TransformerEngine's delayed scaling (amax of `length` updates, this one included).
+struct Fp8UpdateArgs {
+    Fp8Slot* slots;         // (count)
+    float* history;         // (count, length), in and =
+    int32_t* updates;       // (count), in and =
+    const float* largest;   // (count): largest number of the format / 2^margin
+    int64_t count, length, interval;
+    bool most_recent;
+    const StepState* state;   // null: not skipped
+};
+
+// ---- layers
+
 // out[n] = wte[tokens[n]] + wpe[n % T].
 struct EmbeddingForwardArgs {
     Tensor out;                // (N, C) T, =
@@ -64,7 +169,7 @@ struct EmbeddingBackwardArgs {
 // layernorm: (x - mean) * rstd, rstd = 1 / sqrt(var + eps). Source: Ba et al., arXiv 1607.06450.
 // rmsnorm: x * rstd, rstd = 1 / sqrt(mean(x^2) + eps). Source: Zhang and Sennrich, arXiv 1910.07467.
 struct NormForwardArgs {
-    Tensor out;            // (N, C) T, =
+    Tensor out;            // (N, C) T, =; optional with quant copies
     Tensor residual_out;   // (N, C) T, =, optional: x; required if residual is given
     Tensor mean;           // (N) stat, =; layernorm only
     Tensor rstd;           // (N) stat, =
@@ -74,6 +179,7 @@ struct NormForwardArgs {
     Tensor bias;           // (C) T, optional (layernorm)
     int64_t N, C;
     float eps;
+    QuantOut quant = {};   // of out
 };
 
 // dx = dresidual + d(norm)/dx, the gradient of the residual stream below the norm.
@@ -88,6 +194,7 @@ struct NormBackwardArgs {
     Tensor mean, rstd;  // (N) stat; mean for layernorm only
     Tensor weight;      // (C) T
     int64_t N, C;
+    QuantOut quant = {};   // of dx
 };
 
 // Packed projections: row n of qkv is [NH query heads | NKV key heads | NKV value heads], HS elements each.
@@ -102,21 +209,24 @@ struct QkNormForwardArgs {
     float eps;
 };
 struct QkNormBackwardArgs {
-    Tensor dqkv;                  // (N, (NH + 2 NKV) HS) T: in the gradient of out, = the gradient of in
+    Tensor dqkv;                  // (N, (NH + 2 NKV) HS) T: in the gradient of out, = the gradient of in;
+                                  // unspecified afterwards when quant has copies
     Tensor dq_weight, dk_weight;  // (HS) grad, +=
     Tensor scratch;               // (2 * kPartialRows * HS) stat, =
     Tensor in;                    // (N, (NH + 2 NKV) HS) T, input of the forward
     Tensor rstd;                  // (N, NH + NKV) stat
     Tensor q_weight, k_weight;    // (HS) T
     int64_t N, NH, NKV, HS;
+    QuantOut quant = {};          // of the new dqkv
 };
 
 // Rotary position embedding in place on the query and key heads, rotate-half pairing (i, i + HS/2), position
 // n % T. backward rotates the gradient by the negative angle. Source: Su et al., arXiv 2104.09864.
 struct RopeArgs {
-    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =
+    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =; unspecified afterwards when quant has copies
     Tensor cos_sin;   // (>= T, HS/2, 2) stat: cosine, sine
     int64_t N, T, NH, NKV, HS;
+    QuantOut quant = {};   // of the whole new qkv, values included
 };
 
 // Causal softmax(q k^T * softmax_mul) v per head; query head h reads key/value head h / (NH / NKV).
@@ -127,6 +237,7 @@ struct AttentionForwardArgs {
     Tensor qkv;        // (B, T, (NH + 2 NKV) HS) T
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
+    QuantOut quant = {};   // of out, N = B T
 };
 struct AttentionBackwardArgs {
     Tensor dqkv;       // (B, T, (NH + 2 NKV) HS) T, =
@@ -137,20 +248,23 @@ struct AttentionBackwardArgs {
     Tensor qkv;        // (B, T, (NH + 2 NKV) HS) T
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
+    QuantOut quant = {};   // of dqkv, N = B T
 };
 
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.
 // swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up. Source: Shazeer, arXiv 2002.05202.
 struct ActivationForwardArgs {
-    Tensor out;   // (N, F) T, =
+    Tensor out;   // (N, F) T, =; optional with quant copies
     Tensor in;    // gelu: (N, F), swiglu: (N, 2F) T
     int64_t N, F;
+    QuantOut quant = {};   // of out
 };
 struct ActivationBackwardArgs {
-    Tensor din;    // as in, T, =; may be the same memory as in
+    Tensor din;    // as in, T, =; may be the same memory as in; optional with quant copies
     Tensor dout;   // (N, F) T
     Tensor in;     // input of the forward
     int64_t N, F;
+    QuantOut quant = {};   // of din (C = F, swiglu: 2F)
 };
 
 // dbias[c] += sum over n of dout[n, c].
@@ -193,6 +307,10 @@ enum class GemmEpilogue {
     kBiasGelu,   // pre = AB + bias (bias optional), rounded to its dtype; D = gelu(AB + bias)
 };
 // fp32 accumulation (fp64 for fp64); A and B have one dtype; D may differ: fp32 or bf16 D for bf16 operands.
+// FP8 operands (E4M3, one of the two may be E5M2): whatever the layout, which then only names the pass,
+// D(M,N) = A(M,K) B(N,K)^T with each element of A and B multiplied by its dequant_mul; K and N multiples of 16; D is
+// bf16 or fp32, bias bf16; epilogues kNone and kBias. Granularity pairs: both kTensor; A kBlock1x128 with B either
+// block kind.
 struct GemmArgs {
     Tensor D;      // (M, N): = , or += if accumulate
     Tensor A, B;   // see layout
@@ -202,6 +320,10 @@ struct GemmArgs {
     GemmLayout layout = GemmLayout::kForward;
     GemmEpilogue epilogue = GemmEpilogue::kNone;
     bool accumulate = false;
+    // FP8 only.
+    Granularity A_granularity = Granularity::kTensor, B_granularity = Granularity::kTensor;
+    Tensor A_grid = {}, B_grid = {};   // fp32: dequant_mul, see Granularity; kTensor: 1 element in a 16-byte slot
+    bool fast_accumulation = false;    // the tensor cores' own sums, without promotion to fp32 on the way
 };
 
 // *sum += sum of squares, in fp64 and a fixed order.
@@ -224,7 +346,7 @@ struct StepGuardArgs {
 // Moments in bf16 are rounded stochastically with philox(rng_key, element_offset + i, t); fp32 ones are not.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
 struct AdamWArgs {
-    Tensor param;             // (n) T, =
+    Tensor param;             // (n) T, =; optional: absent where a linear keeps FP8 weights only
     Tensor master;            // (n) stat, in and =
     Tensor m, v;              // (n) fp32 or bf16 (fp64 when T is), in and =
     Tensor grad;              // (n) grad
@@ -232,6 +354,7 @@ struct AdamWArgs {
     float beta1, beta2, eps, weight_decay;
     uint64_t rng_key;         // of the parameter
     int64_t element_offset;   // number of element 0 within the parameter
+    Fp8Slot* slot = nullptr;  // optional: amax_bits = max with every |new master rounded to bf16|
 };
 
 // out[i] = mean + std * rng_normal(key, element_offset + i), with one fmaf.
