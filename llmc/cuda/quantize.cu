@@ -168,7 +168,8 @@ void quantize(Ctx& ctx, const QuantizeArgs& args) {
     CHECK(args.state == nullptr || !args.quant.dbias, "quantize: dbias of a step that may be skipped");
     dispatch(args.in.dtype, "quantize: in", [&](auto type) {
         using T = decltype(type);
-        quantize_tiles<true>(ctx, CopyProducer<T>{args.in.as<T>(), C}, args.quant, {}, N, C, "quantize", args.state);
+        quantize_tiles<kAllCasts>(ctx, CopyProducer<T>{args.in.as<T>(), C}, args.quant, {}, N, C, "quantize",
+                                  args.state);
     });
 }
 
