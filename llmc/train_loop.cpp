@@ -121,7 +121,7 @@ private:
         arena_memory_ = device::device_alloc(plan_.arena_bytes);
         arena_ = Arena(arena_memory_, plan_.arena_bytes);
         trainer_ = std::make_unique<Trainer>(config_, table_, arena_);
-        staging_ = std::make_unique<Staging>(config_);
+        staging_ = std::make_unique<Staging>(config_, trainer_->fp8().report_bytes());
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
         trainer_->decoder().upload_constants(ctx_);
         // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
