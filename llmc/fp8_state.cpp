@@ -146,6 +146,7 @@ std::string Fp8State::first_nonfinite(const void* host) const {
 
 void Fp8State::initialise(Ctx& ctx) {
     if (!on()) return;
+    primed_ = false;
     device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
     write_out(ctx, slots_.data, std::vector<Fp8Slot>(static_cast<size_t>(tensors()), Fp8Slot{1.0f, 1.0f, 0, 0}));

@@ -72,7 +72,7 @@ public:
     const Fp8Plan& plan() const { return plan_; }
     bool on() const { return !linears_.empty(); }
 
-    // Histories empty, factors 1. Once, before any other call that runs on the device.
+    // Histories empty, factors 1, to be primed. Before any other call that runs on the device.
     void initialise(Ctx& ctx);
 
     // ---- the step
@@ -88,7 +88,7 @@ public:
     Fp8Slot* weight_slot(int param) const;   // null if it is not in FP8
 
     // ---- start of a run
-    // FP8 weights from the masters; `fresh`: their amaxes are the first entries of the histories.
+    // FP8 weights from the masters; `fresh`, after initialise: their amaxes are the first entries of the histories.
     void weights_from_masters(Ctx& ctx, const Tensor& master, const ParamTable& table, bool fresh);
     // Delayed scaling that has no factors for x and dy yet: the next step runs its first micro-batch twice.
     bool needs_priming() const { return on() && plan_.row().history && !primed_; }

@@ -41,7 +41,6 @@ void Optimizer::initialise(Ctx& ctx) {
             ops::fill_constant(ctx, {.out = true_rows, .value = 1.0f});
         }
     }
-    fp8_.initialise(ctx);
     weights_from_masters(ctx, true);
     zero_moments(ctx);
 }
@@ -56,6 +55,7 @@ void Optimizer::weights_from_masters(Ctx& ctx, bool fresh) {
             if (weights_[i]) ops::cast(ctx, {.out = weights_[i], .in = master_.slice(p.offset, p.elems())});
         }
     }
+    if (fresh) fp8_.initialise(ctx);
     fp8_.weights_from_masters(ctx, master_, table_, fresh);
 }
 
