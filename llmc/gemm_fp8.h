@@ -15,7 +15,7 @@ inline bool aligned_to_16(const Tensor& tensor) { return reinterpret_cast<uintpt
 inline const char* fp8_factors_error(const GemmArgs& args) {
     const bool tensors = args.A_granularity == Granularity::kTensor && args.B_granularity == Granularity::kTensor;
     const bool blocks = args.A_granularity == Granularity::kBlock1x128 && args.B_granularity != Granularity::kTensor;
-    if (!tensors && !blocks) return "factors must be one a tensor for both, or A's 1x128 with blocks of B";
+    if (!tensors && !blocks) return "factors are one a tensor for both operands, or 1x128 of A with blocks of B";
     if (args.A_grid.dtype != Dtype::kFp32 || args.B_grid.dtype != Dtype::kFp32) return "factors are fp32";
     if (args.A_grid.elems != grid_elems(args.A_granularity, args.M, args.K))
         return "A_grid has another number of factors";
