@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "llmc/checkpoint.h"
+#include "llmc/environment.h"
 #include "llmc/fp8_watch.h"
 #include "llmc/log.h"
 #include "llmc/plan.h"
@@ -427,6 +428,7 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
             std::printf("%s", parsed.text.c_str());
             return kExitOk;
         }
+        for (std::string& line : environment_lines(machine.ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
         std::string command;
         for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
         for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal_number, on_stop_signal);
