@@ -20,7 +20,7 @@ TEXT = CODE + (".py", ".sh", ".mk", ".md", ".yml")
 
 # Who may include whom. A file of llmc belongs to the group that lists its stem; cpu/ and cuda/ are groups of their own.
 GROUPS = {
-    "foundation": "check dtype rng version",
+    "foundation": "check dtype fp8 fp8_cast rng version",
     "base": "model_config config config_help config_rules config_table config_value schedule "
             "shards dataloader params safetensors file_util",
     "device": "device device_cpu ops adam_math arena gemm_plan",

@@ -1,0 +1,288 @@
+// Quantisation of the CPU: FP8 copies with their factors, statistics and column sums, a tile of 128 x 128 at a time.
+#include "llmc/cpu/quantize.h"
+
+#include "llmc/fp8_cast.h"
+
+namespace cpu {
+namespace {
+
+constexpr int64_t kBlock = 128;
+
+// A block of X, and where the same block of the transposed matrix lies.
+struct Tile {
+    const bf16* x;
+    int64_t N, C;
+    int64_t row, column;     // of its first element
+    int64_t rows, columns;
+    const bf16* line(int64_t n) const { return x + (row + n) * C + column; }
+};
+struct Tally {
+    uint64_t saturated = 0, flushed = 0, nonfinite = 0;
+};
+
+uint32_t magnitude(bf16 value) { return value.bits & 0x7fffu; }
+uint32_t wide_bits(uint32_t bf16_magnitude) { return bf16_magnitude << 16; }
+
+uint32_t amax_of_line(const bf16* x, int64_t count) {
+    uint32_t amax = 0;
+    for (int64_t i = 0; i < count; i++) amax = std::max(amax, magnitude(x[i]));
+    return wide_bits(amax);
+}
+uint32_t amax_of_tile(const Tile& tile) {
+    uint32_t amax = 0;
+    for (int64_t n = 0; n < tile.rows; n++) amax = std::max(amax, amax_of_line(tile.line(n), tile.columns));
+    return amax;
+}
+void amaxes_of_columns(const Tile& tile, uint32_t* amaxes) {
+    std::fill(amaxes, amaxes + kBlock, 0);
+    for (int64_t n = 0; n < tile.rows; n++) {
+        const bf16* x = tile.line(n);
+        for (int64_t c = 0; c < tile.columns; c++) amaxes[c] = std::max(amaxes[c], wide_bits(magnitude(x[c])));
+    }
+}
+
+template <Dtype format> void cast_line(uint8_t* codes, const bf16* x, const float* quant_mul, int64_t count) {
+    for (int64_t i = 0; i < count; i++) codes[i] = fp8_cast<format>(widen(x[i]) * quant_mul[i]);
+}
+
+template <Dtype format>
+void count_line(Tally& tally, const uint8_t* codes, const bf16* x, const float* quant_mul, int64_t count) {
+    uint32_t saturated = 0, flushed = 0, nonfinite = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t finite = magnitude(x[i]) < kInfinityBits >> 16;
+        const uint32_t product = amax_bits_of(widen(x[i]) * quant_mul[i]);
+        saturated += finite & static_cast<uint32_t>(product > Fp8Format<format>::kLargestBits);
+        flushed += static_cast<uint32_t>(magnitude(x[i]) != 0) & static_cast<uint32_t>((codes[i] & 0x7f) == 0);
+        nonfinite += finite ^ 1u;
+    }
+    tally.saturated += saturated, tally.flushed += flushed, tally.nonfinite += nonfinite;
+}
+
+// Factors of a tile: one a row, or one a column.
+struct TileFactors {
+    bool of_columns = false;
+    float quant_mul[kBlock];
+};
+
+// codes (rows x kBlock) of a tile.
+template <Dtype format>
+void cast_tile(uint8_t* codes, const Tile& tile, const TileFactors& factors, Tally* tally) {
+    float same[kBlock];
+    for (int64_t n = 0; n < tile.rows; n++) {
+        std::fill(same, same + kBlock, factors.quant_mul[n]);
+        const float* quant_mul = factors.of_columns ? factors.quant_mul : same;
+        cast_line<format>(codes + n * kBlock, tile.line(n), quant_mul, tile.columns);
+        if (tally) count_line<format>(*tally, codes + n * kBlock, tile.line(n), quant_mul, tile.columns);
+    }
+}
+
+uint8_t* bytes_of(const Tensor& t) { return static_cast<uint8_t*>(t.data); }
+
+void store_rowwise(const Tensor& to, const Tile& tile, const uint8_t* codes) {
+    for (int64_t n = 0; n < tile.rows; n++)
+        std::copy_n(codes + n * kBlock, tile.columns, bytes_of(to) + (tile.row + n) * tile.C + tile.column);
+}
+void store_transposed(const Tensor& to, const Tile& tile, const uint8_t* codes) {
+    for (int64_t c = 0; c < tile.columns; c++) {
+        uint8_t* line = bytes_of(to) + (tile.column + c) * tile.N + tile.row;
+        for (int64_t n = 0; n < tile.rows; n++) line[n] = codes[n * kBlock + c];
+    }
+}
+
+// Floats from one row of blocks of a 128x128 grid to the next, for K columns.
+int64_t block_row_stride(int64_t K) { return (K + 4 * kBlock - 1) / (4 * kBlock) * 4; }
+
+float block_factor(uint32_t amax_bits, Dtype format) { return block_quant_mul_of(amax_bits, fp8_largest(format)); }
+
+// The factors of the rowwise copy of a tile, with their inverses written to its grids. A 128x128 block has the same
+// one in the transposed copy, so it goes into both.
+TileFactors row_factors(const QuantOut& quant, const Tile& tile, Dtype format) {
+    TileFactors factors;
+    if (quant.granularity == Granularity::kBlock1x128) {
+        for (int64_t n = 0; n < tile.rows; n++) {
+            factors.quant_mul[n] = block_factor(amax_of_line(tile.line(n), tile.columns), format);
+            quant.rowwise_grid.as<float>()[tile.column / kBlock * tile.N + tile.row + n] = 1 / factors.quant_mul[n];
+        }
+        return factors;
+    }
+    const bool whole = quant.granularity == Granularity::kTensor;
+    const float quant_mul = whole ? quant.slot->quant_mul : block_factor(amax_of_tile(tile), format);
+    std::fill(factors.quant_mul, factors.quant_mul + kBlock, quant_mul);
+    if (whole) return factors;
+    const int64_t i = tile.row / kBlock, j = tile.column / kBlock;
+    if (quant.rowwise) quant.rowwise_grid.as<float>()[i * block_row_stride(tile.C) + j] = 1 / quant_mul;
+    if (quant.transposed) quant.transposed_grid.as<float>()[j * block_row_stride(tile.N) + i] = 1 / quant_mul;
+    return factors;
+}
+
+TileFactors column_factors(const QuantOut& quant, const Tile& tile, Dtype format) {
+    TileFactors factors{.of_columns = true, .quant_mul = {}};
+    uint32_t amaxes[kBlock];
+    amaxes_of_columns(tile, amaxes);
+    for (int64_t c = 0; c < tile.columns; c++) {
+        factors.quant_mul[c] = block_factor(amaxes[c], format);
+        quant.transposed_grid.as<float>()[tile.row / kBlock * tile.C + tile.column + c] = 1 / factors.quant_mul[c];
+    }
+    return factors;
+}
+
+// Both copies of a tile. Only 1x128 blocks make them different quantisations.
+template <Dtype format> void quantize_tile(const QuantOut& quant, const Tile& tile, Tally* tally) {
+    alignas(64) uint8_t codes[kBlock * kBlock];
+    const bool apart = quant.granularity == Granularity::kBlock1x128;
+    if (quant.rowwise || !apart) {
+        cast_tile<format>(codes, tile, row_factors(quant, tile, format), tally);
+        if (quant.rowwise) store_rowwise(quant.rowwise, tile, codes);
+        if (quant.transposed && !apart) store_transposed(quant.transposed, tile, codes);
+    }
+    if (quant.transposed && apart) {
+        cast_tile<format>(codes, tile, column_factors(quant, tile, format), quant.rowwise ? nullptr : tally);
+        store_transposed(quant.transposed, tile, codes);
+    }
+}
+
+void add_counts(Fp8Counts* counts, const Tile& tile, const Tally& tally) {
+    auto add = [](unsigned long long& to, uint64_t value) {
+        std::atomic_ref(to).fetch_add(value, std::memory_order_relaxed);
+    };
+    add(counts->elems, static_cast<uint64_t>(tile.rows * tile.columns));
+    add(counts->saturated, tally.saturated);
+    add(counts->flushed, tally.flushed);
+    add(counts->nonfinite, tally.nonfinite);
+}
+
+void note_event(uint32_t* first, uint32_t event) {
+    std::atomic_ref<uint32_t> earliest(*first);
+    uint32_t before = earliest.load(std::memory_order_relaxed);
+    while (before > event && !earliest.compare_exchange_weak(before, event, std::memory_order_relaxed)) {}
+}
+
+void sum_columns(float* partial, const Tile& tile) {
+    float* sum = partial + tile.row / kBlock * tile.C + tile.column;
+    std::fill(sum, sum + tile.columns, 0.0f);
+    for (int64_t n = 0; n < tile.rows; n++) add_row_of(sum, tile.line(n), tile.columns);
+}
+
+bool records(const QuantOut& quant) {
+    return quant.record && !(quant.copies() && quant.scaling == Scaling::kCurrent);
+}
+
+void do_tile(const QuantOut& quant, const Tile& tile) {
+    if (records(quant) || quant.first_nonfinite) {
+        const uint32_t amax = amax_of_tile(tile);
+        if (records(quant)) record_amax(quant.slot, amax);
+        if (quant.first_nonfinite && amax >= kInfinityBits) note_event(quant.first_nonfinite, quant.event);
+    }
+    if (quant.dbias) sum_columns(quant.dbias_scratch.as<float>(), tile);
+    if (!quant.copies()) return;
+    Tally tally;
+    Tally* counted = quant.counts ? &tally : nullptr;
+    const Dtype format = (quant.rowwise ? quant.rowwise : quant.transposed).dtype;
+    if (format == Dtype::kE4m3) quantize_tile<Dtype::kE4m3>(quant, tile, counted);
+    else quantize_tile<Dtype::kE5m2>(quant, tile, counted);
+    if (counted) add_counts(quant.counts, tile, tally);
+}
+
+void check_copy(const char* op, const char* name, const QuantOut& quant, const Tensor& copy, const Tensor& grid,
+                int64_t R, int64_t K) {
+    CHECK(is_fp8(copy.dtype) && copy.elems == R * K, "%s: the %s copy is %s with %lld elements, expected FP8 with %lld",
+          op, name, dtype_name(copy.dtype), (long long)copy.elems, (long long)(R * K));
+    if (quant.granularity != Granularity::kTensor)
+        check_tensor(op, name, grid, Dtype::kFp32, grid_elems(quant.granularity, R, K));
+}
+
+}  // namespace
+
+void check_quant(const char* op, const QuantOut& quant, Dtype T, int64_t N, int64_t C) {
+    CHECK(T == Dtype::kBf16, "%s: FP8 copies of a result in %s, they are made of bf16", op, dtype_name(T));
+    CHECK(C % 16 == 0 && (!quant.transposed || N % 16 == 0), "%s: FP8 copies of %lld x %lld, not multiples of 16", op,
+          (long long)N, (long long)C);
+    if (quant.rowwise) check_copy(op, "rowwise", quant, quant.rowwise, quant.rowwise_grid, N, C);
+    if (quant.transposed) check_copy(op, "transposed", quant, quant.transposed, quant.transposed_grid, C, N);
+    CHECK(!quant.rowwise || !quant.transposed || quant.rowwise.dtype == quant.transposed.dtype,
+          "%s: copies in %s and %s", op, dtype_name(quant.rowwise.dtype), dtype_name(quant.transposed.dtype));
+    const bool whole = quant.copies() && quant.granularity == Granularity::kTensor;
+    CHECK(quant.slot || (!whole && !records(quant)), "%s: no slot for the factor or the amax", op);
+    if (!quant.dbias) return;
+    check_grad<bf16>(op, "dbias", quant.dbias, C);
+    check_at_least(op, "dbias_scratch", quant.dbias_scratch, Dtype::kFp32, quant_partial_rows(N) * C);
+}
+
+void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C) {
+    if (quant.copies() && quant.granularity == Granularity::kTensor) {
+        const Dtype format = (quant.rowwise ? quant.rowwise : quant.transposed).dtype;
+        if (quant.scaling == Scaling::kCurrent)
+            quant.slot->quant_mul = quant_mul_of(quant.slot->amax_bits, fp8_largest(format));
+        quant.slot->dequant_mul = 1 / quant.slot->quant_mul;
+    }
+    if (quant.copies() && quant.granularity == Granularity::kBlock128x128)   // its columns beyond the last block
+        for (const Tensor& grid : {quant.rowwise_grid, quant.transposed_grid})
+            if (grid) std::fill_n(grid.as<float>(), grid.elems, 0.0f);
+    const int64_t tile_rows = (N + kBlock - 1) / kBlock, tile_columns = (C + kBlock - 1) / kBlock;
+#pragma omp parallel for schedule(static) if (N * C >= kParallelElems)
+    for (int64_t i = 0; i < tile_rows * tile_columns; i++) {
+        const int64_t row = i / tile_columns * kBlock, column = i % tile_columns * kBlock;
+        do_tile(quant, {x, N, C, row, column, std::min(kBlock, N - row), std::min(kBlock, C - column)});
+    }
+    if (quant.dbias) add_partials_to_grad(quant.dbias, quant.dbias_scratch.as<float>(), tile_rows, C, C);
+}
+
+void quantize(Ctx&, const QuantizeArgs& args) {
+    CHECK(args.quant, "quantize: nothing asked for");
+    const bool wide = args.in.dtype == Dtype::kFp32;
+    check_tensor("quantize", "in", args.in, wide ? Dtype::kFp32 : Dtype::kBf16, args.N * args.C);
+    check_quant("quantize", args.quant, Dtype::kBf16, args.N, args.C);
+    if (args.state && args.state->skip) return;
+    if (!wide) return apply_quant(args.quant, args.in.as<bf16>(), args.N, args.C);
+    auto rounded = make_buffer<bf16>(args.in.elems);
+    for_pieces(args.in.elems, [&](int64_t begin, int64_t count) {
+        const float* in = args.in.as<float>() + begin;
+        for_lanes<float>(count, [&](int64_t i, auto n) { store(rounded.get() + begin + i, load(in + i, n), n); });
+    });
+    apply_quant(args.quant, rounded.get(), args.N, args.C);
+}
+
+void amax(Ctx&, const AmaxArgs& args) {
+    const bool wide = args.in.dtype == Dtype::kFp32;
+    check_tensor("amax", "in", args.in, wide ? Dtype::kFp32 : Dtype::kBf16, args.in.elems);
+    for_pieces(args.in.elems, [&](int64_t begin, int64_t count) {
+        uint32_t most = 0;
+        if (wide) {
+            const float* in = args.in.as<float>() + begin;
+            for (int64_t i = 0; i < count; i++) most = std::max(most, wide_bits(magnitude(bf16(in[i]))));
+        } else {
+            most = amax_of_line(args.in.as<bf16>() + begin, count);
+        }
+        record_amax(args.slot, most);
+    });
+}
+
+void fp8_clear(Ctx&, const Fp8ClearArgs& args) {
+    if (args.state && args.state->skip) return;
+    for (int64_t i = 0; i < args.count; i++) {
+        args.slots[i].amax_bits = 0;
+        if (args.step) args.slots[i].step_amax_bits = 0;
+    }
+}
+
+void fp8_update(Ctx&, const Fp8UpdateArgs& args) {
+    CHECK(args.length > 0 && args.interval > 0, "fp8_update: history of %lld, interval %lld", (long long)args.length,
+          (long long)args.interval);
+    for (int64_t i = 0; i < args.count; i++) {
+        Fp8Slot& slot = args.slots[i];
+        const uint32_t last = slot.amax_bits;
+        slot.step_amax_bits = std::max(slot.step_amax_bits, last);
+        slot.amax_bits = 0;
+        if ((args.state && args.state->skip) || last == 0) continue;
+        float* ring = args.history + i * args.length;
+        const int32_t update = args.updates[i]++;
+        std::memcpy(&ring[update % args.length], &last, 4);
+        uint32_t amax_bits = last;
+        if (!args.most_recent)
+            for (int64_t j = 0; j < args.length; j++) amax_bits = std::max(amax_bits, amax_bits_of(ring[j]));
+        if (update % args.interval == 0 && amax_bits < kInfinityBits)
+            slot.quant_mul = quant_mul_of(amax_bits, args.largest[i]);
+    }
+}
+
+}  // namespace cpu
