@@ -103,7 +103,7 @@ struct CastTally {
 #pragma unroll
         for (int i = 0; i < 8; i++) add<kFormat>(v[i], quant_mul);
     }
-    template <Dtype kFormat> __device__ void add_columns(const uint4& x, const float (&quant_mul)[8]) {
+    template <Dtype kFormat> __device__ void add_columns(const uint4& x, const float* quant_mul) {
         float v[8];
         unpack<bf16>(x, v);
 #pragma unroll

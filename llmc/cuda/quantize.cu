@@ -17,9 +17,9 @@ template <typename T> struct CopyProducer {
     int64_t C;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ void load(int64_t row, int64_t column, Raw& raw) const {
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
 #pragma unroll
-        for (int i = 0; i < kVectors; i++) raw.part[i] = load_vec(in + row * C + column + i * kVec<T>);
+        for (int i = 0; i < kVectors; i++) raw.part[i] = load_vec(in + t.offset(r, C) + i * kVec<T>);
     }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         if constexpr (std::is_same_v<T, bf16>) {
@@ -153,7 +153,7 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
             .C = C,
             .event = quant.event,
             .current = current,
-            .record = quant.record && !(quant.copies() && tensor && current)};
+            .record = quant.record && !(quant.copies() && current)};
 }
 
 void finish_dbias(Ctx& ctx, const QuantOut& quant, int64_t N, int64_t C) {

@@ -42,6 +42,12 @@ struct TileThread {
     __device__ int64_t row(int r) const { return first_row + row_in_tile(r); }
     __device__ bool valid(int r) const { return column_valid && row_in_tile(r) < rows_left; }
     __device__ int64_t column() const { return first_column + column_group * 8; }
+    // Where the thread's 8 columns of row r begin in a matrix of so many columns: most of it in 32 bits, which costs
+    // fewer registers than a row number times the columns.
+    __device__ int64_t offset(int r, int64_t columns) const {
+        const int within = row_in_tile(r) * static_cast<int>(columns) + column_group * 8;
+        return first_row * columns + first_column + within;
+    }
 };
 // Of a matrix of N rows, `width` columns.
 __device__ inline TileThread tile_thread(int64_t row_tile, int64_t column_tile, int64_t N, int64_t width) {
@@ -168,13 +174,13 @@ __device__ inline void column_factors(const TileOut& out, const TileThread& t,
     __syncthreads();
 }
 
-// The factor of a 128x128 block into both grids; blocks that pad a row of a grid have factor 1.
+// The factor of a 128x128 block into both grids; blocks that pad a row of a grid have factor 0.
 __device__ inline void store_block_factor(const TileOut& out, const TileThread& t, float dequant_mul) {
     auto store = [&](float* grid, int64_t row, int64_t column, int64_t columns) {
         if (grid == nullptr) return;
         const int64_t padded = (columns + 3) / 4 * 4;
         grid[row * padded + column] = dequant_mul;
-        for (int64_t i = columns; column + 1 == columns && i < padded; i++) grid[row * padded + i] = 1.0f;
+        for (int64_t i = columns; column + 1 == columns && i < padded; i++) grid[row * padded + i] = 0.0f;
     };
     const int64_t row = t.first_row / kTile, column = t.first_column / kTile;
     store(out.rowwise_grid, row, column, (out.C + kTile - 1) / kTile);
@@ -198,8 +204,9 @@ __device__ inline void transpose_rows(const uint2 (&bytes)[4], uint32_t (&word)[
 }
 // Four rows of 8 columns with one factor a column: the words of their columns.
 template <Dtype kFormat>
-__device__ inline void cast_columns(const uint4 (&value)[4], const float (&mul)[8], uint32_t (&word)[8]) {
-    float x[4][8];
+__device__ inline void cast_columns(const uint4 (&value)[4], const float* column_mul, uint32_t (&word)[8]) {
+    float x[4][8], mul[8];
+    load_floats<float, 8>(column_mul, mul);
 #pragma unroll
     for (int j = 0; j < 4; j++) unpack<bf16>(value[j], x[j]);
 #pragma unroll
@@ -263,8 +270,8 @@ template <int kOutputs> __device__ inline uint32_t tile_amax(const TileShared<kO
 // Casts four rows of the thread: the rowwise bytes to memory, the transposed ones to shared memory, the tally. With
 // kColumnMul the transposed copy has factors of its own.
 template <Dtype kFormat, bool kColumnMul>
-__device__ inline void cast_quad(const TileOut& out, const TileThread& t, int first, int64_t column,
-                                 const uint4 (&value)[4], const float (&row_mul)[4], const float (&column_mul)[8],
+__device__ inline void cast_quad(const TileOut& out, const TileThread& t, int first, int64_t output,
+                                 const uint4 (&value)[4], const float (&row_mul)[4], const float* column_mul,
                                  uint32_t* words, CastTally& tally) {
     const bool rows = !kColumnMul || out.rowwise != nullptr;
     if (out.counts != nullptr) {   // first: after the casts the compiler would keep their products in registers
@@ -280,7 +287,7 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             if (!t.valid(first + j)) continue;
-            *reinterpret_cast<uint2*>(out.rowwise + t.row(first + j) * out.C + column) = bytes[j];
+            *reinterpret_cast<uint2*>(out.rowwise + output + t.offset(first + j, out.C)) = bytes[j];
         }
     }
     if (out.transposed != nullptr) {
@@ -324,12 +331,6 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
         CastTally tally;
 #pragma unroll
         for (int o = 0; o < kOutputs; o++) {
-            float column_mul[8] = {};
-            if constexpr (kRowBlocks) {
-                if (out.transposed != nullptr) {
-                    load_floats<float, 8>(&shared.column_mul[o][t.column_group * 8], column_mul);
-                }
-            }
 #pragma unroll
             for (int r = 0; r < kRows; r += 4) {
                 const uint4 quad[4] = {value[o][r], value[o][r + 1], value[o][r + 2], value[o][r + 3]};
@@ -337,8 +338,8 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
                 if constexpr (kRowBlocks) {
                     if (out.rowwise != nullptr) row_factors<kFormat>(out, t, r, o * width, quad, mul);
                 }
-                cast_quad<kFormat, kRowBlocks>(out, t, r, o * width + t.column(), quad, mul, column_mul,
-                                               shared.words[o], tally);
+                cast_quad<kFormat, kRowBlocks>(out, t, r, o * width, quad, mul,
+                                               &shared.column_mul[o][t.column_group * 8], shared.words[o], tally);
             }
         }
         if (out.counts != nullptr) {
@@ -361,7 +362,7 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
 //   static constexpr int kOutputs, kBlocksPerSm
 //   struct Raw;       what is loaded for 8 columns of a row
 //   struct Columns;   what is the same for all rows of 8 columns
-//   void columns(int64_t column, Columns&), load(int64_t row, int64_t column, Raw&),
+//   void columns(int64_t column, Columns&), load(const TileThread&, int r, Raw&) of row r of the thread,
 //   void compute(const Raw&, const Columns&, uint4 (&x)[kOutputs])   results packed bf16
 // Output o of column c is column o * C / kOutputs + c of X.
 
@@ -378,7 +379,7 @@ __device__ inline void produce_tile(const Producer& producer, const TileOut& out
         typename Producer::Raw raw[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if (t.valid(first + j)) producer.load(t.row(first + j), t.column(), raw[j]);
+            if (t.valid(first + j)) producer.load(t, first + j, raw[j]);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -388,7 +389,7 @@ __device__ inline void produce_tile(const Producer& producer, const TileOut& out
             for (int o = 0; o < kOutputs; o++) {
                 value[o][first + j] = x[o];
                 if (out.out == nullptr || !t.valid(first + j)) continue;
-                store_vec(out.out + t.row(first + j) * out.C + o * width + t.column(), x[o]);
+                store_vec(out.out + o * width + t.offset(first + j, out.C), x[o]);
             }
         }
     }
@@ -449,7 +450,7 @@ void quantize_tiles(Ctx& ctx, const Producer& producer, const QuantOut& quant, c
                     const char* op, const StepState* state = nullptr) {
     TileOut tile = tile_out(quant, out, N, C, op);
     tile.state = state;
-    CHECK(C % (8 * Producer::kOutputs) == 0, "%s: %lld columns", op, (long long)C);
+    CHECK(C % (8 * Producer::kOutputs) == 0 && C < (1 << 23), "%s: %lld columns quantised", op, (long long)C);
     const int64_t row_tiles = ceil_div(N, kTile), column_tiles = ceil_div(C / Producer::kOutputs, kTile);
     const dim3 grid(kTileGroup, grid_size(column_tiles), grid_size(ceil_div(row_tiles, kTileGroup)));
     with_tile_kind<kWeights>(quant, op, [&](auto kind) {
