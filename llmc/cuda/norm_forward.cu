@@ -145,9 +145,9 @@ template <bool kLayer> struct NormApplyProducer {
         to.weight = load_vec(weight + column);
         to.bias = kLayer && bias ? load_vec(bias + column) : uint4{};
     }
-    __device__ void load(int64_t row, int64_t column, Raw& raw) const {
-        raw.x = load_vec_streaming(x + row * C + column);
-        raw.statistics = make_float2(kLayer ? mean[row] : 0.0f, rstd[row]);
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+        raw.x = load_vec_streaming(x + t.offset(r, C));
+        raw.statistics = make_float2(kLayer ? mean[t.row(r)] : 0.0f, rstd[t.row(r)]);
     }
     __device__ void compute(const Raw& raw, const Columns& columns, uint4 (&to)[1]) const {
         to[0] = norm_apply<bf16, kLayer>(raw.x, raw.statistics, columns.weight, columns.bias);

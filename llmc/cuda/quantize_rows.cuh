@@ -58,9 +58,9 @@ inline bool rows_can(const QuantOut& quant) {
     return quant.copies() && quant.granularity == Granularity::kTensor && quant.scaling == Scaling::kDelayed;
 }
 
-// Shared memory in which a group waits; a multiple of 16.
-inline size_t group_bytes(const QuantOut& quant, int64_t C) {
-    return quant.transposed ? static_cast<size_t>(kGroupRows * C + 64) : 0;
+// Shared memory in which a group waits, its rows at a distance of `stride` (a multiple of 8); a multiple of 16.
+inline size_t group_bytes(const QuantOut& quant, int64_t stride) {
+    return quant.transposed ? static_cast<size_t>(kGroupRows * stride + 64) : 0;
 }
 
 // Blocks for a kernel that goes round the groups: as many as are resident together, or fewer that go round equally
@@ -95,33 +95,35 @@ struct RowWalk {
     }
 };
 
-// One thread's part in the copies of its block's rows.
+// One thread's part in the copies of its block's rows: of all columns, or of some from first_column on.
 class RowsWriter {
 public:
-    __device__ RowsWriter(const RowsOut& out, void* group)
-        : out_(out), group_(static_cast<uint8_t*>(group)), quant_mul_(out.slot->quant_mul) {
-        if (blockIdx.x == 0 && threadIdx.x == 0 && threadIdx.y == 0) {
-            out.slot->dequant_mul = 1.0f / quant_mul_;
-            if (out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
-        }
+    // group: group_bytes of shared memory; stride: bytes from row to row there.
+    __device__ RowsWriter(const RowsOut& out, void* group, int64_t first_column, int columns, int stride)
+        : out_(out), group_(static_cast<uint8_t*>(group)), first_column_(first_column), columns_(columns),
+          stride_(stride), quant_mul_(out.slot->quant_mul) {
+        if (blockIdx.x + blockIdx.y + threadIdx.x + threadIdx.y > 0) return;
+        out.slot->dequant_mul = 1.0f / quant_mul_;
+        if (out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
     }
-    // Eight values of a row, which is row y of its group.
+    // Eight values from `column` on, counted from first_column, of a row that is row y of its group.
     __device__ void put(const uint4& x, int64_t row, int y, int column) {
-        const uint32_t amax = amax_pair(x);
-        amax_ = max_pair(amax_, amax);
+        amax_ = max_pair(amax_, amax_pair(x));
         uint2 bytes;
         if (out_.e5m2) bytes = cast<Dtype::kE5m2>(x);
         else bytes = cast<Dtype::kE4m3>(x);
-        if (out_.rowwise) *reinterpret_cast<uint2*>(out_.rowwise + row * out_.C + column) = bytes;
+        if (out_.rowwise) {
+            *reinterpret_cast<uint2*>(out_.rowwise + row * out_.C + first_column_ + column) = bytes;
+        }
         if (out_.transposed) *reinterpret_cast<uint2*>(group_ + at(y, column)) = bytes;
     }
-    // The group's transposed bytes. By all threads; a barrier before and after.
+    // The transposed bytes of the group that begins at first_row. By all threads; a barrier before and after.
     __device__ void end_group(int64_t first_row) const {
         if (out_.transposed == nullptr) return;
         __syncthreads();
         // Two lanes store the 32 bytes of a column; N is a multiple of 16.
-        const int threads = blockDim.x * blockDim.y, words = static_cast<int>(out_.C / 4);
-        for (int u = threadIdx.y * blockDim.x + threadIdx.x; u < 2 * words; u += threads) {
+        const int threads = blockDim.x * blockDim.y, words = stride_ / 4;
+        for (int u = threadIdx.y * blockDim.x + threadIdx.x; u < columns_ / 2; u += threads) {
             const int half = u % 2 * (kGroupRows / 2), column = u / 2 * 4;
             if (first_row + half >= out_.N) continue;
             const uint32_t* from = reinterpret_cast<const uint32_t*>(group_ + at(half, column));
@@ -131,7 +133,7 @@ public:
                 const uint32_t* rows = from + 4 * g * words;
                 transpose_bytes({rows[0], rows[words], rows[2 * words], rows[3 * words]}, bytes[g]);
             }
-            uint8_t* to = out_.transposed + column * out_.N + first_row + half;
+            uint8_t* to = out_.transposed + (first_column_ + column) * out_.N + first_row + half;
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 store_vec(to + c * out_.N, make_uint4(bytes[0][c], bytes[1][c], bytes[2][c], bytes[3][c]));
@@ -141,11 +143,8 @@ public:
     }
     // Amax and counts. By all threads.
     __device__ void finish() {
-        const uint32_t amax = __reduce_max_sync(0xffffffffu, larger_of_pair(amax_));
-        if (threadIdx.x % 32 == 0) {
-            if (out_.record) record_amax(out_.slot, amax << 16, out_.slot->amax_bits);
-            if (out_.first_nonfinite && amax >= kInfinityMagnitude) atomicMin(out_.first_nonfinite, out_.event);
-        }
+        const AmaxOut amax{out_.slot, out_.first_nonfinite, out_.event};
+        if (out_.record || out_.first_nonfinite) amax.add(amax_, out_.record ? amax.seen() : ~0u);
         if (out_.counts) tally_.flush_to(out_.counts);
     }
 
@@ -153,7 +152,7 @@ private:
     // The second 16 rows lie 64 bytes further on, so that the lanes that read both halves of a column use different
     // banks.
     __device__ int at(int row, int column) const {
-        return row * static_cast<int>(out_.C) + column + (row >= kGroupRows / 2 ? 64 : 0);
+        return row * stride_ + column + (row >= kGroupRows / 2 ? 64 : 0);
     }
     template <Dtype kFormat> __device__ uint2 cast(const uint4& x) {
         if (out_.counts) tally_.add<kFormat>(x, quant_mul_);
@@ -162,6 +161,8 @@ private:
 
     const RowsOut& out_;
     uint8_t* group_;
+    int64_t first_column_;
+    int columns_, stride_;
     float quant_mul_;
     uint32_t amax_ = 0;
     CastTally tally_;
