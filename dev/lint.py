@@ -23,7 +23,7 @@ GROUPS = {
     "foundation": "check dtype fp8 fp8_cast rng version",
     "base": "model_config config config_help config_rules config_table config_value schedule "
             "shards dataloader params safetensors file_util",
-    "device": "device device_cpu ops adam_math arena gemm_plan",
+    "device": "device device_cpu ops adam_math arena gemm_fp8 gemm_plan",
     "cuda": "device_cuda",
     "model": "linear decoder fp8_recipe tensor",
     "state": "comm comm_single comm_mpi comm_nccl zero optimizer checkpoint checkpoint_dir "
