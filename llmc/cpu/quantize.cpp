@@ -24,8 +24,8 @@ uint32_t magnitude(bf16 value) { return value.bits & 0x7fffu; }
 uint32_t wide_bits(uint32_t bf16_magnitude) { return bf16_magnitude << 16; }
 
 uint32_t amax_of_line(const bf16* x, int64_t count) {
-    uint32_t amax = 0;
-    for (int64_t i = 0; i < count; i++) amax = std::max(amax, magnitude(x[i]));
+    uint16_t amax = 0;   // as wide as the elements: 16 of them a vector
+    for (int64_t i = 0; i < count; i++) amax = std::max<uint16_t>(amax, x[i].bits & 0x7fff);
     return wide_bits(amax);
 }
 uint32_t amax_of_tile(const Tile& tile) {
