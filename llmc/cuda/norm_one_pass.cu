@@ -231,7 +231,7 @@ template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardA
     if (!rows_can(args.quant) || (args.quant.dbias && !kLayer) || !a.vectors_fit(C)) return false;
     RowShape shape = norm_backward_shape(C / 8, kMaxVecs);
     if (shape.vecs == 0) return false;
-    shape.block = group_block(shape.block, kNormThreads);
+    shape.block = group_block(shape.block, kNormThreads / 2);   // short rows: registers for two blocks and more
     const size_t shared_bytes =
         Ring<kBackwardStages, kBackwardStreams>::bytes(shape.block, C) + group_bytes(args.quant, C);
     int64_t blocks = 0;

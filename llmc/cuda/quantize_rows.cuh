@@ -17,8 +17,8 @@ struct AmaxOut {
     uint32_t event = 0;
 
     __device__ uint32_t seen() const { return slot ? slot->amax_bits : 0; }
-    // The larger magnitude of a thread's pair, by all lanes of a warp; `seen` was read before, so that few get as far as
-    // the atomic operation.
+    // The larger magnitude of a thread's pair, by all lanes of a warp; `seen` was read before, so that few get as far
+    // as the atomic operation.
     __device__ void add(uint32_t pair, uint32_t seen) const {
         const uint32_t amax = __reduce_max_sync(0xffffffffu, larger_of_pair(pair));
         if (threadIdx.x % 32 != 0) return;
