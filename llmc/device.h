@@ -30,6 +30,7 @@ struct Ctx {
     int sm_count = 0;
     bool rehearsal = false;             // operations record what they would do and return
     StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
+    int64_t fp8_matmuls = 0;            // executed; see gemm_plan.inl
 };
 
 namespace cpu {

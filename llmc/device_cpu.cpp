@@ -114,6 +114,8 @@ void profiler_stop() {}
 
 void gemm_set_search(Ctx&, bool) {}
 
+int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
+
 std::string gemm_export_plans(Ctx&) { return R"({"library":"cpu","plans":[]})"; }
 
 std::string gemm_import_plans(Ctx&, const std::string& json) {

@@ -56,6 +56,7 @@ DeviceInfo device_info(int index) {
     info.driver = driver_text();
     info.toolkit = version_text(CUDART_VERSION);
     info.matmul_library = matmul_library_text();
+    info.cublaslt_version = static_cast<int64_t>(cublasLtGetVersion());
     if (index < 0) return info;
     const int count = device_count();
     REQUIRE(index < count, "CUDA device %d asked for, but %d usable here", index, count);
@@ -89,6 +90,7 @@ void device_open(Ctx& ctx, int index) {
     ctx.index = index;
     ctx.sm = info.sm;
     ctx.sm_count = info.sm_count;
+    ctx.fp8_matmuls = 0;
     gemm_state_create(ctx);
 }
 

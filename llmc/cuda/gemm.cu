@@ -8,28 +8,16 @@
 //   kDgrad     (M, K)   (K, N)   (N, K)                          (K, M)
 //   kWgrad     (K, M)   (K, N)   (N, K)                          (M, K), transposed
 // A bias over our columns is then a bias over its rows, which is what its epilogue adds.
+//
+// FP8 operands come with K innermost, (M, K) and (N, K), whatever the layout: the only form that Hopper multiplies is
+// that of kForward. Each operand's dequant_mul travel along, ours of B as the first operand's. The grids of
+// Granularity are what cuBLASLt wants of modes VEC128 (our kBlock1x128) and BLK128x128.
 #include "llmc/cuda/gemm.h"
 
-#include <algorithm>
-#include <vector>
-
 #include "llmc/cuda/common.cuh"
+#include "llmc/gemm_fp8.h"
 
 namespace {
-
-#define CUBLAS_CHECK(call)                                                                                   \
-    do {                                                                                                     \
-        cublasStatus_t status_ = (call);                                                                     \
-        CHECK(status_ == CUBLAS_STATUS_SUCCESS, "%s", cublasLtGetStatusName(status_));                       \
-    } while (0)
-
-// The first answers of the heuristic that a search measures. On an H200 in BF16 the best of 8 was up to
-// 10 % faster than the first; later answers rarely win.
-constexpr int kCandidates = 12;
-
-// Split-K may only reduce through fp32 partial sums in the workspace, in a separate pass: in place it runs
-// through counters whose order is not documented, and "output type" would round the partial sums to bf16.
-constexpr uint32_t kReductionSchemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
 int pointer_alignment(const void* pointer) {
     uintptr_t address = reinterpret_cast<uintptr_t>(pointer) | 16;
@@ -37,14 +25,20 @@ int pointer_alignment(const void* pointer) {
 }
 
 cudaDataType_t cuda_type(Dtype dtype) {
-    CHECK(dtype == Dtype::kBf16 || dtype == Dtype::kFp32, "gemm on %s", dtype_name(dtype));
-    return dtype == Dtype::kBf16 ? CUDA_R_16BF : CUDA_R_32F;
+    switch (dtype) {
+        case Dtype::kBf16: return CUDA_R_16BF;
+        case Dtype::kFp32: return CUDA_R_32F;
+        case Dtype::kE4m3: return CUDA_R_8F_E4M3;
+        case Dtype::kE5m2: return CUDA_R_8F_E5M2;
+        default: FAIL(kExitBug, "gemm on %s", dtype_name(dtype));
+    }
 }
 
 GemmKey key_of(const GemmArgs& args) {
     return {.layout = args.layout,
             .epilogue = args.epilogue,
-            .operands = args.A.dtype,
+            .a = args.A.dtype,
+            .b = args.B.dtype,
             .result = args.D.dtype,
             .bias = static_cast<bool>(args.bias),
             .pre = static_cast<bool>(args.pre),
@@ -54,11 +48,11 @@ GemmKey key_of(const GemmArgs& args) {
             .align_d = pointer_alignment(args.D.data),
             .M = args.M,
             .N = args.N,
-            .K = args.K};
+            .K = args.K,
+            .a_granularity = args.A_granularity,
+            .b_granularity = args.B_granularity,
+            .fast_accumulation = args.fast_accumulation};
 }
-
-// Key and message in one place: every error about a call names the whole call.
-#define CHECK_CALL(condition, what) CHECK(condition, "%s: %s", gemm_describe(key).c_str(), what)
 
 void check_args(const GemmArgs& args, const GemmKey& key) {
     const int64_t M = args.M, N = args.N, K = args.K;
@@ -66,11 +60,16 @@ void check_args(const GemmArgs& args, const GemmKey& key) {
     CHECK_CALL(args.A.elems == M * K && args.B.elems == N * K && args.D.elems == M * N,
                "A, B or D has another number of elements");
     CHECK_CALL(args.A.data && args.B.data && args.D.data, "A, B or D has no memory");
-    CHECK_CALL(args.A.dtype == args.B.dtype, "A and B differ in type");
-    CHECK_CALL(args.A.dtype == Dtype::kBf16 || args.D.dtype == Dtype::kFp32, "fp32 operands give an fp32 D");
-    CHECK_CALL(!args.bias || (args.bias.elems == N && args.bias.dtype == args.A.dtype),
-               "bias needs N elements of A's type");
-    CHECK_CALL(!args.bias || args.D.dtype == args.A.dtype, "cuBLASLt adds no bf16 bias into an fp32 D");
+    CHECK_CALL(!args.bias || args.bias.elems == N, "bias needs N elements");
+    if (fp8_operands(args)) {
+        const char* error = fp8_gemm_error(args);
+        CHECK_CALL(!error, error);
+    } else {
+        CHECK_CALL(args.A.dtype == args.B.dtype, "A and B differ in type");
+        CHECK_CALL(args.A.dtype == Dtype::kBf16 || args.D.dtype == Dtype::kFp32, "fp32 operands give an fp32 D");
+        CHECK_CALL(!args.bias || args.bias.dtype == args.A.dtype, "bias needs A's type");
+        CHECK_CALL(!args.bias || args.D.dtype == args.A.dtype, "cuBLASLt adds no bf16 bias into an fp32 D");
+    }
     CHECK_CALL(!args.pre || (args.pre.elems == M * N && args.pre.dtype == args.D.dtype),
                "the pre-activation needs D's shape and type");
     CHECK_CALL(!args.pre || args.epilogue == GemmEpilogue::kBiasGelu, "a pre-activation without gelu");
@@ -80,20 +79,11 @@ void check_args(const GemmArgs& args, const GemmKey& key) {
     CHECK_CALL(args.epilogue != GemmEpilogue::kBiasGelu || !args.accumulate, "gelu cannot be added to D");
 }
 
-// cuBLASLt's view of one call. The descriptors are plain structs without resources, built anew for each call.
-struct Problem {
-    cublasLtMatmulDescOpaque_t op;
-    cublasLtMatrixLayoutOpaque_t first, second, result;
-    const void *first_data, *second_data;
-    void* result_data;
-    float beta;
-};
-
-template <typename T> void set(Problem& problem, cublasLtMatmulDescAttributes_t attribute, T value) {
+template <typename T> void set(GemmProblem& problem, cublasLtMatmulDescAttributes_t attribute, T value) {
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&problem.op, attribute, &value, sizeof value));
 }
 
-void set_epilogue(Problem& problem, const GemmArgs& args) {
+void set_epilogue(GemmProblem& problem, const GemmArgs& args) {
     if (args.epilogue == GemmEpilogue::kNone) return;
     uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     if (args.epilogue == GemmEpilogue::kBiasGelu) {
@@ -112,21 +102,40 @@ void set_epilogue(Problem& problem, const GemmArgs& args) {
     }
 }
 
-Problem problem_of(const GemmArgs& args) {
-    Problem problem{};
+cublasLtMatmulMatrixScale_t mode_of(Granularity granularity) {
+    switch (granularity) {
+        case Granularity::kTensor: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+        case Granularity::kBlock1x128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+        case Granularity::kBlock128x128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    }
+    FAIL(kExitBug, "granularity %d", static_cast<int>(granularity));
+}
+
+void set_factors(GemmProblem& problem, const GemmArgs& args) {
+    set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(args.B_granularity));   // its A is our B
+    set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(args.A_granularity));
+    set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(args.B_grid.data));
+    set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(args.A_grid.data));
+    set(problem, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(args.fast_accumulation));
+}
+
+GemmProblem problem_of(const GemmArgs& args) {
+    GemmProblem problem{};
     // fp32 operands run in full fp32 arithmetic: this compute type never uses TF32.
     CUBLAS_CHECK(cublasLtMatmulDescInit(&problem.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const uint64_t M = args.M, N = args.N, K = args.K;
-    const cudaDataType_t in = cuda_type(args.A.dtype), out = cuda_type(args.D.dtype);
-    const bool first_transposed = args.layout == GemmLayout::kForward;
-    const bool second_transposed = args.layout == GemmLayout::kWgrad;
+    const cudaDataType_t first = cuda_type(args.B.dtype), second = cuda_type(args.A.dtype);
+    const bool fp8 = fp8_operands(args);
+    const bool first_transposed = fp8 || args.layout == GemmLayout::kForward;
+    const bool second_transposed = !fp8 && args.layout == GemmLayout::kWgrad;
     set(problem, CUBLASLT_MATMUL_DESC_TRANSA, first_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
     set(problem, CUBLASLT_MATMUL_DESC_TRANSB, second_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-    CUBLAS_CHECK(first_transposed ? cublasLtMatrixLayoutInit(&problem.first, in, K, N, args.K)
-                                  : cublasLtMatrixLayoutInit(&problem.first, in, N, K, args.N));
-    CUBLAS_CHECK(second_transposed ? cublasLtMatrixLayoutInit(&problem.second, in, M, K, args.M)
-                                   : cublasLtMatrixLayoutInit(&problem.second, in, K, M, args.K));
-    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&problem.result, out, N, M, args.N));
+    CUBLAS_CHECK(first_transposed ? cublasLtMatrixLayoutInit(&problem.first, first, K, N, args.K)
+                                  : cublasLtMatrixLayoutInit(&problem.first, first, N, K, args.N));
+    CUBLAS_CHECK(second_transposed ? cublasLtMatrixLayoutInit(&problem.second, second, M, K, args.M)
+                                   : cublasLtMatrixLayoutInit(&problem.second, second, K, M, args.K));
+    CUBLAS_CHECK(cublasLtMatrixLayoutInit(&problem.result, cuda_type(args.D.dtype), N, M, args.N));
+    if (fp8) set_factors(problem, args);
     set_epilogue(problem, args);
     problem.first_data = args.B.data;
     problem.second_data = args.A.data;
@@ -135,7 +144,23 @@ Problem problem_of(const GemmArgs& args) {
     return problem;
 }
 
-cublasStatus_t launch(Ctx& ctx, Problem& problem, const cublasLtMatmulAlgo_t& algo) {
+// The type of an operand as the library was told, which is what counts as proof that FP8 ran.
+bool is_fp8(cublasLtMatrixLayoutOpaque_t& layout) {
+    uint32_t type = 0;
+    size_t written = 0;
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutGetAttribute(&layout, CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type, &written));
+    return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
+const char* granularity_name(Granularity granularity) {
+    const char* names[] = {"tensor", "1x128", "128x128"};
+    return names[static_cast<int>(granularity)];
+}
+
+}  // namespace
+
+cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const cublasLtMatmulAlgo_t& algo) {
     const float alpha = 1.0f;
     return cublasLtMatmul(ctx.gemm->handle, &problem.op, &alpha, problem.first_data, &problem.first,
                           problem.second_data, &problem.second, &problem.beta, problem.result_data,
@@ -143,170 +168,21 @@ cublasStatus_t launch(Ctx& ctx, Problem& problem, const cublasLtMatmulAlgo_t& al
                           kGemmWorkspaceBytes, cuda::stream_of(ctx));
 }
 
-// The heuristic's first `count` answers (at most kCandidates), best guess first.
-std::vector<GemmPlan> candidates(Ctx& ctx, Problem& problem, const GemmKey& key, int count) {
-    cublasLtMatmulPreferenceOpaque_t preference{};
-    CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
-    auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-        CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute, &value, sizeof value));
-    };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kGemmWorkspaceBytes));
-    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, kReductionSchemes);
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(key.align_b));  // its A is our B
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(key.align_a));
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(key.align_d));
-    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(key.align_d));
-    cublasLtMatmulHeuristicResult_t found[kCandidates];
-    int returned = 0;
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-        ctx.gemm->handle, &problem.op, &problem.first, &problem.second, &problem.result, &problem.result,
-        &preference, count, found, &returned);
-    std::vector<GemmPlan> plans;
-    for (int i = 0; i < returned; i++) {
-        if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
-        plans.push_back({.algo = found[i].algo, .checked = true});
-    }
-    CHECK(!plans.empty(), "cuBLASLt has no algorithm for %s: %s", gemm_describe(key).c_str(),
-          cublasLtGetStatusName(status));
-    return plans;
-}
-
-// Saves D before a search that adds to it and puts it back afterwards. The copy lives on the device if it
-// fits, else on the host, and is given back at once.
-class SavedResult {
-public:
-    SavedResult(Ctx& ctx, const Tensor& D) : stream_(cuda::stream_of(ctx)), D_(D) {
-        if (cudaMalloc(&device_, D.bytes()) != cudaSuccess) {
-            (void)cudaGetLastError();
-            device_ = nullptr;
-            host_.resize(D.bytes());
-        }
-        copy(device_ ? device_ : host_.data(), D_.data);
-    }
-    void restore() { copy(D_.data, device_ ? device_ : host_.data()); }
-    ~SavedResult() { cudaFree(device_); }
-    SavedResult(const SavedResult&) = delete;
-    SavedResult& operator=(const SavedResult&) = delete;
-
-private:
-    void copy(void* to, const void* from) {
-        CUDA_CHECK(cudaMemcpyAsync(to, from, D_.bytes(), cudaMemcpyDefault, stream_));
-        CUDA_CHECK(cudaStreamSynchronize(stream_));
-    }
-    cudaStream_t stream_;
-    Tensor D_;
-    void* device_ = nullptr;
-    std::vector<char> host_;
-};
-
-struct Stopwatch {
-    cudaEvent_t begin, end;
-    Stopwatch() {
-        CUDA_CHECK(cudaEventCreate(&begin));
-        CUDA_CHECK(cudaEventCreate(&end));
-    }
-    ~Stopwatch() {
-        cudaEventDestroy(begin);
-        cudaEventDestroy(end);
-    }
-    // Microseconds of one launch, negative if the algorithm refuses to run.
-    float time_us(Ctx& ctx, Problem& problem, const cublasLtMatmulAlgo_t& algo) {
-        cudaStream_t stream = cuda::stream_of(ctx);
-        CUDA_CHECK(cudaEventRecord(begin, stream));
-        cublasStatus_t status = launch(ctx, problem, algo);
-        CUDA_CHECK(cudaEventRecord(end, stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        float ms = 0;
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        return status == CUBLAS_STATUS_SUCCESS ? ms * 1000 : -1;
-    }
-};
-
-// Times of one candidate of a search.
-struct Trial {
-    GemmPlan plan;
-    std::vector<float> us;
-    float median() {
-        std::nth_element(us.begin(), us.begin() + us.size() / 2, us.end());
-        return us[us.size() / 2];
-    }
-};
-
-// The fastest of the heuristic's first answers by median time. Rounds go over all candidates in turn, so that
-// a drifting clock meets each alike. The first round warms up (kernels are loaded lazily), the second drops
-// what is far behind; the heuristic's own choice stays unless another is faster by more than the usual noise.
-GemmPlan search_plan(Ctx& ctx, Problem& problem, const GemmKey& key) {
-    constexpr float kFarBehind = 1.2f, kNoise = 1.01f, kBudgetUs = 50000;
-    std::vector<Trial> trials;
-    for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
-    Stopwatch stopwatch;
-    auto round = [&] {
-        float total = 0;
-        for (Trial& trial : trials) {
-            trial.us.push_back(stopwatch.time_us(ctx, problem, trial.plan.algo));
-            total += trial.us.back();
-        }
-        return total;
-    };
-    round();
-    std::erase_if(trials, [](const Trial& trial) { return trial.us[0] < 0; });
-    CHECK_CALL(!trials.empty(), "none of cuBLASLt's algorithms runs");
-    for (Trial& trial : trials) trial.us.clear();
-    round();
-    float best = trials[0].us[0];
-    for (Trial& trial : trials) best = std::min(best, trial.us[0]);
-    std::erase_if(trials, [&](const Trial& trial) { return trial.us[0] > kFarBehind * best; });
-    const int rounds = std::clamp(static_cast<int>(kBudgetUs / round()), 4, 20);
-    for (int i = 0; i < rounds; i++) round();
-    for (Trial& trial : trials) trial.plan.us = trial.median();
-    auto faster = [](const Trial& a, const Trial& b) { return a.plan.us < b.plan.us; };
-    const Trial& fastest = *std::min_element(trials.begin(), trials.end(), faster);
-    const bool noise = trials[0].plan.us < kNoise * fastest.plan.us;
-    return noise ? trials[0].plan : fastest.plan;
-}
-
-// An imported plan is verified on first use.
-void check_plan(Ctx& ctx, Problem& problem, const GemmKey& key, GemmPlan& plan) {
-    cublasLtMatmulHeuristicResult_t answer{};
-    cublasStatus_t status =
-        cublasLtMatmulAlgoCheck(ctx.gemm->handle, &problem.op, &problem.first, &problem.second,
-                                &problem.result, &problem.result, &plan.algo, &answer);
-    REQUIRE(status == CUBLAS_STATUS_SUCCESS && answer.workspaceSize <= size_t{kGemmWorkspaceBytes},
-            "matmul plan for %s does not fit this library (%s): delete the plans of the checkpoint",
-            gemm_describe(key).c_str(), cublasLtGetStatusName(status));
-    plan.checked = true;
-}
-
-const GemmPlan& plan_for(Ctx& ctx, Problem& problem, const GemmKey& key, const GemmArgs& args) {
-    GemmState& state = *ctx.gemm;
-    auto at = state.plans.find(key);
-    if (at == state.plans.end()) {
-        GemmPlan plan;
-        if (!state.search) {
-            plan = candidates(ctx, problem, key, 1)[0];
-        } else if (args.accumulate) {
-            SavedResult saved(ctx, args.D);
-            plan = search_plan(ctx, problem, key);
-            saved.restore();
-        } else {
-            plan = search_plan(ctx, problem, key);
-        }
-        at = state.plans.emplace(key, plan).first;
-    }
-    if (!at->second.checked) check_plan(ctx, problem, key, at->second);
-    return at->second;
-}
-
-}  // namespace
-
 std::string gemm_describe(const GemmKey& key) {
     const char* layouts[] = {"forward", "dgrad", "wgrad"};
     const char* epilogues[] = {"none", "bias", "bias+gelu"};
-    return strf("gemm %s M %lld N %lld K %lld, %s -> %s, epilogue %s (bias %d, pre-activation %d), "
+    std::string operands = dtype_name(key.a);
+    if (key.b != key.a) operands += strf(" x %s", dtype_name(key.b));
+    std::string factors;
+    if (is_fp8(key.a)) {
+        factors = strf(", factors %s x %s, fast accumulation %d", granularity_name(key.a_granularity),
+                       granularity_name(key.b_granularity), key.fast_accumulation);
+    }
+    return strf("gemm %s M %lld N %lld K %lld, %s -> %s%s, epilogue %s (bias %d, pre-activation %d), "
                 "accumulate %d, alignment A %d B %d D %d bytes", layouts[static_cast<int>(key.layout)],
-                (long long)key.M, (long long)key.N, (long long)key.K, dtype_name(key.operands),
-                dtype_name(key.result), epilogues[static_cast<int>(key.epilogue)], key.bias, key.pre,
-                key.accumulate, key.align_a, key.align_b, key.align_d);
+                (long long)key.M, (long long)key.N, (long long)key.K, operands.c_str(), dtype_name(key.result),
+                factors.c_str(), epilogues[static_cast<int>(key.epilogue)], key.bias, key.pre, key.accumulate,
+                key.align_a, key.align_b, key.align_d);
 }
 
 void gemm_state_create(Ctx& ctx) {
@@ -330,8 +206,6 @@ void gemm_state_destroy(Ctx& ctx) {
     ctx.gemm = nullptr;
 }
 
-int64_t gemm_count(const Ctx& ctx, Dtype operands) { return ctx.gemm->matmuls[static_cast<int>(operands)]; }
-
 namespace cuda {
 
 void gemm(Ctx& ctx, const GemmArgs& args) {
@@ -347,11 +221,11 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
         gelu_forward(ctx, {.out = args.D, .in = linear.D, .N = args.M, .F = args.N});
         return;
     }
-    Problem problem = problem_of(args);
-    const GemmPlan& plan = plan_for(ctx, problem, key, args);
-    cublasStatus_t status = launch(ctx, problem, plan.algo);
+    GemmProblem problem = problem_of(args);
+    const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
+    cublasStatus_t status = gemm_launch(ctx, problem, plan.algo);
     CHECK_CALL(status == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusName(status));
-    ctx.gemm->matmuls[static_cast<int>(args.A.dtype)]++;
+    ctx.fp8_matmuls += is_fp8(problem.first) && is_fp8(problem.second);
 }
 
 }  // namespace cuda

@@ -8,14 +8,23 @@
 
 #include "llmc/ops.h"
 
+#define CUBLAS_CHECK(call)                                                                                   \
+    do {                                                                                                     \
+        cublasStatus_t status_ = (call);                                                                     \
+        CHECK(status_ == CUBLAS_STATUS_SUCCESS, "%s", cublasLtGetStatusName(status_));                       \
+    } while (0)
+
 // Everything that decides which algorithms are legal and fast: calls with equal keys run the same algorithm.
 struct GemmKey {
     GemmLayout layout;
     GemmEpilogue epilogue;
-    Dtype operands, result;
+    Dtype a, b, result;
     bool bias, pre, accumulate;
     int align_a, align_b, align_d;  // bytes, the largest power of two that divides the address, at most 16
     int64_t M, N, K;
+    // FP8 operands only; their factors always lie on 16 bytes.
+    Granularity a_granularity = Granularity::kTensor, b_granularity = Granularity::kTensor;
+    bool fast_accumulation = false;
     auto operator<=>(const GemmKey&) const = default;
 };
 
@@ -31,7 +40,6 @@ struct GemmState {
     bool search = false;
     std::string library, gpu;   // what plans are valid for
     std::map<GemmKey, GemmPlan> plans;
-    int64_t matmuls[8] = {};    // executed, by Dtype of the operands
 };
 
 // cuBLAS asks for 32 MiB on Hopper; twice that lets more split-K algorithms take part in the search.
@@ -41,8 +49,21 @@ inline constexpr int64_t kGemmWorkspaceBytes = 64ll << 20;
 void gemm_state_create(Ctx& ctx);
 void gemm_state_destroy(Ctx& ctx);
 
-// Matmuls executed since gemm_state_create with operands of this type, those of searches left out.
-int64_t gemm_count(const Ctx& ctx, Dtype operands);
-
-// One line for messages: layout, sizes, types, epilogue, alignment.
+// One line for messages: layout, sizes, types, factors, epilogue, alignment.
 std::string gemm_describe(const GemmKey& key);
+// Every error about a call names the whole call, `key`.
+#define CHECK_CALL(condition, what) CHECK(condition, "%s: %s", gemm_describe(key).c_str(), what)
+
+// cuBLASLt's view of one call. The descriptors are plain structs without resources, built anew for each call.
+struct GemmProblem {
+    cublasLtMatmulDescOpaque_t op;
+    cublasLtMatrixLayoutOpaque_t first, second, result;
+    const void *first_data, *second_data;
+    void* result_data;
+    float beta;
+};
+cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const cublasLtMatmulAlgo_t& algo);
+
+// The plan of this call, found now if there is none (see gemm_set_search); leaves D as it was or as one plain call
+// would leave it.
+const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args);

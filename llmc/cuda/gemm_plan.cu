@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/cuda/gemm.h"
+#include "llmc/fp8.h"
 
 namespace {
 
@@ -9,6 +10,7 @@ using nlohmann::json;
 
 constexpr const char* kLayouts[] = {"forward", "dgrad", "wgrad"};
 constexpr const char* kEpilogues[] = {"none", "bias", "bias_gelu"};
+constexpr const char* kGranularities[] = {"tensor", "1x128", "128x128"};
 constexpr Dtype kDtypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3, Dtype::kE5m2};
 
 template <size_t kCount> int index_in(const char* const (&names)[kCount], const std::string& name) {
@@ -28,12 +30,33 @@ Dtype dtype_from(const std::string& name) {
 json to_json(const GemmKey& key, const GemmPlan& plan) {
     json algo = json::array();
     for (uint64_t word : plan.algo.data) algo.push_back(word);
-    return {{"layout", kLayouts[static_cast<int>(key.layout)]},
-            {"epilogue", kEpilogues[static_cast<int>(key.epilogue)]},
-            {"operands", dtype_name(key.operands)}, {"result", dtype_name(key.result)},
-            {"bias", key.bias}, {"pre", key.pre}, {"accumulate", key.accumulate},
-            {"align", {key.align_a, key.align_b, key.align_d}},
-            {"M", key.M}, {"N", key.N}, {"K", key.K}, {"algo", algo}, {"us", plan.us}};
+    json row = {{"layout", kLayouts[static_cast<int>(key.layout)]},
+                {"epilogue", kEpilogues[static_cast<int>(key.epilogue)]},
+                {"operands", dtype_name(key.a)}, {"result", dtype_name(key.result)},
+                {"bias", key.bias}, {"pre", key.pre}, {"accumulate", key.accumulate},
+                {"align", {key.align_a, key.align_b, key.align_d}},
+                {"M", key.M}, {"N", key.N}, {"K", key.K}, {"algo", algo}, {"us", plan.us}};
+    // Only with FP8: rows of other matmuls stay those of programs that knew no FP8.
+    if (is_fp8(key.a)) {
+        row["operand_b"] = dtype_name(key.b);
+        row["factors"] = {kGranularities[static_cast<int>(key.a_granularity)],
+                          kGranularities[static_cast<int>(key.b_granularity)]};
+        row["fast_accumulation"] = key.fast_accumulation;
+    }
+    return row;
+}
+
+// The fields that only rows of FP8 matmuls have.
+void read_fp8_fields(GemmKey& key, const json& row) {
+    if (!is_fp8(key.a)) return;
+    const json& factors = row.at("factors");
+    auto granularity = [&](size_t i) {
+        return static_cast<Granularity>(index_in(kGranularities, factors.at(i).get<std::string>()));
+    };
+    key.b = dtype_from(row.at("operand_b").get<std::string>());
+    key.a_granularity = granularity(0);
+    key.b_granularity = granularity(1);
+    key.fast_accumulation = row.at("fast_accumulation").get<bool>();
 }
 
 std::pair<GemmKey, GemmPlan> from_json(const json& row) {
@@ -49,13 +72,15 @@ std::pair<GemmKey, GemmPlan> from_json(const json& row) {
     const int epilogue = index_in(kEpilogues, row.at("epilogue").get<std::string>());
     GemmKey key{.layout = static_cast<GemmLayout>(layout),
                 .epilogue = static_cast<GemmEpilogue>(epilogue),
-                .operands = dtype_from(row.at("operands").get<std::string>()),
+                .a = dtype_from(row.at("operands").get<std::string>()),
+                .b = dtype_from(row.at("operands").get<std::string>()),
                 .result = dtype_from(row.at("result").get<std::string>()),
                 .bias = row.at("bias").get<bool>(), .pre = row.at("pre").get<bool>(),
                 .accumulate = row.at("accumulate").get<bool>(), .align_a = align.at(0).get<int>(),
                 .align_b = align.at(1).get<int>(), .align_d = align.at(2).get<int>(),
                 .M = row.at("M").get<int64_t>(), .N = row.at("N").get<int64_t>(),
                 .K = row.at("K").get<int64_t>()};
+    read_fp8_fields(key, row);
     return {key, plan};
 }
 
@@ -64,6 +89,8 @@ std::pair<GemmKey, GemmPlan> from_json(const json& row) {
 namespace cuda {
 
 void gemm_set_search(Ctx& ctx, bool search) { ctx.gemm->search = search; }
+
+int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
 
 std::string gemm_export_plans(Ctx& ctx) {
     json plans = json::array();

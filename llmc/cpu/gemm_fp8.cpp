@@ -1,0 +1,104 @@
+// Matmul of FP8 operands on the CPU: codes are decoded as they are packed, sums run in fp32.
+//
+// An element of a product is defined as follows. One factor a tensor: the sum of gemm_kernel.h over the decoded codes,
+// times the rounded product of the two factors. Blocks: for each run of 128 k one chain of fma from 0 in ascending k,
+// times the rounded product of the run's two factors; the runs are added in ascending order.
+#include "llmc/gemm_fp8.h"
+
+#include "llmc/cpu/gemm_tiles.h"
+
+namespace cpu {
+
+// One FP8 number; loading a vector of them decodes it, so that packing is that of every other type.
+template <Dtype format> struct Fp8Code {
+    uint8_t code;
+};
+
+template <Dtype format> inline const float* fp8_values() {
+    struct Table {
+        float value[256];
+        Table() {
+            for (int code = 0; code < 256; code++) value[code] = from_fp8(format, static_cast<uint8_t>(code));
+        }
+    };
+    static const Table table;
+    return table.value;
+}
+
+template <Dtype format> inline Vec<float> load(const Fp8Code<format>* p) {
+    __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_i32gather_ps(fp8_values<format>(), _mm256_cvtepu8_epi32(codes), 4);
+}
+
+namespace {
+
+constexpr int64_t kBlock = 128;
+
+// B's factors of one run of k, for the columns of a tile.
+void block_factors(float* factors, const GemmArgs& args, int64_t block, int64_t left, int64_t columns) {
+    const float* grid = args.B_grid.as<float>();
+    const int64_t k_blocks = round_up((args.K + kBlock - 1) / kBlock, 4);   // of kBlock128x128
+    for (int64_t j = 0; j < columns; j++) {
+        const int64_t n = left + j;
+        factors[j] = args.B_granularity == Granularity::kBlock1x128 ? grid[block * args.N + n]
+                                                                    : grid[n / kBlock * k_blocks + block];
+    }
+}
+
+// sums = or += one run of k times its factors.
+void add_block_product(const GemmArgs& args, const Tile<float>& tile, int64_t k, int64_t depth, const float* packed_a,
+                       const float* packed_b) {
+    multiply_packed(tile.rows, tile.columns, depth, packed_a, packed_b, tile.spare, tile.stride, false);
+    float column_factors[kTileColumns];
+    block_factors(column_factors, args, k / kBlock, tile.left, tile.columns);
+    const float* row_factors = args.A_grid.as<float>() + k / kBlock * args.M + tile.top;
+    for (int64_t row = 0; row < tile.rows; row++) {
+        const float* run = tile.spare + row * tile.stride;
+        float* sums = tile.sums + row * tile.stride;
+        const Vec<float> row_factor(row_factors[row]);
+        for_lanes<float>(tile.columns, [&](int64_t i, auto n) {
+            Vec<float> value = row_factor * load(column_factors + i, n) * load(run + i, n);
+            if (k > 0) value = load(sums + i, n) + value;
+            store(sums + i, value, n);
+        });
+    }
+}
+
+void multiply_sums(const Tile<float>& tile, float factor) {
+    for (int64_t row = 0; row < tile.rows; row++) {
+        float* sums = tile.sums + row * tile.stride;
+        for_lanes<float>(tile.columns,
+                         [&](int64_t i, auto n) { store(sums + i, load(sums + i, n) * Vec<float>(factor), n); });
+    }
+}
+
+template <Dtype a_format, Dtype b_format> void run_fp8(const GemmArgs& args) {
+    const Operand<Fp8Code<a_format>> a{static_cast<const Fp8Code<a_format>*>(args.A.data), args.K, false, args.M};
+    const Operand<Fp8Code<b_format>> b{static_cast<const Fp8Code<b_format>*>(args.B.data), args.K, false, args.N};
+    const bool blocks = args.A_granularity != Granularity::kTensor;
+    const float factor = blocks ? 1.0f : args.A_grid.as<float>()[0] * args.B_grid.as<float>()[0];
+    run_tiles<float>(
+        args, a, b, blocks ? kBlock : kDepth,
+        [&](const Tile<float>& tile, int64_t k, int64_t depth, const float* packed_a, const float* packed_b) {
+            if (blocks) add_block_product(args, tile, k, depth, packed_a, packed_b);
+            else add_product(tile, k, depth, packed_a, packed_b);
+        },
+        [&](const Tile<float>& tile) {
+            if (!blocks) multiply_sums(tile, factor);
+            if (args.D.dtype == Dtype::kBf16) finish_tile<bf16, bf16>(args, tile);
+            else finish_tile<bf16, float>(args, tile);
+        });
+}
+
+}  // namespace
+
+void gemm_fp8(const GemmArgs& args) {
+    const char* error = fp8_gemm_error(args);
+    CHECK(!error, "gemm M %lld N %lld K %lld: %s", (long long)args.M, (long long)args.N, (long long)args.K, error);
+    constexpr Dtype kE4m3 = Dtype::kE4m3, kE5m2 = Dtype::kE5m2;
+    if (args.A.dtype == kE5m2) run_fp8<kE5m2, kE4m3>(args);
+    else if (args.B.dtype == kE5m2) run_fp8<kE4m3, kE5m2>(args);
+    else run_fp8<kE4m3, kE4m3>(args);
+}
+
+}  // namespace cpu
