@@ -1,5 +1,6 @@
 // gelu, swiglu, and the gradient of a bias. gelu and swiglu exist twice: as plain kernels, and as producers of
 // quantised tiles; both take the arithmetic of one element from the same functions, so their bf16 bits agree.
+#include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/quantize.cuh"
 
 namespace cuda {
@@ -8,9 +9,10 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 
-// 1 / (1 + e^-x). bf16 results forgive the fast exponential and division (errors near 2^-21).
+// 1 / (1 + e^-x). bf16 results forgive the fast exponential and reciprocal (errors near 2^-21).
+constexpr float kLog2E = 1.4426950408889634f;
 template <typename T> __device__ inline float sigmoid(float x) {
-    if constexpr (std::is_same_v<T, bf16>) return __fdividef(1.0f, 1.0f + __expf(-x));
+    if constexpr (std::is_same_v<T, bf16>) return reciprocal_approx(1.0f + exp2_approx(-kLog2E * x));
     else return 1.0f / (1.0f + expf(-x));
 }
 // 1 - sigmoid(x), without the cancellation where that shows.
@@ -22,15 +24,15 @@ template <typename T> __device__ inline float sigmoid_complement(float x, float 
 // gelu in its tanh form is x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), since 1 + tanh(u) = 2 sigmoid(2u).
 constexpr float kGeluCubic = 0.044715f;
 constexpr float kGeluSlope = 1.5957691216057308f;  // 2 sqrt(2/pi)
-template <typename T> __device__ inline float gelu(float x) {
-    return x * sigmoid<T>(kGeluSlope * (x + kGeluCubic * x * x * x));
+__device__ inline float gelu_argument(float x) {
+    return x * fmaf(kGeluSlope * kGeluCubic, x * x, kGeluSlope);
 }
+template <typename T> __device__ inline float gelu(float x) { return x * sigmoid<T>(gelu_argument(x)); }
 template <typename T> __device__ inline float gelu_derivative(float x) {
-    const float u = kGeluSlope * (x + kGeluCubic * x * x * x);
-    const float s = sigmoid<T>(u);
-    return s + x * s * sigmoid_complement<T>(u, s) * kGeluSlope * (1.0f + 3.0f * kGeluCubic * x * x);
+    const float u = gelu_argument(x), s = sigmoid<T>(u);
+    const float slope = fmaf(3.0f * kGeluSlope * kGeluCubic, x * x, kGeluSlope);
+    return fmaf(x * s * sigmoid_complement<T>(u, s), slope, s);
 }
-
 
 template <typename T> __device__ inline float swiglu(float gate, float up) {
     return up * (gate * sigmoid<T>(gate));
@@ -206,7 +208,7 @@ struct GeluProducer {
     int64_t F;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ void load(const TileThread& t, int r, Raw& raw) const { raw = load_vec(in + t.offset(r, F)); }
+    __device__ void load(const TileThread& t, int r, Raw& raw) const { raw = load_vec(t.at(in, r, F)); }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float value[8];
         unpack<bf16>(raw, value);
@@ -227,8 +229,8 @@ struct GeluBackwardProducer {
 
     __device__ void columns(int64_t, Columns&) const {}
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        raw.in = load_vec(in + t.offset(r, F));
-        raw.dout = load_vec(dout + t.offset(r, F));
+        raw.in = load_vec(t.at(in, r, F));
+        raw.dout = load_vec(t.at(dout, r, F));
     }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float value[8], grad[8];
@@ -251,8 +253,8 @@ struct SwigluProducer {
 
     __device__ void columns(int64_t, Columns&) const {}
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        raw.gate = load_vec(in + t.offset(r, 2 * F));
-        raw.up = load_vec(in + t.offset(r, 2 * F) + F);
+        raw.gate = load_vec(t.at(in, r, 2 * F));
+        raw.up = load_vec(t.at(in, r, 2 * F) + F);
     }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float gate[8], up[8];
@@ -280,9 +282,9 @@ template <int outputs> struct SwigluBackwardProducer {
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
         raw.second = outputs == 1 && t.column() >= F;
         const int64_t left = raw.second ? F : 0;
-        raw.gate = load_vec(in + t.offset(r, 2 * F) - left);
-        raw.up = load_vec(in + t.offset(r, 2 * F) - left + F);
-        raw.dout = load_vec(dout + t.offset(r, F) - left);
+        raw.gate = load_vec(t.at(in, r, 2 * F) - left);
+        raw.up = load_vec(t.at(in, r, 2 * F) - left + F);
+        raw.dout = load_vec(t.at(dout, r, F) - left);
     }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[outputs]) const {
         float gate[8], up[8], grad[8];

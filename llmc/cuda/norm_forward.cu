@@ -129,7 +129,7 @@ bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, i
 
 // The result again from x and its statistics, for quantize_tiles.
 template <bool kLayer> struct NormApplyProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
+    static constexpr int kOutputs = 1, kBlocksPerSm = kLayer ? 2 : 3;   // as registers allow
     struct Raw {
         uint4 x;
         float2 statistics;
@@ -146,7 +146,7 @@ template <bool kLayer> struct NormApplyProducer {
         to.bias = kLayer && bias ? load_vec(bias + column) : uint4{};
     }
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        raw.x = load_vec_streaming(x + t.offset(r, C));
+        raw.x = load_vec_streaming(t.at(x, r, C));
         raw.statistics = make_float2(kLayer ? mean[t.row(r)] : 0.0f, rstd[t.row(r)]);
     }
     __device__ void compute(const Raw& raw, const Columns& columns, uint4 (&to)[1]) const {

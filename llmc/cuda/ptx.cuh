@@ -13,8 +13,21 @@ __device__ inline float exp2_approx(float x) {
     return result;
 }
 
+// 1 / x, relative error 2^-23; 0 for x from 2^126 on. __fdividef spends three more instructions there. "rcp.approx".
+__device__ inline float reciprocal_approx(float x) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
+
 namespace ptx {
 
+// The same pointer to global memory, but the compiler does not know how it came about.
+template <typename T> __device__ inline T* opaque(T* p) {
+    asm("mov.b64 %0, %1;" : "=l"(p) : "l"(p));
+    __builtin_assume(__isGlobal(p));
+    return p;
+}
 // Address of a shared-memory object as the 32-bit instructions below want it.
 __device__ inline uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));

@@ -19,7 +19,7 @@ template <typename T> struct CopyProducer {
     __device__ void columns(int64_t, Columns&) const {}
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
 #pragma unroll
-        for (int i = 0; i < kVectors; i++) raw.part[i] = load_vec(in + t.offset(r, C) + i * kVec<T>);
+        for (int i = 0; i < kVectors; i++) raw.part[i] = load_vec(t.at(in, r, C) + i * kVec<T>);
     }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         if constexpr (std::is_same_v<T, bf16>) {

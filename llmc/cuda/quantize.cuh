@@ -4,9 +4,10 @@
 // A tile is 128 x 128 results of X: so the transposed copy gets 128 contiguous bytes a row, and a block of every
 // granularity lies within a tile. A block has 256 threads a tile (two tiles side by side for producers with two
 // outputs). Thread t owns the 8 columns from 8 (t % 16) of 4 neighbouring rows (twice, 64 rows apart, if there is one
-// output), which is what a 4 x 4 transpose of bytes in registers wants. What lies beyond the edge of X is 0.
+// output), which is what a 4 x 4 transpose of bytes in registers wants.
 #pragma once
 #include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/reduce.cuh"
 
 namespace cuda {
@@ -38,22 +39,25 @@ struct TileOut {
     bool current, record;
 };
 
-// A thread's place in its tile. `output` columns further right lies the tile of the second output.
+// A thread's place in its tile. Rows and columns beyond the edge of X have the addresses of the last ones within: loads
+// need no condition, and a value that occurs twice changes no amax. `valid` says which are real.
 struct TileThread {
     int column_group, row_group;
+    int rows_left, groups_left;        // of X from the tile's corner on, groups of 8 columns; 128 and 16 at most
     int64_t first_row, first_column;   // of the tile
-    int rows_left;                     // of X from first_row on, at most 128
-    bool column_valid;
 
+    __device__ bool edge() const { return rows_left < kTile || groups_left < kTile / 8; }
     __device__ int row_in_tile(int r) const { return row_group * 4 + r / 4 * 64 + r % 4; }
-    __device__ int64_t row(int r) const { return first_row + row_in_tile(r); }
-    __device__ bool valid(int r) const { return column_valid && row_in_tile(r) < rows_left; }
-    __device__ int64_t column() const { return first_column + column_group * 8; }
-    // Where the thread's 8 columns of row r begin in a matrix of so many columns: most of it in 32 bits, which costs
-    // fewer registers than a row number times the columns.
-    __device__ int64_t offset(int r, int64_t columns) const {
-        const int within = row_in_tile(r) * static_cast<int>(columns) + column_group * 8;
-        return first_row * columns + first_column + within;
+    __device__ bool valid(int r) const { return column_group < groups_left && row_in_tile(r) < rows_left; }
+    __device__ int near_row(int r) const { return min(row_in_tile(r), rows_left - 1); }
+    __device__ int near_column() const { return min(column_group, groups_left - 1) * 8; }
+    __device__ int64_t row(int r) const { return first_row + near_row(r); }
+    __device__ int64_t column() const { return first_column + near_column(); }
+    // The thread's 8 columns of row r in a matrix of so many columns. From the corner it is 32 bits, so that an address
+    // costs one instruction, unless the compiler puts both parts together.
+    template <typename T> __device__ T* at(T* matrix, int r, int64_t columns) const {
+        T* corner = ptx::opaque(matrix + (first_row * columns + first_column));
+        return corner + static_cast<uint32_t>(near_row(r) * static_cast<int>(columns) + near_column());
     }
 };
 // Of a matrix of N rows, `width` columns.
@@ -62,7 +66,7 @@ __device__ inline TileThread tile_thread(int64_t row_tile, int64_t column_tile, 
     t.column_group = static_cast<int>(threadIdx.x % 16), t.row_group = static_cast<int>(threadIdx.x / 16);
     t.first_row = row_tile * kTile, t.first_column = column_tile * kTile;
     t.rows_left = static_cast<int>(min(N - t.first_row, int64_t{kTile}));
-    t.column_valid = t.column() < width;
+    t.groups_left = static_cast<int>(min(width - t.first_column, int64_t{kTile})) / 8;
     return t;
 }
 
@@ -99,7 +103,7 @@ __device__ inline void add_tile_columns(const TileOut& out, const TileThread& t,
             float x[8];
             unpack<bf16>(value[o][r], x);
 #pragma unroll
-            for (int i = 0; i < 8; i++) sum[i] += x[i];
+            for (int i = 0; i < 8; i++) sum[i] += t.valid(r) ? x[i] : 0.0f;
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 16);
@@ -227,18 +231,19 @@ template <int kOutputs>
 __device__ inline void store_transposed(const TileOut& out, const TileThread& t,
                                         const TileShared<kOutputs>& shared) {
     const int64_t width = out.C / kOutputs;
+    const int q = static_cast<int>(threadIdx.x % 8), first = static_cast<int>(threadIdx.x / 8);
+    const bool rows_valid = q * 16 < t.rows_left;
 #pragma unroll
     for (int o = 0; o < kOutputs; o++) {
+        uint8_t* corner = ptx::opaque(out.transposed + ((o * width + t.first_column) * out.N + t.first_row));
 #pragma unroll
         for (int i = 0; i < 4 / kOutputs; i++) {
-            const int piece = i * kTileThreads<kOutputs> + static_cast<int>(threadIdx.x);
-            const int c = piece / 8, q = piece % 8;
+            const int c = first + i * (kTileThreads<kOutputs> / 8);
             // The swizzle's lowest bit swaps the halves of a piece.
             const uint4 raw = load_vec(&shared.words[o][c * 32 + ((q ^ c / 16) * 4)]);
             const uint4 straight = c / 8 % 2 == 0 ? raw : make_uint4(raw.z, raw.w, raw.x, raw.y);
-            const int64_t column = t.first_column + c;
-            if (column < width && q * 16 < t.rows_left) {
-                store_vec(out.transposed + (o * width + column) * out.N + t.first_row + q * 16, straight);
+            if (rows_valid && c / 8 < t.groups_left) {
+                store_vec(corner + static_cast<uint32_t>(c * static_cast<int>(out.N) + q * 16), straight);
             }
         }
     }
@@ -284,6 +289,7 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
     if constexpr (Kind::kCount) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
+            if (!t.valid(first + j)) continue;
             if (rows) tally.add<kFormat>(value[j], row_mul[j]);
             else tally.add_columns<kFormat>(value[j], column_mul);
         }
@@ -294,17 +300,16 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             if (!t.valid(first + j)) continue;
-            *reinterpret_cast<uint2*>(out.rowwise + output + t.offset(first + j, out.C)) = bytes[j];
+            *reinterpret_cast<uint2*>(t.at(out.rowwise + output, first + j, out.C)) = bytes[j];
         }
     }
     if (out.transposed != nullptr) {
         uint32_t word[8];
         if constexpr (Kind::kRowBlocks) cast_columns<kFormat>(value, column_mul, word);
         else transpose_rows(bytes, word);
+        uint32_t* to = words + tile_word(t.column_group * 8, t.row_in_tile(first) / 4);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            words[tile_word(t.column_group * 8 + i, t.row_in_tile(first) / 4)] = word[i];
-        }
+        for (int i = 0; i < 8; i++) to[tile_word(i, 0)] = word[i];
     }
 }
 
@@ -383,27 +388,29 @@ __device__ inline void produce_tile(const Producer& producer, const TileOut& out
                                     TileValues<Producer::kOutputs>& value) {
     constexpr int kOutputs = Producer::kOutputs, kRows = kTileRows<kOutputs>;
     const int64_t width = out.C / kOutputs;
-    constexpr int kBatch = 4 / kOutputs;   // rows on their way at a time
+    constexpr int kRawBytes = sizeof(typename Producer::Raw), kBatch = kRawBytes > 32 ? 1 : 64 / kRawBytes;   // rows
     typename Producer::Columns columns;
-    if (t.column_valid) producer.columns(t.column(), columns);
+    producer.columns(t.column(), columns);
 #pragma unroll
     for (int first = 0; first < kRows; first += kBatch) {
         typename Producer::Raw raw[kBatch];
 #pragma unroll
+        for (int j = 0; j < kBatch; j++) producer.load(t, first + j, raw[j]);
+#pragma unroll
         for (int j = 0; j < kBatch; j++) {
-            if (t.valid(first + j)) producer.load(t, first + j, raw[j]);
+            uint4 x[kOutputs];
+            producer.compute(raw[j], columns, x);
+#pragma unroll
+            for (int o = 0; o < kOutputs; o++) value[o][first + j] = x[o];
         }
+    }
+    if (out.out == nullptr) return;
+    if (t.edge()) __syncthreads();   // other threads have read what this one now overwrites
 #pragma unroll
-        for (int j = 0; j < kBatch; j++) {
-            const int r = first + j;
-            uint4 x[kOutputs] = {};
-            if (t.valid(r)) producer.compute(raw[j], columns, x);
+    for (int o = 0; o < kOutputs; o++) {
 #pragma unroll
-            for (int o = 0; o < kOutputs; o++) {
-                value[o][r] = x[o];
-                if (out.out == nullptr || !t.valid(r)) continue;
-                store_vec(out.out + o * width + t.offset(r, out.C), x[o]);
-            }
+        for (int r = 0; r < kRows; r++) {
+            if (t.valid(r)) store_vec(t.at(out.out + o * width, r, out.C), value[o][r]);
         }
     }
 }
@@ -471,6 +478,7 @@ void quantize_tiles(Ctx& ctx, const Producer& producer, const QuantOut& quant, c
     TileOut tile = tile_out(quant, out, N, C, op);
     tile.state = state;
     CHECK(C % (8 * Producer::kOutputs) == 0 && C < (1 << 23), "%s: %lld columns quantised", op, (long long)C);
+    CHECK(N < (1 << 24), "%s: %lld rows quantised", op, (long long)N);
     const int64_t row_tiles = ceil_div(N, kTile), column_tiles = ceil_div(C / Producer::kOutputs, kTile);
     const dim3 grid(kTileGroup, grid_size(column_tiles), grid_size(ceil_div(row_tiles, kTileGroup)));
     with_tile_kind<kCasts>(quant, op, [&](auto kind) {

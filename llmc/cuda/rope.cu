@@ -164,7 +164,7 @@ struct RopeProducer {
         to.turned = c / in.HS < in.turned_heads;
     }
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        const bf16* at = in.qkv + t.offset(r, in.row_elems);
+        const bf16* at = t.at(in.qkv, r, in.row_elems);
         Columns where;
         columns(t.column(), where);
         raw.own = load_vec(at);
