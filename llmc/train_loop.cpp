@@ -190,9 +190,9 @@ private:
         log_ = std::make_unique<RunLog>(config_.log_file, resumed_, step_);
         flops_per_token_ = model_flops_per_token(config_, table_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
-                      .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer", .fp8_plan = fp8_text,
-                      .device = info_, .world = 1, .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
-                      .flops_per_token = flops_per_token_});
+                      .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
+                      .fp8_plan = fp8_text, .device = info_, .world = 1, .params = table_.param_elems,
+                      .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(std::string("attention: ")
                          + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())

@@ -101,7 +101,8 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
                 // operands and a handful of linears behind it: 15 % rms leave a cosine of 0.98. The few sums of a
                 // vector's gradient cancel, which leaves them less.
                 const double c = cosine(grads[i], expected[i]);
-                CHECK_MESSAGE(c > (model.table.params[i].is_vector() ? 0.95 : 0.98), model.table.params[i].name, " cosine ", c);
+                const Param& p = model.table.params[i];
+                CHECK_MESSAGE(c > (p.is_vector() ? 0.95 : 0.98), p.name, " cosine ", c);
             }
         }
     }
