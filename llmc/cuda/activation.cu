@@ -387,11 +387,12 @@ static bool quantised_swiglu_backward(Ctx& ctx, const ActivationBackwardArgs& ar
     check_quant_input(args.in, N * 2 * F, "swiglu_backward");
     check_quant_input(args.dout, N * F, "swiglu_backward");
     const bf16 *dout = args.dout.as<bf16>(), *in = args.in.as<bf16>();
-    if (args.quant.granularity == Granularity::kTensor || F % kTile == 0) {
+    if (args.quant.granularity != Granularity::kBlock1x128 || !args.quant.copies() || F % kTile == 0) {
         quantize_tiles(ctx, SwigluBackwardProducer<2>{dout, in, F}, args.quant, args.din, N, 2 * F, "swiglu_backward");
         return true;
     }
-    quantize_tiles(ctx, SwigluBackwardProducer<1>{dout, in, F}, args.quant, {}, N, 2 * F, "swiglu_backward");
+    constexpr unsigned kCasts = cast_bit(TileCast::kBlock1x128);
+    quantize_tiles<kCasts>(ctx, SwigluBackwardProducer<1>{dout, in, F}, args.quant, {}, N, 2 * F, "swiglu_backward");
     return !args.din;
 }
 

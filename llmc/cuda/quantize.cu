@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const
 __global__ void fp8_clear_kernel(Fp8Slot* slots, int64_t count, bool step, const StepState* state) {
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
+    slots[i].step_amax_bits = step ? 0 : max(slots[i].step_amax_bits, slots[i].amax_bits);
     slots[i].amax_bits = 0;
-    if (step) slots[i].step_amax_bits = 0;
 }
 
 constexpr int kUpdateThreads = 128;
@@ -168,7 +168,8 @@ void quantize(Ctx& ctx, const QuantizeArgs& args) {
     CHECK(args.state == nullptr || !args.quant.dbias, "quantize: dbias of a step that may be skipped");
     dispatch(args.in.dtype, "quantize: in", [&](auto type) {
         using T = decltype(type);
-        quantize_tiles<true>(ctx, CopyProducer<T>{args.in.as<T>(), C}, args.quant, {}, N, C, "quantize", args.state);
+        quantize_tiles<kAllCasts>(ctx, CopyProducer<T>{args.in.as<T>(), C}, args.quant, {}, N, C, "quantize",
+                                  args.state);
     });
 }
 

@@ -15,6 +15,13 @@ inline constexpr int kTile = 128;
 inline constexpr int kTileGroup = 8;   // row tiles that run side by side: 1 KB of a transposed row at a time
 
 enum class TileCast { kNone, kTensor, kBlock1x128, kBlock128x128 };
+// What is fixed at compile time. Counting is, so that a kernel that does not count pays nothing for it.
+template <TileCast cast, Dtype format, bool count> struct TileKind {
+    static constexpr TileCast kCast = cast;
+    static constexpr Dtype kFormat = format;
+    static constexpr bool kCount = count;
+    static constexpr bool kRowBlocks = cast == TileCast::kBlock1x128;   // rows and columns have factors of their own
+};
 
 // QuantOut as the kernel wants it; every pointer may be null.
 struct TileOut {
@@ -267,14 +274,14 @@ template <int kOutputs> __device__ inline uint32_t tile_amax(const TileShared<kO
     return amax;
 }
 
-// Casts four rows of the thread: the rowwise bytes to memory, the transposed ones to shared memory, the tally. With
-// kColumnMul the transposed copy has factors of its own.
-template <Dtype kFormat, bool kColumnMul>
+// Casts four rows of the thread: the rowwise bytes to memory, the transposed ones to shared memory.
+template <typename Kind>
 __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int first, int64_t output,
                                  const uint4 (&value)[4], const float (&row_mul)[4], const float* column_mul,
                                  uint32_t* words, CastTally& tally) {
-    const bool rows = !kColumnMul || out.rowwise != nullptr;
-    if (out.counts != nullptr) {   // first: after the casts the compiler would keep their products in registers
+    constexpr Dtype kFormat = Kind::kFormat;
+    const bool rows = !Kind::kRowBlocks || out.rowwise != nullptr;
+    if constexpr (Kind::kCount) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             if (rows) tally.add<kFormat>(value[j], row_mul[j]);
@@ -292,7 +299,7 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
     }
     if (out.transposed != nullptr) {
         uint32_t word[8];
-        if constexpr (kColumnMul) cast_columns<kFormat>(value, column_mul, word);
+        if constexpr (Kind::kRowBlocks) cast_columns<kFormat>(value, column_mul, word);
         else transpose_rows(bytes, word);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -301,60 +308,64 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
     }
 }
 
+// Casts what the thread owns. tile_mul: the factor of the tile, unless the kind has row blocks.
+template <typename Kind, int kOutputs>
+__device__ inline void cast_tile(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value,
+                                 float tile_mul, TileShared<kOutputs>& shared) {
+    const int64_t width = out.C / kOutputs;
+    CastTally tally;
+#pragma unroll
+    for (int o = 0; o < kOutputs; o++) {
+#pragma unroll
+        for (int r = 0; r < kTileRows<kOutputs>; r += 4) {
+            const uint4 quad[4] = {value[o][r], value[o][r + 1], value[o][r + 2], value[o][r + 3]};
+            float mul[4] = {tile_mul, tile_mul, tile_mul, tile_mul};
+            if constexpr (Kind::kRowBlocks) {
+                if (out.rowwise != nullptr) row_factors<Kind::kFormat>(out, t, r, o * width, quad, mul);
+            }
+            const float* column_mul = &shared.column_mul[o][t.column_group * 8];
+            cast_quad<Kind>(out, t, r, o * width, quad, mul, column_mul, shared.words[o], tally);
+        }
+    }
+    if constexpr (Kind::kCount) tally.add_to(out.counts);
+}
+
 // All that QuantOut asks of one tile, but for the bf16 copy. Called by every thread of the block; shared memory may be
 // used again after a barrier.
-template <Dtype kFormat, TileCast kCast, int kOutputs>
+template <typename Kind, int kOutputs>
 __device__ inline void write_tile(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value,
                                   TileShared<kOutputs>& shared) {
-    constexpr int kRows = kTileRows<kOutputs>;
-    constexpr bool kRowBlocks = kCast == TileCast::kBlock1x128;
+    constexpr Dtype kFormat = Kind::kFormat;
+    constexpr TileCast kCast = Kind::kCast;
     const bool first_thread = threadIdx.x == 0;
     const bool first_of_grid = t.first_row == 0 && t.first_column == 0 && first_thread;
     const bool block_amax = out.record || out.first_nonfinite != nullptr || kCast == TileCast::kBlock128x128;
-    const int64_t width = out.C / kOutputs;
-    const uint32_t seen = first_thread && out.record ? out.slot->amax_bits : 0;   // asked for early
 
-    [[maybe_unused]] float tile_mul = 1.0f;
-    if constexpr (kCast == TileCast::kTensor) tile_mul = tensor_factor<kFormat>(out, first_of_grid);
     if (block_amax) share_amax<kOutputs>(value, shared);
     if (out.dbias_partial != nullptr) add_tile_columns<kOutputs>(out, t, value, shared);
+    [[maybe_unused]] float tile_mul = 1.0f;
+    if constexpr (kCast == TileCast::kTensor) tile_mul = tensor_factor<kFormat>(out, first_of_grid);
     if constexpr (kCast == TileCast::kBlock128x128) {
         __syncthreads();
         const BlockFactor factor = block_factor<kFormat>(tile_amax<kOutputs>(shared));
         tile_mul = factor.quant_mul;
         if (first_thread) store_block_factor(out, t, factor.dequant_mul);
     }
-    if constexpr (kRowBlocks) {
+    if constexpr (Kind::kRowBlocks) {
         if (out.transposed != nullptr) column_factors<kFormat, kOutputs>(out, t, value, shared);
     }
-    if constexpr (kCast != TileCast::kNone) {
-        CastTally tally;
-#pragma unroll
-        for (int o = 0; o < kOutputs; o++) {
-#pragma unroll
-            for (int r = 0; r < kRows; r += 4) {
-                const uint4 quad[4] = {value[o][r], value[o][r + 1], value[o][r + 2], value[o][r + 3]};
-                float mul[4] = {tile_mul, tile_mul, tile_mul, tile_mul};
-                if constexpr (kRowBlocks) {
-                    if (out.rowwise != nullptr) row_factors<kFormat>(out, t, r, o * width, quad, mul);
-                }
-                cast_quad<kFormat, kRowBlocks>(out, t, r, o * width, quad, mul,
-                                               &shared.column_mul[o][t.column_group * 8], shared.words[o], tally);
-            }
-        }
-        if (out.counts != nullptr) {
-            tally.flush_to(out.counts);
-            if (first_of_grid) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
-        }
-    }
+    if constexpr (kCast != TileCast::kNone) cast_tile<Kind, kOutputs>(out, t, value, tile_mul, shared);
     if (block_amax || out.transposed != nullptr) __syncthreads();
     if (block_amax && first_thread) {
         const uint32_t amax = tile_amax<kOutputs>(shared);
-        if (out.record) record_amax(out.slot, amax << 16, seen);
+        if (out.record) record_amax(out.slot, amax << 16);
         if (out.first_nonfinite != nullptr && amax >= kInfinityMagnitude) atomicMin(out.first_nonfinite, out.event);
     }
     if constexpr (kCast != TileCast::kNone) {
         if (out.transposed != nullptr) store_transposed<kOutputs>(out, t, shared);
+    }
+    if constexpr (Kind::kCount) {
+        if (first_of_grid) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
     }
 }
 
@@ -372,24 +383,26 @@ __device__ inline void produce_tile(const Producer& producer, const TileOut& out
                                     TileValues<Producer::kOutputs>& value) {
     constexpr int kOutputs = Producer::kOutputs, kRows = kTileRows<kOutputs>;
     const int64_t width = out.C / kOutputs;
+    constexpr int kBatch = 4 / kOutputs;   // rows on their way at a time
     typename Producer::Columns columns;
     if (t.column_valid) producer.columns(t.column(), columns);
 #pragma unroll
-    for (int first = 0; first < kRows; first += 4) {
-        typename Producer::Raw raw[4];
+    for (int first = 0; first < kRows; first += kBatch) {
+        typename Producer::Raw raw[kBatch];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < kBatch; j++) {
             if (t.valid(first + j)) producer.load(t, first + j, raw[j]);
         }
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < kBatch; j++) {
+            const int r = first + j;
             uint4 x[kOutputs] = {};
-            if (t.valid(first + j)) producer.compute(raw[j], columns, x);
+            if (t.valid(r)) producer.compute(raw[j], columns, x);
 #pragma unroll
             for (int o = 0; o < kOutputs; o++) {
-                value[o][first + j] = x[o];
-                if (out.out == nullptr || !t.valid(first + j)) continue;
-                store_vec(out.out + o * width + t.offset(first + j, out.C), x[o]);
+                value[o][r] = x[o];
+                if (out.out == nullptr || !t.valid(r)) continue;
+                store_vec(out.out + o * width + t.offset(r, out.C), x[o]);
             }
         }
     }
@@ -401,8 +414,8 @@ __device__ inline void produce_tile(const Producer& producer, const TileOut& out
 // Traffic: the producer's inputs read; 2 bytes an element if bf16 is asked for, 1 a copy; all once.
 // Requires: rows of X and of the transposed copy in whole 16 bytes (C, N multiples of 16), aligned tensors.
 // Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are neighbours in the grid.
-template <typename Producer, Dtype kFormat, TileCast kCast>
-__global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>, Producer::kBlocksPerSm)
+template <typename Producer, typename Kind>
+__global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>, Kind::kCount ? 1 : Producer::kBlocksPerSm)
     quantize_tile_kernel(const __grid_constant__ Producer producer, const __grid_constant__ TileOut out) {
     constexpr int kOutputs = Producer::kOutputs;
     __shared__ TileShared<kOutputs> shared;
@@ -411,7 +424,7 @@ __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>, Producer::kB
     const TileThread t = tile_thread(row_tile, blockIdx.y, out.N, out.C / kOutputs);
     TileValues<kOutputs> value;
     produce_tile(producer, out, t, value);
-    write_tile<kFormat, kCast, kOutputs>(out, t, value, shared);
+    write_tile<Kind, kOutputs>(out, t, value, shared);
 }
 
 // ---- host
@@ -421,31 +434,38 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
 // The last part of dbias, after the kernel.
 void finish_dbias(Ctx& ctx, const QuantOut& quant, int64_t N, int64_t C);
 
-// Calls f with the cast and format that a request wants as compile-time constants.
-template <TileCast cast, Dtype format> struct TileKind {
-    static constexpr TileCast kCast = cast;
-    static constexpr Dtype kFormat = format;
-};
-template <bool kWeights, typename F> void with_tile_kind(const QuantOut& quant, const char* op, F&& f) {
-    if (!quant.copies()) return f(TileKind<TileCast::kNone, Dtype::kE4m3>{});
-    auto with_cast = [&](auto format) {
-        constexpr Dtype kFormat = decltype(format)::value;
+// The casts that a producer is compiled for, as a set of bits.
+constexpr unsigned cast_bit(TileCast cast) { return 1u << static_cast<int>(cast); }
+inline constexpr unsigned kActivationCasts =
+    cast_bit(TileCast::kNone) | cast_bit(TileCast::kTensor) | cast_bit(TileCast::kBlock1x128);
+inline constexpr unsigned kAllCasts = kActivationCasts | cast_bit(TileCast::kBlock128x128);
+
+// Calls f with the TileKind that a request wants.
+template <unsigned kCasts, typename F> void with_tile_kind(const QuantOut& quant, const char* op, F&& f) {
+    auto call = [&]<TileCast kCast, Dtype kFormat, bool kCount>() {
+        if constexpr ((kCasts & cast_bit(kCast)) != 0) f(TileKind<kCast, kFormat, kCount>{});
+        else CHECK(false, "%s: not made for this granularity", op);
+    };
+    if (!quant.copies()) return call.template operator()<TileCast::kNone, Dtype::kE4m3, false>();
+    auto with_cast = [&]<Dtype kFormat, bool kCount>() {
         switch (quant.granularity) {
-            case Granularity::kTensor: return f(TileKind<TileCast::kTensor, kFormat>{});
-            case Granularity::kBlock1x128: return f(TileKind<TileCast::kBlock1x128, kFormat>{});
+            case Granularity::kTensor: return call.template operator()<TileCast::kTensor, kFormat, kCount>();
+            case Granularity::kBlock1x128: return call.template operator()<TileCast::kBlock1x128, kFormat, kCount>();
             case Granularity::kBlock128x128:
-                if constexpr (kWeights) return f(TileKind<TileCast::kBlock128x128, kFormat>{});
+                return call.template operator()<TileCast::kBlock128x128, kFormat, kCount>();
         }
-        CHECK(false, "%s: blocks of 128x128 are for weights", op);
     };
     const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;
-    if (format == Dtype::kE4m3) return with_cast(std::integral_constant<Dtype, Dtype::kE4m3>{});
-    if (format == Dtype::kE5m2) return with_cast(std::integral_constant<Dtype, Dtype::kE5m2>{});
-    CHECK(false, "%s: quantised to %s", op, dtype_name(format));
+    CHECK(is_fp8(format), "%s: quantised to %s", op, dtype_name(format));
+    const bool e4m3 = format == Dtype::kE4m3, count = quant.counts != nullptr;
+    if (e4m3 && !count) with_cast.template operator()<Dtype::kE4m3, false>();
+    else if (e4m3) with_cast.template operator()<Dtype::kE4m3, true>();
+    else if (!count) with_cast.template operator()<Dtype::kE5m2, false>();
+    else with_cast.template operator()<Dtype::kE5m2, true>();
 }
 
 // X of shape (N, C) from the producer.
-template <bool kWeights = false, typename Producer>
+template <unsigned kCasts = kActivationCasts, typename Producer>
 void quantize_tiles(Ctx& ctx, const Producer& producer, const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
                     const char* op, const StepState* state = nullptr) {
     TileOut tile = tile_out(quant, out, N, C, op);
@@ -453,9 +473,8 @@ void quantize_tiles(Ctx& ctx, const Producer& producer, const QuantOut& quant, c
     CHECK(C % (8 * Producer::kOutputs) == 0 && C < (1 << 23), "%s: %lld columns quantised", op, (long long)C);
     const int64_t row_tiles = ceil_div(N, kTile), column_tiles = ceil_div(C / Producer::kOutputs, kTile);
     const dim3 grid(kTileGroup, grid_size(column_tiles), grid_size(ceil_div(row_tiles, kTileGroup)));
-    with_tile_kind<kWeights>(quant, op, [&](auto kind) {
-        using Kind = decltype(kind);
-        quantize_tile_kernel<Producer, Kind::kFormat, Kind::kCast>
+    with_tile_kind<kCasts>(quant, op, [&](auto kind) {
+        quantize_tile_kernel<Producer, decltype(kind)>
             <<<grid, kTileThreads<Producer::kOutputs>, 0, stream_of(ctx)>>>(producer, tile);
         CHECK_LAUNCH("quantize_tile_kernel");
     });
