@@ -108,10 +108,11 @@ public:
     }
     // Eight values from `column` on, counted from first_column, of a row that is row y of its group.
     __device__ void put(const uint4& x, int64_t row, int y, int column) {
-        amax_ = max_pair(amax_, amax_pair(x));
+        const uint32_t amax = amax_pair(x);
+        amax_ = max_pair(amax_, amax);
         uint2 bytes;
-        if (out_.e5m2) bytes = cast<Dtype::kE5m2>(x);
-        else bytes = cast<Dtype::kE4m3>(x);
+        if (out_.e5m2) bytes = cast<Dtype::kE5m2>(x, amax);
+        else bytes = cast<Dtype::kE4m3>(x, amax);
         if (out_.rowwise) {
             *reinterpret_cast<uint2*>(out_.rowwise + row * out_.C + first_column_ + column) = bytes;
         }
@@ -154,10 +155,17 @@ private:
     __device__ int at(int row, int column) const {
         return row * stride_ + column + (row >= kGroupRows / 2 ? 64 : 0);
     }
-    template <Dtype kFormat> __device__ uint2 cast(const uint4& x) {
-        if (out_.counts) tally_.add<kFormat>(x, quant_mul_);
-        return to_fp8x8<kFormat>(x, quant_mul_);
+    template <Dtype kFormat> __device__ uint2 cast(const uint4& x, uint32_t amax) {
+        const uint2 bytes = to_fp8x8<kFormat>(x, quant_mul_);
+        if (out_.counts) {   // value by value only where there is something to count
+            const float largest = __uint_as_float(larger_of_pair(amax) << 16) * quant_mul_;
+            const bool zeros = has_zero(bytes.x & 0x7f7f7f7fu) || has_zero(bytes.y & 0x7f7f7f7fu);
+            if (zeros || !(largest <= fp8_largest(kFormat))) tally_.add<kFormat>(x, quant_mul_);
+        }
+        return bytes;
     }
+    // Of four bytes below 128.
+    __device__ static bool has_zero(uint32_t bytes) { return ((bytes - 0x01010101u) & 0x80808080u) != 0; }
 
     const RowsOut& out_;
     uint8_t* group_;
