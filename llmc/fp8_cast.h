@@ -1,4 +1,4 @@
-// The cast to FP8 for one format known at compile time: integer selects and one addition without branches, so that a
+// The cast to FP8 for one format known at compile time: integer masks and one addition without branches, so that a
 // loop over it becomes vector code. to_fp8 is the same function behind a switch.
 #pragma once
 #include <bit>
@@ -31,6 +31,9 @@ template <Dtype format> inline uint8_t fp8_cast(float value) {
     // Subnormal ones: the addition rounds, and its last bits count multiples of the smallest number.
     const float aligned = std::bit_cast<float>(clamped) + std::bit_cast<float>(F::kAlignerBits);
     const uint32_t subnormal = std::bit_cast<uint32_t>(aligned) - F::kAlignerBits;
-    const uint32_t code = (clamped < F::kSmallestNormalBits ? subnormal : normal) | ((bits >> 24) & 0x80u);
-    return static_cast<uint8_t>(magnitude > kInfinityBits ? kFp8Nan : code);
+    // Selected by masks: the compiler would move the addition under a branch, and leave the loop scalar.
+    const uint32_t is_subnormal = -static_cast<uint32_t>(clamped < F::kSmallestNormalBits);
+    const uint32_t is_nan = -static_cast<uint32_t>(magnitude > kInfinityBits);
+    const uint32_t code = (subnormal & is_subnormal) | (normal & ~is_subnormal) | ((bits >> 24) & 0x80u);
+    return static_cast<uint8_t>((kFp8Nan & is_nan) | (code & ~is_nan));
 }

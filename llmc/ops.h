@@ -118,7 +118,7 @@ struct AmaxArgs {
     Fp8Slot* slot;
     Tensor in;   // bf16 or fp32
 };
-// amax_bits = 0 of `count` slots; step_amax_bits too if `step`.
+// Of `count` slots: step_amax_bits = max with amax_bits, or 0 if `step`; amax_bits = 0.
 struct Fp8ClearArgs {
     Fp8Slot* slots;
     int64_t count;

@@ -1,6 +1,7 @@
 // gelu, swiglu and the gradient of a bias, CPU.
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/math.h"
+#include "llmc/cpu/quantize.h"
 
 namespace cpu {
 namespace {
@@ -61,45 +62,56 @@ template <typename T> void bias_all(const BiasBackwardArgs& args) {
     add_partials_to_grad(args.dbias, partial, runs.count, C, C);
 }
 
-void check_forward(const char* op, const ActivationForwardArgs& args, Dtype T, int64_t inputs) {
+// Calls body(tag, args), whose output is there, and quantises that. Input rows have `inputs` times F elements.
+template <typename Body>
+void run_forward(const char* op, const ActivationForwardArgs& given, int64_t inputs, Body&& body) {
+    ActivationForwardArgs args = given;
+    const Dtype T = args.in.dtype;
+    const QuantResult result(op, given.quant, given.out, T, args.N, args.F);
+    args.out = result.tensor();
     check_tensor(op, "in", args.in, T, inputs * args.N * args.F);
     check_tensor(op, "out", args.out, T, args.N * args.F);
+    for_working_type(op, T, [&](auto tag) { body(tag, args); });
+    result.quantize();
 }
-void check_backward(const char* op, const ActivationBackwardArgs& args, Dtype T, int64_t inputs) {
+template <typename Body>
+void run_backward(const char* op, const ActivationBackwardArgs& given, int64_t inputs, Body&& body) {
+    ActivationBackwardArgs args = given;
+    const Dtype T = args.in.dtype;
+    const QuantResult result(op, given.quant, given.din, T, args.N, inputs * args.F);
+    args.din = result.tensor();
     check_tensor(op, "in", args.in, T, inputs * args.N * args.F);
     check_tensor(op, "din", args.din, T, inputs * args.N * args.F);
     check_tensor(op, "dout", args.dout, T, args.N * args.F);
+    for_working_type(op, T, [&](auto tag) { body(tag, args); });
+    result.quantize();
 }
 
 }  // namespace
 
 void gelu_forward(Ctx&, const ActivationForwardArgs& args) {
-    check_forward("gelu_forward", args, args.in.dtype, 1);
-    for_working_type("gelu_forward", args.in.dtype, [&](auto tag) {
-        gelu_forward_all<typename decltype(tag)::type>(args);
+    run_forward("gelu_forward", args, 1, []<typename T>(Tag<T>, const ActivationForwardArgs& complete) {
+        gelu_forward_all<T>(complete);
     });
 }
 
 void gelu_backward(Ctx&, const ActivationBackwardArgs& args) {
-    check_backward("gelu_backward", args, args.in.dtype, 1);
-    for_working_type("gelu_backward", args.in.dtype, [&](auto tag) {
-        gelu_backward_all<typename decltype(tag)::type>(args);
+    run_backward("gelu_backward", args, 1, []<typename T>(Tag<T>, const ActivationBackwardArgs& complete) {
+        gelu_backward_all<T>(complete);
     });
 }
 
 void swiglu_forward(Ctx&, const ActivationForwardArgs& args) {
-    check_forward("swiglu_forward", args, args.in.dtype, 2);
-    for_working_type("swiglu_forward", args.in.dtype, [&](auto tag) {
-#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
-        for (int64_t n = 0; n < args.N; n++) swiglu_forward_row<typename decltype(tag)::type>(args, n);
+    run_forward("swiglu_forward", args, 2, []<typename T>(Tag<T>, const ActivationForwardArgs& complete) {
+#pragma omp parallel for schedule(static) if (complete.N * complete.F >= kParallelElems)
+        for (int64_t n = 0; n < complete.N; n++) swiglu_forward_row<T>(complete, n);
     });
 }
 
 void swiglu_backward(Ctx&, const ActivationBackwardArgs& args) {
-    check_backward("swiglu_backward", args, args.in.dtype, 2);
-    for_working_type("swiglu_backward", args.in.dtype, [&](auto tag) {
-#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
-        for (int64_t n = 0; n < args.N; n++) swiglu_backward_row<typename decltype(tag)::type>(args, n);
+    run_backward("swiglu_backward", args, 2, []<typename T>(Tag<T>, const ActivationBackwardArgs& complete) {
+#pragma omp parallel for schedule(static) if (complete.N * complete.F >= kParallelElems)
+        for (int64_t n = 0; n < complete.N; n++) swiglu_backward_row<T>(complete, n);
     });
 }
 

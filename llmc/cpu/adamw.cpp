@@ -1,6 +1,6 @@
 // AdamW, initial values and casts: the operations on single elements of parameters. CPU.
 #include "llmc/adam_math.h"
-#include "llmc/cpu/common.h"
+#include "llmc/cpu/quantize.h"
 #include "llmc/rng.h"
 
 namespace cpu {
@@ -12,11 +12,12 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
     const StepState& state = *args.state;
     const auto constants = adam_constants<A>(args.beta1, args.beta2, args.eps, args.weight_decay, state.lr,
                                              state.grad_mul, state.adam_step);
-    T* param = args.param.as<T>();
+    T* param = args.param ? args.param.as<T>() : nullptr;
     A* master = args.master.as<A>();
     M *m_of = args.m.as<M>(), *v_of = args.v.as<M>();
     const G* grad = args.grad.as<G>();
-    for_pieces(args.param.elems, [&](int64_t begin, int64_t count) {
+    for_pieces(args.master.elems, [&](int64_t begin, int64_t count) {
+        uint32_t amax_bits = 0;
         for (int64_t i = begin; i < begin + count; i++) {
             A m = widen(m_of[i]), v = widen(v_of[i]), value = master[i];
             adam_update(constants, static_cast<A>(widen(grad[i])), m, v, value);
@@ -30,8 +31,11 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
                 v_of[i] = v;
             }
             master[i] = value;
-            param[i] = T(value);
+            if (param) param[i] = T(value);
+            if constexpr (!std::is_same_v<A, double>)
+                amax_bits = std::max(amax_bits, amax_bits_of(static_cast<float>(bf16(value))));
         }
+        if (args.slot) record_amax(args.slot, amax_bits);
     });
 }
 
@@ -65,12 +69,15 @@ template <typename To, typename From> To convert(From value) {
 }  // namespace
 
 void adamw(Ctx&, const AdamWArgs& args) {
-    const int64_t n = args.param.elems;
-    const bool fp64 = args.param.dtype == Dtype::kFp64;
-    check_tensor("adamw", "master", args.master, fp64 ? Dtype::kFp64 : Dtype::kFp32, n);
+    const int64_t n = args.master.elems;
+    const bool fp64 = args.master.dtype == Dtype::kFp64;
+    const Dtype param_type = args.param ? args.param.dtype : fp64 ? Dtype::kFp64 : Dtype::kBf16;
+    check_optional("adamw", "param", args.param, param_type, n);
+    check_tensor("adamw", "master", args.master, param_type == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32, n);
+    CHECK(!(fp64 && args.slot), "adamw: an FP8 slot with parameters in fp64");
     check_tensor("adamw", "m", args.m, args.m.dtype, n);
     check_tensor("adamw", "v", args.v, args.m.dtype, n);
-    for_working_type("adamw", args.param.dtype, [&](auto tag) {
+    for_working_type("adamw", param_type, [&](auto tag) {
         using T = typename decltype(tag)::type;
         check_grad<T>("adamw", "grad", args.grad, n);
         if (args.state->skip) return;

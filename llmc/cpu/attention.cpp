@@ -2,6 +2,7 @@
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/gemm_kernel.h"
 #include "llmc/cpu/math.h"
+#include "llmc/cpu/quantize.h"
 #include "llmc/cpu/threads.h"
 
 namespace cpu {
@@ -205,24 +206,26 @@ const char* attention_kernel(const Ctx&, Dtype, int64_t) { return "row by row on
 
 void attention_forward(Ctx&, const AttentionForwardArgs& args) {
     check_heads("attention_forward", args.NH, args.NKV, args.HS);
+    const int64_t N = args.B * args.T;
+    const QuantResult result("attention_forward", args.quant, args.out, args.qkv.dtype, N, args.NH * args.HS);
     for_working_type("attention_forward", args.qkv.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        const int64_t N = args.B * args.T;
         check_tensor("attention_forward", "qkv", args.qkv, dtype_of<T>,
                      N * (args.NH + 2 * args.NKV) * args.HS);
         check_tensor("attention_forward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_forward", "lse", args.lse, stat_dtype<T>, N * args.NH);
         forward<T>(args);
     });
+    result.quantize();
 }
 
 void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
     check_heads("attention_backward", args.NH, args.NKV, args.HS);
+    const int64_t N = args.B * args.T, width = (args.NH + 2 * args.NKV) * args.HS;
+    const QuantResult result("attention_backward", args.quant, args.dqkv, args.qkv.dtype, N, width);
     for_working_type("attention_backward", args.qkv.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        const int64_t N = args.B * args.T;
-        check_tensor("attention_backward", "qkv", args.qkv, dtype_of<T>,
-                     N * (args.NH + 2 * args.NKV) * args.HS);
+        check_tensor("attention_backward", "qkv", args.qkv, dtype_of<T>, N * width);
         check_tensor("attention_backward", "dqkv", args.dqkv, dtype_of<T>, args.qkv.elems);
         check_tensor("attention_backward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_backward", "dout", args.dout, dtype_of<T>, args.out.elems);
@@ -230,6 +233,7 @@ void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
         check_tensor("attention_backward", "delta", args.delta, stat_dtype<T>, N * args.NH);
         backward<T>(args);
     });
+    result.quantize();
 }
 
 }  // namespace cpu

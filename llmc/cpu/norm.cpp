@@ -1,7 +1,7 @@
 // Layernorm, rmsnorm and the per-head norm of queries and keys, CPU.
 #include <cmath>
 
-#include "llmc/cpu/common.h"
+#include "llmc/cpu/quantize.h"
 
 namespace cpu {
 namespace {
@@ -91,7 +91,10 @@ template <Kind kind, typename T> void norm_backward(const NormBackwardArgs& args
     if (args.dbias) add_partials_to_grad(args.dbias, partial + C, runs.count, 2 * C, C);
 }
 
-template <Kind kind> void run_forward(const char* op, const NormForwardArgs& args) {
+template <Kind kind> void run_forward(const char* op, const NormForwardArgs& given) {
+    NormForwardArgs args = given;
+    const QuantResult result(op, given.quant, given.out, args.in.dtype, args.N, args.C);
+    args.out = result.tensor();
     for_working_type(op, args.in.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
         const int64_t elems = args.N * args.C;
@@ -107,9 +110,11 @@ template <Kind kind> void run_forward(const char* op, const NormForwardArgs& arg
 #pragma omp parallel for schedule(static) if (elems >= kParallelElems)
         for (int64_t n = 0; n < args.N; n++) forward_row<kind, T>(args, n);
     });
+    result.quantize();
 }
 
 template <Kind kind> void run_backward(const char* op, const NormBackwardArgs& args) {
+    const QuantResult result(op, args.quant, args.dx, args.dout.dtype, args.N, args.C);
     for_working_type(op, args.dout.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
         const int64_t elems = args.N * args.C;
@@ -125,6 +130,7 @@ template <Kind kind> void run_backward(const char* op, const NormBackwardArgs& a
         check_at_least(op, "scratch", args.scratch, stat_dtype<T>, 2 * kPartialRows * args.C);
         norm_backward<kind, T>(args);
     });
+    result.quantize();
 }
 
 template <typename T> void qk_forward_row(const QkNormForwardArgs& args, int64_t n) {
@@ -198,9 +204,10 @@ void qk_norm_forward(Ctx&, const QkNormForwardArgs& args) {
 
 void qk_norm_backward(Ctx&, const QkNormBackwardArgs& args) {
     const char* op = "qk_norm_backward";
+    const int64_t width = (args.NH + 2 * args.NKV) * args.HS, elems = args.N * width;
+    const QuantResult result(op, args.quant, args.dqkv, args.in.dtype, args.N, width);
     for_working_type(op, args.in.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        const int64_t elems = args.N * (args.NH + 2 * args.NKV) * args.HS;
         check_tensor(op, "in", args.in, dtype_of<T>, elems);
         check_tensor(op, "dqkv", args.dqkv, dtype_of<T>, elems);
         check_tensor(op, "rstd", args.rstd, stat_dtype<T>, args.N * (args.NH + args.NKV));
@@ -211,6 +218,8 @@ void qk_norm_backward(Ctx&, const QkNormBackwardArgs& args) {
         check_at_least(op, "scratch", args.scratch, stat_dtype<T>, 2 * kPartialRows * args.HS);
         qk_backward<T>(args);
     });
+    result.quantize();
+    result.spoil();
 }
 
 }  // namespace cpu

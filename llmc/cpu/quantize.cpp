@@ -24,8 +24,8 @@ uint32_t magnitude(bf16 value) { return value.bits & 0x7fffu; }
 uint32_t wide_bits(uint32_t bf16_magnitude) { return bf16_magnitude << 16; }
 
 uint32_t amax_of_line(const bf16* x, int64_t count) {
-    uint32_t amax = 0;
-    for (int64_t i = 0; i < count; i++) amax = std::max(amax, magnitude(x[i]));
+    uint16_t amax = 0;   // as wide as the elements: 16 of them a vector
+    for (int64_t i = 0; i < count; i++) amax = std::max<uint16_t>(amax, x[i].bits & 0x7fff);
     return wide_bits(amax);
 }
 uint32_t amax_of_tile(const Tile& tile) {
@@ -195,8 +195,8 @@ void check_copy(const char* op, const char* name, const QuantOut& quant, const T
 
 void check_quant(const char* op, const QuantOut& quant, Dtype T, int64_t N, int64_t C) {
     CHECK(T == Dtype::kBf16, "%s: FP8 copies of a result in %s, they are made of bf16", op, dtype_name(T));
-    CHECK(C % 16 == 0 && (!quant.transposed || N % 16 == 0), "%s: FP8 copies of %lld x %lld, not multiples of 16", op,
-          (long long)N, (long long)C);
+    CHECK((!quant.copies() || C % 16 == 0) && (!quant.transposed || N % 16 == 0),
+          "%s: FP8 copies of %lld x %lld, not multiples of 16", op, (long long)N, (long long)C);
     if (quant.rowwise) check_copy(op, "rowwise", quant, quant.rowwise, quant.rowwise_grid, N, C);
     if (quant.transposed) check_copy(op, "transposed", quant, quant.transposed, quant.transposed_grid, C, N);
     CHECK(!quant.rowwise || !quant.transposed || quant.rowwise.dtype == quant.transposed.dtype,
@@ -232,6 +232,7 @@ void quantize(Ctx&, const QuantizeArgs& args) {
     const bool wide = args.in.dtype == Dtype::kFp32;
     check_tensor("quantize", "in", args.in, wide ? Dtype::kFp32 : Dtype::kBf16, args.N * args.C);
     check_quant("quantize", args.quant, Dtype::kBf16, args.N, args.C);
+    CHECK(!args.state || !args.quant.dbias, "quantize: dbias of a step that may be skipped");
     if (args.state && args.state->skip) return;
     if (!wide) return apply_quant(args.quant, args.in.as<bf16>(), args.N, args.C);
     auto rounded = make_buffer<bf16>(args.in.elems);
@@ -260,8 +261,9 @@ void amax(Ctx&, const AmaxArgs& args) {
 void fp8_clear(Ctx&, const Fp8ClearArgs& args) {
     if (args.state && args.state->skip) return;
     for (int64_t i = 0; i < args.count; i++) {
-        args.slots[i].amax_bits = 0;
-        if (args.step) args.slots[i].step_amax_bits = 0;
+        Fp8Slot& slot = args.slots[i];
+        slot.step_amax_bits = args.step ? 0 : std::max(slot.step_amax_bits, slot.amax_bits);
+        slot.amax_bits = 0;
     }
 }
 

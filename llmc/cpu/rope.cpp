@@ -1,5 +1,5 @@
 // Rotary position embedding of the CPU, in place.
-#include "llmc/cpu/common.h"
+#include "llmc/cpu/quantize.h"
 
 namespace cpu {
 namespace {
@@ -26,12 +26,16 @@ template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
 
 void run(const char* op, const RopeArgs& args, int direction) {
     CHECK(args.HS % 2 == 0, "%s: head size %lld is odd", op, (long long)args.HS);
+    const int64_t width = (args.NH + 2 * args.NKV) * args.HS;
+    const QuantResult result(op, args.quant, args.qkv, args.qkv.dtype, args.N, width);
     for_working_type(op, args.qkv.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        check_tensor(op, "qkv", args.qkv, dtype_of<T>, args.N * (args.NH + 2 * args.NKV) * args.HS);
+        check_tensor(op, "qkv", args.qkv, dtype_of<T>, args.N * width);
         check_at_least(op, "cos_sin", args.cos_sin, stat_dtype<T>, std::min(args.T, args.N) * args.HS);
         rotate<T>(args, Acc<T>(direction));
     });
+    result.quantize();
+    result.spoil();
 }
 
 }  // namespace
