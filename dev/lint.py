@@ -20,12 +20,12 @@ TEXT = CODE + (".py", ".sh", ".mk", ".md", ".yml")
 
 # Who may include whom. A file of llmc belongs to the group that lists its stem; cpu/ and cuda/ are groups of their own.
 GROUPS = {
-    "foundation": "check dtype fp8 fp8_cast rng version",
-    "base": "model_config config config_help config_rules config_table config_value schedule "
-            "shards dataloader params safetensors file_util",
+    "foundation": "check dtype fp8 fp8_cast rng version nearest",
+    "base": "model_config config config_help config_rules config_table config_table_fp8 config_value schedule "
+            "environment shards dataloader params safetensors file_util",
     "device": "device device_cpu ops adam_math arena gemm_fp8 gemm_plan",
     "cuda": "device_cuda",
-    "model": "linear decoder fp8_recipe tensor",
+    "model": "linear decoder fp8_recipe gain gain_rates tensor",
     "state": "comm comm_single comm_mpi comm_nccl zero optimizer checkpoint checkpoint_dir "
              "hf_config hf_tensors log peak_flops",
     "run": "plan trainer staging train_loop doctor",

@@ -14,6 +14,7 @@
 
 #include "llmc/check.h"
 #include "llmc/config_table.h"
+#include "llmc/nearest.h"
 
 namespace {
 
@@ -30,28 +31,6 @@ std::string dashes(std::string name) {
 }
 
 // ---- names ----
-
-// Levenshtein distance: insertions, deletions and substitutions that turn a into b.
-size_t edit_distance(const std::string& a, const std::string& b) {
-    std::vector<size_t> row(b.size() + 1);
-    for (size_t j = 0; j <= b.size(); j++) row[j] = j;
-    for (size_t i = 1; i <= a.size(); i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t j = 1; j <= b.size(); j++) {
-            size_t up = row[j];
-            row[j] = std::min({up + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
-            diagonal = up;
-        }
-    }
-    return row[b.size()];
-}
-
-std::string nearest(const std::string& word, const std::vector<std::string>& names) {
-    return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
-        return edit_distance(word, a) < edit_distance(word, b);
-    });
-}
 
 std::vector<std::string> option_names() {
     std::vector<std::string> names = {"config", "help"};
@@ -182,16 +161,37 @@ Json read_json_object(const std::string& path) {
     }
 }
 
-void collect_file(const std::string& path, Settings& settings) {
-    Json object = read_json_object(path);
+// The one key of the H200 guide's YAML files that is no option here, "use_fp8"; its other fp8_* keys are options.
+void collect_use_fp8(const std::string& path, const Json& value, bool recipe_beside, Settings& settings,
+                     std::vector<std::string>* notes) {
+    REQUIRE(value.is_boolean(), "%s: use_fp8 %s: must be true or false", path.c_str(), json_text(value).c_str());
+    const char* on = value.get<bool>() ? "true" : "false";
+    Setting& recipe = settings["fp8-recipe"];
+    if (!recipe_beside) recipe = {value.get<bool>() ? "delayed" : "none", path + ": use_fp8"};
+    const std::string word = json_text(recipe.value);
+    REQUIRE(value.get<bool>() == (json_choice(recipe.value, {"none"}) < 0),
+            "%s: \"use_fp8\": %s contradicts \"fp8_recipe\": \"%s\"", path.c_str(), on, word.c_str());
+    notes->push_back(strf("%s: use_fp8 %s is --fp8-recipe %s", path.c_str(), on, word.c_str()));
+}
+
+void collect_file(const std::string& path, Settings& settings, std::vector<std::string>* notes) {
+    const Json object = read_json_object(path);
+    const Json* use_fp8 = nullptr;
+    bool recipe_beside = false;
     for (const auto& [key, value] : object.items()) {
         std::string name = dashes(key);
+        if (name == "use-fp8") {
+            use_fp8 = &value;
+            continue;
+        }
         REQUIRE(name != "config" && name != "help", "%s: \"%s\" belongs on the command line", path.c_str(),
                 key.c_str());
         REQUIRE(find_option(name), "%s: unknown option \"%s\": did you mean \"%s\"?", path.c_str(),
                 key.c_str(), nearest(name, option_names()).c_str());
         settings[name] = {value, path + ": " + name};
+        recipe_beside = recipe_beside || name == "fp8-recipe";
     }
+    if (use_fp8) collect_use_fp8(path, *use_fp8, recipe_beside, settings, notes);
 }
 
 // ---- from settings to a configuration ----
@@ -241,6 +241,8 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
         if (found == settings.end()) continue;
         given.names.insert(row.name);
         const Setting& setting = found->second;
+        const char* reason = row.refused ? row.refused(setting.value) : nullptr;
+        REQUIRE(!reason, "%s %s: %s", setting.where.c_str(), json_text(setting.value).c_str(), reason);
         REQUIRE(row.value.set(config, setting.value), "%s %s: must be %s", setting.where.c_str(),
                 json_text(setting.value).c_str(), row.value.expects.c_str());
     }
@@ -303,7 +305,7 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     CommandLine line = read_command_line(normalise(argc, argv, &parsed.notes));
     Settings settings;
     for (const auto& [name, word] : line.options)
-        if (name == "config") collect_file(word, settings);
+        if (name == "config") collect_file(word, settings, &parsed.notes);
     collect_command_line(line, settings);
 
     const ModelPreset& preset = chosen_preset(settings, family);
@@ -315,6 +317,7 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     parsed.config = resolve(settings, preset, machine);
     judge(settings, parsed.config, machine.ranks);
     require_loaded_shape(parsed.config, machine);
+    for (std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(std::move(line));
     for (const OptionRow& row : option_table())
         if (row.gpu_only && !machine.gpu && settings.count(row.name))
             parsed.idle.push_back("--" + std::string(row.name) + ": nothing to do without a GPU");

@@ -58,7 +58,7 @@ struct Config {
     Fp8Format fp8_format = Fp8Format::kHybrid;
     int64_t fp8_margin = 0;             // factors are divided by 2^margin; delayed only
     int64_t fp8_interval = 1;           // updates between new factors; delayed only
-    int64_t fp8_amax_history_len = 1;   // optimizer steps; delayed only
+    int64_t fp8_amax_history_len = 1;   // optimizer steps; delayed with kMax only
     AmaxAlgo fp8_amax_compute_algo = AmaxAlgo::kMax;
     FastAccum fp8_fast_accum = FastAccum::kFprop;
     bool first_last_layers_bf16 = false;
@@ -100,7 +100,7 @@ struct ParsedConfig {
     bool help = false;               // --help was asked: print `text` and leave with 0
     std::string text;                // help text
     std::vector<std::string> idle;   // options that were set and have nothing to do for lack of hardware
-    std::vector<std::string> notes;  // llm.c spellings that were used: "-b is --micro-batch-size"
+    std::vector<std::string> notes;  // spellings of others that were used: "-b is --micro-batch-size"; warnings
 };
 
 // Parse a command line for one executable ("gpt2" or "llama": its presets and defaults). Reads --config FILE first,

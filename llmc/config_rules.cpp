@@ -73,6 +73,21 @@ void run_rules(const Config& c, Rules& rules) {
                   strf("--profile %lld:%lld ends before it starts", ll(c.profile_first), ll(c.profile_last)));
 }
 
+void fp8_rules(const Config& c, Rules& rules) {
+    if (c.fp8_recipe == Fp8Recipe::kNone) return;
+    rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: FP8 copies are made "
+                  "from BF16 values");
+    if (!c.first_last_layers_bf16) return;
+    rules.require(c.num_layers_at_start_in_bf16 + c.num_layers_at_end_in_bf16 > 0,
+                  "--first-last-layers-bf16 with 0 layers at the start and 0 at the end keeps nothing in BF16");
+    auto fits = [&](const char* option, int64_t layers) {
+        rules.require(layers <= c.shape.num_layers, strf("--%s %lld exceeds --num-layers %lld", option, ll(layers),
+                                                         ll(c.shape.num_layers)));
+    };
+    fits("num-layers-at-start-in-bf16", c.num_layers_at_start_in_bf16);
+    fits("num-layers-at-end-in-bf16", c.num_layers_at_end_in_bf16);
+}
+
 }  // namespace
 
 std::vector<std::string> config_errors(const Config& config, int ranks) {
@@ -82,5 +97,15 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     batch_rules(config, ranks, rules);
     schedule_rules(config, rules);
     run_rules(config, rules);
+    fp8_rules(config, rules);
     return rules.broken;
+}
+
+std::vector<std::string> config_warnings(const Config& config) {
+    std::vector<std::string> lines;
+    if (config.fp8_recipe == Fp8Recipe::kBlockwise && config.fp8_format == Fp8Format::kHybrid) {
+        lines.push_back("--fp8-recipe blockwise with --fp8-format hybrid: gradients in E5M2 have 2 mantissa bits, and "
+                        "factors per block leave no use for its range; e4m3 is the recipe's own format");
+    }
+    return lines;
 }

@@ -5,9 +5,6 @@
 
 #include "llmc/check.h"
 
-// The field of an option, for const and non-const configurations.
-#define AT(field) [](auto& c) -> auto& { return c.field; }
-
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -43,6 +40,7 @@ const char* no_wsd(const Config& c) {
 }
 const char* no_fusable_gelu(const Config& c) {
     if (c.shape.activation == Activation::kSwiglu) return "the activation is swiglu, there is no gelu";
+    if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the FP8 copies";
     return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu by itself, twice");
 }
 const char* no_sampling(const Config& c) {
@@ -374,6 +372,7 @@ const std::vector<OptionRow>& option_table() {
         add_data(rows);
         add_optimizer(rows);
         add_numbers(rows);
+        add_fp8(rows);
         add_checkpoints(rows);
         add_output(rows);
         add_other(rows);

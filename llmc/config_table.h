@@ -7,9 +7,9 @@
 
 #include "llmc/config_value.h"
 
-enum class OptionGroup { kModel, kBatch, kData, kOptimizer, kNumbers, kCheckpoint, kOutput, kOther };
-inline constexpr const char* kOptionGroupTitles[] = {"Model",   "Batch and length", "Data",   "Optimizer",
-                                                     "Numbers", "Checkpoints",      "Output", "Other"};
+enum class OptionGroup { kModel, kBatch, kData, kOptimizer, kNumbers, kFp8, kCheckpoint, kOutput, kOther };
+inline constexpr const char* kOptionGroupTitles[] = {"Model", "Batch and length", "Data",   "Optimizer", "Numbers",
+                                                     "FP8",   "Checkpoints",      "Output", "Other"};
 
 // What --resume makes of a value that differs from the checkpoint's.
 enum class OnResume {
@@ -37,12 +37,18 @@ struct OptionRow {
     const char* derived = nullptr;          // how --help says it
     // Why it has no effect under the resolved configuration, null if it acts. No function: it always acts.
     const char* (*inert)(const Config&) = nullptr;
+    // Why a value that other trainers take is refused, null if it is not such a value.
+    const char* (*refused)(const Json&) = nullptr;
     OnResume on_resume = OnResume::kReport;
     const char* llmc = nullptr;             // llm.c's option with the same meaning, "-b"
     bool gpu_only = false;                  // has nothing to do on the CPU device
 };
 
+// The field of an option, for const and non-const configurations: what the factories of config_value.h take.
+#define AT(field) [](auto& c) -> auto& { return c.field; }
+
 const std::vector<OptionRow>& option_table();
+void add_fp8(std::vector<OptionRow>& rows);              // the group FP8, in config_table_fp8.cpp
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
 // Options of llm.c that have no equal here, and what to write instead.
@@ -54,6 +60,8 @@ const std::vector<LlmcHint>& llmc_hints();
 
 // Rules between options of a resolved configuration, one line each; empty if sound. In config_rules.cpp.
 std::vector<std::string> config_errors(const Config& config, int ranks);
+// What is allowed and still worth a line in the banner.
+std::vector<std::string> config_warnings(const Config& config);
 
 // What --help prints; `defaults` is the configuration of a run without options. In config_help.cpp.
 std::string help_text(const Config& defaults, const std::string& family);

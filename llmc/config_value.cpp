@@ -96,6 +96,16 @@ std::string choices_text(const std::vector<std::string>& names) {
     return "one of " + words;
 }
 
+bool append_words(const std::string& text, char separator, std::vector<std::string>* words) {
+    for (size_t begin = 0; begin <= text.size();) {
+        const size_t end = separator ? std::min(text.find(separator, begin), text.size()) : text.size();
+        if (end == begin) return false;
+        words->push_back(text.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return true;
+}
+
 bool json_tuple(const Json& value, char separator, size_t count, std::vector<int64_t>* out) {
     out->clear();
     if (value.is_array()) {

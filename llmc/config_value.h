@@ -160,19 +160,21 @@ template <typename At> OptionValue text(At at, const std::string& metavar, const
     return v;
 }
 
-template <typename At> OptionValue text_list(At at, const std::string& metavar, const std::string& expects) {
+// One element of a list, in which `separator` stands between elements as well (0: none does). False for empty ones.
+bool append_words(const std::string& text, char separator, std::vector<std::string>* words);
+
+template <typename At>
+OptionValue text_list(At at, const std::string& metavar, const std::string& expects, char separator = 0) {
     OptionValue v;
     v.metavar = metavar;
     v.expects = expects;
     v.list = true;
     v.any_text = true;
     v.parse = [](const std::string& word) { return Json(word); };
-    v.set = [at](Config& c, const Json& json) {
+    v.set = [at, separator](Config& c, const Json& json) {
         std::vector<std::string> words;
-        for (const Json& element : json.is_array() ? json : Json::array({json})) {
-            if (!element.is_string() || element.get<std::string>().empty()) return false;
-            words.push_back(element.get<std::string>());
-        }
+        for (const Json& element : json.is_array() ? json : Json::array({json}))
+            if (!element.is_string() || !append_words(element.get<std::string>(), separator, &words)) return false;
         at(c) = words;
         return true;
     };

@@ -35,25 +35,65 @@ std::vector<double> rope_table(const ModelConfig& config, int64_t T) {
 }
 
 Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const DecoderOptions& options, Arena& arena,
-                 Tensor weights, Tensor grads)
-    : config_(config), table_(table), options_(options), arena_(arena), weights_(weights), grads_(grads),
-      stat_(stat_dtype(options.dtype)) {
+                 std::vector<Tensor> weights, Tensor grads, Fp8State& fp8)
+    : config_(config), table_(table), options_(options), arena_(arena), weights_(std::move(weights)), grads_(grads),
+      fp8_(fp8), stat_(stat_dtype(options.dtype)) {
     take_activations(arena);
 }
 
-Tensor Decoder::view(const Tensor& flat, int param) const {
+Tensor Decoder::grad(int param) const {
     if (param < 0) return {};
     const Param& p = table_.params[static_cast<size_t>(param)];
-    return flat.slice(p.offset, p.elems());
+    return grads_.slice(p.offset, p.elems());
 }
 
-Linear Decoder::linear(int weight, int bias) const {
-    const Param& p = table_.params[static_cast<size_t>(weight)];
-    return {.weight = view(weights_, weight), .bias = view(weights_, bias), .dweight = view(grads_, weight),
-            .dbias = view(grads_, bias), .in = p.cols, .out = p.rows};
+Linear Decoder::linear(int layer, LinearKind kind) const {
+    int w = table_.head, bias = -1;
+    if (kind != LinearKind::kHead) {
+        const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
+        const int weights[] = {p.qkv_weight, p.proj_weight, p.up_weight, p.down_weight};
+        const int biases[] = {p.qkv_bias, p.proj_bias, p.up_bias, p.down_bias};
+        w = weights[static_cast<int>(kind)], bias = biases[static_cast<int>(kind)];
+    }
+    const Param& p = table_.params[static_cast<size_t>(w)];
+    return {.weight = weight(w), .bias = weight(bias), .dweight = grad(w), .dbias = grad(bias), .in = p.cols,
+            .out = p.rows, .fp8 = fp8_.linear(layer, kind)};
 }
 
-Linear Decoder::head() const { return linear(table_.head, -1); }
+// ---- memory
+
+// The x of one linear kind: of one layer, or one copy shared by several, which may differ in what they need.
+Decoder::SavedX Decoder::take_x(Arena& arena, LinearKind kind, int first_layer, int layers, int64_t C,
+                                bool keep_high) {
+    const int64_t N = options_.max_batch * options_.max_seq;
+    SavedX x;
+    bool any_high = keep_high;
+    for (int l = first_layer; l < first_layer + layers; l++) {
+        const Fp8Linear* fp8 = fp8_.linear(l, kind);
+        any_high |= !fp8;
+        if (!fp8 || x.transposed.data) continue;
+        x.transposed.data = arena.take(Purpose::kActivations, fp8->x_format, N * C);
+        x.transposed.granularity = fp8->x_granularity;
+        if (fp8->x_granularity != Granularity::kTensor) {
+            x.transposed.grid = arena.take(Purpose::kActivations, Dtype::kFp32,
+                                           grid_elems(fp8->x_granularity, C, N));
+        }
+    }
+    if (any_high) x.high = arena.take(Purpose::kActivations, options_.dtype, N * C);
+    return x;
+}
+
+// What one layer uses of it, cut to N rows.
+Decoder::SavedX Decoder::x_view(const SavedX& x, int layer, LinearKind kind, int64_t N) const {
+    const Fp8Linear* fp8 = fp8_.linear(layer, kind);
+    const int64_t C = linear(layer, kind).in;
+    SavedX view{.high = rows(x.high, N * C), .transposed = {}};
+    if (!fp8) return view;
+    view.transposed = {x.transposed.data.slice(0, N * C), fp8_.slot_grid(*fp8, Fp8Role::kX), fp8->x_granularity};
+    if (fp8->x_granularity != Granularity::kTensor)
+        view.transposed.grid = x.transposed.grid.slice(0, grid_elems(fp8->x_granularity, C, N));
+    return view;
+}
 
 void Decoder::take_activations(Arena& arena) {
     const int64_t N = options_.max_batch * options_.max_seq, C = config_.hidden_size;
@@ -62,13 +102,14 @@ void Decoder::take_activations(Arena& arena) {
     const Dtype T = options_.dtype;
 
     // What a block keeps for backward. With recomputation, blocks share one copy of what is made again.
-    auto block_inner = [&](BlockActs& a) {
+    const int L = static_cast<int>(config_.num_layers);
+    auto block_inner = [&](BlockActs& a, int first, int layers) {
         if (config_.qk_norm) {
             a.qkv_raw = saved(T, N * config_.qkv_width());
             a.qk_rstd = saved(stat_, N * (config_.num_attention_heads + config_.num_query_groups));
         }
         a.qkv = saved(T, N * config_.qkv_width());
-        a.att = saved(T, N * config_.q_width());
+        a.att = take_x(arena, LinearKind::kProj, first, layers, config_.q_width(), true);
         a.lse = saved(stat_, N * config_.num_attention_heads);
         a.mid = saved(T, N * C);
         a.up = saved(T, N * config_.up_width());
@@ -79,24 +120,29 @@ void Decoder::take_activations(Arena& arena) {
             a.mean2 = saved(stat_, N);
         }
     };
-    auto norm_and_act = [&](BlockActs& a) {
-        a.norm1 = saved(T, N * C);
-        a.norm2 = saved(T, N * C);
-        a.act = saved(T, N * config_.ffn_hidden_size);
+    auto norm_and_act = [&](BlockActs& a, int first, int layers) {
+        a.norm1 = take_x(arena, LinearKind::kQkv, first, layers, C, false);
+        a.norm2 = take_x(arena, LinearKind::kUp, first, layers, C, false);
+        a.act = take_x(arena, LinearKind::kDown, first, layers, config_.ffn_hidden_size, false);
     };
     BlockActs shared;
-    if (options_.recompute != Recompute::kNone) norm_and_act(shared);
-    if (options_.recompute == Recompute::kBlock) block_inner(shared);
-    for (int64_t l = 0; l < config_.num_layers; l++) {
+    if (options_.recompute != Recompute::kNone) norm_and_act(shared, 0, L);
+    if (options_.recompute == Recompute::kBlock) block_inner(shared, 0, L);
+    for (int l = 0; l < L; l++) {
         BlockActs a = shared;
         a.x = saved(T, N * C);
-        if (options_.recompute == Recompute::kNone) norm_and_act(a);
-        if (options_.recompute != Recompute::kBlock) block_inner(a);
+        if (options_.recompute == Recompute::kNone) norm_and_act(a, l, 1);
+        if (options_.recompute != Recompute::kBlock) block_inner(a, l, 1);
         blocks_.push_back(a);
     }
     branch_ = saved(T, N * C);
     final_x_ = saved(T, N * C);
-    final_norm_ = saved(T, N * C);
+    final_norm_ = take_x(arena, LinearKind::kHead, L, 1, C, false);
+    if (const Fp8Linear* fp8 = fp8_.linear(L, LinearKind::kHead)) {
+        final_rowwise_ = {saved(fp8->x_format, N * C), fp8_.slot_grid(*fp8, Fp8Role::kX), fp8->x_granularity};
+        if (fp8->x_granularity != Granularity::kTensor)
+            final_rowwise_.grid = saved(Dtype::kFp32, grid_elems(fp8->x_granularity, N, C));
+    }
     final_rstd_ = saved(stat_, N);
     if (layer_norm) final_mean_ = saved(stat_, N);
     if (config_.position == PositionEmbedding::kRope)
@@ -115,15 +161,15 @@ void Decoder::upload_constants(Ctx& ctx) {
 Decoder::BlockActs Decoder::acts(int layer, int64_t N) const {
     const BlockActs& a = blocks_[static_cast<size_t>(layer)];
     const int64_t C = config_.hidden_size, heads = config_.num_attention_heads;
-    return {.x = rows(a.x, N * C),
-            .norm1 = rows(a.norm1, N * C), .mean1 = rows(a.mean1, N), .rstd1 = rows(a.rstd1, N),
+    return {.x = rows(a.x, N * C), .norm1 = x_view(a.norm1, layer, LinearKind::kQkv, N),
+            .mean1 = rows(a.mean1, N), .rstd1 = rows(a.rstd1, N),
             .qkv_raw = rows(a.qkv_raw, N * config_.qkv_width()),
             .qk_rstd = rows(a.qk_rstd, N * (heads + config_.num_query_groups)),
             .qkv = rows(a.qkv, N * config_.qkv_width()),
-            .att = rows(a.att, N * config_.q_width()), .lse = rows(a.lse, N * heads),
-            .mid = rows(a.mid, N * C),
-            .norm2 = rows(a.norm2, N * C), .mean2 = rows(a.mean2, N), .rstd2 = rows(a.rstd2, N),
-            .up = rows(a.up, N * config_.up_width()), .act = rows(a.act, N * config_.ffn_hidden_size)};
+            .att = x_view(a.att, layer, LinearKind::kProj, N), .lse = rows(a.lse, N * heads),
+            .mid = rows(a.mid, N * C), .norm2 = x_view(a.norm2, layer, LinearKind::kUp, N),
+            .mean2 = rows(a.mean2, N), .rstd2 = rows(a.rstd2, N),
+            .up = rows(a.up, N * config_.up_width()), .act = x_view(a.act, layer, LinearKind::kDown, N)};
 }
 
 void Decoder::ready(int layer) {
@@ -167,19 +213,65 @@ void Decoder::norm_backward(Ctx& ctx, NormBackwardArgs args, int weight_index, i
 
 // ---- forward ----
 
-void Decoder::norm1_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual, Tensor residual_out,
-                            int64_t N) {
-    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    norm_forward(ctx, {.out = a.norm1, .residual_out = residual_out, .mean = a.mean1, .rstd = a.rstd1, .in = in,
-                       .residual = residual, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0},
-                 p.norm1_weight, p.norm1_bias);
+Decoder::XUse Decoder::first_use(bool made_again) const {
+    return {.rowwise = true, .transposed = training_ && !made_again, .replay = false};
 }
 
-// norm1 -> branch = proj(attention(rope(qkv(norm1)))).
-void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t B, int64_t T) {
+// Runs the producer of x. The rowwise copy and, where nobody keeps the bf16 result, its working memory are scratch of
+// the caller's scope: they live until the matmul that follows.
+LinearOperand Decoder::make_x(Ctx& ctx, const Linear& linear, const SavedX& saved, int64_t N, XUse use,
+                              bool keep_high, const Producer& run) {
+    const Fp8Linear* fp8 = linear.fp8;
+    LinearOperand x{.high = saved.high, .fp8 = {}};
+    if (fp8) {
+        if (use.transposed) x.fp8.transposed = saved.transposed;
+        if (use.rowwise) {
+            x.fp8.rowwise = {arena_.scratch(fp8->x_format, N * linear.in), fp8_.slot_grid(*fp8, Fp8Role::kX),
+                             fp8->x_granularity};
+            if (fp8->x_granularity != Granularity::kTensor)
+                x.fp8.rowwise.grid = arena_.scratch(Dtype::kFp32, grid_elems(fp8->x_granularity, N, linear.in));
+        }
+        if (!x.high) x.high = arena_.scratch(options_.dtype, N * linear.in);
+    }
+    fp8_.produce(ctx, {.linear = fp8, .role = Fp8Role::kX, .to = x.fp8, .high = x.high, .keep_high = keep_high,
+                       .replay = use.replay, .N = N, .dbias = {}, .dbias_scratch = {}}, run);
+    return x;
+}
+
+LinearOperand Decoder::norm1_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
+                                     Tensor residual_out, int64_t N, XUse use) {
+    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
+    return make_x(ctx, linear(layer, LinearKind::kQkv), a.norm1, N, use, false, [&](Tensor out, const QuantOut& quant) {
+        norm_forward(ctx, {.out = out, .residual_out = residual_out, .mean = a.mean1, .rstd = a.rstd1, .in = in,
+                           .residual = residual, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0, .quant = quant},
+                     p.norm1_weight, p.norm1_bias);
+    });
+}
+
+LinearOperand Decoder::norm2_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
+                                     Tensor residual_out, int64_t N, XUse use) {
+    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
+    return make_x(ctx, linear(layer, LinearKind::kUp), a.norm2, N, use, false, [&](Tensor out, const QuantOut& quant) {
+        norm_forward(ctx, {.out = out, .residual_out = residual_out, .mean = a.mean2, .rstd = a.rstd2, .in = in,
+                           .residual = residual, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0, .quant = quant},
+                     p.norm2_weight, p.norm2_bias);
+    });
+}
+
+LinearOperand Decoder::activation_forward(Ctx& ctx, int layer, const BlockActs& a, int64_t N, XUse use) {
+    return make_x(ctx, linear(layer, LinearKind::kDown), a.act, N, use, false, [&](Tensor out, const QuantOut& quant) {
+        const ActivationForwardArgs args{.out = out, .in = a.up, .N = N, .F = config_.ffn_hidden_size, .quant = quant};
+        if (config_.activation == Activation::kSwiglu) ops::swiglu_forward(ctx, args);
+        else ops::gelu_forward(ctx, args);
+    });
+}
+
+// branch = proj(attention(rope(qkv(norm1)))).
+void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& norm1,
+                                     Tensor branch, int64_t B, int64_t T, bool replay) {
     const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
     const int64_t N = B * T;
-    linear_forward(ctx, linear(p.qkv_weight, p.qkv_bias), config_.qk_norm ? a.qkv_raw : a.qkv, a.norm1, N);
+    linear_forward(ctx, linear(layer, LinearKind::kQkv), config_.qk_norm ? a.qkv_raw : a.qkv, norm1, N);
     if (config_.qk_norm) {
         ops::qk_norm_forward(ctx, {.out = a.qkv, .rstd = a.qk_rstd, .in = a.qkv_raw, .q_weight = weight(p.q_norm),
                                    .k_weight = weight(p.k_norm), .N = N, .NH = config_.num_attention_heads,
@@ -187,46 +279,40 @@ void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, Te
                                    .eps = static_cast<float>(config_.norm_eps)});
     }
     if (cos_sin_) ops::rope_forward(ctx, rope_args(a.qkv, N, T));
-    ops::attention_forward(ctx, {.out = a.att, .lse = a.lse, .qkv = a.qkv, .B = B, .T = T,
-                                 .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
-                                 .HS = config_.kv_channels,
-                                 .softmax_mul = softmax_mul()});
-    linear_forward(ctx, linear(p.proj_weight, p.proj_bias), branch, a.att, N);
+    XUse use = first_use(options_.recompute == Recompute::kBlock);
+    if (replay) use = {.rowwise = true, .transposed = true, .replay = true};
+    const Linear proj = linear(layer, LinearKind::kProj);
+    const LinearOperand att = make_x(ctx, proj, a.att, N, use, true, [&](Tensor out, const QuantOut& quant) {
+        ops::attention_forward(ctx, {.out = out, .lse = a.lse, .qkv = a.qkv, .B = B, .T = T,
+                                     .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
+                                     .HS = config_.kv_channels, .softmax_mul = softmax_mul(), .quant = quant});
+    });
+    linear_forward(ctx, proj, branch, att, N);
 }
 
-void Decoder::activation_forward(Ctx& ctx, const BlockActs& a, int64_t N) {
-    const ActivationForwardArgs args{.out = a.act, .in = a.up, .N = N, .F = config_.ffn_hidden_size};
-    if (config_.activation == Activation::kSwiglu) ops::swiglu_forward(ctx, args);
-    else ops::gelu_forward(ctx, args);
-}
-
-// norm2 (already in a.norm2) -> up -> act.
-void Decoder::mlp_up_forward(Ctx& ctx, int layer, const BlockActs& a, int64_t N) {
-    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    const Linear up = linear(p.up_weight, p.up_bias);
+// norm2 of the residual stream, up, act and, the first time, branch = down(act).
+void Decoder::mlp_half_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t N, bool replay) {
+    Arena::Scope scope(ctx, arena_);
+    const bool made_again = options_.recompute != Recompute::kNone;
+    const XUse norm_use = replay ? XUse{.rowwise = true, .transposed = true, .replay = true} : first_use(made_again);
+    const LinearOperand norm2 = norm2_forward(ctx, layer, a, branch, a.x, a.mid, N, norm_use);
+    const Linear up = linear(layer, LinearKind::kUp), down = linear(layer, LinearKind::kDown);
+    LinearOperand act{.high = a.act.high, .fp8 = {}};
     if (options_.fuse_gelu) {
-        linear_gelu_forward(ctx, up, a.act, a.up, a.norm2, N);
+        linear_gelu_forward(ctx, up, a.act.high, a.up, norm2.high, N);
     } else {
-        linear_forward(ctx, up, a.up, a.norm2, N);
-        activation_forward(ctx, a, N);
+        linear_forward(ctx, up, a.up, norm2, N);
+        const XUse act_use = replay ? XUse{.rowwise = false, .transposed = true, .replay = true} : norm_use;
+        act = activation_forward(ctx, layer, a, N, act_use);
     }
+    if (!replay) linear_forward(ctx, down, branch, act, N);
 }
 
-// Attention half, norm2 and the up projection: all that backward reads, given norm1.
-void Decoder::block_inner_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t B, int64_t T) {
-    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    const int64_t N = B * T;
-    attention_half_forward(ctx, layer, a, branch, B, T);
-    norm_forward(ctx, {.out = a.norm2, .residual_out = a.mid, .mean = a.mean2, .rstd = a.rstd2, .in = branch,
-                       .residual = a.x, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0},
-                 p.norm2_weight, p.norm2_bias);
-    mlp_up_forward(ctx, layer, a, N);
-}
-
-void Decoder::forward(Ctx& ctx, const DeviceBatch& batch) {
+void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     const int64_t B = batch.B, T = batch.T, N = B * T, C = config_.hidden_size;
     CHECK(B <= options_.max_batch && T <= options_.max_seq && N > 0, "batch %lld x %lld exceeds %lld x %lld",
           (long long)B, (long long)T, (long long)options_.max_batch, (long long)options_.max_seq);
+    training_ = training;
     Tensor branch = rows(branch_, N * C), previous_mid;
     before(-1);
     ops::embedding_forward(ctx, {.out = rows(blocks_[0].x, N * C), .wte = weight(table_.wte),
@@ -234,28 +320,65 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch) {
                                  .N = N, .T = T, .C = C, .V = config_.vocab_size});
     for (int l = 0; l < config_.num_layers; l++) {
         before(l);
-        const BlockParams& p = table_.blocks[static_cast<size_t>(l)];
         const BlockActs a = acts(l, N);
-        if (l == 0) norm1_forward(ctx, l, a, a.x, {}, {}, N);
-        else norm1_forward(ctx, l, a, branch, previous_mid, a.x, N);
-        block_inner_forward(ctx, l, a, branch, B, T);
-        linear_forward(ctx, linear(p.down_weight, p.down_bias), branch, a.act, N);
+        {
+            Arena::Scope scope(ctx, arena_);
+            const XUse use = first_use(options_.recompute != Recompute::kNone);
+            const LinearOperand norm1 = l == 0 ? norm1_forward(ctx, l, a, a.x, {}, {}, N, use)
+                                               : norm1_forward(ctx, l, a, branch, previous_mid, a.x, N, use);
+            attention_half_forward(ctx, l, a, norm1, branch, B, T, false);
+        }
+        mlp_half_forward(ctx, l, a, branch, N, false);
         previous_mid = a.mid;
     }
     before(static_cast<int>(config_.num_layers));
-    norm_forward(ctx, {.out = rows(final_norm_, N * C), .residual_out = rows(final_x_, N * C),
-                       .mean = rows(final_mean_, N), .rstd = rows(final_rstd_, N), .in = branch,
-                       .residual = previous_mid, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0},
-                 table_.final_norm_weight, table_.final_norm_bias);
+    final_norm_forward(ctx, branch, previous_mid, N);
+}
+
+void Decoder::final_norm_forward(Ctx& ctx, Tensor branch, Tensor residual, int64_t N) {
+    Arena::Scope scope(ctx, arena_);
+    LinearOperand x = head_input(N);
+    if (!x.high) x.high = arena_.scratch(options_.dtype, N * config_.hidden_size);
+    if (!training_) x.fp8.transposed = {};
+    fp8_.produce(ctx, {.linear = head().fp8, .role = Fp8Role::kX, .to = x.fp8, .high = x.high, .keep_high = false,
+                       .replay = false, .N = N, .dbias = {}, .dbias_scratch = {}},
+                 [&](Tensor out, const QuantOut& quant) {
+        norm_forward(ctx, {.out = out, .residual_out = rows(final_x_, N * config_.hidden_size),
+                           .mean = rows(final_mean_, N), .rstd = rows(final_rstd_, N), .in = branch,
+                           .residual = residual, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0, .quant = quant},
+                     table_.final_norm_weight, table_.final_norm_bias);
+    });
+}
+
+// The final norm as the head reads it, forward and backward.
+LinearOperand Decoder::head_input(int64_t N) const {
+    const SavedX saved = x_view(final_norm_, static_cast<int>(config_.num_layers), LinearKind::kHead, N);
+    LinearOperand x{.high = saved.high, .fp8 = {.rowwise = {}, .transposed = saved.transposed}};
+    if (!final_rowwise_.data) return x;
+    const int64_t C = config_.hidden_size;
+    x.fp8.rowwise = final_rowwise_;
+    x.fp8.rowwise.data = final_rowwise_.data.slice(0, N * C);
+    if (final_rowwise_.granularity != Granularity::kTensor)
+        x.fp8.rowwise.grid = final_rowwise_.grid.slice(0, grid_elems(final_rowwise_.granularity, N, C));
+    return x;
 }
 
 void Decoder::logits_all(Ctx& ctx, Tensor logits, int64_t N) {
-    linear_forward(ctx, head(), logits, rows(final_norm_, N * config_.hidden_size), N);
+    linear_forward(ctx, head(), logits, head_input(N), N);
 }
 
-void Decoder::logits_row(Ctx& ctx, int64_t row, Tensor logits) {
-    const int64_t C = config_.hidden_size;
-    linear_forward(ctx, head(), logits, final_norm_.slice(row * C, C), 1);
+void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits) {
+    const int64_t C = config_.hidden_size, Vp = config_.padded_vocab();
+    if (!head().fp8) {
+        linear_forward(ctx, head(), logits, {.high = final_norm_.high.slice(row * C, C), .fp8 = {}}, 1);
+        return;
+    }
+    // FP8 grids are laid out for all rows: run them all, once per sampled token.
+    Arena::Scope scope(ctx, arena_);
+    const int64_t N = batch.B * batch.T;
+    Tensor all = arena_.scratch(options_.dtype, N * Vp);
+    logits_all(ctx, all, N);
+    device::copy_on_device(ctx, logits.data, all.slice(row * Vp, Vp).data, logits.bytes());
 }
 
 // Losses of the micro-batch into state->loss_sum; with backward, logits become their gradient.
@@ -274,100 +397,4 @@ void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state) {
     Tensor logits = arena_.scratch(options_.dtype, N * config_.padded_vocab());
     logits_all(ctx, logits, N);
     classify(ctx, batch, state, logits, false);
-}
-
-// ---- backward ----
-
-void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state) {
-    Arena::Scope scope(ctx, arena_);
-    const int64_t N = batch.B * batch.T, C = config_.hidden_size;
-    Tensor dresidual = arena_.scratch(options_.dtype, N * C);
-    {
-        Arena::Scope head_scope(ctx, arena_);
-        Tensor logits = arena_.scratch(options_.dtype, N * config_.padded_vocab());
-        Tensor dnorm = arena_.scratch(options_.dtype, N * C);
-        logits_all(ctx, logits, N);
-        classify(ctx, batch, state, logits, true);
-        linear_backward(ctx, head(), dnorm, logits, rows(final_norm_, N * C), {}, N);
-        norm_backward(ctx, {.dx = dresidual, .dresidual = {}, .dweight = {}, .dbias = {}, .scratch = {}, .dout = dnorm,
-                            .x = rows(final_x_, N * C), .mean = rows(final_mean_, N), .rstd = rows(final_rstd_, N),
-                            .weight = {}, .N = N, .C = 0},
-                      table_.final_norm_weight, table_.final_norm_bias);
-    }
-    ready(static_cast<int>(config_.num_layers));
-    for (int l = static_cast<int>(config_.num_layers) - 1; l >= 0; l--) {
-        before(l);
-        const BlockActs a = acts(l, N);
-        if (options_.recompute == Recompute::kBlock) recompute_block(ctx, l, a, batch.B, batch.T);
-        mlp_backward(ctx, l, a, dresidual, N);
-        attention_half_backward(ctx, l, a, dresidual, batch.B, batch.T);
-        ready(l);
-    }
-    ops::embedding_backward(ctx, {.dwte = grad(table_.wte), .dwpe = grad(table_.wpe), .dout = dresidual,
-                                  .tokens = batch.tokens, .token_order = batch.token_order, .N = N, .T = batch.T,
-                                  .C = C, .V = config_.vocab_size});
-    ready(-1);
-}
-
-// The same operations on the same inputs as in forward, so the same bits; only the down projection is not needed.
-void Decoder::recompute_block(Ctx& ctx, int layer, const BlockActs& a, int64_t B, int64_t T) {
-    const int64_t N = B * T;
-    norm1_forward(ctx, layer, a, a.x, {}, {}, N);
-    block_inner_forward(ctx, layer, a, rows(branch_, N * config_.hidden_size), B, T);
-}
-
-// dresidual: in d(down output) and the gradient that passes by, out the gradient of mid.
-void Decoder::mlp_backward(Ctx& ctx, int layer, const BlockActs& a, Tensor dresidual, int64_t N) {
-    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    const int64_t C = config_.hidden_size, F = config_.ffn_hidden_size;
-    Arena::Scope scope(ctx, arena_);
-    Tensor bias_scratch = bias_scratch_for(config_.up_width());
-    Tensor dact = arena_.scratch(options_.dtype, N * F);
-    if (options_.recompute == Recompute::kNormAct) {
-        activation_forward(ctx, a, N);
-        norm_forward(ctx, {.out = a.norm2, .residual_out = {}, .mean = a.mean2, .rstd = a.rstd2, .in = a.mid,
-                           .residual = {}, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0},
-                     p.norm2_weight, p.norm2_bias);
-    }
-    linear_backward(ctx, linear(p.down_weight, p.down_bias), dact, dresidual, a.act, bias_scratch, N);
-    // The gradient of `up` takes the place of `up`, which nothing reads afterwards.
-    const ActivationBackwardArgs act_args{.din = a.up, .dout = dact, .in = a.up, .N = N, .F = F};
-    if (config_.activation == Activation::kSwiglu) ops::swiglu_backward(ctx, act_args);
-    else ops::gelu_backward(ctx, act_args);
-    Tensor dnorm = arena_.scratch(options_.dtype, N * C);
-    linear_backward(ctx, linear(p.up_weight, p.up_bias), dnorm, a.up, a.norm2, bias_scratch, N);
-    norm_backward(ctx, {.dx = dresidual, .dresidual = dresidual, .dweight = {}, .dbias = {}, .scratch = {},
-                        .dout = dnorm, .x = a.mid, .mean = a.mean2, .rstd = a.rstd2, .weight = {}, .N = N, .C = 0},
-                  p.norm2_weight, p.norm2_bias);
-}
-
-// dresidual: in the gradient of mid, out the gradient of x.
-void Decoder::attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, Tensor dresidual, int64_t B,
-                                      int64_t T) {
-    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    const int64_t N = B * T, C = config_.hidden_size, NH = config_.num_attention_heads;
-    const int64_t NKV = config_.num_query_groups, HS = config_.kv_channels;
-    Arena::Scope scope(ctx, arena_);
-    Tensor bias_scratch = bias_scratch_for(std::max(C, config_.qkv_width()));
-    Tensor datt = arena_.scratch(options_.dtype, N * config_.q_width());
-    Tensor dqkv = arena_.scratch(options_.dtype, N * config_.qkv_width());
-    Tensor delta = arena_.scratch(stat_, N * NH);
-    linear_backward(ctx, linear(p.proj_weight, p.proj_bias), datt, dresidual, a.att, bias_scratch, N);
-    ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = datt, .out = a.att, .lse = a.lse,
-                                  .qkv = a.qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
-                                  .softmax_mul = softmax_mul()});
-    if (cos_sin_) ops::rope_backward(ctx, rope_args(dqkv, N, T));
-    if (config_.qk_norm) {
-        Tensor scratch = arena_.scratch(stat_, 2 * kPartialRows * HS);
-        ops::qk_norm_backward(ctx, {.dqkv = dqkv, .dq_weight = grad(p.q_norm), .dk_weight = grad(p.k_norm),
-                                    .scratch = scratch, .in = a.qkv_raw, .rstd = a.qk_rstd,
-                                    .q_weight = weight(p.q_norm), .k_weight = weight(p.k_norm), .N = N, .NH = NH,
-                                    .NKV = NKV, .HS = HS});
-    }
-    if (options_.recompute == Recompute::kNormAct) norm1_forward(ctx, layer, a, a.x, {}, {}, N);
-    Tensor dnorm = arena_.scratch(options_.dtype, N * C);
-    linear_backward(ctx, linear(p.qkv_weight, p.qkv_bias), dnorm, dqkv, a.norm1, bias_scratch, N);
-    norm_backward(ctx, {.dx = dresidual, .dresidual = dresidual, .dweight = {}, .dbias = {}, .scratch = {},
-                        .dout = dnorm, .x = a.x, .mean = a.mean1, .rstd = a.rstd1, .weight = {}, .N = N, .C = 0},
-                  p.norm1_weight, p.norm1_bias);
 }

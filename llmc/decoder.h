@@ -38,16 +38,17 @@ struct DecoderHooks {
 
 class Decoder {
 public:
-    // weights and grads: flat buffers of table.flat_elems elements, not owned. Takes its saved activations from the
-    // arena; scratch is taken and given back within each call.
+    // weights: one view per parameter, empty for those that only FP8 copies hold. grads: a flat buffer of
+    // table.flat_elems elements. Neither is owned, nor is `fp8`. Takes its saved activations from the arena; scratch is
+    // taken and given back within each call.
     Decoder(const ModelConfig& config, const ParamTable& table, const DecoderOptions& options, Arena& arena,
-            Tensor weights, Tensor grads);
+            std::vector<Tensor> weights, Tensor grads, Fp8State& fp8);
 
     // Constants of the model that live on the device (rope table). Once, after construction.
     void upload_constants(Ctx& ctx);
 
-    // Forward through all blocks, keeping what backward needs.
-    void forward(Ctx& ctx, const DeviceBatch& batch);
+    // Forward through all blocks, keeping what backward needs if `training`.
+    void forward(Ctx& ctx, const DeviceBatch& batch, bool training);
 
     // After forward: adds the losses of the counted targets to state->loss_sum.
     void loss(Ctx& ctx, const DeviceBatch& batch, StepState* state);
@@ -56,45 +57,79 @@ public:
     // state->dloss_mul).
     void loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state);
 
-    // After forward: logits (padded_vocab) T of one row of the batch, into `logits`.
-    void logits_row(Ctx& ctx, int64_t row, Tensor logits);
+    // After forward of `batch`: logits (padded_vocab) T of one of its rows, into `logits`.
+    void logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits);
     // After forward: all logits (B*T, padded_vocab) T; for tests.
     void logits_all(Ctx& ctx, Tensor logits, int64_t N);
 
-    Tensor weight(int param) const { return view(weights_, param); }
-    Tensor grad(int param) const { return view(grads_, param); }
+    Tensor weight(int param) const { return param < 0 ? Tensor{} : weights_[static_cast<size_t>(param)]; }
+    Tensor grad(int param) const;
     DecoderHooks hooks;
 
 private:
+    // The input of a linear as backward finds it: bf16, or the transposed FP8 copy, or both where others read it too.
+    struct SavedX {
+        Tensor high;
+        Fp8Operand transposed;
+    };
+    // What of an x is made now. Copies that recomputation makes again are left out of the first forward.
+    struct XUse {
+        bool rowwise, transposed, replay;
+    };
     // Saved or shared activations of one block; N rows.
     struct BlockActs {
         Tensor x;                     // (N, C) residual stream that enters the block
-        Tensor norm1, mean1, rstd1;   // (N, C), (N), (N)
+        SavedX norm1;                 // (N, C)
+        Tensor mean1, rstd1;          // (N), (N)
         Tensor qkv_raw, qk_rstd;      // with qk-norm: its input and statistics
         Tensor qkv;                   // (N, qkv) after rope
-        Tensor att, lse;              // (N, q), (B, NH, T)
+        SavedX att;                   // (N, q)
+        Tensor lse;                   // (B, NH, T)
         Tensor mid;                   // (N, C) residual stream between the halves
-        Tensor norm2, mean2, rstd2;
-        Tensor up, act;               // (N, up_width), (N, F)
+        SavedX norm2;                 // (N, C)
+        Tensor mean2, rstd2;
+        Tensor up;                    // (N, up_width)
+        SavedX act;                   // (N, F)
+    };
+    // dy of linears, as scratch. `high` may be absent.
+    struct GradBuffers {
+        Tensor high = {}, rowwise = {}, transposed = {}, rowwise_grid = {}, transposed_grid = {};
     };
 
-    Tensor view(const Tensor& flat, int param) const;
-    Linear linear(int weight, int bias) const;
-    Linear head() const;
+    Linear linear(int layer, LinearKind kind) const;
+    Linear head() const { return linear(static_cast<int>(config_.num_layers), LinearKind::kHead); }
     void take_activations(Arena& arena);
+    SavedX take_x(Arena& arena, LinearKind kind, int first_layer, int layers, int64_t C, bool keep_high);
     BlockActs acts(int layer, int64_t N) const;   // views cut to N rows
+    SavedX x_view(const SavedX& x, int layer, LinearKind kind, int64_t N) const;
+    XUse first_use(bool made_again) const;
+    LinearOperand make_x(Ctx& ctx, const Linear& linear, const SavedX& saved, int64_t N, XUse use, bool keep_high,
+                         const Producer& run);
+    GradBuffers take_grad(int64_t N, int64_t C, Tensor high, bool fp8);
+    LinearOperand make_dy(Ctx& ctx, const Linear& linear, const GradBuffers& to, int64_t N, bool keep_high,
+                          const Producer& run);
+    LinearOperand head_input(int64_t N) const;
+    static LinearOperand saved_operand(const SavedX& x) { return {.high = x.high, .fp8 = {{}, x.transposed}}; }
 
     void norm_forward(Ctx& ctx, NormForwardArgs args, int weight, int bias);
     void norm_backward(Ctx& ctx, NormBackwardArgs args, int weight, int bias);
-    void norm1_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual, Tensor residual_out,
-                       int64_t N);
-    void attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t B, int64_t T);
-    void activation_forward(Ctx& ctx, const BlockActs& a, int64_t N);
-    void mlp_up_forward(Ctx& ctx, int layer, const BlockActs& a, int64_t N);
-    void block_inner_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t B, int64_t T);
+    LinearOperand norm1_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
+                                Tensor residual_out, int64_t N, XUse use);
+    LinearOperand norm2_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
+                                Tensor residual_out, int64_t N, XUse use);
+    LinearOperand activation_forward(Ctx& ctx, int layer, const BlockActs& a, int64_t N, XUse use);
+    void attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& norm1, Tensor branch,
+                                int64_t B, int64_t T, bool replay);
+    void mlp_half_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t N, bool replay);
+    void final_norm_forward(Ctx& ctx, Tensor branch, Tensor residual, int64_t N);
+    LinearOperand head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const GradBuffers& dresidual);
     void recompute_block(Ctx& ctx, int layer, const BlockActs& a, int64_t B, int64_t T);
-    void mlp_backward(Ctx& ctx, int layer, const BlockActs& a, Tensor dresidual, int64_t N);
-    void attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, Tensor dresidual, int64_t B, int64_t T);
+    void mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const GradBuffers& dresidual, LinearOperand& dy,
+                      int64_t N);
+    void attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, const GradBuffers& dresidual,
+                                 LinearOperand& dy, int64_t B, int64_t T);
+    LinearOperand dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, const Linear& qkv, Tensor datt, Tensor dqkv,
+                                int64_t B, int64_t T);
     void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward);
     void ready(int layer);
     void before(int layer);
@@ -106,12 +141,17 @@ private:
     const ParamTable& table_;
     DecoderOptions options_;
     Arena& arena_;
-    Tensor weights_, grads_;
+    std::vector<Tensor> weights_;
+    Tensor grads_;
+    Fp8State& fp8_;
     Dtype stat_;
+    bool training_ = true;                  // of the forward that runs
     std::vector<BlockActs> blocks_;
     Tensor cos_sin_;                        // (max_seq, HS/2, 2) stat
     Tensor branch_;                         // (N, C) output of the half block that the next norm adds
-    Tensor final_x_, final_norm_, final_mean_, final_rstd_;
+    Tensor final_x_, final_mean_, final_rstd_;
+    SavedX final_norm_;
+    Fp8Operand final_rowwise_;              // with an FP8 head
 };
 
 // cos_sin[t][i] = {cos, sin}(t * f_i), f_i = base^(-2i/HS), scaled by the llama3 rule when it is on: frequencies whose

@@ -176,6 +176,7 @@ void RunLog::header(const RunHeader& h) {
                    {"arena_bytes", h.arena_bytes},
                    {"flops_per_token", exact(h.flops_per_token)},
                    {"gemm_plan_note", h.gemm_plan_note},
+                   {"fp8_plan", h.fp8_plan},
                    {"config", config}}));
 }
 
@@ -210,6 +211,21 @@ void RunLog::eval(const EvalRecord& r) {
                    {"counted_tokens", r.counted_tokens},
                    {"seconds", exact(r.seconds)}}));
     print_line(eval_line(r));
+}
+
+void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
+    step_ = step;
+    Json list = Json::array();
+    for (const Fp8TensorRecord& t : tensors) {
+        list.push_back({{"name", t.name},
+                        {"format", t.format},
+                        {"amax", exact(t.amax)},
+                        {"quant_mul", exact(t.quant_mul)},
+                        {"saturated", exact(t.saturated)},
+                        {"flushed", exact(t.flushed)},
+                        {"nonfinite", t.nonfinite}});
+    }
+    write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
 }
 
 void RunLog::checkpoint(int64_t step, const std::string& path, double seconds) {

@@ -31,16 +31,25 @@ struct EvalRecord {
     double seconds = 0;
 };
 
+// One FP8 tensor in one optimizer step.
+struct Fp8TensorRecord {
+    std::string name, format;              // "3.down.dy", "e5m2"
+    double amax = 0, quant_mul = 1;        // quant_mul: of the next step (delayed) or the latest cast; blocks: 1
+    double saturated = 0, flushed = 0;     // shares of the values cast
+    int64_t nonfinite = 0;                 // values
+};
+
 // Facts of the header record that only the loop knows.
 struct RunHeader {
     std::string command, commit, config_json, gemm_plan_note;
+    std::string fp8_plan;          // what runs in FP8 and what not, the banner's text; "" without FP8
     DeviceInfo device;
     int world = 1;
     int64_t params = 0, arena_bytes = 0;
     double flops_per_token = 0;
 };
 
-// One JSON object a line: {"type": "header" | "step" | "eval" | "checkpoint" | "event" | "sample", "step": ...,
+// One JSON object a line: {"type": "header" | "step" | "eval" | "fp8" | "checkpoint" | "event" | "sample", "step": ...,
 // fields as named in the structs above}. Doubles read back to the same bits; what JSON cannot say is the string
 // "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of the disk: exit 7.
 class RunLog {
@@ -55,6 +64,7 @@ public:
     void header(const RunHeader& header);
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
+    void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
     void checkpoint(int64_t step, const std::string& path, double seconds);
     void event(const std::string& kind, const std::string& text);   // warnings, stops; printed as well
     void sample(int64_t step, const std::string& text);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "llmc/gain.h"
 #include "llmc/trainer.h"
 
 namespace {
@@ -102,5 +103,5 @@ std::string plan_text(const Config& config, const ParamTable& table, const Memor
                      2e-12 * static_cast<double>(s.M) * static_cast<double>(s.N) * static_cast<double>(s.K)
                          * static_cast<double>(g.count));
     }
-    return text;
+    return text + fp8_dry_run_text(config, table, device);
 }

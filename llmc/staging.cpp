@@ -1,9 +1,10 @@
 #include "llmc/staging.h"
 
-Staging::Staging(const Config& config) : config_(config) {
+Staging::Staging(const Config& config, int64_t fp8_report_bytes) : config_(config) {
     const int64_t N = config.global_batch_size * config.seq_length;
     const int64_t ints_bytes = (3 * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
-    const int64_t slot_bytes = ints_bytes + 2 * 256;   // a StepState each way
+    const int64_t report_bytes = (fp8_report_bytes + 255) / 256 * 256;
+    const int64_t slot_bytes = ints_bytes + 2 * 256 + report_bytes;   // a StepState each way
     static_assert(sizeof(StepState) <= 256);
     memory_ = static_cast<char*>(device::pinned_alloc(2 * slot_bytes));
     for (size_t i = 0; i < 2; i++) {
@@ -14,6 +15,7 @@ Staging::Staging(const Config& config) : config_(config) {
         s.order = s.targets + N;
         s.inputs = new (base + ints_bytes) StepState{};
         s.result = new (base + ints_bytes + 256) StepState{};
+        if (report_bytes > 0) s.fp8_report = base + ints_bytes + 512;
         slots_[i].begin = device::event_create();
         slots_[i].done = device::event_create();
     }
@@ -42,6 +44,7 @@ Staging::Slot& Staging::fill(const DataLoader& loader, int64_t step, int64_t fir
         sort_rows_by_token(s.staged.tokens + i * B * T, B * T, config_.shape.vocab_size, s.staged.order + i * B * T,
                            scratch_);
     s.staged.lr = lr;
+    s.staged.count_fp8 = config_.fp8_health_interval > 0 && (step + 1) % config_.fp8_health_interval == 0;
     *s.staged.inputs = {};
     s.staged.inputs->lr = static_cast<float>(lr);
     s.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(s.staged.counted_tokens));

@@ -10,7 +10,8 @@
 // Two slots, used in turn, so that the host prepares a step while the device runs the one before.
 class Staging {
 public:
-    explicit Staging(const Config& config);   // pinned memory for two global batches
+    // Pinned memory for two global batches and their reports.
+    Staging(const Config& config, int64_t fp8_report_bytes);
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;

@@ -10,6 +10,8 @@
 #include <optional>
 
 #include "llmc/checkpoint.h"
+#include "llmc/environment.h"
+#include "llmc/fp8_watch.h"
 #include "llmc/log.h"
 #include "llmc/plan.h"
 #include "llmc/schedule.h"
@@ -57,7 +59,8 @@ public:
     TrainLoop(Config config, std::string family, std::string command, std::vector<std::string> idle,
               std::vector<std::string> notes)
         : config_(std::move(config)), family_(std::move(family)), command_(std::move(command)),
-          idle_(std::move(idle)), notes_(std::move(notes)), table_(make_param_table(config_.shape)) {}
+          idle_(std::move(idle)), notes_(std::move(notes)), table_(make_param_table(config_.shape)),
+          fp8_plan_(make_fp8_plan(config_, table_)) {}
 
     ~TrainLoop() {
         staging_.reset();
@@ -111,6 +114,8 @@ private:
         device::device_open(ctx_, 0);
         opened_ = true;
         info_ = device::device_info(0);
+        const std::string fp8_error = fp8_device_error(fp8_plan_, info_);
+        REQUIRE(fp8_error.empty(), "%s", fp8_error.c_str());
         device::gemm_set_search(ctx_, config_.gemm_search);
         plan_ = plan_memory(config_, table_);
         const int64_t free_bytes = device::device_free_bytes();
@@ -121,7 +126,7 @@ private:
         arena_memory_ = device::device_alloc(plan_.arena_bytes);
         arena_ = Arena(arena_memory_, plan_.arena_bytes);
         trainer_ = std::make_unique<Trainer>(config_, table_, arena_);
-        staging_ = std::make_unique<Staging>(config_);
+        staging_ = std::make_unique<Staging>(config_, trainer_->fp8().report_bytes());
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
         trainer_->decoder().upload_constants(ctx_);
         // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
@@ -133,7 +138,7 @@ private:
         trainer_->optimizer().initialise(ctx_);
         if (!config_.load.empty()) {
             load_hf_weights(config_.load, config_.shape, table_, trainer_->optimizer().access(ctx_));
-            trainer_->optimizer().weights_from_masters(ctx_);
+            trainer_->optimizer().weights_from_masters(ctx_, true);
         }
     }
 
@@ -161,6 +166,7 @@ private:
         device_state.adam_step = state.at("adam_step").get<int64_t>();
         device::copy_to_device(ctx_, trainer_->state(), &device_state, sizeof(StepState));
         device::synchronize(ctx_);
+        restore_fp8(state);
         const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
         if (!reason.empty()) notes_.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
         saved_step_ = step_;
@@ -169,13 +175,23 @@ private:
         return true;
     }
 
+    // FP8 weights follow from the masters; what was made by another recipe starts anew, and the log says so.
+    void restore_fp8(const Json& state) {
+        Fp8State& fp8 = trainer_->fp8();
+        fp8.initialise(ctx_);
+        const std::string changed = fp8.import_json(ctx_, state.value("fp8", Json{{"recipe", "none"}}).dump());
+        if (!changed.empty()) notes_.push_back("FP8 state of the checkpoint not used: " + changed);
+        trainer_->optimizer().weights_from_masters(ctx_, !changed.empty());
+    }
+
     void open_log() {
-        std::printf("%s", config_to_text(config_, family_).c_str());
+        const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
+        std::printf("%s%s", config_to_text(config_, family_).c_str(), fp8_text.c_str());
         log_ = std::make_unique<RunLog>(config_.log_file, resumed_, step_);
         flops_per_token_ = model_flops_per_token(config_, table_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
-                      .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer", .device = info_,
-                      .world = 1, .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
+                      .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer", .fp8_plan = fp8_text,
+                      .device = info_, .world = 1, .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
                       .flops_per_token = flops_per_token_});
         notes_.push_back(std::string("attention: ")
                          + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
@@ -203,6 +219,7 @@ private:
         device::event_record(ctx_, staging_->slot(step_).begin);
         Staging::Slot& slot = staging_->fill(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count,
                                              learning_rate(config_, step_));
+        if (fp8_plan_.on() && sealed_allocations_ < 0) fp8_watch_.before_first_step(ctx_);
         device::range_push("step");
         trainer_->step(ctx_, slot.staged);
         device::range_pop();
@@ -225,6 +242,8 @@ private:
     void seal_or_check_memory() {
         if (sealed_allocations_ < 0) {
             drain();
+            if (fp8_plan_.on())
+                log_->event("note", fp8_watch_.after_first_step(ctx_, trainer_->executed_micro_batches()));
             CHECK(arena_.peak_bytes() == plan_.arena_bytes, "the plan says %lld bytes, the arena used %lld",
                   (long long)plan_.arena_bytes, (long long)arena_.peak_bytes());
             sealed_allocations_ = device::allocation_count();
@@ -283,6 +302,7 @@ private:
         skips_ += r.skipped ? 1 : 0;
         r.skips = skips_;
         r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
+        fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
         if (consecutive_skips_ > config_.max_skips) {
             FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips "
@@ -334,6 +354,7 @@ private:
             {"skips", skips_},
             {"config", Json::parse(config_to_json(config_, family_))},
             {"train_data", Json::parse(train_->fingerprint_json())},
+            {"fp8", Json::parse(trainer_->fp8().export_json(ctx_))},
             {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
             {"commit", kBuildCommit},
         };
@@ -371,6 +392,8 @@ private:
     const std::vector<std::string> idle_;
     std::vector<std::string> notes_;
     const ParamTable table_;
+    const Fp8Plan fp8_plan_;              // what the options ask for
+    Fp8Watch fp8_watch_{config_, fp8_plan_};
     Ctx ctx_;
     bool opened_ = false;
     DeviceInfo info_;
@@ -405,6 +428,7 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
             std::printf("%s", parsed.text.c_str());
             return kExitOk;
         }
+        for (std::string& line : environment_lines(machine.ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
         std::string command;
         for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
         for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal_number, on_stop_signal);

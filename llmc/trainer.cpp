@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "llmc/rng.h"
 
@@ -20,8 +21,9 @@ StepState* take_state(Arena& arena) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena)
-    : config_(config), shape_(config.shape), optimizer_(config, table, arena),
-      decoder_(config.shape, table, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads()) {
+    : config_(config), shape_(config.shape), fp8_(config, running_fp8_plan(config, table), arena),
+      optimizer_(config, table, arena, fp8_),
+      decoder_(config.shape, table, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_) {
     inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32, 3 * config.micro_batch_size * config.seq_length);
     logits_ = arena.take(Purpose::kInputs, config.dtype, config.shape.padded_vocab());
     state_ = take_state(arena);
@@ -41,24 +43,42 @@ DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targ
             .bad_tokens = &state->bad_tokens, .B = B, .T = config_.seq_length};
 }
 
+void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
+    const int64_t B = config_.micro_batch_size, at = number * B * config_.seq_length;
+    const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at, B, state_);
+    fp8_.begin_micro_batch(ctx, number, phase);
+    device::range_push("forward");
+    decoder_.forward(ctx, batch, true);
+    device::range_pop();
+    device::range_push("backward");
+    decoder_.loss_and_backward(ctx, batch, state_);
+    device::range_pop();
+    executed_micro_batches_++;
+}
+
 void Trainer::step(Ctx& ctx, const StagedStep& staged) {
-    const int64_t B = config_.micro_batch_size, N = B * config_.seq_length;
+    executed_micro_batches_ = 0;
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
     optimizer_.zero_grads(ctx);
-    for (int64_t i = 0; i < staged.micro_batches; i++) {
-        const DeviceBatch batch = upload(ctx, staged.tokens + i * N, staged.targets + i * N, staged.order + i * N, B,
-                                         state_);
-        device::range_push("forward");
-        decoder_.forward(ctx, batch);
+    fp8_.begin_step(ctx, staged.count_fp8);
+    if (fp8_.needs_priming()) {
+        // Delayed scaling needs amaxes before its first cast: the first micro-batch in current scaling, of which only
+        // they are kept.
+        StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
+        device::range_push("priming");
+        micro_batch(ctx, staged, 0, Fp8Phase::kPriming);
         device::range_pop();
-        device::range_push("backward");
-        decoder_.loss_and_backward(ctx, batch, state_);
-        device::range_pop();
+        ctx.recorder = recorder;
+        fp8_.finish_priming(ctx);
+        device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
+        optimizer_.zero_grads(ctx);
     }
+    for (int64_t i = 0; i < staged.micro_batches; i++) micro_batch(ctx, staged, i, Fp8Phase::kTraining);
     device::range_push("update");
     optimizer_.update(ctx, state_);
     device::range_pop();
     device::copy_to_host(ctx, staged.result, state_, sizeof(StepState));
+    if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
 }
 
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
@@ -70,7 +90,8 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
             result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
         }
         const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, B, eval_state_);
-        decoder_.forward(ctx, batch);
+        fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
+        decoder_.forward(ctx, batch, false);
         decoder_.loss(ctx, batch, eval_state_);
         device::synchronize(ctx);   // the staging memory is read again by the next round
     }
@@ -94,8 +115,10 @@ std::vector<int32_t> Trainer::generate(Ctx& ctx, std::vector<int32_t> prompt, in
             std::fill(staging.tokens, staging.tokens + T, 0);
             std::copy(text.end() - length, text.end(), staging.tokens);
         }
-        decoder_.forward(ctx, upload(ctx, staging.tokens, nullptr, nullptr, 1, eval_state_));
-        decoder_.logits_row(ctx, length - 1, logits_);
+        const DeviceBatch batch = upload(ctx, staging.tokens, nullptr, nullptr, 1, eval_state_);
+        fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
+        decoder_.forward(ctx, batch, false);
+        decoder_.logits_row(ctx, batch, length - 1, logits_);
         device::copy_to_host(ctx, raw.data(), logits_.data, logits_.bytes());
         device::synchronize(ctx);
         for (int64_t v = 0; v < V; v++) {

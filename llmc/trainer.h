@@ -16,6 +16,8 @@ struct StagedStep {
     int32_t* order = nullptr;
     StepState* inputs = nullptr;   // host part of StepState, copied in at the start of the step
     StepState* result = nullptr;   // copied out at its end
+    void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
+    bool count_fp8 = false;        // the report has counts
     int64_t micro_batches = 0;
     int64_t counted_tokens = 0;
     double lr = 0;
@@ -42,20 +44,27 @@ public:
 
     Decoder& decoder() { return decoder_; }
     Optimizer& optimizer() { return optimizer_; }
+    Fp8State& fp8() { return fp8_; }
+    // Micro-batches of the latest step that ran, the one that primed delayed scaling included.
+    int64_t executed_micro_batches() const { return executed_micro_batches_; }
     StepState* state() { return state_; }
 
 private:
     DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order, int64_t B,
                        StepState* state);
 
+    void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
+
     const Config& config_;
     const ModelConfig& shape_;
+    Fp8State fp8_;
     Optimizer optimizer_;
     Decoder decoder_;
     Tensor inputs_;          // (3, B*T) int32: tokens, targets, order
     Tensor logits_;          // (Vp) T: one row, for sampling
     StepState* state_;       // device
     StepState* eval_state_;  // device
+    int64_t executed_micro_batches_ = 0;
 };
 
 // Index drawn from softmax(logits / temperature) with u uniform in [0, 1); temperature 0 takes the largest.

@@ -1,125 +1,12 @@
 // Options: the frozen list, every way to write a value, what is refused and how it is said, resolved configurations.
-#include "tests/doctest.h"
-
-#include <unistd.h>
+#include "tests/config_test.h"
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <sstream>
 
-#include "llmc/config.h"
-#include "llmc/config_table.h"
-
 namespace {
-
-namespace fs = std::filesystem;
-using Words = std::vector<std::string>;
-
-ParsedConfig parse(const std::string& family, const Words& words, const Machine& machine = {}) {
-    std::vector<const char*> argv = {"train"};
-    for (const std::string& word : words) argv.push_back(word.c_str());
-    return parse_config(static_cast<int>(argv.size()), argv.data(), family, machine);
-}
-
-// The message of the error that these options must give (exit 2); "" if they are taken.
-std::string refusal(const std::string& family, const Words& words, const Machine& machine = {}) {
-    try {
-        parse(family, words, machine);
-        return "";
-    } catch (const Error& error) {
-        CHECK_MESSAGE(error.exit_code == kExitBadInput, error.what());
-        return error.what();
-    }
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-Words joined(Words a, const Words& b) {
-    a.insert(a.end(), b.begin(), b.end());
-    return a;
-}
-
-// A file of the test, removed with it.
-struct TempFile {
-    std::string path;
-    explicit TempFile(const std::string& text) {
-        static int count = 0;
-        path = (fs::temp_directory_path() / strf("llmc_config_%d_%d.json", getpid(), count++)).string();
-        std::ofstream(path) << text;
-    }
-    ~TempFile() { fs::remove(path); }
-};
-
-// For every option: two values that differ from its default, and what it needs beside it to act.
-struct Sample {
-    Words values;
-    Words beside;
-};
-
-const std::map<std::string, Sample>& samples() {
-    static const Words rope = {"--position-embedding-type", "rope"};
-    static const Words scaled = joined(rope, {"--rope-scaling-factor", "8"});
-    static const Words valid = {"--valid-data", "v"};
-    static const Words save = {"--save", "out"};
-    static const std::map<std::string, Sample> table = {
-        {"model", {{"gpt2-tiny", "gpt2-350M"}, {}}},          {"num-layers", {{"1", "7"}, {}}},
-        {"hidden-size", {{"384", "1536"}, {}}},               {"swiglu", {{"true"}, {}}},
-        {"ffn-hidden-size", {{"8", "1000"}, {}}},             {"num-attention-heads", {{"6", "24"}, {}}},
-        {"num-query-groups", {{"1", "4"}, {}}},               {"kv-channels", {{"128", "8"}, {}}},
-        {"vocab-size", {{"2", "50304"}, {}}},                 {"seq-length", {{"1", "511"}, {}}},
-        {"max-position-embeddings", {{"2048", "1100"}, {}}},  {"normalization", {{"RMSNorm"}, {}}},
-        {"norm-epsilon", {{"1e-6", "0.000123456789012345"}, {}}},
-        {"position-embedding-type", {{"rope"}, {}}},          {"rotary-base", {{"500000", "12345.678"}, rope}},
-        {"rope-scaling-factor", {{"8", "32.5"}, rope}},
-        {"rope-scaling-low-freq-factor", {{"2", "0.5"}, scaled}},
-        {"rope-scaling-high-freq-factor", {{"8", "4.5"}, scaled}},
-        {"rope-scaling-original-max-positions", {{"4096", "1"}, scaled}},
-        {"qk-layernorm", {{"true"}, {}}},                     {"disable-bias-linear", {{"true"}, {}}},
-        {"untie-embeddings-and-output-weights", {{"true"}, {}}},
-        {"init-method-std", {{"0.01", "0.006"}, {}}},         {"micro-batch-size", {{"1", "3"}, {}}},
-        {"global-batch-size", {{"32", "1024"}, {}}},
-        {"rampup-batch-size", {{"8 8 1000", "16 24 1"}, {"--global-batch-size", "64"}}},
-        {"train-iters", {{"77", "1"}, {}}},                   {"epochs", {{"1", "0.3"}, {}}},
-        {"train-data", {{"a/*.bin", "b"}, {}}},               {"valid-data", {{"v/*.bin", "w"}, {}}},
-        {"token-dtype", {{"uint16", "uint32"}, {}}},          {"eval-interval", {{"0", "33"}, valid}},
-        {"eval-iters", {{"1", "1000"}, valid}},               {"lr", {{"1e-3", "0.1"}, {}}},
-        {"min-lr", {{"0", "1.7e-5"}, {}}},
-        {"lr-decay-style", {{"constant", "wsd", "linear"}, {}}},
-        {"lr-warmup-iters", {{"3", "70"}, {}}},
-        {"lr-wsd-decay-iters", {{"5", "20"}, {"--lr-decay-style", "wsd"}}},
-        {"weight-decay", {{"0", "0.01"}, {}}},                {"adam-beta1", {{"0", "0.85"}, {}}},
-        {"adam-beta2", {{"0.999", "0.98"}, {}}},              {"adam-eps", {{"1e-5", "3e-9"}, {}}},
-        {"clip-grad", {{"0", "0.5"}, {}}},                    {"max-skips", {{"0", "3"}, {}}},
-        {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
-        {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block"}, {}}},
-        {"gemm-search", {{"off"}, {}}},                       {"fuse-gelu", {{"true"}, {}}},
-        {"seed", {{"0", "18446744073709551615"}, {}}},        {"save", {{"out", "ckpt dir"}, {}}},
-        {"save-interval", {{"0", "20"}, save}},               {"keep", {{"1", "5"}, save}},
-        {"load", {{"hf", "other"}, {}}},                      {"resume", {{"auto", "out/step-1"}, save}},
-        {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
-        {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},
-        {"sample-tokens", {{"1", "100"}, {"--sample-every", "10"}}},
-        {"dry-run", {{"true"}, {}}},                          {"profile", {{"1:1", "3:50"}, {}}},
-        {"overfit-one-batch", {{"true"}, {}}},
-    };
-    return table;
-}
-
-// What a run needs beside the option under test.
-Words base(const std::string& option) {
-    Words words;
-    if (option != "train-data") words = {"--train-data", "t"};
-    if (option != "train-iters" && option != "epochs") words = joined(words, {"--train-iters", "100"});
-    return words;
-}
-
-// The option under test, what it needs, and what every run needs.
-Words run_with(const std::string& name, const std::string& value) {
-    return joined(joined(base(name), samples().at(name).beside), {"--" + name + "=" + value});
-}
 
 std::string option_lines() {
     std::string text;
@@ -155,7 +42,7 @@ TEST_CASE("config: every option parses on the command line and in a file, and ro
         REQUIRE(samples().count(row.name) == 1);
         for (const std::string& value : samples().at(row.name).values) {
             CAPTURE(value);
-            Words without = joined(base(row.name), samples().at(row.name).beside);
+            Words without = joined(base(row.name), beside(row.name));
             Config config = parse("gpt2", run_with(row.name, value)).config;
             Json got = row.value.get(config);
             Config check = config;
@@ -245,6 +132,7 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--fuse-gelu", "--swiglu"}, "--fuse-gelu", "swiglu"},
         {"llama", {"--fuse-gelu=false"}, "--fuse-gelu", "swiglu"},
         {"gpt2", {"--fuse-gelu", "--recompute", "norm-act"}, "--fuse-gelu", "norm-act"},
+        {"gpt2", {"--fuse-gelu", "--fp8-recipe", "delayed"}, "--fuse-gelu", "FP8"},
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
         {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
         {"gpt2", {"--keep", "3"}, "--keep", "--save"},
@@ -271,9 +159,9 @@ TEST_CASE("config: an option without effect is refused with the reason") {
     CHECK(refusal("gpt2", base("")) == "");
     // A command line that is used again after a crash: --resume auto may start from nothing.
     CHECK(refusal("gpt2", joined(base(""), {"--save", "s", "--resume", "auto", "--load", "d"})) == "");
-    // Every row that can be without effect has a case above.
+    // Every row that can be without effect has a case above; those of FP8 are in test_fp8_options.cpp.
     for (const OptionRow& row : option_table())
-        if (row.inert && std::string(row.name) != "epochs")
+        if (row.inert && row.group != OptionGroup::kFp8 && std::string(row.name) != "epochs")
             CHECK_MESSAGE(std::any_of(cases.begin(), cases.end(), [&](const Case& c) {
                 return contains("--" + std::string(row.name), c.option);
             }), row.name);

@@ -78,7 +78,7 @@ void check_model(const std::string& name) {
     const int64_t B = 2, T = 16, N = B * T;
     TestModel model(tiny_config(model_config_from_hf(directory), Dtype::kFp32, B, T));
     load_hf_weights(directory, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx));
-    model.trainer->optimizer().weights_from_masters(model.ctx);
+    model.trainer->optimizer().weights_from_masters(model.ctx, true);
     model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
     REQUIRE(model.counted < N);   // some targets are ignored
 
@@ -120,7 +120,7 @@ void check_export(const std::string& name) {
     TestModel model(tiny_config(model_config_from_hf(fixture), Dtype::kFp32, B, T));
     const StateAccess access = model.trainer->optimizer().access(model.ctx);
     load_hf_weights(fixture, model.config.shape, model.table, access);
-    model.trainer->optimizer().weights_from_masters(model.ctx);
+    model.trainer->optimizer().weights_from_masters(model.ctx, true);
     CheckpointRequest request;
     request.root = root;
     request.seq_length = T;

@@ -81,8 +81,8 @@ class TrainTest(unittest.TestCase):
     def checkpoints(self, save):
         return sorted(name for name in os.listdir(self.path(save)) if name.startswith("step-"))
 
-    def run_train(self, *args, expect=0, **kwargs):
-        done = subprocess.run(self.command(*args, **kwargs), capture_output=True, text=True, timeout=300)
+    def run_train(self, *args, expect=0, env=None, **kwargs):
+        done = subprocess.run(self.command(*args, **kwargs), capture_output=True, text=True, timeout=300, env=env)
         self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
         if expect:
             self.assertEqual(done.stderr.count("\n"), 1, "one line on standard error: " + done.stderr)
@@ -113,6 +113,49 @@ class TrainTest(unittest.TestCase):
     def test_resume_at_every_step_llama(self):
         self.check_resume(LLAMA, "--recompute", "norm-act")
 
+    FP8 = {"delayed": ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "3"],
+           "delayed-interval": ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "4", "--fp8-interval", "2",
+                                "--fp8-margin", "1", "--fp8-format", "e4m3"],
+           "tensorwise": ["--fp8-recipe", "tensorwise", "--fp8-lm-head"],
+           "tensorwise-1F1L": ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16",
+                               "--num-layers-at-end-in-bf16", "0"],
+           "blockwise": ["--fp8-recipe", "blockwise"]}
+
+    def test_resume_at_every_step_fp8(self):
+        for i, (name, options) in enumerate(self.FP8.items()):
+            with self.subTest(name):
+                self.check_resume((GPT2, LLAMA)[i % 2], *options)
+                shutil.rmtree(self.path("straight"))
+
+    def test_fp8_that_did_not_run_ends_with_3(self):
+        options = ["--train-iters", "2", "--fp8-recipe", "tensorwise"]
+        self.assertIn("FP8 matmuls ran in the first step", self.run_train(LLAMA, *options).stdout)
+        environment = dict(os.environ, LLMFP8_FORCE_BF16_LINEAR="1.down")
+        done = self.run_train(LLAMA, *options, expect=3, env=environment)
+        self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)
+
+    def test_a_changed_fp8_recipe_is_a_logged_migration(self):
+        save = ["--save", self.path("run"), "--save-interval", "2", "--log-file", self.path("log.jsonl")]
+        self.run_train(LLAMA, "--train-iters", "2", *save)
+        for steps, recipe, said in ((4, "delayed", "changed from none to delayed"),
+                                    (6, "tensorwise", "changed from delayed to tensorwise"),
+                                    (8, "delayed", "changed from tensorwise to delayed")):
+            done = self.run_train(LLAMA, "--train-iters", str(steps), *save, "--resume", "auto", "--fp8-recipe", recipe)
+            self.assertIn(said, done.stdout)
+            self.assertEqual(records(self.path("log.jsonl"), "step")[-1]["step"], steps)
+
+    def test_fp8_health_is_recorded(self):
+        self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-health-interval", "2",
+                       "--log-file", self.path("log.jsonl"))
+        health = records(self.path("log.jsonl"), "fp8")
+        self.assertEqual([r["step"] for r in health], [2, 4])
+        names = {t["name"]: t for t in health[0]["tensors"]}
+        self.assertEqual(len(names), 2 * 4 * 3)
+        for tensor in names.values():
+            self.assertGreater(tensor["amax"], 0)
+            self.assertEqual(tensor["nonfinite"], 0)
+        self.assertEqual(names["1.up.dy"]["format"], "e5m2")
+
     def test_golden_losses(self):
         """Losses of committed runs, bit for bit: a refactoring shows the same, a numeric change shows both curves.
         LLMC_UPDATE_GOLDEN=1 rewrites the file."""
@@ -125,6 +168,8 @@ class TrainTest(unittest.TestCase):
             "llama-bf16-states": (LLAMA, ["--grad-dtype", "bf16", "--moment-dtype", "bf16"]),
             "llama-qk-norm-fp32": (LLAMA, ["--qk-layernorm", "--dtype", "fp32"]),
         }
+        runs.update({f"{family}-{name}": (binary, options) for name, options in self.FP8.items()
+                     for family, binary in (("gpt2", GPT2), ("llama", LLAMA))})
         losses = {}
         for name, (binary, options) in runs.items():
             log = self.path(name + ".jsonl")

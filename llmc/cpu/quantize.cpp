@@ -261,8 +261,9 @@ void amax(Ctx&, const AmaxArgs& args) {
 void fp8_clear(Ctx&, const Fp8ClearArgs& args) {
     if (args.state && args.state->skip) return;
     for (int64_t i = 0; i < args.count; i++) {
-        args.slots[i].amax_bits = 0;
-        if (args.step) args.slots[i].step_amax_bits = 0;
+        Fp8Slot& slot = args.slots[i];
+        slot.step_amax_bits = args.step ? 0 : std::max(slot.step_amax_bits, slot.amax_bits);
+        slot.amax_bits = 0;
     }
 }
 

@@ -1,5 +1,6 @@
-// gelu, swiglu, and the gradient of a bias.
-#include "llmc/cuda/reduce.cuh"
+// gelu, swiglu, and the gradient of a bias. gelu and swiglu exist twice: as plain kernels, and as producers of
+// quantised tiles; both take the arithmetic of one element from the same functions, so their bf16 bits agree.
+#include "llmc/cuda/quantize.cuh"
 
 namespace cuda {
 namespace {
@@ -28,6 +29,17 @@ template <typename T> __device__ inline float gelu_derivative(float x) {
     const float u = kGeluSlope * (x + kGeluCubic * x * x * x);
     const float s = sigmoid<T>(u);
     return s + x * s * sigmoid_complement<T>(u, s) * kGeluSlope * (1.0f + 3.0f * kGeluCubic * x * x);
+}
+
+
+template <typename T> __device__ inline float swiglu(float gate, float up) {
+    return up * (gate * sigmoid<T>(gate));
+}
+// s = sigmoid(gate); dup = dout gate s; dgate = dout up s (1 + gate (1 - s)).
+template <typename T> __device__ inline void swiglu_derivative(float dout, float& gate, float& up) {
+    const float s = sigmoid<T>(gate), dup = dout * gate * s;
+    gate = dout * up * s * (1.0f + gate * sigmoid_complement<T>(gate, s));
+    up = dup;
 }
 
 // Math: out = gelu(in); see gelu above.
@@ -112,12 +124,12 @@ __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < kRows; r++) {
         if (row + r >= N) continue;
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) up[r][i] *= gate[r][i] * sigmoid<T>(gate[r][i]);
+        for (int i = 0; i < kWidth; i++) up[r][i] = swiglu<T>(gate[r][i], up[r][i]);
         store_floats<T, kWidth>(out + (row + r) * F + column, up[r]);
     }
 }
 
-// Math: s = sigmoid(gate); dup = dout gate s; dgate = dout up s (1 + gate (1 - s)).
+// Math: swiglu_derivative above.
 // Source: derivative of the forward.
 // Traffic: dout, gate, up read, dgate, dup written, once.
 // Requires: as swiglu_forward_kernel; din may be in.
@@ -140,11 +152,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < kRows; r++) {
         if (row + r >= N) continue;
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) {
-            const float g = gate[r][i], s = sigmoid<T>(g), dy = grad[r][i];
-            gate[r][i] = dy * up[r][i] * s * (1.0f + g * sigmoid_complement<T>(g, s));
-            up[r][i] = dy * g * s;
-        }
+        for (int i = 0; i < kWidth; i++) swiglu_derivative<T>(grad[r][i], gate[r][i], up[r][i]);
         T* to = din + (row + r) * 2 * F + column;
         store_floats<T, kWidth>(to, gate[r]);
         store_floats<T, kWidth>(to + F, up[r]);
@@ -186,7 +194,115 @@ __global__ void __launch_bounds__(kLanes* kBiasWarps)
     }
 }
 
+// ---- producers of quantised tiles (quantize.cuh): 8 columns of a row each
+
+struct NoColumns {};
+
+struct GeluProducer {
+    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
+    using Raw = uint4;
+    using Columns = NoColumns;
+    const bf16* in;
+    int64_t F;
+
+    __device__ void columns(int64_t, Columns&) const {}
+    __device__ void load(const TileThread& t, int r, Raw& raw) const { raw = load_vec(in + t.offset(r, F)); }
+    __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
+        float value[8];
+        unpack<bf16>(raw, value);
+#pragma unroll
+        for (int i = 0; i < 8; i++) value[i] = gelu<bf16>(value[i]);
+        x[0] = pack<bf16>(value);
+    }
+};
+
+struct GeluBackwardProducer {
+    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
+    struct Raw {
+        uint4 in, dout;
+    };
+    using Columns = NoColumns;
+    const bf16 *dout, *in;
+    int64_t F;
+
+    __device__ void columns(int64_t, Columns&) const {}
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+        raw.in = load_vec(in + t.offset(r, F));
+        raw.dout = load_vec(dout + t.offset(r, F));
+    }
+    __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
+        float value[8], grad[8];
+        unpack<bf16>(raw.in, value);
+        unpack<bf16>(raw.dout, grad);
+#pragma unroll
+        for (int i = 0; i < 8; i++) grad[i] *= gelu_derivative<bf16>(value[i]);
+        x[0] = pack<bf16>(grad);
+    }
+};
+
+struct SwigluProducer {
+    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
+    struct Raw {
+        uint4 gate, up;
+    };
+    using Columns = NoColumns;
+    const bf16* in;
+    int64_t F;
+
+    __device__ void columns(int64_t, Columns&) const {}
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+        raw.gate = load_vec(in + t.offset(r, 2 * F));
+        raw.up = load_vec(in + t.offset(r, 2 * F) + F);
+    }
+    __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
+        float gate[8], up[8];
+        unpack<bf16>(raw.gate, gate);
+        unpack<bf16>(raw.up, up);
+#pragma unroll
+        for (int i = 0; i < 8; i++) up[i] = swiglu<bf16>(gate[i], up[i]);
+        x[0] = pack<bf16>(up);
+    }
+};
+
+// Both halves of din = [dgate | dup] at once, or, where the border between the halves cuts blocks of 128 columns
+// (outputs = 1), the half that a column belongs to, at the price of computing both twice.
+template <int outputs> struct SwigluBackwardProducer {
+    static constexpr int kOutputs = outputs, kBlocksPerSm = 2;
+    struct Raw {
+        uint4 gate, up, dout;
+        bool second;
+    };
+    using Columns = NoColumns;
+    const bf16 *dout, *in;
+    int64_t F;
+
+    __device__ void columns(int64_t, Columns&) const {}
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+        raw.second = outputs == 1 && t.column() >= F;
+        const int64_t left = raw.second ? F : 0;
+        raw.gate = load_vec(in + t.offset(r, 2 * F) - left);
+        raw.up = load_vec(in + t.offset(r, 2 * F) - left + F);
+        raw.dout = load_vec(dout + t.offset(r, F) - left);
+    }
+    __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[outputs]) const {
+        float gate[8], up[8], grad[8];
+        unpack<bf16>(raw.gate, gate);
+        unpack<bf16>(raw.up, up);
+        unpack<bf16>(raw.dout, grad);
+#pragma unroll
+        for (int i = 0; i < 8; i++) swiglu_derivative<bf16>(grad[i], gate[i], up[i]);
+        if constexpr (outputs == 2) x[0] = pack<bf16>(gate), x[1] = pack<bf16>(up);
+        else x[0] = raw.second ? pack<bf16>(up) : pack<bf16>(gate);
+    }
+};
+
 // ---- launchers
+
+// What the tiles read, 16 bytes at a time.
+void check_quant_input(const Tensor& in, int64_t elems, const char* op) {
+    expect(in, Dtype::kBf16, elems, op);
+    CHECK(reinterpret_cast<uintptr_t>(in.data) % 16 == 0, "%s: quantised from tensors off 16 bytes", op);
+}
 
 void check_shapes(const Tensor& wide, const Tensor& narrow, const Tensor& in, int64_t wide_elems,
                   int64_t narrow_elems, const char* op) {
@@ -203,6 +319,11 @@ unsigned flat_blocks(int64_t elems, int width) {
 
 void gelu_forward(Ctx& ctx, const ActivationForwardArgs& args) {
     const int64_t elems = args.N * args.F;
+    if (args.quant) {
+        check_quant_input(args.in, elems, "gelu_forward");
+        return quantize_tiles(ctx, GeluProducer{args.in.as<bf16>(), args.F}, args.quant, args.out, args.N, args.F,
+                              "gelu_forward");
+    }
     check_shapes(args.in, args.out, args.in, elems, elems, "gelu_forward");
     dispatch(args.in.dtype, "gelu_forward", [&](auto type) {
         using T = decltype(type);
@@ -218,6 +339,12 @@ void gelu_forward(Ctx& ctx, const ActivationForwardArgs& args) {
 
 void gelu_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
     const int64_t elems = args.N * args.F;
+    if (args.quant) {
+        check_quant_input(args.in, elems, "gelu_backward");
+        check_quant_input(args.dout, elems, "gelu_backward");
+        return quantize_tiles(ctx, GeluBackwardProducer{args.dout.as<bf16>(), args.in.as<bf16>(), args.F}, args.quant,
+                              args.din, args.N, args.F, "gelu_backward");
+    }
     check_shapes(args.din, args.dout, args.in, elems, elems, "gelu_backward");
     dispatch(args.in.dtype, "gelu_backward", [&](auto type) {
         using T = decltype(type);
@@ -233,6 +360,11 @@ void gelu_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
 
 void swiglu_forward(Ctx& ctx, const ActivationForwardArgs& args) {
     const int64_t N = args.N, F = args.F;
+    if (args.quant) {
+        check_quant_input(args.in, N * 2 * F, "swiglu_forward");
+        return quantize_tiles(ctx, SwigluProducer{args.in.as<bf16>(), F}, args.quant, args.out, N, F,
+                              "swiglu_forward");
+    }
     check_shapes(args.in, args.out, args.in, N * 2 * F, N * F, "swiglu_forward");
     dispatch(args.in.dtype, "swiglu_forward", [&](auto type) {
         using T = decltype(type);
@@ -248,8 +380,25 @@ void swiglu_forward(Ctx& ctx, const ActivationForwardArgs& args) {
     });
 }
 
+// Whether nothing is left to do: where the halves of din share a block of 128 columns, the tiles of one half are read
+// while others are written, so the bf16 copy, perhaps in place, waits for the plain kernel.
+static bool quantised_swiglu_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
+    const int64_t N = args.N, F = args.F;
+    check_quant_input(args.in, N * 2 * F, "swiglu_backward");
+    check_quant_input(args.dout, N * F, "swiglu_backward");
+    const bf16 *dout = args.dout.as<bf16>(), *in = args.in.as<bf16>();
+    if (args.quant.granularity != Granularity::kBlock1x128 || !args.quant.copies() || F % kTile == 0) {
+        quantize_tiles(ctx, SwigluBackwardProducer<2>{dout, in, F}, args.quant, args.din, N, 2 * F, "swiglu_backward");
+        return true;
+    }
+    constexpr unsigned kCasts = cast_bit(TileCast::kBlock1x128);
+    quantize_tiles<kCasts>(ctx, SwigluBackwardProducer<1>{dout, in, F}, args.quant, {}, N, 2 * F, "swiglu_backward");
+    return !args.din;
+}
+
 void swiglu_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
     const int64_t N = args.N, F = args.F;
+    if (args.quant && quantised_swiglu_backward(ctx, args)) return;
     check_shapes(args.din, args.dout, args.in, N * 2 * F, N * F, "swiglu_backward");
     dispatch(args.in.dtype, "swiglu_backward", [&](auto type) {
         using T = decltype(type);

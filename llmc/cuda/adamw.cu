@@ -1,6 +1,6 @@
 // The optimizer step on a run of elements of one parameter.
 #include "llmc/adam_math.h"
-#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/fp8.cuh"
 
 namespace cuda {
 namespace {
@@ -45,9 +45,10 @@ __device__ inline float stochastic_round(float value, uint32_t random) {
     return finite ? up : value;
 }
 
-// Math: adam_update of adam_math.h; moments in bf16 are rounded stochastically.
+// Math: adam_update of adam_math.h; moments in bf16 are rounded stochastically; slot's amax = max with |new master|
+// rounded to bf16.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
-// Traffic: master, m, v read and written, grad read, param written, once.
+// Traffic: master, m, v read and written, grad read, param (may be absent) written, once.
 // Requires: kWidth = 4 needs tensors aligned to 4 elements; the odd elements at the end go one by one.
 // Parallel: a thread owns every (kThreads gridDim.x)-th group of kWidth elements, all blocks resident. The
 // constants of the step are computed once a block, since the bias corrections are powers in fp64.
@@ -55,17 +56,20 @@ template <typename T, typename Moment, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
                  float beta1, float beta2, float eps, float weight_decay,
-                 const __grid_constant__ PhiloxKeys keys, int64_t element_offset, int64_t elems) {
+                 const __grid_constant__ PhiloxKeys keys, int64_t element_offset, Fp8Slot* slot, int64_t elems) {
     if (state->skip) return;
     __shared__ AdamConstants<float> constants;
+    __shared__ uint32_t amaxes[kThreads / 32];
     const int64_t step = state->adam_step;
     if (threadIdx.x == 0) {
         constants = adam_constants<float>(beta1, beta2, eps, weight_decay, state->lr, state->grad_mul, step);
     }
     __syncthreads();
     const AdamConstants<float> c = constants;
+    uint32_t amax = 0;   // bits; rounding keeps the order, so it waits until the end
     auto update = [&](int64_t i, float g, float& m_value, float& v_value, float& master_value) {
         adam_update(c, g, m_value, v_value, master_value);
+        amax = max(amax, amax_bits_of(master_value));
         if constexpr (std::is_same_v<Moment, bf16>) {
             const uint2 random = philox_pair(keys, static_cast<uint64_t>(element_offset + i),
                                              static_cast<uint64_t>(step));
@@ -88,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         store_floats<float, kWidth>(master + i, values);
         store_floats<Moment, kWidth>(m + i, ms);
         store_floats<Moment, kWidth>(v + i, vs);
-        store_floats<T, kWidth>(param + i, values);
+        if (param != nullptr) store_floats<T, kWidth>(param + i, values);
     }
     const int64_t rest = groups * kWidth + thread;
     if (rest < elems) {
@@ -97,12 +101,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         master[rest] = value;
         m[rest] = from_float<Moment>(m_value);
         v[rest] = from_float<Moment>(v_value);
-        param[rest] = from_float<T>(value);
+        if (param != nullptr) param[rest] = from_float<T>(value);
     }
+    if (slot != nullptr) record_block_amax<kThreads>(slot, __uint_as_float(amax), amaxes);
 }
 
 template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx, const AdamWArgs& args) {
-    const int64_t elems = args.param.elems;
+    const int64_t elems = args.master.elems;
     constexpr int kWidth = 4;
     auto launch = [&](auto width) {
         const int64_t groups = std::max<int64_t>(elems / decltype(width)::value, 1);
@@ -111,7 +116,7 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
             <<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
                 args.param.as<T>(), args.master.as<float>(), args.m.as<Moment>(), args.v.as<Moment>(),
                 args.grad.as<Grad>(), args.state, args.beta1, args.beta2, args.eps, args.weight_decay,
-                philox_keys(args.rng_key), args.element_offset, elems);
+                philox_keys(args.rng_key), args.element_offset, args.slot, elems);
         CHECK_LAUNCH("adamw_kernel");
     };
     bool vector = true;
@@ -125,9 +130,10 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
 }  // namespace
 
 void adamw(Ctx& ctx, const AdamWArgs& args) {
-    const int64_t elems = args.param.elems;
+    const int64_t elems = args.master.elems;
     if (elems == 0) return;
     expect(args.master, Dtype::kFp32, elems, "adamw: master");
+    if (args.param) expect(args.param, args.param.dtype, elems, "adamw: param");
     expect(args.m, args.m.dtype, elems, "adamw: m");
     expect(args.v, args.m.dtype, elems, "adamw: v");
     expect(args.grad, args.grad.dtype, elems, "adamw: grad");

@@ -36,10 +36,14 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_forward: lse");
-    if (!fits_mma(T, args.HS)) return attention_forward_plain(ctx, args, shape);
-    expect_aligned(args.qkv, "attention_forward: qkv");
-    expect_aligned(args.out, "attention_forward: out");
-    attention_forward_mma(ctx, args, shape);
+    if (fits_mma(T, args.HS)) {
+        expect_aligned(args.qkv, "attention_forward: qkv");
+        expect_aligned(args.out, "attention_forward: out");
+        attention_forward_mma(ctx, args, shape);
+    } else {
+        attention_forward_plain(ctx, args, shape);
+    }
+    if (args.quant) quantize(ctx, {.quant = args.quant, .in = args.out, .N = args.B * args.T, .C = args.NH * args.HS});
 }
 
 void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
@@ -52,12 +56,16 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     expect(args.dout, T, args.B * args.T * args.NH * args.HS, "attention_backward: dout");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: lse");
     expect(args.delta, Dtype::kFp32, args.B * args.NH * args.T, "attention_backward: delta");
-    if (!fits_mma(T, args.HS)) return attention_backward_plain(ctx, args, shape);
-    expect_aligned(args.qkv, "attention_backward: qkv");
-    expect_aligned(args.dqkv, "attention_backward: dqkv");
-    expect_aligned(args.out, "attention_backward: out");
-    expect_aligned(args.dout, "attention_backward: dout");
-    attention_backward_mma(ctx, args, shape);
+    if (fits_mma(T, args.HS)) {
+        expect_aligned(args.qkv, "attention_backward: qkv");
+        expect_aligned(args.dqkv, "attention_backward: dqkv");
+        expect_aligned(args.out, "attention_backward: out");
+        expect_aligned(args.dout, "attention_backward: dout");
+        attention_backward_mma(ctx, args, shape);
+    } else {
+        attention_backward_plain(ctx, args, shape);
+    }
+    if (args.quant) quantize(ctx, {.quant = args.quant, .in = args.dqkv, .N = args.B * args.T, .C = shape.row()});
 }
 
 }  // namespace cuda

@@ -298,6 +298,7 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
         CHECK_LAUNCH("qk_norm_backward_loop_kernel");
     });
     add_column_sums(ctx, {args.dq_weight, partial_q}, {args.dk_weight, partial_k}, parts, HS);
+    if (args.quant) quantize(ctx, {.quant = args.quant, .in = args.dqkv, .N = N, .C = (NH + 2 * NKV) * HS});
 }
 
 }  // namespace cuda

@@ -1,5 +1,5 @@
-// Rotary position embedding, in place on the packed projections.
-#include "llmc/cuda/common.cuh"
+// Rotary position embedding, in place on the packed projections, or from them into FP8 copies.
+#include "llmc/cuda/quantize_rows.cuh"
 
 namespace cuda {
 namespace {
@@ -7,21 +7,42 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kHeads = 4;   // heads that a thread rotates by the same angles
 
+// (x, y) turned by an angle, with its roundings written out: every kernel here must agree on them.
+__device__ inline void rotate(float& x, float& y, float cosine, float sine) {
+    const float turned = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
+    y = __fmaf_rn(y, cosine, __fmul_rn(x, sine));
+    x = turned;
+}
+
+// Cosine and sine of kWidth pairs; direction 1 or -1.
+template <int kWidth>
+__device__ inline void load_angles(const float* table, float direction, float (&cosine)[kWidth],
+                                   float (&sine)[kWidth]) {
+    float pair[2 * kWidth];
+    if constexpr (kWidth == 1) pair[0] = table[0], pair[1] = table[1];
+    else load_floats<float, 2 * kWidth>(table, pair);
+#pragma unroll
+    for (int j = 0; j < kWidth; j++) cosine[j] = pair[2 * j], sine[j] = pair[2 * j + 1] * direction;
+}
+
 // Math: (x, y) -> (x cos - y sin, y cos + x sin) for the pairs (i, i + HS/2) of every query and key head;
 // direction -1 rotates back.
 // Source: Su et al., arXiv 2104.09864, in the rotate-half pairing.
-// Traffic: query and key heads read and written once; the table (fp32, shared by all heads) mostly from L1.
+// Traffic: query and key heads read and written once; the table (fp32, shared by all heads) mostly from L1; value
+// heads read if the amax is wanted.
 // Requires: kWidth > 1 needs HS/2 a multiple of it and 16-byte alignment.
 // Parallel: blockDim.x threads own a row, blockDim.y rows a block; a thread kWidth pairs of kHeads heads.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* qkv, const float* cos_sin, int64_t N, int64_t period, int heads, int64_t row_elems, int HS,
-                float direction) {
+                float direction, AmaxOut amax_out) {
     const int64_t n = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-    if (n >= N) return;
+    if (n >= N && amax_out.slot == nullptr) return;
+    const uint32_t seen = amax_out.seen();
+    uint32_t amax = 0;
     const int half = HS / 2, lanes = half / kWidth;       // lanes threads rotate a head
     const int groups = (heads + kHeads - 1) / kHeads;     // the heads of a thread are `groups` apart
-    for (int u = threadIdx.x; u < groups * lanes; u += blockDim.x) {
+    for (int u = threadIdx.x; u < groups * lanes && n < N; u += blockDim.x) {
         const int i = u % lanes * kWidth, first_head = u / lanes;
         T* at = qkv + n * row_elems + int64_t{first_head} * HS + i;
         const int apart = groups * HS;
@@ -33,20 +54,7 @@ __global__ void __launch_bounds__(kThreads)
             y[k].load(at + k * apart + half);
         }
         float cosine[kWidth], sine[kWidth];
-        const float* table = cos_sin + (n % period * half + i) * 2;
-#pragma unroll
-        for (int j = 0; j < kWidth; j++) {
-            if constexpr (kWidth % 2 == 0) {
-                if (j % 2 == 1) continue;
-                float pair[4];
-                load_floats<float, 4>(table + 2 * j, pair);
-                cosine[j] = pair[0], cosine[j + 1] = pair[2];
-                sine[j] = pair[1] * direction, sine[j + 1] = pair[3] * direction;
-            } else {
-                cosine[j] = table[2 * j];
-                sine[j] = table[2 * j + 1] * direction;
-            }
-        }
+        load_angles(cos_sin + (n % period * half + i) * 2, direction, cosine, sine);
 #pragma unroll
         for (int k = 0; k < kHeads; k++) {
             if (first_head + k * groups >= heads) continue;
@@ -54,15 +62,150 @@ __global__ void __launch_bounds__(kThreads)
             x[k].unpack_to(a);
             y[k].unpack_to(b);
 #pragma unroll
-            for (int j = 0; j < kWidth; j++) {
-                const float x_value = a[j];
-                a[j] = x_value * cosine[j] - b[j] * sine[j];
-                b[j] = b[j] * cosine[j] + x_value * sine[j];
-            }
+            for (int j = 0; j < kWidth; j++) rotate(a[j], b[j], cosine[j], sine[j]);
             store_floats<T, kWidth>(at + k * apart, a);
             store_floats<T, kWidth>(at + k * apart + half, b);
+            if constexpr (kWidth == 8) {
+                if (amax_out.slot) amax = max_pair(amax, max_pair(amax_pair(pack<T>(a)), amax_pair(pack<T>(b))));
+            }
         }
     }
+    if constexpr (kWidth == 8) {
+        if (amax_out.slot == nullptr) return;
+        for (int64_t c = int64_t{heads} * HS + threadIdx.x * 8; c < row_elems && n < N; c += blockDim.x * 8) {
+            amax = max_pair(amax, amax_pair(load_vec(qkv + n * row_elems + c)));
+        }
+        amax_out.add(amax, seen);
+    }
+}
+
+// What the kernels with FP8 copies read.
+struct RopeInput {
+    const bf16* qkv;
+    const float* cos_sin;
+    int64_t N, row_elems;
+    uint32_t period;
+    int HS, turned_heads;   // query and key heads come first
+    float direction;
+
+    __device__ const float* angles(int64_t n, int i) const {
+        return cos_sin + (int64_t{static_cast<uint32_t>(n) % period} * (HS / 2) + i) * 2;
+    }
+};
+__device__ inline void rotate_vectors(uint4& x, uint4& y, const float (&cosine)[8], const float (&sine)[8]) {
+    float a[8], b[8];
+    unpack<bf16>(x, a);
+    unpack<bf16>(y, b);
+#pragma unroll
+    for (int j = 0; j < 8; j++) rotate(a[j], b[j], cosine[j], sine[j]);
+    x = pack<bf16>(a);
+    y = pack<bf16>(b);
+}
+
+// Math: to_fp8(X * quant_mul), X = qkv turned by rope_kernel.
+// Source: as rope_kernel.
+// Traffic: qkv read, 1 byte a copy written, once; the table once for the heads of a block.
+// Requires: head size 64 or 128, aligned rows, a factor known beforehand.
+// Parallel: a block owns 32 rows of chunk_heads heads; a thread 8 pairs of a row, of every head in turn (64: of every
+// second).
+__global__ void __launch_bounds__(kThreads, 3)
+    rope_rows_kernel(const __grid_constant__ RopeInput in, const __grid_constant__ RowsOut quant, int chunk_heads) {
+    extern __shared__ uint4 group[];
+    const int HS = in.HS, half = HS / 2, lanes = half / 8, first_head = blockIdx.y * chunk_heads;
+    const int heads = min(chunk_heads, static_cast<int>(in.row_elems / HS) - first_head);
+    const int i = threadIdx.x % lanes * 8, y = threadIdx.x / lanes % kGroupRows;
+    const int first = threadIdx.x / (lanes * kGroupRows), step = kThreads / (lanes * kGroupRows);
+    const int64_t first_row = int64_t{blockIdx.x} * kGroupRows, row = first_row + y;
+    RowsWriter writer(quant, group, int64_t{first_head} * HS, heads * HS, chunk_heads * HS + 64);
+    if (row < in.N) {
+        float cosine[8], sine[8];
+        load_angles(in.angles(row, i), in.direction, cosine, sine);
+        const bf16* at = in.qkv + row * in.row_elems + int64_t{first_head} * HS + i;
+        for (int h = first; h < heads; h += kHeads * step) {
+            uint4 a[kHeads], b[kHeads];
+#pragma unroll
+            for (int k = 0; k < kHeads; k++) {
+                if (h + k * step >= heads) continue;
+                a[k] = load_vec_streaming(at + (h + k * step) * HS);
+                b[k] = load_vec_streaming(at + (h + k * step) * HS + half);
+            }
+#pragma unroll
+            for (int k = 0; k < kHeads; k++) {
+                const int head = h + k * step;
+                if (head >= heads) continue;
+                if (first_head + head < in.turned_heads) rotate_vectors(a[k], b[k], cosine, sine);
+                writer.put(a[k], row, y, head * HS + i);
+                writer.put(b[k], row, y, head * HS + i + half);
+            }
+        }
+    }
+    writer.end_group(first_row);
+    writer.finish();
+}
+
+// The same results for quantize_tiles, for head sizes that are multiples of 16.
+struct RopeProducer {
+    static constexpr int kOutputs = 1, kBlocksPerSm = 2;
+    struct Raw {
+        uint4 own, other;
+        const float* table;
+    };
+    struct Columns {
+        int other;   // where the other half of the pairs lies, from here
+        int i;       // first pair
+        bool turned;
+    };
+    RopeInput in;
+
+    __device__ void columns(int64_t column, Columns& to) const {
+        const int c = static_cast<int>(column), in_head = c % in.HS, half = in.HS / 2;
+        to.other = in_head < half ? half : -half;
+        to.i = in_head % half;
+        to.turned = c / in.HS < in.turned_heads;
+    }
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+        const bf16* at = in.qkv + t.offset(r, in.row_elems);
+        Columns where;
+        columns(t.column(), where);
+        raw.own = load_vec(at);
+        if (where.turned) raw.other = load_vec(at + where.other);
+        raw.table = in.angles(t.row(r), where.i);
+    }
+    __device__ void compute(const Raw& raw, const Columns& where, uint4 (&to)[1]) const {
+        to[0] = raw.own;
+        if (!where.turned) return;
+        float cosine[8], sine[8];
+        load_angles(raw.table, in.direction, cosine, sine);
+        uint4 x = where.other > 0 ? raw.own : raw.other, y = where.other > 0 ? raw.other : raw.own;
+        rotate_vectors(x, y, cosine, sine);
+        to[0] = where.other > 0 ? x : y;
+    }
+};
+
+// True if the copies have been made.
+bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
+    constexpr int64_t kChunkColumns = 2048;   // 64 KB of bytes: three blocks a multiprocessor
+    const int64_t heads = args.NH + 2 * args.NKV, row_elems = heads * args.HS;
+    const QuantOut& quant = args.quant;
+    if (args.HS % 16 != 0 || !vectorizable<bf16>(args.HS, {args.qkv.data, args.cos_sin.data})) return false;
+    CHECK(args.N < (int64_t{1} << 31) && args.T < (int64_t{1} << 31), "%s: %lld rows", op, (long long)args.N);
+    const RopeInput in{.qkv = args.qkv.as<bf16>(), .cos_sin = args.cos_sin.as<float>(), .N = args.N,
+                       .row_elems = row_elems, .period = static_cast<uint32_t>(args.T),
+                       .HS = static_cast<int>(args.HS), .turned_heads = static_cast<int>(args.NH + args.NKV),
+                       .direction = direction};
+    if (!rows_can(quant) || quant.dbias || (args.HS != 64 && args.HS != 128)) {
+        quantize_tiles(ctx, RopeProducer{in}, quant, {}, args.N, row_elems, op);
+        return true;
+    }
+    // Chunks as equal as can be.
+    const int64_t chunks = ceil_div(row_elems, kChunkColumns), chunk_heads = ceil_div(heads, chunks);
+    const size_t shared_bytes = group_bytes(quant, chunk_heads * args.HS + 64);
+    allow_shared_memory(rope_rows_kernel, shared_bytes);
+    const dim3 grid(grid_size(ceil_div(args.N, kGroupRows)), grid_size(ceil_div(heads, chunk_heads)));
+    rope_rows_kernel<<<grid, kThreads, shared_bytes, stream_of(ctx)>>>(in, rows_out(quant, args.N, row_elems),
+                                                                       static_cast<int>(chunk_heads));
+    CHECK_LAUNCH("rope_rows_kernel");
+    return true;
 }
 
 void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
@@ -70,6 +213,10 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
     const int64_t row_elems = (args.NH + 2 * args.NKV) * args.HS;
     expect(args.qkv, args.qkv.dtype, args.N * row_elems, op);
     expect_at_least(args.cos_sin, Dtype::kFp32, std::min(args.T, args.N) * args.HS, op);
+    const QuantOut& quant = args.quant;
+    if (quant) expect_quant(quant, args.qkv.dtype, args.N, row_elems, op);
+    if (quant.copies() && rope_copies(ctx, args, direction, op)) return;
+    bool recorded = false;
     dispatch(args.qkv.dtype, op, [&](auto type) {
         using T = decltype(type);
         T* qkv = args.qkv.as<T>();
@@ -82,10 +229,12 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
             const dim3 block(x, kThreads / x);
             rope_kernel<T, kWidth><<<grid_size(ceil_div(args.N, block.y)), block, 0, stream_of(ctx)>>>(
                 qkv, cos_sin, args.N, args.T, static_cast<int>(heads), row_elems, static_cast<int>(args.HS),
-                direction);
+                direction, kWidth == 8 ? amax_out(quant) : AmaxOut{});
             CHECK_LAUNCH("rope_kernel");
+            recorded = kWidth == 8 && only_records(quant);
         });
     });
+    if (quant && !recorded) quantize(ctx, {.quant = quant, .in = args.qkv, .N = args.N, .C = row_elems});
 }
 
 }  // namespace

@@ -1,0 +1,123 @@
+// What every kernel that quantises shares: casts, amaxes, block factors, counts. A bf16 magnitude here is the 15
+// bits of |x|: as integers they order like the numbers, infinity and NaN on top.
+#pragma once
+#include <cuda_fp8.h>
+
+#include "llmc/cuda/common.cuh"
+#include "llmc/fp8.h"
+
+namespace cuda {
+
+// ---- casts: to_fp8 of fp8.h with the hardware's conversion, which saturates and keeps NaN
+
+// Two bytes, that of `low` in the low one.
+template <Dtype kFormat> __device__ inline uint32_t to_fp8x2(float low, float high) {
+    constexpr __nv_fp8_interpretation_t kKind = kFormat == Dtype::kE4m3 ? __NV_E4M3 : __NV_E5M2;
+    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kKind);
+}
+template <Dtype kFormat> __device__ inline uint32_t to_fp8x4(float a, float b, float c, float d) {
+    return to_fp8x2<kFormat>(a, b) | to_fp8x2<kFormat>(c, d) << 16;
+}
+// Eight bf16 values times quant_mul.
+template <Dtype kFormat> __device__ inline uint2 to_fp8x8(const uint4& x, float quant_mul) {
+    float v[8];
+    unpack<bf16>(x, v);
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] *= quant_mul;
+    return make_uint2(to_fp8x4<kFormat>(v[0], v[1], v[2], v[3]), to_fp8x4<kFormat>(v[4], v[5], v[6], v[7]));
+}
+// Four words of bytes (rows) to the four words of their columns.
+__device__ inline void transpose_bytes(const uint32_t (&row)[4], uint32_t (&column)[4]) {
+    const uint32_t low01 = __byte_perm(row[0], row[1], 0x5140), high01 = __byte_perm(row[0], row[1], 0x7362);
+    const uint32_t low23 = __byte_perm(row[2], row[3], 0x5140), high23 = __byte_perm(row[2], row[3], 0x7362);
+    column[0] = __byte_perm(low01, low23, 0x5410), column[1] = __byte_perm(low01, low23, 0x7632);
+    column[2] = __byte_perm(high01, high23, 0x5410), column[3] = __byte_perm(high01, high23, 0x7632);
+}
+
+// ---- amaxes, two magnitudes a word
+
+__device__ inline uint32_t max_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
+__device__ inline uint32_t magnitudes(uint32_t pair) { return pair & 0x7fff7fffu; }
+// Of eight values: the larger ones of the even and of the odd elements.
+__device__ inline uint32_t amax_pair(const uint4& x) {
+    return max_pair(max_pair(magnitudes(x.x), magnitudes(x.y)), max_pair(magnitudes(x.z), magnitudes(x.w)));
+}
+__device__ inline uint32_t larger_of_pair(uint32_t pair) { return max(pair & 0xffffu, pair >> 16); }
+inline constexpr uint32_t kInfinityMagnitude = kInfinityBits >> 16;
+
+// slot->amax_bits = max with the fp32 bits of an amax. Few blocks raise it, and the others spare the atomic.
+__device__ inline void record_amax(Fp8Slot* slot, uint32_t amax_bits) {
+    if (amax_bits > __ldcg(&slot->amax_bits)) atomicMax(&slot->amax_bits, amax_bits);
+}
+// The same with the largest |value| of a block, by all its threads, rounded to bf16 first; shared: a word a warp.
+template <int kThreads>
+__device__ inline void record_block_amax(Fp8Slot* slot, float magnitude, uint32_t* shared) {
+    const uint32_t amax = __reduce_max_sync(0xffffffffu, amax_bits_of(magnitude));
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = amax;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    uint32_t largest = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; w++) largest = max(largest, shared[w]);
+    record_amax(slot, amax_bits_of(rounded<bf16>(__uint_as_float(largest))));
+}
+
+// ---- factors of blocks: block_quant_mul_of(magnitude, fp8_largest(format)), without the division. The largest number
+// of both formats is 1.75 * 2^k, so largest / amax rounded down is 2^(k - exponent of amax), less one if the
+// significand of amax is above 1.75.
+
+struct BlockFactor {
+    float quant_mul, dequant_mul;
+};
+template <Dtype kFormat> HOST_DEVICE inline BlockFactor block_factor(uint32_t magnitude) {
+    constexpr uint32_t kTop = kFormat == Dtype::kE4m3 ? 8 : 15;
+    uint32_t exponent = 254 + kTop - (magnitude >> 7) - ((magnitude & 0x7fu) > 0x60u ? 1 : 0);
+    exponent = exponent < 254 ? exponent : 254;   // the largest power of two of a float
+    if (magnitude == 0 || magnitude >= kInfinityMagnitude) exponent = 127;
+    const uint32_t mul_bits = exponent << 23;
+    const uint32_t inverse_bits = exponent == 254 ? 0x00400000u : (254 - exponent) << 23;   // 2^-127 is subnormal
+    BlockFactor factor;
+    memcpy(&factor.quant_mul, &mul_bits, 4);
+    memcpy(&factor.dequant_mul, &inverse_bits, 4);
+    return factor;
+}
+
+// ---- counts of one thread's casts
+
+struct CastTally {
+    uint32_t saturated = 0, flushed = 0, nonfinite = 0;
+
+    // Half of the smallest subnormal and less rounds to 0.
+    template <Dtype kFormat> __device__ void add(float x, float quant_mul) {
+        constexpr float kFlush = kFormat == Dtype::kE4m3 ? 0x1p-10f : 0x1p-17f;
+        const float cast = fabsf(x * quant_mul);
+        const bool finite = amax_bits_of(x) < kInfinityBits;
+        nonfinite += !finite;
+        saturated += finite && cast > fp8_largest(kFormat);
+        flushed += x != 0.0f && cast <= kFlush;
+    }
+    template <Dtype kFormat> __device__ void add(const uint4& x, float quant_mul) {
+        float v[8];
+        unpack<bf16>(x, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) add<kFormat>(v[i], quant_mul);
+    }
+    template <Dtype kFormat> __device__ void add_columns(const uint4& x, const float* quant_mul) {
+        float v[8];
+        unpack<bf16>(x, v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) add<kFormat>(v[i], quant_mul[i]);
+    }
+    // By all lanes of a warp.
+    __device__ void add_to(Fp8Counts* counts) const {
+        auto total = [](unsigned long long* count, uint32_t mine) {
+            const uint32_t sum = __reduce_add_sync(0xffffffffu, mine);
+            if (threadIdx.x % 32 == 0 && sum != 0) atomicAdd(count, sum);
+        };
+        total(&counts->saturated, saturated);
+        total(&counts->flushed, flushed);
+        total(&counts->nonfinite, nonfinite);
+    }
+};
+
+}  // namespace cuda

@@ -1,0 +1,208 @@
+// layernorm and rmsnorm, backward: dx with the gradient that passes by the norm, and the weights' gradients.
+//
+// A row is held on the chip between its sums and the result. Rows that 16-byte vectors do not fit, or longer than a
+// block can hold, take the loop kernels.
+#include "llmc/cuda/norm.cuh"
+
+namespace cuda {
+namespace {
+
+// Bytes of shared memory that a thread prefetches into: kStages rows of up to three tensors.
+constexpr int kStages = 2;
+constexpr int kStreams = 3;
+
+// Math: xhat = (x - mean) rstd, g = dout weight; dx = dresidual + rstd (g - mean_c(g) - xhat mean_c(g xhat));
+// partial_w[p], partial_b[p] = sums of dout xhat, dout over the rows of part p. rms: mean = mean_c(g) = 0.
+// Source: derivative of the forward.
+// Traffic: dout, x, dresidual read, dx written, once each; 4 C (8 C) bytes a block of partial sums written.
+// Requires: as the forward, and kVecs vectors of at most 16 elements together.
+// Parallel: blockDim.x threads own the rows p, p + gridDim.x, ... of their y, and keep the sums of their
+// columns in registers. A thread copies its own part of the next kStages rows into shared memory
+// asynchronously: the statistics of one row never leave the memory idle. dx may be dresidual.
+template <typename T, int kVecs, bool kLayer>
+__global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
+    norm_backward_kernel(NormBackward<T> a, AmaxOut amax_out, int vectors) {
+    extern __shared__ uint4 ring[];
+    __shared__ float2 shared[2][kNormLanes];
+    constexpr int kWidth = kVec<T>;
+    const int C = vectors * kWidth, threads = blockDim.x * blockDim.y;
+    const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+    const float inv_C = 1.0f / C;
+    const int64_t first = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+    const int64_t step = int64_t{gridDim.x} * blockDim.y;
+    auto slot = [&](int stage, int k, int stream) {
+        return ring + ((stage * kVecs + k) * kStreams + stream) * threads + thread;
+    };
+    auto prefetch = [&](int64_t row, int stage) {
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            const int v = threadIdx.x + k * blockDim.x;
+            if (row >= a.N || v >= vectors) continue;
+            const int64_t at = row * C + v * kWidth;
+            __pipeline_memcpy_async(slot(stage, k, 0), a.dout + at, 16);
+            __pipeline_memcpy_async(slot(stage, k, 1), a.x + at, 16);
+            if (a.dresidual) __pipeline_memcpy_async(slot(stage, k, 2), a.dresidual + at, 16);
+        }
+        __pipeline_commit();
+    };
+    for (int stage = 0; stage < kStages; stage++) prefetch(first + stage * step, stage);
+
+    uint4 w[kVecs] = {};
+    NormColumns<T, kVecs> columns;
+    uint32_t amax = 0;
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        const int v = threadIdx.x + k * blockDim.x;
+        if (v < vectors) w[k] = load_vec(a.weight + v * kWidth);
+    }
+    // All rows y of the block go round equally often; those past the end add nothing.
+    const int64_t rounds = (a.N - int64_t{blockIdx.x} * blockDim.y + step - 1) / step;
+    int stage = 0;
+    for (int64_t round = 0, row = first; round < rounds; round++, row += step) {
+        const bool active = row < a.N;
+        const float2 statistics =
+            active ? make_float2(kLayer ? a.mean[row] : 0.0f, a.rstd[row]) : make_float2(0.0f, 0.0f);
+        uint4 d[kVecs] = {}, xs[kVecs] = {}, add[kVecs] = {};
+        __pipeline_wait_prior(kStages - 1);
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            if (!active || threadIdx.x + k * blockDim.x >= vectors) continue;
+            d[k] = *slot(stage, k, 0);
+            xs[k] = *slot(stage, k, 1);
+            if (a.dresidual) add[k] = *slot(stage, k, 2);
+        }
+        prefetch(row + kStages * step, stage);
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+        float2 sum = norm_backward_sums<T, kLayer>(columns, d, xs, w, statistics);
+        sum = row_sum2(sum, shared[round & 1]);
+        const float2 means = make_float2(sum.x * inv_C, sum.y * inv_C);
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            const int v = threadIdx.x + k * blockDim.x;
+            if (!active || v >= vectors) continue;
+            const uint4 dx = norm_backward_apply<T, kLayer>(d[k], xs[k], w[k], add[k], statistics, means);
+            if (amax_out.slot) amax = max_pair(amax, amax_pair(dx));
+            store_vec(a.dx + row * C + v * kWidth, dx);
+        }
+    }
+    if (amax_out.slot) amax_out.add(amax, amax_out.seen());
+    __syncthreads();  // every thread has read its last prefetched row
+    float* sums = reinterpret_cast<float*>(ring);
+    write_column_sums<kVecs, kWidth>(a.partial_w, columns.dw, sums, vectors);
+    if (kLayer && a.partial_b) write_column_sums<kVecs, kWidth>(a.partial_b, columns.db, sums, vectors);
+}
+
+constexpr int kLoopThreads = 256;
+
+// Math: dx of norm_backward_kernel.
+// Source: as norm_backward_kernel.
+// Traffic: dout and x read twice, dresidual read and dx written once.
+// Requires: nothing of C or alignment.
+// Parallel: a block owns a row, thread i its elements i, i + 256, ...
+template <typename T, bool kLayer>
+__global__ void __launch_bounds__(kLoopThreads) norm_backward_loop_kernel(NormBackward<T> a, int64_t C) {
+    __shared__ float shared[2][kNormLanes];
+    RowSum<false> row_sum{shared};
+    const int64_t start = blockIdx.x * C;
+    const float rstd = a.rstd[blockIdx.x];
+    const float mean = kLayer ? a.mean[blockIdx.x] : 0.0f;
+    float sum_g = 0.0f, sum_gx = 0.0f;
+    for (int64_t c = threadIdx.x; c < C; c += kLoopThreads) {
+        const float g = to_float(a.dout[start + c]) * to_float(a.weight[c]);
+        sum_g += g;
+        sum_gx += g * (to_float(a.x[start + c]) - mean) * rstd;
+    }
+    sum_g = kLayer ? row_sum(sum_g) / C : 0.0f;
+    sum_gx = row_sum(sum_gx) / C;
+    for (int64_t c = threadIdx.x; c < C; c += kLoopThreads) {
+        const float g = to_float(a.dout[start + c]) * to_float(a.weight[c]);
+        const float xhat = (to_float(a.x[start + c]) - mean) * rstd;
+        const float past = a.dresidual ? to_float(a.dresidual[start + c]) : 0.0f;
+        a.dx[start + c] = from_float<T>(past + rstd * (g - sum_g - xhat * sum_gx));
+    }
+}
+
+// Math: the partial sums of norm_backward_kernel.
+// Source: as norm_backward_kernel.
+// Traffic: dout and x read once, 4 C (8 C) bytes a part written.
+// Requires: nothing of C or alignment.
+// Parallel: a thread owns one column and the rows p, p + gridDim.y, ... of part p.
+template <typename T, bool kLayer>
+__global__ void __launch_bounds__(kLoopThreads) norm_backward_columns_kernel(NormBackward<T> a, int64_t C) {
+    const int64_t c = int64_t{blockIdx.x} * kLoopThreads + threadIdx.x;
+    if (c >= C) return;
+    float dw = 0.0f, db = 0.0f;
+    for (int64_t n = blockIdx.y; n < a.N; n += gridDim.y) {
+        const float d = to_float(a.dout[n * C + c]);
+        dw += d * (to_float(a.x[n * C + c]) - (kLayer ? a.mean[n] : 0.0f)) * a.rstd[n];
+        db += d;
+    }
+    a.partial_w[blockIdx.y * C + c] = dw;
+    if (kLayer && a.partial_b) a.partial_b[blockIdx.y * C + c] = db;
+}
+
+// Leaves *parts rows of partial sums; true if the amax has been recorded.
+template <typename T, bool kLayer>
+bool norm_backward_rows(Ctx& ctx, const NormBackward<T>& a, const AmaxOut& amax, int64_t C, int64_t* parts) {
+    constexpr int kMaxVecs = 16 / kVec<T>;
+    const RowShape shape = a.vectors_fit(C) ? norm_backward_shape(C / kVec<T>, kMaxVecs) : RowShape{};
+    if (shape.vecs == 0) {
+        *parts = std::min(kPartialRows, a.N);
+        const dim3 grid(grid_size(ceil_div(C, kLoopThreads)), grid_size(*parts));
+        norm_backward_columns_kernel<T, kLayer><<<grid, kLoopThreads, 0, stream_of(ctx)>>>(a, C);
+        CHECK_LAUNCH("norm_backward_columns_kernel");
+        norm_backward_loop_kernel<T, kLayer><<<grid_size(a.N), kLoopThreads, 0, stream_of(ctx)>>>(a, C);
+        CHECK_LAUNCH("norm_backward_loop_kernel");
+        return false;
+    }
+    // Two blocks a multiprocessor, all resident; each leaves one row of partial sums.
+    *parts = std::min(kPartialRows, std::min<int64_t>(2 * ctx.sm_count, ceil_div(a.N, shape.block.y)));
+    const unsigned threads = shape.block.x * shape.block.y;
+    const size_t shared_bytes = size_t{16} * kStages * kStreams * shape.vecs * threads;
+    with_vecs(shape.vecs, [&](auto vecs) {
+        constexpr int kVecs = std::min(kMaxVecs, decltype(vecs)::value);
+        auto kernel = norm_backward_kernel<T, kVecs, kLayer>;
+        allow_shared_memory(kernel, shared_bytes);
+        kernel<<<grid_size(*parts), shape.block, shared_bytes, stream_of(ctx)>>>(a, amax,
+                                                                                 static_cast<int>(C / kVec<T>));
+        CHECK_LAUNCH("norm_backward_kernel");
+    });
+    return true;
+}
+
+template <bool kLayer> void norm_backward(Ctx& ctx, const NormBackwardArgs& args, const char* op) {
+    const int64_t N = args.N, C = args.C, elems = N * C;
+    const QuantOut& quant = args.quant;
+    const Dtype dtype = args.dx.dtype;
+    expect(args.dx, dtype, elems, op);
+    expect(args.dout, dtype, elems, op);
+    expect(args.x, dtype, elems, op);
+    expect(args.weight, dtype, C, op);
+    expect(args.rstd, Dtype::kFp32, N, op);
+    if (kLayer) expect(args.mean, Dtype::kFp32, N, op);
+    if (args.dresidual) expect(args.dresidual, dtype, elems, op);
+    expect_at_least(args.scratch, Dtype::kFp32, 2 * kPartialRows * C, op);
+    CHECK(kLayer || !args.dbias, "%s has no bias", op);
+    if (quant) expect_quant(quant, dtype, N, C, op);
+    if (quant && norm_backward_one_pass<kLayer>(ctx, args)) return;
+    int64_t parts = 0;
+    bool recorded = false;
+    dispatch(dtype, op, [&](auto type) {
+        using T = decltype(type);
+        recorded = norm_backward_rows<T, kLayer>(ctx, args, amax_out(quant), C, &parts) && only_records(quant);
+    });
+    const float* partial = args.scratch.as<float>();
+    add_column_sums(ctx, {args.dweight, partial}, {args.dbias, partial + kPartialRows * C}, parts, C);
+    if (quant && !recorded) quantize(ctx, {.quant = quant, .in = args.dx, .N = N, .C = C});
+}
+
+}  // namespace
+
+void layernorm_backward(Ctx& ctx, const NormBackwardArgs& args) {
+    norm_backward<true>(ctx, args, "layernorm_backward");
+}
+void rmsnorm_backward(Ctx& ctx, const NormBackwardArgs& args) {
+    norm_backward<false>(ctx, args, "rmsnorm_backward");
+}
+
+}  // namespace cuda

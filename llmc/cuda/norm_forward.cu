@@ -1,0 +1,203 @@
+// layernorm and rmsnorm with the residual addition inside, forward.
+//
+// A row is held on the chip between the statistics and the result, so that every tensor is touched once.
+// Rows that 16-byte vectors do not fit, or longer than a block can hold, take the loop kernel.
+//
+// FP8 copies: in one pass where norm_one_pass.cu can; else from `out`, or, without one, from x and the statistics.
+#include "llmc/cuda/norm.cuh"
+#include "llmc/cuda/quantize.cuh"
+
+namespace cuda {
+namespace {
+
+constexpr int kWarpRows = 4;   // rows of a block when a warp has one row
+
+// Math: x = in + residual, rounded to T; out = (x - mean) rstd weight + bias; rms: mean = 0.
+// Source: Ba et al. 2016 (layernorm; variance in a second pass over registers), Zhang, Sennrich 2019 (rms).
+// Traffic: in, residual read; residual_out, out written; once each (weight and bias from L2).
+// Requires: C a multiple of 16 bytes, aligned rows, C <= 4 * 512 vectors.
+// Parallel: blockDim.x threads own a row, thread x its vectors x, x + blockDim.x, ... (kVecs of them).
+template <typename T, int kVecs, bool kLayer, bool kWarpPerRow>
+__global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads)
+    norm_forward_kernel(NormForward<T> a, AmaxOut amax_out, int vectors) {
+    __shared__ float shared[2][kNormLanes];
+    const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
+    if (kWarpPerRow && row >= a.N) return;
+    constexpr int kWidth = kVec<T>;
+    const int64_t start = row * vectors * kWidth;
+
+    uint4 x[kVecs] = {}, add[kVecs], w[kVecs] = {}, b[kVecs] = {};
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        const int v = threadIdx.x + k * blockDim.x;
+        if (v < vectors) x[k] = load_vec(a.in + start + v * kWidth);
+        if (v < vectors && a.residual) add[k] = load_vec(a.residual + start + v * kWidth);
+    }
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        const int v = threadIdx.x + k * blockDim.x;
+        if (v < vectors && a.out) w[k] = load_vec(a.weight + v * kWidth);
+        if (v < vectors && kLayer && a.bias) b[k] = load_vec(a.bias + v * kWidth);
+    }
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        const int v = threadIdx.x + k * blockDim.x;
+        if (v >= vectors) continue;
+        if (a.residual) x[k] = norm_add<T>(x[k], add[k]);
+        if (a.residual_out) store_vec(a.residual_out + start + v * kWidth, x[k]);
+    }
+    const uint32_t seen = amax_out.seen();
+    RowSum<kWarpPerRow> row_sum{shared};
+    const float2 statistics = norm_statistics<T, kLayer>(x, vectors, a.eps, row_sum);
+    if (threadIdx.x == 0) {
+        if (kLayer) a.mean[row] = statistics.x;
+        a.rstd[row] = statistics.y;
+    }
+    if (a.out == nullptr) return;
+    uint32_t amax = 0;
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        const int v = threadIdx.x + k * blockDim.x;
+        if (v >= vectors) continue;
+        const uint4 out = norm_apply<T, kLayer>(x[k], statistics, w[k], b[k]);
+        if (amax_out.slot) amax = max_pair(amax, amax_pair(out));
+        store_vec(a.out + start + v * kWidth, out);
+    }
+    if (amax_out.slot) amax_out.add(amax, seen);
+}
+
+constexpr int kLoopThreads = 256;
+
+// Math: as norm_forward_kernel.
+// Source: as norm_forward_kernel.
+// Traffic: in, residual read and residual_out written once, x read two or three times (L2), out written.
+// Requires: nothing of C or alignment.
+// Parallel: a block owns a row, thread i its elements i, i + 256, ...
+template <typename T, bool kLayer>
+__global__ void __launch_bounds__(kLoopThreads) norm_forward_loop_kernel(NormForward<T> a, int64_t C) {
+    __shared__ float shared[2][kNormLanes];
+    RowSum<false> row_sum{shared};
+    const int64_t start = blockIdx.x * C;
+    auto x_at = [&](int64_t c) {
+        const float value = to_float(a.in[start + c]);
+        return a.residual ? rounded<T>(value + to_float(a.residual[start + c])) : value;
+    };
+    float sum = 0.0f;
+    for (int64_t c = threadIdx.x; c < C; c += kLoopThreads) sum += kLayer ? x_at(c) : x_at(c) * x_at(c);
+    sum = row_sum(sum);
+    float mean = 0.0f;
+    if constexpr (kLayer) {
+        mean = sum / C;
+        sum = 0.0f;
+        for (int64_t c = threadIdx.x; c < C; c += kLoopThreads) sum += (x_at(c) - mean) * (x_at(c) - mean);
+        sum = row_sum(sum);
+    }
+    const float rstd = 1.0f / sqrtf(sum / C + a.eps);
+    if (threadIdx.x == 0) {
+        if (kLayer) a.mean[blockIdx.x] = mean;
+        a.rstd[blockIdx.x] = rstd;
+    }
+    for (int64_t c = threadIdx.x; c < C; c += kLoopThreads) {
+        const float x = x_at(c);
+        if (a.residual_out) a.residual_out[start + c] = from_float<T>(x);
+        if (a.out == nullptr) continue;
+        const float offset = kLayer && a.bias ? to_float(a.bias[c]) : 0.0f;
+        const float2 statistics = make_float2(mean, rstd);
+        a.out[start + c] = from_float<T>(norm_value<kLayer>(x, statistics, to_float(a.weight[c]), offset));
+    }
+}
+
+// out where it is wanted, else the statistics and residual_out alone; true if `record` has been heeded.
+template <typename T, bool kLayer>
+bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, int64_t C) {
+    const RowShape shape = a.vectors_fit(C) ? norm_forward_shape(C / kVec<T>, kWarpRows) : RowShape{};
+    if (shape.vecs == 0) {
+        norm_forward_loop_kernel<T, kLayer><<<grid_size(a.N), kLoopThreads, 0, stream_of(ctx)>>>(a, C);
+        CHECK_LAUNCH("norm_forward_loop_kernel");
+        return false;
+    }
+    const unsigned grid = grid_size(ceil_div(a.N, shape.block.y));
+    with_vecs(shape.vecs, [&](auto vecs) {
+        constexpr int kVecs = decltype(vecs)::value;
+        auto kernel = shape.block.x == kNormLanes ? norm_forward_kernel<T, kVecs, kLayer, true>
+                                                  : norm_forward_kernel<T, kVecs, kLayer, false>;
+        kernel<<<grid, shape.block, 0, stream_of(ctx)>>>(a, amax, static_cast<int>(C / kVec<T>));
+        CHECK_LAUNCH("norm_forward_kernel");
+    });
+    return true;
+}
+
+// The result again from x and its statistics, for quantize_tiles.
+template <bool kLayer> struct NormApplyProducer {
+    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
+    struct Raw {
+        uint4 x;
+        float2 statistics;
+    };
+    struct Columns {
+        uint4 weight, bias;
+    };
+    const bf16 *x, *weight, *bias;
+    const float *mean, *rstd;
+    int64_t C;
+
+    __device__ void columns(int64_t column, Columns& to) const {
+        to.weight = load_vec(weight + column);
+        to.bias = kLayer && bias ? load_vec(bias + column) : uint4{};
+    }
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+        raw.x = load_vec_streaming(x + t.offset(r, C));
+        raw.statistics = make_float2(kLayer ? mean[t.row(r)] : 0.0f, rstd[t.row(r)]);
+    }
+    __device__ void compute(const Raw& raw, const Columns& columns, uint4 (&to)[1]) const {
+        to[0] = norm_apply<bf16, kLayer>(raw.x, raw.statistics, columns.weight, columns.bias);
+    }
+};
+
+template <bool kLayer>
+void quantize_again(Ctx& ctx, const NormForward<bf16>& a, const NormForwardArgs& args, const char* op) {
+    CHECK(vectorizable<bf16>(args.C, {a.residual_out, a.in, a.weight, a.bias}), "%s: tensors out of alignment", op);
+    const NormApplyProducer<kLayer> producer{.x = a.residual_out ? a.residual_out : a.in, .weight = a.weight,
+                                             .bias = a.bias, .mean = a.mean, .rstd = a.rstd, .C = args.C};
+    quantize_tiles(ctx, producer, args.quant, {}, args.N, args.C, op);
+}
+
+template <bool kLayer> void norm_forward(Ctx& ctx, const NormForwardArgs& args, const char* op) {
+    const int64_t N = args.N, C = args.C, elems = N * C;
+    const QuantOut& quant = args.quant;
+    const Dtype dtype = args.in.dtype;
+    if (args.out || !quant.copies()) expect(args.out, dtype, elems, op);
+    expect(args.in, dtype, elems, op);
+    expect(args.weight, dtype, C, op);
+    expect(args.rstd, Dtype::kFp32, N, op);
+    if (kLayer) expect(args.mean, Dtype::kFp32, N, op);
+    if (args.bias) expect(args.bias, dtype, C, op);
+    if (args.residual) expect(args.residual, dtype, elems, op);
+    if (args.residual_out) expect(args.residual_out, dtype, elems, op);
+    CHECK(!args.residual || args.residual_out, "%s with a residual needs residual_out", op);
+    CHECK(kLayer || !args.bias, "%s has no bias", op);
+    if (!quant) {
+        return dispatch(dtype, op, [&](auto type) {
+            using T = decltype(type);
+            norm_forward_rows<T, kLayer>(ctx, args, {}, C);
+        });
+    }
+    expect_quant(quant, dtype, N, C, op);
+    if (norm_forward_one_pass<kLayer>(ctx, args)) return;
+    const NormForward<bf16> a(args);
+    const bool recorded = norm_forward_rows<bf16, kLayer>(ctx, a, amax_out(quant), C) && only_records(quant);
+    if (recorded) return;
+    if (args.out) quantize(ctx, {.quant = quant, .in = args.out, .N = N, .C = C});
+    else quantize_again<kLayer>(ctx, a, args, op);
+}
+
+}  // namespace
+
+void layernorm_forward(Ctx& ctx, const NormForwardArgs& args) {
+    norm_forward<true>(ctx, args, "layernorm_forward");
+}
+void rmsnorm_forward(Ctx& ctx, const NormForwardArgs& args) {
+    norm_forward<false>(ctx, args, "rmsnorm_forward");
+}
+
+}  // namespace cuda

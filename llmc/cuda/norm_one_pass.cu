@@ -1,0 +1,259 @@
+// The norms with FP8 copies in one pass, for a factor known beforehand: the row kernels' formulas on groups of 32 rows
+// (quantize_rows.cuh). A block goes round several groups; the rows that come next are always on their way, also while
+// the transposed bytes of a group are stored.
+#include "llmc/cuda/norm.cuh"
+
+namespace cuda {
+namespace {
+
+constexpr int kForwardStages = 2, kForwardStreams = 2;    // in, residual
+constexpr int kBackwardStages = 2, kBackwardStreams = 3;  // dout, x, dresidual
+constexpr int kWarpRows = 8;   // rows at a time when a warp has one row
+
+// Shared memory into which a thread copies its own vectors, kStages rows ahead.
+template <int kStages, int kStreams> struct Ring {
+    uint4* memory;
+    int vectors;
+
+    __device__ uint4* slot(int stage, int stream, int v) const {
+        return memory + ((stage * kStreams + stream) * blockDim.y + threadIdx.y) * vectors + v;
+    }
+    __device__ uint4* end() const { return memory + kStages * kStreams * blockDim.y * vectors; }
+    static size_t bytes(dim3 block, int64_t C) { return sizeof(bf16) * kStages * kStreams * block.y * C; }
+};
+
+// Math: norm_forward_kernel's out, and to_fp8(out * quant_mul).
+// Source: as norm_forward_kernel.
+// Traffic: in, residual read; residual_out, out (if asked for) written, 2 bytes an element each; 1 byte a copy.
+// Requires: C a multiple of 16, N too with the transposed copy, aligned rows; 32 rows of bytes in shared memory.
+// Parallel: a block owns groups of 32 rows, blockDim.y at a time; blockDim.x threads own a row as in the row kernel.
+template <int kVecs, bool kLayer, bool kWarpPerRow>
+__global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads)
+    norm_forward_one_pass_kernel(const __grid_constant__ NormForward<bf16> a, const __grid_constant__ RowsOut quant,
+                                 int vectors) {
+    extern __shared__ uint4 memory[];
+    __shared__ float shared[2][kNormLanes];
+    const Ring<kForwardStages, kForwardStreams> ring{memory, vectors};
+    const int64_t C = quant.C;
+    RowWalk walk, ahead;
+    auto prefetch = [&](int stage) {
+        const int64_t row = ahead.base + threadIdx.y;
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            const int v = threadIdx.x + k * blockDim.x;
+            if (row >= a.N || v >= vectors) continue;
+            __pipeline_memcpy_async(ring.slot(stage, 0, v), a.in + row * C + v * 8, 16);
+            if (a.residual) __pipeline_memcpy_async(ring.slot(stage, 1, v), a.residual + row * C + v * 8, 16);
+        }
+        __pipeline_commit();
+        ahead.advance();
+    };
+    for (int stage = 0; stage < kForwardStages; stage++) prefetch(stage);
+
+    uint4 w[kVecs] = {}, b[kVecs] = {};
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        const int v = threadIdx.x + k * blockDim.x;
+        if (v < vectors) w[k] = load_vec(a.weight + v * 8);
+        if (v < vectors && kLayer && a.bias) b[k] = load_vec(a.bias + v * 8);
+    }
+    RowSum<kWarpPerRow> row_sum{shared};
+    RowsWriter writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
+    for (int stage = 0; walk.base < a.N; walk.advance(), stage = (stage + 1) % kForwardStages) {
+        const int64_t row = walk.base + threadIdx.y;
+        const bool active = row < a.N;
+        uint4 x[kVecs] = {};
+        __pipeline_wait_prior(kForwardStages - 1);
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            const int v = threadIdx.x + k * blockDim.x;
+            if (!active || v >= vectors) continue;
+            x[k] = *ring.slot(stage, 0, v);
+            if (a.residual) x[k] = norm_add<bf16>(x[k], *ring.slot(stage, 1, v));
+            if (a.residual_out) store_vec(a.residual_out + row * C + v * 8, x[k]);
+        }
+        prefetch(stage);
+        const float2 statistics = norm_statistics<bf16, kLayer>(x, vectors, a.eps, row_sum);
+        if (threadIdx.x == 0 && active) {
+            if (kLayer) a.mean[row] = statistics.x;
+            a.rstd[row] = statistics.y;
+        }
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            const int v = threadIdx.x + k * blockDim.x;
+            if (!active || v >= vectors) continue;
+            const uint4 out = norm_apply<bf16, kLayer>(x[k], statistics, w[k], b[k]);
+            if (a.out) store_vec(a.out + row * C + v * 8, out);
+            writer.put(out, row, walk.in_group() + threadIdx.y, v * 8);
+        }
+        if (walk.group_ends(a.N)) writer.end_group(walk.group());
+    }
+    writer.finish();
+}
+
+// The column sums of a block: dweight, dbias, and those of dx.
+struct BackwardSums {
+    float *weight, *bias, *dx;   // (gridDim.x, C) each; bias and dx may be null
+};
+
+// Math: norm_backward_kernel's dx and partial sums, to_fp8(dx * quant_mul), and partial sums of dx.
+// Source: as norm_backward_kernel.
+// Traffic: dout, x, dresidual read, dx written, 2 bytes an element each; 1 byte a copy; 4 C (8 C, 12 C) bytes a block.
+// Requires: as norm_forward_one_pass_kernel, and kVecs vectors of at most 16 elements together.
+// Parallel: a block owns groups of 32 rows, blockDim.y at a time; blockDim.x threads own a row and keep the sums of
+// their columns. dx may be dresidual.
+template <int kVecs, bool kLayer>
+__global__ void __launch_bounds__(kNormThreads)
+    norm_backward_one_pass_kernel(const __grid_constant__ NormBackward<bf16> a, const __grid_constant__ RowsOut quant,
+                                  BackwardSums partial, int vectors) {
+    extern __shared__ uint4 memory[];
+    __shared__ float2 shared[2][kNormLanes];
+    const Ring<kBackwardStages, kBackwardStreams> ring{memory, vectors};
+    const int64_t C = quant.C;
+    const float inv_C = 1.0f / static_cast<float>(C);
+    RowWalk walk, ahead;
+    auto prefetch = [&](int stage) {
+        const int64_t row = ahead.base + threadIdx.y;
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            const int v = threadIdx.x + k * blockDim.x;
+            if (row >= a.N || v >= vectors) continue;
+            const int64_t at = row * C + v * 8;
+            __pipeline_memcpy_async(ring.slot(stage, 0, v), a.dout + at, 16);
+            __pipeline_memcpy_async(ring.slot(stage, 1, v), a.x + at, 16);
+            if (a.dresidual) __pipeline_memcpy_async(ring.slot(stage, 2, v), a.dresidual + at, 16);
+        }
+        __pipeline_commit();
+        ahead.advance();
+    };
+    for (int stage = 0; stage < kBackwardStages; stage++) prefetch(stage);
+
+    uint4 w[kVecs] = {};
+    NormColumns<bf16, kVecs> columns;
+    float dx_sums[kVecs][8] = {};
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        const int v = threadIdx.x + k * blockDim.x;
+        if (v < vectors) w[k] = load_vec(a.weight + v * 8);
+    }
+    RowsWriter writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
+    int stage = 0, buffer = 0;
+    for (; walk.base < a.N; walk.advance()) {
+        const int64_t row = walk.base + threadIdx.y;
+        const bool active = row < a.N;
+        const float2 statistics =
+            active ? make_float2(kLayer ? a.mean[row] : 0.0f, a.rstd[row]) : make_float2(0.0f, 0.0f);
+        uint4 d[kVecs] = {}, xs[kVecs] = {}, add[kVecs] = {};
+        __pipeline_wait_prior(kBackwardStages - 1);
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            const int v = threadIdx.x + k * blockDim.x;
+            if (!active || v >= vectors) continue;
+            d[k] = *ring.slot(stage, 0, v);
+            xs[k] = *ring.slot(stage, 1, v);
+            if (a.dresidual) add[k] = *ring.slot(stage, 2, v);
+        }
+        prefetch(stage);
+        stage = (stage + 1) % kBackwardStages;
+        float2 sum = norm_backward_sums<bf16, kLayer>(columns, d, xs, w, statistics);
+        sum = row_sum2(sum, shared[buffer]);
+        buffer ^= 1;
+        const float2 means = make_float2(sum.x * inv_C, sum.y * inv_C);
+#pragma unroll
+        for (int k = 0; k < kVecs; k++) {
+            const int v = threadIdx.x + k * blockDim.x;
+            if (!active || v >= vectors) continue;
+            const uint4 dx = norm_backward_apply<bf16, kLayer>(d[k], xs[k], w[k], add[k], statistics, means);
+            store_vec(a.dx + row * C + v * 8, dx);
+            writer.put(dx, row, walk.in_group() + threadIdx.y, v * 8);
+            if (!kLayer || !partial.dx) continue;
+            float value[8];
+            unpack<bf16>(dx, value);
+#pragma unroll
+            for (int i = 0; i < 8; i++) dx_sums[k][i] += value[i];
+        }
+        if (walk.group_ends(a.N)) writer.end_group(walk.group());
+    }
+    writer.finish();
+    __syncthreads();   // every thread has read its last row
+    float* sums = reinterpret_cast<float*>(memory);
+    write_column_sums<kVecs, 8>(partial.weight, columns.dw, sums, vectors);
+    if (kLayer && partial.bias) write_column_sums<kVecs, 8>(partial.bias, columns.db, sums, vectors);
+    if (kLayer && partial.dx) write_column_sums<kVecs, 8>(partial.dx, dx_sums, sums, vectors);
+}
+
+// Rows at a time: a power of two, so that a group is full after a whole number of turns.
+dim3 group_block(dim3 block, unsigned threads) {
+    unsigned rows = 1;
+    while (2 * rows * block.x <= threads && rows < kGroupRows) rows *= 2;
+    return dim3(block.x, rows);
+}
+
+}  // namespace
+
+template <bool kLayer> bool norm_forward_one_pass(Ctx& ctx, const NormForwardArgs& args) {
+    const int64_t C = args.C;
+    const NormForward<bf16> a(args);
+    if (!rows_can(args.quant) || args.quant.dbias || !a.vectors_fit(C)) return false;
+    RowShape shape = norm_forward_shape(C / 8, kWarpRows);
+    if (shape.vecs == 0) return false;
+    const bool warp_per_row = shape.block.x == kNormLanes;
+    if (!warp_per_row) shape.block = group_block(shape.block, kNormThreads);
+    const size_t shared_bytes =
+        Ring<kForwardStages, kForwardStreams>::bytes(shape.block, C) + group_bytes(args.quant, C);
+    bool done = false;
+    with_vecs(shape.vecs, [&](auto vecs) {
+        constexpr int kVecs = decltype(vecs)::value;
+        auto kernel = norm_forward_one_pass_kernel<kVecs, kLayer, true>;
+        if constexpr (kVecs == 2) {   // more would not fit in shared memory
+            if (!warp_per_row) kernel = norm_forward_one_pass_kernel<kVecs, kLayer, false>;
+        } else if (!warp_per_row) {
+            return;
+        }
+        const int64_t blocks = row_blocks(ctx, kernel, shape.block, shared_bytes, args.N, args.N);
+        if (blocks == 0) return;
+        kernel<<<grid_size(blocks), shape.block, shared_bytes, stream_of(ctx)>>>(
+            a, rows_out(args.quant, args.N, C), static_cast<int>(C / 8));
+        CHECK_LAUNCH("norm_forward_one_pass_kernel");
+        done = true;
+    });
+    return done;
+}
+template bool norm_forward_one_pass<false>(Ctx& ctx, const NormForwardArgs& args);
+template bool norm_forward_one_pass<true>(Ctx& ctx, const NormForwardArgs& args);
+
+template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardArgs& args) {
+    constexpr int kMaxVecs = 2;
+    // The scratch memory is shared by the three sums.
+    constexpr int64_t kMostBlocks = 2 * kPartialRows / 3;
+    const int64_t C = args.C;
+    const NormBackward<bf16> a(args);
+    if (!rows_can(args.quant) || (args.quant.dbias && !kLayer) || !a.vectors_fit(C)) return false;
+    RowShape shape = norm_backward_shape(C / 8, kMaxVecs);
+    if (shape.vecs == 0) return false;
+    shape.block = group_block(shape.block, kNormThreads / 2);   // short rows: registers for two blocks and more
+    const size_t shared_bytes =
+        Ring<kBackwardStages, kBackwardStreams>::bytes(shape.block, C) + group_bytes(args.quant, C);
+    int64_t blocks = 0;
+    BackwardSums partial{};
+    with_vecs(shape.vecs, [&](auto vecs) {
+        constexpr int kVecs = std::min(kMaxVecs, decltype(vecs)::value);
+        auto kernel = norm_backward_one_pass_kernel<kVecs, kLayer>;
+        blocks = row_blocks(ctx, kernel, shape.block, shared_bytes, args.N, kMostBlocks);
+        if (blocks == 0) return;
+        float* scratch = args.scratch.as<float>();
+        partial = {.weight = scratch, .bias = args.dbias ? scratch + blocks * C : nullptr,
+                   .dx = args.quant.dbias ? scratch + 2 * blocks * C : nullptr};
+        kernel<<<grid_size(blocks), shape.block, shared_bytes, stream_of(ctx)>>>(
+            a, rows_out(args.quant, args.N, C), partial, static_cast<int>(C / 8));
+        CHECK_LAUNCH("norm_backward_one_pass_kernel");
+    });
+    if (blocks == 0) return false;
+    add_column_sums(ctx, {args.dweight, partial.weight}, {args.dbias, partial.bias}, blocks, C);
+    if (args.quant.dbias) add_column_sums(ctx, {args.quant.dbias, partial.dx}, {}, blocks, C);
+    return true;
+}
+template bool norm_backward_one_pass<false>(Ctx& ctx, const NormBackwardArgs& args);
+template bool norm_backward_one_pass<true>(Ctx& ctx, const NormBackwardArgs& args);
+
+}  // namespace cuda

@@ -1,0 +1,209 @@
+// Quantising as an operation of its own, and the state of delayed scaling.
+#include "llmc/cuda/quantize.cuh"
+
+namespace cuda {
+namespace {
+
+// in, rounded to bf16, as a producer of tiles.
+template <typename T> struct CopyProducer {
+    static constexpr int kOutputs = 1;
+    static constexpr int kBlocksPerSm = 3;
+    static constexpr int kVectors = 8 / kVec<T>;
+    struct Raw {
+        uint4 part[kVectors];
+    };
+    struct Columns {};
+    const T* in;
+    int64_t C;
+
+    __device__ void columns(int64_t, Columns&) const {}
+    __device__ void load(const TileThread& t, int r, Raw& raw) const {
+#pragma unroll
+        for (int i = 0; i < kVectors; i++) raw.part[i] = load_vec(in + t.offset(r, C) + i * kVec<T>);
+    }
+    __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
+        if constexpr (std::is_same_v<T, bf16>) {
+            x[0] = raw.part[0];
+        } else {
+            float value[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const uint4& part = raw.part[i / 4];
+                const uint32_t word[4] = {part.x, part.y, part.z, part.w};
+                value[i] = __uint_as_float(word[i % 4]);
+            }
+            x[0] = pack<bf16>(value);
+        }
+    }
+};
+
+constexpr int kAmaxThreads = 256;
+
+// Math: slot->amax_bits = max with the bits of every |in rounded to bf16|.
+// Source: rounding keeps the order, so the amax of a thread is rounded once.
+// Traffic: in read once.
+// Requires: kWidth > 1 needs an aligned start; the odd elements at the end go one by one.
+// Parallel: a thread takes every (256 gridDim.x)-th vector; one atomic a block at most.
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const T* in, int64_t elems) {
+    __shared__ uint32_t shared[kAmaxThreads / 32];
+    const int64_t vectors = elems / kWidth, step = int64_t{gridDim.x} * kAmaxThreads;
+    const int64_t thread = int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
+    uint32_t amax = 0;
+#pragma unroll 4
+    for (int64_t v = thread; v < vectors; v += step) {
+        float value[kWidth];
+        load_floats<T, kWidth>(in + v * kWidth, value);
+#pragma unroll
+        for (int i = 0; i < kWidth; i++) amax = max(amax, amax_bits_of(value[i]));
+    }
+    const int64_t rest = vectors * kWidth + thread;
+    if (rest < elems) amax = max(amax, amax_bits_of(to_float(in[rest])));
+    record_block_amax<kAmaxThreads>(slot, __uint_as_float(amax), shared);
+}
+
+// Math: amax_bits = 0, step_amax_bits too if `step`.
+// Source: Fp8ClearArgs.
+// Traffic: a slot written each.
+// Requires: nothing.
+// Parallel: a thread a slot.
+__global__ void fp8_clear_kernel(Fp8Slot* slots, int64_t count, bool step, const StepState* state) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i >= count || (state != nullptr && state->skip)) return;
+    slots[i].step_amax_bits = step ? 0 : max(slots[i].step_amax_bits, slots[i].amax_bits);
+    slots[i].amax_bits = 0;
+}
+
+constexpr int kUpdateThreads = 128;
+
+// Math: Fp8UpdateArgs.
+// Source: TransformerEngine's delayed scaling.
+// Traffic: the ring read, an entry and a slot written, for each tensor.
+// Requires: nothing.
+// Parallel: a block a tensor; its threads share the maximum over the ring.
+__global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8UpdateArgs args) {
+    __shared__ uint32_t shared[kUpdateThreads / 32];
+    const int64_t tensor = blockIdx.x;
+    Fp8Slot& slot = args.slots[tensor];
+    float* ring = args.history + tensor * args.length;
+    const uint32_t last = slot.amax_bits;
+    const int32_t updates = args.updates[tensor];
+    const bool first_thread = threadIdx.x == 0;
+    __syncthreads();   // everybody has read what the first thread now writes
+    if (first_thread) {
+        slot.step_amax_bits = max(slot.step_amax_bits, last);
+        slot.amax_bits = 0;
+    }
+    if ((args.state != nullptr && args.state->skip) || last == 0) return;
+    const int64_t newest = updates % args.length;
+    uint32_t amax = last;
+    for (int64_t i = threadIdx.x; i < args.length && !args.most_recent; i += kUpdateThreads) {
+        if (i != newest) amax = max(amax, amax_bits_of(ring[i]));   // its entry is `last`
+    }
+    amax = __reduce_max_sync(0xffffffffu, amax);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = amax;
+    __syncthreads();
+    if (!first_thread) return;
+    for (uint32_t other : shared) amax = max(amax, other);
+    ring[newest] = __uint_as_float(last);
+    if (updates % args.interval == 0 && amax > 0 && amax < kInfinityBits) {
+        slot.quant_mul = quant_mul_of(amax, args.largest[tensor]);
+    }
+    args.updates[tensor] = updates + 1;
+}
+
+}  // namespace
+
+TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C, const char* op) {
+    auto aligned_16 = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
+    CHECK(C % 8 == 0, "%s: rows of %lld elements quantised, not a multiple of 8", op, (long long)C);
+    CHECK(!quant.copies() || C % 16 == 0, "%s: rows of %lld elements quantised, not a multiple of 16", op,
+          (long long)C);
+    CHECK(!quant.transposed || N % 16 == 0, "%s: %lld rows transposed, not a multiple of 16", op, (long long)N);
+    const bool tensor = quant.granularity == Granularity::kTensor;
+    CHECK(quant.slot != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantised without a slot", op);
+    const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;
+    if (quant.rowwise) expect(quant.rowwise, format, N * C, op);
+    if (quant.transposed) expect(quant.transposed, format, N * C, op);
+    if (quant.rowwise && !tensor) {
+        expect(quant.rowwise_grid, Dtype::kFp32, grid_elems(quant.granularity, N, C), op);
+    }
+    if (quant.transposed && !tensor) {
+        expect(quant.transposed_grid, Dtype::kFp32, grid_elems(quant.granularity, C, N), op);
+    }
+    if (quant.dbias) {
+        expect(quant.dbias, quant.dbias.dtype, C, op);
+        expect_at_least(quant.dbias_scratch, Dtype::kFp32, quant_partial_rows(N) * C, op);
+    }
+    if (out) expect(out, Dtype::kBf16, N * C, op);
+    CHECK(aligned_16(quant.rowwise) && aligned_16(quant.transposed) && aligned_16(out), "%s: quantised off 16 bytes",
+          op);
+    const bool current = quant.scaling == Scaling::kCurrent;
+    return {.out = out.as<bf16>(),
+            .rowwise = static_cast<uint8_t*>(quant.rowwise.data),
+            .transposed = static_cast<uint8_t*>(quant.transposed.data),
+            .rowwise_grid = tensor || !quant.rowwise ? nullptr : quant.rowwise_grid.as<float>(),
+            .transposed_grid = tensor || !quant.transposed ? nullptr : quant.transposed_grid.as<float>(),
+            .slot = quant.slot,
+            .counts = quant.copies() ? quant.counts : nullptr,
+            .first_nonfinite = quant.first_nonfinite,
+            .dbias_partial = quant.dbias ? quant.dbias_scratch.as<float>() : nullptr,
+            .state = nullptr,
+            .N = N,
+            .C = C,
+            .event = quant.event,
+            .current = current,
+            .record = quant.record && !(quant.copies() && current)};
+}
+
+void finish_dbias(Ctx& ctx, const QuantOut& quant, int64_t N, int64_t C) {
+    if (!quant.dbias) return;
+    add_column_sums(ctx, {quant.dbias, quant.dbias_scratch.as<float>()}, {}, quant_partial_rows(N), C);
+}
+
+void quantize(Ctx& ctx, const QuantizeArgs& args) {
+    const int64_t N = args.N, C = args.C;
+    expect(args.in, args.in.dtype, N * C, "quantize: in");
+    CHECK(reinterpret_cast<uintptr_t>(args.in.data) % 16 == 0, "quantize: in off 16 bytes");
+    CHECK(args.state == nullptr || !args.quant.dbias, "quantize: dbias of a step that may be skipped");
+    dispatch(args.in.dtype, "quantize: in", [&](auto type) {
+        using T = decltype(type);
+        quantize_tiles<kAllCasts>(ctx, CopyProducer<T>{args.in.as<T>(), C}, args.quant, {}, N, C, "quantize",
+                                  args.state);
+    });
+}
+
+void amax(Ctx& ctx, const AmaxArgs& args) {
+    const int64_t elems = args.in.elems;
+    CHECK(args.slot != nullptr, "amax without a slot");
+    if (elems == 0) return;
+    dispatch(args.in.dtype, "amax: in", [&](auto type) {
+        using T = decltype(type);
+        with_width<T>(vectorizable<T>(0, {args.in.data}), [&](auto width) {
+            constexpr int kWidth = decltype(width)::value;
+            const int64_t vectors = std::max<int64_t>(elems / kWidth, 1);
+            const int64_t blocks = std::min(ceil_div(vectors, kAmaxThreads), int64_t{8} * ctx.sm_count);
+            amax_kernel<T, kWidth><<<grid_size(blocks), kAmaxThreads, 0, stream_of(ctx)>>>(
+                args.slot, args.in.as<T>(), elems);
+            CHECK_LAUNCH("amax_kernel");
+        });
+    });
+}
+
+void fp8_clear(Ctx& ctx, const Fp8ClearArgs& args) {
+    if (args.count == 0) return;
+    CHECK(args.slots != nullptr, "fp8_clear without slots");
+    fp8_clear_kernel<<<grid_size(ceil_div(args.count, 128)), 128, 0, stream_of(ctx)>>>(args.slots, args.count,
+                                                                                       args.step, args.state);
+    CHECK_LAUNCH("fp8_clear_kernel");
+}
+
+void fp8_update(Ctx& ctx, const Fp8UpdateArgs& args) {
+    if (args.count == 0) return;
+    CHECK(args.slots && args.history && args.updates && args.largest && args.length > 0 && args.interval > 0,
+          "fp8_update: an argument is missing");
+    fp8_update_kernel<<<grid_size(args.count), kUpdateThreads, 0, stream_of(ctx)>>>(args);
+    CHECK_LAUNCH("fp8_update_kernel");
+}
+
+}  // namespace cuda

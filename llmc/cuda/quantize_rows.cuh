@@ -1,0 +1,171 @@
+// What row kernels do for QuantOut: the amax alone, or copies.
+//
+// Copies are for kernels whose blocks own 32 consecutive rows of a result and make them a row or a few at a time, with
+// a factor known beforehand (one of the whole tensor, delayed scaling). Rowwise bytes are stored as they come; for the
+// transposed copy the rows wait in shared memory until 32 bytes of each column, a whole sector, are complete.
+#pragma once
+#include "llmc/cuda/quantize.cuh"
+
+namespace cuda {
+
+inline constexpr int kGroupRows = 32;
+
+// What kernels that write bf16 only do for QuantOut.
+struct AmaxOut {
+    Fp8Slot* slot = nullptr;   // null: nothing
+    uint32_t* first_nonfinite = nullptr;
+    uint32_t event = 0;
+
+    __device__ uint32_t seen() const { return slot ? slot->amax_bits : 0; }
+    // The larger magnitude of a thread's pair, by all lanes of a warp; `seen` was read before, so that few get as far
+    // as the atomic operation.
+    __device__ void add(uint32_t pair, uint32_t seen) const {
+        const uint32_t amax = __reduce_max_sync(0xffffffffu, larger_of_pair(pair));
+        if (threadIdx.x % 32 != 0) return;
+        record_amax(slot, amax << 16, seen);
+        if (first_nonfinite && amax >= kInfinityMagnitude) atomicMin(first_nonfinite, event);
+    }
+};
+// Only the amax is wanted.
+inline bool only_records(const QuantOut& quant) { return quant.record && !quant.copies() && !quant.dbias; }
+inline AmaxOut amax_out(const QuantOut& quant) {
+    if (!only_records(quant)) return {};
+    return {quant.slot, quant.first_nonfinite, quant.event};
+}
+
+// QuantOut as these kernels want it; every pointer may be null but slot.
+struct RowsOut {
+    uint8_t *rowwise, *transposed;
+    Fp8Slot* slot;
+    Fp8Counts* counts;
+    uint32_t* first_nonfinite;
+    int64_t N, C;
+    uint32_t event;
+    bool record, e5m2;
+};
+inline RowsOut rows_out(const QuantOut& quant, int64_t N, int64_t C) {
+    return {static_cast<uint8_t*>(quant.rowwise.data), static_cast<uint8_t*>(quant.transposed.data), quant.slot,
+            quant.counts, quant.first_nonfinite, N, C, quant.event, quant.record,
+            (quant.rowwise ? quant.rowwise : quant.transposed).dtype == Dtype::kE5m2};
+}
+// Every producer's first check; tile_out has the others.
+inline void expect_quant(const QuantOut& quant, Dtype dtype, int64_t N, int64_t C, const char* op) {
+    CHECK(dtype == Dtype::kBf16, "%s: FP8 copies of a result in %s, they are made of bf16", op, dtype_name(dtype));
+    tile_out(quant, {}, N, C, op);
+}
+// What of QuantOut these kernels can do; column sums are for the caller to judge.
+inline bool rows_can(const QuantOut& quant) {
+    return quant.copies() && quant.granularity == Granularity::kTensor && quant.scaling == Scaling::kDelayed;
+}
+
+// Shared memory in which a group waits, its rows at a distance of `stride` (a multiple of 8); a multiple of 16.
+inline size_t group_bytes(const QuantOut& quant, int64_t stride) {
+    return quant.transposed ? static_cast<size_t>(kGroupRows * stride + 64) : 0;
+}
+
+// Blocks for a kernel that goes round the groups: as many as are resident together, or fewer that go round equally
+// often. 0 if not even one fits with so much shared memory.
+template <typename Kernel>
+int64_t row_blocks(const Ctx& ctx, Kernel* kernel, dim3 block, size_t shared_bytes, int64_t N, int64_t most_blocks) {
+    int most = 0, per_sm = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.index));
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    if (shared_bytes + attributes.sharedSizeBytes > static_cast<size_t>(most)) return 0;
+    allow_shared_memory(kernel, shared_bytes);
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, static_cast<int>(block.x * block.y),
+                                                             shared_bytes));
+    const int64_t groups = ceil_div(N, kGroupRows), resident = std::min(most_blocks, int64_t{per_sm} * ctx.sm_count);
+    return per_sm == 0 ? 0 : ceil_div(groups, ceil_div(groups, resident));
+}
+
+// The rows of a block: groups blockIdx.x, blockIdx.x + gridDim.x, ..., blockDim.y (a power of two) rows at a time.
+struct RowWalk {
+    int64_t base;   // row of threadIdx.y == 0
+
+    __device__ RowWalk() : base(int64_t{blockIdx.x} * kGroupRows) {}
+    __device__ int in_group() const { return static_cast<int>(base % kGroupRows); }
+    __device__ int64_t group() const { return base / kGroupRows * kGroupRows; }   // its first row
+    __device__ bool group_ends(int64_t N) const {
+        return in_group() + blockDim.y == kGroupRows || base + blockDim.y >= N;
+    }
+    __device__ void advance() {
+        base += blockDim.y;
+        if (in_group() == 0) base += int64_t{gridDim.x - 1} * kGroupRows;
+    }
+};
+
+// One thread's part in the copies of its block's rows: of all columns, or of some from first_column on.
+class RowsWriter {
+public:
+    // group: group_bytes of shared memory; stride: bytes from row to row there.
+    __device__ RowsWriter(const RowsOut& out, void* group, int64_t first_column, int columns, int stride)
+        : out_(out), group_(static_cast<uint8_t*>(group)), first_column_(first_column), columns_(columns),
+          stride_(stride), quant_mul_(out.slot->quant_mul) {
+        if (blockIdx.x + blockIdx.y + threadIdx.x + threadIdx.y > 0) return;
+        out.slot->dequant_mul = 1.0f / quant_mul_;
+        if (out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
+    }
+    // Eight values from `column` on, counted from first_column, of a row that is row y of its group.
+    __device__ void put(const uint4& x, int64_t row, int y, int column) {
+        amax_ = max_pair(amax_, amax_pair(x));
+        uint2 bytes;
+        if (out_.e5m2) bytes = cast<Dtype::kE5m2>(x);
+        else bytes = cast<Dtype::kE4m3>(x);
+        if (out_.rowwise) {
+            *reinterpret_cast<uint2*>(out_.rowwise + row * out_.C + first_column_ + column) = bytes;
+        }
+        if (out_.transposed) *reinterpret_cast<uint2*>(group_ + at(y, column)) = bytes;
+    }
+    // The transposed bytes of the group that begins at first_row. By all threads; a barrier before and after.
+    __device__ void end_group(int64_t first_row) const {
+        if (out_.transposed == nullptr) return;
+        __syncthreads();
+        // Two lanes store the 32 bytes of a column; N is a multiple of 16.
+        const int threads = blockDim.x * blockDim.y, words = stride_ / 4;
+        for (int u = threadIdx.y * blockDim.x + threadIdx.x; u < columns_ / 2; u += threads) {
+            const int half = u % 2 * (kGroupRows / 2), column = u / 2 * 4;
+            if (first_row + half >= out_.N) continue;
+            const uint32_t* from = reinterpret_cast<const uint32_t*>(group_ + at(half, column));
+            uint32_t bytes[4][4];   // [four rows][column]
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                const uint32_t* rows = from + 4 * g * words;
+                transpose_bytes({rows[0], rows[words], rows[2 * words], rows[3 * words]}, bytes[g]);
+            }
+            uint8_t* to = out_.transposed + (first_column_ + column) * out_.N + first_row + half;
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                store_vec(to + c * out_.N, make_uint4(bytes[0][c], bytes[1][c], bytes[2][c], bytes[3][c]));
+            }
+        }
+        __syncthreads();
+    }
+    // Amax and counts. By all threads.
+    __device__ void finish() {
+        const AmaxOut amax{out_.slot, out_.first_nonfinite, out_.event};
+        if (out_.record || out_.first_nonfinite) amax.add(amax_, out_.record ? amax.seen() : ~0u);
+        if (out_.counts) tally_.flush_to(out_.counts);
+    }
+
+private:
+    // The second 16 rows lie 64 bytes further on, so that the lanes that read both halves of a column use different
+    // banks.
+    __device__ int at(int row, int column) const {
+        return row * stride_ + column + (row >= kGroupRows / 2 ? 64 : 0);
+    }
+    template <Dtype kFormat> __device__ uint2 cast(const uint4& x) {
+        if (out_.counts) tally_.add<kFormat>(x, quant_mul_);
+        return to_fp8x8<kFormat>(x, quant_mul_);
+    }
+
+    const RowsOut& out_;
+    uint8_t* group_;
+    int64_t first_column_;
+    int columns_, stride_;
+    float quant_mul_;
+    uint32_t amax_ = 0;
+    CastTally tally_;
+};
+
+}  // namespace cuda

@@ -1,0 +1,147 @@
+// The FP8 side of a run on the device: factors, histories, FP8 weights, and the rule by which a tensor becomes an
+// operand. Everything the recipe decides at run time is here and in linear.cpp.
+//
+// FP8 tensors are numbered: x of every FP8 linear in the order of the model, then dy of each, then the weights. One
+// update of delayed scaling per optimizer step, over all its micro-batches, so a history counts steps.
+#pragma once
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "llmc/arena.h"
+#include "llmc/fp8_recipe.h"
+#include "llmc/ops.h"
+
+enum class Fp8Role : uint8_t { kX, kDy, kWeight };
+inline constexpr int kFp8Roles = 3;
+
+// A quantised (R, K) matrix as a matmul takes it.
+struct Fp8Operand {
+    Tensor data;   // (R, K) fp8
+    Tensor grid;   // dequant_mul
+    Granularity granularity = Granularity::kTensor;
+};
+
+// What a linear in FP8 has instead of a bf16 weight.
+struct Fp8Linear {
+    int number = 0;                  // among the FP8 linears
+    int param = -1;                  // of the weight
+    int64_t in = 0, out = 0;
+    Fp8Operand weight;               // (out, in)
+    Fp8Operand weight_transposed;    // (in, out)
+    Dtype x_format = Dtype::kE4m3, dy_format = Dtype::kE5m2;
+    Granularity x_granularity = Granularity::kTensor, dy_granularity = Granularity::kTensor;
+    bool fast_fprop = false, fast_backward = false;
+};
+
+// The copies of an x or dy of shape (N, C); what is absent is not made.
+struct Fp8Copies {
+    Fp8Operand rowwise;      // (N, C)
+    Fp8Operand transposed;   // (C, N)
+};
+
+enum class Fp8Phase : uint8_t {
+    kTraining,
+    kPriming,      // current scaling whatever the recipe; only the amaxes stay
+    kEvaluation,   // records nothing
+};
+
+// Writes a tensor: its bf16 result to `out` unless that is empty, and what `quant` asks for.
+using Producer = std::function<void(Tensor out, const QuantOut& quant)>;
+
+// Where a tensor goes.
+struct ProduceArgs {
+    const Fp8Linear* linear = nullptr;   // whose operand it becomes; null: bf16 only
+    Fp8Role role = Fp8Role::kX;
+    Fp8Copies to;                        // with linear
+    Tensor high;                         // (N, C) bf16: the result where it is kept, else working memory
+    bool keep_high = false;              // the bf16 result is read by others, too
+    bool replay = false;                 // made again by recomputation: records nothing
+    int64_t N = 0;
+    Tensor dbias, dbias_scratch;         // see QuantOut
+};
+
+class Fp8State {
+public:
+    // Takes factors, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear.
+    Fp8State(const Config& config, const Fp8Plan& plan, Arena& arena);
+
+    // The FP8 side of a linear, null if it runs in BF16.
+    const Fp8Linear* linear(int layer, LinearKind kind) const;
+    const Fp8Linear* linear_of_param(int param) const;
+    const Fp8Plan& plan() const { return plan_; }
+    bool on() const { return !linears_.empty(); }
+
+    // Histories empty, factors 1, to be primed. Before any other call that runs on the device.
+    void initialise(Ctx& ctx);
+
+    // ---- the step
+    void begin_step(Ctx& ctx, bool count);   // count: saturated and flushed values of this step, for the report
+    void begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase);
+    // Runs the producer so that the tensor ends up as its linear wants it: one pass for delayed and block factors, a
+    // second one that casts for current scaling.
+    void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);
+    // After AdamW recorded the amaxes of the new masters through weight_slot: new factors, then the FP8 weights.
+    // Nothing changes where state->skip.
+    void clear_weight_amax(Ctx& ctx, const StepState* state);
+    void update(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table);
+    Fp8Slot* weight_slot(int param) const;   // null if it is not in FP8
+
+    // ---- start of a run
+    // FP8 weights from the masters; `fresh`, after initialise: their amaxes are the first entries of the histories.
+    void weights_from_masters(Ctx& ctx, const Tensor& master, const ParamTable& table, bool fresh);
+    // Delayed scaling that has no factors for x and dy yet: the next step runs its first micro-batch twice.
+    bool needs_priming() const { return on() && plan_.row().history && !primed_; }
+    void finish_priming(Ctx& ctx);
+
+    // Part of the checkpoint: recipe, and by tensor name quant_mul, updates and history, as bits. Blocking.
+    std::string export_json(Ctx& ctx) const;
+    // "" or, where the checkpoint has another recipe, format or history length: what is started anew (explicit
+    // migration: delayed scaling is primed again).
+    std::string import_json(Ctx& ctx, const std::string& json);
+
+    // ---- reports
+    struct TensorReport {
+        std::string name;   // "3.down.dy"
+        Dtype format;
+        Fp8Slot slot;
+        Fp8Counts counts;   // zeros unless the step counted
+    };
+    int64_t report_bytes() const;   // of pinned host memory
+    // Copies factors, counts and the first non-finite event to the host; valid once the stream got there.
+    void copy_report(Ctx& ctx, void* host) const;
+    std::vector<TensorReport> read_report(const void* host) const;
+    // "micro-batch 3, 31.down.x" of the first non-finite value, "" if there was none.
+    std::string first_nonfinite(const void* host) const;
+
+    // The dequant_mul of a tensor with one factor: the grid of its operands.
+    Tensor slot_grid(const Fp8Linear& linear, Fp8Role role) const;
+
+private:
+    int id(const Fp8Linear& linear, Fp8Role role) const {
+        return linear.number + static_cast<int>(role) * static_cast<int>(linears_.size());
+    }
+    int tensors() const { return kFp8Roles * static_cast<int>(linears_.size()); }
+    Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
+    Dtype format_of(const Fp8Linear& linear, Fp8Role role) const;
+    std::string tensor_name(int tensor) const;
+    void take_weights(const LinearPlan& linear, Arena& arena);
+    QuantOut quant_out(const ProduceArgs& args) const;
+    void update_factors(Ctx& ctx, int begin, int count, const StepState* state);
+    void quantize_weights(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table);
+    uint32_t event(int tensor) const;
+
+    const Config& config_;
+    const Fp8Plan plan_;
+    std::vector<Fp8Linear> linears_;
+    std::vector<int> by_plan_;       // number of the FP8 linear of each linear of the plan, -1: BF16
+    std::vector<std::string> names_;
+    Tensor slots_, counts_, monitor_;   // Fp8Slot (tensors), Fp8Counts (tensors), uint32 (1)
+    Tensor history_, updates_, largest_;
+    Fp8Phase phase_ = Fp8Phase::kTraining;
+    bool counting_ = false, primed_ = false;
+    int64_t micro_batch_ = 0;
+};
+
+// The plan that runs: make_fp8_plan, and behind its back LLMFP8_FORCE_BF16_LINEAR.
+Fp8Plan running_fp8_plan(const Config& config, const ParamTable& table);
