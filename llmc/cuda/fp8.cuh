@@ -45,9 +45,10 @@ __device__ inline uint32_t amax_pair(const uint4& x) {
 __device__ inline uint32_t larger_of_pair(uint32_t pair) { return max(pair & 0xffffu, pair >> 16); }
 inline constexpr uint32_t kInfinityMagnitude = kInfinityBits >> 16;
 
-// slot->amax_bits = max with the fp32 bits of an amax. Few blocks raise it, and the others spare the atomic.
-__device__ inline void record_amax(Fp8Slot* slot, uint32_t amax_bits) {
-    if (amax_bits > __ldcg(&slot->amax_bits)) atomicMax(&slot->amax_bits, amax_bits);
+// slot->amax_bits = max with the fp32 bits of an amax. `seen` is what the slot was seen to hold: few blocks raise it, and
+// the others spare the atomic.
+__device__ inline void record_amax(Fp8Slot* slot, uint32_t amax_bits, uint32_t seen) {
+    if (amax_bits > seen) atomicMax(&slot->amax_bits, amax_bits);
 }
 // The same with the largest |value| of a block, by all its threads, rounded to bf16 first; shared: a word a warp.
 template <int kThreads>
@@ -59,7 +60,7 @@ __device__ inline void record_block_amax(Fp8Slot* slot, float magnitude, uint32_
     uint32_t largest = 0;
 #pragma unroll
     for (int w = 0; w < kThreads / 32; w++) largest = max(largest, shared[w]);
-    record_amax(slot, amax_bits_of(rounded<bf16>(__uint_as_float(largest))));
+    record_amax(slot, amax_bits_of(rounded<bf16>(__uint_as_float(largest))), slot->amax_bits);
 }
 
 // ---- factors of blocks: block_quant_mul_of(magnitude, fp8_largest(format)), without the division. The largest number
@@ -109,7 +110,7 @@ struct CastTally {
         for (int i = 0; i < 8; i++) add<kFormat>(v[i], quant_mul[i]);
     }
     // By all lanes of a warp.
-    __device__ void add_to(Fp8Counts* counts) const {
+    __device__ void flush_to(Fp8Counts* counts) const {
         auto total = [](unsigned long long* count, uint32_t mine) {
             const uint32_t sum = __reduce_add_sync(0xffffffffu, mine);
             if (threadIdx.x % 32 == 0 && sum != 0) atomicAdd(count, sum);

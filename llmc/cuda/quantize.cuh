@@ -327,7 +327,7 @@ __device__ inline void cast_tile(const TileOut& out, const TileThread& t, const 
             cast_quad<Kind>(out, t, r, o * width, quad, mul, column_mul, shared.words[o], tally);
         }
     }
-    if constexpr (Kind::kCount) tally.add_to(out.counts);
+    if constexpr (Kind::kCount) tally.flush_to(out.counts);
 }
 
 // All that QuantOut asks of one tile, but for the bf16 copy. Called by every thread of the block; shared memory may be
@@ -358,7 +358,7 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
     if (block_amax || out.transposed != nullptr) __syncthreads();
     if (block_amax && first_thread) {
         const uint32_t amax = tile_amax<kOutputs>(shared);
-        if (out.record) record_amax(out.slot, amax << 16);
+        if (out.record) record_amax(out.slot, amax << 16, out.slot->amax_bits);
         if (out.first_nonfinite != nullptr && amax >= kInfinityMagnitude) atomicMin(out.first_nonfinite, out.event);
     }
     if constexpr (kCast != TileCast::kNone) {
