@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
         if (v < vectors && kLayer && a.bias) b[k] = load_vec(a.bias + v * 8);
     }
     RowSum<kWarpPerRow> row_sum{shared};
-    RowsWriter writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
+    RowsWriter<true> writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
     for (int stage = 0; walk.base < a.N; walk.advance(), stage = (stage + 1) % kForwardStages) {
         const int64_t row = walk.base + threadIdx.y;
         const bool active = row < a.N;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kNormThreads)
         const int v = threadIdx.x + k * blockDim.x;
         if (v < vectors) w[k] = load_vec(a.weight + v * 8);
     }
-    RowsWriter writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
+    RowsWriter<true> writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
     int stage = 0, buffer = 0;
     for (; walk.base < a.N; walk.advance()) {
         const int64_t row = walk.base + threadIdx.y;

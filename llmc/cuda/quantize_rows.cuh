@@ -96,7 +96,8 @@ struct RowWalk {
 };
 
 // One thread's part in the copies of its block's rows: of all columns, or of some from first_column on.
-class RowsWriter {
+// kCount: counts may be wanted, which costs registers.
+template <bool kCount> class RowsWriter {
 public:
     // group: group_bytes of shared memory; stride: bytes from row to row there.
     __device__ RowsWriter(const RowsOut& out, void* group, int64_t first_column, int columns, int stride)
@@ -104,7 +105,7 @@ public:
           stride_(stride), quant_mul_(out.slot->quant_mul) {
         if (blockIdx.x + blockIdx.y + threadIdx.x + threadIdx.y > 0) return;
         out.slot->dequant_mul = 1.0f / quant_mul_;
-        if (out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
+        if (kCount && out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
     }
     // Eight values from `column` on, counted from first_column, of a row that is row y of its group.
     __device__ void put(const uint4& x, int64_t row, int y, int column) {
@@ -146,7 +147,7 @@ public:
     __device__ void finish() {
         const AmaxOut amax{out_.slot, out_.first_nonfinite, out_.event};
         if (out_.record || out_.first_nonfinite) amax.add(amax_, out_.record ? amax.seen() : ~0u);
-        if (out_.counts) tally_.flush_to(out_.counts);
+        if (kCount && out_.counts) tally_.flush_to(out_.counts);
     }
 
 private:
@@ -157,7 +158,7 @@ private:
     }
     template <Dtype kFormat> __device__ uint2 cast(const uint4& x, uint32_t amax) {
         const uint2 bytes = to_fp8x8<kFormat>(x, quant_mul_);
-        if (out_.counts) {   // value by value only where there is something to count
+        if (kCount && out_.counts) {   // value by value only where there is something to count
             const float largest = __uint_as_float(larger_of_pair(amax) << 16) * quant_mul_;
             const bool zeros = has_zero(bytes.x & 0x7f7f7f7fu) || has_zero(bytes.y & 0x7f7f7f7fu);
             if (zeros || !(largest <= fp8_largest(kFormat))) tally_.add<kFormat>(x, quant_mul_);
