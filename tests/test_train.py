@@ -143,6 +143,11 @@ class TrainTest(unittest.TestCase):
             done = self.run_train(LLAMA, "--train-iters", str(steps), *save, "--resume", "auto", "--fp8-recipe", recipe)
             self.assertIn(said, done.stdout)
             self.assertEqual(records(self.path("log.jsonl"), "step")[-1]["step"], steps)
+        # Never out of FP8 by forgetting the option.
+        done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", expect=2)
+        self.assertIn("--fp8-recipe delayed", done.stderr)
+        done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", "--fp8-recipe", "none")
+        self.assertIn("changed from delayed to none", done.stdout)
 
     def test_fp8_health_is_recorded(self):
         self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-health-interval", "2",
