@@ -1,8 +1,10 @@
 """Runs of the real executables: resume, stop, divergence, bad input. Standard library only."""
+import csv
 import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -133,6 +135,22 @@ class TrainTest(unittest.TestCase):
         environment = dict(os.environ, LLMFP8_FORCE_BF16_LINEAR="1.down")
         done = self.run_train(LLAMA, *options, expect=3, env=environment)
         self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)
+
+    def test_fp8_matmuls_are_those_the_profiler_saw(self):
+        """The second step under Nsight Compute: kernels whose names say FP8 operands, against the plan."""
+        if not os.path.basename(BUILD).startswith("cuda") or not shutil.which("ncu"):
+            self.skipTest("needs a CUDA build and ncu")
+        for recipe, planned in (("none", 0), ("delayed", 48), ("tensorwise", 48), ("blockwise", 48)):
+            with self.subTest(recipe):
+                run = self.command(LLAMA, "--train-iters", "2", "--profile", "2:2", "--fp8-recipe", recipe)
+                done = subprocess.run(["ncu", "--csv", "--profile-from-start", "off", "--metrics",
+                                       "gpu__time_duration.sum", *run], capture_output=True, text=True, timeout=300)
+                self.assertEqual(done.returncode, 0, done.stderr + done.stdout[-2000:])
+                table = csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"'))
+                names = [row["Kernel Name"] for row in table]
+                # cuBLASLt's letters for E4M3 and E5M2 are q and r.
+                fp8 = [name for name in names if re.search(r"nvjet\w*_[qr][qr]|gemm\w*e[45]m[23]", name)]
+                self.assertEqual(len(fp8), planned, sorted(set(names)))
 
     def test_a_changed_fp8_recipe_is_a_logged_migration(self):
         save = ["--save", self.path("run"), "--save-interval", "2", "--log-file", self.path("log.jsonl")]
