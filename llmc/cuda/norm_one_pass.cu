@@ -25,17 +25,17 @@ template <int kStages, int kStreams> struct Ring {
 // Math: norm_forward_kernel's out, and to_fp8(out * quant_mul).
 // Source: as norm_forward_kernel.
 // Traffic: in, residual read; residual_out, out (if asked for) written, 2 bytes an element each; 1 byte a copy.
-// Requires: C a multiple of 16, N too with the transposed copy, aligned rows; kRows rows of bytes in shared memory.
-// Parallel: a block owns groups of kRows rows, blockDim.y at a time; blockDim.x threads own a row as in the row kernel.
-template <int kVecs, bool kLayer, bool kWarpPerRow, int kRows>
-__global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads, kWarpPerRow ? 3 : 1)
+// Requires: C a multiple of 16, N too with the transposed copy, aligned rows; 32 rows of bytes in shared memory.
+// Parallel: a block owns groups of 32 rows, blockDim.y at a time; blockDim.x threads own a row as in the row kernel.
+template <int kVecs, bool kLayer, bool kWarpPerRow>
+__global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads)
     norm_forward_one_pass_kernel(const __grid_constant__ NormForward<bf16> a, const __grid_constant__ RowsOut quant,
                                  int vectors) {
     extern __shared__ uint4 memory[];
     __shared__ float shared[2][kNormLanes];
     const Ring<kForwardStages, kForwardStreams> ring{memory, vectors};
     const int64_t C = quant.C;
-    RowWalk<kRows> walk, ahead;
+    RowWalk walk, ahead;
     auto prefetch = [&](int stage) {
         const int64_t row = ahead.base + threadIdx.y;
 #pragma unroll
@@ -50,8 +50,15 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     };
     for (int stage = 0; stage < kForwardStages; stage++) prefetch(stage);
 
+    uint4 w[kVecs] = {}, b[kVecs] = {};
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        const int v = threadIdx.x + k * blockDim.x;
+        if (v < vectors) w[k] = load_vec(a.weight + v * 8);
+        if (v < vectors && kLayer && a.bias) b[k] = load_vec(a.bias + v * 8);
+    }
     RowSum<kWarpPerRow> row_sum{shared};
-    RowsWriter<kRows, true> writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
+    RowsWriter<true> writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
     for (int stage = 0; walk.base < a.N; walk.advance(), stage = (stage + 1) % kForwardStages) {
         const int64_t row = walk.base + threadIdx.y;
         const bool active = row < a.N;
@@ -75,10 +82,7 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
         for (int k = 0; k < kVecs; k++) {
             const int v = threadIdx.x + k * blockDim.x;
             if (!active || v >= vectors) continue;
-            // From L1 for every row: in registers they would cost a block of the multiprocessor.
-            const uint4 w = load_vec(a.weight + v * 8);
-            const uint4 b = kLayer && a.bias ? load_vec(a.bias + v * 8) : uint4{};
-            const uint4 out = norm_apply<bf16, kLayer>(x[k], statistics, w, b);
+            const uint4 out = norm_apply<bf16, kLayer>(x[k], statistics, w[k], b[k]);
             if (a.out) store_vec(a.out + row * C + v * 8, out);
             writer.put(out, row, walk.in_group() + threadIdx.y, v * 8);
         }
@@ -96,9 +100,9 @@ struct BackwardSums {
 // Source: as norm_backward_kernel.
 // Traffic: dout, x, dresidual read, dx written, 2 bytes an element each; 1 byte a copy; 4 C (8 C, 12 C) bytes a block.
 // Requires: as norm_forward_one_pass_kernel, and kVecs vectors of at most 16 elements together.
-// Parallel: a block owns groups of kRows rows, blockDim.y at a time; blockDim.x threads own a row and keep the sums of
+// Parallel: a block owns groups of 32 rows, blockDim.y at a time; blockDim.x threads own a row and keep the sums of
 // their columns. dx may be dresidual.
-template <int kVecs, bool kLayer, int kRows, bool kCount>
+template <int kVecs, bool kLayer, bool kCount>
 __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
     norm_backward_one_pass_kernel(const __grid_constant__ NormBackward<bf16> a, const __grid_constant__ RowsOut quant,
                                   BackwardSums partial, int vectors, int group_offset) {
@@ -107,7 +111,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
     const Ring<kBackwardStages, kBackwardStreams> ring{memory, vectors};
     const int64_t C = quant.C;
     const float inv_C = 1.0f / static_cast<float>(C);
-    RowWalk<kRows> walk, ahead;
+    RowWalk walk, ahead;
     auto prefetch = [&](int stage) {
         const int64_t row = ahead.base + threadIdx.y;
 #pragma unroll
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
         const int v = threadIdx.x + k * blockDim.x;
         if (v < vectors) w[k] = load_vec(a.weight + v * 8);
     }
-    RowsWriter<kRows, kCount> writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
+    RowsWriter<kCount> writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
     int stage = 0, buffer = 0;
     for (; walk.base < a.N; walk.advance()) {
         const int64_t row = walk.base + threadIdx.y;
@@ -197,21 +201,16 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
 // Rows at a time: a power of two, so that a group is full after a whole number of turns.
 dim3 group_block(dim3 block) {
     unsigned rows = 1;
-    while (2 * rows * block.x <= kNormThreads / 2 && rows < 16) rows *= 2;
+    while (2 * rows * block.x <= kNormThreads && rows < 16) rows *= 2;
     return dim3(block.x, rows);
 }
-// Whether a multiprocessor has room for two blocks with so much shared memory.
-bool two_fit(const Ctx& ctx, size_t shared_bytes) {
-    int per_sm = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, ctx.index));
-    return 2 * (shared_bytes + 2048) <= static_cast<size_t>(per_sm);
-}
 
-template <bool kLayer, int kVecs, bool kWarpPerRow, int kRows>
-bool launch_forward(Ctx& ctx, const NormForwardArgs& args, dim3 block, size_t shared_bytes) {
-    auto kernel = norm_forward_one_pass_kernel<kVecs, kLayer, kWarpPerRow, kRows>;
-    const int64_t groups = ceil_div(args.N, kRows);
-    const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, groups, groups);
+template <bool kLayer, int kVecs, bool kWarpPerRow>
+bool launch_forward(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
+    const size_t shared_bytes =
+        Ring<kForwardStages, kForwardStreams>::bytes(block, args.C) + group_bytes(args.quant, args.C);
+    auto kernel = norm_forward_one_pass_kernel<kVecs, kLayer, kWarpPerRow>;
+    const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, args.N);
     if (blocks == 0) return false;
     kernel<<<grid_size(blocks), block, shared_bytes, stream_of(ctx)>>>(args, rows_out(args.quant, args.N, args.C),
                                                                        static_cast<int>(args.C / 8));
@@ -219,16 +218,16 @@ bool launch_forward(Ctx& ctx, const NormForwardArgs& args, dim3 block, size_t sh
     return true;
 }
 
-template <bool kLayer, int kVecs, int kRows, bool kCount>
+template <bool kLayer, int kVecs, bool kCount>
 bool launch_backward(Ctx& ctx, const NormBackwardArgs& args, dim3 block) {
     // The scratch memory is shared by the three sums.
     constexpr int64_t kMostBlocks = 2 * kPartialRows / 3;
     const int64_t C = args.C;
-    const size_t group = group_bytes(args.quant, C, kRows);
+    const size_t group = group_bytes(args.quant, C);
     const size_t dx_bytes = args.quant.dbias ? sizeof(float) * 8 * kVecs * block.x * block.y : 0;
     const size_t shared_bytes = Ring<kBackwardStages, kBackwardStreams>::bytes(block, C) + group + dx_bytes;
-    auto kernel = norm_backward_one_pass_kernel<kVecs, kLayer, kRows, kCount>;
-    const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, ceil_div(args.N, kRows), kMostBlocks);
+    auto kernel = norm_backward_one_pass_kernel<kVecs, kLayer, kCount>;
+    const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, kMostBlocks);
     if (blocks == 0) return false;
     float* scratch = args.scratch.as<float>();
     const BackwardSums partial{.weight = scratch, .bias = args.dbias ? scratch + blocks * C : nullptr,
@@ -250,18 +249,15 @@ template <bool kLayer> bool norm_forward_one_pass(Ctx& ctx, const NormForwardArg
     const RowShape shape = norm_forward_shape(C / 8, kWarpRows);
     const bool warp_per_row = shape.block.x == kNormLanes;
     const dim3 block = warp_per_row ? shape.block : group_block(shape.block);
-    const size_t ring = Ring<kForwardStages, kForwardStreams>::bytes(block, C);
-    const size_t few = ring + group_bytes(args.quant, C, 16), many = ring + group_bytes(args.quant, C, 32);
     if (warp_per_row) {
         bool done = false;
         with_vecs(shape.vecs, [&](auto vecs) {
-            done = launch_forward<kLayer, decltype(vecs)::value, true, 32>(ctx, args, block, many);
+            done = launch_forward<kLayer, decltype(vecs)::value, true>(ctx, args, block);
         });
         return done;
     }
     if (shape.vecs != 2) return false;   // more would not fit in shared memory
-    if (two_fit(ctx, many)) return launch_forward<kLayer, 2, false, 32>(ctx, args, block, many);
-    return launch_forward<kLayer, 2, false, 16>(ctx, args, block, few);
+    return launch_forward<kLayer, 2, false>(ctx, args, block);
 }
 template bool norm_forward_one_pass<false>(Ctx& ctx, const NormForwardArgs& args);
 template bool norm_forward_one_pass<true>(Ctx& ctx, const NormForwardArgs& args);
@@ -273,13 +269,10 @@ template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardA
     const RowShape shape = norm_backward_shape(C / 8, 2);
     if (shape.vecs == 0) return false;
     const dim3 block = group_block(shape.block);
-    const bool many = two_fit(ctx, Ring<kBackwardStages, kBackwardStreams>::bytes(block, C) +
-                                       group_bytes(args.quant, C, 32));
     auto launch = [&](auto count) {
         constexpr bool kCount = decltype(count)::value;
-        if (shape.vecs == 2) return launch_backward<kLayer, 2, 16, kCount>(ctx, args, block);
-        if (many) return launch_backward<kLayer, 1, 32, kCount>(ctx, args, block);
-        return launch_backward<kLayer, 1, 16, kCount>(ctx, args, block);
+        if (shape.vecs == 2) return launch_backward<kLayer, 2, kCount>(ctx, args, block);
+        return launch_backward<kLayer, 1, kCount>(ctx, args, block);
     };
     return args.quant.counts ? launch(std::true_type{}) : launch(std::false_type{});
 }

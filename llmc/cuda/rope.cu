@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kHeads = 4;   // heads that a thread rotates by the same angles
-constexpr int kGroupRows = 32, kHeadsAtOnce = 2;   // with FP8 copies
+constexpr int kHeadsAtOnce = 2;   // with FP8 copies
 
 // (x, y) turned by an angle, with its roundings written out: every kernel here must agree on them.
 __device__ inline void rotate(float& x, float& y, float cosine, float sine) {
@@ -110,7 +110,7 @@ __device__ inline void rotate_vectors(uint4& x, uint4& y, const float (&cosine)[
 // Parallel: a block owns 32 rows of chunk_heads heads; a thread 8 pairs of a row, of every head in turn (64: of every
 // second).
 template <bool kCount>
-__global__ void __launch_bounds__(kThreads, kCount ? 2 : 4)
+__global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
     rope_rows_kernel(const __grid_constant__ RopeInput in, const __grid_constant__ RowsOut quant, int chunk_heads) {
     extern __shared__ uint4 group[];
     const int HS = in.HS, half = HS / 2, lanes = half / 8, first_head = blockIdx.y * chunk_heads;
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, kCount ? 2 : 4)
     const int i = threadIdx.x % lanes * 8, y = threadIdx.x / lanes % kGroupRows;
     const int first = threadIdx.x / (lanes * kGroupRows), step = kThreads / (lanes * kGroupRows);
     const int64_t first_row = int64_t{blockIdx.x} * kGroupRows, row = first_row + y;
-    RowsWriter<kGroupRows, kCount> writer(quant, group, int64_t{first_head} * HS, heads * HS, chunk_heads * HS + 64);
+    RowsWriter<kCount> writer(quant, group, int64_t{first_head} * HS, heads * HS, chunk_heads * HS + 64);
     if (row < in.N) {
         float cosine[8], sine[8];
         load_angles(in.angles(row, i), in.direction, cosine, sine);
@@ -158,7 +158,7 @@ bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
                        .direction = direction};
     // Chunks as equal as can be.
     const int64_t chunks = ceil_div(row_elems, kChunkColumns), chunk_heads = ceil_div(heads, chunks);
-    const size_t shared_bytes = group_bytes(quant, chunk_heads * args.HS + 64, kGroupRows);
+    const size_t shared_bytes = group_bytes(quant, chunk_heads * args.HS + 64);
     auto kernel = quant.counts ? rope_rows_kernel<true> : rope_rows_kernel<false>;
     allow_shared_memory(kernel, shared_bytes);
     const dim3 grid(grid_size(ceil_div(args.N, kGroupRows)), grid_size(ceil_div(heads, chunk_heads)));
