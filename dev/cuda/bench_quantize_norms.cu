@@ -177,7 +177,7 @@ std::vector<Row> rows() {
     all.push_back({"rope_backward", rope, d, Ask::kDelayedCounts, 4 + table});
     all.push_back({"rope_backward", rope, d, Ask::kRecord, 2 + 2 * turned + table});
     all.push_back({"rope_backward", rope, d, Ask::kTensorwise, 6 + 2 * turned + table});
-    all.push_back({"rope_backward", rope, d, Ask::kBlocks, 4 + table + 2 * 4 / 128.0});
+    all.push_back({"rope_backward", rope, d, Ask::kBlocks, 4 + 4 * turned + table + 2 * 4 / 128.0});
     return all;
 }
 
