@@ -25,10 +25,10 @@ GROUPS = {
             "environment shards dataloader params safetensors file_util",
     "device": "device device_cpu ops adam_math arena gemm_fp8 gemm_plan",
     "cuda": "device_cuda",
-    "model": "linear decoder fp8_recipe gain gain_rates tensor",
+    "model": "linear decoder decoder_backward fp8_recipe fp8_state gain gain_rates tensor",
     "state": "comm comm_single comm_mpi comm_nccl zero optimizer checkpoint checkpoint_dir "
              "hf_config hf_tensors log peak_flops",
-    "run": "plan trainer staging train_loop doctor",
+    "run": "plan trainer staging fp8_watch train_loop doctor",
 }
 MAY_INCLUDE = {
     "foundation": "foundation",

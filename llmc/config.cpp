@@ -315,6 +315,7 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
         return parsed;
     }
     parsed.config = resolve(settings, preset, machine);
+    parsed.fp8_given = settings.count("fp8-recipe") || settings.count("fp8-format");
     judge(settings, parsed.config, machine.ranks);
     require_loaded_shape(parsed.config, machine);
     for (std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(std::move(line));

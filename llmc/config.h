@@ -100,6 +100,7 @@ struct ParsedConfig {
     bool help = false;               // --help was asked: print `text` and leave with 0
     std::string text;                // help text
     std::vector<std::string> idle;   // options that were set and have nothing to do for lack of hardware
+    bool fp8_given = false;          // the user said --fp8-recipe or --fp8-format, be it none
     std::vector<std::string> notes;  // spellings of others that were used: "-b is --micro-batch-size"; warnings
 };
 

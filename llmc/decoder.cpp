@@ -238,24 +238,30 @@ LinearOperand Decoder::make_x(Ctx& ctx, const Linear& linear, const SavedX& save
     return x;
 }
 
+// The norm that makes x of qkv or up; args says the rest.
+LinearOperand Decoder::block_norm_forward(Ctx& ctx, int layer, LinearKind kind, const SavedX& to, NormForwardArgs args,
+                                          XUse use) {
+    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
+    const bool first = kind == LinearKind::kQkv;
+    return make_x(ctx, linear(layer, kind), to, args.N, use, false, [&](Tensor out, const QuantOut& quant) {
+        args.out = out;
+        args.quant = quant;
+        norm_forward(ctx, args, first ? p.norm1_weight : p.norm2_weight, first ? p.norm1_bias : p.norm2_bias);
+    });
+}
+
 LinearOperand Decoder::norm1_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
                                      Tensor residual_out, int64_t N, XUse use) {
-    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    return make_x(ctx, linear(layer, LinearKind::kQkv), a.norm1, N, use, false, [&](Tensor out, const QuantOut& quant) {
-        norm_forward(ctx, {.out = out, .residual_out = residual_out, .mean = a.mean1, .rstd = a.rstd1, .in = in,
-                           .residual = residual, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0, .quant = quant},
-                     p.norm1_weight, p.norm1_bias);
-    });
+    return block_norm_forward(ctx, layer, LinearKind::kQkv, a.norm1,
+                              {.out = {}, .residual_out = residual_out, .mean = a.mean1, .rstd = a.rstd1, .in = in,
+                               .residual = residual, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0}, use);
 }
 
 LinearOperand Decoder::norm2_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
                                      Tensor residual_out, int64_t N, XUse use) {
-    const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    return make_x(ctx, linear(layer, LinearKind::kUp), a.norm2, N, use, false, [&](Tensor out, const QuantOut& quant) {
-        norm_forward(ctx, {.out = out, .residual_out = residual_out, .mean = a.mean2, .rstd = a.rstd2, .in = in,
-                           .residual = residual, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0, .quant = quant},
-                     p.norm2_weight, p.norm2_bias);
-    });
+    return block_norm_forward(ctx, layer, LinearKind::kUp, a.norm2,
+                              {.out = {}, .residual_out = residual_out, .mean = a.mean2, .rstd = a.rstd2, .in = in,
+                               .residual = residual, .weight = {}, .bias = {}, .N = N, .C = 0, .eps = 0}, use);
 }
 
 LinearOperand Decoder::activation_forward(Ctx& ctx, int layer, const BlockActs& a, int64_t N, XUse use) {

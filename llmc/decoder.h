@@ -113,6 +113,8 @@ private:
 
     void norm_forward(Ctx& ctx, NormForwardArgs args, int weight, int bias);
     void norm_backward(Ctx& ctx, NormBackwardArgs args, int weight, int bias);
+    LinearOperand block_norm_forward(Ctx& ctx, int layer, LinearKind kind, const SavedX& to, NormForwardArgs args,
+                                     XUse use);
     LinearOperand norm1_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
                                 Tensor residual_out, int64_t N, XUse use);
     LinearOperand norm2_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "llmc/environment.h"
 #include "llmc/fp8.h"
 
 namespace {
@@ -38,10 +38,12 @@ uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
 Fp8Plan running_fp8_plan(const Config& config, const ParamTable& table) {
     Fp8Plan plan = make_fp8_plan(config, table);
-    if (const char* forced = std::getenv("LLMFP8_FORCE_BF16_LINEAR")) {
-        for (LinearPlan& linear : plan.linears)
-            if (linear.name == forced) linear.fp8 = false;
-    }
+    const std::string forced = forced_bf16_linear();
+    if (forced.empty()) return plan;
+    auto found = std::find_if(plan.linears.begin(), plan.linears.end(),
+                              [&](const LinearPlan& linear) { return linear.fp8 && linear.name == forced; });
+    REQUIRE(found != plan.linears.end(), "LLMFP8_FORCE_BF16_LINEAR=%s is no linear that runs in FP8", forced.c_str());
+    found->fp8 = false;
     return plan;
 }
 

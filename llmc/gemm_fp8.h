@@ -22,6 +22,7 @@ inline const char* fp8_factors_error(const GemmArgs& args) {
     if (args.B_grid.elems != grid_elems(args.B_granularity, args.N, args.K))
         return "B_grid has another number of factors";
     if (!aligned_to_16(args.A_grid) || !aligned_to_16(args.B_grid)) return "A_grid or B_grid not 16-byte aligned";
+    if (blocks && args.M % 4 != 0) return "factors of blocks need M in multiples of 4";
     if (blocks && args.fast_accumulation) return "fast accumulation cannot apply block factors";
     return nullptr;
 }

@@ -309,8 +309,8 @@ enum class GemmEpilogue {
 // fp32 accumulation (fp64 for fp64); A and B have one dtype; D may differ: fp32 or bf16 D for bf16 operands.
 // FP8 operands (E4M3, one of the two may be E5M2): whatever the layout, which then only names the pass,
 // D(M,N) = A(M,K) B(N,K)^T with each element of A and B multiplied by its dequant_mul; K and N multiples of 16; D is
-// bf16 or fp32, bias bf16; epilogues kNone and kBias. Granularity pairs: both kTensor; A kBlock1x128 with B either
-// block kind.
+// bf16 or fp32, bias bf16; epilogues kNone and kBias. Granularity pairs: both kTensor, with any M; A kBlock1x128 with B
+// either block kind, and M a multiple of 4.
 struct GemmArgs {
     Tensor D;      // (M, N): = , or += if accumulate
     Tensor A, B;   // see layout

@@ -56,11 +56,10 @@ std::string printable(const std::vector<int32_t>& tokens, int64_t vocab_size) {
 
 class TrainLoop {
 public:
-    TrainLoop(Config config, std::string family, std::string command, std::vector<std::string> idle,
-              std::vector<std::string> notes)
-        : config_(std::move(config)), family_(std::move(family)), command_(std::move(command)),
-          idle_(std::move(idle)), notes_(std::move(notes)), table_(make_param_table(config_.shape)),
-          fp8_plan_(make_fp8_plan(config_, table_)) {}
+    TrainLoop(ParsedConfig parsed, std::string family, std::string command)
+        : config_(std::move(parsed.config)), family_(std::move(family)), command_(std::move(command)),
+          idle_(std::move(parsed.idle)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
+          table_(make_param_table(config_.shape)), fp8_plan_(make_fp8_plan(config_, table_)) {}
 
     ~TrainLoop() {
         staging_.reset();
@@ -74,6 +73,7 @@ public:
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         std::printf("%s%s", config_to_text(config_, family_).c_str(),
                     plan_text(config_, table_, plan_memory(config_, table_), info).c_str());
+        for (const std::string& note : notes_) std::printf("note: %s\n", note.c_str());
         return kExitOk;
     }
 
@@ -178,8 +178,13 @@ private:
     // FP8 weights follow from the masters; what was made by another recipe starts anew, and the log says so.
     void restore_fp8(const Json& state) {
         Fp8State& fp8 = trainer_->fp8();
+        const Json saved = state.value("fp8", Json{{"recipe", "none"}});
+        const std::string recipe = saved.at("recipe").get<std::string>();
+        REQUIRE(recipe == "none" || fp8_plan_.on() || fp8_given_,
+                "the checkpoint is of a run with --fp8-recipe %s and this one does not say: repeat it, or give "
+                "--fp8-recipe none to go on in BF16", recipe.c_str());
         fp8.initialise(ctx_);
-        const std::string changed = fp8.import_json(ctx_, state.value("fp8", Json{{"recipe", "none"}}).dump());
+        const std::string changed = fp8.import_json(ctx_, saved.dump());
         if (!changed.empty()) notes_.push_back("FP8 state of the checkpoint not used: " + changed);
         trainer_->optimizer().weights_from_masters(ctx_, !changed.empty());
     }
@@ -190,9 +195,9 @@ private:
         log_ = std::make_unique<RunLog>(config_.log_file, resumed_, step_);
         flops_per_token_ = model_flops_per_token(config_, table_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
-                      .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer", .fp8_plan = fp8_text,
-                      .device = info_, .world = 1, .params = table_.param_elems, .arena_bytes = plan_.arena_bytes,
-                      .flops_per_token = flops_per_token_});
+                      .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
+                      .fp8_plan = fp8_text, .device = info_, .world = 1, .params = table_.param_elems,
+                      .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(std::string("attention: ")
                          + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
@@ -390,6 +395,7 @@ private:
     Config config_;
     const std::string family_, command_;
     const std::vector<std::string> idle_;
+    const bool fp8_given_;
     std::vector<std::string> notes_;
     const ParamTable table_;
     const Fp8Plan fp8_plan_;              // what the options ask for
@@ -433,7 +439,7 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
         for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal_number, on_stop_signal);
         const bool dry_run = parsed.config.dry_run;
-        TrainLoop loop(std::move(parsed.config), family, command, std::move(parsed.idle), std::move(parsed.notes));
+        TrainLoop loop(std::move(parsed), family, command);
         return dry_run ? loop.dry_run() : loop.run();
     } catch (const Error& error) {
         std::fflush(stdout);

@@ -26,9 +26,6 @@ inline std::vector<Fp8Kind> fp8_kinds() {
 }
 
 inline uint8_t* codes_of(HostTensor& t) { return static_cast<uint8_t*>(t.data()); }
-inline double decoded(const HostTensor& t, int64_t i) {
-    return from_fp8(t.dtype(), static_cast<const uint8_t*>(t.data())[i]);
-}
 // Where the factor of element (r, k) of an (R, K) matrix lies.
 inline int64_t grid_index(Granularity granularity, int64_t R, int64_t K, int64_t r, int64_t k) {
     if (granularity == Granularity::kTensor) return 0;
@@ -114,35 +111,53 @@ struct Fp8Expected {
     HostTensor product, magnitude, tensor_cores;
 };
 
-// Tensor cores add 32 products at a time: they and the sum so far are aligned to the largest of the 33, and what lies
-// below `bits` binary places of it is cut off. `run`: how many k they add up so before the sum goes to fp32.
+// The codes' values, unscaled.
+inline std::vector<double> decoded(const HostTensor& codes) {
+    std::vector<double> values(static_cast<size_t>(codes.elems()));
+    for (int64_t i = 0; i < codes.elems(); i++)
+        values[static_cast<size_t>(i)] = from_fp8(codes.dtype(), static_cast<const uint8_t*>(codes.data())[i]);
+    return values;
+}
+
+// Sums of one run of k that tensor cores add up by themselves. They take 32 products at a time: these and the sum so
+// far are aligned to the largest of the 33, and what lies below `bits` binary places of it is cut off. Source:
+// DeepSeek-V3, arXiv 2412.19437, section 3.5.2, which reports 13 places for Hopper.
+struct TensorCoreRun {
+    double sum = 0, magnitude = 0, lost = 0;
+    TensorCoreRun(const double* a, const double* b, int64_t K, int bits) {
+        for (int64_t begin = 0; begin < K; begin += 32) {
+            const int64_t end = std::min(begin + 32, K);
+            double largest = std::fabs(sum), next = sum;
+            for (int64_t k = begin; k < end; k++) {
+                largest = std::max(largest, std::fabs(a[k] * b[k]));
+                next += a[k] * b[k];
+            }
+            largest = std::max(largest, std::fabs(next));
+            const double place = largest > 0 ? std::ldexp(1.0, std::ilogb(largest) - bits) : 1;
+            lost += place;   // the sum itself
+            for (int64_t k = begin; k < end; k++) {
+                const double term = std::fabs(a[k] * b[k]) / place;
+                lost += (term - static_cast<double>(static_cast<int64_t>(term))) * place;
+                magnitude += term * place;
+            }
+            sum = next;
+        }
+    }
+};
+
+// `run`: how many k tensor cores add up before fp32 registers take over; the factors are constant in 128.
 inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t run) {
     const int64_t M = p.M, N = p.N, K = p.K;
-    auto dequantised = [K](const HostTensor& codes, int64_t rows, auto factor) {
-        std::vector<double> values(static_cast<size_t>(rows * K));
-        for (int64_t r = 0; r < rows; r++)
-            for (int64_t k = 0; k < K; k++)
-                values[static_cast<size_t>(r * K + k)] = decoded(codes, r * K + k) * factor(r, k);
-        return values;
-    };
-    const auto a = dequantised(p.a, M, [&](int64_t m, int64_t k) { return p.factor_a(m, k); });
-    const auto b = dequantised(p.b, N, [&](int64_t n, int64_t k) { return p.factor_b(n, k); });
+    const std::vector<double> a = decoded(p.a), b = decoded(p.b);
     auto empty = [&] { return HostTensor(Dtype::kFp64, M * N); };
     Fp8Expected e{empty(), empty(), empty()};
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < M * N; i++) {
-        const double *row = a.data() + i / N * K, *column = b.data() + i % N * K;
-        double sum = 0, magnitude = 0, lost = 0, so_far = 0;
-        for (int64_t k = 0; k < K; k += 32) {
-            if (k % run == 0) so_far = 0;
-            double largest = std::fabs(so_far);
-            for (int64_t j = k; j < std::min(k + 32, K); j++) {
-                const double term = row[j] * column[j];
-                sum += term, so_far += term;
-                magnitude += std::fabs(term);
-                largest = std::max(largest, std::fabs(term));
-            }
-            lost += 33 * std::ldexp(std::max(largest, std::fabs(so_far)), -bits);
+        double sum = 0, magnitude = 0, lost = 0;
+        for (int64_t k = 0; k < K; k += run) {
+            const TensorCoreRun part(a.data() + i / N * K + k, b.data() + i % N * K + k, std::min(run, K - k), bits);
+            const double factor = p.factor_a(i / N, k) * p.factor_b(i % N, k);
+            sum += factor * part.sum, magnitude += factor * part.magnitude, lost += factor * part.lost;
         }
         if (p.bias.elems()) sum += p.bias.get(i % N);
         if (p.accumulate) sum += p.d.get(i);

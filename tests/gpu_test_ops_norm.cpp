@@ -101,10 +101,12 @@ void check_backward(bool layer, Shape s, Dtype work, Dtype grad, int64_t shift_b
 struct Heads {
     int64_t N, T, NH, NKV, HS;
 };
-// Head sizes of the vector paths (64, 128, 256) and odd ones; more than one part of the partial sums.
+// Head sizes of the vector paths (64, 128, 256) and odd ones; more than one part of the partial sums; more heads
+// than the blocks that start early take.
 const Heads kHeads[] = {{1, 1, 1, 1, 2},        {3, 2, 3, 1, 6},      {5, 5, 2, 2, 48},
                         {33, 11, 5, 1, 80},     {37, 37, 12, 12, 64}, {600, 100, 12, 4, 64},
-                        {300, 150, 32, 8, 128}, {9, 3, 4, 2, 256},    {2, 2, 9, 3, 512}};
+                        {300, 150, 32, 8, 128}, {9, 3, 4, 2, 256},    {2, 2, 9, 3, 512},
+                        {900, 100, 24, 8, 64}};
 
 OpCase head_case(const char* op, const Heads& h, Dtype work, Dtype grad, int64_t shift_bytes) {
     return OpCase(strf("%s %lld x (%lld + 2 * %lld) x %lld", op, (long long)h.N, (long long)h.NH,

@@ -17,11 +17,13 @@ struct Text {
     int64_t N, T, C, V;
     int repeats;   // how often the most frequent token comes, about
 };
-// One token; odd widths; one token 29, 30, 31 and 32 times, where runs change hands between a warp and a
-// block; a text of one token; more than 8 warps can take in one round.
-const Text kTexts[] = {{1, 1, 1, 1, 1},        {6, 3, 7, 5, 2},          {50, 50, 24, 9, 29},
-                       {64, 16, 264, 12, 30},  {64, 16, 264, 12, 31},    {70, 7, 96, 12, 32},
-                       {300, 100, 40, 1, 300}, {700, 100, 768, 50, 600}, {40, 13, 1000, 100, 3}};
+// One token; odd widths; one token 29, 30, 31 and 32 times, where runs change hands between the sum of a thread
+// and that of several warps; a text of one token; a run of more parts than a long one has; several windows of
+// positions and a run that leaves the first; rows of several blocks.
+const Text kTexts[] = {{1, 1, 1, 1, 1},           {6, 3, 7, 5, 2},          {50, 50, 24, 9, 29},
+                       {64, 16, 264, 12, 30},     {64, 16, 264, 12, 31},    {70, 7, 96, 12, 32},
+                       {300, 100, 40, 1, 300},    {700, 100, 768, 50, 600}, {40, 13, 1000, 100, 3},
+                       {2500, 500, 8, 40, 1300},  {90, 30, 2052, 20, 40}};
 
 // Token 1 comes `repeats` times, others at random, and some ids outside [0, V).
 std::vector<int32_t> tokens_of(const Text& text, bool with_bad) {
@@ -101,8 +103,7 @@ struct Logits {
     int64_t N, V, Vp;
 };
 // No vector fits; a block of few threads; of many; rows of 2, 4 and 8 blocks in bf16 or fp32; longer than any
-// cluster; more rows than clusters, so that the next row is prefetched (1400 rows of a block of few
-// threads, 300 of one of many, 70 of 4 blocks).
+// cluster; more rows than blocks fit the GPU.
 const Logits kLogits[] = {{1, 1, 1},         {3, 7, 9},          {5, 250, 256},      {1400, 97, 128},
                           {2, 8192, 8192},   {300, 8200, 8320},  {3, 20001, 20096},  {2, 50257, 50304},
                           {5, 66000, 66048}, {70, 66001, 66048}, {2, 128256, 128256}, {2, 250001, 250112},

@@ -54,6 +54,13 @@ double cosine(const std::vector<double>& a, const std::vector<double>& b) {
     return ab / std::sqrt(aa * bb);
 }
 
+// |a - b| / |b|
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+    double difference = 0, bb = 0;
+    for (size_t i = 0; i < a.size(); i++) difference += (a[i] - b[i]) * (a[i] - b[i]), bb += b[i] * b[i];
+    return std::sqrt(difference / bb);
+}
+
 std::vector<char> raw(TestModel& model, const Tensor& tensor) {
     std::vector<char> bytes(static_cast<size_t>(tensor.bytes()));
     device::copy_to_host(model.ctx, bytes.data(), tensor.data, tensor.bytes());
@@ -101,7 +108,8 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
                 // operands and a handful of linears behind it: 15 % rms leave a cosine of 0.98. The few sums of a
                 // vector's gradient cancel, which leaves them less.
                 const double c = cosine(grads[i], expected[i]);
-                CHECK_MESSAGE(c > (model.table.params[i].is_vector() ? 0.95 : 0.98), model.table.params[i].name, " cosine ", c);
+                const Param& p = model.table.params[i];
+                CHECK_MESSAGE(c > (p.is_vector() ? 0.95 : 0.98), p.name, " cosine ", c);
             }
         }
     }
@@ -116,7 +124,13 @@ TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so
         }
         CHECK(delayed.trainer->executed_micro_batches() == 2);
         CHECK(delayed.result.loss_sum == current.result.loss_sum);
-        CHECK(all_grads(delayed) == all_grads(current));
+        const auto grads = all_grads(delayed), expected = all_grads(current);
+        for (size_t i = 0; i < grads.size(); i++) {
+            const Param& p = delayed.table.params[i];
+            // Kernels that make FP8 copies in one pass may add the rows of a vector's gradient in another order.
+            if (!p.is_vector()) CHECK_MESSAGE(grads[i] == expected[i], p.name);
+            else CHECK_MESSAGE(distance(grads[i], expected[i]) < 1e-5, p.name);
+        }
         CHECK(fp8_weights(delayed) == fp8_weights(current));
         CHECK(!delayed.trainer->fp8().needs_priming());
         // Factors follow the history from now on: other data, other factors than current scaling.

@@ -270,8 +270,9 @@ TEST_CASE("gain: measured shapes come back as measured, others lie on a smooth c
             exact++;
         }
     }
-    CHECK(exact > 40);
-    // Never faster than the tensor cores allow, never slower than a launch and 50 TFLOP/s, longer with every size.
+    CHECK(exact > 1000);
+    // Never faster than the tensor cores allow, never slower than a launch and 50 TFLOP/s, longer with every size from
+    // where it is more than the launch.
     const double peak[] = {989e6, 1979e6, 1979e6, 1979e6};   // FLOP a microsecond
     for (GemmLayout pass : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
         for (int mode = 0; mode < kGemmModes; mode++) {
@@ -280,6 +281,7 @@ TEST_CASE("gain: measured shapes come back as measured, others lie on a smooth c
                 const double us = predicted_gemm_us(m, pass, size, size, size);
                 CHECK(us > 2.0 * static_cast<double>(size * size * size) / peak[mode]);
                 CHECK(us < 10 + 2.0 * static_cast<double>(size * size * size) / 50e6);
+                if (size < 512) continue;
                 CHECK(predicted_gemm_us(m, pass, size * 2, size, size) > us);
                 CHECK(predicted_gemm_us(m, pass, size, size * 2, size) > us);
                 CHECK(predicted_gemm_us(m, pass, size, size, size * 2) > us);

@@ -184,23 +184,23 @@ TEST_CASE("fp8_update: amax_bits is moved to the step's amax, the cast's factor 
     CHECK_THROWS_AS((Delayed{.length = 1, .interval = 0}.update()), Error);
 }
 
-TEST_CASE("fp8_clear") {
+TEST_CASE("fp8_clear: the step's amax survives the clearing of one micro-batch, not that of a step") {
     Ctx ctx;
-    const Fp8Slot slot{.dequant_mul = 3, .quant_mul = 4, .amax_bits = 5, .step_amax_bits = 6};
     StepState state{};
-    for (bool step : {false, true})
-        for (int32_t skip : {0, 1}) {
-            std::vector<Fp8Slot> slots(3, slot);
-            state.skip = skip;
-            cpu::fp8_clear(ctx, {.slots = slots.data(), .count = 2, .step = step, .state = &state});
-            for (size_t i = 0; i < 3; i++) {
-                const bool cleared = i < 2 && !skip;
-                CHECK_EQ(slots[i].amax_bits, cleared ? 0 : 5);
-                CHECK_EQ(slots[i].step_amax_bits, cleared && step ? 0 : 6);
-                CHECK_EQ(slots[i].dequant_mul, 3);
-                CHECK_EQ(slots[i].quant_mul, 4);
+    for (uint32_t amax : {5u, 9u})
+        for (bool step : {false, true})
+            for (int32_t skip : {0, 1}) {
+                std::vector<Fp8Slot> slots(3, {3, 4, amax, 6});
+                state.skip = skip;
+                cpu::fp8_clear(ctx, {.slots = slots.data(), .count = 2, .step = step, .state = &state});
+                for (size_t i = 0; i < 3; i++) {
+                    const bool cleared = i < 2 && !skip;
+                    CHECK_EQ(slots[i].amax_bits, cleared ? 0 : amax);
+                    CHECK_EQ(slots[i].step_amax_bits, !cleared ? 6 : step ? 0 : std::max(amax, 6u));
+                    CHECK_EQ(slots[i].dequant_mul, 3);
+                    CHECK_EQ(slots[i].quant_mul, 4);
+                }
             }
-        }
 }
 
 TEST_CASE("fp8_update: long random runs follow the rule; a run that misses one update does not") {

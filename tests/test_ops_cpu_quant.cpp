@@ -260,15 +260,16 @@ TEST_CASE("cpu quantize: exact counts, once for two copies") {
 }
 
 TEST_CASE("cpu quantize: the counts of blocks are of the rowwise copy") {
-    // One row: a large value and a tiny one. Along the row the tiny one is flushed; along its column it is not.
+    // A tiny value beside a large one in its row is flushed there, but not in its column; two below it the other way.
     const Shape shape{16, 128};
     HostTensor x(Dtype::kBf16, shape.N * shape.C);
     x.fill(0);
-    x.set(0, 1), x.set(1, 0x1p-40);
-    for (bool rowwise : {true, false}) {
-        QuantMemory got({.name = "1x128", .rowwise = rowwise, .granularity = Granularity::kBlock1x128}, 16, 128);
+    x.set(0, 1), x.set(1, 0x1p-40), x.set(5 * 128, 0x1p-40), x.set(6 * 128, 0x1p-40);
+    for (auto [rowwise, transposed] : {std::pair{true, true}, {true, false}, {false, true}}) {
+        QuantMemory got({.name = "1x128", .rowwise = rowwise, .transposed = transposed,
+                         .granularity = Granularity::kBlock1x128}, shape.N, shape.C);
         run(x, shape, got);
-        CHECK_EQ(got.counts.flushed, rowwise ? 3001 : 3000);
+        CHECK_EQ(got.counts.flushed, rowwise ? 3001 : 3002);
         CHECK_EQ(got.counts.elems, 1000 + 16 * 128);
     }
 }

@@ -1,8 +1,10 @@
 """Runs of the real executables: resume, stop, divergence, bad input. Standard library only."""
+import csv
 import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -134,6 +136,22 @@ class TrainTest(unittest.TestCase):
         done = self.run_train(LLAMA, *options, expect=3, env=environment)
         self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)
 
+    def test_fp8_matmuls_are_those_the_profiler_saw(self):
+        """The second step under Nsight Compute: kernels whose names say FP8 operands, against the plan."""
+        if not os.path.basename(BUILD).startswith("cuda") or not shutil.which("ncu"):
+            self.skipTest("needs a CUDA build and ncu")
+        for recipe, planned in (("none", 0), ("delayed", 48), ("tensorwise", 48), ("blockwise", 48)):
+            with self.subTest(recipe):
+                run = self.command(LLAMA, "--train-iters", "2", "--profile", "2:2", "--fp8-recipe", recipe)
+                done = subprocess.run(["ncu", "--csv", "--profile-from-start", "off", "--metrics",
+                                       "gpu__time_duration.sum", *run], capture_output=True, text=True, timeout=300)
+                self.assertEqual(done.returncode, 0, done.stderr + done.stdout[-2000:])
+                table = csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"'))
+                names = [row["Kernel Name"] for row in table]
+                # cuBLASLt's letters for E4M3 and E5M2 are q and r.
+                fp8 = [name for name in names if re.search(r"nvjet\w*_[qr][qr]|gemm\w*e[45]m[23]", name)]
+                self.assertEqual(len(fp8), planned, sorted(set(names)))
+
     def test_a_changed_fp8_recipe_is_a_logged_migration(self):
         save = ["--save", self.path("run"), "--save-interval", "2", "--log-file", self.path("log.jsonl")]
         self.run_train(LLAMA, "--train-iters", "2", *save)
@@ -143,6 +161,11 @@ class TrainTest(unittest.TestCase):
             done = self.run_train(LLAMA, "--train-iters", str(steps), *save, "--resume", "auto", "--fp8-recipe", recipe)
             self.assertIn(said, done.stdout)
             self.assertEqual(records(self.path("log.jsonl"), "step")[-1]["step"], steps)
+        # Never out of FP8 by forgetting the option.
+        done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", expect=2)
+        self.assertIn("--fp8-recipe delayed", done.stderr)
+        done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", "--fp8-recipe", "none")
+        self.assertIn("changed from delayed to none", done.stdout)
 
     def test_fp8_health_is_recorded(self):
         self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-health-interval", "2",

@@ -2,14 +2,14 @@
 // Usage: bench_gemm [name part]. Random data, operands rotated beyond the L2 cache where one set would fit.
 // Prints: shape | us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | x the first
 // answer
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
-#include "llmc/cuda/common.cuh"
-#include "llmc/cuda/gemm.h"
+#include "dev/cuda/gemm_bench.h"
+
+using namespace gemm_bench;
 
 namespace {
 
@@ -50,49 +50,17 @@ const Shape kShapes[] = {
 };
 const Shape kCeiling = {"8192^3", kF, 8192, 8192, 8192};
 
-// Operands of one shape; freed at the end of the scope.
-struct Buffers {
-    Ctx& ctx;
-    std::vector<void*> memory;
-    explicit Buffers(Ctx& c) : ctx(c) {}
-    ~Buffers() {
-        for (void* p : memory) cuda::device_free(p);
-    }
-    Tensor random(Dtype dtype, int64_t elems) {
-        memory.push_back(cuda::device_alloc(elems * dtype_bytes(dtype)));
-        Tensor t{memory.back(), dtype, elems};
-        cuda::fill_normal(ctx, {.out = t, .key = memory.size(), .element_offset = 0, .mean = 0, .std = 0.5f});
-        return t;
-    }
-};
-
-// Two contexts: plans are per context, so each remembers its own algorithm.
 struct Contexts {
-    Ctx first, searched;
-    Contexts() {
-        cuda::device_open(first, 0);
-        cuda::device_open(searched, 0);
-        cuda::gemm_set_search(searched, true);
-    }
-    ~Contexts() {
-        cuda::device_close(first);
-        cuda::device_close(searched);
-    }
+    Context first{false}, searched{true};
 };
 
 struct Times {
     float first_us, searched_us;
 };
 
-float median(std::vector<float>& times) {
-    std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-    return times[times.size() / 2];
-}
-
-// Median microseconds of both algorithms over about 200 ms, in turn: the card is power-limited, so that what
-// runs after a pause looks faster.
+// Both algorithms over about 200 ms.
 Times time_both(Contexts& contexts, const Shape& s) {
-    Buffers buffers(contexts.first);
+    Buffers buffers(contexts.first.ctx);
     const int64_t set_bytes = (s.M * s.K + s.N * s.K) * dtype_bytes(s.operands)
                               + s.M * s.N * dtype_bytes(s.result);
     std::vector<GemmArgs> sets;
@@ -104,30 +72,10 @@ Times time_both(Contexts& contexts, const Shape& s) {
         if (s.epilogue == GemmEpilogue::kBiasGelu) args.pre = buffers.random(s.result, s.M * s.N);
         sets.push_back(args);
     }
-    cuda::synchronize(contexts.first);
-    cudaEvent_t begin, end;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    auto once = [&](Ctx& ctx, size_t i) {
-        CUDA_CHECK(cudaEventRecord(begin, cuda::stream_of(ctx)));
-        cuda::gemm(ctx, sets[i % sets.size()]);
-        CUDA_CHECK(cudaEventRecord(end, cuda::stream_of(ctx)));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        float ms = 0;
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        return ms * 1000;
-    };
-    std::vector<float> first, searched;
-    float total = 0;
-    for (size_t i = 0; total < 200000 || i < 8; i++) {
-        const float us[] = {once(contexts.searched, i), once(contexts.first, i)};
-        if (i < 3) continue;   // the search, lazily loaded kernels, the clock
-        searched.push_back(us[0]), first.push_back(us[1]);
-        total += us[0] + us[1];
-    }
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
-    return {median(first), median(searched)};
+    cuda::synchronize(contexts.first.ctx);
+    std::vector<Candidate> both{{contexts.searched.ctx, sets}, {contexts.first.ctx, sets}};
+    const std::vector<float> us = times_in_turn(both, 200000);
+    return {us[1], us[0]};
 }
 
 // A small product in every layout against the CPU, before anything is timed.
@@ -156,21 +104,20 @@ void check(Ctx& ctx) {
     }
 }
 
-double tflops(const Shape& s, float us) { return 2e-6 * s.M * s.N * s.K / us; }
-
 }  // namespace
 
 int main(int argc, char** argv) try {
     Contexts contexts;
-    check(contexts.first);
-    const double ceiling = tflops(kCeiling, time_both(contexts, kCeiling).searched_us);
+    check(contexts.first.ctx);
+    const double ceiling = tflops(kCeiling.M, kCeiling.N, kCeiling.K,
+                                  time_both(contexts, kCeiling).searched_us);
     std::printf("%s, %s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(),
                 cuda::device_info(0).matmul_library.c_str(), ceiling);
     std::printf("%-28s | %9s | %8s | %5s | %s\n", "shape", "us", "TFLOP/s", "%", "x first answer");
     for (const Shape& s : kShapes) {
         if (argc > 1 && !std::strstr(s.name, argv[1])) continue;
         const Times t = time_both(contexts, s);
-        const double rate = tflops(s, t.searched_us);
+        const double rate = tflops(s.M, s.N, s.K, t.searched_us);
         std::printf("%-28s | %9.1f | %8.1f | %5.1f | %.3f\n", s.name, t.searched_us, rate,
                     100 * rate / ceiling, t.first_us / t.searched_us);
     }

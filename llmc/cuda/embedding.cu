@@ -8,13 +8,18 @@ constexpr int kLanes = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kLanes * kWarps;
 constexpr int kForwardRows = 4;          // rows that a thread of the forward has on their way
-constexpr int kLongRun = kLanes;         // rows of one token that are worth a block
-constexpr int kShortWindow = kLanes;     // sorted positions of a block that adds up short runs
-constexpr int kLongWindow = kThreads;    // sorted positions that a block searches for long runs
-// Vectors of a row that a lane owns in short runs (one in long ones).
-template <typename T> constexpr int kShortVecs = sizeof(T) == 2 ? 4 : 2;
-constexpr int kShortAhead = 64;          // bytes of rows that a lane has on their way in short runs
-constexpr int kLongAhead = 96;           // and in long ones
+
+// The backward. Latency bounds it: a block must look up rows and tokens before it can ask for either matrix.
+// Of its time on an H200, blocks of long runs take 40 % for a tenth of the bytes (Llama-3-8B, 8192 tokens).
+constexpr int kBackwardBlocksPerSm = 4;
+constexpr int kLongRun = kLanes;         // rows of one token that are no longer added up one after the other
+constexpr int kRunParts = 16;            // parts of a long run, at most
+constexpr int kShortWindow = kLanes - 1; // sorted positions of a block that adds up short runs
+constexpr int kShortRows = 6;            // rows that its threads have on their way (half as many of fp32)
+constexpr int kLongSeen = 1024;          // sorted positions that a block sees when it looks for long runs
+constexpr int kLongWindow = kLongSeen - kLongRun;   // those in which it finds the beginnings of all
+constexpr int kTileLanes = 8;            // lanes that share a row of a long run
+constexpr int kRowLanes = kLanes / kTileLanes;
 
 // Math: out[n] = wte[tokens[n]] + wpe[n % T] (period = T).
 // Source: table look-up.
@@ -60,170 +65,214 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// Columns of one lane: kVecs vectors of kWidth columns, a warp's width apart.
-template <int kWidth, int kVecs> struct LaneSum {
-    float at[kVecs][kWidth] = {};
-    int column, C;
+// Rows of one token are a run of sorted positions. The token at position p; -1 for what contributes nothing.
+struct SortedRows {
+    const int32_t *tokens, *token_order;
+    int N, V;
 
-    __device__ LaneSum(unsigned tile, int lane, int columns)
-        : column((static_cast<int>(tile) * kVecs * kLanes + lane) * kWidth), C(columns) {}
-    __device__ int column_of(int k) const { return column + k * kLanes * kWidth; }
-    __device__ bool inside(int k) const { return column_of(k) < C; }
+    __device__ int token_of(int row) const {
+        const int token = tokens[row];
+        return token < V ? max(token, -1) : -1;
+    }
+    __device__ int token_at(int p) const { return p >= 0 && p < N ? token_of(token_order[p]) : -1; }
+};
 
-    // Adds the rows rows[0], ..., rows[count - 1] of dout in this order, kAheadBytes of them on their way.
-    template <int kAheadBytes, typename T>
-    __device__ void add_rows(const T* dout, const int32_t* rows, int count) {
-        constexpr int kAhead = (kWidth == 1 ? kLanes / 2 : kAheadBytes / int(sizeof(T) * kWidth)) / kVecs;
-        for (int first = 0; first < count; first += kAhead) {
-            Packed<T, kWidth> raw[kAhead][kVecs];
+// The end of a run, found by a warp: same(p) says whether position p is in it. `inside` is, `end` is not: 32
+// probes, then 32 between the last that is inside and the first that is not, until they are neighbours.
+template <typename Same> __device__ int run_end(int inside, int end, Same same) {
+    int range = end - inside;   // the run ends in (inside, inside + range]
+    while (range > 1) {
+        const int step = (range + kLanes - 1) / kLanes;
+        const int p = inside + static_cast<int>(threadIdx.x % kLanes + 1) * step;
+        const int last = inside + range;
+        inside += __popc(__ballot_sync(0xffffffffu, p < last && same(p))) * step;
+        range = min(step, last - inside);
+    }
+    return inside + 1;
+}
+
+// What one lane adds up of a long run: kWidth columns from `column` on, which kRowLanes lanes of a warp have.
+template <typename T, int kWidth> struct LongSum {
+    float at[kWidth] = {};
+
+    // Adds the rows at the kLanes positions from `begin` on, from begin + step on, ... before `end`; then the
+    // lanes of the same columns are joined: all have the sum.
+    __device__ void add(const T* dout, const int32_t* token_order, int begin, int end, int step, int C,
+                        int column) {
+        const int lane = threadIdx.x % kLanes, row_lane = lane / kTileLanes;
+        constexpr int kAhead = sizeof(T) == 2 ? 8 : 4;
+        int next_row = begin + lane < end ? token_order[begin + lane] : 0;
+        for (int p = begin; p < end; p += step) {
+            const int count = column < C ? min(end - p, kLanes) : 0, these_rows = next_row;
+            next_row = p + step + lane < end ? token_order[p + step + lane] : 0;
 #pragma unroll
-            for (int r = 0; r < kAhead; r++) {
-                if (first + r >= count) continue;
-                const T* row = dout + int64_t{rows[first + r]} * C + column;
+            for (int r0 = 0; r0 < kLanes; r0 += kAhead * kRowLanes) {
+                Packed<T, kWidth> raw[kAhead];
 #pragma unroll
-                for (int k = 0; k < kVecs; k++) {
-                    if (inside(k)) raw[r][k].load(row + k * kLanes * kWidth);
+                for (int r = 0; r < kAhead; r++) {
+                    const int i = r0 + r * kRowLanes + row_lane;
+                    const int row = __shfl_sync(0xffffffffu, these_rows, i);
+                    if (i < count) raw[r].load(dout + int64_t{row} * C + column);
+                }
+#pragma unroll
+                for (int r = 0; r < kAhead; r++) {
+                    float value[kWidth];
+                    if (r0 + r * kRowLanes + row_lane >= count) continue;
+                    raw[r].unpack_to(value);
+#pragma unroll
+                    for (int i = 0; i < kWidth; i++) at[i] += value[i];
                 }
             }
+        }
 #pragma unroll
-            for (int r = 0; r < kAhead; r++) {
-                if (first + r >= count) continue;
+        for (int i = 0; i < kWidth; i++) {
 #pragma unroll
-                for (int k = 0; k < kVecs; k++) {
-                    float value[kWidth];
-                    if (!inside(k)) continue;
-                    raw[r][k].unpack_to(value);
-#pragma unroll
-                    for (int i = 0; i < kWidth; i++) at[k][i] += value[i];
-                }
+            for (int offset = kTileLanes; offset < kLanes; offset *= 2) {
+                at[i] += __shfl_xor_sync(0xffffffffu, at[i], offset);
             }
         }
     }
 };
 
-// Length of the run of `token` that begins at sorted position `begin`, found by the whole block: 256 probes,
-// then 256 between the last that is inside and the first that is not, until they are neighbours.
-__device__ inline int64_t run_length(const int32_t* tokens, const int32_t* token_order, int64_t N,
-                                     int64_t begin, int token) {
-    int64_t inside = begin, range = N - begin;   // the run ends in (inside, inside + range]
-    while (range > 1) {
-        const int64_t step = (range + kThreads - 1) / kThreads, p = inside + (threadIdx.x + 1) * step;
-        const bool same = p < inside + range && tokens[token_order[p]] == token;
-        const int64_t steps_inside = __syncthreads_count(same);
-        const int64_t last = inside + range;
-        inside += steps_inside * step;
-        range = min(step, last - inside);
+// A block that finds the long runs that begin in sorted positions [first, first + kLongWindow) and adds them
+// up in columns [kTileLanes tile, kTileLanes (tile + 1)) * kWidth. Its warps share the parts of all runs: of p
+// parts, one adds every p-th chunk of kLanes rows; then the parts of a run are added in order.
+template <typename T, typename Grad, int kWidth>
+__device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first,
+                              unsigned tile) {
+    constexpr int kMaxRuns = kLongWindow / kLongRun + 1;
+    constexpr int kMaxParts = kLongWindow / kLanes + kMaxRuns + kRunParts;
+    constexpr int kColumns = kTileLanes * kWidth;
+    struct Run {
+        int begin, end, token, first_part, parts;
+    };
+    __shared__ int32_t token_at[kLongSeen];    // of position first - 1 + i
+    __shared__ int begins[kMaxRuns], found, parts_found;   // indices of token_at, in any order
+    __shared__ Run runs[kMaxRuns];
+    __shared__ int run_of[kMaxParts];
+    __shared__ float sums[kMaxParts][kColumns];
+    const int thread = threadIdx.x, lane = thread % kLanes, warp = thread / kLanes;
+    const int threads = blockDim.x, warps = threads / kLanes;
+    const int first_column = static_cast<int>(tile) * kColumns;
+    const int column = first_column + lane % kTileLanes * kWidth;
+    if (thread == 0) found = 0, parts_found = 0;
+#pragma unroll 4
+    for (int i = thread; i < kLongSeen; i += threads) token_at[i] = sorted.token_at(first - 1 + i);
+    __syncthreads();
+    for (int i = 1 + thread; i <= kLongWindow; i += threads) {
+        if (token_at[i] >= 0 && token_at[i - 1] != token_at[i] && token_at[i + kLongRun - 1] == token_at[i]) {
+            begins[atomicAdd(&found, 1)] = i;
+        }
     }
-    return inside + 1 - begin;
+    __syncthreads();
+    const int seen_end = min(sorted.N, first - 1 + kLongSeen);
+    for (int r = warp; r < found; r += warps) {
+        const int begin = first - 1 + begins[r], token = token_at[begins[r]];
+        int end = run_end(begin + kLongRun - 1, seen_end,
+                          [&](int p) { return token_at[p - (first - 1)] == token; });
+        if (end == seen_end) {
+            end = run_end(end - 1, sorted.N, [&](int p) { return sorted.token_at(p) == token; });
+        }
+        if (lane == 0) {
+            const int parts = min(kRunParts, (end - begin + kLanes - 1) / kLanes);
+            const int first_part = atomicAdd(&parts_found, parts);
+            runs[r] = {begin, end, token, first_part, parts};
+            for (int i = 0; i < parts; i++) run_of[first_part + i] = r;
+        }
+    }
+    __syncthreads();
+    for (int part = warp; part < parts_found; part += warps) {
+        const Run run = runs[run_of[part]];
+        LongSum<T, kWidth> sum;
+        sum.add(dout, sorted.token_order, run.begin + (part - run.first_part) * kLanes, run.end,
+                run.parts * kLanes, C, column);
+        if (lane < kTileLanes) {
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) sums[part][lane * kWidth + i] = sum.at[i];
+        }
+    }
+    __syncthreads();
+    for (int i = thread; i < found * kColumns; i += threads) {
+        const Run run = runs[i / kColumns];
+        const int c = i % kColumns;
+        if (first_column + c >= C) continue;
+        Grad* to = dwte + int64_t{run.token} * C + first_column + c;
+        const float old = to_float(*to);
+        float total = 0.0f;
+        for (int k = 0; k < run.parts; k++) total += sums[run.first_part + k][c];
+        *to = from_float<Grad>(old + total);
+    }
 }
 
-// A block that searches sorted positions [first, first + kLongWindow) for the beginnings of long runs, and
-// adds up each that it finds in columns [32 tile, 32 tile + 32) * kWidth: of every 256 rows a warp takes 32,
-// then the 8 sums are added in order.
+// A block that adds up the short runs that begin in sorted positions [first, first + kShortWindow), a thread
+// kWidth columns: row after row, of whatever token; where a run ends, its sum is added to the gradient, which
+// was on its way together with the rows.
 template <typename T, typename Grad, int kWidth>
-__device__ void add_long_runs(Grad* dwte, const T* dout, const int32_t* tokens, const int32_t* token_order,
-                              int64_t N, int C, int V, int64_t first, unsigned tile) {
-    __shared__ int begins[kLongWindow / kLongRun + 2], found;   // positions within the window, in any order
-    __shared__ int32_t rows[kThreads];
-    __shared__ float sums[kWarps][kWidth][kLanes];
-    const int thread = threadIdx.x, lane = thread % kLanes, warp = thread / kLanes;
-    if (thread == 0) found = 0;
-    __syncthreads();
-    const int64_t p = first + thread;
-    if (p + kLongRun <= N) {
-        const int token = tokens[token_order[p]];
-        const int before = p > 0 ? tokens[token_order[p - 1]] : -1;
-        const int last_of_long = tokens[token_order[p + kLongRun - 1]];
-        if (token >= 0 && token < V && before != token && last_of_long == token) {
-            begins[atomicAdd(&found, 1)] = thread;
+__device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first,
+                               unsigned tile) {
+    constexpr int kRows = sizeof(T) == 2 ? kShortRows : (kShortRows + 1) / 2;
+    constexpr unsigned kAll = 0xffffffffu;
+    __shared__ int2 rows[kShortWindow + kLongRun + kRows];   // row; token if it is the last of a run, or -1
+    __shared__ int found;
+    if (threadIdx.x < kLanes) {
+        // Lane i looks at position first - 1 + i, and later at the 32nd after it.
+        const int lane = threadIdx.x;
+        auto row_at = [&](int p) { return p >= 0 && p < sorted.N ? sorted.token_order[p] : -1; };
+        auto token_of = [&](int row) { return row >= 0 ? sorted.token_of(row) : -1; };
+        const int row = row_at(first - 1 + lane), token = token_of(row);
+        const int token_before = __shfl_up_sync(kAll, token, 1);
+        const unsigned begins = __ballot_sync(
+            kAll, token != token_before && token >= 0 && lane >= 1 && lane <= kShortWindow);
+        const int first_begin = begins ? __ffs(begins) - 1 : 0;
+        const int last_begin = begins ? kLanes - 1 - __clz(begins) : 0;
+        const int last_token = __shfl_sync(kAll, token, last_begin);
+        int count = __popc(__ballot_sync(kAll, token == last_token)), later_row = -1;   // of the last run
+        if (begins && last_begin + count == kLanes) {
+            later_row = row_at(first - 1 + kLanes + lane);
+            count += __popc(__ballot_sync(kAll, token_of(later_row) == last_token));
         }
+        const int end = count < kLongRun ? last_begin + count : last_begin;
+        if (lane >= first_begin && lane < end) {
+            const bool last = lane + 1 == end || (lane + 1 < kLanes && (begins >> (lane + 1) & 1));
+            rows[lane - first_begin] = make_int2(row, last ? token : -1);
+        }
+        if (kLanes + lane < end) {
+            const bool last = kLanes + lane + 1 == end;
+            rows[kLanes + lane - first_begin] = make_int2(later_row, last ? last_token : -1);
+        }
+        // Filled up to whole rounds with a row that is added to nothing.
+        const int any_row = __shfl_sync(kAll, row, last_begin);
+        if (begins && lane < kRows) rows[end - first_begin + lane] = make_int2(any_row, -1);
+        if (lane == 0) found = begins ? end - first_begin : 0;
     }
     __syncthreads();
-    for (int run = 0; run < found; run++) {
-        const int64_t begin = first + begins[run];
-        const int token = tokens[token_order[begin]];
-        const int64_t end = begin + run_length(tokens, token_order, N, begin, token);
-        LaneSum<kWidth, 1> sum(tile, lane, C);
-        int32_t next_row = begin + thread < end ? token_order[begin + thread] : 0;
-        for (int64_t base = begin; base < end; base += kThreads) {
-            rows[thread] = next_row;
-            __syncthreads();
-            next_row = base + kThreads + thread < end ? token_order[base + kThreads + thread] : 0;
-            const int64_t left = end - base - warp * kLanes;
-            sum.template add_rows<kLongAhead>(dout, rows + warp * kLanes,
-                                              static_cast<int>(min(left, int64_t{kLanes})));
-            __syncthreads();
+    const int count = found, column = static_cast<int>(tile * blockDim.x + threadIdx.x) * kWidth;
+    if (column >= C) return;
+    dwte += column;
+    dout += column;
+    float sum[kWidth] = {};
+    for (int i0 = 0; i0 < count; i0 += kRows) {
+        Packed<T, kWidth> raw[kRows];
+        Packed<Grad, kWidth> old[kRows];
+        int to[kRows];
+#pragma unroll
+        for (int r = 0; r < kRows; r++) {
+            const int2 row = rows[i0 + r];
+            to[r] = row.y;
+            raw[r].load(dout + int64_t{row.x} * C);
+            if (row.y >= 0) old[r].load(dwte + int64_t{row.y} * C);
         }
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) sums[warp][i][lane] = sum.at[0][i];
-        __syncthreads();
-        if (warp < kWidth && sum.inside(0)) {   // warp i takes element i of each vector (kWidth <= kWarps)
-            float total = 0.0f;
-#pragma unroll
-            for (int w = 0; w < kWarps; w++) total += sums[w][warp][lane];
-            Grad* to = dwte + int64_t{token} * C + sum.column + warp;
-            *to = from_float<Grad>(to_float(*to) + total);
-        }
-        __syncthreads();
-    }
-}
-
-// A block that adds up the short runs that begin in sorted positions [first, first + kShortWindow), a warp a
-// run, in columns [32 tile, 32 tile + 32) * kVecs * kWidth.
-template <typename T, typename Grad, int kWidth>
-__device__ void add_short_runs(Grad* dwte, const T* dout, const int32_t* tokens, const int32_t* token_order,
-                               int64_t N, int C, int V, int64_t first, unsigned tile) {
-    constexpr int kVecs = kShortVecs<T>;
-    constexpr int kSeen = 1 + kShortWindow + kLongRun;   // a position before the window, a long run after it
-    __shared__ int32_t rows[kSeen], token_at[kSeen];
-    __shared__ int begins[kShortWindow], found;          // positions within `rows`, in order
-    const int thread = threadIdx.x, lane = thread % kLanes, warp = thread / kLanes;
-    if (thread < kSeen) {
-        const int64_t p = first - 1 + thread;
-        const bool exists = p >= 0 && p < N;
-        rows[thread] = exists ? token_order[p] : 0;
-        token_at[thread] = exists ? tokens[rows[thread]] : -1;
-    }
-    __syncthreads();
-    if (warp == 0) {   // a lane looks at one position of the window
-        const int i = 1 + lane, token = token_at[i];
-        const bool is_long = token_at[i + kLongRun - 1] == token;
-        const bool begin = token >= 0 && token < V && token_at[i - 1] != token && !is_long;
-        const unsigned all = __ballot_sync(0xffffffffu, begin);
-        if (begin) begins[__popc(all & ((1u << lane) - 1))] = i;
-        if (lane == 0) found = __popc(all);
-    }
-    __syncthreads();
-    for (int run = warp; run < found; run += kWarps) {
-        const int i = begins[run], token = token_at[i];
-        const int count = __popc(__ballot_sync(0xffffffffu, token_at[i + lane] == token));
-        LaneSum<kWidth, kVecs> sum(tile, lane, C);
-        Grad* to = dwte + int64_t{token} * C;
-        Packed<Grad, kWidth> old[kVecs];
-        // Most runs are one row: it and the gradient are on their way together.
-        Packed<T, kWidth> first_row[kVecs];
-        const T* from = dout + int64_t{rows[i]} * C;
-#pragma unroll
-        for (int k = 0; k < kVecs; k++) {
-            if (sum.inside(k)) first_row[k].load(from + sum.column_of(k));
-        }
-#pragma unroll
-        for (int k = 0; k < kVecs; k++) {
-            if (sum.inside(k)) old[k].load(to + sum.column_of(k));
-        }
-#pragma unroll
-        for (int k = 0; k < kVecs; k++) {
-            if (sum.inside(k)) first_row[k].unpack_to(sum.at[k]);
-        }
-        sum.template add_rows<kShortAhead>(dout, rows + i + 1, count - 1);
-#pragma unroll
-        for (int k = 0; k < kVecs; k++) {
-            if (!sum.inside(k)) continue;
+        for (int r = 0; r < kRows; r++) {
             float value[kWidth];
-            old[k].unpack_to(value);
+            raw[r].unpack_to(value);
 #pragma unroll
-            for (int j = 0; j < kWidth; j++) value[j] += sum.at[k][j];
-            store_floats<Grad, kWidth>(to + sum.column_of(k), value);
+            for (int j = 0; j < kWidth; j++) sum[j] += value[j];
+            if (to[r] < 0) continue;
+            old[r].unpack_to(value);
+#pragma unroll
+            for (int j = 0; j < kWidth; j++) value[j] += sum[j], sum[j] = 0.0f;
+            store_floats<Grad, kWidth>(dwte + int64_t{to[r]} * C, value);
         }
     }
 }
@@ -231,23 +280,25 @@ __device__ void add_short_runs(Grad* dwte, const T* dout, const int32_t* tokens,
 // Math: dwte[v] += sum of dout[n] over the rows n with tokens[n] == v.
 // Source: transpose of the gather; the rows come sorted by token, so that a sum is a run of positions.
 // Traffic: dout read once, each touched row of dwte read and written once.
-// Requires: token_order sorted by token; C and V below 2^30; kWidth = 4 needs C a multiple of it and rows
+// Requires: token_order sorted by token; N, C and V below 2^30; kWidth = 4 needs C a multiple of it and rows
 // aligned to 4 elements.
-// Parallel: the first long_blocks blocks look for long runs, which take longest, the others for short ones:
-// see the two functions above. Blocks of consecutive numbers own consecutive columns.
+// Parallel: long_blocks blocks add up long runs, the others short ones: see the two functions above. They
+// alternate as long as there are both. Blocks of consecutive numbers own consecutive columns.
 template <typename T, typename Grad, int kWidth>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBackwardBlocksPerSm : 3)
     embedding_backward_tokens_kernel(Grad* dwte, const T* dout, const int32_t* tokens,
-                                     const int32_t* token_order, int64_t N, int C, int V,
+                                     const int32_t* token_order, int N, int C, int V,
                                      unsigned long_blocks, unsigned long_tiles, unsigned short_tiles) {
-    if (blockIdx.x < long_blocks) {
-        const int64_t first = int64_t{blockIdx.x / long_tiles} * kLongWindow;
-        add_long_runs<T, Grad, kWidth>(dwte, dout, tokens, token_order, N, C, V, first,
-                                       blockIdx.x % long_tiles);
+    const SortedRows sorted = {tokens, token_order, N, V};
+    const unsigned both = min(long_blocks, gridDim.x - long_blocks), block = blockIdx.x;
+    const bool is_long = block < 2 * both ? block % 2 == 0 : long_blocks > both;
+    const unsigned item = block < 2 * both ? block / 2 : block - both;
+    if (is_long) {
+        const int first = static_cast<int>(item / long_tiles) * kLongWindow;
+        add_long_runs<T, Grad, kWidth>(dwte, dout, sorted, C, first, item % long_tiles);
     } else {
-        const unsigned block = blockIdx.x - long_blocks;
-        const int64_t first = int64_t{block / short_tiles} * kShortWindow;
-        add_short_runs<T, Grad, kWidth>(dwte, dout, tokens, token_order, N, C, V, first, block % short_tiles);
+        const int first = static_cast<int>(item / short_tiles) * kShortWindow;
+        add_short_runs<T, Grad, kWidth>(dwte, dout, sorted, C, first, item % short_tiles);
     }
 }
 
@@ -282,12 +333,17 @@ void launch_embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     const int64_t N = args.N, C = args.C;
     const T* dout = args.dout.as<T>();
     Grad *dwte = args.dwte.as<Grad>(), *dwpe = args.dwpe.as<Grad>();
-    const int64_t tiles = ceil_div(C, kLanes * kWidth), short_tiles = ceil_div(tiles, kShortVecs<T>);
-    const int64_t long_blocks = N < kLongRun ? 0 : ceil_div(N, kLongWindow) * tiles;
+    // As few blocks a row as can be, of whole warps and all of the same size.
+    const int64_t vectors = ceil_div(C, kWidth), short_tiles = ceil_div(vectors, kThreads);
+    const int64_t threads = ceil_div(ceil_div(vectors, short_tiles), kLanes) * kLanes;
+    const int64_t long_tiles = ceil_div(C, kTileLanes * kWidth), tiles = ceil_div(vectors, kLanes);
+    const int64_t long_blocks = N < kLongRun ? 0 : ceil_div(N, kLongWindow) * long_tiles;
     const int64_t blocks = long_blocks + ceil_div(N, kShortWindow) * short_tiles;
-    embedding_backward_tokens_kernel<T, Grad, kWidth><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
-        dwte, dout, args.tokens, args.token_order, N, static_cast<int>(C), static_cast<int>(args.V),
-        static_cast<unsigned>(long_blocks), static_cast<unsigned>(tiles), static_cast<unsigned>(short_tiles));
+    embedding_backward_tokens_kernel<T, Grad, kWidth>
+        <<<grid_size(blocks), static_cast<unsigned>(threads), 0, stream_of(ctx)>>>(
+            dwte, dout, args.tokens, args.token_order, static_cast<int>(N), static_cast<int>(C),
+            static_cast<int>(args.V), static_cast<unsigned>(long_blocks), static_cast<unsigned>(long_tiles),
+            static_cast<unsigned>(short_tiles));
     CHECK_LAUNCH("embedding_backward_tokens_kernel");
     if (!dwpe) return;
     embedding_backward_positions_kernel<T, Grad, kWidth>
@@ -328,8 +384,8 @@ void embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     expect_at_least(args.dwte, grad, args.V * C, "embedding_backward: dwte");
     if (args.dwpe) expect_at_least(args.dwpe, grad, std::min(args.T, N) * C, "embedding_backward: dwpe");
     constexpr int64_t kMax = int64_t{1} << 30;
-    CHECK(C < kMax && args.V < kMax, "embedding_backward: %lld columns, %lld tokens", (long long)C,
-          (long long)args.V);
+    CHECK(N < kMax && C < kMax && args.V < kMax, "embedding_backward: %lld rows of %lld columns, %lld tokens",
+          (long long)N, (long long)C, (long long)args.V);
     CHECK(args.tokens && args.token_order, "embedding_backward without tokens or token_order");
     dispatch(args.dout.dtype, "embedding_backward", [&](auto type) {
         using T = decltype(type);

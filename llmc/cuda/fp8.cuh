@@ -45,8 +45,8 @@ __device__ inline uint32_t amax_pair(const uint4& x) {
 __device__ inline uint32_t larger_of_pair(uint32_t pair) { return max(pair & 0xffffu, pair >> 16); }
 inline constexpr uint32_t kInfinityMagnitude = kInfinityBits >> 16;
 
-// slot->amax_bits = max with the fp32 bits of an amax. `seen` is what the slot was seen to hold: few blocks raise it,
-// and the others spare the atomic.
+// slot->amax_bits = max with the fp32 bits of an amax. `seen` is what the slot was seen to hold: few blocks raise
+// it, and the others spare the atomic.
 __device__ inline void record_amax(Fp8Slot* slot, uint32_t amax_bits, uint32_t seen) {
     if (amax_bits > seen) atomicMax(&slot->amax_bits, amax_bits);
 }

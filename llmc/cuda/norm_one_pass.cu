@@ -1,4 +1,4 @@
-// The norms with FP8 copies in one pass, for a factor known beforehand: the row kernels' formulas on groups of 32 rows
+// The norms with FP8 copies in one pass, for a factor known beforehand: the row kernels' formulas on groups of rows
 // (quantize_rows.cuh). A block goes round several groups; the rows that come next are always on their way, also while
 // the transposed bytes of a group are stored.
 #include "llmc/cuda/norm.cuh"
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
         if (v < vectors && kLayer && a.bias) b[k] = load_vec(a.bias + v * 8);
     }
     RowSum<kWarpPerRow> row_sum{shared};
-    RowsWriter writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
+    RowsWriter<true> writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
     for (int stage = 0; walk.base < a.N; walk.advance(), stage = (stage + 1) % kForwardStages) {
         const int64_t row = walk.base + threadIdx.y;
         const bool active = row < a.N;
@@ -102,10 +102,10 @@ struct BackwardSums {
 // Requires: as norm_forward_one_pass_kernel, and kVecs vectors of at most 16 elements together.
 // Parallel: a block owns groups of 32 rows, blockDim.y at a time; blockDim.x threads own a row and keep the sums of
 // their columns. dx may be dresidual.
-template <int kVecs, bool kLayer>
-__global__ void __launch_bounds__(kNormThreads)
+template <int kVecs, bool kLayer, bool kCount>
+__global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
     norm_backward_one_pass_kernel(const __grid_constant__ NormBackward<bf16> a, const __grid_constant__ RowsOut quant,
-                                  BackwardSums partial, int vectors) {
+                                  BackwardSums partial, int vectors, int group_offset) {
     extern __shared__ uint4 memory[];
     __shared__ float2 shared[2][kNormLanes];
     const Ring<kBackwardStages, kBackwardStreams> ring{memory, vectors};
@@ -130,13 +130,16 @@ __global__ void __launch_bounds__(kNormThreads)
 
     uint4 w[kVecs] = {};
     NormColumns<bf16, kVecs> columns;
-    float dx_sums[kVecs][8] = {};
+    // The sums of dx wait in shared memory: registers are short.
+    const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+    float4* dx_sums = reinterpret_cast<float4*>(reinterpret_cast<char*>(ring.end()) + group_offset) + thread;
+    for (int i = 0; i < 2 * kVecs && kLayer && partial.dx; i++) dx_sums[i * threads] = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int k = 0; k < kVecs; k++) {
         const int v = threadIdx.x + k * blockDim.x;
         if (v < vectors) w[k] = load_vec(a.weight + v * 8);
     }
-    RowsWriter writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
+    RowsWriter<kCount> writer(quant, ring.end(), 0, vectors * 8, vectors * 8);
     int stage = 0, buffer = 0;
     for (; walk.base < a.N; walk.advance()) {
         const int64_t row = walk.base + threadIdx.y;
@@ -170,23 +173,71 @@ __global__ void __launch_bounds__(kNormThreads)
             float value[8];
             unpack<bf16>(dx, value);
 #pragma unroll
-            for (int i = 0; i < 8; i++) dx_sums[k][i] += value[i];
+            for (int i = 0; i < 2; i++) {
+                float4& sum = dx_sums[(2 * k + i) * threads];
+                sum = make_float4(sum.x + value[4 * i], sum.y + value[4 * i + 1], sum.z + value[4 * i + 2],
+                                  sum.w + value[4 * i + 3]);
+            }
         }
         if (walk.group_ends(a.N)) writer.end_group(walk.group());
     }
     writer.finish();
+    float dx_columns[kVecs][8] = {};
+    if (kLayer && partial.dx) {
+#pragma unroll
+        for (int i = 0; i < 2 * kVecs; i++) {
+            const float4 sum = dx_sums[i * threads];
+            float* to = &dx_columns[i / 2][i % 2 * 4];
+            to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
+        }
+    }
     __syncthreads();   // every thread has read its last row
     float* sums = reinterpret_cast<float*>(memory);
     write_column_sums<kVecs, 8>(partial.weight, columns.dw, sums, vectors);
     if (kLayer && partial.bias) write_column_sums<kVecs, 8>(partial.bias, columns.db, sums, vectors);
-    if (kLayer && partial.dx) write_column_sums<kVecs, 8>(partial.dx, dx_sums, sums, vectors);
+    if (kLayer && partial.dx) write_column_sums<kVecs, 8>(partial.dx, dx_columns, sums, vectors);
 }
 
 // Rows at a time: a power of two, so that a group is full after a whole number of turns.
-dim3 group_block(dim3 block, unsigned threads) {
+dim3 group_block(dim3 block) {
     unsigned rows = 1;
-    while (2 * rows * block.x <= threads && rows < kGroupRows) rows *= 2;
+    while (2 * rows * block.x <= kNormThreads && rows < 16) rows *= 2;
     return dim3(block.x, rows);
+}
+
+template <bool kLayer, int kVecs, bool kWarpPerRow>
+bool launch_forward(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
+    const size_t shared_bytes =
+        Ring<kForwardStages, kForwardStreams>::bytes(block, args.C) + group_bytes(args.quant, args.C);
+    auto kernel = norm_forward_one_pass_kernel<kVecs, kLayer, kWarpPerRow>;
+    const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, args.N);
+    if (blocks == 0) return false;
+    kernel<<<grid_size(blocks), block, shared_bytes, stream_of(ctx)>>>(args, rows_out(args.quant, args.N, args.C),
+                                                                       static_cast<int>(args.C / 8));
+    CHECK_LAUNCH("norm_forward_one_pass_kernel");
+    return true;
+}
+
+template <bool kLayer, int kVecs, bool kCount>
+bool launch_backward(Ctx& ctx, const NormBackwardArgs& args, dim3 block) {
+    // The scratch memory is shared by the three sums.
+    constexpr int64_t kMostBlocks = 2 * kPartialRows / 3;
+    const int64_t C = args.C;
+    const size_t group = group_bytes(args.quant, C);
+    const size_t dx_bytes = args.quant.dbias ? sizeof(float) * 8 * kVecs * block.x * block.y : 0;
+    const size_t shared_bytes = Ring<kBackwardStages, kBackwardStreams>::bytes(block, C) + group + dx_bytes;
+    auto kernel = norm_backward_one_pass_kernel<kVecs, kLayer, kCount>;
+    const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, kMostBlocks);
+    if (blocks == 0) return false;
+    float* scratch = args.scratch.as<float>();
+    const BackwardSums partial{.weight = scratch, .bias = args.dbias ? scratch + blocks * C : nullptr,
+                               .dx = args.quant.dbias ? scratch + 2 * blocks * C : nullptr};
+    kernel<<<grid_size(blocks), block, shared_bytes, stream_of(ctx)>>>(
+        args, rows_out(args.quant, args.N, C), partial, static_cast<int>(C / 8), static_cast<int>(group));
+    CHECK_LAUNCH("norm_backward_one_pass_kernel");
+    add_column_sums(ctx, {args.dweight, partial.weight}, {args.dbias, partial.bias}, blocks, C);
+    if (args.quant.dbias) add_column_sums(ctx, {args.quant.dbias, partial.dx}, {}, blocks, C);
+    return true;
 }
 
 }  // namespace
@@ -195,63 +246,35 @@ template <bool kLayer> bool norm_forward_one_pass(Ctx& ctx, const NormForwardArg
     const int64_t C = args.C;
     const NormForward<bf16> a(args);
     if (!rows_can(args.quant) || args.quant.dbias || !a.vectors_fit(C)) return false;
-    RowShape shape = norm_forward_shape(C / 8, kWarpRows);
-    if (shape.vecs == 0) return false;
+    const RowShape shape = norm_forward_shape(C / 8, kWarpRows);
     const bool warp_per_row = shape.block.x == kNormLanes;
-    if (!warp_per_row) shape.block = group_block(shape.block, kNormThreads);
-    const size_t shared_bytes =
-        Ring<kForwardStages, kForwardStreams>::bytes(shape.block, C) + group_bytes(args.quant, C);
-    bool done = false;
-    with_vecs(shape.vecs, [&](auto vecs) {
-        constexpr int kVecs = decltype(vecs)::value;
-        auto kernel = norm_forward_one_pass_kernel<kVecs, kLayer, true>;
-        if constexpr (kVecs == 2) {   // more would not fit in shared memory
-            if (!warp_per_row) kernel = norm_forward_one_pass_kernel<kVecs, kLayer, false>;
-        } else if (!warp_per_row) {
-            return;
-        }
-        const int64_t blocks = row_blocks(ctx, kernel, shape.block, shared_bytes, args.N, args.N);
-        if (blocks == 0) return;
-        kernel<<<grid_size(blocks), shape.block, shared_bytes, stream_of(ctx)>>>(
-            a, rows_out(args.quant, args.N, C), static_cast<int>(C / 8));
-        CHECK_LAUNCH("norm_forward_one_pass_kernel");
-        done = true;
-    });
-    return done;
+    const dim3 block = warp_per_row ? shape.block : group_block(shape.block);
+    if (warp_per_row) {
+        bool done = false;
+        with_vecs(shape.vecs, [&](auto vecs) {
+            done = launch_forward<kLayer, decltype(vecs)::value, true>(ctx, args, block);
+        });
+        return done;
+    }
+    if (shape.vecs != 2) return false;   // more would not fit in shared memory
+    return launch_forward<kLayer, 2, false>(ctx, args, block);
 }
 template bool norm_forward_one_pass<false>(Ctx& ctx, const NormForwardArgs& args);
 template bool norm_forward_one_pass<true>(Ctx& ctx, const NormForwardArgs& args);
 
 template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardArgs& args) {
-    constexpr int kMaxVecs = 2;
-    // The scratch memory is shared by the three sums.
-    constexpr int64_t kMostBlocks = 2 * kPartialRows / 3;
     const int64_t C = args.C;
     const NormBackward<bf16> a(args);
     if (!rows_can(args.quant) || (args.quant.dbias && !kLayer) || !a.vectors_fit(C)) return false;
-    RowShape shape = norm_backward_shape(C / 8, kMaxVecs);
+    const RowShape shape = norm_backward_shape(C / 8, 2);
     if (shape.vecs == 0) return false;
-    shape.block = group_block(shape.block, kNormThreads / 2);   // short rows: registers for two blocks and more
-    const size_t shared_bytes =
-        Ring<kBackwardStages, kBackwardStreams>::bytes(shape.block, C) + group_bytes(args.quant, C);
-    int64_t blocks = 0;
-    BackwardSums partial{};
-    with_vecs(shape.vecs, [&](auto vecs) {
-        constexpr int kVecs = std::min(kMaxVecs, decltype(vecs)::value);
-        auto kernel = norm_backward_one_pass_kernel<kVecs, kLayer>;
-        blocks = row_blocks(ctx, kernel, shape.block, shared_bytes, args.N, kMostBlocks);
-        if (blocks == 0) return;
-        float* scratch = args.scratch.as<float>();
-        partial = {.weight = scratch, .bias = args.dbias ? scratch + blocks * C : nullptr,
-                   .dx = args.quant.dbias ? scratch + 2 * blocks * C : nullptr};
-        kernel<<<grid_size(blocks), shape.block, shared_bytes, stream_of(ctx)>>>(
-            a, rows_out(args.quant, args.N, C), partial, static_cast<int>(C / 8));
-        CHECK_LAUNCH("norm_backward_one_pass_kernel");
-    });
-    if (blocks == 0) return false;
-    add_column_sums(ctx, {args.dweight, partial.weight}, {args.dbias, partial.bias}, blocks, C);
-    if (args.quant.dbias) add_column_sums(ctx, {args.quant.dbias, partial.dx}, {}, blocks, C);
-    return true;
+    const dim3 block = group_block(shape.block);
+    auto launch = [&](auto count) {
+        constexpr bool kCount = decltype(count)::value;
+        if (shape.vecs == 2) return launch_backward<kLayer, 2, kCount>(ctx, args, block);
+        return launch_backward<kLayer, 1, kCount>(ctx, args, block);
+    };
+    return args.quant.counts ? launch(std::true_type{}) : launch(std::false_type{});
 }
 template bool norm_backward_one_pass<false>(Ctx& ctx, const NormBackwardArgs& args);
 template bool norm_backward_one_pass<true>(Ctx& ctx, const NormBackwardArgs& args);

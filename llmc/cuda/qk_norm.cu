@@ -9,6 +9,7 @@ constexpr int kThreads = 256;
 constexpr int kHeadsPerThread = 4;   // heads that are on their way at a time in the forward
 constexpr int kBackwardHeads = 3;    // and in the backward, of a size that takes 16 lanes or more (else 2)
 constexpr int kBackwardBlocksPerSm = 3;
+constexpr int kLateHeads = 32;       // one of so many heads is left to the blocks that start late
 
 // Heads of a usual size (a power of two of 16-byte vectors) take one vector a lane, kGroup lanes a head; any
 // other size takes the loop kernels at the end of the file, a warp a head.
@@ -62,22 +63,29 @@ __device__ inline uint4 select(bool first, uint4 a, uint4 b) {
 // Source: derivative of the forward.
 // Traffic: query and key heads of in and dqkv read, dqkv written, once.
 // Requires: as qk_norm_forward_kernel.
-// Parallel: kGroup lanes own every (gridDim.x kThreads / kGroup)-th head, kBackwardHeads together, and sum
-// their columns in registers; then the groups of a block are added through shared memory, in order.
+// Parallel: the first early_blocks blocks share the heads before early_heads, the others, which start where
+// one of those ends, the rest: multiprocessors get unequal shares of the bandwidth. kGroup lanes own every
+// (blocks kThreads / kGroup)-th head of their share, kBackwardHeads together, and sum their columns in
+// registers; then the groups of a block are added through shared memory, in order.
 template <typename T, int kGroup>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocksPerSm)
     qk_norm_backward_kernel(T* dqkv, float* partial_q, float* partial_k, const T* in, const float* rstd_in,
-                            const T* q_weight, const T* k_weight, int64_t N, int NH, int NKV) {
+                            const T* q_weight, const T* k_weight, int64_t N, int NH, int NKV,
+                            int early_blocks, int64_t early_heads) {
     constexpr int kWidth = kVec<T>, HS = kGroup * kWidth, kGroups = kThreads / kGroup;
     constexpr int kTogether = kGroup >= 16 ? kBackwardHeads : 2;
     __shared__ float shared[kGroups][HS];
     const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, heads = NH + NKV;
-    const int64_t all = N * heads, row_elems = int64_t{NH + 2 * NKV} * HS;
+    const int64_t row_elems = int64_t{NH + 2 * NKV} * HS;
+    const bool early = static_cast<int>(blockIdx.x) < early_blocks;
+    const int block = static_cast<int>(blockIdx.x) - (early ? 0 : early_blocks);
+    const int blocks = early ? early_blocks : static_cast<int>(gridDim.x) - early_blocks;
+    const int64_t begin = early ? 0 : early_heads, end = early ? early_heads : N * heads;
     uint4 weight_q = load_vec(q_weight + lane * kWidth), weight_k = load_vec(k_weight + lane * kWidth);
     float sum_q[kWidth] = {}, sum_k[kWidth] = {};
     // Every lane of a warp goes round equally often: the shuffles below need all of them.
-    const int64_t step = int64_t{gridDim.x} * kGroups;
-    for (int64_t base = int64_t{blockIdx.x} * kGroups; base < all; base += step * kTogether) {
+    const int64_t step = int64_t{blocks} * kGroups;
+    for (int64_t base = begin + int64_t{block} * kGroups; base < end; base += step * kTogether) {
         uint4 raw_x[kTogether] = {}, raw_d[kTogether] = {};
         float rstd[kTogether] = {};
         int64_t at[kTogether];
@@ -86,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocksPerSm)
         for (int k = 0; k < kTogether; k++) {
             const int64_t head = base + group + k * step;
             const int n = static_cast<int>(head) / heads, h = static_cast<int>(head) % heads;
-            at[k] = head < all ? n * row_elems + int64_t{h} * HS + lane * kWidth : -1;
+            at[k] = head < end ? n * row_elems + int64_t{h} * HS + lane * kWidth : -1;
             is_q[k] = h < NH;
             if (at[k] < 0) continue;
             raw_x[k] = load_vec(in + at[k]);
@@ -279,11 +287,16 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
         const bool aligned = vectorizable<T>(0, {dqkv, in, q_weight, k_weight});
         const bool done = with_group<T>(HS, N * normed, aligned, [&](auto group) {
             constexpr int kGroup = decltype(group)::value;
-            // All blocks resident, equally many on each multiprocessor.
-            const int64_t most = std::min<int64_t>(kPartialRows, kBackwardBlocksPerSm * ctx.sm_count);
-            parts = std::min(most, ceil_div(N * normed, kThreads / kGroup));
+            // As many early blocks as are resident at a time; late ones where those have a second round.
+            const int64_t heads = N * normed, blocks = ceil_div(heads, kThreads / kGroup);
+            const int64_t resident = std::min<int64_t>(kPartialRows, kBackwardBlocksPerSm * ctx.sm_count);
+            const bool late = blocks >= 2 * resident && resident < kPartialRows;
+            const int64_t early = std::min(resident, blocks);
+            const int64_t early_heads = late ? heads - heads / kLateHeads : heads;
+            parts = late ? kPartialRows : early;
             qk_norm_backward_kernel<T, kGroup><<<grid_size(parts), kThreads, 0, stream_of(ctx)>>>(
-                dqkv, partial_q, partial_k, in, rstd, q_weight, k_weight, N, NH, NKV);
+                dqkv, partial_q, partial_k, in, rstd, q_weight, k_weight, N, NH, NKV,
+                static_cast<int>(early), early_heads);
             CHECK_LAUNCH("qk_norm_backward_kernel");
         });
         if (done) return;

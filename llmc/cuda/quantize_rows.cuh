@@ -1,8 +1,10 @@
 // What row kernels do for QuantOut: the amax alone, or copies.
 //
-// Copies are for kernels whose blocks own 32 consecutive rows of a result and make them a row or a few at a time, with
-// a factor known beforehand (one of the whole tensor, delayed scaling). Rowwise bytes are stored as they come; for the
-// transposed copy the rows wait in shared memory until 32 bytes of each column, a whole sector, are complete.
+// Copies are for kernels whose blocks own groups of 32 consecutive rows of a result and make them a row or a few at a
+// time, with a factor known beforehand (one of the whole tensor, delayed scaling). Rowwise bytes are stored as they
+// come; for the transposed copy the rows wait in shared memory until the group is complete. 32 rows are a whole sector
+// of each column: with 16, and two blocks a multiprocessor instead of one, rmsnorm forward of 8192 x 4096 took 146 us
+// instead of 81 on an H200.
 #pragma once
 #include "llmc/cuda/quantize.cuh"
 
@@ -63,23 +65,31 @@ inline size_t group_bytes(const QuantOut& quant, int64_t stride) {
     return quant.transposed ? static_cast<size_t>(kGroupRows * stride + 64) : 0;
 }
 
-// Blocks for a kernel that goes round the groups: as many as are resident together, or fewer that go round equally
-// often. 0 if not even one fits with so much shared memory.
+// Blocks, at most `most`, for a kernel that goes round the groups of N rows: all resident, and so many a multiprocessor
+// that the busiest one has the fewest groups. 0 if not even one fits with so much shared memory.
 template <typename Kernel>
-int64_t row_blocks(const Ctx& ctx, Kernel* kernel, dim3 block, size_t shared_bytes, int64_t N, int64_t most_blocks) {
-    int most = 0, per_sm = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.index));
+int64_t row_blocks(const Ctx& ctx, Kernel* kernel, dim3 block, size_t shared_bytes, int64_t N, int64_t most) {
+    int limit = 0, resident = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.index));
     cudaFuncAttributes attributes;
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    if (shared_bytes + attributes.sharedSizeBytes > static_cast<size_t>(most)) return 0;
+    if (shared_bytes + attributes.sharedSizeBytes > static_cast<size_t>(limit)) return 0;
     allow_shared_memory(kernel, shared_bytes);
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, static_cast<int>(block.x * block.y),
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(block.x * block.y),
                                                              shared_bytes));
-    const int64_t groups = ceil_div(N, kGroupRows), resident = std::min(most_blocks, int64_t{per_sm} * ctx.sm_count);
-    return per_sm == 0 ? 0 : ceil_div(groups, ceil_div(groups, resident));
+    const int64_t groups = ceil_div(N, kGroupRows);
+    int64_t best = 0, best_load = 0;
+    for (int64_t per_sm = 1; per_sm <= resident; per_sm++) {
+        const int64_t blocks = std::min(groups, per_sm * ctx.sm_count);
+        const int64_t load = ceil_div(groups, blocks) * ceil_div(blocks, ctx.sm_count);
+        if (blocks > most || (best > 0 && load > best_load)) continue;
+        best = blocks, best_load = load;
+    }
+    return best > 0 || resident == 0 ? best : std::min(groups, most);
 }
 
-// The rows of a block: groups blockIdx.x, blockIdx.x + gridDim.x, ..., blockDim.y (a power of two) rows at a time.
+// The rows of a block: groups blockIdx.x, blockIdx.x + gridDim.x, ... of 32 rows, blockDim.y (a power of two) at a
+// time.
 struct RowWalk {
     int64_t base;   // row of threadIdx.y == 0
 
@@ -96,7 +106,8 @@ struct RowWalk {
 };
 
 // One thread's part in the copies of its block's rows: of all columns, or of some from first_column on.
-class RowsWriter {
+// kCount: counts may be wanted, which costs registers.
+template <bool kCount> class RowsWriter {
 public:
     // group: group_bytes of shared memory; stride: bytes from row to row there.
     __device__ RowsWriter(const RowsOut& out, void* group, int64_t first_column, int columns, int stride)
@@ -104,14 +115,15 @@ public:
           stride_(stride), quant_mul_(out.slot->quant_mul) {
         if (blockIdx.x + blockIdx.y + threadIdx.x + threadIdx.y > 0) return;
         out.slot->dequant_mul = 1.0f / quant_mul_;
-        if (out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
+        if (kCount && out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
     }
     // Eight values from `column` on, counted from first_column, of a row that is row y of its group.
     __device__ void put(const uint4& x, int64_t row, int y, int column) {
-        amax_ = max_pair(amax_, amax_pair(x));
+        const uint32_t amax = amax_pair(x);
+        amax_ = max_pair(amax_, amax);
         uint2 bytes;
-        if (out_.e5m2) bytes = cast<Dtype::kE5m2>(x);
-        else bytes = cast<Dtype::kE4m3>(x);
+        if (out_.e5m2) bytes = cast<Dtype::kE5m2>(x, amax);
+        else bytes = cast<Dtype::kE4m3>(x, amax);
         if (out_.rowwise) {
             *reinterpret_cast<uint2*>(out_.rowwise + row * out_.C + first_column_ + column) = bytes;
         }
@@ -121,10 +133,11 @@ public:
     __device__ void end_group(int64_t first_row) const {
         if (out_.transposed == nullptr) return;
         __syncthreads();
-        // Two lanes store the 32 bytes of a column; N is a multiple of 16.
+        // A lane stores 16 bytes of 4 columns, its neighbour the next 16; N is a multiple of 16.
+        constexpr int kParts = kGroupRows / 16;
         const int threads = blockDim.x * blockDim.y, words = stride_ / 4;
-        for (int u = threadIdx.y * blockDim.x + threadIdx.x; u < columns_ / 2; u += threads) {
-            const int half = u % 2 * (kGroupRows / 2), column = u / 2 * 4;
+        for (int u = threadIdx.y * blockDim.x + threadIdx.x; u < columns_ / 4 * kParts; u += threads) {
+            const int half = u % kParts * 16, column = u / kParts * 4;
             if (first_row + half >= out_.N) continue;
             const uint32_t* from = reinterpret_cast<const uint32_t*>(group_ + at(half, column));
             uint32_t bytes[4][4];   // [four rows][column]
@@ -145,19 +158,26 @@ public:
     __device__ void finish() {
         const AmaxOut amax{out_.slot, out_.first_nonfinite, out_.event};
         if (out_.record || out_.first_nonfinite) amax.add(amax_, out_.record ? amax.seen() : ~0u);
-        if (out_.counts) tally_.flush_to(out_.counts);
+        if (kCount && out_.counts) tally_.flush_to(out_.counts);
     }
 
 private:
     // The second 16 rows lie 64 bytes further on, so that the lanes that read both halves of a column use different
     // banks.
     __device__ int at(int row, int column) const {
-        return row * stride_ + column + (row >= kGroupRows / 2 ? 64 : 0);
+        return row * stride_ + column + (row >= 16 ? 64 : 0);
     }
-    template <Dtype kFormat> __device__ uint2 cast(const uint4& x) {
-        if (out_.counts) tally_.add<kFormat>(x, quant_mul_);
-        return to_fp8x8<kFormat>(x, quant_mul_);
+    template <Dtype kFormat> __device__ uint2 cast(const uint4& x, uint32_t amax) {
+        const uint2 bytes = to_fp8x8<kFormat>(x, quant_mul_);
+        if (kCount && out_.counts) {   // value by value only where there is something to count
+            const float largest = __uint_as_float(larger_of_pair(amax) << 16) * quant_mul_;
+            const bool zeros = has_zero(bytes.x & 0x7f7f7f7fu) || has_zero(bytes.y & 0x7f7f7f7fu);
+            if (zeros || !(largest <= fp8_largest(kFormat))) tally_.add<kFormat>(x, quant_mul_);
+        }
+        return bytes;
     }
+    // Of four bytes below 128.
+    __device__ static bool has_zero(uint32_t bytes) { return ((bytes - 0x01010101u) & 0x80808080u) != 0; }
 
     const RowsOut& out_;
     uint8_t* group_;

@@ -13,13 +13,17 @@ constexpr int kLanes = 32;
 // Source: plain tree reduction.
 // Traffic: 4 rows C read (L2: the kernel before has just written them), one read and write of out.
 // Requires: fp32 partials; out fp32 or bf16.
-// Parallel: a block owns 32 columns; thread (x, y) adds rows y, y + 32, ... of column x, then a warp per
-// column adds the 32 sums.
+// Parallel: launched before the kernel before has ended, for which it waits (1.5 us less of the 70 us of a norm's
+// backward on an H200). A block owns 32 columns; thread (x, y) adds rows y, y + 32, ... of column x, then a warp
+// per column adds the 32 sums.
 template <typename Grad>
 __global__ void __launch_bounds__(1024)
     add_column_sums_kernel(Grad* out0, Grad* out1, const float* partial0, const float* partial1, int64_t rows,
                            int64_t C) {
     __shared__ float sums[kLanes][kLanes + 1];
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
     Grad* out = blockIdx.y == 0 ? out0 : out1;
     const float* partial = blockIdx.y == 0 ? partial0 : partial1;
     const int64_t first_column = int64_t{blockIdx.x} * kLanes;
@@ -97,10 +101,18 @@ void add_column_sums(Ctx& ctx, const ColumnSum& first, const ColumnSum& second, 
     if (both) expect(second.out, first.out.dtype, C, "add_column_sums: second out");
     dispatch(first.out.dtype, "gradient", [&](auto type) {
         using Grad = decltype(type);
-        dim3 grid(grid_size(ceil_div(C, kLanes)), both ? 2 : 1);
-        add_column_sums_kernel<Grad><<<grid, dim3(kLanes, kLanes), 0, stream_of(ctx)>>>(
-            first.out.as<Grad>(), both ? second.out.as<Grad>() : nullptr, first.partial, second.partial, rows,
-            C);
+        cudaLaunchAttribute attribute = {};
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(grid_size(ceil_div(C, kLanes)), both ? 2 : 1);
+        config.blockDim = dim3(kLanes, kLanes);
+        config.stream = stream_of(ctx);
+        config.attrs = &attribute;
+        config.numAttrs = ctx.sm >= 90 ? 1 : 0;
+        CUDA_CHECK(cudaLaunchKernelEx(&config, add_column_sums_kernel<Grad>, first.out.as<Grad>(),
+                                      both ? second.out.as<Grad>() : nullptr, first.partial, second.partial,
+                                      rows, C));
         CHECK_LAUNCH("add_column_sums_kernel");
     });
 }

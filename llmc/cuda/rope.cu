@@ -6,6 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kHeads = 4;   // heads that a thread rotates by the same angles
+constexpr int kHeadsAtOnce = 2;   // with FP8 copies
 
 // (x, y) turned by an angle, with its roundings written out: every kernel here must agree on them.
 __device__ inline void rotate(float& x, float& y, float cosine, float sine) {
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// What the kernels with FP8 copies read.
+// What the kernel with FP8 copies reads.
 struct RopeInput {
     const bf16* qkv;
     const float* cos_sin;
@@ -108,7 +109,8 @@ __device__ inline void rotate_vectors(uint4& x, uint4& y, const float (&cosine)[
 // Requires: head size 64 or 128, aligned rows, a factor known beforehand.
 // Parallel: a block owns 32 rows of chunk_heads heads; a thread 8 pairs of a row, of every head in turn (64: of every
 // second).
-__global__ void __launch_bounds__(kThreads, 3)
+template <bool kCount>
+__global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
     rope_rows_kernel(const __grid_constant__ RopeInput in, const __grid_constant__ RowsOut quant, int chunk_heads) {
     extern __shared__ uint4 group[];
     const int HS = in.HS, half = HS / 2, lanes = half / 8, first_head = blockIdx.y * chunk_heads;
@@ -116,21 +118,21 @@ __global__ void __launch_bounds__(kThreads, 3)
     const int i = threadIdx.x % lanes * 8, y = threadIdx.x / lanes % kGroupRows;
     const int first = threadIdx.x / (lanes * kGroupRows), step = kThreads / (lanes * kGroupRows);
     const int64_t first_row = int64_t{blockIdx.x} * kGroupRows, row = first_row + y;
-    RowsWriter writer(quant, group, int64_t{first_head} * HS, heads * HS, chunk_heads * HS + 64);
+    RowsWriter<kCount> writer(quant, group, int64_t{first_head} * HS, heads * HS, chunk_heads * HS + 64);
     if (row < in.N) {
         float cosine[8], sine[8];
         load_angles(in.angles(row, i), in.direction, cosine, sine);
         const bf16* at = in.qkv + row * in.row_elems + int64_t{first_head} * HS + i;
-        for (int h = first; h < heads; h += kHeads * step) {
-            uint4 a[kHeads], b[kHeads];
+        for (int h = first; h < heads; h += kHeadsAtOnce * step) {
+            uint4 a[kHeadsAtOnce], b[kHeadsAtOnce];
 #pragma unroll
-            for (int k = 0; k < kHeads; k++) {
+            for (int k = 0; k < kHeadsAtOnce; k++) {
                 if (h + k * step >= heads) continue;
                 a[k] = load_vec_streaming(at + (h + k * step) * HS);
                 b[k] = load_vec_streaming(at + (h + k * step) * HS + half);
             }
 #pragma unroll
-            for (int k = 0; k < kHeads; k++) {
+            for (int k = 0; k < kHeadsAtOnce; k++) {
                 const int head = h + k * step;
                 if (head >= heads) continue;
                 if (first_head + head < in.turned_heads) rotate_vectors(a[k], b[k], cosine, sine);
@@ -143,67 +145,25 @@ __global__ void __launch_bounds__(kThreads, 3)
     writer.finish();
 }
 
-// The same results for quantize_tiles, for head sizes that are multiples of 16.
-struct RopeProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 2;
-    struct Raw {
-        uint4 own, other;
-        const float* table;
-    };
-    struct Columns {
-        int other;   // where the other half of the pairs lies, from here
-        int i;       // first pair
-        bool turned;
-    };
-    RopeInput in;
-
-    __device__ void columns(int64_t column, Columns& to) const {
-        const int c = static_cast<int>(column), in_head = c % in.HS, half = in.HS / 2;
-        to.other = in_head < half ? half : -half;
-        to.i = in_head % half;
-        to.turned = c / in.HS < in.turned_heads;
-    }
-    __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        const bf16* at = t.at(in.qkv, r, in.row_elems);
-        Columns where;
-        columns(t.column(), where);
-        raw.own = load_vec(at);
-        if (where.turned) raw.other = load_vec(at + where.other);
-        raw.table = in.angles(t.row(r), where.i);
-    }
-    __device__ void compute(const Raw& raw, const Columns& where, uint4 (&to)[1]) const {
-        to[0] = raw.own;
-        if (!where.turned) return;
-        float cosine[8], sine[8];
-        load_angles(raw.table, in.direction, cosine, sine);
-        uint4 x = where.other > 0 ? raw.own : raw.other, y = where.other > 0 ? raw.other : raw.own;
-        rotate_vectors(x, y, cosine, sine);
-        to[0] = where.other > 0 ? x : y;
-    }
-};
-
-// True if the copies have been made.
-bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
-    constexpr int64_t kChunkColumns = 2048;   // 64 KB of bytes: three blocks a multiprocessor
+// True if the copies have been made from qkv in one pass.
+bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
+    constexpr int64_t kChunkColumns = 1024;   // 32 KB of bytes: four blocks a multiprocessor
     const int64_t heads = args.NH + 2 * args.NKV, row_elems = heads * args.HS;
     const QuantOut& quant = args.quant;
-    if (args.HS % 16 != 0 || !vectorizable<bf16>(args.HS, {args.qkv.data, args.cos_sin.data})) return false;
-    CHECK(args.N < (int64_t{1} << 31) && args.T < (int64_t{1} << 31), "%s: %lld rows", op, (long long)args.N);
+    if (!rows_can(quant) || quant.dbias || (args.HS != 64 && args.HS != 128)) return false;
+    if (!vectorizable<bf16>(args.HS, {args.qkv.data, args.cos_sin.data}) || args.T >= int64_t{1} << 31) return false;
     const RopeInput in{.qkv = args.qkv.as<bf16>(), .cos_sin = args.cos_sin.as<float>(), .N = args.N,
                        .row_elems = row_elems, .period = static_cast<uint32_t>(args.T),
                        .HS = static_cast<int>(args.HS), .turned_heads = static_cast<int>(args.NH + args.NKV),
                        .direction = direction};
-    if (!rows_can(quant) || quant.dbias || (args.HS != 64 && args.HS != 128)) {
-        quantize_tiles(ctx, RopeProducer{in}, quant, {}, args.N, row_elems, op);
-        return true;
-    }
     // Chunks as equal as can be.
     const int64_t chunks = ceil_div(row_elems, kChunkColumns), chunk_heads = ceil_div(heads, chunks);
     const size_t shared_bytes = group_bytes(quant, chunk_heads * args.HS + 64);
-    allow_shared_memory(rope_rows_kernel, shared_bytes);
+    auto kernel = quant.counts ? rope_rows_kernel<true> : rope_rows_kernel<false>;
+    allow_shared_memory(kernel, shared_bytes);
     const dim3 grid(grid_size(ceil_div(args.N, kGroupRows)), grid_size(ceil_div(heads, chunk_heads)));
-    rope_rows_kernel<<<grid, kThreads, shared_bytes, stream_of(ctx)>>>(in, rows_out(quant, args.N, row_elems),
-                                                                       static_cast<int>(chunk_heads));
+    kernel<<<grid, kThreads, shared_bytes, stream_of(ctx)>>>(in, rows_out(quant, args.N, row_elems),
+                                                             static_cast<int>(chunk_heads));
     CHECK_LAUNCH("rope_rows_kernel");
     return true;
 }
@@ -215,7 +175,7 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
     expect_at_least(args.cos_sin, Dtype::kFp32, std::min(args.T, args.N) * args.HS, op);
     const QuantOut& quant = args.quant;
     if (quant) expect_quant(quant, args.qkv.dtype, args.N, row_elems, op);
-    if (quant.copies() && rope_copies(ctx, args, direction, op)) return;
+    if (quant.copies() && rope_copies(ctx, args, direction)) return;
     bool recorded = false;
     dispatch(args.qkv.dtype, op, [&](auto type) {
         using T = decltype(type);

@@ -1,0 +1,209 @@
+// Speed of norms and rope as producers of FP8, at the shapes of Llama-3-8B and GPT-2 124M; bf16 alone beside them.
+//
+// Random data, sets of tensors that rotate through more than three times the L2 cache. Bytes are those that must move
+// for the passes that each way takes (every tensor of a pass once); the ceiling is a copy on the device in the same
+// run. tests/gpu_test_quant_norms.cpp checks the results.
+//   usage: bench_quantize_norms [part of a name]
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "dev/cuda/bench_timing.h"
+#include "llmc/rng.h"
+
+namespace {
+
+constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
+
+struct Dims {
+    const char* name;
+    bool layer;
+    int64_t N, C, T, NH, NKV, HS;
+    int64_t row() const { return (NH + 2 * NKV) * HS; }
+};
+const Dims kLlama8B = {"8B", false, 8192, 4096, 8192, 32, 8, 128};
+const Dims kGpt2 = {"124M", true, 65536, 768, 1024, 12, 12, 64};
+
+enum class Ask { kBf16, kDelayed, kDelayedCounts, kRecord, kTensorwise, kBlocks };
+const char* ask_name(Ask ask) {
+    switch (ask) {
+        case Ask::kBf16: return "bf16 alone";
+        case Ask::kDelayed: return "delayed";
+        case Ask::kDelayedCounts: return "delayed, counts";
+        case Ask::kRecord: return "record";
+        case Ask::kTensorwise: return "tensorwise: record, quantize";
+        case Ask::kBlocks: return "blocks";
+    }
+    return "?";
+}
+
+// Device tensors by name, made when first asked for.
+class Tensors {
+public:
+    Tensors(Ctx& ctx, uint64_t number) : ctx_(ctx), number_(number) {}
+    ~Tensors() {
+        for (auto& [name, t] : tensors_) cuda::device_free(t.data);
+    }
+    Tensors(const Tensors&) = delete;
+    Tensors& operator=(const Tensors&) = delete;
+    Tensor operator()(const std::string& name, Dtype dtype, int64_t elems) {
+        Tensor& t = tensors_[name];
+        if (t) return t;
+        t = {nullptr, dtype, elems};
+        t.data = cuda::device_alloc(t.bytes());
+        const float mean = name == "rstd" ? 1.0f : 0.0f, std = name == "rstd" ? 0.125f : 1.0f;
+        if (dtype == kB || dtype == kF) cuda::fill_normal(ctx_, {t, rng_key(number_, name), 0, mean, std});
+        return t;
+    }
+    Fp8Slot* slot() {
+        Tensor t = tensors_["slot"];
+        if (!t) {
+            t = (*this)("slot", Dtype::kInt32, 4);
+            const Fp8Slot start{1.0f, 100.0f, 0, 0};
+            cuda::copy_to_device(ctx_, t.data, &start, sizeof start);
+            cuda::synchronize(ctx_);
+        }
+        return static_cast<Fp8Slot*>(t.data);
+    }
+
+private:
+    Ctx& ctx_;
+    uint64_t number_;
+    std::map<std::string, Tensor> tensors_;
+};
+
+QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C) {
+    QuantOut quant;
+    if (ask == Ask::kBf16) return quant;
+    quant.slot = t.slot();
+    quant.record = true;
+    if (ask == Ask::kRecord || ask == Ask::kTensorwise) return quant;
+    quant.rowwise = t("rowwise", Dtype::kE4m3, N * C);
+    quant.transposed = t("transposed", Dtype::kE4m3, N * C);
+    if (ask == Ask::kDelayedCounts) quant.counts = static_cast<Fp8Counts*>(t("counts", Dtype::kInt32, 8).data);
+    if (ask != Ask::kBlocks) return quant;
+    quant.record = false;
+    quant.granularity = Granularity::kBlock1x128;
+    quant.rowwise_grid = t("rowwise_grid", kF, grid_elems(quant.granularity, N, C));
+    quant.transposed_grid = t("transposed_grid", kF, grid_elems(quant.granularity, C, N));
+    return quant;
+}
+// The second half of tensorwise.
+void then_quantize(Ctx& ctx, Tensors& t, Ask ask, Tensor x, int64_t N, int64_t C) {
+    if (ask != Ask::kTensorwise) return;
+    QuantOut quant = request(t, Ask::kDelayed, N, C);
+    quant.scaling = Scaling::kCurrent;
+    cuda::quantize(ctx, {.quant = quant, .in = x, .N = N, .C = C});
+}
+
+void forward(Ctx& ctx, Tensors& t, const Dims& d, Ask ask) {
+    const int64_t NC = d.N * d.C;
+    const bool out = ask == Ask::kBf16 || ask == Ask::kRecord || ask == Ask::kTensorwise;
+    (d.layer ? cuda::layernorm_forward : cuda::rmsnorm_forward)(
+        ctx, {.out = out ? t("out", kB, NC) : Tensor{}, .residual_out = t("sum", kB, NC),
+              .mean = d.layer ? t("mean", kF, d.N) : Tensor{}, .rstd = t("rstd", kF, d.N), .in = t("x", kB, NC),
+              .residual = t("residual", kB, NC), .weight = t("weight", kB, d.C),
+              .bias = d.layer ? t("bias", kB, d.C) : Tensor{}, .N = d.N, .C = d.C, .eps = 1e-5f,
+              .quant = request(t, ask, d.N, d.C)});
+    if (out) then_quantize(ctx, t, ask, t("out", kB, NC), d.N, d.C);
+}
+void backward(Ctx& ctx, Tensors& t, const Dims& d, Ask ask) {
+    const int64_t NC = d.N * d.C;
+    QuantOut quant = request(t, ask, d.N, d.C);
+    if (d.layer && ask != Ask::kBf16 && ask != Ask::kRecord && ask != Ask::kTensorwise) {
+        quant.dbias = t("quant_dbias", kF, d.C);
+        quant.dbias_scratch = t("quant_dbias_scratch", kF, quant_partial_rows(d.N) * d.C);
+    }
+    (d.layer ? cuda::layernorm_backward : cuda::rmsnorm_backward)(
+        ctx, {.dx = t("dx", kB, NC), .dresidual = t("residual", kB, NC), .dweight = t("dweight", kF, d.C),
+              .dbias = d.layer ? t("dbias", kF, d.C) : Tensor{}, .scratch = t("scratch", kF, 2 * kPartialRows * d.C),
+              .dout = t("out", kB, NC), .x = t("x", kB, NC), .mean = d.layer ? t("mean", kF, d.N) : Tensor{},
+              .rstd = t("rstd", kF, d.N), .weight = t("weight", kB, d.C), .N = d.N, .C = d.C, .quant = quant});
+    then_quantize(ctx, t, ask, t("dx", kB, NC), d.N, d.C);
+}
+void rope(Ctx& ctx, Tensors& t, const Dims& d, Ask ask) {
+    cuda::rope_backward(ctx, {.qkv = t("qkv", kB, d.N * d.row()), .cos_sin = t("cos_sin", kF, d.T * d.HS), .N = d.N,
+                              .T = d.T, .NH = d.NH, .NKV = d.NKV, .HS = d.HS,
+                              .quant = request(t, ask, d.N, d.row())});
+    then_quantize(ctx, t, ask, t("qkv", kB, d.N * d.row()), d.N, d.row());
+}
+
+using Operation = void (*)(Ctx&, Tensors&, const Dims&, Ask);
+
+void run_bench(Ctx& ctx, const std::string& name, Operation operation, const Dims& d, Ask ask, double bytes,
+               double elems, double ceiling_gbps) {
+    std::vector<std::unique_ptr<Tensors>> sets;
+    for (uint64_t i = 0; i < 2; i++) sets.push_back(std::make_unique<Tensors>(ctx, i + 1));
+    const double us = time_us(ctx, [&](int64_t i) { operation(ctx, *sets[static_cast<size_t>(i % 2)], d, ask); });
+    const double gbps = bytes / us * 1e-3;
+    std::printf("%-54s | %8.1f | %5.2f | %6.0f | %5.1f\n", name.c_str(), us, bytes / elems, gbps,
+                100 * gbps / ceiling_gbps);
+    std::fflush(stdout);
+}
+
+struct Row {
+    const char* op;
+    Operation operation;
+    const Dims& dims;
+    Ask ask;
+    double bytes;   // an element
+};
+std::vector<Row> rows() {
+    std::vector<Row> all;
+    for (const Dims* d : {&kLlama8B, &kGpt2}) {
+        const double grids = 2 * 4 / 128.0;
+        const char* norm = d->layer ? "layernorm_forward" : "rmsnorm_forward";
+        all.push_back({norm, forward, *d, Ask::kBf16, 8});
+        all.push_back({norm, forward, *d, Ask::kDelayed, 8});
+        all.push_back({norm, forward, *d, Ask::kDelayedCounts, 8});
+        all.push_back({norm, forward, *d, Ask::kRecord, 8});
+        all.push_back({norm, forward, *d, Ask::kTensorwise, 12});
+        all.push_back({norm, forward, *d, Ask::kBlocks, 10 + grids});
+        norm = d->layer ? "layernorm_backward" : "rmsnorm_backward";
+        all.push_back({norm, backward, *d, Ask::kBf16, 8});
+        all.push_back({norm, backward, *d, Ask::kDelayed, 10});
+        all.push_back({norm, backward, *d, Ask::kDelayedCounts, 10});
+        all.push_back({norm, backward, *d, Ask::kRecord, 8});
+        all.push_back({norm, backward, *d, Ask::kTensorwise, 12});
+        all.push_back({norm, backward, *d, Ask::kBlocks, 12 + grids});
+    }
+    const Dims& d = kLlama8B;
+    const double turned = static_cast<double>((d.NH + d.NKV) * d.HS) / static_cast<double>(d.row());
+    const double table = 4.0 * static_cast<double>(d.HS) / static_cast<double>(d.row());
+    all.push_back({"rope_backward", rope, d, Ask::kBf16, 4 * turned + table});
+    all.push_back({"rope_backward", rope, d, Ask::kDelayed, 4 + table});
+    all.push_back({"rope_backward", rope, d, Ask::kDelayedCounts, 4 + table});
+    all.push_back({"rope_backward", rope, d, Ask::kRecord, 2 + 2 * turned + table});
+    all.push_back({"rope_backward", rope, d, Ask::kTensorwise, 6 + 2 * turned + table});
+    all.push_back({"rope_backward", rope, d, Ask::kBlocks, 4 + 4 * turned + table + 2 * 4 / 128.0});
+    return all;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        Ctx ctx;
+        cuda::device_open(ctx, 0);
+        const DeviceInfo info = cuda::device_info(0);
+        const double ceiling = copy_gbps(ctx);
+        std::printf("%s, driver %s, CUDA %s; device copy %.0f GB/s (read + written)\n", info.name.c_str(),
+                    info.driver.c_str(), info.toolkit.c_str(), ceiling);
+        std::printf("%-54s | %8s | %5s | %6s | %s\n", "kernel", "us", "B/el.", "GB/s", "% of the copy");
+        for (const Row& row : rows()) {
+            const std::string name = strf("%s %s, %s", row.op, row.dims.name, ask_name(row.ask));
+            if (argc > 1 && name.find(argv[1]) == std::string::npos) continue;
+            const bool heads = row.operation == rope;
+            const double elems = static_cast<double>(row.dims.N * (heads ? row.dims.row() : row.dims.C));
+            run_bench(ctx, name, row.operation, row.dims, row.ask, row.bytes * elems, elems, ceiling);
+        }
+        std::printf("device copy again: %.0f GB/s\n", copy_gbps(ctx));
+        cuda::device_close(ctx);
+    } catch (const Error& error) {
+        std::fprintf(stderr, "bench_quantize_norms: %s\n", error.what());
+        return error.exit_code;
+    }
+    return 0;
+}

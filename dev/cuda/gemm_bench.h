@@ -1,0 +1,105 @@
+// What the benches of matmuls share: random operands, one context for each choice of algorithms, times taken in turn.
+#pragma once
+#include <cuda_fp8.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/gemm.h"
+#include "llmc/fp8.h"
+
+namespace gemm_bench {
+
+// Grid-stride: the same values, saturated to the format.
+static __global__ void codes_kernel(uint8_t* out, const float* in, int64_t elems, __nv_fp8_interpretation_t format) {
+    const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < elems; i += stride)
+        out[i] = __nv_cvt_float_to_fp8(in[i], __NV_SATFINITE, format);
+}
+
+// Operands of one shape; freed at the end of the scope.
+struct Buffers {
+    Ctx& ctx;
+    std::vector<void*> memory;
+    explicit Buffers(Ctx& c) : ctx(c) {}
+    ~Buffers() {
+        for (void* p : memory) cuda::device_free(p);
+    }
+    Tensor empty(Dtype dtype, int64_t elems) {
+        memory.push_back(cuda::device_alloc(elems * dtype_bytes(dtype)));
+        return {memory.back(), dtype, elems};
+    }
+    // Normal numbers; FP8 ones use their format as a cast of a whole tensor does.
+    Tensor random(Dtype dtype, int64_t elems, float mean = 0, float std = 0.5f) {
+        Tensor t = empty(dtype, elems);
+        Tensor values = is_fp8(dtype) ? Tensor{cuda::device_alloc(4 * elems), Dtype::kFp32, elems} : t;
+        if (is_fp8(dtype)) std = fp8_largest(dtype) / 6;
+        cuda::fill_normal(ctx, {.out = values, .key = memory.size(), .element_offset = 0, .mean = mean, .std = std});
+        if (is_fp8(dtype)) {
+            codes_kernel<<<1024, 256, 0, cuda::stream_of(ctx)>>>(static_cast<uint8_t*>(t.data), values.as<float>(),
+                                                                 elems, dtype == Dtype::kE4m3 ? __NV_E4M3 : __NV_E5M2);
+            CHECK_LAUNCH("codes_kernel");
+            cuda::synchronize(ctx);
+            cuda::device_free(values.data);
+        }
+        return t;
+    }
+};
+
+// A context whose matmuls search, or take the library's first answer: plans are per context.
+struct Context {
+    Ctx ctx;
+    explicit Context(bool search) {
+        cuda::device_open(ctx, 0);
+        cuda::gemm_set_search(ctx, search);
+    }
+    ~Context() { cuda::device_close(ctx); }
+    Context(const Context&) = delete;
+};
+
+// Calls that are compared: the same product with operands rotated beyond the L2 cache, on one context.
+struct Candidate {
+    Ctx& ctx;
+    std::vector<GemmArgs> sets;
+};
+
+// Median microseconds of each candidate over `budget_us` in all. They run in turn: the card is power-limited, so that
+// what runs after a pause looks faster. The first calls, with the search and lazily loaded kernels, do not count.
+inline std::vector<float> times_in_turn(std::vector<Candidate>& candidates, float budget_us) {
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    auto once = [&](Candidate& c, size_t i) {
+        CUDA_CHECK(cudaEventRecord(begin, cuda::stream_of(c.ctx)));
+        cuda::gemm(c.ctx, c.sets[i % c.sets.size()]);
+        CUDA_CHECK(cudaEventRecord(end, cuda::stream_of(c.ctx)));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        float ms = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        return ms * 1000;
+    };
+    std::vector<std::vector<float>> times(candidates.size());
+    float total = 0;
+    for (size_t i = 0; total < budget_us || i < 8; i++)
+        for (size_t c = 0; c < candidates.size(); c++) {
+            const float us = once(candidates[c], i);
+            if (i < 3) continue;
+            times[c].push_back(us);
+            total += us;
+        }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    std::vector<float> medians;
+    for (std::vector<float>& t : times) {
+        std::nth_element(t.begin(), t.begin() + static_cast<int64_t>(t.size() / 2), t.end());
+        medians.push_back(t[t.size() / 2]);
+    }
+    return medians;
+}
+
+inline double tflops(int64_t M, int64_t N, int64_t K, float us) {
+    return 2e-6 * static_cast<double>(M * N) * static_cast<double>(K) / us;
+}
+
+}  // namespace gemm_bench
