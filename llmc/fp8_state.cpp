@@ -227,6 +227,11 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
 }
 
+Fp8State::Amaxes Fp8State::amaxes() const {
+    if (!on() || !plan_.row().history) return {};
+    return {.values = &slots()->amax_bits, .count = 2 * static_cast<int64_t>(linears_.size()), .stride = kSlotWords};
+}
+
 void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {
     if (!on()) return;
     const int64_t count = static_cast<int64_t>(linears_.size());
@@ -364,4 +369,32 @@ std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) cons
         reports.push_back(report);
     }
     return reports;
+}
+
+void Fp8State::merge_report(void* host, const void* other) const {
+    char* to = static_cast<char*>(host);
+    const char* from = static_cast<const char*>(other);
+    auto merge = [&](auto value, const Tensor& part, auto join) {
+        using T = decltype(value);
+        for (int64_t i = 0; i < part.bytes(); i += static_cast<int64_t>(sizeof(T))) {
+            T mine, theirs;
+            std::memcpy(&mine, to + i, sizeof(T));
+            std::memcpy(&theirs, from + i, sizeof(T));
+            join(mine, theirs);
+            std::memcpy(to + i, &mine, sizeof(T));
+        }
+        to += part.bytes();
+        from += part.bytes();
+    };
+    merge(Fp8Slot{}, slots_, [](Fp8Slot& mine, const Fp8Slot& theirs) {
+        mine.amax_bits = std::max(mine.amax_bits, theirs.amax_bits);
+        mine.step_amax_bits = std::max(mine.step_amax_bits, theirs.step_amax_bits);
+    });
+    merge(Fp8Counts{}, counts_, [](Fp8Counts& mine, const Fp8Counts& theirs) {
+        mine.elems += theirs.elems;
+        mine.saturated += theirs.saturated;
+        mine.flushed += theirs.flushed;
+        mine.nonfinite += theirs.nonfinite;
+    });
+    merge(uint32_t{}, monitor_, [](uint32_t& mine, uint32_t theirs) { mine = std::min(mine, theirs); });
 }

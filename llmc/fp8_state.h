@@ -86,6 +86,13 @@ public:
     void clear_weight_amax(Ctx& ctx, const StepState* state);
     void update(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table);
     Fp8Slot* weight_slot(int param) const;   // null if it is not in FP8
+    // The amaxes of x and dy that the next update reads: values[i * stride]. Ranks agree on their largest before it.
+    // Empty where factors do not look back.
+    struct Amaxes {
+        uint32_t* values = nullptr;
+        int64_t count = 0, stride = 0;
+    };
+    Amaxes amaxes() const;
 
     // ---- start of a run
     // FP8 weights from the masters; `fresh`, after initialise: their amaxes are the first entries of the histories.
@@ -111,6 +118,8 @@ public:
     // Copies factors, counts and the first non-finite event to the host; valid once the stream got there.
     void copy_report(Ctx& ctx, void* host) const;
     std::vector<TensorReport> read_report(const void* host) const;
+    // Into one rank's report the other's: largest amaxes, sums of counts, earliest event.
+    void merge_report(void* host, const void* other) const;
     // "micro-batch 3, 31.down.x" of the first non-finite value, "" if there was none.
     std::string first_nonfinite(const void* host) const;
 

@@ -36,15 +36,16 @@ void rehearse_op(Ctx& ctx, const GemmArgs& args) {
     if (ctx.recorder) ctx.recorder->add(args);
 }
 
-MemoryPlan plan_memory(const Config& config, const ParamTable& table) {
+MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks) {
     StepRecorder recorder;
     Ctx ctx;
     ctx.rehearsal = true;
     ctx.recorder = &recorder;
     Arena arena;
-    Trainer trainer(config, table, arena);
+    const std::unique_ptr<Comm> comm = open_single();   // a rehearsal tells nobody anything
+    Trainer trainer(config, table, arena, *comm);
     StagedStep staged;
-    staged.micro_batches = config.global_batch_size / config.micro_batch_size;
+    staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
     trainer.step(ctx, staged);
     ctx.recorder = nullptr;
     trainer.evaluate(ctx, nullptr, 1, staged);

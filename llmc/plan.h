@@ -29,8 +29,8 @@ struct MemoryPlan {
     std::vector<PlannedGemm> step_gemms;   // of one optimizer step
 };
 
-// Rehearses one optimizer step, an evaluation and a sample.
-MemoryPlan plan_memory(const Config& config, const ParamTable& table);
+// Rehearses one optimizer step of one of `ranks` ranks, an evaluation and a sample.
+MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks = 1);
 
 // Model FLOPs per trained token: 6 per matmul parameter (true vocabulary) and causal attention (half the square),
 // backward twice the forward; recomputation is not counted. Source: Chowdhery et al., arXiv 2204.02311, appendix B,

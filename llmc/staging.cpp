@@ -1,7 +1,7 @@
 #include "llmc/staging.h"
 
-Staging::Staging(const Config& config, int64_t fp8_report_bytes) : config_(config) {
-    const int64_t N = config.global_batch_size * config.seq_length;
+Staging::Staging(const Config& config, const World& world, int64_t fp8_report_bytes) : config_(config), world_(world) {
+    const int64_t N = config.global_batch_size / world.ranks * config.seq_length;
     const int64_t ints_bytes = (3 * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
     const int64_t report_bytes = (fp8_report_bytes + 255) / 256 * 256;
     const int64_t slot_bytes = ints_bytes + 2 * 256 + report_bytes;   // a StepState each way
@@ -29,25 +29,31 @@ Staging::~Staging() {
     device::pinned_free(memory_);
 }
 
-Staging::Slot& Staging::fill(const DataLoader& loader, int64_t step, int64_t first, int64_t count, double lr) {
+Staging::Slot& Staging::read(const DataLoader& loader, int64_t step, int64_t first, int64_t count) {
     const int64_t T = config_.seq_length, B = config_.micro_batch_size;
     Slot& s = slot(step);
     s.step = step;
     s.samples = count;
     s.staged.counted_tokens = 0;
-    for (int64_t i = 0; i < count; i++)
-        s.staged.counted_tokens += loader.read(first + i, s.staged.tokens + i * T, s.staged.targets + i * T);
-    REQUIRE(s.staged.counted_tokens > 0, "step %lld: none of its %lld samples has a target that counts",
-            (long long)(step + 1), (long long)count);
-    s.staged.micro_batches = count / B;
-    for (int64_t i = 0; i < s.staged.micro_batches; i++)
-        sort_rows_by_token(s.staged.tokens + i * B * T, B * T, config_.shape.vocab_size, s.staged.order + i * B * T,
-                           scratch_);
-    s.staged.lr = lr;
+    s.staged.micro_batches = 0;
+    for (int64_t m = world_.rank; m < count / B; m += world_.ranks) {
+        const int64_t at = s.staged.micro_batches++ * B * T;
+        for (int64_t b = 0; b < B; b++)
+            s.staged.counted_tokens += loader.read(first + m * B + b, s.staged.tokens + at + b * T,
+                                                   s.staged.targets + at + b * T);
+        sort_rows_by_token(s.staged.tokens + at, B * T, config_.shape.vocab_size, s.staged.order + at, scratch_);
+    }
     s.staged.count_fp8 = config_.fp8_health_interval > 0 && (step + 1) % config_.fp8_health_interval == 0;
-    *s.staged.inputs = {};
-    s.staged.inputs->lr = static_cast<float>(lr);
-    s.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(s.staged.counted_tokens));
     loader.prefetch(first + count, count);
     return s;
+}
+
+void Staging::set_inputs(Slot& s, int64_t counted, double lr) const {
+    REQUIRE(counted > 0, "step %lld: none of its %lld samples has a target that counts", (long long)(s.step + 1),
+            (long long)s.samples);
+    s.staged.counted_tokens = counted;
+    s.staged.lr = lr;
+    *s.staged.inputs = {};
+    s.staged.inputs->lr = static_cast<float>(lr);
+    s.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "llmc/comm.h"
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
 #include "llmc/trainer.h"
@@ -10,8 +11,8 @@
 // Two slots, used in turn, so that the host prepares a step while the device runs the one before.
 class Staging {
 public:
-    // Pinned memory for two global batches and their reports.
-    Staging(const Config& config, int64_t fp8_report_bytes);
+    // Pinned memory for two global batches, this rank's part of them, and their reports.
+    Staging(const Config& config, const World& world, int64_t fp8_report_bytes);
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
@@ -26,12 +27,15 @@ public:
     };
     Slot& slot(int64_t step) { return slots_[static_cast<size_t>(step % 2)]; }
 
-    // Reads samples [first, first + count) into the slot of `step` and sets the step's inputs. Exit 2 if no target
-    // counts.
-    Slot& fill(const DataLoader& loader, int64_t step, int64_t first, int64_t count, double lr);
+    // Reads this rank's part of samples [first, first + count) into the slot of `step`: of the micro-batches they make,
+    // those whose number leaves `rank` when divided by the ranks.
+    Slot& read(const DataLoader& loader, int64_t step, int64_t first, int64_t count);
+    // Sets the step's inputs. counted: targets of all ranks that count; exit 2 if there are none.
+    void set_inputs(Slot& slot, int64_t counted, double lr) const;
 
 private:
     const Config& config_;
+    const World world_;
     std::array<Slot, 2> slots_;
     char* memory_ = nullptr;
     std::vector<int64_t> scratch_;

@@ -8,8 +8,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 
 #include "llmc/checkpoint.h"
+#include "llmc/comm.h"
 #include "llmc/environment.h"
 #include "llmc/fp8_watch.h"
 #include "llmc/log.h"
@@ -56,8 +58,8 @@ std::string printable(const std::vector<int32_t>& tokens, int64_t vocab_size) {
 
 class TrainLoop {
 public:
-    TrainLoop(ParsedConfig parsed, std::string family, std::string command)
-        : config_(std::move(parsed.config)), family_(std::move(family)), command_(std::move(command)),
+    TrainLoop(ParsedConfig parsed, std::string family, std::string command, Comm& comm)
+        : comm_(comm), config_(std::move(parsed.config)), family_(std::move(family)), command_(std::move(command)),
           idle_(std::move(parsed.idle)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
           table_(make_param_table(config_.shape)), fp8_plan_(make_fp8_plan(config_, table_)) {}
 
@@ -72,18 +74,21 @@ public:
         if (config_.train_iters == 0 && !config_.train_data.empty()) open_data();
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         std::printf("%s%s", config_to_text(config_, family_).c_str(),
-                    plan_text(config_, table_, plan_memory(config_, table_), info).c_str());
+                    plan_text(config_, table_, plan_memory(config_, table_, comm_.world().ranks), info).c_str());
         for (const std::string& note : notes_) std::printf("note: %s\n", note.c_str());
         return kExitOk;
     }
 
     int run() {
         open_data();
+        require_same(comm_, {{"build", kBuildCommit}, {"set of options", config_to_json(config_, family_)},
+                             {"training data", train_->fingerprint_json()},
+                             {"validation data", valid_ ? valid_->fingerprint_json() : ""}});
         open_device();
         start_state();
         open_log();
         warm_up();
-        while (step_ < config_.train_iters && !stop_signal) train_step();
+        while (step_ < config_.train_iters && !stop_requested()) train_step();
         finish();
         return kExitOk;
     }
@@ -117,7 +122,11 @@ private:
         const std::string fp8_error = fp8_device_error(fp8_plan_, info_);
         REQUIRE(fp8_error.empty(), "%s", fp8_error.c_str());
         device::gemm_set_search(ctx_, config_.gemm_search);
-        plan_ = plan_memory(config_, table_);
+        const int ranks = comm_.world().ranks;
+        REQUIRE(ranks == 1 || info_.sm == 0,
+                "%d ranks on GPUs: this version adds up ranks in host memory only; start one process, or build the CPU "
+                "device (make DEVICE=cpu)", ranks);
+        plan_ = plan_memory(config_, table_, ranks);
         const int64_t free_bytes = device::device_free_bytes();
         REQUIRE(plan_.arena_bytes <= free_bytes,
                 "the run needs %.2f GiB of device memory and %.2f GiB are free: lower --micro-batch-size, or use "
@@ -125,8 +134,8 @@ private:
                 static_cast<double>(plan_.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
         arena_memory_ = device::device_alloc(plan_.arena_bytes);
         arena_ = Arena(arena_memory_, plan_.arena_bytes);
-        trainer_ = std::make_unique<Trainer>(config_, table_, arena_);
-        staging_ = std::make_unique<Staging>(config_, trainer_->fp8().report_bytes());
+        trainer_ = std::make_unique<Trainer>(config_, table_, arena_, comm_);
+        staging_ = std::make_unique<Staging>(config_, comm_.world(), trainer_->fp8().report_bytes());
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
         trainer_->decoder().upload_constants(ctx_);
         // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
@@ -192,11 +201,11 @@ private:
     void open_log() {
         const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
         std::printf("%s%s", config_to_text(config_, family_).c_str(), fp8_text.c_str());
-        log_ = std::make_unique<RunLog>(config_.log_file, resumed_, step_);
+        log_ = std::make_unique<RunLog>(comm_.root() ? config_.log_file : "", resumed_, step_);
         flops_per_token_ = model_flops_per_token(config_, table_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
-                      .fp8_plan = fp8_text, .device = info_, .world = 1, .params = table_.param_elems,
+                      .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(std::string("attention: ")
                          + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
@@ -222,8 +231,9 @@ private:
         const bool profiled = step_ + 1 >= config_.profile_first && step_ + 1 <= config_.profile_last;
         if (profiled && step_ + 1 == config_.profile_first) device::profiler_start();
         device::event_record(ctx_, staging_->slot(step_).begin);
-        Staging::Slot& slot = staging_->fill(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count,
-                                             learning_rate(config_, step_));
+        Staging::Slot& slot = staging_->read(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count);
+        staging_->set_inputs(slot, comm_.sum(std::vector{slot.staged.counted_tokens})[0],
+                             learning_rate(config_, step_));
         if (fp8_plan_.on() && sealed_allocations_ < 0) fp8_watch_.before_first_step(ctx_);
         device::range_push("step");
         trainer_->step(ctx_, slot.staged);
@@ -265,8 +275,8 @@ private:
     static bool due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
 
     void boundary() {
-        const bool last = step_ == config_.train_iters || stop_signal;
-        if (valid_ && (due(step_, config_.eval_interval) || (last && !stop_signal))) {
+        const bool last = step_ == config_.train_iters;
+        if (valid_ && (due(step_, config_.eval_interval) || last)) {
             drain();
             evaluate();
         }
@@ -307,6 +317,7 @@ private:
         skips_ += r.skipped ? 1 : 0;
         r.skips = skips_;
         r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
+        if (slot.staged.count_fp8 || r.skipped) gather_fp8_report(slot);
         fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
         if (consecutive_skips_ > config_.max_skips) {
@@ -314,6 +325,23 @@ private:
                  "%lld); lower --lr, or start from an earlier checkpoint's weights (--load) with another --seed",
                  (long long)r.step, (long long)consecutive_skips_, (long long)config_.max_skips);
         }
+    }
+
+    // Counts and amaxes of all ranks; the same steps on every rank.
+    void gather_fp8_report(const Staging::Slot& slot) {
+        const Fp8State& fp8 = trainer_->fp8();
+        if (!fp8.on() || comm_.world().ranks == 1) return;
+        const auto* mine = static_cast<const char*>(slot.staged.fp8_report);
+        const auto all = comm_.gather(std::string(mine, static_cast<size_t>(fp8.report_bytes())));
+        for (size_t rank = 0; rank < all.size(); rank++)
+            if (static_cast<int>(rank) != comm_.world().rank)
+                fp8.merge_report(slot.staged.fp8_report, all[rank].data());
+    }
+
+    // The same answer on every rank: a signal to any of them stops all.
+    bool stop_requested() {
+        stopping_ = comm_.sum(std::vector<int64_t>{stop_signal != 0})[0] > 0;
+        return stopping_;
     }
 
     // Mean of the last 20 steps, for the ETA.
@@ -343,6 +371,7 @@ private:
         std::vector<int32_t> inputs(static_cast<size_t>(T)), targets(static_cast<size_t>(T));
         (valid_ ? *valid_ : *train_).read(0, inputs.data(), targets.data());
         inputs.resize(static_cast<size_t>(prompt_tokens));
+        if (!comm_.root()) return;
         const std::vector<int32_t> text = trainer_->generate(ctx_, inputs, config_.sample_tokens, kSampleTemperature,
                                                              static_cast<uint64_t>(step_), eval_staging());
         log_->sample(step_, printable(text, config_.shape.vocab_size));
@@ -370,6 +399,8 @@ private:
         request.state_json = state.dump(1);
         request.tokenizer = config_.tokenizer;
         request.keep = config_.keep;
+        saved_step_ = step_;
+        if (!comm_.root()) return;   // all ranks hold the same state
         const std::string path = save_checkpoint(request, config_.shape, table_, trainer_->optimizer().access(ctx_));
         saved_step_ = step_;
         log_->checkpoint(step_, path, seconds_since(start));
@@ -386,12 +417,13 @@ private:
     void finish() {
         drain();
         report_memory_growth();
-        if (stop_signal && step_ > 0 && !config_.save.empty()) save();
+        if (stopping_ && step_ > 0 && !config_.save.empty()) save();
         const long long steps = step_;
-        log_->event("stop", stop_signal ? strf("signal %d after step %lld", static_cast<int>(stop_signal), steps)
+        log_->event("stop", stopping_ ? strf("signal %d after step %lld", static_cast<int>(stop_signal), steps)
                                         : strf("finished %lld steps", steps));
     }
 
+    Comm& comm_;
     Config config_;
     const std::string family_, command_;
     const std::vector<std::string> idle_;
@@ -412,7 +444,7 @@ private:
     std::unique_ptr<Staging> staging_;
     std::unique_ptr<RunLog> log_;
     double flops_per_token_ = 0;
-    bool resumed_ = false;
+    bool resumed_ = false, stopping_ = false;
     int64_t step_ = 0;                    // steps enqueued
     int64_t samples_ = 0;                 // the data cursor
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
@@ -423,31 +455,42 @@ private:
     std::deque<double> recent_;
 };
 
+// Every rank may have come to the same end, so rank 0 speaks first; what ends one rank alone must end all of them.
+int fail(Comm* comm, const char* what, int exit_code) {
+    const bool several = comm && comm->world().ranks > 1;
+    std::fflush(stdout);
+    if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
+    const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
+    std::fprintf(stderr, "error: %s%s\n", who.c_str(), what);
+    if (several) comm->abort(exit_code);
+    return exit_code;
+}
+
 }  // namespace
 
 int train_main(int argc, const char* const* argv, const std::string& family) {
+    std::unique_ptr<Comm> comm;
     try {
-        const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = 1,
+        comm = open_comm();
+        const int ranks = comm->world().ranks;
+        if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
+        const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = ranks,
                               .read_shape = model_config_from_hf};
         ParsedConfig parsed = parse_config(argc, argv, family, machine);
         if (parsed.help) {
             std::printf("%s", parsed.text.c_str());
             return kExitOk;
         }
-        for (std::string& line : environment_lines(machine.ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
+        for (std::string& line : environment_lines(ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
         std::string command;
         for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
         for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal_number, on_stop_signal);
         const bool dry_run = parsed.config.dry_run;
-        TrainLoop loop(std::move(parsed), family, command);
+        TrainLoop loop(std::move(parsed), family, command, *comm);
         return dry_run ? loop.dry_run() : loop.run();
     } catch (const Error& error) {
-        std::fflush(stdout);
-        std::fprintf(stderr, "error: %s\n", error.what());
-        return error.exit_code;
+        return fail(comm.get(), error.what(), error.exit_code);
     } catch (const std::exception& error) {
-        std::fflush(stdout);
-        std::fprintf(stderr, "error: %s\n", error.what());
-        return kExitBug;
+        return fail(comm.get(), error.what(), kExitBug);
     }
 }

@@ -20,8 +20,8 @@ StepState* take_state(Arena& arena) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena)
-    : config_(config), shape_(config.shape), fp8_(config, running_fp8_plan(config, table), arena),
+Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm)
+    : config_(config), shape_(config.shape), comm_(comm), fp8_(config, running_fp8_plan(config, table), arena),
       optimizer_(config, table, arena, fp8_),
       decoder_(config.shape, table, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_) {
     inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32, 3 * config.micro_batch_size * config.seq_length);
@@ -69,11 +69,18 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
         micro_batch(ctx, staged, 0, Fp8Phase::kPriming);
         device::range_pop();
         ctx.recorder = recorder;
+        agree_on_amaxes(ctx);
         fp8_.finish_priming(ctx);
         device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
         optimizer_.zero_grads(ctx);
     }
     for (int64_t i = 0; i < staged.micro_batches; i++) micro_batch(ctx, staged, i, Fp8Phase::kTraining);
+    device::range_push("reduce");
+    comm_.sum(ctx, optimizer_.grads());
+    comm_.sum(ctx, {&state_->loss_sum, Dtype::kFp64, 1});
+    comm_.sum(ctx, {&state_->bad_tokens, Dtype::kInt32, 1});
+    agree_on_amaxes(ctx);
+    device::range_pop();
     device::range_push("update");
     optimizer_.update(ctx, state_);
     device::range_pop();
@@ -81,11 +88,16 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
 }
 
+void Trainer::agree_on_amaxes(Ctx& ctx) {
+    const Fp8State::Amaxes amaxes = fp8_.amaxes();
+    comm_.max(ctx, amaxes.values, amaxes.count, amaxes.stride);
+}
+
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
     const int64_t B = config_.micro_batch_size, T = config_.seq_length;
     EvalResult result;
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    for (int64_t i = 0; i < iters; i++) {
+    for (int64_t i = comm_.world().rank; i < iters; i += comm_.world().ranks) {
         for (int64_t b = 0; b < B && !ctx.rehearsal; b++) {
             result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
         }
@@ -95,9 +107,12 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
         decoder_.loss(ctx, batch, eval_state_);
         device::synchronize(ctx);   // the staging memory is read again by the next round
     }
+    comm_.sum(ctx, {&eval_state_->loss_sum, Dtype::kFp64, 1});
     device::copy_to_host(ctx, staging.result, eval_state_, sizeof(StepState));
     device::synchronize(ctx);
-    if (!ctx.rehearsal) result.loss_sum = staging.result->loss_sum;
+    if (ctx.rehearsal) return result;
+    result.counted_tokens = comm_.sum(std::vector{result.counted_tokens})[0];
+    result.loss_sum = staging.result->loss_sum;
     return result;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/comm.h"
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
 #include "llmc/decoder.h"
@@ -18,19 +19,22 @@ struct StagedStep {
     StepState* result = nullptr;   // copied out at its end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
     bool count_fp8 = false;        // the report has counts
-    int64_t micro_batches = 0;
-    int64_t counted_tokens = 0;
+    int64_t micro_batches = 0;     // of this rank
+    int64_t counted_tokens = 0;    // of all ranks
     double lr = 0;
 };
 
 class Trainer {
 public:
-    Trainer(const Config& config, const ParamTable& table, Arena& arena);
+    // comm is not owned.
+    Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm);
 
-    // Enqueue one optimizer step: zero gradients, forward and backward of every micro-batch, update, result copied out.
+    // Enqueue one optimizer step: zero gradients, forward and backward of every micro-batch of this rank, sums over the
+    // ranks, update, result copied out.
     void step(Ctx& ctx, const StagedStep& staged);
 
-    // Sum of losses and counted tokens of `iters` micro-batches of `loader`, from its first sample on. Blocking.
+    // Sum of losses and counted tokens of `iters` micro-batches of `loader`, from its first sample on, which the ranks
+    // share. Blocking.
     // Changes nothing that training reads.
     struct EvalResult {
         double loss_sum = 0;
@@ -55,8 +59,11 @@ private:
 
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
 
+    void agree_on_amaxes(Ctx& ctx);
+
     const Config& config_;
     const ModelConfig& shape_;
+    Comm& comm_;
     Fp8State fp8_;
     Optimizer optimizer_;
     Decoder decoder_;

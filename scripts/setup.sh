@@ -27,7 +27,12 @@ missing_packages() {
     have_header nlohmann/json.hpp || echo nlohmann-json3-dev
     have_header cxxopts.hpp || echo libcxxopts-dev
     have_header xxhash.h || echo libxxhash-dev
-    if [ "$purpose" = test ]; then have_header doctest/doctest.h || echo doctest-dev; fi
+    if [ "$purpose" = test ]; then
+        have_header doctest/doctest.h || echo doctest-dev
+        # Several ranks on one machine; runs of one rank need no MPI.
+        have_command mpicxx || echo libopenmpi-dev
+        have_command mpirun || echo openmpi-bin
+    fi
 }
 
 missing=$(missing_packages | tr '\n' ' ')

@@ -59,7 +59,7 @@ public:
         device::fill_bytes(ctx, memory_, 0xff, plan.arena_bytes);
         arena = Arena(memory_, plan.arena_bytes);
         arena.set_poison(poison);
-        trainer = std::make_unique<Trainer>(config, table, arena);
+        trainer = std::make_unique<Trainer>(config, table, arena, *comm);
         device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
         trainer->decoder().upload_constants(ctx);
         trainer->optimizer().initialise(ctx);
@@ -141,6 +141,7 @@ public:
     std::vector<double> grad(int param) { return read(trainer->decoder().grad(param)); }
     std::vector<double> weight(int param) { return read(trainer->decoder().weight(param)); }
 
+    const std::unique_ptr<Comm> comm = open_single();
     const Config config;
     const ParamTable table;
     Ctx ctx;

@@ -1,0 +1,56 @@
+// The ranks of a run and what they exchange. One process is one rank. comm_single.cpp is a run of one rank and needs no
+// library; comm_mpi.cpp is one of several, started by mpirun or srun.
+//
+// Every rank makes the same calls in the same order. Sums are taken in rank order, one rounding at the end, so that all
+// ranks get the same bits and a run repeats itself.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/device.h"
+
+struct World {
+    int rank = 0, ranks = 1;
+    int local_rank = 0, local_ranks = 1;   // among those of this host
+};
+
+class Comm {
+public:
+    virtual ~Comm() = default;
+    const World& world() const { return world_; }
+    bool root() const { return world_.rank == 0; }
+
+    // Host memory, blocking. gather: the texts of all ranks, by rank, on every rank.
+    virtual std::vector<std::string> gather(const std::string& mine) = 0;
+    void barrier() { gather(""); }
+    // Sums over the ranks.
+    std::vector<int64_t> sum(const std::vector<int64_t>& mine);
+
+    // Device memory, ordered on ctx.stream; nothing is done during a rehearsal.
+    // values (fp32, bf16, fp64, int32): in this rank's, = the sum; bf16 is added in fp32 and rounded once.
+    virtual void sum(Ctx& ctx, Tensor values) = 0;
+    // values[i * stride] (count of them): in this rank's, = the largest.
+    virtual void max(Ctx& ctx, uint32_t* values, int64_t count, int64_t stride) = 0;
+
+    // Ends all ranks at once with this exit code.
+    [[noreturn]] virtual void abort(int exit_code) = 0;
+
+protected:
+    explicit Comm(const World& world) : world_(world) {}
+
+private:
+    const World world_;
+};
+
+// One rank.
+std::unique_ptr<Comm> open_single();
+
+// The ranks that mpirun or srun started; one rank where neither did. Exit 2 where several were started and this build or
+// the launcher cannot connect them.
+std::unique_ptr<Comm> open_comm();
+
+// Exit 2, naming the first rank that differs from rank 0 and in what: each item is what it is called and this rank's
+// value, which must be the same on all.
+void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items);

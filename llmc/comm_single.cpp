@@ -1,0 +1,82 @@
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "llmc/check.h"
+#include "llmc/comm.h"
+
+namespace {
+
+class SingleComm : public Comm {
+public:
+    SingleComm() : Comm({}) {}
+    std::vector<std::string> gather(const std::string& mine) override { return {mine}; }
+    void sum(Ctx&, Tensor) override {}
+    void max(Ctx&, uint32_t*, int64_t, int64_t) override {}
+    [[noreturn]] void abort(int exit_code) override { std::exit(exit_code); }
+};
+
+int number_of(const char* variable) {
+    const char* text = std::getenv(variable);
+    return text ? std::atoi(text) : 0;
+}
+
+// Where the first difference lies, with a little around it.
+std::string difference(const std::string& theirs, const std::string& ours) {
+    size_t at = 0;
+    while (at < theirs.size() && at < ours.size() && theirs[at] == ours[at]) at++;
+    const size_t begin = at > 30 ? at - 30 : 0;
+    auto piece = [&](const std::string& text) {
+        std::string part = text.substr(std::min(begin, text.size()), 60);
+        for (char& c : part)
+            if (c == '\n') c = ' ';
+        return part;
+    };
+    return "\"" + piece(theirs) + "\" against \"" + piece(ours) + "\"";
+}
+
+}  // namespace
+
+std::unique_ptr<Comm> open_single() { return std::make_unique<SingleComm>(); }
+
+#ifndef LLMC_MPI
+std::unique_ptr<Comm> open_comm() {
+    for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+        REQUIRE(number_of(size) <= 1, "%s is %d, and this executable was built without OpenMPI: install it (Debian's "
+                "libopenmpi-dev) and run make again", size, number_of(size));
+    return open_single();
+}
+#else
+std::unique_ptr<Comm> open_mpi();   // comm_mpi.cpp
+
+std::unique_ptr<Comm> open_comm() {
+    const bool launched = std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
+    if (launched) return open_mpi();
+    const int tasks = number_of("SLURM_STEP_NUM_TASKS");
+    REQUIRE(tasks <= 1, "srun started %d tasks that do not know of each other: use srun --mpi=pmix", tasks);
+    return open_single();
+}
+#endif
+
+std::vector<int64_t> Comm::sum(const std::vector<int64_t>& mine) {
+    std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(int64_t));
+    std::vector<int64_t> total(mine.size());
+    for (const std::string& theirs : gather(bytes)) {
+        CHECK(theirs.size() == bytes.size(), "ranks add up different things");
+        for (size_t i = 0; i < total.size(); i++) {
+            int64_t value;
+            std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
+            total[i] += value;
+        }
+    }
+    return total;
+}
+
+void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items) {
+    for (const auto& [name, mine] : items) {
+        const std::vector<std::string> all = comm.gather(mine);
+        for (size_t rank = 1; rank < all.size(); rank++)
+            REQUIRE(all[rank] == all[0], "rank %zu has another %s than rank 0: %s", rank, name.c_str(),
+                    difference(all[rank], all[0]).c_str());
+    }
+}
