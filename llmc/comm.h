@@ -47,8 +47,8 @@ private:
 // One rank.
 std::unique_ptr<Comm> open_single();
 
-// The ranks that mpirun or srun started; one rank where neither did. Exit 2 where several were started and this build or
-// the launcher cannot connect them.
+// The ranks that mpirun or srun started; one rank where neither did. Exit 2 where several were started and this build
+// or the launcher cannot connect them.
 std::unique_ptr<Comm> open_comm();
 
 // Exit 2, naming the first rank that differs from rank 0 and in what: each item is what it is called and this rank's
