@@ -283,15 +283,15 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
                                  uint32_t* words, CastTally& tally) {
     constexpr Dtype kFormat = Kind::kFormat;
     const bool rows = !Kind::kRowBlocks || out.rowwise != nullptr;
+    uint2 bytes[4];
+    if (rows) cast_rows<kFormat>(value, row_mul, bytes);
     if constexpr (Kind::kCount) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if (rows) tally.add<kFormat>(value[j], row_mul[j]);
+            if (rows) tally.add_cast<kFormat>(value[j], amax_pair(value[j]), row_mul[j], bytes[j]);
             else tally.add_columns<kFormat>(value[j], column_mul);
         }
     }
-    uint2 bytes[4];
-    if (rows) cast_rows<kFormat>(value, row_mul, bytes);
     if (out.rowwise != nullptr) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -421,7 +421,8 @@ __device__ inline void produce_tile(const Producer& producer, const TileOut& out
 // Requires: rows of X and of the transposed copy in whole 16 bytes (C, N multiples of 16), aligned tensors.
 // Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are neighbours in the grid.
 template <typename Producer, typename Kind>
-__global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>, Kind::kCount ? 1 : Producer::kBlocksPerSm)
+__global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
+                                  Kind::kCount ? 2 / Producer::kOutputs : Producer::kBlocksPerSm)
     quantize_tile_kernel(const __grid_constant__ Producer producer, const __grid_constant__ TileOut out) {
     constexpr int kOutputs = Producer::kOutputs;
     __shared__ TileShared<kOutputs> shared;
