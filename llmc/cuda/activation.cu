@@ -24,14 +24,18 @@ template <typename T> __device__ inline float sigmoid_complement(float x, float 
 // gelu in its tanh form is x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), since 1 + tanh(u) = 2 sigmoid(2u).
 constexpr float kGeluCubic = 0.044715f;
 constexpr float kGeluSlope = 1.5957691216057308f;  // 2 sqrt(2/pi)
-__device__ inline float gelu_argument(float x) {
-    return x * fmaf(kGeluSlope * kGeluCubic, x * x, kGeluSlope);
+__device__ inline float gelu_argument(float x, float mul) {   // times mul, a constant
+    return x * fmaf(mul * kGeluSlope * kGeluCubic, x * x, mul * kGeluSlope);
 }
-template <typename T> __device__ inline float gelu(float x) { return x * sigmoid<T>(gelu_argument(x)); }
+template <typename T> __device__ inline float gelu_sigmoid(float x) {
+    if constexpr (std::is_same_v<T, bf16>) return reciprocal_approx(1.0f + exp2_approx(gelu_argument(x, -kLog2E)));
+    else return sigmoid<T>(gelu_argument(x, 1.0f));
+}
+template <typename T> __device__ inline float gelu(float x) { return x * gelu_sigmoid<T>(x); }
 template <typename T> __device__ inline float gelu_derivative(float x) {
-    const float u = gelu_argument(x), s = sigmoid<T>(u);
+    const float s = gelu_sigmoid<T>(x), complement = sigmoid_complement<T>(gelu_argument(x, 1.0f), s);
     const float slope = fmaf(3.0f * kGeluSlope * kGeluCubic, x * x, kGeluSlope);
-    return fmaf(x * s * sigmoid_complement<T>(u, s), slope, s);
+    return fmaf(x * s * complement, slope, s);
 }
 
 template <typename T> __device__ inline float swiglu(float gate, float up) {
@@ -201,7 +205,7 @@ __global__ void __launch_bounds__(kLanes* kBiasWarps)
 struct NoColumns {};
 
 struct GeluProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
+    static constexpr int kOutputs = 1, kBlocksPerSm = 4;
     using Raw = uint4;
     using Columns = NoColumns;
     const bf16* in;
@@ -219,7 +223,7 @@ struct GeluProducer {
 };
 
 struct GeluBackwardProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
+    static constexpr int kOutputs = 1, kBlocksPerSm = 4;
     struct Raw {
         uint4 in, dout;
     };
@@ -243,7 +247,7 @@ struct GeluBackwardProducer {
 };
 
 struct SwigluProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
+    static constexpr int kOutputs = 1, kBlocksPerSm = 4;
     struct Raw {
         uint4 gate, up;
     };
@@ -272,21 +276,21 @@ template <int outputs> struct SwigluBackwardProducer {
     static constexpr int kOutputs = outputs, kBlocksPerSm = 2;
     struct Raw {
         uint4 gate, up, dout;
-        bool second;
     };
-    using Columns = NoColumns;
+    struct Columns {
+        bool second;   // half, with one output
+    };
     const bf16 *dout, *in;
     int64_t F;
 
-    __device__ void columns(int64_t, Columns&) const {}
+    __device__ void columns(int64_t column, Columns& to) const { to.second = outputs == 1 && column >= F; }
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        raw.second = outputs == 1 && t.column() >= F;
-        const int64_t left = raw.second ? F : 0;
+        const int64_t left = outputs == 1 && t.column() >= F ? F : 0;
         raw.gate = load_vec(t.at(in, r, 2 * F) - left);
         raw.up = load_vec(t.at(in, r, 2 * F) - left + F);
         raw.dout = load_vec(t.at(dout, r, F) - left);
     }
-    __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[outputs]) const {
+    __device__ void compute(const Raw& raw, const Columns& half, uint4 (&x)[outputs]) const {
         float gate[8], up[8], grad[8];
         unpack<bf16>(raw.gate, gate);
         unpack<bf16>(raw.up, up);
@@ -294,7 +298,7 @@ template <int outputs> struct SwigluBackwardProducer {
 #pragma unroll
         for (int i = 0; i < 8; i++) swiglu_derivative<bf16>(grad[i], gate[i], up[i]);
         if constexpr (outputs == 2) x[0] = pack<bf16>(gate), x[1] = pack<bf16>(up);
-        else x[0] = raw.second ? pack<bf16>(up) : pack<bf16>(gate);
+        else x[0] = half.second ? pack<bf16>(up) : pack<bf16>(gate);
     }
 };
 

@@ -103,6 +103,13 @@ struct CastTally {
 #pragma unroll
         for (int i = 0; i < 8; i++) add<kFormat>(v[i], quant_mul);
     }
+    // The same, value by value only where there is something to count: `amax` is amax_pair(x), `bytes` the cast.
+    template <Dtype kFormat>
+    __device__ void add_cast(const uint4& x, uint32_t amax, float quant_mul, const uint2& bytes) {
+        const float largest = __uint_as_float(larger_of_pair(amax) << 16) * quant_mul;
+        const bool zeros = has_zero(bytes.x & 0x7f7f7f7fu) || has_zero(bytes.y & 0x7f7f7f7fu);
+        if (zeros || !(largest <= fp8_largest(kFormat))) add<kFormat>(x, quant_mul);
+    }
     template <Dtype kFormat> __device__ void add_columns(const uint4& x, const float* quant_mul) {
         float v[8];
         unpack<bf16>(x, v);
@@ -119,6 +126,10 @@ struct CastTally {
         total(&counts->flushed, flushed);
         total(&counts->nonfinite, nonfinite);
     }
+
+private:
+    // Of four bytes below 128.
+    __device__ static bool has_zero(uint32_t bytes) { return ((bytes - 0x01010101u) & 0x80808080u) != 0; }
 };
 
 }  // namespace cuda

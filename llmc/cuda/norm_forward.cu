@@ -129,7 +129,7 @@ bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, i
 
 // The result again from x and its statistics, for quantize_tiles.
 template <bool kLayer> struct NormApplyProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = kLayer ? 2 : 3;   // as registers allow
+    static constexpr int kOutputs = 1, kBlocksPerSm = 3;
     struct Raw {
         uint4 x;
         float2 statistics;

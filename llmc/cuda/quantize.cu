@@ -7,7 +7,7 @@ namespace {
 // in, rounded to bf16, as a producer of tiles.
 template <typename T> struct CopyProducer {
     static constexpr int kOutputs = 1;
-    static constexpr int kBlocksPerSm = 3;
+    static constexpr int kBlocksPerSm = 4;
     static constexpr int kVectors = 8 / kVec<T>;
     struct Raw {
         uint4 part[kVectors];

@@ -13,7 +13,7 @@
 namespace cuda {
 
 inline constexpr int kTile = 128;
-inline constexpr int kTileGroup = 8;   // row tiles that run side by side: 1 KB of a transposed row at a time
+inline constexpr int kTileGroup = 4;   // row tiles that run side by side: 512 bytes of a transposed row at a time
 
 enum class TileCast { kNone, kTensor, kBlock1x128, kBlock128x128 };
 // What is fixed at compile time. Counting is, so that a kernel that does not count pays nothing for it.
@@ -39,25 +39,22 @@ struct TileOut {
     bool current, record;
 };
 
-// A thread's place in its tile. Rows and columns beyond the edge of X have the addresses of the last ones within: loads
-// need no condition, and a value that occurs twice changes no amax. `valid` says which are real.
+// A thread's place in its tile; `valid` says which of its rows are within X.
 struct TileThread {
     int column_group, row_group;
     int rows_left, groups_left;        // of X from the tile's corner on, groups of 8 columns; 128 and 16 at most
     int64_t first_row, first_column;   // of the tile
 
-    __device__ bool edge() const { return rows_left < kTile || groups_left < kTile / 8; }
+    __device__ bool column_valid() const { return column_group < groups_left; }
     __device__ int row_in_tile(int r) const { return row_group * 4 + r / 4 * 64 + r % 4; }
-    __device__ bool valid(int r) const { return column_group < groups_left && row_in_tile(r) < rows_left; }
-    __device__ int near_row(int r) const { return min(row_in_tile(r), rows_left - 1); }
-    __device__ int near_column() const { return min(column_group, groups_left - 1) * 8; }
-    __device__ int64_t row(int r) const { return first_row + near_row(r); }
-    __device__ int64_t column() const { return first_column + near_column(); }
+    __device__ bool valid(int r) const { return column_valid() && row_in_tile(r) < rows_left; }
+    __device__ int64_t row(int r) const { return first_row + row_in_tile(r); }
+    __device__ int64_t column() const { return first_column + column_group * 8; }
     // The thread's 8 columns of row r in a matrix of so many columns. From the corner it is 32 bits, so that an address
     // costs one instruction, unless the compiler puts both parts together.
     template <typename T> __device__ T* at(T* matrix, int r, int64_t columns) const {
         T* corner = ptx::opaque(matrix + (first_row * columns + first_column));
-        return corner + static_cast<uint32_t>(near_row(r) * static_cast<int>(columns) + near_column());
+        return corner + static_cast<uint32_t>(row_in_tile(r) * static_cast<int>(columns) + column_group * 8);
     }
 };
 // Of a matrix of N rows, `width` columns.
@@ -103,7 +100,7 @@ __device__ inline void add_tile_columns(const TileOut& out, const TileThread& t,
             float x[8];
             unpack<bf16>(value[o][r], x);
 #pragma unroll
-            for (int i = 0; i < 8; i++) sum[i] += t.valid(r) ? x[i] : 0.0f;
+            for (int i = 0; i < 8; i++) sum[i] += x[i];
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 16);
@@ -286,16 +283,15 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
                                  uint32_t* words, CastTally& tally) {
     constexpr Dtype kFormat = Kind::kFormat;
     const bool rows = !Kind::kRowBlocks || out.rowwise != nullptr;
+    uint2 bytes[4];
+    if (rows) cast_rows<kFormat>(value, row_mul, bytes);
     if constexpr (Kind::kCount) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if (!t.valid(first + j)) continue;
-            if (rows) tally.add<kFormat>(value[j], row_mul[j]);
+            if (rows) tally.add_cast<kFormat>(value[j], amax_pair(value[j]), row_mul[j], bytes[j]);
             else tally.add_columns<kFormat>(value[j], column_mul);
         }
     }
-    uint2 bytes[4];
-    if (rows) cast_rows<kFormat>(value, row_mul, bytes);
     if (out.rowwise != nullptr) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -388,24 +384,27 @@ __device__ inline void produce_tile(const Producer& producer, const TileOut& out
                                     TileValues<Producer::kOutputs>& value) {
     constexpr int kOutputs = Producer::kOutputs, kRows = kTileRows<kOutputs>;
     const int64_t width = out.C / kOutputs;
-    constexpr int kRawBytes = sizeof(typename Producer::Raw), kBatch = kRawBytes > 32 ? 1 : 64 / kRawBytes;   // rows
+    constexpr int kBatch = 4 / kOutputs;   // rows on their way at a time
     typename Producer::Columns columns;
-    producer.columns(t.column(), columns);
+    if (t.column_valid()) producer.columns(t.column(), columns);
 #pragma unroll
     for (int first = 0; first < kRows; first += kBatch) {
         typename Producer::Raw raw[kBatch];
-#pragma unroll
-        for (int j = 0; j < kBatch; j++) producer.load(t, first + j, raw[j]);
+        // The conditions do more than the edge needs: without them the assembler puts off loads until after the
+        // arithmetic of other rows.
 #pragma unroll
         for (int j = 0; j < kBatch; j++) {
-            uint4 x[kOutputs];
-            producer.compute(raw[j], columns, x);
+            if (t.valid(first + j)) producer.load(t, first + j, raw[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; j++) {
+            uint4 x[kOutputs] = {};
+            if (t.valid(first + j)) producer.compute(raw[j], columns, x);
 #pragma unroll
             for (int o = 0; o < kOutputs; o++) value[o][first + j] = x[o];
         }
     }
     if (out.out == nullptr) return;
-    if (t.edge()) __syncthreads();   // other threads have read what this one now overwrites
 #pragma unroll
     for (int o = 0; o < kOutputs; o++) {
 #pragma unroll
@@ -422,7 +421,8 @@ __device__ inline void produce_tile(const Producer& producer, const TileOut& out
 // Requires: rows of X and of the transposed copy in whole 16 bytes (C, N multiples of 16), aligned tensors.
 // Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are neighbours in the grid.
 template <typename Producer, typename Kind>
-__global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>, Kind::kCount ? 1 : Producer::kBlocksPerSm)
+__global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
+                                  Kind::kCount ? 2 / Producer::kOutputs : Producer::kBlocksPerSm)
     quantize_tile_kernel(const __grid_constant__ Producer producer, const __grid_constant__ TileOut out) {
     constexpr int kOutputs = Producer::kOutputs;
     __shared__ TileShared<kOutputs> shared;

@@ -169,15 +169,9 @@ private:
     }
     template <Dtype kFormat> __device__ uint2 cast(const uint4& x, uint32_t amax) {
         const uint2 bytes = to_fp8x8<kFormat>(x, quant_mul_);
-        if (kCount && out_.counts) {   // value by value only where there is something to count
-            const float largest = __uint_as_float(larger_of_pair(amax) << 16) * quant_mul_;
-            const bool zeros = has_zero(bytes.x & 0x7f7f7f7fu) || has_zero(bytes.y & 0x7f7f7f7fu);
-            if (zeros || !(largest <= fp8_largest(kFormat))) tally_.add<kFormat>(x, quant_mul_);
-        }
+        if (kCount && out_.counts) tally_.add_cast<kFormat>(x, amax, quant_mul_, bytes);
         return bytes;
     }
-    // Of four bytes below 128.
-    __device__ static bool has_zero(uint32_t bytes) { return ((bytes - 0x01010101u) & 0x80808080u) != 0; }
 
     const RowsOut& out_;
     uint8_t* group_;
