@@ -111,11 +111,11 @@ private:
     void open_device() {
         REQUIRE(device::device_count() > 0,
                 "no usable GPU: this executable was built for CUDA; `make DEVICE=cpu` builds the CPU one");
-        device::device_open(ctx_, 0);
-        opened_ = true;
         info_ = device::device_info(0);
         const std::string fp8_error = fp8_device_error(fp8_plan_, info_);
         REQUIRE(fp8_error.empty(), "%s", fp8_error.c_str());
+        device::device_open(ctx_, 0);
+        opened_ = true;
         device::gemm_set_search(ctx_, config_.gemm_search);
         plan_ = plan_memory(config_, table_);
         const int64_t free_bytes = device::device_free_bytes();
