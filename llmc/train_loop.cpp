@@ -239,8 +239,18 @@ private:
         // One step late, so that the device never waits for the host.
         drain();
         pending_ = &slot;
+        prime_again_after_skip(slot);
         seal_or_check_memory();
         boundary();
+    }
+
+    // Infinite amaxes of a priming micro-batch would stay in the histories and keep factors from being made.
+    void prime_again_after_skip(const Staging::Slot& slot) {
+        if (trainer_->executed_micro_batches() == slot.staged.micro_batches) return;
+        drain();
+        if (!slot.staged.result->skip) return;
+        trainer_->optimizer().weights_from_masters(ctx_, true);
+        log_->event("note", "FP8: the step that primed the factors was skipped, the next one primes again");
     }
 
     // After the first step everything is allocated, and the arena has exactly its planned size.

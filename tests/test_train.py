@@ -207,6 +207,38 @@ class TrainTest(unittest.TestCase):
                        "--log-file", self.path("log.jsonl"))
         self.assertEqual(records(self.path("log.jsonl"), "eval")[0]["loss"], first["delayed"])
 
+    def test_a_skipped_step_does_not_prime_fp8(self):
+        # One token has an infinite embedding: steps that read it are skipped, the others are sound.
+        rare = VOCAB - 1
+        shards = [[t % rare for t in make_tokens(3000, 1)], [t % rare for t in make_tokens(2001, 2)]]
+        self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("run"))
+        model = self.path("run", "step-00000001", "model.safetensors")
+        with open(model, "r+b") as f:
+            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+            begin = header["model.embed_tokens.weight"]["data_offsets"][0]
+            f.seek(f.tell() + begin + rare * 32 * 2)
+            f.write(b"\x80\x7f" * 32)   # infinity in BF16
+        for i in range(0, 3000, 200):
+            shards[0][i] = rare
+        for i, tokens in enumerate(shards):
+            write_shard(self.path(f"train_{i}.bin"), tokens)
+        log = self.path("log.jsonl")
+        for seed in range(20):
+            done = self.run_train(LLAMA, "--train-iters", "3", "--load", self.path("run", "step-00000001"), "--seed",
+                                  str(seed), "--fp8-recipe", "delayed", "--save", self.path("fp8"), "--log-file", log)
+            skipped = [r["skipped"] for r in records(log, "step")]
+            with open(self.path("fp8", "step-00000003", "state.json")) as f:
+                state = json.load(f)["fp8"]
+            shutil.rmtree(self.path("fp8"))
+            os.unlink(log)
+            if skipped == [True, False, False]:
+                break
+        self.assertEqual(skipped, [True, False, False], "no seed skips the first step alone")
+        self.assertIn("the next one primes again", done.stdout)
+        infinity = 0x7f800000
+        self.assertTrue(all(bits < infinity for t in state["tensors"].values() for bits in t["history_bits"]))
+        self.assertEqual({t["updates"] for t in state["tensors"].values()}, {3})   # priming and two steps
+
     def test_fp8_health_is_recorded(self):
         self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-health-interval", "2",
                        "--log-file", self.path("log.jsonl"))
