@@ -223,7 +223,7 @@ class TrainTest(unittest.TestCase):
         for i, tokens in enumerate(shards):
             write_shard(self.path(f"train_{i}.bin"), tokens)
         log = self.path("log.jsonl")
-        for seed in range(20):
+        for seed in range(60):
             done = self.run_train(LLAMA, "--train-iters", "3", "--load", self.path("run", "step-00000001"), "--seed",
                                   str(seed), "--fp8-recipe", "delayed", "--save", self.path("fp8"), "--log-file", log)
             skipped = [r["skipped"] for r in records(log, "step")]
@@ -231,9 +231,10 @@ class TrainTest(unittest.TestCase):
                 state = json.load(f)["fp8"]
             shutil.rmtree(self.path("fp8"))
             os.unlink(log)
-            if skipped == [True, False, False]:
+            primed = "not finite is in micro-batch 0," in done.stdout   # the micro-batch that primes
+            if skipped == [True, False, False] and primed:
                 break
-        self.assertEqual(skipped, [True, False, False], "no seed skips the first step alone")
+        self.assertTrue(primed and skipped == [True, False, False], "no seed skips the first step alone")
         self.assertIn("the next one primes again", done.stdout)
         infinity = 0x7f800000
         self.assertTrue(all(bits < infinity for t in state["tensors"].values() for bits in t["history_bits"]))
