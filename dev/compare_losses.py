@@ -15,29 +15,29 @@ import sys
 
 
 def read_log(path):
-    """Training losses {tokens: loss}, validation losses {tokens: loss}, header."""
-    train, valid, tokens, header = {}, {}, {0: 0}, None
+    """Training losses {tokens: loss} and validation losses {tokens: loss}."""
+    train, valid, tokens = {}, {}, {0: 0}
     with open(path) as file:
         for record in map(json.loads, file):
-            if record["type"] == "header":
-                header = header or record
-            elif record["type"] == "step":
+            if record["type"] == "step":
                 tokens[record["step"]] = record["tokens"]
-                train[record["tokens"]] = record["loss"]
+                train[record["tokens"]] = float(record["loss"])   # "nan" and "inf" are strings in the log
             elif record["type"] == "eval":
-                valid[tokens.get(record["step"], 0)] = record["loss"]
-    return train, valid, header
+                valid[tokens.get(record["step"], 0)] = float(record["loss"])
+    if not valid:
+        raise ValueError(f"{path} has no validation loss (--valid-data)")
+    return train, valid
 
 
 def table(runs):
     """Lines of a Markdown table; runs that do not end at the baseline's tokens are refused."""
     lines = ["| configuration | seed | tokens | validation loss | gap to BF16 |", "| --- | --- | --- | --- | --- |"]
     baselines = {}
-    for name, (_, valid, _) in runs.items():
+    for name, (_, valid) in runs.items():
         configuration, seed = name.rsplit(".", 1)
         if configuration == "bf16":
             baselines[seed] = max(valid), valid[max(valid)]
-    for name, (_, valid, _) in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
+    for name, (_, valid) in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
         configuration, seed = name.rsplit(".", 1)
         tokens, loss = max(valid), valid[max(valid)]
         gap = "no baseline"
@@ -56,7 +56,7 @@ def write_csv(path, runs):
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["run", "split", "tokens", "loss"])
-        for name, (train, valid, _) in runs.items():
+        for name, (train, valid) in runs.items():
             for split, losses in (("train", train), ("valid", valid)):
                 writer.writerows([name, split, tokens, repr(loss)] for tokens, loss in losses.items())
 
@@ -70,7 +70,7 @@ def plot(path, runs):
         print("no matplotlib: no plot", file=sys.stderr)
         return
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, height_ratios=[3, 2])
-    for name, (train, _, _) in runs.items():
+    for name, (train, _) in runs.items():
         seed = name.rsplit(".", 1)[1]
         top.plot([t / 1e6 for t in train], list(train.values()), linewidth=0.8, label=name)
         base = runs.get(f"bf16.{seed}")

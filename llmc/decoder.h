@@ -91,7 +91,8 @@ private:
         Tensor up;                    // (N, up_width)
         SavedX act;                   // (N, F)
     };
-    // dy of linears, as scratch. `high` may be absent.
+    // Where a dy is made: (N, C) T and, if some linear takes it in FP8, the copies (N, C) and (C, N) with the grids of
+    // blocks (absent with one factor a tensor).
     struct GradBuffers {
         Tensor high = {}, rowwise = {}, transposed = {}, rowwise_grid = {}, transposed_grid = {};
     };

@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int64_t kAlignment = 16;   // elements: cuBLASLt wants 16 bytes of every dimension that is a leading one
+constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the grid of its block factors needs 16 bytes, too
 
 long long ll(int64_t x) { return static_cast<long long>(x); }
 
@@ -65,6 +66,8 @@ void keep_by_pattern(const Config& c, Fp8Plan& plan) {
         const LinearPlan* known = nullptr;
         for (size_t i = 0; i < before.size(); i++) {
             if (!matches(pattern.c_str(), before[i].name.c_str())) continue;
+            REQUIRE(!c.fp8_lm_head || before[i].kind != LinearKind::kHead,
+                    "--fp8-lm-head has no effect: --bf16-linears %s keeps the head in BF16", pattern.c_str());
             known = &before[i];
             changes = changes || before[i].fp8;
             keep_in_bf16(plan.linears[i], "--bf16-linears " + pattern);
@@ -132,6 +135,13 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
             ll(kAlignment), all.c_str());
 }
 
+// Sampling runs one sequence at a time, whatever the micro-batch is.
+void require_samples_fit(const Config& c, const Fp8Plan& plan) {
+    const bool fit = plan.row().x == Granularity::kTensor || c.seq_length % kBlockRowAlignment == 0;
+    REQUIRE(fit || c.sample_every == 0, "--fp8-recipe %s with --sample-every: an FP8 matmul of one sequence needs "
+            "--seq-length in multiples of %lld, not %lld", plan.row().name, ll(kBlockRowAlignment), ll(c.seq_length));
+}
+
 void require_any_fp8(const Fp8Plan& plan) {
     if (plan.fp8_linears() > 0) return;
     std::vector<std::string> reasons;
@@ -189,6 +199,7 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table) {
     keep_where_fp8_loses(config, plan);
     require_any_fp8(plan);
     require_alignment(config, plan);
+    require_samples_fit(config, plan);
     return plan;
 }
 

@@ -54,7 +54,8 @@ struct Fp8Plan {
 };
 
 // From a resolved configuration. Exit 2, naming every offending linear and dimension, when FP8 was asked for a shape
-// that the matmuls cannot take (tokens, in- and out-features must be multiples of 16), or when no linear is left.
+// that the matmuls cannot take (tokens, in- and out-features must be multiples of 16; with blocks, the length of a
+// sampled sequence of 4), when no linear is left, or when an option that picks linears changes nothing.
 Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table);
 
 // FP8 matmuls of one optimizer step with `micro_batches` (3 per linear; one more fprop for what whole-block

@@ -126,11 +126,14 @@ std::string Fp8State::tensor_name(int tensor) const {
     return names_[static_cast<size_t>(tensor % count)] + "." + kRoleNames[tensor / count];
 }
 
-// Rises along the step: x in the order of the model, dy against it.
-uint32_t Fp8State::event(int tensor) const {
+// Place of a tensor in its micro-batch: x in the order of the model, dy against it. Its own inverse.
+int Fp8State::step_order(int tensor) const {
     const int count = static_cast<int>(linears_.size());
-    const int order = tensor / count == static_cast<int>(Fp8Role::kDy) ? 3 * count - 1 - tensor : tensor;
-    return static_cast<uint32_t>(micro_batch_ * tensors() + order);
+    return tensor / count == static_cast<int>(Fp8Role::kDy) ? 3 * count - 1 - tensor : tensor;
+}
+
+uint32_t Fp8State::event(int tensor) const {
+    return static_cast<uint32_t>(micro_batch_ * tensors() + step_order(tensor));
 }
 
 std::string Fp8State::first_nonfinite(const void* host) const {
@@ -138,10 +141,8 @@ std::string Fp8State::first_nonfinite(const void* host) const {
     uint32_t first;
     std::memcpy(&first, static_cast<const char*>(host) + slots_.bytes() + counts_.bytes(), sizeof first);
     if (first == UINT32_MAX) return "";
-    const int count = static_cast<int>(linears_.size()), order = static_cast<int>(first) % tensors();
-    const int tensor = order / count == static_cast<int>(Fp8Role::kDy) ? 3 * count - 1 - order : order;
-    return strf("micro-batch %lld, %s", (long long)(static_cast<int>(first) / tensors()),
-                tensor_name(tensor).c_str());
+    const uint32_t all = static_cast<uint32_t>(tensors());
+    return strf("micro-batch %u, %s", first / all, tensor_name(step_order(static_cast<int>(first % all))).c_str());
 }
 
 // ---- the step
@@ -166,7 +167,7 @@ void Fp8State::initialise(Ctx& ctx) {
 void Fp8State::begin_step(Ctx& ctx, bool count) {
     if (!on()) return;
     counting_ = count;
-    ops::fp8_clear(ctx, {.slots = slots(), .count = tensors() - static_cast<int64_t>(linears_.size()), .step = true});
+    ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight(), .step = true});
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
     if (count) device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
 }
@@ -177,7 +178,7 @@ void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
     phase_ = phase;
     // One factor by current scaling: each micro-batch has its own amaxes. Others collect them until the update.
     const bool own_amaxes = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
-    if (own_amaxes) ops::fp8_clear(ctx, {.slots = slots(), .count = 2 * static_cast<int64_t>(linears_.size())});
+    if (own_amaxes || unprimed_pass()) ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight()});
 }
 
 QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
@@ -188,7 +189,7 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
     q.transposed = args.to.transposed.data;
     q.granularity = args.role == Fp8Role::kX ? args.linear->x_granularity : args.linear->dy_granularity;
     const bool one_factor = q.granularity == Granularity::kTensor;
-    q.scaling = phase_ == Fp8Phase::kPriming ? Scaling::kCurrent : plan_.row().scaling;
+    q.scaling = unprimed_pass() ? Scaling::kCurrent : plan_.row().scaling;
     if (!one_factor) q.scaling = Scaling::kDelayed;   // blocks bring their own factors
     q.slot = slots() + tensor;
     if (!one_factor) {
@@ -234,8 +235,8 @@ Fp8State::Amaxes Fp8State::amaxes() const {
 
 void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {
     if (!on()) return;
-    const int64_t count = static_cast<int64_t>(linears_.size());
-    ops::fp8_clear(ctx, {.slots = slots() + 2 * count, .count = count, .step = true, .state = state});
+    ops::fp8_clear(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(), .step = true,
+                         .state = state});
 }
 
 void Fp8State::update_factors(Ctx& ctx, int begin, int count, const StepState* state) {
@@ -279,13 +280,12 @@ void Fp8State::weights_from_masters(Ctx& ctx, const Tensor& master, const ParamT
         const Param& p = table.params[static_cast<size_t>(linear.param)];
         ops::amax(ctx, {.slot = slots() + id(linear, Fp8Role::kWeight), .in = master.slice(p.offset, p.elems())});
     }
-    const int count = static_cast<int>(linears_.size());
-    if (plan_.row().history && fresh) update_factors(ctx, 2 * count, count, nullptr);
+    if (plan_.row().history && fresh) update_factors(ctx, first_weight(), tensors() - first_weight(), nullptr);
     quantize_weights(ctx, nullptr, master, table);
 }
 
 void Fp8State::finish_priming(Ctx& ctx) {
-    update_factors(ctx, 0, 2 * static_cast<int>(linears_.size()), nullptr);
+    update_factors(ctx, 0, first_weight(), nullptr);
     if (!ctx.rehearsal) primed_ = true;
 }
 

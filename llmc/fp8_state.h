@@ -43,7 +43,7 @@ struct Fp8Copies {
 enum class Fp8Phase : uint8_t {
     kTraining,
     kPriming,      // current scaling whatever the recipe; only the amaxes stay
-    kEvaluation,   // records nothing
+    kEvaluation,   // records nothing that a step reads
 };
 
 // Writes a tensor: its bf16 result to `out` unless that is empty, and what `quant` asks for.
@@ -131,6 +131,9 @@ private:
         return linear.number + static_cast<int>(role) * static_cast<int>(linears_.size());
     }
     int tensors() const { return kFp8Roles * static_cast<int>(linears_.size()); }
+    int first_weight() const { return static_cast<int>(Fp8Role::kWeight) * static_cast<int>(linears_.size()); }
+    // Factors by current scaling whatever the recipe, because there are no others yet.
+    bool unprimed_pass() const { return phase_ != Fp8Phase::kTraining && needs_priming(); }
     Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
     Dtype format_of(const Fp8Linear& linear, Fp8Role role) const;
     std::string tensor_name(int tensor) const;
@@ -138,6 +141,7 @@ private:
     QuantOut quant_out(const ProduceArgs& args) const;
     void update_factors(Ctx& ctx, int begin, int count, const StepState* state);
     void quantize_weights(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table);
+    int step_order(int tensor) const;
     uint32_t event(int tensor) const;
 
     const Config& config_;

@@ -22,6 +22,10 @@ float amax_of(const Fp8Slot& slot) {
 
 std::string linear_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
 
+std::string bf16_advice(const std::string& linear) {
+    return linear == "head" ? "leave out --fp8-lm-head" : "keep it in BF16 with --bf16-linears " + linear;
+}
+
 // The worst tensors by one share, as "31.down.x 0.4%, 30.down.x 0.2%".
 std::string worst(const std::vector<Fp8State::TensorReport>& reports, unsigned long long Fp8Counts::*part, double limit,
                   std::string& first) {
@@ -79,12 +83,11 @@ std::string fp8_health_line(const std::vector<Fp8State::TensorReport>& reports, 
     if (!saturated.empty()) {
         text = "saturated: " + saturated;
         text += plan.row().history ? "; give headroom with --fp8-margin, or " : "; ";
-        text += "keep it in BF16 with --bf16-linears " + linear;
+        text += bf16_advice(linear);
     }
     const std::string flushed = worst(reports, &Fp8Counts::flushed, kFlushedShare, linear);
     if (!flushed.empty()) {
-        text += (text.empty() ? "" : " | ") + ("flushed to zero: " + flushed)
-                + "; keep it in BF16 with --bf16-linears " + linear;
+        text += (text.empty() ? "" : " | ") + ("flushed to zero: " + flushed) + "; " + bf16_advice(linear);
     }
     const std::string nonfinite = worst(reports, &Fp8Counts::nonfinite, 0.0, linear);
     if (!nonfinite.empty()) text += (text.empty() ? "" : " | ") + ("not finite: " + nonfinite);

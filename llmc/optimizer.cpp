@@ -102,6 +102,7 @@ Tensor Optimizer::state_tensor(StateKind kind, int index) const {
 
 // What the weight would be if there were one: of a parameter in FP8 alone.
 void Optimizer::read_rounded_master(Ctx& ctx, int index, int64_t begin, int64_t count, void* host) {
+    CHECK(flat_weights_.dtype == Dtype::kBf16, "an FP8 linear beside weights in %s", dtype_name(flat_weights_.dtype));
     const Tensor master = state_tensor(StateKind::kMaster, index).slice(begin, count);
     std::vector<float> values(static_cast<size_t>(count));
     device::copy_to_host(ctx, values.data(), master.data, master.bytes());

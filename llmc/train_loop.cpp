@@ -116,11 +116,11 @@ private:
     void open_device() {
         REQUIRE(device::device_count() > 0,
                 "no usable GPU: this executable was built for CUDA; `make DEVICE=cpu` builds the CPU one");
-        device::device_open(ctx_, 0);
-        opened_ = true;
         info_ = device::device_info(0);
         const std::string fp8_error = fp8_device_error(fp8_plan_, info_);
         REQUIRE(fp8_error.empty(), "%s", fp8_error.c_str());
+        device::device_open(ctx_, 0);
+        opened_ = true;
         device::gemm_set_search(ctx_, config_.gemm_search);
         const int ranks = comm_.world().ranks;
         REQUIRE(ranks == 1 || info_.sm == 0,
@@ -249,8 +249,18 @@ private:
         // One step late, so that the device never waits for the host.
         drain();
         pending_ = &slot;
+        prime_again_after_skip(slot);
         seal_or_check_memory();
         boundary();
+    }
+
+    // Infinite amaxes of a priming micro-batch would stay in the histories and keep factors from being made.
+    void prime_again_after_skip(const Staging::Slot& slot) {
+        if (trainer_->executed_micro_batches() == slot.staged.micro_batches) return;
+        drain();
+        if (!slot.staged.result->skip) return;
+        trainer_->optimizer().weights_from_masters(ctx_, true);
+        log_->event("note", "FP8: the step that primed the factors was skipped, the next one primes again");
     }
 
     // After the first step everything is allocated, and the arena has exactly its planned size.

@@ -4,43 +4,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "tests/model_test.h"
+#include "tests/fp8_model_test.h"
 
 namespace {
-
-constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise};
-
-// Sizes are multiples of 16, not of 128, and differ from each other.
-std::vector<ModelConfig> shapes() {
-    ModelConfig gpt2 = tiny_gpt2();
-    gpt2.hidden_size = 48;
-    gpt2.ffn_hidden_size = 80;
-    gpt2.num_attention_heads = gpt2.num_query_groups = 3;
-    gpt2.kv_channels = 16;
-    gpt2.max_positions = 48;
-    ModelConfig llama = tiny_llama();
-    llama.hidden_size = 64;
-    llama.ffn_hidden_size = 144;
-    llama.num_attention_heads = 4;
-    llama.num_query_groups = 2;
-    llama.kv_channels = 16;
-    llama.max_positions = 48;
-    ModelConfig mixed = llama;   // biases behind rope and qk-norm
-    mixed.norm = Norm::kLayerNorm;
-    mixed.linear_bias = true;
-    mixed.activation = Activation::kGelu;
-    mixed.qk_norm = true;
-    return {gpt2, llama, mixed};
-}
-
-Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {
-    Config config = tiny_config(shape, Dtype::kBf16, 2, 40);
-    config.shape.init_std = 0.1;
-    config.fp8_recipe = recipe;
-    config.fp8_format = recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
-    config.fp8_amax_history_len = 3;
-    return config;
-}
 
 std::vector<std::vector<double>> all_grads(TestModel& model) {
     std::vector<std::vector<double>> grads;
@@ -61,13 +27,6 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
     return std::sqrt(difference / bb);
 }
 
-std::vector<char> raw(TestModel& model, const Tensor& tensor) {
-    std::vector<char> bytes(static_cast<size_t>(tensor.bytes()));
-    device::copy_to_host(model.ctx, bytes.data(), tensor.data, tensor.bytes());
-    device::synchronize(model.ctx);
-    return bytes;
-}
-
 // The bytes of every FP8 weight.
 std::vector<std::vector<char>> fp8_weights(TestModel& model) {
     std::vector<std::vector<char>> all;
@@ -80,17 +39,15 @@ std::vector<std::vector<char>> fp8_weights(TestModel& model) {
     return all;
 }
 
-std::string state_text(TestModel& model) { return model.trainer->fp8().export_json(model.ctx); }
-
 }  // namespace
 
 TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every planned matmul runs in FP8") {
-    for (const ModelConfig& shape : shapes()) {
+    for (const ModelConfig& shape : fp8_shapes()) {
         TestModel reference(fp8_config(shape, Fp8Recipe::kNone));
         reference.set_random_batch(4, 3);
         reference.gradients();
         const auto expected = all_grads(reference);
-        for (Fp8Recipe recipe : kRecipes) {
+        for (Fp8Recipe recipe : kFp8Recipes) {
             CAPTURE(static_cast<int>(recipe));
             TestModel model(fp8_config(shape, recipe));
             model.set_random_batch(4, 3);
@@ -116,7 +73,7 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
 }
 
 TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so the first gradients are equal") {
-    for (const ModelConfig& shape : shapes()) {
+    for (const ModelConfig& shape : fp8_shapes()) {
         TestModel current(fp8_config(shape, Fp8Recipe::kTensorwise)), delayed(fp8_config(shape, Fp8Recipe::kDelayed));
         for (TestModel* model : {&current, &delayed}) {
             model->set_random_batch(2, 5);
@@ -144,8 +101,8 @@ TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so
 }
 
 TEST_CASE("fp8: recomputation and poisoned scratch leave every bit alone") {
-    for (const ModelConfig& shape : shapes()) {
-        for (Fp8Recipe recipe : kRecipes) {
+    for (const ModelConfig& shape : fp8_shapes()) {
+        for (Fp8Recipe recipe : kFp8Recipes) {
             CAPTURE(static_cast<int>(recipe));
             Config config = fp8_config(shape, recipe);
             config.num_layers_at_end_in_bf16 = 1;
@@ -174,9 +131,9 @@ TEST_CASE("fp8: recomputation and poisoned scratch leave every bit alone") {
 }
 
 TEST_CASE("fp8: generating text between steps changes nothing") {
-    for (Fp8Recipe recipe : kRecipes) {
+    for (Fp8Recipe recipe : kFp8Recipes) {
         CAPTURE(static_cast<int>(recipe));
-        const Config config = fp8_config(shapes()[1], recipe);
+        const Config config = fp8_config(fp8_shapes()[1], recipe);
         TestModel straight(config), interrupted(config);
         for (int i = 0; i < 3; i++) {
             for (TestModel* model : {&straight, &interrupted}) {
@@ -195,9 +152,9 @@ TEST_CASE("fp8: generating text between steps changes nothing") {
 }
 
 TEST_CASE("fp8: a step that is not finite is named, skipped, and leaves factors and weights as they were") {
-    for (Fp8Recipe recipe : kRecipes) {
+    for (Fp8Recipe recipe : kFp8Recipes) {
         CAPTURE(static_cast<int>(recipe));
-        const Config config = fp8_config(shapes()[1], recipe);
+        const Config config = fp8_config(fp8_shapes()[1], recipe);
         TestModel model(config), undisturbed(config);
         std::vector<char> report(static_cast<size_t>(model.trainer->fp8().report_bytes()));
         model.staged.fp8_report = report.data();
@@ -229,8 +186,8 @@ TEST_CASE("fp8: a step that is not finite is named, skipped, and leaves factors 
 }
 
 TEST_CASE("fp8: the report counts what was cast, once per tensor and micro-batch") {
-    for (Fp8Recipe recipe : kRecipes) {
-        Config config = fp8_config(shapes()[1], recipe);
+    for (Fp8Recipe recipe : kFp8Recipes) {
+        Config config = fp8_config(fp8_shapes()[1], recipe);
         config.recompute = Recompute::kNormAct;   // what is made again is not counted again
         TestModel model(config);
         std::vector<char> report(static_cast<size_t>(model.trainer->fp8().report_bytes()));
@@ -253,8 +210,8 @@ TEST_CASE("fp8: the report counts what was cast, once per tensor and micro-batch
 
 TEST_CASE("fp8: an FP8 head, tied or not") {
     for (bool tied : {false, true}) {
-        for (Fp8Recipe recipe : kRecipes) {
-            Config config = fp8_config(shapes()[1], recipe);
+        for (Fp8Recipe recipe : kFp8Recipes) {
+            Config config = fp8_config(fp8_shapes()[1], recipe);
             config.shape.tied_head = tied;
             TestModel reference(config);
             config.fp8_lm_head = true;

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "llmc/cpu/threads.h"
+#include "tests/random_inputs.h"
 
 using namespace op_test;
 
@@ -27,16 +28,6 @@ struct Producer {
     int64_t columns;
     bool out_optional, in_place;
     std::function<Produced(const Setting&)> run;
-};
-
-struct Inputs {
-    Dtype type, stat = stat_dtype(type);
-    Ctx ctx{};
-    uint64_t key = 0;
-    HostTensor random(int64_t elems) { return random_tensor(type, elems, ++key); }
-    HostTensor statistics(int64_t elems) { return random_tensor(stat, elems, ++key, 0.1, 1); }
-    HostTensor empty(int64_t elems) { return HostTensor(type, elems); }
-    HostTensor scratch(int64_t elems) { return HostTensor(stat, elems); }
 };
 
 template <auto forward> Produced norm_forward(const Setting& setting) {

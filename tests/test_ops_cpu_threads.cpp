@@ -1,5 +1,5 @@
 // Every operation of the CPU gives equal bits on any number of threads.
-#include "tests/op_test.h"
+#include "tests/random_inputs.h"
 
 #include <map>
 #include <numeric>
@@ -16,16 +16,6 @@ constexpr int64_t B = 4, T = 100, N = B * T, C = 72, NH = 6, NKV = 2, HS = 24, k
 
 using Outputs = std::vector<HostTensor>;
 using Operation = std::function<Outputs(Dtype)>;
-
-struct Inputs {
-    Dtype type, stat = stat_dtype(type);
-    Ctx ctx{};
-    uint64_t key = 0;
-    HostTensor random(int64_t elems) { return random_tensor(type, elems, ++key); }
-    HostTensor statistics(int64_t elems) { return random_tensor(stat, elems, ++key, 0.1, 1); }
-    HostTensor empty(int64_t elems) { return HostTensor(type, elems); }
-    HostTensor scratch(int64_t elems) { return HostTensor(stat, elems); }
-};
 
 template <auto forward> Outputs norm_forward(Dtype type) {
     Inputs in{type};

@@ -167,6 +167,79 @@ class TrainTest(unittest.TestCase):
         done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", "--fp8-recipe", "none")
         self.assertIn("changed from delayed to none", done.stdout)
 
+    def test_fp8_state_of_other_histories_or_linears_is_started_anew_and_told(self):
+        save = ["--save", self.path("run"), "--save-interval", "2", "--log-file", self.path("log.jsonl"), "--resume",
+                "auto", "--fp8-recipe", "delayed"]
+        length = ["--fp8-amax-history-len", "3"]
+        anew = "factors start anew, primed by the first micro-batch"
+        for steps, options, told in ((2, [], None), (4, length, anew), (6, [*length, "--bf16-linears", "1.up"], anew),
+                                     (8, length, anew), (10, [*length, "--fp8-format", "e4m3"], anew),
+                                     (12, [*length, "--fp8-format", "e4m3", "--fp8-margin", "1"], None)):
+            with self.subTest(options):
+                done = self.run_train(LLAMA, "--train-iters", str(steps), *save, *options)
+                self.assertEqual(anew in done.stdout, told is not None, done.stdout)
+                # One more where the first micro-batch primes.
+                primes = steps == 2 or told is not None
+                self.assertIn(f"in the first step ({2 + primes} micro-batches)", done.stdout)
+        self.assertIn("--fp8-margin", done.stdout)
+        self.assertEqual([r["step"] for r in records(self.path("log.jsonl"), "step")], list(range(1, 13)))
+
+    def test_evaluation_and_samples_leave_an_fp8_run_alone(self):
+        evaluation = ["--valid-data", self.path("valid.bin"), "--eval-iters", "2"]
+        first = {}
+        for name, options in self.FP8.items():
+            with self.subTest(name):
+                found = {}
+                for kind, more in (("straight", []), ("evaluated", [*evaluation, "--eval-interval", "1",
+                                                                    "--sample-every", "1", "--sample-tokens", "3"])):
+                    self.run_train(LLAMA, "--train-iters", "6", *options, "--save", self.path(kind), "--log-file",
+                                   self.path(kind + ".jsonl"), *more)
+                    state = state_of(self.path(kind, "step-00000006"))
+                    state["state.json"] = state["state.json"]["fp8"]
+                    found[kind] = state, [r["loss"] for r in records(self.path(kind + ".jsonl"), "step")]
+                    shutil.rmtree(self.path(kind))
+                self.assertEqual(found["straight"], found["evaluated"])
+                first[name] = records(self.path("evaluated.jsonl"), "eval")[0]["loss"]
+                os.unlink(self.path("straight.jsonl"))
+                os.unlink(self.path("evaluated.jsonl"))
+        # Before the first step there is no history: delayed scaling evaluates as current scaling does.
+        self.run_train(LLAMA, "--train-iters", "1", "--fp8-recipe", "tensorwise", *evaluation, "--eval-interval", "1",
+                       "--log-file", self.path("log.jsonl"))
+        self.assertEqual(records(self.path("log.jsonl"), "eval")[0]["loss"], first["delayed"])
+
+    def test_a_skipped_step_does_not_prime_fp8(self):
+        # One token has an infinite embedding: steps that read it are skipped, the others are sound.
+        rare = VOCAB - 1
+        shards = [[t % rare for t in make_tokens(3000, 1)], [t % rare for t in make_tokens(2001, 2)]]
+        self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("run"))
+        model = self.path("run", "step-00000001", "model.safetensors")
+        with open(model, "r+b") as f:
+            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+            begin = header["model.embed_tokens.weight"]["data_offsets"][0]
+            f.seek(f.tell() + begin + rare * 32 * 2)
+            f.write(b"\x80\x7f" * 32)   # infinity in BF16
+        for i in range(0, 3000, 200):
+            shards[0][i] = rare
+        for i, tokens in enumerate(shards):
+            write_shard(self.path(f"train_{i}.bin"), tokens)
+        log = self.path("log.jsonl")
+        for seed in range(60):
+            done = self.run_train(LLAMA, "--train-iters", "3", "--load", self.path("run", "step-00000001"), "--seed",
+                                  str(seed), "--fp8-recipe", "delayed", "--save", self.path("fp8"), "--log-file", log)
+            skipped = [r["skipped"] for r in records(log, "step")]
+            with open(self.path("fp8", "step-00000003", "state.json")) as f:
+                state = json.load(f)["fp8"]
+            shutil.rmtree(self.path("fp8"))
+            os.unlink(log)
+            primed = "not finite is in micro-batch 0," in done.stdout   # the micro-batch that primes
+            if skipped == [True, False, False] and primed:
+                break
+        self.assertTrue(primed and skipped == [True, False, False], "no seed skips the first step alone")
+        self.assertIn("the next one primes again", done.stdout)
+        infinity = 0x7f800000
+        self.assertTrue(all(bits < infinity for t in state["tensors"].values() for bits in t["history_bits"]))
+        self.assertEqual({t["updates"] for t in state["tensors"].values()}, {3})   # priming and two steps
+
     def test_fp8_health_is_recorded(self):
         self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-health-interval", "2",
                        "--log-file", self.path("log.jsonl"))
@@ -278,6 +351,9 @@ class TrainTest(unittest.TestCase):
         self.assertIn("--max-skips 2", done.stderr)
         steps = records(self.path("log.jsonl"), "step")
         self.assertEqual([r["skipped"] for r in steps], [True] * 3)
+        done = self.run_train(GPT2, "--train-iters", "50", "--load", self.path("run", "step-00000001"),
+                              "--max-skips", "1", "--fp8-recipe", "delayed", expect=4)
+        self.assertRegex(done.stdout, r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+")
 
     def test_bad_input_is_one_line_and_exit_2(self):
         few = self.path("few.bin")
