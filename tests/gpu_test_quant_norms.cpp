@@ -193,6 +193,23 @@ TEST_CASE("gpu quant: rope and qk-norm") {
     }
 }
 
+// Ten rows of 24 threads a block: warps begin within rows, and the last one is half full.
+TEST_CASE("gpu quant: rope finds the largest value in every thread's part") {
+    const Heads h{1, 10, 12, 12, 64};
+    if (left_out(h.N() * h.C())) return;
+    Producer p = rope(h, true);
+    const QuantVariant record = quant_variants()[5];
+    CHECK_EQ(std::string(record.name), "record");
+    const HostTensors request = quant_tensors(record, h.N(), h.C(), 0);
+    for (int64_t i = 0; i < h.N() * h.C(); i += 8) {
+        HostTensor& qkv = p.tensors["qkv"] = HostTensor(kB, h.N() * h.C()).fill(0);
+        qkv.set(i, 3);
+        HostTensors got = run_producer(p, &record, request);
+        INFO("element " << i);
+        CHECK_EQ(slot_in(got.at("slot")).amax_bits, amax_bits_of_all(got.at("qkv")));
+    }
+}
+
 TEST_CASE("gpu quant: attention") {
     for (const Heads& h : {Heads{2, 40, 4, 2, 64}, Heads{1, 80, 2, 1, 128}, Heads{3, 16, 2, 1, 16}}) {
         check_producer(attention_forward(h));

@@ -4,19 +4,11 @@
 // through more than three times the L2 cache, launches back to back for a quarter of a second. The bytes are
 // those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
 //   usage: bench_memory [part of a name]
-#include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <functional>
-#include <map>
-#include <memory>
 #include <numeric>
-#include <string>
-#include <vector>
 
-#include "dev/cuda/bench_timing.h"
-#include "llmc/rng.h"
+#include "dev/cuda/bench_harness.h"
 
 namespace {
 
@@ -367,15 +359,8 @@ void run_bench(Ctx& ctx, const Bench& bench, double ceiling_gbps) {
         std::printf("%-34s | WRONG on the small shape: relative error %.3g\n", bench.name.c_str(), error);
         return;
     }
-    constexpr double kRotate = 200e6;  // bytes; the L2 cache of an H200 has 60 MB
-    std::vector<std::unique_ptr<DeviceSet>> sets;
-    double rotating = 0;
-    while (sets.size() < 2 || rotating < kRotate) {
-        sets.push_back(std::make_unique<DeviceSet>(ctx, bench, bench.dims, sets.size() + 1));
-        rotating += static_cast<double>(sets.back()->bytes());
-    }
-    const double us = time_us(ctx, [&](int64_t i) {
-        const DeviceSet& set = *sets[static_cast<size_t>(i) % sets.size()];
+    auto make = [&](uint64_t number) { return std::make_unique<DeviceSet>(ctx, bench, bench.dims, number); };
+    const double us = time_in_turn_us(ctx, make, [&](const DeviceSet& set) {
         bench.on_gpu(ctx, [&](const std::string& name) { return set.view(name); }, bench.dims);
     });
     const double gbps = bench.bytes / us * 1e-3;
@@ -386,22 +371,10 @@ void run_bench(Ctx& ctx, const Bench& bench, double ceiling_gbps) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
-        Ctx ctx;
-        cuda::device_open(ctx, 0);
-        const DeviceInfo info = cuda::device_info(0);
-        const double ceiling = copy_gbps(ctx);
-        std::printf("%s, driver %s, CUDA %s; device copy %.0f GB/s (read + written)\n", info.name.c_str(),
-                    info.driver.c_str(), info.toolkit.c_str(), ceiling);
-        std::printf("%-34s | %9s | %6s | %s\n", "kernel", "us", "GB/s", "% of the copy");
+    const std::string columns = strf("%-34s | %9s | %6s | %s", "kernel", "us", "GB/s", "% of the copy");
+    return bench_main(argc, argv, "bench_memory", columns, [](Ctx& ctx, double ceiling_gbps, const Wanted& wanted) {
         for (const Bench& bench : benches()) {
-            if (argc < 2 || bench.name.find(argv[1]) != std::string::npos) run_bench(ctx, bench, ceiling);
+            if (wanted(bench.name)) run_bench(ctx, bench, ceiling_gbps);
         }
-        std::printf("device copy again: %.0f GB/s\n", copy_gbps(ctx));
-        cuda::device_close(ctx);
-    } catch (const Error& error) {
-        std::fprintf(stderr, "bench_memory: %s\n", error.what());
-        return error.exit_code;
-    }
-    return 0;
+    });
 }

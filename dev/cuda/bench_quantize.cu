@@ -5,14 +5,8 @@
 // those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
 // tests/gpu_test_quant.cpp checks the results.
 //   usage: bench_quantize [part of a name]
-#include <cstdio>
-#include <map>
-#include <memory>
-#include <string>
-
-#include "dev/cuda/bench_timing.h"
+#include "dev/cuda/bench_harness.h"
 #include "llmc/fp8.h"
-#include "llmc/rng.h"
 
 namespace {
 
@@ -24,45 +18,8 @@ const char* ask_name(Ask ask) {
     return names[static_cast<int>(ask)];
 }
 
-// Device tensors by name, made when first asked for.
-class Tensors {
-public:
-    Tensors(Ctx& ctx, uint64_t number) : ctx_(ctx), number_(number) {}
-    ~Tensors() {
-        for (auto& [name, t] : tensors_) cuda::device_free(t.data);
-    }
-    Tensors(const Tensors&) = delete;
-    Tensors& operator=(const Tensors&) = delete;
-    Tensor operator()(const std::string& name, Dtype dtype, int64_t elems) {
-        Tensor& t = tensors_[name];
-        if (t) return t;
-        t = {nullptr, dtype, elems};
-        t.data = cuda::device_alloc(t.bytes());
-        const float mean = name == "v" ? 1.0f : 0.0f;   // squares
-        if (dtype == kB || dtype == kF) cuda::fill_normal(ctx_, {t, rng_key(number_, name), 0, mean, 0.125f});
-        return t;
-    }
-    // One whose bytes are those of `start`.
-    template <typename T> T* object(const std::string& name, const T& start) {
-        const bool fresh = tensors_.count(name) == 0;
-        Tensor t = (*this)(name, Dtype::kInt32, sizeof(T) / 4);
-        if (fresh) {
-            cuda::copy_to_device(ctx_, t.data, &start, sizeof start);
-            cuda::synchronize(ctx_);
-        }
-        return static_cast<T*>(t.data);
-    }
-    int64_t bytes() const {
-        int64_t sum = 0;
-        for (auto& [name, t] : tensors_) sum += t.bytes();
-        return sum;
-    }
-
-private:
-    Ctx& ctx_;
-    uint64_t number_;
-    std::map<std::string, Tensor> tensors_;
-};
+// "v" holds squares.
+Tensors::Normal normal_of(const std::string& name) { return {name == "v" ? 1.0f : 0.0f, 0.125f}; }
 
 QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C, bool dbias = false) {
     QuantOut quant;
@@ -166,17 +123,8 @@ const Row kRows[] = {
 };
 
 void run_bench(Ctx& ctx, const Row& row, const std::string& name, double ceiling_gbps) {
-    constexpr int64_t kRotate = 200000000;   // bytes; the L2 cache of an H200 has 60 MB
-    std::vector<std::unique_ptr<Tensors>> sets;
-    int64_t rotating = 0;
-    while (sets.size() < 2 || rotating < kRotate) {
-        sets.push_back(std::make_unique<Tensors>(ctx, sets.size() + 1));
-        row.operation(ctx, *sets.back(), row.shape, row.ask);
-        rotating += sets.back()->bytes();
-    }
-    const double us = time_us(ctx, [&](int64_t i) {
-        row.operation(ctx, *sets[static_cast<size_t>(i) % sets.size()], row.shape, row.ask);
-    });
+    auto run = [&](Tensors& set) { row.operation(ctx, set, row.shape, row.ask); };
+    const double us = time_tensors_us(ctx, normal_of, run);
     const double gbps = row.bytes * static_cast<double>(row.shape.N * row.shape.C) / us * 1e-3;
     std::printf("%-52s | %8.1f | %6.0f | %5.1f\n", name.c_str(), us, gbps, 100 * gbps / ceiling_gbps);
     std::fflush(stdout);
@@ -185,23 +133,11 @@ void run_bench(Ctx& ctx, const Row& row, const std::string& name, double ceiling
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
-        Ctx ctx;
-        cuda::device_open(ctx, 0);
-        const DeviceInfo info = cuda::device_info(0);
-        const double ceiling = copy_gbps(ctx);
-        std::printf("%s, driver %s, CUDA %s; device copy %.0f GB/s (read + written)\n", info.name.c_str(),
-                    info.driver.c_str(), info.toolkit.c_str(), ceiling);
-        std::printf("%-52s | %8s | %6s | %s\n", "kernel", "us", "GB/s", "% of the copy");
+    const std::string columns = strf("%-52s | %8s | %6s | %s", "kernel", "us", "GB/s", "% of the copy");
+    return bench_main(argc, argv, "bench_quantize", columns, [](Ctx& ctx, double ceiling_gbps, const Wanted& wanted) {
         for (const Row& row : kRows) {
             const std::string name = strf("%s %s, %s", row.op, row.shape.name, ask_name(row.ask));
-            if (argc < 2 || name.find(argv[1]) != std::string::npos) run_bench(ctx, row, name, ceiling);
+            if (wanted(name)) run_bench(ctx, row, name, ceiling_gbps);
         }
-        std::printf("device copy again: %.0f GB/s\n", copy_gbps(ctx));
-        cuda::device_close(ctx);
-    } catch (const Error& error) {
-        std::fprintf(stderr, "bench_quantize: %s\n", error.what());
-        return error.exit_code;
-    }
-    return 0;
+    });
 }

@@ -4,14 +4,7 @@
 // for the passes that each way takes (every tensor of a pass once); the ceiling is a copy on the device in the same
 // run. tests/gpu_test_quant_norms.cpp checks the results.
 //   usage: bench_quantize_norms [part of a name]
-#include <cstdio>
-#include <cstring>
-#include <map>
-#include <memory>
-#include <string>
-
-#include "dev/cuda/bench_timing.h"
-#include "llmc/rng.h"
+#include "dev/cuda/bench_harness.h"
 
 namespace {
 
@@ -39,50 +32,19 @@ const char* ask_name(Ask ask) {
     return "?";
 }
 
-// Device tensors by name, made when first asked for.
-class Tensors {
-public:
-    Tensors(Ctx& ctx, uint64_t number) : ctx_(ctx), number_(number) {}
-    ~Tensors() {
-        for (auto& [name, t] : tensors_) cuda::device_free(t.data);
-    }
-    Tensors(const Tensors&) = delete;
-    Tensors& operator=(const Tensors&) = delete;
-    Tensor operator()(const std::string& name, Dtype dtype, int64_t elems) {
-        Tensor& t = tensors_[name];
-        if (t) return t;
-        t = {nullptr, dtype, elems};
-        t.data = cuda::device_alloc(t.bytes());
-        const float mean = name == "rstd" ? 1.0f : 0.0f, std = name == "rstd" ? 0.125f : 1.0f;
-        if (dtype == kB || dtype == kF) cuda::fill_normal(ctx_, {t, rng_key(number_, name), 0, mean, std});
-        return t;
-    }
-    Fp8Slot* slot() {
-        Tensor t = tensors_["slot"];
-        if (!t) {
-            t = (*this)("slot", Dtype::kInt32, 4);
-            const Fp8Slot start{1.0f, 100.0f, 0, 0};
-            cuda::copy_to_device(ctx_, t.data, &start, sizeof start);
-            cuda::synchronize(ctx_);
-        }
-        return static_cast<Fp8Slot*>(t.data);
-    }
-
-private:
-    Ctx& ctx_;
-    uint64_t number_;
-    std::map<std::string, Tensor> tensors_;
-};
+Tensors::Normal normal_of(const std::string& name) {
+    return name == "rstd" ? Tensors::Normal{1.0f, 0.125f} : Tensors::Normal{0.0f, 1.0f};
+}
 
 QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C) {
     QuantOut quant;
     if (ask == Ask::kBf16) return quant;
-    quant.slot = t.slot();
+    quant.slot = t.object("slot", Fp8Slot{1.0f, 100.0f, 0, 0});
     quant.record = true;
     if (ask == Ask::kRecord || ask == Ask::kTensorwise) return quant;
     quant.rowwise = t("rowwise", Dtype::kE4m3, N * C);
     quant.transposed = t("transposed", Dtype::kE4m3, N * C);
-    if (ask == Ask::kDelayedCounts) quant.counts = static_cast<Fp8Counts*>(t("counts", Dtype::kInt32, 8).data);
+    if (ask == Ask::kDelayedCounts) quant.counts = t.object("counts", Fp8Counts{});
     if (ask != Ask::kBlocks) return quant;
     quant.record = false;
     quant.granularity = Granularity::kBlock1x128;
@@ -132,17 +94,6 @@ void rope(Ctx& ctx, Tensors& t, const Dims& d, Ask ask) {
 
 using Operation = void (*)(Ctx&, Tensors&, const Dims&, Ask);
 
-void run_bench(Ctx& ctx, const std::string& name, Operation operation, const Dims& d, Ask ask, double bytes,
-               double elems, double ceiling_gbps) {
-    std::vector<std::unique_ptr<Tensors>> sets;
-    for (uint64_t i = 0; i < 2; i++) sets.push_back(std::make_unique<Tensors>(ctx, i + 1));
-    const double us = time_us(ctx, [&](int64_t i) { operation(ctx, *sets[static_cast<size_t>(i % 2)], d, ask); });
-    const double gbps = bytes / us * 1e-3;
-    std::printf("%-54s | %8.1f | %5.2f | %6.0f | %5.1f\n", name.c_str(), us, bytes / elems, gbps,
-                100 * gbps / ceiling_gbps);
-    std::fflush(stdout);
-}
-
 struct Row {
     const char* op;
     Operation operation;
@@ -181,29 +132,26 @@ std::vector<Row> rows() {
     return all;
 }
 
+void run_bench(Ctx& ctx, const Row& row, const std::string& name, double ceiling_gbps) {
+    auto run = [&](Tensors& set) { row.operation(ctx, set, row.dims, row.ask); };
+    const double us = time_tensors_us(ctx, normal_of, run);
+    const int64_t columns = row.operation == rope ? row.dims.row() : row.dims.C;
+    const double gbps = row.bytes * static_cast<double>(row.dims.N * columns) / us * 1e-3;
+    std::printf("%-54s | %8.1f | %5.2f | %6.0f | %5.1f\n", name.c_str(), us, row.bytes, gbps,
+                100 * gbps / ceiling_gbps);
+    std::fflush(stdout);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
-        Ctx ctx;
-        cuda::device_open(ctx, 0);
-        const DeviceInfo info = cuda::device_info(0);
-        const double ceiling = copy_gbps(ctx);
-        std::printf("%s, driver %s, CUDA %s; device copy %.0f GB/s (read + written)\n", info.name.c_str(),
-                    info.driver.c_str(), info.toolkit.c_str(), ceiling);
-        std::printf("%-54s | %8s | %5s | %6s | %s\n", "kernel", "us", "B/el.", "GB/s", "% of the copy");
+    const std::string columns =
+        strf("%-54s | %8s | %5s | %6s | %s", "kernel", "us", "B/el.", "GB/s", "% of the copy");
+    return bench_main(argc, argv, "bench_quantize_norms", columns,
+                      [](Ctx& ctx, double ceiling_gbps, const Wanted& wanted) {
         for (const Row& row : rows()) {
             const std::string name = strf("%s %s, %s", row.op, row.dims.name, ask_name(row.ask));
-            if (argc > 1 && name.find(argv[1]) == std::string::npos) continue;
-            const bool heads = row.operation == rope;
-            const double elems = static_cast<double>(row.dims.N * (heads ? row.dims.row() : row.dims.C));
-            run_bench(ctx, name, row.operation, row.dims, row.ask, row.bytes * elems, elems, ceiling);
+            if (wanted(name)) run_bench(ctx, row, name, ceiling_gbps);
         }
-        std::printf("device copy again: %.0f GB/s\n", copy_gbps(ctx));
-        cuda::device_close(ctx);
-    } catch (const Error& error) {
-        std::fprintf(stderr, "bench_quantize_norms: %s\n", error.what());
-        return error.exit_code;
-    }
-    return 0;
+    });
 }
