@@ -54,3 +54,8 @@ std::unique_ptr<Comm> open_comm();
 // Exit 2, naming the first rank that differs from rank 0 and in what: each item is what it is called and this rank's
 // value, which must be the same on all.
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items);
+
+// The last words of a rank: one line on standard error; with several ranks (comm may be null before they met), all end
+// with this exit code. Every rank may have come to the same end, so rank 0 speaks first. Returns exit_code where there
+// is one rank.
+int end_with_error(Comm* comm, const char* what, int exit_code);

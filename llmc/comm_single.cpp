@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "llmc/check.h"
 #include "llmc/comm.h"
@@ -79,4 +82,14 @@ void require_same(Comm& comm, const std::vector<std::pair<std::string, std::stri
             REQUIRE(all[rank] == all[0], "rank %zu has another %s than rank 0: %s", rank, name.c_str(),
                     difference(all[rank], all[0]).c_str());
     }
+}
+
+int end_with_error(Comm* comm, const char* what, int exit_code) {
+    const bool several = comm && comm->world().ranks > 1;
+    std::fflush(stdout);
+    if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
+    const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
+    std::fprintf(stderr, "error: %s%s\n", who.c_str(), what);
+    if (several) comm->abort(exit_code);
+    return exit_code;
 }

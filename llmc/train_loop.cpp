@@ -8,7 +8,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <thread>
 
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
@@ -465,17 +464,6 @@ private:
     std::deque<double> recent_;
 };
 
-// Every rank may have come to the same end, so rank 0 speaks first; what ends one rank alone must end all of them.
-int fail(Comm* comm, const char* what, int exit_code) {
-    const bool several = comm && comm->world().ranks > 1;
-    std::fflush(stdout);
-    if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
-    const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
-    std::fprintf(stderr, "error: %s%s\n", who.c_str(), what);
-    if (several) comm->abort(exit_code);
-    return exit_code;
-}
-
 }  // namespace
 
 int train_main(int argc, const char* const* argv, const std::string& family) {
@@ -499,8 +487,8 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         TrainLoop loop(std::move(parsed), family, command, *comm);
         return dry_run ? loop.dry_run() : loop.run();
     } catch (const Error& error) {
-        return fail(comm.get(), error.what(), error.exit_code);
+        return end_with_error(comm.get(), error.what(), error.exit_code);
     } catch (const std::exception& error) {
-        return fail(comm.get(), error.what(), kExitBug);
+        return end_with_error(comm.get(), error.what(), kExitBug);
     }
 }
