@@ -13,7 +13,6 @@
 
 struct World {
     int rank = 0, ranks = 1;
-    int local_rank = 0, local_ranks = 1;   // among those of this host
 };
 
 class Comm {
@@ -24,7 +23,6 @@ public:
 
     // Host memory, blocking. gather: the texts of all ranks, by rank, on every rank.
     virtual std::vector<std::string> gather(const std::string& mine) = 0;
-    void barrier() { gather(""); }
     // Sums over the ranks.
     std::vector<int64_t> sum(const std::vector<int64_t>& mine);
 

@@ -225,6 +225,7 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     amax.event = quant.event;
     run(args.high, amax);
     quant.record = false;
+    quant.first_nonfinite = nullptr;   // seen
     ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
 }
 

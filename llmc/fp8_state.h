@@ -77,7 +77,7 @@ public:
 
     // ---- the step
     void begin_step(Ctx& ctx, bool count);   // count: saturated and flushed values of this step, for the report
-    void begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase);
+    void begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase);   // number: in the step, over all ranks
     // Runs the producer so that the tensor ends up as its linear wants it: one pass for delayed and block factors, a
     // second one that casts for current scaling.
     void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);

@@ -314,7 +314,7 @@ private:
         r.step_seconds = static_cast<double>(device::event_elapsed_ms(slot.begin, slot.done)) * 1e-3;
         r.samples_per_second = static_cast<double>(slot.samples) / r.step_seconds;
         r.tokens_per_second = r.samples_per_second * static_cast<double>(config_.seq_length);
-        const double peak = peak_flops(info_.name, config_.dtype);
+        const double peak = peak_flops(info_.name, config_.dtype) * comm_.world().ranks;
         r.mfu = peak > 0 ? r.tokens_per_second * flops_per_token_ / peak : -1;
         r.memory_gib = static_cast<double>(used_bytes_) / kGiB;
         r.samples = slot.samples_after;
@@ -388,6 +388,8 @@ private:
 
     void save() {
         if (saved_step_ == step_) return;
+        saved_step_ = step_;
+        if (!comm_.root()) return;   // all ranks hold the same state
         const Clock::time_point start = Clock::now();
         const Json state = {
             {"format", 1},
@@ -408,10 +410,7 @@ private:
         request.state_json = state.dump(1);
         request.tokenizer = config_.tokenizer;
         request.keep = config_.keep;
-        saved_step_ = step_;
-        if (!comm_.root()) return;   // all ranks hold the same state
         const std::string path = save_checkpoint(request, config_.shape, table_, trainer_->optimizer().access(ctx_));
-        saved_step_ = step_;
         log_->checkpoint(step_, path, seconds_since(start));
     }
 
@@ -428,8 +427,9 @@ private:
         report_memory_growth();
         if (stopping_ && step_ > 0 && !config_.save.empty()) save();
         const long long steps = step_;
-        log_->event("stop", stopping_ ? strf("signal %d after step %lld", static_cast<int>(stop_signal), steps)
-                                        : strf("finished %lld steps", steps));
+        const std::string why = stop_signal ? strf("signal %d", int{stop_signal}) : "signal to another rank";
+        log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
+                                      : strf("finished %lld steps", steps));
     }
 
     Comm& comm_;

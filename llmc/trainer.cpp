@@ -46,7 +46,7 @@ DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targ
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
     const int64_t B = config_.micro_batch_size, at = number * B * config_.seq_length;
     const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at, B, state_);
-    fp8_.begin_micro_batch(ctx, number, phase);
+    fp8_.begin_micro_batch(ctx, number * comm_.world().ranks + comm_.world().rank, phase);
     device::range_push("forward");
     decoder_.forward(ctx, batch, true);
     device::range_pop();

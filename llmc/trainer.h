@@ -57,8 +57,8 @@ private:
     DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order, int64_t B,
                        StepState* state);
 
+    // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
-
     void agree_on_amaxes(Ctx& ctx);
 
     const Config& config_;

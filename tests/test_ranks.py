@@ -95,13 +95,26 @@ class RanksTest(unittest.TestCase):
 
     def test_a_killed_rank_ends_the_run(self):
         process = self.start()
-        children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "train_gpt2"], capture_output=True,
-                                  text=True).stdout.split()
+        children = self.children(process.pid)
         self.assertEqual(len(children), 2)
         os.kill(int(children[1]), signal.SIGKILL)
         process.communicate(timeout=60)
         self.assertNotEqual(process.returncode, 0)
         self.wait_until_gone(children[0])
+
+    @staticmethod
+    def children(parent):
+        """Processes named after the executable, by /proc: ps and pgrep are not everywhere."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    name, rest = stat.read().split("(", 1)[1].rsplit(")", 1)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if name == "train_gpt2" and int(rest.split()[1]) == parent:
+                found.append(pid)
+        return found
 
     def wait_until_gone(self, pid, seconds=20):
         end = time.monotonic() + seconds

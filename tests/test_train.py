@@ -145,6 +145,8 @@ class TrainTest(unittest.TestCase):
                 run = self.command(LLAMA, "--train-iters", "2", "--profile", "2:2", "--fp8-recipe", recipe)
                 done = subprocess.run(["ncu", "--csv", "--profile-from-start", "off", "--metrics",
                                        "gpu__time_duration.sum", *run], capture_output=True, text=True, timeout=300)
+                if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
+                    self.skipTest("this user may not read the GPU's counters")
                 self.assertEqual(done.returncode, 0, done.stderr + done.stdout[-2000:])
                 table = csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"'))
                 names = [row["Kernel Name"] for row in table]
