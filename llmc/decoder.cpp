@@ -66,20 +66,16 @@ Linear Decoder::linear(int layer, LinearKind kind) const {
 Decoder::SavedX Decoder::take_x(Arena& arena, LinearKind kind, int first_layer, int layers, int64_t C,
                                 bool keep_high) {
     const int64_t N = options_.max_batch * options_.max_seq;
+    auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kActivations, dtype, elems); };
     SavedX x;
     bool any_high = keep_high;
     for (int l = first_layer; l < first_layer + layers; l++) {
         const Fp8Linear* fp8 = fp8_.linear(l, kind);
         any_high |= !fp8;
         if (!fp8 || x.transposed.data) continue;
-        x.transposed.data = arena.take(Purpose::kActivations, fp8->x_format, N * C);
-        x.transposed.granularity = fp8->x_granularity;
-        if (fp8->x_granularity != Granularity::kTensor) {
-            x.transposed.grid = arena.take(Purpose::kActivations, Dtype::kFp32,
-                                           grid_elems(fp8->x_granularity, C, N));
-        }
+        x.transposed = fp8_.take_operand(Fp8Role::kX, C, N, take);
     }
-    if (any_high) x.high = arena.take(Purpose::kActivations, options_.dtype, N * C);
+    if (any_high) x.high = take(options_.dtype, N * C);
     return x;
 }
 
@@ -88,10 +84,7 @@ Decoder::SavedX Decoder::x_view(const SavedX& x, int layer, LinearKind kind, int
     const Fp8Linear* fp8 = fp8_.linear(layer, kind);
     const int64_t C = linear(layer, kind).in;
     SavedX view{.high = rows(x.high, N * C), .transposed = {}};
-    if (!fp8) return view;
-    view.transposed = {x.transposed.data.slice(0, N * C), fp8_.slot_grid(*fp8, Fp8Role::kX), fp8->x_granularity};
-    if (fp8->x_granularity != Granularity::kTensor)
-        view.transposed.grid = x.transposed.grid.slice(0, grid_elems(fp8->x_granularity, C, N));
+    if (fp8) view.transposed = fp8_.operand_of(*fp8, Fp8Role::kX, x.transposed, C, N);
     return view;
 }
 
@@ -138,11 +131,7 @@ void Decoder::take_activations(Arena& arena) {
     branch_ = saved(T, N * C);
     final_x_ = saved(T, N * C);
     final_norm_ = take_x(arena, LinearKind::kHead, L, 1, C, false);
-    if (const Fp8Linear* fp8 = fp8_.linear(L, LinearKind::kHead)) {
-        final_rowwise_ = {saved(fp8->x_format, N * C), fp8_.slot_grid(*fp8, Fp8Role::kX), fp8->x_granularity};
-        if (fp8->x_granularity != Granularity::kTensor)
-            final_rowwise_.grid = saved(Dtype::kFp32, grid_elems(fp8->x_granularity, N, C));
-    }
+    if (fp8_.linear(L, LinearKind::kHead)) final_rowwise_ = fp8_.take_operand(Fp8Role::kX, N, C, saved);
     final_rstd_ = saved(stat_, N);
     if (layer_norm) final_mean_ = saved(stat_, N);
     if (config_.position == PositionEmbedding::kRope)
@@ -226,10 +215,9 @@ LinearOperand Decoder::make_x(Ctx& ctx, const Linear& linear, const SavedX& save
     if (fp8) {
         if (use.transposed) x.fp8.transposed = saved.transposed;
         if (use.rowwise) {
-            x.fp8.rowwise = {arena_.scratch(fp8->x_format, N * linear.in), fp8_.slot_grid(*fp8, Fp8Role::kX),
-                             fp8->x_granularity};
-            if (fp8->x_granularity != Granularity::kTensor)
-                x.fp8.rowwise.grid = arena_.scratch(Dtype::kFp32, grid_elems(fp8->x_granularity, N, linear.in));
+            auto scratch = [&](Dtype dtype, int64_t elems) { return arena_.scratch(dtype, elems); };
+            const Fp8Operand memory = fp8_.take_operand(Fp8Role::kX, N, linear.in, scratch);
+            x.fp8.rowwise = fp8_.operand_of(*fp8, Fp8Role::kX, memory, N, linear.in);
         }
         if (!x.high) x.high = arena_.scratch(options_.dtype, N * linear.in);
     }
@@ -360,12 +348,8 @@ void Decoder::final_norm_forward(Ctx& ctx, Tensor branch, Tensor residual, int64
 LinearOperand Decoder::head_input(int64_t N) const {
     const SavedX saved = x_view(final_norm_, static_cast<int>(config_.num_layers), LinearKind::kHead, N);
     LinearOperand x{.high = saved.high, .fp8 = {.rowwise = {}, .transposed = saved.transposed}};
-    if (!final_rowwise_.data) return x;
-    const int64_t C = config_.hidden_size;
-    x.fp8.rowwise = final_rowwise_;
-    x.fp8.rowwise.data = final_rowwise_.data.slice(0, N * C);
-    if (final_rowwise_.granularity != Granularity::kTensor)
-        x.fp8.rowwise.grid = final_rowwise_.grid.slice(0, grid_elems(final_rowwise_.granularity, N, C));
+    if (const Fp8Linear* fp8 = head().fp8)
+        x.fp8.rowwise = fp8_.operand_of(*fp8, Fp8Role::kX, final_rowwise_, N, config_.hidden_size);
     return x;
 }
 

@@ -91,11 +91,6 @@ private:
         Tensor up;                    // (N, up_width)
         SavedX act;                   // (N, F)
     };
-    // Where a dy is made: (N, C) T and, if some linear takes it in FP8, the copies (N, C) and (C, N) with the grids of
-    // blocks (absent with one factor a tensor).
-    struct GradBuffers {
-        Tensor high = {}, rowwise = {}, transposed = {}, rowwise_grid = {}, transposed_grid = {};
-    };
 
     Linear linear(int layer, LinearKind kind) const;
     Linear head() const { return linear(static_cast<int>(config_.num_layers), LinearKind::kHead); }
@@ -106,8 +101,8 @@ private:
     XUse first_use(bool made_again) const;
     LinearOperand make_x(Ctx& ctx, const Linear& linear, const SavedX& saved, int64_t N, XUse use, bool keep_high,
                          const Producer& run);
-    GradBuffers take_grad(int64_t N, int64_t C, Tensor high, bool fp8);
-    LinearOperand make_dy(Ctx& ctx, const Linear& linear, const GradBuffers& to, int64_t N, bool keep_high,
+    LinearOperand take_grad(int64_t N, int64_t C, Tensor high, bool fp8);   // memory of a dy (N, C)
+    LinearOperand make_dy(Ctx& ctx, const Linear& linear, const LinearOperand& to, int64_t N, bool keep_high,
                           const Producer& run);
     LinearOperand head_input(int64_t N) const;
     static LinearOperand saved_operand(const SavedX& x) { return {.high = x.high, .fp8 = {{}, x.transposed}}; }
@@ -125,11 +120,11 @@ private:
                                 int64_t B, int64_t T, bool replay);
     void mlp_half_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t N, bool replay);
     void final_norm_forward(Ctx& ctx, Tensor branch, Tensor residual, int64_t N);
-    LinearOperand head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const GradBuffers& dresidual);
+    LinearOperand head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const LinearOperand& dresidual);
     void recompute_block(Ctx& ctx, int layer, const BlockActs& a, int64_t B, int64_t T);
-    void mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const GradBuffers& dresidual, LinearOperand& dy,
+    void mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& dresidual, LinearOperand& dy,
                       int64_t N);
-    void attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, const GradBuffers& dresidual,
+    void attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& dresidual,
                                  LinearOperand& dy, int64_t B, int64_t T);
     LinearOperand dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, const Linear& qkv, Tensor datt, Tensor dqkv,
                                 int64_t B, int64_t T);

@@ -4,32 +4,25 @@
 
 #include "llmc/decoder.h"
 
-// Scratch of the caller's scope.
-Decoder::GradBuffers Decoder::take_grad(int64_t N, int64_t C, Tensor high, bool fp8) {
-    GradBuffers to{.high = high};
+// Memory of a dy: scratch of the caller's scope for its FP8 copies.
+LinearOperand Decoder::take_grad(int64_t N, int64_t C, Tensor high, bool fp8) {
+    auto scratch = [&](Dtype dtype, int64_t elems) { return arena_.scratch(dtype, elems); };
+    LinearOperand to{.high = high, .fp8 = {}};
     if (!fp8) return to;
-    const Dtype format = fp8_.plan().dy_format;
-    const Granularity granularity = fp8_.plan().row().dy;
-    to.rowwise = arena_.scratch(format, N * C);
-    to.transposed = arena_.scratch(format, N * C);
-    if (granularity != Granularity::kTensor) {
-        to.rowwise_grid = arena_.scratch(Dtype::kFp32, grid_elems(granularity, N, C));
-        to.transposed_grid = arena_.scratch(Dtype::kFp32, grid_elems(granularity, C, N));
-    }
+    to.fp8.rowwise = fp8_.take_operand(Fp8Role::kDy, N, C, scratch);
+    to.fp8.transposed = fp8_.take_operand(Fp8Role::kDy, C, N, scratch);
     return to;
 }
 
 // Runs the producer of dy of `linear`; in FP8 it adds the bias gradient as well.
-LinearOperand Decoder::make_dy(Ctx& ctx, const Linear& linear, const GradBuffers& to, int64_t N, bool keep_high,
+LinearOperand Decoder::make_dy(Ctx& ctx, const Linear& linear, const LinearOperand& to, int64_t N, bool keep_high,
                                const Producer& run) {
     Arena::Scope scope(ctx, arena_);
     LinearOperand dy{.high = to.high, .fp8 = {}};
     Tensor dbias_scratch;
     if (const Fp8Linear* fp8 = linear.fp8) {
-        const bool blocks = fp8->dy_granularity != Granularity::kTensor;
-        const Tensor grid = fp8_.slot_grid(*fp8, Fp8Role::kDy);
-        dy.fp8.rowwise = {to.rowwise, blocks ? to.rowwise_grid : grid, fp8->dy_granularity};
-        dy.fp8.transposed = {to.transposed, blocks ? to.transposed_grid : grid, fp8->dy_granularity};
+        dy.fp8.rowwise = fp8_.operand_of(*fp8, Fp8Role::kDy, to.fp8.rowwise, N, linear.out);
+        dy.fp8.transposed = fp8_.operand_of(*fp8, Fp8Role::kDy, to.fp8.transposed, linear.out, N);
         if (linear.dbias) dbias_scratch = arena_.scratch(stat_, quant_partial_rows(N) * linear.out);
     }
     fp8_.produce(ctx, {.linear = linear.fp8, .role = Fp8Role::kDy, .to = dy.fp8, .high = to.high,
@@ -42,7 +35,7 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
     Arena::Scope scope(ctx, arena_);
     const int64_t N = batch.B * batch.T, C = config_.hidden_size;
     const int last = static_cast<int>(config_.num_layers) - 1;
-    const GradBuffers dresidual = take_grad(N, C, arena_.scratch(options_.dtype, N * C), fp8_.on());
+    const LinearOperand dresidual = take_grad(N, C, arena_.scratch(options_.dtype, N * C), fp8_.on());
     LinearOperand dy = head_backward(ctx, batch, state, dresidual);
     ready(last + 1);
     for (int l = last; l >= 0; l--) {
@@ -61,7 +54,7 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
 
 // Loss, head and final norm; returns the dy of the last block's down projection, in `dresidual`.
 LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state,
-                                     const GradBuffers& dresidual) {
+                                     const LinearOperand& dresidual) {
     Arena::Scope scope(ctx, arena_);
     const int64_t N = batch.B * batch.T, C = config_.hidden_size, Vp = config_.padded_vocab();
     const Linear lm_head = head(), down = linear(static_cast<int>(config_.num_layers) - 1, LinearKind::kDown);
@@ -100,7 +93,7 @@ void Decoder::recompute_block(Ctx& ctx, int layer, const BlockActs& a, int64_t B
 
 // dresidual and dy: in d(down output), which is also the gradient that passes by; out the gradient of mid, as the dy
 // of proj.
-void Decoder::mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const GradBuffers& dresidual, LinearOperand& dy,
+void Decoder::mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& dresidual, LinearOperand& dy,
                            int64_t N) {
     const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
     const int64_t C = config_.hidden_size, F = config_.ffn_hidden_size;
@@ -117,7 +110,7 @@ void Decoder::mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const GradBu
     }
     linear_backward(ctx, down, dact, dy, saved_operand(a.act), bias_scratch, N);
     // In bf16 the gradient of `up` takes the place of `up`, which nothing reads afterwards.
-    const GradBuffers dup_to = take_grad(N, config_.up_width(), a.up, up.fp8);
+    const LinearOperand dup_to = take_grad(N, config_.up_width(), a.up, up.fp8);
     const LinearOperand dup = make_dy(ctx, up, dup_to, N, false, [&](Tensor din, const QuantOut& quant) {
         const ActivationBackwardArgs args{.din = din, .dout = dact, .in = a.up, .N = N, .F = F, .quant = quant};
         if (config_.activation == Activation::kSwiglu) ops::swiglu_backward(ctx, args);
@@ -161,7 +154,7 @@ LinearOperand Decoder::dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, co
     };
     if (cos_sin_ || config_.qk_norm) attention({});
     if (cos_sin_ && config_.qk_norm) rope({});
-    const GradBuffers to = take_grad(N, config_.qkv_width(), dqkv, qkv.fp8);
+    const LinearOperand to = take_grad(N, config_.qkv_width(), dqkv, qkv.fp8);
     return make_dy(ctx, qkv, to, N, true, [&](Tensor, const QuantOut& quant) {
         if (config_.qk_norm) qk_norm(quant);
         else if (cos_sin_) rope(quant);
@@ -171,7 +164,7 @@ LinearOperand Decoder::dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, co
 
 // dresidual and dy: in the gradient of mid, as the dy of proj; out the gradient of x, as the dy of the block before's
 // down projection.
-void Decoder::attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, const GradBuffers& dresidual,
+void Decoder::attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& dresidual,
                                       LinearOperand& dy, int64_t B, int64_t T) {
     const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
     const int64_t N = B * T, C = config_.hidden_size;

@@ -28,10 +28,6 @@ template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::v
     device::synchronize(ctx);
 }
 
-Tensor block_grid(Arena& arena, Granularity granularity, int64_t R, int64_t K) {
-    return arena.take(Purpose::kWeights, Dtype::kFp32, grid_elems(granularity, R, K));
-}
-
 uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
 }  // namespace
@@ -69,27 +65,23 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, Arena& arena) : co
         names_.push_back(plan_.linears[i].name);
         take_weights(plan_.linears[i], arena);
     }
-    // The grids of weights with one factor need the number of all linears.
-    if (plan_.row().weight == Granularity::kTensor) {
-        for (Fp8Linear& linear : linears_)
-            linear.weight.grid = linear.weight_transposed.grid = slot_grid(linear, Fp8Role::kWeight);
+    // Which slot is whose depends on the number of all linears.
+    for (Fp8Linear& linear : linears_) {
+        auto own = [&](const Fp8Operand& memory, int64_t R, int64_t K) {
+            return operand_of(linear, Fp8Role::kWeight, memory, R, K);
+        };
+        linear.weight = own(linear.weight, linear.out, linear.in);
+        linear.weight_transposed = own(linear.weight_transposed, linear.in, linear.out);
     }
 }
 
 void Fp8State::take_weights(const LinearPlan& linear, Arena& arena) {
-    const RecipeRow& row = plan_.row();
-    const int64_t elems = linear.in * linear.out;
-    Fp8Linear fp8{.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
-                  .out = linear.out, .weight = {}, .weight_transposed = {}, .x_format = plan_.x_format,
-                  .dy_format = plan_.dy_format, .x_granularity = row.x, .dy_granularity = row.dy,
-                  .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward};
-    fp8.weight = {arena.take(Purpose::kWeights, plan_.weight_format, elems), {}, row.weight};
-    fp8.weight_transposed = {arena.take(Purpose::kWeights, plan_.weight_format, elems), {}, row.weight};
-    if (row.weight != Granularity::kTensor) {
-        fp8.weight.grid = block_grid(arena, row.weight, linear.out, linear.in);
-        fp8.weight_transposed.grid = block_grid(arena, row.weight, linear.in, linear.out);
-    }
-    linears_.push_back(fp8);
+    auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
+    linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
+                        .out = linear.out,
+                        .weight = take_operand(Fp8Role::kWeight, linear.out, linear.in, take),
+                        .weight_transposed = take_operand(Fp8Role::kWeight, linear.in, linear.out, take),
+                        .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
 }
 
 const Fp8Linear* Fp8State::linear(int layer, LinearKind kind) const {
@@ -104,15 +96,24 @@ const Fp8Linear* Fp8State::linear_of_param(int param) const {
     return nullptr;
 }
 
-Dtype Fp8State::format_of(const Fp8Linear& linear, Fp8Role role) const {
+Dtype Fp8State::format_of(Fp8Role role) const {
     if (role == Fp8Role::kWeight) return plan_.weight_format;
-    return role == Fp8Role::kX ? linear.x_format : linear.dy_format;
+    return role == Fp8Role::kX ? plan_.x_format : plan_.dy_format;
 }
 
-Tensor Fp8State::slot_grid(const Fp8Linear& linear, Fp8Role role) const {
-    return {slots() + id(linear, role), Dtype::kFp32, 1};   // dequant_mul comes first
+Granularity Fp8State::granularity_of(Fp8Role role) const {
+    if (role == Fp8Role::kWeight) return plan_.row().weight;
+    return role == Fp8Role::kX ? plan_.row().x : plan_.row().dy;
 }
-static_assert(offsetof(Fp8Slot, dequant_mul) == 0);
+
+static_assert(offsetof(Fp8Slot, dequant_mul) == 0);   // so a slot is the grid of a tensor with one factor
+Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R,
+                                int64_t K) const {
+    const Tensor data = memory.data.slice(0, R * K);
+    if (memory.granularity == Granularity::kTensor)
+        return {data, {slots() + id(linear, role), Dtype::kFp32, 1}, memory.granularity};
+    return {data, memory.grid.slice(0, grid_elems(memory.granularity, R, K)), memory.granularity};
+}
 
 Fp8Slot* Fp8State::weight_slot(int param) const {
     const Fp8Linear* linear = linear_of_param(param);
@@ -157,10 +158,10 @@ void Fp8State::initialise(Ctx& ctx) {
     device::fill_bytes(ctx, history_.data, 0, history_.bytes());
     device::fill_bytes(ctx, updates_.data, 0, updates_.bytes());
     std::vector<float> largest;
-    for (int role = 0; role < kFp8Roles; role++)
-        for (const Fp8Linear& linear : linears_)
-            largest.push_back(std::ldexp(fp8_largest(format_of(linear, static_cast<Fp8Role>(role))),
-                                         -static_cast<int>(config_.fp8_margin)));
+    for (int i = 0; i < tensors(); i++) {
+        const auto role = static_cast<Fp8Role>(i / static_cast<int>(linears_.size()));
+        largest.push_back(std::ldexp(fp8_largest(format_of(role)), -static_cast<int>(config_.fp8_margin)));
+    }
     write_out(ctx, largest_.data, largest);
 }
 
@@ -187,7 +188,7 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
     QuantOut q;
     q.rowwise = args.to.rowwise.data;
     q.transposed = args.to.transposed.data;
-    q.granularity = args.role == Fp8Role::kX ? args.linear->x_granularity : args.linear->dy_granularity;
+    q.granularity = granularity_of(args.role);
     const bool one_factor = q.granularity == Granularity::kTensor;
     q.scaling = unprimed_pass() ? Scaling::kCurrent : plan_.row().scaling;
     if (!one_factor) q.scaling = Scaling::kDelayed;   // blocks bring their own factors
@@ -363,7 +364,7 @@ std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) cons
     std::vector<TensorReport> reports;
     for (int i = 0; i < tensors(); i++) {
         const auto role = static_cast<Fp8Role>(i / static_cast<int>(linears_.size()));
-        TensorReport report{tensor_name(i), format_of(linears_[0], role), {}, {}};
+        TensorReport report{tensor_name(i), format_of(role), {}, {}};
         std::memcpy(&report.slot, static_cast<const Fp8Slot*>(host) + i, sizeof(Fp8Slot));
         std::memcpy(&report.counts, static_cast<const char*>(host) + slots_.bytes() + i * int64_t{sizeof(Fp8Counts)},
                     sizeof(Fp8Counts));

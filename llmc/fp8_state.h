@@ -29,8 +29,6 @@ struct Fp8Linear {
     int64_t in = 0, out = 0;
     Fp8Operand weight;               // (out, in)
     Fp8Operand weight_transposed;    // (in, out)
-    Dtype x_format = Dtype::kE4m3, dy_format = Dtype::kE5m2;
-    Granularity x_granularity = Granularity::kTensor, dy_granularity = Granularity::kTensor;
     bool fast_fprop = false, fast_backward = false;
 };
 
@@ -123,8 +121,16 @@ public:
     // "micro-batch 3, 31.down.x" of the first non-finite value, "" if there was none.
     std::string first_nonfinite(const void* host) const;
 
-    // The dequant_mul of a tensor with one factor: the grid of its operands.
-    Tensor slot_grid(const Fp8Linear& linear, Fp8Role role) const;
+    // ---- memory of operands, the same for all linears of a role
+    // A (R, K) operand; take(dtype, elems) hands out memory. The grid is absent where there is one factor.
+    template <typename Take> Fp8Operand take_operand(Fp8Role role, int64_t R, int64_t K, Take&& take) const {
+        Fp8Operand operand{take(format_of(role), R * K), {}, granularity_of(role)};
+        if (operand.granularity != Granularity::kTensor)
+            operand.grid = take(Dtype::kFp32, grid_elems(operand.granularity, R, K));
+        return operand;
+    }
+    // Such memory as the (R, K) operand of one linear: cut to size, with the linear's own factor where there is one.
+    Fp8Operand operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R, int64_t K) const;
 
 private:
     int id(const Fp8Linear& linear, Fp8Role role) const {
@@ -135,7 +141,8 @@ private:
     // Factors by current scaling whatever the recipe, because there are no others yet.
     bool unprimed_pass() const { return phase_ != Fp8Phase::kTraining && needs_priming(); }
     Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
-    Dtype format_of(const Fp8Linear& linear, Fp8Role role) const;
+    Dtype format_of(Fp8Role role) const;
+    Granularity granularity_of(Fp8Role role) const;
     std::string tensor_name(int tensor) const;
     void take_weights(const LinearPlan& linear, Arena& arena);
     QuantOut quant_out(const ProduceArgs& args) const;

@@ -66,8 +66,8 @@ bool same_bytes(TestModel& model, const Tensor& tensor, const op_test::HostTenso
 
 // The FP8 weights of one linear, made anew from its masters and its factor.
 void check_weights(TestModel& model, const Fp8Linear& linear) {
-    const std::vector<char> slot = raw(model, {model.trainer->fp8().slot_grid(linear, Fp8Role::kWeight).data,
-                                               Dtype::kFp32, sizeof(Fp8Slot) / 4});
+    const std::vector<char> slot = raw(model, {model.trainer->fp8().weight_slot(linear.param), Dtype::kFp32,
+                                               sizeof(Fp8Slot) / 4});
     std::vector<float> masters = masters_of(model, linear);
     op_test::QuantMemory expected({.name = "weight", .granularity = linear.weight.granularity}, linear.out, linear.in);
     std::memcpy(&expected.slot, slot.data(), sizeof(Fp8Slot));
