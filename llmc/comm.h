@@ -13,6 +13,7 @@
 
 struct World {
     int rank = 0, ranks = 1;
+    int local_rank = 0, local_ranks = 1;   // among those of the same host
 };
 
 class Comm {
@@ -29,8 +30,15 @@ public:
     // Device memory, ordered on ctx.stream; nothing is done during a rehearsal.
     // values (fp32, bf16, fp64, int32): in this rank's, = the sum; bf16 is added in fp32 and rounded once.
     virtual void sum(Ctx& ctx, Tensor values) = 0;
-    // values[i * stride] (count of them): in this rank's, = the largest.
-    virtual void max(Ctx& ctx, uint32_t* values, int64_t count, int64_t stride) = 0;
+    // values (count of them): in this rank's, = the largest.
+    virtual void max(Ctx& ctx, uint32_t* values, int64_t count) = 0;
+    // Of `ranks` equal blocks, block r is rank r's.
+    // blocks (fp32): in this rank's contributions, own block = the sum over the ranks; the others are left undefined.
+    virtual void reduce_scatter(Ctx& ctx, Tensor blocks) = 0;
+    // blocks (any dtype): in the own one, = those of all ranks.
+    virtual void all_gather(Ctx& ctx, Tensor blocks) = 0;
+    // Block r of out (any dtype) = block `rank` of rank r's in; the two do not overlap.
+    virtual void all_to_all(Ctx& ctx, Tensor out, Tensor in) = 0;
 
     // Ends all ranks at once with this exit code.
     [[noreturn]] virtual void abort(int exit_code) = 0;

@@ -72,6 +72,11 @@ void device_open(Ctx& ctx, int index) {
     ctx.sm_count = static_cast<int>(std::thread::hardware_concurrency());
 }
 void device_close(Ctx& ctx) { ctx = Ctx{}; }
+void side_open(Ctx& side, const Ctx& ctx) {
+    side = ctx;
+    side.recorder = nullptr;
+}
+void side_close(Ctx& side) { side = Ctx{}; }
 
 void* device_alloc(int64_t bytes) { return allocate(bytes, "device_alloc"); }
 void device_free(void* memory) { std::free(memory); }
@@ -102,6 +107,7 @@ void event_record(Ctx& ctx, Event* event) {
     if (!ctx.rehearsal) of(event)->when = std::chrono::steady_clock::now();
 }
 void event_wait(Event*) {}
+void event_order(Ctx&, Event*) {}
 bool event_reached(Event*) { return true; }
 float event_elapsed_ms(Event* begin, Event* end) {
     return std::chrono::duration<float, std::milli>(of(end)->when - of(begin)->when).count();
