@@ -72,6 +72,7 @@ void device_open(Ctx& ctx, int index) {
     ctx.sm_count = static_cast<int>(std::thread::hardware_concurrency());
 }
 void device_close(Ctx& ctx) { ctx = Ctx{}; }
+void device_use(const Ctx&) {}
 void side_open(Ctx& side, const Ctx& ctx) {
     side = ctx;
     side.recorder = nullptr;
