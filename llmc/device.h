@@ -11,6 +11,7 @@ struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the C
 struct StepRecorder; // what a rehearsal collects; see plan.h
 
 struct DeviceInfo {
+    int index = -1;
     std::string name;             // "NVIDIA H200", "CPU"
     int sm = 0;                   // 90 for compute capability 9.0; 0 on the CPU
     int sm_count = 0;             // multiprocessors, or hardware threads on the CPU

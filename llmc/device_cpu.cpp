@@ -59,6 +59,7 @@ int device_count() { return 1; }
 DeviceInfo device_info(int index) {
     CHECK(index == 0 || index == -1, "CPU device %d", index);
     DeviceInfo info;
+    info.index = 0;
     info.name = "CPU";
     info.sm_count = static_cast<int>(std::thread::hardware_concurrency());
     info.memory_bytes = std::max<int64_t>(0, meminfo_bytes("MemTotal"));

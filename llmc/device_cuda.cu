@@ -58,6 +58,7 @@ int device_count() {
 
 DeviceInfo device_info(int index) {
     DeviceInfo info;
+    info.index = index;
     info.name = "no CUDA device";
     info.driver = driver_text();
     info.toolkit = version_text(CUDART_VERSION);
