@@ -102,6 +102,28 @@ void device_close(Ctx& ctx) {
     ctx.stream = nullptr;
 }
 
+// The highest priority: between ranks every millisecond that a message waits is one that all of them wait, while the
+// matmuls it holds up lose only the few multiprocessors it needs.
+void side_open(Ctx& side, const Ctx& ctx) {
+    side = ctx;
+    side.gemm = nullptr;
+    side.recorder = nullptr;
+    side.stream = nullptr;
+    if (ctx.rehearsal) return;
+    int lowest = 0, highest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    cudaStream_t stream = nullptr;
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest));
+    side.stream = stream;
+}
+
+void side_close(Ctx& side) {
+    if (side.stream == nullptr) return;
+    CUDA_CHECK(cudaStreamSynchronize(stream_of(side)));
+    CUDA_CHECK(cudaStreamDestroy(stream_of(side)));
+    side.stream = nullptr;
+}
+
 void* device_alloc(int64_t bytes) {
     CHECK(bytes >= 0, "device_alloc of %lld bytes", (long long)bytes);
     allocations()++;
@@ -181,6 +203,11 @@ void event_destroy(Event* event) { CUDA_CHECK(cudaEventDestroy(handle_of(event))
 void event_record(Ctx& ctx, Event* event) {
     if (ctx.rehearsal) return;
     CUDA_CHECK(cudaEventRecord(handle_of(event), stream_of(ctx)));
+}
+
+void event_order(Ctx& ctx, Event* event) {
+    if (ctx.rehearsal) return;
+    CUDA_CHECK(cudaStreamWaitEvent(stream_of(ctx), handle_of(event), 0));
 }
 
 void event_wait(Event* event) { CUDA_CHECK(cudaEventSynchronize(handle_of(event))); }
