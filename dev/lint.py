@@ -28,7 +28,7 @@ GROUPS = {
     "model": "linear decoder decoder_backward fp8_recipe fp8_state gain gain_rates tensor",
     "state": "comm comm_single comm_mpi comm_nccl comm_nccl_api placement check_comm zero optimizer checkpoint "
              "checkpoint_dir hf_config hf_tensors log peak_flops",
-    "run": "plan trainer staging fp8_watch train_loop doctor",
+    "run": "plan trainer staging fp8_watch run_checkpoints train_loop doctor",
 }
 MAY_INCLUDE = {
     "foundation": "foundation",
