@@ -24,6 +24,14 @@ namespace {
 
 constexpr int64_t kIoBytes = int64_t{1} << 20;  // one read of a file that is hashed or copied
 
+std::function<void()>& block_progress() {
+    static std::function<void()> progress;
+    return progress;
+}
+void block_done() {
+    if (block_progress()) block_progress()();
+}
+
 [[noreturn]] void fail_disk(const char* call, const std::string& path, int error) {
     const char* advice = "";
     if (error == ENOSPC) advice = "; free space on that disk or choose another --save";
@@ -78,6 +86,8 @@ struct Descriptor {
 
 }  // namespace
 
+void on_file_block(std::function<void()> progress) { block_progress() = std::move(progress); }
+
 struct OutputFile::Impl {
     std::string path;
     IoHook hook;
@@ -114,6 +124,7 @@ void OutputFile::write(const void* data, int64_t bytes) {
     }
     impl_->hash.update(data, bytes);
     impl_->bytes += bytes;
+    block_done();
 }
 
 void OutputFile::close() {
@@ -140,6 +151,7 @@ void read_file(const std::string& path, const std::function<void(const void* dat
         if (got < 0) fail_read(path, errno);
         if (got == 0) return;
         use(buffer.get(), static_cast<int64_t>(got));
+        block_done();
     }
 }
 

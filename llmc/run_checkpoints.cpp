@@ -3,6 +3,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 
+#include "llmc/board.h"
 #include "llmc/checkpoint.h"
 #include "llmc/version.h"
 
@@ -71,6 +72,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
 void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     if (saved_step_ == progress.step) return;
     saved_step_ = progress.step;
+    post_phase(Phase::kSave);
     if (!comm_.root()) return;   // all ranks hold the same state
     const Clock::time_point start = Clock::now();
     CheckpointRequest request;
@@ -80,6 +82,7 @@ void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     request.state_json = state_json(progress);
     request.tokenizer = config_.tokenizer;
     request.keep = config_.keep;
+    request.io_hook = io_hook_;
     const std::string path = save_checkpoint(request, config_.shape, table_, trainer_.optimizer().access(ctx_));
     log.checkpoint(progress.step, path, std::chrono::duration<double>(Clock::now() - start).count());
 }

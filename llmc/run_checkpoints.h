@@ -7,6 +7,7 @@
 #include "llmc/comm.h"
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
+#include "llmc/file_util.h"
 #include "llmc/log.h"
 #include "llmc/params.h"
 #include "llmc/trainer.h"
@@ -30,6 +31,8 @@ public:
     // whether there is FP8. What the log should say goes to notes.
     std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes);
 
+    // What calls to the disk ask first: a drill (inject.h).
+    void set_io_hook(IoHook hook) { io_hook_ = std::move(hook); }
     // On every rank; nothing where this step was saved already.
     void save(const Progress& progress, RunLog& log);
 
@@ -45,4 +48,5 @@ private:
     Ctx& ctx_;
     Trainer& trainer_;
     int64_t saved_step_ = -1;
+    IoHook io_hook_;
 };

@@ -19,6 +19,7 @@ struct StagedStep {
     StepState* result = nullptr;   // copied out at its end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
     bool count_fp8 = false;        // the report has counts
+    bool spoil_gradient = false;   // a drill: the gradients get a value that is not a number
     int64_t micro_batches = 0;     // of this rank
     int64_t counted_tokens = 0;    // of all ranks
     double lr = 0;
@@ -39,6 +40,7 @@ public:
     struct EvalResult {
         double loss_sum = 0;
         int64_t counted_tokens = 0;
+        bool stopped = false;   // a rank was asked to stop meanwhile: not a result
     };
     EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
 
