@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/checkpoint.h"
+#include "llmc/gathered_state.h"
 #include "llmc/version.h"
 
 using Json = nlohmann::json;
@@ -71,7 +72,8 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
 void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     if (saved_step_ == progress.step) return;
     saved_step_ = progress.step;
-    if (!comm_.root()) return;   // all ranks hold the same state
+    const StateAccess access = gather_state(comm_, table_, trainer_.optimizer().access(ctx_));
+    if (!comm_.root()) return;
     const Clock::time_point start = Clock::now();
     CheckpointRequest request;
     request.root = config_.save;
@@ -80,6 +82,6 @@ void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     request.state_json = state_json(progress);
     request.tokenizer = config_.tokenizer;
     request.keep = config_.keep;
-    const std::string path = save_checkpoint(request, config_.shape, table_, trainer_.optimizer().access(ctx_));
+    const std::string path = save_checkpoint(request, config_.shape, table_, access);
     log.checkpoint(progress.step, path, std::chrono::duration<double>(Clock::now() - start).count());
 }
