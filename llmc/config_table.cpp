@@ -388,6 +388,7 @@ const std::vector<OptionRow>& option_table() {
         add_optimizer(rows);
         add_numbers(rows);
         add_fp8(rows);
+        add_ranks(rows);
         add_checkpoints(rows);
         add_output(rows);
         add_other(rows);

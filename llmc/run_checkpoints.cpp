@@ -5,6 +5,7 @@
 
 #include "llmc/board.h"
 #include "llmc/checkpoint.h"
+#include "llmc/gathered_state.h"
 #include "llmc/version.h"
 
 using Json = nlohmann::json;
@@ -73,7 +74,8 @@ void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     if (saved_step_ == progress.step) return;
     saved_step_ = progress.step;
     post_phase(Phase::kSave);
-    if (!comm_.root()) return;   // all ranks hold the same state
+    const StateAccess access = gather_state(comm_, table_, trainer_.optimizer().access(ctx_));
+    if (!comm_.root()) return;
     const Clock::time_point start = Clock::now();
     CheckpointRequest request;
     request.root = config_.save;
@@ -83,6 +85,6 @@ void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     request.tokenizer = config_.tokenizer;
     request.keep = config_.keep;
     request.io_hook = io_hook_;
-    const std::string path = save_checkpoint(request, config_.shape, table_, trainer_.optimizer().access(ctx_));
+    const std::string path = save_checkpoint(request, config_.shape, table_, access);
     log.checkpoint(progress.step, path, std::chrono::duration<double>(Clock::now() - start).count());
 }

@@ -151,7 +151,7 @@ private:
         arena_memory_ = device::device_alloc(plan_.arena_bytes);
         arena_ = Arena(arena_memory_, plan_.arena_bytes);
         trainer_ = std::make_unique<Trainer>(config_, table_, arena_, comm_);
-        staging_ = std::make_unique<Staging>(config_, comm_.world(), trainer_->fp8().report_bytes());
+        staging_ = std::make_unique<Staging>(config_, comm_.world(), *trainer_);
         checkpoints_ = std::make_unique<RunCheckpoints>(config_, family_, table_, *train_, comm_, ctx_, *trainer_);
         checkpoints_->set_io_hook([this](const char* call, const std::string&) { return faults_.disk_error(call); });
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
