@@ -28,7 +28,7 @@ GROUPS = {
     "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates tensor",
     "state": "comm comm_single comm_mpi comm_nccl comm_nccl_api comm_timer comm_plan placement check_comm zero "
              "zero_reduce optimizer checkpoint checkpoint_dir gathered_state hf_config hf_tensors log peak_flops",
-    "run": "plan trainer staging fp8_watch run_checkpoints train_loop doctor",
+    "run": "plan trainer staging fp8_watch rank_watch run_checkpoints train_loop doctor",
 }
 MAY_INCLUDE = {
     "foundation": "foundation",
