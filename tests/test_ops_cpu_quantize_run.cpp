@@ -11,83 +11,16 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{16, 16}, {128, 128}, {48, 144}, {144, 48}, {256, 400}, {16, 640}, {640, 16}, {272, 272}};
 
-int64_t blocks_of(Shape shape) { return (shape.N + 127) / 128 * ((shape.C + 127) / 128); }
-uint32_t* bits_of(HostTensor& amaxes) { return reinterpret_cast<uint32_t*>(amaxes.data()); }
-
-// The amaxes of the blocks: each rank's, then the maximum.
-HostTensor amaxes_of_runs(const HostTensor& x, Shape shape, const std::vector<Run>& runs) {
-    Ctx ctx;
-    HostTensor all(Dtype::kInt32, blocks_of(shape));
-    all.fill(0);
-    for (Run run : runs) {
-        HostTensor mine(Dtype::kInt32, all.elems()), in = part_of(x, run);
-        mine.fill(0);
-        cpu::block_amax(ctx, {.amaxes = bits_of(mine), .in = in.view(), .begin = run.begin, .R = shape.N,
-                              .C = shape.C});
-        CHECK(mine.guards_intact());
-        for (int64_t i = 0; i < all.elems(); i++) bits_of(all)[i] = std::max(bits_of(all)[i], bits_of(mine)[i]);
-    }
-    return all;
-}
-
-// The steps that the ranks go through together.
-QuantMemory quantize_in_runs(const QuantRequest& request, const HostTensor& x, Shape shape,
-                             const std::vector<Run>& runs) {
-    Ctx ctx;
-    QuantMemory to(request, shape.N, shape.C, 0);
-    HostTensor amaxes;
-    const bool blocks = request.granularity != Granularity::kTensor;
-    if (blocks) {
-        amaxes = amaxes_of_runs(x, shape, runs);
-        cpu::block_grids(ctx, {.grid = to.rowwise_grid.view(), .transposed_grid = to.transposed_grid.view(),
-                               .amaxes = bits_of(amaxes), .R = shape.N, .C = shape.C, .format = request.format});
-    } else {
-        if (request.scaling == Scaling::kCurrent)
-            for (Run run : runs) {
-                HostTensor in = part_of(x, run);
-                cpu::amax(ctx, {.slot = &to.slot, .in = in.view()});
-            }
-        cpu::fp8_factors(ctx, {.slots = &to.slot, .count = 1, .scaling = request.scaling, .format = request.format});
-    }
-    for (Run run : runs) {
-        HostTensor in = part_of(x, run), out(request.format, run.elems);
-        cpu::quantize_run(ctx, {.out = out.view(), .in = in.view(), .begin = run.begin, .R = shape.N, .C = shape.C,
-                                .slot = blocks ? nullptr : &to.slot, .block_amaxes = blocks ? bits_of(amaxes) : nullptr,
-                                .counts = &to.counts});
-        CHECK(out.guards_intact());
-        put_part(to.rowwise, run, out);
-    }
-    cpu::transpose_bytes(ctx, {.out = to.transposed.view(), .in = to.rowwise.view(), .R = shape.N, .C = shape.C});
-    return to;
-}
-
-QuantMemory quantize_whole(const QuantRequest& request, const HostTensor& x, Shape shape) {
-    Ctx ctx;
-    QuantMemory to(request, shape.N, shape.C, 0);
-    to.first_nonfinite = 77;
-    HostTensor in = x;
-    if (request.scaling == Scaling::kCurrent) cpu::amax(ctx, {.slot = &to.slot, .in = in.view()});
-    QuantOut out = to.out();
-    out.first_nonfinite = nullptr;   // the runs look for nothing of the kind
-    cpu::quantize(ctx, {.quant = out, .in = in.view(), .N = shape.N, .C = shape.C});
-    return to;
-}
-
 void check_runs(const HostTensor& x, Shape shape, const std::vector<Run>& runs) {
     for (const QuantRequest& request : weight_requests()) {
         INFO(request.name << " " << std::string(dtype_name(request.format)) << " " << shape.N << " x " << shape.C
                           << " in " << runs.size() << " runs, the second from " << runs[runs.size() > 1].begin);
-        CHECK_EQ(quantize_in_runs(request, x, shape, runs).difference(quantize_whole(request, x, shape)), "");
+        const QuantMemory want = quantize_whole<OnCpu>(request, x, shape.N, shape.C);
+        CHECK_EQ(quantize_in_runs<OnCpu>(request, x, shape.N, shape.C, runs).difference(want), "");
     }
 }
 
-// Values that make trouble: not finite, fp32 that rounds to infinity in bf16, denormals, ties.
-void spoil(HostTensor& x, uint64_t key) {
-    const double values[] = {HUGE_VAL, -HUGE_VAL, std::nan(""), 0x1.fffffep127, 0x1p-149, -0x1p-133, 0x1p-126, -0.0,
-                             0, 0x1.01p0, 1.0625, 0x1.8p-10};
-    for (size_t i = 0; i < std::size(values); i++)
-        x.set(philox(key, i).word[0] % x.elems(), values[i]);
-}
+uint32_t* bits_of(HostTensor& amaxes) { return object_in<uint32_t>(amaxes.view()); }
 
 }  // namespace
 
@@ -146,11 +79,11 @@ TEST_CASE("cpu quantize_run: one moved element is noticed, and only its block mo
     const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 6);
     const std::vector<Run> runs = random_runs(x.elems(), 3, 16, 6);
     for (const QuantRequest& request : weight_requests()) {
-        const QuantMemory before = quantize_in_runs(request, x, shape, runs);
+        const QuantMemory before = quantize_in_runs<OnCpu>(request, x, shape.N, shape.C, runs);
         for (int64_t i : {int64_t{0}, x.elems() / 2 + 5, x.elems() - 1}) {
             HostTensor moved = x;
             moved.set(i, std::copysign(0x1p30, -x.get(i)));
-            const QuantMemory after = quantize_in_runs(request, moved, shape, runs);
+            const QuantMemory after = quantize_in_runs<OnCpu>(request, moved, shape.N, shape.C, runs);
             CHECK_NE(after.difference(before), "");
             if (request.granularity == Granularity::kTensor) continue;
             int64_t others = 0;
@@ -168,7 +101,7 @@ TEST_CASE("cpu block_amax: by definition, and never lowered") {
     Ctx ctx;
     const Shape shape{272, 400};
     const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 8), rounded = x.to(Dtype::kBf16);
-    HostTensor amaxes = amaxes_of_runs(x, shape, random_runs(x.elems(), 4, 1, 8));
+    HostTensor amaxes = amaxes_of_runs<OnCpu>(x, shape.N, shape.C, random_runs(x.elems(), 4, 1, 8));
     for (int64_t i = 0; i < 3; i++)
         for (int64_t j = 0; j < 4; j++) {
             const double want = plain_amax(rounded, shape.N, shape.C, i * 128, j * 128, 128);

@@ -61,4 +61,147 @@ inline std::vector<QuantRequest> weight_requests() {
     return requests;
 }
 
+// ---- those weights on either device. A Device has Memory, a copy of a HostTensor between guards, ctx() and the
+// operations.
+
+// Memory of the CPU device.
+class HostMemory {
+public:
+    explicit HostMemory(const HostTensor& start, int64_t = 0) : tensor_(start) {}
+    Tensor view() { return tensor_.view(); }
+    HostTensor download() const {
+        CHECK(tensor_.guards_intact());
+        return tensor_;
+    }
+
+private:
+    HostTensor tensor_;
+};
+struct OnCpu {
+    using Memory = HostMemory;
+    static Ctx& ctx() {
+        static Ctx one;
+        return one;
+    }
+    static constexpr auto amax = cpu::amax;
+    static constexpr auto quantize = cpu::quantize;
+    static constexpr auto block_amax = cpu::block_amax;
+    static constexpr auto fp8_factors = cpu::fp8_factors;
+    static constexpr auto quantize_run = cpu::quantize_run;
+    static constexpr auto block_grids = cpu::block_grids;
+    static constexpr auto transpose_bytes = cpu::transpose_bytes;
+};
+
+template <typename T> T* object_in(Tensor t) { return static_cast<T*>(t.data); }
+template <typename T> HostTensor tensor_of(const T& object) {
+    HostTensor t(Dtype::kInt32, sizeof(T) / 4);
+    std::memcpy(t.data(), &object, sizeof object);
+    return t;
+}
+template <typename T> T object_of(const HostTensor& t) {
+    T object;
+    std::memcpy(&object, t.data(), sizeof object);
+    return object;
+}
+
+// A QuantMemory on a device.
+template <typename Device> struct WeightMemory {
+    using Memory = typename Device::Memory;
+    const QuantRequest& request;
+    int64_t N, C;
+    QuantMemory host;
+    Memory rowwise, transposed, rowwise_grid, transposed_grid, slot, counts;
+
+    WeightMemory(const QuantRequest& asked, int64_t N_, int64_t C_)
+        : request(asked), N(N_), C(C_), host(asked, N_, C_, 0), rowwise(host.rowwise), transposed(host.transposed),
+          rowwise_grid(host.rowwise_grid), transposed_grid(host.transposed_grid), slot(tensor_of(host.slot)),
+          counts(tensor_of(host.counts)) {}
+    Fp8Slot* slot_here() { return object_in<Fp8Slot>(slot.view()); }
+    Fp8Counts* counts_here() { return object_in<Fp8Counts>(counts.view()); }
+    bool current() const { return request.scaling == Scaling::kCurrent; }
+    QuantMemory download() {
+        host.rowwise = rowwise.download(), host.transposed = transposed.download();
+        host.rowwise_grid = rowwise_grid.download(), host.transposed_grid = transposed_grid.download();
+        host.slot = object_of<Fp8Slot>(slot.download()), host.counts = object_of<Fp8Counts>(counts.download());
+        return host;
+    }
+};
+
+// x (N, C) fp32 in one go.
+template <typename Device> QuantMemory quantize_whole(const QuantRequest& request, const HostTensor& x, int64_t N,
+                                                      int64_t C) {
+    WeightMemory<Device> to(request, N, C);
+    typename Device::Memory in(x);
+    if (to.current()) Device::amax(Device::ctx(), {.slot = to.slot_here(), .in = in.view()});
+    QuantOut quant;
+    quant.rowwise = to.rowwise.view(), quant.transposed = to.transposed.view();
+    quant.granularity = request.granularity, quant.scaling = request.scaling;
+    quant.slot = to.slot_here(), quant.counts = to.counts_here();
+    quant.rowwise_grid = to.rowwise_grid.view(), quant.transposed_grid = to.transposed_grid.view();
+    Device::quantize(Device::ctx(), {.quant = quant, .in = in.view(), .N = N, .C = C});
+    return to.download();
+}
+
+// The amaxes of the blocks: each rank's, then the maximum.
+template <typename Device> HostTensor amaxes_of_runs(const HostTensor& x, int64_t N, int64_t C,
+                                                     const std::vector<Run>& runs, int64_t shift_bytes = 0) {
+    HostTensor all(Dtype::kInt32, (N + 127) / 128 * ((C + 127) / 128));
+    all.fill(0);
+    const HostTensor none = all;
+    for (Run run : runs) {
+        typename Device::Memory mine(none), in(part_of(x, run), shift_bytes);
+        Device::block_amax(Device::ctx(), {.amaxes = object_in<uint32_t>(mine.view()), .in = in.view(),
+                                           .begin = run.begin, .R = N, .C = C});
+        HostTensor host = mine.download();
+        for (int64_t i = 0; i < all.elems(); i++) {
+            uint32_t* most = object_in<uint32_t>(all.view()) + i;
+            *most = std::max(*most, object_in<uint32_t>(host.view())[i]);
+        }
+    }
+    return all;
+}
+
+// The same as quantize_whole in the steps that ranks go through together. shift_bytes: of the runs in device memory.
+template <typename Device> QuantMemory quantize_in_runs(const QuantRequest& request, const HostTensor& x, int64_t N,
+                                                        int64_t C, const std::vector<Run>& runs,
+                                                        int64_t shift_bytes = 0) {
+    using Memory = typename Device::Memory;
+    Ctx& ctx = Device::ctx();
+    WeightMemory<Device> to(request, N, C);
+    const bool blocks = request.granularity != Granularity::kTensor;
+    Memory amaxes(blocks ? amaxes_of_runs<Device>(x, N, C, runs, shift_bytes) : HostTensor{});
+    const auto* block_amaxes = object_in<const uint32_t>(amaxes.view());
+    if (blocks) {
+        Device::block_grids(ctx, {.grid = to.rowwise_grid.view(), .transposed_grid = to.transposed_grid.view(),
+                                  .amaxes = block_amaxes, .R = N, .C = C, .format = request.format});
+    } else {
+        for (Run run : runs) {
+            Memory in(part_of(x, run), shift_bytes);
+            if (to.current()) Device::amax(ctx, {.slot = to.slot_here(), .in = in.view()});
+        }
+        Device::fp8_factors(ctx, {.slots = to.slot_here(), .count = 1, .scaling = request.scaling,
+                                  .format = request.format});
+    }
+    HostTensor bytes(request.format, N * C);
+    for (Run run : runs) {
+        Memory in(part_of(x, run), shift_bytes), out(HostTensor(request.format, run.elems), shift_bytes);
+        Device::quantize_run(ctx, {.out = out.view(), .in = in.view(), .begin = run.begin, .R = N, .C = C,
+                                   .slot = blocks ? nullptr : to.slot_here(), .block_amaxes = block_amaxes,
+                                   .counts = to.counts_here()});
+        put_part(bytes, run, out.download());
+    }
+    Memory gathered(bytes);
+    Device::transpose_bytes(ctx, {.out = to.transposed.view(), .in = gathered.view(), .R = N, .C = C});
+    QuantMemory result = to.download();
+    result.rowwise = gathered.download();
+    return result;
+}
+
+// Values that make trouble: not finite, fp32 that rounds to infinity in bf16, denormals, ties.
+inline void spoil(HostTensor& x, uint64_t key) {
+    const double values[] = {HUGE_VAL, -HUGE_VAL, std::nan(""), 0x1.fffffep127, 0x1p-149, -0x1p-133, 0x1p-126, -0.0,
+                             0, 0x1.01p0, 1.0625, 0x1.8p-10};
+    for (size_t i = 0; i < std::size(values); i++) x.set(philox(key, i).word[0] % x.elems(), values[i]);
+}
+
 }  // namespace op_test
