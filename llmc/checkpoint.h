@@ -22,10 +22,6 @@
 
 enum class StateKind { kWeight, kMaster, kMomentM, kMomentV };
 
-struct ElementRange {
-    int64_t begin, count;
-};
-
 // How the checkpoint reaches the training state, wherever it lives. Ranges are elements within one parameter.
 struct StateAccess {
     Dtype weight_dtype = Dtype::kBf16;  // of kWeight: bf16 or fp32
@@ -33,12 +29,6 @@ struct StateAccess {
     // Copy elements [begin, begin + count) of parameter `index` to or from host memory, in that kind's dtype.
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, void* host)> read;
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, const void* host)> write;
-    // With several ranks. The elements that this rank holds of a master or moment, ascending; read and write stay within
-    // them. Together the ranks hold every element, some perhaps twice (--zero 0). Empty function: all of them.
-    std::function<std::vector<ElementRange>(int index)> held;
-    // Every rank calls it for every parameter, in table order, before any rank reads kWeight of that parameter, which
-    // then works on all of them until the next call. Empty function: kWeight can be read at any time.
-    std::function<void(int index)> collect_weight;
 };
 
 // Host memory for one block on its way between state and file; a transposing copy uses two.
