@@ -81,6 +81,7 @@ struct Config {
 
     // other
     bool dry_run = false;
+    bool check_comm = false;            // time the links between the ranks first
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
     bool overfit_one_batch = false;
 

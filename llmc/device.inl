@@ -9,6 +9,7 @@ DeviceInfo device_info(int index);
 // Open device `index`: stream, matmul handle, workspace. Exit 2 with the reason when it cannot be used.
 void device_open(Ctx& ctx, int index);
 void device_close(Ctx& ctx);
+void device_use(const Ctx& ctx);   // in another thread, before it calls anything else here
 
 // Memory. Allocation failures say how many bytes were asked for and how many are free (exit 2).
 // device_alloc returns 256-byte aligned memory. allocation_count() counts every call since start, so that
@@ -34,6 +35,13 @@ void event_record(Ctx& ctx, Event* event);
 void event_wait(Event* event);
 bool event_reached(Event* event);
 float event_elapsed_ms(Event* begin, Event* end);  // both reached
+
+// A second stream of the device of `ctx`, ahead of it where both have work; no matmuls on it. The two are ordered by
+// events alone. Close it before ctx.
+void side_open(Ctx& side, const Ctx& ctx);
+void side_close(Ctx& side);
+// What ctx.stream is given from now on waits for the point, wherever it was recorded; the host does not.
+void event_order(Ctx& ctx, Event* event);
 
 // Which attention kernel runs for a working type and head size on an open device, for the banner.
 const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size);

@@ -232,7 +232,7 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
 
 Fp8State::Amaxes Fp8State::amaxes() const {
     if (!on() || !plan_.row().history) return {};
-    return {.values = &slots()->amax_bits, .count = 2 * static_cast<int64_t>(linears_.size()), .stride = kSlotWords};
+    return {.values = static_cast<uint32_t*>(slots_.data), .count = first_weight() * kSlotWords};
 }
 
 void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {

@@ -84,11 +84,12 @@ public:
     void clear_weight_amax(Ctx& ctx, const StepState* state);
     void update(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table);
     Fp8Slot* weight_slot(int param) const;   // null if it is not in FP8
-    // The amaxes of x and dy that the next update reads: values[i * stride]. Ranks agree on their largest before it.
-    // Empty where factors do not look back.
+    // The slots of x and dy as words, whose amaxes the next update reads: ranks take the largest of each before it. The
+    // bits of positive numbers have their order, and the factors beside the amaxes are equal on all ranks, or made anew
+    // by that update. Empty where factors do not look back.
     struct Amaxes {
         uint32_t* values = nullptr;
-        int64_t count = 0, stride = 0;
+        int64_t count = 0;
     };
     Amaxes amaxes() const;
 

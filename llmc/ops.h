@@ -374,6 +374,75 @@ struct CastArgs {
     Tensor in;
 };
 
+// ---- between ranks
+
+// Elements of a gradient that share one factor on the wire.
+inline constexpr int64_t kWireChunk = 128;
+
+// A gradient as it travels in FP8: chunks of kWireChunk elements, each with the factors of chunk_factor of its amax
+// (448 / amax and its inverse; 1 for zeros; NaN where a value is not finite, so that the whole chunk arrives as NaN),
+// out = to_fp8(in * quant_mul).
+struct QuantizeChunksArgs {
+    Tensor out;                    // (n) e4m3, =; n a multiple of kWireChunk
+    Tensor factors;                // (n / kWireChunk) fp32, =: dequant_mul
+    Tensor in;                     // (n) fp32 or bf16
+    Fp8Counts* counts = nullptr;   // +=, optional
+};
+// out[i] = sum over r of in[r][i], in the order of r from rank 0 on, in fp32 from the first value; with factors each
+// value is first multiplied by its own.
+struct SumRanksArgs {
+    Tensor out;       // (n) fp32, =
+    Tensor in;        // (ranks, n) fp32, bf16 or e4m3
+    Tensor factors;   // (ranks, n / kWireChunk) fp32; with e4m3 only
+    int64_t ranks;
+};
+// How far two vectors are apart: sums[0..3] += a.a, b.b, a.b, (a-b).(a-b), in fp64 and a fixed order.
+struct CompareSumsArgs {
+    double* sums;     // (4), +=
+    Tensor a, b;      // (n) fp32
+    Tensor scratch;   // (4 * kPartialSums) fp64, =
+};
+
+// FP8 weights of an (R, C) matrix made by several ranks, each from a run of its elements, in the steps of quantize.
+// 1. Blocks: amaxes[r / 128][c / 128] = max with every |in rounded to bf16|; (ceil(R / 128), ceil(C / 128)) bits.
+struct BlockAmaxArgs {
+    uint32_t* amaxes;
+    Tensor in;        // (n) fp32: elements [begin, begin + n) of the matrix
+    int64_t begin, R, C;
+};
+// 2. One factor: what quantize does to the slots before it casts. kCurrent: quant_mul = quant_mul_of(amax_bits);
+//    both: dequant_mul = 1 / quant_mul.
+struct Fp8FactorsArgs {
+    Fp8Slot* slots;   // (count)
+    int64_t count;
+    Scaling scaling;
+    Dtype format;
+    const StepState* state = nullptr;   // given: nothing is done when state->skip
+};
+// 3. out = the run, rounded to bf16 and cast as quantize would cast it within the matrix.
+struct QuantizeRunArgs {
+    Tensor out;                            // (n) fp8, =
+    Tensor in;                             // (n) fp32: elements [begin, begin + n) of the matrix
+    int64_t begin, R, C;
+    const Fp8Slot* slot = nullptr;         // one factor: its quant_mul; else
+    const uint32_t* block_amaxes = nullptr;   // those of block_amax, over all ranks
+    Fp8Counts* counts = nullptr;           // +=, optional
+};
+// 4. Blocks: the dequant_mul grids (kBlock128x128) of the matrix and of its transpose.
+struct BlockGridsArgs {
+    Tensor grid;              // grid_elems(kBlock128x128, R, C) fp32, =
+    Tensor transposed_grid;   // grid_elems(kBlock128x128, C, R) fp32, =
+    const uint32_t* amaxes;
+    int64_t R, C;
+    Dtype format;
+};
+// 5. out[c][r] = in[r][c], bytes; R and C multiples of 16.
+struct TransposeBytesArgs {
+    Tensor out;   // (C, R) fp8, =
+    Tensor in;    // (R, C) fp8
+    int64_t R, C;
+};
+
 #define OP(name, Args) void name(Ctx& ctx, const Args& args);
 namespace cpu {
 #include "llmc/ops.inl"

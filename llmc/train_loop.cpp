@@ -6,26 +6,28 @@
 #include <cstdio>
 #include <deque>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "llmc/check_comm.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/environment.h"
 #include "llmc/fp8_watch.h"
 #include "llmc/log.h"
+#include "llmc/placement.h"
 #include "llmc/plan.h"
+#include "llmc/run_checkpoints.h"
 #include "llmc/schedule.h"
 #include "llmc/staging.h"
 #include "llmc/version.h"
 
 namespace {
 
-using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr double kSampleTemperature = 0.8;
+constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
 
 // Set by the first stop signal; the loop then ends after the running step with a checkpoint and exit code 0.
 volatile std::sig_atomic_t stop_signal = 0;
@@ -64,6 +66,7 @@ public:
 
     ~TrainLoop() {
         staging_.reset();
+        checkpoints_.reset();
         trainer_.reset();
         if (arena_memory_) device::device_free(arena_memory_);
         if (opened_) device::device_close(ctx_);
@@ -113,19 +116,17 @@ private:
     }
 
     void open_device() {
-        REQUIRE(device::device_count() > 0,
-                "no usable GPU: this executable was built for CUDA; `make DEVICE=cpu` builds the CPU one");
-        info_ = device::device_info(0);
+        info_ = device::device_info(place_rank(comm_, notes_));
         const std::string fp8_error = fp8_device_error(fp8_plan_, info_);
         REQUIRE(fp8_error.empty(), "%s", fp8_error.c_str());
-        device::device_open(ctx_, 0);
+        device::device_open(ctx_, info_.index);
         opened_ = true;
         device::gemm_set_search(ctx_, config_.gemm_search);
-        const int ranks = comm_.world().ranks;
-        REQUIRE(ranks == 1 || info_.sm == 0,
-                "%d ranks on GPUs: this version adds up ranks in host memory only; start one process, or build the CPU "
-                "device (make DEVICE=cpu)", ranks);
-        plan_ = plan_memory(config_, table_, ranks);
+        const std::string connection = comm_.connect(ctx_, kConnectSeconds);
+        if (!connection.empty()) notes_.push_back(connection);
+        if (config_.check_comm)
+            for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
+        plan_ = plan_memory(config_, table_, comm_.world().ranks);
         const int64_t free_bytes = device::device_free_bytes();
         REQUIRE(plan_.arena_bytes <= free_bytes,
                 "the run needs %.2f GiB of device memory and %.2f GiB are free: lower --micro-batch-size, or use "
@@ -135,6 +136,7 @@ private:
         arena_ = Arena(arena_memory_, plan_.arena_bytes);
         trainer_ = std::make_unique<Trainer>(config_, table_, arena_, comm_);
         staging_ = std::make_unique<Staging>(config_, comm_.world(), trainer_->fp8().report_bytes());
+        checkpoints_ = std::make_unique<RunCheckpoints>(config_, family_, table_, *train_, comm_, ctx_, *trainer_);
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
         trainer_->decoder().upload_constants(ctx_);
         // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
@@ -152,49 +154,14 @@ private:
 
     // False when --resume auto finds nothing to resume.
     bool resume() {
-        const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save);
-        for (const std::string& line : found.skipped) notes_.push_back("skipped checkpoint: " + line);
-        if (found.path.empty()) {
-            notes_.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
-            return false;
-        }
-        const Json state = Json::parse(found.state_json);
-        const ConfigDiff diff = config_diff(state.at("config").dump(), config_, family_);
-        REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): --load starts a new one from its weights",
-                found.path.c_str(), diff.must_match.front().c_str());
-        for (const std::string& line : diff.changed) notes_.push_back("option changed since the checkpoint: " + line);
-        const std::string changed = train_->check_fingerprint(state.at("train_data").dump());
-        REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
-
-        load_checkpoint(found.path, config_.shape, table_, trainer_->optimizer().access(ctx_));
-        step_ = state.at("step").get<int64_t>();
-        samples_ = state.at("samples").get<int64_t>();
-        skips_ = state.at("skips").get<int64_t>();
-        StepState device_state{};
-        device_state.adam_step = state.at("adam_step").get<int64_t>();
-        device::copy_to_device(ctx_, trainer_->state(), &device_state, sizeof(StepState));
-        device::synchronize(ctx_);
-        restore_fp8(state);
-        const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
-        if (!reason.empty()) notes_.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
-        saved_step_ = step_;
+        const std::optional<Progress> found = checkpoints_->resume(fp8_given_, notes_);
+        if (!found) return false;
+        step_ = found->step;
+        samples_ = found->samples;
+        adam_step_ = found->adam_step;
+        skips_ = found->skips;
         resumed_ = true;
-        notes_.push_back(strf("resumed %s at step %lld", found.path.c_str(), (long long)step_));
         return true;
-    }
-
-    // FP8 weights follow from the masters; what was made by another recipe starts anew, and the log says so.
-    void restore_fp8(const Json& state) {
-        Fp8State& fp8 = trainer_->fp8();
-        const Json saved = state.value("fp8", Json{{"recipe", "none"}});
-        const std::string recipe = saved.at("recipe").get<std::string>();
-        REQUIRE(recipe == "none" || fp8_plan_.on() || fp8_given_,
-                "the checkpoint is of a run with --fp8-recipe %s and this one does not say: repeat it, or give "
-                "--fp8-recipe none to go on in BF16", recipe.c_str());
-        fp8.initialise(ctx_);
-        const std::string changed = fp8.import_json(ctx_, saved.dump());
-        if (!changed.empty()) notes_.push_back("FP8 state of the checkpoint not used: " + changed);
-        trainer_->optimizer().weights_from_masters(ctx_, !changed.empty());
     }
 
     void open_log() {
@@ -387,31 +354,7 @@ private:
     }
 
     void save() {
-        if (saved_step_ == step_) return;
-        saved_step_ = step_;
-        if (!comm_.root()) return;   // all ranks hold the same state
-        const Clock::time_point start = Clock::now();
-        const Json state = {
-            {"format", 1},
-            {"step", step_},
-            {"samples", samples_},
-            {"adam_step", adam_step_},
-            {"skips", skips_},
-            {"config", Json::parse(config_to_json(config_, family_))},
-            {"train_data", Json::parse(train_->fingerprint_json())},
-            {"fp8", Json::parse(trainer_->fp8().export_json(ctx_))},
-            {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
-            {"commit", kBuildCommit},
-        };
-        CheckpointRequest request;
-        request.root = config_.save;
-        request.step = step_;
-        request.seq_length = config_.seq_length;
-        request.state_json = state.dump(1);
-        request.tokenizer = config_.tokenizer;
-        request.keep = config_.keep;
-        const std::string path = save_checkpoint(request, config_.shape, table_, trainer_->optimizer().access(ctx_));
-        log_->checkpoint(step_, path, seconds_since(start));
+        checkpoints_->save({.step = step_, .samples = samples_, .adam_step = adam_step_, .skips = skips_}, *log_);
     }
 
     // A library that took memory behind our back, or a neighbour on the same GPU.
@@ -451,13 +394,13 @@ private:
     std::optional<DataLoader> train_, valid_;
     std::unique_ptr<Trainer> trainer_;
     std::unique_ptr<Staging> staging_;
+    std::unique_ptr<RunCheckpoints> checkpoints_;
     std::unique_ptr<RunLog> log_;
     double flops_per_token_ = 0;
     bool resumed_ = false, stopping_ = false;
     int64_t step_ = 0;                    // steps enqueued
     int64_t samples_ = 0;                 // the data cursor
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
-    int64_t saved_step_ = -1;
     int64_t sealed_allocations_ = -1;     // allocation count after the first step
     int64_t sealed_free_bytes_ = 0;       // free device memory then
     const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet

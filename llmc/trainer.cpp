@@ -90,7 +90,7 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
 
 void Trainer::agree_on_amaxes(Ctx& ctx) {
     const Fp8State::Amaxes amaxes = fp8_.amaxes();
-    comm_.max(ctx, amaxes.values, amaxes.count, amaxes.stride);
+    comm_.max(ctx, amaxes.values, amaxes.count);
 }
 
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {

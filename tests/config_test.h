@@ -112,7 +112,8 @@ inline const std::map<std::string, Sample>& samples() {
         {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
         {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},
         {"sample-tokens", {{"1", "100"}, {"--sample-every", "10"}}},
-        {"dry-run", {{"true"}, {}}},                          {"profile", {{"1:1", "3:50"}, {}}},
+        {"dry-run", {{"true"}, {}}},                          {"check-comm", {{"true"}, {}}},
+        {"profile", {{"1:1", "3:50"}, {}}},
         {"overfit-one-batch", {{"true"}, {}}},
     };
     return table;

@@ -1,0 +1,85 @@
+#include "llmc/run_checkpoints.h"
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "llmc/checkpoint.h"
+#include "llmc/version.h"
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {
+    const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save);
+    for (const std::string& line : found.skipped) notes.push_back("skipped checkpoint: " + line);
+    if (found.path.empty()) {
+        notes.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
+        return {};
+    }
+    const Json state = Json::parse(found.state_json);
+    const ConfigDiff diff = config_diff(state.at("config").dump(), config_, family_);
+    REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): --load starts a new one from its weights",
+            found.path.c_str(), diff.must_match.front().c_str());
+    for (const std::string& line : diff.changed) notes.push_back("option changed since the checkpoint: " + line);
+    const std::string changed = data_.check_fingerprint(state.at("train_data").dump());
+    REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
+
+    load_checkpoint(found.path, config_.shape, table_, trainer_.optimizer().access(ctx_));
+    const Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
+                            .adam_step = state.at("adam_step").get<int64_t>(),
+                            .skips = state.at("skips").get<int64_t>()};
+    StepState device_state{};
+    device_state.adam_step = progress.adam_step;
+    device::copy_to_device(ctx_, trainer_.state(), &device_state, sizeof(StepState));
+    device::synchronize(ctx_);
+    restore_fp8(state.value("fp8", Json{{"recipe", "none"}}).dump(), fp8_given, notes);
+    const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
+    if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
+    saved_step_ = progress.step;
+    notes.push_back(strf("resumed %s at step %lld", found.path.c_str(), (long long)progress.step));
+    return progress;
+}
+
+// FP8 weights follow from the masters; what was made by another recipe starts anew, and the log says so.
+void RunCheckpoints::restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes) {
+    const std::string recipe = Json::parse(saved_json).at("recipe").get<std::string>();
+    REQUIRE(recipe == "none" || trainer_.fp8().plan().on() || fp8_given,
+            "the checkpoint is of a run with --fp8-recipe %s and this one does not say: repeat it, or give "
+            "--fp8-recipe none to go on in BF16", recipe.c_str());
+    trainer_.fp8().initialise(ctx_);
+    const std::string changed = trainer_.fp8().import_json(ctx_, saved_json);
+    if (!changed.empty()) notes.push_back("FP8 state of the checkpoint not used: " + changed);
+    trainer_.optimizer().weights_from_masters(ctx_, !changed.empty());
+}
+
+std::string RunCheckpoints::state_json(const Progress& progress) {
+    const Json state = {
+        {"format", 1},
+        {"step", progress.step},
+        {"samples", progress.samples},
+        {"adam_step", progress.adam_step},
+        {"skips", progress.skips},
+        {"config", Json::parse(config_to_json(config_, family_))},
+        {"train_data", Json::parse(data_.fingerprint_json())},
+        {"fp8", Json::parse(trainer_.fp8().export_json(ctx_))},
+        {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
+        {"commit", kBuildCommit},
+    };
+    return state.dump(1);
+}
+
+void RunCheckpoints::save(const Progress& progress, RunLog& log) {
+    if (saved_step_ == progress.step) return;
+    saved_step_ = progress.step;
+    if (!comm_.root()) return;   // all ranks hold the same state
+    const Clock::time_point start = Clock::now();
+    CheckpointRequest request;
+    request.root = config_.save;
+    request.step = progress.step;
+    request.seq_length = config_.seq_length;
+    request.state_json = state_json(progress);
+    request.tokenizer = config_.tokenizer;
+    request.keep = config_.keep;
+    const std::string path = save_checkpoint(request, config_.shape, table_, trainer_.optimizer().access(ctx_));
+    log.checkpoint(progress.step, path, std::chrono::duration<double>(Clock::now() - start).count());
+}

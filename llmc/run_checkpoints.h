@@ -1,0 +1,48 @@
+// The checkpoints of a run: what is in them beside the tensors, when one is written, how a run goes on from one.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "llmc/comm.h"
+#include "llmc/config.h"
+#include "llmc/dataloader.h"
+#include "llmc/log.h"
+#include "llmc/params.h"
+#include "llmc/trainer.h"
+
+// How far a run has come.
+struct Progress {
+    int64_t step = 0;        // steps enqueued
+    int64_t samples = 0;     // the data cursor
+    int64_t adam_step = 0;   // updates made
+    int64_t skips = 0;       // updates not made
+};
+
+class RunCheckpoints {
+public:
+    // Nothing is owned.
+    RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table, const DataLoader& data,
+                   Comm& comm, Ctx& ctx, Trainer& trainer)
+        : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {}
+
+    // Brings the state of --resume to the device; nothing where "auto" finds no checkpoint. fp8_given: the user chose
+    // whether there is FP8. What the log should say goes to notes.
+    std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes);
+
+    // On every rank; nothing where this step was saved already.
+    void save(const Progress& progress, RunLog& log);
+
+private:
+    void restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes);
+    std::string state_json(const Progress& progress);
+
+    const Config& config_;
+    const std::string& family_;
+    const ParamTable& table_;
+    const DataLoader& data_;
+    Comm& comm_;
+    Ctx& ctx_;
+    Trainer& trainer_;
+    int64_t saved_step_ = -1;
+};
