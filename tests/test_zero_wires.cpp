@@ -1,5 +1,5 @@
-// Gradients on their way between ranks: every wire brings exactly the sum of what each rank sent in its form, values that
-// are not finite reach all ranks, and the error against fp32 is measured right.
+// Gradients on their way between ranks: every wire brings exactly the sum of what each rank sent in its form, values
+// that are not finite reach all ranks, and the error against fp32 is measured right.
 #include "tests/zero_test.h"
 
 #include <cmath>
