@@ -29,7 +29,7 @@ GROUPS = {
     "state": "board board_link verdict watchdog stop comm comm_single comm_mpi comm_nccl comm_nccl_api comm_watched "
              "comm_timer comm_plan placement check_comm zero zero_reduce optimizer checkpoint checkpoint_dir "
              "gathered_state hf_config hf_tensors log peak_flops",
-    "run": "plan trainer staging fp8_watch run_checkpoints launch_checks train_loop doctor",
+    "run": "plan trainer staging fp8_watch rank_watch run_checkpoints launch_checks train_loop doctor",
 }
 MAY_INCLUDE = {
     "foundation": "foundation",
