@@ -22,6 +22,8 @@ void post_progress();                      // still at it: a micro-batch, a bloc
 void post_slow_progress();                 // the same from any thread, for as long as the main one is in a slow phase
 void post_first_step();                    // is done: from now on nothing takes long
 void post_end(int exit_code);              // on its way out by its own decision; also from a signal handler
+// The same for the launch wrapper alone, of a process without a row: one rank, or several before they met.
+void leave_outcome(int exit_code);
 
 // What the collectives in this scope are for: "reduce layers.3".
 class CollectivePurpose {
@@ -105,6 +107,9 @@ private:
 };
 
 // ---- the memory of one host
+
+// Environment variable: name of the memory that the launch wrapper made.
+inline constexpr const char* kBoardVariable = "LLMFP8_BOARD";
 
 struct BoardHeader {
     static constexpr size_t kTextBytes = 64 << 10;

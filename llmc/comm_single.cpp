@@ -13,6 +13,8 @@
 
 namespace {
 
+constexpr int kHearMs = 700;   // until the watchdogs of other hosts know of a rank's end
+
 class SingleComm : public Comm {
 public:
     SingleComm() : Comm({}) {}
@@ -102,8 +104,10 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
     if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
     const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), what);
+    leave_outcome(exit_code);
     if (several) {
         post_end(exit_code);
+        std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));
         comm->abort(exit_code);
     }
     return exit_code;

@@ -53,7 +53,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kNumbers = 1024;   // more than are on their way
+    static constexpr int64_t kNumbers = 4096;   // more than are on their way
     void mark(Ctx& ctx, size_t which, int64_t number) {
         device::copy_to_host(ctx, &passed_[which], &numbers_[number % kNumbers], sizeof(int64_t));
     }
@@ -172,7 +172,7 @@ private:
         const int rank = world().rank, host = cards[static_cast<size_t>(rank)].host_number;
         const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
 
-        const char* given = std::getenv("LLMFP8_BOARD");
+        const char* given = std::getenv(kBoardVariable);
         const bool kept = given && Board::exists_empty(given);
         Board board;
         std::unique_ptr<BoardLink> link;

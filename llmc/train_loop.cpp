@@ -462,7 +462,9 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         stop_after(parsed.config.exit_duration_in_mins);
         const bool dry_run = parsed.config.dry_run;
         TrainLoop loop(std::move(parsed), family, command, *comm);
-        return dry_run ? loop.dry_run() : loop.run();
+        const int exit_code = dry_run ? loop.dry_run() : loop.run();
+        leave_outcome(exit_code);
+        return exit_code;
     } catch (const Error& error) {
         return end_with_error(comm.get(), error.what(), error.exit_code);
     } catch (const std::exception& error) {

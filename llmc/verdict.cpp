@@ -25,6 +25,12 @@ std::string step_text(int64_t step, Phase phase) {
     return strf("step %lld, %s", (long long)step, phase_text(phase));
 }
 
+bool is_past(const RankPost& post, const Mark& mark) {
+    return std::any_of(std::begin(post.lanes), std::end(post.lanes), [&](const LanePost& lane) {
+        return lane.finished > 0 && std::tie(lane.at.step, lane.at.number) >= std::tie(mark.step, mark.number);
+    });
+}
+
 // before: the collective that others wait in for this rank; null if there is none.
 std::string place(const RankPost& post, const Mark* before) {
     if (const Mark* mark = waits_in(post))
@@ -33,7 +39,7 @@ std::string place(const RankPost& post, const Mark* before) {
     // The host is ahead of its device: what counts is where the device is.
     if (device.given > device.begun)
         return step_text(device.next.step, device.next.phase) + ", before " + mark_text(device.next);
-    return step_text(post.step, post.phase) + (before ? ", before " + mark_text(*before) : "");
+    return step_text(post.step, post.phase) + (before && !is_past(post, *before) ? ", before " + mark_text(*before) : "");
 }
 
 std::string rank_text(const Views& ranks, int rank) {

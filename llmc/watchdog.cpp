@@ -143,6 +143,9 @@ void Watchdog::run() {
         wake_.wait_for(lock, duration_of(kTickS), [this] { return stop_; });
     }
     if (link_) exchange_rows();   // how this host's ranks ended
+    if (!kept_) return;
+    observe();
+    report(views());
 }
 
 void Watchdog::tick() {
@@ -154,9 +157,9 @@ void Watchdog::tick() {
     }
     observe();
     const std::vector<RankView> ranks = views();
-    if (kept_) report(ranks);
     if (board_.header().verdict_state.load(std::memory_order_acquire) != 0) leave();
     check_link_and_ends();
+    if (kept_ && (lowest_living(ranks) == rank_ || ranks[static_cast<size_t>(rank_)].ended())) report(ranks);
     std::string text = verdict(ranks, timeout_s);
     // A peer that is gone explains what the device's library found: that may take a moment to be seen.
     if (text.empty() && !late_error_.empty() && now - late_since_ > duration_of(1))
@@ -262,9 +265,9 @@ void Watchdog::check_link_and_ends() {
             && firsts_[static_cast<size_t>(host)] == static_cast<int>(r)) lost_[r] = true;
         // A rank that met an error ends all others through the launcher; where that takes its time, they follow.
         const double now_s = seconds(last_tick_.time_since_epoch());
-        if (seen_[r].post.end_code <= 0 || static_cast<int>(r) == rank_) continue;
+        if (seen_[r].post.end_code <= 0) continue;
         board_.header().outcome.store(seen_[r].post.end_code);
-        if (now_s - seen_[r].ended_s > kFollowS) {
+        if (static_cast<int>(r) != rank_ && now_s - seen_[r].ended_s > kFollowS) {
             leaving = true;
             cut_device();
             ::_exit(seen_[r].post.end_code);
@@ -274,23 +277,28 @@ void Watchdog::check_link_and_ends() {
 
 // ---- the end
 
-// Text that outlives the ranks: "outcome 006", then a line a rank. Each line is overwritten in its place.
+// Text that outlives the ranks: "outcome 006" or "outcome end", why (perhaps empty), a line a rank. Each is overwritten
+// in its place.
 void Watchdog::report(const std::vector<RankView>& ranks) {
-    if (lowest_living(ranks) != rank_) return;
     BoardHeader& header = board_.header();
+    size_t end = 0;
+    auto put = [&](size_t bytes, const std::string& text) {
+        if (end + bytes > sizeof header.text) return;
+        std::string line = text.substr(0, bytes - 1);
+        line.resize(bytes - 1, ' ');
+        line += '\n';
+        std::memcpy(header.text + end, line.data(), bytes);
+        end += bytes;
+    };
     constexpr size_t kLine = 256;
-    char line[kLine];
-    for (size_t i = 0; i <= ranks.size() && (i + 1) * kLine <= sizeof header.text; i++) {
-        std::string text = strf("outcome %03d", header.outcome.load());
-        if (i > 0) {
-            const RankView& view = ranks[i - 1];
-            const bool waits = view.post.lanes[kHostLane].waits() || view.post.lanes[kDeviceLane].waits();
-            text = strf("rank %zu (%s): ", i - 1, view.where.c_str()) + (waits ? "waits in " : "")
-                   + place_text(view.post) + (view.ended() ? strf(", ended with %d", view.post.end_code) : "");
-        }
-        std::snprintf(line, kLine, "%-*.*s", int{kLine} - 2, int{kLine} - 2, text.c_str());
-        line[kLine - 2] = '\n';
-        std::memcpy(header.text + i * kLine, line, kLine - 1);
+    const bool through = std::all_of(ranks.begin(), ranks.end(), [](const RankView& v) { return v.post.end_code == 0; });
+    put(kLine, through ? "outcome end" : strf("outcome %03d", header.outcome.load()));
+    put(sizeof header.verdict, header.verdict_state.load(std::memory_order_acquire) == 2 ? header.verdict : "");
+    for (size_t r = 0; r < ranks.size(); r++) {
+        const RankView& view = ranks[r];
+        const bool waits = view.post.lanes[kHostLane].waits() || view.post.lanes[kDeviceLane].waits();
+        put(kLine, strf("rank %zu (%s): ", r, view.where.c_str()) + (waits ? "waits in " : "") + place_text(view.post)
+                       + (view.ended() ? strf(", ended with %d", view.post.end_code) : ""));
     }
 }
 
@@ -336,8 +344,16 @@ void Watchdog::leave() {
         std::this_thread::sleep_for(duration_of(kTickS / 4));
     }
     if (!header.told.load() && local(std::max(0, lowest_living(views())))) tell(views());
+    end_stopped();
     cut_device();
     ::_exit(kExitPeerLost);
+}
+
+// A process that was stopped would keep its GPU until somebody notices.
+void Watchdog::end_stopped() {
+    const std::vector<RankView> ranks = views();
+    for (size_t r = 0; r < ranks.size(); r++)
+        if (ranks[r].process == RankView::Process::kStopped) ::kill(static_cast<pid_t>(cards_[r].pid), SIGKILL);
 }
 
 void Watchdog::cut_device() {

@@ -70,9 +70,9 @@ private:
     void announce(const std::string& text);
     [[noreturn]] void leave();
     void tell(const std::vector<RankView>& ranks);
+    void end_stopped();
     void cut_device();
     bool local(int rank) const;
-    bool first_of_host() const { return firsts_[static_cast<size_t>(cards_[size_t(rank_)].host_number)] == rank_; }
 
     const int rank_;
     std::vector<RankCard> cards_;

@@ -9,8 +9,8 @@
 # is in a session of its own, so that Ctrl-C reaches this script alone; should it be sent SIGTERM itself (a batch system
 # that signals every process), ranks have 300 s more.
 #
-# Exit code: the ranks' own. A rank that was killed gives 6 like one that hangs, and what each rank of this host was
-# doing last is printed. MPIRUN names another mpirun.
+# Exit code: the ranks' own. A rank that was killed gives 6 like one that hangs, and what each rank was doing last is
+# printed. MPIRUN names another mpirun.
 set -u
 mpirun=${MPIRUN:-mpirun}
 grace_s=300
@@ -20,8 +20,8 @@ if [ $# = 0 ] || [ "$1" = --help ]; then
 fi
 command -v "$mpirun" >/dev/null || { echo "launch_mpi.sh: no $mpirun found: install OpenMPI" >&2; exit 2; }
 
-# What the ranks of this host are doing lies in shared memory that outlives them (llmc/board.h). The lock says that
-# somebody still uses it: it is held through a descriptor that mpirun inherits.
+# What the ranks are doing lies in shared memory that outlives them (llmc/board.h). The lock says that somebody still
+# uses it: it is held through a descriptor that mpirun inherits.
 board=$(mktemp /dev/shm/llmfp8-launch-XXXXXXXX) || exit 7
 exec {board_lock}<>"$board"
 if command -v flock >/dev/null; then
@@ -39,60 +39,91 @@ trap 'stops=$((stops > 0 ? stops : 1))' USR1
 setsid "$mpirun" --mca odls_base_sigkill_timeout "$grace_s" "$@" &
 pid=$!
 
-# Lines of the board: "outcome NNN", then one a rank, once the ranks have met.
+# The board is text: "outcome NNN" once the ranks have met ("outcome end" where all ended as they should), why they
+# ended, a line a rank.
 board_lines() { head -c 65536 "$board" | tr -d '\0' | sed 's/ *$//'; }
-outcome() {
-    local line
-    line=$(board_lines | head -n 1)
-    [[ $line =~ ^outcome\ ([0-9]+)$ ]] && echo $((10#${BASH_REMATCH[1]})) || echo 0
+# Sets ended: the exit code that the ranks gave themselves, "end", 0: none yet, "": they have not met.
+read_outcome() {
+    local head=""
+    read -r -N 11 head < "$board"
+    ended=""
+    [[ $head =~ ^outcome\ ([0-9]{3})$ ]] && ended=$((10#${BASH_REMATCH[1]}))
+    [ "$head" = "outcome end" ] && ended=end
 }
-# mpirun's own processes on this host: the ranks, and those that lead to other hosts.
-children() { cat "/proc/$pid/task/"*/children 2>/dev/null | wc -w; }
-
-# With that grace mpirun would wait twice as long after a rank that failed, even when all are gone: it is ended as soon
-# as nothing of the run can be left. Two signals are how it leaves at once.
-end_mpirun() {
-    for _ in 1 2; do
-        kill -TERM "$pid" 2>/dev/null
-        sleep 0.3
+# mpirun's own processes on this host that live: the ranks, and those that lead to other hosts. While it waits for the
+# grace to be over, it does not take notice of their end.
+children=()
+list_children() {
+    local some=() child stat
+    children=()
+    read -r -d '' -a some 2>/dev/null < <(cat "/proc/$pid/task/"*/children 2>/dev/null)
+    for child in "${some[@]}"; do
+        read -r stat 2>/dev/null < "/proc/$child/stat" && [[ $stat != *") Z "* ]] && children+=("$child")
     done
 }
+# Two SIGTERM are how mpirun leaves at once; what it leaves behind has nobody any more.
+end_mpirun() {
+    list_children
+    local ranks=("${children[@]}")
+    kill -TERM "$pid" 2>/dev/null
+    sleep 0.3
+    kill -TERM "$pid" 2>/dev/null
+    for _ in {1..30}; do   # it removes files in the meantime
+        kill -0 "$pid" 2>/dev/null || break
+        sleep 0.1
+    done
+    kill -KILL "$pid" "${ranks[@]}" 2>/dev/null
+}
 
+# With that grace mpirun would wait twice as long after a rank that failed, even when all are gone: it is ended as soon
+# as nothing of the run can be left.
 most=0 quiet=0 forced=""
 while kill -0 "$pid" 2>/dev/null; do
     sleep 0.2
-    met=$(board_lines | head -n 1)
+    read_outcome
     if [ "$stops" -ge 2 ]; then
         echo "launch_mpi.sh: second signal, the run ends without a checkpoint" >&2
         end_mpirun
         forced=143
-    elif [ "$stops" = 1 ] && [ "$told" = 0 ] && [ -n "$met" ]; then
+        break
+    fi
+    # Ranks that have not come to catch it would die of it. Those of one rank, or of other hosts alone, never say so.
+    if [ "$stops" = 1 ] && [ "$told" = 0 ] && { [ -n "$ended" ] || [ "$SECONDS" -ge 15 ]; }; then
         kill -USR1 "$pid"   # mpirun passes it to all ranks
         told=1
     fi
-    [ -n "$forced" ] && break
-    now=$(children)
+    list_children
+    now=${#children[@]}
     [ "$now" -gt "$most" ] && most=$now
-    # Tenths of a second that mpirun outlives its run: an end that the ranks wrote down, no rank left, or one lost
-    # before they had met.
+    # Tenths of a second that mpirun may outlive its run: an end that the ranks wrote down (the device's library may take
+    # its time), no rank left, or one lost before they had met.
     limit=0
-    if [ -n "$met" ] && [ "$(outcome)" != 0 ]; then limit=20
-    elif [ "$most" -gt 0 ] && [ "$now" = 0 ]; then limit=20
-    elif [ -z "$met" ] && [ "$now" -lt "$most" ]; then limit=100
+    if [ "${ended:-0}" != 0 ] && [ "$now" = 0 ]; then limit=6
+    elif [ "${ended:-0}" != 0 ]; then limit=100
+    elif [ "$most" -gt 0 ] && [ "$now" = 0 ]; then limit=50
+    elif [ -z "$ended" ] && [ "$now" -lt "$most" ]; then limit=100
     fi
     if [ "$limit" = 0 ]; then quiet=0; else quiet=$((quiet + 2)); fi
     if [ "$limit" != 0 ] && [ "$quiet" -ge "$limit" ]; then
         end_mpirun
         forced=137
+        break
     fi
 done
-wait "$pid" 2>/dev/null
-code=$?
-[ -n "$forced" ] && code=$forced
-[ "$(outcome)" != 0 ] && [ "$code" != 143 ] && code=$(outcome)
+while :; do   # a signal ends the waiting, too
+    wait "$pid" 2>/dev/null
+    code=$?
+    kill -0 "$pid" 2>/dev/null || break
+done
+read_outcome
+if [ "$ended" = end ]; then code=0   # mpirun may have got a signal of its own
+elif [ "${ended:-0}" != 0 ] && [ "$forced" != 143 ]; then code=$ended
+elif [ -n "$forced" ] && [ "$code" != 0 ]; then code=$forced
+fi
 [ "$code" = 137 ] && code=6
 if [ "$code" = 6 ]; then
-    echo "launch_mpi.sh: a rank was lost or hung. What the ranks did last:" >&2
-    board_lines | tail -n +2 | sed 's/^/launch_mpi.sh: /' >&2
+    # Lines that a rank writes at its end may be lost between it and mpirun.
+    echo "launch_mpi.sh: a rank was lost or hung; what the ranks said and did last:" >&2
+    board_lines | tail -n +2 | sed '/^$/d; s/^/launch_mpi.sh: /' >&2
 fi
 exit "$code"
