@@ -1,6 +1,6 @@
 #include "llmc/check.h"
-#include "llmc/inject.h"
 #include "llmc/config_table.h"
+#include "llmc/inject.h"
 
 namespace {
 
@@ -96,6 +96,8 @@ void fault_rules(const Config& c, int ranks, Rules& rules) {
         const std::string name = "--inject " + word;
         rules.require(fault.rank < ranks, strf("%s: there %s %d rank%s, counted from 0", name.c_str(),
                                                ranks == 1 ? "is" : "are", ranks, ranks == 1 ? "" : "s"));
+        const bool hangs = fault.kind == Fault::Kind::kStop || fault.kind == Fault::Kind::kStall;
+        rules.require(!hangs || ranks > 1, name + ": with one rank nothing would end it");
         rules.require(fault.at != Fault::At::kSave || !c.save.empty(), name + ": nothing is saved without --save");
         rules.require(fault.at != Fault::At::kEvaluation || !c.valid_data.empty(),
                       name + ": there is no --valid-data to evaluate on");

@@ -365,10 +365,6 @@ void add_other(Rows& rows) {
          .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
          .help = "save and leave with 0 after the step that passes this time; 0: no limit", .fallback = "0",
          .on_resume = kSilent},
-        {.name = "comm-timeout", .group = group, .value = number(AT(comm_timeout), {.low = 0, .high = kInf}),
-         .help = "seconds that a rank may go without progress before all end with 6 and say who waits for whom; ten "
-                 "times that until the first step is done and while reading or writing files; 0: no limit",
-         .fallback = "60", .on_resume = kSilent},
         {.name = "inject", .group = group,
          .value = text_list(AT(inject), "FAULT", "a fault and where it strikes", ','),
          .help = "drill, commas between faults: kill, stop, stall or term:rank=R@step=S (@save, @eval), nan:grad@S, "

@@ -39,7 +39,8 @@ std::string place(const RankPost& post, const Mark* before) {
     // The host is ahead of its device: what counts is where the device is.
     if (device.given > device.begun)
         return step_text(device.next.step, device.next.phase) + ", before " + mark_text(device.next);
-    return step_text(post.step, post.phase) + (before && !is_past(post, *before) ? ", before " + mark_text(*before) : "");
+    if (before && is_past(post, *before)) before = nullptr;
+    return step_text(post.step, post.phase) + (before ? ", before " + mark_text(*before) : "");
 }
 
 std::string rank_text(const Views& ranks, int rank) {

@@ -291,7 +291,8 @@ void Watchdog::report(const std::vector<RankView>& ranks) {
         end += bytes;
     };
     constexpr size_t kLine = 256;
-    const bool through = std::all_of(ranks.begin(), ranks.end(), [](const RankView& v) { return v.post.end_code == 0; });
+    const auto is_through = [](const RankView& view) { return view.post.end_code == 0; };
+    const bool through = std::all_of(ranks.begin(), ranks.end(), is_through);
     put(kLine, through ? "outcome end" : strf("outcome %03d", header.outcome.load()));
     put(sizeof header.verdict, header.verdict_state.load(std::memory_order_acquire) == 2 ? header.verdict : "");
     for (size_t r = 0; r < ranks.size(); r++) {

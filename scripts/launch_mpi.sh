@@ -95,8 +95,8 @@ while kill -0 "$pid" 2>/dev/null; do
     list_children
     now=${#children[@]}
     [ "$now" -gt "$most" ] && most=$now
-    # Tenths of a second that mpirun may outlive its run: an end that the ranks wrote down (the device's library may take
-    # its time), no rank left, or one lost before they had met.
+    # Tenths of a second that mpirun may outlive its run: an end that the ranks wrote down (a GPU may take its time),
+    # no rank left, or one lost before they had met.
     limit=0
     if [ "${ended:-0}" != 0 ] && [ "$now" = 0 ]; then limit=6
     elif [ "${ended:-0}" != 0 ]; then limit=100
