@@ -48,6 +48,9 @@ public:
         FAIL(kExitBug, "no exchange with rank %d here", peer);
     }
 
+    // Tells the watchdog when the device comes past here: where it has long been without a collective.
+    virtual void mark_progress(Ctx&) {}
+
     // Any thread may call these two.
     // What became known to have failed after it was started on the device, "" for nothing.
     virtual std::string late_error() { return ""; }

@@ -22,6 +22,7 @@ struct StagedStep {
     CommTimer* comm_timer = nullptr;
     bool count_fp8 = false;        // the reports have counts
     bool spoil_gradient = false;   // a drill: the gradients get a value that is not a number
+    bool check_fp8 = false;        // the factors in the report are those of after the step, on all ranks
     int64_t micro_batches = 0;     // of this rank
     int64_t counted_tokens = 0;    // of all ranks
     double lr = 0;

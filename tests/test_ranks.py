@@ -41,7 +41,7 @@ class RanksTest(unittest.TestCase):
                 with self.subTest(binary=binary, options=options, ranks=ranks):
                     for (loss, norm), (one_loss, one_norm) in zip(self.losses(ranks, binary, *options), expected):
                         self.assertLess(abs(loss - one_loss), 1e-6 * one_loss)
-                        self.assertLess(abs(norm - one_norm), 2e-5 * one_norm)
+                        self.assertLess(abs(norm - one_norm), 1e-6 * one_norm)
 
     def test_fp8_on_ranks_repeats_itself_and_resumes_to_the_bit(self):
         for recipe in ("delayed", "tensorwise", "blockwise"):
@@ -76,7 +76,7 @@ class RanksTest(unittest.TestCase):
         done = subprocess.run([*MPIRUN, "-np", "1", *first, ":", "-np", "1", *first, "--seed", "6"],
                               capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
         self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertIn("rank 1 has another set of options than rank 0", done.stderr)
+        self.assertRegex(done.stderr, r"rank 1 \(host .*\) has another set of options than rank 0")
         self.assertIn('seed', done.stderr)
 
     def test_bad_input_of_all_ranks_is_told_once(self):

@@ -126,8 +126,8 @@ TEST_CASE("verdict: where everybody waits, the connection or the order of calls 
           "connection between them is gone; ranks 0,1 wait in collective 7 (reduce layers.3) of step 41 since 31 s "
           "(--comm-timeout 30)");
     CHECK(verdict({waiting(reduce, 31), waiting(gather, 32)}, kTimeout) == "the ranks wait for each other in different "
-          "collectives; rank 0 waits in collective 7 (reduce layers.3) of step 41 since 31 s; rank 1 waits in collective "
-          "8 (gather layers.0) of step 41 since 32 s (--comm-timeout 30)");
+          "collectives; rank 0 waits in collective 7 (reduce layers.3) of step 41 since 31 s; rank 1 waits in "
+          "collective 8 (gather layers.0) of step 41 since 32 s (--comm-timeout 30)");
     RankView far = waiting(reduce, 31);
     far.known = false;
     CHECK(verdict({waiting(reduce, 31), far}, kTimeout) == "");
