@@ -61,25 +61,28 @@ list_children() {
         read -r stat 2>/dev/null < "/proc/$child/stat" && [[ $stat != *") Z "* ]] && children+=("$child")
     done
 }
-# Two SIGTERM are how mpirun leaves at once; what it leaves behind has nobody any more.
+# Ranks that are left have nobody any more. Two SIGTERM are how mpirun leaves at once; it removes their files, if they
+# are gone by then.
 end_mpirun() {
     list_children
-    local ranks=("${children[@]}")
+    [ ${#children[@]} = 0 ] || kill -KILL "${children[@]}" 2>/dev/null
+    sleep 0.3
     kill -TERM "$pid" 2>/dev/null
     sleep 0.3
     kill -TERM "$pid" 2>/dev/null
-    for _ in {1..30}; do   # it removes files in the meantime
+    for _ in {1..30}; do
         kill -0 "$pid" 2>/dev/null || break
         sleep 0.1
     done
-    kill -KILL "$pid" "${ranks[@]}" 2>/dev/null
+    kill -KILL "$pid" 2>/dev/null
 }
 
 # With that grace mpirun would wait twice as long after a rank that failed, even when all are gone: it is ended as soon
 # as nothing of the run can be left.
 most=0 quiet=0 forced=""
 while kill -0 "$pid" 2>/dev/null; do
-    sleep 0.2
+    sleep 0.2 &
+    wait $!   # which a signal ends at once
     read_outcome
     if [ "$stops" -ge 2 ]; then
         echo "launch_mpi.sh: second signal, the run ends without a checkpoint" >&2

@@ -225,13 +225,11 @@ class WatchTest(unittest.TestCase):
         self.finish(process, 0)
 
     def test_a_second_signal_ends_all_at_once(self):
-        valid = ["--valid-data", self.path("valid.bin"), "--eval-interval", "4", "--eval-iters", "4"]
-        process = self.start(self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=40", *valid))
-        process.send_signal(signal.SIGTERM)   # perhaps the rank hangs already
+        process = self.start(self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=12"), until="step 10/")
+        time.sleep(0.5)   # it hangs, and cannot finish its step
+        process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
-        if process.wait(timeout=20) == 0:
-            return   # it was through before the second came
         took, errors = self.finish(process, 143)
         self.assertLess(took, 5)
         self.assertIn("second signal", errors)
@@ -265,6 +263,32 @@ class WatchTest(unittest.TestCase):
         errors = self.run_all(command, expect=7)
         self.assertIn("No space left on device", errors)
         self.assertEqual(self.checkpoints("run"), ["step-00000002"])
+
+    # ---- Slurm
+
+    def slurm(self, script, *command, expect=0, **environment):
+        tools = self.path("tools")
+        os.makedirs(tools, exist_ok=True)
+        with open(os.path.join(tools, "srun"), "w") as file:   # stands in for Slurm's
+            file.write('#!/bin/bash\necho "srun $*"; [ "$1 $2" = "--mpi=pmix --kill-on-bad-exit=1" ] || exit 9\n'
+                       'shift 2; exec "$@"\n')
+        os.chmod(os.path.join(tools, "srun"), 0o755)
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "OMPI_MCA_rmaps_base_oversubscribe": "1", "SLURM_SUBMIT_DIR": ROOT, "SLURM_NTASKS": "2"}
+        done = subprocess.run([os.path.join(ROOT, "scripts", script), *command], capture_output=True, text=True,
+                              timeout=60, env=dict(ENVIRONMENT, PATH=tools + ":" + os.environ["PATH"], **root))
+        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr)
+        return done.stdout
+
+    def test_the_scripts_for_slurm_start_the_ranks_and_give_6_for_a_lost_one(self):
+        run = self.command(GPT2, *ONE_EACH, "--train-iters", "3")
+        self.assertIn("step 3/3", self.slurm("train.sbatch", *run))
+        self.slurm("train.sbatch", "bash", "-c", "exit 137", expect=6)
+        self.slurm("train.sbatch", "bash", "-c", "exit 4", expect=4)
+        self.assertIn("step 3/3", self.slurm("train_mpirun.sbatch", *run, "--log-file", self.log))
+        self.assertEqual(records(self.log, "header")[0]["world"], 2)
+        for script in ("train.sbatch", "train_mpirun.sbatch"):
+            self.assertIn("one rank per GPU", self.slurm(script, expect=2))
 
     # ---- ranks that do not belong together
 
