@@ -186,7 +186,7 @@ private:
         const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
 
         const char* given = std::getenv(kBoardVariable);
-        const bool kept = given && Board::exists_empty(given);
+        const bool kept = rank == 0 && given && Board::exists_empty(given);   // taken by one host
         Board board;
         std::unique_ptr<BoardLink> link;
         Json offer = Json::object();
