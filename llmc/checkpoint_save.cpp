@@ -331,7 +331,6 @@ void CheckpointSaver::Impl::fill() {
             export_tensor(table, saved.tensor, access, options.staging_bytes, buffer);
         });
     }
-    collect_up_to(static_cast<int>(table.params.size()) - 1);
     for (size_t i = 0; i < layout.files.size() && comm.root(); i++)
         attempt([&] { fill_text(layout.files[i].name, layout.files[i].header); });
     for (size_t file = 0; file < std::size(kOptimizerFiles); file++)
