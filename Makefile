@@ -63,13 +63,7 @@ endif
 ifeq ($(MPI_FLAGS),)
 LLMC_CXX := $(filter-out llmc/comm_mpi.cpp,$(LLMC_CXX))
 endif
-ifneq ($(and $(filter cuda,$(DEVICE)),$(MPI_FLAGS),$(NCCL_INC),$(NCCL_LIB),$(wildcard llmc/comm_nccl.cu)),)
-NCCL_FLAGS := -DLLMC_NCCL -isystem $(NCCL_INC)
-LIBS += -L$(NCCL_LIB) -Wl,-rpath,$(NCCL_LIB) -lnccl
-else
-LLMC_CUDA := $(filter-out llmc/comm_nccl.cu,$(LLMC_CUDA))
-endif
-DEFINES += $(MPI_FLAGS) $(NCCL_FLAGS)
+DEFINES += $(MPI_FLAGS)
 
 # Options, JSON and logs run rarely and take long to optimise; the operations are what a step on the CPU consists of.
 RARELY_RUN := llmc/config%.cpp llmc/hf_config.cpp llmc/log.cpp llmc/checkpoint_%.cpp llmc/manifest.cpp \
@@ -119,7 +113,9 @@ tests: $(BUILD)/tests
 tests_gpu: $(BUILD)/tests_gpu
 bench: $(BENCHES)
 fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
-cuda_all: $(addprefix $(BUILD)/,$(MAINS)) $(BUILD)/tests_gpu $(BENCHES)
+# Several ranks: the check of their communication, and on the CPU a library that stands in for NCCL.
+RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2)
+cuda_all: $(BUILD)/comm_check $(addprefix $(BUILD)/,$(MAINS)) $(BUILD)/tests_gpu $(BENCHES)
 
 # ---- rules -------------------------------------------------------------------------------------------------
 define LINK
@@ -132,6 +128,11 @@ $(BUILD)/tests: $(TEST_OBJ) $(LLMC_OBJ)
 	$(LINK)
 $(BUILD)/tests_gpu: $(GPU_TEST_OBJ) $(LLMC_OBJ)
 	$(LINK)
+$(BUILD)/comm_check: $(OBJ)/tests/comm_check.o $(LLMC_OBJ)
+	$(LINK)
+$(BUILD)/fake/libnccl.so.2: tests/fake_nccl.cpp llmc/comm_nccl_api.h $(BUILD)/flags
+	@mkdir -p $(@D); echo "LINK $@"
+	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@ $(LIBS)
 $(BENCHES): $(BUILD)/%: $(OBJ)/dev/cuda/%.o $(LLMC_OBJ)
 	$(LINK)
 
@@ -187,8 +188,8 @@ test:
 	@scripts/setup.sh test
 	@$(MAKE) run-test
 
-run-test: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu) $(MAINS)
-	@for exe in $(filter $(BUILD)/%,$^); do echo "RUN $$exe"; $$exe || failed=1; done; \
+run-test: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu) $(MAINS) $(RANK_TESTS)
+	@for exe in $(filter $(BUILD)/tests%,$^); do echo "RUN $$exe"; $$exe || failed=1; done; \
 	 echo "RUN tests/test_*.py"; \
 	 LLMC_BUILD=$(CURDIR)/$(BUILD) python3 -m unittest discover -b -s tests || failed=1; [ -z "$$failed" ]
 

@@ -1,5 +1,5 @@
 # What this machine has; included by the Makefile. Sets CXX_VERSION, HEADERS, NVCC, CUDA_{DIR,INC,LIB,USABLE},
-# NCCL_{INC,LIB}, MPICXX, GPU, ARCH and DEVICE, and prints them as one table (TABLE=0: not).
+# MPICXX, GPU, ARCH and DEVICE, and prints them as one table (TABLE=0: not).
 
 CXX_VERSION := $(shell $(CXX) -dumpfullversion 2>/dev/null)
 
@@ -18,14 +18,14 @@ CUDA_INC := $(patsubst %/cublasLt.h,%,$(firstword $(wildcard $(addsuffix /cublas
               $(CUDA_DIR)/targets/x86_64-linux/include /usr/include))))
 CUDA_LIB := $(patsubst %/libcublasLt.so,%,$(firstword $(wildcard $(addsuffix /libcublasLt.so,$(CUDA_DIR)/lib64 \
               $(CUDA_DIR)/targets/x86_64-linux/lib $(CUDA_DIR)/lib $(LIB64)))))
-NCCL_INC := $(patsubst %/nccl.h,%,$(firstword $(wildcard $(CUDA_INC)/nccl.h /usr/include/nccl.h \
-              /usr/local/include/nccl.h)))
-NCCL_LIB := $(patsubst %/libnccl.so,%,$(firstword $(wildcard $(CUDA_LIB)/libnccl.so $(LIB64)/libnccl.so \
-              /usr/local/lib/libnccl.so)))
 # sm_90a and C++20 need a toolkit of 12 or newer, the matmuls cuBLASLt.
 CUDA_MAJOR := $(firstword $(subst ., ,$(NVCC_VERSION)) 0)
 CUDA_USABLE := $(and $(CUDA_INC),$(CUDA_LIB),$(shell [ $(CUDA_MAJOR) -ge 12 ] && echo yes))
 endif
+
+# Where the loader finds it unless LD_LIBRARY_PATH says otherwise.
+NCCL := $(or $(shell ldconfig -p 2>/dev/null | sed -n 's/.*libnccl\.so\.2 .*=> //p' | head -n 1),\
+          $(wildcard $(CUDA_LIB)/libnccl.so.2))
 
 # "NVIDIA H200, 9.0"; the device file alone says that there is a GPU, not which.
 GPU_QUERY := $(shell nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2>/dev/null | head -n 1 \
@@ -60,7 +60,7 @@ $(info $()  nvcc           $(if $(NVCC),$(NVCC_VERSION) $(NVCC),no))
 $(info $()  CUDA           $(or $(CUDA_DIR),no))
 $(info $()  GPU            $(or $(GPU),no))
 $(info $()  architecture   sm_$(ARCH))
-$(info $()  NCCL           header $(or $(NCCL_INC),no), library $(or $(NCCL_LIB),no))
+$(info $()  NCCL           $(or $(NCCL),no) (opened by several ranks on GPUs, not needed to build))
 $(info $()  OpenMPI        $(if $(MPICXX),$(MPI_VERSION) $(MPICXX),no))
 $(info $()  nlohmann/json  $(call found,nlohmann/json))
 $(info $()  cxxopts        $(call found,cxxopts))

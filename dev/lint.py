@@ -21,13 +21,15 @@ TEXT = CODE + (".py", ".sh", ".mk", ".md", ".yml")
 # Who may include whom. A file of llmc belongs to the group that lists its stem; cpu/ and cuda/ are groups of their own.
 GROUPS = {
     "foundation": "check dtype fp8 fp8_cast rng version nearest",
-    "base": "model_config config config_help config_rules config_table config_table_fp8 config_value schedule "
-            "environment shards dataloader params safetensors file_util write_buffer",
+    "base": "model_config config config_help config_rules config_table config_table_fp8 "
+            "config_table_ranks config_value schedule environment shards dataloader params safetensors file_util "
+            "write_buffer",
     "device": "device device_cpu ops adam_math arena gemm_fp8 gemm_plan",
     "cuda": "device_cuda",
-    "model": "linear decoder decoder_backward fp8_recipe fp8_state gain gain_rates tensor",
-    "state": "comm comm_single comm_mpi comm_nccl zero optimizer checkpoint checkpoint_dir checkpoint_load "
-             "checkpoint_save save_layout manifest hf_config hf_tensors log peak_flops",
+    "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates tensor",
+    "state": "comm comm_single comm_mpi comm_nccl comm_nccl_api comm_timer comm_plan placement check_comm zero "
+             "zero_reduce optimizer checkpoint checkpoint_dir checkpoint_load checkpoint_save save_layout manifest "
+             "hf_config hf_tensors log peak_flops",
     "run": "plan trainer staging fp8_watch run_checkpoints train_loop doctor",
 }
 MAY_INCLUDE = {
@@ -41,7 +43,8 @@ MAY_INCLUDE = {
     "run": "foundation base device model state run",
 }
 
-CUDA_FILES = r"llmc/cuda/|dev/cuda/|llmc/device_cuda\.cu$|llmc/comm_nccl\.cu$"
+CUDA_FILES = r"llmc/cuda/|dev/cuda/|llmc/device_cuda\.cu$"
+COMM_FILES = r"llmc/comm_\w+\.(cpp|h)$|tests/(fake|gpu_test)_nccl\w*\.cpp$"
 # Written apart, so that this file does not break its own rule.
 MACHINE_PATHS = re.compile("/(?:wo" "rk|ro" "ot|ho" "me|opt/hf" "env|mnt)/")
 
@@ -100,7 +103,7 @@ def launches(path, text):
 
 
 def cuda_symbols(path, text):
-    """cuda symbols: CUDA and cuBLAS only in llmc/cuda, dev/cuda, device_cuda.cu and comm_nccl.cu"""
+    """cuda symbols: CUDA and cuBLAS only in llmc/cuda, dev/cuda and device_cuda.cu"""
     if not is_code(path) or re.match(CUDA_FILES, path):
         return []
     code = strip_comments(text, strings=False)
@@ -110,8 +113,8 @@ def cuda_symbols(path, text):
 
 
 def communication_symbols(path, text):
-    """communication: NCCL and MPI only in comm_* files"""
-    if not is_code(path) or re.match(r"llmc/comm_\w+\.(cpp|cu)$", path):
+    """communication: NCCL and MPI only in comm_* files, and in the tests of what NCCL is taken for"""
+    if not is_code(path) or re.match(COMM_FILES, path):
         return []
     return matches(r"\b(?:nccl[A-Z]\w*|MPI_\w+)\b|#include\s*<(?:nccl|mpi)\.h>", strip_comments(text),
                    "%(found)s outside llmc/comm_*")

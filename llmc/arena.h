@@ -9,8 +9,8 @@
 #include "llmc/device.h"
 
 // What a byte of the arena is for: the rows of the memory table.
-enum class Purpose { kWeights, kGradients, kMaster, kMoments, kActivations, kFp8, kInputs, kScratch };
-inline constexpr int kPurposes = 8;
+enum class Purpose { kWeights, kGradients, kMaster, kMoments, kActivations, kFp8, kWire, kInputs, kScratch };
+inline constexpr int kPurposes = 9;
 const char* purpose_name(Purpose purpose);
 
 class Arena {

@@ -38,10 +38,10 @@ struct StateAccess {
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, const void* host)> write;
     // With several ranks. The elements that this rank holds of a master or moment, ascending; read and write stay
     // within them. Together the ranks hold every element, some perhaps twice (--zero 0). Empty function: all of them.
-    std::function<std::vector<ElementRange>(int index)> held;
+    std::function<std::vector<ElementRange>(int index)> held = {};
     // Every rank calls it for every parameter, in table order, before any rank reads kWeight of that parameter, which
     // then works on all of them until the next call. Empty function: kWeight can be read at any time.
-    std::function<void(int index)> collect_weight;
+    std::function<void(int index)> collect_weight = {};
 };
 
 // Of these elements of a parameter those that this rank holds.

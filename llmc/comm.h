@@ -1,8 +1,8 @@
 // The ranks of a run and what they exchange. One process is one rank. comm_single.cpp is a run of one rank and needs no
-// library; comm_mpi.cpp is one of several, started by mpirun or srun.
+// library; comm_mpi.cpp is one of several, started by mpirun or srun; comm_nccl.cpp adds to it what GPUs exchange.
 //
-// Every rank makes the same calls in the same order. Sums are taken in rank order, one rounding at the end, so that all
-// ranks get the same bits and a run repeats itself.
+// Every rank makes the same calls in the same order. Sums are taken in a fixed order, that of the ranks on the CPU and
+// NCCL's own on GPUs, so that all ranks get the same bits and a run repeats itself.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -27,6 +27,10 @@ public:
     // Sums over the ranks.
     std::vector<int64_t> sum(const std::vector<int64_t>& mine);
 
+    // Once the device is open, before the first of what follows: connects the devices of all ranks. What by, a line for
+    // the log, "" if nothing is needed. Ends all ranks if they have not met within the seconds.
+    virtual std::string connect(Ctx&, int /*seconds*/) { return ""; }
+
     // Device memory, ordered on ctx.stream; nothing is done during a rehearsal.
     // values (fp32, bf16, fp64, int32): in this rank's, = the sum; bf16 is added in fp32 and rounded once.
     virtual void sum(Ctx& ctx, Tensor values) = 0;
@@ -39,6 +43,17 @@ public:
     virtual void all_gather(Ctx& ctx, Tensor blocks) = 0;
     // Block r of out (any dtype) = block `rank` of rank r's in; the two do not overlap.
     virtual void all_to_all(Ctx& ctx, Tensor out, Tensor in) = 0;
+    // out (any dtype) = in of rank `peer`, another one, which makes the same call towards this one. Only they call it.
+    virtual void exchange(Ctx&, Tensor /*out*/, Tensor /*in*/, int peer) {
+        FAIL(kExitBug, "no exchange with rank %d here", peer);
+    }
+
+    // Any thread may call these two.
+    // What became known to have failed after it was started on the device, "" for nothing.
+    virtual std::string late_error() { return ""; }
+    // Ends what waits on the device for a rank that does not come; nothing may follow there. May not return if the
+    // device is lost.
+    virtual void cut() {}
 
     // Ends all ranks at once with this exit code.
     [[noreturn]] virtual void abort(int exit_code) = 0;
@@ -53,8 +68,11 @@ private:
 // One rank.
 std::unique_ptr<Comm> open_single();
 
-// The ranks that mpirun or srun started; one rank where neither did. Exit 2 where several were started and this build
-// or the launcher cannot connect them.
+// The same ranks on GPUs: what lies in host memory still goes through `host`.
+std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host);
+
+// The ranks that mpirun or srun started, on this build's device; one rank where neither did. Exit 2 where several were
+// started and this build or the launcher cannot connect them.
 std::unique_ptr<Comm> open_comm();
 
 // Exit 2, naming the first rank that differs from rank 0 and in what: each item is what it is called and this rank's

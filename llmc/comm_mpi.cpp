@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <type_traits>
 
 #include "llmc/check.h"
@@ -25,13 +26,18 @@ namespace {
     FAIL(kExitPeerLost, "%s: %.*s", call, length, text);
 }
 
-// Elements that a rank adds up at a time: bounds the memory of a sum.
-constexpr int64_t kPieceElems = 1 << 20;
+// What goes from one rank to another in one message: counts are int, and it bounds the memory of a sum.
+constexpr int64_t kMessageBytes = 4 << 20;
 
 World world_of_mpi() {
     World world;
     MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &world.rank));
     MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &world.ranks));
+    MPI_Comm host;
+    MPI_CHECK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world.rank, MPI_INFO_NULL, &host));
+    MPI_CHECK(MPI_Comm_rank(host, &world.local_rank));
+    MPI_CHECK(MPI_Comm_size(host, &world.local_ranks));
+    MPI_CHECK(MPI_Comm_free(&host));
     return world;
 }
 
@@ -74,13 +80,47 @@ public:
         }
     }
 
-    void max(Ctx& ctx, uint32_t* values, int64_t count, int64_t stride) override {
+    void max(Ctx& ctx, uint32_t* values, int64_t count) override {
         if (ctx.rehearsal || world().ranks == 1) return;
-        std::vector<uint32_t> packed;
-        for (int64_t i = 0; i < count; i++) packed.push_back(values[i * stride]);
-        MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, packed.data(), static_cast<int>(count), MPI_UINT32_T, MPI_MAX,
-                                MPI_COMM_WORLD));
-        for (int64_t i = 0; i < count; i++) values[i * stride] = packed[static_cast<size_t>(i)];
+        for (int64_t begin = 0; begin < count; begin += kMessageBytes / 4) {
+            const int64_t n = std::min(count - begin, kMessageBytes / 4);
+            MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, values + begin, static_cast<int>(n), MPI_UINT32_T, MPI_MAX,
+                                    MPI_COMM_WORLD));
+        }
+    }
+
+    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+        if (ctx.rehearsal || world().ranks == 1) return;
+        const Blocks all = blocks_of(blocks);
+        float* const own = reinterpret_cast<float*>(all.of(world().rank));
+        CHECK(blocks.dtype == Dtype::kFp32, "reduce_scatter of %s", dtype_name(blocks.dtype));
+        for_pieces(all.bytes, [&](int64_t begin, int64_t bytes) {
+            const int64_t elems = bytes / dtype_bytes(Dtype::kFp32);
+            float* const sums = own + begin / dtype_bytes(Dtype::kFp32);
+            float* const copies = receive_copies<float>(elems, sums, [&](int r) { return all.of(r) + begin; });
+            for (int64_t i = 0; i < elems; i++) sums[i] = sum_of(copies + i, elems, world().ranks);
+        });
+    }
+
+    void all_gather(Ctx& ctx, Tensor blocks) override {
+        if (ctx.rehearsal || world().ranks == 1) return;
+        const Blocks all = blocks_of(blocks);
+        for_pieces(all.bytes, [&](int64_t begin, int64_t bytes) {
+            exchange(bytes, [&](int) { return all.of(world().rank) + begin; },
+                     [&](int r) { return all.of(r) + begin; });
+        });
+    }
+
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        if (ctx.rehearsal) return;
+        CHECK(out.dtype == in.dtype && out.elems == in.elems, "all_to_all from %lld to %lld elements",
+              (long long)in.elems, (long long)out.elems);
+        const Blocks to = blocks_of(out), from = blocks_of(in);
+        const int own = world().rank;
+        std::memcpy(to.of(own), from.of(own), static_cast<size_t>(to.bytes));
+        for_pieces(to.bytes, [&](int64_t begin, int64_t bytes) {
+            exchange(bytes, [&](int r) { return from.of(r) + begin; }, [&](int r) { return to.of(r) + begin; });
+        });
     }
 
     [[noreturn]] void abort(int exit_code) override {
@@ -89,46 +129,68 @@ public:
     }
 
 private:
-    // Blocks of `ranks` pieces: every rank gets all copies of its piece, adds them in rank order, and hands out the
-    // sum. The library's own reduction may choose another order for another size.
+    struct Blocks {
+        char* begin;
+        int64_t bytes;   // of each
+        char* of(int rank) const { return begin + rank * bytes; }
+    };
+    Blocks blocks_of(const Tensor& tensor) const {
+        CHECK(tensor.elems % world().ranks == 0, "%lld elements in %d blocks", (long long)tensor.elems, world().ranks);
+        return {static_cast<char*>(tensor.data), tensor.bytes() / world().ranks};
+    }
+
+    // Calls body(begin, bytes) for runs of `bytes` that fit into a message.
+    template <typename Body> static void for_pieces(int64_t bytes, Body&& body) {
+        for (int64_t begin = 0; begin < bytes; begin += kMessageBytes)
+            body(begin, std::min(kMessageBytes, bytes - begin));
+    }
+
+    // Sends and receives `bytes` to and from every other rank.
+    template <typename From, typename To> void exchange(int64_t bytes, From&& from, To&& to) {
+        std::vector<MPI_Request> requests;
+        const int count = static_cast<int>(bytes);
+        for (int r = 0; r < world().ranks; r++) {
+            if (r == world().rank) continue;
+            requests.resize(requests.size() + 2);
+            MPI_Request* const last = &requests[requests.size() - 2];
+            MPI_CHECK(MPI_Irecv(to(r), count, MPI_BYTE, r, 0, MPI_COMM_WORLD, &last[0]));
+            MPI_CHECK(MPI_Isend(from(r), count, MPI_BYTE, r, 0, MPI_COMM_WORLD, &last[1]));
+        }
+        MPI_CHECK(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE));
+    }
+
+    // What the ranks have for this one, one after the other: `mine` of this rank, and from(r) is what r gets.
+    template <typename T, typename From> T* receive_copies(int64_t elems, const T* mine, From&& from) {
+        copies_.resize(static_cast<size_t>(world().ranks * elems) * sizeof(T));
+        T* const copies = reinterpret_cast<T*>(copies_.data());
+        std::copy(mine, mine + elems, copies + world().rank * elems);
+        exchange(elems * static_cast<int64_t>(sizeof(T)), from, [&](int r) { return copies + r * elems; });
+        return copies;
+    }
+
     template <typename T> void sum_all(T* values, int64_t elems) {
-        const int64_t ranks = world().ranks;
-        std::vector<T> copies, sums;
-        for (int64_t begin = 0; begin < elems; begin += ranks * kPieceElems) {
-            const int64_t block = std::min(elems - begin, ranks * kPieceElems), piece = (block + ranks - 1) / ranks;
-            std::vector<int> counts, starts, copy_counts, copy_starts;
-            for (int64_t r = 0; r < ranks; r++) {
-                counts.push_back(bytes_of<T>(std::clamp<int64_t>(block - r * piece, 0, piece)));
-                starts.push_back(bytes_of<T>(std::min(block, r * piece)));
-            }
-            const int64_t own = counts[static_cast<size_t>(world().rank)] / static_cast<int64_t>(sizeof(T));
-            for (int64_t r = 0; r < ranks; r++) {
-                copy_counts.push_back(bytes_of<T>(own));
-                copy_starts.push_back(bytes_of<T>(r * own));
-            }
-            copies.resize(static_cast<size_t>(std::max<int64_t>(1, own * ranks)));
-            sums.resize(static_cast<size_t>(std::max<int64_t>(1, own)));
-            MPI_CHECK(MPI_Alltoallv(values + begin, counts.data(), starts.data(), MPI_BYTE, copies.data(),
-                                    copy_counts.data(), copy_starts.data(), MPI_BYTE, MPI_COMM_WORLD));
-            for (int64_t i = 0; i < own; i++) sums[static_cast<size_t>(i)] = sum_of(copies.data() + i, own, ranks);
-            MPI_CHECK(MPI_Allgatherv(sums.data(), bytes_of<T>(own), MPI_BYTE, values + begin, counts.data(),
-                                     starts.data(), MPI_BYTE, MPI_COMM_WORLD));
-        }
+        for_pieces(elems * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t bytes) {
+            const int64_t count = bytes / static_cast<int64_t>(sizeof(T));
+            T* const sums = values + begin / static_cast<int64_t>(sizeof(T));
+            T* const copies = receive_copies<T>(count, sums, [&](int) { return sums; });
+            for (int64_t i = 0; i < count; i++) sums[i] = sum_of(copies + i, count, world().ranks);
+        });
     }
-    template <typename T> static int bytes_of(int64_t elems) {
-        return static_cast<int>(elems * static_cast<int64_t>(sizeof(T)));
-    }
+
+    // In rank order: the library's own reduction may choose another order for another size.
     template <typename T> static T sum_of(const T* copies, int64_t stride, int64_t ranks) {
-        if constexpr (std::is_same_v<T, int32_t> || std::is_same_v<T, double>) {
-            T total = 0;
-            for (int64_t r = 0; r < ranks; r++) total += copies[r * stride];
-            return total;
-        } else {
-            float total = 0;
-            for (int64_t r = 0; r < ranks; r++) total += static_cast<float>(copies[r * stride]);
+        if constexpr (std::is_same_v<T, bf16>) {
+            float total = static_cast<float>(copies[0]);
+            for (int64_t r = 1; r < ranks; r++) total += static_cast<float>(copies[r * stride]);
             return T(total);
+        } else {
+            T total = copies[0];
+            for (int64_t r = 1; r < ranks; r++) total += copies[r * stride];
+            return total;
         }
     }
+
+    std::vector<char> copies_;
 };
 
 }  // namespace

@@ -15,7 +15,12 @@ public:
     SingleComm() : Comm({}) {}
     std::vector<std::string> gather(const std::string& mine) override { return {mine}; }
     void sum(Ctx&, Tensor) override {}
-    void max(Ctx&, uint32_t*, int64_t, int64_t) override {}
+    void max(Ctx&, uint32_t*, int64_t) override {}
+    void reduce_scatter(Ctx&, Tensor) override {}
+    void all_gather(Ctx&, Tensor) override {}
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        device::copy_on_device(ctx, out.data, in.data, in.bytes());
+    }
     [[noreturn]] void abort(int exit_code) override { std::exit(exit_code); }
 };
 
@@ -54,7 +59,7 @@ std::unique_ptr<Comm> open_mpi();   // comm_mpi.cpp
 
 std::unique_ptr<Comm> open_comm() {
     const bool launched = std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
-    if (launched) return open_mpi();
+    if (launched) return device::device_info(-1).toolkit.empty() ? open_mpi() : open_nccl(open_mpi());
     const int tasks = number_of("SLURM_STEP_NUM_TASKS");
     REQUIRE(tasks <= 1, "srun started %d tasks that do not know of each other: use srun --mpi=pmix", tasks);
     return open_single();

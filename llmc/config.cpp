@@ -5,6 +5,7 @@
 #include <fstream>
 #include <map>
 #include <sstream>
+#include <tuple>
 
 // Its own parser instead of std::regex, which neither takes newlines in values nor compiles cleanly under ASan.
 #ifndef CXXOPTS_NO_REGEX
@@ -35,6 +36,7 @@ std::string dashes(std::string name) {
 std::vector<std::string> option_names() {
     std::vector<std::string> names = {"config", "help"};
     for (const OptionRow& row : option_table()) names.push_back(row.name);
+    for (const Spelling& spelling : spellings()) names.push_back(spelling.name);
     return names;
 }
 
@@ -49,6 +51,16 @@ std::string llmc_option(const std::string& option) {
         REQUIRE(option != hint.option, "%s of llm.c has no equal here: use %s", option.c_str(), hint.text);
     FAIL(kExitBadInput, "unknown option %s: did you mean --%s?", option.c_str(),
          nearest(dashes(option.substr(1)), option_names()).c_str());
+}
+
+// "fp8-param-gather" and whether it is on, as the option and value it stands for here.
+std::pair<std::string, std::string> respell(const Spelling& spelling, const Json& on, const std::string& where,
+                                            std::vector<std::string>* notes) {
+    REQUIRE(on.is_boolean(), "%s %s: must be true or false", where.c_str(), json_text(on).c_str());
+    const std::string value = on.get<bool>() ? spelling.when_true : spelling.when_false;
+    notes->push_back(strf("%s%s is --%s %s", where.c_str(), on.get<bool>() ? "" : " false", spelling.option,
+                          value.c_str()));
+    return {spelling.option, value};
 }
 
 // ---- command line ----
@@ -74,6 +86,11 @@ std::vector<std::string> normalise(int argc, const char* const* argv, std::vecto
         std::string option = word.substr(0, word.find('='));
         std::string value = word.substr(option.size());
         std::string name = is_long ? dashes(option.substr(2)) : llmc_option(option);
+        if (const Spelling* spelling = find_spelling(name)) {
+            const Json on = value.empty() ? Json(true) : parse_flag(value.substr(1));
+            std::tie(name, value) = respell(*spelling, on, option, notes);
+            value = "=" + value;
+        }
         REQUIRE(is_option(name), "unknown option %s: did you mean --%s?", option.c_str(),
                 nearest(name, option_names()).c_str());
         if (is_short) notes->push_back(option + " is --" + name);
@@ -186,6 +203,11 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
         }
         REQUIRE(name != "config" && name != "help", "%s: \"%s\" belongs on the command line", path.c_str(),
                 key.c_str());
+        if (const Spelling* spelling = find_spelling(name)) {
+            const auto [option, word] = respell(*spelling, value, path + ": " + name, notes);
+            settings[option] = {find_option(option)->value.parse(word), path + ": " + name};
+            continue;
+        }
         REQUIRE(find_option(name), "%s: unknown option \"%s\": did you mean \"%s\"?", path.c_str(),
                 key.c_str(), nearest(name, option_names()).c_str());
         settings[name] = {value, path + ": " + name};
@@ -319,9 +341,12 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     judge(settings, parsed.config, machine.ranks);
     require_loaded_shape(parsed.config, machine);
     for (std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(std::move(line));
-    for (const OptionRow& row : option_table())
-        if (row.gpu_only && !machine.gpu && settings.count(row.name))
-            parsed.idle.push_back("--" + std::string(row.name) + ": nothing to do without a GPU");
+    for (const OptionRow& row : option_table()) {
+        if (!settings.count(row.name)) continue;
+        const std::string name = "--" + std::string(row.name);
+        if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + ": nothing to do without a GPU");
+        if (row.ranks_only && machine.ranks == 1) parsed.idle.push_back(name + ": nothing to do with one rank");
+    }
     return parsed;
 }
 

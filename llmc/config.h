@@ -68,6 +68,14 @@ struct Config {
     double fp8_min_gain = 0;            // keep a linear in BF16 whose predicted FP8 gain is below; 0: no rule
     int64_t fp8_health_interval = 0;    // steps between reports of every FP8 tensor; 0: none
 
+    // several ranks
+    int64_t zero = 1;                   // 1: each rank owns a part of masters and moments; 0: all of them
+    double bucket_mb = 256;             // of fp32 gradients that travel together, 10^6 bytes
+    bool overlap = true;                // communication runs beside compute
+    Dtype grad_comm_dtype = Dtype::kFp32;   // kFp32, kBf16, kE4m3
+    Dtype param_comm_dtype = Dtype::kBf16;  // of weights in FP8: kBf16, kE4m3
+    int64_t fp8_check_interval = 0;     // steps between comparisons of FP8 factors over the ranks; 0: none
+
     // checkpoints
     std::string save, load, resume;     // resume: a directory or "auto"
     int64_t save_interval = 0;          // steps; 0: only at the end
@@ -81,6 +89,7 @@ struct Config {
 
     // other
     bool dry_run = false;
+    bool check_comm = false;            // time the links between the ranks first
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
     bool overfit_one_batch = false;
 

@@ -107,5 +107,9 @@ std::vector<std::string> config_warnings(const Config& config) {
         lines.push_back("--fp8-recipe blockwise with --fp8-format hybrid: gradients in E5M2 have 2 mantissa bits, and "
                         "factors per block leave no use for its range; e4m3 is the recipe's own format");
     }
+    if (config.grad_dtype == Dtype::kBf16 && config.grad_comm_dtype == Dtype::kFp32) {
+        lines.push_back("--grad-comm-dtype fp32: gradients are bf16 (--grad-dtype) and travel as that, nothing finer "
+                        "is to be had; they are added in fp32");
+    }
     return lines;
 }

@@ -350,6 +350,9 @@ void add_other(Rows& rows) {
         {.name = "dry-run", .group = group, .value = flag(AT(dry_run), true, false),
          .help = "print parameters, memory, FLOPs and matmul shapes, then leave; needs no data and no GPU",
          .fallback = "false", .on_resume = kSilent},
+        {.name = "check-comm", .group = group, .value = flag(AT(check_comm), true, false),
+         .help = "before training, time every collective and every pair of ranks and name slow links",
+         .fallback = "false", .on_resume = kSilent},
         {.name = "profile", .group = group,
          .value = tuple(':', 1, "FIRST:LAST", "two steps FIRST:LAST, counted from 1", AT(profile_first),
                         AT(profile_last)),
@@ -373,6 +376,7 @@ const std::vector<OptionRow>& option_table() {
         add_optimizer(rows);
         add_numbers(rows);
         add_fp8(rows);
+        add_ranks(rows);
         add_checkpoints(rows);
         add_output(rows);
         add_other(rows);

@@ -7,9 +7,10 @@
 
 #include "llmc/config_value.h"
 
-enum class OptionGroup { kModel, kBatch, kData, kOptimizer, kNumbers, kFp8, kCheckpoint, kOutput, kOther };
-inline constexpr const char* kOptionGroupTitles[] = {"Model", "Batch and length", "Data",   "Optimizer", "Numbers",
-                                                     "FP8",   "Checkpoints",      "Output", "Other"};
+enum class OptionGroup { kModel, kBatch, kData, kOptimizer, kNumbers, kFp8, kRanks, kCheckpoint, kOutput, kOther };
+inline constexpr const char* kOptionGroupTitles[] = {"Model",   "Batch and length", "Data",        "Optimizer",
+                                                     "Numbers", "FP8",              "Several ranks", "Checkpoints",
+                                                     "Output",  "Other"};
 
 // What --resume makes of a value that differs from the checkpoint's.
 enum class OnResume {
@@ -42,6 +43,7 @@ struct OptionRow {
     OnResume on_resume = OnResume::kReport;
     const char* llmc = nullptr;             // llm.c's option with the same meaning, "-b"
     bool gpu_only = false;                  // has nothing to do on the CPU device
+    bool ranks_only = false;                // has nothing to do with one rank
 };
 
 // The field of an option, for const and non-const configurations: what the factories of config_value.h take.
@@ -49,6 +51,7 @@ struct OptionRow {
 
 const std::vector<OptionRow>& option_table();
 void add_fp8(std::vector<OptionRow>& rows);              // the group FP8, in config_table_fp8.cpp
+void add_ranks(std::vector<OptionRow>& rows);            // the group Several ranks, in config_table_ranks.cpp
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
 // Options of llm.c that have no equal here, and what to write instead.
@@ -57,6 +60,15 @@ struct LlmcHint {
     const char* text;
 };
 const std::vector<LlmcHint>& llmc_hints();
+
+// Flags of Megatron that are one value of an option here.
+struct Spelling {
+    const char* name;                // "fp8-param-gather"
+    const char* option;              // "param-comm-dtype"
+    const char *when_true, *when_false;
+};
+const std::vector<Spelling>& spellings();               // in config_table_ranks.cpp
+const Spelling* find_spelling(const std::string& name);  // null if unknown
 
 // Rules between options of a resolved configuration, one line each; empty if sound. In config_rules.cpp.
 std::vector<std::string> config_errors(const Config& config, int ranks);

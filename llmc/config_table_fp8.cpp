@@ -9,6 +9,10 @@ const char* fp8_off(const Config& c) {
     return c.fp8_recipe == Fp8Recipe::kNone ? "FP8 is off (--fp8-recipe none)" : nullptr;
 }
 
+const char* nothing_to_watch(const Config& c) {
+    return c.grad_comm_dtype == Dtype::kE4m3 ? nullptr : fp8_off(c);
+}
+
 const char* only_delayed(const Config& c) {
     switch (c.fp8_recipe) {
         case Fp8Recipe::kTensorwise:
@@ -118,8 +122,8 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .fallback = "0", .inert = fp8_off},
         {.name = "fp8-health-interval", .group = kGroup, .value = integer(AT(fp8_health_interval), 0, kMany),
          .help = "steps between records of every FP8 tensor in the log file: amax, factor, shares saturated and "
-                 "flushed; 0: none",
-         .fallback = "100", .inert = fp8_off, .on_resume = OnResume::kSilent},
+                 "flushed; and of the error of --grad-comm-dtype fp8; 0: none",
+         .fallback = "100", .inert = nothing_to_watch, .on_resume = OnResume::kSilent},
     });
 }
 

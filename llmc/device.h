@@ -11,10 +11,12 @@ struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the C
 struct StepRecorder; // what a rehearsal collects; see plan.h
 
 struct DeviceInfo {
+    int index = -1;
     std::string name;             // "NVIDIA H200", "CPU"
     int sm = 0;                   // 90 for compute capability 9.0; 0 on the CPU
     int sm_count = 0;             // multiprocessors, or hardware threads on the CPU
     int64_t memory_bytes = 0;     // total
+    std::string id, bus;          // "GPU-4a1b...", unlike any other's; "0000:18:00.0". Empty on the CPU
     std::string driver;           // "13.0", empty without a driver
     std::string toolkit;          // CUDA version compiled against, empty on the CPU
     std::string matmul_library;   // "cuBLASLt 13.1.0.3", or "cpu"

@@ -9,6 +9,7 @@ DeviceInfo device_info(int index);
 // Open device `index`: stream, matmul handle, workspace. Exit 2 with the reason when it cannot be used.
 void device_open(Ctx& ctx, int index);
 void device_close(Ctx& ctx);
+void device_use(const Ctx& ctx);   // in another thread, before it calls anything else here
 
 // Memory. Allocation failures say how many bytes were asked for and how many are free (exit 2).
 // device_alloc returns 256-byte aligned memory. allocation_count() counts every call since start, so that

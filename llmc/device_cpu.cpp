@@ -59,6 +59,7 @@ int device_count() { return 1; }
 DeviceInfo device_info(int index) {
     CHECK(index == 0 || index == -1, "CPU device %d", index);
     DeviceInfo info;
+    info.index = 0;
     info.name = "CPU";
     info.sm_count = static_cast<int>(std::thread::hardware_concurrency());
     info.memory_bytes = std::max<int64_t>(0, meminfo_bytes("MemTotal"));
@@ -72,6 +73,7 @@ void device_open(Ctx& ctx, int index) {
     ctx.sm_count = static_cast<int>(std::thread::hardware_concurrency());
 }
 void device_close(Ctx& ctx) { ctx = Ctx{}; }
+void device_use(const Ctx&) {}
 void side_open(Ctx& side, const Ctx& ctx) {
     side = ctx;
     side.recorder = nullptr;

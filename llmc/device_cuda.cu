@@ -35,6 +35,12 @@ std::string matmul_library_text() {
     return strf("cuBLASLt %d.%d.%d", major, minor, patch);
 }
 
+std::string id_text(const cudaUUID_t& uuid) {
+    std::string text = "GPU-";
+    for (const char byte : uuid.bytes) text += strf("%02x", static_cast<unsigned char>(byte));
+    return text;
+}
+
 std::string driver_text() {
     int version = 0;
     if (cudaDriverGetVersion(&version) != cudaSuccess) cudaGetLastError();
@@ -52,6 +58,7 @@ int device_count() {
 
 DeviceInfo device_info(int index) {
     DeviceInfo info;
+    info.index = index;
     info.name = "no CUDA device";
     info.driver = driver_text();
     info.toolkit = version_text(CUDART_VERSION);
@@ -64,6 +71,8 @@ DeviceInfo device_info(int index) {
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     info.name = properties.name;
     info.sm = properties.major * 10 + properties.minor;
+    info.id = id_text(properties.uuid);
+    info.bus = strf("%04x:%02x:%02x.0", properties.pciDomainID, properties.pciBusID, properties.pciDeviceID);
     info.sm_count = properties.multiProcessorCount;
     info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
     return info;
@@ -100,6 +109,30 @@ void device_close(Ctx& ctx) {
     gemm_state_destroy(ctx);
     CUDA_CHECK(cudaStreamDestroy(stream_of(ctx)));
     ctx.stream = nullptr;
+}
+
+void device_use(const Ctx& ctx) { CUDA_CHECK(cudaSetDevice(ctx.index)); }
+
+// The highest priority: between ranks every millisecond that a message waits is one that all of them wait, while the
+// matmuls it holds up lose only the few multiprocessors it needs.
+void side_open(Ctx& side, const Ctx& ctx) {
+    side = ctx;
+    side.gemm = nullptr;
+    side.recorder = nullptr;
+    side.stream = nullptr;
+    if (ctx.rehearsal) return;
+    int lowest = 0, highest = 0;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    cudaStream_t stream = nullptr;
+    CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest));
+    side.stream = stream;
+}
+
+void side_close(Ctx& side) {
+    if (side.stream == nullptr) return;
+    CUDA_CHECK(cudaStreamSynchronize(stream_of(side)));
+    CUDA_CHECK(cudaStreamDestroy(stream_of(side)));
+    side.stream = nullptr;
 }
 
 void* device_alloc(int64_t bytes) {
@@ -181,6 +214,11 @@ void event_destroy(Event* event) { CUDA_CHECK(cudaEventDestroy(handle_of(event))
 void event_record(Ctx& ctx, Event* event) {
     if (ctx.rehearsal) return;
     CUDA_CHECK(cudaEventRecord(handle_of(event), stream_of(ctx)));
+}
+
+void event_order(Ctx& ctx, Event* event) {
+    if (ctx.rehearsal) return;
+    CUDA_CHECK(cudaStreamWaitEvent(stream_of(ctx), handle_of(event), 0));
 }
 
 void event_wait(Event* event) { CUDA_CHECK(cudaEventSynchronize(handle_of(event))); }

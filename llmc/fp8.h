@@ -25,21 +25,37 @@ float from_fp8(Dtype format, uint8_t code);
 HOST_DEVICE inline uint32_t amax_bits_of(float value) { return bf16::to_bits(value) & 0x7fffffffu; }
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;   // from here on not finite
 
+HOST_DEVICE inline float float_of_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
 // The rule of current scaling: largest / amax, rounded to nearest; the largest float if that overflows; 1 if amax is 0
 // or not finite. `largest` is that of the format, already divided by 2^margin where a margin applies.
 HOST_DEVICE inline float quant_mul_of(uint32_t amax_bits, float largest) {
     if (amax_bits == 0 || amax_bits >= kInfinityBits) return 1.0f;
-    float amax;
-    memcpy(&amax, &amax_bits, 4);
-    const float factor = largest / amax;
+    const float factor = largest / float_of_bits(amax_bits);
     return factor <= 3.402823466e38f ? factor : 3.402823466e38f;
 }
 
 // Blocks of blockwise scaling have factors that are powers of two: quant_mul_of rounded down, so nothing overflows.
 HOST_DEVICE inline float block_quant_mul_of(uint32_t amax_bits, float largest) {
     const float factor = quant_mul_of(amax_bits, largest);
-    const uint32_t bits = bf16::to_bits(factor) & 0x7f800000u;
-    float power;
-    memcpy(&power, &bits, 4);
-    return power;
+    return float_of_bits(bf16::to_bits(factor) & 0x7f800000u);
+}
+
+// A chunk of a gradient on its way to another rank: E4M3 with quant_mul_of(amax), or the float below it where the
+// rounded product would lie beyond the largest number, so nothing saturates. NaN if a value is not finite, which makes
+// all of the chunk NaN.
+struct ChunkFactor {
+    float quant_mul, dequant_mul;
+};
+HOST_DEVICE inline ChunkFactor chunk_factor(uint32_t amax_bits) {
+    constexpr float kLargest = fp8_largest(Dtype::kE4m3);
+    if (amax_bits >= kInfinityBits) return {float_of_bits(0x7fc00000u), float_of_bits(0x7fc00000u)};
+    const float nearest = quant_mul_of(amax_bits, kLargest);
+    const bool beyond = float_of_bits(amax_bits) * nearest > kLargest;
+    const float quant_mul = float_of_bits(bf16::to_bits(nearest) - (beyond ? 1 : 0));
+    return {quant_mul, 1.0f / quant_mul};
 }

@@ -43,14 +43,21 @@ Fp8Plan running_fp8_plan(const Config& config, const ParamTable& table) {
     return plan;
 }
 
-Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, Arena& arena) : config_(config), plan_(plan) {
+Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const Buckets& buckets, Arena& arena)
+    : config_(config), plan_(plan),
+      gathers_bytes_(buckets.fp8_elems() > 0 && buckets.ranks() > 1 && config.zero == 1
+                     && config.param_comm_dtype == Dtype::kE4m3) {
     by_plan_.assign(plan_.linears.size(), -1);
     if (!plan_.on()) return;
     const int64_t count = std::count_if(plan_.linears.begin(), plan_.linears.end(),
                                         [](const LinearPlan& linear) { return linear.fp8; });
     if (count == 0) return;
     const int64_t all = kFp8Roles * count;
-    slots_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords);
+    // Behind the slots, so that one maximum over the ranks takes both.
+    const int64_t blocks = gathers_bytes_ ? count_blocks(buckets) : 0;
+    const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords + blocks);
+    slots_ = shared.slice(0, all * kSlotWords);
+    block_amaxes_ = shared.slice(all * kSlotWords, blocks);
     counts_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kCountWords);
     monitor_ = arena.take(Purpose::kFp8, Dtype::kInt32, 1);
     if (plan_.row().history) {
@@ -58,12 +65,13 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, Arena& arena) : co
         updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
         largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
     }
+    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, buckets.fp8_elems());
     linears_.reserve(static_cast<size_t>(count));
     for (size_t i = 0; i < plan_.linears.size(); i++) {
         if (!plan_.linears[i].fp8) continue;
         by_plan_[i] = static_cast<int>(linears_.size());
         names_.push_back(plan_.linears[i].name);
-        take_weights(plan_.linears[i], arena);
+        take_weights(plan_.linears[i], buckets, arena);
     }
     // Which slot is whose depends on the number of all linears.
     for (Fp8Linear& linear : linears_) {
@@ -75,11 +83,31 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, Arena& arena) : co
     }
 }
 
-void Fp8State::take_weights(const LinearPlan& linear, Arena& arena) {
+// Of the weights whose bytes are gathered; notes where those of each begin.
+int64_t Fp8State::count_blocks(const Buckets& buckets) {
+    if (plan_.row().weight != Granularity::kBlock128x128) return 0;
+    int64_t blocks = 0;
+    for (const LinearPlan& linear : plan_.linears) {
+        if (!linear.fp8) continue;
+        const bool gathered = buckets.of_param(linear.weight).kind == BucketKind::kFp8Linears;
+        first_block_.push_back(gathered ? blocks : -1);
+        if (gathered) blocks += (linear.out + 127) / 128 * ((linear.in + 127) / 128);
+    }
+    return blocks;
+}
+
+void Fp8State::take_weights(const LinearPlan& linear, const Buckets& buckets, Arena& arena) {
     auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
+    // A head that is tied to the embedding travels with it.
+    const bool in_fp8_alone = buckets.of_param(linear.weight).kind == BucketKind::kFp8Linears;
+    auto rowwise = [&](Dtype dtype, int64_t elems) {
+        const bool grid = dtype != plan_.weight_format;
+        if (grid || !in_fp8_alone) return take(dtype, elems);
+        return flat_weights_.slice(buckets.weight_offset(linear.weight), elems);
+    };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
                         .out = linear.out,
-                        .weight = take_operand(Fp8Role::kWeight, linear.out, linear.in, take),
+                        .weight = take_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise),
                         .weight_transposed = take_operand(Fp8Role::kWeight, linear.in, linear.out, take),
                         .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
 }
@@ -115,9 +143,8 @@ Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8
     return {data, memory.grid.slice(0, grid_elems(memory.granularity, R, K)), memory.granularity};
 }
 
-Fp8Slot* Fp8State::weight_slot(int param) const {
-    const Fp8Linear* linear = linear_of_param(param);
-    return linear ? slots() + id(*linear, Fp8Role::kWeight) : nullptr;
+Fp8Counts* Fp8State::counts_of(int tensor) const {
+    return counting_ ? static_cast<Fp8Counts*>(counts_.data) + tensor : nullptr;
 }
 
 // ---- names: of tensors, and of the moments at which they are made
@@ -153,6 +180,7 @@ void Fp8State::initialise(Ctx& ctx) {
     primed_ = false;
     device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
+    device::fill_bytes(ctx, flat_weights_.data, 0, flat_weights_.bytes());   // the gaps
     write_out(ctx, slots_.data, std::vector<Fp8Slot>(static_cast<size_t>(tensors()), Fp8Slot{1.0f, 1.0f, 0, 0}));
     if (!plan_.row().history) return;
     device::fill_bytes(ctx, history_.data, 0, history_.bytes());
@@ -201,7 +229,7 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
     if (training) {
         q.first_nonfinite = static_cast<uint32_t*>(monitor_.data);
         q.event = event(tensor);
-        if (counting_) q.counts = static_cast<Fp8Counts*>(counts_.data) + tensor;
+        q.counts = counts_of(tensor);
     }
     q.dbias = args.dbias;
     q.dbias_scratch = args.dbias_scratch;
@@ -230,15 +258,11 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
 }
 
-Fp8State::Amaxes Fp8State::amaxes() const {
-    if (!on() || !plan_.row().history) return {};
-    return {.values = &slots()->amax_bits, .count = 2 * static_cast<int64_t>(linears_.size()), .stride = kSlotWords};
-}
-
-void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {
-    if (!on()) return;
-    ops::fp8_clear(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(), .step = true,
-                         .state = state});
+Fp8State::Shared Fp8State::shared() const {
+    if (!on()) return {};
+    const int first = plan_.row().history ? 0 : first_weight();
+    return {.values = reinterpret_cast<uint32_t*>(slots() + first),
+            .count = (tensors() - first) * kSlotWords + block_amaxes_.elems};
 }
 
 void Fp8State::update_factors(Ctx& ctx, int begin, int count, const StepState* state) {
@@ -249,41 +273,8 @@ void Fp8State::update_factors(Ctx& ctx, int begin, int count, const StepState* s
                           .most_recent = config_.fp8_amax_compute_algo == AmaxAlgo::kMostRecent, .state = state});
 }
 
-void Fp8State::update(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table) {
-    if (!on()) return;
-    if (plan_.row().history) update_factors(ctx, 0, tensors(), state);
-    quantize_weights(ctx, state, master, table);
-}
-
-void Fp8State::quantize_weights(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table) {
-    const RecipeRow& row = plan_.row();
-    for (const Fp8Linear& linear : linears_) {
-        const Param& p = table.params[static_cast<size_t>(linear.param)];
-        QuantOut quant;
-        quant.rowwise = linear.weight.data;
-        quant.transposed = linear.weight_transposed.data;
-        quant.granularity = row.weight;
-        quant.scaling = row.scaling;
-        quant.slot = slots() + id(linear, Fp8Role::kWeight);
-        if (row.weight != Granularity::kTensor) {
-            quant.rowwise_grid = linear.weight.grid;
-            quant.transposed_grid = linear.weight_transposed.grid;
-        }
-        if (counting_) quant.counts = static_cast<Fp8Counts*>(counts_.data) + id(linear, Fp8Role::kWeight);
-        ops::quantize(ctx, {.quant = quant, .in = master.slice(p.offset, p.elems()), .N = linear.out, .C = linear.in,
-                            .state = state});
-    }
-}
-
-void Fp8State::weights_from_masters(Ctx& ctx, const Tensor& master, const ParamTable& table, bool fresh) {
-    if (!on()) return;
-    clear_weight_amax(ctx, nullptr);
-    for (const Fp8Linear& linear : linears_) {
-        const Param& p = table.params[static_cast<size_t>(linear.param)];
-        ops::amax(ctx, {.slot = slots() + id(linear, Fp8Role::kWeight), .in = master.slice(p.offset, p.elems())});
-    }
-    if (plan_.row().history && fresh) update_factors(ctx, first_weight(), tensors() - first_weight(), nullptr);
-    quantize_weights(ctx, nullptr, master, table);
+void Fp8State::update(Ctx& ctx, const StepState* state) {
+    if (on() && plan_.row().history) update_factors(ctx, 0, tensors(), state);
 }
 
 void Fp8State::finish_priming(Ctx& ctx) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "llmc/arena.h"
+#include "llmc/buckets.h"
 #include "llmc/fp8_recipe.h"
 #include "llmc/ops.h"
 
@@ -61,8 +62,9 @@ struct ProduceArgs {
 
 class Fp8State {
 public:
-    // Takes factors, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear.
-    Fp8State(const Config& config, const Fp8Plan& plan, Arena& arena);
+    // Takes factors, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. `buckets` is not
+    // owned.
+    Fp8State(const Config& config, const Fp8Plan& plan, const Buckets& buckets, Arena& arena);
 
     // The FP8 side of a linear, null if it runs in BF16.
     const Fp8Linear* linear(int layer, LinearKind kind) const;
@@ -79,22 +81,39 @@ public:
     // Runs the producer so that the tensor ends up as its linear wants it: one pass for delayed and block factors, a
     // second one that casts for current scaling.
     void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);
-    // After AdamW recorded the amaxes of the new masters through weight_slot: new factors, then the FP8 weights.
-    // Nothing changes where state->skip.
-    void clear_weight_amax(Ctx& ctx, const StepState* state);
-    void update(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table);
-    Fp8Slot* weight_slot(int param) const;   // null if it is not in FP8
-    // The amaxes of x and dy that the next update reads: values[i * stride]. Ranks agree on their largest before it.
-    // Empty where factors do not look back.
-    struct Amaxes {
+    // New factors from the amaxes of the step. Nothing changes where state->skip.
+    void update(Ctx& ctx, const StepState* state);
+    // What ranks agree on by its maximum before they make factors: amaxes, beside which factors that are equal anyway
+    // do no harm. With histories those of all tensors, else those of the weights. May be empty.
+    struct Shared {
         uint32_t* values = nullptr;
-        int64_t count = 0, stride = 0;
+        int64_t count = 0;
     };
-    Amaxes amaxes() const;
+    Shared shared() const;
+
+    // ---- weights, whose masters may be spread over ranks: a run is elements [begin, begin + n) of one, fp32
+    // Before the masters of a step, or (null) of a start, are recorded. Nothing changes where state->skip.
+    void clear_weight_amax(Ctx& ctx, const StepState* state);
+    Fp8Slot* weight_slot(int param) const;   // where AdamW records; null if it is not in FP8
+    // What AdamW would have recorded, at the start of a run.
+    void record_run(Ctx& ctx, int param, const Tensor& run);
+    // The amaxes of its blocks, where bytes are gathered and factors are per block; else nothing.
+    void record_blocks(Ctx& ctx, int param, int64_t begin, const Tensor& run);
+    // At the start of a run, and fresh: the recorded amaxes are the first entries of the histories.
+    void start_weight_histories(Ctx& ctx);
+    // Both copies of a weight from the whole of it, fp32 or (as gathered) rounded to bf16: the same bytes. Nothing
+    // changes where state->skip, if state is given.
+    void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
+    // The same in steps where ranks gather bytes: factors of all weights, bytes of runs into flat_weights, there the
+    // bytes of other ranks, transposed copies. A skipped step repeats the bytes.
+    bool gathers_bytes() const { return gathers_bytes_; }
+    void prepare_runs(Ctx& ctx, const StepState* state);
+    void quantize_run(Ctx& ctx, int param, int64_t begin, const Tensor& run);
+    void transpose_weight(Ctx& ctx, const Fp8Linear& linear);
+    // Rowwise copies of the weights in FP8 alone, as Buckets places them.
+    const Tensor& flat_weights() const { return flat_weights_; }
 
     // ---- start of a run
-    // FP8 weights from the masters; `fresh`, after initialise: their amaxes are the first entries of the histories.
-    void weights_from_masters(Ctx& ctx, const Tensor& master, const ParamTable& table, bool fresh);
     // Delayed scaling that has no factors for x and dy yet: the next step runs its first micro-batch twice.
     bool needs_priming() const { return on() && plan_.row().history && !primed_; }
     void finish_priming(Ctx& ctx);
@@ -144,10 +163,12 @@ private:
     Dtype format_of(Fp8Role role) const;
     Granularity granularity_of(Fp8Role role) const;
     std::string tensor_name(int tensor) const;
-    void take_weights(const LinearPlan& linear, Arena& arena);
+    void take_weights(const LinearPlan& linear, const Buckets& buckets, Arena& arena);
+    int64_t count_blocks(const Buckets& buckets);
+    Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
+    uint32_t* blocks_of(const Fp8Linear& linear) const;
     QuantOut quant_out(const ProduceArgs& args) const;
     void update_factors(Ctx& ctx, int begin, int count, const StepState* state);
-    void quantize_weights(Ctx& ctx, const StepState* state, const Tensor& master, const ParamTable& table);
     int step_order(int tensor) const;
     uint32_t event(int tensor) const;
 
@@ -156,8 +177,12 @@ private:
     std::vector<Fp8Linear> linears_;
     std::vector<int> by_plan_;       // number of the FP8 linear of each linear of the plan, -1: BF16
     std::vector<std::string> names_;
+    const bool gathers_bytes_;
     Tensor slots_, counts_, monitor_;   // Fp8Slot (tensors), Fp8Counts (tensors), uint32 (1)
+    Tensor block_amaxes_;               // directly behind slots_, uint32: of the blocks of weights, where needed
+    std::vector<int64_t> first_block_;  // by FP8 linear
     Tensor history_, updates_, largest_;
+    Tensor flat_weights_;
     Fp8Phase phase_ = Fp8Phase::kTraining;
     bool counting_ = false, primed_ = false;
     int64_t micro_batch_ = 0;

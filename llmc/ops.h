@@ -379,11 +379,12 @@ struct CastArgs {
 // Elements of a gradient that share one factor on the wire.
 inline constexpr int64_t kWireChunk = 128;
 
-// A gradient as it travels in FP8: chunks of kWireChunk elements, each with dequant_mul = amax / 448 (1 for zeros; NaN
-// where a value is not finite, so that the whole chunk arrives as NaN), out = to_fp8(in * 448 / amax).
+// A gradient as it travels in FP8: chunks of kWireChunk elements, each with the factors of chunk_factor of its amax
+// (448 / amax and its inverse; 1 for zeros; NaN where a value is not finite, so that the whole chunk arrives as NaN),
+// out = to_fp8(in * quant_mul).
 struct QuantizeChunksArgs {
     Tensor out;                    // (n) e4m3, =; n a multiple of kWireChunk
-    Tensor factors;                // (n / kWireChunk) fp32, =
+    Tensor factors;                // (n / kWireChunk) fp32, =: dequant_mul
     Tensor in;                     // (n) fp32 or bf16
     Fp8Counts* counts = nullptr;   // +=, optional
 };

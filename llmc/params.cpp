@@ -32,8 +32,6 @@ struct Builder {
     bool gpt2_names;
 
     int add(Param p) {
-        p.offset = table.flat_elems;
-        table.flat_elems += (p.elems() + kParamAlign - 1) / kParamAlign * kParamAlign;
         for (const HfPart& part : p.hf) table.param_elems += part.rows * p.cols;
         table.params.push_back(std::move(p));
         return static_cast<int>(table.params.size()) - 1;

@@ -1,4 +1,4 @@
-// The parameter table: one row per stored parameter, in the order of the flat buffers. Everything that walks
+// The parameter table: one row per stored parameter, in the order of the model. Everything that walks
 // parameters (initialisation, optimizer, shards, checkpoints, exports) walks this table.
 #pragma once
 #include <cstdint>
@@ -26,13 +26,14 @@ struct Param {
     bool decay = false;          // weight decay applies (matrices)
     bool fp8 = false;            // may be used in FP8 by a linear
     std::vector<HfPart> hf;
-    int64_t offset = 0;          // first element in the flat buffers, a multiple of kParamAlign
+    int64_t offset = 0;          // first element in the flat buffers, a multiple of kParamAlign; set by Buckets
 
     bool is_vector() const { return cols == 1; }
     int64_t elems() const { return rows * cols; }
 };
 
-inline constexpr int64_t kParamAlign = 128;  // elements; the gaps stay 0
+// Elements; the gaps stay 0. In FP8 the 256 bytes that matmuls like best.
+inline constexpr int64_t kParamAlign = 256;
 
 // Numbers of the parameters of a block within ParamTable::params; -1 where the model has none.
 struct BlockParams {
@@ -51,7 +52,7 @@ struct ParamTable {
     int wte = -1, wpe = -1;
     int final_norm_weight = -1, final_norm_bias = -1;
     int head = -1;               // equals wte when tied
-    int64_t flat_elems = 0;      // length of the flat buffers, gaps included
+    int64_t flat_elems = 0;      // length of the flat buffers, gaps included; set by Buckets
     int64_t param_elems = 0;     // true parameters as Hugging Face counts them (true vocabulary, tied once)
 
     int find(const std::string& name) const;  // -1 if absent

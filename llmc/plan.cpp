@@ -42,8 +42,8 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks)
     ctx.rehearsal = true;
     ctx.recorder = &recorder;
     Arena arena;
-    const std::unique_ptr<Comm> comm = open_single();   // a rehearsal tells nobody anything
-    Trainer trainer(config, table, arena, *comm);
+    RehearsalComm comm(ranks);
+    Trainer trainer(config, table, arena, comm);
     StagedStep staged;
     staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
     trainer.step(ctx, staged);
@@ -55,7 +55,11 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks)
     plan.arena_bytes = arena.peak_bytes();
     for (int i = 0; i < kPurposes; i++)
         plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
+    for (const Bucket& bucket : trainer.buckets().all()) plan.flat_elems += bucket.elems;
     plan.step_gemms = std::move(recorder.gemms);
+    plan.ranks = ranks;
+    plan.buckets = static_cast<int64_t>(trainer.buckets().all().size());
+    plan.collectives = std::move(comm.calls);
     return plan;
 }
 
@@ -71,7 +75,7 @@ std::string plan_text(const Config& config, const ParamTable& table, const Memor
     auto ll = [](int64_t x) { return static_cast<long long>(x); };
     std::string text;
     text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(table.param_elems),
-                 static_cast<double>(table.param_elems) * 1e-9, ll(table.flat_elems));
+                 static_cast<double>(table.param_elems) * 1e-9, ll(plan.flat_elems));
     text += strf("numbers           %s weights, %s gradients, fp32 masters, %s moments\n", dtype_name(config.dtype),
                  dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
     text += "memory\n";
@@ -104,5 +108,6 @@ std::string plan_text(const Config& config, const ParamTable& table, const Memor
                      2e-12 * static_cast<double>(s.M) * static_cast<double>(s.N) * static_cast<double>(s.K)
                          * static_cast<double>(g.count));
     }
-    return text + fp8_dry_run_text(config, table, device);
+    return text + communication_text(config, plan.collectives, plan.ranks, plan.buckets)
+           + fp8_dry_run_text(config, table, device);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/arena.h"
+#include "llmc/comm_plan.h"
 #include "llmc/config.h"
 #include "llmc/ops.h"
 #include "llmc/params.h"
@@ -26,10 +27,14 @@ struct StepRecorder {
 struct MemoryPlan {
     int64_t arena_bytes = 0;
     std::array<int64_t, kPurposes> purpose_bytes{};
+    int64_t flat_elems = 0;                // parameters as stored
     std::vector<PlannedGemm> step_gemms;   // of one optimizer step
+    int ranks = 1;
+    int64_t buckets = 0;
+    std::vector<PlannedCollective> collectives;   // of one optimizer step
 };
 
-// Rehearses one optimizer step of one of `ranks` ranks, an evaluation and a sample.
+// Rehearses one optimizer step of one of `ranks` ranks, an evaluation and a sample. The plan is that of every rank.
 MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks = 1);
 
 // Model FLOPs per trained token: 6 per matmul parameter (true vocabulary) and causal attention (half the square),

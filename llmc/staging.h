@@ -1,6 +1,7 @@
 // Host memory of the steps in flight: global batches on their way to the device and results on their way back.
 #pragma once
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "llmc/comm.h"
@@ -11,8 +12,8 @@
 // Two slots, used in turn, so that the host prepares a step while the device runs the one before.
 class Staging {
 public:
-    // Pinned memory for two global batches, this rank's part of them, and their reports.
-    Staging(const Config& config, const World& world, int64_t fp8_report_bytes);
+    // Pinned memory for two global batches, this rank's part of them, and the reports of their steps.
+    Staging(const Config& config, const World& world, Trainer& trainer);
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
@@ -21,6 +22,7 @@ public:
         StagedStep staged;
         Event* begin = nullptr;      // recorded by the loop
         Event* done = nullptr;
+        std::optional<CommTimer> comm_timer;   // with several ranks
         int64_t step = 0;       // 0-based
         int64_t samples = 0;    // in this step
         int64_t samples_after = 0;   // consumed since the start of training, this step included

@@ -8,11 +8,13 @@
 #include <memory>
 #include <optional>
 
+#include "llmc/check_comm.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/environment.h"
 #include "llmc/fp8_watch.h"
 #include "llmc/log.h"
+#include "llmc/placement.h"
 #include "llmc/plan.h"
 #include "llmc/run_checkpoints.h"
 #include "llmc/schedule.h"
@@ -25,6 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr double kSampleTemperature = 0.8;
+constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
 
 // Set by the first stop signal; the loop then ends after the running step with a checkpoint and exit code 0.
 volatile std::sig_atomic_t stop_signal = 0;
@@ -113,19 +116,17 @@ private:
     }
 
     void open_device() {
-        REQUIRE(device::device_count() > 0,
-                "no usable GPU: this executable was built for CUDA; `make DEVICE=cpu` builds the CPU one");
-        info_ = device::device_info(0);
+        info_ = device::device_info(place_rank(comm_, notes_));
         const std::string fp8_error = fp8_device_error(fp8_plan_, info_);
         REQUIRE(fp8_error.empty(), "%s", fp8_error.c_str());
-        device::device_open(ctx_, 0);
+        device::device_open(ctx_, info_.index);
         opened_ = true;
         device::gemm_set_search(ctx_, config_.gemm_search);
-        const int ranks = comm_.world().ranks;
-        REQUIRE(ranks == 1 || info_.sm == 0,
-                "%d ranks on GPUs: this version adds up ranks in host memory only; start one process, or build the CPU "
-                "device (make DEVICE=cpu)", ranks);
-        plan_ = plan_memory(config_, table_, ranks);
+        const std::string connection = comm_.connect(ctx_, kConnectSeconds);
+        if (!connection.empty()) notes_.push_back(connection);
+        if (config_.check_comm)
+            for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
+        plan_ = plan_memory(config_, table_, comm_.world().ranks);
         const int64_t free_bytes = device::device_free_bytes();
         REQUIRE(plan_.arena_bytes <= free_bytes,
                 "the run needs %.2f GiB of device memory and %.2f GiB are free: lower --micro-batch-size, or use "
@@ -134,7 +135,7 @@ private:
         arena_memory_ = device::device_alloc(plan_.arena_bytes);
         arena_ = Arena(arena_memory_, plan_.arena_bytes);
         trainer_ = std::make_unique<Trainer>(config_, table_, arena_, comm_);
-        staging_ = std::make_unique<Staging>(config_, comm_.world(), trainer_->fp8().report_bytes());
+        staging_ = std::make_unique<Staging>(config_, comm_.world(), *trainer_);
         checkpoints_ = std::make_unique<RunCheckpoints>(config_, family_, table_, *train_, comm_, ctx_, *trainer_);
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
         trainer_->decoder().upload_constants(ctx_);

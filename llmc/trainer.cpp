@@ -21,13 +21,17 @@ StepState* take_state(Arena& arena) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm)
-    : config_(config), shape_(config.shape), comm_(comm), fp8_(config, running_fp8_plan(config, table), arena),
-      optimizer_(config, table, arena, fp8_),
-      decoder_(config.shape, table, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_) {
+    : config_(config), shape_(config.shape), comm_(comm), table_(table), plan_(running_fp8_plan(config, table)),
+      buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
+      fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
+      decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_) {
     inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32, 3 * config.micro_batch_size * config.seq_length);
     logits_ = arena.take(Purpose::kInputs, config.dtype, config.shape.padded_vocab());
     state_ = take_state(arena);
     eval_state_ = take_state(arena);
+    if (comm.world().ranks == 1) return;
+    decoder_.hooks = {.before_layer = [this](int layer) { zero().before_layer(*compute_, layer); },
+                      .grads_ready = [this](int layer) { zero().grads_ready(*compute_, layer); }};
 }
 
 DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order, int64_t B,
@@ -57,44 +61,46 @@ void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp
 }
 
 void Trainer::step(Ctx& ctx, const StagedStep& staged) {
+    compute_ = &ctx;
     executed_micro_batches_ = 0;
+    zero().begin_step(staged.comm_timer);
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
     optimizer_.zero_grads(ctx);
     fp8_.begin_step(ctx, staged.count_fp8);
-    if (fp8_.needs_priming()) {
-        // Delayed scaling needs amaxes before its first cast: the first micro-batch in current scaling, of which only
-        // they are kept.
-        StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
-        device::range_push("priming");
-        micro_batch(ctx, staged, 0, Fp8Phase::kPriming);
-        device::range_pop();
-        ctx.recorder = recorder;
-        agree_on_amaxes(ctx);
-        fp8_.finish_priming(ctx);
-        device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
-        optimizer_.zero_grads(ctx);
+    if (fp8_.needs_priming()) prime(ctx, staged);
+    for (int64_t i = 0; i < staged.micro_batches; i++) {
+        if (i + 1 == staged.micro_batches) zero().reduce_next_backward(ctx, staged.count_fp8);
+        micro_batch(ctx, staged, i, Fp8Phase::kTraining);
     }
-    for (int64_t i = 0; i < staged.micro_batches; i++) micro_batch(ctx, staged, i, Fp8Phase::kTraining);
     device::range_push("reduce");
-    comm_.sum(ctx, optimizer_.grads());
-    comm_.sum(ctx, {&state_->loss_sum, Dtype::kFp64, 1});
-    comm_.sum(ctx, {&state_->bad_tokens, Dtype::kInt32, 1});
-    agree_on_amaxes(ctx);
+    zero().finish_reduce(ctx);
     device::range_pop();
     device::range_push("update");
     optimizer_.update(ctx, state_);
     device::range_pop();
     device::copy_to_host(ctx, staged.result, state_, sizeof(StepState));
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
+    if (staged.wire_report && staged.count_fp8) zero().copy_report(ctx, staged.wire_report);
+    zero().end_step();
 }
 
-void Trainer::agree_on_amaxes(Ctx& ctx) {
-    const Fp8State::Amaxes amaxes = fp8_.amaxes();
-    comm_.max(ctx, amaxes.values, amaxes.count, amaxes.stride);
+// Delayed scaling needs amaxes before its first cast: the first micro-batch in current scaling, of which only they are
+// kept.
+void Trainer::prime(Ctx& ctx, const StagedStep& staged) {
+    StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
+    device::range_push("priming");
+    micro_batch(ctx, staged, 0, Fp8Phase::kPriming);
+    device::range_pop();
+    zero().agree_on_amaxes(ctx);
+    ctx.recorder = recorder;
+    fp8_.finish_priming(ctx);
+    device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
+    optimizer_.zero_grads(ctx);
 }
 
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
     const int64_t B = config_.micro_batch_size, T = config_.seq_length;
+    compute_ = &ctx;
     EvalResult result;
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
     for (int64_t i = comm_.world().rank; i < iters; i += comm_.world().ranks) {
@@ -119,6 +125,7 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
 std::vector<int32_t> Trainer::generate(Ctx& ctx, std::vector<int32_t> prompt, int64_t count, double temperature,
                                        uint64_t stream, const StagedStep& staging) {
     const int64_t T = config_.seq_length, V = shape_.vocab_size;
+    compute_ = &ctx;
     const uint64_t key = rng_key(config_.seed, "sample");
     std::vector<char> raw(static_cast<size_t>(logits_.bytes()));
     std::vector<float> logits(static_cast<size_t>(V));

@@ -18,7 +18,9 @@ struct StagedStep {
     StepState* inputs = nullptr;   // host part of StepState, copied in at the start of the step
     StepState* result = nullptr;   // copied out at its end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
-    bool count_fp8 = false;        // the report has counts
+    void* wire_report = nullptr;   // Zero::report_bytes(), with the counts
+    CommTimer* comm_timer = nullptr;
+    bool count_fp8 = false;        // the reports have counts
     int64_t micro_batches = 0;     // of this rank
     int64_t counted_tokens = 0;    // of all ranks
     double lr = 0;
@@ -28,6 +30,8 @@ class Trainer {
 public:
     // comm is not owned.
     Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm);
+    Trainer(const Trainer&) = delete;
+    Trainer& operator=(const Trainer&) = delete;
 
     // Enqueue one optimizer step: zero gradients, forward and backward of every micro-batch of this rank, sums over the
     // ranks, update, result copied out.
@@ -49,6 +53,8 @@ public:
     Decoder& decoder() { return decoder_; }
     Optimizer& optimizer() { return optimizer_; }
     Fp8State& fp8() { return fp8_; }
+    Zero& zero() { return optimizer_.zero(); }
+    const Buckets& buckets() const { return buckets_; }
     // Micro-batches of the latest step that ran, the one that primed delayed scaling included.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
     StepState* state() { return state_; }
@@ -59,11 +65,14 @@ private:
 
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
-    void agree_on_amaxes(Ctx& ctx);
+    void prime(Ctx& ctx, const StagedStep& staged);
 
     const Config& config_;
     const ModelConfig& shape_;
     Comm& comm_;
+    ParamTable table_;       // with the places that buckets_ gives
+    const Fp8Plan plan_;
+    const Buckets buckets_;
     Fp8State fp8_;
     Optimizer optimizer_;
     Decoder decoder_;
@@ -71,6 +80,7 @@ private:
     Tensor logits_;          // (Vp) T: one row, for sampling
     StepState* state_;       // device
     StepState* eval_state_;  // device
+    Ctx* compute_ = nullptr; // of the call that runs, for the decoder's hooks
     int64_t executed_micro_batches_ = 0;
 };
 

@@ -106,13 +106,17 @@ inline const std::map<std::string, Sample>& samples() {
         {"num-layers-at-end-in-bf16", {{"2", "0"}, some_bf16}},
         {"bf16-linears", {{"3.down", "0.*"}, fp8}},           {"fp8-lm-head", {{"true"}, fp8}},
         {"fp8-min-gain", {{"1", "0.95"}, fp8}},               {"fp8-health-interval", {{"0", "10"}, fp8}},
+        {"zero", {{"0"}, {}}},                                {"bucket-mb", {{"25", "0.5"}, {}}},
+        {"overlap", {{"off"}, {}}},                           {"grad-comm-dtype", {{"bf16", "fp8"}, {}}},
+        {"param-comm-dtype", {{"fp8"}, fp8}},                 {"fp8-check-interval", {{"1", "100"}, fp8}},
         {"save", {{"out", "ckpt dir"}, {}}},
         {"save-interval", {{"0", "20"}, save}},               {"keep", {{"1", "5"}, save}},
         {"load", {{"hf", "other"}, {}}},                      {"resume", {{"auto", "out/step-1"}, save}},
         {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
         {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},
         {"sample-tokens", {{"1", "100"}, {"--sample-every", "10"}}},
-        {"dry-run", {{"true"}, {}}},                          {"profile", {{"1:1", "3:50"}, {}}},
+        {"dry-run", {{"true"}, {}}},                          {"check-comm", {{"true"}, {}}},
+        {"profile", {{"1:1", "3:50"}, {}}},
         {"overfit-one-batch", {{"true"}, {}}},
     };
     return table;

@@ -52,14 +52,16 @@ inline Config tiny_config(const ModelConfig& shape, Dtype dtype, int64_t B, int6
 
 class TestModel {
 public:
-    explicit TestModel(const Config& c, bool poison = true) : config(c), table(make_param_table(config.shape)) {
+    // one_of: of several ranks; else there is one.
+    explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr)
+        : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape)) {
         device::device_open(ctx, 0);
-        plan = plan_memory(config, table);
+        plan = plan_memory(config, table, comm.world().ranks);
         memory_ = device::device_alloc(plan.arena_bytes);
         device::fill_bytes(ctx, memory_, 0xff, plan.arena_bytes);
         arena = Arena(memory_, plan.arena_bytes);
         arena.set_poison(poison);
-        trainer = std::make_unique<Trainer>(config, table, arena, *comm);
+        trainer = std::make_unique<Trainer>(config, table, arena, comm);
         device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
         trainer->decoder().upload_constants(ctx);
         trainer->optimizer().initialise(ctx);
@@ -70,15 +72,20 @@ public:
         device::device_close(ctx);
     }
 
-    // Any number of micro-batches of micro_batch_size sequences.
-    void set_batch(std::vector<int32_t> tokens, std::vector<int32_t> targets) {
-        tokens_ = std::move(tokens);
-        targets_ = std::move(targets);
+    // Any number of micro-batches of micro_batch_size sequences, which the ranks share.
+    void set_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) {
         const int64_t N = config.micro_batch_size * config.seq_length;
+        counted = 0;
+        for (int32_t target : targets) counted += target != kIgnoreIndex;
+        tokens_.clear();
+        targets_.clear();
+        for (int64_t begin = comm.world().rank * N; begin < static_cast<int64_t>(tokens.size());
+             begin += comm.world().ranks * N) {
+            tokens_.insert(tokens_.end(), tokens.begin() + begin, tokens.begin() + begin + N);
+            targets_.insert(targets_.end(), targets.begin() + begin, targets.begin() + begin + N);
+        }
         order_.resize(tokens_.size());
         std::vector<int64_t> scratch;
-        counted = 0;
-        for (int32_t target : targets_) counted += target != kIgnoreIndex;
         staged.micro_batches = static_cast<int64_t>(tokens_.size()) / N;
         for (int64_t i = 0; i < staged.micro_batches; i++)
             sort_rows_by_token(tokens_.data() + i * N, N, config.shape.vocab_size, order_.data() + i * N, scratch);
@@ -141,7 +148,11 @@ public:
     std::vector<double> grad(int param) { return read(trainer->decoder().grad(param)); }
     std::vector<double> weight(int param) { return read(trainer->decoder().weight(param)); }
 
-    const std::unique_ptr<Comm> comm = open_single();
+private:
+    const std::unique_ptr<Comm> single_ = open_single();
+
+public:
+    Comm& comm;
     const Config config;
     const ParamTable table;
     Ctx ctx;

@@ -159,9 +159,13 @@ TEST_CASE("config: an option without effect is refused with the reason") {
     CHECK(refusal("gpt2", base("")) == "");
     // A command line that is used again after a crash: --resume auto may start from nothing.
     CHECK(refusal("gpt2", joined(base(""), {"--save", "s", "--resume", "auto", "--load", "d"})) == "");
-    // Every row that can be without effect has a case above; those of FP8 are in test_fp8_options.cpp.
+    // Every row that can be without effect has a case above; those of FP8 and of ranks are in test_fp8_options.cpp and
+    // test_rank_options.cpp.
+    const auto elsewhere = [](const OptionRow& row) {
+        return row.group == OptionGroup::kFp8 || row.group == OptionGroup::kRanks || std::string(row.name) == "epochs";
+    };
     for (const OptionRow& row : option_table())
-        if (row.inert && row.group != OptionGroup::kFp8 && std::string(row.name) != "epochs")
+        if (row.inert && !elsewhere(row))
             CHECK_MESSAGE(std::any_of(cases.begin(), cases.end(), [&](const Case& c) {
                 return contains("--" + std::string(row.name), c.option);
             }), row.name);

@@ -35,7 +35,7 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
             if constexpr (!std::is_same_v<A, double>)
                 amax_bits = std::max(amax_bits, amax_bits_of(static_cast<float>(bf16(value))));
         }
-        if (args.slot) record_amax(args.slot, amax_bits);
+        if (args.slot) raise_amax(&args.slot->amax_bits, amax_bits);
     });
 }
 

@@ -5,6 +5,7 @@
 // times the rounded product of the run's two factors; the runs are added in ascending order.
 #include "llmc/gemm_fp8.h"
 
+#include "llmc/cpu/cast_lines.h"
 #include "llmc/cpu/gemm_tiles.h"
 
 namespace cpu {
@@ -14,25 +15,12 @@ template <Dtype format> struct Fp8Code {
     uint8_t code;
 };
 
-template <Dtype format> inline const float* fp8_values() {
-    struct Table {
-        float value[256];
-        Table() {
-            for (int code = 0; code < 256; code++) value[code] = from_fp8(format, static_cast<uint8_t>(code));
-        }
-    };
-    static const Table table;
-    return table.value;
-}
-
 template <Dtype format> inline Vec<float> load(const Fp8Code<format>* p) {
     __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     return _mm256_i32gather_ps(fp8_values<format>(), _mm256_cvtepu8_epi32(codes), 4);
 }
 
 namespace {
-
-constexpr int64_t kBlock = 128;
 
 // B's factors of one run of k, for the columns of a tile.
 void block_factors(float* factors, const GemmArgs& args, int64_t block, int64_t left, int64_t columns) {

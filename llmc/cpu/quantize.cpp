@@ -1,12 +1,8 @@
 // Quantisation of the CPU: FP8 copies with their factors, statistics and column sums, a tile of 128 x 128 at a time.
 #include "llmc/cpu/quantize.h"
 
-#include "llmc/fp8_cast.h"
-
 namespace cpu {
 namespace {
-
-constexpr int64_t kBlock = 128;
 
 // A block of X, and where the same block of the transposed matrix lies.
 struct Tile {
@@ -16,18 +12,6 @@ struct Tile {
     int64_t rows, columns;
     const bf16* line(int64_t n) const { return x + (row + n) * C + column; }
 };
-struct Tally {
-    uint64_t saturated = 0, flushed = 0, nonfinite = 0;
-};
-
-uint32_t magnitude(bf16 value) { return value.bits & 0x7fffu; }
-uint32_t wide_bits(uint32_t bf16_magnitude) { return bf16_magnitude << 16; }
-
-uint32_t amax_of_line(const bf16* x, int64_t count) {
-    uint16_t amax = 0;   // as wide as the elements: 16 of them a vector
-    for (int64_t i = 0; i < count; i++) amax = std::max<uint16_t>(amax, x[i].bits & 0x7fff);
-    return wide_bits(amax);
-}
 uint32_t amax_of_tile(const Tile& tile) {
     uint32_t amax = 0;
     for (int64_t n = 0; n < tile.rows; n++) amax = std::max(amax, amax_of_line(tile.line(n), tile.columns));
@@ -39,23 +23,6 @@ void amaxes_of_columns(const Tile& tile, uint32_t* amaxes) {
         const bf16* x = tile.line(n);
         for (int64_t c = 0; c < tile.columns; c++) amaxes[c] = std::max(amaxes[c], wide_bits(magnitude(x[c])));
     }
-}
-
-template <Dtype format> void cast_line(uint8_t* codes, const bf16* x, const float* quant_mul, int64_t count) {
-    for (int64_t i = 0; i < count; i++) codes[i] = fp8_cast<format>(widen(x[i]) * quant_mul[i]);
-}
-
-template <Dtype format>
-void count_line(Tally& tally, const uint8_t* codes, const bf16* x, const float* quant_mul, int64_t count) {
-    uint32_t saturated = 0, flushed = 0, nonfinite = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t finite = magnitude(x[i]) < kInfinityBits >> 16;
-        const uint32_t product = amax_bits_of(widen(x[i]) * quant_mul[i]);
-        saturated += finite & static_cast<uint32_t>(product > Fp8Format<format>::kLargestBits);
-        flushed += static_cast<uint32_t>(magnitude(x[i]) != 0) & static_cast<uint32_t>((codes[i] & 0x7f) == 0);
-        nonfinite += finite ^ 1u;
-    }
-    tally.saturated += saturated, tally.flushed += flushed, tally.nonfinite += nonfinite;
 }
 
 // Factors of a tile: one a row, or one a column.
@@ -88,11 +55,6 @@ void store_transposed(const Tensor& to, const Tile& tile, const uint8_t* codes) 
         for (int64_t n = 0; n < tile.rows; n++) line[n] = codes[n * kBlock + c];
     }
 }
-
-// Floats from one row of blocks of a 128x128 grid to the next, for K columns.
-int64_t block_row_stride(int64_t K) { return (K + 4 * kBlock - 1) / (4 * kBlock) * 4; }
-
-float block_factor(uint32_t amax_bits, Dtype format) { return block_quant_mul_of(amax_bits, fp8_largest(format)); }
 
 // The factors of the rowwise copy of a tile, with their inverses written to its grids. A 128x128 block has the same
 // one in the transposed copy, so it goes into both.
@@ -141,16 +103,6 @@ template <Dtype format> void quantize_tile(const QuantOut& quant, const Tile& ti
     }
 }
 
-void add_counts(Fp8Counts* counts, const Tile& tile, const Tally& tally) {
-    auto add = [](unsigned long long& to, uint64_t value) {
-        std::atomic_ref(to).fetch_add(value, std::memory_order_relaxed);
-    };
-    add(counts->elems, static_cast<uint64_t>(tile.rows * tile.columns));
-    add(counts->saturated, tally.saturated);
-    add(counts->flushed, tally.flushed);
-    add(counts->nonfinite, tally.nonfinite);
-}
-
 void note_event(uint32_t* first, uint32_t event) {
     std::atomic_ref<uint32_t> earliest(*first);
     uint32_t before = earliest.load(std::memory_order_relaxed);
@@ -170,7 +122,7 @@ bool records(const QuantOut& quant) {
 void do_tile(const QuantOut& quant, const Tile& tile) {
     if (records(quant) || quant.first_nonfinite) {
         const uint32_t amax = amax_of_tile(tile);
-        if (records(quant)) record_amax(quant.slot, amax);
+        if (records(quant)) raise_amax(&quant.slot->amax_bits, amax);
         if (quant.first_nonfinite && amax >= kInfinityBits) note_event(quant.first_nonfinite, quant.event);
     }
     if (quant.dbias) sum_columns(quant.dbias_scratch.as<float>(), tile);
@@ -180,7 +132,7 @@ void do_tile(const QuantOut& quant, const Tile& tile) {
     const Dtype format = (quant.rowwise ? quant.rowwise : quant.transposed).dtype;
     if (format == Dtype::kE4m3) quantize_tile<Dtype::kE4m3>(quant, tile, counted);
     else quantize_tile<Dtype::kE5m2>(quant, tile, counted);
-    if (counted) add_counts(quant.counts, tile, tally);
+    if (counted) add_counts(quant.counts, tile.rows * tile.columns, tally);
 }
 
 void check_copy(const char* op, const char* name, const QuantOut& quant, const Tensor& copy, const Tensor& grid,
@@ -237,8 +189,7 @@ void quantize(Ctx&, const QuantizeArgs& args) {
     if (!wide) return apply_quant(args.quant, args.in.as<bf16>(), args.N, args.C);
     auto rounded = make_buffer<bf16>(args.in.elems);
     for_pieces(args.in.elems, [&](int64_t begin, int64_t count) {
-        const float* in = args.in.as<float>() + begin;
-        for_lanes<float>(count, [&](int64_t i, auto n) { store(rounded.get() + begin + i, load(in + i, n), n); });
+        round_line(rounded.get() + begin, args.in.as<float>() + begin, count);
     });
     apply_quant(args.quant, rounded.get(), args.N, args.C);
 }
@@ -247,14 +198,8 @@ void amax(Ctx&, const AmaxArgs& args) {
     const bool wide = args.in.dtype == Dtype::kFp32;
     check_tensor("amax", "in", args.in, wide ? Dtype::kFp32 : Dtype::kBf16, args.in.elems);
     for_pieces(args.in.elems, [&](int64_t begin, int64_t count) {
-        uint32_t most = 0;
-        if (wide) {
-            const float* in = args.in.as<float>() + begin;
-            for (int64_t i = 0; i < count; i++) most = std::max(most, wide_bits(magnitude(bf16(in[i]))));
-        } else {
-            most = amax_of_line(args.in.as<bf16>() + begin, count);
-        }
-        record_amax(args.slot, most);
+        raise_amax(&args.slot->amax_bits, wide ? rounded_amax_of_line(args.in.as<float>() + begin, count)
+                                               : amax_of_line(args.in.as<bf16>() + begin, count));
     });
 }
 

@@ -1,10 +1,7 @@
 // What every producer of the CPU does with its QuantOut: its bf16 result is computed first, whole, and then quantised.
 #pragma once
-#include <atomic>
-
-#include "llmc/cpu/common.h"
+#include "llmc/cpu/cast_lines.h"
 #include "llmc/cpu/gemm_kernel.h"
-#include "llmc/fp8.h"
 
 namespace cpu {
 
@@ -12,12 +9,6 @@ namespace cpu {
 void check_quant(const char* op, const QuantOut& quant, Dtype T, int64_t N, int64_t C);
 // Does all that `quant` asks for of x (N, C).
 void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C);
-
-inline void record_amax(Fp8Slot* slot, uint32_t bits) {
-    std::atomic_ref<uint32_t> amax(slot->amax_bits);
-    uint32_t before = amax.load(std::memory_order_relaxed);
-    while (before < bits && !amax.compare_exchange_weak(before, bits, std::memory_order_relaxed)) {}
-}
 
 // The result of a producer: `out`, or memory of its own if that is absent and only the copies are wanted.
 class QuantResult {

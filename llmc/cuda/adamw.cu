@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         v[rest] = from_float<Moment>(v_value);
         if (param != nullptr) param[rest] = from_float<T>(value);
     }
-    if (slot != nullptr) record_block_amax<kThreads>(slot, __uint_as_float(amax), amaxes);
+    if (slot != nullptr) record_block_amax<kThreads>(&slot->amax_bits, __uint_as_float(amax), amaxes);
 }
 
 template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx, const AdamWArgs& args) {

@@ -50,9 +50,9 @@ inline constexpr uint32_t kInfinityMagnitude = kInfinityBits >> 16;
 __device__ inline void record_amax(Fp8Slot* slot, uint32_t amax_bits, uint32_t seen) {
     if (amax_bits > seen) atomicMax(&slot->amax_bits, amax_bits);
 }
-// The same with the largest |value| of a block, by all its threads, rounded to bf16 first; shared: a word a warp.
+// *amax_bits = max with the largest |value| of a block, by all its threads, rounded to bf16; shared: a word a warp.
 template <int kThreads>
-__device__ inline void record_block_amax(Fp8Slot* slot, float magnitude, uint32_t* shared) {
+__device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, uint32_t* shared) {
     const uint32_t amax = __reduce_max_sync(0xffffffffu, amax_bits_of(magnitude));
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = amax;
     __syncthreads();
@@ -60,7 +60,8 @@ __device__ inline void record_block_amax(Fp8Slot* slot, float magnitude, uint32_
     uint32_t largest = 0;
 #pragma unroll
     for (int w = 0; w < kThreads / 32; w++) largest = max(largest, shared[w]);
-    record_amax(slot, amax_bits_of(rounded<bf16>(__uint_as_float(largest))), slot->amax_bits);
+    largest = amax_bits_of(rounded<bf16>(__uint_as_float(largest)));
+    if (largest > *amax_bits) atomicMax(amax_bits, largest);
 }
 
 // ---- factors of blocks: block_quant_mul_of(magnitude, fp8_largest(format)), without the division. The largest number

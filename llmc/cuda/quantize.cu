@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const
     }
     const int64_t rest = vectors * kWidth + thread;
     if (rest < elems) amax = max(amax, amax_bits_of(to_float(in[rest])));
-    record_block_amax<kAmaxThreads>(slot, __uint_as_float(amax), shared);
+    record_block_amax<kAmaxThreads>(&slot->amax_bits, __uint_as_float(amax), shared);
 }
 
 // Math: amax_bits = 0, step_amax_bits too if `step`.

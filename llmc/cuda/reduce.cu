@@ -71,19 +71,20 @@ __global__ void __launch_bounds__(kSumThreads) sum_squares_kernel(double* partia
     if (threadIdx.x == 0) partial[blockIdx.x] = total;
 }
 
-// Math: *sum += sum_i in[i] in fp64; in: double (partial sums) or float (losses).
+// Math: sum[b] += sum_i in[b * kPartialSums + i] in fp64; in: double (partial sums) or float (losses).
 // Source: plain sum.
-// Traffic: count elements read once.
-// Requires: one block.
-// Parallel: thread i adds elements i, i + 1024, ...; block sum through shared memory.
+// Traffic: count elements a block read once.
+// Requires: with several blocks, count at most kPartialSums.
+// Parallel: a block a sum; thread i adds elements i, i + 1024, ...; block sum through shared memory.
 template <typename V>
 __global__ void __launch_bounds__(1024) add_to_sum_kernel(double* sum, const V* in, int64_t count) {
     __shared__ double shared[kLanes];
+    in += int64_t{blockIdx.x} * kPartialSums;
     double value = 0.0;
 #pragma unroll 4
     for (int64_t i = threadIdx.x; i < count; i += 1024) value += static_cast<double>(in[i]);
     value = block_sum(value, shared, threadIdx.x / kLanes, threadIdx.x % kLanes, 1024 / kLanes);
-    if (threadIdx.x == 0) *sum += value;
+    if (threadIdx.x == 0) sum[blockIdx.x] += value;
 }
 
 // Math: decide_step of adam_math.h.
@@ -117,6 +118,11 @@ void add_column_sums(Ctx& ctx, const ColumnSum& first, const ColumnSum& second, 
     });
 }
 
+void add_partial_sums(Ctx& ctx, double* sums, const double* partial, int64_t count, int64_t sets) {
+    add_to_sum_kernel<double><<<grid_size(sets), 1024, 0, stream_of(ctx)>>>(sums, partial, count);
+    CHECK_LAUNCH("add_to_sum_kernel");
+}
+
 void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
     const int64_t n = args.in.elems;
     if (n == 0) return;
@@ -133,8 +139,7 @@ void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
             CHECK_LAUNCH("sum_squares_kernel");
         });
     });
-    add_to_sum_kernel<double><<<1, 1024, 0, stream_of(ctx)>>>(args.sum, partial, blocks);
-    CHECK_LAUNCH("add_to_sum_kernel");
+    add_partial_sums(ctx, args.sum, partial, blocks, 1);
 }
 
 // The losses of a micro-batch are few (N floats): one block adds them, and the scratch is not needed.

@@ -1,0 +1,99 @@
+// Casts of lines of elements to FP8 and back, their amaxes, and what is counted of the casts. CPU.
+#pragma once
+#include <atomic>
+
+#include "llmc/cpu/common.h"
+#include "llmc/fp8_cast.h"
+
+namespace cpu {
+
+inline constexpr int64_t kBlock = 128;   // rows and columns of a block that has a factor of its own
+
+// ---- amaxes, as bits
+
+inline uint32_t magnitude(bf16 value) { return value.bits & 0x7fffu; }
+inline uint32_t wide_bits(uint32_t bf16_magnitude) { return bf16_magnitude << 16; }
+
+inline uint32_t amax_of_line(const bf16* x, int64_t count) {
+    uint16_t amax = 0;   // as wide as the elements: 16 of them a vector
+    for (int64_t i = 0; i < count; i++) amax = std::max<uint16_t>(amax, x[i].bits & 0x7fff);
+    return wide_bits(amax);
+}
+inline uint32_t amax_of_line(const float* x, int64_t count) {
+    uint32_t amax = 0;
+    for (int64_t i = 0; i < count; i++) amax = std::max(amax, amax_bits_of(x[i]));
+    return amax;
+}
+
+// Of the elements rounded to bf16: rounding keeps the order.
+inline uint32_t rounded_amax_of_line(const float* x, int64_t count) {
+    return wide_bits(magnitude(bf16(std::bit_cast<float>(amax_of_line(x, count)))));
+}
+
+// *amax = max with bits; by several threads.
+inline void raise_amax(uint32_t* amax, uint32_t bits) {
+    std::atomic_ref<uint32_t> shared(*amax);
+    uint32_t before = shared.load(std::memory_order_relaxed);
+    while (before < bits && !shared.compare_exchange_weak(before, bits, std::memory_order_relaxed)) {}
+}
+
+inline void round_line(bf16* to, const float* from, int64_t count) {
+    for_lanes<float>(count, [&](int64_t i, auto n) { store(to + i, load(from + i, n), n); });
+}
+
+// ---- factors of 128x128 blocks
+
+// Floats from one row of blocks of a grid to the next, for K columns.
+inline int64_t block_row_stride(int64_t K) { return (K + 4 * kBlock - 1) / (4 * kBlock) * 4; }
+inline float block_factor(uint32_t amax_bits, Dtype format) {
+    return block_quant_mul_of(amax_bits, fp8_largest(format));
+}
+
+// ---- casts
+
+template <Dtype format, typename T>
+void cast_line(uint8_t* codes, const T* x, const float* quant_mul, int64_t count) {
+    for (int64_t i = 0; i < count; i++) codes[i] = fp8_cast<format>(widen(x[i]) * quant_mul[i]);
+}
+
+struct Tally {
+    uint64_t saturated = 0, flushed = 0, nonfinite = 0;
+};
+
+template <Dtype format, typename T>
+void count_line(Tally& tally, const uint8_t* codes, const T* x, const float* quant_mul, int64_t count) {
+    uint32_t saturated = 0, flushed = 0, nonfinite = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t size = amax_bits_of(widen(x[i])), product = amax_bits_of(widen(x[i]) * quant_mul[i]);
+        const uint32_t finite = size < kInfinityBits;
+        saturated += finite & static_cast<uint32_t>(product > Fp8Format<format>::kLargestBits)
+                     & static_cast<uint32_t>(product <= kInfinityBits);   // a chunk of NaN saturates nothing
+        flushed += static_cast<uint32_t>(size != 0) & static_cast<uint32_t>((codes[i] & 0x7f) == 0);
+        nonfinite += finite ^ 1u;
+    }
+    tally.saturated += saturated, tally.flushed += flushed, tally.nonfinite += nonfinite;
+}
+
+inline void add_counts(Fp8Counts* counts, int64_t elems, const Tally& tally) {
+    auto add = [](unsigned long long& to, uint64_t value) {
+        std::atomic_ref(to).fetch_add(value, std::memory_order_relaxed);
+    };
+    add(counts->elems, static_cast<uint64_t>(elems));
+    add(counts->saturated, tally.saturated);
+    add(counts->flushed, tally.flushed);
+    add(counts->nonfinite, tally.nonfinite);
+}
+
+// What each code stands for.
+template <Dtype format> const float* fp8_values() {
+    struct Table {
+        float value[256];
+        Table() {
+            for (int code = 0; code < 256; code++) value[code] = from_fp8(format, static_cast<uint8_t>(code));
+        }
+    };
+    static const Table table;
+    return table.value;
+}
+
+}  // namespace cpu

@@ -1,0 +1,115 @@
+// FP8 weights made by several ranks, each from a run of a matrix's elements. CPU.
+#include "llmc/cpu/cast_lines.h"
+
+namespace cpu {
+namespace {
+
+void check_run(const char* op, const Tensor& in, int64_t begin, int64_t R, int64_t C) {
+    check_tensor(op, "in", in, Dtype::kFp32, in.elems);
+    CHECK(begin >= 0 && begin + in.elems <= R * C, "%s: elements [%lld, +%lld) of %lld x %lld", op, (long long)begin,
+          (long long)in.elems, (long long)R, (long long)C);
+}
+
+int64_t blocks_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
+
+// The part of a run that lies in one row of one block.
+struct Line {
+    int64_t block;      // number of the block, row by row
+    int64_t at, count;  // in the run
+};
+
+// Calls body(line) for all lines of the elements [begin, begin + elems) of a matrix of C columns.
+template <typename Body> void for_block_lines(int64_t begin, int64_t elems, int64_t C, Body&& body) {
+    const int64_t end = begin + elems, first = begin / C, rows = (end + C - 1) / C - first;
+#pragma omp parallel for schedule(static) if (elems >= kParallelElems)
+    for (int64_t row = first; row < first + rows; row++) {
+        const int64_t stop = std::min(C, end - row * C);
+        int64_t column = std::max<int64_t>(0, begin - row * C);
+        while (column < stop) {
+            const int64_t count = std::min(kBlock - column % kBlock, stop - column);
+            body(Line{row / kBlock * blocks_of(C) + column / kBlock, row * C + column - begin, count});
+            column += count;
+        }
+    }
+}
+
+template <Dtype format> void quantize_line(const QuantizeRunArgs& args, const Line& line) {
+    bf16 x[kBlock];
+    round_line(x, args.in.as<float>() + line.at, line.count);
+    float quant_mul[kBlock];
+    std::fill(quant_mul, quant_mul + kBlock,
+              args.slot ? args.slot->quant_mul : block_factor(args.block_amaxes[line.block], format));
+    uint8_t* codes = static_cast<uint8_t*>(args.out.data) + line.at;
+    cast_line<format>(codes, x, quant_mul, line.count);
+    if (!args.counts) return;
+    Tally tally;
+    count_line<format>(tally, codes, x, quant_mul, line.count);
+    add_counts(args.counts, line.count, tally);
+}
+
+}  // namespace
+
+void block_amax(Ctx&, const BlockAmaxArgs& args) {
+    if (args.in.elems == 0) return;
+    check_run("block_amax", args.in, args.begin, args.R, args.C);
+    for_block_lines(args.begin, args.in.elems, args.C, [&](const Line& line) {
+        raise_amax(&args.amaxes[line.block], rounded_amax_of_line(args.in.as<float>() + line.at, line.count));
+    });
+}
+
+void fp8_factors(Ctx&, const Fp8FactorsArgs& args) {
+    CHECK(is_fp8(args.format), "fp8_factors of %s", dtype_name(args.format));
+    if (args.state && args.state->skip) return;
+    for (int64_t i = 0; i < args.count; i++) {
+        Fp8Slot& slot = args.slots[i];
+        if (args.scaling == Scaling::kCurrent) slot.quant_mul = quant_mul_of(slot.amax_bits, fp8_largest(args.format));
+        slot.dequant_mul = 1 / slot.quant_mul;
+    }
+}
+
+void quantize_run(Ctx&, const QuantizeRunArgs& args) {
+    if (args.in.elems == 0) return;
+    check_run("quantize_run", args.in, args.begin, args.R, args.C);
+    CHECK(is_fp8(args.out.dtype) && args.out.elems == args.in.elems, "quantize_run: out is %s with %lld elements",
+          dtype_name(args.out.dtype), (long long)args.out.elems);
+    CHECK((args.slot != nullptr) != (args.block_amaxes != nullptr), "quantize_run: a slot or amaxes of blocks");
+    for_block_lines(args.begin, args.in.elems, args.C, [&](const Line& line) {
+        if (args.out.dtype == Dtype::kE4m3) quantize_line<Dtype::kE4m3>(args, line);
+        else quantize_line<Dtype::kE5m2>(args, line);
+    });
+}
+
+void block_grids(Ctx&, const BlockGridsArgs& args) {
+    const Granularity squares = Granularity::kBlock128x128;
+    CHECK(is_fp8(args.format), "block_grids of %s", dtype_name(args.format));
+    check_tensor("block_grids", "grid", args.grid, Dtype::kFp32, grid_elems(squares, args.R, args.C));
+    check_tensor("block_grids", "transposed_grid", args.transposed_grid, Dtype::kFp32,
+                 grid_elems(squares, args.C, args.R));
+    for (const Tensor& grid : {args.grid, args.transposed_grid}) std::fill_n(grid.as<float>(), grid.elems, 0.0f);
+    const int64_t columns = blocks_of(args.C);
+    for (int64_t i = 0; i < blocks_of(args.R); i++)
+        for (int64_t j = 0; j < columns; j++) {
+            const float dequant_mul = 1 / block_factor(args.amaxes[i * columns + j], args.format);
+            args.grid.as<float>()[i * block_row_stride(args.C) + j] = dequant_mul;
+            args.transposed_grid.as<float>()[j * block_row_stride(args.R) + i] = dequant_mul;
+        }
+}
+
+void transpose_bytes(Ctx&, const TransposeBytesArgs& args) {
+    const int64_t R = args.R, C = args.C;
+    CHECK(is_fp8(args.in.dtype) && R % 16 == 0 && C % 16 == 0, "transpose_bytes: %lld x %lld of %s", (long long)R,
+          (long long)C, dtype_name(args.in.dtype));
+    check_tensor("transpose_bytes", "in", args.in, args.in.dtype, R * C);
+    check_tensor("transpose_bytes", "out", args.out, args.in.dtype, R * C);
+    const uint8_t* in = static_cast<const uint8_t*>(args.in.data);
+    uint8_t* out = static_cast<uint8_t*>(args.out.data);
+    const int64_t tile_columns = blocks_of(C), tiles = blocks_of(R) * tile_columns;
+#pragma omp parallel for schedule(static) if (R * C >= kParallelElems)
+    for (int64_t tile = 0; tile < tiles; tile++) {
+        const int64_t top = tile / tile_columns * kBlock, left = tile % tile_columns * kBlock;
+        for (int64_t c = left; c < std::min(C, left + kBlock); c++)
+            for (int64_t r = top; r < std::min(R, top + kBlock); r++) out[c * R + r] = in[r * C + c];
+    }
+}
+
+}  // namespace cpu

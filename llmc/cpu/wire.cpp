@@ -1,0 +1,113 @@
+// Gradients between ranks: FP8 chunks for the wire, sums in rank order, how far two reductions are apart. CPU.
+#include "llmc/cpu/cast_lines.h"
+#include "llmc/cpu/sums.h"
+
+namespace cpu {
+namespace {
+
+template <typename T> void quantize_chunk(const QuantizeChunksArgs& args, int64_t chunk, Tally& tally) {
+    const T* in = args.in.as<T>() + chunk * kWireChunk;
+    uint8_t* out = static_cast<uint8_t*>(args.out.data) + chunk * kWireChunk;
+    const ChunkFactor factor = chunk_factor(amax_of_line(in, kWireChunk));
+    float quant_mul[kWireChunk];
+    std::fill(quant_mul, quant_mul + kWireChunk, factor.quant_mul);
+    cast_line<Dtype::kE4m3>(out, in, quant_mul, kWireChunk);
+    if (args.counts) count_line<Dtype::kE4m3>(tally, out, in, quant_mul, kWireChunk);
+    args.factors.as<float>()[chunk] = factor.dequant_mul;
+}
+
+// What `in` holds at i; codes have a table and a factor.
+template <typename T> struct Values {
+    const T* in;
+    float at(int64_t i) const { return widen(in[i]); }
+};
+struct ChunkValues {
+    const uint8_t* in;
+    const float* factors;
+    const float* table = fp8_values<Dtype::kE4m3>();
+    float at(int64_t i) const { return table[in[i]] * factors[i / kWireChunk]; }
+};
+
+// out[i] = the sum over the ranks of values_of(rank).at(i).
+template <typename ValuesOf> void add_ranks(const SumRanksArgs& args, ValuesOf&& values_of) {
+    for_pieces(args.out.elems, [&](int64_t begin, int64_t count) {
+        float sum[4096];
+        for (int64_t rank = 0; rank < args.ranks; rank++) {
+            const auto values = values_of(rank);
+            for (int64_t i = 0; i < count; i++) {
+                const float value = values.at(begin + i);
+                sum[i] = rank == 0 ? value : sum[i] + value;
+            }
+        }
+        std::copy_n(sum, count, args.out.as<float>() + begin);
+    });
+}
+
+}  // namespace
+
+void quantize_chunks(Ctx&, const QuantizeChunksArgs& args) {
+    const int64_t n = args.in.elems, chunks = n / kWireChunk;
+    CHECK(n % kWireChunk == 0, "quantize_chunks: %lld elements, no multiple of %lld", (long long)n,
+          (long long)kWireChunk);
+    check_tensor("quantize_chunks", "out", args.out, Dtype::kE4m3, n);
+    check_tensor("quantize_chunks", "factors", args.factors, Dtype::kFp32, chunks);
+    CHECK(args.in.dtype == Dtype::kFp32 || args.in.dtype == Dtype::kBf16, "quantize_chunks: in is %s",
+          dtype_name(args.in.dtype));
+    constexpr int64_t kRun = 64;   // chunks
+#pragma omp parallel for schedule(static) if (n >= kParallelElems)
+    for (int64_t first = 0; first < chunks; first += kRun) {
+        const int64_t count = std::min(kRun, chunks - first);
+        Tally tally;
+        for (int64_t chunk = first; chunk < first + count; chunk++) {
+            if (args.in.dtype == Dtype::kFp32) quantize_chunk<float>(args, chunk, tally);
+            else quantize_chunk<bf16>(args, chunk, tally);
+        }
+        if (args.counts) add_counts(args.counts, count * kWireChunk, tally);
+    }
+}
+
+void sum_ranks(Ctx&, const SumRanksArgs& args) {
+    const int64_t n = args.out.elems;
+    CHECK(args.ranks > 0, "sum_ranks: %lld ranks", (long long)args.ranks);
+    check_tensor("sum_ranks", "out", args.out, Dtype::kFp32, n);
+    check_tensor("sum_ranks", "in", args.in, args.in.dtype, args.ranks * n);
+    switch (args.in.dtype) {
+        case Dtype::kFp32:
+            return add_ranks(args, [&](int64_t r) { return Values<float>{args.in.as<float>() + r * n}; });
+        case Dtype::kBf16:
+            return add_ranks(args, [&](int64_t r) { return Values<bf16>{args.in.as<bf16>() + r * n}; });
+        case Dtype::kE4m3: {
+            CHECK(n % kWireChunk == 0, "sum_ranks: %lld elements, no multiple of %lld", (long long)n,
+                  (long long)kWireChunk);
+            const int64_t chunks = n / kWireChunk;
+            check_tensor("sum_ranks", "factors", args.factors, Dtype::kFp32, args.ranks * chunks);
+            return add_ranks(args, [&](int64_t r) {
+                return ChunkValues{static_cast<const uint8_t*>(args.in.data) + r * n,
+                                   args.factors.as<float>() + r * chunks};
+            });
+        }
+        default: FAIL(kExitBug, "sum_ranks: in is %s", dtype_name(args.in.dtype));
+    }
+}
+
+void compare_sums(Ctx&, const CompareSumsArgs& args) {
+    const int64_t n = args.a.elems;
+    check_tensor("compare_sums", "a", args.a, Dtype::kFp32, n);
+    check_tensor("compare_sums", "b", args.b, Dtype::kFp32, n);
+    check_at_least("compare_sums", "scratch", args.scratch, Dtype::kFp64, 4 * kPartialSums);
+    const float *a = args.a.as<float>(), *b = args.b.as<float>();
+    auto add = [&](int which, auto&& term) {
+        add_in_pieces(args.sums + which, args.scratch.as<double>() + which * kPartialSums, n,
+                      [&](int64_t begin, int64_t count) {
+            return sum_terms(count, [&](int64_t i) {
+                return term(static_cast<double>(a[begin + i]), static_cast<double>(b[begin + i]));
+            });
+        });
+    };
+    add(0, [](double x, double) { return x * x; });
+    add(1, [](double, double y) { return y * y; });
+    add(2, [](double x, double y) { return x * y; });
+    add(3, [](double x, double y) { return (x - y) * (x - y); });
+}
+
+}  // namespace cpu

@@ -1,0 +1,312 @@
+// FP8 weights made by several ranks, each from a run of a matrix's elements: block amaxes, factors, casts, grids, and
+// the transposed copy of bytes that came from all ranks.
+#include "llmc/cuda/fp8.cuh"
+
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kTile = 128;
+constexpr int kBatch = 8;   // vectors of a thread that are under way together
+
+// Elements [begin, begin + elems) of a matrix of C columns, cut into tiles of 128 x 128 of the matrix.
+struct RunTiles {
+    int64_t begin, elems, C;
+    int64_t first_row, last_row;         // of the elements `begin` and `begin + elems`, and their columns
+    int64_t first_column, last_column;
+    int64_t first_row_tile, column_tiles;
+
+    RunTiles(int64_t begin_, int64_t elems_, int64_t C_)
+        : begin(begin_), elems(elems_), C(C_), first_row(begin / C), last_row((begin + elems) / C),
+          first_column(begin % C), last_column((begin + elems) % C), first_row_tile(first_row / kTile),
+          column_tiles(ceil_div(C, kTile)) {}
+    int64_t count() const { return ((begin + elems - 1) / C / kTile - first_row_tile + 1) * column_tiles; }
+};
+
+// A thread's vectors of its block's tile: vector k is the same columns of rows kRowStep apart. From the first one they
+// are counted in 32 bits.
+template <int kWidth> class TileLanes {
+public:
+    static constexpr int kRowVectors = kTile / kWidth;
+    static constexpr int kRowStep = kThreads / kRowVectors;
+    static constexpr int kVectors = kTile / kRowStep;
+    static_assert(kVectors % kBatch == 0);
+
+    __device__ explicit TileLanes(const RunTiles& run) {
+        const int64_t row_tile = run.first_row_tile + blockIdx.x / static_cast<uint32_t>(run.column_tiles);
+        const int64_t column_tile = blockIdx.x % static_cast<uint32_t>(run.column_tiles);
+        block_ = row_tile * run.column_tiles + column_tile;
+        const int64_t row = row_tile * kTile + threadIdx.x / kRowVectors;
+        const int64_t column = column_tile * kTile + threadIdx.x % kRowVectors * kWidth;
+        // The rows in which these columns belong to the run.
+        const int64_t low = run.first_row + (column < run.first_column ? 1 : 0);
+        const int64_t high = run.last_row + (column < run.last_column ? 1 : 0);
+        below_ = static_cast<int>(row - low);
+        rows_ = column < run.C && low < high ? static_cast<uint32_t>(min(high - low, int64_t{1} << 30)) : 0;
+        first_ = row * run.C + column - run.begin;
+        step_ = kRowStep * static_cast<uint32_t>(run.C);
+    }
+    // Number of the tile among the blocks of the matrix.
+    __device__ int64_t block() const { return block_; }
+    // Place of vector k in the run, if it is there at all.
+    __device__ int64_t at(int k) const { return first_ + static_cast<uint32_t>(k) * step_; }
+    __device__ bool valid(int k) const { return static_cast<uint32_t>(below_ + k * kRowStep) < rows_; }
+
+private:
+    int64_t block_, first_;
+    uint32_t step_, rows_;
+    int below_;
+};
+
+// Math: amaxes[block] = max with the bits of every |in rounded to bf16| of the block.
+// Source: rounding keeps the order, so the amax of a tile is rounded once.
+// Traffic: in read once.
+// Requires: kWidth = 4 needs begin, elems and C multiples of 4 and in aligned to 16 bytes.
+// Parallel: a block of threads owns a tile; one atomic each at most.
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads, 4)
+    block_amax_kernel(uint32_t* amaxes, const float* in, const __grid_constant__ RunTiles run) {
+    __shared__ uint32_t shared[kThreads / 32];
+    const TileLanes<kWidth> lanes(run);
+    uint32_t amax = 0;
+#pragma unroll 1
+    for (int first = 0; first < lanes.kVectors; first += kBatch) {
+        Packed<float, kWidth> raw[kBatch] = {};
+#pragma unroll
+        for (int j = 0; j < kBatch; j++) {
+            if (lanes.valid(first + j)) raw[j].load(in + lanes.at(first + j));
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; j++) {
+            float value[kWidth];
+            raw[j].unpack_to(value);
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) amax = max(amax, amax_bits_of(value[i]));
+        }
+    }
+    record_block_amax<kThreads>(&amaxes[lanes.block()], __uint_as_float(amax), shared);
+}
+
+// Math: dequant_mul = 1 / quant_mul, which in current scaling is first made of the amax.
+// Source: Fp8FactorsArgs.
+// Traffic: a slot read and written each.
+// Requires: nothing.
+// Parallel: a thread a slot.
+__global__ void fp8_factors_kernel(Fp8Slot* slots, int64_t count, bool current, float largest, const StepState* state) {
+    const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    if (i >= count || (state != nullptr && state->skip)) return;
+    const float mul = current ? quant_mul_of(slots[i].amax_bits, largest) : slots[i].quant_mul;
+    slots[i].quant_mul = mul;
+    slots[i].dequant_mul = 1.0f / mul;
+}
+
+// kWidth floats, rounded to bf16, to bytes.
+template <Dtype kFormat, bool kCount, int kWidth>
+__device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& raw, float quant_mul, CastTally& tally) {
+    float v[kWidth];
+    raw.unpack_to(v);
+#pragma unroll
+    for (int i = 0; i < kWidth; i++) {
+        v[i] = rounded<bf16>(v[i]);
+        if constexpr (kCount) tally.add<kFormat>(v[i], quant_mul);
+        v[i] *= quant_mul;
+    }
+    if constexpr (kWidth == 4) *reinterpret_cast<uint32_t*>(out) = to_fp8x4<kFormat>(v[0], v[1], v[2], v[3]);
+    else *out = static_cast<uint8_t>(to_fp8x2<kFormat>(v[0], v[0]));
+}
+
+// Math: out = to_fp8(in rounded to bf16 * quant_mul), the factor of the slot or of the block; counts.
+// Source: fp8.h for casts and factors.
+// Traffic: in read, a byte an element written, once.
+// Requires: kWidth = 4 needs begin, elems and C multiples of 4, in aligned to 16 bytes, out to 4.
+// Parallel: a block of threads owns a tile, so that there is one factor.
+template <Dtype kFormat, bool kCount, int kWidth>
+__global__ void __launch_bounds__(kThreads, 4)
+    quantize_run_kernel(uint8_t* out, const float* in, const __grid_constant__ RunTiles run, const Fp8Slot* slot,
+                        const uint32_t* block_amaxes, Fp8Counts* counts) {
+    const TileLanes<kWidth> lanes(run);
+    const float quant_mul = slot != nullptr ? slot->quant_mul
+                                            : block_factor<kFormat>(block_amaxes[lanes.block()] >> 16).quant_mul;
+    CastTally tally;
+#pragma unroll 1
+    for (int first = 0; first < lanes.kVectors; first += kBatch) {
+        Packed<float, kWidth> raw[kBatch];
+#pragma unroll
+        for (int j = 0; j < kBatch; j++) {
+            if (lanes.valid(first + j)) raw[j].load(in + lanes.at(first + j));
+        }
+#pragma unroll
+        for (int j = 0; j < kBatch; j++) {
+            if (!lanes.valid(first + j)) continue;
+            cast_vector<kFormat, kCount, kWidth>(out + lanes.at(first + j), raw[j], quant_mul, tally);
+        }
+    }
+    if constexpr (kCount) {
+        tally.flush_to(counts);
+        if (blockIdx.x + threadIdx.x == 0) atomicAdd(&counts->elems, static_cast<unsigned long long>(run.elems));
+    }
+}
+
+// Math: the dequant_mul of each block in the grid of the matrix and in that of its transpose; 0 beyond the last block
+// of a row.
+// Source: fp8.h.
+// Traffic: the amaxes read, the grids written.
+// Requires: nothing.
+// Parallel: a thread owns an element of either grid.
+template <Dtype kFormat>
+__global__ void block_grids_kernel(float* grid, float* transposed_grid, const uint32_t* amaxes, int rows, int columns) {
+    const int padded = (columns + 3) / 4 * 4, transposed_padded = (rows + 3) / 4 * 4;
+    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), j = i - rows * padded;
+    if (j >= columns * transposed_padded) return;
+    const bool first = j < 0;
+    const int row = first ? i / padded : j % transposed_padded, column = first ? i % padded : j / transposed_padded;
+    float factor = 0.0f;
+    if (row < rows && column < columns) {
+        factor = block_factor<kFormat>(amaxes[int64_t{row} * columns + column] >> 16).dequant_mul;
+    }
+    if (first) grid[i] = factor;
+    else transposed_grid[j] = factor;
+}
+
+constexpr int kTileGroup = 8;   // row tiles that run side by side: 1024 bytes of a row of out at a time
+
+// Where word w (rows 4w to 4w + 3) of a column of a tile lies in shared memory. The writers of one instruction, 8
+// groups of 16 columns and 4 neighbouring w, meet 32 banks; the readers, 16 bytes a lane, 8 lanes a column, too.
+__device__ inline int column_word(int column, int w) { return column * 32 + (w ^ column / 16 * 4); }
+
+// Math: out[c, r] = in[r, c], bytes.
+// Source: transposes of 4 x 4 bytes in registers, of words through shared memory.
+// Traffic: in read, out written, once.
+// Requires: R and C multiples of 16, tensors aligned to 16 bytes.
+// Parallel: a block owns a tile of 128 x 128; a thread 16 columns of 4 rows, then 16 rows of 4 columns.
+__global__ void __launch_bounds__(kThreads, 6) transpose_bytes_kernel(uint8_t* out, const uint8_t* in, int64_t R,
+                                                                      int64_t C) {
+    __shared__ __align__(16) uint32_t words[kTile * kTile / 4];
+    const int64_t first_row = (int64_t{blockIdx.z} * kTileGroup + blockIdx.x) * kTile;
+    const int64_t first_column = int64_t{blockIdx.y} * kTile;
+    if (first_row >= R) return;
+    const int rows = static_cast<int>(min(R - first_row, int64_t{kTile}));
+    const int columns = static_cast<int>(min(C - first_column, int64_t{kTile}));
+
+    const int column = static_cast<int>(threadIdx.x % 8) * 16, w = static_cast<int>(threadIdx.x / 8);
+    if (column < columns && w * 4 < rows) {
+        const uint8_t* from = in + (first_row + w * 4) * C + first_column + column;
+        uint4 row[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) row[r] = load_vec(from + r * C);
+        uint32_t* to = words + column_word(column, w);
+        const auto turn = [&](int q, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+            uint32_t turned[4];
+            transpose_bytes({a, b, c, d}, turned);
+#pragma unroll
+            for (int i = 0; i < 4; i++) to[(q * 4 + i) * 32] = turned[i];
+        };
+        turn(0, row[0].x, row[1].x, row[2].x, row[3].x), turn(1, row[0].y, row[1].y, row[2].y, row[3].y);
+        turn(2, row[0].z, row[1].z, row[2].z, row[3].z), turn(3, row[0].w, row[1].w, row[2].w, row[3].w);
+    }
+    __syncthreads();
+    const int part = static_cast<int>(threadIdx.x % 8);
+#pragma unroll
+    for (int pass = 0; pass < 4; pass++) {
+        const int c = static_cast<int>(threadIdx.x / 8) + pass * 32;
+        if (c >= columns || part * 16 >= rows) continue;
+        store_vec(out + (first_column + c) * R + first_row + part * 16, load_vec(words + column_word(c, part * 4)));
+    }
+}
+
+void check_run(const Tensor& in, int64_t begin, int64_t R, int64_t C, const char* op) {
+    expect(in, Dtype::kFp32, in.elems, op);
+    CHECK(begin >= 0 && begin + in.elems <= R * C, "%s: elements [%lld, +%lld) of %lld x %lld", op, (long long)begin,
+          (long long)in.elems, (long long)R, (long long)C);
+    CHECK(C < (1 << 23) && R < (1 << 24), "%s: a matrix of %lld x %lld", op, (long long)R, (long long)C);
+}
+
+// Calls f(width) with 4 where the vectors of all tiles lie whole in the run and aligned, else with 1.
+template <typename F> void with_run_width(const RunTiles& run, const Tensor& in, const Tensor& out, F&& f) {
+    const bool whole = run.begin % 4 == 0 && run.elems % 4 == 0 && run.C % 4 == 0;
+    if (whole && aligned(in, 4) && aligned(out, 4)) f(std::integral_constant<int, 4>{});
+    else f(std::integral_constant<int, 1>{});
+}
+
+// Calls f(format) with the FP8 format as a compile-time constant.
+template <typename F> void with_format(Dtype format, const char* op, F&& f) {
+    CHECK(is_fp8(format), "%s: quantised to %s", op, dtype_name(format));
+    if (format == Dtype::kE4m3) f(std::integral_constant<Dtype, Dtype::kE4m3>{});
+    else f(std::integral_constant<Dtype, Dtype::kE5m2>{});
+}
+
+}  // namespace
+
+void block_amax(Ctx& ctx, const BlockAmaxArgs& args) {
+    if (args.in.elems == 0) return;
+    check_run(args.in, args.begin, args.R, args.C, "block_amax");
+    CHECK(args.amaxes != nullptr, "block_amax without amaxes");
+    const RunTiles run(args.begin, args.in.elems, args.C);
+    with_run_width(run, args.in, {}, [&](auto width) {
+        block_amax_kernel<decltype(width)::value>
+            <<<grid_size(run.count()), kThreads, 0, stream_of(ctx)>>>(args.amaxes, args.in.as<float>(), run);
+        CHECK_LAUNCH("block_amax_kernel");
+    });
+}
+
+void fp8_factors(Ctx& ctx, const Fp8FactorsArgs& args) {
+    CHECK(is_fp8(args.format), "fp8_factors of %s", dtype_name(args.format));
+    if (args.count == 0) return;
+    CHECK(args.slots != nullptr, "fp8_factors without slots");
+    fp8_factors_kernel<<<grid_size(ceil_div(args.count, 128)), 128, 0, stream_of(ctx)>>>(
+        args.slots, args.count, args.scaling == Scaling::kCurrent, fp8_largest(args.format), args.state);
+    CHECK_LAUNCH("fp8_factors_kernel");
+}
+
+void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
+    if (args.in.elems == 0) return;
+    check_run(args.in, args.begin, args.R, args.C, "quantize_run");
+    expect(args.out, args.out.dtype, args.in.elems, "quantize_run: out");
+    CHECK((args.slot != nullptr) != (args.block_amaxes != nullptr), "quantize_run: a slot or amaxes of blocks");
+    const RunTiles run(args.begin, args.in.elems, args.C);
+    with_format(args.out.dtype, "quantize_run", [&](auto format) {
+        with_run_width(run, args.in, args.out, [&](auto width) {
+            auto launch = [&](auto kernel) {
+                kernel<<<grid_size(run.count()), kThreads, 0, stream_of(ctx)>>>(
+                    static_cast<uint8_t*>(args.out.data), args.in.as<float>(), run, args.slot, args.block_amaxes,
+                    args.counts);
+                CHECK_LAUNCH("quantize_run_kernel");
+            };
+            constexpr Dtype kFormat = decltype(format)::value;
+            constexpr int kWidth = decltype(width)::value;
+            if (args.counts) launch(quantize_run_kernel<kFormat, true, kWidth>);
+            else launch(quantize_run_kernel<kFormat, false, kWidth>);
+        });
+    });
+}
+
+void block_grids(Ctx& ctx, const BlockGridsArgs& args) {
+    const int64_t elems = grid_elems(Granularity::kBlock128x128, args.R, args.C);
+    const int64_t transposed_elems = grid_elems(Granularity::kBlock128x128, args.C, args.R);
+    expect(args.grid, Dtype::kFp32, elems, "block_grids: grid");
+    expect(args.transposed_grid, Dtype::kFp32, transposed_elems, "block_grids: transposed_grid");
+    CHECK(args.amaxes != nullptr && elems + transposed_elems < (1 << 30), "block_grids: %lld elements",
+          (long long)(elems + transposed_elems));
+    with_format(args.format, "block_grids", [&](auto format) {
+        block_grids_kernel<decltype(format)::value>
+            <<<grid_size(ceil_div(elems + transposed_elems, 128)), 128, 0, stream_of(ctx)>>>(
+                args.grid.as<float>(), args.transposed_grid.as<float>(), args.amaxes,
+                static_cast<int>(ceil_div(args.R, kTile)), static_cast<int>(ceil_div(args.C, kTile)));
+        CHECK_LAUNCH("block_grids_kernel");
+    });
+}
+
+void transpose_bytes(Ctx& ctx, const TransposeBytesArgs& args) {
+    const int64_t R = args.R, C = args.C;
+    CHECK(is_fp8(args.in.dtype) && R > 0 && R % 16 == 0 && C % 16 == 0, "transpose_bytes: %lld x %lld of %s",
+          (long long)R, (long long)C, dtype_name(args.in.dtype));
+    expect(args.in, args.in.dtype, R * C, "transpose_bytes: in");
+    expect(args.out, args.in.dtype, R * C, "transpose_bytes: out");
+    CHECK(aligned(args.in, 16) && aligned(args.out, 16), "transpose_bytes: off 16 bytes");
+    const dim3 grid(kTileGroup, grid_size(ceil_div(C, kTile)), grid_size(ceil_div(R, kTile * kTileGroup)));
+    transpose_bytes_kernel<<<grid, kThreads, 0, stream_of(ctx)>>>(static_cast<uint8_t*>(args.out.data),
+                                                                  static_cast<const uint8_t*>(args.in.data), R, C);
+    CHECK_LAUNCH("transpose_bytes_kernel");
+}
+
+}  // namespace cuda

@@ -1,0 +1,274 @@
+// Gradients between ranks: FP8 chunks for the wire, sums in rank order, how far two reductions are apart.
+#include <cuda_fp16.h>
+
+#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/reduce.cuh"
+
+namespace cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kLaneElems = 4;   // elements a lane takes at a time; those of a warp are a chunk
+static_assert(kWireChunk == 32 * kLaneElems);
+
+// ---- quantize_chunks
+
+constexpr int kChunks = 8;   // that a warp has under way
+
+__device__ inline uint32_t amax_of(const float (&value)[kLaneElems]) {
+    const uint32_t low = max(amax_bits_of(value[0]), amax_bits_of(value[1]));
+    return max(low, max(amax_bits_of(value[2]), amax_bits_of(value[3])));
+}
+
+// Math: factors = chunk_factor of the amax of each chunk, out = to_fp8(in * quant_mul); counts.
+// Source: fp8.h for casts and factors.
+// Traffic: in read, a byte an element and 4 a chunk written, once.
+// Requires: in aligned to 4 elements, out to 4 bytes.
+// Parallel: a warp owns 8 chunks, one after the other but for the loads; lane k works out the factor of chunk k, since
+// two divisions are worth a dozen casts.
+template <typename T, bool kCount>
+__global__ void __launch_bounds__(kThreads, 4)
+    quantize_chunks_kernel(uint8_t* out, float* factors, const T* in, Fp8Counts* counts, int64_t chunks) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kChunks;
+    if (first >= chunks) return;
+    const int count = static_cast<int>(min(chunks - first, int64_t{kChunks}));
+    const int64_t begin = first * kWireChunk + lane * kLaneElems;
+    Packed<T, kLaneElems> raw[kChunks] = {};
+#pragma unroll
+    for (int k = 0; k < kChunks; k++) {
+        if (k >= count) break;   // a branch: with predicates the assembler puts off half of the loads
+        raw[k].load(in + begin + k * kWireChunk);
+    }
+    uint32_t amax = 0;   // of chunk `lane`
+#pragma unroll
+    for (int k = 0; k < kChunks; k++) {
+        float value[kLaneElems];
+        raw[k].unpack_to(value);
+        const uint32_t of_chunk = __reduce_max_sync(0xffffffffu, amax_of(value));
+        amax = lane == k ? of_chunk : amax;
+    }
+    const ChunkFactor factor = chunk_factor(amax);
+    if (lane < count) factors[first + lane] = factor.dequant_mul;
+    CastTally tally;
+#pragma unroll
+    for (int k = 0; k < kChunks; k++) {
+        const float quant_mul = __shfl_sync(0xffffffffu, factor.quant_mul, k);
+        float v[kLaneElems];
+        raw[k].unpack_to(v);
+        if constexpr (kCount) {   // a chunk beyond the last is of zeros, which add nothing
+#pragma unroll
+            for (int i = 0; i < kLaneElems; i++) tally.add<Dtype::kE4m3>(v[i], quant_mul);
+        }
+        if (k >= count) continue;
+        *reinterpret_cast<uint32_t*>(out + begin + k * kWireChunk) =
+            to_fp8x4<Dtype::kE4m3>(v[0] * quant_mul, v[1] * quant_mul, v[2] * quant_mul, v[3] * quant_mul);
+    }
+    if constexpr (kCount) {
+        tally.flush_to(counts);
+        if (first == 0 && lane == 0) atomicAdd(&counts->elems, static_cast<unsigned long long>(chunks * kWireChunk));
+    }
+}
+
+template <typename T> void launch_chunks(Ctx& ctx, const QuantizeChunksArgs& args) {
+    const int64_t chunks = args.in.elems / kWireChunk;
+    auto launch = [&](auto kernel) {
+        kernel<<<grid_size(ceil_div(chunks, kWarps * kChunks)), kThreads, 0, stream_of(ctx)>>>(
+            static_cast<uint8_t*>(args.out.data), args.factors.as<float>(), args.in.as<T>(), args.counts, chunks);
+        CHECK_LAUNCH("quantize_chunks_kernel");
+    };
+    if (args.counts) launch(quantize_chunks_kernel<T, true>);
+    else launch(quantize_chunks_kernel<T, false>);
+}
+
+// ---- sum_ranks
+
+struct E4m3 {
+    uint8_t code;
+};
+
+// kWidth elements of what a rank sent, as they lie in memory.
+template <typename T, int kWidth> struct Sent {
+    Packed<T, kWidth> raw;
+    __device__ void load(const T* in, const float*, int64_t i) { raw.load(in + i); }
+    __device__ void values(float (&value)[kWidth]) const { raw.unpack_to(value); }
+};
+template <> struct Sent<E4m3, kLaneElems> {
+    uint32_t codes;
+    float factor;
+    __device__ void load(const E4m3* in, const float* factors, int64_t i) {
+        codes = *reinterpret_cast<const uint32_t*>(in + i);
+        factor = factors[i / kWireChunk];
+    }
+    __device__ void values(float (&value)[kLaneElems]) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const auto pair = static_cast<__nv_fp8x2_storage_t>(codes >> 16 * half);
+            const float2 wide = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
+            value[2 * half] = __fmul_rn(wide.x, factor);
+            value[2 * half + 1] = __fmul_rn(wide.y, factor);
+        }
+    }
+};
+
+constexpr int kRankBatch = 4;   // ranks whose elements are under way together
+
+// Math: out[i] = sum over r of in[r, i], each times the factor of its chunk if there are factors; in the order of r,
+// a rounding a product and a rounding a sum.
+// Source: plain sum.
+// Traffic: in and factors read, 4 bytes an element written, once.
+// Requires: kWidth = 4 needs n a multiple of 4, out aligned to 16 bytes and in to 4 elements.
+// Parallel: a thread owns kGroups groups of kWidth elements, a block's width apart, of all ranks.
+template <typename T, int kWidth, int kGroups>
+__global__ void __launch_bounds__(kThreads, 3)
+    sum_ranks_kernel(float* out, const T* in, const float* factors, int64_t n, int ranks) {
+    const int64_t first = (int64_t{blockIdx.x} * kGroups * kThreads + threadIdx.x) * kWidth;
+    constexpr int kStep = kThreads * kWidth;
+    float sum[kGroups][kWidth];
+#pragma unroll
+    for (int k = 0; k < kGroups; k++) {
+#pragma unroll
+        for (int i = 0; i < kWidth; i++) sum[k][i] = -0.0f;   // -0 + x is x, whatever x is
+    }
+    for (int rank = 0; rank < ranks; rank += kRankBatch) {
+        Sent<T, kWidth> sent[kRankBatch][kGroups];
+#pragma unroll
+        for (int r = 0; r < kRankBatch; r++) {
+            const T* from = in + (rank + r) * n;
+            const float* factors_from = factors + (rank + r) * (n / kWireChunk);
+#pragma unroll
+            for (int k = 0; k < kGroups; k++) {
+                const int64_t i = first + k * kStep;
+                if (rank + r < ranks && i < n) sent[r][k].load(from, factors_from, i);
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < kRankBatch; r++) {
+            if (rank + r >= ranks) break;
+#pragma unroll
+            for (int k = 0; k < kGroups; k++) {
+                float value[kWidth];
+                sent[r][k].values(value);
+#pragma unroll
+                for (int i = 0; i < kWidth; i++) sum[k][i] = __fadd_rn(sum[k][i], value[i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < kGroups; k++) {
+        const int64_t i = first + k * kStep;
+        if (i < n) store_floats<float, kWidth>(out + i, sum[k]);
+    }
+}
+
+template <typename T, int kWidth, int kGroups> void launch_sum(Ctx& ctx, const SumRanksArgs& args, const T* in) {
+    const int64_t n = args.out.elems;
+    sum_ranks_kernel<T, kWidth, kGroups>
+        <<<grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, stream_of(ctx)>>>(
+            args.out.as<float>(), in, args.factors.as<float>(), n, static_cast<int>(args.ranks));
+    CHECK_LAUNCH("sum_ranks_kernel");
+}
+
+// ---- compare_sums
+
+struct PairSums {
+    double aa = 0, bb = 0, ab = 0, dd = 0;
+    __device__ void add(float a, float b) {
+        const double x = a, y = b, difference = x - y;
+        aa = fma(x, x, aa), bb = fma(y, y, bb), ab = fma(x, y, ab), dd = fma(difference, difference, dd);
+    }
+};
+
+constexpr int64_t kCompareBlocks = 512;   // all resident, 4 a multiprocessor
+constexpr int kPairBatch = 4;             // vectors of either tensor under way
+static_assert(kCompareBlocks <= kPartialSums);
+
+// Math: partial[s, block] = sums of a a, b b, a b and (a - b)^2 over the vectors of 256 that are the block's, in fp64.
+// Source: plain sums.
+// Traffic: a and b read once.
+// Requires: kWidth > 1 needs 16-byte aligned starts; the odd elements at the end are read one by one.
+// Parallel: a thread adds every (256 gridDim.x)-th vector, 4 pairs under way; block sums through shared memory.
+template <int kWidth>
+__global__ void __launch_bounds__(kThreads, 4)
+    compare_sums_kernel(double* partial, const float* a, const float* b, int64_t n) {
+    __shared__ double shared[4][32];
+    const int64_t vectors = n / kWidth, step = int64_t{gridDim.x} * kThreads;
+    const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    PairSums sums;
+    for (int64_t first = thread; first < vectors; first += kPairBatch * step) {
+        Packed<float, kWidth> raw_a[kPairBatch] = {}, raw_b[kPairBatch] = {};   // zeros add nothing
+#pragma unroll
+        for (int j = 0; j < kPairBatch; j++) {
+            const int64_t v = first + j * step;
+            if (v < vectors) raw_a[j].load(a + v * kWidth), raw_b[j].load(b + v * kWidth);
+        }
+#pragma unroll
+        for (int j = 0; j < kPairBatch; j++) {
+            float x[kWidth], y[kWidth];
+            raw_a[j].unpack_to(x), raw_b[j].unpack_to(y);
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) sums.add(x[i], y[i]);
+        }
+    }
+    const int64_t rest = vectors * kWidth + thread;
+    if (rest < n) sums.add(a[rest], b[rest]);
+    const double mine[4] = {sums.aa, sums.bb, sums.ab, sums.dd};
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        const double total = block_sum(mine[s], shared[s], threadIdx.x / 32, threadIdx.x % 32, kWarps);
+        if (threadIdx.x == 0) partial[s * kPartialSums + blockIdx.x] = total;
+    }
+}
+
+}  // namespace
+
+void quantize_chunks(Ctx& ctx, const QuantizeChunksArgs& args) {
+    const int64_t n = args.in.elems;
+    CHECK(n % kWireChunk == 0, "quantize_chunks: %lld elements, no multiple of %lld", (long long)n,
+          (long long)kWireChunk);
+    if (n == 0) return;
+    expect(args.out, Dtype::kE4m3, n, "quantize_chunks: out");
+    expect(args.factors, Dtype::kFp32, n / kWireChunk, "quantize_chunks: factors");
+    CHECK(aligned(args.in, kLaneElems) && aligned(args.out, kLaneElems), "quantize_chunks: tensors off %d elements",
+          kLaneElems);
+    dispatch(args.in.dtype, "quantize_chunks: in", [&](auto type) { launch_chunks<decltype(type)>(ctx, args); });
+}
+
+void sum_ranks(Ctx& ctx, const SumRanksArgs& args) {
+    const int64_t n = args.out.elems;
+    CHECK(args.ranks > 0 && args.ranks < (1 << 20), "sum_ranks: %lld ranks", (long long)args.ranks);
+    if (n == 0) return;
+    expect(args.out, Dtype::kFp32, n, "sum_ranks: out");
+    expect(args.in, args.in.dtype, args.ranks * n, "sum_ranks: in");
+    const bool vector = n % kLaneElems == 0 && aligned(args.out, kLaneElems) && aligned(args.in, kLaneElems);
+    if (args.in.dtype == Dtype::kE4m3) {
+        CHECK(n % kWireChunk == 0 && vector, "sum_ranks: %lld elements in chunks, or off the alignment", (long long)n);
+        expect(args.factors, Dtype::kFp32, args.ranks * (n / kWireChunk), "sum_ranks: factors");
+        return launch_sum<E4m3, kLaneElems, 4>(ctx, args, static_cast<const E4m3*>(args.in.data));
+    }
+    dispatch(args.in.dtype, "sum_ranks: in", [&](auto type) {
+        using T = decltype(type);
+        if (vector) launch_sum<T, kLaneElems, 8 / sizeof(T)>(ctx, args, args.in.as<T>());
+        else launch_sum<T, 1, 4>(ctx, args, args.in.as<T>());
+    });
+}
+
+void compare_sums(Ctx& ctx, const CompareSumsArgs& args) {
+    const int64_t n = args.a.elems;
+    if (n == 0) return;
+    expect(args.a, Dtype::kFp32, n, "compare_sums: a");
+    expect(args.b, Dtype::kFp32, n, "compare_sums: b");
+    expect_at_least(args.scratch, Dtype::kFp64, 4 * kPartialSums, "compare_sums: scratch");
+    double* partial = args.scratch.as<double>();
+    // A function of n alone, so that the order of additions is the same on every GPU.
+    const int64_t blocks = std::min(kCompareBlocks, ceil_div(n, int64_t{kPairBatch} * kVec<float> * kThreads));
+    with_width<float>(vectorizable<float>(0, {args.a.data, args.b.data}), [&](auto width) {
+        compare_sums_kernel<decltype(width)::value><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
+            partial, args.a.as<float>(), args.b.as<float>(), n);
+        CHECK_LAUNCH("compare_sums_kernel");
+    });
+    add_partial_sums(ctx, args.sums, partial, blocks, 4);
+}
+
+}  // namespace cuda

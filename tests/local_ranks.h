@@ -1,0 +1,146 @@
+// Several ranks as threads of one process: a Comm whose collectives are copies between them. What a collective leaves
+// undefined becomes NaN.
+#pragma once
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "llmc/comm.h"
+
+class LocalRanks {
+public:
+    explicit LocalRanks(int ranks) : posted_(static_cast<size_t>(ranks)) {}
+
+    // body(comm) on a thread for each rank; the first error of any ends all.
+    void run(const std::function<void(Comm&)>& body);
+
+private:
+    friend class LocalComm;
+    // Returns once all ranks are here.
+    void meet() {
+        std::unique_lock lock(mutex_);
+        const int64_t round = round_;
+        if (++waiting_ == posted_.size()) {
+            waiting_ = 0;
+            round_++;
+            changed_.notify_all();
+        }
+        changed_.wait(lock, [&] { return round_ != round || failed_; });
+        if (round_ == round) throw Error(kExitPeerLost, "another rank failed");
+    }
+    void fail(const std::string& what) {
+        const std::lock_guard lock(mutex_);
+        if (!failed_) error_ = what;
+        failed_ = true;
+        changed_.notify_all();
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    size_t waiting_ = 0;
+    int64_t round_ = 0;
+    bool failed_ = false;
+    std::string error_;
+    std::vector<const void*> posted_;   // by rank
+};
+
+class LocalComm : public Comm {
+public:
+    LocalComm(LocalRanks& all, int rank)
+        : Comm({.rank = rank, .ranks = static_cast<int>(all.posted_.size()), .local_rank = rank,
+                .local_ranks = static_cast<int>(all.posted_.size())}),
+          all_(all) {}
+
+    std::vector<std::string> gather(const std::string& mine) override {
+        post(&mine);
+        std::vector<std::string> texts;
+        for (const void* text : all_.posted_) texts.push_back(*static_cast<const std::string*>(text));
+        all_.meet();
+        return texts;
+    }
+    void sum(Ctx& ctx, Tensor values) override {
+        if (ctx.rehearsal) return;
+        switch (values.dtype) {
+            case Dtype::kFp64: return reduce<double>(values.data, values.elems, 0, add<double>);
+            case Dtype::kFp32: return reduce<float>(values.data, values.elems, 0, add<float>);
+            case Dtype::kInt32: return reduce<int32_t>(values.data, values.elems, 0, add<int32_t>);
+            default: throw Error(kExitBug, strf("sum of %s", dtype_name(values.dtype)));
+        }
+    }
+    void max(Ctx& ctx, uint32_t* values, int64_t count) override {
+        if (ctx.rehearsal) return;
+        reduce<uint32_t>(values, count, 0, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+    }
+    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+        if (ctx.rehearsal) return;
+        const int64_t block = blocks.elems / world().ranks, begin = world().rank * block;
+        float* const own = blocks.as<float>() + begin;
+        reduce<float>(own, block, begin, add<float>, blocks.data);
+        std::memset(blocks.data, 0xff, static_cast<size_t>(begin * 4));
+        std::memset(own + block, 0xff, static_cast<size_t>((blocks.elems - begin - block) * 4));
+    }
+    void all_gather(Ctx& ctx, Tensor blocks) override {
+        if (ctx.rehearsal) return;
+        copy_blocks(blocks, blocks, [](int from, int) { return from; });
+    }
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        if (ctx.rehearsal) return;
+        copy_blocks(out, in, [](int, int own) { return own; });
+    }
+    [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }
+
+private:
+    template <typename T> static T add(T a, T b) { return a + b; }
+    void post(const void* mine) {
+        all_.posted_[static_cast<size_t>(world().rank)] = mine;
+        all_.meet();
+    }
+    // values = those at `begin` of what each rank posts (its values by default), joined in rank order.
+    template <typename T, typename Join>
+    void reduce(void* values, int64_t count, int64_t begin, Join&& join, const void* posted = nullptr) {
+        post(posted ? posted : values);
+        std::vector<T> result;
+        for (size_t r = 0; r < all_.posted_.size(); r++) {
+            const T* theirs = static_cast<const T*>(all_.posted_[r]) + begin;
+            for (int64_t i = 0; i < count; i++) {
+                if (r == 0) result.push_back(theirs[i]);
+                else result[static_cast<size_t>(i)] = join(result[static_cast<size_t>(i)], theirs[i]);
+            }
+        }
+        all_.meet();   // everyone has read
+        if (count > 0) std::memcpy(values, result.data(), static_cast<size_t>(count) * sizeof(T));
+    }
+    // Block r of out = block which(r, own) of rank r's in.
+    template <typename Which> void copy_blocks(Tensor out, Tensor in, Which&& which) {
+        post(in.data);
+        const auto bytes = static_cast<size_t>(in.bytes() / world().ranks);
+        if (in.elems % world().ranks != 0 || out.bytes() != in.bytes()) throw Error(kExitBug, "blocks that differ");
+        for (size_t r = 0; r < all_.posted_.size(); r++) {
+            const char* theirs = static_cast<const char*>(all_.posted_[r]);
+            char* to = static_cast<char*>(out.data) + r * bytes;
+            const char* from = theirs + static_cast<size_t>(which(static_cast<int>(r), world().rank)) * bytes;
+            if (to != from) std::memcpy(to, from, bytes);
+        }
+        all_.meet();
+    }
+
+    LocalRanks& all_;
+};
+
+inline void LocalRanks::run(const std::function<void(Comm&)>& body) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < posted_.size(); rank++)
+        threads.emplace_back([&, rank] {
+            try {
+                LocalComm comm(*this, static_cast<int>(rank));
+                body(comm);
+            } catch (const std::exception& error) {
+                fail(error.what());
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    if (failed_) throw Error(kExitBug, error_);
+}
