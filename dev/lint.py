@@ -30,7 +30,7 @@ GROUPS = {
     "state": "comm comm_single comm_mpi comm_nccl comm_nccl_api comm_timer comm_plan placement check_comm zero "
              "zero_reduce optimizer checkpoint checkpoint_dir checkpoint_load checkpoint_save save_layout manifest "
              "hf_config hf_tensors log peak_flops",
-    "run": "plan trainer staging fp8_watch run_checkpoints train_loop doctor",
+    "run": "plan trainer staging fp8_watch rank_watch run_checkpoints train_loop doctor",
 }
 MAY_INCLUDE = {
     "foundation": "foundation",

@@ -106,7 +106,7 @@ public:
         if (ctx.rehearsal || world().ranks == 1) return;
         const Blocks all = blocks_of(blocks);
         for_pieces(all.bytes, [&](int64_t begin, int64_t bytes) {
-            exchange(bytes, [&](int) { return all.of(world().rank) + begin; },
+            send_and_receive(bytes, [&](int) { return all.of(world().rank) + begin; },
                      [&](int r) { return all.of(r) + begin; });
         });
     }
@@ -119,7 +119,20 @@ public:
         const int own = world().rank;
         std::memcpy(to.of(own), from.of(own), static_cast<size_t>(to.bytes));
         for_pieces(to.bytes, [&](int64_t begin, int64_t bytes) {
-            exchange(bytes, [&](int r) { return from.of(r) + begin; }, [&](int r) { return to.of(r) + begin; });
+            send_and_receive(bytes, [&](int r) { return from.of(r) + begin; }, [&](int r) { return to.of(r) + begin; });
+        });
+    }
+
+    void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
+        CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world().rank, "exchange of %lld %s for %lld %s "
+              "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype),
+              peer);
+        if (ctx.rehearsal) return;
+        for_pieces(in.bytes(), [&](int64_t begin, int64_t bytes) {
+            const int count = static_cast<int>(bytes);
+            MPI_CHECK(MPI_Sendrecv(static_cast<const char*>(in.data) + begin, count, MPI_BYTE, peer, 0,
+                                   static_cast<char*>(out.data) + begin, count, MPI_BYTE, peer, 0, MPI_COMM_WORLD,
+                                   MPI_STATUS_IGNORE));
         });
     }
 
@@ -146,7 +159,7 @@ private:
     }
 
     // Sends and receives `bytes` to and from every other rank.
-    template <typename From, typename To> void exchange(int64_t bytes, From&& from, To&& to) {
+    template <typename From, typename To> void send_and_receive(int64_t bytes, From&& from, To&& to) {
         std::vector<MPI_Request> requests;
         const int count = static_cast<int>(bytes);
         for (int r = 0; r < world().ranks; r++) {
@@ -164,7 +177,7 @@ private:
         copies_.resize(static_cast<size_t>(world().ranks * elems) * sizeof(T));
         T* const copies = reinterpret_cast<T*>(copies_.data());
         std::copy(mine, mine + elems, copies + world().rank * elems);
-        exchange(elems * static_cast<int64_t>(sizeof(T)), from, [&](int r) { return copies + r * elems; });
+        send_and_receive(elems * static_cast<int64_t>(sizeof(T)), from, [&](int r) { return copies + r * elems; });
         return copies;
     }
 

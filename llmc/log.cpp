@@ -164,6 +164,10 @@ void RunLog::header(const RunHeader& h) {
                    {"toolkit", d.toolkit},
                    {"matmul_library", d.matmul_library},
                    {"peak_flops_bf16", exact(peak_flops(d.name, Dtype::kBf16))}};
+    Json communication = Json::array();
+    for (const PlannedCollective& c : h.communication)
+        communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"calls", c.calls},
+                                 {"bytes", c.bytes}, {"sent_bytes", c.sent_bytes}});
     write(to_line({{"type", "header"},
                    {"format", kLogFormat},
                    {"step", step_},
@@ -172,6 +176,7 @@ void RunLog::header(const RunHeader& h) {
                    {"commit", h.commit},
                    {"device", device},
                    {"world", h.world},
+                   {"communication", communication},
                    {"params", h.params},
                    {"arena_bytes", h.arena_bytes},
                    {"flops_per_token", exact(h.flops_per_token)},
@@ -190,6 +195,7 @@ void RunLog::step(const StepRecord& r, bool print) {
                    {"grad_mul", exact(r.grad_mul)},
                    {"lr", exact(r.lr)},
                    {"step_seconds", exact(r.step_seconds)},
+                   {"exposed_comm_seconds", r.exposed_comm_seconds < 0 ? Json() : exact(r.exposed_comm_seconds)},
                    {"tokens_per_second", exact(r.tokens_per_second)},
                    {"samples_per_second", exact(r.samples_per_second)},
                    {"mfu", r.mfu < 0 ? Json() : exact(r.mfu)},
@@ -226,6 +232,20 @@ void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
                         {"nonfinite", t.nonfinite}});
     }
     write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
+}
+
+void RunLog::gradient_wire(int64_t step, const std::vector<WireRecord>& kinds) {
+    step_ = step;
+    Json list = Json::array();
+    for (const WireRecord& k : kinds) {
+        list.push_back({{"name", k.name},
+                        {"relative_l2", exact(k.relative_l2)},
+                        {"cosine", exact(k.cosine)},
+                        {"saturated", exact(k.saturated)},
+                        {"flushed", exact(k.flushed)},
+                        {"nonfinite", k.nonfinite}});
+    }
+    write(to_line({{"type", "grad_wire"}, {"step", step}, {"gradients", list}}));
 }
 
 void RunLog::checkpoint(int64_t step, const std::string& path, double seconds) {

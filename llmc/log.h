@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/comm_plan.h"
 #include "llmc/config.h"
 #include "llmc/device.h"
 
@@ -15,6 +16,7 @@ struct StepRecord {
     double step_seconds = 0;       // wall time of this step
     double tokens_per_second = 0;
     double samples_per_second = 0;
+    double exposed_comm_seconds = -1;   // of it, communication that compute did not hide; negative: one rank
     double mfu = -1;               // share of the peak of the matmul dtype; negative: unknown device, printed n/a
     double memory_gib = 0;
     double eta_seconds = 0;
@@ -39,19 +41,29 @@ struct Fp8TensorRecord {
     int64_t nonfinite = 0;                 // values
 };
 
+// Gradients of one kind that travelled in FP8 in one optimizer step, against the same sums in fp32.
+struct WireRecord {
+    std::string name;                      // "linears in FP8"
+    double relative_l2 = 0, cosine = 1;
+    double saturated = 0, flushed = 0;     // shares of the values cast
+    int64_t nonfinite = 0;                 // values
+};
+
 // Facts of the header record that only the loop knows.
 struct RunHeader {
     std::string command, commit, config_json, gemm_plan_note;
     std::string fp8_plan;          // what runs in FP8 and what not, the banner's text; "" without FP8
     DeviceInfo device;
     int world = 1;
+    std::vector<PlannedCollective> communication;   // of a step
     int64_t params = 0, arena_bytes = 0;
     double flops_per_token = 0;
 };
 
-// One JSON object a line: {"type": "header" | "step" | "eval" | "fp8" | "checkpoint" | "event" | "sample", "step": ...,
-// fields as named in the structs above}. Doubles read back to the same bits; what JSON cannot say is the string
-// "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of the disk: exit 7.
+// One JSON object a line: {"type": "header" | "step" | "eval" | "fp8" | "grad_wire" | "checkpoint" | "event" |
+// "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same bits; what JSON cannot
+// say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of the
+// disk: exit 7.
 class RunLog {
 public:
     // path "" writes no file; missing directories are made. append: after a resume; records of steps beyond
@@ -65,6 +77,7 @@ public:
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
     void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
+    void gradient_wire(int64_t step, const std::vector<WireRecord>& kinds);   // file only
     void checkpoint(int64_t step, const std::string& path, double seconds);
     void event(const std::string& kind, const std::string& text);   // warnings, stops; printed as well
     void sample(int64_t step, const std::string& text);

@@ -16,6 +16,7 @@
 #include "llmc/log.h"
 #include "llmc/placement.h"
 #include "llmc/plan.h"
+#include "llmc/rank_watch.h"
 #include "llmc/run_checkpoints.h"
 #include "llmc/schedule.h"
 #include "llmc/staging.h"
@@ -166,12 +167,14 @@ private:
 
     void open_log() {
         const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
-        std::printf("%s%s", config_to_text(config_, family_).c_str(), fp8_text.c_str());
+        std::printf("%s%s%s", config_to_text(config_, family_).c_str(), fp8_text.c_str(),
+                    communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
         log_ = std::make_unique<RunLog>(comm_.root() ? config_.log_file : "", resumed_, step_);
         flops_per_token_ = model_flops_per_token(config_, table_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
-                      .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks, .params = table_.param_elems,
+                      .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
+                      .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(std::string("attention: ")
                          + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
@@ -279,6 +282,7 @@ private:
         r.grad_mul = static_cast<double>(result.grad_mul);
         r.lr = slot.staged.lr;
         r.step_seconds = static_cast<double>(device::event_elapsed_ms(slot.begin, slot.done)) * 1e-3;
+        if (slot.comm_timer) r.exposed_comm_seconds = slot.comm_timer->seconds();
         r.samples_per_second = static_cast<double>(slot.samples) / r.step_seconds;
         r.tokens_per_second = r.samples_per_second * static_cast<double>(config_.seq_length);
         const double peak = peak_flops(info_.name, config_.dtype) * comm_.world().ranks;
@@ -293,7 +297,10 @@ private:
         skips_ += r.skipped ? 1 : 0;
         r.skips = skips_;
         r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
+        if (due(r.step, config_.fp8_check_interval))
+            check_factors(comm_, trainer_->fp8(), slot.staged.fp8_report, r.step);
         if (slot.staged.count_fp8 || r.skipped) gather_fp8_report(slot);
+        report_wire(*log_, comm_, slot.staged, r.step);
         fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
         if (consecutive_skips_ > config_.max_skips) {

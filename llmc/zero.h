@@ -1,8 +1,8 @@
-// What the ranks exchange of gradients and weights, a bucket at a time: the sum of a bucket's gradients goes to the rank
-// that owns a block of it, and what that rank made of its masters goes to all (ZeRO-1; Rajbhandari et al., arXiv
-// 1910.02054). With overlap the exchange runs on a stream of its own, gradients under the backward of the layers below,
-// weights under the forward of the layers before; events alone order the two streams, and the bits are those without
-// overlap. With --zero 0 every rank gets all sums and owns everything; one rank exchanges nothing.
+// What the ranks exchange of gradients and weights, a bucket at a time: the sum of a block's gradients goes to the rank
+// that owns it, and what that rank made of its masters goes to all (ZeRO-1; Rajbhandari et al., arXiv 1910.02054). With
+// overlap the exchange runs on a stream of its own, gradients under the backward of the layers below, weights under the
+// forward of the layers before; events alone order the two streams, and the bits are those without overlap. With
+// --zero 0 every rank gets all sums and owns everything; one rank exchanges nothing.
 #pragma once
 #include <vector>
 
@@ -61,8 +61,8 @@ public:
     // loss_sum, sum_squares, bad_tokens.
     void sum_over_ranks(Ctx& ctx, StepState* state);
     void agree_on_amaxes(Ctx& ctx);
-    // Masters, and weights of the working type in this rank's blocks, are new, and the amaxes agreed on and used: brings
-    // weights to all ranks and makes the FP8 copies. Those do not change where state->skip, if state is given.
+    // Masters, and weights of the working type in this rank's blocks, are new, and the amaxes agreed on and used:
+    // brings weights to all ranks and makes the FP8 copies. Those do not change where state->skip, if state is given.
     void publish(Ctx& ctx, const StepState* state);
     // What is given to ctx from now on finds the weights of the layers up to this one.
     void before_layer(Ctx& ctx, int layer);

@@ -1,5 +1,5 @@
-// How a bucket of gradients travels: every rank gets the copies of its block from all others and adds them in rank order
-// in fp32, whatever the copies are in.
+// How a bucket of gradients travels: every rank gets the copies of its block from all others and adds them in rank
+// order in fp32, whatever the copies are in.
 #include "llmc/zero.h"
 
 namespace {

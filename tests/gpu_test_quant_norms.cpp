@@ -193,7 +193,7 @@ TEST_CASE("gpu quant: rope and qk-norm") {
     }
 }
 
-// Ten rows of 24 threads a block: warps begin within rows, and the last one is half full.
+// Three rows of 72 threads a block: warps begin within rows, and the last one is not full.
 TEST_CASE("gpu quant: rope finds the largest value in every thread's part") {
     const Heads h{1, 10, 12, 12, 64};
     if (left_out(h.N() * h.C())) return;

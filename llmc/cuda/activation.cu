@@ -205,17 +205,20 @@ __global__ void __launch_bounds__(kLanes* kBiasWarps)
 struct NoColumns {};
 
 struct GeluProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 4;
-    using Raw = uint4;
+    static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 1;
+    enum : unsigned { kStagedCasts = kActivationCasts & ~cast_bit(TileCast::kNone) };
+    struct Raw {
+        uint4 part[1];
+    };
     using Columns = NoColumns;
     const bf16* in;
     int64_t F;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ void load(const TileThread& t, int r, Raw& raw) const { raw = load_vec(t.at(in, r, F)); }
+    __device__ const bf16* part(const TileThread& t, int r, int) const { return t.at(in, r, F); }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float value[8];
-        unpack<bf16>(raw, value);
+        unpack<bf16>(raw.part[0], value);
 #pragma unroll
         for (int i = 0; i < 8; i++) value[i] = gelu<bf16>(value[i]);
         x[0] = pack<bf16>(value);
@@ -247,23 +250,21 @@ struct GeluBackwardProducer {
 };
 
 struct SwigluProducer {
-    static constexpr int kOutputs = 1, kBlocksPerSm = 4;
+    static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 2;
+    enum : unsigned { kStagedCasts = kActivationCasts & ~cast_bit(TileCast::kNone) };
     struct Raw {
-        uint4 gate, up;
+        uint4 part[2];   // gate, up
     };
     using Columns = NoColumns;
     const bf16* in;
     int64_t F;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        raw.gate = load_vec(t.at(in, r, 2 * F));
-        raw.up = load_vec(t.at(in, r, 2 * F) + F);
-    }
+    __device__ const bf16* part(const TileThread& t, int r, int p) const { return t.at(in + p * F, r, 2 * F); }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float gate[8], up[8];
-        unpack<bf16>(raw.gate, gate);
-        unpack<bf16>(raw.up, up);
+        unpack<bf16>(raw.part[0], gate);
+        unpack<bf16>(raw.part[1], up);
 #pragma unroll
         for (int i = 0; i < 8; i++) up[i] = swiglu<bf16>(gate[i], up[i]);
         x[0] = pack<bf16>(up);

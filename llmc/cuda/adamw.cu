@@ -1,6 +1,7 @@
 // The optimizer step on a run of elements of one parameter.
 #include "llmc/adam_math.h"
 #include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/ptx.cuh"
 
 namespace cuda {
 namespace {
@@ -67,14 +68,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     __syncthreads();
     const AdamConstants<float> c = constants;
     uint32_t amax = 0;   // bits; rounding keeps the order, so it waits until the end
-    auto update = [&](int64_t i, float g, float& m_value, float& v_value, float& master_value) {
+    // The random bits of an element: those for m in the low half, those for v in the high one.
+    auto random_of = [&](int64_t i) {
+        if constexpr (!std::is_same_v<Moment, bf16>) return 0u;
+        const uint2 random = philox_pair(keys, static_cast<uint64_t>(element_offset + i),
+                                         static_cast<uint64_t>(step));
+        return __byte_perm(random.x, random.y, 0x5410);
+    };
+    auto update = [&](uint32_t random, float g, float& m_value, float& v_value, float& master_value) {
         adam_update(c, g, m_value, v_value, master_value);
         amax = max(amax, amax_bits_of(master_value));
         if constexpr (std::is_same_v<Moment, bf16>) {
-            const uint2 random = philox_pair(keys, static_cast<uint64_t>(element_offset + i),
-                                             static_cast<uint64_t>(step));
-            m_value = stochastic_round(m_value, random.x);
-            v_value = stochastic_round(v_value, random.y);
+            m_value = stochastic_round(m_value, random);
+            v_value = stochastic_round(v_value, random >> 16);
         }
     };
     const int64_t groups = elems / kWidth;
@@ -87,8 +93,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         load_floats<Moment, kWidth>(m + i, ms);
         load_floats<Moment, kWidth>(v + i, vs);
         load_floats<Grad, kWidth>(grad + i, gs);
+        // The random numbers while those are on their way: 705 us instead of 748 on an H200 (2^27 elements, bf16
+        // moments and gradients).
+        uint32_t random[kWidth];
 #pragma unroll
-        for (int j = 0; j < kWidth; j++) update(i + j, gs[j], ms[j], vs[j], values[j]);
+        for (int j = 0; j < kWidth; j++) {
+            random[j] = random_of(i + j);
+            if constexpr (std::is_same_v<Moment, bf16>) random[j] = ptx::opaque(random[j]);
+        }
+#pragma unroll
+        for (int j = 0; j < kWidth; j++) update(random[j], gs[j], ms[j], vs[j], values[j]);
         store_floats<float, kWidth>(master + i, values);
         store_floats<Moment, kWidth>(m + i, ms);
         store_floats<Moment, kWidth>(v + i, vs);
@@ -97,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const int64_t rest = groups * kWidth + thread;
     if (rest < elems) {
         float m_value = to_float(m[rest]), v_value = to_float(v[rest]), value = master[rest];
-        update(rest, to_float(grad[rest]), m_value, v_value, value);
+        update(random_of(rest), to_float(grad[rest]), m_value, v_value, value);
         master[rest] = value;
         m[rest] = from_float<Moment>(m_value);
         v[rest] = from_float<Moment>(v_value);

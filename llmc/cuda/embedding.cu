@@ -15,7 +15,7 @@ constexpr int kBackwardBlocksPerSm = 4;
 constexpr int kLongRun = kLanes;         // rows of one token that are no longer added up one after the other
 constexpr int kRunParts = 16;            // parts of a long run, at most
 constexpr int kShortWindow = kLanes - 1; // sorted positions of a block that adds up short runs
-constexpr int kShortRows = 6;            // rows that its threads have on their way (half as many of fp32)
+constexpr int kShortRows = 5;            // rows that its threads have on their way (half as many of fp32)
 constexpr int kLongSeen = 1024;          // sorted positions that a block sees when it looks for long runs
 constexpr int kLongWindow = kLongSeen - kLongRun;   // those in which it finds the beginnings of all
 constexpr int kTileLanes = 8;            // lanes that share a row of a long run
@@ -97,14 +97,14 @@ template <typename T, int kWidth> struct LongSum {
 
     // Adds the rows at the kLanes positions from `begin` on, from begin + step on, ... before `end`; then the
     // lanes of the same columns are joined: all have the sum.
-    __device__ void add(const T* dout, const int32_t* token_order, int begin, int end, int step, int C,
-                        int column) {
+    template <typename RowAt>
+    __device__ void add(const T* dout, RowAt row_at, int begin, int end, int step, int C, int column) {
         const int lane = threadIdx.x % kLanes, row_lane = lane / kTileLanes;
         constexpr int kAhead = sizeof(T) == 2 ? 8 : 4;
-        int next_row = begin + lane < end ? token_order[begin + lane] : 0;
+        int next_row = begin + lane < end ? row_at(begin + lane) : 0;
         for (int p = begin; p < end; p += step) {
             const int count = column < C ? min(end - p, kLanes) : 0, these_rows = next_row;
-            next_row = p + step + lane < end ? token_order[p + step + lane] : 0;
+            next_row = p + step + lane < end ? row_at(p + step + lane) : 0;
 #pragma unroll
             for (int r0 = 0; r0 < kLanes; r0 += kAhead * kRowLanes) {
                 Packed<T, kWidth> raw[kAhead];
@@ -146,7 +146,7 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
     struct Run {
         int begin, end, token, first_part, parts;
     };
-    __shared__ int32_t token_at[kLongSeen];    // of position first - 1 + i
+    __shared__ int32_t token_at[kLongSeen], row_at[kLongSeen];   // of position first - 1 + i
     __shared__ int begins[kMaxRuns], found, parts_found;   // indices of token_at, in any order
     __shared__ Run runs[kMaxRuns];
     __shared__ int run_of[kMaxParts];
@@ -157,7 +157,13 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
     const int column = first_column + lane % kTileLanes * kWidth;
     if (thread == 0) found = 0, parts_found = 0;
 #pragma unroll 4
-    for (int i = thread; i < kLongSeen; i += threads) token_at[i] = sorted.token_at(first - 1 + i);
+    for (int i = thread; i < kLongSeen; i += threads) {
+        // Without branches, so that several positions are on their way at a time.
+        const int p = first - 1 + i, row = sorted.token_order[min(max(p, 0), sorted.N - 1)];
+        const int token = sorted.token_of(row);
+        row_at[i] = row;
+        token_at[i] = p >= 0 && p < sorted.N ? token : -1;
+    }
     __syncthreads();
     for (int i = 1 + thread; i <= kLongWindow; i += threads) {
         if (token_at[i] >= 0 && token_at[i - 1] != token_at[i] && token_at[i + kLongRun - 1] == token_at[i]) {
@@ -184,7 +190,8 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
     for (int part = warp; part < parts_found; part += warps) {
         const Run run = runs[run_of[part]];
         LongSum<T, kWidth> sum;
-        sum.add(dout, sorted.token_order, run.begin + (part - run.first_part) * kLanes, run.end,
+        auto row_of = [&](int p) { return p < seen_end ? row_at[p - (first - 1)] : sorted.token_order[p]; };
+        sum.add(dout, row_of, run.begin + (part - run.first_part) * kLanes, run.end,
                 run.parts * kLanes, C, column);
         if (lane < kTileLanes) {
 #pragma unroll

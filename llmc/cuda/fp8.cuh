@@ -45,14 +45,18 @@ __device__ inline uint32_t amax_pair(const uint4& x) {
 __device__ inline uint32_t larger_of_pair(uint32_t pair) { return max(pair & 0xffffu, pair >> 16); }
 inline constexpr uint32_t kInfinityMagnitude = kInfinityBits >> 16;
 
-// slot->amax_bits = max with the fp32 bits of an amax. `seen` is what the slot was seen to hold: few blocks raise
-// it, and the others spare the atomic.
-__device__ inline void record_amax(Fp8Slot* slot, uint32_t amax_bits, uint32_t seen) {
-    if (amax_bits > seen) atomicMax(&slot->amax_bits, amax_bits);
+// *amax_bits = max with the fp32 bits of an amax. `seen` is what it was seen to hold: few blocks raise it, and the
+// others spare the atomic.
+__device__ inline void record_amax(uint32_t* amax_bits, uint32_t amax, uint32_t seen) {
+    if (amax > seen) atomicMax(amax_bits, amax);
 }
-// *amax_bits = max with the largest |value| of a block, by all its threads, rounded to bf16; shared: a word a warp.
+__device__ inline void record_amax(Fp8Slot* slot, uint32_t amax, uint32_t seen) {
+    record_amax(&slot->amax_bits, amax, seen);
+}
+// The same with the largest |value| of a block, by all its threads, rounded to bf16 first; shared: a word a warp.
+// `seen` may be read before the values, so that nobody waits for it.
 template <int kThreads>
-__device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, uint32_t* shared) {
+__device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, uint32_t* shared, uint32_t seen) {
     const uint32_t amax = __reduce_max_sync(0xffffffffu, amax_bits_of(magnitude));
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = amax;
     __syncthreads();
@@ -60,8 +64,11 @@ __device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, u
     uint32_t largest = 0;
 #pragma unroll
     for (int w = 0; w < kThreads / 32; w++) largest = max(largest, shared[w]);
-    largest = amax_bits_of(rounded<bf16>(__uint_as_float(largest)));
-    if (largest > *amax_bits) atomicMax(amax_bits, largest);
+    record_amax(amax_bits, amax_bits_of(rounded<bf16>(__uint_as_float(largest))), seen);
+}
+template <int kThreads>
+__device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, uint32_t* shared) {
+    record_block_amax<kThreads>(amax_bits, magnitude, shared, *amax_bits);
 }
 
 // ---- factors of blocks: block_quant_mul_of(magnitude, fp8_largest(format)), without the division. The largest number

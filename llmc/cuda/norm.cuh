@@ -103,14 +103,17 @@ template <bool kWarpPerRow> struct RowSum {
     }
 };
 
-// The same for two values at once; shared: one float2 a warp, not written again before another barrier.
+// The same for two values at once; shared: one float2 a warp, not written again before another barrier. kRowBarrier:
+// the warps of a row meet at a barrier of their own, rows do not wait for each other; at most 15 rows of several warps.
+template <bool kRowBarrier = false>
 __device__ inline float2 row_sum2(float2 value, float2* shared) {
     value.x = warp_sum(value.x);
     value.y = warp_sum(value.y);
     const int warps = blockDim.x / kNormLanes, lane = threadIdx.x % kNormLanes;
     if (warps == 1) return value;
     if (lane == 0) shared[threadIdx.y * warps + threadIdx.x / kNormLanes] = value;
-    __syncthreads();
+    if constexpr (kRowBarrier) __barrier_sync_count(1 + threadIdx.y, blockDim.x);
+    else __syncthreads();
     value = lane < warps ? shared[threadIdx.y * warps + lane] : make_float2(0.0f, 0.0f);
     return make_float2(warp_sum(value.x), warp_sum(value.y));
 }

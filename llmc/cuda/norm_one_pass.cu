@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
         prefetch(stage);
         stage = (stage + 1) % kBackwardStages;
         float2 sum = norm_backward_sums<bf16, kLayer>(columns, d, xs, w, statistics);
-        sum = row_sum2(sum, shared[buffer]);
+        sum = row_sum2<true>(sum, shared[buffer]);
         buffer ^= 1;
         const float2 means = make_float2(sum.x * inv_C, sum.y * inv_C);
 #pragma unroll

@@ -28,6 +28,11 @@ template <typename T> __device__ inline T* opaque(T* p) {
     __builtin_assume(__isGlobal(p));
     return p;
 }
+// The same number at this place of the code: it is not worked out later.
+__device__ inline uint32_t opaque(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 // Address of a shared-memory object as the 32-bit instructions below want it.
 __device__ inline uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));

@@ -8,19 +8,17 @@ namespace {
 template <typename T> struct CopyProducer {
     static constexpr int kOutputs = 1;
     static constexpr int kBlocksPerSm = 4;
-    static constexpr int kVectors = 8 / kVec<T>;
+    static constexpr int kParts = 8 / kVec<T>;
+    enum : unsigned { kStagedCasts = kParts == 1 ? kAllCasts & ~cast_bit(TileCast::kNone) : 0 };
     struct Raw {
-        uint4 part[kVectors];
+        uint4 part[kParts];
     };
     struct Columns {};
     const T* in;
     int64_t C;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ void load(const TileThread& t, int r, Raw& raw) const {
-#pragma unroll
-        for (int i = 0; i < kVectors; i++) raw.part[i] = load_vec(t.at(in, r, C) + i * kVec<T>);
-    }
+    __device__ const T* part(const TileThread& t, int r, int p) const { return t.at(in, r, C) + p * kVec<T>; }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         if constexpr (std::is_same_v<T, bf16>) {
             x[0] = raw.part[0];
@@ -38,6 +36,7 @@ template <typename T> struct CopyProducer {
 };
 
 constexpr int kAmaxThreads = 256;
+constexpr int kAmaxBatch = 4;   // vectors on their way
 
 // Math: slot->amax_bits = max with the bits of every |in rounded to bf16|.
 // Source: rounding keeps the order, so the amax of a thread is rounded once.
@@ -49,17 +48,25 @@ __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const
     __shared__ uint32_t shared[kAmaxThreads / 32];
     const int64_t vectors = elems / kWidth, step = int64_t{gridDim.x} * kAmaxThreads;
     const int64_t thread = int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
+    const uint32_t seen = slot->amax_bits;
     uint32_t amax = 0;
-#pragma unroll 4
-    for (int64_t v = thread; v < vectors; v += step) {
-        float value[kWidth];
-        load_floats<T, kWidth>(in + v * kWidth, value);
+    for (int64_t v = thread; v < vectors; v += kAmaxBatch * step) {
+        Packed<T, kWidth> batch[kAmaxBatch] = {};
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) amax = max(amax, amax_bits_of(value[i]));
+        for (int k = 0; k < kAmaxBatch; k++) {
+            if (v + k * step < vectors) batch[k].load(in + (v + k * step) * kWidth);
+        }
+#pragma unroll
+        for (int k = 0; k < kAmaxBatch; k++) {
+            float value[kWidth];
+            batch[k].unpack_to(value);
+#pragma unroll
+            for (int i = 0; i < kWidth; i++) amax = max(amax, amax_bits_of(value[i]));
+        }
     }
     const int64_t rest = vectors * kWidth + thread;
     if (rest < elems) amax = max(amax, amax_bits_of(to_float(in[rest])));
-    record_block_amax<kAmaxThreads>(&slot->amax_bits, __uint_as_float(amax), shared);
+    record_block_amax<kAmaxThreads>(&slot->amax_bits, __uint_as_float(amax), shared, seen);
 }
 
 // Math: amax_bits = 0, step_amax_bits too if `step`.

@@ -23,7 +23,8 @@ struct AmaxOut {
     // as the atomic operation.
     __device__ void add(uint32_t pair, uint32_t seen) const {
         const uint32_t amax = __reduce_max_sync(0xffffffffu, larger_of_pair(pair));
-        if ((threadIdx.y * blockDim.x + threadIdx.x) % 32 != 0) return;   // rows of a block may cut warps
+        const uint32_t thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+        if (thread % 32 != 0) return;   // rows of a block may cut warps
         record_amax(slot, amax << 16, seen);
         if (first_nonfinite && amax >= kInfinityMagnitude) atomicMin(first_nonfinite, event);
     }

@@ -1,0 +1,385 @@
+// One tile of bf16 results and what QuantOut of ops.h asks of it: casts in both layouts, factors of blocks, column
+// sums, amax.
+//
+// A tile is 128 x 128 results of X: so the transposed copy gets 128 contiguous bytes a row, and a block of every
+// granularity lies within a tile. A block has 256 threads a tile (two tiles side by side for producers with two
+// outputs). Thread t owns the 8 columns from 8 (t % 16) of 4 neighbouring rows (twice, 64 rows apart, if there is one
+// output), which is what a 4 x 4 transpose of bytes in registers wants.
+#pragma once
+#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/reduce.cuh"
+
+namespace cuda {
+
+inline constexpr int kTile = 128;
+inline constexpr int kTileGroup = 4;   // row tiles that run side by side: 512 bytes of a transposed row at a time
+
+enum class TileCast { kNone, kTensor, kBlock1x128, kBlock128x128 };
+// What is fixed at compile time. Counting is, so that a kernel that does not count pays nothing for it.
+template <TileCast cast, Dtype format, bool count> struct TileKind {
+    static constexpr TileCast kCast = cast;
+    static constexpr Dtype kFormat = format;
+    static constexpr bool kCount = count;
+    static constexpr bool kRowBlocks = cast == TileCast::kBlock1x128;   // rows and columns have factors of their own
+};
+
+// QuantOut as the kernel wants it; every pointer may be null.
+struct TileOut {
+    bf16* out;
+    uint8_t *rowwise, *transposed;
+    float *rowwise_grid, *transposed_grid;
+    Fp8Slot* slot;
+    Fp8Counts* counts;
+    uint32_t* first_nonfinite;
+    float* dbias_partial;
+    const StepState* state;   // given: nothing is done when state->skip
+    int64_t N, C;             // of X
+    uint32_t event;
+    bool current, record;
+};
+
+// A thread's place in its tile; `valid` says which of its rows are within X.
+struct TileThread {
+    int column_group, row_group;
+    int rows_left, groups_left;        // of X from the tile's corner on, groups of 8 columns; 128 and 16 at most
+    int64_t first_row, first_column;   // of the tile
+
+    __device__ bool column_valid() const { return column_group < groups_left; }
+    __device__ int row_in_tile(int r) const { return row_group * 4 + r / 4 * 64 + r % 4; }
+    __device__ bool valid(int r) const { return column_valid() && row_in_tile(r) < rows_left; }
+    __device__ int64_t row(int r) const { return first_row + row_in_tile(r); }
+    __device__ int64_t column() const { return first_column + column_group * 8; }
+    // The thread's 8 columns of row r in a matrix of so many columns. From the corner it is 32 bits, so that an address
+    // costs one instruction, unless the compiler puts both parts together.
+    template <typename T> __device__ T* at(T* matrix, int r, int64_t columns) const {
+        T* corner = ptx::opaque(matrix + (first_row * columns + first_column));
+        return corner + static_cast<uint32_t>(row_in_tile(r) * static_cast<int>(columns) + column_group * 8);
+    }
+};
+// Of a matrix of N rows, `width` columns.
+__device__ inline TileThread tile_thread(int64_t row_tile, int64_t column_tile, int64_t N, int64_t width) {
+    TileThread t;
+    t.column_group = static_cast<int>(threadIdx.x % 16), t.row_group = static_cast<int>(threadIdx.x / 16);
+    t.first_row = row_tile * kTile, t.first_column = column_tile * kTile;
+    t.rows_left = static_cast<int>(min(N - t.first_row, int64_t{kTile}));
+    t.groups_left = static_cast<int>(min(width - t.first_column, int64_t{kTile})) / 8;
+    return t;
+}
+
+template <int kOutputs> inline constexpr int kTileThreads = 256 * kOutputs;
+template <int kOutputs> inline constexpr int kTileRows = 8 / kOutputs;   // that a thread owns
+// A thread's results, packed bf16.
+template <int kOutputs> using TileValues = uint4[kOutputs][kTileRows<kOutputs>];
+
+template <int kOutputs> struct TileShared {
+    static constexpr int kWarps = 8 * kOutputs;
+    union {
+        uint32_t words[kOutputs][kTile * kTile / 4];    // transposed bytes: 4 rows of a column a word, swizzled
+        float sums[kOutputs][kWarps][kTile];            // column sums
+    };
+    uint32_t column_amax[kOutputs][kWarps][kTile / 2];  // two columns a word
+    float column_mul[kOutputs][kTile];
+    uint32_t warp_amax[kWarps];
+};
+
+// Where word w (rows 4w to 4w + 3) of a column lies. The writers of one instruction, 16 column groups and 2
+// neighbouring w, meet 32 banks; the readers, 16 bytes a lane, 8 lanes a column, too.
+__device__ inline int tile_word(int column, int w) { return column * 32 + (w ^ column / 8 * 2); }
+
+// The column sums of the tile into dbias_partial[row tile]; ends with a barrier.
+template <int kOutputs>
+__device__ inline void add_tile_columns(const TileOut& out, const TileThread& t,
+                                        const TileValues<kOutputs>& value, TileShared<kOutputs>& shared) {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+#pragma unroll
+    for (int o = 0; o < kOutputs; o++) {
+        float sum[8] = {};
+#pragma unroll
+        for (int r = 0; r < kTileRows<kOutputs>; r++) {
+            float x[8];
+            unpack<bf16>(value[o][r], x);
+#pragma unroll
+            for (int i = 0; i < 8; i++) sum[i] += x[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], 16);
+        if (threadIdx.x % 32 < 16) {
+            store_floats<float, 8>(&shared.sums[o][warp][t.column_group * 8], sum);
+        }
+    }
+    __syncthreads();
+    const int o = static_cast<int>(threadIdx.x / kTile), c = static_cast<int>(threadIdx.x % kTile);
+    const int64_t width = out.C / kOutputs;
+    if (o < kOutputs && t.first_column + c < width) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < TileShared<kOutputs>::kWarps; w++) sum += shared.sums[o][w][c];
+        out.dbias_partial[t.first_row / kTile * out.C + o * width + t.first_column + c] = sum;
+    }
+    __syncthreads();
+}
+
+// Factors of 1x128 blocks along the rows, of four rows of the thread. Two rows share a shuffle.
+template <Dtype kFormat>
+__device__ inline void row_factors(const TileOut& out, const TileThread& t, int first, int64_t output,
+                                   const uint4 (&value)[4], float (&quant_mul)[4]) {
+    float* grid = out.rowwise_grid + (output + t.first_column) / kTile * out.N;
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+        const uint32_t a = amax_pair(value[j]), b = amax_pair(value[j + 1]);
+        uint32_t both = max_pair(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+#pragma unroll
+        for (int lanes = 8; lanes > 0; lanes /= 2) {
+            both = max_pair(both, __shfl_xor_sync(0xffffffffu, both, lanes));
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const BlockFactor factor = block_factor<kFormat>(i == 0 ? both & 0xffffu : both >> 16);
+            quant_mul[j + i] = factor.quant_mul;
+            const int r = first + j + i;
+            if (t.column_group == 0 && t.row_in_tile(r) < t.rows_left) grid[t.row(r)] = factor.dequant_mul;
+        }
+    }
+}
+
+// Factors of 1x128 blocks along the columns, into shared.column_mul; ends with a barrier.
+template <Dtype kFormat, int kOutputs>
+__device__ inline void column_factors(const TileOut& out, const TileThread& t,
+                                      const TileValues<kOutputs>& value, TileShared<kOutputs>& shared) {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+#pragma unroll
+    for (int o = 0; o < kOutputs; o++) {
+        uint32_t amax[4] = {};
+#pragma unroll
+        for (int r = 0; r < kTileRows<kOutputs>; r++) {
+            const uint4& x = value[o][r];
+            amax[0] = max_pair(amax[0], magnitudes(x.x)), amax[1] = max_pair(amax[1], magnitudes(x.y));
+            amax[2] = max_pair(amax[2], magnitudes(x.z)), amax[3] = max_pair(amax[3], magnitudes(x.w));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) amax[i] = max_pair(amax[i], __shfl_xor_sync(0xffffffffu, amax[i], 16));
+        if (threadIdx.x % 32 < 16) {
+            store_vec(&shared.column_amax[o][warp][t.column_group * 4],
+                      make_uint4(amax[0], amax[1], amax[2], amax[3]));
+        }
+    }
+    __syncthreads();
+    const int o = static_cast<int>(threadIdx.x / kTile), c = static_cast<int>(threadIdx.x % kTile);
+    if (o < kOutputs) {
+        uint32_t amax = 0;
+#pragma unroll
+        for (int w = 0; w < TileShared<kOutputs>::kWarps; w++) {
+            amax = max_pair(amax, shared.column_amax[o][w][c / 2]);
+        }
+        const BlockFactor factor = block_factor<kFormat>(c % 2 == 0 ? amax & 0xffffu : amax >> 16);
+        shared.column_mul[o][c] = factor.quant_mul;
+        const int64_t width = out.C / kOutputs, column = t.first_column + c;
+        if (column < width) {
+            out.transposed_grid[t.first_row / kTile * out.C + o * width + column] = factor.dequant_mul;
+        }
+    }
+    __syncthreads();
+}
+
+// The factor of a 128x128 block into both grids; blocks that pad a row of a grid have factor 0.
+__device__ inline void store_block_factor(const TileOut& out, const TileThread& t, float dequant_mul) {
+    auto store = [&](float* grid, int64_t row, int64_t column, int64_t columns) {
+        if (grid == nullptr) return;
+        const int64_t padded = (columns + 3) / 4 * 4;
+        grid[row * padded + column] = dequant_mul;
+        for (int64_t i = columns; column + 1 == columns && i < padded; i++) grid[row * padded + i] = 0.0f;
+    };
+    const int64_t row = t.first_row / kTile, column = t.first_column / kTile;
+    store(out.rowwise_grid, row, column, (out.C + kTile - 1) / kTile);
+    store(out.transposed_grid, column, row, (out.N + kTile - 1) / kTile);
+}
+
+// Four rows of 8 columns with one factor each, as they are stored rowwise; the words of their columns.
+template <Dtype kFormat>
+__device__ inline void cast_rows(const uint4 (&value)[4], const float (&quant_mul)[4], uint2 (&bytes)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) bytes[j] = to_fp8x8<kFormat>(value[j], quant_mul[j]);
+}
+__device__ inline void transpose_rows(const uint2 (&bytes)[4], uint32_t (&word)[8]) {
+    uint32_t column[4];
+    transpose_bytes({bytes[0].x, bytes[1].x, bytes[2].x, bytes[3].x}, column);
+#pragma unroll
+    for (int i = 0; i < 4; i++) word[i] = column[i];
+    transpose_bytes({bytes[0].y, bytes[1].y, bytes[2].y, bytes[3].y}, column);
+#pragma unroll
+    for (int i = 0; i < 4; i++) word[4 + i] = column[i];
+}
+// Four rows of 8 columns with one factor a column: the words of their columns.
+template <Dtype kFormat>
+__device__ inline void cast_columns(const uint4 (&value)[4], const float* column_mul, uint32_t (&word)[8]) {
+    float x[4][8], mul[8];
+    load_floats<float, 8>(column_mul, mul);
+#pragma unroll
+    for (int j = 0; j < 4; j++) unpack<bf16>(value[j], x[j]);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        word[i] = to_fp8x4<kFormat>(x[0][i] * mul[i], x[1][i] * mul[i], x[2][i] * mul[i], x[3][i] * mul[i]);
+    }
+}
+
+// From shared to global memory, 16 bytes a lane, 8 lanes a row of the transposed copy.
+template <int kOutputs>
+__device__ inline void store_transposed(const TileOut& out, const TileThread& t,
+                                        const TileShared<kOutputs>& shared) {
+    const int64_t width = out.C / kOutputs;
+    const int q = static_cast<int>(threadIdx.x % 8), first = static_cast<int>(threadIdx.x / 8);
+    const bool rows_valid = q * 16 < t.rows_left;
+#pragma unroll
+    for (int o = 0; o < kOutputs; o++) {
+        uint8_t* corner = ptx::opaque(out.transposed + ((o * width + t.first_column) * out.N + t.first_row));
+#pragma unroll
+        for (int i = 0; i < 4 / kOutputs; i++) {
+            const int c = first + i * (kTileThreads<kOutputs> / 8);
+            // The swizzle's lowest bit swaps the halves of a piece.
+            const uint4 raw = load_vec(&shared.words[o][c * 32 + ((q ^ c / 16) * 4)]);
+            const uint4 straight = c / 8 % 2 == 0 ? raw : make_uint4(raw.z, raw.w, raw.x, raw.y);
+            if (rows_valid && c / 8 < t.groups_left) {
+                store_vec(corner + static_cast<uint32_t>(c * static_cast<int>(out.N) + q * 16), straight);
+            }
+        }
+    }
+}
+
+// The factor of a whole tensor; the first thread of the grid also stores it.
+template <Dtype kFormat> __device__ inline float tensor_factor(const TileOut& out, bool first_of_grid) {
+    Fp8Slot* slot = out.slot;
+    const float mul = out.current ? quant_mul_of(slot->amax_bits, fp8_largest(kFormat)) : slot->quant_mul;
+    if (first_of_grid) {
+        slot->dequant_mul = 1.0f / mul;
+        if (out.current) slot->quant_mul = mul;
+    }
+    return mul;
+}
+
+// The amax of each warp's values into shared memory; after a barrier tile_amax is that of the tile.
+template <int kOutputs>
+__device__ inline void share_amax(const TileValues<kOutputs>& value, TileShared<kOutputs>& shared) {
+    uint32_t amax = 0;
+#pragma unroll
+    for (int o = 0; o < kOutputs; o++) {
+#pragma unroll
+        for (int r = 0; r < kTileRows<kOutputs>; r++) amax = max_pair(amax, amax_pair(value[o][r]));
+    }
+    amax = __reduce_max_sync(0xffffffffu, larger_of_pair(amax));
+    if (threadIdx.x % 32 == 0) shared.warp_amax[threadIdx.x / 32] = amax;
+}
+template <int kOutputs> __device__ inline uint32_t tile_amax(const TileShared<kOutputs>& shared) {
+    uint32_t amax = 0;
+#pragma unroll
+    for (int w = 0; w < TileShared<kOutputs>::kWarps; w++) amax = max(amax, shared.warp_amax[w]);
+    return amax;
+}
+
+// Casts four rows of the thread: the rowwise bytes to memory, the transposed ones to shared memory.
+template <typename Kind>
+__device__ inline void cast_quad(const TileOut& out, const TileThread& t, int first, int64_t output,
+                                 const uint4 (&value)[4], const float (&row_mul)[4], const float* column_mul,
+                                 uint32_t* words, CastTally& tally) {
+    constexpr Dtype kFormat = Kind::kFormat;
+    const bool rows = !Kind::kRowBlocks || out.rowwise != nullptr;
+    uint2 bytes[4];
+    if (rows) cast_rows<kFormat>(value, row_mul, bytes);
+    if constexpr (Kind::kCount) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (rows) tally.add_cast<kFormat>(value[j], amax_pair(value[j]), row_mul[j], bytes[j]);
+            else tally.add_columns<kFormat>(value[j], column_mul);
+        }
+    }
+    if (out.rowwise != nullptr) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (!t.valid(first + j)) continue;
+            *reinterpret_cast<uint2*>(t.at(out.rowwise + output, first + j, out.C)) = bytes[j];
+        }
+    }
+    if (out.transposed != nullptr) {
+        uint32_t word[8];
+        if constexpr (Kind::kRowBlocks) cast_columns<kFormat>(value, column_mul, word);
+        else transpose_rows(bytes, word);
+        uint32_t* to = words + tile_word(t.column_group * 8, t.row_in_tile(first) / 4);
+#pragma unroll
+        for (int i = 0; i < 8; i++) to[tile_word(i, 0)] = word[i];
+    }
+}
+
+// Casts what the thread owns. tile_mul: the factor of the tile, unless the kind has row blocks.
+template <typename Kind, int kOutputs>
+__device__ inline void cast_tile(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value,
+                                 float tile_mul, TileShared<kOutputs>& shared) {
+    const int64_t width = out.C / kOutputs;
+    CastTally tally;
+#pragma unroll
+    for (int o = 0; o < kOutputs; o++) {
+#pragma unroll
+        for (int r = 0; r < kTileRows<kOutputs>; r += 4) {
+            const uint4 quad[4] = {value[o][r], value[o][r + 1], value[o][r + 2], value[o][r + 3]};
+            float mul[4] = {tile_mul, tile_mul, tile_mul, tile_mul};
+            if constexpr (Kind::kRowBlocks) {
+                if (out.rowwise != nullptr) row_factors<Kind::kFormat>(out, t, r, o * width, quad, mul);
+            }
+            const float* column_mul = &shared.column_mul[o][t.column_group * 8];
+            cast_quad<Kind>(out, t, r, o * width, quad, mul, column_mul, shared.words[o], tally);
+        }
+    }
+    if constexpr (Kind::kCount) tally.flush_to(out.counts);
+}
+
+// The bf16 copy to memory, which may be what the values were made of.
+template <int kOutputs>
+__device__ inline void store_values(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value) {
+    const int64_t width = out.C / kOutputs;
+#pragma unroll
+    for (int o = 0; o < kOutputs; o++) {
+#pragma unroll
+        for (int r = 0; r < kTileRows<kOutputs>; r++) {
+            if (t.valid(r)) store_vec(t.at(out.out + o * width, r, out.C), value[o][r]);
+        }
+    }
+}
+
+// All that QuantOut asks of one tile, but for the bf16 copy. Called by every thread of the block.
+template <typename Kind, int kOutputs>
+__device__ inline void write_tile(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value,
+                                  TileShared<kOutputs>& shared) {
+    constexpr Dtype kFormat = Kind::kFormat;
+    constexpr TileCast kCast = Kind::kCast;
+    const bool first_thread = threadIdx.x == 0;
+    const bool first_of_grid = t.first_row == 0 && t.first_column == 0 && first_thread;
+    const bool block_amax = out.record || out.first_nonfinite != nullptr || kCast == TileCast::kBlock128x128;
+
+    if (block_amax) share_amax<kOutputs>(value, shared);
+    if (out.dbias_partial != nullptr) add_tile_columns<kOutputs>(out, t, value, shared);
+    [[maybe_unused]] float tile_mul = 1.0f;
+    if constexpr (kCast == TileCast::kTensor) tile_mul = tensor_factor<kFormat>(out, first_of_grid);
+    if constexpr (kCast == TileCast::kBlock128x128) {
+        __syncthreads();
+        const BlockFactor factor = block_factor<kFormat>(tile_amax<kOutputs>(shared));
+        tile_mul = factor.quant_mul;
+        if (first_thread) store_block_factor(out, t, factor.dequant_mul);
+    }
+    if constexpr (Kind::kRowBlocks) {
+        if (out.transposed != nullptr) column_factors<kFormat, kOutputs>(out, t, value, shared);
+    }
+    if constexpr (kCast != TileCast::kNone) cast_tile<Kind, kOutputs>(out, t, value, tile_mul, shared);
+    if (block_amax || out.transposed != nullptr) __syncthreads();
+    if (block_amax && first_thread) {
+        const uint32_t amax = tile_amax<kOutputs>(shared);
+        if (out.record) record_amax(out.slot, amax << 16, out.slot->amax_bits);
+        if (out.first_nonfinite != nullptr && amax >= kInfinityMagnitude) atomicMin(out.first_nonfinite, out.event);
+    }
+    if constexpr (kCast != TileCast::kNone) {
+        if (out.transposed != nullptr) store_transposed<kOutputs>(out, t, shared);
+    }
+    if constexpr (Kind::kCount) {
+        if (first_of_grid) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
+    }
+}
+
+}  // namespace cuda

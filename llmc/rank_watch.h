@@ -1,0 +1,19 @@
+// What the reports of a step say of all ranks together: that their FP8 factors agree, and how far gradients that
+// travelled in FP8 are from fp32.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/comm.h"
+#include "llmc/fp8_state.h"
+#include "llmc/log.h"
+#include "llmc/trainer.h"
+
+// Exit 1, naming the first tensor whose factor is not that of rank 0, and the rank. Compares what outlives a tensor:
+// with histories all factors, else those of the weights. On every rank.
+void check_factors(Comm& comm, const Fp8State& state, const void* fp8_report, int64_t step);
+
+// The record of a step that compared; on every rank.
+void report_wire(RunLog& log, Comm& comm, const StagedStep& staged, int64_t step);
+// Of the reports of all ranks.
+std::vector<WireRecord> wire_records(const std::vector<WireReport>& reports);
