@@ -1,5 +1,6 @@
 #include "llmc/run_checkpoints.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -14,18 +15,41 @@ bool same_directory(const std::string& a, const std::string& b) {
     return std::filesystem::equivalent(a, b, ignored);
 }
 
-}  // namespace
-
-RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,
-                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer)
-    : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {
-    if (config.save.empty()) return;
+SaveOptions save_options(const Config& config) {
     SaveOptions options;
     options.root = config.save;
     options.seq_length = config.seq_length;
     options.tokenizer = config.tokenizer;
     options.keep = config.keep;
-    saver_ = std::make_unique<CheckpointSaver>(options, config.shape, table, trainer.optimizer().access(ctx), comm);
+    options.async = config.save_async;
+    return options;
+}
+
+}  // namespace
+
+int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets) {
+    if (config.save.empty()) return 0;
+    const bool sharded = config.zero == 1 && buckets.ranks() > 1;
+    HeldByRank held = held_whole(table, buckets.ranks());
+    for (int rank = 0; rank < buckets.ranks() && sharded; rank++) {
+        auto& mine = held[static_cast<size_t>(rank)];
+        mine.assign(table.params.size(), {});
+        for (const Piece& piece : buckets.pieces(rank))
+            mine[static_cast<size_t>(piece.param)].push_back({piece.begin, piece.elems});
+    }
+    const SaveLayout layout = make_save_layout(table, config.dtype, config.moment_dtype, held);
+    int64_t bytes = 0;
+    for (int rank = 0; rank < buckets.ranks(); rank++)
+        bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank, sharded));
+    return bytes;
+}
+
+RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,
+                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer)
+    : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {
+    if (config.save.empty()) return;
+    saver_ = std::make_unique<CheckpointSaver>(save_options(config), config.shape, table,
+                                               trainer.optimizer().access(ctx), comm);
 }
 
 std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {
@@ -91,6 +115,16 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
 void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     if (!saver_ || saved_step_ == progress.step) return;
     saved_step_ = progress.step;
-    saver_->on_saved([&log](const SavedCheckpoint& saved) { log.checkpoint(saved.step, saved.path, saved.seconds); });
+    saver_->on_saved([&log](const SavedCheckpoint& saved) {
+        log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
+    });
     saver_->save(progress.step, comm_.root() ? state_json(progress) : "{}");   // all ranks hold the same
+}
+
+void RunCheckpoints::poll() {
+    if (saver_) saver_->poll();
+}
+
+void RunCheckpoints::finish() {
+    if (saver_) saver_->finish();
 }

@@ -13,6 +13,9 @@
 #include "llmc/params.h"
 #include "llmc/trainer.h"
 
+// Pinned host memory that saving takes on the rank that needs most of it; 0 without --save.
+int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets);
+
 // How far a run has come.
 struct Progress {
     int64_t step = 0;        // steps enqueued
@@ -32,7 +35,12 @@ public:
     std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes);
 
     // Nothing without --save, or where this step was saved there already. The log must outlive this object.
+    // With --save-async it returns once the state is copied, and has waited for the save before.
     void save(const Progress& progress, RunLog& log);
+    // After every step: lets a save behind training go on. An error of the disk ends the run here.
+    void poll();
+    // Waits for it.
+    void finish();
 
 private:
     void restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes);

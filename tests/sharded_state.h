@@ -4,7 +4,7 @@
 
 #include "llmc/params.h"
 #include "tests/checkpoint_test.h"
-#include "tests/thread_ranks.h"
+#include "tests/local_ranks.h"
 
 namespace checkpoint_test {
 

@@ -11,8 +11,6 @@
 #include "tests/sharded_state.h"
 
 using namespace checkpoint_test;
-using thread_ranks::run_ranks;
-using thread_ranks::ThreadComm;
 
 namespace {
 
@@ -80,7 +78,7 @@ TEST_CASE("checkpoint, async: what is saved is the state at the call, however tr
         std::vector<FakeState> states;
         for (uint64_t seed = 0; seed < 4; seed++) states.push_back(random_state(seed));
         Gate gate;
-        const Strings errors = run_ranks(ranks, [&](ThreadComm& comm) {
+        const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
             CheckpointRequest request = async_request(dir.path);
             if (comm.root()) request.io_hook = gate.hook();
             Run run(states[0], comm, request);
@@ -126,7 +124,7 @@ TEST_CASE("checkpoint, async: the files are those of a save that waits") {
         request.async = async;
         request.staging_bytes = async ? 1 << 20 : 999;
         request.max_part_bytes = 40000;
-        CHECK(run_ranks(3, [&](ThreadComm& comm) {
+        CHECK(run_ranks(3, [&](LocalComm& comm) {
             Run run(state, comm, request);
             run.save(state, 4);
             run.saver.finish();
@@ -147,7 +145,7 @@ TEST_CASE("checkpoint, async: a failure of any rank ends all at a later step, an
                 CAPTURE(call);
                 CAPTURE(victim);
                 TempDir dir;
-                const Strings errors = run_ranks(2, [&](ThreadComm& comm) {
+                const Strings errors = run_ranks(2, [&](LocalComm& comm) {
                     std::atomic<bool> fails{false};
                     CheckpointRequest request = async_request(dir.path);
                     request.io_hook = [&](const char* name, const std::string& path) {
@@ -177,7 +175,7 @@ TEST_CASE("checkpoint, async: an error elsewhere gives a running save up, or fin
         FakeState state = random_state(1);
         Gate gate;
         std::atomic<int> ended{0};
-        const Strings errors = run_ranks(ranks, [&](ThreadComm& comm) {
+        const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
             CheckpointRequest request = async_request(dir.path);
             request.io_hook = gate.hook();
             Run run(state, comm, request);
@@ -197,7 +195,7 @@ TEST_CASE("checkpoint, async: kill -9 at each call of each rank's thread leaves 
     FakeState first = random_state(1), second = random_state(2);
     // In the middle of training: the main threads go on polling.
     auto save_as = [&](FakeState& state, int64_t step, int victim, int64_t kill_at) {
-        return run_ranks(2, [&](ThreadComm& comm) {
+        return run_ranks(2, [&](LocalComm& comm) {
             std::atomic<int64_t> calls{0};
             CheckpointRequest request = async_request(dir.path);
             request.keep = 1;

@@ -13,8 +13,6 @@
 #include "tests/sharded_state.h"
 
 using namespace checkpoint_test;
-using thread_ranks::run_ranks;
-using thread_ranks::ThreadComm;
 using Json = nlohmann::json;
 
 namespace {
@@ -32,13 +30,13 @@ void save_part(FakeState& state, const CheckpointRequest& request, Comm& comm, b
 }
 
 Strings save_on(int ranks, FakeState& state, const CheckpointRequest& request, bool zero = true) {
-    return run_ranks(ranks, [&](ThreadComm& comm) { save_part(state, request, comm, zero); });
+    return run_ranks(ranks, [&](LocalComm& comm) { save_part(state, request, comm, zero); });
 }
 
 // Loads on that many ranks, compares each one's part with `state`, and saves again under `again`.
 void check_load_on(int ranks, FakeState& state, const CheckpointRequest& request, const std::string& again,
                    bool zero) {
-    const Strings errors = run_ranks(ranks, [&](ThreadComm& comm) {
+    const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
         const FoundCheckpoint found = find_checkpoint("auto", request.root, comm);
         CHECK(found.path == request.root + "/" + step_directory_name(request.step));
         CHECK(found.state_json == request.state_json);
@@ -170,7 +168,7 @@ TEST_CASE("checkpoint, ranks: a flipped bit in anyone's range is found and named
             spill(path + "/" + name, damaged);
             by_rank[range["rank"].get<size_t>()]++;
             const int ranks = 1 + static_cast<int>(random.word[2] % 4);
-            const Strings errors = run_ranks(ranks, [&](ThreadComm& comm) {
+            const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
                 const FoundCheckpoint found = find_checkpoint("auto", dir.path, comm);
                 CHECK(found.path == dir / "step-00000001");
                 REQUIRE(found.skipped.size() == 1);
@@ -239,7 +237,7 @@ TEST_CASE("checkpoint, ranks: any call of any rank may fail: all end with exit 7
             CAPTURE(victim);
             CAPTURE(fail_at);
             int64_t calls = 0;
-            const Strings errors = run_ranks(kRanks, [&](ThreadComm& comm) {
+            const Strings errors = run_ranks(kRanks, [&](LocalComm& comm) {
                 CheckpointRequest request = request_of(dir.path, 2);
                 request.keep = 1;
                 if (comm.world().rank == victim)
@@ -274,7 +272,7 @@ TEST_CASE("checkpoint, ranks: an error of one rank's state reaches all and leave
     TempDir dir;
     FakeState state = random_state(1, gpt2_config());
     for (StateKind bad : {StateKind::kWeight, StateKind::kMomentV}) {
-        const Strings errors = run_ranks(3, [&](ThreadComm& comm) {
+        const Strings errors = run_ranks(3, [&](LocalComm& comm) {
             ShardedState shard(state, comm);
             shard.take(state);
             StateAccess access = shard.access();
@@ -301,14 +299,14 @@ int killed_save(const std::string& root, FakeState& second, int victim, int64_t 
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        run_ranks(2, [&](ThreadComm& comm) {
+        run_ranks(2, [&](LocalComm& comm) {
             CheckpointRequest request = request_of(root, 2);
             request.keep = 1;
             int64_t calls = 0;
             if (comm.world().rank == victim)
                 request.io_hook = [&](const char*, const std::string&) {
                     if (calls++ != at) return 0;
-                    if (last) comm.meeting().wait_for_the_others();
+                    if (last) comm.all().wait_for_the_others();
                     raise(SIGKILL);
                     return 0;
                 };
@@ -356,8 +354,8 @@ TEST_CASE("checkpoint, ranks: storage that not all ranks share is refused") {
     TempDir dir;
     FakeState state = random_state(1);
     // Every rank in a folder of its own, as on hosts with disks of their own: the same name, other files.
-    auto apart = [&](int ranks, const std::function<void(ThreadComm&)>& body) {
-        return run_ranks(ranks, [&](ThreadComm& comm) {
+    auto apart = [&](int ranks, const std::function<void(LocalComm&)>& body) {
+        return run_ranks(ranks, [&](LocalComm& comm) {
             const std::string own = dir / ("host" + std::to_string(comm.world().rank));
             make_directories(own);
             REQUIRE(unshare(CLONE_FS) == 0);
@@ -365,14 +363,14 @@ TEST_CASE("checkpoint, ranks: storage that not all ranks share is refused") {
             body(comm);
         });
     };
-    Strings errors = apart(3, [&](ThreadComm& comm) { save_part(state, request_of("run", 1), comm); });
+    Strings errors = apart(3, [&](LocalComm& comm) { save_part(state, request_of("run", 1), comm); });
     for (const std::string& error : errors)
         check_contains(error, {"exit 2: --save run: rank 1 on ", "does not see there what rank 0 on ",
                                "storage that all ranks share"});
     CHECK(list_directory(dir / "host0/run").empty());
     CHECK(save_on(1, state, request_of(dir / "host0/run", 1)) == nothing(1));
     for (const std::string where : {"auto", "run/step-00000001"}) {
-        errors = apart(2, [&](ThreadComm& comm) { find_checkpoint(where, "run", comm); });
+        errors = apart(2, [&](LocalComm& comm) { find_checkpoint(where, "run", comm); });
         for (const std::string& error : errors)
             CHECK(error == "exit 2: rank 1 does not see run/step-00000001 and rank 0 does: checkpoints must be on "
                            "storage that all ranks share");
