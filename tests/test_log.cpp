@@ -138,6 +138,7 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     r.grad_mul = -kInf;
     r.lr = 5e-324;
     r.step_seconds = 1.0 / 3;
+    r.exposed_comm_seconds = 1e-3 / 7;
     r.tokens_per_second = 1.7976931348623157e308;
     r.samples_per_second = kInf;
     r.eta_seconds = 12345.678901234567;
@@ -147,7 +148,7 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     r.skipped = true;
     r.skips = 2;
     log.step(r, false);
-    r.mfu = -1;
+    r.mfu = r.exposed_comm_seconds = -1;
     log.step(r, false);
     log.eval({.step = 121, .loss = 2.0 / 3, .counted_tokens = 77, .seconds = 0.25});
     log.checkpoint(120, "out/step-120", 1.5, 0.5);
@@ -173,6 +174,7 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(s["grad_mul"] == "-inf");
     CHECK(s["lr"].get<double>() == 5e-324);
     CHECK(s["step_seconds"].get<double>() == 1.0 / 3);
+    CHECK(s["exposed_comm_seconds"].get<double>() == 1e-3 / 7);
     CHECK(s["tokens_per_second"].get<double>() == 1.7976931348623157e308);
     CHECK(s["samples_per_second"] == "inf");
     CHECK(s["mfu"].get<double>() == 0.4119);
@@ -183,8 +185,9 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(s["counted_tokens"] == 1023);
     CHECK(s["skipped"] == true);
     CHECK(s["skips"] == 2);
-    CHECK(s.size() == 18);   // a new field of StepRecord belongs here
+    CHECK(s.size() == 19);   // a new field of StepRecord belongs here
     CHECK(all[2]["mfu"].is_null());
+    CHECK(all[2]["exposed_comm_seconds"].is_null());   // one rank
     CHECK(all[3]["loss"].get<double>() == 2.0 / 3);
     CHECK(all[3]["counted_tokens"] == 77);
     CHECK(all[4]["path"] == "out/step-120");

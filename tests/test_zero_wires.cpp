@@ -218,6 +218,7 @@ TEST_CASE("wires: a step that is not finite on one rank changes nothing on any, 
         };
         const Run one = train(wire.config, 3, 1), skipped = train(wire.config, 3, 2, {spoil, {}});
         CHECK(skipped.skips == std::vector<int>{0, 1});
+        CHECK(std::isnan(skipped.norms[1].value));
         CHECK(skipped.weights == one.weights);
         CHECK(skipped.state == one.state);
         const Run on = train(wire.config, 3, 3, {spoil, {}});
