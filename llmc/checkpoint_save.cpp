@@ -25,8 +25,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kSlackBytes = 128 << 10;
 constexpr int64_t kManifestRangeBytes = 192;   // one hash with its place
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
 // What a rank's part of a stage came to: a text for the others, or the error that ended it.
 struct Outcome {
     int exit_code = kExitOk;
@@ -175,7 +173,11 @@ struct CheckpointSaver::Impl {
 
     void begin(int64_t step_, const std::string& state_json_);
     void next();
-    void leave() { stall_seconds += seconds_since(entered); }
+    // Counts the time since entered.
+    void leave() {
+        left = Clock::now();
+        stall_seconds += std::chrono::duration<double>(left - std::exchange(entered, left)).count();
+    }
     void advance(const std::vector<std::string>& texts);
     std::string prepare();
     std::string write();
@@ -199,8 +201,8 @@ struct CheckpointSaver::Impl {
     Stage stage = Stage::kIdle;
     int64_t step = 0;
     std::string state_json;
-    Clock::time_point started, entered;        // the save; the call that runs
-    double stall_seconds = 0;                  // in earlier calls
+    Clock::time_point started, entered, left;  // the save; the call that runs, what of it is not counted; its end
+    double stall_seconds = 0;
     Outcome filled;                            // of copying the state at once
     std::unique_ptr<StagedDirectory> staged;   // rank 0
     Job job;                                   // last: it ends before what it works on
@@ -224,7 +226,7 @@ void CheckpointSaver::Impl::begin(int64_t step_, const std::string& state_json_)
     CHECK(Json::accept(state_json_), "state.json would not be JSON");
     step = step_;
     state_json = state_json_;
-    started = Clock::now();
+    started = entered;
     stall_seconds = 0;
     filled = {};
     buffer.reset(options.io_hook);
@@ -259,7 +261,8 @@ void CheckpointSaver::Impl::advance(const std::vector<std::string>& texts) {
         default:
             stage = Stage::kIdle;
             staged.reset();
-            if (told) told({step, texts[0], seconds_since(started), stall_seconds + seconds_since(entered)});
+            leave();
+            if (told) told({step, texts[0], std::chrono::duration<double>(left - started).count(), stall_seconds});
     }
 }
 
