@@ -34,14 +34,17 @@ std::vector<Bucket> collect(const ParamTable& table, const Fp8Plan& plan, int64_
     open.fill(-1);
     for (int param : order) {
         const BucketKind kind = kind_of(table, plan, param);
+        const int layer = layer_of(table, param);
         int& taking = open[static_cast<size_t>(kind)];
+        // Layers far apart, BF16 at both ends for instance, are ready at different times.
+        if (taking >= 0 && buckets[static_cast<size_t>(taking)].last_layer + 1 < layer) taking = -1;
         if (taking < 0) {
             taking = static_cast<int>(buckets.size());
-            buckets.push_back({.kind = kind, .first_layer = layer_of(table, param), .params = {}});
+            buckets.push_back({.kind = kind, .first_layer = layer, .params = {}});
         }
         Bucket& bucket = buckets[static_cast<size_t>(taking)];
         bucket.params.push_back(param);
-        bucket.last_layer = layer_of(table, param);
+        bucket.last_layer = layer;
         bucket.elems += stored_elems(table.params[static_cast<size_t>(param)]);
         if (bucket.elems * dtype_bytes(Dtype::kFp32) >= bucket_bytes) taking = -1;
     }

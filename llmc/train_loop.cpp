@@ -298,8 +298,7 @@ private:
         skips_ += r.skipped ? 1 : 0;
         r.skips = skips_;
         r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
-        if (due(r.step, config_.fp8_check_interval))
-            check_factors(comm_, trainer_->fp8(), slot.staged.fp8_report, r.step);
+        if (slot.staged.check_fp8) check_factors(comm_, trainer_->fp8(), slot.staged.fp8_report, r.step);
         if (slot.staged.count_fp8 || r.skipped) gather_fp8_report(slot);
         report_wire(*log_, comm_, slot.staged, r.step);
         fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);

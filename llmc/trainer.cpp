@@ -79,6 +79,8 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
     optimizer_.update(ctx, state_);
     device::range_pop();
     device::copy_to_host(ctx, staged.result, state_, sizeof(StepState));
+    // Casts of weights belong to the report, and may still be running beside.
+    if (staged.count_fp8 || staged.check_fp8) zero().wait_for_weights(ctx);
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
     if (staged.wire_report && staged.count_fp8) zero().copy_report(ctx, staged.wire_report);
     zero().end_step();

@@ -21,6 +21,7 @@ struct StagedStep {
     void* wire_report = nullptr;   // Zero::report_bytes(), with the counts
     CommTimer* comm_timer = nullptr;
     bool count_fp8 = false;        // the reports have counts
+    bool check_fp8 = false;        // the factors in the report are those of after the step, on all ranks
     int64_t micro_batches = 0;     // of this rank
     int64_t counted_tokens = 0;    // of all ranks
     double lr = 0;

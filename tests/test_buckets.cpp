@@ -50,7 +50,10 @@ void check_places(const Cut& cut, int ranks, int64_t bytes) {
         CHECK(bucket.first_layer >= before);
         before = bucket.first_layer;
         int64_t at = bucket.begin;
+        int layer = bucket.first_layer;
         for (int param : bucket.params) {
+            CHECK(layer_of(cut.table, param) - layer <= 1);   // they are ready one after the other
+            layer = layer_of(cut.table, param);
             const Param& p = cut.table.params[static_cast<size_t>(param)];
             CHECK(seen.insert(param).second);
             CHECK(p.offset == at);

@@ -153,10 +153,12 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     log.eval({.step = 121, .loss = 2.0 / 3, .counted_tokens = 77, .seconds = 0.25});
     log.checkpoint(120, "out/step-120", 1.5, 0.5);
     log.event("warning", "low disk");
+    log.gradient_wire(121, {{.name = "linears in FP8", .relative_l2 = 0.1 + 0.2, .cosine = 1.0 / 3, .saturated = 0.25,
+                             .flushed = 1e-9, .nonfinite = 7}, {.name = "linears in BF16", .relative_l2 = kInf}});
     log.sample(122, "caf\xc3\xa9 \xff\x80 \"q\"\n\x01");
 
     std::vector<Json> all = records(path);
-    REQUIRE(all.size() == 7);
+    REQUIRE(all.size() == 8);
     CHECK(all[0]["type"] == "header");
     CHECK(all[0]["step"] == 0);
     CHECK(all[0]["command"] == "train --lr \"1\"");
@@ -195,7 +197,14 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(all[4]["stall_seconds"] == 0.5);
     CHECK(all[5]["kind"] == "warning");
     CHECK(all[5]["step"] == 121);
-    CHECK(all[6]["text"] == "caf\xc3\xa9 \xef\xbf\xbd\xef\xbf\xbd \"q\"\n\x01");
+    CHECK(all[6]["type"] == "grad_wire");
+    CHECK(all[6]["step"] == 121);
+    REQUIRE(all[6]["gradients"].size() == 2);
+    const Json& wire = all[6]["gradients"][0];
+    CHECK(wire == Json{{"name", "linears in FP8"}, {"relative_l2", 0.1 + 0.2}, {"cosine", 1.0 / 3},
+                       {"saturated", 0.25}, {"flushed", 1e-9}, {"nonfinite", 7}});
+    CHECK(all[6]["gradients"][1]["relative_l2"] == "inf");
+    CHECK(all[7]["text"] == "caf\xc3\xa9 \xef\xbf\xbd\xef\xbf\xbd \"q\"\n\x01");
     CHECK(screen_text("caf\xc3\xa9 \xff\n\t\x1b[2J\x07\xc2\x9b\x7f") == "caf\xc3\xa9 \xef\xbf\xbd\n\t.[2J....");
     CHECK(eval_line({.step = 250, .loss = 3.21, .counted_tokens = 20480, .seconds = 1.2344})
           == "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s");
