@@ -100,6 +100,7 @@ std::string step_line(const StepRecord& r) {
     line += " | norm " + figure(true, 4, "%.2f", r.grad_norm);
     line += " | lr " + figure(true, 7, "%.1e", r.lr);
     line += " | " + figure(positive(r.step_seconds), 5, "%.3f", r.step_seconds) + " s/it";
+    if (r.exposed_comm_seconds >= 0) line += strf(" (comm %5.1f ms)", 1e3 * r.exposed_comm_seconds);
     line += " | " + rate(r.tokens_per_second) + " tok/s";
     const bool mfu_known = std::isfinite(r.mfu) && r.mfu >= 0;
     line += " | " + (mfu_known ? figure(true, 4, "%.1f", 100 * r.mfu) + "%" : "  n/a") + " MFU";

@@ -92,6 +92,7 @@ private:
 };
 
 // step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
+// With several ranks, behind s/it: (comm   3.2 ms), the part that compute did not hide.
 // Unknown figures (not finite, or not positive where that means nothing) are n/a; a skipped step says so.
 std::string step_line(const StepRecord& record);
 

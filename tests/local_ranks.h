@@ -1,6 +1,7 @@
 // Several ranks as threads of one process: a Comm whose collectives are copies between them. What a collective leaves
-// undefined becomes NaN.
+// undefined becomes NaN. On a GPU build they share the first GPU.
 #pragma once
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
@@ -72,69 +73,87 @@ public:
     }
     void sum(Ctx& ctx, Tensor values) override {
         if (ctx.rehearsal) return;
+        Bytes bytes = fetch(ctx, values);
         switch (values.dtype) {
-            case Dtype::kFp64: return reduce<double>(values.data, values.elems, 0, add<double>);
-            case Dtype::kFp32: return reduce<float>(values.data, values.elems, 0, add<float>);
-            case Dtype::kInt32: return reduce<int32_t>(values.data, values.elems, 0, add<int32_t>);
+            case Dtype::kFp64: reduce<double>(bytes, 0, values.elems, add<double>); break;
+            case Dtype::kFp32: reduce<float>(bytes, 0, values.elems, add<float>); break;
+            case Dtype::kInt32: reduce<int32_t>(bytes, 0, values.elems, add<int32_t>); break;
             default: throw Error(kExitBug, strf("sum of %s", dtype_name(values.dtype)));
         }
+        store(ctx, values, bytes);
     }
     void max(Ctx& ctx, uint32_t* values, int64_t count) override {
         if (ctx.rehearsal) return;
-        reduce<uint32_t>(values, count, 0, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+        const Tensor tensor{values, Dtype::kInt32, count};
+        Bytes bytes = fetch(ctx, tensor);
+        reduce<uint32_t>(bytes, 0, count, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+        store(ctx, tensor, bytes);
     }
     void reduce_scatter(Ctx& ctx, Tensor blocks) override {
         if (ctx.rehearsal) return;
         const int64_t block = blocks.elems / world().ranks, begin = world().rank * block;
-        float* const own = blocks.as<float>() + begin;
-        reduce<float>(own, block, begin, add<float>, blocks.data);
-        std::memset(blocks.data, 0xff, static_cast<size_t>(begin * 4));
-        std::memset(own + block, 0xff, static_cast<size_t>((blocks.elems - begin - block) * 4));
+        Bytes bytes = fetch(ctx, blocks);
+        reduce<float>(bytes, begin, block, add<float>);
+        std::fill(bytes.begin(), bytes.begin() + begin * 4, '\xff');
+        std::fill(bytes.begin() + (begin + block) * 4, bytes.end(), '\xff');
+        store(ctx, blocks, bytes);
     }
     void all_gather(Ctx& ctx, Tensor blocks) override {
         if (ctx.rehearsal) return;
-        copy_blocks(blocks, blocks, [](int from, int) { return from; });
+        copy_blocks(ctx, blocks, blocks, [](int from, int) { return from; });
     }
     void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
         if (ctx.rehearsal) return;
-        copy_blocks(out, in, [](int, int own) { return own; });
+        copy_blocks(ctx, out, in, [](int, int own) { return own; });
     }
     [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }
     LocalRanks& all() { return all_; }
 
 private:
+    using Bytes = std::vector<char>;
+
     template <typename T> static T add(T a, T b) { return a + b; }
+    // A device's memory by way of the host's, so that the threads can share one GPU.
+    static Bytes fetch(Ctx& ctx, const Tensor& tensor) {
+        Bytes bytes(static_cast<size_t>(tensor.bytes()));
+        device::copy_to_host(ctx, bytes.data(), tensor.data, tensor.bytes());
+        device::synchronize(ctx);
+        return bytes;
+    }
+    static void store(Ctx& ctx, const Tensor& tensor, const Bytes& bytes) {
+        device::copy_to_device(ctx, tensor.data, bytes.data(), tensor.bytes());
+        device::synchronize(ctx);
+    }
     void post(const void* mine) {
         all_.posted_[static_cast<size_t>(world().rank)] = mine;
         all_.meet();
     }
-    // values = those at `begin` of what each rank posts (its values by default), joined in rank order.
-    template <typename T, typename Join>
-    void reduce(void* values, int64_t count, int64_t begin, Join&& join, const void* posted = nullptr) {
-        post(posted ? posted : values);
-        std::vector<T> result;
-        for (size_t r = 0; r < all_.posted_.size(); r++) {
+    // Elements [begin, begin + count) = those of all ranks, joined in rank order.
+    template <typename T, typename Join> void reduce(Bytes& bytes, int64_t begin, int64_t count, Join&& join) {
+        post(bytes.data());
+        const T* first = static_cast<const T*>(all_.posted_[0]) + begin;
+        std::vector<T> result(first, first + count);
+        for (size_t r = 1; r < all_.posted_.size(); r++) {
             const T* theirs = static_cast<const T*>(all_.posted_[r]) + begin;
-            for (int64_t i = 0; i < count; i++) {
-                if (r == 0) result.push_back(theirs[i]);
-                else result[static_cast<size_t>(i)] = join(result[static_cast<size_t>(i)], theirs[i]);
-            }
+            for (size_t i = 0; i < result.size(); i++) result[i] = join(result[i], theirs[i]);
         }
         all_.meet();   // everyone has read
-        if (count > 0) std::memcpy(values, result.data(), static_cast<size_t>(count) * sizeof(T));
+        std::memcpy(bytes.data() + begin * static_cast<int64_t>(sizeof(T)), result.data(), result.size() * sizeof(T));
     }
     // Block r of out = block which(r, own) of rank r's in.
-    template <typename Which> void copy_blocks(Tensor out, Tensor in, Which&& which) {
-        post(in.data);
-        const auto bytes = static_cast<size_t>(in.bytes() / world().ranks);
+    template <typename Which> void copy_blocks(Ctx& ctx, Tensor out, Tensor in, Which&& which) {
         if (in.elems % world().ranks != 0 || out.bytes() != in.bytes()) throw Error(kExitBug, "blocks that differ");
+        const Bytes mine = fetch(ctx, in);
+        post(mine.data());
+        const size_t block = mine.size() / all_.posted_.size();
+        Bytes result(mine.size());
         for (size_t r = 0; r < all_.posted_.size(); r++) {
             const char* theirs = static_cast<const char*>(all_.posted_[r]);
-            char* to = static_cast<char*>(out.data) + r * bytes;
-            const char* from = theirs + static_cast<size_t>(which(static_cast<int>(r), world().rank)) * bytes;
-            if (to != from) std::memcpy(to, from, bytes);
+            const auto from = static_cast<size_t>(which(static_cast<int>(r), world().rank));
+            std::memcpy(result.data() + r * block, theirs + from * block, block);
         }
         all_.meet();
+        store(ctx, out, result);
     }
 
     LocalRanks& all_;

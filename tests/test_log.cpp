@@ -95,6 +95,9 @@ TEST_CASE("log: the step line, to the character") {
     r.step = 7;
     CHECK(step_line(r).substr(0, 16) == "step 7 | loss 0.");
     r = example();
+    r.exposed_comm_seconds = 0.00321;
+    CHECK(step_line(r).find(" | 0.412 s/it (comm   3.2 ms) | 318k tok/s | ") != std::string::npos);
+    r = example();
     r.eta_seconds = 100 * 3600 + 59.6;   // rounds up to a minute, hours go on
     CHECK(step_line(r).substr(step_line(r).find("eta")) == "eta 100:01:00");
     const std::pair<double, const char*> rates[] = {{5, "   5"},        {999.4, " 999"},     {999.6, "  1k"},

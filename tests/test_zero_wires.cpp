@@ -26,7 +26,7 @@ struct Journey {
     std::vector<WireReport> reports;            // by rank
     int skip = 0;
 };
-using Spoil = std::function<void(int rank, int param, Tensor grad)>;
+using Spoil = std::function<void(int rank, int param, Tensor grad)>;   // a copy on the host, which goes back
 
 void capture_gradients(TestModel& model, std::map<int, Floats>& local, const Spoil& spoil) {
     DecoderHooks& hooks = model.trainer->decoder().hooks;
@@ -35,7 +35,11 @@ void capture_gradients(TestModel& model, std::map<int, Floats>& local, const Spo
             const int param = static_cast<int>(i);
             if (layer_of(model.table, param) != layer) continue;
             const Tensor grad = model.trainer->decoder().grad(param);
-            if (spoil) spoil(model.comm.world().rank, param, grad);
+            if (spoil) {
+                Bytes bytes = raw(model, grad);
+                spoil(model.comm.world().rank, param, {bytes.data(), grad.dtype, grad.elems});
+                device::copy_to_device(model.ctx, grad.data, bytes.data(), grad.bytes());
+            }
             const std::vector<double> values = model.read(grad);
             local[param] = Floats(values.begin(), values.end());
         }
@@ -212,7 +216,7 @@ TEST_CASE("wires: a step that is not finite on one rank changes nothing on any, 
             DecoderHooks& hooks = model.trainer->decoder().hooks;
             hooks.grads_ready = [&model, next = hooks.grads_ready](int layer) {
                 const Tensor grad = model.trainer->decoder().grad(model.table.blocks[1].up_weight);
-                if (layer == 1 && spoiling) std::memset(grad.data, 0xff, static_cast<size_t>(grad.bytes()));
+                if (layer == 1 && spoiling) device::fill_bytes(model.ctx, grad.data, 0xff, grad.bytes());
                 next(layer);
             };
         };

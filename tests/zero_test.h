@@ -51,6 +51,7 @@ inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
 
 inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     std::map<std::string, Bytes> weights;
+    model.trainer->zero().wait_for_weights(model.ctx);
     for (size_t i = 0; i < model.table.params.size(); i++) {
         const Tensor weight = model.trainer->decoder().weight(static_cast<int>(i));
         if (weight) weights[model.table.params[i].name] = raw(model, weight);
