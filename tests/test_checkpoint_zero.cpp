@@ -131,6 +131,7 @@ TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all 
             const Straight straight = train_and_save(config, writers, config.save);
             const auto expected = contents(dir / "first/step-00000002");
             for (int readers : {1, 2, 3, 4}) {
+                if (writers != 2 && readers != writers && readers != 4) continue;
                 CAPTURE(readers);
                 const std::string again = dir / ("again" + std::to_string(readers));
                 CHECK(run_ranks(readers, [&](LocalComm& comm) {
@@ -142,7 +143,9 @@ TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all 
                     CHECK(left.weights == straight.saved[0].weights);
                     CHECK(left.weights != fresh.weights);
                     if (readers == writers) CHECK(left == straight.saved[static_cast<size_t>(comm.world().rank)]);
-                    saver_of(model, comm, again)->save(2, state_json(model));
+                    const auto saver = saver_of(model, comm, again);
+                    saver->save(2, state_json(model));
+                    saver->finish();
                     train_step(model, 2);
                     if (readers == writers) CHECK(model.loss() == straight.loss);
                     const double tolerance = config.dtype == Dtype::kFp32 ? 1e-6 : 0.01;
