@@ -4,8 +4,9 @@
     python3 dev/compare_losses.py --out DIR NAME=LOG.jsonl ...
 
 A NAME is CONFIGURATION.SEED, for instance bf16.1 and delayed.1; the baseline of a seed is bf16.SEED. The table has
-the last validation loss of each run, its gap to the baseline, and the baselines' own gaps between seeds. losses.csv
-has every training and validation loss at full precision. The plot needs matplotlib and is left out without it.
+the last validation loss of each run and its last training losses, their gaps to the baseline, and the baselines' own
+gap between seeds. losses.csv
+has every training and validation loss, a column a run. The plot needs matplotlib and is left out without it.
 """
 import argparse
 import csv
@@ -29,36 +30,57 @@ def read_log(path):
     return train, valid
 
 
+LAST_STEPS = 100   # of the mean training loss
+
+
+def ends(run):
+    """Tokens, validation loss at the end, mean training loss of the last steps."""
+    train, valid = run
+    last = sorted(train)[-LAST_STEPS:]
+    return max(valid), valid[max(valid)], sum(train[t] for t in last) / max(1, len(last))
+
+
 def table(runs):
     """Lines of a Markdown table; runs that do not end at the baseline's tokens are refused."""
-    lines = ["| configuration | seed | tokens | validation loss | gap to BF16 |", "| --- | --- | --- | --- | --- |"]
-    baselines = {}
-    for name, (_, valid) in runs.items():
+    lines = [f"| configuration | seed | tokens | validation loss | gap to BF16 | loss of the last {LAST_STEPS} steps "
+             "| gap to BF16 |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    baselines = {name.rsplit(".", 1)[1]: ends(run) for name, run in runs.items() if name.startswith("bf16.")}
+    for name, run in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
         configuration, seed = name.rsplit(".", 1)
-        if configuration == "bf16":
-            baselines[seed] = max(valid), valid[max(valid)]
-    for name, (_, valid) in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
-        configuration, seed = name.rsplit(".", 1)
-        tokens, loss = max(valid), valid[max(valid)]
-        gap = "no baseline"
+        tokens, valid, train = ends(run)
+        gaps = ["no baseline"] * 2
         if seed in baselines:
-            if baselines[seed][0] != tokens:
-                raise ValueError(f"{name} ends at {tokens} tokens, its baseline at {baselines[seed][0]}")
-            gap = f"{100 * (loss / baselines[seed][1] - 1):+.3f} %"
-        lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {loss:.4f} | {gap} |")
-    losses = [loss for _, loss in baselines.values()]
+            base = baselines[seed]
+            if base[0] != tokens:
+                raise ValueError(f"{name} ends at {tokens} tokens, its baseline at {base[0]}")
+            gaps = [f"{100 * (loss / reference - 1):+.2f} %"
+                    for loss, reference in ((valid, base[1]), (train, base[2]))]
+        lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {valid:.4f} | {gaps[0]} | {train:.4f} "
+                     f"| {gaps[1]} |")
+    losses = [valid for _, valid, _ in baselines.values()]
     if len(losses) > 1:
-        lines.append(f"\nBF16 between seeds: {100 * (max(losses) / min(losses) - 1):.3f} %")
+        lines.append(f"\nBF16 between seeds: {100 * (max(losses) / min(losses) - 1):.2f} %")
     return lines
 
 
 def write_csv(path, runs):
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["run", "split", "tokens", "loss"])
-        for name, (train, valid) in runs.items():
-            for split, losses in (("train", train), ("valid", valid)):
-                writer.writerows([name, split, tokens, repr(loss)] for tokens, loss in losses.items())
+        writer.writerow(["split", "tokens", *runs])
+        for i, split in enumerate(("train", "valid")):
+            losses = [run[i] for run in runs.values()]
+            for tokens in sorted(set().union(*losses)):
+                writer.writerow([split, tokens, *(f"{run[tokens]:.6f}" if tokens in run else "" for run in losses)])
+
+
+SMOOTH_STEPS = 31
+
+
+def smooth(points):
+    """Moving mean of (tokens, value)."""
+    windows = [points[i:i + SMOOTH_STEPS] for i in range(len(points) - SMOOTH_STEPS + 1)]
+    return [(window[SMOOTH_STEPS // 2][0], sum(value for _, value in window) / SMOOTH_STEPS)
+            for window in windows]
 
 
 def plot(path, runs):
@@ -70,17 +92,19 @@ def plot(path, runs):
         print("no matplotlib: no plot", file=sys.stderr)
         return
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, height_ratios=[3, 2])
-    for name, (train, _) in runs.items():
+    colours = plt.get_cmap("tab20").colors
+    for i, (name, (train, _)) in enumerate(runs.items()):
         seed = name.rsplit(".", 1)[1]
-        top.plot([t / 1e6 for t in train], list(train.values()), linewidth=0.8, label=name)
+        top.plot([t / 1e6 for t in train], list(train.values()), linewidth=0.8, label=name,
+                 color=colours[i % len(colours)])
         base = runs.get(f"bf16.{seed}")
         if base and not name.startswith("bf16."):
-            shared = [t for t in train if t in base[0]]
-            bottom.plot([t / 1e6 for t in shared], [100 * (train[t] / base[0][t] - 1) for t in shared], linewidth=0.6,
-                        label=name)
+            gaps = smooth([(t, 100 * (train[t] / base[0][t] - 1)) for t in sorted(train) if t in base[0]])
+            bottom.plot([t / 1e6 for t, _ in gaps], [gap for _, gap in gaps], linewidth=0.8,
+                        color=colours[i % len(colours)])
     top.set_ylabel("training loss")
     top.legend(fontsize=7, ncols=2)
-    bottom.set_ylabel("gap to BF16, %")
+    bottom.set_ylabel(f"gap to BF16, %, mean of {SMOOTH_STEPS} steps")
     bottom.set_ylim(-2, 2)
     bottom.axhline(0, color="black", linewidth=0.5)
     bottom.set_xlabel("million tokens")

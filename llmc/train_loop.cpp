@@ -267,6 +267,7 @@ private:
             drain();
             save();
         }
+        checkpoints_->poll();
     }
 
     void report(const Staging::Slot& slot) {
@@ -374,7 +375,8 @@ private:
     void finish() {
         drain();
         report_memory_growth();
-        if (stopping_ && step_ > 0 && !config_.save.empty()) save();
+        if (step_ > 0) save();
+        checkpoints_->finish();
         const long long steps = step_;
         const std::string why = stop_signal ? strf("signal %d", int{stop_signal}) : "signal to another rank";
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)

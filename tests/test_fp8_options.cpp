@@ -68,6 +68,10 @@ TEST_CASE("fp8 options: recipe and format turn it on, each with the other's defa
     // Only blockwise with E5M2 gradients is warned of.
     CHECK(parse("gpt2", {"--dry-run", "--fp8-recipe", "blockwise"}).notes.empty());
     CHECK(parse("gpt2", {"--dry-run", "--fp8-format", "hybrid"}).notes.empty());
+    CHECK(parse("gpt2", {"--dry-run", "--fp8-recipe=delayed", "--fp8-fast-accum=none"}).notes.empty());
+    const Words fast = parse("gpt2", {"--dry-run", "--fp8-recipe=delayed", "--fp8-fast-accum=all"}).notes;
+    REQUIRE(fast.size() == 1);
+    CHECK(contains(fast[0], "costs loss"));
     const Words notes = parse("gpt2", {"--dry-run", "--fp8-recipe=blockwise", "--fp8-format=hybrid"}).notes;
     REQUIRE(notes.size() == 1);
     CHECK(contains(notes[0], "E5M2"));
