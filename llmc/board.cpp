@@ -24,7 +24,7 @@ struct PhaseRow {
 constexpr PhaseRow kPhases[] = {
     {"start", true},   {"load", true},    {"read data", true},   {"forward", false}, {"backward", false},
     {"reduce", false}, {"update", false}, {"wait for device", false}, {"evaluation", false}, {"sample", false},
-    {"save", true},    {"end", true},
+    {"save", true},    {"end of a save", true}, {"end", true},
 };
 
 // What posts go to. A process is one rank, and its main thread alone posts.

@@ -8,7 +8,7 @@
 #include <string>
 
 enum class Phase : int32_t {
-    kStart, kLoad, kData, kForward, kBackward, kReduce, kUpdate, kDevice, kEvaluation, kSample, kSave, kEnd
+    kStart, kLoad, kData, kForward, kBackward, kReduce, kUpdate, kDevice, kEvaluation, kSample, kSave, kSaveEnd, kEnd
 };
 const char* phase_text(Phase phase);
 // One call in it may last long without a sign of progress: bringing gigabytes to the disk, shards on a network.

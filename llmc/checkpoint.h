@@ -6,10 +6,11 @@
 //                      optimizer/{master,m,v}.safetensors   by our parameter name, whole stored shape
 //                      state.json          step, cursor, resolved options, data fingerprint, plans
 //                      tokenizer.json ...  copied where the request names a tokenizer
-//                      manifest.json       XXH3-128 and size of every other file; written last
+//                      manifest.json       XXH3-128 and size of every other file, or of its parts; written last
 //
 // Written under ROOT/.tmp-step-..., every file and the directory fsynced, then renamed. Readers trust a
-// directory only when its manifest matches.
+// directory only when its manifest matches. checkpoint_save.h writes them; any number of ranks reads them, each what it
+// holds.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -19,6 +20,8 @@
 #include "llmc/dtype.h"
 #include "llmc/file_util.h"
 #include "llmc/params.h"
+
+class Comm;
 
 enum class StateKind { kWeight, kMaster, kMomentM, kMomentV };
 
@@ -41,31 +44,24 @@ struct StateAccess {
     std::function<void(int index)> collect_weight = {};
 };
 
+// Of these elements of a parameter those that this rank holds.
+std::vector<ElementRange> held_within(const StateAccess& access, StateKind kind, int index, const ElementRange& all);
+
 // Host memory for one block on its way between state and file; a transposing copy uses two.
 inline constexpr int64_t kStagingBytes = int64_t{32} << 20;
 // The size at which transformers splits a model by default, too.
 inline constexpr int64_t kMaxPartBytes = 5'000'000'000;
 
-struct CheckpointRequest {
-    std::string root;  // --save
-    int64_t step = 0;
+struct SaveOptions {
+    std::string root;                        // --save
     int64_t seq_length = 0;                  // rope models: config.json promises at least this many positions
-    std::string state_json;                  // the loop's state, an object; stored as state.json
     std::string tokenizer;                   // file or directory copied beside the model, "" for none
     int64_t keep = 0;                        // complete checkpoints to keep, 0: all
+    bool async = false;                      // written behind training
     int64_t max_part_bytes = kMaxPartBytes;  // a larger tensor gets a part of its own
     int64_t staging_bytes = kStagingBytes;
-    IoHook io_hook;  // tests only
+    IoHook io_hook;  // tests and drills; with async called by another thread
 };
-
-// Writes one checkpoint, replaces one of the same step, and drops the older ones beyond `keep` (only once the
-// new one is complete). Leftovers of killed runs are removed first. Returns its path. Too little space, write
-// errors: Error with exit 7; what was there before stays as it was.
-std::string save_checkpoint(const CheckpointRequest& request, const ModelConfig& config,
-                            const ParamTable& table, const StateAccess& access);
-// Bytes of one checkpoint without state.json and tokenizer; never too few.
-int64_t checkpoint_bytes(const ModelConfig& config, const ParamTable& table, Dtype weight_dtype,
-                         Dtype moment_dtype);
 
 // The files that `tokenizer` (--tokenizer) stands for: itself, or the known names in that directory. Exit 2
 // where there are none or a name is one of ours, so that a run can ask before it starts. "" gives none.
@@ -77,18 +73,19 @@ struct FoundCheckpoint {
     std::vector<std::string> skipped;  // newer ones that were damaged, with the reason, one line each
 };
 // `where` is a checkpoint directory, or "auto": the newest complete one under root. A named directory that is
-// damaged, or no usable one at all: Error with exit 5. "auto" with no checkpoint at all returns path "".
-FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root);
+// damaged, or no usable one at all: Error with exit 5. "auto" with no checkpoint at all returns path "". The ranks
+// share the work, and all find the same.
+FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root, Comm& comm);
 
-// Everything: weights, masters, moments, bit for bit. Shapes and dtypes must match (exit 2, naming the
-// tensor). Rows of kWeight that no Hugging Face tensor has (vocabulary padding) are the rounded master.
+// Everything that this rank holds: weights, masters, moments, bit for bit. Shapes and dtypes must match (exit 2, naming
+// the tensor). Rows of kWeight that no Hugging Face tensor has (vocabulary padding) are the rounded master.
 // `path` is one that find_checkpoint gave: hashes are not checked a second time.
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, int64_t staging_bytes = kStagingBytes);
 
 // Weights only, from any directory in the format of transformers: sharded index or single file, tied head
 // absent or present, GPT-2 names with or without "transformer.", attn.bias buffers ignored, F32/F16/BF16.
-// Writes kMaster (fp32) of every parameter, padded rows as 0. Missing, surplus or misshapen tensors: exit 2,
+// Writes what this rank holds of kMaster (fp32), padded rows as 0. Missing, surplus or misshapen tensors: exit 2,
 // naming the first.
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, int64_t staging_bytes = kStagingBytes);

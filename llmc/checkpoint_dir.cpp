@@ -7,28 +7,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <nlohmann/json.hpp>
+#include <iterator>
+#include <sstream>
 
 #include "llmc/check.h"
 #include "llmc/checkpoint.h"
+#include "llmc/comm.h"
 
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr const char* kFormat = "llm.fp8 checkpoint";
-constexpr int kVersion = 1;
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kTemporaryPrefix = ".tmp-step-";
-constexpr int64_t kMaxManifestBytes = int64_t{16} << 20, kMaxStateBytes = int64_t{1} << 30;
-
-// The manifest carries the hash of its own content and is compared as text, so that a flipped bit in it is
-// found too.
-std::string sealed(Json manifest) {
-    manifest.erase("xxh3");
-    manifest["xxh3"] = xxh3_of_text(manifest.dump());
-    return manifest.dump(2) + "\n";
-}
+constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
 
 // A descriptor that holds the lock of a directory, -1 if another process has it. Where the file system knows
 // no locks, any descriptor will do.
@@ -44,36 +34,6 @@ int lock_directory(const std::string& path) {
 bool exists(const std::string& path) {
     std::error_code ignored;
     return std::filesystem::symlink_status(path, ignored).type() != std::filesystem::file_type::not_found;
-}
-
-// What is wrong with one file of the manifest, "" if nothing.
-std::string file_damage(const std::string& directory, const std::string& name, const Json& expected,
-                        bool hashes) {
-    const std::string path = directory + "/" + name;
-    const int64_t bytes = file_bytes(path), wanted = expected.value("bytes", int64_t{-1});
-    if (bytes < 0) return name + " is missing";
-    if (bytes != wanted)
-        return strf("%s has %lld bytes instead of %lld", name.c_str(), static_cast<long long>(bytes),
-                    static_cast<long long>(wanted));
-    if (hashes && xxh3_of_file(path) != expected.value("xxh3", std::string()))
-        return name + " is damaged: its XXH3 is not the manifest's";
-    return "";
-}
-
-std::string damage_of(const std::string& path, bool hashes) {
-    if (!is_directory(path)) return "it is no directory";
-    const std::string manifest_path = path + "/manifest.json";
-    if (!is_regular_file(manifest_path)) return "manifest.json is missing";
-    const std::string text = read_text_file(manifest_path, kMaxManifestBytes);
-    const Json manifest = Json::parse(text, nullptr, false);
-    if (!manifest.is_object() || sealed(manifest) != text) return "manifest.json is damaged";
-    if (manifest.value("format", "") != kFormat || manifest.value("version", 0) != kVersion)
-        return "manifest.json is of another format or version";
-    for (const auto& [name, expected] : manifest.at("files").items()) {
-        std::string damage = file_damage(path, name, expected, hashes);
-        if (!damage.empty()) return damage;
-    }
-    return "";
 }
 
 }  // namespace
@@ -126,26 +86,23 @@ void StagedDirectory::write_text(const std::string& file, const std::string& tex
     OutputFile out(path(file), hook_);
     out.write(text.data(), static_cast<int64_t>(text.size()));
     out.close();
-    add(file, out.bytes(), out.xxh3());
+    add(file, {out.bytes(), {{0, out.bytes(), 0, out.xxh3()}}});
 }
 
 void StagedDirectory::copy_file(const std::string& source, const std::string& file) {
     OutputFile out(path(file), hook_);
     read_file(source, [&](const void* data, int64_t bytes) { out.write(data, bytes); });
     out.close();
-    add(file, out.bytes(), out.xxh3());
+    add(file, {out.bytes(), {{0, out.bytes(), 0, out.xxh3()}}});
 }
 
-void StagedDirectory::add(const std::string& file, int64_t bytes, const std::string& xxh3) {
-    const bool is_new = files_.insert({file, {bytes, xxh3}}).second;
+void StagedDirectory::add(const std::string& file, const ManifestFile& written) {
+    const bool is_new = files_.insert({file, written}).second;
     CHECK(is_new, "%s written twice", file.c_str());
 }
 
 std::string StagedDirectory::commit() {
-    Json manifest = {{"format", kFormat}, {"version", kVersion}, {"files", Json::object()}};
-    for (const auto& [name, file] : files_)
-        manifest["files"][name] = {{"bytes", file.bytes}, {"xxh3", file.xxh3}};
-    write_text("manifest.json", sealed(manifest));
+    write_text("manifest.json", manifest_text(files_));
     for (const std::string& name : subdirectories_) sync_directory(path(name), hook_);
     sync_directory(temporary_, hook_);
     const std::string final_path = root_ + "/" + name_;
@@ -195,16 +152,6 @@ void remove_leftovers(const std::string& root) {
     }
 }
 
-std::string checkpoint_damage(const std::string& path, bool hashes) {
-    try {
-        return damage_of(path, hashes);
-    } catch (const Error& error) {  // a file that cannot be read
-        return error.what();
-    } catch (const Json::exception&) {
-        return "manifest.json does not have the expected fields";
-    }
-}
-
 void drop_old_checkpoints(const std::string& root, int64_t step, int64_t keep, const IoHook& hook) {
     if (keep <= 0) return;
     std::vector<int64_t> steps = checkpoint_steps(root);
@@ -227,15 +174,31 @@ void drop_old_checkpoints(const std::string& root, int64_t step, int64_t keep, c
 
 namespace {
 
-FoundCheckpoint found_at(const std::string& path) {
-    return {path, read_text_file(path + "/state.json", kMaxStateBytes), {}};
+// Rank 0's text, on every rank.
+std::string of_root(Comm& comm, const std::string& text) { return comm.gather(comm.root() ? text : "")[0]; }
+
+FoundCheckpoint found_at(const std::string& path, Comm& comm) {
+    return {path, of_root(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
 }
 
-FoundCheckpoint find_explicit(std::string path) {
+// The same on every rank: what the first one that found something says.
+std::string agreed_damage(const std::string& path, Comm& comm) {
+    const World& world = comm.world();
+    const std::vector<std::string> there = comm.gather(exists(path) ? "y" : "n");
+    for (size_t rank = 1; rank < there.size(); rank++)
+        REQUIRE(there[rank] == there[0], "rank %zu %s %s and rank 0 %s: checkpoints must be on storage that all ranks "
+                "share", rank, there[rank] == "y" ? "sees" : "does not see", path.c_str(),
+                there[0] == "y" ? "does" : "does not");
+    for (const std::string& damage : comm.gather(checkpoint_damage(path, true, world.rank, world.ranks)))
+        if (!damage.empty()) return damage;
+    return "";
+}
+
+FoundCheckpoint find_explicit(std::string path, Comm& comm) {
     while (path.size() > 1 && path.back() == '/') path.pop_back();
+    const std::string damage = agreed_damage(path, comm);
     if (!exists(path)) FAIL(kExitNoCheckpoint, "no checkpoint at %s: no such directory", path.c_str());
-    const std::string damage = checkpoint_damage(path, true);
-    if (damage.empty()) return found_at(path);
+    if (damage.empty()) return found_at(path, comm);
     const bool is_root = is_directory(path) && !checkpoint_steps(path).empty();
     const bool is_model = is_regular_file(path + "/config.json") && !is_regular_file(path + "/manifest.json")
                           && !is_regular_file(path + "/state.json");
@@ -245,18 +208,25 @@ FoundCheckpoint find_explicit(std::string path) {
     FAIL(kExitNoCheckpoint, "no usable checkpoint at %s: %s; %s", path.c_str(), damage.c_str(), advice);
 }
 
+// Rank 0's list, the newest first, as names.
+std::vector<std::string> candidates(const std::string& root, Comm& comm) {
+    std::string names;
+    if (comm.root())
+        for (int64_t step : checkpoint_steps(root)) names.insert(0, step_directory_name(step) + "\n");
+    std::istringstream lines(of_root(comm, names));
+    return {std::istream_iterator<std::string>(lines), {}};
+}
+
 }  // namespace
 
-FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root) {
-    if (where != "auto") return find_explicit(where);
+FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root, Comm& comm) {
+    if (where != "auto") return find_explicit(where, comm);
     std::vector<std::string> skipped;
-    std::vector<int64_t> steps = checkpoint_steps(root);
-    std::reverse(steps.begin(), steps.end());
-    for (int64_t step : steps) {
-        const std::string path = root + "/" + step_directory_name(step);
-        const std::string damage = checkpoint_damage(path, true);
+    for (const std::string& name : candidates(root, comm)) {
+        const std::string path = root + "/" + name;
+        const std::string damage = agreed_damage(path, comm);
         if (damage.empty()) {
-            FoundCheckpoint found = found_at(path);
+            FoundCheckpoint found = found_at(path, comm);
             found.skipped = std::move(skipped);
             return found;
         }

@@ -1,11 +1,11 @@
 // The directory protocol of checkpoints: complete or absent. Knows files and hashes, nothing of models.
 #pragma once
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "llmc/file_util.h"
+#include "llmc/manifest.h"
 
 std::string step_directory_name(int64_t step);                   // "step-00000120"
 int64_t step_of_directory(const std::string& name);              // -1 if it is no such name
@@ -21,11 +21,12 @@ public:
     StagedDirectory& operator=(const StagedDirectory&) = delete;
 
     std::string path(const std::string& file) const;  // where to write `file`
+    const std::string& directory() const { return temporary_; }
     void make_subdirectory(const std::string& name);
     void write_text(const std::string& file, const std::string& text);
     void copy_file(const std::string& source, const std::string& file);
     // A file that was written by other means and is on the disk.
-    void add(const std::string& file, int64_t bytes, const std::string& xxh3);
+    void add(const std::string& file, const ManifestFile& written);
 
     // Manifest, fsync, rename to ROOT/NAME, replacing one of that name in one step. Returns that path.
     std::string commit();
@@ -38,19 +39,11 @@ private:
     int lock_ = -1;
     bool committed_ = false;
     std::vector<std::string> subdirectories_;
-    struct Recorded {
-        int64_t bytes;
-        std::string xxh3;
-    };
-    std::map<std::string, Recorded> files_;
+    Manifest files_;
 };
 
 // Removes what killed runs left under root; leaves what a living process holds.
 void remove_leftovers(const std::string& root);
-
-// What is wrong with a checkpoint, "" if it is complete: "optimizer/m.safetensors: 120 bytes instead of 400".
-// Without hashes only presence and sizes are compared.
-std::string checkpoint_damage(const std::string& path, bool hashes);
 
 // Removes checkpoints older than the `keep` newest complete ones up to `step`. Those of later steps (a run
 // that went back) neither count nor go.

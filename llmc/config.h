@@ -80,6 +80,7 @@ struct Config {
     std::string save, load, resume;     // resume: a directory or "auto"
     int64_t save_interval = 0;          // steps; 0: only at the end
     int64_t keep = 0;                   // newest checkpoints to keep; 0: all
+    bool save_async = false;            // written behind training
     std::string tokenizer;              // directory or file copied into every checkpoint, optional
 
     // output

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 // Compiled in here, so that nothing has to be linked and the hash uses this build's instruction set.
 #define XXH_INLINE_ALL
@@ -62,18 +63,6 @@ std::string hex(XXH128_hash_t hash) {
                 static_cast<unsigned long long>(hash.low64));
 }
 
-struct HashState {
-    XXH3_state_t* state = XXH3_createState();
-    HashState() { CHECK(state && XXH3_128bits_reset(state) == XXH_OK, "no memory for a hash state"); }
-    ~HashState() { XXH3_freeState(state); }
-    HashState(const HashState&) = delete;
-    HashState& operator=(const HashState&) = delete;
-    void update(const void* data, int64_t bytes) {
-        XXH3_128bits_update(state, data, static_cast<size_t>(bytes));
-    }
-    std::string digest() const { return hex(XXH3_128bits_digest(state)); }
-};
-
 struct Descriptor {
     int fd;
     explicit Descriptor(int fd_) : fd(fd_) {}
@@ -84,16 +73,78 @@ struct Descriptor {
     Descriptor& operator=(const Descriptor&) = delete;
 };
 
+void write_all(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes, const IoHook& hook) {
+    ask_hook(hook, "write", path);
+    if (beyond_size_limit(offset + bytes)) fail_disk("write", path, EFBIG);
+    const char* next = static_cast<const char*>(data);
+    for (int64_t left = bytes; left > 0;) {
+        const size_t piece = static_cast<size_t>(std::min<int64_t>(left, int64_t{1} << 30));
+        const ssize_t done = ::pwrite(fd, next, piece, offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) fail_disk("write", path, errno);
+        next += done;
+        offset += done;
+        left -= done;
+        block_done();
+    }
+}
+
+// fsync and close; fd is -1 afterwards.
+void close_synced(int& fd, const std::string& path, const IoHook& hook) {
+    CHECK(fd >= 0, "%s closed twice", path.c_str());
+    ask_hook(hook, "fsync", path);
+    if (::fsync(fd) != 0) fail_disk("fsync", path, errno);
+    const int closing = std::exchange(fd, -1);
+    // Network file systems report a failed write only here.
+    if (::close(closing) != 0 && errno != EINTR) fail_disk("close", path, errno);
+}
+
+// Calls use(data, bytes) for the bytes from `begin` on, `bytes` of them or all there are. Returns how many.
+int64_t read_from(const std::string& path, int64_t begin, int64_t bytes,
+                  const std::function<void(const void* data, int64_t bytes)>& use) {
+    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (file.fd < 0) fail_read(path, errno);
+    posix_fadvise(file.fd, begin, bytes == INT64_MAX ? 0 : bytes, POSIX_FADV_SEQUENTIAL);
+    const auto buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(kIoBytes));
+    int64_t done = 0;
+    while (done < bytes) {
+        const size_t piece = static_cast<size_t>(std::min(bytes - done, kIoBytes));
+        const ssize_t got = ::pread(file.fd, buffer.get(), piece, begin + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_read(path, errno);
+        if (got == 0) break;
+        use(buffer.get(), static_cast<int64_t>(got));
+        done += got;
+        block_done();
+    }
+    return done;
+}
+
 }  // namespace
 
 void on_file_block(std::function<void()> progress) { block_progress() = std::move(progress); }
+
+struct Xxh3::Impl {
+    XXH3_state_t* state = XXH3_createState();
+    ~Impl() { XXH3_freeState(state); }
+};
+
+Xxh3::Xxh3() : impl_(std::make_unique<Impl>()) { reset(); }
+Xxh3::~Xxh3() = default;
+void Xxh3::update(const void* data, int64_t bytes) {
+    XXH3_128bits_update(impl_->state, data, static_cast<size_t>(bytes));
+}
+void Xxh3::reset() {
+    CHECK(impl_->state && XXH3_128bits_reset(impl_->state) == XXH_OK, "no memory for a hash state");
+}
+std::string Xxh3::digest() const { return hex(XXH3_128bits_digest(impl_->state)); }
 
 struct OutputFile::Impl {
     std::string path;
     IoHook hook;
     int fd = -1;
     int64_t bytes = 0;
-    HashState hash;
+    Xxh3 hash;
 };
 
 OutputFile::OutputFile(const std::string& path, const IoHook& hook) : impl_(std::make_unique<Impl>()) {
@@ -111,48 +162,48 @@ OutputFile::~OutputFile() {
 void OutputFile::write(const void* data, int64_t bytes) {
     CHECK(impl_->fd >= 0 && bytes >= 0, "write of %lld bytes to %s", static_cast<long long>(bytes),
           impl_->path.c_str());
-    ask_hook(impl_->hook, "write", impl_->path);
-    if (beyond_size_limit(impl_->bytes + bytes)) fail_disk("write", impl_->path, EFBIG);
-    const char* next = static_cast<const char*>(data);
-    for (int64_t left = bytes; left > 0;) {
-        ssize_t done =
-            ::write(impl_->fd, next, static_cast<size_t>(std::min<int64_t>(left, int64_t{1} << 30)));
-        if (done < 0 && errno == EINTR) continue;
-        if (done < 0) fail_disk("write", impl_->path, errno);
-        next += done;
-        left -= done;
-    }
+    write_all(impl_->fd, impl_->path, impl_->bytes, data, bytes, impl_->hook);
     impl_->hash.update(data, bytes);
     impl_->bytes += bytes;
-    block_done();
 }
 
-void OutputFile::close() {
-    CHECK(impl_->fd >= 0, "%s closed twice", impl_->path.c_str());
-    ask_hook(impl_->hook, "fsync", impl_->path);
-    if (::fsync(impl_->fd) != 0) fail_disk("fsync", impl_->path, errno);
-    int fd = impl_->fd;
-    impl_->fd = -1;
-    // Network file systems report a failed write only here.
-    if (::close(fd) != 0 && errno != EINTR) fail_disk("close", impl_->path, errno);
-}
+void OutputFile::close() { close_synced(impl_->fd, impl_->path, impl_->hook); }
 
 int64_t OutputFile::bytes() const { return impl_->bytes; }
 std::string OutputFile::xxh3() const { return impl_->hash.digest(); }
 
+void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
+    ask_hook(hook, "open", path);
+    Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (file.fd < 0) fail_disk("open", path, errno);
+    ask_hook(hook, "allocate", path);
+    if (beyond_size_limit(bytes)) fail_disk("allocate", path, EFBIG);
+    if (::fallocate(file.fd, 0, 0, bytes) == 0) return;
+    const bool unknown = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
+    if (!unknown || ::ftruncate(file.fd, bytes) != 0) fail_disk("allocate", path, errno);
+}
+
+RangeFile::RangeFile(const std::string& path, const IoHook& hook) : path_(path), hook_(hook) {
+    ask_hook(hook_, "open", path_);
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd_ < 0) fail_disk("open", path_, errno);
+}
+
+RangeFile::~RangeFile() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+void RangeFile::write(int64_t offset, const void* data, int64_t bytes) {
+    CHECK(fd_ >= 0, "write to %s after it was closed", path_.c_str());
+    write_all(fd_, path_, offset, data, bytes, hook_);
+    // The disk works while the next bytes come, instead of in the final fsync alone. Only that one reports errors.
+    ::sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
+
+void RangeFile::close() { close_synced(fd_, path_, hook_); }
+
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use) {
-    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (file.fd < 0) fail_read(path, errno);
-    posix_fadvise(file.fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    const auto buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(kIoBytes));
-    while (true) {
-        ssize_t got = ::read(file.fd, buffer.get(), static_cast<size_t>(kIoBytes));
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) fail_read(path, errno);
-        if (got == 0) return;
-        use(buffer.get(), static_cast<int64_t>(got));
-        block_done();
-    }
+    read_from(path, 0, INT64_MAX, use);
 }
 
 std::string read_text_file(const std::string& path, int64_t max_bytes) {
@@ -165,9 +216,10 @@ std::string read_text_file(const std::string& path, int64_t max_bytes) {
     return text;
 }
 
-std::string xxh3_of_file(const std::string& path) {
-    HashState hash;
-    read_file(path, [&](const void* data, int64_t bytes) { hash.update(data, bytes); });
+std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes) {
+    Xxh3 hash;
+    const int64_t found = read_from(path, begin, bytes, [&](const void* data, int64_t n) { hash.update(data, n); });
+    REQUIRE(found == bytes, "%s ends %lld bytes early", path.c_str(), static_cast<long long>(bytes - found));
     return hash.digest();
 }
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-// A test's view of the disk: called before every call that changes it ("mkdir", "open", "write", "fsync",
+// A test's view of the disk: called before every call that changes it ("mkdir", "open", "allocate", "write", "fsync",
 // "rename") with the path it acts on. A value other than 0 is the errno that the call then fails with. Empty
 // outside tests and drills (inject.h).
 using IoHook = std::function<int(const char* call, const std::string& path)>;
@@ -18,6 +18,23 @@ using IoHook = std::function<int(const char* call, const std::string& path)>;
 // Called after every block that was read or written, by the thread that did it: whoever waits may know that it goes on.
 // Set while no other thread is at it; {} for none.
 void on_file_block(std::function<void()> progress);
+
+// XXH3-128 of bytes that come piece by piece.
+class Xxh3 {
+public:
+    Xxh3();
+    ~Xxh3();
+    Xxh3(const Xxh3&) = delete;
+    Xxh3& operator=(const Xxh3&) = delete;
+
+    void update(const void* data, int64_t bytes);
+    void reset();                  // as if nothing had come
+    std::string digest() const;    // 32 hexadecimal digits
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
 
 // A new file, written front to back. The destructor only closes: whoever made the folder removes what is
 // unfinished.
@@ -38,10 +55,31 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
+// A file of `bytes` bytes that are to be written by RangeFile, by several processes perhaps. Reserves the space where
+// the file system can, so that a full disk shows here. Must not exist.
+void create_file(const std::string& path, int64_t bytes, const IoHook& hook = {});
+
+// An existing file of which bytes are written at places of their own. The destructor only closes.
+class RangeFile {
+public:
+    explicit RangeFile(const std::string& path, const IoHook& hook = {});
+    ~RangeFile();
+    RangeFile(const RangeFile&) = delete;
+    RangeFile& operator=(const RangeFile&) = delete;
+
+    void write(int64_t offset, const void* data, int64_t bytes);
+    void close();   // fsync, then close; nothing counts before this returned
+
+private:
+    std::string path_;
+    IoHook hook_;
+    int fd_ = -1;
+};
+
 // Calls use(data, bytes) for every piece of the file, front to back.
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use);
 std::string read_text_file(const std::string& path, int64_t max_bytes);  // longer than max_bytes is an error
-std::string xxh3_of_file(const std::string& path);
+std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes);   // all of them must be there
 std::string xxh3_of_text(const std::string& text);
 
 bool is_directory(const std::string& path);  // follows links

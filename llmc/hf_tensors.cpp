@@ -28,15 +28,13 @@ int64_t rows_that_fit(int64_t staging_bytes, int64_t row_elems, int64_t element_
 }
 
 template <typename T>
-void export_rows(const Param& param, const HfTensor& t, const StateAccess& access, int64_t staging,
-                 SafetensorsWriter& out) {
+void export_rows(const Param& param, const HfTensor& t, const StateAccess& access, int64_t staging, WriteBuffer& out) {
     const int64_t first = t.part.row_begin * param.cols, elems = t.part.rows * param.cols;
     const int64_t step = rows_that_fit(staging, 1, sizeof(T), elems);
-    std::vector<T> block(static_cast<size_t>(step));
     for (int64_t done = 0; done < elems; done += step) {
-        const int64_t count = std::min(step, elems - done);
-        access.read(StateKind::kWeight, t.param, first + done, count, block.data());
-        out.write(block.data(), count * static_cast<int64_t>(sizeof(T)));
+        const int64_t count = std::min(step, elems - done), bytes = count * static_cast<int64_t>(sizeof(T));
+        access.read(StateKind::kWeight, t.param, first + done, count, out.room(bytes));
+        out.filled(bytes);
     }
 }
 
@@ -44,21 +42,21 @@ void export_rows(const Param& param, const HfTensor& t, const StateAccess& acces
 // panels of whole rows of ours: large contiguous reads, however large the matrix.
 template <typename T>
 void export_transposed(const Param& param, const HfTensor& t, const StateAccess& access, int64_t staging,
-                       SafetensorsWriter& out) {
+                       WriteBuffer& out) {
     const int64_t rows = t.part.rows, cols = param.cols;
     const int64_t panel_rows = rows_that_fit(staging, cols, sizeof(T), rows);
     const int64_t block_cols = rows_that_fit(staging, rows, sizeof(T), cols);
-    std::vector<T> panel(static_cast<size_t>(panel_rows * cols)),
-        block(static_cast<size_t>(block_cols * rows));
+    std::vector<T> panel(static_cast<size_t>(panel_rows * cols));
     for (int64_t j = 0; j < cols; j += block_cols) {
-        const int64_t width = std::min(block_cols, cols - j);
+        const int64_t width = std::min(block_cols, cols - j), bytes = width * rows * static_cast<int64_t>(sizeof(T));
+        T* const block = reinterpret_cast<T*>(out.room(bytes));
         for (int64_t i = 0; i < rows; i += panel_rows) {
             const int64_t height = std::min(panel_rows, rows - i);
             access.read(StateKind::kWeight, t.param, (t.part.row_begin + i) * cols, height * cols,
                         panel.data());
-            transpose_block(panel.data() + j, cols, height, width, block.data() + i, rows);
+            transpose_block(panel.data() + j, cols, height, width, block + i, rows);
         }
-        out.write(block.data(), width * rows * static_cast<int64_t>(sizeof(T)));
+        out.filled(bytes);
     }
 }
 
@@ -76,11 +74,12 @@ void import_rows(const Param& param, const HfTensor& t, const SafetensorsView& v
     const int64_t first = t.part.row_begin * param.cols, elems = t.part.rows * param.cols;
     const int64_t step = rows_that_fit(staging, 1, sizeof(T), elems);
     std::vector<T> block(static_cast<size_t>(step));
-    for (int64_t done = 0; done < elems; done += step) {
-        const int64_t count = std::min(step, elems - done);
-        fetch(view, done, count, block.data());
-        access.write(kind, t.param, first + done, count, block.data());
-    }
+    for (const ElementRange& part : held_within(access, kind, t.param, {first, elems}))
+        for (int64_t done = 0; done < part.count; done += step) {
+            const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
+            fetch(view, begin - first, count, block.data());
+            access.write(kind, t.param, begin, count, block.data());
+        }
 }
 
 // A panel of our rows is a column block of the file, which is mapped memory: a strip of kTile file rows is
@@ -93,14 +92,16 @@ void import_transposed(const Param& param, const HfTensor& t, const SafetensorsV
     std::vector<T> panel(static_cast<size_t>(panel_rows * cols));
     std::vector<T> strip(static_cast<size_t>(panel_rows * std::min(kTile, cols)));
     for (int64_t i = 0; i < rows; i += panel_rows) {
-        const int64_t height = std::min(panel_rows, rows - i);
-        for (int64_t j = 0; j < cols; j += kTile) {
+        const int64_t height = std::min(panel_rows, rows - i), first = (t.part.row_begin + i) * cols;
+        const auto parts = held_within(access, kind, t.param, {first, height * cols});
+        for (int64_t j = 0; j < cols && !parts.empty(); j += kTile) {
             const int64_t width = std::min(kTile, cols - j);
             for (int64_t k = 0; k < width; k++)
                 fetch(view, (j + k) * rows + i, height, strip.data() + k * height);
             transpose_block(strip.data(), height, width, height, panel.data() + j, cols);
         }
-        access.write(kind, t.param, (t.part.row_begin + i) * cols, height * cols, panel.data());
+        for (const ElementRange& part : parts)
+            access.write(kind, t.param, part.begin, part.count, panel.data() + (part.begin - first));
     }
 }
 
@@ -171,13 +172,13 @@ int64_t hf_rows(const Param& param) {
 }
 
 void export_tensor(const ParamTable& table, const HfTensor& tensor, const StateAccess& access,
-                   int64_t staging_bytes, SafetensorsWriter& writer) {
+                   int64_t staging_bytes, WriteBuffer& out) {
     const Param& param = table.params[static_cast<size_t>(tensor.param)];
     const bool wide = access.weight_dtype == Dtype::kFp32;
     CHECK(wide || access.weight_dtype == Dtype::kBf16, "weights in %s", dtype_name(access.weight_dtype));
     auto copy = tensor.part.transposed ? (wide ? export_transposed<uint32_t> : export_transposed<uint16_t>)
                                        : (wide ? export_rows<uint32_t> : export_rows<uint16_t>);
-    copy(param, tensor, access, staging_bytes, writer);
+    copy(param, tensor, access, staging_bytes, out);
 }
 
 void import_tensor(const ParamTable& table, const HfTensor& tensor, const SafetensorsView& view,

@@ -11,6 +11,7 @@
 #include "llmc/checkpoint.h"
 #include "llmc/params.h"
 #include "llmc/safetensors.h"
+#include "llmc/write_buffer.h"
 
 struct HfTensor {
     SafetensorsEntry entry;  // name, dtype and shape as in the file
@@ -34,11 +35,10 @@ std::string part_index_json(const std::vector<std::vector<HfTensor>>& parts);
 // Rows [hf_rows(param), param.rows) are in no file: vocabulary padding.
 int64_t hf_rows(const Param& param);
 
-// Streams kWeight of one tensor into the file that is being written. Buffers: two of staging_bytes at most,
-// or one row where that is larger. A transposed matrix larger than that is read once per block of the file's
-// rows.
+// Streams kWeight of one tensor into the buffer, front to back. Blocks of staging_bytes at most, or one row where that
+// is larger; as much again for a transposed matrix, which is read once per block of the file's rows.
 void export_tensor(const ParamTable& table, const HfTensor& tensor, const StateAccess& access,
-                   int64_t staging_bytes, SafetensorsWriter& writer);
+                   int64_t staging_bytes, WriteBuffer& out);
 
 // Writes rows of one parameter from a tensor of a file. kWeight: the view has its dtype, bits are kept.
 // kMaster: F32, F16 or BF16 become fp32. The caller has checked shape and dtype. Buffers as above.

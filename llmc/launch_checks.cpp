@@ -27,11 +27,17 @@ std::string shown(const std::map<std::string, std::string>& variables, const std
     return found == variables.end() ? "none" : "\"" + printable(found->second) + "\"";
 }
 
+std::string own_executable() {
+    Xxh3 hash;
+    read_file("/proc/self/exe", [&](const void* data, int64_t bytes) { hash.update(data, bytes); });
+    return hash.digest();
+}
+
 }  // namespace
 
 void require_same_program(Comm& comm) {
     require_same(comm, {{"build", kBuildCommit}});
-    if (comm.world().ranks > 1) require_same(comm, {{"executable", xxh3_of_file("/proc/self/exe")}});
+    if (comm.world().ranks > 1) require_same(comm, {{"executable", own_executable()}});
 }
 
 std::vector<std::string> environment_differences(const std::vector<std::string>& environments,

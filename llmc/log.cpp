@@ -249,11 +249,12 @@ void RunLog::gradient_wire(int64_t step, const std::vector<WireRecord>& kinds) {
     write(to_line({{"type", "grad_wire"}, {"step", step}, {"gradients", list}}));
 }
 
-void RunLog::checkpoint(int64_t step, const std::string& path, double seconds) {
-    step_ = step;
-    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)}}));
-    print_line(strf("checkpoint step %lld | %s | %.1f s", static_cast<long long>(step), path.c_str(),
-                    seconds));
+void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {
+    step_ = std::max(step_, step);
+    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
+                   {"stall_seconds", exact(stall_seconds)}}));
+    print_line(strf("checkpoint step %lld | %s | %.1f s, training stood still for %.2f s", static_cast<long long>(step),
+                    path.c_str(), seconds, stall_seconds));
 }
 
 void RunLog::event(const std::string& kind, const std::string& text) {

@@ -78,7 +78,8 @@ public:
     void eval(const EvalRecord& record);
     void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
     void gradient_wire(int64_t step, const std::vector<WireRecord>& kinds);   // file only
-    void checkpoint(int64_t step, const std::string& path, double seconds);
+    // stall_seconds: of these, training stood still. May come after records of later steps.
+    void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
     void event(const std::string& kind, const std::string& text);   // warnings, stops; printed as well
     void sample(int64_t step, const std::string& text);
 

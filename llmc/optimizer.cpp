@@ -173,14 +173,15 @@ void Optimizer::write(Ctx& ctx, StateKind kind, int index, int64_t begin, int64_
 }
 
 StateAccess Optimizer::access(Ctx& ctx) {
-    zero_.wait_for_weights(ctx);
     StateAccess access;
     access.weight_dtype = state_.weights.dtype;
     access.moment_dtype = state_.m.dtype;
     access.read = [&ctx, this](StateKind kind, int index, int64_t begin, int64_t count, void* host) {
+        zero_.wait_for_weights(ctx);
         read(ctx, kind, index, begin, count, host);
     };
     access.write = [&ctx, this](StateKind kind, int index, int64_t begin, int64_t count, const void* host) {
+        zero_.wait_for_weights(ctx);
         write(ctx, kind, index, begin, count, host);
     };
     if (!zero_.sharded()) return access;

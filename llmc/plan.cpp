@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "llmc/gain.h"
+#include "llmc/run_checkpoints.h"
 #include "llmc/trainer.h"
 
 namespace {
@@ -55,6 +56,7 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks)
     plan.arena_bytes = arena.peak_bytes();
     for (int i = 0; i < kPurposes; i++)
         plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
+    plan.save_bytes = planned_save_bytes(config, table, trainer.buckets());
     for (const Bucket& bucket : trainer.buckets().all()) plan.flat_elems += bucket.elems;
     plan.step_gemms = std::move(recorder.gemms);
     plan.ranks = ranks;
@@ -93,6 +95,9 @@ std::string plan_text(const Config& config, const ParamTable& table, const Memor
         text += " (no GPU here; an H100 has 80, an H200 141 GB)";
     }
     text += "\n";
+    if (plan.save_bytes > 0)
+        text += strf("  %-22s %16lld bytes %9.3f GiB a rank, pinned in host memory\n", "checkpoints",
+                     ll(plan.save_bytes), static_cast<double>(plan.save_bytes) / kGiB);
     const double flops = model_flops_per_token(config, table);
     const int64_t tokens = config.global_batch_size * config.seq_length;
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", flops, flops * static_cast<double>(tokens));

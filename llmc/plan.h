@@ -27,6 +27,7 @@ struct StepRecorder {
 struct MemoryPlan {
     int64_t arena_bytes = 0;
     std::array<int64_t, kPurposes> purpose_bytes{};
+    int64_t save_bytes = 0;                // pinned host memory of a rank
     int64_t flat_elems = 0;                // parameters as stored
     std::vector<PlannedGemm> step_gemms;   // of one optimizer step
     int ranks = 1;

@@ -1,18 +1,61 @@
 #include "llmc/run_checkpoints.h"
 
-#include <chrono>
+#include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "llmc/board.h"
-#include "llmc/checkpoint.h"
-#include "llmc/gathered_state.h"
 #include "llmc/version.h"
 
 using Json = nlohmann::json;
-using Clock = std::chrono::steady_clock;
+
+namespace {
+
+bool same_directory(const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return std::filesystem::equivalent(a, b, ignored);
+}
+
+SaveOptions save_options(const Config& config, const IoHook& io_hook = {}) {
+    SaveOptions options;
+    options.root = config.save;
+    options.seq_length = config.seq_length;
+    options.tokenizer = config.tokenizer;
+    options.keep = config.keep;
+    options.async = config.save_async;
+    options.io_hook = io_hook;
+    return options;
+}
+
+}  // namespace
+
+int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets) {
+    if (config.save.empty()) return 0;
+    const bool sharded = config.zero == 1 && buckets.ranks() > 1;
+    HeldByRank held = held_whole(table, buckets.ranks());
+    for (int rank = 0; rank < buckets.ranks() && sharded; rank++) {
+        auto& mine = held[static_cast<size_t>(rank)];
+        mine.assign(table.params.size(), {});
+        for (const Piece& piece : buckets.pieces(rank))
+            mine[static_cast<size_t>(piece.param)].push_back({piece.begin, piece.elems});
+    }
+    const SaveLayout layout = make_save_layout(table, config.dtype, config.moment_dtype, held);
+    int64_t bytes = 0;
+    for (int rank = 0; rank < buckets.ranks(); rank++)
+        bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank, sharded));
+    return bytes;
+}
+
+RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,
+                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer, const IoHook& io_hook)
+    : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {
+    if (config.save.empty()) return;
+    saver_ = std::make_unique<CheckpointSaver>(save_options(config, io_hook), config.shape, table,
+                                               trainer.optimizer().access(ctx), comm);
+}
 
 std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {
-    const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save);
+    const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save, comm_);
     for (const std::string& line : found.skipped) notes.push_back("skipped checkpoint: " + line);
     if (found.path.empty()) {
         notes.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
@@ -37,7 +80,8 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     restore_fp8(state.value("fp8", Json{{"recipe", "none"}}).dump(), fp8_given, notes);
     const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
     if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
-    saved_step_ = progress.step;
+    // A checkpoint from elsewhere is saved here even if the run has nothing left to do.
+    if (same_directory(std::filesystem::path(found.path).parent_path(), config_.save)) saved_step_ = progress.step;
     notes.push_back(strf("resumed %s at step %lld", found.path.c_str(), (long long)progress.step));
     return progress;
 }
@@ -71,20 +115,21 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
 }
 
 void RunCheckpoints::save(const Progress& progress, RunLog& log) {
-    if (saved_step_ == progress.step) return;
+    if (!saver_ || saved_step_ == progress.step) return;
     saved_step_ = progress.step;
     post_phase(Phase::kSave);
-    const StateAccess access = gather_state(comm_, table_, trainer_.optimizer().access(ctx_));
-    if (!comm_.root()) return;
-    const Clock::time_point start = Clock::now();
-    CheckpointRequest request;
-    request.root = config_.save;
-    request.step = progress.step;
-    request.seq_length = config_.seq_length;
-    request.state_json = state_json(progress);
-    request.tokenizer = config_.tokenizer;
-    request.keep = config_.keep;
-    request.io_hook = io_hook_;
-    const std::string path = save_checkpoint(request, config_.shape, table_, access);
-    log.checkpoint(progress.step, path, std::chrono::duration<double>(Clock::now() - start).count());
+    saver_->on_saved([&log](const SavedCheckpoint& saved) {
+        log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
+    });
+    saver_->save(progress.step, comm_.root() ? state_json(progress) : "{}");   // all ranks hold the same
+}
+
+void RunCheckpoints::poll() {
+    if (saver_) saver_->poll();
+}
+
+void RunCheckpoints::finish() {
+    if (!saver_) return;
+    post_phase(Phase::kSaveEnd);
+    saver_->finish();
 }

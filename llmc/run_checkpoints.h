@@ -1,9 +1,11 @@
 // The checkpoints of a run: what is in them beside the tensors, when one is written, how a run goes on from one.
 #pragma once
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "llmc/checkpoint_save.h"
 #include "llmc/comm.h"
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
@@ -11,6 +13,9 @@
 #include "llmc/log.h"
 #include "llmc/params.h"
 #include "llmc/trainer.h"
+
+// Pinned host memory that saving takes on the rank that needs most of it; 0 without --save.
+int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets);
 
 // How far a run has come.
 struct Progress {
@@ -22,19 +27,21 @@ struct Progress {
 
 class RunCheckpoints {
 public:
-    // Nothing is owned.
+    // Nothing is owned. Takes the host memory of saving, if there is --save. io_hook: a drill's, see SaveOptions.
     RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table, const DataLoader& data,
-                   Comm& comm, Ctx& ctx, Trainer& trainer)
-        : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {}
+                   Comm& comm, Ctx& ctx, Trainer& trainer, const IoHook& io_hook);
 
     // Brings the state of --resume to the device; nothing where "auto" finds no checkpoint. fp8_given: the user chose
     // whether there is FP8. What the log should say goes to notes.
     std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes);
 
-    // What calls to the disk ask first: a drill (inject.h).
-    void set_io_hook(IoHook hook) { io_hook_ = std::move(hook); }
-    // On every rank; nothing where this step was saved already.
+    // Nothing without --save, or where this step was saved there already. The log must outlive this object.
+    // With --save-async it returns once the state is copied, and has waited for the save before.
     void save(const Progress& progress, RunLog& log);
+    // After every step: lets a save behind training go on. An error of the disk ends the run here.
+    void poll();
+    // Waits for it.
+    void finish();
 
 private:
     void restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes);
@@ -47,6 +54,6 @@ private:
     Comm& comm_;
     Ctx& ctx_;
     Trainer& trainer_;
-    int64_t saved_step_ = -1;
-    IoHook io_hook_;
+    std::unique_ptr<CheckpointSaver> saver_;
+    int64_t saved_step_ = -1;   // under --save
 };

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "llmc/check.h"
+#include "llmc/file_util.h"
 
 static_assert(std::endian::native == std::endian::little, "the format is little-endian and copied as it is");
 
@@ -33,22 +34,6 @@ int64_t element_bytes(const std::string& dtype) {
     for (const auto& type : kTypes)
         if (dtype == type.name) return type.bytes;
     return 0;
-}
-
-std::string header_text(const std::vector<SafetensorsEntry>& entries) {
-    nlohmann::ordered_json header;
-    header["__metadata__"] = {{"format", "pt"}};
-    int64_t offset = 0;
-    for (const SafetensorsEntry& entry : entries) {
-        CHECK(!header.contains(entry.name), "tensor %s twice", entry.name.c_str());
-        header[entry.name] = {{"dtype", safetensors_dtype(entry.dtype)},
-                              {"shape", entry.shape},
-                              {"data_offsets", {offset, offset + entry.bytes()}}};
-        offset += entry.bytes();
-    }
-    std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned
-    return text;
 }
 
 // One tensor as the header describes it.
@@ -206,45 +191,22 @@ const char* safetensors_dtype(Dtype dtype) {
     }
 }
 
-int64_t safetensors_bytes(const std::vector<SafetensorsEntry>& entries) {
-    int64_t bytes = 8 + static_cast<int64_t>(header_text(entries).size());
-    for (const SafetensorsEntry& entry : entries) bytes += entry.bytes();
-    return bytes;
+std::string safetensors_header(const std::vector<SafetensorsEntry>& entries) {
+    nlohmann::ordered_json header;
+    header["__metadata__"] = {{"format", "pt"}};
+    int64_t offset = 0;
+    for (const SafetensorsEntry& entry : entries) {
+        CHECK(!header.contains(entry.name), "tensor %s twice", entry.name.c_str());
+        header[entry.name] = {{"dtype", safetensors_dtype(entry.dtype)},
+                              {"shape", entry.shape},
+                              {"data_offsets", {offset, offset + entry.bytes()}}};
+        offset += entry.bytes();
+    }
+    std::string text = header.dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned
+    const uint64_t length = text.size();
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
-
-struct SafetensorsWriter::Impl {
-    std::string path;
-    OutputFile file;
-    int64_t total_bytes = 0;
-};
-
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<SafetensorsEntry>& entries,
-                                     const IoHook& hook)
-    : impl_(new Impl{path, OutputFile(path, hook), 0}) {
-    const std::string header = header_text(entries);
-    const uint64_t length = header.size();
-    impl_->total_bytes = static_cast<int64_t>(8 + length);
-    for (const SafetensorsEntry& entry : entries) impl_->total_bytes += entry.bytes();
-    impl_->file.write(&length, 8);
-    impl_->file.write(header.data(), static_cast<int64_t>(length));
-}
-
-SafetensorsWriter::~SafetensorsWriter() = default;
-
-void SafetensorsWriter::write(const void* data, int64_t bytes) {
-    CHECK(impl_->file.bytes() + bytes <= impl_->total_bytes, "%s: %lld bytes more than its header says",
-          impl_->path.c_str(), static_cast<long long>(impl_->file.bytes() + bytes - impl_->total_bytes));
-    impl_->file.write(data, bytes);
-}
-
-void SafetensorsWriter::close() {
-    CHECK(impl_->file.bytes() == impl_->total_bytes, "%s: %lld bytes missing", impl_->path.c_str(),
-          static_cast<long long>(impl_->total_bytes - impl_->file.bytes()));
-    impl_->file.close();
-}
-
-int64_t SafetensorsWriter::bytes_written() const { return impl_->file.bytes(); }
-std::string SafetensorsWriter::xxh3() const { return impl_->file.xxh3(); }
 
 int64_t SafetensorsView::elems() const { return bytes / element_bytes(dtype); }
 

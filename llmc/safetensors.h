@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "llmc/dtype.h"
-#include "llmc/file_util.h"
 
 struct SafetensorsEntry {
     std::string name;
@@ -22,25 +21,9 @@ struct SafetensorsEntry {
     int64_t bytes() const { return elems() * dtype_bytes(dtype); }
 };
 
-// Size of the file that SafetensorsWriter makes of these entries, header included.
-int64_t safetensors_bytes(const std::vector<SafetensorsEntry>& entries);
-
-// Streams tensors in the order of `entries`; memory use does not grow with the file. The metadata says format
-// "pt", which transformers asks for.
-class SafetensorsWriter {
-public:
-    SafetensorsWriter(const std::string& path, const std::vector<SafetensorsEntry>& entries,
-                      const IoHook& hook = {});
-    ~SafetensorsWriter();
-    void write(const void* data, int64_t bytes);  // the next bytes in order; errors: exit 7, file and reason
-    void close();                                 // checks that every byte came, then fsync
-    int64_t bytes_written() const;
-    std::string xxh3() const;  // XXH3-128 of the whole file, hex, after close
-
-private:
-    struct Impl;
-    std::unique_ptr<Impl> impl_;
-};
+// What comes before the data of these tensors, which follow it in this order without gaps: the length and the JSON
+// text, a multiple of 8 bytes together. The metadata says format "pt", which transformers asks for.
+std::string safetensors_header(const std::vector<SafetensorsEntry>& entries);
 
 struct SafetensorsView {
     std::string dtype;  // as in the file: "F32", "BF16", "F16", ...

@@ -66,11 +66,11 @@ public:
           table_(make_param_table(config_.shape)), fp8_plan_(make_fp8_plan(config_, table_)) {}
 
     ~TrainLoop() {
-        on_phase({});
-        on_file_block({});
         staging_.reset();
         checkpoints_.reset();
         trainer_.reset();
+        on_phase({});
+        on_file_block({});
         if (arena_memory_) device::device_free(arena_memory_);
         if (opened_) device::device_close(ctx_);
     }
@@ -153,8 +153,9 @@ private:
         arena_ = Arena(arena_memory_, plan_.arena_bytes);
         trainer_ = std::make_unique<Trainer>(config_, table_, arena_, comm_);
         staging_ = std::make_unique<Staging>(config_, comm_.world(), *trainer_);
-        checkpoints_ = std::make_unique<RunCheckpoints>(config_, family_, table_, *train_, comm_, ctx_, *trainer_);
-        checkpoints_->set_io_hook([this](const char* call, const std::string&) { return faults_.disk_error(call); });
+        checkpoints_ = std::make_unique<RunCheckpoints>(
+            config_, family_, table_, *train_, comm_, ctx_, *trainer_,
+            [this](const char* call, const std::string&) { return faults_.disk_error(call); });
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
         trainer_->decoder().upload_constants(ctx_);
         // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
@@ -293,6 +294,7 @@ private:
             drain();
             save();
         }
+        checkpoints_->poll();
     }
 
     void report(const Staging::Slot& slot) {
@@ -398,7 +400,8 @@ private:
     void finish() {
         drain();
         report_memory_growth();
-        if (stopping_ && step_ > 0 && !config_.save.empty()) save();
+        if (step_ > 0) save();
+        checkpoints_->finish();
         const long long steps = step_;
         const std::string why = stop_wanted() ? stop_reason() : "stop of another rank";
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)

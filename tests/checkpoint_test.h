@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "llmc/checkpoint.h"
+#include "llmc/checkpoint_save.h"
 #include "llmc/rng.h"
 #include "llmc/safetensors.h"
 
@@ -52,6 +53,12 @@ inline void spill(const std::string& path, const std::string& bytes) {
     std::ofstream file(path, std::ios::binary);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     REQUIRE(file.good());
+}
+
+// A safetensors file of these tensors with this data, one after the other.
+inline void spill_tensors(const std::string& path, const std::vector<SafetensorsEntry>& entries,
+                          const std::string& data) {
+    spill(path, safetensors_header(entries) + data);
 }
 
 // "exit 2: message" of the error, "nothing" if there was none. A message is one line.
@@ -188,16 +195,18 @@ struct FakeState {
     }
     void round_masters() {
         for (size_t p = 0; p < table.params.size(); p++)
-            for (int64_t i = 0; i < table.params[p].elems(); i++) {
-                char* weight = of(StateKind::kWeight)[p].data() + i * dtype_bytes(weight_dtype);
-                float value;
-                std::memcpy(&value, of(StateKind::kMaster)[p].data() + i * 4, 4);
-                const bf16 rounded(value);
-                if (weight_dtype == Dtype::kFp32)
-                    std::memcpy(weight, of(StateKind::kMaster)[p].data() + i * 4, 4);
-                else
-                    std::memcpy(weight, &rounded, 2);
-            }
+            round_values(p, 0, of(StateKind::kMaster)[p].data(), table.params[p].elems());
+    }
+    // Weights from fp32 values.
+    void round_values(size_t p, int64_t begin, const char* values, int64_t count) {
+        for (int64_t i = 0; i < count; i++) {
+            char* weight = of(StateKind::kWeight)[p].data() + (begin + i) * dtype_bytes(weight_dtype);
+            float value;
+            std::memcpy(&value, values + i * 4, 4);
+            const bf16 rounded(value);
+            if (weight_dtype == Dtype::kFp32) std::memcpy(weight, values + i * 4, 4);
+            else std::memcpy(weight, &rounded, 2);
+        }
     }
     float master(int param, int64_t row, int64_t col) {
         float value;
@@ -219,8 +228,9 @@ struct FakeState {
             largest_request_bytes = std::max(largest_request_bytes, count * element);
             return std::pair(data.data() + begin * element, static_cast<size_t>(count * element));
         };
-        StateAccess access{
-            .weight_dtype = weight_dtype, .moment_dtype = moment_dtype, .read = {}, .write = {}};
+        StateAccess access;
+        access.weight_dtype = weight_dtype;
+        access.moment_dtype = moment_dtype;
         access.read = [place](StateKind kind, int index, int64_t begin, int64_t count, void* host) {
             auto [data, n] = place(kind, index, begin, count);
             std::memcpy(host, data, n);
@@ -232,6 +242,28 @@ struct FakeState {
         return access;
     }
 };
+
+// ---- one rank
+
+struct CheckpointRequest : SaveOptions {
+    int64_t step = 0;
+    std::string state_json;
+};
+
+// Saves at once and returns the path.
+inline std::string save_checkpoint(const CheckpointRequest& request, const ModelConfig& config,
+                                   const ParamTable& table, const StateAccess& access) {
+    const auto comm = open_single();
+    CheckpointSaver saver(request, config, table, access, *comm);
+    std::string path;
+    saver.on_saved([&](const SavedCheckpoint& saved) { path = saved.path; });
+    saver.save(request.step, request.state_json);
+    return path;
+}
+
+inline FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root) {
+    return ::find_checkpoint(where, root, *open_single());
+}
 
 inline CheckpointRequest request_of(const std::string& root, int64_t step) {
     CheckpointRequest request;

@@ -111,6 +111,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"param-comm-dtype", {{"fp8"}, fp8}},                 {"fp8-check-interval", {{"1", "100"}, fp8}},
         {"save", {{"out", "ckpt dir"}, {}}},
         {"save-interval", {{"0", "20"}, save}},               {"keep", {{"1", "5"}, save}},
+        {"save-async", {{"true"}, save}},
         {"load", {{"hf", "other"}, {}}},                      {"resume", {{"auto", "out/step-1"}, save}},
         {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
         {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},

@@ -11,12 +11,21 @@
 
 #include "llmc/comm.h"
 
+class LocalComm;
+
 class LocalRanks {
 public:
     explicit LocalRanks(int ranks) : posted_(static_cast<size_t>(ranks)) {}
 
     // body(comm) on a thread for each rank; the first error of any ends all.
     void run(const std::function<void(Comm&)>& body);
+    // The same; by rank how it ended, "nothing" or "exit 7: message".
+    std::vector<std::string> errors(const std::function<void(LocalComm&)>& body);
+    // Returns when all other ranks wait for this one, or one failed.
+    void wait_for_the_others() {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return waiting_ + 1 == posted_.size() || failed_; });
+    }
 
 private:
     friend class LocalComm;
@@ -27,14 +36,14 @@ private:
         if (++waiting_ == posted_.size()) {
             waiting_ = 0;
             round_++;
-            changed_.notify_all();
         }
+        changed_.notify_all();
         changed_.wait(lock, [&] { return round_ != round || failed_; });
         if (round_ == round) throw Error(kExitPeerLost, "another rank failed");
     }
-    void fail(const std::string& what) {
+    void fail(const Error& error) {
         const std::lock_guard lock(mutex_);
-        if (!failed_) error_ = what;
+        if (!failed_) first_ = error;
         failed_ = true;
         changed_.notify_all();
     }
@@ -44,7 +53,7 @@ private:
     size_t waiting_ = 0;
     int64_t round_ = 0;
     bool failed_ = false;
-    std::string error_;
+    Error first_{kExitOk, ""};
     std::vector<const void*> posted_;   // by rank
 };
 
@@ -98,6 +107,7 @@ public:
         copy_blocks(ctx, out, in, [](int, int own) { return own; });
     }
     [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }
+    LocalRanks& all() { return all_; }
 
 private:
     using Bytes = std::vector<char>;
@@ -149,17 +159,33 @@ private:
     LocalRanks& all_;
 };
 
-inline void LocalRanks::run(const std::function<void(Comm&)>& body) {
+inline std::vector<std::string> LocalRanks::errors(const std::function<void(LocalComm&)>& body) {
+    std::vector<std::string> ends(posted_.size(), "nothing");
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < posted_.size(); rank++)
         threads.emplace_back([&, rank] {
+            LocalComm comm(*this, static_cast<int>(rank));
+            auto end = [&](const Error& error) {
+                ends[rank] = strf("exit %d: %s", error.exit_code, error.what());
+                fail(error);
+            };
             try {
-                LocalComm comm(*this, static_cast<int>(rank));
                 body(comm);
+            } catch (const Error& error) {
+                end(error);
             } catch (const std::exception& error) {
-                fail(error.what());
+                end(Error(kExitBug, error.what()));
             }
         });
     for (std::thread& thread : threads) thread.join();
-    if (failed_) throw Error(kExitBug, error_);
+    return ends;
+}
+
+inline void LocalRanks::run(const std::function<void(Comm&)>& body) {
+    errors(body);
+    if (failed_) throw first_;
+}
+
+inline std::vector<std::string> run_ranks(int ranks, const std::function<void(LocalComm&)>& body) {
+    return LocalRanks(ranks).errors(body);
 }

@@ -42,10 +42,9 @@ std::vector<RawTensor> raw_tensors(const std::string& directory) {
 void write_raw(const std::string& path, const std::vector<RawTensor>& tensors) {
     std::vector<SafetensorsEntry> entries;
     for (const RawTensor& tensor : tensors) entries.push_back(tensor.entry);
-    SafetensorsWriter writer(path, entries);
-    for (const RawTensor& tensor : tensors)
-        writer.write(tensor.data.data(), static_cast<int64_t>(tensor.data.size()));
-    writer.close();
+    std::string data;
+    for (const RawTensor& tensor : tensors) data += tensor.data;
+    spill_tensors(path, entries, data);
 }
 
 RawTensor zeros(const std::string& name, std::vector<int64_t> shape, Dtype dtype = Dtype::kFp32) {
@@ -106,7 +105,8 @@ TEST_CASE("checkpoint: the size that is announced is enough and not far off") {
         const std::string path = save(state, request);
         int64_t bytes = 0;
         for (const std::string& file : files_under(path)) bytes += file_bytes(path + "/" + file);
-        const int64_t announced = checkpoint_bytes(state.config, state.table, Dtype::kBf16, Dtype::kFp32);
+        const int64_t announced =
+            CheckpointSaver(request, state.config, state.table, state.access(), *open_single()).checkpoint_bytes();
         CHECK(bytes <= announced);
         CHECK(announced < bytes + (160 << 10));
     }

@@ -445,7 +445,9 @@ TEST_CASE("checkpoint: a full disk is exit 7 before and in the middle of a save"
     CHECK(names_in(root) == std::vector<std::string>{"filler", "step-00000001"});
     check_newest(root, 1, first);
     // Before: the figures are named and nothing is written.
-    const int64_t needed = checkpoint_bytes(second.config, second.table, Dtype::kBf16, Dtype::kFp32);
+    const int64_t needed =
+        CheckpointSaver(request_of(root, 2), second.config, second.table, second.access(), *open_single())
+            .checkpoint_bytes();
     check_contains(error_of([&] { save(second, request_of(root, 2)); }),
                    {"exit 7", root, "bytes needed", "free", std::to_string(needed / 1000)});
     check_newest(root, 1, first);

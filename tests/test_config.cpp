@@ -136,6 +136,7 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
         {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
         {"gpt2", {"--keep", "3"}, "--keep", "--save"},
+        {"gpt2", {"--save-async"}, "--save-async", "--save"},
         {"gpt2", {"--save-interval", "3"}, "--save-interval", "--save"},
         {"gpt2", {"--tokenizer", "t"}, "--tokenizer", "--save"},
         {"gpt2", {"--min-lr", "0", "--lr-decay-style", "constant"}, "--min-lr", "constant"},

@@ -12,6 +12,7 @@
 
 #include "llmc/checkpoint.h"
 #include "llmc/safetensors.h"
+#include "tests/checkpoint_test.h"
 #include "tests/model_test.h"
 
 namespace {
@@ -121,7 +122,7 @@ void check_export(const std::string& name) {
     const StateAccess access = model.trainer->optimizer().access(model.ctx);
     load_hf_weights(fixture, model.config.shape, model.table, access);
     model.trainer->optimizer().weights_from_masters(model.ctx, true);
-    CheckpointRequest request;
+    checkpoint_test::CheckpointRequest request;
     request.root = root;
     request.seq_length = T;
     request.state_json = "{}";
@@ -155,12 +156,12 @@ void check_export(const std::string& name) {
     model.gradients();
     const std::vector<double> logits = logits_of(model);
     const std::vector<float> narrow(logits.begin(), logits.end());
-    SafetensorsWriter writer(root + "/logits.safetensors",
-                             {{"input_ids", Dtype::kInt32, {B, T}},
-                              {"logits", Dtype::kFp32, {B, T, model.config.shape.vocab_size}}});
-    writer.write(model.staged.tokens, B * T * 4);
-    writer.write(narrow.data(), static_cast<int64_t>(narrow.size()) * 4);
-    writer.close();
+    const std::string tokens(reinterpret_cast<const char*>(model.staged.tokens), static_cast<size_t>(B * T * 4));
+    const std::string values(reinterpret_cast<const char*>(narrow.data()), narrow.size() * 4);
+    checkpoint_test::spill_tensors(root + "/logits.safetensors",
+                                   {{"input_ids", Dtype::kInt32, {B, T}},
+                                    {"logits", Dtype::kFp32, {B, T, model.config.shape.vocab_size}}},
+                                   tokens + values);
 }
 
 }  // namespace

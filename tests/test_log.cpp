@@ -154,7 +154,7 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     r.mfu = r.exposed_comm_seconds = -1;
     log.step(r, false);
     log.eval({.step = 121, .loss = 2.0 / 3, .counted_tokens = 77, .seconds = 0.25});
-    log.checkpoint(121, "out/step-121", 1.5);
+    log.checkpoint(120, "out/step-120", 1.5, 0.5);
     log.event("warning", "low disk");
     log.gradient_wire(121, {{.name = "linears in FP8", .relative_l2 = 0.1 + 0.2, .cosine = 1.0 / 3, .saturated = 0.25,
                              .flushed = 1e-9, .nonfinite = 7}, {.name = "linears in BF16", .relative_l2 = kInf}});
@@ -195,7 +195,9 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(all[2]["exposed_comm_seconds"].is_null());   // one rank
     CHECK(all[3]["loss"].get<double>() == 2.0 / 3);
     CHECK(all[3]["counted_tokens"] == 77);
-    CHECK(all[4]["path"] == "out/step-121");
+    CHECK(all[4]["path"] == "out/step-120");
+    CHECK(all[4]["step"] == 120);
+    CHECK(all[4]["stall_seconds"] == 0.5);
     CHECK(all[5]["kind"] == "warning");
     CHECK(all[5]["step"] == 121);
     CHECK(all[6]["type"] == "grad_wire");
@@ -218,7 +220,7 @@ TEST_CASE("log: a resume cuts later steps, wherever the run was killed") {
         RunLog log(path, false, 0);
         log.header({});
         write_steps(log, 1, 10);
-        log.checkpoint(10, "step-10", 1);
+        log.checkpoint(10, "step-10", 1, 1);
         write_steps(log, 11, 13);
         log.event("note", "of step 13");
     }

@@ -52,16 +52,9 @@ TEST_CASE("safetensors: what is written is read back") {
     std::string data;
     for (const SafetensorsEntry& entry : entries)
         for (int64_t i = 0; i < entry.bytes(); i++) data += static_cast<char>(data.size() * 7 + 1);
-    SafetensorsWriter writer(dir / "x.safetensors", entries);
-    for (size_t at = 0; at < data.size(); at += 11)  // pieces that cross tensors
-        writer.write(data.data() + at, static_cast<int64_t>(std::min<size_t>(11, data.size() - at)));
-    writer.close();
+    spill_tensors(dir / "x.safetensors", entries, data);
 
     const std::string file = slurp(dir / "x.safetensors");
-    CHECK(static_cast<int64_t>(file.size()) == safetensors_bytes(entries));
-    CHECK(writer.bytes_written() == safetensors_bytes(entries));
-    CHECK(writer.xxh3() == xxh3_of_file(dir / "x.safetensors"));
-    CHECK(writer.xxh3() == xxh3_of_text(file));
     CHECK(file.substr(8, 33) == "{\"__metadata__\":{\"format\":\"pt\"},\"");
     CHECK((file.size() - data.size()) % 8 == 0);
 
@@ -78,18 +71,6 @@ TEST_CASE("safetensors: what is written is read back") {
         offset += static_cast<size_t>(view.bytes);
     }
     check_contains(error_of([&] { reader.tensor("c"); }), {"exit 2", "x.safetensors", "no tensor c"});
-}
-
-TEST_CASE("safetensors: a writer that got too few or too many bytes is a bug") {
-    TempDir dir;
-    SafetensorsWriter few(dir / "few", {{"a", Dtype::kFp32, {2}}});
-    few.write("1234567", 7);
-    check_contains(error_of([&] { few.close(); }), {"exit 1", "1 bytes missing"});
-    check_contains(error_of([&] { few.write("12", 2); }), {"exit 1", "1 bytes more"});
-    check_contains(error_of([&] {
-                       SafetensorsWriter(dir / "twice", {{"a", Dtype::kFp32, {1}}, {"a", Dtype::kFp32, {1}}});
-                   }),
-                   {"exit 1", "tensor a twice"});
 }
 
 TEST_CASE("safetensors: every kind of damaged header is refused by name") {
@@ -182,8 +163,8 @@ TEST_CASE("safetensors: paths that are no file are refused") {
                    {"exit 2", dir.path, "no regular file"});
     spill(dir / "empty", "");
     check_contains(error_of([&] { SafetensorsReader(dir / "empty"); }), {"exit 2", "0 bytes are too few"});
-    check_contains(error_of([&] { SafetensorsWriter(dir / "none/x", {}); }),
-                   {"exit 7", "none/x", "No such file"});
+    check_contains(error_of([&] { safetensors_header({{"a", Dtype::kFp32, {1}}, {"a", Dtype::kFp32, {1}}}); }),
+                   {"exit 1", "tensor a twice"});
 }
 
 TEST_CASE("safetensors: offsets beyond 4 GiB") {
@@ -249,7 +230,7 @@ TEST_CASE("files: XXH3-128 is the published one") {
         file.write(text.data() + at, static_cast<int64_t>(std::min<size_t>(12345, text.size() - at)));
     file.close();
     CHECK(file.xxh3() == xxh3_of_text(text));
-    CHECK(file.xxh3() == xxh3_of_file(dir / "f"));
+    CHECK(file.xxh3() == xxh3_of_range(dir / "f", 0, file.bytes()));
     text[77777] ^= 1;
     CHECK(file.xxh3() != xxh3_of_text(text));
 }
