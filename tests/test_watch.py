@@ -171,13 +171,17 @@ class WatchTest(unittest.TestCase):
         return launcher + one
 
     def test_between_hosts_it_is_said_who_waits_for_whom(self):
-        # Rows travel twice a second: what another host saw last may be some steps old.
+        process = self.start(self.two_hosts(*FOREVER))
+        time.sleep(1.5)   # rows travel twice a second
+        os.kill(self.rank_pids()[1], signal.SIGSTOP)
+        took, errors = self.finish(process, 6)
+        self.assertLess(took, TIMEOUT + 5)
+        self.assertRegex(errors, r"rank 1 \(process \d+ on there\) gives no sign of life since 3.*, last seen in "
+                                 r".*step \d+.*; rank 0 waits in collective \d+ .* of step \d+ since")
         for fault, text in (
-                ("stop:rank=1@step=300", r"rank 1 \(process \d+ on there\) gives no sign of life since 3.*, last seen "
-                                         r"in .*step \d+.*; rank 0 waits in collective \d+ .* of step 300 since"),
-                ("stall:rank=0@step=300", r"rank 0 \(process \d+ on here\) is in step 300, backward.*, without "
-                                          r"progress since 3.*; rank 1 waits in collective \d+ .* of step 300 since"),
-                ("kill:rank=1@step=300", r"rank 1 \(process \d+ on there\) is gone, last seen in .*; rank 0 ")):
+                ("stall:rank=0@step=9", r"rank 0 \(process \d+ on here\) is in step 9, backward.*, without progress "
+                                        r"since 3.*; rank 1 waits in collective \d+ .* of step 9 since"),
+                ("kill:rank=1@step=9", r"rank 1 \(process \d+ on there\) is gone, last seen in .*; rank 0 ")):
             with self.subTest(fault):
                 errors = self.run_all(self.two_hosts(*FOREVER, "--inject", fault), expect=6)
                 self.assertRegex(errors, text)
@@ -238,9 +242,10 @@ class WatchTest(unittest.TestCase):
     def test_caught_in_evaluation_or_saving(self):
         options = ["--valid-data", self.path("valid.bin"), "--eval-interval", "4", "--eval-iters", "8",
                    "--save-interval", "6"]
-        for fault, step in (("term:rank=1@eval=2", 4), ("term:rank=0@eval=3", 8), ("term:rank=1@save", 6)):
-            with self.subTest(fault):
-                self.run_all(self.command_of(2, *self.saving(*options, "--inject", fault)))
+        for fault, step, more in (("term:rank=1@eval=2", 4, []), ("term:rank=0@eval=3", 8, []),
+                                  ("term:rank=1@save", 6, []), ("term:rank=1@save", 6, ["--save-async"])):
+            with self.subTest(fault, more=more):
+                self.run_all(self.command_of(2, *self.saving(*options, "--inject", fault, *more)))
                 self.assertEqual(self.last_step(), step)
                 self.saved_and_stopped("SIGTERM")
 
@@ -260,10 +265,13 @@ class WatchTest(unittest.TestCase):
                 os.unlink(self.log)
 
     def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(self):
-        command = self.command_of(2, *self.saving("--save-interval", "2", "--inject", "enospc@save=2"))
-        errors = self.run_all(command, expect=7)
-        self.assertIn("No space left on device", errors)
-        self.assertEqual(self.checkpoints("run"), ["step-00000002"])
+        for fault, more in (("enospc@save=2", []), ("enospc:rank=1@save=2", ["--save-async"])):
+            with self.subTest(fault):
+                command = self.command_of(2, *self.saving("--save-interval", "2", "--inject", fault, *more))
+                errors = self.run_all(command, expect=7)
+                self.assertRegex(errors, r"step-00000004 was not saved, rank \d: .*No space left on device")
+                self.assertEqual(self.checkpoints("run"), ["step-00000002"])
+                shutil.rmtree(self.save)
 
     # ---- Slurm
 
