@@ -117,6 +117,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
 void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     if (!saver_ || saved_step_ == progress.step) return;
     saved_step_ = progress.step;
+    finish();   // the save before: a drill counts them
     post_phase(Phase::kSave);
     saver_->on_saved([&log](const SavedCheckpoint& saved) {
         log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
