@@ -1,7 +1,11 @@
 // Faults on demand, the connection between the boards of two hosts, and settings that differ between ranks.
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "llmc/board_link.h"
 #include "llmc/inject.h"
@@ -164,6 +168,27 @@ TEST_CASE("watchdog: ranks are of one host where they see each other's memory an
     const RankCard mine = own_card();
     CHECK(process_state(mine.pid, mine.started) == RankView::Process::kRuns);
     CHECK(process_state(mine.pid, mine.started - 1) == RankView::Process::kGone);   // another one of that number
+}
+
+TEST_CASE("watchdog: a library that does not answer keeps no rank from giving signs of life") {
+    using namespace std::chrono_literals;
+    const std::string name = "llmfp8-test-asked-" + std::to_string(::getpid());
+    Board ours = Board::create(name, 1);
+    Board::remove(name);
+    std::promise<void> asked, answer;
+    Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
+    watchdog.set_device({.error = [&, once = true]() mutable -> std::string {
+                             if (std::exchange(once, false)) asked.set_value();
+                             answer.get_future().wait();
+                             return "late";
+                         }, .cut = {}, .post = {}});
+    REQUIRE(asked.get_future().wait_for(5s) == std::future_status::ready);
+    const int64_t before = watchdog.own_row().read().signs;
+    const auto start = std::chrono::steady_clock::now();
+    while (watchdog.own_row().read().signs < before + 3 && std::chrono::steady_clock::now() - start < 5s)
+        std::this_thread::sleep_for(20ms);
+    CHECK(watchdog.own_row().read().signs >= before + 3);
+    answer.set_value();   // it ends before what it says may end this process
 }
 
 TEST_CASE("launch checks: a line for every variable of NCCL's that differs") {
