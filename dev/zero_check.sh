@@ -55,14 +55,12 @@ bits() {
     local gpt2=(train_gpt2 --model gpt2-124M) llama=(train_llama --model llama3-small --num-layers 4 --seq-length 1024)
     # Weights are on their way while something else than a step needs them: on rank 0 alone, too.
     local between=(--valid-data "$shards" --eval-interval 1 --eval-iters 1 --sample-every 2 --sample-tokens 8)
-    equal gpt2-bf16 "${gpt2[@]}" --grad-comm-dtype fp8
-    equal gpt2-between "${gpt2[@]}" "${between[@]}" --save "$out/save" --save-interval 2 --keep 1
-    equal llama-between "${llama[@]}" "${between[@]}" --fp8-recipe tensorwise --grad-dtype bf16
+    equal gpt2-bf16 "${gpt2[@]}" --grad-comm-dtype fp8 "${between[@]}" --save "$out/save" --save-interval 2 --keep 1
     equal gpt2-delayed "${gpt2[@]}" --fp8-recipe delayed --fp8-check-interval 1
     equal llama-delayed "${llama[@]}" --fp8-recipe delayed --grad-comm-dtype bf16 --fp8-check-interval 1
     equal llama-delayed-wire8 "${llama[@]}" --fp8-recipe delayed --grad-comm-dtype fp8 --grad-dtype bf16
     equal llama-1F1L "${llama[@]}" --fp8-recipe tensorwise --first-last-layers-bf16 --fp8-check-interval 1
-    equal llama-blockwise "${llama[@]}" --fp8-recipe blockwise --grad-dtype bf16
+    equal llama-blockwise "${llama[@]}" --fp8-recipe blockwise --grad-dtype bf16 "${between[@]}"
     grep -h '"type":"grad_wire"' "$out"/*.jsonl | tail -n 1
 }
 
