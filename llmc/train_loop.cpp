@@ -267,8 +267,11 @@ private:
             CHECK(arena_.peak_bytes() == plan_.arena_bytes, "the plan says %lld bytes, the arena used %lld",
                   (long long)plan_.arena_bytes, (long long)arena_.peak_bytes());
             sealed_allocations_ = device::allocation_count();
-            sealed_free_bytes_ = device::device_free_bytes();
+            const std::string refused = share_matmul_plans(ctx_, comm_);
+            if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
             post_first_step();
+        } else if (sealed_free_bytes_ < 0) {
+            sealed_free_bytes_ = device::device_free_bytes();   // shared algorithms were loaded in the second step
         }
         CHECK(device::allocation_count() == sealed_allocations_, "memory was allocated after the first step");
     }
@@ -392,8 +395,8 @@ private:
     // A library that took memory behind our back, or a neighbour on the same GPU.
     void report_memory_growth() {
         const int64_t grown = sealed_free_bytes_ - device::device_free_bytes();
-        if (info_.sm > 0 && sealed_allocations_ >= 0 && grown > 0)
-            log_->event("warning", strf("free device memory fell by %lld bytes since the first step",
+        if (info_.sm > 0 && sealed_free_bytes_ >= 0 && grown > 0)
+            log_->event("warning", strf("free device memory fell by %lld bytes since the second step",
                                         (long long)grown));
     }
 
@@ -436,7 +439,7 @@ private:
     int64_t samples_ = 0;                 // the data cursor
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
     int64_t sealed_allocations_ = -1;     // allocation count after the first step
-    int64_t sealed_free_bytes_ = 0;       // free device memory then
+    int64_t sealed_free_bytes_ = -1;      // free device memory after the second one
     const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet
     std::deque<double> recent_;
 };
