@@ -32,9 +32,9 @@ struct Poster {
     std::atomic<BoardRow*> row{nullptr};
     int64_t step = 0;
     std::function<void(int64_t, Phase)> strike;
-    char purpose[sizeof(Mark::name)] = "";
 };
 Poster poster;
+thread_local char purpose[sizeof(Mark::name)] = "";   // of each rank where threads are ranks, in tests
 
 BoardRow* row() { return poster.row.load(std::memory_order_acquire); }
 
@@ -81,15 +81,15 @@ void leave_outcome(int exit_code) {
 }
 
 CollectivePurpose::CollectivePurpose(const std::string& text) {
-    std::snprintf(poster.purpose, sizeof poster.purpose, "%s", text.c_str());
+    std::snprintf(purpose, sizeof purpose, "%s", text.c_str());
 }
-CollectivePurpose::~CollectivePurpose() { poster.purpose[0] = '\0'; }
+CollectivePurpose::~CollectivePurpose() { purpose[0] = '\0'; }
 
 void on_phase(std::function<void(int64_t, Phase)> strike) { poster.strike = std::move(strike); }
 
 void set_own_row(BoardRow* new_row) { poster.row.store(new_row, std::memory_order_release); }
 BoardRow* own_row() { return row(); }
-const char* collective_name(const char* otherwise) { return poster.purpose[0] ? poster.purpose : otherwise; }
+const char* collective_name(const char* otherwise) { return purpose[0] ? purpose : otherwise; }
 
 // ---- rows
 

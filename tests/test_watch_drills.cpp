@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "llmc/board_link.h"
+#include "llmc/device_marks.h"
 #include "llmc/inject.h"
 #include "llmc/launch_checks.h"
 #include "llmc/watchdog.h"
@@ -96,6 +97,47 @@ TEST_CASE("drills: each strikes its own rank, at its own number") {
         CHECK(ours.disk_error("rename") == 0);
         CHECK(theirs.disk_error("write") == 0);
     }
+}
+
+// ---- devices
+
+TEST_CASE("device marks: the row follows the device through its collectives, however many") {
+    const auto row = std::make_unique<BoardRow>();
+    Ctx ctx;
+    device::device_open(ctx, 0);
+    {
+        DeviceMarks marks(ctx);
+        int wrong = 0;
+        for (int64_t number = 1; number <= 9000; number++) {
+            wrong += row->give(kDeviceLane, "reduce") != number;
+            marks.post(*row);
+            const LanePost before = row->read().lanes[kDeviceLane];
+            wrong += before.begun != number - 1 || before.finished != number - 1;
+            marks.begins(ctx, number);
+            device::synchronize(ctx);
+            marks.post(*row);
+            wrong += !row->read().lanes[kDeviceLane].waits();
+            marks.ends(ctx, number);
+            device::synchronize(ctx);
+        }
+        CHECK(wrong == 0);
+        for (int i = 0; i < 3; i++) CHECK(row->give(kDeviceLane, "gather") == 9001 + i);
+        marks.begins(ctx, 9001);   // ahead of the device
+        device::synchronize(ctx);
+        marks.post(*row);
+        CHECK(row->read().lanes[kDeviceLane].begun == 9001);
+        CHECK(row->read().lanes[kDeviceLane].finished == 9000);
+        const int64_t before = row->read().progress;
+        marks.post(*row);
+        CHECK(row->read().progress == before);
+        marks.progress(ctx);
+        marks.progress(ctx);
+        device::synchronize(ctx);
+        marks.post(*row);
+        marks.post(*row);
+        CHECK(row->read().progress == before + 1);
+    }
+    device::device_close(ctx);
 }
 
 // ---- hosts
