@@ -24,7 +24,7 @@ sanitized_suite() {
 # ranks do.
 threads() {
     local async="*async: what*,*async: the files*,*async: a failure*,*async: an error*"
-    build VARIANT=tsan tests && build/cpu-tsan/tests --test-case="data:*,board*,$async"
+    build VARIANT=tsan tests && build/cpu-tsan/tests --test-case="data:*,board*,watchdog: a library*,$async"
 }
 long_tests() { build tests && LLMC_FULL=1 build/cpu/tests; }
 
