@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "llmc/file_util.h"
+
 namespace {
 
 constexpr const char* kKindNames[kBucketKinds] = {"linears in FP8", "linears in BF16", "others"};
@@ -12,13 +14,6 @@ bool outlives_its_tensor(const Fp8State& state, const std::string& tensor) {
     static const std::string weight = ".weight";
     if (state.plan().row().history) return true;
     return tensor.size() > weight.size() && tensor.substr(tensor.size() - weight.size()) == weight;
-}
-
-// FNV-1a.
-uint64_t hash_of(const std::string& bytes) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-    return hash;
 }
 
 template <typename T> std::string bytes_of(const T& value) {
@@ -42,7 +37,9 @@ void check_factors(Comm& comm, const Fp8State& state, const void* fp8_report, in
         names.push_back(report.name);
         mine += bytes_of(report.slot.quant_mul);
     }
-    const std::vector<std::string> hashes = comm.gather(bytes_of(hash_of(mine)));
+    Xxh3 hash;
+    hash.update(mine.data(), static_cast<int64_t>(mine.size()));
+    const std::vector<std::string> hashes = comm.gather(hash.digest());
     if (std::all_of(hashes.begin(), hashes.end(), [&](const std::string& hash) { return hash == hashes[0]; })) return;
     const std::vector<std::string> all = comm.gather(mine);
     for (size_t i = 0; i < names.size(); i++) {

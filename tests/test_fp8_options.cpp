@@ -65,7 +65,7 @@ TEST_CASE("fp8 options: recipe and format turn it on, each with the other's defa
     CHECK(contains(fp8_refusal({"--fp8-recipe", "rowwise"}), "one of none, delayed, tensorwise, blockwise"));
     CHECK(contains(fp8_refusal({"--fp8-recipe", "delayed", "--dtype", "fp32"}), "needs --dtype bf16"));
 
-    // Only blockwise with E5M2 gradients is warned of.
+    // Only blockwise with E5M2 gradients and fast accumulation of gradients are warned of.
     CHECK(parse("gpt2", {"--dry-run", "--fp8-recipe", "blockwise"}).notes.empty());
     CHECK(parse("gpt2", {"--dry-run", "--fp8-format", "hybrid"}).notes.empty());
     CHECK(parse("gpt2", {"--dry-run", "--fp8-recipe=delayed", "--fp8-fast-accum=none"}).notes.empty());

@@ -50,9 +50,6 @@ inline constexpr uint32_t kInfinityMagnitude = kInfinityBits >> 16;
 __device__ inline void record_amax(uint32_t* amax_bits, uint32_t amax, uint32_t seen) {
     if (amax > seen) atomicMax(amax_bits, amax);
 }
-__device__ inline void record_amax(Fp8Slot* slot, uint32_t amax, uint32_t seen) {
-    record_amax(&slot->amax_bits, amax, seen);
-}
 // The same with the largest |value| of a block, by all its threads, rounded to bf16 first; shared: a word a warp.
 // `seen` may be read before the values, so that nobody waits for it.
 template <int kThreads>

@@ -25,7 +25,7 @@ struct AmaxOut {
         const uint32_t amax = __reduce_max_sync(0xffffffffu, larger_of_pair(pair));
         const uint32_t thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
         if (thread % 32 != 0) return;   // rows of a block may cut warps
-        record_amax(slot, amax << 16, seen);
+        record_amax(&slot->amax_bits, amax << 16, seen);
         if (first_nonfinite && amax >= kInfinityMagnitude) atomicMin(first_nonfinite, event);
     }
 };

@@ -371,7 +371,7 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
     if (block_amax || out.transposed != nullptr) __syncthreads();
     if (block_amax && first_thread) {
         const uint32_t amax = tile_amax<kOutputs>(shared);
-        if (out.record) record_amax(out.slot, amax << 16, out.slot->amax_bits);
+        if (out.record) record_amax(&out.slot->amax_bits, amax << 16, out.slot->amax_bits);
         if (out.first_nonfinite != nullptr && amax >= kInfinityMagnitude) atomicMin(out.first_nonfinite, out.event);
     }
     if constexpr (kCast != TileCast::kNone) {
