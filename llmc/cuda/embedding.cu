@@ -349,8 +349,8 @@ void launch_embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     const int64_t long_blocks = N < kLongRun ? 0 : ceil_div(N, kLongWindow) * long_tiles;
     const int64_t blocks = long_blocks + ceil_div(N, kShortWindow) * short_tiles;
     launch_early(ctx, embedding_backward_tokens_kernel<T, Grad, kWidth>, grid_size(blocks),
-                 static_cast<unsigned>(threads), 0, dwte, dout, args.tokens, args.token_order, N, C, args.V, long_blocks,
-                 long_tiles, short_tiles);
+                 static_cast<unsigned>(threads), 0, dwte, dout, args.tokens, args.token_order, N, C, args.V,
+                 long_blocks, long_tiles, short_tiles);
     CHECK_LAUNCH("embedding_backward_tokens_kernel");
     if (!dwpe) return;
     launch_early(ctx, embedding_backward_positions_kernel<T, Grad, kWidth>,

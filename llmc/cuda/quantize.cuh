@@ -128,8 +128,8 @@ __device__ inline void produce_staged_tile(const Producer& producer, const Stage
 // Source: fp8.h for casts and factors.
 // Traffic: the producer's inputs read; 2 bytes an element if bf16 is asked for, 1 a copy; all once.
 // Requires: rows of X and of the transposed copy in whole 16 bytes (C, N multiples of 16), aligned tensors.
-// Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are neighbours in the grid. The
-// last rows come first: if a kernel has just written the input, or has read it for the amax, these are still in L2.
+// Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are neighbours in the grid.
+// The last rows come first: if a kernel has just written the input, or has read it for the amax, they are still in L2.
 template <typename Producer, typename Kind>
 __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
                                   Kind::kCount ? 2 / Producer::kOutputs : Producer::kBlocksPerSm)

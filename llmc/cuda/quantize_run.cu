@@ -292,9 +292,9 @@ void block_grids(Ctx& ctx, const BlockGridsArgs& args) {
     CHECK(args.amaxes != nullptr && elems + transposed_elems < (1 << 30), "block_grids: %lld elements",
           (long long)(elems + transposed_elems));
     with_format(args.format, "block_grids", [&](auto format) {
-        launch_early(ctx, block_grids_kernel<decltype(format)::value>, grid_size(ceil_div(elems + transposed_elems, 128)),
-                     128, 0, args.grid.as<float>(), args.transposed_grid.as<float>(), args.amaxes,
-                     ceil_div(args.R, kTile), ceil_div(args.C, kTile));
+        launch_early(ctx, block_grids_kernel<decltype(format)::value>,
+                     grid_size(ceil_div(elems + transposed_elems, 128)), 128, 0, args.grid.as<float>(),
+                     args.transposed_grid.as<float>(), args.amaxes, ceil_div(args.R, kTile), ceil_div(args.C, kTile));
         CHECK_LAUNCH("block_grids_kernel");
     });
 }

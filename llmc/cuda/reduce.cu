@@ -13,8 +13,8 @@ constexpr int kLanes = 32;
 // Source: plain tree reduction.
 // Traffic: 4 rows C read (L2: the kernel before has just written them), one read and write of out.
 // Requires: fp32 partials; out fp32 or bf16.
-// Parallel: launched early (1.5 us less of the 70 us of a norm's backward on an H200). A block owns 32 columns; thread (x, y) adds rows y, y + 32, ... of column x, then a warp
-// per column adds the 32 sums.
+// Parallel: launched early (1.5 us less of the 70 us of a norm's backward on an H200). A block owns 32 columns; thread
+// (x, y) adds rows y, y + 32, ... of column x, then a warp per column adds the 32 sums.
 template <typename Grad>
 __global__ void __launch_bounds__(1024)
     add_column_sums_kernel(Grad* out0, Grad* out1, const float* partial0, const float* partial1, int64_t rows,

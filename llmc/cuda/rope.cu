@@ -196,8 +196,8 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
             if constexpr (kWidth == 8) {
                 if (record) kernel = rope_kernel<T, kWidth, true>;
             }
-            launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.N, args.T, turned,
-                         heads, row_elems, args.HS, direction, record ? amax_out(quant) : AmaxOut{});
+            launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.N, args.T,
+                         turned, heads, row_elems, args.HS, direction, record ? amax_out(quant) : AmaxOut{});
             CHECK_LAUNCH("rope_kernel");
             recorded = record;
         });
