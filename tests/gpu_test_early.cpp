@@ -19,7 +19,7 @@ public:
         cuda::side_open(side_, gpu());
         for (Event*& event : events_) event = cuda::event_create();
         for (const char* name : {"a", "b", "c", "d"}) add(name, random_tensor(kB, kElems, rng_key(31, name)));
-        for (const char* name : {"rows", "columns", "kept"}) add(name, HostTensor(kCodes, kElems).fill(0));
+        for (const char* name : {"rows", "columns", "kept"}) add(name, HostTensor(kCodes, kElems));
         for (const char* name : {"grad", "master", "m", "v"}) {
             add(name, random_tensor(kF, kElems, rng_key(32, name), 0.125, name[0] == 'v' ? 1 : 0));
         }
@@ -28,7 +28,7 @@ public:
         add("dweight", random_tensor(kF, kC, rng_key(33, "dweight")));
         add("scratch", HostTensor(kF, 2 * kPartialRows * kC));
         add("angles", angles());
-        add("chunks", HostTensor(kCodes, kElems).fill(0));
+        add("chunks", HostTensor(kCodes, kElems));
         add("factors", HostTensor(kF, kElems / kWireChunk).fill(0));
         add("slot", tensor_of(Fp8Slot{1.0f, 100.0f, 0, 0}));
         StepState state{};
