@@ -100,9 +100,6 @@ template <typename T, typename F> void with_width(bool vector, F&& f) {
 __device__ inline void wait_for_kernels_before() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
-    // Once all blocks have come here, the next kernel may take places that none of them needs; it waits in its turn.
-    // Not before the line above: more than one kernel in waiting gains nothing and keeps places from other streams.
-    cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 // Errors are for CHECK_LAUNCH, as after <<<>>>. Binaries for compute capability 8.x do not run on 9.0, so that who asks
