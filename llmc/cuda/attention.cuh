@@ -32,4 +32,7 @@ void attention_backward_plain(Ctx& ctx, const AttentionBackwardArgs& args, const
 void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
 
+// The same on compute capability 9.0, in a build for sm_90a.
+void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
+
 }  // namespace cuda
