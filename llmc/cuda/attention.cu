@@ -18,13 +18,23 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
 
 bool fits_mma(Dtype dtype, int64_t HS) { return dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
 
+// Machine code for compute capability 9.0 alone (sm_90a) is in this build, and the device is one.
+bool fits_sm90([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] Dtype dtype, [[maybe_unused]] int64_t HS) {
+#if defined(LLMC_SM90A)
+    return ctx.sm == 90 && fits_mma(dtype, HS);
+#else
+    return false;
+#endif
+}
+
 void expect_aligned(const Tensor& tensor, const char* what) {
     CHECK(vectorizable<char>(16, {tensor.data}), "%s is not 16-byte aligned", what);
 }
 
 }  // namespace
 
-const char* attention_kernel(const Ctx&, Dtype dtype, int64_t head_size) {
+const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
+    if (fits_sm90(ctx, dtype, head_size)) return "tensor cores (forward wgmma, backward mma.sync)";
     if (fits_mma(dtype, head_size)) return "tensor cores (mma.sync)";
     return "plain kernel on the CUDA cores: slow; BF16 with 64 or 128 channels a head uses the tensor cores";
 }
@@ -39,7 +49,8 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     if (fits_mma(T, args.HS)) {
         expect_aligned(args.qkv, "attention_forward: qkv");
         expect_aligned(args.out, "attention_forward: out");
-        attention_forward_mma(ctx, args, shape);
+        if (fits_sm90(ctx, T, args.HS)) attention_forward_sm90(ctx, args, shape);
+        else attention_forward_mma(ctx, args, shape);
     } else {
         attention_forward_plain(ctx, args, shape);
     }

@@ -183,6 +183,7 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
             state.keys.release(lane), state.keys.next();
             const bool grown = softmax.grow(s, mul);
             softmax.exponentials(s, mul);
+            softmax.evaluate();   // while the products run
             ptx::wgmma_wait<0>();
             ptx::pin(o);
             state.values.release(lane), state.values.next();

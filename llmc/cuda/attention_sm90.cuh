@@ -141,6 +141,11 @@ struct RowSoftmax {
         }
         sum[0] += more[0], sum[1] += more[1];
     }
+    // The weights are worked out before what follows; without this the assembler puts exponentials off until it has
+    // waited for products that they should have hidden. A sum is never negative, but it must be known to tell.
+    __device__ void evaluate() const {
+        if (sum[0] + sum[1] < 0) __trap();
+    }
     template <int count> __device__ void correct(float (&o)[count]) const {
 #pragma unroll
         for (int i = 0; i < count; i++) o[i] *= correction[half_of(i)];
