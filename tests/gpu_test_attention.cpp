@@ -19,8 +19,8 @@ struct Attention {
     float softmax_mul = 1.3f / std::sqrt(static_cast<float>(s.HS));
     HostTensor qkv, dout;
 
-    Attention(Shape shape, Dtype dtype) : s(shape), type(dtype) {
-        qkv = random_tensor(type, N * width, 1);
+    Attention(Shape shape, Dtype dtype, double magnitude = 1) : s(shape), type(dtype) {
+        qkv = random_tensor(type, N * width, 1, magnitude);
         dout = random_tensor(type, N * s.NH * s.HS, 2, 1, 0.1);
         // Keys that grow along the sequence: the largest score keeps moving, in some heads by a lot.
         for (int64_t n = 0; n < N; n++) {
@@ -238,6 +238,48 @@ TEST_CASE("gpu attention: tensor-core kernels against loops in double") {
             check_against_loops(Attention(s, Dtype::kBf16));
         }
     }
+}
+
+TEST_CASE("gpu attention: around the tiles of large kernels, scores of large magnitude") {
+    for (int64_t HS : {64, 128}) {
+        for (const Shape& s : {Shape{1, 17, 2, 2, HS}, Shape{1, 64, 2, 1, HS}, Shape{2, 113, 4, 1, HS},
+                               Shape{1, 128, 2, 1, HS}, Shape{2, 191, 2, 2, HS}, Shape{1, 192, 1, 1, HS},
+                               Shape{1, 193, 8, 1, HS}, Shape{1, 256, 2, 2, HS}, Shape{2, 257, 2, 1, HS}}) {
+            check_against_loops(Attention(s, Dtype::kBf16));
+        }
+        check_against_loops(Attention({2, 193, 4, 2, HS}, Dtype::kBf16, 6));
+    }
+}
+
+// What a tile reaches beyond the end of its sequence is not the next sequence of the batch.
+TEST_CASE("gpu attention: a sequence has nothing of the next one") {
+    for (int64_t HS : {64, 128}) {
+        for (int64_t T : {1, 65, 129, 200}) {
+            const Attention clean({3, T, 4, 2, HS}, Dtype::kBf16);
+            Attention spoilt = clean;
+            for (int64_t i = T * clean.width; i < 2 * T * clean.width; i++) spoilt.qkv.set(i, std::nan(""));
+            INFO(clean.name());
+            const Attention::Result given = clean.on_cpu(Dtype::kBf16), want = clean.on_gpu(given),
+                                    got = spoilt.on_gpu(given);
+            int64_t other = 0;
+            for (int64_t i = 0; i < got.out.elems(); i++) {
+                if (i / (T * 4 * HS) != 1) other += got.out.get(i) != want.out.get(i);
+            }
+            for (int64_t i = 0; i < got.dqkv.elems(); i++) {
+                if (i / (T * clean.width) != 1) other += got.dqkv.get(i) != want.dqkv.get(i);
+            }
+            CHECK_EQ(other, 0);
+        }
+    }
+}
+
+// More tiles than multiprocessors, several sections of heads, long sequences.
+TEST_CASE("gpu attention: many tiles and long sequences") {
+    check_against_cpu(Attention({6, 500, 8, 4, 64}, Dtype::kBf16));
+    check_against_cpu(Attention({5, 400, 8, 1, 128}, Dtype::kBf16));
+    check_against_cpu(Attention({1, 1000, 8, 2, 128}, Dtype::kBf16, 4));
+    check_against_cpu(Attention({1, 4096, 8, 8, 64}, Dtype::kBf16));
+    check_against_cpu(Attention({1, 8192, 8, 8, 128}, Dtype::kBf16));
 }
 
 TEST_CASE("gpu attention: plain kernels against loops in double") {

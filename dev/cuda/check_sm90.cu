@@ -1,12 +1,11 @@
-// Single instructions of compute capability 9.0 as the attention kernels use them, each against plain loops: one product
-// of every operand layout, and boxes that reach over the end of a tensor. Whole numbers, so that equality is exact; the
-// first failure names its place. Usage: check_sm90
+// Single instructions of compute capability 9.0 as the attention kernels use them, each against plain loops: one
+// product of every operand layout, boxes that reach over the end of a tensor, and the order of work. Whole numbers, so
+// that equality is exact; the first failure names its place. Usage: check_sm90
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
-#include "llmc/cuda/tensor_map.h"
-#include "llmc/cuda/wgmma.cuh"
+#include "llmc/cuda/attention_sm90.cuh"
 
 namespace {
 
@@ -14,11 +13,12 @@ using namespace cuda;
 
 constexpr uint32_t kRoom = 32 * 1024;   // of each tile
 
-
+// c(64, N) = A(64, K) B(K, N). left_rows: A lies as (K, 64) in memory, else as (64, K); right_rows: B lies as (K, N),
+// else as (N, K); left_registers: A goes through registers.
 template <int N, bool left_rows, bool right_rows, bool left_registers>
-__global__ void __launch_bounds__(128) product_kernel(float* out, const __grid_constant__ CUtensorMap left_map,
-                                                      const __grid_constant__ CUtensorMap right_map, int K, int left_box,
-                                                      int right_box, int first_row) {
+__global__ void __launch_bounds__(128)
+product_kernel(float* out, const __grid_constant__ CUtensorMap left_map, const __grid_constant__ CUtensorMap right_map,
+               int K, int left_box, int right_box, int first_row) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char memory[];
     const uint32_t left = ptx::shared_address(memory), right = left + kRoom, barrier = right + kRoom;
@@ -37,26 +37,20 @@ __global__ void __launch_bounds__(128) product_kernel(float* out, const __grid_c
     const uint64_t a = tile_descriptor(left, left_panel), b = tile_descriptor(right, right_panel);
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float c[N / 2] = {};
-    ptx::pin(c);
-    ptx::wgmma_fence();
     for (int k = 0; k < K / 16; k++) {
         const uint64_t b_step = right_rows ? along_rows(b, k) : along_columns(b, k, right_panel);
-        if constexpr (left_registers) {
-            uint32_t part[4];
-            const uint32_t chunk = 2 * k + (lane >> 4);
-            ptx::load_matrix_x4(part, left + chunk / 8 * left_panel + panel_offset(16 * warp + (lane & 15), chunk % 8));
-            ptx::wgmma_fence();
-            ptx::wgmma<N, right_rows>(c, part, b_step, true);
-            ptx::wgmma_commit();
-            ptx::wgmma_wait<0>();
-        } else {
-            const uint64_t a_step = left_rows ? along_rows(a, k) : along_columns(a, k, left_panel);
-            ptx::wgmma<N, left_rows, right_rows>(c, a_step, b_step, k > 0);
-        }
+        const uint64_t a_step = left_rows ? along_rows(a, k) : along_columns(a, k, left_panel);
+        const uint32_t chunk = 2 * k + (lane >> 4);
+        uint32_t part[4];
+        ptx::load_matrix_x4(part, left + chunk / 8 * left_panel + panel_offset(16 * warp + (lane & 15), chunk % 8));
+        ptx::pin(c);
+        ptx::wgmma_fence();
+        if constexpr (left_registers) ptx::wgmma<N, right_rows>(c, part, b_step, k > 0);
+        else ptx::wgmma<N, left_rows, right_rows>(c, a_step, b_step, k > 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::pin(c);
     }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::pin(c);
     for (int i = 0; i < N / 2; i++) {
         const uint32_t row = 16 * warp + 8 * (i / 2 % 2) + lane / 4, column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
         out[row * N + column] = c[i];
@@ -149,8 +143,8 @@ void check_product(Device& device, int K, int missing) {
         for (int n = 0; n < N; n++) {
             float want = 0;
             for (int k = 0; k < K; k++)
-                want += (left_rows ? at(left, left_T, left_columns, k, m) : at(left, left_T, left_columns, m, k))
-                        * (right_rows ? at(right, right_T, right_columns, k, n) : at(right, right_T, right_columns, n, k));
+                want += at(left, left_T, left_columns, left_rows ? k : m, left_rows ? m : k)
+                        * at(right, right_T, right_columns, right_rows ? k : n, right_rows ? n : k);
             if (got[static_cast<size_t>(m * N + n)] == want) continue;
             if (wrong++ == 0) where = strf("first at (%d, %d): %g, not %g", m, n, got[m * N + n], want);
         }
@@ -196,9 +190,37 @@ void check_boxes(Device& device) {
     }
 }
 
+// Every tile of every head once, whatever the grid.
+void check_schedule(const AttentionShape& shape, int64_t heads_of_batch, int64_t rows, bool last_first) {
+    const Schedule schedule = make_schedule(shape, heads_of_batch, rows, last_first);
+    std::vector<int> visits(schedule.items);
+    uint32_t most = 0, least = 0xffffffffu;   // rows of tiles that a block meets
+    for (uint32_t grid = std::min(schedule.items, 132u), block = 0; block < grid; block++) {
+        uint32_t work = 0;
+        for (uint32_t round = 0;; round++) {
+            const uint32_t item = schedule.item(round, block, grid);
+            if (item >= schedule.items) break;
+            const auto [b, head, tile] = schedule.place(item);
+            visits[(b * heads_of_batch + head) * schedule.tiles + tile]++;
+            work += last_first ? tile + 1 : schedule.tiles - tile;
+        }
+        most = std::max(most, work), least = std::min(least, work);
+    }
+    const bool good = std::all_of(visits.begin(), visits.end(), [](int n) { return n == 1; });
+    report(strf("order of %u tiles, heads of %u in sections of %u", schedule.items, schedule.tiles, schedule.section)
+               .c_str(), good, strf("(work of a block %u to %u)", least, most));
+}
+
 }  // namespace
 
 int main() try {
+    check_schedule({.B = 1, .T = 8192, .NH = 32, .NKV = 8, .HS = 128, .softmax_mul = 1}, 32, 128, true);
+    check_schedule({.B = 1, .T = 4096, .NH = 32, .NKV = 8, .HS = 128, .softmax_mul = 1}, 32, 128, true);
+    check_schedule({.B = 8, .T = 2048, .NH = 16, .NKV = 4, .HS = 128, .softmax_mul = 1}, 16, 128, true);
+    check_schedule({.B = 64, .T = 1024, .NH = 12, .NKV = 12, .HS = 64, .softmax_mul = 1}, 12, 192, true);
+    check_schedule({.B = 4, .T = 1024, .NH = 25, .NKV = 25, .HS = 64, .softmax_mul = 1}, 25, 192, true);
+    check_schedule({.B = 3, .T = 30000, .NH = 6, .NKV = 3, .HS = 128, .softmax_mul = 1}, 3, 128, false);
+    check_schedule({.B = 1, .T = 17, .NH = 1, .NKV = 1, .HS = 64, .softmax_mul = 1}, 1, 128, false);
     Device device;
     check_boxes(device);
     check_product<64, false, false, false>(device, 64, 0);

@@ -1,7 +1,7 @@
-// Attention forward on compute capability 9.0: copies by the copy engine on the order of one warp, products by wgmma,
-// head size 64 and 128. Two things hide the softmax behind the tensor cores: within a warpgroup the scores of the next
-// tile of keys are computed before the weighted sum of this one (both run while the exponentials of the next are still to
-// come), and the warpgroups of a block take turns: while one multiplies, the other does its exponentials.
+// Attention forward on compute capability 9.0: copies by the copy engine on the order of one thread, products by wgmma,
+// head size 64 and 128. Two things hide the softmax behind the tensor cores: within a warpgroup the weighted sum of one
+// tile of keys runs beside the exponentials of the next, whose scores were computed before it; and the warpgroups of a
+// block take turns: while one multiplies, another does its exponentials.
 #include "llmc/cuda/attention_sm90.cuh"
 
 namespace cuda {
@@ -225,8 +225,8 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
 //         cp.async.bulk.tensor.
 // Traffic: q read and out, lse written once; k and v read once per block of queries (mostly from the L2 cache).
 // Requires: sm_90a; bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 (HS 64: 192) queries of one head after the other (Schedule); its last warpgroup copies, each
-//           other one owns 64 queries and meets 128 keys at a time.
+// Parallel: a block owns 128 (HS 64: 192) queries of one head after the other (Schedule); its last warpgroup copies,
+//           each other one owns 64 queries and meets 128 keys at a time.
 template <int HS>
 __global__ void __launch_bounds__(Forward<HS>::kThreads, 1)
 attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, float* lse, AttentionShape shape,

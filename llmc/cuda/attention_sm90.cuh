@@ -24,12 +24,12 @@ struct Schedule {
     struct Place {
         int b, head, tile;
     };
-    __device__ uint32_t item(uint32_t round, uint32_t block, uint32_t blocks) const {
+    __host__ __device__ uint32_t item(uint32_t round, uint32_t block, uint32_t blocks) const {
         return round * blocks + (round % 2 ? blocks - 1 - block : block);
     }
-    __device__ Place place(uint32_t item) const {
+    __host__ __device__ Place place(uint32_t item) const {
         const uint32_t number = item / (section * tiles), rest = item - number * (section * tiles);
-        const uint32_t size = min(section, heads - number * section);
+        const uint32_t left = heads - number * section, size = section < left ? section : left;
         const uint32_t step = rest / size, head = number * section + rest % size;
         return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch),
                 static_cast<int>(last_first ? tiles - 1 - step : step)};
@@ -79,8 +79,8 @@ template <int stages> struct Ring {
     }
 };
 
-// ---- scores of 64 queries (rows) by `columns` keys, in the registers of a warpgroup as wgmma leaves them: register i of
-// a lane is row 16 warp + 8 half_of(i) + lane / 4, column 8 (i / 4) + 2 (lane % 4) + i % 2.
+// ---- scores of 64 rows in the registers of a warpgroup, as wgmma leaves them: register i of a lane is row
+// 16 warp + 8 half_of(i) + lane / 4, column 8 (i / 4) + 2 (lane % 4) + i % 2.
 __device__ constexpr int half_of(int i) { return i / 2 % 2; }
 
 // -inf where the column comes after the row. ahead: the warp's first row minus the first column.
@@ -100,8 +100,9 @@ template <int count> __device__ inline void mask_past(float (&s)[count], int beh
     }
 }
 
-// How far (as a power of two) a score may exceed the reference before sums are brought to a new one. Any reference gives
-// the same quotient; not following every small growth saves most of the multiplications, and the exchange between lanes.
+// How far (as a power of two) a score may exceed the reference before sums are brought to a new one. Any reference
+// gives the same quotient; not following every small growth saves most of the multiplications, and the exchange between
+// lanes.
 inline constexpr float kHeadroom = 8;
 
 // Running state of the softmax of a lane's two rows.

@@ -207,8 +207,9 @@ __device__ inline void store_matrix_x4(uint32_t shared, const uint32_t (&r)[4]) 
                  : "memory");
 }
 
-// ---- tensor cores of a warpgroup (sm_90a). A product of 64 rows runs beside the code that started it: fence before the
-// first (orders it after earlier uses of its registers), commit after the last, wait before its registers are touched.
+// ---- tensor cores of a warpgroup (sm_90a). A product of 64 rows runs beside the code that started it: fence before
+// the first (orders it after earlier uses of its registers), commit after the last, wait before its registers are
+// touched.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until at most `pending` groups are under way.
@@ -239,7 +240,8 @@ __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64) {
         asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; "
-                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_N32 "}, %32, %33, add, 1, 1, %35, %36;}"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_N32 "}, %32, %33, add, 1, 1, %35, "
+                     "%36;}"
                      : LLMC_F32(d, 0)
                      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
     } else {
