@@ -192,7 +192,7 @@ void check_boxes(Device& device) {
 
 // Every tile of every head once, whatever the grid.
 void check_schedule(const AttentionShape& shape, int64_t heads_of_batch, int64_t rows, bool last_first) {
-    const Schedule schedule = make_schedule(shape, heads_of_batch, rows, last_first);
+    const Schedule schedule = make_schedule(shape, heads_of_batch, rows, last_first, 132);
     std::vector<int> visits(schedule.items);
     uint32_t most = 0, least = 0xffffffffu;   // rows of tiles that a block meets
     for (uint32_t grid = std::min(schedule.items, 132u), block = 0; block < grid; block++) {

@@ -262,7 +262,7 @@ template <int HS> void launch(Ctx& ctx, const AttentionForwardArgs& args, const 
     const ForwardMaps<HS> maps{panel_map(args.qkv.data, shape.B, shape.T, width, P::kQueries, P::kPanels),
                                panel_map(args.qkv.data, shape.B, shape.T, width, P::kKeys, P::kPanels),
                                panel_map(args.out.data, shape.B, shape.T, out_width, 16, P::kPanels)};
-    const Schedule schedule = make_schedule(shape, shape.NH, P::kQueries, true);
+    const Schedule schedule = make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count);
     CUDA_CHECK(cudaFuncSetAttribute(attention_forward_sm90_kernel<HS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     P::kSharedBytes));
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
