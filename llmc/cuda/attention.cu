@@ -34,7 +34,7 @@ void expect_aligned(const Tensor& tensor, const char* what) {
 }  // namespace
 
 const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
-    if (fits_sm90(ctx, dtype, head_size)) return "tensor cores (forward wgmma, backward mma.sync)";
+    if (fits_sm90(ctx, dtype, head_size)) return "tensor cores (wgmma)";
     if (fits_mma(dtype, head_size)) return "tensor cores (mma.sync)";
     return "plain kernel on the CUDA cores: slow; BF16 with 64 or 128 channels a head uses the tensor cores";
 }
@@ -72,7 +72,8 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
         expect_aligned(args.dqkv, "attention_backward: dqkv");
         expect_aligned(args.out, "attention_backward: out");
         expect_aligned(args.dout, "attention_backward: dout");
-        attention_backward_mma(ctx, args, shape);
+        if (fits_sm90(ctx, T, args.HS)) attention_backward_sm90(ctx, args, shape);
+        else attention_backward_mma(ctx, args, shape);
     } else {
         attention_backward_plain(ctx, args, shape);
     }

@@ -66,7 +66,7 @@ template <int HS>
 __device__ void produce(ForwardState<HS> state, const ForwardMaps<HS>& maps, const AttentionShape& shape,
                         const Schedule& schedule) {
     using P = Forward<HS>;
-    const int T = static_cast<int>(shape.T), group = static_cast<int>(shape.group());
+    const int T = static_cast<int>(shape.T), group = schedule.group;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
     for (uint32_t round = 0;; round++) {
         const uint32_t item = schedule.item(round, blockIdx.x, gridDim.x);

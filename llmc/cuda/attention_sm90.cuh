@@ -16,10 +16,11 @@ __device__ inline int warp_uniform(uint32_t value) {
 // together; within a section the items with the most tiles to visit come first, over all heads of the section, so that
 // what is left at the end is small. Block b of a grid of G takes items b, 2G - 1 - b, 2G + b, 4G - 1 - b, ...: whoever
 // had the longest item of a round has the shortest of the next. By count of tiles this keeps blocks within 3 % of the
-// mean at the trainer's shapes (a counter in memory that hands out items: 1 %), as long as a section has several rounds.
+// mean at the trainer's shapes (a counter in memory that hands out items: 1 %) if a section has several rounds.
 // Nothing is in memory: the same block does the same work in every run, and a run cut short leaves nothing behind.
 struct Schedule {
     uint32_t items, heads, heads_of_batch, section, tiles;
+    int group;         // query heads of a key head
     bool last_first;   // the last tile of a head is the longest (queries), or the first (keys)
 
     struct Place {
@@ -50,18 +51,18 @@ inline Schedule make_schedule(const AttentionShape& shape, int64_t heads_of_batc
     return {.items = static_cast<uint32_t>(heads * tiles), .heads = static_cast<uint32_t>(heads),
             .heads_of_batch = static_cast<uint32_t>(heads_of_batch),
             .section = static_cast<uint32_t>(std::min(section, heads)), .tiles = static_cast<uint32_t>(tiles),
-            .last_first = last_first};
+            .group = static_cast<int>(shape.NH / shape.NKV), .last_first = last_first};
 }
 
-// ---- rings of buffers. Two barriers a buffer: `full` (one arrival and the bytes of the copy) and `empty` (one arrival
-// of each consumer warp). Both sides pass the buffers in the same order and count in which round they are.
+// ---- rings of buffers. Two barriers a buffer: `full` (arrivals of the producer, for copies one and their bytes) and
+// `empty` (one arrival of each consumer warp). Both sides pass the buffers in the same order and count the rounds.
 template <int stages> struct Ring {
     uint32_t full, empty;   // addresses of the barriers of buffer 0; 8 bytes each
     uint32_t stage = 0, parity = 0;
 
-    __device__ void init(uint32_t consumer_warps) const {
+    __device__ void init(uint32_t consumer_warps, uint32_t arrivals = 1) const {
         for (uint32_t i = 0; i < stages; i++) {
-            ptx::barrier_init(full + 8 * i, 1);
+            ptx::barrier_init(full + 8 * i, arrivals);
             ptx::barrier_init(empty + 8 * i, consumer_warps);
         }
     }
