@@ -12,8 +12,12 @@ Encode encoder() {
     static const Encode encode = [] {
         void* entry = nullptr;
         cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
         CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
                                                     &found));
+#else
+        CUDA_CHECK(cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found));
+#endif
         CHECK(found == cudaDriverEntryPointSuccess && entry != nullptr, "the driver has no cuTensorMapEncodeTiled: %d",
               static_cast<int>(found));
         return reinterpret_cast<Encode>(entry);
