@@ -29,6 +29,9 @@ template <int HS> struct KeyKernel : KeyTiles<HS> {
     static constexpr int kSharedBytes = kBarriers + 8 * (2 + 6 * Tiles::kStages);
     static_assert(128 * (Tiles::kProducerRegisters + Tiles::kConsumers * Tiles::kConsumerRegisters) <= 65536);
     static_assert(kSharedBytes <= 227 * 1024);
+    // At the beginning of a head the last warpgroup holds a stage of the head before, passes the tiles that come before
+    // its keys, and wants the one after those.
+    static_assert(Tiles::kStages > Tiles::kConsumers);
 };
 
 struct KeyMaps {
