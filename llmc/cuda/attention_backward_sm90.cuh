@@ -6,16 +6,16 @@
 //
 // A single kernel would need five products instead of seven, but has to add up dq over blocks in fp32 memory, four
 // bytes an element of dout. What it would look like, with the key kernel as its base (head size 128, 128 keys, tiles of
-// 64 queries): after ds has been rounded, it also goes to shared memory (16 KB, transposed by its descriptor), both
+// 64 queries): after ds has been rounded, it also goes to shared memory (16 KB, read as its transpose), both
 // warpgroups meet, and each computes 64 of the columns of ds k: 32 registers, while scores and their gradients (64) are
 // dead. The result leaves through 32 KB of shared memory as a bulk addition in fp32; a last pass rounds dq.
 // Registers: dk and dv 128, ds as operand 16, dq 32. Shared memory: keys and values 64, queries and dout 2 x 32, ds 16,
 // dq 32, statistics 1: 177 KB.
 // An order that makes it deterministic and hardly waits: the block of keys j meets queries j, j + 1, ...; query tile i
-// takes additions from j = i, i - 1, ..., 0. Blocks that start together then reach every query tile one step after their
-// right neighbour, so that a counter for each tile (whose turn is it) is waited for only by blocks that ran ahead. All
-// blocks that j waits for must have started: items go to blocks with j falling, and each block takes j and the
-// mirrored tile in turn, so that the work of all of them is equal.
+// takes additions from j = i, i - 1, ..., 0. Blocks that start together then reach every query tile one step after
+// their right neighbour, so that a counter for each tile (whose turn is it) is waited for only by blocks that ran
+// ahead. All blocks that j waits for must have started: items go to blocks with j falling, and each block takes j and
+// the mirrored tile in turn, so that the work of all of them is equal.
 #pragma once
 #include "llmc/cuda/attention_sm90.cuh"
 
