@@ -66,13 +66,7 @@ if [ -z "${NO_BUILD:-}" ]; then
     make -j"${JOBS:-$(nproc)}" DEVICE=cuda train_llama > "$out/build.txt" 2>&1 ||
         { tail -n 20 "$out/build.txt" >&2; exit 1; }
 fi
-if [ -z "$shards" ]; then
-    # shellcheck disable=SC2046
-    python3 data/prepare_text.py --tokenizer bytes --out "$out/data" --valid-fraction 0.05 --overwrite --quiet \
-        $(find llmc tests data dev scripts -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.cu*') ||
-        exit 1
-    shards="$out/data/train_*.bin"
-fi
+[ -n "$shards" ] || shards=$(dev/text_shards.sh "$out/data") || exit 1
 nvidia-smi --query-gpu=index,name,power.limit,driver_version --format=csv,noheader > "$out/gpus.txt" 2>&1
 read -ra recipes <<< "${RECIPES:-none delayed}"
 for r in "${recipes[@]}"; do recipe "$r"; done

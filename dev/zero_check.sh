@@ -4,8 +4,9 @@
 #   dev/zero_check.sh OUT ['TRAIN_SHARDS'] [RANKS]
 #
 # The operations between ranks against the CPU's; then short runs on RANKS (2) ranks, for every recipe and wire: equal
-# to the bit whether repeated, without overlap, with --zero 0 or with weights gathered in FP8; then the timing table of
-# MODEL (llama3-small): RANKS ranks against one, exposed communication, overlap on and off, each wire, and the planned
+# to the bit whether repeated, without overlap, with --zero 0 or with weights gathered in FP8 (a search may end with
+# other matmul algorithms, so it is off); then the timing table of MODEL (llama3-small):
+# RANKS ranks against one, exposed communication, overlap on and off, each wire, and the planned
 # memory beside what the driver counts. TRAIN_SHARDS: a glob of token shards, quoted; without it this repository's own
 # text. PARTS ("ops bits speed") chooses, STEPS (10) is the length of a timed run, MICRO (1) its micro-batch,
 # OPTIONS are added to every run; MPIRUN, JOBS and NO_BUILD as in comm_check.sh. What fails is told at the end (exit 1).
@@ -37,7 +38,7 @@ equal() {   # NAME BINARY OPTION...
     local name=$1 binary=$2 logs=()
     shift 2
     local common=(--train-iters 6 --micro-batch-size 2 --global-batch-size $((4 * count)) --bucket-mb 40
-                  --fp8-health-interval 3 "$@")
+                  --fp8-health-interval 3 --gemm-search off "$@")
     train "$name" "$count" "$binary" "${common[@]}"
     train "$name-again" "$count" "$binary" "${common[@]}"
     train "$name-no-overlap" "$count" "$binary" "${common[@]}" --overlap off
@@ -87,13 +88,7 @@ if [ -z "${NO_BUILD:-}" ]; then
     make -j"${JOBS:-$(nproc)}" DEVICE=cuda train_gpt2 train_llama tests_gpu > "$out/build.txt" 2>&1 ||
         { tail -n 20 "$out/build.txt" >&2; exit 1; }
 fi
-if [ -z "$shards" ]; then
-    # shellcheck disable=SC2046
-    python3 data/prepare_text.py --tokenizer bytes --out "$out/data" --valid-fraction 0.05 --overwrite --quiet \
-        $(find llmc tests data dev scripts -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.cu*') ||
-        exit 1
-    shards="$out/data/train_*.bin"
-fi
+[ -n "$shards" ] || shards=$(dev/text_shards.sh "$out/data") || exit 1
 nvidia-smi --query-gpu=index,name,power.limit,driver_version --format=csv,noheader > "$out/gpus.txt" 2>&1
 for part in ${PARTS:-ops bits speed}; do
     echo "=== $part"

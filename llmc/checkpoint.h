@@ -60,7 +60,7 @@ struct SaveOptions {
     bool async = false;                      // written behind training
     int64_t max_part_bytes = kMaxPartBytes;  // a larger tensor gets a part of its own
     int64_t staging_bytes = kStagingBytes;
-    IoHook io_hook;  // tests only; with async called by another thread
+    IoHook io_hook;  // tests and drills; with async called by another thread
 };
 
 // The files that `tokenizer` (--tokenizer) stands for: itself, or the known names in that directory. Exit 2

@@ -15,6 +15,7 @@
 
 #include "llmc/check.h"
 #include "llmc/checkpoint_dir.h"
+#include "llmc/environment.h"
 
 namespace {
 
@@ -122,11 +123,6 @@ int64_t longest_row_bytes(const SaveLayout& layout) {
         if (saved.tensor.part.transposed)
             bytes = std::max(bytes, saved.tensor.part.rows * dtype_bytes(saved.tensor.entry.dtype));
     return bytes;
-}
-
-std::string host_name() {
-    char name[256] = "";
-    return gethostname(name, sizeof name - 1) == 0 ? name : "?";
 }
 
 // Exit 2 unless a folder that rank 0 makes under root is there for everyone. Its name is of this moment, so that no

@@ -48,6 +48,9 @@ public:
         FAIL(kExitBug, "no exchange with rank %d here", peer);
     }
 
+    // Tells the watchdog when the device comes past here: where it has long been without a collective.
+    virtual void mark_progress(Ctx&) {}
+
     // Any thread may call these two.
     // What became known to have failed after it was started on the device, "" for nothing.
     virtual std::string late_error() { return ""; }
@@ -70,6 +73,9 @@ std::unique_ptr<Comm> open_single();
 
 // The same ranks on GPUs: what lies in host memory still goes through `host`.
 std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host);
+
+// The same ranks, each with a row on the board and a watchdog (watchdog.h); one rank as it is.
+std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm);
 
 // The ranks that mpirun or srun started, on this build's device; one rank where neither did. Exit 2 where several were
 // started and this build or the launcher cannot connect them.

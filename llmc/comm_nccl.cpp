@@ -276,6 +276,7 @@ private:
     [[noreturn]] void lost(const std::string& what, int exit_code) {
         end_with_error(this, what.c_str(), exit_code);
         abort(exit_code);
+        std::abort();   // a sanitizer's compiler does not believe that the other never returns
     }
 
     std::unique_ptr<Comm> host_;

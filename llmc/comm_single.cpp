@@ -5,10 +5,15 @@
 #include <cstring>
 #include <thread>
 
+#include "llmc/board.h"
 #include "llmc/check.h"
 #include "llmc/comm.h"
+#include "llmc/environment.h"
+#include "llmc/watchdog.h"
 
 namespace {
+
+constexpr int kHearMs = 700;   // until the watchdogs of other hosts know of a rank's end
 
 class SingleComm : public Comm {
 public:
@@ -59,7 +64,7 @@ std::unique_ptr<Comm> open_mpi();   // comm_mpi.cpp
 
 std::unique_ptr<Comm> open_comm() {
     const bool launched = std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
-    if (launched) return device::device_info(-1).toolkit.empty() ? open_mpi() : open_nccl(open_mpi());
+    if (launched) return watched(device::device_info(-1).toolkit.empty() ? open_mpi() : open_nccl(open_mpi()));
     const int tasks = number_of("SLURM_STEP_NUM_TASKS");
     REQUIRE(tasks <= 1, "srun started %d tasks that do not know of each other: use srun --mpi=pmix", tasks);
     return open_single();
@@ -83,18 +88,27 @@ std::vector<int64_t> Comm::sum(const std::vector<int64_t>& mine) {
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items) {
     for (const auto& [name, mine] : items) {
         const std::vector<std::string> all = comm.gather(mine);
-        for (size_t rank = 1; rank < all.size(); rank++)
-            REQUIRE(all[rank] == all[0], "rank %zu has another %s than rank 0: %s", rank, name.c_str(),
-                    difference(all[rank], all[0]).c_str());
+        const auto other = std::find_if(all.begin(), all.end(), [&](const auto& text) { return text != all[0]; });
+        if (other == all.end()) continue;
+        const auto rank = static_cast<size_t>(other - all.begin());
+        const std::vector<std::string> hosts = comm.gather(host_name());
+        FAIL(kExitBadInput, "rank %zu (host %s) has another %s than rank 0 (host %s): %s", rank, hosts[rank].c_str(),
+             name.c_str(), hosts[0].c_str(), difference(*other, all[0]).c_str());
     }
 }
 
 int end_with_error(Comm* comm, const char* what, int exit_code) {
     const bool several = comm && comm->world().ranks > 1;
+    if (several) yield_to_watchdog(exit_code == kExitPeerLost);
     std::fflush(stdout);
     if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
     const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), what);
-    if (several) comm->abort(exit_code);
+    leave_outcome(exit_code);
+    if (several) {
+        post_end(exit_code);
+        std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));
+        comm->abort(exit_code);
+    }
     return exit_code;
 }

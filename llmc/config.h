@@ -93,6 +93,9 @@ struct Config {
     bool check_comm = false;            // time the links between the ranks first
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
     bool overfit_one_batch = false;
+    double comm_timeout = 0;            // seconds without progress of a rank, 0: wait for ever
+    double exit_duration_in_mins = 0;   // 0: no limit
+    std::vector<std::string> inject;    // see inject.h
 
     bool operator==(const Config&) const = default;
 };

@@ -1,5 +1,6 @@
 #include "llmc/check.h"
 #include "llmc/config_table.h"
+#include "llmc/inject.h"
 
 namespace {
 
@@ -88,6 +89,24 @@ void fp8_rules(const Config& c, Rules& rules) {
     fits("num-layers-at-end-in-bf16", c.num_layers_at_end_in_bf16);
 }
 
+// What of a fault does not fit the run; that it cannot be read is an error of its own.
+void fault_rules(const Config& c, int ranks, Rules& rules) {
+    for (const std::string& word : c.inject) {
+        const Fault fault = parse_fault(word);
+        const std::string name = "--inject " + word;
+        rules.require(fault.rank < ranks, strf("%s: there %s %d rank%s, counted from 0", name.c_str(),
+                                               ranks == 1 ? "is" : "are", ranks, ranks == 1 ? "" : "s"));
+        const bool hangs = fault.kind == Fault::Kind::kStop || fault.kind == Fault::Kind::kStall;
+        rules.require(!hangs || ranks > 1, name + ": with one rank nothing would end it");
+        rules.require(fault.at != Fault::At::kSave || !c.save.empty(), name + ": nothing is saved without --save");
+        rules.require(fault.at != Fault::At::kEvaluation || !c.valid_data.empty(),
+                      name + ": there is no --valid-data to evaluate on");
+        const bool counted = fault.at == Fault::At::kStep && c.epochs == 0 && c.train_iters > 0;
+        rules.require(!counted || fault.number <= c.train_iters,
+                      strf("%s: the run ends with step %lld", name.c_str(), ll(c.train_iters)));
+    }
+}
+
 }  // namespace
 
 std::vector<std::string> config_errors(const Config& config, int ranks) {
@@ -98,6 +117,7 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     schedule_rules(config, rules);
     run_rules(config, rules);
     fp8_rules(config, rules);
+    fault_rules(config, ranks, rules);
     return rules.broken;
 }
 

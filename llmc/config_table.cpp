@@ -364,6 +364,14 @@ void add_other(Rows& rows) {
         {.name = "overfit-one-batch", .group = group, .value = flag(AT(overfit_one_batch), true, false),
          .help = "train on the first global batch only, to see the loss go to zero", .fallback = "false",
          .on_resume = kMust},
+        {.name = "exit-duration-in-mins", .group = group,
+         .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
+         .help = "save and leave with 0 after the step that passes this time; 0: no limit", .fallback = "0",
+         .on_resume = kSilent},
+        {.name = "inject", .group = group,
+         .value = text_list(AT(inject), "FAULT", "a fault and where it strikes", ','),
+         .help = "drill, commas between faults: kill, stop, stall or term:rank=R@step=S (@save, @eval), nan:grad@S, "
+                 "enospc@save", .on_resume = kSilent},
     });
 }
 

@@ -45,6 +45,10 @@ void add_ranks(std::vector<OptionRow>& rows) {
         {.name = "fp8-check-interval", .group = kGroup, .value = integer(AT(fp8_check_interval), 0, kMany),
          .help = "steps between comparisons of the FP8 factors of all ranks, to find a fault; 0: none",
          .fallback = "0", .inert = no_lasting_factors, .on_resume = kSilent, .ranks_only = true},
+        {.name = "comm-timeout", .group = kGroup, .value = number(AT(comm_timeout), {.low = 0, .high = 1e9}),
+         .help = "seconds that a rank may go without progress before all end with 6 and say who waits for whom; ten "
+                 "times that until the first step is done and while reading or writing files; 0: no limit",
+         .fallback = "60", .on_resume = kSilent, .ranks_only = true},
     });
 }
 

@@ -11,12 +11,15 @@
 namespace {
 
 constexpr const char* kForceBf16 = "LLMFP8_FORCE_BF16_LINEAR";
+constexpr const char* kHost = "LLMFP8_HOST";
 
 struct OwnVariable {
     const char* name;
     const char* effect;
 };
 constexpr OwnVariable kOwn[] = {
+    {"LLMFP8_BOARD", "memory that the launch wrapper made for what the ranks are doing"},
+    {kHost, "the host that this rank is taken to run on, to test on one machine what happens between hosts"},
     {kForceBf16, "the linear of that name runs in BF16 behind the plan's back, to test that the run then ends"},
 };
 
@@ -85,6 +88,13 @@ std::vector<std::string> environment_lines(int ranks, bool gpu) {
     std::vector<std::string> variables;
     for (char** entry = environ; entry && *entry; entry++) variables.push_back(*entry);
     return environment_lines(variables, ranks, gpu);
+}
+
+std::string host_name() {
+    if (const char* given = std::getenv(kHost)) return given;
+    char name[256] = "";
+    ::gethostname(name, sizeof name - 1);
+    return name;
 }
 
 std::string forced_bf16_linear() {

@@ -11,6 +11,9 @@ std::vector<std::string> environment_lines(const std::vector<std::string>& varia
 // The same of this process.
 std::vector<std::string> environment_lines(int ranks, bool gpu);
 
+// Of the machine that this process runs on, or LLMFP8_HOST.
+std::string host_name();
+
 // LLMFP8_FORCE_BF16_LINEAR, "" if it is not set: the linear ("3.down") that runs in BF16 although the plan says FP8.
 // Only for the test that the trainer notices.
 std::string forced_bf16_linear();

@@ -25,6 +25,14 @@ namespace {
 
 constexpr int64_t kIoBytes = int64_t{1} << 20;  // one read of a file that is hashed or copied
 
+std::function<void()>& block_progress() {
+    static std::function<void()> progress;
+    return progress;
+}
+void block_done() {
+    if (block_progress()) block_progress()();
+}
+
 [[noreturn]] void fail_disk(const char* call, const std::string& path, int error) {
     const char* advice = "";
     if (error == ENOSPC) advice = "; free space on that disk or choose another --save";
@@ -77,6 +85,7 @@ void write_all(int fd, const std::string& path, int64_t offset, const void* data
         next += done;
         offset += done;
         left -= done;
+        block_done();
     }
 }
 
@@ -106,11 +115,14 @@ int64_t read_from(const std::string& path, int64_t begin, int64_t bytes,
         if (got == 0) break;
         use(buffer.get(), static_cast<int64_t>(got));
         done += got;
+        block_done();
     }
     return done;
 }
 
 }  // namespace
+
+void on_file_block(std::function<void()> progress) { block_progress() = std::move(progress); }
 
 struct Xxh3::Impl {
     XXH3_state_t* state = XXH3_createState();

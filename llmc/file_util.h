@@ -12,8 +12,12 @@
 
 // A test's view of the disk: called before every call that changes it ("mkdir", "open", "allocate", "write", "fsync",
 // "rename") with the path it acts on. A value other than 0 is the errno that the call then fails with. Empty
-// outside tests.
+// outside tests and drills (inject.h).
 using IoHook = std::function<int(const char* call, const std::string& path)>;
+
+// Called after every block that was read or written, by the thread that did it: whoever waits may know that it goes on.
+// Set while no other thread is at it; {} for none.
+void on_file_block(std::function<void()> progress);
 
 // XXH3-128 of bytes that come piece by piece.
 class Xxh3 {

@@ -1,12 +1,11 @@
 #include "llmc/placement.h"
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "llmc/check.h"
+#include "llmc/environment.h"
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankPlace, host, local_rank, local_ranks, visible, visible_devices, index, name, id,
                                    bus)
@@ -14,12 +13,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankPlace, host, local_rank, local_ranks, vis
 namespace {
 
 using Json = nlohmann::json;
-
-std::string host_name() {
-    char name[256] = "";
-    gethostname(name, sizeof name - 1);
-    return name;
-}
 
 std::string seen(const RankPlace& place) {
     if (place.visible_devices.empty()) return strf("%d GPU%s", place.visible, place.visible == 1 ? "" : "s");

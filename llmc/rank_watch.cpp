@@ -89,3 +89,15 @@ void report_wire(RunLog& log, Comm& comm, const StagedStep& staged, int64_t step
         reports.push_back(value_of<WireReport>(report.data()));
     log.gradient_wire(step, wire_records(reports));
 }
+
+std::string share_matmul_plans(Ctx& ctx, Comm& comm) {
+    if (comm.world().ranks == 1) return "";
+    const std::vector<std::string> plans = comm.gather(comm.root() ? device::gemm_export_plans(ctx) : "");
+    const std::vector<std::string> reasons =
+        comm.gather(comm.root() ? "" : device::gemm_import_plans(ctx, plans[0]));
+    for (size_t rank = 0; rank < reasons.size(); rank++)
+        if (!reasons[rank].empty())
+            return strf("rank %zu keeps its own, and a resume its bits only with them: %s", rank,
+                        reasons[rank].c_str());
+    return "";
+}

@@ -1,5 +1,5 @@
-// What the reports of a step say of all ranks together: that their FP8 factors agree, and how far gradients that
-// travelled in FP8 are from fp32.
+// What holds of all ranks together in a step: that their FP8 factors agree, how far gradients that travelled in FP8 are
+// from fp32, and that the same matmul algorithms run.
 #pragma once
 #include <string>
 #include <vector>
@@ -17,3 +17,7 @@ void check_factors(Comm& comm, const Fp8State& state, const void* fp8_report, in
 void report_wire(RunLog& log, Comm& comm, const StagedStep& staged, int64_t step);
 // Of the reports of all ranks.
 std::vector<WireRecord> wire_records(const std::vector<WireReport>& reports);
+
+// Each rank searched matmul algorithms of its own. From now on all run those of rank 0, which are the ones in
+// checkpoints, so that a resume repeats the bits of every rank. On every rank; "" or which one cannot, and why.
+std::string share_matmul_plans(Ctx& ctx, Comm& comm);

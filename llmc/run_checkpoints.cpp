@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "llmc/board.h"
 #include "llmc/version.h"
 
 using Json = nlohmann::json;
@@ -15,13 +16,14 @@ bool same_directory(const std::string& a, const std::string& b) {
     return std::filesystem::equivalent(a, b, ignored);
 }
 
-SaveOptions save_options(const Config& config) {
+SaveOptions save_options(const Config& config, const IoHook& io_hook = {}) {
     SaveOptions options;
     options.root = config.save;
     options.seq_length = config.seq_length;
     options.tokenizer = config.tokenizer;
     options.keep = config.keep;
     options.async = config.save_async;
+    options.io_hook = io_hook;
     return options;
 }
 
@@ -45,10 +47,10 @@ int64_t planned_save_bytes(const Config& config, const ParamTable& table, const 
 }
 
 RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,
-                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer)
+                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer, const IoHook& io_hook)
     : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {
     if (config.save.empty()) return;
-    saver_ = std::make_unique<CheckpointSaver>(save_options(config), config.shape, table,
+    saver_ = std::make_unique<CheckpointSaver>(save_options(config, io_hook), config.shape, table,
                                                trainer.optimizer().access(ctx), comm);
 }
 
@@ -115,6 +117,8 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
 void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     if (!saver_ || saved_step_ == progress.step) return;
     saved_step_ = progress.step;
+    finish();   // the save before: a drill counts them
+    post_phase(Phase::kSave);
     saver_->on_saved([&log](const SavedCheckpoint& saved) {
         log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
     });
@@ -126,5 +130,7 @@ void RunCheckpoints::poll() {
 }
 
 void RunCheckpoints::finish() {
-    if (saver_) saver_->finish();
+    if (!saver_) return;
+    post_phase(Phase::kSaveEnd);
+    saver_->finish();
 }

@@ -9,6 +9,7 @@
 #include "llmc/comm.h"
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
+#include "llmc/file_util.h"
 #include "llmc/log.h"
 #include "llmc/params.h"
 #include "llmc/trainer.h"
@@ -26,9 +27,9 @@ struct Progress {
 
 class RunCheckpoints {
 public:
-    // Nothing is owned. Takes the host memory of saving, if there is --save.
+    // Nothing is owned. Takes the host memory of saving, if there is --save. io_hook: a drill's, see SaveOptions.
     RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table, const DataLoader& data,
-                   Comm& comm, Ctx& ctx, Trainer& trainer);
+                   Comm& comm, Ctx& ctx, Trainer& trainer, const IoHook& io_hook);
 
     // Brings the state of --resume to the device; nothing where "auto" finds no checkpoint. fp8_given: the user chose
     // whether there is FP8. What the log should say goes to notes.

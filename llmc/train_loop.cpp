@@ -2,17 +2,19 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <deque>
 #include <memory>
 #include <optional>
 
+#include "llmc/board.h"
 #include "llmc/check_comm.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
 #include "llmc/environment.h"
 #include "llmc/fp8_watch.h"
+#include "llmc/inject.h"
+#include "llmc/launch_checks.h"
 #include "llmc/log.h"
 #include "llmc/placement.h"
 #include "llmc/plan.h"
@@ -20,7 +22,9 @@
 #include "llmc/run_checkpoints.h"
 #include "llmc/schedule.h"
 #include "llmc/staging.h"
+#include "llmc/stop.h"
 #include "llmc/version.h"
+#include "llmc/watchdog.h"
 
 namespace {
 
@@ -29,10 +33,6 @@ using Clock = std::chrono::steady_clock;
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr double kSampleTemperature = 0.8;
 constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
-
-// Set by the first stop signal; the loop then ends after the running step with a checkpoint and exit code 0.
-volatile std::sig_atomic_t stop_signal = 0;
-extern "C" void on_stop_signal(int signal_number) { stop_signal = signal_number; }
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -69,6 +69,8 @@ public:
         staging_.reset();
         checkpoints_.reset();
         trainer_.reset();
+        on_phase({});
+        on_file_block({});
         if (arena_memory_) device::device_free(arena_memory_);
         if (opened_) device::device_close(ctx_);
     }
@@ -83,21 +85,35 @@ public:
     }
 
     int run() {
+        arm();
+        require_same_program(comm_);
         open_data();
-        require_same(comm_, {{"build", kBuildCommit}, {"set of options", config_to_json(config_, family_)},
+        require_same(comm_, {{"set of options", config_to_json(config_, family_)},
                              {"training data", train_->fingerprint_json()},
                              {"validation data", valid_ ? valid_->fingerprint_json() : ""}});
         open_device();
         start_state();
         open_log();
         warm_up();
-        while (step_ < config_.train_iters && !stop_requested()) train_step();
+        while (step_ < config_.train_iters && train_step()) {}
         finish();
         return kExitOk;
     }
 
 private:
     // ---- start ----
+
+    // What watches and disturbs the run.
+    void arm() {
+        on_phase([this](int64_t step, Phase phase) {
+            if (phase == Phase::kBackward) faults_.in_backward(step);
+            if (phase == Phase::kEvaluation) faults_.in_evaluation();
+            if (phase == Phase::kSave) faults_.in_save();
+        });
+        on_file_block(post_slow_progress);
+        for (const std::string& fault : config_.inject) notes_.push_back("DRILL: --inject " + fault);
+        for (std::string& line : environment_differences(comm_)) notes_.push_back(std::move(line));
+    }
 
     void open_data() {
         REQUIRE(!config_.train_data.empty(), "no training data: give --train-data with one or more globs of shards");
@@ -137,7 +153,9 @@ private:
         arena_ = Arena(arena_memory_, plan_.arena_bytes);
         trainer_ = std::make_unique<Trainer>(config_, table_, arena_, comm_);
         staging_ = std::make_unique<Staging>(config_, comm_.world(), *trainer_);
-        checkpoints_ = std::make_unique<RunCheckpoints>(config_, family_, table_, *train_, comm_, ctx_, *trainer_);
+        checkpoints_ = std::make_unique<RunCheckpoints>(
+            config_, family_, table_, *train_, comm_, ctx_, *trainer_,
+            [this](const char* call, const std::string&) { return faults_.disk_error(call); });
         device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
         trainer_->decoder().upload_constants(ctx_);
         // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
@@ -145,6 +163,7 @@ private:
     }
 
     void start_state() {
+        post_phase(Phase::kLoad);
         if (!config_.resume.empty() && resume()) return;
         trainer_->optimizer().initialise(ctx_);
         if (!config_.load.empty()) {
@@ -195,14 +214,20 @@ private:
 
     // ---- steps ----
 
-    void train_step() {
+    // False, and nothing done, when one of the ranks was asked to stop: the same answer on all.
+    bool train_step() {
+        post_step(step_ + 1);
+        post_phase(Phase::kData);
         const int64_t count = batch_size_at(config_, samples_);
         const bool profiled = step_ + 1 >= config_.profile_first && step_ + 1 <= config_.profile_last;
         if (profiled && step_ + 1 == config_.profile_first) device::profiler_start();
         device::event_record(ctx_, staging_->slot(step_).begin);
         Staging::Slot& slot = staging_->read(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count);
-        staging_->set_inputs(slot, comm_.sum(std::vector{slot.staged.counted_tokens})[0],
-                             learning_rate(config_, step_));
+        const std::vector<int64_t> total = comm_.sum({slot.staged.counted_tokens, stop_wanted()});
+        stopping_ = total[1] > 0;
+        if (stopping_) return false;
+        staging_->set_inputs(slot, total[0], learning_rate(config_, step_));
+        slot.staged.spoil_gradient = faults_.spoils_gradient(step_ + 1);
         if (fp8_plan_.on() && sealed_allocations_ < 0) fp8_watch_.before_first_step(ctx_);
         device::range_push("step");
         trainer_->step(ctx_, slot.staged);
@@ -221,6 +246,7 @@ private:
         prime_again_after_skip(slot);
         seal_or_check_memory();
         boundary();
+        return true;
     }
 
     // Infinite amaxes of a priming micro-batch would stay in the histories and keep factors from being made.
@@ -241,7 +267,11 @@ private:
             CHECK(arena_.peak_bytes() == plan_.arena_bytes, "the plan says %lld bytes, the arena used %lld",
                   (long long)plan_.arena_bytes, (long long)arena_.peak_bytes());
             sealed_allocations_ = device::allocation_count();
-            sealed_free_bytes_ = device::device_free_bytes();
+            const std::string refused = share_matmul_plans(ctx_, comm_);
+            if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
+            post_first_step();
+        } else if (sealed_free_bytes_ < 0) {
+            sealed_free_bytes_ = device::device_free_bytes();   // shared algorithms were loaded in the second step
         }
         CHECK(device::allocation_count() == sealed_allocations_, "memory was allocated after the first step");
     }
@@ -271,6 +301,7 @@ private:
     }
 
     void report(const Staging::Slot& slot) {
+        post_phase(Phase::kDevice);
         device::event_wait(slot.done);
         const StepState& result = *slot.staged.result;
         REQUIRE(result.bad_tokens == 0, "step %lld: %d token ids lie outside the vocabulary of %lld",
@@ -321,12 +352,6 @@ private:
                 fp8.merge_report(slot.staged.fp8_report, all[rank].data());
     }
 
-    // The same answer on every rank: a signal to any of them stops all.
-    bool stop_requested() {
-        stopping_ = comm_.sum(std::vector<int64_t>{stop_signal != 0})[0] > 0;
-        return stopping_;
-    }
-
     // Mean of the last 20 steps, for the ETA.
     double seconds_per_step(double latest) {
         recent_.push_back(latest);
@@ -340,7 +365,9 @@ private:
 
     void evaluate() {
         const Clock::time_point start = Clock::now();
+        post_phase(Phase::kEvaluation);
         const Trainer::EvalResult e = trainer_->evaluate(ctx_, &*valid_, config_.eval_iters, eval_staging());
+        if (e.stopped) return;
         log_->eval({.step = step_, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
                     .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
     }
@@ -349,6 +376,7 @@ private:
     const StagedStep& eval_staging() { return staging_->slot(step_).staged; }
 
     void sample() {
+        post_phase(Phase::kSample);
         const int64_t T = config_.seq_length;
         const int64_t prompt_tokens = std::min<int64_t>(32, T / 2);
         std::vector<int32_t> inputs(static_cast<size_t>(T)), targets(static_cast<size_t>(T));
@@ -367,8 +395,8 @@ private:
     // A library that took memory behind our back, or a neighbour on the same GPU.
     void report_memory_growth() {
         const int64_t grown = sealed_free_bytes_ - device::device_free_bytes();
-        if (info_.sm > 0 && sealed_allocations_ >= 0 && grown > 0)
-            log_->event("warning", strf("free device memory fell by %lld bytes since the first step",
+        if (info_.sm > 0 && sealed_free_bytes_ >= 0 && grown > 0)
+            log_->event("warning", strf("free device memory fell by %lld bytes since the second step",
                                         (long long)grown));
     }
 
@@ -378,7 +406,7 @@ private:
         if (step_ > 0) save();
         checkpoints_->finish();
         const long long steps = step_;
-        const std::string why = stop_signal ? strf("signal %d", int{stop_signal}) : "signal to another rank";
+        const std::string why = stop_wanted() ? stop_reason() : "stop of another rank";
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
                                       : strf("finished %lld steps", steps));
     }
@@ -390,6 +418,7 @@ private:
     const bool fp8_given_;
     std::vector<std::string> notes_;
     const ParamTable table_;
+    Faults faults_{config_.inject, comm_.world().rank};
     const Fp8Plan fp8_plan_;              // what the options ask for
     Fp8Watch fp8_watch_{config_, fp8_plan_};
     Ctx ctx_;
@@ -410,7 +439,7 @@ private:
     int64_t samples_ = 0;                 // the data cursor
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
     int64_t sealed_allocations_ = -1;     // allocation count after the first step
-    int64_t sealed_free_bytes_ = 0;       // free device memory then
+    int64_t sealed_free_bytes_ = -1;      // free device memory after the second one
     const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet
     std::deque<double> recent_;
 };
@@ -419,6 +448,7 @@ private:
 
 int train_main(int argc, const char* const* argv, const std::string& family) {
     std::unique_ptr<Comm> comm;
+    catch_stop_signals();
     try {
         comm = open_comm();
         const int ranks = comm->world().ranks;
@@ -433,10 +463,13 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         for (std::string& line : environment_lines(ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
         std::string command;
         for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
-        for (int signal_number : {SIGINT, SIGTERM, SIGUSR1}) std::signal(signal_number, on_stop_signal);
+        set_comm_timeout(parsed.config.comm_timeout);
+        stop_after(parsed.config.exit_duration_in_mins);
         const bool dry_run = parsed.config.dry_run;
         TrainLoop loop(std::move(parsed), family, command, *comm);
-        return dry_run ? loop.dry_run() : loop.run();
+        const int exit_code = dry_run ? loop.dry_run() : loop.run();
+        leave_outcome(exit_code);
+        return exit_code;
     } catch (const Error& error) {
         return end_with_error(comm.get(), error.what(), error.exit_code);
     } catch (const std::exception& error) {

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <utility>
 
+#include "llmc/board.h"
 #include "llmc/rng.h"
+#include "llmc/stop.h"
 
 namespace {
 
@@ -51,12 +53,15 @@ void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp
     const int64_t B = config_.micro_batch_size, at = number * B * config_.seq_length;
     const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at, B, state_);
     fp8_.begin_micro_batch(ctx, number * comm_.world().ranks + comm_.world().rank, phase);
+    post_phase(Phase::kForward);
     device::range_push("forward");
     decoder_.forward(ctx, batch, true);
     device::range_pop();
+    post_phase(Phase::kBackward);
     device::range_push("backward");
     decoder_.loss_and_backward(ctx, batch, state_);
     device::range_pop();
+    comm_.mark_progress(ctx);
     executed_micro_batches_++;
 }
 
@@ -68,13 +73,16 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
     optimizer_.zero_grads(ctx);
     fp8_.begin_step(ctx, staged.count_fp8);
     if (fp8_.needs_priming()) prime(ctx, staged);
+    if (staged.spoil_gradient) device::fill_bytes(ctx, optimizer_.grads().data, 0xff, 4);   // NaN in any float type
     for (int64_t i = 0; i < staged.micro_batches; i++) {
         if (i + 1 == staged.micro_batches) zero().reduce_next_backward(ctx, staged.count_fp8);
         micro_batch(ctx, staged, i, Fp8Phase::kTraining);
     }
+    post_phase(Phase::kReduce);
     device::range_push("reduce");
     zero().finish_reduce(ctx);
     device::range_pop();
+    post_phase(Phase::kUpdate);
     device::range_push("update");
     optimizer_.update(ctx, state_);
     device::range_pop();
@@ -105,7 +113,9 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     compute_ = &ctx;
     EvalResult result;
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    for (int64_t i = comm_.world().rank; i < iters; i += comm_.world().ranks) {
+    const auto stopped = [&] { return !ctx.rehearsal && stop_wanted(); };
+    for (int64_t i = comm_.world().rank; i < iters && !stopped(); i += comm_.world().ranks) {
+        post_progress();
         for (int64_t b = 0; b < B && !ctx.rehearsal; b++) {
             result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
         }
@@ -119,7 +129,9 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     device::copy_to_host(ctx, staging.result, eval_state_, sizeof(StepState));
     device::synchronize(ctx);
     if (ctx.rehearsal) return result;
-    result.counted_tokens = comm_.sum(std::vector{result.counted_tokens})[0];
+    const std::vector<int64_t> total = comm_.sum(std::vector<int64_t>{result.counted_tokens, stop_wanted()});
+    result.counted_tokens = total[0];
+    result.stopped = total[1] > 0;
     result.loss_sum = staging.result->loss_sum;
     return result;
 }
@@ -132,7 +144,8 @@ std::vector<int32_t> Trainer::generate(Ctx& ctx, std::vector<int32_t> prompt, in
     std::vector<char> raw(static_cast<size_t>(logits_.bytes()));
     std::vector<float> logits(static_cast<size_t>(V));
     std::vector<int32_t> text = std::move(prompt);
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count && (ctx.rehearsal || !stop_wanted()); i++) {
+        post_progress();
         // The last T - 1 tokens at most; what follows the last one cannot be seen through the causal mask.
         const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), T);
         if (!ctx.rehearsal) {

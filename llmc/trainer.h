@@ -21,6 +21,7 @@ struct StagedStep {
     void* wire_report = nullptr;   // Zero::report_bytes(), with the counts
     CommTimer* comm_timer = nullptr;
     bool count_fp8 = false;        // the reports have counts
+    bool spoil_gradient = false;   // a drill: the gradients get a value that is not a number
     bool check_fp8 = false;        // the factors in the report are those of after the step, on all ranks
     int64_t micro_batches = 0;     // of this rank
     int64_t counted_tokens = 0;    // of all ranks
@@ -44,6 +45,7 @@ public:
     struct EvalResult {
         double loss_sum = 0;
         int64_t counted_tokens = 0;
+        bool stopped = false;   // a rank was asked to stop meanwhile: not a result
     };
     EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
 

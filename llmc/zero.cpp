@@ -2,6 +2,8 @@
 
 #include <climits>
 
+#include "llmc/board.h"
+
 Zero::Zero(const Config& config, const ParamTable& table, const Buckets& buckets, const FlatState& state, Comm& comm,
            Fp8State& fp8, Arena& arena)
     : config_(config), table_(table), buckets_(buckets), state_(state), comm_(comm), fp8_(fp8),
@@ -57,6 +59,17 @@ void Zero::begin_step(CommTimer* timer) {
     if (timer_) timer_->restart();
 }
 
+// "reduce layers.3 to layers.5", for messages.
+std::string Zero::purpose_text(const char* verb, const Bucket& bucket) const {
+    auto layer_text = [&](int layer) -> std::string {
+        if (layer < 0) return "embedding";
+        return layer < config_.shape.num_layers ? strf("layers.%d", layer) : "head";
+    };
+    const bool one = bucket.first_layer == bucket.last_layer;
+    return strf("%s %s", verb, layer_text(bucket.first_layer).c_str())
+           + (one ? "" : " to " + layer_text(bucket.last_layer));
+}
+
 // ---- gradients; how a bucket is reduced is in zero_reduce.cpp
 
 void Zero::reduce_next_backward(Ctx& ctx, bool compare) {
@@ -75,6 +88,7 @@ void Zero::grads_ready(Ctx& ctx, int layer) {
         Ctx& wire = this->wire(ctx);
         if (first) follow(ctx, wire);
         first = false;
+        const CollectivePurpose purpose(purpose_text("reduce", bucket));
         reduce_bucket(wire, bucket);
         reduced_buckets_++;
     }
@@ -118,6 +132,7 @@ std::vector<Tensor> Zero::own_gradients() const {
 void Zero::sum_over_ranks(Ctx& ctx, StepState* state) {
     static_assert(offsetof(StepState, sum_squares) == offsetof(StepState, loss_sum) + sizeof(double));
     if (!several()) return;
+    const CollectivePurpose purpose("loss and gradient norm");
     timed(ctx, [&] {
         comm_.sum(ctx, {&state->loss_sum, Dtype::kFp64, 2});
         comm_.sum(ctx, {&state->bad_tokens, Dtype::kInt32, 1});
@@ -126,6 +141,7 @@ void Zero::sum_over_ranks(Ctx& ctx, StepState* state) {
 
 void Zero::agree_on_amaxes(Ctx& ctx) {
     const Fp8State::Shared shared = fp8_.shared();
+    const CollectivePurpose purpose("amaxes");
     if (several() && shared.count > 0) timed(ctx, [&] { comm_.max(ctx, shared.values, shared.count); });
 }
 
@@ -138,6 +154,7 @@ void Zero::publish(Ctx& ctx, const StepState* state) {
     follow(ctx, wire);
     const bool beside = beside_ && sharded_;
     for (size_t b = 0; b < buckets_.all().size(); b++) {   // ascending layers
+        const CollectivePurpose purpose(purpose_text("gather", buckets_.all()[b]));
         publish_bucket(wire, static_cast<int>(b), state);
         if (beside) device::event_record(wire, published_[b]);
     }
@@ -197,6 +214,7 @@ void Zero::collect_weight(Ctx& ctx, int param) {
     const int b = buckets_.bucket_of(param);
     const Bucket& bucket = buckets_.of_param(param);
     if (!sharded_ || bucket.kind != BucketKind::kFp8Linears || collected_[static_cast<size_t>(b)]) return;
+    const CollectivePurpose purpose(purpose_text("collect", bucket));
     round_masters(ctx, b, collecting(bucket));
     comm_.all_gather(ctx, collecting(bucket));
     collected_[static_cast<size_t>(b)] = true;

@@ -78,6 +78,7 @@ public:
     void forget_collected() { collected_.assign(buckets_.all().size(), false); }
 
 private:
+    std::string purpose_text(const char* verb, const Bucket& bucket) const;
     Ctx& wire(Ctx& ctx);
     void follow(Ctx& ctx, Ctx& wire);
     // Runs on `ctx` what keeps the compute stream from computing; on a second stream collectives do not.

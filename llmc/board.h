@@ -1,0 +1,149 @@
+// What every rank is doing, where the others can read it: one row a rank, in memory that the ranks of a host share and
+// that board_link keeps equal between hosts. Posting is a few stores; with one rank, or before watch_ranks(), nothing.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+enum class Phase : int32_t {
+    kStart, kLoad, kData, kForward, kBackward, kReduce, kUpdate, kDevice, kEvaluation, kSample, kSave, kSaveEnd, kEnd
+};
+const char* phase_text(Phase phase);
+// One call in it may last long without a sign of progress: bringing gigabytes to the disk, shards on a network.
+bool phase_is_slow(Phase phase);
+
+// ---- posts of this process, from its main thread
+
+void post_step(int64_t step);              // begins; counted from 1
+void post_phase(Phase phase);
+void post_progress();                      // still at it: a micro-batch, a block of a file
+void post_slow_progress();                 // the same from any thread, for as long as the main one is in a slow phase
+void post_first_step();                    // is done: from now on nothing takes long
+void post_end(int exit_code);              // on its way out by its own decision; also from a signal handler
+// The same for the launch wrapper alone, of a process without a row: one rank, or several before they met.
+void leave_outcome(int exit_code);
+
+// What the collectives in this scope are for: "reduce layers.3".
+class CollectivePurpose {
+public:
+    explicit CollectivePurpose(const std::string& text);
+    ~CollectivePurpose();
+    CollectivePurpose(const CollectivePurpose&) = delete;
+    CollectivePurpose& operator=(const CollectivePurpose&) = delete;
+};
+
+// Called at every post_phase, also with one rank: where a drill may strike (see inject.h). {} removes it.
+void on_phase(std::function<void(int64_t step, Phase phase)> strike);
+
+// ---- rows
+
+// One collective, by how messages name it.
+struct Mark {
+    int64_t step = 0;
+    int32_t number = 0;   // in the step, from 1
+    Phase phase = Phase::kStart;
+    char name[48] = "";
+};
+
+// Collectives of one kind, in the order of the calls. The device may come to them later than the host gave them.
+struct LanePost {
+    int64_t given = 0, begun = 0, finished = 0;
+    Mark at, next;        // the one begun last, and the one after it if it was given
+    bool waits() const { return begun > finished; }
+};
+enum Lane { kHostLane, kDeviceLane, kLanes };
+
+// One reading of a row. As it is, it travels between hosts.
+struct RankPost {
+    int64_t signs = 0;         // of life, of the watchdog's thread
+    int64_t progress = 0;      // of the main thread
+    int64_t step = 0;
+    Phase phase = Phase::kStart;
+    int32_t past_first_step = 0;
+    int32_t end_code = -1;     // -1: goes on
+    int32_t unused = 0;
+    LanePost lanes[kLanes];
+};
+
+// In shared memory: lock-free atomics only, zero bytes are a row that says nothing.
+class BoardRow {
+public:
+    RankPost read() const;
+    void write(const RankPost& post);   // of a rank on another host; by one thread of this one
+
+    // Posts, see above.
+    void begin_step(int64_t step);
+    void set_phase(Phase phase);
+    void add_progress() { progress_.fetch_add(1, std::memory_order_release); }
+    void add_sign() { signs_.fetch_add(1, std::memory_order_release); }
+    void set_past_first_step() { past_first_step_.store(1, std::memory_order_relaxed); }
+    void set_end(int code) { end_code_plus_1_.store(code + 1, std::memory_order_release); }
+    Phase phase() const { return static_cast<Phase>(phase_.load(std::memory_order_relaxed)); }
+    // Number in its lane.
+    int64_t give(Lane lane, const char* name);
+    void set_begun(Lane lane, int64_t number);
+    void set_finished(Lane lane, int64_t number);
+
+private:
+    static constexpr int64_t kRing = 512;   // more than are given ahead of the device
+    struct AtomicMark {
+        std::atomic<int64_t> step;
+        std::atomic<int32_t> number, phase;
+        std::atomic<uint64_t> name[sizeof(Mark::name) / 8];
+        Mark load() const;
+        void store(const Mark& mark);
+    };
+    struct AtomicLane {
+        std::atomic<int64_t> given, begun, finished;
+        AtomicMark ring[kRing];
+        AtomicMark& slot(int64_t number) { return ring[number % kRing]; }
+        const AtomicMark& slot(int64_t number) const { return ring[number % kRing]; }
+    };
+    std::atomic<int64_t> signs_, progress_, step_;
+    std::atomic<int32_t> phase_, past_first_step_, end_code_plus_1_, collectives_;
+    AtomicLane lanes_[kLanes];
+};
+
+// ---- the memory of one host
+
+// Environment variable: name of the memory that the launch wrapper made.
+inline constexpr const char* kBoardVariable = "LLMFP8_BOARD";
+
+struct BoardHeader {
+    static constexpr size_t kTextBytes = 64 << 10;
+    char text[kTextBytes];                // what the launch wrapper shows when all ranks are gone: see Watchdog::report
+    std::atomic<int32_t> outcome;         // exit code that a rank ended the run with, 0: none did
+    std::atomic<int32_t> verdict_state;   // 0 none, 1 being written, 2 there
+    std::atomic<int32_t> told;            // it was printed
+    char verdict[4096];
+};
+
+class Board {
+public:
+    // Memory of this name ("llmfp8-..."), zeroed. A name that exists is taken only if nothing was written to it (the
+    // launch wrapper's). Errors of the system: exit 7.
+    static Board create(const std::string& name, int ranks);
+    static bool exists_empty(const std::string& name);
+    static Board open(const std::string& name, int ranks);
+    static void remove(const std::string& name);   // what is open stays
+    Board() = default;
+    Board(Board&& other) noexcept { *this = std::move(other); }
+    Board& operator=(Board&& other) noexcept;
+    ~Board();
+
+    BoardHeader& header() const { return *static_cast<BoardHeader*>(memory_); }
+    BoardRow& row(int rank) const;
+
+private:
+    static Board map(int fd, const std::string& name, int ranks);
+    void* memory_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+// The row that this process's posts go to; null for none.
+void set_own_row(BoardRow* row);
+BoardRow* own_row();
+// What the collectives are for now, else `otherwise`.
+const char* collective_name(const char* otherwise);
