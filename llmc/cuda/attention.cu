@@ -5,7 +5,7 @@ namespace cuda {
 namespace {
 
 AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int64_t NKV, int64_t HS,
-                           float softmax_mul) {
+                           float softmax_mul, const int32_t* documents) {
     CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0,
           "%s: B %lld T %lld, %lld query heads over %lld", op, (long long)B, (long long)T, (long long)NH,
           (long long)NKV);
@@ -13,7 +13,7 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
           (long long)HS);
     CHECK(softmax_mul > 0, "%s: softmax_mul %g", op, softmax_mul);
     CHECK(T < (int64_t{1} << 31) - 256, "%s: %lld tokens in a sequence", op, (long long)T);
-    return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul};
+    return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul, .documents = documents};
 }
 
 bool fits_mma(Dtype dtype, int64_t HS) { return dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
@@ -41,7 +41,7 @@ const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
 
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     const AttentionShape shape = check_shape("attention_forward", args.B, args.T, args.NH, args.NKV, args.HS,
-                                             args.softmax_mul);
+                                             args.softmax_mul, args.documents);
     const Dtype T = args.qkv.dtype;
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
@@ -59,7 +59,7 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
 
 void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     const AttentionShape shape = check_shape("attention_backward", args.B, args.T, args.NH, args.NKV, args.HS,
-                                             args.softmax_mul);
+                                             args.softmax_mul, args.documents);
     const Dtype T = args.qkv.dtype;
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_backward: qkv");
     expect(args.dqkv, T, args.B * args.T * shape.row(), "attention_backward: dqkv");

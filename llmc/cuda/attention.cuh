@@ -9,7 +9,14 @@ namespace cuda {
 struct AttentionShape {
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
+    const int32_t* documents;   // (2, B, T): starts, ends; null: every sequence is one document
 
+    // Document of a token: its first position in the sequence, the one after its last.
+    __device__ int document_start(int64_t b, int64_t t) const { return documents[b * T + t]; }
+    __device__ int document_end(int64_t b, int64_t t) const { return documents[(B + b) * T + t]; }
+    // What a query sees begins here; what sees a key ends before there.
+    __device__ int64_t first_key(int64_t b, int64_t t) const { return documents ? document_start(b, t) : 0; }
+    __device__ int64_t end_query(int64_t b, int64_t t) const { return documents ? document_end(b, t) : T; }
     __host__ __device__ int64_t row() const { return (NH + 2 * NKV) * HS; }   // elements of a token in qkv
     __host__ __device__ int64_t group() const { return NH / NKV; }            // query heads of a key head
     // First element of a head's token t; tokens follow each other at a distance of row().

@@ -58,15 +58,25 @@ template <int HS> struct KeyState {
     __device__ uint32_t stat_tile() const { return P::kStatsAt + stats.stage * P::kStatBytes; }
 };
 
+// One past the last tile of queries that a block of keys meets: the last key's document ends after those of the others.
+template <int HS, bool kDocuments>
+__device__ int end_tile(const AttentionShape& shape, const Schedule::Place& at) {
+    using P = KeyKernel<HS>;
+    const int T = static_cast<int>(shape.T);
+    const int end = kDocuments ? shape.document_end(at.b, min(T, (at.tile + 1) * P::kKeys) - 1) : T;
+    return (end - 1) / P::kQueries + 1;
+}
+
 // Calls item(place) for every item of this block, and visit(place, head, tile of queries) for what it meets.
-template <int HS, typename Item, typename Visit>
+template <int HS, bool kDocuments, typename Item, typename Visit>
 __device__ void for_items(const AttentionShape& shape, const Schedule& schedule, Item item, Visit visit) {
     using P = KeyKernel<HS>;
-    const int group = schedule.group, end = (static_cast<int>(shape.T) - 1) / P::kQueries + 1;
+    const int group = schedule.group;
     for (uint32_t round = 0;; round++) {
         const uint32_t number = schedule.item(round, blockIdx.x, gridDim.x);
         if (number >= schedule.items) return;
         const Schedule::Place at = schedule.place(number);
+        const int end = end_tile<HS, kDocuments>(shape, at);
         item(at);
         for (int head = at.head * group; head < (at.head + 1) * group; head++) {
 #pragma unroll 1   // producers have few registers
@@ -76,7 +86,7 @@ __device__ void for_items(const AttentionShape& shape, const Schedule& schedule,
 }
 
 // The thread that orders copies.
-template <int HS>
+template <int HS, bool kDocuments>
 __device__ void produce_tiles(KeyState<HS> state, const KeyMaps& maps, const AttentionShape& shape,
                               const Schedule& schedule) {
     using P = KeyKernel<HS>;
@@ -88,7 +98,7 @@ __device__ void produce_tiles(KeyState<HS> state, const KeyMaps& maps, const Att
         ptx::load_box(state.shared + P::kValues, &maps.keys, full, first, panel + NKV * P::kPanels, at.b);
         state.keys.next();
     };
-    for_items<HS>(shape, schedule, load_own, [&](const Schedule::Place& at, int head, int tile) {
+    for_items<HS, kDocuments>(shape, schedule, load_own, [&](const Schedule::Place& at, int head, int tile) {
         const uint32_t queries = state.queries.claim(P::kQueryBytes);
         ptx::load_box(state.query_tile(), &maps.queries, queries, tile * P::kQueries, head * P::kPanels, at.b);
         state.queries.next();
@@ -100,7 +110,7 @@ __device__ void produce_tiles(KeyState<HS> state, const KeyMaps& maps, const Att
 
 // A warp that fetches a statistic of the queries, lse or delta: rows of T floats begin anywhere, which the copy engine
 // cannot do. Walks as for_items does, with fewer registers.
-template <int HS, bool is_lse>
+template <int HS, bool kDocuments, bool is_lse>
 __device__ void produce_stats(KeyState<HS> state, char* memory, const float* source, const AttentionShape& shape,
                               const Schedule& schedule, int lane) {
     using P = KeyKernel<HS>;
@@ -111,9 +121,10 @@ __device__ void produce_stats(KeyState<HS> state, char* memory, const float* sou
         const Schedule::Place at = schedule.place(item);
         const float* row = source + shape.stat(at.b, 0, at.head * schedule.group);
         const int first = at.tile * P::kKeys + lane;
+        const int end = kDocuments ? end_tile<HS, true>(shape, at) * P::kQueries : T;
         for (int heads = schedule.group; heads > 0; heads--, row += shape.T) {
 #pragma unroll 1
-            for (int query = first; query - lane < T; query += P::kQueries) {
+            for (int query = first; query - lane < end; query += P::kQueries) {
                 ptx::barrier_wait(state.stats.empty + 8 * state.stats.stage, state.stats.parity ^ 1);
                 float* to = reinterpret_cast<float*>(memory + state.stat_tile()) + (is_lse ? 0 : P::kQueries) + lane;
 #pragma unroll
@@ -161,8 +172,9 @@ template <int HS> struct KeyConsumer {
     template <typename Stages> __device__ void release_held(const Stages& ring) const {
         if (held >= 0 && lane == 0) ptx::barrier_arrive(ring.empty + 8 * held);
     }
-    // behind: the tile's first query minus the warp's first key; masked: not all queries see all keys.
-    __device__ void visit(uint32_t own_keys, int behind, bool masked) {
+    // behind: the tile's first query minus the warp's first key; diagonal: some queries come before some keys.
+    template <typename Borders>
+    __device__ void visit(uint32_t own_keys, int behind, bool diagonal, const Borders& borders) {
         float s[32], dp[32];
         ptx::wgmma_wait<1>();   // dv of the tile before is done, dk may run on
         release_held(state.douts);
@@ -173,7 +185,8 @@ template <int HS> struct KeyConsumer {
         ptx::wgmma_wait<1>();
         ptx::pin(s);
         release_held(state.queries);
-        if (masked) mask_past(s, behind, lane);
+        if (diagonal) mask_past(s, behind, lane);
+        borders.mask(s, behind, lane);
         state.stats.wait();
         const float* stats = reinterpret_cast<const float*>(memory + state.stat_tile()) + 2 * (lane % 4);
 #pragma unroll
@@ -202,13 +215,13 @@ template <int HS> struct KeyConsumer {
     }
 };
 
-template <int HS>
+template <int HS, bool kDocuments>
 __device__ void consume(KeyState<HS> state, char* memory, int group_of_warps, const CUtensorMap& out_map,
                         const AttentionShape& shape, const Schedule& schedule) {
     using P = KeyKernel<HS>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
-    const int group = schedule.group, end = (static_cast<int>(shape.T) - 1) / P::kQueries + 1;
+    const int group = schedule.group;
     const uint32_t own_keys = state.shared + group_of_warps * 64 * kPanelRowBytes;
     KeyConsumer<HS> c{state, memory, group_of_warps, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}};
     for (uint32_t round = 0;; round++) {
@@ -217,13 +230,15 @@ __device__ void consume(KeyState<HS> state, char* memory, int group_of_warps, co
         const Schedule::Place at = schedule.place(item);
         const int first = at.tile * P::kKeys + group_of_warps * 64, row = first + warp % 4 * 16;
         const int own = first / P::kQueries;   // the tile of queries on the diagonal
+        const int end = end_tile<HS, kDocuments>(shape, at);
+        const std::conditional_t<kDocuments, EndQueries, NoBorders> borders(shape, at.b, row, lane);
 #pragma unroll
         for (int i = 0; i < HS / 2; i++) c.dk[i] = c.dv[i] = 0;
         c.state.keys.wait();
         for (int head = 0; head < group; head++) {
             for (int tile = at.tile * P::kKeys / P::kQueries; tile < end; tile++) {
                 if (tile < own) c.skip();
-                else c.visit(own_keys, tile * P::kQueries - row, tile == own);
+                else c.visit(own_keys, tile * P::kQueries - row, tile == own, borders);
             }
         }
         ptx::wgmma_wait<0>();
@@ -241,7 +256,7 @@ __device__ void consume(KeyState<HS> state, char* memory, int group_of_warps, co
 }
 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query head that
-//       reads this key head; p_tj = exp(s_tj - lse_t), ds_tj = p_tj (dout_t . v_j - delta_t)
+//       reads this key head (kDocuments: those of j's document); p_tj = exp(s_tj - lse_t), ds_tj = p_tj (dout_t . v_j - delta_t)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; Shah et al., FlashAttention-3, arXiv 2407.08608; PTX
 //         ISA 9.0, wgmma and cp.async.bulk.tensor.
 // Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group once per block of keys (mostly L2).
@@ -249,7 +264,7 @@ __device__ void consume(KeyState<HS> state, char* memory, int group_of_warps, co
 // Parallel: a block owns 128 keys of one key head after the other (Schedule); of its last warpgroup a
 //           thread orders copies and two warps fetch statistics, each other warpgroup owns 64 keys and meets 64 queries
 //           at a time, those of all heads of the group.
-template <int HS>
+template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(KeyKernel<HS>::kThreads, 1)
 attention_backward_key_sm90_kernel(const __grid_constant__ KeyMaps maps, const float* lse, const float* delta,
                                    AttentionShape shape, Schedule schedule) {
@@ -269,17 +284,18 @@ attention_backward_key_sm90_kernel(const __grid_constant__ KeyMaps maps, const f
     if (group_of_warps == P::kConsumers) {
         ptx::registers_shrink<P::kProducerRegisters>();
         const int thread = static_cast<int>(threadIdx.x) - 128 * P::kConsumers;
-        if (thread == 0) produce_tiles<HS>(state, maps, shape, schedule);
-        else if (thread / 32 == 1) produce_stats<HS, true>(state, memory, lse, shape, schedule, thread % 32);
-        else if (thread / 32 == 2) produce_stats<HS, false>(state, memory, delta, shape, schedule, thread % 32);
+        if (thread == 0) produce_tiles<HS, kDocuments>(state, maps, shape, schedule);
+        else if (thread / 32 == 1) produce_stats<HS, kDocuments, true>(state, memory, lse, shape, schedule, thread % 32);
+        else if (thread / 32 == 2)
+            produce_stats<HS, kDocuments, false>(state, memory, delta, shape, schedule, thread % 32);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS>(state, memory, group_of_warps, maps.dkeys, shape, schedule);
+        consume<HS, kDocuments>(state, memory, group_of_warps, maps.dkeys, shape, schedule);
     }
 #endif
 }
 
-template <int HS> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
+template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     using P = KeyKernel<HS>;
     const int64_t B = shape.B, T = shape.T, width = shape.row(), out_width = shape.NH * HS;
     const KeyMaps maps{panel_map(args.qkv.data, B, T, width, P::kKeys, P::kPanels),
@@ -287,19 +303,20 @@ template <int HS> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const
                        panel_map(args.dout.data, B, T, out_width, P::kQueries, P::kPanels),
                        panel_map(args.dqkv.data, B, T, width, 16, P::kPanels)};
     const Schedule schedule = make_schedule(shape, shape.NKV, P::kKeys, false, ctx.sm_count);
-    CUDA_CHECK(cudaFuncSetAttribute(attention_backward_key_sm90_kernel<HS>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
+    auto* const kernel = attention_backward_key_sm90_kernel<HS, kDocuments>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
-    attention_backward_key_sm90_kernel<HS><<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
-        maps, args.lse.as<float>(), args.delta.as<float>(), shape, schedule);
+    kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(maps, args.lse.as<float>(),
+                                                                  args.delta.as<float>(), shape, schedule);
     CHECK_LAUNCH("attention_backward_key_sm90_kernel");
 }
 
 }  // namespace
 
 void attention_backward_key_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    if (shape.HS == 64) launch<64>(ctx, args, shape);
-    else launch<128>(ctx, args, shape);
+    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
+    (shape.documents ? with_documents : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

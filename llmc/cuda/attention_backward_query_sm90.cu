@@ -50,9 +50,13 @@ template <int HS> struct QueryState {
     __device__ static int last_tile(int first_query, int T) {
         return (min(T, first_query + P::kQueries) - 1) / P::kKeys;
     }
+    // The first query's document starts before those of the others.
+    template <bool kDocuments> __device__ static int first_tile(const AttentionShape& shape, int b, int first_query) {
+        return kDocuments ? shape.document_start(b, first_query) / P::kKeys : 0;
+    }
 };
 
-template <int HS>
+template <int HS, bool kDocuments>
 __device__ void produce(QueryState<HS> state, const QueryMaps& maps, const AttentionShape& shape,
                         const Schedule& schedule) {
     using P = QueryKernel<HS>;
@@ -67,7 +71,8 @@ __device__ void produce(QueryState<HS> state, const QueryMaps& maps, const Atten
         ptx::load_box(state.shared, &maps.queries, full, first, at.head * P::kPanels, at.b);
         ptx::load_box(state.shared + P::kDouts, &maps.douts, full, first, at.head * P::kPanels, at.b);
         state.queries.next();
-        for (int tile = state.last_tile(first, T); tile >= 0; tile--) {
+        const int begin = state.template first_tile<kDocuments>(shape, at.b, first);
+        for (int tile = state.last_tile(first, T); tile >= begin; tile--) {
             const uint32_t keys = state.keys.claim(P::kKeyBytes);
             ptx::load_box(state.key_tile(state.keys.stage), &maps.keys, keys, tile * P::kKeys, key_panel, at.b);
             state.keys.next();
@@ -91,7 +96,7 @@ __device__ void load_operands(uint32_t (&a)[HS / 16][4], uint32_t shared, uint32
 
 // One consumer warpgroup of 64 queries. Products of tile n: scores, gradients of weights, and sums of dq, behind which
 // the first two of tile n - 1 queue up at once.
-template <int HS>
+template <int HS, bool kDocuments>
 __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensorMap& out_map, const float* lse,
                         const float* delta, const AttentionShape& shape, const Schedule& schedule) {
     using P = QueryKernel<HS>;
@@ -104,6 +109,8 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
         const Schedule::Place at = schedule.place(item);
         const int first = at.tile * P::kQueries + group_of_warps * 64, row = first + warp % 4 * 16;
         int tile = state.last_tile(at.tile * P::kQueries, T);
+        const int begin = state.template first_tile<kDocuments>(shape, at.b, at.tile * P::kQueries);
+        const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         float minus_lse[2], minus_delta[2];   // of the lane's rows; lse in log2 units
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -120,18 +127,18 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
         __syncwarp();
         state.queries.release(lane), state.queries.next();
         // Tiles that only later warpgroups see; all of them if these rows do not exist.
-        for (const int own = first < T ? first / P::kKeys : -1; tile > own; tile--) {
+        for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) {
             state.keys.wait(), state.keys.release(lane), state.keys.next();
             state.values.wait(), state.values.release(lane), state.values.next();
         }
-        if (tile < 0) continue;
+        if (tile < begin) continue;
 
         float dq[HS / 2], s[32], ds[32];
         uint32_t a[4][4];
 #pragma unroll
         for (float& sum : dq) sum = 0;
         uint32_t held = 0;   // stage of the keys that the sums of dq under way read
-        for (const int last = tile; tile >= 0; tile--) {
+        for (const int last = tile; tile >= begin; tile--) {
             state.keys.wait();
             start_scores<HS>(s, q, state.key_tile(state.keys.stage), P::kKeyPanel);
             state.values.wait();
@@ -140,6 +147,7 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
             ptx::pin(s);
             if (tile < last && lane == 0) ptx::barrier_arrive(state.keys.empty + 8 * held);
             if (tile == last) mask_future(s, row - tile * P::kKeys, lane);
+            borders.mask(s, row - tile * P::kKeys, lane);
 #pragma unroll
             for (int i = 0; i < 32; i++) s[i] = exp2_approx(fmaf(s[i], mul, minus_lse[half_of(i)]));
             evaluate_now(s);
@@ -163,14 +171,14 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
     if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
 }
 
-// Math: p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta); dq = softmax_mul sum_j ds_j k_j
+// Math (kDocuments: keys of the query's document): p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta); dq = softmax_mul sum_j ds_j k_j
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; Shah et al., FlashAttention-3, arXiv 2407.08608; PTX
 //         ISA 9.0, wgmma and cp.async.bulk.tensor.
 // Traffic: q, dout, lse, delta read and dq written once; k and v once per block of queries (mostly L2).
 // Requires: sm_90a; bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
 // Parallel: a block owns 128 (HS 64: 192) queries of one head after the other (Schedule); its last warpgroup copies,
 //           each other one owns 64 queries and meets 64 keys at a time.
-template <int HS>
+template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(QueryKernel<HS>::kThreads, 1)
 attention_backward_query_sm90_kernel(const __grid_constant__ QueryMaps maps, const float* lse, const float* delta,
                                      AttentionShape shape, Schedule schedule) {
@@ -188,15 +196,15 @@ attention_backward_query_sm90_kernel(const __grid_constant__ QueryMaps maps, con
     __syncthreads();
     if (group_of_warps == P::kConsumers) {
         ptx::registers_shrink<P::kProducerRegisters>();
-        if (threadIdx.x == 128 * P::kConsumers) produce<HS>(state, maps, shape, schedule);
+        if (threadIdx.x == 128 * P::kConsumers) produce<HS, kDocuments>(state, maps, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS>(state, group_of_warps, maps.dqueries, lse, delta, shape, schedule);
+        consume<HS, kDocuments>(state, group_of_warps, maps.dqueries, lse, delta, shape, schedule);
     }
 #endif
 }
 
-template <int HS> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
+template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     using P = QueryKernel<HS>;
     const int64_t B = shape.B, T = shape.T, width = shape.row(), out_width = shape.NH * HS;
     const QueryMaps maps{panel_map(args.qkv.data, B, T, width, P::kQueries, P::kPanels),
@@ -204,19 +212,20 @@ template <int HS> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const
                          panel_map(args.qkv.data, B, T, width, P::kKeys, P::kPanels),
                          panel_map(args.dqkv.data, B, T, width, 16, P::kPanels)};
     const Schedule schedule = make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count);
-    CUDA_CHECK(cudaFuncSetAttribute(attention_backward_query_sm90_kernel<HS>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
+    auto* const kernel = attention_backward_query_sm90_kernel<HS, kDocuments>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
-    attention_backward_query_sm90_kernel<HS><<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
-        maps, args.lse.as<float>(), args.delta.as<float>(), shape, schedule);
+    kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(maps, args.lse.as<float>(),
+                                                                  args.delta.as<float>(), shape, schedule);
     CHECK_LAUNCH("attention_backward_query_sm90_kernel");
 }
 
 }  // namespace
 
 void attention_backward_query_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    if (shape.HS == 64) launch<64>(ctx, args, shape);
-    else launch<128>(ctx, args, shape);
+    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
+    (shape.documents ? with_documents : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

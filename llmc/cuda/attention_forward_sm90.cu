@@ -58,11 +58,16 @@ template <int HS> struct ForwardState {
     __device__ static int last_tile(int first_query, int T) {
         return (min(T, first_query + P::kQueries) - 1) / P::kKeys;
     }
+    // The first one.
+    template <bool kDocuments> __device__ static int first_tile(const AttentionShape& shape, int b, int first_query) {
+        return kDocuments ? shape.document_start(b, first_query) / P::kKeys : 0;
+    }
 };
 
 // The one thread that orders copies: for every item its queries, then tiles of keys and values from the last one that
-// the queries see down to the first. Values come one tile after the keys, as they are wanted.
-template <int HS>
+// the queries see down to the first: with documents that of the first query's, which starts before the others'. Values
+// come one tile after the keys, as they are wanted.
+template <int HS, bool kDocuments>
 __device__ void produce(ForwardState<HS> state, const ForwardMaps<HS>& maps, const AttentionShape& shape,
                         const Schedule& schedule) {
     using P = Forward<HS>;
@@ -86,10 +91,10 @@ __device__ void produce(ForwardState<HS> state, const ForwardMaps<HS>& maps, con
         const uint32_t full = state.queries.claim(P::kQueryBytes);
         ptx::load_box(state.shared, &maps.queries, full, first, at.head * P::kPanels, at.b);
         state.queries.next();
-        const int last = state.last_tile(first, T);
+        const int last = state.last_tile(first, T), begin = state.template first_tile<kDocuments>(shape, at.b, first);
         load_keys(last);
-        for (int tile = last; tile >= 0; tile--) {
-            if (tile > 0) load_keys(tile - 1);
+        for (int tile = last; tile >= begin; tile--) {
+            if (tile > begin) load_keys(tile - 1);
             load_values(tile);
         }
     }
@@ -127,7 +132,7 @@ template <int count> __device__ void as_weights(uint32_t (&p)[count / 8][4], con
 }
 
 // One consumer warpgroup.
-template <int HS>
+template <int HS, bool kDocuments>
 __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
                         const AttentionShape& shape, const Schedule& schedule) {
     using P = Forward<HS>;
@@ -145,14 +150,16 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
         const Schedule::Place at = schedule.place(item);
         const int first = at.tile * P::kQueries + group_of_warps * 64, row = first + warp % 4 * 16;
         int tile = state.last_tile(at.tile * P::kQueries, T);
+        const int begin = state.template first_tile<kDocuments>(shape, at.b, at.tile * P::kQueries);
+        const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
         if (!P::kOrdered) {   // tiles that only later warpgroups see; all of them if these rows do not exist
-            for (const int own = first < T ? first / P::kKeys : -1; tile > own; tile--) {
+            for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) {
                 state.keys.wait(), state.keys.release(lane), state.keys.next();
                 state.values.wait(), state.values.release(lane), state.values.next();
             }
         }
-        if (tile < 0) {
+        if (tile < begin) {
             state.queries.release(lane), state.queries.next();
             continue;
         }
@@ -167,11 +174,12 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
         ptx::wgmma_wait<0>();
         ptx::pin(s);
         state.keys.release(lane), state.keys.next();
-        mask_future(s, row - tile * P::kKeys, lane);
+        mask_future(s, row - tile * P::kKeys, lane);   // leaves every row at least itself
+        borders.mask(s, row - tile * P::kKeys, lane);
         softmax.grow(s, mul);
         softmax.exponentials(s, mul);
         as_weights(p, s);
-        for (; tile > 0; tile--) {
+        for (; tile > begin; tile--) {
             state.keys.wait();
             if (P::kOrdered) ptx::named_sync<256>(my_turn);
             start_scores<HS>(s, queries, state.key_tile());
@@ -181,6 +189,7 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
             ptx::wgmma_wait<1>();
             ptx::pin(s);
             state.keys.release(lane), state.keys.next();
+            borders.mask(s, row - (tile - 1) * P::kKeys, lane);
             const bool grown = softmax.grow(s, mul);
             softmax.exponentials(s, mul);
             softmax.evaluate();   // while the products run
@@ -220,14 +229,14 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
     if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // takes the last arrival away
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t; lse = log sum_j exp(s_j); out = sum_j exp(s_j - lse) v_j
+// Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j); out = sum_j exp(s_j - lse) v_j
 // Source: Shah et al., FlashAttention-3, arXiv 2407.08608, algorithms 1 and 2; PTX ISA 9.0, wgmma and
 //         cp.async.bulk.tensor.
 // Traffic: q read and out, lse written once; k and v read once per block of queries (mostly from the L2 cache).
 // Requires: sm_90a; bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
 // Parallel: a block owns 128 (HS 64: 192) queries of one head after the other (Schedule); its last warpgroup copies,
 //           each other one owns 64 queries and meets 128 keys at a time.
-template <int HS>
+template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(Forward<HS>::kThreads, 1)
 attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, float* lse, AttentionShape shape,
                               Schedule schedule) {
@@ -248,35 +257,35 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, floa
     __syncthreads();
     if (group_of_warps == P::kConsumers) {
         ptx::registers_shrink<P::kProducerRegisters>();
-        if (threadIdx.x == 128 * P::kConsumers) produce<HS>(state, maps, shape, schedule);
+        if (threadIdx.x == 128 * P::kConsumers) produce<HS, kDocuments>(state, maps, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS>(state, group_of_warps, maps.out, lse, shape, schedule);
+        consume<HS, kDocuments>(state, group_of_warps, maps.out, lse, shape, schedule);
     }
 #endif
 }
 
-template <int HS> void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Forward<HS>;
     const int64_t width = shape.row(), out_width = shape.NH * HS;
     const ForwardMaps<HS> maps{panel_map(args.qkv.data, shape.B, shape.T, width, P::kQueries, P::kPanels),
                                panel_map(args.qkv.data, shape.B, shape.T, width, P::kKeys, P::kPanels),
                                panel_map(args.out.data, shape.B, shape.T, out_width, 16, P::kPanels)};
     const Schedule schedule = make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count);
-    CUDA_CHECK(cudaFuncSetAttribute(attention_forward_sm90_kernel<HS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    P::kSharedBytes));
+    auto* const kernel = attention_forward_sm90_kernel<HS, kDocuments>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
-    attention_forward_sm90_kernel<HS><<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
-        maps, args.lse.as<float>(), shape, schedule);
+    kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(maps, args.lse.as<float>(), shape, schedule);
     CHECK_LAUNCH("attention_forward_sm90_kernel");
 }
 
 }  // namespace
 
 void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    if (shape.HS == 64) return launch<64>(ctx, args, shape);
-    CHECK(shape.HS == 128, "attention_forward_sm90: head size %lld", (long long)shape.HS);
-    launch<128>(ctx, args, shape);
+    CHECK(shape.HS == 64 || shape.HS == 128, "attention_forward_sm90: head size %lld", (long long)shape.HS);
+    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
+    (shape.documents ? with_documents : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

@@ -104,6 +104,58 @@ template <int count> __device__ inline void mask_past(float (&s)[count], int beh
     }
 }
 
+// ---- borders of documents: what the rows of a warp see begins (rows are queries) or ends (rows are keys) somewhere,
+// counted from the warp's first row. Both grow with the row, so that one number says which tiles need no mask.
+struct FirstKeys {
+    int of_row[2], latest;   // of the lane's rows, of the warp's last one
+
+    __device__ FirstKeys(const AttentionShape& shape, int b, int row, int lane) {
+        const int T = static_cast<int>(shape.T);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int query = row + 8 * half + lane / 4;
+            of_row[half] = (query < T ? shape.document_start(b, query) : 0) - row;
+        }
+        latest = warp_uniform(row < T ? shape.document_start(b, min(row + 15, T - 1)) - row : -row);
+    }
+    // ahead: as of mask_future.
+    template <int count> __device__ void mask(float (&s)[count], int ahead, int lane) const {
+        if (latest + ahead <= 0) return;
+        const int first[2] = {of_row[0] + ahead - 2 * (lane % 4), of_row[1] + ahead - 2 * (lane % 4)};
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            if (8 * (i / 4) + i % 2 < first[half_of(i)]) s[i] = -INFINITY;
+        }
+    }
+};
+struct EndQueries {
+    int of_row[2], earliest;   // of the lane's rows, of the warp's first one
+
+    __device__ EndQueries(const AttentionShape& shape, int b, int row, int lane) {
+        const int T = static_cast<int>(shape.T);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int key = row + 8 * half + lane / 4;
+            of_row[half] = (key < T ? shape.document_end(b, key) : T) - row;
+        }
+        earliest = warp_uniform((row < T ? shape.document_end(b, row) : T) - row);
+    }
+    // behind: as of mask_past.
+    template <int count> __device__ void mask(float (&s)[count], int behind, int lane) const {
+        if (behind + 2 * count <= earliest) return;
+        const int end[2] = {of_row[0] - behind - 2 * (lane % 4), of_row[1] - behind - 2 * (lane % 4)};
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            if (8 * (i / 4) + i % 2 >= end[half_of(i)]) s[i] = -INFINITY;
+        }
+    }
+};
+// Every sequence is one document.
+struct NoBorders {
+    __device__ NoBorders(const AttentionShape&, int, int, int) {}
+    template <int count> __device__ void mask(float (&)[count], int, int) const {}
+};
+
 // The weights (none is negative) are worked out before what follows. Without this the assembler puts exponentials off
 // until it has waited for products that they should have hidden; to know where to go on it must have them.
 template <int count> __device__ inline void evaluate_now(const float (&p)[count]) {
@@ -124,7 +176,9 @@ struct RowSoftmax {
     float sum[2] = {0, 0};                         // of this lane's columns
     float correction[2];                           // what grow() asks older results to be multiplied with
 
-    // Sets new references where a score of the warp outgrew the old ones; true if any did.
+    // Sets new references for rows whose scores outgrew the old ones; true if any of the warp's did. What happens to a
+    // row depends on that row alone: the bits of a query do not know what else is in its tile, other documents for
+    // instance.
     template <int count> __device__ bool grow(const float (&s)[count], float mul) {
         float most[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
@@ -137,7 +191,8 @@ struct RowSoftmax {
         if (!__any_sync(0xffffffffu, outgrown)) return false;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float next = fmaxf(reference[half], warp_max<4>(largest[half]));
+            const float row_largest = warp_max<4>(largest[half]);
+            const float next = row_largest > reference[half] + kHeadroom ? row_largest : reference[half];
             correction[half] = exp2_approx(reference[half] - next);
             reference[half] = next;
             sum[half] *= correction[half];
