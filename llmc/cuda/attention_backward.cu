@@ -16,10 +16,11 @@ template <> struct QueryTiles<64> {
 template <> struct QueryTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 32, kBlocks = 2;
 };
-template <int HS> struct QueryKernel : QueryTiles<HS> {
+// With documents a warp has one slab: no register is left for their borders.
+template <int HS, bool kDocuments> struct QueryKernel : QueryTiles<HS> {
     using Tiles = QueryTiles<HS>;
-    static constexpr int kThreads = 32 * Tiles::kWarps;
-    static constexpr int kWarpQueries = 16 * Tiles::kSlabs;
+    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kDocuments ? 1 : Tiles::kSlabs;
+    static constexpr int kWarpQueries = 16 * kSlabs;
     static constexpr int kQueries = Tiles::kWarps * kWarpQueries;
     static constexpr int kKeyBytes = kTileBytes<HS, Tiles::kKeys>;
     static constexpr int kSharedBytes = 2 * kTileBytes<HS, kQueries> + 4 * kKeyBytes;   // q, dout, 2 k, 2 v
@@ -35,16 +36,18 @@ template <> struct KeyTiles<64> {
 template <> struct KeyTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 1, kQueries = 64, kBlocks = 2;
 };
-template <int HS> struct KeyKernel : KeyTiles<HS> {
+// With documents fewer queries at a time: no register is left for their borders.
+template <int HS, bool kDocuments> struct KeyKernel : KeyTiles<HS> {
     using Tiles = KeyTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps;
-    static constexpr int kWarpKeys = 16 * Tiles::kSlabs;
+    static constexpr int kSlabs = kDocuments ? 1 : Tiles::kSlabs, kQueries = kDocuments ? 32 : Tiles::kQueries;
+    static constexpr int kWarpKeys = 16 * kSlabs;
     static constexpr int kKeys = Tiles::kWarps * kWarpKeys;
-    static constexpr int kQueryBytes = kTileBytes<HS, Tiles::kQueries>;
-    static constexpr int kStatBytes = 4 * Tiles::kQueries;
+    static constexpr int kQueryBytes = kTileBytes<HS, kQueries>;
+    static constexpr int kStatBytes = 4 * kQueries;
     // k, v, 2 q, 2 dout, 2 lse, 2 delta
     static constexpr int kSharedBytes = 2 * kTileBytes<HS, kKeys> + 4 * kQueryBytes + 4 * kStatBytes;
-    static_assert(Tiles::kQueries <= kThreads);   // a thread loads at most one row of lse and delta
+    static_assert(kQueries <= kThreads);   // a thread loads at most one row of lse and delta
 };
 
 // delta of a warp's queries: dout . out, 16 bytes a lane, to global memory and, for this warp, to `own`.
@@ -79,10 +82,10 @@ __device__ void row_products(float* delta, float* own, const bf16* dout, const b
 // Requires: bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
 // Parallel: a block owns 128 queries of one head, a warp 32 of them; keys pass 32 at a time, double buffered.
 template <int HS, bool kDocuments>
-__global__ void __launch_bounds__(QueryKernel<HS>::kThreads, QueryKernel<HS>::kBlocks)
+__global__ void __launch_bounds__(QueryKernel<HS, kDocuments>::kThreads, QueryKernel<HS, kDocuments>::kBlocks)
 attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, const bf16* out,
                                     const float* lse, const bf16* qkv, AttentionShape shape) {
-    using P = QueryKernel<HS>;
+    using P = QueryKernel<HS, kDocuments>;
     constexpr int kSlabs = P::kSlabs, kKeys = P::kKeys;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t queries = ptx::shared_address(memory), douts = queries + kTileBytes<HS, P::kQueries>,
@@ -95,9 +98,10 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
     const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
     const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
     // The first query's document starts before those of the others, the warp's last query's after.
-    const int first_tile = kDocuments ? shape.document_start(at.b, block_query) / kKeys : 0;
+    const int first_tile = kDocuments ? uniform(shape.document_start(at.b, block_query) / kKeys) : 0;
     const int latest_start =
-        kDocuments && warp_query < T ? shape.document_start(at.b, min(T, warp_query + P::kWarpQueries) - 1) : 0;
+        kDocuments && warp_query < T
+            ? uniform(shape.document_start(at.b, min(T, warp_query + P::kWarpQueries) - 1)) : 0;
 
     using KeyCopy = TileCopy<HS, kKeys, P::kThreads>;
     using QueryCopy = TileCopy<HS, P::kQueries, P::kThreads>;
@@ -147,7 +151,7 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
         multiply_tiles<HS>(s, queries + own_rows, keys + stage + operand_by_columns<HS>(lane));
         if (ahead < kKeys) mask_future(s, ahead);
         if (kDocuments && tile * kKeys < latest_start)
-            mask_before_document(s, shape, at.b, warp_query, tile * kKeys);
+            mask_before_document(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
 #pragma unroll
         for (int m = 0; m < kSlabs; m++) {
 #pragma unroll
@@ -190,10 +194,10 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
 //           all heads of the group pass by, double buffered. Scores are computed transposed (rows = keys), so
 //           that they are operands of the two sums as they stand.
 template <int HS, bool kDocuments>
-__global__ void __launch_bounds__(KeyKernel<HS>::kThreads, KeyKernel<HS>::kBlocks)
+__global__ void __launch_bounds__(KeyKernel<HS, kDocuments>::kThreads, KeyKernel<HS, kDocuments>::kBlocks)
 attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* dout, const float* lse,
                                   const bf16* qkv, AttentionShape shape) {
-    using P = KeyKernel<HS>;
+    using P = KeyKernel<HS, kDocuments>;
     constexpr int kSlabs = P::kSlabs, kQueries = P::kQueries;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t keys = ptx::shared_address(memory), values = keys + kTileBytes<HS, P::kKeys>,
@@ -309,8 +313,8 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
 }
 
 template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    using Q = QueryKernel<HS>;
-    using K = KeyKernel<HS>;
+    using Q = QueryKernel<HS, kDocuments>;
+    using K = KeyKernel<HS, kDocuments>;
     const bf16 *qkv = args.qkv.as<bf16>(), *dout = args.dout.as<bf16>(), *out = args.out.as<bf16>();
     const float* lse = args.lse.as<float>();
     float* delta = args.delta.as<float>();

@@ -14,10 +14,11 @@ template <> struct ForwardTiles<64> {
 template <> struct ForwardTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 2;
 };
-template <int HS> struct Forward : ForwardTiles<HS> {
+// With documents a warp has one slab: no register is left for their borders.
+template <int HS, bool kDocuments> struct Forward : ForwardTiles<HS> {
     using Tiles = ForwardTiles<HS>;
-    static constexpr int kThreads = 32 * Tiles::kWarps;
-    static constexpr int kWarpQueries = 16 * Tiles::kSlabs;
+    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kDocuments ? 1 : Tiles::kSlabs;
+    static constexpr int kWarpQueries = 16 * kSlabs;
     static constexpr int kQueries = Tiles::kWarps * kWarpQueries;
     static constexpr int kKeyBytes = kTileBytes<HS, Tiles::kKeys>;
     static constexpr int kSharedBytes = kTileBytes<HS, kQueries> + 4 * kKeyBytes;   // q, 2 stages of k and v
@@ -81,9 +82,9 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
 // Requires: bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
 // Parallel: a block owns 128 queries of one head, a warp 32 of them; keys pass 64 at a time, double buffered.
 template <int HS, bool kDocuments>
-__global__ void __launch_bounds__(Forward<HS>::kThreads, Forward<HS>::kBlocks)
+__global__ void __launch_bounds__(Forward<HS, kDocuments>::kThreads, Forward<HS, kDocuments>::kBlocks)
 attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionShape shape) {
-    using P = Forward<HS>;
+    using P = Forward<HS, kDocuments>;
     constexpr int kSlabs = P::kSlabs, kKeys = P::kKeys;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t queries = ptx::shared_address(memory), keys = queries + kTileBytes<HS, P::kQueries>,
@@ -96,9 +97,10 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
     const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
     // The first query's document starts before those of the others, the warp's last query's after.
-    const int first_tile = kDocuments ? shape.document_start(at.b, block_query) / kKeys : 0;
+    const int first_tile = kDocuments ? uniform(shape.document_start(at.b, block_query) / kKeys) : 0;
     const int latest_start =
-        kDocuments && warp_query < T ? shape.document_start(at.b, min(T, warp_query + P::kWarpQueries) - 1) : 0;
+        kDocuments && warp_query < T
+            ? uniform(shape.document_start(at.b, min(T, warp_query + P::kWarpQueries) - 1)) : 0;
 
     using KeyCopy = TileCopy<HS, kKeys, P::kThreads>;
     using QueryCopy = TileCopy<HS, P::kQueries, P::kThreads>;
@@ -134,7 +136,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
         multiply_tiles<HS>(s, q_operand, keys + stage + operand_by_columns<HS>(lane));
         if (ahead < kKeys) mask_future(s, ahead);
         if (kDocuments && tile * kKeys < latest_start)
-            mask_before_document(s, shape, at.b, warp_query, tile * kKeys);
+            mask_before_document(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
         update_reference<kDocuments>(softmax, o, s, mul);
         const uint32_t v_operand = values + stage + operand_by_rows<HS>(lane);
 #pragma unroll
@@ -180,7 +182,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
 }
 
 template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    using P = Forward<HS>;
+    using P = Forward<HS, kDocuments>;
     auto* const kernel = attention_forward_mma_kernel<HS, kDocuments>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
     const unsigned grid = grid_size(ceil_div(shape.T, P::kQueries) * shape.B * shape.NH);
