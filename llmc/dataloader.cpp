@@ -62,7 +62,8 @@ int32_t read_separator(const std::string& shard, int64_t vocab_size) {
     const nlohmann::json tokenizer = meta.value("tokenizer", nlohmann::json());
     const nlohmann::json id = tokenizer.is_object() ? tokenizer.value("separator", nlohmann::json()) : nlohmann::json();
     if (!id.is_number_integer()) refuse("has no integer tokenizer.separator");
-    if (id < 0 || id >= vocab_size) refuse("says " + id.dump() + ", outside the vocabulary of " + std::to_string(vocab_size));
+    if (id < 0 || id >= vocab_size)
+        refuse(strf("says %s, outside the vocabulary of %lld", id.dump().c_str(), (long long)vocab_size));
     return id.get<int32_t>();
 }
 

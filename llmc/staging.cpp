@@ -2,7 +2,7 @@
 
 Staging::Staging(const Config& config, const World& world, Trainer& trainer) : config_(config), world_(world) {
     const int64_t N = config.global_batch_size / world.ranks * config.seq_length;
-    const int64_t ints_bytes = ((config.reset_attention_mask ? 5 : 3) * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
+    const int64_t ints_bytes = (input_rows(config) * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
     const int64_t fp8_bytes = (trainer.fp8().report_bytes() + 255) / 256 * 256;
     const int64_t wire_bytes = (trainer.zero().report_bytes() + 255) / 256 * 256;
     const int64_t slot_bytes = ints_bytes + 2 * 256 + fp8_bytes + wire_bytes;   // a StepState each way

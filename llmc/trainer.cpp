@@ -27,7 +27,8 @@ Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Co
       buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
       fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
       decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_) {
-    inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32, (config.reset_attention_mask ? 5 : 3) * config.micro_batch_size * config.seq_length);
+    inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32,
+                         input_rows(config) * config.micro_batch_size * config.seq_length);
     logits_ = arena.take(Purpose::kInputs, config.dtype, config.shape.padded_vocab());
     state_ = take_state(arena);
     eval_state_ = take_state(arena);

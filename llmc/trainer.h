@@ -10,6 +10,9 @@
 #include "llmc/decoder.h"
 #include "llmc/optimizer.h"
 
+// Integers of a token that go to the device: token, target, order; with documents their start and end.
+inline int64_t input_rows(const Config& config) { return config.reset_attention_mask ? 5 : 3; }
+
 // One global batch in pinned host memory, and what the step reported. Reused every second step.
 struct StagedStep {
     int32_t* tokens = nullptr;     // (micro_batches, B*T); null while rehearsing
@@ -80,7 +83,7 @@ private:
     Fp8State fp8_;
     Optimizer optimizer_;
     Decoder decoder_;
-    Tensor inputs_;          // (3 or 5, B*T) int32: tokens, targets, order; with documents their starts and ends
+    Tensor inputs_;          // (input_rows, B*T) int32
     Tensor logits_;          // (Vp) T: one row, for sampling
     StepState* state_;       // device
     StepState* eval_state_;  // device

@@ -349,12 +349,13 @@ template <typename F> void for_each_document(const Lengths& lengths, F&& f) {
 }
 
 // How many results of rows [begin, begin + rows) of sequence b differ.
-int64_t differences(const Attention& a, const Attention::Result& x, const Attention::Result& y, int64_t b, int64_t begin,
-                    int64_t rows) {
+int64_t differences(const Attention& a, const Attention::Result& x, const Attention::Result& y, int64_t b,
+                    int64_t begin, int64_t rows) {
     int64_t count = 0;
     for (int64_t t = begin; t < begin + rows; t++) {
         for (int64_t i = 0; i < a.width; i++) count += x.dqkv.get(a.q(b, t, 0) + i) != y.dqkv.get(a.q(b, t, 0) + i);
-        for (int64_t i = 0; i < a.s.NH * a.s.HS; i++) count += x.out.get(a.o(b, t, 0) + i) != y.out.get(a.o(b, t, 0) + i);
+        for (int64_t i = 0; i < a.s.NH * a.s.HS; i++)
+            count += x.out.get(a.o(b, t, 0) + i) != y.out.get(a.o(b, t, 0) + i);
         for (int64_t h = 0; h < a.s.NH; h++) count += x.lse.get(a.row(b, t, h)) != y.lse.get(a.row(b, t, h));
     }
     return count;
@@ -431,7 +432,8 @@ TEST_CASE("gpu attention: a token reaches its own document only, to the bit") {
             const Attention::Result before = a.on_gpu(a.on_cpu(a.type));
             for (int64_t t : {0, 63, 64, 200, 399}) {
                 Attention changed = a;
-                for (int64_t i = 0; i < a.width; i++) changed.qkv.set(a.q(1, t, 0) + i, a.qkv.get(a.q(1, t, 0) + i) * 9 + 1);
+                for (int64_t i = a.q(1, t, 0); i < a.q(1, t, 0) + a.width; i++)
+                    changed.qkv.set(i, a.qkv.get(i) * 9 + 1);
                 const Attention::Result after = changed.on_gpu(changed.on_cpu(a.type));
                 for_each_document(lengths, [&](int64_t b, int64_t begin, int64_t length) {
                     const bool own = b == 1 && begin <= t && t < begin + length;

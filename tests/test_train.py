@@ -392,7 +392,8 @@ class TrainTest(unittest.TestCase):
             self.assertNotEqual(evaluations["on"][0], evaluations["off"][0])
             self.assertAlmostEqual(losses["on"][0], losses["off"][0], delta=0.1)
         self.check_resume(LLAMA, "--reset-attention-mask")
-        done = self.run_train(LLAMA, "--train-iters", "21", "--save", self.path("straight"), "--resume", "auto", expect=2)
+        done = self.run_train(LLAMA, "--train-iters", "21", "--save", self.path("straight"), "--resume", "auto",
+                              expect=2)
         self.assertIn("reset-attention-mask", done.stderr)
         os.unlink(self.path("valid.meta.json"))
         done = self.run_train(GPT2, *options, "--reset-attention-mask", expect=2)

@@ -53,8 +53,8 @@ struct Span {
     int64_t begin, end;
 };
 
-// Calls f(span) for every document of a sequence. Each is then treated as a sequence of its own: what crosses a border
-// is not masked, it is never looked at.
+// Calls f(span) for every document of a sequence. Each is then treated as a sequence of its own: what crosses a
+// border is not masked, it is never looked at.
 template <typename Args, typename F> void for_documents(const Args& args, int64_t b, F&& f) {
     if (!args.documents) return f(Span{0, args.T});
     const int32_t* ends = args.documents + (args.B + b) * args.T;
@@ -66,7 +66,8 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
     using A = Acc<T>;
     const Heads<T> heads{args.qkv.as<T>(), args.T, args.NH, args.NKV, args.HS};
     const int64_t kv = h / (args.NH / args.NKV), HS = args.HS, length = document.end - document.begin;
-    const int64_t to_document = document.begin * heads.width();
+    const int64_t first_token = document.begin * heads.width();
+    const T *q = heads.q(b, h) + first_token, *k = heads.k(b, kv) + first_token, *v = heads.v(b, kv) + first_token;
     const int64_t score_stride = round_up(args.T, kMicroColumns<A>);
     const int64_t out_stride = round_up(HS, kMicroColumns<A>);
     A* scores = scratch;
@@ -75,8 +76,8 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
     for (int64_t first = 0; first < length; first += kQueries) {
         const int64_t queries = std::min(kQueries, length - first), keys = first + queries;
         const int64_t token = b * args.T + document.begin + first;
-        multiply(over_columns(heads.q(b, h) + to_document + first * heads.width(), heads.width(), queries),
-                 over_columns(heads.k(b, kv) + to_document, heads.width(), keys), HS, scores, score_stride, false, work);
+        multiply(over_columns(q + first * heads.width(), heads.width(), queries), over_columns(k, heads.width(), keys),
+                 HS, scores, score_stride, false, work);
         A inverse_sum[kQueries];
         for (int64_t i = 0; i < queries; i++) {
             A largest;
@@ -86,7 +87,7 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
             args.lse.as<A>()[(b * args.NH + h) * args.T + document.begin + first + i] =
                 static_cast<A>(static_cast<double>(largest) + log(static_cast<double>(sum)));
         }
-        multiply(over_columns(scores, score_stride, queries), over_rows(heads.v(b, kv) + to_document, heads.width(), HS),
+        multiply(over_columns(scores, score_stride, queries), over_rows(v, heads.width(), HS),
                  keys, sums, out_stride, false, work);
         for (int64_t i = 0; i < queries; i++) {
             T* out = args.out.as<T>() + ((token + i) * args.NH + h) * HS;
@@ -154,10 +155,10 @@ void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, Spa
     const Heads<T> heads{args.qkv.as<T>(), args.T, args.NH, args.NKV, args.HS};
     const int64_t HS = args.HS, width = heads.width(), out_width = args.NH * HS;
     const int64_t queries = std::min(kQueries, document.end - document.begin - first), keys = first + queries;
-    const int64_t to_document = document.begin * width, at = document.begin + first;
+    const int64_t first_token = document.begin * width, at = document.begin + first;
     const int64_t stride = buffers.score_stride, head_stride = buffers.head_stride;
     const int64_t kv = h / (args.NH / args.NKV);
-    const T *q = heads.q(b, h) + at * width, *k = heads.k(b, kv) + to_document, *v = heads.v(b, kv) + to_document;
+    const T *q = heads.q(b, h) + at * width, *k = heads.k(b, kv) + first_token, *v = heads.v(b, kv) + first_token;
     const T* dout = args.dout.as<T>() + (b * args.T + at) * out_width + h * HS;
     const T* out = args.out.as<T>() + (b * args.T + at) * out_width + h * HS;
     const int64_t row_begin = (b * args.NH + h) * args.T + at;

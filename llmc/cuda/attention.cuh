@@ -9,7 +9,7 @@ namespace cuda {
 struct AttentionShape {
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
-    const int32_t* documents;   // (2, B, T): starts, ends; null: every sequence is one document
+    const int32_t* documents = nullptr;   // (2, B, T): starts, ends; null: every sequence is one document
 
     // Document of a token: its first position in the sequence, the one after its last.
     __device__ int document_start(int64_t b, int64_t t) const { return documents[b * T + t]; }

@@ -76,11 +76,12 @@ __device__ void row_products(float* delta, float* own, const bf16* dout, const b
 }
 
 // Math: delta = dout . out; p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta);
-//       dq = softmax_mul sum_j ds_j k_j
+//       dq = softmax_mul sum_j ds_j k_j (kDocuments: keys of the query's document)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q, lse, out read and dq, delta written once, dout twice; k and v once per 128 queries (mostly L2).
 // Requires: bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 queries of one head, a warp 32 of them; keys pass 32 at a time, double buffered.
+// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16); keys pass 32 at a time,
+//           double buffered.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(QueryKernel<HS, kDocuments>::kThreads, QueryKernel<HS, kDocuments>::kBlocks)
 attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, const bf16* out,
@@ -185,7 +186,7 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
 }
 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query
-//       head that reads this key head (p, ds as above).
+//       head that reads this key head, kDocuments: those of j's document (p, ds as above).
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group once per key tile (mostly
 // L2).
@@ -312,7 +313,8 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
                       own + kTileBytes<HS, P::kKeys>);
 }
 
-template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
+template <int HS, bool kDocuments>
+void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     using Q = QueryKernel<HS, kDocuments>;
     using K = KeyKernel<HS, kDocuments>;
     const bf16 *qkv = args.qkv.as<bf16>(), *dout = args.dout.as<bf16>(), *out = args.out.as<bf16>();

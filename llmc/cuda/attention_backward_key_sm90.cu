@@ -256,7 +256,8 @@ __device__ void consume(KeyState<HS> state, char* memory, int group_of_warps, co
 }
 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query head that
-//       reads this key head (kDocuments: those of j's document); p_tj = exp(s_tj - lse_t), ds_tj = p_tj (dout_t . v_j - delta_t)
+//       reads this key head (kDocuments: those of j's document); p_tj = exp(s_tj - lse_t),
+//       ds_tj = p_tj (dout_t . v_j - delta_t)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; Shah et al., FlashAttention-3, arXiv 2407.08608; PTX
 //         ISA 9.0, wgmma and cp.async.bulk.tensor.
 // Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group once per block of keys (mostly L2).
@@ -285,7 +286,8 @@ attention_backward_key_sm90_kernel(const __grid_constant__ KeyMaps maps, const f
         ptx::registers_shrink<P::kProducerRegisters>();
         const int thread = static_cast<int>(threadIdx.x) - 128 * P::kConsumers;
         if (thread == 0) produce_tiles<HS, kDocuments>(state, maps, shape, schedule);
-        else if (thread / 32 == 1) produce_stats<HS, kDocuments, true>(state, memory, lse, shape, schedule, thread % 32);
+        else if (thread / 32 == 1)
+            produce_stats<HS, kDocuments, true>(state, memory, lse, shape, schedule, thread % 32);
         else if (thread / 32 == 2)
             produce_stats<HS, kDocuments, false>(state, memory, delta, shape, schedule, thread % 32);
     } else {
@@ -295,7 +297,8 @@ attention_backward_key_sm90_kernel(const __grid_constant__ KeyMaps maps, const f
 #endif
 }
 
-template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
+template <int HS, bool kDocuments>
+void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     using P = KeyKernel<HS>;
     const int64_t B = shape.B, T = shape.T, width = shape.row(), out_width = shape.NH * HS;
     const KeyMaps maps{panel_map(args.qkv.data, B, T, width, P::kKeys, P::kPanels),

@@ -171,7 +171,8 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
     if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
 }
 
-// Math (kDocuments: keys of the query's document): p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta); dq = softmax_mul sum_j ds_j k_j
+// Math: p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta); dq = softmax_mul sum_j ds_j k_j (kDocuments: keys of the
+//       query's document)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; Shah et al., FlashAttention-3, arXiv 2407.08608; PTX
 //         ISA 9.0, wgmma and cp.async.bulk.tensor.
 // Traffic: q, dout, lse, delta read and dq written once; k and v once per block of queries (mostly L2).
@@ -204,7 +205,8 @@ attention_backward_query_sm90_kernel(const __grid_constant__ QueryMaps maps, con
 #endif
 }
 
-template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
+template <int HS, bool kDocuments>
+void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
     using P = QueryKernel<HS>;
     const int64_t B = shape.B, T = shape.T, width = shape.row(), out_width = shape.NH * HS;
     const QueryMaps maps{panel_map(args.qkv.data, B, T, width, P::kQueries, P::kPanels),

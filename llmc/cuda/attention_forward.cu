@@ -76,11 +76,13 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
     }
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j); out = sum_j exp(s_j - lse) v_j
+// Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j);
+//       out = sum_j exp(s_j - lse) v_j
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q read and out, lse written once; k and v read once per 128 queries (mostly from the L2 cache).
 // Requires: bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 queries of one head, a warp 32 of them; keys pass 64 at a time, double buffered.
+// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16); keys pass 64 at a time,
+//           double buffered.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(Forward<HS, kDocuments>::kThreads, Forward<HS, kDocuments>::kBlocks)
 attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionShape shape) {
@@ -181,7 +183,8 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
                       memory + out_warp * kTileBytes<HS, P::kWarpQueries>);
 }
 
-template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+template <int HS, bool kDocuments>
+void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Forward<HS, kDocuments>;
     auto* const kernel = attention_forward_mma_kernel<HS, kDocuments>;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));

@@ -229,7 +229,8 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
     if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // takes the last arrival away
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j); out = sum_j exp(s_j - lse) v_j
+// Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j);
+//       out = sum_j exp(s_j - lse) v_j
 // Source: Shah et al., FlashAttention-3, arXiv 2407.08608, algorithms 1 and 2; PTX ISA 9.0, wgmma and
 //         cp.async.bulk.tensor.
 // Traffic: q read and out, lse written once; k and v read once per block of queries (mostly from the L2 cache).
@@ -265,7 +266,8 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, floa
 #endif
 }
 
-template <int HS, bool kDocuments> void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+template <int HS, bool kDocuments>
+void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Forward<HS>;
     const int64_t width = shape.row(), out_width = shape.NH * HS;
     const ForwardMaps<HS> maps{panel_map(args.qkv.data, shape.B, shape.T, width, P::kQueries, P::kPanels),

@@ -143,8 +143,8 @@ __device__ inline void mask_past(float (&s)[slabs][columns][4], int behind) {
 // -inf where the column (a key) comes before the document of the row (a query). The borders are read again for every
 // such tile: few tiles have one, and registers are short. query, key: first row of the warp, first column.
 template <int slabs, int columns>
-__device__ inline void mask_before_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b, int query,
-                                            int key) {
+__device__ inline void mask_before_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
+                                            int query, int key) {
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
 #pragma unroll
     for (int m = 0; m < slabs; m++) {
@@ -163,8 +163,8 @@ __device__ inline void mask_before_document(float (&s)[slabs][columns][4], const
 
 // -inf where the column (a query) comes after the document of the row (a key).
 template <int slabs, int columns>
-__device__ inline void mask_after_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b, int key,
-                                           int query) {
+__device__ inline void mask_after_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
+                                           int key, int query) {
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
 #pragma unroll
     for (int m = 0; m < slabs; m++) {
