@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Logs of runs on several ranks: whether they are equal to the bit, or a table of what the ranks cost.
 
-    python3 dev/rank_report.py same LOG.jsonl OTHER.jsonl ...     exit 1 unless losses, norms and FP8 factors are equal
+    python3 dev/rank_report.py same LOG.jsonl OTHER.jsonl ...     exit 1 unless losses, norms, FP8 factors are equal
     python3 dev/rank_report.py table ONE.jsonl LOG.jsonl ...      speed against that of ONE.jsonl, which is of one rank
 
 The first steps of a table are left out (--skip): they search matmul algorithms and load kernels. Standard library only.
@@ -16,19 +16,20 @@ SKIP = 3
 
 
 def read(path):
-    """Header, records of steps, records of FP8 tensors."""
+    """Header, records of steps, records of FP8 tensors, records of evaluations."""
     with open(path) as file:
         records = [json.loads(line) for line in file]
     steps = [r for r in records if r["type"] == "step"]
     if not records or records[0]["type"] != "header" or not steps:
         raise ValueError(f"{path}: not a log with steps")
-    return records[0], steps, [r for r in records if r["type"] == "fp8"]
+    return records[0], steps, *([r for r in records if r["type"] == kind] for kind in ("fp8", "eval"))
 
 
 def figures(path):
     """What must not depend on overlap, on who owns what, nor on the form of gathered weights."""
-    _, steps, fp8 = read(path)
-    return ([(f"step {r['step']}: {key}", r[key]) for r in steps for key in ("loss", "grad_norm", "skipped")]
+    _, steps, fp8, evaluations = read(path)
+    return ([(f"step {r['step']}: validation loss", r["loss"]) for r in evaluations]
+            + [(f"step {r['step']}: {key}", r[key]) for r in steps for key in ("loss", "grad_norm", "skipped")]
             + [(f"step {r['step']}: {key} of {t['name']}", t[key]) for r in fp8 for t in r["tensors"]
                for key in ("amax", "quant_mul", "saturated", "flushed", "nonfinite")])
 
@@ -57,7 +58,7 @@ def sent_gb(header, names):
 
 
 def row(log, one_rank_speed):
-    header, steps, _ = read(log)
+    header, steps, *_ = read(log)
     steps = steps[SKIP:]
     if len(steps) < 2:
         raise ValueError(f"{log}: {len(steps)} steps after the first {SKIP}, at least 2 needed")

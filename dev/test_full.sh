@@ -20,10 +20,11 @@ sanitized_suite() {
     build VARIANT=asan tests &&
         ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 build/cpu-asan/tests
 }
-# Threads other than OpenMP's, whose barriers the sanitizer does not know, read data and write checkpoints.
+# Threads other than OpenMP's, whose barriers the sanitizer does not know, read data, write checkpoints and post what
+# ranks do.
 threads() {
-    build VARIANT=tsan tests &&
-        build/cpu-tsan/tests --test-case="data:*,*async: what*,*async: the files*,*async: a failure*,*async: an error*"
+    local async="*async: what*,*async: the files*,*async: a failure*,*async: an error*"
+    build VARIANT=tsan tests && build/cpu-tsan/tests --test-case="data:*,board*,watchdog: a library*,$async"
 }
 long_tests() { build tests && LLMC_FULL=1 build/cpu/tests; }
 

@@ -23,7 +23,7 @@ train() {   # NAME RANKS BINARY OPTION...: log in OUT/NAME.jsonl
     local name=$1 ranks=$2 binary=$3 launcher=()
     shift 3
     [ "$ranks" -gt 1 ] && launcher=("${mpirun[@]}" -np "$ranks")
-    rm -f "$out/$name.jsonl"
+    rm -rf "$out/$name.jsonl" "$out/save"
     timeout 300 "${launcher[@]}" "$build/$binary" --train-data "$shards" --log-file "$out/$name.jsonl" "$@" \
         "${options[@]}" > "$out/$name.txt" 2>&1 || { failed+=("$name"); tail -n 3 "$out/$name.txt"; }
 }
@@ -53,12 +53,14 @@ equal() {   # NAME BINARY OPTION...
 
 bits() {
     local gpt2=(train_gpt2 --model gpt2-124M) llama=(train_llama --model llama3-small --num-layers 4 --seq-length 1024)
-    equal gpt2-bf16 "${gpt2[@]}" --grad-comm-dtype fp8
+    # Weights are on their way while something else than a step needs them: on rank 0 alone, too.
+    local between=(--valid-data "$shards" --eval-interval 1 --eval-iters 1 --sample-every 2 --sample-tokens 8)
+    equal gpt2-bf16 "${gpt2[@]}" --grad-comm-dtype fp8 "${between[@]}" --save "$out/save" --save-interval 2 --keep 1
     equal gpt2-delayed "${gpt2[@]}" --fp8-recipe delayed --fp8-check-interval 1
     equal llama-delayed "${llama[@]}" --fp8-recipe delayed --grad-comm-dtype bf16 --fp8-check-interval 1
     equal llama-delayed-wire8 "${llama[@]}" --fp8-recipe delayed --grad-comm-dtype fp8 --grad-dtype bf16
     equal llama-1F1L "${llama[@]}" --fp8-recipe tensorwise --first-last-layers-bf16 --fp8-check-interval 1
-    equal llama-blockwise "${llama[@]}" --fp8-recipe blockwise --grad-dtype bf16
+    equal llama-blockwise "${llama[@]}" --fp8-recipe blockwise --grad-dtype bf16 "${between[@]}"
     grep -h '"type":"grad_wire"' "$out"/*.jsonl | tail -n 1
 }
 

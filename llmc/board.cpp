@@ -32,9 +32,9 @@ struct Poster {
     std::atomic<BoardRow*> row{nullptr};
     int64_t step = 0;
     std::function<void(int64_t, Phase)> strike;
-    char purpose[sizeof(Mark::name)] = "";
 };
 Poster poster;
+thread_local char purpose[sizeof(Mark::name)] = "";   // of each rank where threads are ranks, in tests
 
 BoardRow* row() { return poster.row.load(std::memory_order_acquire); }
 
@@ -81,15 +81,15 @@ void leave_outcome(int exit_code) {
 }
 
 CollectivePurpose::CollectivePurpose(const std::string& text) {
-    std::snprintf(poster.purpose, sizeof poster.purpose, "%s", text.c_str());
+    std::snprintf(purpose, sizeof purpose, "%s", text.c_str());
 }
-CollectivePurpose::~CollectivePurpose() { poster.purpose[0] = '\0'; }
+CollectivePurpose::~CollectivePurpose() { purpose[0] = '\0'; }
 
 void on_phase(std::function<void(int64_t, Phase)> strike) { poster.strike = std::move(strike); }
 
 void set_own_row(BoardRow* new_row) { poster.row.store(new_row, std::memory_order_release); }
 BoardRow* own_row() { return row(); }
-const char* collective_name(const char* otherwise) { return poster.purpose[0] ? poster.purpose : otherwise; }
+const char* collective_name(const char* otherwise) { return purpose[0] ? purpose : otherwise; }
 
 // ---- rows
 
@@ -131,8 +131,8 @@ RankPost BoardRow::read() const {
         lane.finished = lanes_[i].finished.load(std::memory_order_acquire);
         lane.begun = lanes_[i].begun.load(std::memory_order_acquire);
         lane.given = lanes_[i].given.load(std::memory_order_acquire);
-        if (lane.begun > 0) lane.at = lanes_[i].slot(lane.begun).load();
-        if (lane.given > lane.begun) lane.next = lanes_[i].slot(lane.begun + 1).load();
+        if (lane.begun > 0) lane.at = slot(i, lane.begun).load();
+        if (lane.given > lane.begun) lane.next = slot(i, lane.begun + 1).load();
     }
     return post;
 }
@@ -144,8 +144,8 @@ void BoardRow::write(const RankPost& post) {
     end_code_plus_1_.store(post.end_code + 1, std::memory_order_release);
     for (int i = 0; i < kLanes; i++) {
         const LanePost& lane = post.lanes[i];
-        if (lane.begun > 0) lanes_[i].slot(lane.begun).store(lane.at);
-        if (lane.given > lane.begun) lanes_[i].slot(lane.begun + 1).store(lane.next);
+        if (lane.begun > 0) slot(i, lane.begun).store(lane.at);
+        if (lane.given > lane.begun) slot(i, lane.begun + 1).store(lane.next);
         lanes_[i].given.store(lane.given, std::memory_order_release);
         lanes_[i].begun.store(lane.begun, std::memory_order_release);
         lanes_[i].finished.store(lane.finished, std::memory_order_release);
@@ -171,7 +171,7 @@ int64_t BoardRow::give(Lane lane, const char* name) {
     mark.phase = phase();
     std::snprintf(mark.name, sizeof mark.name, "%s", name);
     const int64_t number = lanes_[lane].given.load(std::memory_order_relaxed) + 1;
-    lanes_[lane].slot(number).store(mark);
+    slot(lane, number).store(mark);
     lanes_[lane].given.store(number, std::memory_order_release);
     add_progress();
     return number;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 
 enum class Phase : int32_t {
     kStart, kLoad, kData, kForward, kBackward, kReduce, kUpdate, kDevice, kEvaluation, kSample, kSave, kSaveEnd, kEnd
@@ -87,7 +88,8 @@ public:
     void set_finished(Lane lane, int64_t number);
 
 private:
-    static constexpr int64_t kRing = 512;   // more than are given ahead of the device
+    // More than are given ahead: one, and on the device two steps of an 8B model, each parameter by itself in FP8.
+    static constexpr int64_t kHostRing = 4, kDeviceRing = 2048;
     struct AtomicMark {
         std::atomic<int64_t> step;
         std::atomic<int32_t> number, phase;
@@ -97,13 +99,17 @@ private:
     };
     struct AtomicLane {
         std::atomic<int64_t> given, begun, finished;
-        AtomicMark ring[kRing];
-        AtomicMark& slot(int64_t number) { return ring[number % kRing]; }
-        const AtomicMark& slot(int64_t number) const { return ring[number % kRing]; }
     };
+    const AtomicMark& slot(int lane, int64_t number) const {
+        return lane == kHostLane ? host_ring_[number % kHostRing] : device_ring_[number % kDeviceRing];
+    }
+    AtomicMark& slot(int lane, int64_t number) {
+        return const_cast<AtomicMark&>(std::as_const(*this).slot(lane, number));
+    }
     std::atomic<int64_t> signs_, progress_, step_;
     std::atomic<int32_t> phase_, past_first_step_, end_code_plus_1_, collectives_;
     AtomicLane lanes_[kLanes];
+    AtomicMark host_ring_[kHostRing], device_ring_[kDeviceRing];
 };
 
 // ---- the memory of one host

@@ -62,9 +62,24 @@ std::unique_ptr<Comm> open_comm() {
 #else
 std::unique_ptr<Comm> open_mpi();   // comm_mpi.cpp
 
+// Where the launcher and OpenMPI do not know each other, each process is the only rank of a run of its own.
+static void require_all_met(int ranks) {
+    const bool openmpi = std::getenv("OMPI_COMM_WORLD_SIZE");
+    for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
+        if (openmpi && size[0] == 'S') continue;   // of the daemons that mpirun started its ranks from
+        REQUIRE(ranks > 1 || number_of(size) <= 1, "%s is %d, but each process finds itself alone: the launcher is not "
+                "of the OpenMPI that this executable was built with; use its mpirun, or srun --mpi=pmix", size,
+                number_of(size));
+    }
+}
+
 std::unique_ptr<Comm> open_comm() {
     const bool launched = std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
-    if (launched) return watched(device::device_info(-1).toolkit.empty() ? open_mpi() : open_nccl(open_mpi()));
+    if (launched) {
+        std::unique_ptr<Comm> mpi = open_mpi();
+        require_all_met(mpi->world().ranks);
+        return watched(device::device_info(-1).toolkit.empty() ? std::move(mpi) : open_nccl(std::move(mpi)));
+    }
     const int tasks = number_of("SLURM_STEP_NUM_TASKS");
     REQUIRE(tasks <= 1, "srun started %d tasks that do not know of each other: use srun --mpi=pmix", tasks);
     return open_single();

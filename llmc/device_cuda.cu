@@ -5,6 +5,7 @@
 #include <nvtx3/nvToolsExt.h>
 
 #include <atomic>
+#include <cstdio>
 
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm.h"
@@ -13,6 +14,14 @@ namespace cuda {
 namespace {
 
 constexpr int kMinimumSm = 80;  // bf16 arithmetic and cp.async
+
+// For what destructors call: after an error of the device every call there fails, and an exception would end the
+// process without the message of the first one. Told once.
+void tell(cudaError_t status, const char* what) {
+    static std::atomic<bool> told{false};
+    if (status == cudaSuccess || told.exchange(true)) return;
+    std::fprintf(stderr, "warning: %s: %s\n", what, cudaGetErrorString(status));
+}
 
 // The one count of the process: device and pinned allocations since start.
 std::atomic<int64_t>& allocations() {
@@ -105,9 +114,9 @@ void device_open(Ctx& ctx, int index) {
 
 void device_close(Ctx& ctx) {
     if (ctx.stream == nullptr) return;
-    CUDA_CHECK(cudaStreamSynchronize(stream_of(ctx)));
+    tell(cudaStreamSynchronize(stream_of(ctx)), "closing the device");
     gemm_state_destroy(ctx);
-    CUDA_CHECK(cudaStreamDestroy(stream_of(ctx)));
+    tell(cudaStreamDestroy(stream_of(ctx)), "cudaStreamDestroy");
     ctx.stream = nullptr;
 }
 
@@ -130,8 +139,8 @@ void side_open(Ctx& side, const Ctx& ctx) {
 
 void side_close(Ctx& side) {
     if (side.stream == nullptr) return;
-    CUDA_CHECK(cudaStreamSynchronize(stream_of(side)));
-    CUDA_CHECK(cudaStreamDestroy(stream_of(side)));
+    tell(cudaStreamSynchronize(stream_of(side)), "closing the second stream");
+    tell(cudaStreamDestroy(stream_of(side)), "cudaStreamDestroy");
     side.stream = nullptr;
 }
 
@@ -149,7 +158,7 @@ void* device_alloc(int64_t bytes) {
     return memory;
 }
 
-void device_free(void* memory) { CUDA_CHECK(cudaFree(memory)); }
+void device_free(void* memory) { tell(cudaFree(memory), "cudaFree"); }
 
 void* pinned_alloc(int64_t bytes) {
     CHECK(bytes >= 0, "pinned_alloc of %lld bytes", (long long)bytes);
@@ -164,7 +173,7 @@ void* pinned_alloc(int64_t bytes) {
     return memory;
 }
 
-void pinned_free(void* memory) { CUDA_CHECK(cudaFreeHost(memory)); }
+void pinned_free(void* memory) { tell(cudaFreeHost(memory), "cudaFreeHost"); }
 
 int64_t allocation_count() { return allocations(); }
 
@@ -209,7 +218,7 @@ Event* event_create() {
     return reinterpret_cast<Event*>(event);
 }
 
-void event_destroy(Event* event) { CUDA_CHECK(cudaEventDestroy(handle_of(event))); }
+void event_destroy(Event* event) { tell(cudaEventDestroy(handle_of(event)), "cudaEventDestroy"); }
 
 void event_record(Ctx& ctx, Event* event) {
     if (ctx.rehearsal) return;

@@ -468,9 +468,16 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         stop_after(parsed.config.exit_duration_in_mins);
         const bool dry_run = parsed.config.dry_run;
         TrainLoop loop(std::move(parsed), family, command, *comm);
-        const int exit_code = dry_run ? loop.dry_run() : loop.run();
-        leave_outcome(exit_code);
-        return exit_code;
+        try {
+            const int exit_code = dry_run ? loop.dry_run() : loop.run();
+            leave_outcome(exit_code);
+            return exit_code;
+        } catch (const std::exception& error) {
+            // On its way up the device would be closed, which waits for what other ranks do not finish any more.
+            if (ranks == 1) throw;
+            const auto* ours = dynamic_cast<const Error*>(&error);
+            return end_with_error(comm.get(), error.what(), ours ? ours->exit_code : kExitBug);
+        }
     } catch (const Error& error) {
         return end_with_error(comm.get(), error.what(), error.exit_code);
     } catch (const std::exception& error) {

@@ -109,6 +109,7 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, Board board, std::uniq
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     thread_ = std::thread([this] { run(); });
+    asker_ = std::thread([this] { ask(); });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -119,9 +120,20 @@ Watchdog::~Watchdog() {
     }
     wake_.notify_one();
     thread_.join();
+    {
+        const std::lock_guard<std::mutex> lock(asking_mutex_);
+        stop_asking_ = true;
+    }
+    asked_enough_.notify_one();
+    asker_.join();
 }
 
+// Once it returns, what was set before is not called any more.
 void Watchdog::set_device(Device device) {
+    {
+        const std::lock_guard<std::mutex> lock(asking_mutex_);
+        error_ = std::move(device.error);
+    }
     const std::lock_guard<std::mutex> lock(device_mutex_);
     device_ = std::move(device);
 }
@@ -148,6 +160,27 @@ void Watchdog::run() {
     report(views());
 }
 
+// In a thread of its own: a library that does not answer must not look like a rank without a sign of life.
+void Watchdog::ask() {
+    std::unique_lock<std::mutex> asking(asking_mutex_);
+    while (!stop_asking_) {
+        if (const std::string error = error_ ? error_() : ""; !error.empty()) {
+            const std::lock_guard<std::mutex> lock(device_mutex_);
+            late_error_ = error;
+            late_since_ = Clock::now();
+            return;
+        }
+        asked_enough_.wait_for(asking, duration_of(kTickS), [this] { return stop_asking_; });
+    }
+}
+
+// Of the device's library, once a peer that is gone, which explains it, had a moment to be seen.
+std::string Watchdog::lasting_error() {
+    const std::lock_guard<std::mutex> lock(device_mutex_);
+    if (late_error_.empty() || Clock::now() - late_since_ < duration_of(1)) return "";
+    return strf("rank %d: ", rank_) + late_error_;
+}
+
 void Watchdog::tick() {
     post_own();
     const Clock::time_point now = Clock::now();
@@ -161,9 +194,7 @@ void Watchdog::tick() {
     check_link_and_ends();
     if (kept_ && (lowest_living(ranks) == rank_ || ranks[static_cast<size_t>(rank_)].ended())) report(ranks);
     std::string text = verdict(ranks, timeout_s);
-    // A peer that is gone explains what the device's library found: that may take a moment to be seen.
-    if (text.empty() && !late_error_.empty() && now - late_since_ > duration_of(1))
-        text = strf("rank %d: ", rank_) + late_error_;
+    if (text.empty()) text = lasting_error();
     if (text.empty()) return;
     announce(text);
     leave();
@@ -173,9 +204,6 @@ void Watchdog::post_own() {
     own_row().add_sign();
     const std::lock_guard<std::mutex> lock(device_mutex_);
     if (device_.post) device_.post(own_row());
-    if (!device_.error || !late_error_.empty()) return;
-    late_error_ = device_.error();
-    late_since_ = Clock::now();
 }
 
 // ---- other hosts

@@ -32,9 +32,10 @@ RankView::Process process_state(int64_t pid, int64_t started);
 
 class Watchdog {
 public:
-    // How the device's library is watched. All may be empty; called from the watchdog's threads.
+    // How the device's library is watched. All may be empty; called from the watchdog's threads, and only `post` from
+    // the one that posts signs of life and looks at the others.
     struct Device {
-        std::function<std::string()> error;   // what failed there, "" for nothing
+        std::function<std::string()> error;   // what failed there, "" for nothing; may never return, too
         std::function<void()> cut;            // gives up what waits there; may never return
         std::function<void(BoardRow&)> post;  // how far it is in the collectives it was given
     };
@@ -59,8 +60,10 @@ private:
     };
 
     void run();
+    void ask();
     void tick();
     void post_own();
+    std::string lasting_error();
     void exchange_rows();
     void receive(int peer, BoardLink::Kind kind, const std::string& bytes);
     void observe();
@@ -83,11 +86,18 @@ private:
     std::vector<bool> known_, lost_;   // by rank: posts reach this host; its host's connection broke
     std::vector<Seen> seen_;
     Clock::time_point last_tick_, last_rows_;
-    std::string late_error_;
-    Clock::time_point late_since_;
 
     std::mutex device_mutex_;
     Device device_;
+    std::string late_error_;
+    Clock::time_point late_since_;
+
+    std::mutex asking_mutex_;          // held while the library is asked
+    std::condition_variable asked_enough_;
+    bool stop_asking_ = false;
+    std::function<std::string()> error_;
+    std::thread asker_;
+
     std::mutex mutex_;
     std::condition_variable wake_;
     bool stop_ = false;

@@ -120,14 +120,15 @@ Straight train_and_save(const Config& config, int ranks, const std::string& root
 
 TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all state to the bit") {
     int number = 0;
-    for (const Case& c : cases())
-        for (int writers : {1, 2, 3}) {
+    for (const Case& c : cases()) {
+        const int others = number++ % 2 == 0 ? 1 : 3;
+        for (int writers : {2, others}) {
             CAPTURE(c.name);
             CAPTURE(writers);
             TempDir dir;
             Config config = c.config;
             config.save = dir / "first";
-            config.save_async = number++ % 2 == 0;
+            config.save_async = (writers == 2) == (number % 4 < 2);
             const Straight straight = train_and_save(config, writers, config.save);
             const auto expected = contents(dir / "first/step-00000002");
             for (int readers : {1, 2, 3, 4}) {
@@ -154,4 +155,5 @@ TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all 
                 CHECK(contents(again + "/step-00000002") == expected);
             }
         }
+    }
 }

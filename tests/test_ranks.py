@@ -79,6 +79,15 @@ class RanksTest(unittest.TestCase):
         self.assertRegex(done.stderr, r"rank 1 \(host .*\) has another set of options than rank 0")
         self.assertIn('seed', done.stderr)
 
+    def test_a_launcher_that_openmpi_does_not_know_is_refused(self):
+        """Each process would train alone, as rank 0, into the same folder."""
+        for variables in ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2"}):
+            with self.subTest(variables):
+                done = subprocess.run(self.command(GPT2, *ONE_EACH, "--train-iters", "2"), capture_output=True,
+                                      text=True, timeout=60, env=dict(ENVIRONMENT, **variables), check=False)
+                self.assertEqual(done.returncode, 2, done.stdout[-500:] + done.stderr)
+                self.assertIn("is 2, but each process finds itself alone", done.stderr)
+
     def test_bad_input_of_all_ranks_is_told_once(self):
         done = self.ranks(3, GPT2, "--train-iters", "2", expect=2)
         self.assertIn("--global-batch-size 8 must be a multiple of --micro-batch-size 1 x 3 ranks", done.stderr)

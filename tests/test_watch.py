@@ -43,6 +43,11 @@ def fields(pid):
         return []
 
 
+def catchable():
+    """A shell cannot catch what was ignored before it, as SIGINT is in what another shell runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def processes(parent):
     """Living ones below `parent`, each with its command, by number."""
     found = {}
@@ -72,7 +77,7 @@ class WatchTest(unittest.TestCase):
     def start(self, command, until="step 3/", **environment):
         """The launcher's process, and what it printed until that line."""
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=dict(ENVIRONMENT, **environment))
+                                   env=dict(ENVIRONMENT, **environment), preexec_fn=catchable)
         self.addCleanup(self.end, process)
         for line in process.stdout:
             if until in line:
@@ -83,9 +88,11 @@ class WatchTest(unittest.TestCase):
         self.fail(process.stderr.read())
 
     def end(self, process):
-        for pid in [process.pid, *processes(process.pid)]:
-            if process.poll() is None:
-                os.kill(pid, signal.SIGKILL)
+        """What a test that failed left behind."""
+        if process.poll() is None:
+            for pid in [process.pid, *processes(process.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         process.communicate()
 
     def finish(self, process, expect):

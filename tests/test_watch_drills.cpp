@@ -1,9 +1,14 @@
 // Faults on demand, the connection between the boards of two hosts, and settings that differ between ranks.
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
+#include <future>
 #include <thread>
+#include <utility>
 
 #include "llmc/board_link.h"
+#include "llmc/device_marks.h"
 #include "llmc/inject.h"
 #include "llmc/launch_checks.h"
 #include "llmc/watchdog.h"
@@ -94,6 +99,47 @@ TEST_CASE("drills: each strikes its own rank, at its own number") {
     }
 }
 
+// ---- devices
+
+TEST_CASE("device marks: the row follows the device through its collectives, however many") {
+    const auto row = std::make_unique<BoardRow>();
+    Ctx ctx;
+    device::device_open(ctx, 0);
+    {
+        DeviceMarks marks(ctx);
+        int wrong = 0;
+        for (int64_t number = 1; number <= 9000; number++) {
+            wrong += row->give(kDeviceLane, "reduce") != number;
+            marks.post(*row);
+            const LanePost before = row->read().lanes[kDeviceLane];
+            wrong += before.begun != number - 1 || before.finished != number - 1;
+            marks.begins(ctx, number);
+            device::synchronize(ctx);
+            marks.post(*row);
+            wrong += !row->read().lanes[kDeviceLane].waits();
+            marks.ends(ctx, number);
+            device::synchronize(ctx);
+        }
+        CHECK(wrong == 0);
+        for (int i = 0; i < 3; i++) CHECK(row->give(kDeviceLane, "gather") == 9001 + i);
+        marks.begins(ctx, 9001);   // ahead of the device
+        device::synchronize(ctx);
+        marks.post(*row);
+        CHECK(row->read().lanes[kDeviceLane].begun == 9001);
+        CHECK(row->read().lanes[kDeviceLane].finished == 9000);
+        const int64_t before = row->read().progress;
+        marks.post(*row);
+        CHECK(row->read().progress == before);
+        marks.progress(ctx);
+        marks.progress(ctx);
+        device::synchronize(ctx);
+        marks.post(*row);
+        marks.post(*row);
+        CHECK(row->read().progress == before + 1);
+    }
+    device::device_close(ctx);
+}
+
 // ---- hosts
 
 TEST_CASE("board link: hosts with the secret meet, and what one sends the other gets, in order") {
@@ -164,6 +210,26 @@ TEST_CASE("watchdog: ranks are of one host where they see each other's memory an
     const RankCard mine = own_card();
     CHECK(process_state(mine.pid, mine.started) == RankView::Process::kRuns);
     CHECK(process_state(mine.pid, mine.started - 1) == RankView::Process::kGone);   // another one of that number
+}
+
+TEST_CASE("watchdog: a library that does not answer keeps no rank from giving signs of life") {
+    const std::string name = "llmfp8-test-asked-" + std::to_string(::getpid());
+    Board ours = Board::create(name, 1);
+    Board::remove(name);
+    std::promise<void> asked, answer;
+    Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
+    watchdog.set_device({.error = [&, once = true]() mutable -> std::string {
+                             if (!std::exchange(once, false)) return "";
+                             asked.set_value();
+                             answer.get_future().wait();
+                             return "";
+                         }, .cut = {}, .post = {}});
+    REQUIRE(asked.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready);
+    const int64_t before = watchdog.own_row().read().signs;
+    for (int i = 0; i < 250 && watchdog.own_row().read().signs < before + 3; i++)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(watchdog.own_row().read().signs >= before + 3);
+    answer.set_value();
 }
 
 TEST_CASE("launch checks: a line for every variable of NCCL's that differs") {

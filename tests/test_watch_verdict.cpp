@@ -241,6 +241,21 @@ TEST_CASE("board: a reader never sees more finished than begun, nor more begun t
     CHECK(row->read().lanes[kHostLane].finished == 20000);
 }
 
+TEST_CASE("board: a device far behind its host is where it is, not where its host is") {
+    const auto row = std::make_unique<BoardRow>();
+    const int given = 2 * (2 * 224 + 67 + 291);   // two steps of an 8B model, each parameter a bucket, all wires FP8
+    row->begin_step(5);
+    for (int i = 1; i <= given; i++) row->give(kDeviceLane, strf("gather %d", i).c_str());
+    row->set_begun(kDeviceLane, 1);
+    LanePost lane = row->read().lanes[kDeviceLane];
+    CHECK(std::string(lane.at.name) == "gather 1");
+    CHECK(lane.next.number == 2);
+    row->set_begun(kDeviceLane, given);
+    lane = row->read().lanes[kDeviceLane];
+    CHECK(lane.at.number == given);
+    CHECK(lane.next.number == 0);   // none
+}
+
 TEST_CASE("board: memory of one name is shared, and made once or by the launch wrapper") {
     const std::string name = "llmfp8-test-" + std::to_string(::getpid());
     {

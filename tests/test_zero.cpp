@@ -55,7 +55,9 @@ TEST_CASE("zero: bits depend neither on overlap, nor on who owns what, nor on th
             CHECK(sharded.skips == std::vector<int>(3, 0));
             check_near(sharded.losses, one.losses, 0.01);
             CHECK(sharded == train(recipe.config, ranks));
-            CHECK(sharded == train(changed(recipe.config, [](Config& c) { c.overlap = false; }), ranks));
+            // One number of ranks is enough: the CPU has no second stream, so only the plan could differ.
+            const auto alone = [](Config& c) { c.overlap = false; };
+            if (ranks == 3) CHECK(sharded == train(changed(recipe.config, alone), ranks));
             CHECK(sharded == train(changed(recipe.config, [](Config& c) { c.zero = 0; }), ranks));
             if (recipe.config.fp8_recipe == Fp8Recipe::kNone) continue;
             const auto in_fp8 = [](Config& c) { c.param_comm_dtype = Dtype::kE4m3; };

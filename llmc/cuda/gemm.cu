@@ -203,8 +203,8 @@ void gemm_state_create(Ctx& ctx) {
 
 void gemm_state_destroy(Ctx& ctx) {
     if (!ctx.gemm) return;
-    if (ctx.gemm->handle) CUBLAS_CHECK(cublasLtDestroy(ctx.gemm->handle));
-    CUDA_CHECK(cudaFree(ctx.gemm->workspace));
+    if (ctx.gemm->handle) cublasLtDestroy(ctx.gemm->handle);   // perhaps after an error of the device
+    cuda::device_free(ctx.gemm->workspace);
     delete ctx.gemm;
     ctx.gemm = nullptr;
 }
