@@ -224,7 +224,7 @@ void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separat
         int32_t *starts = out + b * T, *ends = out + (B + b) * T;
         for (int64_t start = 0, t = 0; t < T; t++) {
             starts[t] = static_cast<int32_t>(start);
-            if (tokens[t] != separator && t + 1 < T) continue;
+            if (t + 1 < T && tokens[t + 1] != separator) continue;
             std::fill(ends + start, ends + t + 1, static_cast<int32_t>(t + 1));
             start = t + 1;
         }

@@ -58,8 +58,8 @@ private:
 void require_samples(const DataLoader& loader, int64_t needed, const char* what);
 
 // Documents of B sequences of T tokens. out (2, B, T): the first position of each token's document within its
-// sequence, and the position after its last. The separator belongs to the document that it ends; the token after it
-// starts the next one.
+// sequence, and the position after its last. The separator is the first token of a document, as in our shards' sidecars
+// and llm.c's shards.
 void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out);
 
 // Position `index` of epoch `epoch` in [0, n): for a fixed (n, seed, epoch) a permutation of [0, n) as index

@@ -256,13 +256,13 @@ TEST_CASE("data: rows sorted by token") {
         }
 }
 
-TEST_CASE("data: the separator ends its document, the token after it starts the next") {
+TEST_CASE("data: the separator is the first token of its document") {
     // Two sequences: separators side by side, at the end, at the beginning; none at all.
     const std::vector<int32_t> tokens = {5, 9, 9, 7, 1, 2, 9,   9, 3, 9, 4, 4, 4, 4,   1, 2, 3, 4, 5, 6, 7};
     std::vector<int32_t> marked(2 * tokens.size(), -7);
     mark_documents(tokens.data(), 3, 7, 9, marked.data());
-    CHECK(marked == std::vector<int32_t>{0, 0, 2, 3, 3, 3, 3,   0, 1, 1, 3, 3, 3, 3,   0, 0, 0, 0, 0, 0, 0,
-                                         2, 2, 3, 7, 7, 7, 7,   1, 3, 3, 7, 7, 7, 7,   7, 7, 7, 7, 7, 7, 7});
+    CHECK(marked == std::vector<int32_t>{0, 1, 2, 2, 2, 2, 6,   0, 0, 2, 2, 2, 2, 2,   0, 0, 0, 0, 0, 0, 0,
+                                         1, 2, 6, 6, 6, 6, 7,   2, 2, 7, 7, 7, 7, 7,   7, 7, 7, 7, 7, 7, 7});
     int32_t one[2] = {-7, -7};
     for (int32_t token : {9, 5}) {
         mark_documents(&token, 1, 1, 9, one);

@@ -208,7 +208,7 @@ TEST_CASE("a batch that is not finite changes nothing but the report") {
 
 namespace {
 
-// Two sequences of 16, with a document of one token and one that nothing ends; random tokens that are no separators.
+// Two sequences of 16, with documents of one token and one that began before; random tokens that are no separators.
 std::vector<int32_t> text_with_documents(uint64_t key) {
     std::vector<int32_t> tokens;
     for (uint64_t i = 0; i < 32; i++)
@@ -229,9 +229,9 @@ TEST_CASE("documents: a token reaches the losses and gradients of its own docume
                 Config config = test_config(variant.shape, Dtype::kFp32, 2, 16);
                 config.recompute = level;
                 config.reset_attention_mask = masked;
-                // Only positions 6..11 of the first sequence, one document, count.
+                // Only positions 5..10 of the first sequence, one document, count.
                 std::vector<int32_t> targets(32, kIgnoreIndex);
-                for (size_t i = 6; i < 12; i++) targets[i] = static_cast<int32_t>(i);
+                for (size_t i = 5; i < 11; i++) targets[i] = static_cast<int32_t>(i);
                 TestModel model(config);
                 auto loss_of = [&](const std::vector<int32_t>& tokens) {
                     model.set_batch(tokens, targets);
@@ -245,7 +245,7 @@ TEST_CASE("documents: a token reaches the losses and gradients of its own docume
                     if (tokens[at] == TestModel::kSeparator) continue;
                     std::vector<int32_t> changed = tokens;
                     changed[at] = changed[at] == 28 ? 2 : changed[at] + 1;
-                    const bool own = at >= 6 && at < 12, before = at < 6;
+                    const bool own = at >= 5 && at < 11, before = at < 5;
                     const bool same = loss_of(changed) == loss;
                     CAPTURE(at);
                     CHECK(same == !(own || (before && !masked)));

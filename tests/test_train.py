@@ -363,8 +363,8 @@ class TrainTest(unittest.TestCase):
             tokens = [token if token != 1 else 2 for token in make_tokens(count, seed)]
             length, at = 1, 0
             while at + length <= count:
+                tokens[at] = 1
                 at += length
-                tokens[at - 1] = 1
                 length = length % 30 + 1
             write_shard(self.path(name + ".bin"), tokens)
             with open(self.path(name + ".meta.json"), "w") as f:
