@@ -33,6 +33,7 @@ struct Config {
     // data
     std::vector<std::string> train_data, valid_data;   // globs
     std::string token_dtype;            // "", "uint16", "uint32": for headerless shards
+    bool reset_attention_mask = false;  // attention stays within a document
     int64_t eval_interval = 0;          // steps; 0: only at the end
     int64_t eval_iters = 0;             // micro-batches per evaluation
 

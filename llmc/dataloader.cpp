@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -43,6 +45,28 @@ void check_config(const DataConfig& config) {
             "--token-dtype '%s', must be uint16 or uint32", dtype.c_str());
 }
 
+// The token that separates the documents of a shard, from the sidecar beside it.
+int32_t read_separator(const std::string& shard, int64_t vocab_size) {
+    const std::string stem = shard.ends_with(".bin") ? shard.substr(0, shard.size() - 4) : shard;
+    const std::string sidecar = stem + ".meta.json";
+    auto refuse = [&](const std::string& why) {
+        FAIL(kExitBadInput,
+             "--reset-attention-mask: data shard '%s' does not name the token that separates documents: '%s' %s "
+             "(data/prepare_text.py writes it as tokenizer.separator)",
+             shard.c_str(), sidecar.c_str(), why.c_str());
+    };
+    std::ifstream file(sidecar);
+    if (!file) refuse(std::filesystem::exists(sidecar) ? "cannot be opened" : "is missing");
+    const nlohmann::json meta = nlohmann::json::parse(file, nullptr, false);
+    if (!meta.is_object()) refuse("is no JSON object");
+    const nlohmann::json tokenizer = meta.value("tokenizer", nlohmann::json());
+    const nlohmann::json id = tokenizer.is_object() ? tokenizer.value("separator", nlohmann::json()) : nlohmann::json();
+    if (!id.is_number_integer()) refuse("has no integer tokenizer.separator");
+    if (id < 0 || id >= vocab_size)
+        refuse(strf("says %s, outside the vocabulary of %lld", id.dump().c_str(), (long long)vocab_size));
+    return id.get<int32_t>();
+}
+
 // One row of fingerprint_json.
 struct SavedShard {
     std::string name, fingerprint;
@@ -74,6 +98,7 @@ struct DataLoader::Impl {
     std::vector<ShardInfo> infos;
     std::vector<int64_t> first_sample;  // (shards + 1): prefix sums of samples
     int64_t total_tokens = 0;
+    int32_t separator = -1;
 
     struct Location {
         const Shard* shard;
@@ -107,6 +132,13 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
         info.samples = (info.tokens - 1) / config.seq_length;
         impl_->total_tokens += info.tokens;
         impl_->first_sample.push_back(impl_->first_sample.back() + info.samples);
+        if (config.documents) {
+            const int32_t separator = read_separator(path, config.vocab_size);
+            REQUIRE(impl_->infos.empty() || separator == impl_->separator,
+                    "--reset-attention-mask: data shard '%s' separates documents with token %d, '%s' with %d",
+                    path.c_str(), separator, impl_->infos[0].path.c_str(), impl_->separator);
+            impl_->separator = separator;
+        }
         impl_->infos.push_back(info);
         impl_->shards.push_back(std::move(shard));
     }
@@ -121,6 +153,7 @@ DataLoader::~DataLoader() = default;
 int64_t DataLoader::samples_per_epoch() const { return impl_->first_sample.back(); }
 int64_t DataLoader::total_tokens() const { return impl_->total_tokens; }
 int64_t DataLoader::seq_length() const { return impl_->config.seq_length; }
+int32_t DataLoader::separator() const { return impl_->separator; }
 const std::vector<ShardInfo>& DataLoader::shards() const { return impl_->infos; }
 
 int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) const {
@@ -184,6 +217,18 @@ void require_samples(const DataLoader& loader, int64_t needed, const char* what)
             "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
             (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(),
             (long long)loader.seq_length(), (long long)needed, what);
+}
+
+void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out) {
+    for (int64_t b = 0; b < B; b++, tokens += T) {
+        int32_t *starts = out + b * T, *ends = out + (B + b) * T;
+        for (int64_t start = 0, t = 0; t < T; t++) {
+            starts[t] = static_cast<int32_t>(start);
+            if (t + 1 < T && tokens[t + 1] != separator) continue;
+            std::fill(ends + start, ends + t + 1, static_cast<int32_t>(t + 1));
+            start = t + 1;
+        }
+    }
 }
 
 // A balanced Feistel network over the next even number of bits, walked along its cycle until it falls below

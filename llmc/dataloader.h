@@ -18,6 +18,7 @@ struct DataConfig {
     uint64_t seed = 0;
     bool shuffle = true;    // false: shard order, for evaluation
     bool check_ids = true;  // scan every token id at start
+    bool documents = false;  // every shard must name the token that separates documents, the same one
 };
 
 class DataLoader {
@@ -29,6 +30,7 @@ public:
     int64_t samples_per_epoch() const;
     int64_t total_tokens() const;
     int64_t seq_length() const;
+    int32_t separator() const;   // of documents; -1 unless it was asked for
     const std::vector<ShardInfo>& shards() const;
 
     // Sample number `sample` (any int64 >= 0; epoch = sample / samples_per_epoch, each epoch its own order):
@@ -54,6 +56,11 @@ private:
 // Error (exit 2) unless one epoch has `needed` samples; `what` says for what, e.g. "one step of 512
 // sequences".
 void require_samples(const DataLoader& loader, int64_t needed, const char* what);
+
+// Documents of B sequences of T tokens. out (2, B, T): the first position of each token's document within its
+// sequence, and the position after its last. The separator is the first token of a document, as in our shards' sidecars
+// and llm.c's shards.
+void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out);
 
 // Position `index` of epoch `epoch` in [0, n): for a fixed (n, seed, epoch) a permutation of [0, n) as index
 // runs over it, computed without storing it. n >= 1.

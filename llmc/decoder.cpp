@@ -262,9 +262,9 @@ LinearOperand Decoder::activation_forward(Ctx& ctx, int layer, const BlockActs& 
 
 // branch = proj(attention(rope(qkv(norm1)))).
 void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& norm1,
-                                     Tensor branch, int64_t B, int64_t T, bool replay) {
+                                     Tensor branch, const DeviceBatch& batch, bool replay) {
     const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    const int64_t N = B * T;
+    const int64_t B = batch.B, T = batch.T, N = B * T;
     linear_forward(ctx, linear(layer, LinearKind::kQkv), config_.qk_norm ? a.qkv_raw : a.qkv, norm1, N);
     if (config_.qk_norm) {
         ops::qk_norm_forward(ctx, {.out = a.qkv, .rstd = a.qk_rstd, .in = a.qkv_raw, .q_weight = weight(p.q_norm),
@@ -279,7 +279,8 @@ void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, co
     const LinearOperand att = make_x(ctx, proj, a.att, N, use, true, [&](Tensor out, const QuantOut& quant) {
         ops::attention_forward(ctx, {.out = out, .lse = a.lse, .qkv = a.qkv, .B = B, .T = T,
                                      .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
-                                     .HS = config_.kv_channels, .softmax_mul = softmax_mul(), .quant = quant});
+                                     .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
+                                     .documents = batch.documents, .quant = quant});
     });
     linear_forward(ctx, proj, branch, att, N);
 }
@@ -320,7 +321,7 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
             const XUse use = first_use(options_.recompute != Recompute::kNone);
             const LinearOperand norm1 = l == 0 ? norm1_forward(ctx, l, a, a.x, {}, {}, N, use)
                                                : norm1_forward(ctx, l, a, branch, previous_mid, a.x, N, use);
-            attention_half_forward(ctx, l, a, norm1, branch, B, T, false);
+            attention_half_forward(ctx, l, a, norm1, branch, batch, false);
         }
         mlp_half_forward(ctx, l, a, branch, N, false);
         previous_mid = a.mid;

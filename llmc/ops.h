@@ -231,13 +231,17 @@ struct RopeArgs {
 
 // Causal softmax(q k^T * softmax_mul) v per head; query head h reads key/value head h / (NH / NKV).
 // The online softmax never stores T x T. Source: Dao, FlashAttention-2, arXiv 2307.08691.
+// With documents, a query sees the keys of its own document only. documents[0][b][t] is the first position of t's
+// document within sequence b, documents[1][b][t] the one after its last: 0 <= start <= t < end <= T, and documents
+// follow each other without gaps.
 struct AttentionForwardArgs {
     Tensor out;        // (B, T, NH, HS) T, =
     Tensor lse;        // (B, NH, T) stat, =: log sum exp of the scaled scores, natural logarithm
     Tensor qkv;        // (B, T, (NH + 2 NKV) HS) T
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
-    QuantOut quant = {};   // of out, N = B T
+    const int32_t* documents = nullptr;   // (2, B, T) optional: starts, ends
+    QuantOut quant = {};                  // of out, N = B T
 };
 struct AttentionBackwardArgs {
     Tensor dqkv;       // (B, T, (NH + 2 NKV) HS) T, =
@@ -248,7 +252,8 @@ struct AttentionBackwardArgs {
     Tensor qkv;        // (B, T, (NH + 2 NKV) HS) T
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
-    QuantOut quant = {};   // of dqkv, N = B T
+    const int32_t* documents = nullptr;   // (2, B, T) optional: starts, ends, as in the forward
+    QuantOut quant = {};                  // of dqkv, N = B T
 };
 
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.

@@ -38,7 +38,8 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
     return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
-            .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true};
+            .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
+            .documents = config.reset_attention_mask};
 }
 
 // Whole steps that `samples` samples allow, batch ramp-up included.

@@ -1,0 +1,69 @@
+// Attention backward on compute capability 9.0: what its two large kernels share.
+//
+// Two kernels, so that every gradient is summed by one warpgroup in one order and equal runs give equal bits without
+// any waiting between blocks: one owns queries and meets keys (dq: three products a tile), one owns keys and meets the
+// queries of all heads of its group (dk and dv: four products a tile).
+//
+// A single kernel would need five products instead of seven, but has to add up dq over blocks in fp32 memory, four
+// bytes an element of dout. What it would look like, with the key kernel as its base (head size 128, 128 keys, tiles of
+// 64 queries): after ds has been rounded, it also goes to shared memory (16 KB, read as its transpose), both
+// warpgroups meet, and each computes 64 of the columns of ds k: 32 registers, while scores and their gradients (64) are
+// dead. The result leaves through 32 KB of shared memory as a bulk addition in fp32; a last pass rounds dq.
+// Registers: dk and dv 128, ds as operand 16, dq 32. Shared memory: keys and values 64, queries and dout 2 x 32, ds 16,
+// dq 32, statistics 1: 177 KB.
+// An order that makes it deterministic and hardly waits: the block of keys j meets queries j, j + 1, ...; query tile i
+// takes additions from j = i, i - 1, ..., 0. Blocks that start together then reach every query tile one step after
+// their right neighbour, so that a counter for each tile (whose turn is it) is waited for only by blocks that ran
+// ahead. All blocks that j waits for must have started: items go to blocks with j falling, and each block takes j and
+// the mirrored tile in turn, so that the work of all of them is equal.
+#pragma once
+#include "llmc/cuda/attention_sm90.cuh"
+
+namespace cuda {
+
+// dq of qkv; reads delta. dk and dv of qkv; reads delta.
+void attention_backward_query_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
+void attention_backward_key_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
+
+// Starts s = a tile^T over the head.
+template <int HS>
+__device__ inline void start_scores(float (&s)[32], const uint32_t (&a)[HS / 16][4], uint32_t tile,
+                                    uint32_t panel_bytes) {
+    const uint64_t b = tile_descriptor(tile, panel_bytes);
+    ptx::pin(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < HS / 16; i++) ptx::wgmma<64, false>(s, a[i], along_columns(b, i, panel_bytes), i > 0);
+    ptx::wgmma_commit();
+}
+
+// Starts sums += a tile over the 64 rows of the tile.
+template <int HS>
+__device__ inline void start_sums(float (&sums)[HS / 2], const uint32_t (&a)[4][4], uint32_t tile,
+                                  uint32_t panel_bytes) {
+    const uint64_t b = tile_descriptor(tile, panel_bytes);
+    ptx::pin(sums);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++) ptx::wgmma<HS, true>(sums, a[i], along_rows(b, i), true);
+    ptx::wgmma_commit();
+}
+
+// The warp's 16 rows of results times mul to global memory through its own shared memory.
+template <int HS>
+__device__ inline void store_rows(const CUtensorMap& map, uint32_t shared, float (&d)[HS / 2], float mul, int row,
+                                  int panel, int batch, int lane) {
+#pragma unroll
+    for (float& x : d) x *= mul;
+    if (lane == 0) ptx::bulk_wait_read<0>();   // what was here before has left
+    __syncwarp();
+    stage_rows(shared, d, lane);
+    ptx::fence_async();
+    __syncwarp();
+    if (lane == 0) {
+        ptx::store_box(&map, shared, row, panel, batch);
+        ptx::bulk_commit();
+    }
+}
+
+}  // namespace cuda
