@@ -138,19 +138,6 @@ __device__ void produce_stats(KeyState<HS> state, char* memory, const float* sou
     }
 }
 
-// Starts s = own tile^T over the head, both in shared memory.
-template <int HS> __device__ void start_scores_shared(float (&s)[32], uint32_t own, uint32_t tile) {
-    using P = KeyKernel<HS>;
-    const uint64_t a = tile_descriptor(own, P::kKeyPanel), b = tile_descriptor(tile, P::kQueryPanel);
-    ptx::pin(s);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < HS / 16; i++) {
-        ptx::wgmma<64, false, false>(s, along_columns(a, i, P::kKeyPanel), along_columns(b, i, P::kQueryPanel), i > 0);
-    }
-    ptx::wgmma_commit();
-}
-
 // One consumer warpgroup of 64 keys.
 template <int HS> struct KeyConsumer {
     using P = KeyKernel<HS>;
@@ -179,9 +166,9 @@ template <int HS> struct KeyConsumer {
         ptx::wgmma_wait<1>();   // dv of the tile before is done, dk may run on
         release_held(state.douts);
         state.queries.wait();
-        start_scores_shared<HS>(s, own_keys, state.query_tile());
+        start_scores_shared<HS>(s, own_keys, P::kKeyPanel, state.query_tile(), P::kQueryPanel);
         state.douts.wait();
-        start_scores_shared<HS>(dp, own_keys + P::kValues, state.dout_tile());
+        start_scores_shared<HS>(dp, own_keys + P::kValues, P::kKeyPanel, state.dout_tile(), P::kQueryPanel);
         ptx::wgmma_wait<1>();
         ptx::pin(s);
         release_held(state.queries);

@@ -5,14 +5,14 @@ namespace cuda {
 namespace {
 
 // Registers of a consumer thread, head size 128 (64): dq 64 (32), scores 32, their gradients 32, those as operands 16,
-// q and dout 64 (32). Queries and dout stand in registers because products of 64 columns with both operands in shared
-// memory would read it at the full 128 bytes a cycle.
-template <int HS> struct QueryTiles;
-template <> struct QueryTiles<128> {
+// q and dout 64 (0). Operands in registers because products of 64 columns with both in shared memory read it at the full
+// 128 bytes a cycle. For head size 64 they stay there all the same: ptxas 13.0 gives registers of q or dout to the
+// operands of dq, although the next tile needs them. As they are wanted until the last tile, those of the next item get
+// their own place.
+template <int HS> struct QueryTiles {
     static constexpr int kConsumers = 2, kStages = 4, kProducerRegisters = 24, kConsumerRegisters = 240;
-};
-template <> struct QueryTiles<64> {
-    static constexpr int kConsumers = 3, kStages = 4, kProducerRegisters = 32, kConsumerRegisters = 160;
+    static constexpr bool kShared = HS == 64;
+    static constexpr int kQueryStages = kShared ? 2 : 1;
 };
 template <int HS> struct QueryKernel : QueryTiles<HS> {
     using Tiles = QueryTiles<HS>;
@@ -21,11 +21,12 @@ template <int HS> struct QueryKernel : QueryTiles<HS> {
     static constexpr uint32_t kQueryPanel = kQueries * kPanelRowBytes, kKeyPanel = kKeys * kPanelRowBytes;
     static constexpr uint32_t kQueryBytes = kPanels * kQueryPanel, kKeyBytes = kPanels * kKeyPanel;
     static constexpr uint32_t kOutBytes = kPanels * 16 * kPanelRowBytes;   // of a warp
-    // Shared memory: queries | dout | results | stages of keys | stages of values | barriers.
-    static constexpr uint32_t kDouts = kQueryBytes, kOut = 2 * kQueryBytes, kKeysAt = kOut + kWarps * kOutBytes;
+    // Shared memory: stages of queries and dout | results | stages of keys | stages of values | barriers.
+    static constexpr uint32_t kDouts = kQueryBytes, kOut = 2 * kQueryBytes * Tiles::kQueryStages;
+    static constexpr uint32_t kKeysAt = kOut + kWarps * kOutBytes;
     static constexpr uint32_t kValuesAt = kKeysAt + Tiles::kStages * kKeyBytes;
     static constexpr uint32_t kBarriers = kValuesAt + Tiles::kStages * kKeyBytes;
-    static constexpr int kSharedBytes = kBarriers + 8 * (2 + 4 * Tiles::kStages);
+    static constexpr int kSharedBytes = kBarriers + 8 * (2 * Tiles::kQueryStages + 4 * Tiles::kStages);
     static_assert(128 * (Tiles::kProducerRegisters + Tiles::kConsumers * Tiles::kConsumerRegisters) <= 65536);
     static_assert(kSharedBytes <= 227 * 1024);
 };
@@ -37,14 +38,19 @@ struct QueryMaps {
 template <int HS> struct QueryState {
     using P = QueryKernel<HS>;
     uint32_t shared;
-    Ring<1> queries;   // with dout
+    Ring<P::kQueryStages> queries;   // with dout
     Ring<P::kStages> keys, values;
 
+    __device__ static uint32_t barriers(uint32_t base, int pairs_before, int stages) {
+        return base + P::kBarriers + 8 * (2 * pairs_before + stages);
+    }
     __device__ explicit QueryState(uint32_t base)
         : shared(base),
-          queries{base + P::kBarriers, base + P::kBarriers + 8},
-          keys{base + P::kBarriers + 16, base + P::kBarriers + 16 + 8 * P::kStages},
-          values{base + P::kBarriers + 16 + 16 * P::kStages, base + P::kBarriers + 16 + 24 * P::kStages} {}
+          queries{barriers(base, 0, 0), barriers(base, 0, P::kQueryStages)},
+          keys{barriers(base, P::kQueryStages, 0), barriers(base, P::kQueryStages, P::kStages)},
+          values{barriers(base, P::kQueryStages + P::kStages, 0),
+                 barriers(base, P::kQueryStages + P::kStages, P::kStages)} {}
+    __device__ uint32_t query_tile() const { return shared + queries.stage * 2 * P::kQueryBytes; }
     __device__ uint32_t key_tile(uint32_t stage) const { return shared + P::kKeysAt + stage * P::kKeyBytes; }
     __device__ uint32_t value_tile() const { return shared + P::kValuesAt + values.stage * P::kKeyBytes; }
     __device__ static int last_tile(int first_query, int T) {
@@ -68,8 +74,8 @@ __device__ void produce(QueryState<HS> state, const QueryMaps& maps, const Atten
         const Schedule::Place at = schedule.place(item);
         const int first = at.tile * P::kQueries, key_panel = (NH + at.head / group) * P::kPanels;
         const uint32_t full = state.queries.claim(2 * P::kQueryBytes);
-        ptx::load_box(state.shared, &maps.queries, full, first, at.head * P::kPanels, at.b);
-        ptx::load_box(state.shared + P::kDouts, &maps.douts, full, first, at.head * P::kPanels, at.b);
+        ptx::load_box(state.query_tile(), &maps.queries, full, first, at.head * P::kPanels, at.b);
+        ptx::load_box(state.query_tile() + P::kDouts, &maps.douts, full, first, at.head * P::kPanels, at.b);
         state.queries.next();
         const int begin = state.template first_tile<kDocuments>(shape, at.b, first);
         for (int tile = state.last_tile(first, T); tile >= begin; tile--) {
@@ -121,17 +127,23 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
         }
         state.queries.wait();
         uint32_t q[HS / 16][4], dout[HS / 16][4];
-        const uint32_t own_rows = state.shared + (group_of_warps * 64 + warp % 4 * 16) * kPanelRowBytes;
-        load_operands<HS>(q, own_rows, P::kQueryPanel, lane);
-        load_operands<HS>(dout, own_rows + P::kDouts, P::kQueryPanel, lane);
-        __syncwarp();
-        state.queries.release(lane), state.queries.next();
+        const uint32_t own_queries = state.query_tile() + group_of_warps * 64 * kPanelRowBytes;
+        if constexpr (!P::kShared) {
+            const uint32_t own_rows = state.query_tile() + (group_of_warps * 64 + warp % 4 * 16) * kPanelRowBytes;
+            load_operands<HS>(q, own_rows, P::kQueryPanel, lane);
+            load_operands<HS>(dout, own_rows + P::kDouts, P::kQueryPanel, lane);
+            __syncwarp();
+            state.queries.release(lane), state.queries.next();
+        }
         // Tiles that only later warpgroups see; all of them if these rows do not exist.
         for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) {
             state.keys.wait(), state.keys.release(lane), state.keys.next();
             state.values.wait(), state.values.release(lane), state.values.next();
         }
-        if (tile < begin) continue;
+        if (tile < begin) {
+            if constexpr (P::kShared) state.queries.release(lane), state.queries.next();
+            continue;
+        }
 
         float dq[HS / 2], s[32], ds[32];
         uint32_t a[4][4];
@@ -140,9 +152,17 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
         uint32_t held = 0;   // stage of the keys that the sums of dq under way read
         for (const int last = tile; tile >= begin; tile--) {
             state.keys.wait();
-            start_scores<HS>(s, q, state.key_tile(state.keys.stage), P::kKeyPanel);
+            if constexpr (P::kShared) {
+                start_scores_shared<HS>(s, own_queries, P::kQueryPanel, state.key_tile(state.keys.stage), P::kKeyPanel);
+            } else {
+                start_scores<HS>(s, q, state.key_tile(state.keys.stage), P::kKeyPanel);
+            }
             state.values.wait();
-            start_scores<HS>(ds, dout, state.value_tile(), P::kKeyPanel);
+            if constexpr (P::kShared) {
+                start_scores_shared<HS>(ds, own_queries + P::kDouts, P::kQueryPanel, state.value_tile(), P::kKeyPanel);
+            } else {
+                start_scores<HS>(ds, dout, state.value_tile(), P::kKeyPanel);
+            }
             ptx::wgmma_wait<1>();
             ptx::pin(s);
             if (tile < last && lane == 0) ptx::barrier_arrive(state.keys.empty + 8 * held);
@@ -164,6 +184,7 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
         }
         ptx::wgmma_wait<0>();
         ptx::pin(dq);
+        if constexpr (P::kShared) state.queries.release(lane), state.queries.next();
         if (lane == 0) ptx::barrier_arrive(state.keys.empty + 8 * held);
         store_rows<HS>(out_map, state.shared + P::kOut + warp * P::kOutBytes, dq, shape.softmax_mul, row,
                        at.head * P::kPanels, at.b, lane);
@@ -177,7 +198,7 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
 //         ISA 9.0, wgmma and cp.async.bulk.tensor.
 // Traffic: q, dout, lse, delta read and dq written once; k and v once per block of queries (mostly L2).
 // Requires: sm_90a; bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 (HS 64: 192) queries of one head after the other (Schedule); its last warpgroup copies,
+// Parallel: a block owns 128 queries of one head after the other (Schedule); its last warpgroup copies,
 //           each other one owns 64 queries and meets 64 keys at a time.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(QueryKernel<HS>::kThreads, 1)

@@ -37,6 +37,20 @@ __device__ inline void start_scores(float (&s)[32], const uint32_t (&a)[HS / 16]
     ptx::wgmma_commit();
 }
 
+// The same with the 64 rows of a in shared memory.
+template <int HS>
+__device__ inline void start_scores_shared(float (&s)[32], uint32_t own, uint32_t own_panel_bytes, uint32_t tile,
+                                           uint32_t panel_bytes) {
+    const uint64_t a = tile_descriptor(own, own_panel_bytes), b = tile_descriptor(tile, panel_bytes);
+    ptx::pin(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < HS / 16; i++) {
+        ptx::wgmma<64, false, false>(s, along_columns(a, i, own_panel_bytes), along_columns(b, i, panel_bytes), i > 0);
+    }
+    ptx::wgmma_commit();
+}
+
 // Starts sums += a tile over the 64 rows of the tile.
 template <int HS>
 __device__ inline void start_sums(float (&sums)[HS / 2], const uint32_t (&a)[4][4], uint32_t tile,
