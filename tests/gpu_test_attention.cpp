@@ -139,7 +139,8 @@ Weights weights_of(const Attention& a, const std::vector<double>& qkv, int64_t b
     w.lse_error = most + argument + (t / 4.0 + 8) * u;
     for (size_t i = 0; i < score.size(); i++) {
         w.p.push_back(std::exp(score[i] - w.lse));
-        w.error[i] += argument + w.lse_error;
+        // Exponentials below 2^-126 are 0; forward they are taken to a reference that may lie 2^8 above the sum.
+        w.error[i] += w.p.back() < 0x1p-118 ? 1 : argument + w.lse_error;
     }
     return w;
 }

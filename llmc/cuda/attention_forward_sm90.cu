@@ -26,11 +26,12 @@ template <int HS> struct Forward : ForwardTiles<HS> {
     static constexpr uint32_t kQueryPanel = kQueries * kPanelRowBytes, kKeyPanel = Tiles::kKeys * kPanelRowBytes;
     static constexpr uint32_t kQueryBytes = kPanels * kQueryPanel, kKeyBytes = kPanels * kKeyPanel;
     static constexpr uint32_t kOutBytes = kPanels * 16 * kPanelRowBytes;   // of a warp
-    // Shared memory: queries | results | stages of keys | stages of values | barriers.
-    static constexpr uint32_t kOut = kQueryBytes, kKeysAt = kOut + 4 * Tiles::kConsumers * kOutBytes;
+    static constexpr int kQueryStages = 2;   // whoever is done with an item goes on to the next
+    // Shared memory: stages of queries | results | stages of keys | stages of values | barriers.
+    static constexpr uint32_t kOut = kQueryStages * kQueryBytes, kKeysAt = kOut + 4 * Tiles::kConsumers * kOutBytes;
     static constexpr uint32_t kValuesAt = kKeysAt + Tiles::kStages * kKeyBytes;
     static constexpr uint32_t kBarriers = kValuesAt + Tiles::kStages * kKeyBytes;
-    static constexpr int kSharedBytes = kBarriers + 8 * (2 + 4 * Tiles::kStages);
+    static constexpr int kSharedBytes = kBarriers + 8 * (2 * kQueryStages + 4 * Tiles::kStages);
     static_assert(!Tiles::kOrdered || kQueries == Tiles::kKeys);
     static_assert(128 * (Tiles::kProducerRegisters + Tiles::kConsumers * Tiles::kConsumerRegisters) <= 65536);
     static_assert(kSharedBytes <= 227 * 1024);
@@ -44,14 +45,17 @@ template <int HS> struct ForwardMaps {
 template <int HS> struct ForwardState {
     using P = Forward<HS>;
     uint32_t shared;
-    Ring<1> queries;
+    Ring<P::kQueryStages> queries;
     Ring<P::kStages> keys, values;
 
+    __device__ static uint32_t barrier(uint32_t base, int number) { return base + P::kBarriers + 8 * number; }
     __device__ explicit ForwardState(uint32_t base)
         : shared(base),
-          queries{base + P::kBarriers, base + P::kBarriers + 8},
-          keys{base + P::kBarriers + 16, base + P::kBarriers + 16 + 8 * P::kStages},
-          values{base + P::kBarriers + 16 + 16 * P::kStages, base + P::kBarriers + 16 + 24 * P::kStages} {}
+          queries{barrier(base, 0), barrier(base, P::kQueryStages)},
+          keys{barrier(base, 2 * P::kQueryStages), barrier(base, 2 * P::kQueryStages + P::kStages)},
+          values{barrier(base, 2 * P::kQueryStages + 2 * P::kStages),
+                 barrier(base, 2 * P::kQueryStages + 3 * P::kStages)} {}
+    __device__ uint32_t query_tile() const { return shared + queries.stage * P::kQueryBytes; }
     __device__ uint32_t key_tile() const { return shared + P::kKeysAt + keys.stage * P::kKeyBytes; }
     __device__ uint32_t value_tile() const { return shared + P::kValuesAt + values.stage * P::kKeyBytes; }
     // The last tile of keys that a block of queries sees.
@@ -89,7 +93,7 @@ __device__ void produce(ForwardState<HS> state, const ForwardMaps<HS>& maps, con
             state.values.next();
         };
         const uint32_t full = state.queries.claim(P::kQueryBytes);
-        ptx::load_box(state.shared, &maps.queries, full, first, at.head * P::kPanels, at.b);
+        ptx::load_box(state.query_tile(), &maps.queries, full, first, at.head * P::kPanels, at.b);
         state.queries.next();
         const int last = state.last_tile(first, T), begin = state.template first_tile<kDocuments>(shape, at.b, first);
         load_keys(last);
@@ -139,7 +143,6 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int T = static_cast<int>(shape.T);
     const float mul = shape.softmax_mul * kLog2e;
-    const uint32_t queries = state.shared + group_of_warps * 64 * kPanelRowBytes;
     const uint32_t own_out = state.shared + P::kOut + warp * P::kOutBytes;
     const int my_turn = 1 + group_of_warps, next_turn = 1 + (group_of_warps + 1) % P::kConsumers;
     if (P::kOrdered && group_of_warps == P::kConsumers - 1) ptx::named_arrive<256>(next_turn);
@@ -153,6 +156,7 @@ __device__ void consume(ForwardState<HS> state, int group_of_warps, const CUtens
         const int begin = state.template first_tile<kDocuments>(shape, at.b, at.tile * P::kQueries);
         const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
+        const uint32_t queries = state.query_tile() + group_of_warps * 64 * kPanelRowBytes;
         if (!P::kOrdered) {   // tiles that only later warpgroups see; all of them if these rows do not exist
             for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) {
                 state.keys.wait(), state.keys.release(lane), state.keys.next();
