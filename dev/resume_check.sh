@@ -21,7 +21,8 @@ half=$((count / 2)) steps=${STEPS:-4} saved=$(realpath -m "${SAVE:-$out/saved}")
 mkdir -p "$out" "$saved"
 failed=()
 read -ra mpirun <<< "${MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none}"
-read -ra model <<< "${MODEL:---model llama3-small --num-layers 6 --micro-batch-size 4 --global-batch-size 64 --gemm-search off}"
+default="--model llama3-small --num-layers 6 --micro-batch-size 4 --global-batch-size 64 --gemm-search off"
+read -ra model <<< "${MODEL:-$default}"
 build=${BUILD:-build/cuda}
 
 train() {   # NAME RANKS LAST_STEP OPTION...: log in OUT/NAME.jsonl, checkpoints in saved/NAME
