@@ -5,8 +5,8 @@ namespace cuda {
 namespace {
 
 // Registers of a consumer thread, head size 128 (64): dq 64 (32), scores 32, their gradients 32, those as operands 16,
-// q and dout 64 (0). Operands in registers because products of 64 columns with both in shared memory read it at the full
-// 128 bytes a cycle. For head size 64 they stay there all the same: ptxas 13.0 gives registers of q or dout to the
+// q and dout 64 (0). Operands in registers because products of 64 columns with both in shared memory read it at the
+// full 128 bytes a cycle. For head size 64 they stay there all the same: ptxas 13.0 gives registers of q or dout to the
 // operands of dq, although the next tile needs them. As they are wanted until the last tile, those of the next item get
 // their own place.
 template <int HS> struct QueryTiles {
