@@ -226,8 +226,9 @@ __device__ void add_sums(FusedState<HS> state, int consumer, QuerySums sums, con
 }
 
 // One consumer warpgroup of 64 keys. Its products in order: of step n the scores and the gradients of weights (dp), dv,
-// dk; then dq of step n - 1, behind which those of step n + 1 queue up. So the tensor cores have dp while exponentials
-// are worked out, dv while ds is, scores while dq is put away; and ds of the other consumer is wanted a step late.
+// dk; then dq of step n - 1 and behind it the scores of step n + 1. So the tensor cores have dp while exponentials are
+// worked out, dv while ds is, scores while dq is put away, and the other consumer's ds is wanted a step late. Only dk is
+// waited for with nothing behind it: ptxas has ds in registers that dq takes. The other consumer fills that gap.
 template <int HS> struct FusedConsumer {
     using P = Fused<HS>;
     const FusedState<HS> state;

@@ -13,7 +13,7 @@ namespace cuda {
 // ---- sums of dq in memory, for the fused kernel. A unit is 64 queries and half of the columns of a head, as the
 // registers of a warpgroup hold them: float4 number 128 i + t is registers 4 i .. 4 i + 3 of thread t.
 inline constexpr int kSumRows = 64;
-constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * (HS / 2); }
+__host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * (HS / 2); }
 struct QuerySums {
     float* data;       // units, (B, NH, tiles, 2)
     uint32_t* turns;   // additions to each of them so far, where they come in turn
