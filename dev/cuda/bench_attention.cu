@@ -139,7 +139,8 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
         forward.push_back({.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
                            .HS = s.HS, .softmax_mul = mul});
         backward.push_back({.dqkv = dqkv, .delta = delta, .dout = dout, .out = out, .lse = lse, .qkv = qkv,
-                            .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul, .sums = sums});
+                            .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul,
+                            .sums = sums});
     }
     const float forward_us = median_us(ctx, [&](int i) { cuda::attention_forward(ctx, forward[i % 2]); });
     const double mflop = 2e-6 * s.B * s.NH * s.T * s.T * s.HS;

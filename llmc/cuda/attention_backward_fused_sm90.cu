@@ -5,27 +5,6 @@
 namespace cuda {
 namespace {
 
-// Buffers between one who fills them and those who read them, as Ring, but where somebody is follows from how many
-// they have passed. Consumers have no registers to spare.
-template <int stages> struct Slots {
-    static_assert(stages == 1 || stages == 2 || stages == 4);
-    uint32_t full, empty;   // addresses of the barriers of buffer 0; 8 bytes each
-
-    __device__ static uint32_t stage(uint32_t n) { return n % stages; }
-    __device__ static uint32_t parity(uint32_t n) { return n / stages % 2; }
-    __device__ void init(uint32_t readers, uint32_t arrivals) const {
-        for (uint32_t i = 0; i < stages; i++) {
-            ptx::barrier_init(full + 8 * i, arrivals);
-            ptx::barrier_init(empty + 8 * i, readers);
-        }
-    }
-    __device__ uint32_t full_of(uint32_t n) const { return full + 8 * stage(n); }
-    __device__ void await_full(uint32_t n) const { ptx::barrier_wait(full_of(n), parity(n)); }
-    __device__ void await_empty(uint32_t n) const { ptx::barrier_wait(empty + 8 * stage(n), parity(n) ^ 1); }
-    __device__ void arrive_full(uint32_t n) const { ptx::barrier_arrive(full_of(n)); }
-    __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
-};
-
 // A step is a tile of 64 queries of one head. Registers of a consumer thread, head size 128 (64): dk and dv 64 (32)
 // each, scores 32, gradients of weights or dq 32, weights and gradients of scores as operands 16 each. Scores stand
 // transposed, rows are keys: operands of dk and dv as they lie.
@@ -137,6 +116,8 @@ __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule,
     }
 }
 
+__device__ inline void no_item(const Steps&, uint32_t) {}
+
 // The thread that orders copies into shared memory.
 template <int HS, bool kDocuments>
 __device__ void load_tiles(FusedState<HS> state, const FusedMaps& maps, const AttentionShape& shape,
@@ -169,8 +150,7 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
                            const AttentionShape& shape, const Schedule& schedule, int lane) {
     using P = Fused<HS>;
     const int T = static_cast<int>(shape.T);
-    for_steps<kDocuments>(shape, schedule, [](const Steps&, uint32_t) {}, [&](const Steps& steps, int tile, int head,
-                                                                             uint32_t step) {
+    for_steps<kDocuments>(shape, schedule, no_item, [&](const Steps& steps, int tile, int head, uint32_t step) {
         const int query = tile * P::kQueries + lane;
         const int64_t row = shape.stat(steps.at.b, query, head);
         const bool inside[2] = {query < T, query + 32 < T};
@@ -195,8 +175,7 @@ __device__ void add_sums(FusedState<HS> state, int consumer, QuerySums sums, con
                          const Schedule& schedule) {
     using P = Fused<HS>;
     const Slots<P::kSumStages> ring = state.sums(consumer);
-    for_steps<kDocuments>(shape, schedule, [](const Steps&, uint32_t) {}, [&](const Steps& steps, int tile, int head,
-                                                                             uint32_t step) {
+    for_steps<kDocuments>(shape, schedule, no_item, [&](const Steps& steps, int tile, int head, uint32_t step) {
         const Schedule::Place& at = steps.at;
         const uint32_t unit = sums.unit(at.b, head, tile, consumer);
         float* const to = sums.data + static_cast<uint64_t>(unit) * (P::kSumBytes / 4);
@@ -225,10 +204,10 @@ __device__ void add_sums(FusedState<HS> state, int consumer, QuerySums sums, con
     ptx::bulk_wait<0>();
 }
 
-// One consumer warpgroup of 64 keys. Its products in order: of step n the scores and the gradients of weights (dp), dv,
-// dk; then dq of step n - 1 and behind it the scores of step n + 1. So the tensor cores have dp while exponentials are
-// worked out, dv while ds is, scores while dq is put away, and the other consumer's ds is wanted a step late. Only dk is
-// waited for with nothing behind it: ptxas has ds in registers that dq takes. The other consumer fills that gap.
+// One consumer warpgroup of 64 keys. Its products in order: of step n the scores and the gradients of weights (dp),
+// dv, dk; then dq of step n - 1 and behind it the scores of step n + 1. So the tensor cores have dp while exponentials
+// are worked out, dv while ds is, scores while dq is put away, and the other consumer's ds is wanted a step late. Only
+// dk is waited for with nothing behind it: ptxas has ds in registers that dq takes. The other consumer fills that gap.
 template <int HS> struct FusedConsumer {
     using P = Fused<HS>;
     const FusedState<HS> state;
@@ -277,8 +256,8 @@ template <int HS> struct FusedConsumer {
         state.queries().await_full(step), state.douts().await_full(step), state.stats().await_full(step);
         release_step(step++);
     }
-    // From scores and dp under way to the end of the step but for dq; nothing is under way then. behind: the tile's first query minus
-    // the warp's first key; until 0 some queries come before some keys.
+    // From scores and dp under way to the end of the step but for dq; nothing is under way then. behind: the tile's
+    // first query minus the warp's first key; until 0 some queries come before some keys.
     template <typename Borders> __device__ void use_scores(int behind, const Borders& borders) {
         ptx::wgmma_wait<1>();   // dp runs on
         ptx::pin(s);
@@ -313,7 +292,7 @@ template <int HS> struct FusedConsumer {
     // Starts this consumer's columns of dq: ds of both consumers times the keys.
     __device__ void start_query_sums(float (&dq)[HS / 4], uint32_t of_step) const {
         state.grads().await_full(of_step);
-        const uint32_t keys = state.key_tile(item) + (HS == 128 ? consumer * P::kKeyPanel : consumer * kPanelRowBytes / 2);
+        const uint32_t keys = state.key_tile(item) + consumer * (HS == 128 ? P::kKeyPanel : kPanelRowBytes / 2);
         const uint64_t a = tile_descriptor(state.grad_tile(of_step), P::kGradBytes);
         const uint64_t b = tile_descriptor(keys, P::kKeyPanel);
         ptx::pin(dq);

@@ -42,6 +42,27 @@ inline Schedule make_turns_schedule(const AttentionShape& shape, int64_t keys_of
     return schedule;
 }
 
+// Buffers between one who fills them and those who read them, as Ring, but where somebody is follows from how many
+// they have passed. Consumers have no registers to spare.
+template <int stages> struct Slots {
+    static_assert(stages == 1 || stages == 2 || stages == 4);
+    uint32_t full, empty;   // addresses of the barriers of buffer 0; 8 bytes each
+
+    __device__ static uint32_t stage(uint32_t n) { return n % stages; }
+    __device__ static uint32_t parity(uint32_t n) { return n / stages % 2; }
+    __device__ void init(uint32_t readers, uint32_t arrivals) const {
+        for (uint32_t i = 0; i < stages; i++) {
+            ptx::barrier_init(full + 8 * i, arrivals);
+            ptx::barrier_init(empty + 8 * i, readers);
+        }
+    }
+    __device__ uint32_t full_of(uint32_t n) const { return full + 8 * stage(n); }
+    __device__ void await_full(uint32_t n) const { ptx::barrier_wait(full_of(n), parity(n)); }
+    __device__ void await_empty(uint32_t n) const { ptx::barrier_wait(empty + 8 * stage(n), parity(n) ^ 1); }
+    __device__ void arrive_full(uint32_t n) const { ptx::barrier_arrive(full_of(n)); }
+    __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
+};
+
 // dk and dv of qkv; reads delta; adds to sums (args.fast: zeros before) in turn (turns: zeros before) or at will.
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums,
                                    const AttentionShape& shape);
