@@ -254,6 +254,8 @@ struct AttentionBackwardArgs {
     float softmax_mul;
     const int32_t* documents = nullptr;   // (2, B, T) optional: starts, ends, as in the forward
     QuantOut quant = {};                  // of dqkv, N = B T
+    Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, sums of dq
+    bool fast = false;                    // dq may differ in its last bits between equal runs
 };
 
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.

@@ -19,7 +19,7 @@ __device__ inline int warp_uniform(uint32_t value) {
 // mean at the trainer's shapes (a counter in memory that hands out items: 1 %) if a section has several rounds.
 // Nothing is in memory: the same block does the same work in every run, and a run cut short leaves nothing behind.
 struct Schedule {
-    uint32_t items, heads, heads_of_batch, section, tiles;
+    uint32_t items, heads, heads_of_batch, section, sections, tiles;   // the last section holds what is left
     int group;         // query heads of a key head
     bool last_first;   // the last tile of a head is the longest (queries), or the first (keys)
 
@@ -30,8 +30,9 @@ struct Schedule {
         return round * blocks + (round % 2 ? blocks - 1 - block : block);
     }
     __host__ __device__ Place place(uint32_t item) const {
-        const uint32_t number = item / (section * tiles), rest = item - number * (section * tiles);
-        const uint32_t left = heads - number * section, size = section < left ? section : left;
+        const uint32_t whole = item / (section * tiles), number = whole < sections ? whole : sections - 1;
+        const uint32_t rest = item - number * (section * tiles);
+        const uint32_t size = number == sections - 1 ? heads - number * section : section;
         const uint32_t step = rest / size, head = number * section + rest % size;
         return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch),
                 static_cast<int>(last_first ? tiles - 1 - step : step)};
@@ -45,12 +46,12 @@ inline Schedule make_schedule(const AttentionShape& shape, int64_t heads_of_batc
     constexpr int64_t kRounds = 8;             // of a section at least
     const int64_t key_head_bytes = 4 * shape.T * shape.HS, heads = shape.B * heads_of_batch;
     const int64_t per_key_head = heads_of_batch / shape.NKV, tiles = ceil_div(shape.T, rows_of_tile);
-    const int64_t section = std::max(std::max<int64_t>(1, kKeepBytes / key_head_bytes) * per_key_head,
-                                     ceil_div(kRounds * blocks, tiles));
+    const int64_t section = std::min(heads, std::max(std::max<int64_t>(1, kKeepBytes / key_head_bytes) * per_key_head,
+                                                     ceil_div(kRounds * blocks, tiles)));
     CHECK(heads * tiles < (int64_t{1} << 31), "attention: %lld tiles", (long long)(heads * tiles));
     return {.items = static_cast<uint32_t>(heads * tiles), .heads = static_cast<uint32_t>(heads),
-            .heads_of_batch = static_cast<uint32_t>(heads_of_batch),
-            .section = static_cast<uint32_t>(std::min(section, heads)), .tiles = static_cast<uint32_t>(tiles),
+            .heads_of_batch = static_cast<uint32_t>(heads_of_batch), .section = static_cast<uint32_t>(section),
+            .sections = static_cast<uint32_t>(ceil_div(heads, section)), .tiles = static_cast<uint32_t>(tiles),
             .group = static_cast<int>(shape.NH / shape.NKV), .last_first = last_first};
 }
 
