@@ -42,5 +42,7 @@ void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const A
 // The same on compute capability 9.0, in a build for sm_90a.
 void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
+// From args.heads.
+void attention_forward_fp8_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 
 }  // namespace cuda
