@@ -260,6 +260,22 @@ LinearOperand Decoder::activation_forward(Ctx& ctx, int layer, const BlockActs& 
     });
 }
 
+// Rope, and with FP8 attention the copies of what it makes, which then is what they stand for: scratch of the caller's
+// scope, one layer's at a time.
+Fp8Heads Decoder::place_heads(Ctx& ctx, Tensor qkv, int64_t B, int64_t T) {
+    if (!options_.fp8_attention) {
+        if (cos_sin_) ops::rope_forward(ctx, rope_args(qkv, B * T, T));
+        return {};
+    }
+    const int64_t NH = config_.num_attention_heads, NKV = config_.num_query_groups, HS = config_.kv_channels;
+    const int64_t blocks = B * (NH + 2 * NKV) * head_blocks(T);
+    const Fp8Heads heads{.bytes = arena_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
+                         .factors = arena_.scratch(Dtype::kFp32, blocks)};
+    ops::quantize_heads(ctx, {.heads = heads, .qkv = qkv, .cos_sin = cos_sin_, .B = B, .T = T, .NH = NH, .NKV = NKV,
+                              .HS = HS});
+    return heads;
+}
+
 // branch = proj(attention(rope(qkv(norm1)))).
 void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& norm1,
                                      Tensor branch, const DeviceBatch& batch, bool replay) {
@@ -272,7 +288,7 @@ void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, co
                                    .NKV = config_.num_query_groups, .HS = config_.kv_channels,
                                    .eps = static_cast<float>(config_.norm_eps)});
     }
-    if (cos_sin_) ops::rope_forward(ctx, rope_args(a.qkv, N, T));
+    const Fp8Heads heads = place_heads(ctx, a.qkv, B, T);
     XUse use = first_use(options_.recompute == Recompute::kBlock);
     if (replay) use = {.rowwise = true, .transposed = true, .replay = true};
     const Linear proj = linear(layer, LinearKind::kProj);
@@ -280,7 +296,7 @@ void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, co
         ops::attention_forward(ctx, {.out = out, .lse = a.lse, .qkv = a.qkv, .B = B, .T = T,
                                      .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
                                      .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
-                                     .documents = batch.documents, .quant = quant});
+                                     .documents = batch.documents, .quant = quant, .heads = heads});
     });
     linear_forward(ctx, proj, branch, att, N);
 }

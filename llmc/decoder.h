@@ -28,6 +28,7 @@ struct DecoderOptions {
     Dtype dtype = Dtype::kBf16;           // working type
     Recompute recompute = Recompute::kNone;
     bool fuse_gelu = false;
+    bool fp8_attention = false;
 };
 
 // Called around the layers, so that sharding can overlap with compute. Layer numbers: -1 embeddings, 0..L-1 blocks,
@@ -117,6 +118,7 @@ private:
     LinearOperand norm2_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
                                 Tensor residual_out, int64_t N, XUse use);
     LinearOperand activation_forward(Ctx& ctx, int layer, const BlockActs& a, int64_t N, XUse use);
+    Fp8Heads place_heads(Ctx& ctx, Tensor qkv, int64_t B, int64_t T);
     void attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& norm1, Tensor branch,
                                 const DeviceBatch& batch, bool replay);
     void mlp_half_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t N, bool replay);

@@ -135,8 +135,8 @@ private:
 
     void open_device() {
         info_ = device::device_info(place_rank(comm_, notes_));
-        const std::string fp8_error = fp8_device_error(fp8_plan_, info_);
-        REQUIRE(fp8_error.empty(), "%s", fp8_error.c_str());
+        for (const std::string& error : {fp8_device_error(fp8_plan_, info_), fp8_attention_error(config_, info_)})
+            REQUIRE(error.empty(), "%s", error.c_str());
         device::device_open(ctx_, info_.index);
         opened_ = true;
         device::gemm_set_search(ctx_, config_.gemm_search);
@@ -196,7 +196,7 @@ private:
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
                       .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
-        notes_.push_back(std::string("attention: ")
+        notes_.push_back(std::string(config_.fp8_attention ? "attention: forward in E4M3, " : "attention: ")
                          + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");

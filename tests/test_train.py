@@ -123,6 +123,17 @@ class TrainTest(unittest.TestCase):
                                "--num-layers-at-end-in-bf16", "0"],
            "blockwise": ["--fp8-recipe", "blockwise"]}
 
+    FP8_ATTENTION = ["--kv-channels", "64", "--fp8-attention"]
+
+    def test_fp8_attention(self):
+        self.check_resume(LLAMA, *self.FP8_ATTENTION, "--recompute", "block")
+        done = self.run_train(LLAMA, "--train-iters", "2", *self.FP8_ATTENTION)
+        self.assertIn("attention: forward in E4M3, ", done.stdout)
+        done = self.run_train(LLAMA, "--dry-run", "--train-iters", "2", *self.FP8_ATTENTION)
+        self.assertIn("of the scratch, for every layer in turn", done.stdout)
+        for options in (["--fp8-attention"], ["--kv-channels", "64", "--fp8-attention", "--dtype", "fp32"]):
+            self.assertIn("--fp8-attention has no effect: ", self.run_train(GPT2, *options, expect=2).stderr)
+
     def test_resume_at_every_step_fp8(self):
         for i, (name, options) in enumerate(self.FP8.items()):
             with self.subTest(name):
@@ -268,6 +279,8 @@ class TrainTest(unittest.TestCase):
         }
         runs.update({f"{family}-{name}": (binary, options) for name, options in self.FP8.items()
                      for family, binary in (("gpt2", GPT2), ("llama", LLAMA))})
+        runs["gpt2-fp8-attention"] = (GPT2, self.FP8_ATTENTION)
+        runs["llama-delayed-fp8-attention"] = (LLAMA, [*self.FP8["delayed"], *self.FP8_ATTENTION])
         losses = {}
         for name, (binary, options) in runs.items():
             log = self.path(name + ".jsonl")

@@ -1,11 +1,13 @@
 // Single instructions of compute capability 9.0 as the attention kernels use them, each against plain loops: one
 // product of every operand layout, boxes that reach over the end of a tensor, and the order of work. Whole numbers, so
 // that equality is exact; the first failure names its place. Usage: check_sm90
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
 #include "llmc/cuda/attention_sm90.cuh"
+#include "llmc/fp8.h"
 
 namespace {
 
@@ -47,6 +49,49 @@ product_kernel(float* out, const __grid_constant__ CUtensorMap left_map, const _
         ptx::wgmma_fence();
         if constexpr (left_registers) ptx::wgmma<N, right_rows>(c, part, b_step, k > 0);
         else ptx::wgmma<N, left_rows, right_rows>(c, a_step, b_step, k > 0);
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::pin(c);
+    }
+    for (int i = 0; i < N / 2; i++) {
+        const uint32_t row = 16 * warp + 8 * (i / 2 % 2) + lane / 4, column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        out[row * N + column] = c[i];
+    }
+#endif
+}
+
+// c(64, N) = A(64, K) B(N, K)^T, E4M3, K the bytes of a row: head 1 of both. left_registers: A goes through registers.
+template <int N, int K, bool left_registers>
+__global__ void __launch_bounds__(128)
+bytes_product_kernel(float* out, const uint8_t* left_head, const __grid_constant__ CUtensorMap left_map,
+                     const __grid_constant__ CUtensorMap right_map, int first_row) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) char memory[];
+    const uint32_t left = ptx::shared_address(memory), right = left + kRoom, barrier = right + kRoom;
+    if (threadIdx.x == 0) {
+        ptx::barrier_init(barrier, 1);
+        ptx::barrier_init_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        ptx::barrier_expect(barrier, (64 + N) * K);
+        ptx::load_box(left, &left_map, barrier, first_row, 1, 0);
+        ptx::load_box(right, &right_map, barrier, first_row, 1, 0);
+    }
+    ptx::barrier_wait(barrier, 0);
+    const uint64_t a = byte_tile_descriptor<K>(left), b = byte_tile_descriptor<K>(right);
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float c[N / 2] = {};
+    for (int k = 0; k < K / 32; k++) {
+        uint32_t part[4];
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t row = first_row + 16 * warp + lane / 4 + 8 * (i % 2), column = 32 * k + 4 * (lane % 4);
+            part[i] = *reinterpret_cast<const uint32_t*>(left_head + row * K + column + 16 * (i / 2));
+        }
+        ptx::pin(c);
+        ptx::wgmma_fence();
+        if constexpr (left_registers) ptx::wgmma_e4m3<N>(c, part, along_bytes(b, k), k > 0);
+        else ptx::wgmma_e4m3<N>(c, along_bytes(a, k), along_bytes(b, k), k > 0);
         ptx::wgmma_commit();
         ptx::wgmma_wait<0>();
         ptx::pin(c);
@@ -153,6 +198,72 @@ void check_product(Device& device, int K, int missing) {
            wrong == 0, wrong ? strf("%d of %d, %s", wrong, 64 * N, where.c_str()) : "");
 }
 
+template <int N, int K, bool left_registers> void check_bytes_product(Device& device) {
+    constexpr int kFirstRow = 16, kHeads = 3, kRows = kFirstRow + 128;
+    auto numbers = [&](unsigned seed) {   // small: the tensor cores keep 14 bits of a sum
+        std::vector<uint8_t> codes;
+        for (const bf16 v : whole_numbers(size_t{kHeads} * kRows * K, seed))
+            codes.push_back(to_fp8(Dtype::kE4m3, static_cast<float>(v) / 2));
+        return codes;
+    };
+    const std::vector<uint8_t> left = numbers(4), right = numbers(5);
+    auto at = [&](const std::vector<uint8_t>& t, int row, int k) {
+        return from_fp8(Dtype::kE4m3, t[static_cast<size_t>((kRows + kFirstRow + row) * K + k)]);
+    };
+    const uint8_t *left_bytes = device.upload(left), *right_bytes = device.upload(right);
+    float* out = device.upload(std::vector<float>(64 * N, -1.0f));
+    auto* kernel = bytes_product_kernel<N, K, left_registers>;
+    const int bytes = 2 * kRoom + 16;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<1, 128, bytes, stream_of(device.ctx)>>>(out, left_bytes + kRows * K,
+                                                     byte_map(left_bytes, 1, kHeads, kRows, K, 64),
+                                                     byte_map(right_bytes, 1, kHeads, kRows, K, N), kFirstRow);
+    CHECK_LAUNCH("bytes_product_kernel");
+    const std::vector<float> got = device.download(out, 64 * N);
+    int wrong = 0;
+    std::string where;
+    for (int m = 0; m < 64; m++)
+        for (int n = 0; n < N; n++) {
+            float want = 0;
+            for (int k = 0; k < K; k++) want += at(left, m, k) * at(right, n, k);
+            if (got[static_cast<size_t>(m * N + n)] == want) continue;
+            if (wrong++ == 0) where = strf("first at (%d, %d): %g, not %g", m, n, got[m * N + n], want);
+        }
+    report(strf("wgmma of E4M3, 64 x %d x %d, rows of %d bytes%s", N, K, K, left_registers ? ", A in registers" : "")
+               .c_str(), wrong == 0, wrong ? strf("%d of %d, %s", wrong, 64 * N, where.c_str()) : "");
+}
+
+// How many bits of a sum survive: 1 + 2^-bits - 1, where 1 and -1 come in the same instruction or in the one before.
+void report_sum_bits(Device& device) {
+    constexpr int N = 64, K = 128;
+    auto bits_of = [&](bool earlier) {
+        int kept = 0;
+        for (int bits = 1; bits <= 24; bits++) {
+            std::vector<uint8_t> left(2 * 80 * K), right(2 * 80 * K);
+            auto set = [&](int k, float a, float b) {
+                left[static_cast<size_t>((80 + 16) * K + k)] = to_fp8(Dtype::kE4m3, a);
+                right[static_cast<size_t>((80 + 16) * K + k)] = to_fp8(Dtype::kE4m3, b);
+            };
+            // Powers of two of E4M3 go down to 2^-9: products to 2^-18, and 256 * 256 is 2^16.
+            const int small = bits / 2 - 8, rest = bits - bits / 2 - 8;
+            set(0, 256, 256);
+            set(earlier ? 40 : 1, std::ldexp(1.0f, -small), std::ldexp(1.0f, -rest));
+            set(earlier ? 100 : 2, -256, 256);
+            const uint8_t *a = device.upload(left), *b = device.upload(right);
+            float* out = device.upload(std::vector<float>(64 * N, -1.0f));
+            auto* kernel = bytes_product_kernel<N, K, false>;
+            kernel<<<1, 128, 2 * kRoom + 16, stream_of(device.ctx)>>>(out, a + 80 * K, byte_map(a, 1, 2, 80, K, 64),
+                                                                      byte_map(b, 1, 2, 80, K, N), 16);
+            CHECK_LAUNCH("bytes_product_kernel");
+            if (device.download(out, 64 * N)[0] == std::ldexp(1.0f, 16 - bits)) kept = bits;
+        }
+        return kept;
+    };
+    const int within = bits_of(false), between = bits_of(true);
+    report("sums of wgmma of E4M3 keep 13 binary places of the largest term", within >= 13 && between >= 13,
+           strf("(%d within an instruction, %d from one to the next)", within, between));
+}
+
 void check_boxes(Device& device) {
     const int B = 3, T = 21, columns = 256, rows = 16, panels = 2, batch = 1, panel = 1;
     const std::vector<bf16> values = whole_numbers(static_cast<size_t>(B) * T * columns, 3);
@@ -232,6 +343,13 @@ int main() try {
     check_product<128, false, true, false>(device, 128, 0);
     check_product<64, true, true, false>(device, 64, 0);
     check_product<128, true, true, false>(device, 128, 7);
+    check_bytes_product<64, 64, false>(device);
+    check_bytes_product<128, 64, false>(device);
+    check_bytes_product<64, 128, false>(device);
+    check_bytes_product<128, 128, false>(device);
+    check_bytes_product<64, 128, true>(device);
+    check_bytes_product<128, 128, true>(device);
+    report_sum_bits(device);
     std::printf("%s\n", failures ? "WRONG" : "all as in plain loops");
     return failures != 0;
 } catch (const Error& error) {

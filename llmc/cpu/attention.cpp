@@ -4,6 +4,7 @@
 #include "llmc/cpu/math.h"
 #include "llmc/cpu/quantize.h"
 #include "llmc/cpu/threads.h"
+#include "llmc/fp8_cast.h"
 
 namespace cpu {
 namespace {
@@ -48,6 +49,35 @@ template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A so
     return sum_lanes(sum);
 }
 
+// The same with weights rounded to E4M3 as the tensor cores want them: 128 keys at a time, from the row's own ones on
+// down. The largest weight becomes 2^8; later ones may be up to 2^8.75 before it is that of the then largest score. The
+// sum is that of weights before they are rounded. begin: position of key 0. reference: as largest.
+float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys, float softmax_mul, float* reference) {
+    constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f, kMost = 8.75f, kNewMost = 8, kNone = -1e30f;
+    float sum = 0, now = kNone;
+    for (int64_t end = visible, first; end > 0; end = first) {
+        first = std::max<int64_t>(0, (begin + end - 1) / kHeadBlock * kHeadBlock - begin);
+        float largest = kNone;
+        for (int64_t j = first; j < end; j++) largest = std::max(largest, row[j] *= softmax_mul * kLog2E);
+        if (largest > now + kMost) {
+            const float next = largest - kNewMost;
+            const auto change = static_cast<float>(exp(static_cast<double>(now - next) * kLn2));
+            for (int64_t j = end; j < visible; j++) row[j] *= change;
+            sum *= change, now = next;
+        }
+        for_lanes<float>(end - first, [&](int64_t j, auto n) {
+            store(row + first + j, exp((load(row + first + j, n) - Vec<float>(now)) * Vec<float>(kLn2)), n);
+        });
+        for (int64_t j = first; j < end; j++) {
+            sum += row[j];
+            row[j] = from_fp8(Dtype::kE4m3, fp8_cast<Dtype::kE4m3>(row[j]));
+        }
+    }
+    std::fill(row + visible, row + keys, 0.0f);
+    *reference = now * kLn2;
+    return sum;
+}
+
 // Positions [begin, end) of a sequence.
 struct Span {
     int64_t begin, end;
@@ -82,7 +112,14 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
         for (int64_t i = 0; i < queries; i++) {
             A largest;
             A* row = scores + i * score_stride;
-            A sum = exponentials(row, first + i + 1, keys, A(args.softmax_mul), &largest);
+            A sum;
+            if constexpr (std::is_same_v<T, bf16>) {
+                const int64_t visible = first + i + 1;
+                sum = args.heads ? fp8_exponentials(row, document.begin, visible, keys, args.softmax_mul, &largest)
+                                 : exponentials(row, visible, keys, args.softmax_mul, &largest);
+            } else {
+                sum = exponentials(row, first + i + 1, keys, A(args.softmax_mul), &largest);
+            }
             inverse_sum[i] = A(1) / sum;
             args.lse.as<A>()[(b * args.NH + h) * args.T + document.begin + first + i] =
                 static_cast<A>(static_cast<double>(largest) + log(static_cast<double>(sum)));
@@ -254,6 +291,7 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
                      N * (args.NH + 2 * args.NKV) * args.HS);
         check_tensor("attention_forward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_forward", "lse", args.lse, stat_dtype<T>, N * args.NH);
+        CHECK(!args.heads || (std::is_same_v<T, bf16>), "attention_forward: FP8 heads of %s", dtype_name(dtype_of<T>));
         forward<T>(args);
     });
     result.quantize();

@@ -55,7 +55,15 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_forward: lse");
-    if (fits_mma(T, args.HS)) {
+    if (args.heads) {
+        const int64_t heads = args.B * (args.NH + 2 * args.NKV), blocks = head_blocks(args.T);
+        CHECK(fits_sm90(ctx, T, args.HS), "attention_forward: FP8 heads on this device, or of this type or size");
+        expect(args.heads.bytes, Dtype::kE4m3, heads * blocks * kHeadBlock * args.HS, "attention_forward: heads");
+        expect(args.heads.factors, Dtype::kFp32, heads * blocks, "attention_forward: factors");
+        expect_aligned(args.heads.bytes, "attention_forward: heads");
+        expect_aligned(args.out, "attention_forward: out");
+        attention_forward_fp8_sm90(ctx, args, shape);
+    } else if (fits_mma(T, args.HS)) {
         expect_aligned(args.qkv, "attention_forward: qkv");
         expect_aligned(args.out, "attention_forward: out");
         if (fits_sm90(ctx, T, args.HS)) attention_forward_sm90(ctx, args, shape);

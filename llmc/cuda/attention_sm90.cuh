@@ -166,13 +166,16 @@ template <int count> __device__ inline void evaluate_now(const float (&p)[count]
     if (bits < 0) __nanosleep(1);
 }
 
-// How far (as a power of two) a score may exceed the reference before sums are brought to a new one. Any reference
-// gives the same quotient; not following every small growth saves most of the multiplications, and the exchange between
-// lanes.
-inline constexpr float kHeadroom = 8;
+// How far (as a power of two) a score may exceed the reference before sums are brought to a new one, and what the new
+// one is for the largest score of a row. Any reference gives the same quotient; not following every small growth saves
+// most of the multiplications, and the exchange between lanes.
+struct LargestReference {
+    static constexpr float kHeadroom = 8;
+    __device__ static float of(float largest) { return largest; }
+};
 
 // Running state of the softmax of a lane's two rows.
-struct RowSoftmax {
+template <typename Reference> struct RowSoftmaxWith {
     float reference[2] = {-INFINITY, -INFINITY};   // subtracted from the scaled scores, log2 units
     float sum[2] = {0, 0};                         // of this lane's columns
     float correction[2];                           // what grow() asks older results to be multiplied with
@@ -188,12 +191,14 @@ struct RowSoftmax {
             m = fmaxf(m, s[i]);
         }
         float largest[2] = {fmaxf(most[0], most[2]) * mul, fmaxf(most[1], most[3]) * mul};
+        constexpr float kHeadroom = Reference::kHeadroom;
         const bool outgrown = largest[0] > reference[0] + kHeadroom || largest[1] > reference[1] + kHeadroom;
         if (!__any_sync(0xffffffffu, outgrown)) return false;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float row_largest = warp_max<4>(largest[half]);
-            const float next = row_largest > reference[half] + kHeadroom ? row_largest : reference[half];
+            const float next =
+                row_largest > reference[half] + kHeadroom ? Reference::of(row_largest) : reference[half];
             correction[half] = exp2_approx(reference[half] - next);
             reference[half] = next;
             sum[half] *= correction[half];
@@ -220,6 +225,7 @@ struct RowSoftmax {
         for (int i = 0; i < count; i++) o[i] *= correction[half_of(i)];
     }
 };
+using RowSoftmax = RowSoftmaxWith<LargestReference>;
 
 // 16 rows of results of a warp, as bf16 into panels of 16 rows each that begin at `shared`.
 template <int count> __device__ inline void stage_rows(uint32_t shared, const float (&d)[count], int lane) {

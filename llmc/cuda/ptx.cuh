@@ -310,6 +310,40 @@ __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(b_rows));
     }
 }
+// d(64, N) (+)= A(64, 32) B(32, N), E4M3 operands, both with the elements of a sum next to each other. d as above. The
+// tensor cores keep 14 bits of a sum on its way: what lies more than 2^-13 below the largest of its terms and of d is
+// dropped. a in registers: with g = lane / 4 and t = lane % 4 four elements (g, 4t..), (g + 8, 4t..), (g, 4t + 16..),
+// (g + 8, 4t + 16..). "wgmma.mma_async".
+template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64) {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LLMC_N32 "}, %32, %33, add, 1, 1;}"
+                     : LLMC_F32(d, 0)
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+    } else {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LLMC_N64 "}, %64, %65, add, 1, 1;}"
+                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+    }
+}
+template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64) {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %37, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LLMC_N32 "}, {%32, %33, %34, %35}, %36, "
+                     "add, 1, 1;}"
+                     : LLMC_F32(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+    } else {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %69, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LLMC_N64 "}, {%64, %65, %66, %67}, %68, "
+                     "add, 1, 1;}"
+                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+    }
+}
 #undef LLMC_F8
 #undef LLMC_F16
 #undef LLMC_F32

@@ -1,5 +1,6 @@
 // Rotary position embedding, in place on the packed projections, or from them into FP8 copies.
 #include "llmc/cuda/quantize_rows.cuh"
+#include "llmc/cuda/rope.cuh"
 
 namespace cuda {
 namespace {
@@ -7,24 +8,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kHeads = 2;   // heads that a thread rotates by the same angles
 constexpr int kHeadsAtOnce = 2;   // with FP8 copies
-
-// (x, y) turned by an angle, with its roundings written out: every kernel here must agree on them.
-__device__ inline void rotate(float& x, float& y, float cosine, float sine) {
-    const float turned = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
-    y = __fmaf_rn(y, cosine, __fmul_rn(x, sine));
-    x = turned;
-}
-
-// Cosine and sine of kWidth pairs; direction 1 or -1.
-template <int kWidth>
-__device__ inline void load_angles(const float* table, float direction, float (&cosine)[kWidth],
-                                   float (&sine)[kWidth]) {
-    float pair[2 * kWidth];
-    if constexpr (kWidth == 1) pair[0] = table[0], pair[1] = table[1];
-    else load_floats<float, 2 * kWidth>(table, pair);
-#pragma unroll
-    for (int j = 0; j < kWidth; j++) cosine[j] = pair[2 * j], sine[j] = pair[2 * j + 1] * direction;
-}
 
 // Math: (x, y) -> (x cos - y sin, y cos + x sin) for the pairs (i, i + HS/2) of every query and key head;
 // direction -1 rotates back.
@@ -95,16 +78,6 @@ struct RopeInput {
         return cos_sin + (int64_t{static_cast<uint32_t>(n) % period} * (HS / 2) + i) * 2;
     }
 };
-__device__ inline void rotate_vectors(uint4& x, uint4& y, const float (&cosine)[8], const float (&sine)[8]) {
-    float a[8], b[8];
-    unpack<bf16>(x, a);
-    unpack<bf16>(y, b);
-#pragma unroll
-    for (int j = 0; j < 8; j++) rotate(a[j], b[j], cosine[j], sine[j]);
-    x = pack<bf16>(a);
-    y = pack<bf16>(b);
-}
-
 // Math: to_fp8(X * quant_mul), X = qkv turned by rope_kernel.
 // Source: as rope_kernel.
 // Traffic: qkv read, 1 byte a copy written, once; the table once for the heads of a block.

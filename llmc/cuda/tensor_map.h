@@ -15,4 +15,9 @@ inline constexpr int kPanel = 64;
 // not written. Coordinates of a box: (0, first row, first column / 64, batch row).
 CUtensorMap panel_map(const void* data, int64_t B, int64_t T, int64_t columns, int rows, int panels);
 
+// Heads one after the other in (B, heads, rows, row_bytes) bytes, as boxes of `box_rows` rows. Rows have 128 bytes and
+// lie as in panel_map, or 64 bytes, in which the 16-byte chunk c of row r lies at c ^ (r / 2 % 4). Coordinates of a
+// box: (0, first row, head, batch row).
+CUtensorMap byte_map(const void* data, int64_t B, int64_t heads, int64_t rows, int row_bytes, int box_rows);
+
 }  // namespace cuda

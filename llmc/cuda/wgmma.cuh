@@ -31,6 +31,16 @@ __device__ inline uint64_t along_columns(uint64_t tile, int k, uint32_t panel_by
 // The k-th 16 of the rows summed over (operand whose columns are those of M or N).
 __device__ inline uint64_t along_rows(uint64_t tile, int k) { return tile + (k * 16 * kPanelRowBytes >> 4); }
 
+// The same of a tile of bytes, one panel: rows of 64 or 128 bytes that the copy engine has laid down with the swizzle
+// of their length (tensor_map.h, byte_map); 32 columns are 32 bytes further.
+template <uint32_t row_bytes> __device__ inline uint64_t byte_tile_descriptor(uint32_t address) {
+    static_assert(row_bytes == 64 || row_bytes == 128);
+    const uint64_t low = (address & 0x3ffff) >> 4;
+    const uint64_t high = (8 * row_bytes >> 4) | uint64_t{row_bytes == 128 ? 1 : 2} << 30;
+    return low | high << 32;
+}
+__device__ inline uint64_t along_bytes(uint64_t tile, int k) { return tile + (k * 32 >> 4); }
+
 // The sums of columns 16 j .. 16 j + 15, rounded to bf16, as A operand: its layout is that of two blocks of results.
 template <int count> __device__ inline void as_operand(uint32_t (&a)[4], const float (&d)[count], int j) {
 #pragma unroll
