@@ -244,8 +244,7 @@ HOST_DEVICE constexpr int64_t head_blocks(int64_t T) { return (T + kHeadBlock - 
 // take four neighbours from it.
 HOST_DEVICE constexpr int64_t head_token_order(int64_t i) { return i % 4 / 2 * 8 + i / 4 * 2 + i % 2; }
 
-// qkv = qkv, turned as rope_forward does if there is a table, rounded to what the copies hold: code * dequant_mul,
-// which bf16 represents. heads = the copies. bf16.
+// qkv = qkv, turned as by rope_forward if there is a table, rounded to what the copies (heads, =) hold. bf16.
 struct QuantizeHeadsArgs {
     Fp8Heads heads;
     Tensor qkv;       // (B, T, (NH + 2 NKV) HS) bf16, in and =
