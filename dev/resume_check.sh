@@ -11,8 +11,8 @@
 # training stood still for them, and that nothing else changed. The table comes last. TRAIN_SHARDS: a glob of token
 # shards, quoted; without it this repository's own text. MODEL replaces the model's options (two searches may end with
 # different matmul algorithms, so they are off), STEPS (4) the steps between checkpoints, which must take longer than a
-# save takes to reach the disk, SAVE the folder of the checkpoints (OUT/saved; 14 bytes a parameter, up to 6 at a time); BUILD, MPIRUN,
-# JOBS and NO_BUILD as in zero_check.sh. What fails is told at the end (exit 1).
+# save takes to reach the disk, SAVE the folder of the checkpoints (OUT/saved; 14 bytes a parameter, up to 6 at a time);
+# BUILD, MPIRUN, JOBS and NO_BUILD as in zero_check.sh. What fails is told at the end (exit 1).
 set -u
 out=$(realpath -m "$1") shards=${2:-} count=${3:-$(nvidia-smi -L | wc -l)}
 cd "$(dirname "$0")/.." || exit 1
