@@ -15,6 +15,7 @@
 
 #include "llmc/check.h"
 #include "llmc/comm.h"
+#include "llmc/comm_in_turn.h"
 #include "llmc/comm_nccl_api.h"
 #include "llmc/ops.h"
 
@@ -290,4 +291,6 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host) { return std::make_unique<NcclComm>(std::move(host)); }
+std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host) {
+    return std::make_unique<InTurn<NcclComm>>(std::move(host));
+}
