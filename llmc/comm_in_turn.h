@@ -7,6 +7,7 @@
 
 #include "llmc/board.h"
 #include "llmc/comm.h"
+#include "llmc/late_work.h"
 
 template <typename Inner> class InTurn : public Inner {
 public:

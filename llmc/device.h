@@ -2,14 +2,13 @@
 // A CUDA build links both, so that tests can call either by name.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "llmc/dtype.h"
 
 struct Event;        // a point in a device's stream; opaque
 struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the CPU
-struct LateWork;     // what a stream of the CPU was given and has not done; opaque, null on GPUs
+struct LateWork;     // what a stream of the CPU was given and has not done; see late_work.h
 struct StepRecorder; // what a rehearsal collects; see plan.h
 
 struct DeviceInfo {
@@ -35,16 +34,13 @@ struct Ctx {
     bool rehearsal = false;             // operations record what they would do and return
     StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
     int64_t fp8_matmuls = 0;            // executed; see gemm_plan.inl
-    LateWork* late = nullptr;           // put off; null where everything is done when a call returns
-    int64_t* orders = nullptr;          // tests: counts down by each event_order of the CPU, which at 0 does nothing
+    LateWork* late = nullptr;           // CPU: null where everything is done when a call returns
+    int64_t* orders = nullptr;          // CPU, tests: each event_order counts it down, and is left out where it is 0
 };
 
 namespace cpu {
 #include "llmc/device.inl"
 #include "llmc/gemm_plan.inl"
-// Work of a stream that is late, which outlives ctx's next wait: what it refers to is there until then. At once if it
-// is part of such work itself.
-void put_off(Ctx& ctx, std::function<void()> work);
 }
 #ifdef LLMC_CUDA
 namespace cuda {

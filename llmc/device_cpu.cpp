@@ -15,19 +15,21 @@
 
 #include "llmc/check.h"
 #include "llmc/device.h"
+#include "llmc/late_work.h"
 
 // In the order of the calls; done by the thread that made them, when it waits.
 struct LateWork {
     std::deque<std::function<void()>> given;
     bool running = false;   // what the first of them calls is part of it
+    std::shared_ptr<LateWork> self;   // until it is closed; points in it may live longer
 };
 
 namespace cpu {
 
 namespace {
-// A place in a stream. It outlives both the event, which may be recorded anew, and, once reached, the stream.
+// A place in a stream.
 struct Point {
-    LateWork* late = nullptr;
+    std::shared_ptr<LateWork> late;
     bool reached = true;
     std::chrono::steady_clock::time_point when = {};
 };
@@ -39,7 +41,7 @@ struct CpuEvent {
 CpuEvent* of(Event* event) { return reinterpret_cast<CpuEvent*>(event); }
 
 void run_next(LateWork& late) {
-    CHECK(!late.given.empty() && !late.running, "a stream waits for what it was not given before");
+    CHECK(!late.running, "a stream waits for what it was given later");
     const std::function<void()> work = std::move(late.given.front());
     late.given.pop_front();
     const struct Running {
@@ -50,7 +52,7 @@ void run_next(LateWork& late) {
 }
 
 void run_up_to(const Point& point) {
-    while (!point.reached) run_next(*point.late);
+    while (!point.reached && !point.late->given.empty()) run_next(*point.late);
 }
 
 template <typename Work> void in_order(Ctx& ctx, Work&& work) {
@@ -58,14 +60,23 @@ template <typename Work> void in_order(Ctx& ctx, Work&& work) {
     else work();
 }
 
-// Destructors call this. After an error nobody waits any more, and other ranks may not come to a collective.
+LateWork* open_late() {
+    const auto late = std::make_shared<LateWork>();
+    late->self = late;
+    return late.get();
+}
+
+// Destructors call this. After an error nobody needs the rest, and other ranks may not come to its collectives.
 void close_late(Ctx& ctx) {
     try {
         if (std::uncaught_exceptions() == 0) synchronize(ctx);
     } catch (const std::exception& error) {
         std::fprintf(stderr, "warning: closing a stream: %s\n", error.what());
     }
-    delete ctx.late;
+    if (ctx.late) {
+        ctx.late->given.clear();
+        const std::shared_ptr<LateWork> last = std::move(ctx.late->self);
+    }
     ctx = Ctx{};
 }
 
@@ -126,12 +137,12 @@ void device_use(const Ctx&) {}
 void side_open(Ctx& side, const Ctx& ctx) {
     side = ctx;
     side.recorder = nullptr;
-    side.late = ctx.late || ctx.rehearsal ? nullptr : new LateWork;
+    side.late = ctx.late || ctx.rehearsal ? nullptr : open_late();
 }
 void side_close(Ctx& side) { close_late(side); }
 
 void run_late(Ctx& ctx) {
-    if (!ctx.late) ctx.late = new LateWork;
+    if (!ctx.late) ctx.late = open_late();
 }
 void put_off(Ctx& ctx, std::function<void()> work) {
     if (ctx.late->running) work();
@@ -169,7 +180,7 @@ Event* event_create() { return reinterpret_cast<Event*>(new CpuEvent); }
 void event_destroy(Event* event) { delete of(event); }
 void event_record(Ctx& ctx, Event* event) {
     if (ctx.rehearsal) return;
-    const auto point = std::make_shared<Point>(Point{.late = ctx.late, .reached = false});
+    const auto point = std::make_shared<Point>(Point{.late = ctx.late ? ctx.late->self : nullptr, .reached = false});
     of(event)->point = point;
     in_order(ctx, [point] {
         point->when = std::chrono::steady_clock::now();
@@ -180,7 +191,7 @@ void event_wait(Event* event) { run_up_to(*of(event)->point); }
 void event_order(Ctx& ctx, Event* event) {
     if (ctx.orders && (*ctx.orders)-- == 0) return;
     const std::shared_ptr<Point> point = of(event)->point;
-    if (point->late != ctx.late) run_up_to(*point);
+    if (point->late.get() != ctx.late) run_up_to(*point);
 }
 bool event_reached(Event* event) { return of(event)->point->reached; }
 float event_elapsed_ms(Event* begin, Event* end) {

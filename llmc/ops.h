@@ -447,6 +447,9 @@ struct TransposeBytesArgs {
 namespace cpu {
 #include "llmc/ops.inl"
 }
+namespace late {
+#include "llmc/ops.inl"
+}
 #ifdef LLMC_CUDA
 namespace cuda {
 #include "llmc/ops.inl"
@@ -458,11 +461,11 @@ namespace cuda {
 void rehearse_op(Ctx& ctx, const GemmArgs& args);
 template <typename Args> void rehearse_op(Ctx&, const Args&) {}
 
-#define OP(name, Args)                                                                     \
-    inline void name(Ctx& ctx, const Args& args) {                                         \
-        if (ctx.rehearsal) rehearse_op(ctx, args);                                         \
-        else if (ctx.late) cpu::put_off(ctx, [&ctx, args] { cpu::name(ctx, args); });      \
-        else device::name(ctx, args);                                                      \
+#define OP(name, Args)                              \
+    inline void name(Ctx& ctx, const Args& args) {  \
+        if (ctx.rehearsal) rehearse_op(ctx, args);  \
+        else if (ctx.late) late::name(ctx, args);   \
+        else device::name(ctx, args);               \
     }
 namespace ops {
 #include "llmc/ops.inl"

@@ -2,6 +2,7 @@
 // training makes of that: test_zero_streams.cpp.
 #include "tests/local_ranks.h"
 
+#include "llmc/late_work.h"
 #include "llmc/ops.h"
 #include "tests/doctest.h"
 
@@ -106,6 +107,21 @@ TEST_CASE("streams: an error of late work comes out where it is waited for, and 
     CHECK(p.bytes[0] == 0);
     cpu::event_order(p.compute, p.a);
     CHECK(p.bytes[0] == 1);
+}
+
+TEST_CASE("streams: what is left when an error ends a stream is not done, and nobody waits for it") {
+    Event* end = cpu::event_create();
+    char byte = 0;
+    try {
+        Pair p(false);
+        cpu::fill_bytes(p.side, &byte, 1, 1);
+        cpu::event_record(p.side, end);
+        throw Error(kExitDisk, "disk");
+    } catch (const Error&) {
+    }
+    cpu::event_wait(end);
+    CHECK(byte == 0);
+    cpu::event_destroy(end);
 }
 
 // Notes what sums are for.
