@@ -219,7 +219,7 @@ private:
             const Tensor part = values.slice(begin, std::min(kStagingElems, values.elems - begin));
             const Tensor wide{staging_, Dtype::kFp32, part.elems};
             ops::cast(ctx, {.out = wide, .in = part});
-            sum(ctx, wide);
+            NcclComm::sum(ctx, wide);   // part of one that had its turn
             ops::cast(ctx, {.out = part, .in = wide});
         }
         device::event_record(ctx, staging_used_);

@@ -51,8 +51,9 @@ void run_next(LateWork& late) {
     work();
 }
 
-void run_up_to(const Point& point) {
-    while (!point.reached && !point.late->given.empty()) run_next(*point.late);
+// By value: on the way the event may be recorded anew.
+void run_up_to(const std::shared_ptr<Point> point) {
+    while (!point->reached && !point->late->given.empty()) run_next(*point->late);
 }
 
 template <typename Work> void in_order(Ctx& ctx, Work&& work) {
@@ -187,11 +188,10 @@ void event_record(Ctx& ctx, Event* event) {
         point->reached = true;
     });
 }
-void event_wait(Event* event) { run_up_to(*of(event)->point); }
+void event_wait(Event* event) { run_up_to(of(event)->point); }
 void event_order(Ctx& ctx, Event* event) {
     if (ctx.orders && (*ctx.orders)-- == 0) return;
-    const std::shared_ptr<Point> point = of(event)->point;
-    if (point->late.get() != ctx.late) run_up_to(*point);
+    if (of(event)->point->late.get() != ctx.late) run_up_to(of(event)->point);
 }
 bool event_reached(Event* event) { return of(event)->point->reached; }
 float event_elapsed_ms(Event* begin, Event* end) {
