@@ -202,7 +202,7 @@ run-test-gpu: $(BUILD)/tests_gpu
 test-full:
 	@scripts/setup.sh test
 	@$(MAKE) run-test
-	@dev/test_full.sh
+	+@dev/test_full.sh
 
 cuda:
 	@$(MAKE) DEVICE=cuda ARCH=90a cuda_all

@@ -30,6 +30,7 @@ constexpr PhaseRow kPhases[] = {
 // What posts go to. A process is one rank, and its main thread alone posts.
 struct Poster {
     std::atomic<BoardRow*> row{nullptr};
+    std::atomic<const BoardHeader*> header{nullptr};
     int64_t step = 0;
     std::function<void(int64_t, Phase)> strike;
 };
@@ -87,7 +88,15 @@ CollectivePurpose::~CollectivePurpose() { std::snprintf(purpose, sizeof purpose,
 
 void on_phase(std::function<void(int64_t, Phase)> strike) { poster.strike = std::move(strike); }
 
-void set_own_row(BoardRow* new_row) { poster.row.store(new_row, std::memory_order_release); }
+void set_own_row(BoardRow* new_row, const BoardHeader* header) {
+    poster.row.store(new_row, std::memory_order_release);
+    poster.header.store(header, std::memory_order_release);
+}
+bool stopped_through_board() {
+    static_assert(offsetof(BoardHeader, stop) == BoardHeader::kTextBytes, "scripts/launch_mpi.sh writes there");
+    const BoardHeader* header = poster.header.load(std::memory_order_acquire);
+    return header && header->stop.load(std::memory_order_relaxed) != 0;
+}
 BoardRow* own_row() { return row(); }
 const char* collective_name(const char* otherwise) { return purpose[0] ? purpose : otherwise; }
 

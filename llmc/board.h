@@ -123,6 +123,7 @@ inline constexpr const char* kBoardVariable = "LLMFP8_BOARD";
 struct BoardHeader {
     static constexpr size_t kTextBytes = 64 << 10;
     char text[kTextBytes];                // what the launch wrapper shows when all ranks are gone: see Watchdog::report
+    std::atomic<int32_t> stop;            // not 0: the launch wrapper, which writes here, was told to stop the run
     std::atomic<int32_t> outcome;         // exit code that a rank ended the run with, 0: none did
     std::atomic<int32_t> verdict_state;   // 0 none, 1 being written, 2 there
     std::atomic<int32_t> told;            // it was printed
@@ -151,8 +152,9 @@ private:
     size_t bytes_ = 0;
 };
 
-// The row that this process's posts go to; null for none.
-void set_own_row(BoardRow* row);
+// The row that this process's posts go to, and where it is told to stop; null for none.
+void set_own_row(BoardRow* row, const BoardHeader* header = nullptr);
+bool stopped_through_board();
 BoardRow* own_row();
 // What the collectives are for now, else `otherwise`.
 const char* collective_name(const char* otherwise);

@@ -30,7 +30,7 @@ public:
         watchdog_ = meet();
         watchdog_->set_device({.error = [this] { return inner_->late_error(); }, .cut = [this] { inner_->cut(); },
                                .post = {}});
-        set_own_row(&watchdog_->own_row());
+        set_own_row(&watchdog_->own_row(), &watchdog_->header());
     }
     ~WatchedComm() override {
         post_phase(Phase::kEnd);

@@ -38,19 +38,24 @@ const char* signal_name(int number) {
 }  // namespace
 
 void catch_stop_signals() {
+    sigset_t own;
+    sigemptyset(&own);
     for (int number : {SIGTERM, SIGINT, SIGUSR1}) {
         struct sigaction action {};
         action.sa_handler = on_stop_signal;
         action.sa_flags = SA_RESTART;   // reads and writes of files go on
         sigaction(number, &action, nullptr);
+        sigaddset(&own, number);
     }
+    pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
 }
 
 void stop_after(double minutes) { limit_minutes = minutes; }
 
-bool stop_wanted() { return stop_signal != 0 || time_is_up(); }
+bool stop_wanted() { return stop_signal != 0 || stopped_through_board() || time_is_up(); }
 
 std::string stop_reason() {
     if (stop_signal) return signal_name(stop_signal);
+    if (stopped_through_board()) return "a signal to the launch wrapper";
     return time_is_up() ? strf("--exit-duration-in-mins %g", limit_minutes) : "";
 }

@@ -3,11 +3,12 @@
 #pragma once
 #include <string>
 
-// From now on SIGTERM, SIGINT and SIGUSR1 ask for a stop; a second SIGTERM or SIGINT ends the process at once.
+// From now on SIGTERM, SIGINT and SIGUSR1 ask for a stop, even if this process was started with them blocked; a second
+// SIGTERM or SIGINT ends it at once. The launch wrapper asks through the board.
 void catch_stop_signals();
 // The longest that this process is to run, 0: no limit.
 void stop_after(double minutes);
 
 bool stop_wanted();
-// "SIGTERM", "--exit-duration-in-mins 60"; "" while this rank does not want to stop.
+// "SIGTERM", "a signal to the launch wrapper", "--exit-duration-in-mins 60"; "" while this rank does not want to stop.
 std::string stop_reason();

@@ -47,6 +47,7 @@ public:
     Watchdog& operator=(const Watchdog&) = delete;
 
     BoardRow& own_row() { return board_.row(rank_); }
+    const BoardHeader& header() const { return board_.header(); }
     void set_device(Device device);
     // Rows of hosts that cannot be reached say nothing.
     void forget_host(int host_number);

@@ -5,7 +5,8 @@
 #   scripts/launch_mpi.sh --hostfile hosts -np 16 ./train_llama ...              several; a line a host: "node1 slots=8"
 #
 # Arguments are mpirun's. OpenMPI's mpirun kills its ranks two seconds after a SIGTERM or SIGINT; here these (and
-# SIGUSR1) make the ranks finish their step, save and leave with 0. A second SIGTERM or SIGINT ends them at once. mpirun
+# SIGUSR1) make the ranks finish their step, save and leave with 0: they are told through shared memory, since mpirun
+# passes SIGUSR1 on only if whoever started it has not blocked it. A second SIGTERM or SIGINT ends them at once. mpirun
 # is in a session of its own, so that Ctrl-C reaches this script alone; should it be sent SIGTERM itself (a batch system
 # that signals every process), ranks have 300 s more.
 #
@@ -90,9 +91,12 @@ while kill -0 "$pid" 2>/dev/null; do
         forced=143
         break
     fi
-    # Ranks that have not come to catch it would die of it. Those of one rank, or of other hosts alone, never say so.
-    if [ "$stops" = 1 ] && [ "$told" = 0 ] && { [ -n "$ended" ] || [ "$SECONDS" -ge 15 ]; }; then
-        kill -USR1 "$pid"   # mpirun passes it to all ranks
+    # Once they have met, ranks look at a byte behind the text. Those of one rank, or of other hosts alone, never say
+    # that they have: they get SIGUSR1 when they had the time to catch it, which they would die of before.
+    if [ "$stops" = 1 ] && [ "$told" = 0 ] && [ -n "$ended" ]; then
+        printf 1 | dd of="$board" bs=1 seek=65536 conv=notrunc status=none && told=1
+    elif [ "$stops" = 1 ] && [ "$told" = 0 ] && [ "$SECONDS" -ge 15 ]; then
+        kill -USR1 "$pid"
         told=1
     fi
     list_children

@@ -42,8 +42,8 @@ struct Gate {
 // One rank's training: its shard, and what it saved so far.
 struct Run {
     ShardedState shard;
-    CheckpointSaver saver;
     std::vector<SavedCheckpoint> saved;
+    CheckpointSaver saver;   // last: a save that is under way ends, and is reported, when it goes
 
     Run(FakeState& state, Comm& comm, const CheckpointRequest& request)
         : shard(state, comm), saver(request, shard.config, shard.table, shard.access(), comm) {

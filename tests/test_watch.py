@@ -48,6 +48,11 @@ def catchable():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def with_sigusr1_blocked():
+    catchable()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+
+
 def processes(parent):
     """Living ones below `parent`, each with its command, by number."""
     found = {}
@@ -74,10 +79,10 @@ class WatchTest(unittest.TestCase):
     def command_of(self, ranks, *options, launcher=WRAPPER):
         return [*launcher, "-np", str(ranks), *self.command(GPT2, *ONE_EACH[:3], str(4 * ranks), *options)]
 
-    def start(self, command, until="step 3/", **environment):
+    def start(self, command, until="step 3/", before=catchable, **environment):
         """The launcher's process, and what it printed until that line."""
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=dict(ENVIRONMENT, **environment), preexec_fn=catchable)
+                                   env=dict(ENVIRONMENT, **environment), preexec_fn=before)
         self.addCleanup(self.end, process)
         for line in process.stdout:
             if until in line:
@@ -223,7 +228,13 @@ class WatchTest(unittest.TestCase):
                 process.send_signal(number)
                 took, _ = self.finish(process, 0)
                 self.assertLess(took, 5)
-                self.saved_and_stopped("SIGUSR1")
+                self.saved_and_stopped("a signal to the launch wrapper")
+
+    def test_blocked_signals_do_not_keep_the_run_going(self):
+        process = self.start(self.command_of(2, *self.saving()), before=with_sigusr1_blocked)
+        process.send_signal(signal.SIGTERM)
+        self.finish(process, 0)
+        self.saved_and_stopped("a signal to the launch wrapper")
 
     def test_a_signal_to_every_process_does_the_same(self):
         process = self.start(self.command_of(2, *self.saving()))
