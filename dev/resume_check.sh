@@ -11,8 +11,8 @@
 # training stood still for them, and that nothing else changed. The table comes last. TRAIN_SHARDS: a glob of token
 # shards, quoted; without it this repository's own text. MODEL replaces the model's options (two searches may end with
 # different matmul algorithms, so they are off), STEPS (4) the steps between checkpoints, which must take longer than a
-# save takes to reach the disk, SAVE the folder of the checkpoints (OUT/saved; 14 bytes a parameter, up to 6 at a time); BUILD, MPIRUN,
-# JOBS and NO_BUILD as in zero_check.sh. What fails is told at the end (exit 1).
+# save takes to reach the disk, SAVE the folder of the checkpoints (OUT/saved; 14 bytes a parameter, up to 6 at a time);
+# BUILD, MPIRUN, JOBS and NO_BUILD as in zero_check.sh. What fails is told at the end (exit 1).
 set -u
 out=$(realpath -m "$1") shards=${2:-} count=${3:-$(nvidia-smi -L | wc -l)}
 cd "$(dirname "$0")/.." || exit 1
@@ -21,7 +21,8 @@ half=$((count / 2)) steps=${STEPS:-4} saved=$(realpath -m "${SAVE:-$out/saved}")
 mkdir -p "$out" "$saved"
 failed=()
 read -ra mpirun <<< "${MPIRUN:-mpirun --allow-run-as-root --oversubscribe --bind-to none}"
-read -ra model <<< "${MODEL:---model llama3-small --num-layers 6 --micro-batch-size 4 --global-batch-size 64 --gemm-search off}"
+default="--model llama3-small --num-layers 6 --micro-batch-size 4 --global-batch-size 64 --gemm-search off"
+read -ra model <<< "${MODEL:-$default}"
 build=${BUILD:-build/cuda}
 
 train() {   # NAME RANKS LAST_STEP OPTION...: log in OUT/NAME.jsonl, checkpoints in saved/NAME
