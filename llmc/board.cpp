@@ -81,10 +81,10 @@ void leave_outcome(int exit_code) {
     ::close(fd);
 }
 
-CollectivePurpose::CollectivePurpose(const std::string& text) {
+CollectivePurpose::CollectivePurpose(const std::string& text) : outer_(purpose) {
     std::snprintf(purpose, sizeof purpose, "%s", text.c_str());
 }
-CollectivePurpose::~CollectivePurpose() { purpose[0] = '\0'; }
+CollectivePurpose::~CollectivePurpose() { std::snprintf(purpose, sizeof purpose, "%s", outer_.c_str()); }
 
 void on_phase(std::function<void(int64_t, Phase)> strike) { poster.strike = std::move(strike); }
 

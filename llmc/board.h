@@ -33,6 +33,9 @@ public:
     ~CollectivePurpose();
     CollectivePurpose(const CollectivePurpose&) = delete;
     CollectivePurpose& operator=(const CollectivePurpose&) = delete;
+
+private:
+    const std::string outer_;
 };
 
 // Called at every post_phase, also with one rank: where a drill may strike (see inject.h). {} removes it.

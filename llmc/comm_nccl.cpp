@@ -15,6 +15,7 @@
 
 #include "llmc/check.h"
 #include "llmc/comm.h"
+#include "llmc/comm_in_turn.h"
 #include "llmc/comm_nccl_api.h"
 #include "llmc/ops.h"
 
@@ -218,7 +219,7 @@ private:
             const Tensor part = values.slice(begin, std::min(kStagingElems, values.elems - begin));
             const Tensor wide{staging_, Dtype::kFp32, part.elems};
             ops::cast(ctx, {.out = wide, .in = part});
-            sum(ctx, wide);
+            NcclComm::sum(ctx, wide);   // part of one that had its turn
             ops::cast(ctx, {.out = part, .in = wide});
         }
         device::event_record(ctx, staging_used_);
@@ -290,4 +291,6 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host) { return std::make_unique<NcclComm>(std::move(host)); }
+std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host) {
+    return std::make_unique<InTurn<NcclComm>>(std::move(host));
+}

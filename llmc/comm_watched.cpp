@@ -8,6 +8,7 @@
 #include "llmc/board_link.h"
 #include "llmc/check.h"
 #include "llmc/comm.h"
+#include "llmc/comm_in_turn.h"
 #include "llmc/device_marks.h"
 #include "llmc/watchdog.h"
 
@@ -189,5 +190,5 @@ private:
 
 std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm) {
     if (comm->world().ranks == 1) return comm;
-    return std::make_unique<WatchedComm>(std::move(comm));
+    return std::make_unique<InTurn<WatchedComm>>(std::move(comm));
 }

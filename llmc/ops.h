@@ -1,6 +1,6 @@
 // Operations: argument structs, and the declarations of ops.inl in namespace cpu (the oracle) and namespace
 // cuda. The rest of the project calls ops::name(ctx, args), which runs on the device of the build, or, during
-// a rehearsal, returns at once (gemm first notes its shape).
+// a rehearsal, returns at once (gemm first notes its shape); a stream of the CPU that is late puts it off.
 //
 // Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH
 // query heads, NKV key/value heads, HS head size, F feed-forward width; M, N, K in gemm only. Matrices are
@@ -478,6 +478,9 @@ struct TransposeBytesArgs {
 namespace cpu {
 #include "llmc/ops.inl"
 }
+namespace late {
+#include "llmc/ops.inl"
+}
 #ifdef LLMC_CUDA
 namespace cuda {
 #include "llmc/ops.inl"
@@ -492,6 +495,7 @@ template <typename Args> void rehearse_op(Ctx&, const Args&) {}
 #define OP(name, Args)                              \
     inline void name(Ctx& ctx, const Args& args) {  \
         if (ctx.rehearsal) rehearse_op(ctx, args);  \
+        else if (ctx.late) late::name(ctx, args);   \
         else device::name(ctx, args);               \
     }
 namespace ops {

@@ -39,7 +39,6 @@ Ctx& Zero::wire(Ctx& ctx) {
     if (!opened_) {
         device::side_open(side_, ctx);
         opened_ = true;
-        beside_ = side_.stream != ctx.stream;   // the CPU has no streams
         ready_ = device::event_create();
         reduced_ = device::event_create();
         for (size_t b = 0; b < buckets_.all().size(); b++) published_.push_back(device::event_create());
@@ -49,7 +48,7 @@ Ctx& Zero::wire(Ctx& ctx) {
 
 // What is given to the wire from now on finds what ctx was given before.
 void Zero::follow(Ctx& ctx, Ctx& wire) {
-    if (&wire == &ctx || !beside_) return;
+    if (&wire == &ctx) return;
     device::event_record(ctx, ready_);
     device::event_order(wire, ready_);
 }
@@ -99,7 +98,7 @@ void Zero::finish_reduce(Ctx& ctx) {
     CHECK(reduced_buckets_ == buckets_.all().size(), "%zu of %zu buckets were reduced", reduced_buckets_,
           buckets_.all().size());
     reducing_ = false;
-    if (!beside_) return;
+    if (!opened_) return;
     device::event_record(side_, reduced_);
     timed(ctx, [&] { device::event_order(ctx, reduced_); });
 }
@@ -148,11 +147,11 @@ void Zero::agree_on_amaxes(Ctx& ctx) {
 // ---- weights
 
 void Zero::publish(Ctx& ctx, const StepState* state) {
-    CHECK(!beside_ || next_weights_ == buckets_.all().size(), "weights are on their way already");
+    CHECK(next_weights_ == buckets_.all().size(), "weights are on their way already");
     Ctx& wire = sharded_ ? this->wire(ctx) : ctx;
     if (fp8_.gathers_bytes()) fp8_.prepare_runs(ctx, state);
     follow(ctx, wire);
-    const bool beside = beside_ && sharded_;
+    const bool beside = &wire != &ctx;
     for (size_t b = 0; b < buckets_.all().size(); b++) {   // ascending layers
         const CollectivePurpose purpose(purpose_text("gather", buckets_.all()[b]));
         publish_bucket(wire, static_cast<int>(b), state);

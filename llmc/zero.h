@@ -83,7 +83,7 @@ private:
     void follow(Ctx& ctx, Ctx& wire);
     // Runs on `ctx` what keeps the compute stream from computing; on a second stream collectives do not.
     template <typename Collective> void timed(Ctx& ctx, Collective&& collective) {
-        const bool counts = timer_ && !ctx.rehearsal && !(beside_ && &ctx == &side_);
+        const bool counts = timer_ && !ctx.rehearsal && &ctx != &side_;
         if (counts) timer_->begin(ctx);
         collective();
         if (counts) timer_->end(ctx);
@@ -120,7 +120,6 @@ private:
 
     Ctx side_;
     bool opened_ = false;
-    bool beside_ = false;            // there is a second stream
     Event *ready_ = nullptr, *reduced_ = nullptr;
     std::vector<Event*> published_;  // by bucket
     size_t next_weights_;            // first bucket that the compute stream has not waited for

@@ -9,9 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "llmc/comm.h"
+#include "llmc/comm_in_turn.h"
 
-class LocalComm;
+class LocalExchange;
+using LocalComm = InTurn<LocalExchange>;
 
 class LocalRanks {
 public:
@@ -28,7 +29,7 @@ public:
     }
 
 private:
-    friend class LocalComm;
+    friend class LocalExchange;
     // Returns once all ranks are here.
     void meet() {
         std::unique_lock lock(mutex_);
@@ -57,9 +58,9 @@ private:
     std::vector<const void*> posted_;   // by rank
 };
 
-class LocalComm : public Comm {
+class LocalExchange : public Comm {
 public:
-    LocalComm(LocalRanks& all, int rank)
+    LocalExchange(LocalRanks& all, int rank)
         : Comm({.rank = rank, .ranks = static_cast<int>(all.posted_.size()), .local_rank = rank,
                 .local_ranks = static_cast<int>(all.posted_.size())}),
           all_(all) {}

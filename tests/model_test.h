@@ -50,14 +50,22 @@ inline Config tiny_config(const ModelConfig& shape, Dtype dtype, int64_t B, int6
     return c;
 }
 
+// In which order the CPU takes its two streams.
+struct Streams {
+    bool late = false;           // that of compute is late, not the other; see device::run_late
+    int64_t* orders = nullptr;   // see Ctx
+};
+
 class TestModel {
 public:
     static constexpr int32_t kSeparator = 1;   // with --reset-attention-mask
 
     // one_of: of several ranks; else there is one.
-    explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr)
+    explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr, const Streams& streams = {})
         : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape)) {
         device::device_open(ctx, 0);
+        ctx.orders = streams.orders;
+        if (streams.late) device::run_late(ctx);
         plan = plan_memory(config, table, comm.world().ranks);
         memory_ = device::device_alloc(plan.arena_bytes);
         device::fill_bytes(ctx, memory_, 0xff, plan.arena_bytes);
@@ -70,8 +78,8 @@ public:
     }
     ~TestModel() {
         trainer.reset();
+        device::device_close(ctx);   // what is late may still want the memory
         device::device_free(memory_);
-        device::device_close(ctx);
     }
 
     // Any number of micro-batches of micro_batch_size sequences, which the ranks share.

@@ -173,7 +173,7 @@ TEST_CASE("wires: bits of a run depend neither on overlap nor on who owns what, 
             CAPTURE(ranks);
             const Run run = train(wire.config, ranks, 2);
             CHECK(run.skips == std::vector<int>(2, 0));
-            CHECK(run == train(wire.config, ranks, 2));
+            CHECK(run == train(wire.config, ranks, 2, {}, {.late = true}));
             CHECK(run == train(changed(wire.config, [](Config& c) { c.overlap = false; }), ranks, 2));
             CHECK(run == train(changed(wire.config, [](Config& c) { c.zero = 0; }), ranks, 2));
         }

@@ -100,14 +100,14 @@ struct Actions {
 };
 
 // 12 micro-batches a step.
-inline Run train(Config config, int ranks, int steps = 3, const Actions& actions = {}) {
+inline Run train(Config config, int ranks, int steps = 3, const Actions& actions = {}, const Streams& streams = {}) {
     config.global_batch_size = 12 * config.micro_batch_size;
     LocalRanks all(ranks);
     std::vector<Run> runs(static_cast<size_t>(ranks));
     std::mutex mutex;
     all.run([&](Comm& comm) {
         Run& run = runs[static_cast<size_t>(comm.world().rank)];
-        TestModel model(config, true, &comm);
+        TestModel model(config, true, &comm, streams);
         for (int i = 0; i < steps; i++) {
             model.set_random_batch(config.global_batch_size, 100 + static_cast<uint64_t>(i));
             if (actions.before_step) actions.before_step(model, i);
