@@ -24,7 +24,7 @@ GROUPS = {
     "base": "model_config config config_help config_rules config_table config_table_fp8 "
             "config_table_ranks config_value schedule environment shards dataloader params safetensors file_util "
             "write_buffer inject",
-    "device": "device device_cpu late_work ops ops_late adam_math arena gemm_fp8 gemm_plan",
+    "device": "device device_cpu late_work ops ops_attention ops_late quant_out adam_math arena gemm_fp8 gemm_plan",
     "cuda": "device_cuda",
     "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates tensor",
     "state": "board board_link verdict watchdog stop comm comm_in_turn comm_single comm_mpi comm_nccl comm_nccl_api "
