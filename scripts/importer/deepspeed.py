@@ -46,24 +46,24 @@ ROWS = [
           "has the memory", when="2 3", sets={"zero": 1}),
     cannot("zero_optimization.stage", "zero is 0 or 1"),
     same("zero_optimization.overlap_comm", "true", "overlap", "on"),
-    other("zero_optimization.overlap_comm", "equal bits, and off only serves to measure what overlap hides", when="false",
-          sets={"overlap": "on"}),
+    other("zero_optimization.overlap_comm", "equal bits, and off only serves to measure what overlap hides",
+          when="false", sets={"overlap": "on"}),
     take("zero_optimization.reduce_bucket_size", "", "number", keep="bucket",
          fact="elements; bucket-mb counts 10^6 bytes of FP32"),
     other("zero_optimization.allgather_bucket_size", "bucket-mb is for both directions"),
     other("zero_optimization.allgather_partitions zero_optimization.reduce_scatter", _ZERO),
     other("zero_optimization.contiguous_gradients zero_optimization.round_robin_gradients "
           "zero_optimization.zero_hpz_partition_size zero_optimization.sub_group_size "
-          "zero_optimization.use_multi_rank_bucket_allreduce", "memory is planned once, gradients lie in one block, cut "
-          "by parameter"),
-    other("zero_optimization.offload_optimizer.device zero_optimization.offload_param.device", "nothing is offloaded here "
-          "either", when="none"),
+          "zero_optimization.use_multi_rank_bucket_allreduce", "memory is planned once, gradients lie in one block, "
+          "cut by parameter"),
+    other("zero_optimization.offload_optimizer.device zero_optimization.offload_param.device",
+          "nothing is offloaded here either", when="none"),
     cannot("zero_optimization.offload_* zero_optimization.cpu_offload*", _OFFLOAD),
     other("zero_optimization.stage3_* zero_optimization.gather_16bit_weights_on_model_save "
           "zero_optimization.ignore_unused_parameters", "for stage 3 of ZeRO; weights are whole on every GPU here"),
     cannot("zero_optimization.zero_quantized_*", "grad-comm-dtype fp8 is the like of it: say so if you want it"),
-    none("zero_optimization.load_from_fp32_weights zero_optimization.elastic_checkpoint", "a checkpoint goes on with any "
-         "number of ranks anyway"),
+    none("zero_optimization.load_from_fp32_weights zero_optimization.elastic_checkpoint",
+         "a checkpoint goes on with any number of ranks anyway"),
     other("communication_* zero_optimization.*communication*", "NCCL's own affair"),
 
     other("optimizer.type", "AdamW is the optimizer", when="adam adamw fusedadam"),
@@ -72,8 +72,8 @@ ROWS = [
     take("optimizer.params.weight_decay", "weight-decay", "number"),
     take("optimizer.params.eps", "adam-eps", "number"),
     take("optimizer.params.betas", "", "words", keep="betas", fact="adam-beta1 and adam-beta2"),
-    other("optimizer.params.torch_adam optimizer.params.adam_w_mode optimizer.params.bias_correction", "AdamW with bias "
-          "correction, one kernel"),
+    other("optimizer.params.torch_adam optimizer.params.adam_w_mode optimizer.params.bias_correction",
+          "AdamW with bias correction, one kernel"),
     same("scheduler.type", "warmupdecaylr", "lr-decay-style", "linear"),
     same("scheduler.type", "warmupcosinelr", "lr-decay-style", "cosine"),
     same("scheduler.type", "warmuplr", "lr-decay-style", "constant"),
@@ -99,6 +99,6 @@ ROWS = [
     take("seed", "seed", "integer"),
 ]
 
-DEEPSPEED = Source("a DeepSpeed configuration", ROWS, "zero_optimization* train_micro_batch_size_per_gpu train_batch_size "
-                   "gradient_clipping bf16.enabled fp16.enabled fp8.enabled zero_allow_untested_optimizer "
-                   "communication_data_type data_types*", [], finish_deepspeed)
+DEEPSPEED = Source("a DeepSpeed configuration", ROWS, "zero_optimization* train_micro_batch_size_per_gpu "
+                   "train_batch_size gradient_clipping bf16.enabled fp16.enabled fp8.enabled "
+                   "zero_allow_untested_optimizer communication_data_type data_types*", [], finish_deepspeed)

@@ -105,7 +105,7 @@ def _megatron_load(run):
         finding.fact = "the folder of --save: resume auto, which starts anew where there is no checkpoint"
     else:
         finding.action = CANNOT
-        finding.fact = "a checkpoint of Megatron cannot be read: convert it to a Hugging Face directory, then --load DIR"
+        finding.fact = "a checkpoint of Megatron cannot be read: make a Hugging Face directory of it, then --load DIR"
 
 
 def finish_deepspeed(run):
@@ -188,5 +188,5 @@ def finish_batch(run):
             run.ranks = batch // (micro * accumulation)
     batch = run.get("global-batch-size")
     if batch and run.ranks and batch % (micro * run.ranks):
-        run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {run.ranks} ranks, which "
-                         "the trainer refuses: every rank is data parallel here")
+        run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {run.ranks} ranks; "
+                         "the trainer refuses that, since every rank is data parallel here")

@@ -49,8 +49,8 @@ ROWS = [
 
     take("model_name model", "", "text", keep="model"),
     take("batch_size micro_batch_size", "micro-batch-size", "integer"),
-    cannot("max_batch_size min_batch_size adaptive_batch_size", "micro-batch-size is fixed; --dry-run says which one fits, "
-           "and rampup-batch-size grows the global batch"),
+    cannot("max_batch_size min_batch_size adaptive_batch_size", "micro-batch-size is fixed; --dry-run says which one "
+           "fits, and rampup-batch-size grows the global batch"),
     take("effective_batch_size global_batch_size", "global-batch-size", "integer"),
     take("gradient_accumulation_steps grad_accum grad_accum_steps", "", "integer", keep="accumulation",
          fact="global-batch-size = micro-batch-size x accumulation x ranks"),
@@ -74,7 +74,8 @@ ROWS = [
     cannot("optimizer", "AdamW is the only optimizer"),
     other("dataset dataset_name data_dir tokenizer num_workers", _DATA),
     other("use_wandb wandb_* log_dir", _LOG),
-    take("log_interval logging_steps", "log-interval", "integer", "of lines on the screen; the log file has every step"),
+    take("log_interval logging_steps", "log-interval", "integer",
+         "of lines on the screen; the log file has every step"),
     take("eval_interval eval_steps", "eval-interval", "integer"),
     take("eval_iters", "eval-iters", "integer"),
     take("output_dir out_dir checkpoint_dir", "save", "text"),

@@ -38,8 +38,8 @@ LLAMAFACTORY_ROWS = [
           "streaming train_on_prompt mask_history buffer_size mix_strategy interleave_probs packing neat_packing "
           "eval_dataset preprocessing_batch_size", _DATA),
     take("cutoff_len", "seq-length", "integer", "sequences are filled to the full length here (packing)"),
-    take("val_size", "", "number", "split the validation shards off with data/prepare_text.py --valid-fraction, and name "
-         "them with --valid-data", keep="val_size"),
+    take("val_size", "", "number", "split the validation shards off with data/prepare_text.py --valid-fraction, and "
+         "name them with --valid-data", keep="val_size"),
     take("output_dir", "save", "text"),
     other("overwrite_output_dir", "checkpoints never overwrite each other; --resume auto goes on from the newest"),
     same("resume_from_checkpoint", "true", "resume", "auto"),
@@ -69,7 +69,8 @@ LLAMAFACTORY_ROWS = [
     take("adam_beta2", "adam-beta2", "number"),
     take("adam_epsilon", "adam-eps", "number"),
     take("max_grad_norm", "clip-grad", "number"),
-    other("optim", "AdamW is the optimizer, one kernel", when="adamw_torch adamw_torch_fused adamw_hf adamw_apex_fused"),
+    other("optim", "AdamW is the optimizer, one kernel", when="adamw_torch adamw_torch_fused adamw_hf "
+          "adamw_apex_fused"),
     cannot("optim", "AdamW is the only optimizer"),
     take("seed data_seed", "seed", "integer"),
 
@@ -81,7 +82,8 @@ LLAMAFACTORY_ROWS = [
     same("gradient_checkpointing", "true", "recompute", "block", "norm-act costs less time if memory allows"),
     other("gradient_checkpointing", "recompute none is our default", when="false"),
     other("disable_gradient_checkpointing", "recompute says it"),
-    other("gradient_checkpointing_kwargs* use_reentrant_gc", "recompute repeats a block in the same kernels, equal bits"),
+    other("gradient_checkpointing_kwargs* use_reentrant_gc", "recompute repeats a block in the same kernels, equal "
+          "bits"),
     other("flash_attn use_sdpa attn_implementation", "there is one attention kernel, without a matrix of scores"),
     other("enable_liger_kernel use_unsloth use_unsloth_gc torch_compile* use_cache", "fused kernels are all there is"),
     cannot("rope_scaling", "rope-scaling-factor is the llama3 rule; the model's directory sets it"),
@@ -99,8 +101,8 @@ LLAMAFACTORY_ROWS = [
           "include_tokens_per_second project", _LOG),
     other("dataloader_* remove_unused_columns group_by_length", "the loader reads shards directly, in an order that "
           "depends on the seed alone"),
-    other("trust_remote_code cache_dir hub_* push_to_hub hf_hub_token low_cpu_mem_usage ray_* disable_tqdm print_param_status",
-          _PYTHON),
+    other("trust_remote_code cache_dir hub_* push_to_hub hf_hub_token low_cpu_mem_usage ray_* disable_tqdm "
+          "print_param_status", _PYTHON),
     other("full_determinism", "a run repeats itself to the bit on the same number of ranks"),
     other("load_best_model_at_end metric_for_best_model greater_is_better", "all checkpoints stay, or the newest keep"),
 ]
@@ -119,7 +121,8 @@ ACCELERATE_ROWS = [
     same("mixed_precision", "bf16", "dtype", "bf16"),
     same("mixed_precision", "no", "dtype", "fp32"),
     cannot("mixed_precision", "dtype is bf16 or fp32", weak={"dtype": "bf16"}),
-    other("fp8_config.backend", "there is one backend here; its recipe is fp8-recipe delayed", when="te", keep="backend"),
+    other("fp8_config.backend", "there is one backend here; its recipe is fp8-recipe delayed", when="te",
+          keep="backend"),
     same("fp8_config.backend", "torchao ao", "fp8-recipe", "tensorwise", "torchao scales by the tensor as it is",
          keep="backend"),
     other("fp8_config.backend", "one of the seven errors, see below", when="auto null", error=4, keep="backend"),
@@ -137,24 +140,26 @@ ACCELERATE_ROWS = [
     other("fp8_config.override_linear_precision fp8_config.use_autocast_during_eval fp8_config.opt_level "
           "fp8_config.use_during_eval", "evaluation runs the same forward pass as training"),
     take("deepspeed_config.zero_stage", "zero", "integer", when="0 1"),
-    other("deepspeed_config.zero_stage", "ZeRO-1 is what there is; --dry-run has the memory", when="2 3", sets={"zero": 1}),
+    other("deepspeed_config.zero_stage", "ZeRO-1 is what there is; --dry-run has the memory", when="2 3",
+          sets={"zero": 1}),
     take("deepspeed_config.gradient_accumulation_steps gradient_accumulation_steps", "", "integer", keep="accumulation",
          fact="global-batch-size = micro-batch-size x accumulation x ranks"),
     take("deepspeed_config.gradient_clipping", "clip-grad", "number"),
-    other("deepspeed_config.offload_optimizer_device deepspeed_config.offload_param_device", "nothing is offloaded here "
-          "either", when="none"),
+    other("deepspeed_config.offload_optimizer_device deepspeed_config.offload_param_device",
+          "nothing is offloaded here either", when="none"),
     cannot("deepspeed_config.offload_*", "nothing is kept in host memory; --dry-run says what a GPU needs"),
     other("deepspeed_config.deepspeed_config_file", _LAYERS, error=7),
     other("deepspeed_config.zero3_* deepspeed_config.deepspeed_multinode_launcher deepspeed_config.deepspeed_*",
           "weights are whole on every GPU; ranks are started through MPI"),
     other("fsdp_config.* parallelism_config.*", "sharding is zero 1: a part of masters and moments on each GPU"),
     take("num_processes", "", "integer", keep="ranks", fact="ranks: scripts/launch_mpi.sh -np N"),
-    other("num_machines machine_rank main_process_* rdzv_backend same_network compute_environment distributed_type gpu_ids "
-          "main_training_function debug downcast_bf16 tpu_* use_cpu enable_cpu_affinity mpirun_config.* "
+    other("num_machines machine_rank main_process_* rdzv_backend same_network compute_environment distributed_type "
+          "gpu_ids main_training_function debug downcast_bf16 tpu_* use_cpu enable_cpu_affinity mpirun_config.* "
           "dynamo_config.* ipex_config.*", "ranks find each other through MPI: scripts/launch_mpi.sh or Slurm"),
 ]
 
-ACCELERATE = Source("an accelerate configuration", ACCELERATE_ROWS, "compute_environment distributed_type mixed_precision "
-                    "fp8_config* deepspeed_config* num_processes machine_rank main_training_function downcast_bf16",
+ACCELERATE = Source("an accelerate configuration", ACCELERATE_ROWS, "compute_environment distributed_type "
+                    "mixed_precision fp8_config* deepspeed_config* num_processes machine_rank "
+                    "main_training_function downcast_bf16",
                     [Default("fp8-amax-history-len", 1024), Default("fp8-amax-compute-algo", "most_recent")],
                     finish_llamafactory)

@@ -86,8 +86,9 @@ def source_of(path, settings):
     best = max(range(len(SOURCES)), key=lambda i: (marks[i], known[i]))
     if not marks[best]:
         shown = ", ".join(s.key for s in settings[:4]) or "no settings at all"
-        raise InputError(f"{path}:{settings[0].line if settings else 1}: neither a DeepSpeed, Megatron-LM, LLaMA-Factory "
-                         f"or accelerate configuration nor one with use_fp8 keys ({shown}); name the file that holds them")
+        line = settings[0].line if settings else 1
+        raise InputError(f"{path}:{line}: neither a DeepSpeed, Megatron-LM, LLaMA-Factory or accelerate configuration "
+                         f"nor one with use_fp8 keys ({shown}); name the file that holds them")
     return SOURCES[best]
 
 
@@ -131,7 +132,8 @@ def main(arguments=None):
     run.finish()
     text = json.dumps(run.options(), indent=2, ensure_ascii=False) + "\n"
     alone = args.out == "-"
-    print(report(run, inputs, "run.json" if alone or not args.out else args.out), file=sys.stderr if alone else sys.stdout)
+    out_name = "run.json" if alone or not args.out else args.out
+    print(report(run, inputs, out_name), file=sys.stderr if alone else sys.stdout)
     if args.out and not alone:
         try:
             Path(args.out).write_text(text, encoding="utf-8")

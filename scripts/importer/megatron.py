@@ -36,8 +36,8 @@ MODEL = [
     other("make-vocab-size-divisible-by", "stored rows are padded to a multiple of 128, which suits FP8 (16) and every "
           "rank count; exports have the true size"),
     cannot("squared-relu openai-gelu quick-geglu geglu add-qkv-bias apply-layernorm-1p window-size attention-sink "
-           "multi-latent-attention mtp-num-layers hybrid-* spec", "the layers are LayerNorm or RMSNorm, gelu or swiglu, "
-           "attention over all earlier positions"),
+           "multi-latent-attention mtp-num-layers hybrid-* spec", "the layers are LayerNorm or RMSNorm, gelu or "
+           "swiglu, attention over all earlier positions"),
     cannot("num-experts moe-* expert-*", _MOE),
     other("no-position-embedding add-position-embedding", "position-embedding-type says it"),
 ]
@@ -54,8 +54,8 @@ PARALLEL = [
     other("overlap-param-gather-with-optimizer-step align-grad-reduce no-delay-grad-reduce delay-grad-reduce "
           "align-param-gather", "gathered under the next forward pass, in buckets of bucket-mb"),
     other("ddp-bucket-size ddp-num-buckets", "bucket-mb counts 10^6 bytes of FP32 instead of elements or buckets"),
-    other("ddp-average-in-collective ddp-pad-buckets-for-high-nccl-busbw average-in-collective", "sums are divided once, "
-          "after they are complete"),
+    other("ddp-average-in-collective ddp-pad-buckets-for-high-nccl-busbw average-in-collective",
+          "sums are divided once, after they are complete"),
     cannot("use-torch-fsdp2 use-megatron-fsdp use-custom-fsdp data-parallel-sharding-strategy", _PARALLEL),
     other("distributed-backend use-mpi", "NCCL, started by MPI"),
     other("distributed-timeout-minutes", "comm-timeout counts seconds without progress of a rank (60), and says who "
@@ -90,8 +90,8 @@ BATCH = [
     other("optimizer", "AdamW is the optimizer", when="adam"),
     cannot("optimizer", "AdamW is the only optimizer"),
     other("override-opt_param-scheduler use-checkpoint-opt_param-scheduler override-opt-param-scheduler "
-          "use-checkpoint-opt-param-scheduler", "on a resume the command line and its file win, and what differs from the "
-          "checkpoint is told"),
+          "use-checkpoint-opt-param-scheduler", "on a resume the command line and its file win, and what differs from "
+          "the checkpoint is told"),
     take("seed", "seed", "integer"),
 ]
 
@@ -116,13 +116,14 @@ NUMBERS = [
     cannot("cpu-offloading* optimizer-cpu-offload optimizer-offload-fraction", "nothing is kept in host memory"),
     other("attention-softmax-in-fp32 no-query-key-layer-scaling", "softmax runs in FP32"),
     none("apply-query-key-layer-scaling", "only unfused attention in FP16 needs it"),
-    other("use-flash-attn attention-backend use-mcore-models transformer-impl use-legacy-models flash-decode", _ATTENTION),
+    other("use-flash-attn attention-backend use-mcore-models transformer-impl use-legacy-models flash-decode",
+          _ATTENTION),
     other("no-masked-softmax-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-bias-dropout-fusion no-rope-fusion "
           "no-gradient-accumulation-fusion gradient-accumulation-fusion cross-entropy-loss-fusion "
           "cross-entropy-fusion-impl no-persist-layer-norm no-persist-layernorm use-fused-weighted-squared-relu "
           "calculate-per-token-loss", _KERNELS),
-    other("deterministic-mode", "a run repeats itself to the bit on the same number of ranks, with gemm-search off also "
-          "across searches of matmul algorithms"),
+    other("deterministic-mode", "a run repeats itself to the bit on the same number of ranks, with gemm-search off "
+          "also across searches of matmul algorithms"),
     other("enable-cuda-graph cuda-graph-* external-cuda-graph te-rng-tracker", "kernels are started one by one"),
     other("empty-unused-memory-level manual-gc manual-gc-*", _MEMORY),
     other("num-workers no-create-attention-mask-in-dataloader no-mmap-bin-files dataloader-type", "the loader reads "
@@ -149,13 +150,15 @@ FP8 = [
     other("tp-only-amax-red", "amaxes are reduced over all ranks, so that factors do not depend on the layout"),
     cannot("fp8-dot-product-attention fp8-multi-head-attention", "attention runs in BF16"),
     cannot("fp4-*", "Hopper has no FP4"),
-    none("te-precision-config-file", "read by newer versions only, with per-module recipes; bf16-linears names linears"),
+    none("te-precision-config-file", "read by newer versions only, with per-module recipes; bf16-linears names "
+         "linears"),
 ]
 
 FILES = [
     take("data-path train-data-path", "train-data", "words", keep="data", fact="prefixes of .bin/.idx become globs"),
     take("valid-data-path", "valid-data", "words", keep="valid", fact="prefixes of .bin/.idx become globs"),
-    cannot("split", "nothing is split off at run time: prepare two sets of shards and name the second with --valid-data"),
+    cannot("split", "nothing is split off at run time: prepare two sets of shards and name the second with "
+           "--valid-data"),
     cannot("mock-data", "a run reads shards; --dry-run needs none"),
     cannot("per-split-data-args-path data-args-path", "a file with a blend: name the shards with --train-data"),
     none("test-data-path", "only an evaluation after training reads it; use the checkpoint with any tool for Hugging "
@@ -175,16 +178,16 @@ FILES = [
     other("exit-signal-handler exit-signal-handler-for-training", "SIGTERM and SIGINT finish the step, save and leave "
           "with 0; mpirun needs scripts/launch_mpi.sh for that"),
     cannot("exit-interval", "give train-iters, or exit-duration-in-mins; a resume goes on from the checkpoint"),
-    other("ckpt-format ckpt-fully-parallel-save ckpt-fully-parallel-load ckpt-assume-constant-structure auto-detect-ckpt-"
-          "format dist-ckpt-* use-dist-ckpt ckpt-*", "every checkpoint is a Hugging Face model with checksums, written by "
-          "all ranks"),
+    other("ckpt-format ckpt-fully-parallel-save ckpt-fully-parallel-load ckpt-assume-constant-structure "
+          "auto-detect-ckpt-format dist-ckpt-* use-dist-ckpt ckpt-*", "every checkpoint is a Hugging Face model with "
+          "checksums, written by all ranks"),
     other("no-save-optim no-save-rng", "a checkpoint is complete, so that a resume repeats the run"),
     other("no-load-optim no-load-rng finetune", "load takes weights alone, resume the whole state"),
     other("pretrained-checkpoint", "load takes a Hugging Face directory"),
     other("tensorboard-* log-* wandb-* timing-* one-logger* no-one-logger enable-one-logger logging-level", _LOG),
     other("no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad check-for-spiky-loss rerun-mode "
-          "check-for-large-grads", "a step whose loss or norm is not finite is not applied; max-skips says how many in a "
-          "row to bear"),
+          "check-for-large-grads", "a step whose loss or norm is not finite is not applied; max-skips says how many in "
+          "a row to bear"),
     same("profile", "true", "", None, "profile FIRST:LAST", keep="profile"),
     take("profile-step-start", "", "integer", "first step of profile", keep="profile_first"),
     take("profile-step-end", "", "integer", "last step of profile", keep="profile_last"),
@@ -199,6 +202,7 @@ DEFAULTS = [
     Default("dtype", "fp32", "neither --bf16 nor --fp16"),
     Default("lr-decay-style", "linear"), Default("min-lr", 0), Default("lr-warmup-iters", 0),
     Default("weight-decay", 0.01), Default("adam-beta2", 0.999),
+    Default("eval-interval", 1000), Default("eval-iters", 100),
     Default("fp8-amax-history-len", 1), Default("fp8-amax-compute-algo", "most_recent"),
 ]
 

@@ -23,7 +23,8 @@ def report(run, inputs, out_name):
         for finding in sorted((f for f in run.findings if f.file == name), key=lambda f: f.line):
             mark = f"error {finding.error}, " if finding.error else ""
             lines.append(f"{finding.line or '':>5}  {finding.text}")
-            lines.append(wrapped(f"{mark}{finding.action}: {finding.fact}" if finding.fact else mark + finding.action, 9))
+            fact = f": {finding.fact}" if finding.fact else ""
+            lines.append(wrapped(mark + finding.action + fact, 9))
         lines.append("")
     lines += seven(run) + written_defaults(run) + left(run)
     lines.append(summary(run, out_name))
@@ -39,7 +40,8 @@ def seven(run):
     for number in met:
         title, fact, correction = SEVEN[number]
         places = sorted({(f.file, f.line) for f in run.findings if f.error == number})
-        where = ", ".join(f"{file}:{line}" if line else file for file, line in places[:6]) + (" ..." if len(places) > 6 else "")
+        where = ", ".join(f"{file}:{line}" if line else file for file, line in places[:6])
+        where += " ..." if len(places) > 6 else ""
         lines += [wrapped(f"{number} {title} ({where})", 2), wrapped(fact, 4), wrapped("Correction: " + correction, 4)]
     return lines + [""]
 

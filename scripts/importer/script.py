@@ -227,7 +227,7 @@ class Script:
                 current = [name, [value] if equals else [], line, word.split("=")[0]]
                 found.append(current)
             elif word.startswith("$") and current is None or "[@]" in word or "[*]" in word:
-                self.note(line, UNKNOWN, f"{word} has no value in this script: name it with --set NAME=VALUE", text=word)
+                self.note(line, UNKNOWN, f"{word} has no value in this script: name it with --set NAME=VALUE", word)
             elif current is not None:
                 current[1].append(word)
             elif not launcher:

@@ -58,8 +58,8 @@ ENVIRONMENT = [
     other("NCCL_*", "NCCL reads it here too: set it where the run is started"),
     other("CUDA_VISIBLE_DEVICES", "CUDA reads it here too: set it where the run is started"),
     other("OMP_NUM_THREADS MKL_NUM_THREADS", "threads of the host; the training path needs few"),
-    other("PYTORCH_* TORCH_* TORCHINDUCTOR_* TORCHDYNAMO_*", "PyTorch's, which has no part here; memory is planned once "
-          "at the start, see --dry-run"),
+    other("PYTORCH_* TORCH_* TORCHINDUCTOR_* TORCHDYNAMO_*", "PyTorch's, which has no part here; memory is planned "
+          "once at the start, see --dry-run"),
     other("TRITON_CACHE_DIR TRITON_*", "there is no JIT compiler and so no cache here"),
     other("WANDB_*", "there is no logger of a service: every step is a record of log-file"),
     other("TQDM_* TOKENIZERS_PARALLELISM HF_* TRANSFORMERS_* HUGGINGFACE_* DISABLE_VERSION_CHECK PYTHON* "
@@ -76,20 +76,20 @@ LAUNCHER = [
          fact="ranks of a host: scripts/launch_mpi.sh -np N"),
     take("nnodes num_nodes", "", "integer", keep="nodes", fact="hosts: --hostfile of scripts/launch_mpi.sh"),
     take("np n num_processes", "", "integer", keep="ranks", fact="ranks: scripts/launch_mpi.sh -np N"),
-    other("node_rank node-rank master_addr master-addr master_port master-port rdzv* max_restarts local-ranks-filter tee "
-          "redirects log-dir log_dir main_process_ip main_process_port machine_rank include hostfile oversubscribe",
+    other("node_rank node-rank master_addr master-addr master_port master-port rdzv* max_restarts local-ranks-filter "
+          "tee redirects log-dir log_dir main_process_ip main_process_port machine_rank include hostfile oversubscribe",
           "ranks find each other through MPI: scripts/launch_mpi.sh --hostfile, or Slurm"),
     none("standalone", "one host is what a launch without --hostfile means"),
     other("config_file", SECOND_FILE + ": name it in the same call of import_config", error=7),
-    other("mixed_precision use_deepspeed use_fsdp multi_gpu", "the launcher's choice; precision is fp8-recipe and dtype, "
-          "sharding is zero"),
+    other("mixed_precision use_deepspeed use_fsdp multi_gpu", "the launcher's choice; precision is fp8-recipe and "
+          "dtype, sharding is zero"),
     take("num_machines", "", "integer", keep="nodes", fact="hosts"),
     other("m", "the program that is launched; here it is train_gpt2 or train_llama"),
 ]
 
 # First words of lines in scripts that are no part of the training.
-COMMANDS = "mkdir cd echo set source . module pip pip3 nvidia-smi sleep exit wait ulimit printf ls rm cp date trap unset " \
-           "conda export true shift umask hostname pwd ray fi done esac } : mv touch env tee chmod apt apt-get"
+COMMANDS = "mkdir cd echo set source . module pip pip3 nvidia-smi sleep exit wait ulimit printf ls rm cp date trap " \
+           "unset conda export true shift umask hostname pwd ray fi done esac } : mv touch env tee chmod apt apt-get"
 
 # (option, option that decides, values of that one with which it acts ("*": any, "": only if set), fact)
 ACTS = [
