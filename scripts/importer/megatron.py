@@ -188,7 +188,7 @@ FILES = [
     other("no-check-for-nan-in-loss-and-grad check-for-nan-in-loss-and-grad check-for-spiky-loss rerun-mode "
           "check-for-large-grads", "a step whose loss or norm is not finite is not applied; max-skips says how many in "
           "a row to bear"),
-    same("profile", "true", "", None, "profile FIRST:LAST", keep="profile"),
+    take("profile", "", "flag", "profile FIRST:LAST", keep="profile"),
     take("profile-step-start", "", "integer", "first step of profile", keep="profile_first"),
     take("profile-step-end", "", "integer", "last step of profile", keep="profile_last"),
     other("profile-ranks use-pytorch-profiler record-memory-history memory-snapshot-path", "profile opens the capture "

@@ -124,6 +124,8 @@ class Reader:
                 self.skip_comment()
             elif c == "\\" and self.continuation():
                 pass
+            elif c in ";&|()<>":
+                self.fail(self.line, f"{c} inside array {match.group(1)}=(", "quote it")
             else:
                 words.append(self.word())
 
@@ -134,7 +136,7 @@ class Reader:
             if kind == "text" and parts and parts[-1].kind == "text" and parts[-1].quoted == quoted:
                 parts[-1].text += text
             else:
-                parts.append(Part(kind, text, quoted, self.line))
+                parts.append(Part(kind, text, quoted, self.line - (text == "\n")))   # a taken break counts already
         while self.at < len(self.text):
             c = self.peek()
             if c in " \t\n;&|()<>":

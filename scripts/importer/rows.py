@@ -113,22 +113,22 @@ def _fail(setting, expects):
                      "out and give our option on the command line")
 
 
-def _number(setting):
+def _number(setting, expects="a number"):
     value = setting.value
     if isinstance(value, bool) or value is None:
-        _fail(setting, "a number")
+        _fail(setting, expects)
     try:
         # YAML 1.1 reads 5e-5 as text, and people write 1_000.
         number = float(str(value).replace("_", ""))
     except ValueError:
-        _fail(setting, "a number")
+        _fail(setting, expects)
     if number != number or number in (float("inf"), float("-inf")):
         _fail(setting, "a finite number")
     return int(number) if number == int(number) and "e-" not in str(value) else number
 
 
 def _integer(setting):
-    number = _number(setting)
+    number = _number(setting, "a whole number")
     if number != int(number):
         _fail(setting, "a whole number")
     return int(number)
