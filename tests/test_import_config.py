@@ -193,7 +193,7 @@ class ImportTest(unittest.TestCase):
 
     def test_what_has_no_effect_is_said_and_not_written(self):
         for more, option, word in (
-                ("--fp8-format hybrid --fp8-recipe tensorwise --fp8-amax-history-len 1024", "fp8-amax-history-len", "only"),
+                ("--fp8-format e4m3 --fp8-recipe tensorwise --fp8-amax-history-len 9", "fp8-amax-history-len", "only"),
                 ("--fp8-format hybrid --fp8-recipe blockwise --fp8-margin 1", "fp8-margin", "only delayed"),
                 ("--fp8-format hybrid --fp8-amax-history-len 8", "fp8-amax-history-len", "most_recent"),
                 ("--fp8-recipe tensorwise", "fp8-recipe", "without --fp8-format"),
@@ -204,7 +204,7 @@ class ImportTest(unittest.TestCase):
                 last = run.findings[[f.text.split()[0][2:] for f in run.findings].index(option)]
                 self.assertEqual(last.action, "no effect anywhere")
                 self.assertIn(word, last.fact)
-                self.assertNotEqual(run.get(option), 1024)
+                self.assertNotIn(str(run.get(option)), more.split())
                 self.assert_accepted(run.options(), run.family())
 
     def test_defaults_of_the_other_trainer_are_written_where_ours_differ(self):
@@ -284,8 +284,9 @@ class ImportTest(unittest.TestCase):
             text = texts[name]
             for _ in range(draw.randrange(1, 4)):
                 at, end = sorted(draw.randrange(len(text) + 1) for _ in range(2))
-                text = draw.choice([text[:at] + text[min(end, at + 9):], text[:at] + draw.choice("\"'${}()[]#\\\n:,-=<&*0")
-                                    + text[at:], text[:end] + text[at:]])
+                mark = draw.choice("\"'${}()[]#\\\n:,-=<&*0")
+                text = draw.choice([text[:at] + text[min(end, at + 9):], text[:at] + mark + text[at:],
+                                    text[:end] + text[at:]])
             with self.subTest(i=i, name=name):
                 try:
                     json.dumps(import_file(self.folder, name, text).options())

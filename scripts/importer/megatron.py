@@ -155,8 +155,8 @@ FP8 = [
 ]
 
 FILES = [
-    take("data-path train-data-path", "train-data", "words", keep="data", fact="prefixes of .bin/.idx become globs"),
-    take("valid-data-path", "valid-data", "words", keep="valid", fact="prefixes of .bin/.idx become globs"),
+    take("data-path train-data-path", "", "words", keep="data", fact="prefixes of .bin/.idx become globs"),
+    take("valid-data-path", "", "words", keep="valid", fact="prefixes of .bin/.idx become globs"),
     cannot("split", "nothing is split off at run time: prepare two sets of shards and name the second with "
            "--valid-data"),
     cannot("mock-data", "a run reads shards; --dry-run needs none"),

@@ -66,6 +66,7 @@ def summary(run, out_name):
     family = run.family()
     program = f"./train_{family}" if family else "./train_gpt2 or ./train_llama, as the model is,"
     launch = f"scripts/launch_mpi.sh -np {run.ranks} " if run.ranks > 1 else ""
-    lines = [text + ("" if not is_open(run) else ": read those of the last kinds before you trust the run") + ".",
-             f"Look: {program} --config {out_name} --dry-run", f"Run:  {launch}{program} --config {out_name}"]
+    warning = ": read those of the last kinds before you trust the run" if is_open(run) else ""
+    lines = [wrapped(text + warning + ".", 0), f"Look: {program} --config {out_name} --dry-run",
+             f"Run:  {launch}{program} --config {out_name}"]
     return "\n".join(lines)
