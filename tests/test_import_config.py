@@ -246,6 +246,12 @@ class ImportTest(unittest.TestCase):
         run = import_file(self.folder, "a.sh", "SEED=3\n" + MEGATRON + "--seed $SEED", {"SEED": "4"})
         self.assertEqual(run.get("seed"), 4)
 
+    def test_conditions_are_told_once_and_their_variables_count_as_used(self):
+        run = import_file(self.folder, "a.sh", "A=1\nif [[ $A == 1 ]] || [[ $A == 2 ]]; then\n  B=(--seed 4)\nfi\n"
+                          + MEGATRON + "${B[@]}")
+        self.assertEqual([f.action for f in run.findings if f.line in (1, 2)], ["not understood", "no setting"])
+        self.assertEqual(run.get("seed"), 4)
+
     def test_one_quoted_word_is_not_two(self):
         """"${A[@]}" hands "--seed 7" over as one argument, which no program knows."""
         run = import_file(self.folder, "a.sh", 'A=("--seed 7")\ntorchrun p.py "${A[@]}" ' + MEGATRON[24:])

@@ -123,8 +123,12 @@ class Script:
             return
         first = self.plain(items[0]) if isinstance(items[0], list) else ""
         if first in _CONTROL.split():
-            self.note(line, UNKNOWN, "not evaluated: what it decides on is read as if it were so; check the lines that "
-                      "depend on it")
+            for item in items[1:]:
+                if isinstance(item, list):
+                    self.words(item)   # its variables are used
+            if not any(f.line == line and f.action == UNKNOWN for f in self.findings):
+                self.note(line, UNKNOWN, "not evaluated: what it decides on is read as if it were so; check the lines "
+                          "that depend on it")
             return
         exports = first in ("export", "declare", "local", "readonly", "typeset", "setenv")
         rest = items[1:] if exports else items
