@@ -9,7 +9,7 @@ from support import need, one_line
 
 # Panels: the step's field, axis label, logarithmic axis.
 PANELS = {
-    "loss": ("loss", "loss (nats a token)", False),
+    "loss": ("loss", "loss (nats a token)", True),
     "norm": ("grad_norm", "gradient norm", True),
     "seconds": ("step_seconds", "s/it", False),
     "rate": ("tokens_per_second", "tokens/s", False),
@@ -20,6 +20,8 @@ HEALTH = {
     "flushed": ("flushed to zero (share of values)", (1e-6, 1.0)),
     "saturated": ("saturated (share of values)", (1e-6, 1.0)),
 }
+PANEL_HEIGHTS = [3.4, 2.8]   # inches, of two panels each
+MAX_SMOOTH = 101
 MARKS = {"skipped": "x", "warning": "^", "fp8": "d", "resumed": ">", "checkpoint": "s", "stop": "|"}
 
 
@@ -38,13 +40,13 @@ def points(run, values, x):
                                      for _, value in pairs]
 
 
-def smooth(values, width):
-    """Centred moving mean over `width` values (fewer at the ends), which passes over gaps."""
+def smooth(values, width, middle=statistics.fmean):
+    """Centred moving mean over `width` values (fewer at the ends), which passes over gaps. middle: or median."""
     half = width // 2
     means = []
     for i in range(len(values)):
         window = [v for v in values[max(0, i - half):i + half + 1] if not math.isnan(v)]
-        means.append(sum(window) / len(window) if window else math.nan)
+        means.append(middle(window) if window else math.nan)
     return means
 
 
@@ -119,36 +121,47 @@ def label_x(axes, x):
         axes.xaxis.set_major_formatter(need("matplotlib.ticker", "matplotlib", "plot").EngFormatter(sep=""))
 
 
-def draw_panel(axes, panel, runs, colours, x, width):
+def scale_y(axes, panel, shown):
+    """The vertical axis: logarithmic where all values allow it, else as narrow as a few slow steps let it be."""
+    ticker = need("matplotlib.ticker", "matplotlib", "plot")
     label, logarithmic = PANELS[panel][1:]
+    axes.set_ylabel(label)
+    finite = [v for v in shown if not math.isnan(v)]
+    if logarithmic and finite and min(finite) > 0:
+        axes.set_yscale("log")
+        span = max(finite) / min(finite)
+        if span < 1000:   # few powers of ten: ticks between them, as plain numbers
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8) if span < 20 else (1, 2, 5)))
+            axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+            axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    elif not logarithmic:
+        top = robust_top(shown)
+        if top is not None and panel == "seconds":
+            axes.set_ylim(top=top)
+            axes.set_title(f"{sum(v > top for v in finite)} of {len(finite)} steps are above the axis, at most "
+                           f"{max(finite):.4g} s", fontsize=8, loc="right")
+        axes.set_ylim(bottom=0)
+    if panel == "rate":
+        axes.yaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+
+
+def draw_panel(axes, panel, runs, colours, x, width):
     shown = []
     for run, colour in zip(runs, colours):
         data = curves(run, x)
         at, values = data[panel]
         shown += values
-        points_only = "." if len(at) < 30 else None
         if width > 1:
             axes.plot(at, values, color=colour, linewidth=0.6, alpha=0.3)
-            values = smooth(values, width)
-        axes.plot(at, values, color=colour, linewidth=1.2, label=run.name, marker=points_only)
-        if panel == "loss" and data["valid"][0]:
+            values = smooth(values, width, statistics.median if panel in ("seconds", "rate") else statistics.fmean)
+        axes.plot(at, values, color=colour, linewidth=1.2, label=run.name, marker="." if len(at) < 30 else None)
+        if panel == "loss":
             axes.plot(*data["valid"], color=colour, linestyle="--", linewidth=0.8, marker="o", markersize=5,
-                      markerfacecolor="white", label=f"{run.name}, validation")
-        for at in marks(run, x).get("skipped", []):
-            axes.axvline(at, color="red", linewidth=0.8, alpha=0.5)
-    axes.set_ylabel(label)
-    if logarithmic and any(v > 0 for v in shown):
-        axes.set_yscale("log")
-    elif panel == "seconds" or panel == "loss":
-        top = robust_top(shown)
-        if top is not None:
-            axes.set_ylim(top=top)
-            axes.set_title(f"{sum(v > top for v in shown)} of {len(shown)} steps above the axis, at most "
-                           f"{max(v for v in shown if v == v):.4g}", fontsize=8, loc="right")
-    if panel in ("seconds", "rate"):
-        axes.set_ylim(bottom=0)
-    if panel == "rate":
-        axes.yaxis.set_major_formatter(need("matplotlib.ticker", "matplotlib", "plot").EngFormatter(sep=""))
+                      markerfacecolor="white")
+            shown += data["valid"][1]
+        for skipped in marks(run, x).get("skipped", []):
+            axes.axvline(skipped, color="red", linewidth=0.8, alpha=0.5)
+    scale_y(axes, panel, shown)
     axes.grid(alpha=0.3)
     label_x(axes, x)
 
@@ -158,7 +171,7 @@ def draw_marks(axes, runs, colours, x):
     kinds = [kind for kind in dict.fromkeys([*MARKS, *(kind for found in all_marks for kind in found)])
              if any(kind in found for found in all_marks)]
     for i, (found, colour) in enumerate(zip(all_marks, colours)):
-        # Runs side by side within a kind's line.
+        # Runs one below the other within a kind's line.
         shift = (i + 0.5) / len(runs) - 0.5
         for kind, at in found.items():
             axes.plot(at, [kinds.index(kind) + 0.7 * shift] * len(at), MARKS.get(kind, "*"), color=colour,
@@ -169,61 +182,79 @@ def draw_marks(axes, runs, colours, x):
     label_x(axes, x)
 
 
-def draw_health(figure, all_axes, run, x):
+def draw_curves(figure, runs, x, width, mark_height):
+    """Panels, the strip of marks below them, and the legend above them."""
+    colour_map = need("matplotlib", "matplotlib", "plot").colormaps["tab10" if len(runs) <= 10 else "tab20"].colors
+    colours = [colour_map[i % len(colour_map)] for i in range(len(runs))]
+    layout = [["loss", "norm"], ["seconds", "rate"]] + [["marks", "marks"]] * (mark_height > 0)
+    all_axes = figure.subplot_mosaic(layout, height_ratios=PANEL_HEIGHTS + [mark_height] * (mark_height > 0))
+    for name, axes in all_axes.items():
+        if axes is not all_axes["loss"]:
+            axes.sharex(all_axes["loss"])
+        if name == "marks":
+            draw_marks(axes, runs, colours, x)
+        else:
+            draw_panel(axes, name, runs, colours, x, width)
+    handles, labels = all_axes["loss"].get_legend_handles_labels()
+    extra = []
+    if any(run.evals for run in runs):
+        extra.append(({"linestyle": "--", "marker": "o", "markerfacecolor": "white", "color": "grey"}, "validation"))
+    if width > 1:
+        extra.append(({"color": "grey", "linewidth": 0.6}, f"each step (thick: mean, of speed the median, of {width})"))
+    if any(record["skipped"] for run in runs for record in run.steps.values()):
+        extra.append(({"color": "red", "linewidth": 0.8}, "skipped step"))
+    line = need("matplotlib.lines", "matplotlib", "plot").Line2D
+    handles += [line([], [], **style) for style, _ in extra]
+    figure.legend(handles, labels + [label for _, label in extra], loc="outside upper center", fontsize=9,
+                  ncols=min(5, len(handles)))
+
+
+def draw_health(figure, run, x):
+    """Three heat maps of a run: a row a tensor, a column a record."""
     at, groups, rows = health(run, x)
-    colours = need("matplotlib.colors", "matplotlib", "plot")
+    package = need("matplotlib.colors", "matplotlib", "plot")
+    colormaps = need("matplotlib", "matplotlib", "plot").colormaps
     bounds = [0]
     for _, members in groups:
         bounds.append(bounds[-1] + len(members))
-    for axes, (field, (label, limits)) in zip(all_axes, HEALTH.items()):
+    figure.suptitle(f"{run.name}: FP8 tensors", fontsize=10)
+    for axes, (field, (label, limits)) in zip(figure.subplots(1, 3, sharey=True), HEALTH.items()):
         positive = [v for row in rows[field] for v in row if math.isfinite(v) and v > 0]
         low, high = limits or (min(positive, default=1), max(positive, default=1))
-        palette = need("matplotlib", "matplotlib", "plot").colormaps["viridis" if limits is None else "inferno"].copy()
+        palette = colormaps["viridis" if limits is None else "YlOrRd"].copy()
         palette.set_under("white")    # none
         palette.set_bad("magenta")    # not finite, or the tensor was not in the record
         # Zero has no logarithm: it goes below the range.
         mesh = axes.pcolormesh(edges(at), range(bounds[-1] + 1),
                                [[max(v, low / 10) if math.isfinite(v) else math.nan for v in row]
                                 for row in rows[field]],
-                               norm=colours.LogNorm(low, max(high, low * 1.01)), cmap=palette)
+                               norm=package.LogNorm(low, max(high, low * 1.01)), cmap=palette)
         axes.set_ylim(bounds[-1], 0)
         axes.set_yticks([(a + b) / 2 for a, b in zip(bounds, bounds[1:])], [group for group, _ in groups], fontsize=8)
         axes.tick_params(axis="y", length=0)
         for bound in bounds[1:-1]:
             axes.axhline(bound, color="grey", linewidth=0.5)
-        figure.colorbar(mesh, ax=axes, label=label, extend="neither" if limits is None else "min")
+        figure.colorbar(mesh, ax=axes, label=label, extend="neither" if limits is None else "min", pad=0.01)
         top = worst(run, field)
-        axes.set_title(f"{run.name}: {field}, " + (f"largest {top[0]:.3g} ({top[1]}, step {top[2]})" if top else
-                                                   "none"), fontsize=9)
+        axes.set_title(f"largest {field}: {top[0]:.3g} ({top[1]}, step {top[2]})" if top else f"nothing {field}",
+                       fontsize=9)
+        axes.set_ylabel("tensors; layer 0 at the top of each group" if field == "amax" else "")
         label_x(axes, x)
-    all_axes[0].set_ylabel(f"tensors; in each group layer 0 at the top of {max(len(m) for _, m in groups)}")
 
 
 def draw(runs, x="step", width=0):
     """A matplotlib Figure of all runs. width: of the moving mean; 0: a fiftieth of the longest run."""
-    figure_class = need("matplotlib.figure", "matplotlib", "plot").Figure
-    colour_map = need("matplotlib", "matplotlib", "plot").colormaps["tab10" if len(runs) <= 10 else "tab20"].colors
-    colours = [colour_map[i % len(colour_map)] for i in range(len(runs))]
-    longest = max((len(run.steps) for run in runs), default=0)
-    width = width or max(1, longest // 50)
-    fp8 = [run for run in runs if run.fp8]
-    has_marks = any(marks(run, x) for run in runs)
+    width = width or min(MAX_SMOOTH, max(1, max((len(run.steps) for run in runs), default=0) // 50))
     kinds = len({kind for run in runs for kind in marks(run, x)})
-    heights = [3.4, 2.8] + [0.6 + 0.22 * kinds * max(1, len(runs) / 3)] * has_marks
+    mark_height = 0.5 + 0.22 * kinds * max(1, len(runs) / 3) if kinds else 0
+    fp8 = [run for run in runs if run.fp8]
+    heights = [sum(PANEL_HEIGHTS) + mark_height + 0.8]
     heights += [max(2.6, 0.24 * len(tensor_order(next(iter(run.fp8.values())))) + 1) for run in fp8]
-    figure = figure_class(figsize=(15, sum(heights) + 0.6), layout="constrained")
-    grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)
-    first = None
-    for i, panel in enumerate(PANELS):
-        axes = figure.add_subplot(grid[i // 2, 3 * (i % 2):3 * (i % 2) + 3], sharex=first)
-        first = first or axes
-        draw_panel(axes, panel, runs, colours, x, width)
-    if has_marks:
-        draw_marks(figure.add_subplot(grid[2, :], sharex=first), runs, colours, x)
-    for row, run in enumerate(fp8, 2 + has_marks):
-        draw_health(figure, [figure.add_subplot(grid[row, 2 * i:2 * i + 2]) for i in range(3)], run, x)
-    handles, labels = first.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)), fontsize=9)
+    figure = need("matplotlib.figure", "matplotlib", "plot").Figure(figsize=(15, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    draw_curves(parts[0], runs, x, width, mark_height)
+    for part, run in zip(parts[1:], fp8):
+        draw_health(part, run, x)
     return figure
 
 
