@@ -140,6 +140,11 @@ class RunLog:
     def step_list(self):
         return [self.steps[step] for step in sorted(self.steps)]
 
+    def header_at(self, step):
+        """The header of the life of the run that did this step (step 0: the first)."""
+        begun = [header for header in self.headers if header["step"] < max(step, 1)]
+        return begun[-1] if begun else self.headers[0]
+
     def tokens_at(self, step):
         """Tokens consumed when `step` steps were done; None if the log does not say."""
         if step in self.steps:
