@@ -82,17 +82,22 @@ class RunLog:
             if not isinstance(record.get("step", 0), int):
                 raise ValueError(f"a record of type {kind} whose step is no number")
         except (ValueError, TypeError, KeyError) as error:
+            if not self.headers:
+                raise self._not_a_log() from None
             reason = str(error) if "a record of type" in str(error) else "not a record of a log"
             where = f"{self.path}:{self._line}: damaged line: {reason}"
-            if not self.skip_damaged or not self.headers:
-                raise InputError(where) from None
+            if not self.skip_damaged:
+                raise InputError(f"{where}") from None
             self.damaged.append(where)
             return
         if not self.headers and kind != "header":
-            raise InputError(f"{self.path}:{self._line}: not the log of a run, which begins with a header")
+            raise self._not_a_log()
         take = getattr(self, "_take_" + str(kind), None)
         if take:   # samples, and what later versions add, are of no use here
             take(record)
+
+    def _not_a_log(self):
+        return InputError(f"{self.path}:{self._line}: not the log of a run, which begins with a header")
 
     def _take_header(self, record):
         if record.get("format") != LOG_FORMAT:

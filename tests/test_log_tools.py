@@ -1,0 +1,257 @@
+"""scripts/plot, scripts/export_log and what they read. Standard library; matplotlib, tensorboard, wandb where present.
+
+tests/fixtures/logs are logs that the trainer wrote: killed.jsonl is of a run with FP8 that was killed in step 9 after
+a checkpoint at step 5, resumed.jsonl of its second life; bf16.jsonl is a run in BF16, h200.jsonl the begin of one on a
+GPU. tests/golden/logs are their exports: scripts/export_log --to csv LOG --out tests/golden/logs/NAME.csv.
+"""
+import csv
+import importlib.machinery
+import importlib.util
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+import unittest.mock
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "tests" / "fixtures" / "logs"
+GOLDEN = ROOT / "tests" / "golden" / "logs"
+BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
+sys.path.insert(0, str(ROOT / "scripts"))
+import run_export  # noqa: E402
+import run_figure  # noqa: E402
+from run_log import InputError, RunLog, read_log  # noqa: E402
+
+
+def has(package):
+    return importlib.util.find_spec(package) is not None
+
+
+def script(name):
+    """A script without suffix as a module."""
+    loader = importlib.machinery.SourceFileLoader(name + "_script", str(ROOT / "scripts" / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    with unittest.mock.patch.object(sys, "dont_write_bytecode", True):
+        loader.exec_module(module)
+    return module
+
+
+def records(*names):
+    """What is in the fixtures, read by this test's own hand."""
+    return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
+
+
+class LogToolTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="llmc-logs-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def file(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def twice(self):
+        """The log of both lives in one file, steps 6 to 8 in it twice."""
+        return self.file("twice.jsonl", (LOGS / "killed.jsonl").read_bytes() + (LOGS / "resumed.jsonl").read_bytes())
+
+    def call(self, *command, packages=None, code=0):
+        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+        if packages:
+            environment["PYTHONPATH"] = str(packages)
+        run = subprocess.run([sys.executable, *map(str, command)], cwd=self.folder, env=environment, text=True,
+                             capture_output=True, timeout=300)
+        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        return run.stdout + run.stderr
+
+
+class Reading(LogToolTest):
+    def test_records_by_step(self):
+        run = read_log(LOGS / "killed.jsonl")
+        expected = [r for r in records("killed.jsonl") if r["type"] == "step"]
+        self.assertEqual([r["loss"] for r in run.step_list()], [r["loss"] for r in expected])
+        self.assertTrue(math.isnan(run.steps[4]["grad_norm"]))   # "nan" in the file
+        self.assertEqual(sorted(run.evals), [0, 4, 8])
+        self.assertEqual(sorted(run.fp8), [3, 6])
+        self.assertEqual(run.fp8[3]["0.qkv.x"]["amax"], 2.984375)
+        self.assertFalse(run.finished)
+        self.assertTrue(read_log(LOGS / "bf16.jsonl").finished)
+
+    def test_of_steps_done_twice_the_later_count(self):
+        lines = self.twice().read_text().splitlines()
+        # The first life's step 7 shall be recognisable.
+        old = next(i for i, line in enumerate(lines) if '"type":"step","step":7,' in line)
+        lines[old] = json.dumps(dict(json.loads(lines[old]), loss=99.0))
+        run = read_log(self.file("changed.jsonl", "\n".join(lines) + "\n"))
+        self.assertEqual(sorted(run.steps), list(range(1, 13)))
+        self.assertEqual(run.steps[7]["loss"], read_log(LOGS / "resumed.jsonl").steps[7]["loss"])
+        self.assertEqual((run.redone, run.resumed_at), (3, [5]))
+        self.assertIn("3 steps were done again", run.warnings()[0])
+        # What the first life had after the checkpoint is gone, though the second has no such record.
+        run = read_log(self.file("cut.jsonl", (LOGS / "killed.jsonl").read_text() + lines[21] + "\n"))
+        self.assertEqual((sorted(run.steps), sorted(run.evals), sorted(run.fp8)), ([1, 2, 3, 4, 5], [0, 4], [3]))
+        self.assertEqual([event["step"] for event in run.events if event["kind"] == "fp8"], [3])
+
+    def test_any_cut_of_the_last_line_is_no_damage(self):
+        whole = (LOGS / "bf16.jsonl").read_bytes()
+        lines = whole.split(b"\n")
+        begin = len(whole) - len(lines[-2]) - len(lines[-3]) - 2
+        for end in range(begin + 1, len(whole), 7):
+            run = read_log(self.file("cut.jsonl", whole[:end]))
+            self.assertEqual(run.torn, whole[end - 1:end] != b"\n")
+            self.assertEqual(len(run.steps), 12)
+
+    def test_damaged_lines_are_named(self):
+        lines = (LOGS / "bf16.jsonl").read_text().splitlines()
+        for damage in ("", lines[6][:40], lines[6] + "}", "[1]", "\0" * 50, '{"type":"step","step":5}',
+                       lines[6].replace('"step":4', '"step":"4"')):
+            path = self.file("bad.jsonl", "\n".join(lines[:6] + [damage] + lines[7:]) + "\n")
+            with self.assertRaisesRegex(InputError, r"bad\.jsonl:7: damaged line"):
+                read_log(path)
+            run = read_log(path, skip_damaged=True)
+            self.assertEqual(sorted(run.steps), [step for step in range(1, 13) if step != 4])
+            self.assertIn("bad.jsonl:7", run.warnings()[0])
+
+    def test_what_is_no_log_is_refused(self):
+        for content in ("text\n", "{}\n", '{"type":"step"}\n', "\n".join((LOGS / "bf16.jsonl").read_text()
+                                                                          .splitlines()[1:]) + "\n"):
+            with self.assertRaisesRegex(InputError, "other:1: not the log of a run"):
+                read_log(self.file("other", content), skip_damaged=True)
+        with self.assertRaisesRegex(InputError, "no line is complete"):
+            read_log(self.file("empty", ""))
+        with self.assertRaisesRegex(InputError, "format 2"):
+            read_log(self.file("new", (LOGS / "bf16.jsonl").read_text().replace('"format":1', '"format":2')))
+        with self.assertRaisesRegex(InputError, "No such file"):
+            read_log(self.folder / "absent")
+
+    def test_following_gives_what_reading_gives(self):
+        whole = self.twice().read_bytes()
+        expected = read_log(self.folder / "twice.jsonl")
+        for piece in (1, 700, 4096):
+            path = self.file("grows.jsonl", b"")
+            run = RunLog(path)
+            with open(path, "ab", buffering=0) as file:
+                for begin in range(0, len(whole), piece):
+                    file.write(whole[begin:begin + piece])
+                    if piece > 1 or begin % 50 == 0:
+                        run.poll()
+            run.poll()
+            self.assertFalse(run.poll())
+            for field in ("steps", "evals", "fp8", "events", "checkpoints", "headers", "redone", "torn"):
+                self.assertEqual(repr(getattr(run, field)), repr(getattr(expected, field)), field)
+
+    def test_a_log_that_a_resume_wrote_anew_is_read_anew(self):
+        path = self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
+        run = RunLog(path)
+        run.poll()
+        self.assertEqual(len(run.steps), 8)
+        # As the trainer does: another file, renamed.
+        cut = b"\n".join(line for line in path.read_bytes().split(b"\n")[:15]) + b"\n"
+        self.file("log.tmp", cut + (LOGS / "resumed.jsonl").read_bytes()).replace(path)
+        self.assertTrue(run.poll())
+        self.assertEqual((sorted(run.steps), run.redone), (list(range(1, 13)), 0))
+
+    def test_tokens(self):
+        run = read_log(LOGS / "resumed.jsonl")
+        self.assertEqual([run.tokens_at(step) for step in (0, 3, 5, 6, 12)], [0, None, 320, 384, 768])
+
+
+class Exports(LogToolTest):
+    def test_golden(self):
+        self.twice()
+        for to in ("csv", "llmc", "megatron"):
+            self.call(ROOT / "scripts" / "export_log", "--to", to, "twice.jsonl", "--out", f"new/{to}")
+            self.assertEqual((self.folder / "new" / to).read_text(), (GOLDEN / f"twice.{to}").read_text())
+        shown = self.call(ROOT / "scripts" / "export_log", "--to", "megatron", LOGS / "h200.jsonl", "--out", "-")
+        self.assertEqual(shown, (GOLDEN / "h200.megatron").read_text())
+
+    def test_csv_has_the_log_at_full_precision(self):
+        text = io.StringIO()
+        run_export.write_csv(read_log(self.twice()), text)
+        rows = {int(row["step"]): row for row in csv.DictReader(io.StringIO(text.getvalue()))}
+        self.assertEqual(list(rows), list(range(13)))
+        for record in records("killed.jsonl", "resumed.jsonl"):   # the later life overwrites nothing that it did not do
+            if record["type"] == "step" and record["step"] not in (6, 7, 8):
+                row = rows[record["step"]]
+                for column, field in (("train/loss (nats/token)", "loss"), ("train/grad_norm", "grad_norm"),
+                                      ("speed/step_time (s)", "step_seconds"), ("train/lr", "lr")):
+                    self.assertEqual(str(float(row[column])), str(float(record[field])))
+                self.assertEqual(row["train/skipped (0 or 1)"], "1" if record["step"] == 4 else "0")
+        tensors = next(r for r in records("killed.jsonl") if r["type"] == "fp8" and r["step"] == 3)["tensors"]
+        self.assertEqual(float(rows[3]["fp8/largest_saturated (share of values)"]),
+                         max(t["saturated"] for t in tensors))
+        self.assertEqual(rows[0]["valid/loss (nats/token)"], "4.076896887272596")
+
+    def test_times_of_day_follow_the_lives(self):
+        run = read_log(self.twice())
+        times = run_export.wall_times(run)
+        self.assertEqual(times[0], run.headers[0]["unix_time"])
+        self.assertAlmostEqual(times[5] - times[0], sum(run.steps[s]["step_seconds"] for s in range(1, 6)), 5)
+        self.assertAlmostEqual(times[6], run.headers[1]["unix_time"] + run.steps[6]["step_seconds"], 5)
+
+    def test_missing_packages_are_named(self):
+        self.twice()
+        requirements = (ROOT / "requirements.txt").read_text().splitlines()
+        for package, command in (("matplotlib", ["plot", "twice.jsonl"]),
+                                 ("tensorboard", ["export_log", "--to", "tensorboard", "twice.jsonl", "--out", "b"]),
+                                 ("wandb", ["export_log", "--to", "wandb", "twice.jsonl", "--out", "b"])):
+            self.file(f"none/{package}.py", f"raise ImportError('no {package} here')\n")
+            said = self.call(ROOT / "scripts" / command[0], *command[1:], packages=self.folder / "none", code=2)
+            pins = [line.split(";")[0].strip() for line in requirements if line.startswith(package + "==")]
+            self.assertTrue(any(f"python3 -m pip install '{pin}'" in said for pin in pins), said)
+
+    def test_errors_are_one_line(self):
+        bad = self.file("bad.jsonl", (LOGS / "bf16.jsonl").read_text().replace('{"type":"eval","step":4', "{{", 1))
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", code=2)
+        self.assertRegex(said, r"^error: \S*bad\.jsonl:8: damaged line: not a record of a log\n$")
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", "--skip-damaged")
+        self.assertIn("note: ", said)
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", LOGS / "bf16.jsonl", "--out", bad / "x", code=2)
+        self.assertEqual(len(said.splitlines()), 1)
+
+    @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
+    def test_tensorboard_reads_it_back(self):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        run = read_log(self.twice())
+        board = self.folder / "board"
+        run_export.to_tensorboard(run, board)
+        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
+        read.Reload()
+        losses = read.Scalars("train/loss")
+        self.assertEqual([e.step for e in losses], list(range(1, 13)))
+        for event in losses:   # stored as 32-bit floats
+            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
+        self.assertEqual([(e.step, e.value) for e in read.Scalars("fp8_amax/0.qkv.x")],
+                         [(step, run.fp8[step]["0.qkv.x"]["amax"]) for step in sorted(run.fp8)])
+        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
+        with self.assertRaisesRegex(InputError, "has event files already"):
+            run_export.to_tensorboard(run, board)
+
+    def test_wandb_is_given_every_step(self):
+        # A stand-in for the package.
+        session = unittest.mock.Mock(dir=str(self.folder / "wandb" / "offline-run-1" / "files"))
+        wandb = types.ModuleType("wandb")
+        wandb.Settings, wandb.init = dict, unittest.mock.Mock(return_value=session)
+        run = read_log(self.twice())
+        with unittest.mock.patch.dict(sys.modules, wandb=wandb):
+            said = run_export.to_wandb(run, self.folder)
+        self.assertEqual(said, f"wandb sync {self.folder / 'wandb' / 'offline-run-1'}")
+        self.assertEqual(wandb.init.call_args.kwargs["mode"], "offline")
+        self.assertEqual(wandb.init.call_args.kwargs["config"]["options"]["fp8-recipe"], "delayed")
+        self.assertEqual([call.kwargs["step"] for call in session.log.call_args_list], list(range(13)))
+        self.assertEqual(session.log.call_args_list[8].args[0]["valid/loss"], run.evals[8]["loss"])
+
+    @unittest.skipUnless(has("wandb"), "wandb is not installed")
+    def test_wandb_takes_it_offline(self):
+        run_export.to_wandb(read_log(LOGS / "bf16.jsonl"), self.folder)
+        written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
+        self.assertEqual(len(written), 1)
+        self.assertEqual(written[0].read_bytes().count(b"train/loss"), 12)
