@@ -221,9 +221,8 @@ def draw_health(figure, run, x):
     for axes, (field, (label, limits)) in zip(figure.subplots(1, 3, sharey=True), HEALTH.items()):
         positive = [v for row in rows[field] for v in row if math.isfinite(v) and v > 0]
         low, high = limits or (min(positive, default=1), max(positive, default=1))
-        palette = colormaps["viridis" if limits is None else "YlOrRd"].copy()
-        palette.set_under("white")    # none
-        palette.set_bad("magenta")    # not finite, or the tensor was not in the record
+        # White: none. Magenta: not finite, or the tensor is not in the record.
+        palette = colormaps["viridis" if limits is None else "YlOrRd"].with_extremes(under="white", bad="magenta")
         # Zero has no logarithm: it goes below the range.
         mesh = axes.pcolormesh(edges(at), range(bounds[-1] + 1),
                                [[max(v, low / 10) if math.isfinite(v) else math.nan for v in row]

@@ -251,7 +251,197 @@ class Exports(LogToolTest):
 
     @unittest.skipUnless(has("wandb"), "wandb is not installed")
     def test_wandb_takes_it_offline(self):
-        run_export.to_wandb(read_log(LOGS / "bf16.jsonl"), self.folder)
+        self.call(ROOT / "scripts" / "export_log", "--to", "wandb", LOGS / "bf16.jsonl", "--out", self.folder)
         written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
         self.assertEqual(len(written), 1)
-        self.assertEqual(written[0].read_bytes().count(b"train/loss"), 12)
+        content = written[0].read_bytes()
+        for record in records("bf16.jsonl"):
+            if record["type"] in ("step", "eval"):
+                self.assertIn(repr(record["loss"]).encode(), content)
+
+
+class PlotData(LogToolTest):
+    def test_curves(self):
+        run = read_log(self.twice())
+        data = run_figure.curves(run)
+        # The killed life up to its checkpoint, then the resumed one.
+        expected = {r["step"]: r for r in records("killed.jsonl", "resumed.jsonl") if r["type"] == "step"}
+        steps = list(range(1, 13))
+        self.assertEqual(data["loss"], (steps, [expected[step]["loss"] for step in steps]))
+        self.assertEqual(data["seconds"], (steps, [expected[step]["step_seconds"] for step in steps]))
+        self.assertEqual(data["rate"], (steps, [expected[step]["tokens_per_second"] for step in steps]))
+        norms = dict(zip(*data["norm"]))
+        self.assertTrue(math.isnan(norms.pop(4)))
+        self.assertEqual(norms, {step: expected[step]["grad_norm"] for step in steps if step != 4})
+        validation = {r["step"]: r["loss"] for r in records("killed.jsonl", "resumed.jsonl") if r["type"] == "eval"}
+        self.assertEqual(data["valid"], ([0, 4, 8, 12], [validation[step] for step in (0, 4, 8, 12)]))
+        by_tokens = run_figure.curves(run, "tokens")
+        self.assertEqual(by_tokens["loss"], ([64 * step for step in steps], data["loss"][1]))
+        self.assertEqual(by_tokens["valid"], ([0, 256, 512, 768], data["valid"][1]))
+
+    def test_marks(self):
+        run = read_log(self.twice())
+        self.assertEqual(run_figure.marks(run), {"skipped": [4], "resumed": [5], "checkpoint": [5, 10, 12],
+                                                 "fp8": [3, 6], "stop": [12]})
+        self.assertEqual(run_figure.marks(run, "tokens")["checkpoint"], [320, 640, 768])
+
+    def test_health(self):
+        run = read_log(self.twice())
+        at, groups, rows = run_figure.health(run)
+        self.assertEqual(at, [3, 6, 9, 12])
+        self.assertEqual([group for group, _ in groups[:5]], ["qkv.x", "proj.x", "up.x", "down.x", "qkv.dy"])
+        self.assertEqual(groups[3][1], ["0.down.x", "1.down.x"])
+        names = [name for _, members in groups for name in members]
+        last = {r["step"]: r for r in records("killed.jsonl", "resumed.jsonl") if r["type"] == "fp8"}
+        for field in run_figure.HEALTH:
+            for i, step in enumerate(at):
+                expected = {tensor["name"]: tensor[field] for tensor in last[step]["tensors"]}
+                self.assertEqual([row[i] for row in rows[field]], [expected[name] for name in names])
+        largest = max((t["saturated"], t["name"], r["step"]) for r in last.values() for t in r["tensors"])
+        self.assertEqual(run_figure.worst(run, "saturated"), largest)
+
+    def test_tensors_are_ordered_by_layer_number(self):
+        order = run_figure.tensor_order(["10.up.x", "2.up.x", "lm_head.x", "0.up.dy"])
+        self.assertEqual(order, [("up.x", ["2.up.x", "10.up.x"]), ("lm_head.x", ["lm_head.x"]),
+                                 ("up.dy", ["0.up.dy"])])
+
+    def test_a_tensor_that_is_not_in_all_records(self):
+        run = read_log(self.twice())
+        del run.fp8[6]["0.qkv.x"]
+        _, _, rows = run_figure.health(run)
+        self.assertEqual([math.isnan(value) for value in rows["amax"][0]], [False, True, False, False])
+
+    def test_smooth(self):
+        self.assertEqual(run_figure.smooth([1, 2, 6, 4], 3), [1.5, 3, 4, 5])
+        self.assertEqual(run_figure.smooth([1, math.nan, 3], 1)[::2], [1, 3])
+        self.assertEqual(run_figure.smooth([1, math.nan, 3], 3), [1, 2, 3])
+
+    def test_edges(self):
+        self.assertEqual(run_figure.edges([100, 200, 400]), [50, 150, 300, 500])
+        self.assertEqual(run_figure.edges([7]), [6.5, 7.5])
+
+    def test_an_axis_is_not_squeezed_by_the_first_step(self):
+        self.assertIsNone(run_figure.robust_top([1.0] * 50))
+        top = run_figure.robust_top([60.0] + [1.0, 1.1] * 50)
+        self.assertTrue(1.1 < top < 1.5, top)
+
+    def test_names(self):
+        plot = script("plot")
+        path = self.file("a=b.jsonl", "")
+        self.assertEqual(plot.named_logs(["one/log.jsonl", "two/log.jsonl", "fp8=x.jsonl", str(path)]),
+                         [("one/log.jsonl", "one/log"), ("two/log.jsonl", "two/log"), ("x.jsonl", "fp8"),
+                          (str(path), "a=b")])
+
+    def test_follow_draws_until_the_run_ends(self):
+        plot = script("plot")
+        pieces = [(LOGS / "killed.jsonl").read_text()[:-30], (LOGS / "killed.jsonl").read_text()[-30:],
+                  (LOGS / "resumed.jsonl").read_text()]
+        path = self.folder / "run.jsonl"
+        run = RunLog(path)
+        drawn = []
+
+        def grow(_seconds):
+            with open(path, "a") as file:
+                file.write(pieces.pop(0))
+        options = types.SimpleNamespace(x="step", smooth=0, every=1)
+        shown = io.StringIO()
+        with unittest.mock.patch.object(plot, "draw", lambda runs, *_: sorted(runs[0].steps)), \
+                unittest.mock.patch.object(plot, "save", lambda steps, _: drawn.append((len(steps), steps[-1]))), \
+                unittest.mock.patch.object(plot.time, "sleep", grow), \
+                unittest.mock.patch.object(sys, "stdout", shown):
+            plot.follow([run], "out.png", options)   # begins before the log is there
+        self.assertEqual(drawn, [(8, 8), (8, 8), (12, 12)])
+        self.assertIn("run: step 8/12 | loss 3.8660 |", shown.getvalue())
+        self.assertIn("| eta 00:00:00", shown.getvalue())
+        self.assertTrue(shown.getvalue().endswith("finished 12 steps\n"), shown.getvalue())
+
+
+@unittest.skipUnless(has("matplotlib"), "matplotlib is not installed")
+class Figures(LogToolTest):
+    def axes_of(self, figure):
+        return {axes.get_label(): axes for axes in figure.axes}
+
+    def test_what_is_drawn(self):
+        fp8, bf16 = read_log(self.twice()), read_log(LOGS / "bf16.jsonl")
+        figure = run_figure.draw([fp8, bf16])
+        # Four panels, the marks, three heat maps of the one run with FP8 and their colour bars.
+        self.assertEqual(len(figure.axes), 4 + 1 + 3 + 3)
+        axes = self.axes_of(figure)
+        for panel, (_, label, _) in run_figure.PANELS.items():
+            self.assertEqual(axes[panel].get_ylabel(), label)
+            lines = [line for line in axes[panel].get_lines() if len(line.get_xdata()) == 12]
+            self.assertEqual(len(lines), 2)
+            for run, line in zip((fp8, bf16), lines):
+                at, values = run_figure.curves(run)[panel]
+                self.assertEqual(list(line.get_xdata()), at)
+                self.assertEqual(str([float(v) for v in line.get_ydata()]), str(values))
+            skipped = [line for line in axes[panel].get_lines() if list(line.get_xdata()) == [4, 4]]
+            self.assertEqual(len(skipped), 1)
+        self.assertEqual(axes["norm"].get_yscale(), "log")
+        self.assertEqual(axes["seconds"].get_yscale(), "linear")
+        self.assertIn([0, 4, 8, 12], [list(line.get_xdata()) for line in axes["loss"].get_lines()])
+        self.assertEqual([text.get_text() for legend in figure.legends + sum((p.legends for p in figure.subfigs), [])
+                          for text in legend.get_texts()], ["twice", "bf16", "validation", "skipped step"])
+        self.assertEqual([label.get_text() for label in axes["marks"].get_yticklabels()],
+                         ["skipped", "fp8", "resumed", "checkpoint", "stop"])
+
+    def test_heat_maps_have_the_values(self):
+        run = read_log(self.twice())
+        figure = run_figure.draw([run])
+        _, groups, rows = run_figure.health(run)
+        meshes = [mesh for axes in figure.axes for mesh in axes.collections if mesh.get_array() is not None
+                  and getattr(mesh.get_array(), "shape", None) == (24, 4)]
+        self.assertEqual(len(meshes), 3)
+        for mesh, field in zip(meshes, run_figure.HEALTH):
+            for drawn, row in zip(mesh.get_array().tolist(), rows[field]):
+                # Zero stands below the range of the colours.
+                self.assertTrue(all(a == b or (b == 0 and a < mesh.norm.vmin) for a, b in zip(drawn, row)))
+        self.assertEqual([t.get_text() for t in meshes[0].axes.get_yticklabels()], [group for group, _ in groups])
+
+    def test_short_and_strange_runs_are_drawn(self):
+        run = read_log(LOGS / "bf16.jsonl")
+        for step in list(run.steps)[1:]:
+            del run.steps[step]
+        run_figure.save(run_figure.draw([run], "tokens"), self.folder / "one.png")   # one step
+        run.steps[1].update(loss=math.nan, grad_norm=math.inf, step_seconds=0.0)
+        run.evals.clear()
+        run_figure.save(run_figure.draw([run]), self.folder / "none.png")   # nothing finite
+        fp8 = read_log(LOGS / "resumed.jsonl")
+        for tensors in fp8.fp8.values():
+            for tensor in tensors.values():
+                tensor.update(amax=0.0, flushed=math.nan)
+        run_figure.save(run_figure.draw([fp8] + [run] * 11, "tokens"), self.folder / "twelve.svg")
+
+    def test_command(self):
+        self.twice()
+        said = self.call(ROOT / "scripts" / "plot", "FP8=twice.jsonl", LOGS / "bf16.jsonl", "--x", "tokens", "--out",
+                         "new/both.png")
+        self.assertIn("new/both.png", said)
+        self.assertEqual((self.folder / "new" / "both.png").read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+        self.assertEqual(sorted(p.name for p in (self.folder / "new").iterdir()), ["both.png"])   # nothing aside
+        self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--follow", "--every", "0.1")
+        self.assertTrue((self.folder / "twice.png").stat().st_size > 20000)
+        said = self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--out", "both.nothing", code=2)
+        self.assertEqual(len(said.splitlines()), 1)
+
+
+class Trainer(LogToolTest):
+    @unittest.skipUnless((BUILD / "train_gpt2").exists(), "train_gpt2 is not built")
+    def test_a_log_written_now(self):
+        """The fixtures are of an earlier trainer; this one's log must say the same to the readers."""
+        import struct
+        self.file("train.bin", struct.pack("<256i", 20240520, 1, 500, *[0] * 253)
+                  + struct.pack("<500H", *(i * i % 61 for i in range(500))))
+        shape = ("--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --kv-channels 8 "
+                 "--vocab-size 61 --max-position-embeddings 16 --seq-length 16 --micro-batch-size 2 "
+                 "--global-batch-size 4 --lr 1e-2 --lr-warmup-iters 0").split()
+        said = subprocess.run([str(BUILD / "train_gpt2"), "--model", "gpt2-tiny", *shape, "--train-data", "train.bin",
+                               "--valid-data", "train.bin", "--eval-iters", "2", "--train-iters", "4",
+                               "--fp8-recipe", "delayed", "--fp8-health-interval", "2", "--log-file", "log.jsonl"],
+                              cwd=self.folder, text=True, capture_output=True, timeout=300)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        run = read_log(self.folder / "log.jsonl")
+        self.assertEqual((sorted(run.steps), sorted(run.fp8), run.finished), ([1, 2, 3, 4], [2, 4], True))
+        self.assertEqual(set(run.steps[1]), set(read_log(LOGS / "bf16.jsonl").steps[1]))
+        for write in run_export.TEXT_FORMATS.values():
+            write(run, io.StringIO())
