@@ -125,7 +125,8 @@ def write_megatron(run, file):
         if step in run.evals:
             loss = run.evals[step]["loss"]
             perplexity = math.exp(min(20, loss)) if not math.isnan(loss) else math.nan   # 20: its own bound
-            line = f" validation loss at iteration {step} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E} | "
+            line = (f" validation loss at iteration {step} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E}"
+                    " | ")
             rule = "-" * (len(line) + 1)
             file.write(f"{rule}\n{line}\n{rule}\n")
 

@@ -214,7 +214,8 @@ class Exports(LogToolTest):
         self.assertRegex(said, r"^error: \S*bad\.jsonl:8: damaged line: not a record of a log\n$")
         said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", "--skip-damaged")
         self.assertIn("note: ", said)
-        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", LOGS / "bf16.jsonl", "--out", bad / "x", code=2)
+        good = LOGS / "bf16.jsonl"
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", good, "--out", bad / "x", code=2)
         self.assertEqual(len(said.splitlines()), 1)
 
     @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
