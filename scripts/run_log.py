@@ -46,6 +46,7 @@ class RunLog:
 
     def _forget(self):
         self._offset = self._line = 0
+        self._begin = b""   # of the file: holds the time of its first header
         self.headers, self.events, self.checkpoints = [], [], []
         self.steps, self.evals, self.fp8, self.wire = {}, {}, {}, {}   # records by step
         self.torn, self.damaged = False, []
@@ -57,12 +58,16 @@ class RunLog:
         """Reads what the file has beyond the last call; whether anything was new."""
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
-            # A resume writes the log anew, without the steps it does again.
-            if (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset:
+            # A resume writes the log anew, without the steps it does again; a new run begins in the same file, with a
+            # header of another time.
+            if ((status.st_dev, status.st_ino) != self._file or status.st_size < self._offset
+                    or file.read(len(self._begin)) != self._begin):
                 self._forget()
                 self._file = status.st_dev, status.st_ino
             file.seek(self._offset)
             new = file.read()
+        if self._offset == 0:
+            self._begin = new[:200]
         whole, end, rest = new.rpartition(b"\n")
         if end:
             for line in whole.split(b"\n"):

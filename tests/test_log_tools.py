@@ -159,6 +159,17 @@ class Reading(LogToolTest):
         self.assertTrue(run.poll())
         self.assertEqual((sorted(run.steps), run.redone), (list(range(1, 13)), 0))
 
+    def test_a_new_run_in_the_same_file_is_read_anew(self):
+        killed, bf16 = (LOGS / "killed.jsonl").read_bytes(), (LOGS / "bf16.jsonl").read_bytes()
+        for old, new in ((killed, bf16), (bf16, killed)):   # shorter than what was read, and longer
+            path = self.file("log.jsonl", old)
+            run = RunLog(path)
+            run.poll()
+            path.write_bytes(new)   # the same inode
+            self.assertTrue(run.poll())
+            self.assertEqual(repr(run.steps), repr(read_log(path).steps))
+            self.assertEqual(len(run.headers), 1)
+
     def test_tokens(self):
         run = read_log(LOGS / "resumed.jsonl")
         self.assertEqual([run.tokens_at(step) for step in (0, 3, 5, 6, 12)], [0, None, 320, 384, 768])
