@@ -27,7 +27,8 @@ const Words kRun = {"--synthetic-data", "--train-iters", "100"};
 // A change of these makes runs on synthetic data other runs: it needs another kSyntheticVersion.
 TEST_CASE("synthetic: the tokens are frozen") {
     CHECK(tokens_of(synthetic(6, 50257), 0) == std::vector<int32_t>{2, 8139, 29, 2, 14, 5259});
-    CHECK(tokens_of(synthetic(6, 50257, 7), (int64_t{1} << 40) + 3) == std::vector<int32_t>{11446, 651, 13054, 0, 13, 0});
+    const int64_t far = (int64_t{1} << 40) + 3;
+    CHECK(tokens_of(synthetic(6, 50257, 7), far) == std::vector<int32_t>{11446, 651, 13054, 0, 13, 0});
 }
 
 TEST_CASE("synthetic: a sample depends on its number, the seed and the vocabulary alone") {
@@ -57,8 +58,8 @@ TEST_CASE("synthetic: ids lie in the vocabulary and follow Zipf's law") {
             REQUIRE(token < vocab);
         }
     }
-    // Nothing is folded back from a vocabulary of 2^10 - 1: each octave of token + 1 has a tenth of the tokens, and both
-    // its halves a half of that. Five standard deviations of a binomial count.
+    // Nothing is folded back from a vocabulary of 2^10 - 1: each octave of token + 1 has a tenth of the tokens, and
+    // each half of it a half of that. Five standard deviations of a binomial count.
     constexpr int kOctaves = 10, kTokens = 200000;
     std::vector<int64_t> lower(kOctaves), upper(kOctaves);
     for (int32_t token : tokens_of(synthetic(kTokens, 1023), 9)) {
