@@ -25,7 +25,8 @@ dry() { given --dry-run "$@" || given --help "$@"; }
 # shards FOLDER TOKENIZER SOURCE... -- WORD...: sets `data` to the options for the shards of this source, and says how
 # they are made where there are none. Nothing with --synthetic-data, or --train-data of the user's own.
 shards() {
-    local folder=${DATA:-$1} tokenizer=$2 source=()
+    local folder=${DATA:-$1} make source=()
+    make=$(printf ' %q' "$root/data/prepare_text.py" --tokenizer "$2" --valid-fraction 0.005 --out "$folder")
     shift 2
     while [ "$1" != -- ]; do source+=("$1"); shift; done
     shift
@@ -35,7 +36,7 @@ shards() {
     ! compgen -G "$folder/valid_*.bin" >/dev/null && ! dry "$@" \
         || data+=(--valid-data "$folder/valid_*.bin" --eval-interval 250 --eval-iters 64)
     dry "$@" || compgen -G "$folder/train_*.bin" >/dev/null || refuse "no shards in $folder; this makes them:
-  $root/data/prepare_text.py $(printf '%q ' --tokenizer "$tokenizer" --valid-fraction 0.005 --out "$folder") ${source[*]}
+ $make ${source[*]}
 (or DATA=FOLDER with shards of your own; or --synthetic-data, for timing alone)"
 }
 # 1.2 M documents are about 1.3 B tokens, enough for every row.
