@@ -43,10 +43,10 @@ TEST_CASE("synthetic: a sample depends on its number, the seed and the vocabular
     for (int64_t T : {1, 2, 3, 4, 5, 31, 32}) {
         const std::vector<int32_t> begin(samples[3].begin(), samples[3].begin() + T);
         CHECK(tokens_of(synthetic(T, 1000), 3) == begin);
+        std::vector<int32_t> inputs(begin.size()), targets(begin.size());
+        CHECK(DataLoader(synthetic(T, 1000)).read(3, inputs.data(), targets.data()) == T);
+        CHECK(targets.back() == samples[3][begin.size()]);
     }
-    int32_t input = -1, target = -1;
-    CHECK(DataLoader(synthetic(1, 1000)).read(3, &input, &target) == 1);
-    CHECK(target == samples[3][1]);
 }
 
 TEST_CASE("synthetic: ids lie in the vocabulary and follow Zipf's law") {
