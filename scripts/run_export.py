@@ -34,6 +34,11 @@ OTHER_COLUMNS = [
 ]
 
 
+def tag_of(run, tag):
+    """Losses on tokens that mean nothing are named so."""
+    return tag + "_of_synthetic_data" if run.synthetic and tag.endswith("/loss") else tag
+
+
 def row_of(run, step):
     """{tag: number} of one step; tags without a value are left out."""
     row = {}
@@ -50,7 +55,7 @@ def row_of(run, step):
         row["fp8/nonfinite"] = sum(tensor["nonfinite"] for tensor in tensors)
     if run.wire.get(step):
         row["wire/largest_relative_l2"] = max(kind["relative_l2"] for kind in run.wire[step].values())
-    return {tag: value for tag, value in row.items() if value is not None}
+    return {tag_of(run, tag): value for tag, value in row.items() if value is not None}
 
 
 def all_steps(run):
@@ -80,6 +85,7 @@ def wall_times(run):
 def write_csv(run, file):
     """A row a step, at full precision; empty where there is no value."""
     columns = [(tag, unit) for tag, unit, _ in STEP_COLUMNS] + OTHER_COLUMNS
+    columns = [(tag_of(run, tag), unit) for tag, unit in columns]
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["step", *(f"{tag} ({unit})" if unit else tag for tag, unit in columns)])
     for step, row in rows(run):
@@ -108,7 +114,7 @@ def megatron_step(run, r, seconds):
              f"learning rate: {r['lr']:.6E}",
              f"global batch size: {round(r['samples_per_second'] * r['step_seconds']):5d}"]
     if not r["skipped"]:
-        parts.append(f"lm loss: {r['loss']:.6E}")
+        parts.append(f"lm loss{' of synthetic data' * run.synthetic}: {r['loss']:.6E}")
     parts += ["loss scale: 1.0",
               f"grad norm: {r['grad_norm']:.3f}",
               f"number of skipped iterations: {int(r['skipped']):3d}",

@@ -115,6 +115,10 @@ def robust_top(values):
 
 # ---- figure ----
 
+def label_of(run):
+    return run.name + (", synthetic data" if run.synthetic else "")
+
+
 def label_x(axes, x):
     axes.set_xlabel("step" if x == "step" else "tokens")
     if x == "tokens":
@@ -154,7 +158,7 @@ def draw_panel(axes, panel, runs, colours, x, width):
         if width > 1:
             axes.plot(at, values, color=colour, linewidth=0.6, alpha=0.3)
             values = smooth(values, width, statistics.median if panel in ("seconds", "rate") else statistics.fmean)
-        axes.plot(at, values, color=colour, linewidth=1.2, label=run.name, marker="." if len(at) < 30 else None)
+        axes.plot(at, values, color=colour, linewidth=1.2, label=label_of(run), marker="." if len(at) < 30 else None)
         if panel == "loss":
             axes.plot(*data["valid"], color=colour, linestyle="--", linewidth=0.8, marker="o", markersize=5,
                       markerfacecolor="white")
@@ -217,7 +221,7 @@ def draw_health(figure, run, x):
     bounds = [0]
     for _, members in groups:
         bounds.append(bounds[-1] + len(members))
-    figure.suptitle(f"{run.name}: FP8 tensors", fontsize=10)
+    figure.suptitle(f"{label_of(run)}: FP8 tensors", fontsize=10)
     for axes, (field, (label, limits)) in zip(figure.subplots(1, 3, sharey=True), HEALTH.items()):
         positive = [v for row in rows[field] for v in row if math.isfinite(v) and v > 0]
         low, high = limits or (min(positive, default=1), max(positive, default=1))

@@ -143,6 +143,11 @@ class RunLog:
         return bool(self.events) and self.events[-1]["kind"] == "stop"
 
     @property
+    def synthetic(self):
+        """Whether the run learnt from tokens that mean nothing; its losses are for nothing but to look at."""
+        return any(header.get("synthetic_data") for header in self.headers)
+
+    @property
     def resumed_at(self):
         """Steps that a life of the run went on from."""
         return [header["step"] for header in self.headers if header["step"] > 0]
@@ -168,6 +173,8 @@ class RunLog:
     def warnings(self):
         """What a reader of the log should know about it."""
         lines = list(self.damaged)
+        if self.synthetic:
+            lines.append(f"{self.path}: synthetic data: the losses mean nothing")
         if self.torn:
             lines.append(f"{self.path}: the last line is cut off and left out")
         if self.redone:

@@ -201,6 +201,19 @@ class Exports(LogToolTest):
                          max(t["saturated"] for t in tensors))
         self.assertEqual(rows[0]["valid/loss (nats/token)"], "4.076896887272596")
 
+    def test_synthetic_data_is_said_everywhere(self):
+        text = (LOGS / "bf16.jsonl").read_text().replace('"world":1', '"synthetic_data":true,"world":1')
+        run = read_log(self.file("log.jsonl", text))
+        self.assertIn("synthetic data", run.warnings()[0])
+        self.assertEqual(run_figure.label_of(run), "log, synthetic data")
+        self.assertIn("train/loss_of_synthetic_data", run_export.all_scalars(run, 1))
+        for write, expected in ((run_export.write_csv, "valid/loss_of_synthetic_data (nats/token)"),
+                                (run_export.write_megatron, "| lm loss of synthetic data: 4.11")):
+            out = io.StringIO()
+            write(run, out)
+            self.assertIn(expected, out.getvalue())
+            self.assertEqual("4.112360026687384" in out.getvalue(), write is run_export.write_csv)
+
     def test_times_of_day_follow_the_lives(self):
         run = read_log(self.twice())
         times = run_export.wall_times(run)
