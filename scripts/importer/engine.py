@@ -148,7 +148,7 @@ class Import:
                     changed = True
         if self.get("lr-decay-style") == "wsd" and self.get("train-iters") and not self.get("lr-wsd-decay-iters"):
             self.notes.append("wsd: the final decay is a tenth of the run unless lr-wsd-decay-iters says otherwise")
-        if "train-data" not in self.config:
+        if "train-data" not in self.config and "synthetic-data" not in self.config:
             self.notes.append("--train-data GLOB: the shards to train on (data/README.md; --dry-run works without)")
         if "train-iters" not in self.config and "epochs" not in self.config:
             self.notes.append("--train-iters N or --epochs X: the length of the run (--dry-run works without)")

@@ -159,7 +159,7 @@ FILES = [
     take("valid-data-path", "", "words", keep="valid", fact="prefixes of .bin/.idx become globs"),
     cannot("split", "nothing is split off at run time: prepare two sets of shards and name the second with "
            "--valid-data"),
-    cannot("mock-data", "a run reads shards; --dry-run needs none"),
+    same("mock-data", "true", "synthetic-data", True, "tokens from the seed, for timing alone"),
     cannot("per-split-data-args-path data-args-path", "a file with a blend: name the shards with --train-data"),
     none("test-data-path", "only an evaluation after training reads it; use the checkpoint with any tool for Hugging "
          "Face models"),
