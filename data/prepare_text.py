@@ -11,7 +11,7 @@ Inputs: text files, JSON lines (both also .gz or .zst), parquet, folders of them
 text only, and the output is the same for any --workers. No file gets its final name before all are
 written.
 
---tokenizer bytes needs the standard library only; the other packages are pinned in requirements.txt.
+--tokenizer bytes needs the standard library only; the other packages are pinned in ../requirements.txt.
 """
 import argparse
 import array

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-REQUIREMENTS = Path(__file__).resolve().parent / "requirements.txt"
+REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements.txt"
 
 
 class InputError(Exception):

@@ -10,24 +10,22 @@ has every training and validation loss, a column a run. The plot needs matplotli
 """
 import argparse
 import csv
-import json
 import os
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import run_log  # noqa: E402
+from support import InputError  # noqa: E402
 
 
 def read_log(path):
     """Training losses {tokens: loss} and validation losses {tokens: loss}."""
-    train, valid, tokens = {}, {}, {0: 0}
-    with open(path) as file:
-        for record in map(json.loads, file):
-            if record["type"] == "step":
-                tokens[record["step"]] = record["tokens"]
-                train[record["tokens"]] = float(record["loss"])   # "nan" and "inf" are strings in the log
-            elif record["type"] == "eval":
-                valid[tokens.get(record["step"], 0)] = float(record["loss"])
-    if not valid:
-        raise ValueError(f"{path} has no validation loss (--valid-data)")
-    return train, valid
+    run = run_log.read_log(path)
+    if not run.evals:
+        raise InputError(f"{path} has no validation loss (--valid-data)")
+    train = {record["tokens"]: record["loss"] for record in run.step_list()}
+    return train, {run.tokens_at(step): run.evals[step]["loss"] for step in sorted(run.evals)}
 
 
 LAST_STEPS = 100   # of the mean training loss
@@ -52,7 +50,7 @@ def table(runs):
         if seed in baselines:
             base = baselines[seed]
             if base[0] != tokens:
-                raise ValueError(f"{name} ends at {tokens} tokens, its baseline at {base[0]}")
+                raise InputError(f"{name} ends at {tokens} tokens, its baseline at {base[0]}")
             gaps = [f"{100 * (loss / reference - 1):+.2f} %"
                     for loss, reference in ((valid, base[1]), (train, base[2]))]
         lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {valid:.4f} | {gaps[0]} | {train:.4f} "
@@ -120,10 +118,12 @@ def main():
     runs = {}
     try:
         for run in options.runs:
-            name, path = run.split("=", 1)
+            name, _, path = run.partition("=")
+            if not path or "." not in name:
+                raise InputError(f"{run}: not CONFIGURATION.SEED=LOG")
             runs[name] = read_log(path)
         lines = table(runs)
-    except (OSError, ValueError, KeyError) as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     os.makedirs(options.out, exist_ok=True)

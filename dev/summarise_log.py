@@ -6,9 +6,13 @@
 The first steps are left out: they search matmul algorithms and load kernels. Standard library only.
 """
 import argparse
-import json
 import statistics
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+from run_log import read_log  # noqa: E402
+from support import InputError, run_main  # noqa: E402
 
 
 def main():
@@ -16,17 +20,10 @@ def main():
     parser.add_argument("log")
     parser.add_argument("--skip", type=int, default=3, help="steps at the start that are not counted")
     options = parser.parse_args()
-    try:
-        with open(options.log) as file:
-            records = [json.loads(line) for line in file]
-    except (OSError, ValueError) as error:
-        print(f"{options.log}: {error}", file=sys.stderr)
-        return 2
-    header = records[0]
-    steps = [r for r in records if r["type"] == "step"][options.skip:]
+    run = read_log(options.log)
+    header, steps = run.headers[0], run.step_list()[options.skip:]
     if len(steps) < 2:
-        print(f"{options.log}: {len(steps)} steps after the first {options.skip}, at least 2 needed", file=sys.stderr)
-        return 2
+        raise InputError(f"{options.log}: {len(steps)} steps after the first {options.skip}, at least 2 needed")
     print(f"{header['device']['name']}, driver {header['device']['driver']}, {header['device']['matmul_library']}, "
           f"commit {header['commit']}")
     print(header["command"])
@@ -41,4 +38,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -249,12 +249,16 @@ Config defaults_of(const ModelPreset& preset) {
     return config;
 }
 
+// A dry run may be that of more ranks than were started.
+int ranks_of(const Config& config, const Machine& machine) {
+    return config.dry_run && config.ranks > 0 ? static_cast<int>(config.ranks) : machine.ranks;
+}
+
 // The configuration without judging it: values of the user over defaults. With --load and no --model, the
 // directory says the shape.
 Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine) {
     Config config = defaults_of(preset);
     Given given;
-    given.ranks = machine.ranks;
     auto load = settings.find("load");
     if (load != settings.end() && !settings.count("model") && machine.read_shape)
         config.shape = machine.read_shape(json_text(load->second.value));
@@ -268,6 +272,7 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
         REQUIRE(row.value.set(config, setting.value), "%s %s: must be %s", setting.where.c_str(),
                 json_text(setting.value).c_str(), row.value.expects.c_str());
     }
+    given.ranks = ranks_of(config, machine);
     for (const OptionRow& row : option_table())
         if (row.derive && !given.has(row.name)) row.derive(config, given);
     return config;
@@ -338,14 +343,15 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     }
     parsed.config = resolve(settings, preset, machine);
     parsed.fp8_given = settings.count("fp8-recipe") || settings.count("fp8-format");
-    judge(settings, parsed.config, machine.ranks);
+    const int ranks = ranks_of(parsed.config, machine);
+    judge(settings, parsed.config, ranks);
     require_loaded_shape(parsed.config, machine);
     for (std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(std::move(line));
     for (const OptionRow& row : option_table()) {
         if (!settings.count(row.name)) continue;
         const std::string name = "--" + std::string(row.name);
         if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + ": nothing to do without a GPU");
-        if (row.ranks_only && machine.ranks == 1) parsed.idle.push_back(name + ": nothing to do with one rank");
+        if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + ": nothing to do with one rank");
     }
     return parsed;
 }

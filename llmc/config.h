@@ -34,6 +34,7 @@ struct Config {
     std::vector<std::string> train_data, valid_data;   // globs
     std::string token_dtype;            // "", "uint16", "uint32": for headerless shards
     bool reset_attention_mask = false;  // attention stays within a document
+    bool synthetic_data = false;        // tokens from the seed in place of shards, for timing alone
     int64_t eval_interval = 0;          // steps; 0: only at the end
     int64_t eval_iters = 0;             // micro-batches per evaluation
 
@@ -72,6 +73,7 @@ struct Config {
     int64_t fp8_health_interval = 0;    // steps between reports of every FP8 tensor; 0: none
 
     // several ranks
+    int64_t ranks = 0;                  // 0: as many as were started; a dry run plans for this many
     int64_t zero = 1;                   // 1: each rank owns a part of masters and moments; 0: all of them
     double bucket_mb = 256;             // of fp32 gradients that travel together, 10^6 bytes
     bool overlap = true;                // communication runs beside compute

@@ -60,12 +60,16 @@ void schedule_rules(const Config& c, Rules& rules) {
                   strf("--profile starts at step %lld of %lld", ll(c.profile_first), ll(c.train_iters)));
 }
 
-void run_rules(const Config& c, Rules& rules) {
+void run_rules(const Config& c, int ranks, Rules& rules) {
     if (!c.dry_run) {
-        rules.require(!c.train_data.empty(), "--train-data is missing (--dry-run works without)");
+        rules.require(!c.train_data.empty() || c.synthetic_data,
+                      "--train-data is missing (--dry-run works without, --synthetic-data is for timing alone)");
         rules.require(c.train_iters > 0 || c.epochs > 0,
                       "--train-iters or --epochs is missing: how long to train? (--dry-run works without)");
     }
+    rules.require(c.ranks == 0 || c.ranks == ranks,
+                  strf("--ranks %lld, and %d %s started: scripts/launch_mpi.sh -np %lld starts them", ll(c.ranks),
+                       ranks, ranks == 1 ? "was" : "were", ll(c.ranks)));
     rules.require(c.dtype == Dtype::kBf16 || c.grad_dtype != Dtype::kBf16,
                   "--grad-dtype bf16 needs --dtype bf16: no matmul takes FP32 operands to BF16 gradients");
     rules.require(c.resume != "auto" || !c.save.empty(),
@@ -115,7 +119,7 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     model_rules(config, rules);
     batch_rules(config, ranks, rules);
     schedule_rules(config, rules);
-    run_rules(config, rules);
+    run_rules(config, ranks, rules);
     fp8_rules(config, rules);
     fault_rules(config, ranks, rules);
     return rules.broken;
@@ -123,6 +127,8 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
 
 std::vector<std::string> config_warnings(const Config& config) {
     std::vector<std::string> lines;
+    if (config.synthetic_data)
+        lines.push_back("SYNTHETIC DATA (--synthetic-data): for timing alone, losses say nothing");
     if (config.fp8_recipe == Fp8Recipe::kBlockwise && config.fp8_format == Fp8Format::kHybrid) {
         lines.push_back("--fp8-recipe blockwise with --fp8-format hybrid: gradients in E5M2 have 2 mantissa bits, and "
                         "factors per block leave no use for its range; e4m3 is the recipe's own format");

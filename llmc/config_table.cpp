@@ -60,7 +60,13 @@ const char* no_train_iters(const Config& c) {
     if (c.epochs > 0) return "--epochs sets the length of the run";
     return unless(c.train_iters > 0, "0 steps are no length of a run");
 }
-const char* no_epochs(const Config& c) { return unless(c.epochs > 0, "0 epochs are no length of a run"); }
+const char* no_epochs(const Config& c) {
+    if (c.synthetic_data) return "--synthetic-data has no end: give --train-iters";
+    return unless(c.epochs > 0, "0 epochs are no length of a run");
+}
+const char* no_shards(const Config& c) {
+    return unless(!c.synthetic_data, "--synthetic-data draws tokens from the seed and reads no shards");
+}
 const char* weights_from_resume(const Config& c) {
     return unless(!resumes_directory(c), "--resume restores the weights");
 }
@@ -237,12 +243,18 @@ void add_data(Rows& rows) {
         {.name = "reset-attention-mask", .group = group, .value = flag(AT(reset_attention_mask), true, false),
          .help = "attention never crosses a document border; every shard's .meta.json must name the separator",
          .fallback = "false", .on_resume = kMust},
+        {.name = "synthetic-data", .group = group, .value = flag(AT(synthetic_data), true, false),
+         .help = "tokens drawn from the seed in place of shards: for timing alone, the model learns nothing",
+         .fallback = "false", .on_resume = kMust},
         {.name = "eval-interval", .group = group, .value = integer(AT(eval_interval), 0, kMany),
          .help = "steps between evaluations; 0: only at the end", .fallback = "250", .inert = no_validation,
          .llmc = "-v"},
         {.name = "eval-iters", .group = group, .value = integer(AT(eval_iters), 1, kMany),
          .help = "micro-batches per evaluation", .fallback = "20", .inert = no_validation, .llmc = "-m"},
     });
+    // All that this group says is said of shards.
+    for (OptionRow& row : rows)
+        if (row.group == group && !row.inert && std::string(row.name) != "synthetic-data") row.inert = no_shards;
 }
 
 void add_optimizer(Rows& rows) {

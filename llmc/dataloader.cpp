@@ -36,7 +36,8 @@ uint64_t feistel_round(uint64_t key, uint64_t epoch, int round, uint64_t half, u
 }
 
 void check_config(const DataConfig& config) {
-    REQUIRE(!config.globs.empty(), "no data: name token shards with --train-data");
+    CHECK(!config.synthetic || config.globs.empty(), "synthetic tokens beside shards");
+    REQUIRE(config.synthetic || !config.globs.empty(), "no data: name token shards with --train-data");
     REQUIRE(config.seq_length >= 1, "sequence length %lld, must be at least 1", (long long)config.seq_length);
     REQUIRE(config.vocab_size >= 1 && config.vocab_size <= std::numeric_limits<int32_t>::max(),
             "vocabulary size %lld, must be in [1, 2^31)", (long long)config.vocab_size);
@@ -67,6 +68,33 @@ int32_t read_separator(const std::string& shard, int64_t vocab_size) {
     return id.get<int32_t>();
 }
 
+// What the fingerprint has in place of shards. Another version draws other tokens.
+constexpr int kSyntheticVersion = 1;
+
+// Token number `position` of a synthetic sample. Token k has probability of about 1 / (k + 1), as words have in text:
+// uniform tokens would spare the embedding's backward pass the long runs of equal rows. The octave of k + 1 is uniform,
+// and so is k within it; what passes the vocabulary is folded back.
+int32_t synthetic_token(uint32_t random, int64_t vocab_size) {
+    const uint64_t octaves = std::bit_width(static_cast<uint64_t>(vocab_size));
+    const uint64_t scaled = random * octaves;
+    const uint64_t low = uint64_t{1} << (scaled >> 32);
+    const uint64_t offset = (scaled & 0xffffffffu) * low >> 32;
+    return static_cast<int32_t>((low + offset - 1) % static_cast<uint64_t>(vocab_size));
+}
+
+// Tokens 0..seq_length of a sample; the last one is a target only.
+void draw_sample(const DataConfig& config, int64_t sample, int32_t* inputs, int32_t* targets) {
+    const uint64_t key = rng_key(config.seed, "synthetic data");
+    for (int64_t t = 0; t <= config.seq_length; t += 4) {
+        const Philox4 random = philox(key, static_cast<uint64_t>(t), static_cast<uint64_t>(sample));
+        for (int64_t i = t; i < std::min(t + 4, config.seq_length + 1); i++) {
+            const int32_t token = synthetic_token(random.word[i - t], config.vocab_size);
+            if (i < config.seq_length) inputs[i] = token;
+            if (i > 0) targets[i - 1] = token;
+        }
+    }
+}
+
 // One row of fingerprint_json.
 struct SavedShard {
     std::string name, fingerprint;
@@ -88,6 +116,13 @@ std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::
         return strf("data shard '%s' of the checkpoint is missing", saved[i].name.c_str());
     const char* how = i < saved.size() && was_saved(now[i].path) ? "reordered" : "new";
     return strf("data shard '%s' (number %zu) is %s since the checkpoint", now[i].path.c_str(), i, how);
+}
+
+// Versions of synthetic data, 0: shards.
+std::string describe_synthetic(int was, int now) {
+    if (was > 0 && now > 0) return strf("its synthetic tokens are drawn by version %d, here by %d", was, now);
+    return was > 0 ? "the checkpoint's data is synthetic (--synthetic-data), here there are shards"
+                   : "the checkpoint's data is shards, here it is synthetic (--synthetic-data)";
 }
 
 }  // namespace
@@ -122,6 +157,10 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
     check_config(config);
     impl_->config = config;
     impl_->first_sample.push_back(0);
+    if (config.synthetic) {
+        impl_->first_sample.push_back(std::numeric_limits<int64_t>::max());
+        return;
+    }
     for (const std::string& path : expand_globs(config.globs)) {
         Shard shard(path, config.token_dtype);
         ShardInfo& info = shard.info;
@@ -158,6 +197,11 @@ const std::vector<ShardInfo>& DataLoader::shards() const { return impl_->infos; 
 
 int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) const {
     const int64_t T = impl_->config.seq_length;
+    if (impl_->config.synthetic) {
+        CHECK(sample >= 0, "sample %lld", (long long)sample);
+        draw_sample(impl_->config, sample, inputs, targets);
+        return T;
+    }
     Impl::Location at = impl_->locate(sample);
     at.shard->copy(at.token, T, inputs);
     at.shard->copy(at.token + 1, T, targets);
@@ -168,13 +212,14 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) cons
 }
 
 void DataLoader::prefetch(int64_t first, int64_t count) const {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count && !impl_->config.synthetic; i++) {
         Impl::Location at = impl_->locate(first + i);
         at.shard->advise(at.token, impl_->config.seq_length + 1, MADV_WILLNEED);
     }
 }
 
 std::string DataLoader::fingerprint_json() const {
+    if (impl_->config.synthetic) return nlohmann::json{{"synthetic", kSyntheticVersion}}.dump(1);
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
     for (const ShardInfo& info : impl_->infos)
         list.push_back({{"name", printable_name(info.path)},
@@ -188,6 +233,9 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
     std::vector<SavedShard> saved;
     try {
         const nlohmann::json parsed = nlohmann::json::parse(text);
+        const int was = parsed.value("synthetic", 0), now = impl_->config.synthetic ? kSyntheticVersion : 0;
+        if (was != now) return describe_synthetic(was, now);
+        if (now > 0) return "";
         for (const nlohmann::json& row : parsed.at("shards"))
             saved.push_back({row.at("name"), row.at("fingerprint"), row.at("tokens"), row.at("token_bytes")});
     } catch (const nlohmann::json::exception& error) {
@@ -210,13 +258,13 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
 }
 
 void require_samples(const DataLoader& loader, int64_t needed, const char* what) {
+    if (loader.samples_per_epoch() >= needed) return;
     const std::vector<ShardInfo>& shards = loader.shards();
     std::string name = strf("'%s'", shards[0].path.c_str());
     if (shards.size() > 1) name += strf(" and %zu more", shards.size() - 1);
-    REQUIRE(loader.samples_per_epoch() >= needed,
-            "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
-            (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(),
-            (long long)loader.seq_length(), (long long)needed, what);
+    FAIL(kExitBadInput, "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
+         (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(), (long long)loader.seq_length(),
+         (long long)needed, what);
 }
 
 void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out) {

@@ -2,6 +2,8 @@
 // A sample is seq_length + 1 consecutive tokens of one shard; sample number s of a run is a pure function of
 // (shards, seq_length, seed, s): it depends on no rank, micro-batch or earlier read. One global cursor, the
 // number of samples consumed, is the whole state.
+// Synthetic tokens take the place of shards for timing alone: tokens of sample s are a function of (vocab_size,
+// seed, s), frequent and rare ones as in text (Zipf's law), without end and without epochs.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,6 +21,7 @@ struct DataConfig {
     bool shuffle = true;    // false: shard order, for evaluation
     bool check_ids = true;  // scan every token id at start
     bool documents = false;  // every shard must name the token that separates documents, the same one
+    bool synthetic = false;  // no shards; globs are empty
 };
 
 class DataLoader {
@@ -27,7 +30,7 @@ public:
     explicit DataLoader(const DataConfig& config);
     ~DataLoader();
 
-    int64_t samples_per_epoch() const;
+    int64_t samples_per_epoch() const;   // synthetic: the largest int64
     int64_t total_tokens() const;
     int64_t seq_length() const;
     int32_t separator() const;   // of documents; -1 unless it was asked for

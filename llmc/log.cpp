@@ -107,6 +107,7 @@ std::string step_line(const StepRecord& r) {
     line += " | " + figure(positive(r.memory_gib), 4, "%.1f", r.memory_gib) + " GiB";
     line += " | eta " + clock_text(r.eta_seconds);
     if (r.skipped) line += " | not finite: update skipped";
+    if (r.synthetic) line += " | synthetic data";
     return line;
 }
 
@@ -177,6 +178,7 @@ void RunLog::header(const RunHeader& h) {
                    {"commit", h.commit},
                    {"device", device},
                    {"world", h.world},
+                   {"synthetic_data", h.synthetic_data},
                    {"communication", communication},
                    {"params", h.params},
                    {"arena_bytes", h.arena_bytes},

@@ -23,6 +23,7 @@ struct StepRecord {
     int64_t samples = 0, tokens = 0;   // consumed since the start of training
     int64_t counted_tokens = 0;        // targets that count in this step
     bool skipped = false;              // the update was not applied
+    bool synthetic = false;            // on tokens that mean nothing; on the screen, the file has it in the header
     int64_t skips = 0;                 // since the start of this process
 };
 
@@ -55,6 +56,7 @@ struct RunHeader {
     std::string fp8_plan;          // what runs in FP8 and what not, the banner's text; "" without FP8
     DeviceInfo device;
     int world = 1;
+    bool synthetic_data = false;
     std::vector<PlannedCollective> communication;   // of a step
     int64_t params = 0, arena_bytes = 0;
     double flops_per_token = 0;
@@ -93,7 +95,8 @@ private:
 
 // step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
 // With several ranks, behind s/it: (comm   3.2 ms), the part that compute did not hide.
-// Unknown figures (not finite, or not positive where that means nothing) are n/a; a skipped step says so.
+// Unknown figures (not finite, or not positive where that means nothing) are n/a; a skipped step says so, and so does
+// synthetic data.
 std::string step_line(const StepRecord& record);
 
 // "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s"

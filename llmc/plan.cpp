@@ -110,6 +110,9 @@ std::string plan_text(const Config& config, const ParamTable& table, const Memor
     const double flops = model_flops_per_token(config, table);
     const int64_t tokens = config.global_batch_size * config.seq_length;
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", flops, flops * static_cast<double>(tokens));
+    text += strf("ranks             %d, %lld micro-batches of %lld x %lld tokens a step and rank\n", plan.ranks,
+                 ll(config.global_batch_size / (config.micro_batch_size * plan.ranks)), ll(config.micro_batch_size),
+                 ll(config.seq_length));
     text += strf("tokens            %lld per step, %lld steps, %.4g in all\n", ll(tokens), ll(config.train_iters),
                  static_cast<double>(tokens) * static_cast<double>(config.train_iters));
     text += "matmuls of one step (rows are the outputs)\n";

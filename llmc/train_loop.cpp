@@ -39,7 +39,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
     return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
             .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
-            .documents = config.reset_attention_mask};
+            .documents = config.reset_attention_mask, .synthetic = config.synthetic_data};
 }
 
 // Whole steps that `samples` samples allow, batch ramp-up included.
@@ -78,9 +78,10 @@ public:
 
     int dry_run() {
         if (config_.train_iters == 0 && !config_.train_data.empty()) open_data();
+        const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         std::printf("%s%s", config_to_text(config_, family_).c_str(),
-                    plan_text(config_, table_, plan_memory(config_, table_, comm_.world().ranks), info).c_str());
+                    plan_text(config_, table_, plan_memory(config_, table_, ranks), info).c_str());
         for (const std::string& note : notes_) std::printf("note: %s\n", note.c_str());
         return kExitOk;
     }
@@ -117,7 +118,6 @@ private:
     }
 
     void open_data() {
-        REQUIRE(!config_.train_data.empty(), "no training data: give --train-data with one or more globs of shards");
         train_.emplace(data_config(config_, config_.train_data, true));
         if (!config_.valid_data.empty()) valid_.emplace(data_config(config_, config_.valid_data, false));
         require_samples(*train_, config_.global_batch_size, "one step (--global-batch-size)");
@@ -194,6 +194,7 @@ private:
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
+                      .synthetic_data = config_.synthetic_data,
                       .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(attention_note());
@@ -334,6 +335,7 @@ private:
         r.tokens = r.samples * config_.seq_length;
         r.counted_tokens = slot.staged.counted_tokens;
         r.skipped = result.skip != 0;
+        r.synthetic = config_.synthetic_data;
         adam_step_ = result.adam_step;
         consecutive_skips_ = r.skipped ? consecutive_skips_ + 1 : 0;
         skips_ += r.skipped ? 1 : 0;

@@ -20,6 +20,8 @@ have_header() {
         test -e "/usr/include/$1"
     fi
 }
+# Of the python3 that runs the tests, or of Debian's where that is another one: then the tests of YAML are skipped.
+have_yaml() { python3 -c 'import yaml' >/dev/null 2>&1 || test -d /usr/lib/python3/dist-packages/yaml; }
 missing_packages() {
     have_command g++ || echo g++
     have_command make || echo make
@@ -29,6 +31,8 @@ missing_packages() {
     have_header xxhash.h || echo libxxhash-dev
     if [ "$purpose" = test ]; then
         have_header doctest/doctest.h || echo doctest-dev
+        # scripts/import_config reads YAML through it.
+        have_yaml || echo python3-yaml
         # Several ranks on one machine; runs of one rank need no MPI.
         have_command mpicxx || echo libopenmpi-dev
         have_command mpirun || echo openmpi-bin

@@ -109,6 +109,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"bf16-linears", {{"3.down", "0.*"}, fp8}},           {"fp8-lm-head", {{"true"}, fp8}},
         {"fp8-attention", {{"true"}, {}}},
         {"fp8-min-gain", {{"1", "0.95"}, fp8}},               {"fp8-health-interval", {{"0", "10"}, fp8}},
+        {"ranks", {{"4", "1"}, {"--dry-run", "true"}}},       {"synthetic-data", {{"true"}, {}}},
         {"zero", {{"0"}, {}}},                                {"bucket-mb", {{"25", "0.5"}, {}}},
         {"overlap", {{"off"}, {}}},                           {"grad-comm-dtype", {{"bf16", "fp8"}, {}}},
         {"param-comm-dtype", {{"fp8"}, fp8}},                 {"fp8-check-interval", {{"1", "100"}, fp8}},
@@ -130,7 +131,7 @@ inline const std::map<std::string, Sample>& samples() {
 // What a run needs beside the option under test.
 inline Words base(const std::string& option) {
     Words words;
-    if (option != "train-data") words = {"--train-data", "t"};
+    if (option != "train-data" && option != "synthetic-data") words = {"--train-data", "t"};
     if (option != "train-iters" && option != "epochs") words = joined(words, {"--train-iters", "100"});
     return words;
 }

@@ -165,10 +165,11 @@ TEST_CASE("config: an option without effect is refused with the reason") {
     CHECK(refusal("gpt2", base("")) == "");
     // A command line that is used again after a crash: --resume auto may start from nothing.
     CHECK(refusal("gpt2", joined(base(""), {"--save", "s", "--resume", "auto", "--load", "d"})) == "");
-    // Every row that can be without effect has a case above; those of FP8 and of ranks are in test_fp8_options.cpp and
-    // test_rank_options.cpp.
+    // Every row that can be without effect has a case above; those of FP8, of ranks and of data are in
+    // test_fp8_options.cpp, test_rank_options.cpp and test_synthetic.cpp.
     const auto elsewhere = [](const OptionRow& row) {
-        return row.group == OptionGroup::kFp8 || row.group == OptionGroup::kRanks || std::string(row.name) == "epochs";
+        return row.group == OptionGroup::kFp8 || row.group == OptionGroup::kRanks || row.group == OptionGroup::kData
+               || std::string(row.name) == "epochs";
     };
     for (const OptionRow& row : option_table())
         if (row.inert && !elsewhere(row))

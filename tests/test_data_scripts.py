@@ -172,7 +172,7 @@ class PrepareText(ScriptTest):
         cases = [("tiktoken", "gpt2", path), ("tokenizers", self.file("tokenizer.json", "{}"), path),
                  ("zstandard", "bytes", self.file("a.txt.zst", "x")),
                  ("pyarrow", "bytes", self.file("a.parquet", "x")), ("datasets", "bytes", "openwebtext")]
-        requirements = (DATA / "requirements.txt").read_text().splitlines()
+        requirements = (DATA.parent / "requirements.txt").read_text().splitlines()
         for package, tokenizer, source in cases:
             pin = next(line for line in requirements if line.startswith(package + "=="))
             self.refused([f"python3 -m pip install '{pin}'"], "--tokenizer", tokenizer, source,

@@ -1,0 +1,1 @@
+"""Tables and readers of scripts/import_config."""

@@ -1,0 +1,198 @@
+"""Applies the tables to settings: one finding a setting, and the options of ours that result."""
+import dataclasses
+import difflib
+import fnmatch
+
+from .finish import finish_batch
+from .rows import CANNOT, NONE, OTHER, READERS, TAKEN, UNKNOWN, VARIABLE, Finding
+from .shared_rows import ABSENT, ACTS, ENVIRONMENT, LAUNCHER, SECOND_FILE
+
+
+@dataclasses.dataclass
+class Entry:
+    value: object
+    finding: object   # None: nobody set it in so many words
+    weak: bool
+
+
+def plain(key):
+    return key.replace("_", "-").lower()
+
+
+class Import:
+    """One run that is being described, from one or several inputs."""
+
+    def __init__(self, ranks=0):
+        self.config, self.kept, self.findings, self.notes, self.defaults = {}, {}, [], [], []
+        self.ranks, self.inputs = ranks, []
+
+    # ---- options of ours ----
+
+    def get(self, option):
+        return self.config[option].value if option in self.config else None
+
+    def value(self, name, fallback=None):
+        return self.kept[name][0] if name in self.kept else fallback
+
+    def set(self, option, value, finding, weak=False):
+        old = self.config.get(option)
+        if old and weak:
+            return
+        if old and not old.weak and old.value != value and finding and old.finding and finding is not old.finding:
+            old.finding.fact = f"{old.finding.fact}; " if old.finding.fact else ""
+            old.finding.fact += f"overruled by {finding.file}:{finding.line}, which says {option} {value}"
+            old.finding.action, old.finding.error, finding.error = NONE, old.finding.error or 7, finding.error or 7
+        self.config.pop(option, None)
+        self.config[option] = Entry(value, finding, weak)
+        if finding and finding.action in (TAKEN, OTHER):
+            shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+            shown = shown.lower() if isinstance(value, bool) else shown
+            said = f"{option} {shown}"
+            if said not in finding.fact:
+                finding.fact = said + (f"; {finding.fact}" if finding.fact else "")
+
+    def drop(self, option, fact):
+        entry = self.config.pop(option, None)
+        if entry and entry.finding:
+            entry.finding.action, entry.finding.fact = NONE, fact
+
+    # ---- settings ----
+
+    def apply(self, source, settings):
+        """The settings of one input; what its kind means where nothing was set; what follows from several."""
+        last = {plain(s.key): s for s in settings}
+        for setting in settings:
+            if last[plain(setting.key)] is not setting:
+                self.note(setting, NONE, f"given again in line {last[plain(setting.key)].line}, which wins")
+            else:
+                self.one(setting, source.rows)
+        for default in source.defaults:
+            if default.option not in self.config and not (default.unless and default.unless in self.config):
+                self.set(default.option, default.value, None, weak=True)
+                self.defaults.append((default.option, source.name))
+        if source.finish:
+            source.finish(self)
+
+    def apply_launcher(self, settings):
+        for setting in settings:
+            self.one(setting, LAUNCHER)
+
+    def apply_environment(self, settings):
+        for setting in settings:
+            key = setting.key.replace("(not exported) ", "")
+            row = find_row(ENVIRONMENT, dataclasses.replace(setting, key=key))
+            if key != setting.key and row:
+                self.note(setting, NONE, "set without export, so no command sees it")
+            elif row:
+                self.note(setting, row.action, row.fact, row.error)
+            elif key != setting.key:
+                self.note(setting, NONE, "nothing in the script uses this variable")
+            else:
+                self.note(setting, UNKNOWN, "an environment variable that is in no table here")
+
+    def note_absent(self, name, settings):
+        """What guides say is missing from a script that trains in FP8."""
+        if "fp8" not in self.kept:
+            return
+        for variable, error, fact in ABSENT:
+            if variable not in {s.key for s in settings}:
+                self.findings.append(Finding(name, 0, f"{variable} is not set", VARIABLE, fact, error))
+
+    def note(self, setting, action, fact, error=0):
+        finding = Finding(setting.file, setting.line, setting.text, action, fact, error)
+        self.findings.append(finding)
+        return finding
+
+    def one(self, setting, rows):
+        row = find_row(rows, setting)
+        if row is None:
+            self.note(setting, UNKNOWN, unknown_fact(rows, setting))
+            return
+        unresolved = "$" in setting.word() and (row.action == TAKEN or row.when)
+        if unresolved:
+            self.note(setting, UNKNOWN, f"{setting.word().upper()} has no value in this script: name it with --set "
+                      "NAME=VALUE")
+            return
+        finding = self.note(setting, row.action, row.fact, row.error)
+        value = row.value
+        if row.action == TAKEN and value is None:
+            value = READERS[row.read](setting)
+        if row.keep:
+            self.kept[row.keep] = (value, finding)
+        if row.action == TAKEN and row.option:
+            self.set(plain(setting.key) if row.option == "*" else row.option, value, finding)
+        for option, more in row.sets.items():
+            self.set(option, more, finding)
+        for option, more in row.weak.items():
+            self.set(option, more, finding, weak=True)
+
+    # ---- the whole ----
+
+    def finish(self):
+        finish_batch(self)
+        for finding in self.findings:
+            for name in self.inputs if finding.fact.startswith(SECOND_FILE) else []:
+                if finding.text.split("/")[-1].split(" ")[-1] == name:
+                    finding.fact = f"a second file about the same run, imported with this one: {name} below or above"
+        if self.get("fp8-recipe") not in (None, "none") and self.get("dtype") == "fp32":
+            finding = self.config["dtype"].finding
+            self.set("dtype", "bf16", None)
+            if finding:
+                finding.action, finding.fact = OTHER, "dtype bf16: FP8 copies are made from BF16 values"
+        changed = True
+        while changed:
+            changed = False
+            for option, decider, values, fact in ACTS:
+                if option in self.config and not acts(self.config.get(decider), values):
+                    self.drop(option, fact)
+                    changed = True
+        if self.get("lr-decay-style") == "wsd" and self.get("train-iters") and not self.get("lr-wsd-decay-iters"):
+            self.notes.append("wsd: the final decay is a tenth of the run unless lr-wsd-decay-iters says otherwise")
+        if "train-data" not in self.config and "synthetic-data" not in self.config:
+            self.notes.append("--train-data GLOB: the shards to train on (data/README.md; --dry-run works without)")
+        if "train-iters" not in self.config and "epochs" not in self.config:
+            self.notes.append("--train-iters N or --epochs X: the length of the run (--dry-run works without)")
+        self.defaults = [(o, n) for o, n in self.defaults if o in self.config and self.config[o].weak]
+
+    def options(self):
+        """Our JSON: the model first, then in the order of the input."""
+        names = sorted(self.config, key=lambda o: o != "model")
+        return {name: self.config[name].value for name in names}
+
+    def family(self):
+        if "load" in self.config and "model" not in self.config:
+            return ""
+        return "gpt2" if str(self.get("model")).startswith("gpt2") else "llama"
+
+
+def acts(entry, values):
+    if values == "":
+        return entry is not None
+    if values == "*none":
+        return entry is None
+    if entry is None:
+        return "*" in values.split()
+    return str(entry.value).lower() in values.split()
+
+
+def find_row(rows, setting):
+    key, word = plain(setting.key), setting.word()
+    named = [row for row in rows if any(fnmatch.fnmatchcase(key, plain(k)) for k in row.keys.split())]
+    if not [row for row in named if row.keys != "*"]:
+        return None
+    fits = [row for row in named if not row.when or word in row.when.split()]
+    return fits[0] if fits else None
+
+
+def unknown_fact(rows, setting):
+    key = plain(setting.key)
+    if any(fnmatch.fnmatchcase(key, plain(k)) for row in rows if row.keys != "*" for k in row.keys.split()):
+        return f"the value {setting.word()} is none that is known for this key"
+    names = sorted({k for row in rows for k in row.keys.split() if "*" not in k})
+    near = difflib.get_close_matches(setting.key, names, 1, 0.75)
+    return "not in our tables" + (f": did you mean {near[0]}?" if near else
+                                  "; nothing was written for it, look for an option with --help")
+
+
+def is_open(run):
+    return any(f.action in (CANNOT, UNKNOWN) for f in run.findings)

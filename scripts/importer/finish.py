@@ -1,0 +1,192 @@
+"""What follows from several settings together: batch and length of a run, the preset, a checkpoint to start from."""
+import re
+from pathlib import Path
+
+from .rows import CANNOT, NONE, OTHER
+
+# (name of a model or the last part of its path, preset here, what differs from the preset)
+_LLAMA31 = {"max-position-embeddings": 131072, "rope-scaling-factor": 8}
+KNOWN_MODELS = [
+    (r"(meta-)?llama-3\.1-8b(-instruct)?", "llama3-8B", _LLAMA31),
+    (r"(meta-)?llama-3-8b(-instruct)?", "llama3-8B", {}),
+    (r"llama-3\.2-1b(-instruct)?", "llama3.2-1B", {"max-position-embeddings": 131072}),
+    (r"gpt2(-small|-124m)?", "gpt2-124M", {}),
+    (r"gpt2-medium", "gpt2-350M", {}),
+    (r"gpt2-large", "gpt2-774M", {}),
+    (r"gpt2-xl", "gpt2-1558M", {}),
+]
+# (layers, hidden size, query heads, groups) of presets
+PRESETS = {
+    (32, 4096, 32, 8): "llama3-8B", (16, 2048, 32, 8): "llama3.2-1B", (12, 2048, 16, 4): "llama3-small",
+    (12, 768, 12, 12): "gpt2-124M", (24, 1024, 16, 16): "gpt2-350M", (36, 1280, 20, 20): "gpt2-774M",
+    (48, 1600, 25, 25): "gpt2-1558M",
+}
+
+
+def finish_megatron(run):
+    _groups(run)
+    if "fp8" not in run.kept:
+        for option in [o for o in run.config if o.startswith(("fp8-", "num-layers-at-", "first-last", "param-comm"))]:
+            run.drop(option, "Megatron runs no FP8 without --fp8-format")
+    _lengths(run)
+    for name in ("data", "valid"):
+        _globs(run, name)
+    if "load" in run.kept:
+        _megatron_load(run)
+    if "profile" in run.kept:
+        run.set("profile", f"{run.value('profile_first', 10)}:{run.value('profile_last', 12)}", run.kept["profile"][1])
+    if not any(f.text.startswith(("--hidden-dropout", "--attention-dropout")) for f in run.findings):
+        run.notes.append("Megatron's default dropout of 0.1 is in effect there (no --hidden-dropout 0, "
+                         "--attention-dropout 0); there is no dropout here")
+    _preset(run)
+
+
+def _groups(run):
+    """Megatron reads --num-query-groups only with --group-query-attention."""
+    if "groups" in run.kept and "grouped" not in run.kept:
+        run.drop("num-query-groups", "Megatron reads it only with --group-query-attention, which is missing")
+    heads = run.get("num-attention-heads")
+    if heads and run.get("num-query-groups") is None:
+        run.set("num-query-groups", heads, None, weak=True)
+
+
+def _preset(run):
+    rope = run.get("position-embedding-type") == "rope"
+    shape = tuple(run.get(o) for o in ("num-layers", "hidden-size", "num-attention-heads", "num-query-groups"))
+    found = PRESETS.get(shape)
+    if found is None or found.startswith("llama") != rope:
+        found = "llama3-small" if rope else "gpt2-124M"
+    run.set("model", found, None, weak=True)
+    if run.get("vocab-size") is None:
+        size = 128256 if rope else 50257
+        run.notes.append(f"vocab-size is that of the preset {found} ({size}); set it if the tokenizer has another")
+
+
+def _lengths(run):
+    """Samples and shares to steps."""
+    batch = run.get("global-batch-size")
+    if "train_samples" in run.kept and batch:
+        run.set("train-iters", run.value("train_samples") // batch, run.kept["train_samples"][1])
+    if "warmup_samples" in run.kept and batch:
+        run.set("lr-warmup-iters", run.value("warmup_samples") // batch, run.kept["warmup_samples"][1])
+    steps = run.get("train-iters")
+    decay = run.value("decay_iters") or (run.value("decay_samples", 0) // batch if batch else 0)
+    for name in ("decay_iters", "decay_samples"):
+        if name in run.kept and steps and decay != steps:
+            finding = run.kept[name][1]
+            finding.action = CANNOT
+            finding.fact = f"the rate decays until the last step ({steps}), not until {decay}"
+    if "warmup_fraction" in run.kept:
+        finding = run.kept["warmup_fraction"][1]
+        if decay or steps:
+            run.set("lr-warmup-iters", round(run.value("warmup_fraction") * (decay or steps)), finding)
+        else:
+            finding.action, finding.fact = CANNOT, ("a share of a length that only the data says: set lr-warmup-iters "
+                                                    "once the steps are known")
+
+
+def _globs(run, name):
+    """Megatron's prefixes become names of shards; weights of a blend are dropped with a word."""
+    if name not in run.kept:
+        return
+    words, finding = run.kept[name]
+    weights = [w for w in words if re.fullmatch(r"[0-9.eE+-]+", w)]
+    paths = [w if w.endswith(".bin") or "*" in w else w + ".bin" for w in words if w not in weights]
+    run.set("train-data" if name == "data" else "valid-data", paths, finding)
+    if weights and len(paths) > 1:
+        finding.action = CANNOT
+        finding.fact = "shards are read in proportion to their size, not to the weights " + ", ".join(weights)
+
+
+def _megatron_load(run):
+    path, finding = run.kept["load"]
+    if path == run.get("save"):
+        run.set("resume", "auto", finding)
+        finding.fact = "the folder of --save: resume auto, which starts anew where there is no checkpoint"
+    else:
+        finding.action = CANNOT
+        finding.fact = "a checkpoint of Megatron cannot be read: make a Hugging Face directory of it, then --load DIR"
+
+
+def finish_deepspeed(run):
+    if "bucket" in run.kept:
+        value, finding = run.kept["bucket"]
+        run.set("bucket-mb", max(1, round(value * 4 / 1e6)), finding)
+    if "betas" in run.kept:
+        values, finding = run.kept["betas"]
+        if len(values) == 2:
+            run.set("adam-beta1", float(values[0]), finding)
+            run.set("adam-beta2", float(values[1]), finding)
+        else:
+            finding.action, finding.fact = CANNOT, "two numbers are needed"
+    if "min_ratio" in run.kept and run.get("lr"):
+        run.set("min-lr", float(f"{run.get('lr') * run.value('min_ratio'):.12g}"), run.kept["min_ratio"][1])
+
+
+def finish_llamafactory(run):
+    """Shared by LLaMA-Factory and accelerate: a backend that nobody chose, the model, the length."""
+    if "fp8" in run.kept and "backend" not in run.kept:
+        finding = run.kept["fp8"][1]
+        finding.error = 4
+        finding.fact = "no backend beside it, so auto chooses: one of the seven errors, see below"
+    if "max_steps" in run.kept:
+        run.drop("epochs", "max_steps wins over it")
+    _lengths(run)
+    _model(run)
+
+
+def finish_guide(run):
+    if "max_steps" in run.kept and run.get("epochs"):
+        run.drop("epochs", "a number of steps is given as well")
+    _model(run)
+    heads = run.get("num-attention-heads")
+    if heads and run.get("num-query-groups") is None:
+        run.set("num-query-groups", heads, None, weak=True)
+    if run.get("model") is None and run.get("position-embedding-type") is None:
+        run.set("model", "gpt2-124M", None, weak=True)
+
+
+def _model(run):
+    if "model" not in run.kept:
+        return
+    name, finding = run.kept["model"]
+    if (Path(name) / "config.json").is_file():
+        run.set("load", name, finding)
+        finding.fact = "weights and shape of this directory"
+        return
+    last = name.rstrip("/").split("/")[-1].lower()
+    for pattern, preset, extra in KNOWN_MODELS:
+        if re.fullmatch(pattern, last):
+            run.set("model", preset, finding)
+            for option, value in extra.items():
+                run.set(option, value, finding)
+            finding.action = OTHER
+            finding.fact += "; no directory of that name here, so only the shape is written: download the model and " \
+                            "give --load DIR for its weights"
+            run.notes.append(f"--load DIR: the weights of {name}; without it training starts from random ones")
+            return
+    finding.action = CANNOT
+    finding.fact = "neither a directory here nor a model with a preset: download it, then --load DIR"
+
+
+def finish_batch(run):
+    """Once after all inputs: the global batch, and whether it fits the ranks."""
+    if "ranks" not in run.kept and "per_node" in run.kept:
+        run.ranks = run.ranks or run.value("per_node") * run.value("nodes", 1)
+    run.ranks = run.ranks or run.value("ranks") or 0
+    micro, batch = run.get("micro-batch-size") or 1, run.get("global-batch-size")
+    if "accumulation" in run.kept:
+        accumulation, finding = run.kept["accumulation"]
+        if batch is None:
+            run.set("global-batch-size", micro * accumulation * (run.ranks or 1), finding)
+            if not run.ranks:
+                run.notes.append(f"global-batch-size is for 1 rank: {micro} x {accumulation}; say --ranks N for more")
+        elif batch % (micro * accumulation):
+            finding.action = NONE
+            finding.fact = f"the global batch of {batch} is no multiple of {micro} x {accumulation}; that one counts"
+        elif not run.ranks:
+            run.ranks = batch // (micro * accumulation)
+    batch = run.get("global-batch-size")
+    if batch and run.ranks and batch % (micro * run.ranks):
+        run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {run.ranks} ranks; "
+                         "the trainer refuses that, since every rank is data parallel here")

@@ -1,0 +1,254 @@
+"""What a launch script sets: its variables expanded, its training command as settings, its environment."""
+import ast
+import operator
+import re
+
+from .read_shell import Array, Reader, assignment
+from .rows import NONE, UNKNOWN, VARIABLE, Finding, Setting
+from .shared_rows import COMMANDS
+
+_CONTROL = "if elif while until for case select [ [[ test function"
+_STEP = "then else do {"
+_SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+         ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+
+
+class Script:
+    """Reads a script; `settings` and `launcher` are the options of its training command, `environment` what it
+    exports, `findings` the lines that are explained here already."""
+
+    def __init__(self, name, text, given=None):
+        self.name, self.text = name, text
+        self.values = {}        # variable: [(text, line)], or for an array [word], a word being such a list
+        self.arrays = set()
+        self.assigned = {}      # variable: lines of its assignments
+        self.used = set()
+        self.exported = set()
+        self.commands = []      # (line, [(word, line)])
+        self.settings, self.launcher, self.environment, self.findings = [], [], [], []
+        self.given = set(given or {})
+        for key, value in (given or {}).items():
+            self.values[key] = [(value, 0)]
+        reader = Reader(name, text)
+        for line, items in reader.statements():
+            self.statement(line, items)
+        self.broken = reader.broken
+        self.choose_command()
+        self.explain_variables()
+
+    def note(self, line, action, fact, text=None):
+        lines = self.text.split("\n")
+        shown = text or (lines[line - 1].strip() if 0 < line <= len(lines) else "")
+        self.findings.append(Finding(self.name, line, shown[:78], action, fact))
+
+    # ---- expansion ----
+
+    def segments(self, parts):
+        """[(text, line, may be split)] of a word's parts."""
+        out = []
+        for part in parts:
+            if part.kind == "text":
+                out.append((part.text, part.line, False))
+            elif part.kind == "name":
+                out += [(text, line, not part.quoted) for text, line in self.parameter(part.text, part.line)]
+            elif part.kind == "sum":
+                out.append((self.arithmetic(part.text), part.line, False))
+            else:
+                out.append((f"$({part.text})", part.line, False))
+        return out
+
+    def parameter(self, expression, line):
+        """[(text, line)] of ${expression}; what has no value stays as it is written."""
+        match = re.match(r"(\w+|[@*#?!$-])(.*)$", expression, re.S)
+        name, rest = match.groups() if match else ("", "")
+        self.used.add(name)
+        rest = re.sub(r"^\[[@*]\]", "", rest)
+        if name in ("@", "*"):
+            return []
+        known = self.values.get(name)
+        if known is not None and not rest:
+            return known if name not in self.arrays else [(" ".join(t for t, _ in word), word[0][1]) for word in known]
+        default = re.match(r":?[-=](.*)$", rest, re.S)
+        if known is not None and default:
+            return known
+        if default:
+            reader = Reader(self.name, default.group(1))
+            return [(text, line) for text, _, _ in self.segments(reader.word())] or [("", line)]
+        return [(f"${{{expression}}}", line)]
+
+    def words(self, item):
+        """[(text, line)] that a word of the script becomes."""
+        item = [part for part in item if part.kind != "text" or part.text] or item
+        if len(item) == 1 and item[0].kind == "name" and re.fullmatch(r"\w+\[[@*]\]", item[0].text):
+            name = item[0].text[:item[0].text.index("[")]
+            if name in self.arrays:
+                self.used.add(name)
+                words = [word[0] for word in self.values[name]]
+                return words if item[0].quoted else [(w, line) for text, line in words for w in text.split()]
+        fields, current = [], None
+        for text, line, split in self.segments(item):
+            if not split:
+                current = (current[0] + text, current[1]) if current else (text, line)
+                continue
+            for piece in re.split(r"(\s+)", text):
+                if piece.strip():
+                    current = (current[0] + piece, current[1]) if current else (piece, line)
+                elif piece and current:
+                    fields.append(current)
+                    current = None
+                line += piece.count("\n")
+        return fields + ([current] if current else [])
+
+    def arithmetic(self, text):
+        plain = re.sub(r"\$\{?(\w+)\}?|([A-Za-z_]\w*)", lambda m: "".join(
+            t for t, _ in self.parameter(m.group(1) or m.group(2), 0)), text)
+
+        def value(node):
+            if isinstance(node, ast.Constant) and isinstance(node.value, int):
+                return node.value
+            if isinstance(node, ast.BinOp) and type(node.op) in _SUMS:
+                return _SUMS[type(node.op)](value(node.left), value(node.right))
+            raise ValueError
+        try:
+            return str(value(ast.parse(plain.strip(), mode="eval").body))
+        except (ValueError, SyntaxError, ZeroDivisionError):
+            return f"$(({text}))"
+
+    # ---- statements ----
+
+    def statement(self, line, items):
+        while items and isinstance(items[0], list) and self.plain(items[0]) in _STEP.split():
+            items = items[1:]
+        if not items:
+            return
+        first = self.plain(items[0]) if isinstance(items[0], list) else ""
+        if first in _CONTROL.split():
+            for item in items[1:]:
+                if isinstance(item, list):
+                    self.words(item)   # its variables are used
+            if not any(f.line == line and f.action == UNKNOWN for f in self.findings):
+                self.note(line, UNKNOWN, "not evaluated: what it decides on is read as if it were so; check the lines "
+                          "that depend on it")
+            return
+        exports = first in ("export", "declare", "local", "readonly", "typeset", "setenv")
+        rest = items[1:] if exports else items
+        prefix = []
+        while rest and (isinstance(rest[0], Array) or assignment(rest[0])):
+            prefix.append(rest[0])
+            rest = rest[1:]
+        if exports and first == "setenv" and len(rest) == 2:
+            return self.assign(self.plain(rest[0]), False, rest[1], line, True)
+        for item in prefix:
+            if isinstance(item, Array):
+                self.assign_array(item)
+            else:
+                self.assign(*assignment(item), line, exports and first == "export" or bool(rest))
+        if exports:
+            for item in rest:
+                self.exported.add(self.plain(item))
+        elif rest:
+            self.command(line, rest)
+        return None
+
+    @staticmethod
+    def plain(item):
+        return item[0].text if len(item) == 1 and item[0].kind == "text" and not item[0].quoted else ""
+
+    def assign(self, name, append, parts, line, exported):
+        before = self.values.get(name, []) if append else []
+        self.assigned.setdefault(name, []).append(line)
+        if name not in self.given:
+            self.values[name] = before + [(text, at) for text, at, _ in self.segments(parts)]
+            self.arrays.discard(name)
+        if exported:
+            self.exported.add(name)
+
+    def assign_array(self, array):
+        words = [[word] for item in array.words for word in self.words(item)]
+        self.values[array.name] = (self.values.get(array.name, []) if array.append else []) + words
+        self.arrays.add(array.name)
+        self.assigned.setdefault(array.name, []).append(array.line)
+
+    def command(self, line, items):
+        words = [word for item in items if isinstance(item, list) for word in self.words(item)]
+        if not words:
+            return
+        first = words[0][0]
+        if first.startswith("--") and self.commands:
+            self.note(line, VARIABLE, f"bash takes this line for a command of its own: the one of line "
+                      f"{self.commands[-1][0]} ended before it (a comment or an end of line without \\ in between); "
+                      "read here as it was meant", text="a line that begins with an option")
+            self.commands[-1][1].extend(words)
+        elif first in COMMANDS.split():
+            self.note(line, VARIABLE, "a command of the shell, no part of the training")
+        elif any(word.startswith("-") for word, _ in words):
+            self.commands.append((line, words))
+        else:
+            self.note(line, UNKNOWN, "neither an assignment nor a command with options")
+
+    # ---- the training command ----
+
+    def choose_command(self):
+        for line in self.broken:
+            self.note(line, VARIABLE, "this backslash is not the last character of its line, so bash ends the command "
+                      "here and the options of the next lines never reach it; read here as it was meant",
+                      text="\\ with something behind it")
+        ranked = sorted(self.commands, key=lambda c: -sum(w.startswith("--") for w, _ in c[1]))
+        if ranked:
+            chosen = ranked[0]
+            words = chosen[1]
+            for line, _ in [c for c in self.commands if c is not chosen]:
+                self.note(line, UNKNOWN, f"another command than the training of line {chosen[0]}: import one at a time")
+        else:   # arguments alone, for a script that sources them
+            names = [n for n in self.values if n in self.arrays or any("--" in t for t, _ in self.values[n])]
+            self.used.update(names)
+            words = [w for n in names for w in self.all_words(n)]
+        program = next((i for i, (w, _) in enumerate(words) if w.endswith(".py") or w == "-m"), -1)
+        if program >= 0 and words[program][0] == "-m":
+            program += 1
+        if program < 0:
+            program = next((i - 1 for i, (w, _) in enumerate(words) if w.startswith("-")), -1)
+        self.launcher = self.options(words[:max(program, 0)], True)
+        self.settings = self.options(words[program + 1:], False)
+
+    def all_words(self, name):
+        if name in self.arrays:
+            return [word[0] for word in self.values[name]]
+        fields = []
+        for text, line in self.values[name]:
+            for piece in re.split(r"(\s+)", text):
+                if piece.strip():
+                    fields.append((piece, line))
+                line += piece.count("\n")
+        return fields
+
+    def options(self, words, launcher):
+        """Words as settings. Values are the words up to the next option; a negative number is a value."""
+        found, current = [], None
+        for word, line in words:
+            if re.match(r"--?[A-Za-z]", word):
+                name, equals, value = word.lstrip("-").partition("=")
+                current = [name, [value] if equals else [], line, word.split("=")[0]]
+                found.append(current)
+            elif word.startswith("$") and current is None or "[@]" in word or "[*]" in word:
+                self.note(line, UNKNOWN, f"{word} has no value in this script: name it with --set NAME=VALUE", word)
+            elif current is not None:
+                current[1].append(word)
+            elif not launcher:
+                self.note(line, UNKNOWN, "a word that belongs to no option", text=word)
+        return [Setting(self.name, line, name, values[0] if len(values) == 1 else values or True,
+                        " ".join([shown] + values)[:78]) for name, values, line, shown in found]
+
+    def explain_variables(self):
+        for name, lines in self.assigned.items():
+            value = "".join(t for t, _ in self.values[name]) if name not in self.arrays else ""
+            if name in self.exported:
+                self.environment.append(Setting(self.name, lines[-1], name, value, f"{name}={value}"[:78]))
+            elif name in self.arrays and name not in self.used:
+                self.note(lines[0], NONE, "no command is given these words", text=f"{name}=(...)")
+            elif name not in self.arrays and name in self.used:
+                shown = f"{name}={value}" if "\n" not in value and "--" not in value else f"{name}=..."
+                self.note(lines[-1], VARIABLE, "a variable of the script, put in where it is used", text=shown[:78])
+            elif name not in self.arrays:
+                self.environment.append(Setting(self.name, lines[-1], "(not exported) " + name, value,
+                                                f"{name}={value}"[:78]))
