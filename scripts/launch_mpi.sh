@@ -93,10 +93,8 @@ while kill -0 "$pid" 2>/dev/null; do
     fi
     # Once they have met, ranks look at a byte behind the text. Those of one rank, or of other hosts alone, never say
     # that they have: they get SIGUSR1 when they had the time to catch it, which they would die of before.
-    if [ "$stops" = 1 ] && [ "$told" = 0 ] && [ -n "$ended" ]; then
-        printf 1 | dd of="$board" bs=1 seek=65536 conv=notrunc status=none && told=1
-    elif [ "$stops" = 1 ] && [ "$told" = 0 ] && [ "$SECONDS" -ge 15 ]; then
-        kill -USR1 "$pid"
+    if [ "$stops" = 1 ] && [ "$told" = 0 ] && { [ -n "$ended" ] || [ "$SECONDS" -ge 15 ]; }; then
+        { [ -n "$ended" ] && printf 1 | dd of="$board" bs=1 seek=65536 conv=notrunc status=none; } || kill -USR1 "$pid"
         told=1
     fi
     list_children
