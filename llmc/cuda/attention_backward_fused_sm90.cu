@@ -36,7 +36,7 @@ template <int HS> struct Fused : FusedTiles<HS> {
     static constexpr uint32_t kSumBarriers = kGradBarriers + 2 * 16;
     static constexpr uint32_t kStepBarriers = kSumBarriers + kConsumers * 16 * Tiles::kSumStages;
     static constexpr int kSharedBytes = kStepBarriers + 4 * 8 * Tiles::kStages;
-    static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536);
+    static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
 

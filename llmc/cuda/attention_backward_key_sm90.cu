@@ -27,7 +27,7 @@ template <int HS> struct KeyKernel : KeyTiles<HS> {
     static constexpr uint32_t kStatsAt = kDoutsAt + Tiles::kStages * kQueryBytes;
     static constexpr uint32_t kBarriers = kStatsAt + Tiles::kStages * kStatBytes;
     static constexpr int kSharedBytes = kBarriers + 8 * (2 + 6 * Tiles::kStages);
-    static_assert(128 * (Tiles::kProducerRegisters + Tiles::kConsumers * Tiles::kConsumerRegisters) <= 65536);
+    static_assert(registers_suffice(Tiles::kConsumers, Tiles::kProducerRegisters, Tiles::kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
     // At the beginning of a head the last warpgroup holds a stage of the head before, passes the tiles that come before
     // its keys, and wants the one after those.
@@ -193,10 +193,10 @@ template <int HS> struct KeyConsumer {
             dp[i] = s[i] * (dp[i] + minus_delta.x);
             dp[i + 1] = s[i + 1] * (dp[i + 1] + minus_delta.y);
         }
-        state.stats.release(lane), state.stats.next();
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(ds[j], dp, j);
         start_sums<HS>(dk, ds, state.query_tile(), P::kQueryPanel);
+        state.stats.release(lane), state.stats.next();   // they have been read (await_loaded): ds is worked out
         held = static_cast<int>(state.queries.stage);
         state.queries.next(), state.douts.next();
     }

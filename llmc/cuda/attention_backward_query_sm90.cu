@@ -27,7 +27,7 @@ template <int HS> struct QueryKernel : QueryTiles<HS> {
     static constexpr uint32_t kValuesAt = kKeysAt + Tiles::kStages * kKeyBytes;
     static constexpr uint32_t kBarriers = kValuesAt + Tiles::kStages * kKeyBytes;
     static constexpr int kSharedBytes = kBarriers + 8 * (2 * Tiles::kQueryStages + 4 * Tiles::kStages);
-    static_assert(128 * (Tiles::kProducerRegisters + Tiles::kConsumers * Tiles::kConsumerRegisters) <= 65536);
+    static_assert(registers_suffice(Tiles::kConsumers, Tiles::kProducerRegisters, Tiles::kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
 
@@ -132,6 +132,7 @@ __device__ void consume(QueryState<HS> state, int group_of_warps, const CUtensor
             const uint32_t own_rows = state.query_tile() + (group_of_warps * 64 + warp % 4 * 16) * kPanelRowBytes;
             load_operands<HS>(q, own_rows, P::kQueryPanel, lane);
             load_operands<HS>(dout, own_rows + P::kDouts, P::kQueryPanel, lane);
+            await_loaded(q), await_loaded(dout);
             __syncwarp();
             state.queries.release(lane), state.queries.next();
         }

@@ -90,6 +90,8 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         const int first = at.tile * P::kQueries + group_of_warps * 64, row = first + warp % 4 * 16;
         int tile = P::last_tile(at.tile * P::kQueries, T);
         const int begin = P::template first_tile<kDocuments>(shape, at.b, at.tile * P::kQueries);
+        const int own_begin =   // of these rows, whose documents may start later; in turn all visit the same tiles
+            !P::kOrdered && first < T ? P::template first_tile<kDocuments>(shape, at.b, first) : begin;
         const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
         const uint32_t queries = state.query_tile() + group_of_warps * 64 * kPanelRowBytes;
@@ -116,7 +118,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         softmax.grow(s, mul);
         softmax.exponentials(s, mul);
         as_weights(p, s);
-        for (; tile > begin; tile--) {
+        for (; tile > own_begin; tile--) {
             state.keys.wait();
             if (P::kOrdered) ptx::named_sync<256>(my_turn);
             start_scores<HS>(s, queries, state.key_tile());
@@ -151,6 +153,9 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         ptx::wgmma_wait<0>();
         ptx::pin(o);
         state.values.release(lane), state.values.next();
+        if (!P::kOrdered) {   // tiles that only earlier warpgroups see
+            for (; tile > begin; tile--) state.skip_tile(lane);
+        }
         softmax.correct(o);
         send_rows(out_map, own_out, o, row, at.head, at.b, lane);
     }

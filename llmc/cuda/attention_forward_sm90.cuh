@@ -25,7 +25,7 @@ template <typename Tiles> struct Forward : Tiles {
     static constexpr uint32_t kBarriers = kValuesAt + Tiles::kStages * kKeyBytes;
     static constexpr int kSharedBytes = kBarriers + 8 * (2 * kQueryStages + 4 * Tiles::kStages);
     static_assert(!Tiles::kOrdered || kQueries == Tiles::kKeys);
-    static_assert(128 * (Tiles::kProducerRegisters + Tiles::kConsumers * Tiles::kConsumerRegisters) <= 65536);
+    static_assert(registers_suffice(Tiles::kConsumers, Tiles::kProducerRegisters, Tiles::kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 
     // The last tile of keys that a block of queries sees.

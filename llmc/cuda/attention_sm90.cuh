@@ -84,6 +84,27 @@ template <int stages> struct Ring {
     }
 };
 
+// Registers that were loaded from a buffer have arrived. Needed before a buffer that was read into registers goes back
+// to the copy engine: an arrival at a barrier does not wait for loads before it, and the engine is not ordered with
+// them. (Without it, seen on an H200: dq of rows whose q and dout were the next item's, with weights of any size.)
+// Products that read the buffer itself are waited for anyway.
+template <int rows, int columns> __device__ inline void await_loaded(const uint32_t (&x)[rows][columns]) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < rows; i++) {
+#pragma unroll
+        for (int k = 0; k < columns; k++) bits |= x[i][k];
+    }
+    if (bits == 1) __nanosleep(1);   // all of them are needed to know
+}
+
+// ---- registers that a warpgroup may take: what the block begins with, multiples of 8 a thread, is shared out anew. Asks
+// for more never come true, and the block waits for ever.
+__host__ __device__ constexpr bool registers_suffice(int consumers, int producer_registers, int consumer_registers) {
+    const int warpgroups = consumers + 1, at_start = 65536 / (128 * warpgroups) / 8 * 8;
+    return producer_registers + consumers * consumer_registers <= warpgroups * at_start;
+}
+
 // ---- scores of 64 rows in the registers of a warpgroup, as wgmma leaves them: register i of a lane is row
 // 16 warp + 8 half_of(i) + lane / 4, column 8 (i / 4) + 2 (lane % 4) + i % 2.
 __device__ constexpr int half_of(int i) { return i / 2 % 2; }
