@@ -126,7 +126,7 @@ TEST_CASE("gpu FP8 attention against loops in double") {
               Fp8Attention{2, 63, 2, 2, HS}, Fp8Attention{1, 64, 2, 1, HS}, Fp8Attention{2, 65, 4, 1, HS},
               Fp8Attention{1, 127, 2, 2, HS}, Fp8Attention{1, 128, 4, 2, HS}, Fp8Attention{2, 129, 8, 1, HS},
               Fp8Attention{2, 200, 3, 3, HS}, Fp8Attention{1, 257, 8, 2, HS}, Fp8Attention{2, 400, 2, 1, HS},
-              Fp8Attention{1, 193, 4, 2, HS, 6}, Fp8Attention{1, 700, 2, 1, HS}}) {
+              Fp8Attention{1, 193, 4, 2, HS, 2}, Fp8Attention{1, 700, 2, 1, HS}}) {
             check_against_loops(a);
         }
     }
@@ -143,8 +143,11 @@ TEST_CASE("gpu FP8 attention within documents against loops in double") {
     }
 }
 
+// Also of large magnitude, where what the tensor cores may drop of a score moves a weight by more than itself, so that
+// no bound says anything.
 TEST_CASE("gpu FP8 attention: at most twice the CPU's error") {
     for (const Fp8Attention& a : {Fp8Attention{6, 500, 8, 4, 64}, Fp8Attention{5, 400, 8, 1, 128},
+                                  Fp8Attention{1, 193, 4, 2, 64, 6}, Fp8Attention{1, 193, 4, 2, 128, 6},
                                   Fp8Attention{1, 1000, 8, 2, 128, 3}, Fp8Attention{1, 4096, 2, 2, 64},
                                   Fp8Attention{1, 8192, 2, 1, 128}}) {
         check_against_cpu(a);
