@@ -21,20 +21,22 @@ def new_figure(title, comparison):
 
 def draw_steps(axes, comparison, colours):
     """Every timed step in the order of its configuration's rounds, which lie side by side."""
-    longest = max(len(timed) for c in comparison.configurations for timed in c.rounds)
-    rounds = max(len(c.rounds) for c in comparison.configurations)
+    rounds = range(max(len(c.rounds) for c in comparison.configurations))
+    widths = [max(len(c.rounds[i]) for c in comparison.configurations if i < len(c.rounds)) for i in rounds]
+    begins = [sum(widths[:i]) + i for i in rounds]
+    shown = []
     for c, colour in zip(comparison.configurations, colours):
-        for i, timed in enumerate(c.rounds):
-            axes.plot([i * (longest + 1) + k for k in range(len(timed))], [record["step_seconds"] for record in timed],
-                      color=colour, linewidth=0.8, marker="." if longest * rounds <= 200 else None,
-                      label=c.name if i == 0 else None)
-    for i in range(1, rounds):
-        axes.axvline(i * (longest + 1) - 1, color="grey", linewidth=0.5)
-    axes.set_xticks([i * (longest + 1) + (longest - 1) / 2 for i in range(rounds)],
-                    [f"round {i + 1}" for i in range(rounds)])
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("s/it")
-    axes.set_title(f"timed steps, the first {comparison.warmup} of every start left out", fontsize=9)
+        for begin, timed in zip(begins, c.rounds):
+            seconds = [record["step_seconds"] for record in timed]
+            axes.plot(range(begin, begin + len(timed)), seconds, color=colour, linewidth=0.8,
+                      marker="." if sum(widths) <= 200 else None, label=c.name if begin == 0 else None)
+            shown += seconds
+    for begin in begins[1:]:
+        axes.axvline(begin - 1, color="grey", linewidth=0.5)
+    axes.set_xticks([begin + (width - 1) / 2 for begin, width in zip(begins, widths)],
+                    [f"round {i + 1}" for i in rounds])
+    scale_y(axes, "seconds", shown)
+    axes.set_title(f"timed steps ({comparison.warmup} of warm-up left out)", fontsize=9, loc="left")
     axes.grid(axis="y", alpha=0.3)
     axes.legend(fontsize=8)
 
@@ -43,16 +45,15 @@ def draw_bars(axes, comparison, colours):
     rows = comparison.rows
     for i, (row, colour) in enumerate(zip(rows, colours)):
         rate = row.seconds
-        axes.barh(i, rate.median, color=colour, alpha=0.7, xerr=[[rate.median - rate.low], [rate.high - rate.median]],
-                  capsize=3)
+        axes.barh(i, rate.median, color=colour, alpha=0.7, capsize=3,
+                  xerr=[[rate.median - rate.quarter], [rate.three_quarters - rate.median]])
         ratio = "" if row.is_base else ", not compared" if row.ratio is None else f", {row.ratio:.3f} x"
-        axes.text(rate.high, i, f"  {rate.median:.4g} s{ratio}" + " *" * (not row.is_base and row.ratio is not None
-                                                                          and bool(row.verdict.text())),
-                  va="center", fontsize=9)
+        star = " *" if ratio and row.ratio is not None and row.verdict.text() else ""
+        axes.text(rate.three_quarters, i, f"  {rate.median:.4g} s{ratio}{star}", va="center", fontsize=9)
     axes.set_yticks(range(len(rows)), [row.name for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlim(0, 1.35 * max(row.seconds.high for row in rows))
-    axes.set_xlabel("s/it: median, least and most")
+    axes.set_xlim(0, 1.35 * max(row.seconds.three_quarters for row in rows))
+    axes.set_xlabel("s/it: median and quartiles")
     starred = any(row.verdict.text() and row.ratio is not None and not row.is_base for row in rows)
     axes.set_title(f"speed against {comparison.base.name}"
                    + (" (*: they differ in more than precision, see the table)" if starred else ""), fontsize=9)
@@ -93,18 +94,49 @@ def draw_losses(axes, comparison, colours, places, limit):
     axes.legend(fontsize=8)
 
 
+def gaps(comparison):
+    """{name: (tokens, relative difference to the baseline's loss)} of configurations that are compared with it."""
+    base = {record["tokens"]: record["loss"] for record in comparison.base.first.step_list()}
+    found = {}
+    for row in comparison.rows:
+        if row.is_base or not row.verdict.comparable or row.configuration.synthetic:
+            continue
+        found[row.name] = [(record["tokens"], record["loss"] / base[record["tokens"]] - 1)
+                           for record in row.configuration.first.step_list() if base.get(record["tokens"])]
+    return found
+
+
+def draw_gaps(axes, comparison, colours):
+    names = [c.name for c in comparison.configurations]
+    for name, pairs in gaps(comparison).items():
+        values = [100 * gap if math.isfinite(gap) else math.nan for _, gap in pairs]
+        width = comparison.limits.window if len(values) >= 10 * comparison.limits.window else 1
+        axes.plot([tokens for tokens, _ in pairs], smooth(values, width), color=colours[names.index(name)],
+                  linewidth=1, marker="." if len(pairs) < 30 else None)
+    axes.axhline(0, color=colours[names.index(comparison.base.name)], linewidth=1)
+    axes.set_ylabel(f"training loss against {comparison.base.name}, %")
+    axes.grid(alpha=0.3)
+
+
+def label_tokens(axes):
+    axes.set_xlabel("tokens")
+    axes.xaxis.set_major_formatter(need("matplotlib.ticker", "matplotlib", "scripts/compare").EngFormatter(sep=""))
+
+
 def loss_figure(comparison, title):
     """None where no run has a loss that means something."""
     if comparison.limits.tokens is None:
         return None
     figure = new_figure(f"{title}; circles: validation, dotted: where the table compares", comparison)
-    left, right = figure.subplots(1, 2, sharey=True)
+    left, middle, right = figure.subplots(1, 3)
+    middle.sharey(left)
     colours = colours_of(comparison.configurations)
     draw_losses(left, comparison, colours,
                 lambda c: {step: record["tokens"] for step, record in c.first.steps.items()}, comparison.limits.tokens)
-    left.set_xlabel("tokens")
-    left.xaxis.set_major_formatter(need("matplotlib.ticker", "matplotlib", "scripts/compare").EngFormatter(sep=""))
-    draw_losses(right, comparison, colours, lambda c: c.clock(), comparison.limits.seconds)
-    right.set_xlabel("seconds of training steps")
-    right.set_ylabel("")
+    draw_losses(middle, comparison, colours, lambda c: c.clock(), comparison.limits.seconds)
+    middle.set_xlabel("seconds of training steps")
+    middle.set_ylabel("")
+    draw_gaps(right, comparison, colours)
+    label_tokens(left)
+    label_tokens(right)
     return figure

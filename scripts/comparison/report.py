@@ -66,21 +66,21 @@ def loss_table(comparison, marks):
     base, lines = comparison.base_row.losses, []
     for row in comparison.rows:
         mine, note = row.losses, marks.mark("" if row.is_base else row.verdict.text())
+        valid_gap, why_not = row.valid_gap(base)
 
-        def gap(value, other):
-            if row.is_base:
+        def gap(difference, value, reason=""):
+            if row.is_base or value is None:
                 return ""
             if not row.verdict.comparable:
                 return "not compared" + note
-            difference = row.gap(value, other)
-            return "" if difference is None else f"{100 * difference:+.2f} %" + note
+            return reason if difference is None else f"{100 * difference:+.2f} %" + note
         lines.append([row.name,
                       figure(mine.train_tokens, ",", ""), figure(mine.train, ".4f", mine.reason),
-                      gap(mine.train, base.train),
+                      gap(row.gap(mine.train, base.train), mine.train),
                       figure(mine.valid_tokens, ",", ""), figure(mine.valid, ".4f", mine.valid_reason),
-                      gap(mine.valid, base.valid),
+                      gap(valid_gap, mine.valid, why_not),
                       figure(mine.timed_tokens, ",", ""), figure(mine.timed, ".4f", mine.time_reason),
-                      gap(mine.timed, base.timed)])
+                      gap(row.gap(mine.timed, base.timed), mine.timed)])
     limits, against = comparison.limits, f"against {comparison.base.name}"
     time = "equal time" if limits.seconds is None else f"{limits.seconds:.4g} s"
     return table(["configuration", "training tokens", "training loss at equal tokens", against,
@@ -172,7 +172,8 @@ def csv_row(comparison, row):
         "tokens_trained": c.tokens, "equal_tokens": losses.train_tokens, "loss_equal_tokens": losses.train,
         "loss_equal_tokens_gap": row.gap(losses.train, base.train), "loss_reason": losses.reason,
         "valid_tokens": losses.valid_tokens, "valid_loss_equal_tokens": losses.valid,
-        "valid_loss_gap": row.gap(losses.valid, base.valid), "valid_reason": losses.valid_reason,
+        "valid_loss_gap": row.valid_gap(base)[0],
+        "valid_reason": losses.valid_reason or row.valid_gap(base)[1],
         "equal_time_s": None if c.synthetic else comparison.limits.seconds,
         "equal_time_tokens": losses.timed_tokens, "loss_equal_time": losses.timed,
         "loss_equal_time_gap": row.gap(losses.timed, base.timed), "equal_time_reason": losses.time_reason,

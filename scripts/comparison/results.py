@@ -16,6 +16,7 @@ class Losses:
     def __init__(self, configuration, limits):
         self.reason = self.time_reason = self.valid_reason = ""
         self.train = self.train_tokens = self.valid = self.valid_tokens = self.timed = self.timed_tokens = None
+        self.valid_of = None   # tokens validated on
         if configuration.synthetic:
             self.reason = self.time_reason = self.valid_reason = SYNTHETIC
             return
@@ -42,7 +43,8 @@ class Losses:
         elif limits.valid_tokens is None:
             self.valid_reason = "at no equal tokens"
         else:
-            self.valid, self.valid_tokens = losses[limits.valid_tokens], limits.valid_tokens
+            self.valid, self.valid_tokens = losses[limits.valid_tokens]["loss"], limits.valid_tokens
+            self.valid_of = losses[limits.valid_tokens]["counted_tokens"]
 
 
 class Limits:
@@ -94,6 +96,12 @@ class Row:
         if self.is_base or not self.verdict.comparable or mine is None or other is None:
             return None
         return mine / other - 1 if other else math.nan
+
+    def valid_gap(self, base):
+        """(relative difference to the baseline's validation loss, why there is none)."""
+        if self.losses.valid_of != base.valid_of and None not in (self.losses.valid_of, base.valid_of):
+            return None, f"validated on {self.losses.valid_of:,} tokens, not {base.valid_of:,}"
+        return self.gap(self.losses.valid, base.valid), ""
 
 
 class Comparison:

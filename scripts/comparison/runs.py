@@ -134,9 +134,9 @@ class Configuration:
         return steps[-1] if steps else None
 
     def validations(self):
-        """{tokens: validation loss}, without the one before training."""
-        found = {self.first.tokens_at(step): record["loss"] for step, record in self.first.evals.items() if step > 0}
-        return {tokens: loss for tokens, loss in found.items() if tokens is not None}
+        """{tokens trained on: record of the validation}, without the one before training."""
+        found = {self.first.tokens_at(step): record for step, record in self.first.evals.items() if step > 0}
+        return {tokens: record for tokens, record in found.items() if tokens is not None}
 
     def repeats(self):
         """Largest difference of losses between rounds that began anew, relative; None if only one did."""
