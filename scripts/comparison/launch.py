@@ -25,10 +25,14 @@ def check_command(name, words):
         raise InputError(f"--run {name}=: a name is letters, digits and . _ + - (files are called by it)")
     if not words:
         raise InputError(f"--run {name}=: no command after the name")
+    check_options(f"--run {name}=", words)
+
+
+def check_options(where, words):
     for word in words:
         option = word.lstrip("-").partition("=")[0].replace("_", "-")
         if word.startswith("-") and option in OWN_OPTIONS:
-            raise InputError(f"{name}: {word} is set by the comparison itself: leave it out (--iters, --warmup and "
+            raise InputError(f"{where}: {word} is set by the comparison itself: leave it out (--iters, --warmup and "
                              "--rounds, or --train-iters before the --, say how long runs are)")
 
 

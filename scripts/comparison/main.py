@@ -12,7 +12,7 @@ from run_log import InputError, read_log
 from support import need
 
 from . import figure
-from .launch import Measurement, check_command
+from .launch import Measurement, check_command, check_options
 from .report import markdown, write_csv, write_text
 from .results import Comparison
 from .runs import Configuration
@@ -135,7 +135,7 @@ def chosen_commands(options, extra):
                 raise InputError(f"--run {name}=: given twice")
             check_command(name, words)
             found[name] = words
-    check_command(next(iter(found)), ["extra", *extra])
+    check_options("after --", extra)
     return {name: [*words, *extra] for name, words in found.items()}
 
 
