@@ -216,7 +216,8 @@ class Tables(CompareTest):
         said = self.call(".", "--baseline", "bf16").stdout
         self.assertIn("not sampled", said)
         self.assertEqual(self.rows("."), self.rows("named"))
-        self.write("measured.json", '{"table": "gpt2", "warmup": 2, "failures": {"fp8-128": "exit code 6: x"}}')
+        self.write("measured.json", '{"table": "gpt2", "warmup": 2, "failures": {"fp8-128": "exit code 6: x"}, '
+                                    '"commands": {}, "train_iters": null}')
         said = self.call(".", code=1).stdout   # some run had failed
         self.assertIn("# GPT-2 124M, T 1024, 1 GPU: time per step", said)
         self.assertIn("* fp8-128: FAILED: exit code 6: x\n", said)
@@ -346,6 +347,18 @@ class Comparability(CompareTest):
             self.assertEqual(ratio, "")
             self.assertIn(f"[1] not compared: {text} (--allow ", said)
 
+    def test_figures_a_gpu_of_several(self):
+        for i in (1, 2):
+            self.write(f"one.{i}.jsonl", BF16)
+            self.write(f"four.{i}.jsonl", [{**BF16[0], "world": 4}, *BF16[1:]])
+        self.call(*[f"{n}={n}.{i}.jsonl" for n in ("one", "four") for i in (1, 2)], "--out", "out", "--allow", "gpus",
+                  "--baseline", "four")
+        one, four = self.rows().values()
+        for column in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_bf16_peak", "mfu_fp8_peak"):
+            self.assertEqual(float(one[column]), 4 * float(four[column]))
+        self.assertEqual([one[f"speed_ratio{end}"] for end in ("", "_min", "_max")], ["4.0"] * 3)
+        self.assertEqual(four["samples_per_s"], one["samples_per_s"])
+
     def test_what_is_said_beside_a_ratio(self):
         for header, text in (({"commit": "1234567"}, "commit 1234567, base has aab928652549"),
                              ({"device": {"driver": "12.8"}}, "driver 12.8, base has 13.0"),
@@ -357,6 +370,9 @@ class Comparability(CompareTest):
             self.assertRegex(said, r"\| 1\.22\d \[1\] \|")
 
     def test_what_makes_no_difference(self):
+        self.assertEqual(NEUTRAL, {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval",
+                                   "log-file", "sample-every", "sample-tokens", "eval-interval", "dry-run",
+                                   "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config"})
         # Absent in the other log: off.
         ratio, said = self.verdict({"log-file": "b", "save": "x", "save-interval": 5, "eval-interval": 7,
                                     "resume": "auto", "fuse-gelu": False, "rampup-batch-size": None})

@@ -119,6 +119,12 @@ class Measuring(common.CompareTest):
         again = self.call(*self.runs("--train-iters", "400", "--slice-minutes", "0.003", "--out", "out", "--", *data,
                                      "--eval-interval", "200"))
         self.assertNotIn("slice", again.stderr)
+        # Other options, or the logs of rounds, are not gone on with.
+        said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
+        self.assertRegex(said, r"^error: --out out: its bf16 is of .*, 400 steps: repeat that, or choose another .*\n$")
+        (self.folder / "out" / "measured.json").unlink()
+        said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
+        self.assertIn("its bf16 is of another measurement", said)
 
     def test_bad_options_are_found_before_anything_runs(self):
         said = self.call(*self.runs("--out", "out", "--", "--synthetic-data", bad=[*TINY, "--seq-lenght", "3"]), code=2)
@@ -137,6 +143,8 @@ class Measuring(common.CompareTest):
         self.assertIn("* bad: FAILED", self.call("out", code=1).stdout)
         said = self.call("--run", f"bad={fails}", "--out", "none", code=2)
         self.assertIn("error: no run ended well; bad: exit code 6: out of luck", said.stderr)
+        said = self.call("--run", f"bad={fails}", "--out", "fails/x", code=2)
+        self.assertIn("error: --out fails/x/measured.json: Not a directory\n", said.stderr)
 
     def test_a_stop_reaches_the_run(self):
         pid = self.folder / "pid"
@@ -186,7 +194,7 @@ class NamedTables(common.CompareTest):
         self.assertNotEqual(rows["bf16-32"]["speed_ratio"], "")
         self.assertEqual(rows["bf16-32"]["differences"], "differs: micro-batch-size 32, bf16-64 has 64")
         measured = json.loads((self.folder / "out" / "measured.json").read_text())
-        self.assertEqual(measured, {"table": "gpt2", "warmup": 1, "failures": {}})
+        self.assertEqual([measured[key] for key in ("table", "warmup", "failures")], ["gpt2", 1, {}])
 
 
 if __name__ == "__main__":

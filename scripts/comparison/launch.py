@@ -1,4 +1,5 @@
 """Measuring: configurations started in turn, each start a process of its own with a log of its own."""
+import json
 import re
 import shlex
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 from run_log import InputError, read_log
 
 from .gpu import Sampler, samples_path
+from .report import write_text
 
+MEASURED = "measured.json"   # in the folder of a measurement: what its logs do not say
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 # Options that the measurement sets itself.
 OWN_OPTIONS = {"train-iters", "x", "epochs", "e", "log-file", "save", "o", "resume", "save-interval", "n", "keep",
@@ -60,8 +63,22 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+def read_measured(folder):
+    """What a measurement wrote beside its logs, None if this folder has none."""
+    path = Path(folder) / MEASURED
+    if not path.exists():
+        return None
+    try:
+        measured = json.loads(path.read_text(encoding="utf-8"))
+        return {key: kind(measured[key]) if measured[key] is not None else None
+                for key, kind in (("table", str), ("warmup", int), ("train_iters", int), ("failures", dict),
+                                  ("commands", dict))}
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: damaged; name the logs instead of the folder, or choose another one") from None
+
+
 class Measurement:
-    """options: out, rounds, iters, warmup, train_iters, slice_minutes."""
+    """options: out, table, rounds, iters, warmup, train_iters, slice_minutes."""
 
     def __init__(self, commands, options):
         self.commands, self.options = commands, options
@@ -86,11 +103,30 @@ class Measurement:
     def check(self):
         """What can be wrong, before anything is started."""
         refuse_bad_options({name: self.words(name, 1) for name in self.commands})
-        if self.options.train_iters is None:
+        if self.options.train_iters is not None:
+            self.check_continued()
+        else:
             there = [str(path) for name in self.commands for path in sorted(self.out.glob(f"{name}.*.jsonl"))]
             if there:
                 raise InputError(f"--out {self.out}: has {there[0]} of an earlier measurement: choose another folder "
                                  f"(scripts/compare {self.out} makes the tables of what is there)")
+
+    def check_continued(self):
+        """What is there is gone on with only if it is of the same commands."""
+        measured = read_measured(self.out) or {"commands": {}, "train_iters": None}
+        for name, words in self.commands.items():
+            if not self.log(name, 1).exists():
+                continue
+            before = measured["commands"].get(name)
+            if before != words or measured["train_iters"] != self.options.train_iters:
+                what = f"{shlex.join(before)}, {measured['train_iters']} steps" if before else "another measurement"
+                raise InputError(f"--out {self.out}: its {name} is of {what}: repeat that, or choose another folder")
+
+    def record(self):
+        text = json.dumps({"table": self.options.table, "warmup": self.options.warmup,
+                           "train_iters": self.options.train_iters, "failures": self.failures,
+                           "commands": self.commands}, indent=1)
+        write_text(self.out / MEASURED, text + "\n")
 
     def start(self, name, number):
         """One process; its log is beside what it printed."""
@@ -164,7 +200,7 @@ class Measurement:
 
     def run(self):
         """{name: logs} of the configurations that ran."""
-        self.out.mkdir(parents=True, exist_ok=True)
+        self.record()
         if self.options.train_iters is None:
             for name in self.commands:
                 for number in range(1, self.options.rounds + 1):
@@ -172,4 +208,5 @@ class Measurement:
             self.run_rounds()
         else:
             self.run_slices()
+        self.record()
         return {name: logs for name, logs in self.logs.items() if logs}

@@ -1,6 +1,5 @@
 """The command line of scripts/compare."""
 import argparse
-import json
 import re
 import shlex
 import signal
@@ -12,7 +11,7 @@ from run_log import InputError, read_log
 from support import need
 
 from . import figure
-from .launch import Measurement, check_command, check_options
+from .launch import Measurement, check_command, check_options, read_measured
 from .report import markdown, write_csv, write_text
 from .results import Comparison
 from .runs import Configuration
@@ -28,7 +27,6 @@ ABOUT = """Runs configurations in turn, or takes finished logs, and says which i
 Writes compare.md (printed as well), compare.csv, speed.png and loss.png. What is after -- goes to every run.
 scripts/README.md says what the columns mean. Leaves with 0, with 1 if a run failed, with 2 if the input is wrong."""
 LOG_NAME = re.compile(r"(.+)\.(\d+)\.jsonl")
-MEASURED = "measured.json"   # in the folder of a measurement: what its logs do not say
 # Options of measurements, without effect on finished logs, and their defaults.
 MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "slice_minutes": None, "only": None, "dry_run": False}
 
@@ -152,8 +150,6 @@ def measure(options, extra):
         name, said = next(iter(measurement.failures.items()))
         raise InputError(f"no run ended well; {name}: {said}")
     options.failures = measurement.failures
-    write_text(Path(options.out) / MEASURED, json.dumps({"table": options.table, "warmup": options.warmup,
-                                                         "failures": options.failures}, indent=1) + "\n")
     return logs
 
 
@@ -166,13 +162,10 @@ def folder_logs(folder, options):
             found.setdefault(match[1], []).append((int(match[2]), path))
     if not found:
         raise InputError(f"{folder}: no log NAME.NUMBER.jsonl of a measurement in this folder")
-    if (Path(folder) / MEASURED).exists():
-        try:
-            measured = json.loads((Path(folder) / MEASURED).read_text(encoding="utf-8"))
-            options.table, options.failures = measured["table"], dict(measured["failures"])
-            options.warmup = measured["warmup"] if options.warmup is None else options.warmup
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{folder}/{MEASURED}: damaged; name the logs instead of the folder") from None
+    measured = read_measured(folder)
+    if measured:
+        options.table, options.failures = measured["table"], measured["failures"]
+        options.warmup = measured["warmup"] if options.warmup is None else options.warmup
     logs = {name: [path for _, path in sorted(paths)] for name, paths in found.items()}
     return dict(sorted(logs.items(), key=lambda item: read_log(item[1][0]).headers[0]["unix_time"]))
 
