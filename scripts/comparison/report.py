@@ -129,8 +129,8 @@ def provenance(comparison):
 def explain(comparison):
     limits = comparison.limits
     lines = [f"The first {comparison.warmup} steps of every start are warm-up and left out. s/it is the time of a step "
-             "without evaluation and checkpoints; speed is the ratio of median tokens/s/GPU, in brackets that of the "
-             "rounds one by one. TFLOP/s and MFU count the model's FLOPs, FP8 or not."]
+             "without evaluation and checkpoints; speed is the ratio of median tokens/s/GPU, of several rounds the "
+             "median (least to most) of their ratios. TFLOP/s and MFU count the model's FLOPs, FP8 or not."]
     if any(row.mfu(peak) is None for row in comparison.rows for peak in ("bf16", "fp8")):
         lines.append("MFU is n/a where the trainer has no audited peak of the GPU in that type, or its log is of a "
                      "commit that did not write it down.")

@@ -84,12 +84,13 @@ class Row:
         return self.tflops * 1e12 / peak if peak else None
 
     def _compare(self, base):
-        """Speed is tokens/s/GPU, which for equal batches is the inverse of s/it."""
+        """Speed is tokens/s/GPU, which for equal batches is the inverse of s/it. Of rounds measured in turn it is the
+        median of their ratios: what a drift of clocks takes from both is left out."""
         self.ratio = self.tokens_per_gpu.median / base.tokens_per_gpu().median
         mine, other = (c.medians("tokens_per_second") for c in (self.configuration, base))
-        if len(mine) == len(other) > 1:   # measured in turn: what a drift of clocks takes from both is left out
+        if len(mine) == len(other) > 1:
             each = Rate([a / self.configuration.world / (b / base.world) for a, b in zip(mine, other)])
-            self.ratio_low, self.ratio_high = each.low, each.high
+            self.ratio, self.ratio_low, self.ratio_high = each.median, each.low, each.high
 
     def gap(self, mine, other):
         """Relative difference of losses; None where there is nothing to compare."""
