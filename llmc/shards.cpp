@@ -326,7 +326,7 @@ void Shard::advise(int64_t first, int64_t count, int advice) const {
     file_.advise(byte_offset(first), count * info.token_bytes, advice);
 }
 
-std::vector<std::string> expand_globs(const std::vector<std::string>& globs) {
+std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches_of) {
     std::vector<std::string> paths;
     std::set<std::string> seen;
     for (const std::string& pattern : globs) {
@@ -347,6 +347,7 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& globs) {
                     "data shard '%s' is matched by two patterns; every shard is read once", path.c_str());
             paths.push_back(std::move(path));
         }
+        if (matches_of) matches_of->push_back(matches.size());
     }
     return paths;
 }

@@ -67,11 +67,10 @@ private:
     uint64_t compute_fingerprint() const;
 };
 
-// Files of every pattern: patterns in the given order, the matches of one sorted by name. The companions
-// *.idx and
-// *.meta.json of a shard are passed over. A pattern without a match, or a file that two patterns match, is an
-// error.
-std::vector<std::string> expand_globs(const std::vector<std::string>& globs);
+// Files of every pattern: patterns in the given order, the matches of one sorted by name. The companions *.idx,
+// *.mask and *.meta.json of a shard are passed over. A pattern without a match, or a file that two patterns match, is
+// an error. matches: how many files each pattern has, if it is asked for.
+std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches = nullptr);
 
 // Checks every token id of every shard against vocab_size, with several threads; the error names the first
 // bad one (lowest shard, then lowest offset).
