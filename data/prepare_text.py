@@ -27,19 +27,18 @@ from text_sources import Reader, find_sources  # noqa: E402
 from text_tokenizers import load_tokenizer  # noqa: E402
 
 
-def parse_arguments(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", nargs="+", metavar="INPUT",
-                        help="file, folder, openwebtext, slimpajama, hf:OWNER/NAME")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where the shards go; made if missing")
-    parser.add_argument("--tokenizer", required=True, metavar="NAME", help="bytes, gpt2, or a tokenizer.json")
+def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
+    """All but the inputs. Without a default, --out and --tokenizer must be given."""
+    parser.add_argument("--out", default=out, required=not out, metavar="DIR",
+                        help="where the shards go; made if missing" + (" (default %(default)s)" if out else ""))
+    parser.add_argument("--tokenizer", default=tokenizer, required=not tokenizer, metavar="NAME",
+                        help="bytes, gpt2, or a tokenizer.json" + (" (default %(default)s)" if tokenizer else ""))
     parser.add_argument("--vocab-bpe", default="", metavar="FILE",
                         help="gpt2 without a network: its vocab.bpe ...")
     parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
     parser.add_argument("--separator", default="", metavar="TOKEN",
                         help="of a tokenizer.json: the token that starts a document (default: a known one)")
-    parser.add_argument("--valid-fraction", type=float, default=0.01, metavar="F",
+    parser.add_argument("--valid-fraction", type=float, default=valid_fraction, metavar="F",
                         help="share of the documents for validation, 0 to below 1 (default %(default)s)")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
                         help="tokens of a shard (default %(default)s)")
@@ -60,7 +59,9 @@ def parse_arguments(argv=None):
                         help="processes; 0: one a core, at most 64")
     parser.add_argument("--overwrite", action="store_true", help="replace the shards in DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    args = parser.parse_args(argv)
+
+
+def check_options(args):
     if not 0 <= args.valid_fraction < 1:
         raise InputError(f"--valid-fraction {args.valid_fraction}: must be at least 0 and below 1")
     most = MAX_SHARD_TOKENS - MIN_TAIL_TOKENS
@@ -69,7 +70,6 @@ def parse_arguments(argv=None):
     for name in ("document_bytes", "max_documents", "workers"):
         if getattr(args, name) < 0:
             raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative")
-    return args
 
 
 def is_validation(document, fraction):
@@ -113,8 +113,9 @@ def signature_of(args, sources, tokenizer):
             **{"--" + name.replace("_", "-"): getattr(args, name) for name in names}}
 
 
-def main(argv=None):
-    args = parse_arguments(argv)
+def prepare(args):
+    """args: the options above, and inputs."""
+    check_options(args)
     tokenizer = load_tokenizer(args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
     sources = find_sources(args.inputs, args.format)
     token_bytes = token_bytes_for(tokenizer.vocab_size)
@@ -129,6 +130,14 @@ def main(argv=None):
                 workers=args.workers, overwrite=args.overwrite, quiet=args.quiet)
     report(plan, run(plan), tokenizer.vocab_size)
     return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", metavar="INPUT",
+                        help="file, folder, openwebtext, slimpajama, hf:OWNER/NAME")
+    add_options(parser)
+    return prepare(parser.parse_args())
 
 
 if __name__ == "__main__":

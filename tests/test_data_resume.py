@@ -133,7 +133,8 @@ class InterruptedRuns(ScriptTest):
         inputs = self.inputs()
         _, _, expected = self.straight(*inputs)
         program = ("import sys, time; sys.path.insert(0, sys.argv.pop(1)); "
-                   "import shard_pipeline as p, prepare_text as t; p.BATCH_BYTES, p.CHECKPOINT_SECONDS = 20000, 0; write = p.SplitWriter.write; "
+                   "import shard_pipeline as p, prepare_text as t; p.BATCH_BYTES, p.CHECKPOINT_SECONDS = 20000, 0; "
+                   "write = p.SplitWriter.write; "
                    "p.SplitWriter.write = lambda *a: (time.sleep(0.02), write(*a)); sys.exit(t.main())")
         command = [sys.executable, "-c", program, str(DATA), "--tokenizer", "bytes", "--out", str(self.out),
                    "--valid-fraction", "0.2", "--shard-tokens", "70000", "--workers", "2", *map(str, inputs)]
