@@ -5,10 +5,10 @@
   data/check_shards.py --vocab-size 50257 --token-dtype uint16 nanogpt/train.bin
 
 A line a shard, all of them even if one is damaged, and a summary; leaves with 2 if any is. What a .meta.json says is
-held against the file: tokens, type, SHA-256, vocabulary, and that documents start at exactly the tokens it lists, with
-the separator. Ids need its vocabulary or --vocab-size. Several shards must come from one tokenizer, and no two may hold
-the same bytes, as those of a validation split that is trained on would. Reads every format that the trainer reads
-(README.md). Standard library only; numpy makes it about 7 times faster.
+held against the file: tokens, type, SHA-256, vocabulary, loss mask, and that documents start at exactly the tokens it
+lists, with the separator. Ids need its vocabulary or --vocab-size. Several shards must come from one tokenizer, and no
+two may hold the same bytes, as those of a validation split that is trained on would. Reads every format that the
+trainer reads (README.md). Standard library only; numpy makes it about 7 times faster.
 """
 import argparse
 import os
@@ -44,6 +44,7 @@ class Found:
         self.path, self.damage, self.remark = path, "", ""
         self.tokens = self.documents = self.highest = 0
         self.sha256 = self.tokenizer = ""
+        self.counted = None   # tokens that count as targets; None without a loss mask
 
 
 def scan_plainly(tokens, first, limit, separator):
@@ -107,6 +108,7 @@ def check(path, token_dtype, vocab_size):
         limit = vocab_size or meta.get("vocab_size") or 2 ** 32
         found.highest, starts = scan(shard, limit, tokenizer.get("separator"))
         found.sha256 = file_sha256(path)
+        found.counted, _ = shard.read_mask()
         if not meta:
             found.remark = "no .meta.json" + ("" if vocab_size else ", ids not held against a vocabulary")
             return found
@@ -120,7 +122,8 @@ def check(path, token_dtype, vocab_size):
         found.documents = len(starts)
     except InputError as error:
         message = str(error)
-        found.damage = message if message.startswith(str(path)) else f"{path}: {message}"
+        stem = str(path)[:-4] if str(path).endswith(".bin") else str(path)   # of the files beside it as well
+        found.damage = message if message.startswith(stem) else f"{path}: {message}"
     except OSError as error:
         found.damage = f"{path}: cannot read: {error.strerror or error}"
     return found
@@ -146,7 +149,8 @@ def report(found):
         return f"DAMAGED {found.damage}"
     documents = f", {found.documents} documents" if found.documents else ""
     remark = f" ({found.remark})" if found.remark else ""
-    return f"whole {found.path}: {found.tokens} tokens{documents}, ids to {found.highest}{remark}"
+    mask = "" if found.counted is None else f", {found.counted} count as targets"
+    return f"whole {found.path}: {found.tokens} tokens{documents}{mask}, ids to {found.highest}{remark}"
 
 
 def main():

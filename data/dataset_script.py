@@ -39,6 +39,7 @@ def run_dataset(doc, choose, add_options=None, **defaults):
     if add_options:
         add_options(parser)
     prepare_text.add_options(parser, **defaults)
+    prepare_text.add_text_options(parser)
     args = parser.parse_args()
     args.inputs = args.input
     if not args.inputs:

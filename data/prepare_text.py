@@ -28,7 +28,7 @@ from text_tokenizers import load_tokenizer  # noqa: E402
 
 
 def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
-    """All but the inputs. Without a default, --out and --tokenizer must be given."""
+    """All but the inputs and how their documents are read. Without a default, --out and --tokenizer must be given."""
     parser.add_argument("--out", default=out, required=not out, metavar="DIR",
                         help="where the shards go; made if missing" + (" (default %(default)s)" if out else ""))
     parser.add_argument("--tokenizer", default=tokenizer, required=not tokenizer, metavar="NAME",
@@ -42,14 +42,6 @@ def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
                         help="share of the documents for validation, 0 to below 1 (default %(default)s)")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
                         help="tokens of a shard (default %(default)s)")
-    parser.add_argument("--document-bytes", type=int, default=8192, metavar="N",
-                        help="text files are cut into documents of about N bytes, at ends of lines, so that "
-                             "both splits get parts of a large file; 0: a file is a document "
-                             "(default %(default)s)")
-    parser.add_argument("--format", default="auto", choices=("auto", "text", "jsonl", "parquet"),
-                        help="of the files (default: by their names)")
-    parser.add_argument("--text-field", default="text", metavar="NAME",
-                        help="field or column with the text (default %(default)s)")
     parser.add_argument("--dataset-config", default="", metavar="NAME",
                         help="configuration of a Hugging Face dataset")
     parser.add_argument("--dataset-split", default="train", metavar="NAME",
@@ -59,6 +51,17 @@ def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
                         help="processes; 0: one a core, at most 64")
     parser.add_argument("--overwrite", action="store_true", help="replace the shards in DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_text_options(parser):
+    parser.add_argument("--document-bytes", type=int, default=8192, metavar="N",
+                        help="text files are cut into documents of about N bytes, at ends of lines, so that "
+                             "both splits get parts of a large file; 0: a file is a document "
+                             "(default %(default)s)")
+    parser.add_argument("--format", default="auto", choices=("auto", "text", "jsonl", "parquet"),
+                        help="of the files (default: by their names)")
+    parser.add_argument("--text-field", default="text", metavar="NAME",
+                        help="field or column with the text (default %(default)s)")
 
 
 def check_options(args):
@@ -79,7 +82,7 @@ def is_validation(document, fraction):
 
 
 class Tokenize:
-    """Batch of documents -> for each split (bytes of the tokens, number of tokens of each document)."""
+    """Batch of documents -> for each split (bytes of the tokens, number of tokens of each document, loss mask)."""
 
     def __init__(self, tokenizer, token_bytes, valid_fraction):
         self.tokenizer, self.typecode, self.valid_fraction = tokenizer, TYPECODES[token_bytes], valid_fraction
@@ -87,17 +90,23 @@ class Tokenize:
     def __call__(self, documents):
         tokens = {split: array.array(self.typecode) for split in SPLITS}
         lengths = {split: [] for split in SPLITS}
+        masks = {split: bytearray() for split in SPLITS}
         for document in documents:
             split = SPLITS[is_validation(document, self.valid_fraction)]
             out = tokens[split]
             before = len(out)
-            out.append(self.tokenizer.separator)
-            out.extend(self.tokenizer.encode(document))
+            masks[split] += self.encode_into(out, document)
             lengths[split].append(len(out) - before)
         if sys.byteorder != "little":
             for out in tokens.values():
                 out.byteswap()
-        return {split: (tokens[split].tobytes(), lengths[split], b"") for split in SPLITS}
+        return {split: (tokens[split].tobytes(), lengths[split], bytes(masks[split])) for split in SPLITS}
+
+    def encode_into(self, out, document):
+        """Appends the tokens of a document; returns a byte for each, whether it counts as a target, or nothing."""
+        out.append(self.tokenizer.separator)
+        out.extend(self.tokenizer.encode(document))
+        return b""
 
 
 def make_encoder(load_arguments, token_bytes, valid_fraction):
@@ -113,22 +122,28 @@ def signature_of(args, sources, tokenizer):
             **{"--" + name.replace("_", "-"): getattr(args, name) for name in names}}
 
 
-def prepare(args):
-    """args: the options above, and inputs."""
+def plan_of(args, make, *encoder_arguments, **fields):
+    """The plan of the options above for args.inputs; make(tokenizer's arguments, bytes of a token, validation share,
+    *encoder_arguments) is what encodes documents."""
     check_options(args)
-    tokenizer = load_tokenizer(args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
+    load_arguments = (args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
+    tokenizer = load_tokenizer(*load_arguments)
     sources = find_sources(args.inputs, args.format)
     token_bytes = token_bytes_for(tokenizer.vocab_size)
-    load_arguments = (args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
-    plan = Plan(folder=Path(args.out), make_encoder=make_encoder,
-                reader=Reader(sources, args.text_field, args.document_bytes, args.dataset_config, args.dataset_split),
-                encoder_arguments=(load_arguments, token_bytes, args.valid_fraction), token_bytes=token_bytes,
+    reader = Reader(sources, args.text_field, args.document_bytes, args.dataset_config, args.dataset_split)
+    return Plan(folder=Path(args.out), reader=reader, make_encoder=make, token_bytes=token_bytes,
+                encoder_arguments=(load_arguments, token_bytes, args.valid_fraction, *encoder_arguments),
                 shard_tokens=args.shard_tokens, valid_fraction=args.valid_fraction,
                 meta={"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.meta(),
                       "valid_fraction": args.valid_fraction},
                 signature=signature_of(args, sources, tokenizer), max_documents=args.max_documents,
-                workers=args.workers, overwrite=args.overwrite, quiet=args.quiet)
-    report(plan, run(plan), tokenizer.vocab_size)
+                workers=args.workers, overwrite=args.overwrite, quiet=args.quiet, **fields)
+
+
+def prepare(args):
+    """args: the options above, and inputs."""
+    plan = plan_of(args, make_encoder)
+    report(plan, run(plan))
     return 0
 
 
@@ -137,6 +152,7 @@ def main():
     parser.add_argument("inputs", nargs="+", metavar="INPUT",
                         help="file, folder, openwebtext, slimpajama, hf:OWNER/NAME")
     add_options(parser)
+    add_text_options(parser)
     return prepare(parser.parse_args())
 
 

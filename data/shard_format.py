@@ -40,6 +40,11 @@ def meta_path(shard_path):
     return Path((path[:-4] if path.endswith(".bin") else path) + ".meta.json")
 
 
+def mask_path(shard_path):
+    path = str(shard_path)
+    return Path((path[:-4] if path.endswith(".bin") else path) + MASK_SUFFIX)
+
+
 def file_sha256(path):
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -117,6 +122,32 @@ class Shard:
         total = sum(lengths)
         if total * self.token_bytes != self.bytes:
             raise InputError(f"{self.path}: the index says {total} tokens, the file has {self.bytes} bytes")
+
+    def read_mask(self):
+        """How many tokens count as targets, and a bytes of 0 and 1; (None, None) without a loss mask."""
+        meta = self.read_meta().get("loss_mask") or {}
+        path = mask_path(self.path)
+        if not path.is_file():
+            if meta:
+                raise InputError(f"{path}: is missing, of which the .meta.json speaks")
+            return None, None
+        content = path.read_bytes()
+        if len(content) < MASK_HEADER.size or content[:8] != MASK_MAGIC:
+            raise InputError(f"{path}: byte 0: wrong magic or truncated, expected {MASK_MAGIC.decode()}")
+        _, version, tokens, counted = MASK_HEADER.unpack_from(content)
+        packed = content[MASK_HEADER.size:]
+        if version != MASK_VERSION or tokens != self.count or len(packed) != (tokens + 7) // 8:
+            raise InputError(f"{path}: version {version}, of {tokens} tokens, {len(content)} bytes; expected version "
+                             f"{MASK_VERSION}, {self.count} tokens, {MASK_HEADER.size + (self.count + 7) // 8} bytes")
+        if int.from_bytes(packed, "little") >> tokens:
+            raise InputError(f"{path}: bits behind the last token are set")
+        flags = unpack_bits(packed, tokens)
+        if sum(flags) != counted or meta.get("counted", counted) != counted:
+            raise InputError(f"{path}: {sum(flags)} bits are set, its header says {counted}, the .meta.json "
+                             f"{meta.get('counted')}")
+        if meta and meta["checksum"]["value"] != file_sha256(path):
+            raise InputError(f"{path}: sha256 is {file_sha256(path)}, the .meta.json says {meta['checksum']['value']}")
+        return counted, flags
 
     def read_meta(self):
         """The sidecar as a dictionary, {} without one."""

@@ -41,6 +41,7 @@ class Plan:
     signature: dict             # what must be the same for an interrupted run to go on, by the name for messages
     valid_fraction: float
     masked: bool = False
+    empty: str = "documents without text"
     max_documents: int = 0
     workers: int = 0
     overwrite: bool = False
@@ -166,7 +167,7 @@ def prepare_folder(folder, overwrite, keep_temporary):
 
 def check_splits(writers, plan):
     if not any(writer.total_documents for writer in writers.values()):
-        raise InputError(f"the inputs hold no text ({plan.reader.empty} empty documents, "
+        raise InputError(f"the inputs hold no text ({plan.reader.empty} {plan.empty}, "
                          f"{len(plan.reader.skipped_files)} binary files)")
     wanted = SPLITS if plan.valid_fraction > 0 else SPLITS[:1]
     for split in wanted:
@@ -240,13 +241,13 @@ def run(plan):
     return writers
 
 
-def report(plan, writers, vocab_size):
+def report(plan, writers):
     reader = plan.reader
     if reader.skipped_files:
         print(f"passed over {len(reader.skipped_files)} binary files, the first is {reader.skipped_files[0]}")
     if reader.empty:
-        print(f"passed over {reader.empty} documents without text")
+        print(f"passed over {reader.empty} {plan.empty}")
     for split, writer in writers.items():
         counted = f", {writer.total_counted} count as targets" if plan.masked else ""
         print(f"{split}: {writer.total_tokens} tokens in {writer.total_documents} documents{counted}, "
-              f"{writer.shards} shards: {plan.folder}/{split}_*.bin (vocabulary {vocab_size})")
+              f"{writer.shards} shards: {plan.folder}/{split}_*.bin (vocabulary {plan.meta['vocab_size']})")

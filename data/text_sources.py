@@ -9,7 +9,8 @@ from pathlib import Path
 
 from support import InputError, need, one_line
 
-ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B"}
+ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B",
+           "ultrachat_200k": "HuggingFaceH4/ultrachat_200k"}
 COMPRESSED = {".gz", ".zst"}
 JSON_LINES = {".jsonl", ".ndjson"}
 PARQUET_REVISION = "refs/convert/parquet"
@@ -73,6 +74,7 @@ class Reader:
                  convert=text_of):
         self.sources, self.field, self.document_bytes = sources, field, document_bytes
         self.dataset_config, self.dataset_split = dataset_config, dataset_split
+        self.field_option = "--text-field"
         self.convert = convert    # what stands in the field -> bytes of a document; InputError where it is none
         self.done_bytes = 0
         self.skipped_files = []   # binary ones met in a folder
@@ -178,7 +180,7 @@ class Reader:
     def _field_of(self, row, where):
         if not isinstance(row, dict) or self.field not in row:
             names = ", ".join(sorted(map(str, row))[:20]) if isinstance(row, dict) else type(row).__name__
-            raise InputError(f"{where}: no field '{self.field}' (there is: {names}); pass --text-field")
+            raise InputError(f"{where}: no field '{self.field}' (there is: {names}); pass {self.field_option}")
         try:
             return self.convert(row[self.field])
         except InputError as error:
@@ -191,7 +193,7 @@ class Reader:
             with parquet.ParquetFile(source.path) as file:
                 if self.field not in file.schema_arrow.names:
                     raise InputError(f"{source.path}: no column '{self.field}' (there is: "
-                                     f"{', '.join(file.schema_arrow.names)}); pass --text-field")
+                                     f"{', '.join(file.schema_arrow.names)}); pass {self.field_option}")
                 rows, total = 0, max(1, file.metadata.num_rows)
                 groups = list(range(file.metadata.num_row_groups))
                 while groups and rows + file.metadata.row_group(groups[0]).num_rows <= skip:

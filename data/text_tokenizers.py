@@ -23,6 +23,10 @@ class Tokenizer:
         """What a sidecar says of it."""
         return {"name": self.name, "sha256": self.sha256, "separator": self.separator}
 
+    def token_id(self, text):
+        """Of a special token, None without it."""
+        return None
+
 
 class BytesTokenizer(Tokenizer):
     name, vocab_size, separator = "bytes", 257, 256
@@ -121,6 +125,9 @@ class JsonTokenizer(Tokenizer):
             raise InputError(f"{path}: has no token {', '.join(candidates)} to start a document with; pass "
                              "--separator")
         self.separator = vocabulary[found[0]]
+
+    def token_id(self, text):
+        return self.tokenizer.token_to_id(text)
 
     def encode(self, document):
         return self.tokenizer.encode(document.decode("utf-8", "replace"), add_special_tokens=False).ids

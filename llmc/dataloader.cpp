@@ -6,9 +6,11 @@
 #include <bit>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "llmc/blend.h"
 #include "llmc/check.h"
+#include "llmc/loss_mask.h"
 #include "llmc/rng.h"
 
 namespace {
@@ -129,6 +131,7 @@ std::string join_names(const std::vector<std::string>& globs) {
 struct DataLoader::Impl {
     DataConfig config;
     std::vector<Shard> shards;
+    std::vector<std::optional<LossMask>> masks;   // of the shards
     std::vector<ShardInfo> infos;
     std::vector<int64_t> first_sample;  // (shards + 1): prefix sums of samples
     int64_t total_tokens = 0;
@@ -138,6 +141,7 @@ struct DataLoader::Impl {
 
     struct Location {
         const Shard* shard;
+        const std::optional<LossMask>* mask;
         int64_t token;
     };
 
@@ -152,7 +156,14 @@ struct DataLoader::Impl {
         index += first_of_source[source];
         auto after = std::upper_bound(first_sample.begin(), first_sample.end(), index);
         size_t s = static_cast<size_t>(after - first_sample.begin()) - 1;
-        return {&shards[s], (index - first_sample[s]) * config.seq_length};
+        return {&shards[s], &masks[s], (index - first_sample[s]) * config.seq_length};
+    }
+
+    void read_mask(ShardInfo& info) {
+        masks.push_back(LossMask::beside(info.path, info.tokens));
+        info.masked = masks.back().has_value();
+        info.counted = info.masked ? masks.back()->counted() : info.tokens;
+        if (info.masked) info.fingerprint = rng_key(info.fingerprint ^ masks.back()->fingerprint(), "loss mask");
     }
 
     // Sources of equal size are not read in the same order.
@@ -210,6 +221,7 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
         info.samples = (info.tokens - 1) / config.seq_length;
         impl_->total_tokens += info.tokens;
         impl_->first_sample.push_back(impl_->first_sample.back() + info.samples);
+        impl_->read_mask(info);
         impl_->infos.push_back(info);
         impl_->shards.push_back(std::move(shard));
     }
@@ -239,6 +251,8 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) cons
     Impl::Location at = impl_->locate(sample);
     at.shard->copy(at.token, T, inputs);
     at.shard->copy(at.token + 1, T, targets);
+    for (int64_t t = 0; *at.mask && t < T; t++)
+        if (!(*at.mask)->counts(at.token + 1 + t)) targets[t] = kIgnoredTarget;
     int64_t ignored = 0;
     for (int64_t t = 0; t < T; t++)
         ignored += targets[t] == kIgnoredTarget;
@@ -317,7 +331,7 @@ void require_samples(const DataLoader& loader, int64_t needed, const char* what)
          (long long)needed, what);
 }
 
-std::vector<std::string> describe_blend(const DataLoader& loader, int64_t samples) {
+std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples) {
     std::vector<std::string> lines;
     const std::vector<SourceInfo>& sources = loader.sources();
     for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
@@ -327,6 +341,16 @@ std::vector<std::string> describe_blend(const DataLoader& loader, int64_t sample
                              100 * sources[k].share, sources[k].name.c_str(), (long long)sources[k].shards,
                              (long long)sources[k].samples, reads));
     }
+    int64_t masks = 0, tokens = 0, counted = 0;
+    for (const ShardInfo& info : loader.shards()) {
+        masks += info.masked;
+        tokens += info.tokens;
+        counted += info.counted;
+    }
+    if (masks > 0)
+        lines.push_back(strf("loss masks of %lld of %zu shards: %lld of %lld tokens count as targets, %.3g %%",
+                             (long long)masks, loader.shards().size(), (long long)counted, (long long)tokens,
+                             100 * static_cast<double>(counted) / static_cast<double>(tokens)));
     return lines;
 }
 

@@ -49,8 +49,8 @@ public:
     int64_t samples_of(int64_t source, int64_t n) const;
 
     // Sample number `sample` (any int64 >= 0; each epoch of a source has its own order):
-    // writes seq_length inputs and the seq_length targets that follow them. Returns the number of counted
-    // targets (those that are not kIgnoreIndex).
+    // writes seq_length inputs and the seq_length targets that follow them, kIgnoreIndex where a loss mask says so.
+    // Returns the number of counted targets (those that are not kIgnoreIndex).
     int64_t read(int64_t sample, int32_t* inputs, int32_t* targets) const;
 
     // Ask the operating system to page in samples [first, first + count) in the background. Like read,
@@ -72,8 +72,9 @@ private:
 // "one step of 512 sequences".
 void require_samples(const DataLoader& loader, int64_t needed, const char* what);
 
-// One line a source of a blend: its share, and how often a run of `samples` samples reads it. Nothing without weights.
-std::vector<std::string> describe_blend(const DataLoader& loader, int64_t samples);
+// One line a source of a blend: its share, and how often a run of `samples` samples reads it; and one about loss masks.
+// Nothing without weights and masks.
+std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples);
 
 // Position `index` of epoch `epoch` in [0, n): for a fixed (n, seed, epoch) a permutation of [0, n) as index
 // runs over it, computed without storing it. n >= 1.

@@ -40,6 +40,7 @@ struct ForeignMagic {
 constexpr ForeignMagic kForeign[] = {
     {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (HellaSwag, MMLU), not a token shard"},
     {"BIN.TOK\n", 8, "an llmq token file"},
+    {"LOSSMASK", 8, "a loss mask; name the .bin beside it"},
     {"MMIDIDX\0\0", 9, "a Megatron index; name its .bin instead"},
     {"\x93NUMPY", 6, "a NumPy array file"},
     {"PAR1", 4, "a parquet file; tokenise it with data/prepare_text.py"},
@@ -72,7 +73,7 @@ std::string index_path_of(const std::string& path) {
 
 // Files beside a shard that a pattern like dir/* matches too.
 bool is_companion(const std::string& path) {
-    return ends_with(path, ".idx") || ends_with(path, ".meta.json");
+    return ends_with(path, ".idx") || ends_with(path, ".mask") || ends_with(path, ".meta.json");
 }
 
 const char* megatron_dtype_name(int code) {

@@ -17,6 +17,9 @@ struct ShardInfo {
     int64_t tokens = 0;
     int64_t samples = 0;       // floor((tokens - 1) / seq_length); filled by the loader
     uint64_t fingerprint = 0;  // XXH3 of size, header and sampled blocks: a changed shard is noticed
+    // Filled by the loader, which adds a loss mask's to the fingerprint too.
+    bool masked = false;
+    int64_t counted = 0;       // tokens that count as targets
 };
 
 // Read-only mapping of a whole file. Truncating the file while it is mapped ends the process with SIGBUS, as

@@ -124,10 +124,10 @@ private:
             REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
                     config_.epochs, (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
         }
-        for (const std::string& line : describe_blend(*train_, samples_after(config_, config_.train_iters)))
+        for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
             notes_.push_back("training data: " + line);
         if (!valid_) return;
-        for (const std::string& line : describe_blend(*valid_, config_.eval_iters * config_.micro_batch_size))
+        for (const std::string& line : describe_data(*valid_, config_.eval_iters * config_.micro_batch_size))
             notes_.push_back("validation data: " + line);
     }
 
@@ -369,6 +369,7 @@ private:
         post_phase(Phase::kEvaluation);
         const Trainer::EvalResult e = trainer_->evaluate(ctx_, &*valid_, config_.eval_iters, eval_staging());
         if (e.stopped) return;
+        REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
         log_->eval({.step = step_, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
                     .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
     }

@@ -276,11 +276,11 @@ TEST_CASE("blend: a step or an evaluation never reads a sample twice, and the ba
                                       "weight 0.1"});
     }
     CHECK_THROWS_AS(require_samples(loader, 112, "one step"), Error);
-    const std::vector<std::string> lines = describe_blend(loader, 400);
+    const std::vector<std::string> lines = describe_data(loader, 400);
     REQUIRE(lines.size() == 2);
     check_contains(lines[0], {"90 % of the samples from ", "a.bin: 1 shards, 100 samples, each read 3.6 times"});
     check_contains(lines[1], {"10 % of the samples from ", "b.bin: 1 shards, 4 samples, each read 10 times"});
-    CHECK(describe_blend(one, 400).empty());
+    CHECK(describe_data(one, 400).empty());
 }
 
 TEST_CASE("blend: refused where the data is opened and among the options") {
