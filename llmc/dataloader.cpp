@@ -130,14 +130,14 @@ std::string join_names(const std::vector<std::string>& globs) {
 
 struct DataLoader::Impl {
     DataConfig config;
+    std::vector<SourceInfo> sources;
+    std::vector<int64_t> first_of_source{0};   // (sources + 1): prefix sums of their samples
+    BlendOrder order{std::vector<int64_t>{1}};
     std::vector<Shard> shards;
     std::vector<std::optional<LossMask>> masks;   // of the shards
     std::vector<ShardInfo> infos;
     std::vector<int64_t> first_sample;  // (shards + 1): prefix sums of samples
     int64_t total_tokens = 0;
-    std::vector<SourceInfo> sources;
-    std::vector<int64_t> first_of_source{0};   // (sources + 1): prefix sums of their samples
-    BlendOrder order{std::vector<int64_t>{1}};
 
     struct Location {
         const Shard* shard;
@@ -218,10 +218,10 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
                 "data shard '%s': %lld tokens are fewer than one sample (sequence length %lld + 1); "
                 "remove the shard or lower --seq-length",
                 path.c_str(), (long long)info.tokens, (long long)config.seq_length);
+        impl_->read_mask(info);
         info.samples = (info.tokens - 1) / config.seq_length;
         impl_->total_tokens += info.tokens;
         impl_->first_sample.push_back(impl_->first_sample.back() + info.samples);
-        impl_->read_mask(info);
         impl_->infos.push_back(info);
         impl_->shards.push_back(std::move(shard));
     }
@@ -313,24 +313,6 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
     return reweighted;
 }
 
-void require_samples(const DataLoader& loader, int64_t needed, const char* what) {
-    const std::vector<SourceInfo>& sources = loader.sources();
-    for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
-        const int64_t share = loader.samples_of(static_cast<int64_t>(k), needed);
-        REQUIRE(sources[k].samples >= share, "data '%s' has %lld samples of %lld; needs %lld, its share of %lld (%s): "
-                "lower its weight %s", sources[k].name.c_str(), (long long)sources[k].samples,
-                (long long)loader.seq_length(), (long long)share, (long long)needed, what, sources[k].weight.c_str());
-    }
-    if (sources.size() > 1) return;
-    if (loader.samples_per_epoch() >= needed) return;
-    const std::vector<ShardInfo>& shards = loader.shards();
-    std::string name = strf("'%s'", shards[0].path.c_str());
-    if (shards.size() > 1) name += strf(" and %zu more", shards.size() - 1);
-    FAIL(kExitBadInput, "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
-         (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(), (long long)loader.seq_length(),
-         (long long)needed, what);
-}
-
 std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples) {
     std::vector<std::string> lines;
     const std::vector<SourceInfo>& sources = loader.sources();
@@ -352,6 +334,24 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
                              (long long)masks, loader.shards().size(), (long long)counted, (long long)tokens,
                              100 * static_cast<double>(counted) / static_cast<double>(tokens)));
     return lines;
+}
+
+void require_samples(const DataLoader& loader, int64_t needed, const char* what) {
+    const std::vector<SourceInfo>& sources = loader.sources();
+    for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
+        const int64_t share = loader.samples_of(static_cast<int64_t>(k), needed);
+        REQUIRE(sources[k].samples >= share, "data '%s' has %lld samples of %lld; needs %lld, its share of %lld (%s): "
+                "lower its weight %s", sources[k].name.c_str(), (long long)sources[k].samples,
+                (long long)loader.seq_length(), (long long)share, (long long)needed, what, sources[k].weight.c_str());
+    }
+    if (sources.size() > 1) return;
+    if (loader.samples_per_epoch() >= needed) return;
+    const std::vector<ShardInfo>& shards = loader.shards();
+    std::string name = strf("'%s'", shards[0].path.c_str());
+    if (shards.size() > 1) name += strf(" and %zu more", shards.size() - 1);
+    FAIL(kExitBadInput, "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
+         (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(), (long long)loader.seq_length(),
+         (long long)needed, what);
 }
 
 // A balanced Feistel network over the next even number of bits, walked along its cycle until it falls below

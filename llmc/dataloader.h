@@ -68,13 +68,13 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// Error (exit 2) unless `needed` samples can be had without reading one of them twice; `what` says for what, e.g.
-// "one step of 512 sequences".
-void require_samples(const DataLoader& loader, int64_t needed, const char* what);
-
 // One line a source of a blend: its share, and how often a run of `samples` samples reads it; and one about loss masks.
 // Nothing without weights and masks.
 std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples);
+
+// Error (exit 2) unless `needed` samples can be had without reading one of them twice; `what` says for what, e.g.
+// "one step of 512 sequences".
+void require_samples(const DataLoader& loader, int64_t needed, const char* what);
 
 // Position `index` of epoch `epoch` in [0, n): for a fixed (n, seed, epoch) a permutation of [0, n) as index
 // runs over it, computed without storing it. n >= 1.
