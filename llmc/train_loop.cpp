@@ -42,13 +42,6 @@ DataConfig data_config(const Config& config, const std::vector<std::string>& glo
             .documents = config.reset_attention_mask, .synthetic = config.synthetic_data};
 }
 
-// Whole steps that `samples` samples allow, batch ramp-up included.
-int64_t steps_for_samples(const Config& config, int64_t samples) {
-    int64_t steps = 0;
-    for (int64_t used = batch_size_at(config, 0); used <= samples; used += batch_size_at(config, used)) steps++;
-    return steps;
-}
-
 // Byte-level text where the vocabulary is bytes (256 and above separate documents), else the token ids.
 std::string printable(const std::vector<int32_t>& tokens, int64_t vocab_size) {
     std::string text;
@@ -131,6 +124,11 @@ private:
             REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
                     config_.epochs, (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
         }
+        for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
+            notes_.push_back("training data: " + line);
+        if (!valid_) return;
+        for (const std::string& line : describe_data(*valid_, config_.eval_iters * config_.micro_batch_size))
+            notes_.push_back("validation data: " + line);
     }
 
     void open_device() {
@@ -371,6 +369,7 @@ private:
         post_phase(Phase::kEvaluation);
         const Trainer::EvalResult e = trainer_->evaluate(ctx_, &*valid_, config_.eval_iters, eval_staging());
         if (e.stopped) return;
+        REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
         log_->eval({.step = step_, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
                     .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
     }
