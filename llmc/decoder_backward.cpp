@@ -135,10 +135,12 @@ LinearOperand Decoder::dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, co
     auto attention = [&](const QuantOut& quant) {
         Arena::Scope scope(ctx, arena_);
         Tensor delta = arena_.scratch(stat_, N * NH);
+        const int64_t sums_elems = device::attention_sums_elems(options_.dtype, B, T, NH, HS);
+        Tensor sums = sums_elems > 0 ? arena_.scratch(Dtype::kFp32, sums_elems) : Tensor{};
         ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = datt, .out = a.att.high, .lse = a.lse,
                                       .qkv = a.qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
                                       .softmax_mul = softmax_mul(), .documents = batch.documents,
-                                      .quant = quant});
+                                      .quant = quant, .sums = sums});
     };
     auto rope = [&](const QuantOut& quant) {
         RopeArgs args = rope_args(dqkv, N, T);

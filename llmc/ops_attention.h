@@ -53,4 +53,6 @@ struct AttentionBackwardArgs {
     float softmax_mul;
     const int32_t* documents = nullptr;   // (2, B, T) optional: starts, ends, as in the forward
     QuantOut quant = {};                  // of dqkv, N = B T
+    Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, sums of dq
+    bool fast = false;                    // dq may differ in its last bits between equal runs
 };

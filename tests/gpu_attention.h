@@ -47,10 +47,11 @@ struct Attention {
                 .HS = s.HS, .softmax_mul = softmax_mul, .documents = borders};
     }
     AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
-                                        Tensor qkv_view, const int32_t* borders) const {
+                                        Tensor qkv_view, const int32_t* borders, Tensor sums = {},
+                                        bool fast = false) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
                 .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
-                .documents = borders};
+                .documents = borders, .sums = sums, .fast = fast};
     }
     std::string name() const {
         return strf("B %lld T %lld heads %lld over %lld head size %lld %s ", (long long)s.B, (long long)s.T,
@@ -77,8 +78,10 @@ struct Attention {
         return r;
     }
     // The backward reads out and lse of `given`.
-    Result on_gpu(const Result& given, int again = 0) const {
+    Result on_gpu(const Result& given, bool fast = false, int again = 0) const {
         Result r = fresh(type);
+        const HostTensor scratch(Dtype::kFp32, cuda::attention_sums_elems(type, s.B, s.T, s.NH, s.HS));
+        DeviceTensor sums(scratch);
         DeviceTensor x(qkv), dy(dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta);
         HostTensor host_borders(Dtype::kInt32, static_cast<int64_t>(documents.size()));
         if (!documents.empty())
@@ -88,7 +91,7 @@ struct Attention {
         cuda::attention_forward(gpu(), forward_args(out.view(), lse.view(), x.view(), borders));
         DeviceTensor given_out(given.out), given_lse(given.lse);
         const AttentionBackwardArgs args = backward_args(dqkv.view(), delta.view(), dy.view(), given_out.view(),
-                                                         given_lse.view(), x.view(), borders);
+                                                         given_lse.view(), x.view(), borders, sums.view(), fast);
         cuda::attention_backward(gpu(), args);
         const HostTensor first = dqkv.download();
         int64_t differ = 0;
@@ -97,6 +100,7 @@ struct Attention {
             differ += !dqkv.download().same_bits(first);
         }
         CHECK_EQ(differ, 0);
+        sums.download();   // looks at its guards
         return {out.download(), lse.download(), dqkv.download(), delta.download()};
     }
 
@@ -226,6 +230,7 @@ inline void check_against_loops(const Attention& a) {
     // dk of a single key is 0 but for rounding: no share of its largest element is left to catch.
     if (a.s.T > 1) check("dqkv", got.dqkv, want.dqkv, want.dqkv_error);
     CHECK(a.on_gpu(cpu).dqkv.same_bits(got.dqkv));
+    if (a.s.T > 1) check("dqkv, fast", a.on_gpu(cpu, true).dqkv, want.dqkv, want.dqkv_error);
 }
 
 // rms error of query, key and value heads apart: their sizes differ.
@@ -249,6 +254,7 @@ inline void check_against_cpu(const Attention& a) {
     INFO("out: rms error " << rms_error(got.out, exact.out) << ", CPU " << rms_error(cpu.out, exact.out));
     CHECK_LE(rms_error(got.out, exact.out), 2 * rms_error(cpu.out, exact.out) + kTiny);
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, 0, a.s.NH, "dq");
+    check_rms(a, a.on_gpu(cpu, true).dqkv, cpu.dqkv, exact.dqkv, 0, a.s.NH, "dq, fast");
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.s.NH, a.s.NKV, "dk");
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.s.NH + a.s.NKV, a.s.NKV, "dv");
     const Attention::Result again = a.on_gpu(cpu);

@@ -56,7 +56,7 @@ TEST_CASE("gpu attention: many tiles and long sequences") {
     check_against_cpu(Attention({1, 8192, 8, 8, 128}, Dtype::kBf16));
 }
 
-// How fast blocks are must not show: items of all lengths, beside each other and in turn.
+// How fast blocks are must not show in sums that several add to: blocks of all lengths, beside each other and in turn.
 TEST_CASE("gpu attention: equal bits in 200 runs") {
     for (const Attention& a :
          {Attention({1, 2048, 8, 2, 128}, Dtype::kBf16), Attention({8, 1000, 12, 12, 64}, Dtype::kBf16),
@@ -65,7 +65,7 @@ TEST_CASE("gpu attention: equal bits in 200 runs") {
         Attention::Result given = a.fresh(a.type);   // equal bits need no true ones
         for (int64_t i = 0; i < given.out.elems(); i++) given.out.set(i, 0.01 * static_cast<double>(i % 7));
         for (int64_t i = 0; i < given.lse.elems(); i++) given.lse.set(i, 8);
-        a.on_gpu(given, 200);
+        a.on_gpu(given, false, 200);
     }
 }
 

@@ -1,7 +1,8 @@
 // Attention forward and backward at the trainer's shapes. Usage: bench_attention [head size]
 // FLOPs count half the square of scores (causal) and 2.5 times the forward for the backward, whatever a
 // kernel recomputes. Random data, two input sets in turn.
-// Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward ...
+// Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward,
+// deterministic ... | fast ... | on compute capability 9.0 as two kernels ...
 // and, where FP8 attention exists, us of: its pass over qkv | rope alone | that pass with rope | the forward | all that
 // FP8 needs: the forward and what its pass costs more than rope, TFLOP/s of both, and times the bf16 forward.
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <functional>
 #include <vector>
 
+#include "llmc/cuda/attention_backward_sm90.cuh"
 #include "llmc/cuda/common.cuh"
 
 namespace {
@@ -29,6 +31,10 @@ struct Memory {
     explicit Memory(Ctx& c) : ctx(c) {}
     ~Memory() {
         for (void* p : all) cuda::device_free(p);
+    }
+    Tensor sums(Dtype dtype, int64_t B, int64_t T, int64_t NH, int64_t HS) {
+        const int64_t elems = cuda::attention_sums_elems(dtype, B, T, NH, HS);
+        return elems > 0 ? random(Dtype::kFp32, elems) : Tensor{};
     }
     Tensor random(Dtype dtype, int64_t elems) {
         all.push_back(cuda::device_alloc(elems * dtype_bytes(dtype)));
@@ -101,11 +107,12 @@ void check(Ctx& ctx) {
         const Tensor qkv = random(N * width), dqkv = random(N * width), out = random(N * NH * HS),
                      dout = random(N * NH * HS), lse = memory.random(Dtype::kFp32, N * NH),
                      delta = memory.random(Dtype::kFp32, N * NH);
+        const Tensor sums = memory.sums(Dtype::kBf16, B, T, NH, HS);
         AttentionForwardArgs forward{.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV,
                                      .HS = HS, .softmax_mul = mul};
         AttentionBackwardArgs backward{.dqkv = dqkv, .delta = delta, .dout = dout, .out = out, .lse = lse,
                                        .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
-                                       .softmax_mul = mul};
+                                       .softmax_mul = mul, .sums = sums};
         cuda::attention_forward(ctx, forward);
         cuda::attention_backward(ctx, backward);
         std::vector<bf16> h_qkv(N * width), h_dqkv(N * width), h_out(N * NH * HS), h_dout(N * NH * HS);
@@ -208,6 +215,7 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
     const int64_t N = s.B * s.T, width = (s.NH + 2 * s.NKV) * s.HS;
     std::vector<AttentionForwardArgs> forward;
     std::vector<AttentionBackwardArgs> backward;
+    const Tensor sums = memory.sums(s.dtype, s.B, s.T, s.NH, s.HS);
     for (int set = 0; set < 2; set++) {
         const Tensor qkv = memory.random(s.dtype, N * width), out = memory.random(s.dtype, N * s.NH * s.HS),
                      dout = memory.random(s.dtype, N * s.NH * s.HS), dqkv = memory.random(s.dtype, N * width),
@@ -217,7 +225,8 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
         forward.push_back({.out = out, .lse = lse, .qkv = qkv, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
                            .HS = s.HS, .softmax_mul = mul});
         backward.push_back({.dqkv = dqkv, .delta = delta, .dout = dout, .out = out, .lse = lse, .qkv = qkv,
-                            .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul});
+                            .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul,
+                            .sums = sums});
     }
     const float forward_us = median_us(ctx, [&](int i) { cuda::attention_forward(ctx, forward[i % 2]); });
     const double mflop = 2e-6 * s.B * s.NH * s.T * s.T * s.HS;
@@ -227,7 +236,17 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
     std::printf("%s B %2lld heads %2lld / %2lld T %5lld d %3lld", dtype_name(s.dtype), (long long)s.B, (long long)s.NH,
                 (long long)s.NKV, (long long)s.T, (long long)s.HS);
     print(mflop, forward_us);
-    print(2.5 * mflop, median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); }));
+    for (bool fast : {false, true}) {
+        for (AttentionBackwardArgs& args : backward) args.fast = fast;
+        print(2.5 * mflop, median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); }));
+    }
+    if (sums.elems > 0) {
+        const cuda::AttentionShape shape{.B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS,
+                                   .softmax_mul = backward[0].softmax_mul};
+        print(2.5 * mflop, median_us(ctx, [&](int i) {
+                  cuda::attention_backward_two_sm90(ctx, backward[i % 2], shape);
+              }));
+    }
     std::printf("\n");
     if (has_fp8(ctx, s.dtype, s.HS)) bench_fp8(ctx, s, forward, memory, forward_us, ceiling);
 }
@@ -242,7 +261,7 @@ int main(int argc, char** argv) try {
     const double ceiling = matmul_ceiling(ctx);
     std::printf("%s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(), ceiling);
     std::printf("%-37s", "shape");
-    for (const char* what : {"fwd us", "bwd us"})
+    for (const char* what : {"fwd us", "bwd us", "fast us", "two us"})
         std::printf(" | %9s | %7s | %5s", what, "TFLOP/s", "%");
     std::printf("\n");
     for (const Shape& s : kShapes) {

@@ -39,6 +39,15 @@ const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
     return "plain kernel on the CUDA cores: slow; BF16 with 64 or 128 channels a head uses the tensor cores";
 }
 
+int64_t attention_sums_elems([[maybe_unused]] Dtype dtype, [[maybe_unused]] int64_t B, [[maybe_unused]] int64_t T,
+                             [[maybe_unused]] int64_t NH, [[maybe_unused]] int64_t head_size) {
+#if defined(LLMC_SM90A)   // runs on compute capability 9.0 alone
+    return fits_mma(dtype, head_size) ? attention_sums_elems_sm90(B, T, NH, head_size) : 0;
+#else
+    return 0;
+#endif
+}
+
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     const AttentionShape shape = check_shape("attention_forward", args.B, args.T, args.NH, args.NKV, args.HS,
                                              args.softmax_mul, args.documents);

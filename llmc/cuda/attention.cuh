@@ -42,6 +42,7 @@ void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const A
 // The same on compute capability 9.0, in a build for sm_90a.
 void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
+int64_t attention_sums_elems_sm90(int64_t B, int64_t T, int64_t NH, int64_t HS);
 // From args.heads.
 void attention_forward_fp8_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 

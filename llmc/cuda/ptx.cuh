@@ -160,9 +160,42 @@ __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;
 template <int pending> __device__ inline void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
+// Until they are complete: seen by this thread.
+template <int pending> __device__ inline void bulk_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+}
+// Bytes of shared memory, multiples of 16 everywhere, to global memory; fp32 added to what is there. As store_box.
+// "cp.async.bulk", "cp.reduce.async.bulk".
+__device__ inline void bulk_store(float* global, uint32_t shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
+                 "r"(shared), "r"(bytes)
+                 : "memory");
+}
+__device__ inline void bulk_add(float* global, uint32_t shared, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                     __cvta_generic_to_global(global)),
+                 "r"(shared), "r"(bytes)
+                 : "memory");
+}
 __device__ inline void prefetch_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 // What this thread has written to shared memory is seen by the copy engine and the tensor cores.
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Orders global memory between the copy engine and ordinary accesses of this thread, either way.
+__device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- a number in global memory that passes data between blocks. "ld.acquire", "st.release".
+__device__ inline uint32_t load_acquire(const uint32_t* global) {
+    uint32_t value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                 : "=r"(value)
+                 : "l"(__cvta_generic_to_global(global))
+                 : "memory");
+    return value;
+}
+__device__ inline void store_release(uint32_t* global, uint32_t value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(value) : "memory");
+}
+
 // ---- barriers in shared memory, by their addresses, within one block
 __device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -221,11 +254,13 @@ template <int count> __device__ inline void pin(float (&x)[count]) {
     for (int i = 0; i < count; i++) asm volatile("" : "+f"(x[i])::"memory");
 }
 
-// Operand lists of 32 and 64 registers: "+f" of d[0..], and "%0, %1, ...".
+// Operand lists of 16, 32 and 64 registers: "+f" of d[0..], and "%0, %1, ...".
 #define LLMC_F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
                       "+f"(d[i + 6]), "+f"(d[i + 7])
-#define LLMC_F32(d, i) LLMC_F8(d, i), LLMC_F8(d, i + 8), LLMC_F8(d, i + 16), LLMC_F8(d, i + 24)
+#define LLMC_F16(d, i) LLMC_F8(d, i), LLMC_F8(d, i + 8)
+#define LLMC_F32(d, i) LLMC_F16(d, i), LLMC_F16(d, i + 16)
 #define LLMC_N10(t) "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9, "
+#define LLMC_N16 LLMC_N10("") "%10, %11, %12, %13, %14, %15"
 #define LLMC_N32 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") "%30, %31"
 #define LLMC_N64 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") \
                  "%60, %61, %62, %63"
@@ -236,8 +271,14 @@ template <int count> __device__ inline void pin(float (&x)[count]) {
 // "wgmma.mma_async".
 template <int N, bool a_rows, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
-    static_assert(N == 64 || N == 128);
-    if constexpr (N == 64) {
+    static_assert(N == 32 || N == 64 || N == 128);
+    if constexpr (N == 32) {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %18, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" LLMC_N16 "}, %16, %17, add, 1, 1, %19, "
+                     "%20;}"
+                     : LLMC_F16(d, 0)
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
+    } else if constexpr (N == 64) {
         asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; "
                      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_N32 "}, %32, %33, add, 1, 1, %35, "
                      "%36;}"
@@ -304,8 +345,10 @@ template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], const uint
     }
 }
 #undef LLMC_F8
+#undef LLMC_F16
 #undef LLMC_F32
 #undef LLMC_N10
+#undef LLMC_N16
 #undef LLMC_N32
 #undef LLMC_N64
 #endif
