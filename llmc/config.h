@@ -51,6 +51,7 @@ struct Config {
     Dtype grad_dtype = Dtype::kFp32;
     Dtype moment_dtype = Dtype::kFp32;
     Recompute recompute = Recompute::kNone;
+    bool attention_fast = false;        // dq is added up in any order
     bool gemm_search = true;
     bool fuse_gelu = false;             // gelu inside the matmul's epilogue
     uint64_t seed = 0;

@@ -43,6 +43,12 @@ const char* no_fusable_gelu(const Config& c) {
     if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the FP8 copies";
     return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu by itself, twice");
 }
+const char* no_attention_modes(const Config& c) {
+    if (c.dtype != Dtype::kBf16) return "--dtype fp32: the plain attention kernels add in one order only";
+    const int64_t channels = c.shape.kv_channels;
+    return unless(channels == 64 || channels == 128, "the plain attention kernels add in one order only; 64 and 128 "
+                                                     "channels a head (--kv-channels) have others");
+}
 const char* no_sampling(const Config& c) {
     return unless(c.sample_every > 0, "no text is sampled (--sample-every 0)");
 }
@@ -319,6 +325,11 @@ void add_numbers(Rows& rows) {
                                                     {"norm-act", Recompute::kNormAct},
                                                     {"block", Recompute::kBlock}}),
          .help = "what the backward pass computes again instead of keeping it", .fallback = "none"},
+        {.name = "attention", .group = group,
+         .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
+         .help = "how the backward adds up the gradient of the queries on compute capability 9.0: in one order, or as "
+                 "it comes, so that equal runs differ in last bits",
+         .fallback = "deterministic", .inert = no_attention_modes, .gpu_only = true},
         {.name = "gemm-search", .group = group,
          .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
          .help = "time the library's algorithms for every matmul shape at the start", .fallback = "on",

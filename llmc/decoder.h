@@ -29,6 +29,7 @@ struct DecoderOptions {
     Recompute recompute = Recompute::kNone;
     bool fuse_gelu = false;
     bool fp8_attention = false;
+    bool attention_fast = false;   // AttentionBackwardArgs::fast
 };
 
 // Called around the layers, so that sharding can overlap with compute. Layer numbers: -1 embeddings, 0..L-1 blocks,

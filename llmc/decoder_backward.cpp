@@ -140,7 +140,7 @@ LinearOperand Decoder::dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, co
         ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = datt, .out = a.att.high, .lse = a.lse,
                                       .qkv = a.qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
                                       .softmax_mul = softmax_mul(), .documents = batch.documents,
-                                      .quant = quant, .sums = sums});
+                                      .quant = quant, .sums = sums, .fast = options_.attention_fast});
     };
     auto rope = [&](const QuantOut& quant) {
         RopeArgs args = rope_args(dqkv, N, T);

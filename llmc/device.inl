@@ -49,6 +49,8 @@ void run_late(Ctx& ctx);
 
 // Which attention kernel runs for a working type and head size on an open device, for the banner.
 const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size);
+// Whether its backward has a fast mode (AttentionBackwardArgs::fast).
+bool attention_has_modes(const Ctx& ctx, Dtype dtype, int64_t head_size);
 // Elements of fp32 scratch that attention_backward needs here (AttentionBackwardArgs::sums); needs no open device.
 int64_t attention_sums_elems(Dtype dtype, int64_t B, int64_t T, int64_t NH, int64_t head_size);
 

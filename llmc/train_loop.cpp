@@ -195,12 +195,21 @@ private:
                       .synthetic_data = config_.synthetic_data,
                       .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
-        notes_.push_back(std::string(config_.fp8_attention ? "attention: forward in E4M3, " : "attention: ")
-                         + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
+        notes_.push_back(attention_note());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
         for (const std::string& name : idle_) notes_.push_back("has nothing to do here: " + name);
         for (const std::string& note : notes_) log_->event("note", note);
+    }
+
+    std::string attention_note() const {
+        const int64_t channels = config_.shape.kv_channels;
+        const bool modes = device::attention_has_modes(ctx_, config_.dtype, channels);
+        std::string text = config_.fp8_attention ? "attention: forward in E4M3, " : "attention: ";
+        text += device::attention_kernel(ctx_, config_.dtype, channels);
+        if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
+        else if (config_.attention_fast) text += "; --attention fast has no effect on it";
+        return text;
     }
 
     // Evaluation and sampling once before the first step, so that nothing they need is loaded later.

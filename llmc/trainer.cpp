@@ -13,7 +13,7 @@ namespace {
 DecoderOptions decoder_options(const Config& config) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.seq_length, .dtype = config.dtype,
             .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
-            .fp8_attention = config.fp8_attention};
+            .fp8_attention = config.fp8_attention, .attention_fast = config.attention_fast};
 }
 
 StepState* take_state(Arena& arena) {

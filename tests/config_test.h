@@ -96,6 +96,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"clip-grad", {{"0", "0.5"}, {}}},                    {"max-skips", {{"0", "3"}, {}}},
         {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
         {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block"}, {}}},
+        {"attention", {{"fast"}, {}}},
         {"gemm-search", {{"off"}, {}}},                       {"fuse-gelu", {{"true"}, {}}},
         {"seed", {{"0", "18446744073709551615"}, {}}},
         {"fp8-recipe", {{"delayed", "tensorwise", "blockwise"}, {}}},

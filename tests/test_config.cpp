@@ -135,6 +135,9 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--fuse-gelu", "--fp8-recipe", "delayed"}, "--fuse-gelu", "FP8"},
         {"gpt2", {"--fp8-attention", "--dtype", "fp32"}, "--fp8-attention", "BF16"},
         {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "64 and 128 channels"},
+        {"gpt2", {"--attention", "fast", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
+        {"llama", {"--attention", "fast", "--kv-channels", "80"}, "--attention", "64 and 128 channels"},
+        {"gpt2", {"--attention", "deterministic", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
         {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
         {"gpt2", {"--keep", "3"}, "--keep", "--save"},
@@ -381,8 +384,8 @@ TEST_CASE("config: help, banner, and what is idle on this machine") {
     CHECK(contains(banner, "  seed = 99\n"));
     CHECK(!contains(banner, "rotary-base"));
 
-    Words words = joined(base(""), {"--gemm-search", "off", "--profile", "2:3"});
+    Words words = joined(base(""), {"--gemm-search", "off", "--profile", "2:3", "--attention", "fast"});
     CHECK(parse("gpt2", words).idle.empty());
-    CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 2);
+    CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 3);
     CHECK(parse("gpt2", base(""), {.gpu = false}).idle.empty());
 }

@@ -134,6 +134,19 @@ class TrainTest(unittest.TestCase):
         for options in (["--fp8-attention"], ["--kv-channels", "64", "--fp8-attention", "--dtype", "fp32"]):
             self.assertIn("--fp8-attention has no effect: ", self.run_train(GPT2, *options, expect=2).stderr)
 
+    def test_attention_mode(self):
+        """Which kernel runs is known at the start only: without the one that has modes, the banner says so."""
+        asked = self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64", "--attention", "fast")
+        self.assertIn("row by row on the CPU; --attention fast has no effect on it", asked.stdout)
+        self.assertIn("has nothing to do here: --attention: nothing to do without a GPU", asked.stdout)
+        self.assertNotIn("--attention", self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64").stdout)
+        refused = self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64", "--dtype", "fp32", "--attention",
+                                 "fast", expect=2)
+        self.assertIn("--attention has no effect: --dtype fp32", refused.stderr)
+        dry = self.run_train(LLAMA, "--dry-run", "--train-iters", "2", "--kv-channels", "64", "--attention",
+                             "fast")
+        self.assertIn("attention = fast", dry.stdout)
+
     def test_resume_at_every_step_fp8(self):
         for i, (name, options) in enumerate(self.FP8.items()):
             with self.subTest(name):

@@ -39,6 +39,8 @@ const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
     return "plain kernel on the CUDA cores: slow; BF16 with 64 or 128 channels a head uses the tensor cores";
 }
 
+bool attention_has_modes(const Ctx& ctx, Dtype dtype, int64_t head_size) { return fits_sm90(ctx, dtype, head_size); }
+
 int64_t attention_sums_elems([[maybe_unused]] Dtype dtype, [[maybe_unused]] int64_t B, [[maybe_unused]] int64_t T,
                              [[maybe_unused]] int64_t NH, [[maybe_unused]] int64_t head_size) {
 #if defined(LLMC_SM90A)   // runs on compute capability 9.0 alone
