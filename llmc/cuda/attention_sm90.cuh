@@ -98,8 +98,8 @@ template <int rows, int columns> __device__ inline void await_loaded(const uint3
     if (bits == 1) __nanosleep(1);   // all of them are needed to know
 }
 
-// ---- registers that a warpgroup may take: what the block begins with, multiples of 8 a thread, is shared out anew. Asks
-// for more never come true, and the block waits for ever.
+// ---- registers that a warpgroup may take: what the block begins with, multiples of 8 a thread, is shared out anew.
+// Asks for more never come true, and the block waits for ever.
 __host__ __device__ constexpr bool registers_suffice(int consumers, int producer_registers, int consumer_registers) {
     const int warpgroups = consumers + 1, at_start = 65536 / (128 * warpgroups) / 8 * 8;
     return producer_registers + consumers * consumer_registers <= warpgroups * at_start;
