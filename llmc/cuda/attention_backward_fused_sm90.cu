@@ -222,7 +222,7 @@ template <int HS> struct FusedConsumer {
     using P = Fused<HS>;
     const FusedState<HS> state;
     char* const memory;
-    const int consumer, lane;
+    const int consumer, warp, lane;   // warp: of the block
     const float mul;
     float dk[HS / 2], dv[HS / 2];
     float s[32], dp[32];
@@ -230,12 +230,12 @@ template <int HS> struct FusedConsumer {
     uint32_t item = 0, step = 0;  // numbers of the present ones
 
     // First byte of this consumer's keys (opaque: no register is left for descriptors of all its parts), and of this
-    // warp's 16 keys in the buffer of a step's ds.
+    // warp's 16 keys in the buffer of a step's ds. No shuffle here: one lane alone asks too.
     __device__ uint32_t own_keys() const {
         return ptx::opaque(state.key_tile(item) + consumer * 64 * kPanelRowBytes);
     }
     __device__ uint32_t own_grads(uint32_t of_step) const {
-        return state.grad_tile(of_step) + (consumer * 64 + warp_uniform(threadIdx.x / 32) % 4 * 16) * kPanelRowBytes;
+        return state.grad_tile(of_step) + (consumer * 64 + warp % 4 * 16) * kPanelRowBytes;
     }
     __device__ void start_step_scores() {
         state.queries().await_full(step);
@@ -390,7 +390,7 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
     using P = Fused<HS>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
-    FusedConsumer<HS> c{state, memory, consumer, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}, {}, {}};
+    FusedConsumer<HS> c{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}, {}, {}};
     while (true) {
         const uint32_t item = schedule.item(c.item, blockIdx.x, gridDim.x);
         if (item >= schedule.items) break;
