@@ -17,7 +17,7 @@ template <> struct FusedTiles<64> {
 };
 template <int HS> struct Fused : FusedTiles<HS> {
     using Tiles = FusedTiles<HS>;
-    static constexpr int kConsumers = 2, kProducerRegisters = 32, kConsumerRegisters = 240;
+    static constexpr int kConsumers = 2, kProducerRegisters = 24, kConsumerRegisters = 240;
     static constexpr int kThreads = 128 * (kConsumers + 1), kWarps = 4 * kConsumers;
     static constexpr int kKeys = 64 * kConsumers, kQueries = 64, kPanels = HS / kPanel;
     static constexpr uint32_t kKeyPanel = kKeys * kPanelRowBytes, kQueryPanel = kQueries * kPanelRowBytes;
@@ -70,8 +70,8 @@ template <int HS> struct FusedState {
         grads().init(P::kWarps, P::kWarps);
         for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
         queries().init(P::kWarps, 1);
-        douts().init(P::kWarps, 1);
-        stats().init(P::kWarps, 32);
+        douts().init_full(1);
+        stats().init_full(32);
     }
     __device__ uint32_t key_tile(uint32_t item) const { return shared + item % P::kItemStages * 2 * P::kKeyBytes; }
     __device__ uint32_t grad_tile(uint32_t step) const { return shared + P::kGradsAt + step % 2 * P::kGradBytes; }
@@ -89,29 +89,37 @@ template <int HS> struct FusedState {
 // of the group. The last key's document ends after those of the others.
 struct Steps {
     Schedule::Place at;
-    int first, end;   // tiles
+    int first, end;        // tiles
+    uint32_t first_head;   // of the group's query heads, counted over all sequences
 
-    template <bool kDocuments> __device__ static Steps of(const AttentionShape& shape, const Schedule::Place& at) {
+    template <bool kDocuments>
+    __device__ static Steps of(const AttentionShape& shape, const Schedule& schedule, uint32_t item) {
+        const Schedule::Place at = schedule.place(item);
         constexpr int kKeys = 128, kQueries = 64;
-        const int T = static_cast<int>(shape.T);
+        const int T = static_cast<int>(ptx::opaque(static_cast<uint32_t>(shape.T)));
         const int past = kDocuments ? shape.document_end(at.b, min(T, (at.tile + 1) * kKeys) - 1) : T;
-        return {at, at.tile * kKeys / kQueries, (past - 1) / kQueries + 1};
+        return {at, at.tile * kKeys / kQueries, (past - 1) / kQueries + 1,
+                at.b * static_cast<uint32_t>(shape.NH) + at.head * schedule.group};
     }
 };
 
-// Calls item(steps, its number) for every item of this block, and visit(steps, tile, head, number of the step).
+// Calls item(steps, its number) for every item of this block, and visit(steps, tile, head of the group, number of the
+// step). For producers, who have 24 registers: ptxas would keep what it can work out of the kernel's arguments once for
+// all items (opaque).
 template <bool kDocuments, typename Item, typename Visit>
 __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule, Item item, Visit visit) {
     uint32_t step = 0;
     for (uint32_t round = 0;; round++) {
-        const uint32_t number = schedule.item(round, blockIdx.x, gridDim.x);
+        const uint32_t number = schedule.item(round, ptx::block_index(), ptx::opaque(gridDim.x));
         if (number >= schedule.items) return;
-        const Steps steps = Steps::of<kDocuments>(shape, schedule.place(number));
+        Schedule anew = schedule;
+        anew.section = ptx::opaque(anew.section), anew.sections = ptx::opaque(anew.sections);
+        const Steps steps = Steps::of<kDocuments>(shape, anew, number);
         item(steps, round);
-#pragma unroll 1   // producers have few registers
+#pragma unroll 1
         for (int tile = steps.end - 1; tile >= steps.first; tile--) {
 #pragma unroll 1
-            for (int i = 0; i < schedule.group; i++) visit(steps, tile, steps.at.head * schedule.group + i, step++);
+            for (int i = 0; i < schedule.group; i++) visit(steps, tile, i, step++);
         }
     }
 }
@@ -133,8 +141,8 @@ __device__ void load_tiles(FusedState<HS> state, const FusedMaps& maps, const At
         ptx::load_box(keys, &maps.keys, full, first, panel, at.b);
         ptx::load_box(keys + P::kKeyBytes, &maps.keys, full, first, panel + NKV * P::kPanels, at.b);
     };
-    for_steps<kDocuments>(shape, schedule, load_own, [&](const Steps& steps, int tile, int head, uint32_t step) {
-        const int row = tile * P::kQueries, panel = head * P::kPanels, b = steps.at.b;
+    for_steps<kDocuments>(shape, schedule, load_own, [&](const Steps& steps, int tile, int i, uint32_t step) {
+        const int row = tile * P::kQueries, b = steps.at.b, panel = (steps.at.head * schedule.group + i) * P::kPanels;
         const uint32_t queries_full = state.queries().full_of(step), douts_full = state.douts().full_of(step);
         state.queries().await_empty(step);
         ptx::barrier_expect(queries_full, P::kQueryBytes);
@@ -150,9 +158,9 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
                            const AttentionShape& shape, const Schedule& schedule, int lane) {
     using P = Fused<HS>;
     const int T = static_cast<int>(shape.T);
-    for_steps<kDocuments>(shape, schedule, no_item, [&](const Steps& steps, int tile, int head, uint32_t step) {
+    for_steps<kDocuments>(shape, schedule, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
         const int query = tile * P::kQueries + lane;
-        const int64_t row = shape.stat(steps.at.b, query, head);
+        const uint64_t row = static_cast<uint64_t>(steps.first_head + i) * static_cast<uint32_t>(T) + query;
         const bool inside[2] = {query < T, query + 32 < T};
         float minus_lse[2], minus_delta[2];   // no weight beyond the end
 #pragma unroll
@@ -169,29 +177,31 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
 }
 
 // The thread that adds a consumer's share of dq to the sums in memory. In turn: tile j of keys after those before it.
-// The first one stores. A turn is passed on when the addition is done, not only read.
+// The first one stores. A turn is passed on when the addition is done, not only read. It is asked for before the sum is
+// there: most often it has come by then.
 template <int HS, bool kDocuments, bool kInTurn>
 __device__ void add_sums(FusedState<HS> state, int consumer, QuerySums sums, const AttentionShape& shape,
                          const Schedule& schedule) {
     using P = Fused<HS>;
-    const Slots<P::kSumStages> ring = state.sums(consumer);
-    for_steps<kDocuments>(shape, schedule, no_item, [&](const Steps& steps, int tile, int head, uint32_t step) {
-        const Schedule::Place& at = steps.at;
-        const uint32_t unit = sums.unit(at.b, head, tile, consumer);
+    const uint32_t barriers = ptx::opaque(state.sums(consumer).full);
+    const uint32_t own = ptx::opaque(state.shared + state.sums_at(consumer, 0));
+    const Slots<P::kSumStages> ring{barriers, barriers + 8 * P::kSumStages};
+    for_steps<kDocuments>(shape, schedule, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
+        const uint32_t unit = sums.unit(0, steps.first_head + i, tile, consumer);
         float* const to = sums.data + static_cast<uint64_t>(unit) * (P::kSumBytes / 4);
-        const uint32_t from = state.shared + state.sums_at(consumer, step);
-        uint32_t turn = at.tile;
-        if (kDocuments) turn -= shape.document_start(at.b, tile * P::kQueries) / P::kKeys;
-        ring.await_full(step);
-        if (kInTurn && turn == 0) {
-            ptx::bulk_store(to, from, P::kSumBytes);
-        } else {
-            if (kInTurn) {
-                while (ptx::load_acquire(sums.turns + unit) != turn) {}
-                ptx::fence_async_global();
-            }
-            ptx::bulk_add(to, from, P::kSumBytes);
+        const uint32_t from = own + ring.stage(step) * P::kSumBytes;
+        uint32_t turn = ptx::opaque(steps.first) / (P::kKeys / P::kQueries);
+        if (kDocuments) {
+            const uint32_t token = steps.at.b * static_cast<uint32_t>(shape.T) + tile * P::kQueries;   // of all
+            turn -= static_cast<uint32_t>(shape.document_start(0, token)) / P::kKeys;
         }
+        if (kInTurn && turn > 0) {
+            while (ptx::load_acquire(sums.turns + unit) != turn) {}
+            ptx::fence_async_global();
+        }
+        ring.await_full(step);
+        if (kInTurn && turn == 0) ptx::bulk_store(to, from, P::kSumBytes);
+        else ptx::bulk_add(to, from, P::kSumBytes);
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
         ring.arrive_empty(step);
@@ -212,7 +222,7 @@ template <int HS> struct FusedConsumer {
     using P = Fused<HS>;
     const FusedState<HS> state;
     char* const memory;
-    const int consumer, lane;
+    const int consumer, warp, lane;   // warp: of the block
     const float mul;
     float dk[HS / 2], dv[HS / 2];
     float s[32], dp[32];
@@ -220,12 +230,12 @@ template <int HS> struct FusedConsumer {
     uint32_t item = 0, step = 0;  // numbers of the present ones
 
     // First byte of this consumer's keys (opaque: no register is left for descriptors of all its parts), and of this
-    // warp's 16 keys in the buffer of a step's ds.
+    // warp's 16 keys in the buffer of a step's ds. No shuffle here: one lane alone asks too.
     __device__ uint32_t own_keys() const {
         return ptx::opaque(state.key_tile(item) + consumer * 64 * kPanelRowBytes);
     }
     __device__ uint32_t own_grads(uint32_t of_step) const {
-        return state.grad_tile(of_step) + (consumer * 64 + warp_uniform(threadIdx.x / 32) % 4 * 16) * kPanelRowBytes;
+        return state.grad_tile(of_step) + (consumer * 64 + warp % 4 * 16) * kPanelRowBytes;
     }
     __device__ void start_step_scores() {
         state.queries().await_full(step);
@@ -380,13 +390,13 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
     using P = Fused<HS>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
-    FusedConsumer<HS> c{state, memory, consumer, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}, {}, {}};
+    FusedConsumer<HS> c{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}, {}, {}};
     while (true) {
         const uint32_t item = schedule.item(c.item, blockIdx.x, gridDim.x);
         if (item >= schedule.items) break;
         const uint32_t begin = c.step;
         {
-            const Steps steps = Steps::of<kDocuments>(shape, schedule.place(item));
+            const Steps steps = Steps::of<kDocuments>(shape, schedule, item);
             const int row = steps.at.tile * P::kKeys + warp * 16;
             const std::conditional_t<kDocuments, EndQueries, NoBorders> borders(shape, steps.at.b, row, lane);
 #pragma unroll
@@ -395,7 +405,7 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
             c.visit(steps, schedule.group, row, borders);
         }
         // Worked out again: nothing of this lies in registers during the visits.
-        const Steps steps = Steps::of<kDocuments>(shape, schedule.place(ptx::opaque(item)));
+        const Steps steps = Steps::of<kDocuments>(shape, schedule, ptx::opaque(item));
         const Schedule::Place& at = steps.at;
         const int row = at.tile * P::kKeys + warp * 16;
         c.finish(c.step - begin < 2 ? begin : c.step - 2, begin + (steps.end - steps.first) * schedule.group);

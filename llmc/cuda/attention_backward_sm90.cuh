@@ -51,10 +51,11 @@ template <int stages> struct Slots {
     __device__ static uint32_t stage(uint32_t n) { return n % stages; }
     __device__ static uint32_t parity(uint32_t n) { return n / stages % 2; }
     __device__ void init(uint32_t readers, uint32_t arrivals) const {
-        for (uint32_t i = 0; i < stages; i++) {
-            ptx::barrier_init(full + 8 * i, arrivals);
-            ptx::barrier_init(empty + 8 * i, readers);
-        }
+        init_full(arrivals);
+        for (uint32_t i = 0; i < stages; i++) ptx::barrier_init(empty + 8 * i, readers);
+    }
+    __device__ void init_full(uint32_t arrivals) const {   // empty: shared with others
+        for (uint32_t i = 0; i < stages; i++) ptx::barrier_init(full + 8 * i, arrivals);
     }
     __device__ uint32_t full_of(uint32_t n) const { return full + 8 * stage(n); }
     __device__ void await_full(uint32_t n) const { ptx::barrier_wait(full_of(n), parity(n)); }
