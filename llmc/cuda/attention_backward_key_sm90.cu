@@ -196,7 +196,8 @@ template <int HS> struct KeyConsumer {
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(ds[j], dp, j);
         start_sums<HS>(dk, ds, state.query_tile(), P::kQueryPanel);
-        state.stats.release(lane), state.stats.next();   // they have been read (await_loaded): ds is worked out
+        __syncwarp();   // one lane arrives for all; they have been read (await_loaded): ds is worked out
+        state.stats.release(lane), state.stats.next();
         held = static_cast<int>(state.queries.stage);
         state.queries.next(), state.douts.next();
     }
