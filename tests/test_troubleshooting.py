@@ -13,8 +13,8 @@ from tests.test_train import BUILD, GPT2, LLAMA, ROOT, TrainTest, make_tokens, w
 EXIT_CODES = {"kExitBug": 1, "kExitBadInput": 2, "kExitFp8NotEffective": 3, "kExitDiverged": 4,
               "kExitNoCheckpoint": 5, "kExitPeerLost": 6, "kExitDisk": 7}
 PLACEHOLDER = re.compile(r"<[a-z][^<>`]*>")
-# What is put before a message where it is printed.
-PREFIX = re.compile(r"(error|note|warning|fp8|stop): ")
+# What is put around a message where it is printed.
+FRAME = re.compile(r"^(?:error|note|warning|fp8|stop): |; all ranks end$")
 GAP = "\0"   # in templates: what is filled in
 
 
@@ -35,7 +35,7 @@ class Quote:
 
     def __init__(self, text, exit_code, line):
         self.text, self.exit_code, self.line = text, exit_code, line
-        self.body = PREFIX.sub("", text, count=1)
+        self.body = FRAME.sub("", text)
 
     def fixed(self, text=None):
         return [part for part in PLACEHOLDER.split(self.body if text is None else text) if part.strip()]
@@ -112,7 +112,8 @@ def templates():
                for p in sorted(glob.glob(os.path.join(ROOT, pattern)))]
     for path in scripts:
         text = re.sub(r'"\s*\n\s*f?"', "", read(path))   # Python's adjacent literals
-        text = re.sub(r"\$\{?\w+\}?|\$\([^()]*\)|\{[^{}\n]*\}|\\\n\s*", GAP, text)
+        filled_in = r"\{[^{}\n]*\}" if path.endswith(".py") else r"\$\{?\w+\}?|\$\([^()]*\)|\\\n\s*"
+        text = re.sub(filled_in, GAP, text)
         found.append((path, text, None))
     return found
 
@@ -128,12 +129,27 @@ def matched(parts, template):
     return True
 
 
+def tiled(part, pieces):
+    """Whether the part is put together of whole pieces; at its ends they may be cut."""
+    all_pieces = GAP + GAP.join(pieces) + GAP
+    if part in all_pieces:
+        return True
+    reached = {i for i in range(1, len(part)) if part[:i] + GAP in all_pieces}
+    for i in range(1, len(part)):
+        if i in reached:
+            reached.update(j for j in range(i + 1, len(part) + 1) if GAP + part[i:j] + GAP in all_pieces)
+    return any(i == len(part) or GAP + part[i:] in all_pieces for i in reached)
+
+
 class TroubleshootingTest(unittest.TestCase):
     path, command, SHAPE = TrainTest.path, TrainTest.command, TrainTest.SHAPE
 
     @classmethod
     def setUpClass(cls):
-        cls.quotes, cls.templates = quotes(), templates()
+        cls.quotes, cls.templates, cls.pieces = quotes(), templates(), {}
+        for path, template, _ in cls.templates:
+            if path.endswith((".cpp", ".cu")):
+                cls.pieces.setdefault(path, set()).update(template.split(GAP))
 
     def setUp(self):
         TrainTest.setUp(self)
@@ -146,11 +162,7 @@ class TroubleshootingTest(unittest.TestCase):
 
     def in_one_file(self, parts):
         """A message put together of several statements: all its parts are in one file."""
-        by_file = {}
-        for path, template, _ in self.templates:
-            by_file.setdefault(path, []).append(template)
-        return any(all(any(part in template for template in of_file) for part in parts)
-                   for of_file in by_file.values())
+        return any(all(tiled(part, pieces) for part in parts) for pieces in self.pieces.values())
 
     def exists(self, quote):
         for text in (quote.body, quote.text):
@@ -172,19 +184,22 @@ class TroubleshootingTest(unittest.TestCase):
         for quote in self.quotes:
             part = max(quote.fixed(), key=len)
             word = max(re.findall(r"[\w-]+", part), key=len)
-            changed = quote.body.replace(part, part.replace(word, word[1:] + word[0] + "q", 1), 1)
-            with self.subTest(quote=quote):
-                self.assertFalse(self.exists(Quote(changed, None, quote.line)))
+            for other in (word[1:] + word[0] + "q", ""):
+                changed = quote.body.replace(part, part.replace(word, other, 1), 1)
+                inside = all(re.search(r"\w", side) for side in part.split(word, 1))
+                if other or inside:   # a quote may begin and end anywhere
+                    with self.subTest(quote=quote, other=other):
+                        self.assertFalse(self.exists(Quote(changed, None, quote.line)))
 
     def test_exit_codes_are_those_of_the_sources(self):
         checked = 0
         for quote in self.quotes:
             codes = {code for _, code in self.places(quote.fixed())} - {None}
-            if codes:
+            if codes and quote.text.startswith("error: "):
                 with self.subTest(quote=quote):
                     self.assertIn(quote.exit_code, codes)
                 checked += 1
-        self.assertGreater(checked, 60)
+        self.assertGreater(checked, 50)
         for quote in self.quotes:
             with self.subTest(quote=quote):
                 self.assertEqual(quote.text.startswith("error: "), quote.exit_code is not None
@@ -192,12 +207,13 @@ class TroubleshootingTest(unittest.TestCase):
 
     def test_options_and_links_exist(self):
         text = read("TROUBLESHOOTING.md")
-        known = read("tests/golden/cli_options.txt") + read("llmc/config_table_ranks.cpp")
-        # Of Docker and Slurm.
-        other = {"gpus", "shm-size", "signal", "mpi", "help", "config", "option"}
-        for name in set(re.findall(r"(?<![\w-])--([a-z][\w-]*\w)", text)) - other:
-            with self.subTest(option=name):
-                self.assertRegex(known, rf'(?m)(^|["\s-]){re.escape(name)}($|["\s=])')
+        known = {*re.findall(r"(?m)^--([\w-]+)", read("tests/golden/cli_options.txt")),
+                 *re.findall(r'\{"([\w-]+)", "', read("llmc/config_table_ranks.cpp")),   # Megatron's names
+                 *re.findall(r'"--([\w-]+)"', read("scripts/comparison/main.py") + read("scripts/importer/main.py")),
+                 "help", "config",
+                 "gpus", "shm-size", "signal", "mpi",   # of Docker and Slurm
+                 "option", "fp8-"}                      # any
+        self.assertLessEqual(set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)), known)
         headings = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-")
                     for h in re.findall(r"(?m)^#+ (.*)$", text)}
         for anchor in re.findall(r"\]\(#([^)]*)\)", text):
@@ -216,7 +232,8 @@ class TroubleshootingTest(unittest.TestCase):
             "skipped checkpoint", "was made by another run", "training data changed", "starting from the beginning",
             "option changed", "does not say: repeat it", "FP8 state of the checkpoint not used", "is damaged",
             "no usable checkpoint under", "no usable checkpoint at", "No space left", "not finite: update skipped",
-            "--max-skips", "the first value that is not finite", "FP8 was asked for", "has another"]
+            "--max-skips", "the first value that is not finite", "FP8 was asked for", "has another",
+            "no shards in", "no Hugging Face model in", "is missing: run make"]
 
     def file(self, name, content):
         with open(self.path(name), "wb") as f:
@@ -240,7 +257,7 @@ class TroubleshootingTest(unittest.TestCase):
             ("unknown option <option>: did", [*short, "--fp8-recip", "delayed"]),
             ('<file>: unknown option "<name>"', ["--config", self.file("ds.json", b'{"fp8": {"enabled": true}}')]),
             ("<option> has no effect: <reason>", [*short, "--rotary-base", "10"]),
-            ("takes every factor from the tensor", [*short, "--fp8-recipe", "tensorwise", "--fp8-amax-history-len", "4"]),
+            ("takes every factor from the tensor", [*short, "--fp8-recipe", "tensorwise", "--fp8-margin", "1"]),
             ("so there are no weights in FP8", [*short, "--fp8-param-gather"]),
             ("must be <what is allowed>", [*short, "--lr", "fast"]),
             ("--<option> needs a value", [*short, "--lr", "--seed", "1"]),
@@ -263,8 +280,7 @@ class TroubleshootingTest(unittest.TestCase):
             ("one step (", [*short, "--global-batch-size", "4096"]),
             ("are fewer than one sample", [*short, "--valid-data", tiny]),
             ("is less than one step of", ["--epochs", "0.001"]),
-            ("its share of", [*short, "--global-batch-size", "320", "--train-data", "0.5", data, "0.5",
-                              self.path("train_1.bin")]),
+            ("its share of", [*short, "--valid-data", "0.5", data, "0.5", few, "--eval-iters", "9"]),
             ("does not name the token", [*short, "--reset-attention-mask"]),
             ("no linear is left", [*fp8, "--fp8-min-gain", "10"]),
             ("multiples of 16", [*fp8, "--hidden-size", "40"]),
@@ -360,16 +376,15 @@ class TroubleshootingTest(unittest.TestCase):
         self.check_error("training data changed", ["--train-iters", "2", *common])
 
     def test_drills_say_what_is_quoted(self):
-        self.check_error_behind_drill("No space left", ["--train-iters", "2", "--save", self.path("run"), "--inject",
+        self.check_error_within("No space left", ["--train-iters", "2", "--save", self.path("run"), "--inject",
                                                         "enospc@save"])
-        done = self.check_error_behind_drill("--max-skips", ["--train-iters", "9", "--max-skips", "0", "--inject",
+        done = self.check_error_within("--max-skips", ["--train-iters", "9", "--max-skips", "0", "--inject",
                                                              "nan:grad@2"])
         self.check_line("not finite: update skipped", done.stdout)
 
-    def check_error_behind_drill(self, key, options):
+    def check_error_within(self, key, options):
         quote = self.quoted(key)
         done = self.run_case(options, quote.exit_code)
-        self.check_line("drill: rank", done.stderr)
         self.assertRegex(done.stderr, rf"(?m)^{quote.pattern()}$")
         return done
 
@@ -391,6 +406,20 @@ class TroubleshootingTest(unittest.TestCase):
         quote = self.quoted("has another")
         self.assertEqual(done.returncode, quote.exit_code, done.stderr)
         self.assertRegex(done.stderr, "(?m)^" + quote.pattern().replace("error: ", "error: (rank [01]: )?", 1))
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+    def test_lost_and_stalled_ranks_are_told_as_quoted(self):
+        wrapper = [os.path.join(ROOT, "scripts", "launch_mpi.sh"), *MPIRUN[1:], "-np", "2"]
+        for fault, key in (("kill:rank=1@step=3", "is gone, last seen"), ("stop:rank=1@step=3", "is stopped by"),
+                           ("stall:rank=1@step=3", "without progress since")):
+            with self.subTest(fault=fault):
+                run = self.command(GPT2, "--train-iters", "1000000", "--comm-timeout", "2", "--inject", fault)
+                done = subprocess.run([*wrapper, *run], capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+                self.assertEqual(done.returncode, self.quoted(key).exit_code, done.stderr)
+                # mpirun may lose what a rank says at its end; the wrapper repeats it, without the frame.
+                self.assertRegex(done.stderr, Quote(self.quoted(key).body, None, 0).pattern())
+                for line in ("a rank was lost or hung", "drill: rank"):
+                    self.check_line(line, done.stderr)
 
     def test_rows_without_data_say_what_is_quoted(self):
         environment = {**os.environ, "DATA": self.path("none"), "LLMC_BUILD": BUILD, "MODEL": self.path("none")}
