@@ -401,5 +401,20 @@ void CheckpointSaver::finish() {
     impl_->leave();
 }
 
+void CheckpointSaver::require_room(int64_t count) {
+    Comm& comm = impl_->comm;
+    auto look = [&] {
+        namespace fs = std::filesystem;
+        std::error_code ignored;
+        fs::path existing = fs::absolute(impl_->options.root);
+        while (!fs::exists(existing, ignored) && existing.has_relative_path()) existing = existing.parent_path();
+        require_free_space(existing.string(), count * impl_->checkpoint_bytes(),
+                           strf("%lld checkpoint%s of --save %s", (long long)count, count == 1 ? "" : "s",
+                                impl_->options.root.c_str()));
+        return std::string();
+    };
+    agree(comm, comm.root() ? outcome_of(look) : Outcome{}, "--save cannot be used");
+}
+
 int64_t CheckpointSaver::buffer_bytes() const { return impl_->buffer_bytes; }
 int64_t CheckpointSaver::checkpoint_bytes() const { return impl_->checkpoint_bytes(); }

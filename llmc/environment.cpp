@@ -39,7 +39,7 @@ std::string own_effect(const std::string& name) {
 std::string nvte_effect(const std::string& name) {
     if (name == "NVTE_FP8_ALLREDUCE") return "unused: no version of Transformer Engine knows it either";
     if (starts_with(name, "NVTE_FP8_DPA") || name == "NVTE_FP8_MHA")
-        return "unused: it is for FP8 attention in Transformer Engine; attention runs in BF16 here";
+        return "unused: it is for FP8 attention in Transformer Engine; here that is --fp8-attention";
     if (starts_with(name, "NVTE_FP8_BLOCK_SCALING_"))
         return "unused: Transformer Engine's; block factors are powers of two here (--fp8-recipe blockwise)";
     return "unused: it is Transformer Engine's, which has no part in this trainer; FP8 is set by --fp8-* options";
