@@ -2,176 +2,24 @@
 // the CPU operation of the same precision, whose error it may at most double.
 #include "tests/gpu_tensor.h"
 
+#include "llmc/oracle_attention.h"
+
 using namespace op_test;
 
 namespace {
 
-struct Shape {
-    int64_t B, T, NH, NKV, HS;
-};
+using Shape = AttentionShape;
 
-// One problem; outputs of the device live beside the inputs. `out` and `lse` that the backward reads come
-// from the CPU, so that both devices start from the same values.
-struct Attention {
-    Shape s;
-    Dtype type;
-    int64_t width = (s.NH + 2 * s.NKV) * s.HS, N = s.B * s.T;
-    float softmax_mul = 1.3f / std::sqrt(static_cast<float>(s.HS));
-    HostTensor qkv, dout;
-
-    Attention(Shape shape, Dtype dtype) : s(shape), type(dtype) {
-        qkv = random_tensor(type, N * width, 1);
-        dout = random_tensor(type, N * s.NH * s.HS, 2, 1, 0.1);
-        // Keys that grow along the sequence: the largest score keeps moving, in some heads by a lot.
-        for (int64_t n = 0; n < N; n++) {
-            const double growth = 0.5 + 2.0 * static_cast<double>(n % s.T) / static_cast<double>(s.T);
-            for (int64_t c = n * width + s.NH * s.HS; c < n * width + (s.NH + s.NKV) * s.HS; c++)
-                qkv.set(c, qkv.get(c) * growth);
-        }
-    }
-    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv_view) const {
-        return {.out = out, .lse = lse, .qkv = qkv_view, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
-                .HS = s.HS, .softmax_mul = softmax_mul};
-    }
-    AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
-                                        Tensor qkv_view) const {
-        return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
-                .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul};
-    }
-    std::string name() const {
-        return strf("B %lld T %lld heads %lld over %lld head size %lld %s", (long long)s.B, (long long)s.T,
-                    (long long)s.NH, (long long)s.NKV, (long long)s.HS, dtype_name(type));
-    }
-    struct Result {
-        HostTensor out, lse, dqkv, delta;
-    };
-    Result fresh(Dtype dtype) const {
-        Dtype stat = stat_dtype(dtype);
-        return {HostTensor(dtype, N * s.NH * s.HS), HostTensor(stat, N * s.NH), HostTensor(dtype, N * width),
-                HostTensor(stat, N * s.NH)};
-    }
-    // forward and backward of the CPU, computed in `dtype` from the same numbers.
-    Result on_cpu(Dtype dtype) const {
-        Result r = fresh(dtype);
-        HostTensor x = qkv.to(dtype), dy = dout.to(dtype);
-        Ctx ctx;
-        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view()));
-        cpu::attention_backward(ctx, backward_args(r.dqkv.view(), r.delta.view(), dy.view(), r.out.view(),
-                                                   r.lse.view(), x.view()));
-        return r;
-    }
-    // The backward reads out and lse of `given`.
-    Result on_gpu(const Result& given) const {
-        Result r = fresh(type);
-        DeviceTensor x(qkv), dy(dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta);
-        cuda::attention_forward(gpu(), forward_args(out.view(), lse.view(), x.view()));
-        DeviceTensor given_out(given.out), given_lse(given.lse);
-        cuda::attention_backward(gpu(), backward_args(dqkv.view(), delta.view(), dy.view(), given_out.view(),
-                                                      given_lse.view(), x.view()));
-        cuda::synchronize(gpu());
-        return {out.download(), lse.download(), dqkv.download(), delta.download()};
-    }
-
-    // Positions of element 0 of head vectors.
-    int64_t q(int64_t b, int64_t t, int64_t h) const { return (b * s.T + t) * width + h * s.HS; }
-    int64_t k(int64_t b, int64_t t, int64_t h) const { return q(b, t, s.NH + h / (s.NH / s.NKV)); }
-    int64_t v(int64_t b, int64_t t, int64_t h) const { return k(b, t, h) + s.NKV * s.HS; }
-    int64_t o(int64_t b, int64_t t, int64_t h) const { return ((b * s.T + t) * s.NH + h) * s.HS; }
-    int64_t row(int64_t b, int64_t t, int64_t h) const { return (b * s.NH + h) * s.T + t; }
-};
-
-// What the loops in double give, with the largest error each element may have.
-struct Reference {
-    std::vector<double> out, lse, dqkv, delta;
-    std::vector<double> out_error, lse_error, dqkv_error, delta_error;
-};
-
-// Weights of one query over its keys: probabilities and how wrong each may be, relative.
-struct Weights {
-    std::vector<double> p, error;
-    double lse = 0, lse_error = 0;
-};
-
-Weights weights_of(const Attention& a, const std::vector<double>& qkv, int64_t b, int64_t h, int64_t t) {
-    const double u = 2 * 0x1p-24;   // a rounding of fp32; tensor cores drop what others would round
-    Weights w;
-    std::vector<double> score;
-    double largest = -1e300;
-    for (int64_t j = 0; j <= t; j++) {
-        double dot = 0, magnitude = 0;
-        for (int64_t d = 0; d < a.s.HS; d++) {
-            double term = qkv[a.q(b, t, h) + d] * qkv[a.k(b, j, h) + d] * a.softmax_mul;
-            dot += term, magnitude += std::fabs(term);
-        }
-        score.push_back(dot), w.error.push_back((a.s.HS + 4) * u * magnitude);
-        largest = std::max(largest, dot);
-    }
-    double sum = 0, spread = 0, most = 0;
-    for (int64_t j = 0; j <= t; j++) {
-        sum += std::exp(score[j] - largest);
-        spread = std::max(spread, std::fabs(score[j]));
-        most = std::max(most, w.error[j]);
-    }
-    w.lse = largest + std::log(sum);
-    // The argument of an exponential is rounded too, in proportion to the scores and the reference.
-    const double argument = u * (4 * spread + 2 * std::fabs(w.lse) + 8);
-    w.lse_error = most + argument + (t / 4.0 + 8) * u;
-    for (int64_t j = 0; j <= t; j++) {
-        w.p.push_back(std::exp(score[j] - w.lse));
-        w.error[j] += argument + w.lse_error;
-    }
-    return w;
-}
-
-// operand: the relative error of a weight that tensor cores multiply with (they want bf16), 0 on the CUDA
-// cores.
-Reference reference_of(const Attention& a, const Attention::Result& given, double operand) {
-    const double u = 2 * 0x1p-24, round = 1.01 * unit_roundoff(a.type), mul = a.softmax_mul;
-    const double chain = static_cast<double>(a.s.T * (a.s.NH / a.s.NKV) + 16) * u;   // of sums over T
-    const std::vector<double> qkv = a.qkv.values(), douts = a.dout.values(), outs = given.out.values();
-    Reference r;
-    r.out.resize(outs.size()), r.out_error = r.out;
-    r.dqkv.resize(qkv.size()), r.dqkv_error = r.dqkv;
-    r.lse.resize(static_cast<size_t>(a.N * a.s.NH)), r.lse_error = r.delta = r.delta_error = r.lse;
-    for (int64_t task = 0; task < a.N * a.s.NH; task++) {
-        const int64_t t = task % a.s.T, h = task / a.s.T % a.s.NH, b = task / a.s.T / a.s.NH;
-        const Weights w = weights_of(a, qkv, b, h, t);
-        const int64_t row = a.row(b, t, h), o = a.o(b, t, h), q = a.q(b, t, h);
-        r.lse[row] = w.lse, r.lse_error[row] = w.lse_error + u * std::fabs(w.lse);
-        double delta = 0, delta_error = 0;
-        for (int64_t d = 0; d < a.s.HS; d++) {
-            double term = douts[o + d] * outs[o + d];
-            delta += term, delta_error += (a.s.HS + 4) * u * std::fabs(term);
-        }
-        r.delta[row] = delta, r.delta_error[row] = delta_error;
-        for (int64_t j = 0; j <= t; j++) {
-            const int64_t k = a.k(b, j, h), v = a.v(b, j, h);
-            const double p = w.p[j], p_error = w.error[j] + operand;
-            double dp = 0, dp_error = 0;
-            for (int64_t d = 0; d < a.s.HS; d++) {
-                double term = douts[o + d] * qkv[v + d];
-                dp += term, dp_error += (a.s.HS + 4) * u * std::fabs(term);
-                r.out[o + d] += p * qkv[v + d];
-                r.out_error[o + d] += p * std::fabs(qkv[v + d]) * (p_error + chain);
-                r.dqkv[v + d] += p * douts[o + d];
-                r.dqkv_error[v + d] += p * std::fabs(douts[o + d]) * (p_error + chain);
-            }
-            const double ds = p * (dp - delta) * mul;
-            const double ds_error = std::fabs(ds) * (operand + chain)
-                                    + p * mul * (w.error[j] * (std::fabs(dp) + std::fabs(delta)) + dp_error
-                                                 + delta_error + 4 * u * (std::fabs(dp) + std::fabs(delta)));
-            for (int64_t d = 0; d < a.s.HS; d++) {
-                r.dqkv[q + d] += ds * qkv[k + d], r.dqkv_error[q + d] += ds_error * std::fabs(qkv[k + d]);
-                r.dqkv[k + d] += ds * qkv[q + d], r.dqkv_error[k + d] += ds_error * std::fabs(qkv[q + d]);
-            }
-        }
-    }
-    auto add_rounding = [&](const std::vector<double>& value, std::vector<double>& error) {
-        for (size_t i = 0; i < value.size(); i++)
-            error[i] += round * (std::fabs(value[i]) + error[i]) + kTiny;
-    };
-    add_rounding(r.out, r.out_error), add_rounding(r.dqkv, r.dqkv_error);
-    return r;
+// The backward reads out and lse of `given`.
+Attention::Result on_gpu(const Attention& a, const Attention::Result& given) {
+    Attention::Result r = a.fresh(a.type);
+    DeviceTensor x(a.qkv), dy(a.dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta);
+    cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), x.view()));
+    DeviceTensor given_out(given.out), given_lse(given.lse);
+    cuda::attention_backward(gpu(), a.backward_args(dqkv.view(), delta.view(), dy.view(), given_out.view(),
+                                                  given_lse.view(), x.view()));
+    cuda::synchronize(gpu());
+    return {out.download(), lse.download(), dqkv.download(), delta.download()};
 }
 
 HostTensor tensor_of(const std::vector<double>& values) {
@@ -180,11 +28,9 @@ HostTensor tensor_of(const std::vector<double>& values) {
     return t;
 }
 
-bool on_tensor_cores(const Attention& a) { return a.type == Dtype::kBf16 && (a.s.HS == 64 || a.s.HS == 128); }
-
 void check_against_loops(const Attention& a) {
     INFO(a.name());
-    const Attention::Result cpu = a.on_cpu(a.type), got = a.on_gpu(cpu);
+    const Attention::Result cpu = a.on_cpu(a.type), got = on_gpu(a, cpu);
     const Reference want = reference_of(a, cpu, on_tensor_cores(a) ? 1.01 * 0x1p-8 : 0);
     auto check = [](const char* name, const HostTensor& value, const std::vector<double>& expected,
                     const std::vector<double>& error) {
@@ -195,7 +41,7 @@ void check_against_loops(const Attention& a) {
     check("delta", got.delta, want.delta, want.delta_error);
     // dk of a single key is 0 but for rounding: no share of its largest element is left to catch.
     if (a.s.T > 1) check("dqkv", got.dqkv, want.dqkv, want.dqkv_error);
-    CHECK(a.on_gpu(cpu).dqkv.same_bits(got.dqkv));
+    CHECK(on_gpu(a, cpu).dqkv.same_bits(got.dqkv));
 }
 
 // rms error of query, key and value heads apart: their sizes differ.
@@ -215,13 +61,13 @@ void check_rms(const Attention& a, const HostTensor& got, const HostTensor& cpu,
 
 void check_against_cpu(const Attention& a) {
     INFO(a.name());
-    const Attention::Result exact = a.on_cpu(Dtype::kFp64), cpu = a.on_cpu(a.type), got = a.on_gpu(cpu);
+    const Attention::Result exact = a.on_cpu(Dtype::kFp64), cpu = a.on_cpu(a.type), got = on_gpu(a, cpu);
     INFO("out: rms error " << rms_error(got.out, exact.out) << ", CPU " << rms_error(cpu.out, exact.out));
     CHECK_LE(rms_error(got.out, exact.out), 2 * rms_error(cpu.out, exact.out) + kTiny);
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, 0, a.s.NH, "dq");
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.s.NH, a.s.NKV, "dk");
     check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.s.NH + a.s.NKV, a.s.NKV, "dv");
-    const Attention::Result again = a.on_gpu(cpu);
+    const Attention::Result again = on_gpu(a, cpu);
     CHECK(again.out.same_bits(got.out));
     CHECK(again.lse.same_bits(got.lse));
     CHECK(again.dqkv.same_bits(got.dqkv));
