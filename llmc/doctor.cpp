@@ -150,9 +150,16 @@ int doctor_main(int argc, const char* const* argv) {
         patient.options = options;
         patient.info = device::device_info(-1);
         patient.cuda_build = !patient.info.toolkit.empty();
-        const int exit_code = examine(patient);
-        leave_outcome(exit_code);
-        return exit_code;
+        try {
+            const int exit_code = examine(patient);
+            leave_outcome(exit_code);
+            return exit_code;
+        } catch (const std::exception& error) {
+            // As in training: on its way up the device would be closed, which waits for what other ranks do not finish.
+            if (comm->world().ranks == 1) throw;
+            const auto* ours = dynamic_cast<const Error*>(&error);
+            return end_with_error(comm.get(), error.what(), ours ? ours->exit_code : kExitBug);
+        }
     } catch (const Error& error) {
         return end_with_error(comm.get(), error.what(), error.exit_code);
     } catch (const std::exception& error) {

@@ -133,9 +133,10 @@ Findings look_at_recipes(Patient& patient) {
         Fp8Plan plan;
         plan.recipe = recipe;
         const RecipeRow& row = plan.row();
-        const std::string needs = strf("needs compute capability %s, cuBLASLt %lld.%lld",
-                                       capability(row.min_sm).c_str(), (long long)(row.min_cublaslt / 10000),
-                                       (long long)(row.min_cublaslt / 100 % 100));
+        const long long library = row.min_cublaslt;
+        const std::string needs = strf("needs compute capability %s, cuBLASLt %lld.%lld.%lld",
+                                       capability(row.min_sm).c_str(), library / 10000, library / 100 % 100,
+                                       library % 100);
         const std::string error = fp8_device_error(plan, patient.info);
         Finding finding = ok("runs here; " + needs);
         if (!patient.gpu()) finding = not_checked(needs + ", and a GPU to tell");

@@ -90,7 +90,7 @@ Findings look_at_environment(Patient& patient) {
     Findings findings;
     const int ranks = patient.comm.world().ranks;
     for (const VariableEffect& e : environment_effects(own_environment(), ranks, patient.cuda_build)) {
-        const std::string text = "=" + e.value + " " + e.effect;
+        const std::string text = "\"" + e.value + "\" is " + e.effect;
         findings.push_back(e.warn ? warning(text, "unset " + e.name) : ok(text));
         findings.back().name = "environment " + e.name;
     }

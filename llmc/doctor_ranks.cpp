@@ -146,7 +146,8 @@ Findings look_at_ranks(Patient& patient) {
     std::vector<std::string> hosts = patient.comm.gather(host_name());
     std::sort(hosts.begin(), hosts.end());
     const auto different = std::unique(hosts.begin(), hosts.end()) - hosts.begin();
-    return {ok(strf("%d ranks on %lld host%s, one executable", ranks, (long long)different, different == 1 ? "" : "s"))};
+    const char* plural = different == 1 ? "" : "s";
+    return {ok(strf("%d ranks on %lld host%s, one executable", ranks, (long long)different, plural))};
 }
 
 Findings look_at_collectives(Patient& patient) {
@@ -163,21 +164,21 @@ Findings look_at_collectives(Patient& patient) {
                                   "NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 another one")};
         if (any) return {ok("as expected on this rank")};
     }
-    const std::string calls = "all-reduce, reduce-scatter, all-gather, all-to-all of 4 KiB and 4 MiB a rank";
-    return {ok(calls + " equal the sums on the host" + (line.empty() ? "" : "; " + line))};
+    return {ok("all-reduce, reduce-scatter, all-gather, all-to-all of 4 KiB and 4 MiB a rank equal the host's sums"
+               + (line.empty() ? "" : "; " + line))};
 }
 
+// On the CPU every rank of a host has a part of the same memory: its rates say nothing of a link.
 Findings look_at_links(Patient& patient) {
     if (patient.comm.world().ranks == 1) return {not_checked("one rank", kStartRanks)};
     if (!patient.connected) return {not_checked("the ranks' devices are not connected")};
-    const std::string prefix = "check-comm: ";
+    const std::string prefix = "check-comm: ", warns = "WARNING: ";
     Findings findings;
     for (std::string line : check_comm(patient.ctx, patient.comm, false)) {
         if (line.rfind(prefix, 0) == 0) line = line.substr(prefix.size());
-        if (line.rfind("WARNING: ", 0) == 0)
-            findings.push_back(warning(line.substr(9), "nvidia-smi topo -m and nvlink -s; ibstat between hosts"));
-        else
-            findings.push_back(ok(line));
+        if (line.rfind(warns, 0) != 0) findings.push_back(ok(line));
+        else if (patient.gpu())
+            findings.push_back(warning(line.substr(warns.size()), "nvidia-smi topo -m; ibstat between hosts"));
     }
     return findings;
 }

@@ -102,7 +102,7 @@ int64_t Report::count(Verdict verdict) const {
 }
 
 std::string Report::line(const Finding& f) {
-    std::string text = strf("%-11s  %-16s  %s", verdict_name(f.verdict), f.name.c_str(), f.text.c_str());
+    std::string text = strf("%-11s  %-17s  %s", verdict_name(f.verdict), f.name.c_str(), f.text.c_str());
     if (!f.advice.empty()) text += " -> " + f.advice;
     std::replace(text.begin(), text.end(), '\n', ' ');
     return text + "\n";
