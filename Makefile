@@ -73,6 +73,7 @@ OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(RARELY_
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \
             $(WARNINGS) $(DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
 NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -lineinfo $(DEFINES) -cudart static \
+              $(if $(filter 90a,$(ARCH)),-DLLMC_SM90A) \
               -ccbin $(CXX) -Xcompiler $(subst $() ,$(comma),$(strip $(WARNINGS) $(CODEGEN))) \
               -Xptxas --warn-on-spills $(if $(WERROR),-Werror all-warnings)
 
@@ -99,7 +100,7 @@ MAINS := $(basename $(wildcard train_*.cu))
 LLMC_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(LLMC_CXX) $(LLMC_CUDA))) $(BUILD)/version.o
 TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/main.cpp $(wildcard tests/test_*.cpp))
 GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/main.cpp $(wildcard tests/gpu_test_*.cpp))
-BENCHES := $(patsubst dev/cuda/%.cu,$(BUILD)/%,$(wildcard dev/cuda/bench_*.cu))
+BENCHES := $(patsubst dev/cuda/%.cu,$(BUILD)/%,$(wildcard dev/cuda/bench_*.cu dev/cuda/check_*.cu))
 FUZZERS := $(patsubst tests/%.cpp,%,$(wildcard tests/fuzz_*.cpp))
 
 .PHONY: all $(MAINS) tests tests_gpu bench cuda_all fuzzers $(WRAPPERS) force

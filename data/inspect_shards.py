@@ -11,6 +11,7 @@ only, numpy makes it faster. Leaves with 2 if a shard is damaged.
 """
 import argparse
 import collections
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -126,6 +127,9 @@ def describe(shard, args):
         tokenizer = meta.get("tokenizer", {})
         print(f"  meta       {meta.get('split')} split, tokenizer {tokenizer.get('name')} (sha256 "
               f"{str(tokenizer.get('sha256'))[:12]}...), vocabulary {meta.get('vocab_size')}")
+    counted, flags = shard.read_mask()
+    if flags is not None:
+        print(f"  loss mask  {counted} tokens count as targets")
     if args.verify:
         verify(shard, meta, low_high)
         print("  verified   size, checksum, ids and document starts agree with the .meta.json")
@@ -137,8 +141,15 @@ def describe(shard, args):
     tokenizer, remark = tokenizer_of(args, meta)
     print(f"  text{'       ' + remark if remark else ''}")
     if tokenizer is not None:
-        for line in tokenizer.decode(ids).split("\n"):
-            print(f"    | {line}")
+        show_text(tokenizer, ids, flags and flags[args.first:args.first + args.count])
+
+
+def show_text(tokenizer, ids, flags):
+    """Lines of text; with a loss mask its parts in turn, those that count as targets behind a >."""
+    parts = itertools.groupby(zip(flags or bytes(len(ids)), ids), key=lambda pair: pair[0])
+    for counts, pairs in parts:
+        for line in tokenizer.decode([token for _, token in pairs]).split("\n"):
+            print(f"    {'>' if counts else '|'} {line}")
 
 
 def main():

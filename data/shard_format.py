@@ -3,6 +3,7 @@
 Counts and offsets are of any size; only llm.c's header limits one shard to 2^31 - 1 tokens.
 """
 import array
+import base64
 import bisect
 import hashlib
 import json
@@ -23,6 +24,10 @@ TYPECODES = {2: "H", 4: "I"}
 DTYPES = {2: "uint16", 4: "uint32"}
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
 MEGATRON_WIDTHS = {4: 4, 8: 2}   # dtype code -> bytes: int32, uint16
+# A loss mask: magic, version, tokens, tokens that count as targets; then a bit a token.
+MASK_SUFFIX = ".mask"
+MASK_MAGIC, MASK_VERSION = b"LOSSMASK", 1
+MASK_HEADER = struct.Struct("<8sQQQ")
 assert array.array("H").itemsize == 2 and array.array("I").itemsize == 4
 
 
@@ -35,6 +40,11 @@ def meta_path(shard_path):
     return Path((path[:-4] if path.endswith(".bin") else path) + ".meta.json")
 
 
+def mask_path(shard_path):
+    path = str(shard_path)
+    return Path((path[:-4] if path.endswith(".bin") else path) + MASK_SUFFIX)
+
+
 def file_sha256(path):
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -43,6 +53,10 @@ def file_sha256(path):
             if not block:
                 return digest.hexdigest()
             digest.update(block)
+
+
+def checksum_of(path):
+    return {"algorithm": "sha256", "of": "the whole file", "value": file_sha256(path)}
 
 
 class Shard:
@@ -109,6 +123,32 @@ class Shard:
         if total * self.token_bytes != self.bytes:
             raise InputError(f"{self.path}: the index says {total} tokens, the file has {self.bytes} bytes")
 
+    def read_mask(self):
+        """How many tokens count as targets, and a bytes of 0 and 1; (None, None) without a loss mask."""
+        meta = self.read_meta().get("loss_mask") or {}
+        path = mask_path(self.path)
+        if not path.is_file():
+            if meta:
+                raise InputError(f"{path}: is missing, of which the .meta.json speaks")
+            return None, None
+        content = path.read_bytes()
+        if len(content) < MASK_HEADER.size or content[:8] != MASK_MAGIC:
+            raise InputError(f"{path}: byte 0: wrong magic or truncated, expected {MASK_MAGIC.decode()}")
+        _, version, tokens, counted = MASK_HEADER.unpack_from(content)
+        packed = content[MASK_HEADER.size:]
+        if version != MASK_VERSION or tokens != self.count or len(packed) != (tokens + 7) // 8:
+            raise InputError(f"{path}: version {version}, of {tokens} tokens, {len(content)} bytes; expected version "
+                             f"{MASK_VERSION}, {self.count} tokens, {MASK_HEADER.size + (self.count + 7) // 8} bytes")
+        if int.from_bytes(packed, "little") >> tokens:
+            raise InputError(f"{path}: bits behind the last token are set")
+        flags = unpack_bits(packed, tokens)
+        if sum(flags) != counted or meta.get("counted", counted) != counted:
+            raise InputError(f"{path}: {sum(flags)} bits are set, its header says {counted}, the .meta.json "
+                             f"{meta.get('counted')}")
+        if meta and meta["checksum"]["value"] != file_sha256(path):
+            raise InputError(f"{path}: sha256 is {file_sha256(path)}, the .meta.json says {meta['checksum']['value']}")
+        return counted, flags
+
     def read_meta(self):
         """The sidecar as a dictionary, {} without one."""
         try:
@@ -122,33 +162,51 @@ class Shard:
         return meta
 
 
+def pack_bits(flags):
+    """Bytes 0 and 1 -> bits, the first in the lowest bit of the first byte; zeros fill the last byte."""
+    if not flags:
+        return b""
+    digits = flags[::-1].translate(bytes.maketrans(b"\0\1", b"01"))
+    return int(digits, 2).to_bytes((len(flags) + 7) // 8, "little")
+
+
+def unpack_bits(packed, count):
+    digits = f"{int.from_bytes(packed, 'little'):0{count}b}"[::-1] if count else ""
+    return digits.encode().translate(bytes.maketrans(b"01", b"\0\1"))
+
+
 class SplitWriter:
     """Writes the documents of one split into shards of shard_tokens, as NAME_000000.bin.tmp, ...
 
     Tokens are cut at exactly shard_tokens, so a document may go on in the next shard; what is left at the
     end, if shorter than MIN_TAIL_TOKENS, stays in the last shard. Files get their final names in publish().
+    masked: a NAME_000000.mask beside each shard says which tokens count as targets.
     """
 
-    def __init__(self, folder, split, token_bytes, shard_tokens, meta):
+    def __init__(self, folder, split, token_bytes, shard_tokens, meta, masked=False):
         self.folder, self.split, self.token_bytes = Path(folder), split, token_bytes
-        self.capacity = shard_tokens
+        self.capacity, self.masked = shard_tokens, masked
         self.tail = min(MIN_TAIL_TOKENS, shard_tokens)
         self.meta = meta               # what every sidecar of the split says besides its own figures
         self.pending = bytearray()     # tokens not written yet
+        self.mask = bytearray()        # 0 or 1 for each token from the open shard's first on, pending ones included
         self.starts = []               # places of document starts in the split, from the open shard on
-        self.total_tokens = self.total_documents = 0
+        self.total_tokens = self.total_documents = self.total_counted = 0
         self.first = 0                 # place in the split of the open shard's first token
         self.written = 0               # tokens in the open shard
         self.file = None
+        self.shards = 0                # closed ones
         self.published = []            # (temporary path, final path), sidecars included
 
-    def write(self, tokens, lengths):
-        """tokens: bytes of whole documents, one after the other; lengths: tokens of each."""
+    def write(self, tokens, lengths, mask=b""):
+        """tokens: bytes of whole documents, one after the other; lengths: tokens of each; mask: a byte for each."""
         for length in lengths:
             self.starts.append(self.total_tokens)
             self.total_tokens += length
         self.total_documents += len(lengths)
+        self.total_counted += sum(mask)
         self.pending += tokens
+        self.mask += mask
         while self.pending:
             room = self.capacity - self.written
             if room > 0:
@@ -164,12 +222,14 @@ class SplitWriter:
         if self.file is not None:
             self._close_shard()
 
+    def _paths(self, suffix):
+        """Temporary and final path of a file of the open shard."""
+        final = self.folder / f"{self.split}_{self.shards:06d}{suffix}"
+        return Path(f"{final}.tmp"), final
+
     def _write_pending(self, limit):
         if self.file is None:
-            name = f"{self.split}_{len(self.published) // 2:06d}"
-            self.final = self.folder / f"{name}.bin"
-            self.temporary = self.folder / f"{name}.bin.tmp"
-            self.file = open(self.temporary, "wb")
+            self.file = open(self._paths(".bin")[0], "wb")
             self.file.write(bytes(HEADER_BYTES))
         count = min(limit, len(self.pending) // self.token_bytes)
         self.file.write(self.pending[:count * self.token_bytes])
@@ -187,18 +247,32 @@ class SplitWriter:
         del self.starts[:inside]
         meta = {"format": f"llm.c v{version}", "split": self.split, "dtype": DTYPES[self.token_bytes],
                 "tokens": self.written, **self.meta, "documents": len(offsets),
-                "checksum": {"algorithm": "sha256", "of": "the whole file",
-                             "value": file_sha256(self.temporary)}}
+                "checksum": checksum_of(self._paths(".bin")[0])}
+        if self.masked:
+            meta["loss_mask"] = self._write_mask()
         # The offsets on one line: a list of a million lines reads badly.
         text = json.dumps(meta, indent=1)[:-2] + ',\n "document_offsets": ' + json.dumps(offsets) + "\n}\n"
-        final_meta = meta_path(self.final)
-        temporary_meta = Path(str(final_meta) + ".tmp")
-        with open(temporary_meta, "w") as file:
+        with open(self._paths(".meta.json")[0], "w") as file:
             file.write(text)
             self._sync_and_close(file)
-        self.published += [(self.temporary, self.final), (temporary_meta, final_meta)]
+        self._shard_is_closed()
         self.first += self.written
         self.written = 0
+
+    def _write_mask(self):
+        """The mask of the open shard; returns what the sidecar says of it."""
+        flags = self.mask[:self.written]
+        del self.mask[:self.written]
+        temporary, final = self._paths(MASK_SUFFIX)
+        with open(temporary, "wb") as file:
+            file.write(MASK_HEADER.pack(MASK_MAGIC, MASK_VERSION, len(flags), sum(flags)) + pack_bits(flags))
+            self._sync_and_close(file)
+        return {"file": final.name, "counted": sum(flags), "checksum": checksum_of(temporary)}
+
+    def _shard_is_closed(self):
+        for suffix in (".bin", ".meta.json") + ((MASK_SUFFIX,) if self.masked else ()):
+            self.published.append(self._paths(suffix))
+        self.shards += 1
 
     @staticmethod
     def _sync_and_close(file):
@@ -206,14 +280,52 @@ class SplitWriter:
         os.fsync(file.fileno())
         file.close()
 
+    # What an interrupted run leaves, for another writer with the same arguments to go on.
+
+    def export_state(self):
+        if self.file is not None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        state = {name: getattr(self, name) for name in self.COUNTERS}
+        return {**state, "shards": self.shards, "open": self.file is not None,
+                "pending": base64.b64encode(self.pending).decode(),
+                "mask": base64.b64encode(pack_bits(self.mask)).decode(), "mask_tokens": len(self.mask)}
+
+    COUNTERS = ("starts", "total_tokens", "total_documents", "total_counted", "first", "written")
+
+    def import_state(self, state):
+        for name in self.COUNTERS:
+            setattr(self, name, state[name])
+        self.pending = bytearray(base64.b64decode(state["pending"]))
+        self.mask = bytearray(unpack_bits(base64.b64decode(state["mask"]), state["mask_tokens"]))
+        for _ in range(state["shards"]):
+            self._shard_is_closed()
+        for temporary, final in self.published:
+            if not temporary.is_file() and not final.is_file():
+                raise InputError(f"{temporary} of the interrupted run is gone; remove {self.folder} to begin anew")
+        if not state["open"]:
+            return
+        temporary, _ = self._paths(".bin")
+        end = HEADER_BYTES + self.written * self.token_bytes
+        if not temporary.is_file() or temporary.stat().st_size < end:
+            raise InputError(f"{temporary} of the interrupted run is gone or short; remove {self.folder} to begin anew")
+        self.file = open(temporary, "r+b")
+        self.file.truncate(end)
+        self.file.seek(end)
+
     def publish(self):
         for temporary, final in self.published:
-            os.replace(temporary, final)
+            if temporary.exists() or not final.exists():   # a run interrupted just here has renamed some
+                os.replace(temporary, final)
+
+    def close(self):
+        if self.file is not None:
+            self.file.close()
 
     def discard(self):
         """Removes what was not published."""
-        if self.file is not None:
-            self.file.close()
-            self.temporary.unlink(missing_ok=True)
+        self.close()
+        for suffix in (".bin", ".meta.json", MASK_SUFFIX):
+            self._paths(suffix)[0].unlink(missing_ok=True)
         for temporary, _ in self.published:
             temporary.unlink(missing_ok=True)

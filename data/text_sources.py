@@ -1,6 +1,7 @@
 """Documents, as UTF-8 bytes, of text, JSON lines and parquet files, folders and Hugging Face datasets."""
 import gzip
 import io
+import itertools
 import json
 import os
 import zlib
@@ -8,10 +9,20 @@ from pathlib import Path
 
 from support import InputError, need, one_line
 
-ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B"}
+ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B",
+           "ultrachat_200k": "HuggingFaceH4/ultrachat_200k"}
 COMPRESSED = {".gz", ".zst"}
 JSON_LINES = {".jsonl", ".ndjson"}
 PARQUET_REVISION = "refs/convert/parquet"
+
+
+def text_of(text):
+    if text is None:
+        return b""
+    if not isinstance(text, str):
+        raise InputError(f"{type(text).__name__}, not text")
+    # JSON may hold half of a surrogate pair, which is no character of UTF-8.
+    return text.encode("utf-8", "replace")
 
 
 class Source:
@@ -20,6 +31,11 @@ class Source:
     def __init__(self, kind, path, explicit):
         self.kind, self.path, self.explicit = kind, path, explicit
         self.bytes = 0 if kind == "dataset" else os.path.getsize(path)
+
+    def identity(self):
+        """What changes when the input does."""
+        changed = 0 if self.kind == "dataset" else os.stat(self.path).st_mtime_ns
+        return [self.kind, self.path, self.bytes, changed]
 
 
 def kind_of(path):
@@ -54,26 +70,48 @@ def find_sources(inputs, kind="auto"):
 class Reader:
     """Iterates over the documents of all sources. done_bytes is how much of them has been read."""
 
-    def __init__(self, sources, field="text", document_bytes=8192, dataset_config="", dataset_split="train"):
+    def __init__(self, sources, field="text", document_bytes=8192, dataset_config="", dataset_split="train",
+                 convert=text_of):
         self.sources, self.field, self.document_bytes = sources, field, document_bytes
         self.dataset_config, self.dataset_split = dataset_config, dataset_split
+        self.field_option = "--text-field"
+        self.convert = convert    # what stands in the field -> bytes of a document; InputError where it is none
         self.done_bytes = 0
         self.skipped_files = []   # binary ones met in a folder
         self.empty = 0            # documents without text
+        self.documents = 0        # with text
+        self.source = self.record = 0   # the open source, and how many of its documents were read
+        self.rows = self.rows_state = None   # a dataset being read, and where it is to begin
+
+    def position(self):
+        """How far the inputs are read, for start() of another Reader of the same ones."""
+        return {"source": self.source, "record": self.record, "documents": self.documents, "empty": self.empty,
+                "skipped_files": self.skipped_files[:],
+                "rows": self.rows.state_dict() if hasattr(self.rows, "state_dict") else None}
+
+    def start(self, position):
+        self.source, self.record, self.documents = position["source"], position["record"], position["documents"]
+        self.empty, self.skipped_files = position["empty"], position["skipped_files"][:]
+        self.rows_state = position["rows"]
 
     def __iter__(self):
-        finished = 0
-        for source in self.sources:
+        finished = sum(source.bytes for source in self.sources[:self.source])
+        while self.source < len(self.sources):
+            source = self.sources[self.source]
             read = {"text": self._text, "jsonl": self._json_lines, "parquet": self._parquet,
                     "dataset": self._dataset}[source.kind]
-            for document, place in read(source):
+            for document, place in read(source, self.record):
                 self.done_bytes = finished + place
+                self.record += 1
                 if document:
+                    self.documents += 1
                     yield document
                 else:
                     self.empty += 1
             finished += source.bytes
             self.done_bytes = finished
+            self.source += 1
+            self.record, self.rows = 0, None
 
     def _open(self, path, raw):
         """A peekable stream of the decompressed bytes of an open file."""
@@ -103,7 +141,7 @@ class Reader:
                 raise
             raise InputError(f"{source.path}: {error}") from None
 
-    def _text(self, source):
+    def _text(self, source, skip):
         def pieces(stream):
             if b"\0" in stream.peek(4096)[:4096]:
                 if source.explicit:
@@ -120,12 +158,16 @@ class Reader:
                     while stream.peek(1)[:1] and 0x80 <= stream.peek(1)[0] < 0xc0:
                         piece += stream.read(1)
                 yield piece
-        return self._stream(source, pieces)
+        return itertools.islice(self._stream(source, pieces), skip, None)
 
-    def _json_lines(self, source):
+    def _json_lines(self, source, skip):
         def pieces(stream):
+            records = 0
             for number, line in enumerate(stream, 1):
                 if not line.strip():
+                    continue
+                records += 1
+                if records <= skip:
                     continue
                 where = f"{source.path}: line {number}"
                 try:
@@ -138,33 +180,35 @@ class Reader:
     def _field_of(self, row, where):
         if not isinstance(row, dict) or self.field not in row:
             names = ", ".join(sorted(map(str, row))[:20]) if isinstance(row, dict) else type(row).__name__
-            raise InputError(f"{where}: no field '{self.field}' (there is: {names}); pass --text-field")
-        text = row[self.field]
-        if text is None:
-            return b""
-        if not isinstance(text, str):
-            raise InputError(f"{where}: field '{self.field}' is {type(text).__name__}, not text")
-        # JSON may hold half of a surrogate pair, which is no character of UTF-8.
-        return text.encode("utf-8", "replace")
+            raise InputError(f"{where}: no field '{self.field}' (there is: {names}); pass {self.field_option}")
+        try:
+            return self.convert(row[self.field])
+        except InputError as error:
+            raise InputError(f"{where}: field '{self.field}' is {error}") from None
 
-    def _parquet(self, source):
+    def _parquet(self, source, skip):
         parquet = need("pyarrow.parquet", "pyarrow", source.path)
         arrow = need("pyarrow", "pyarrow", source.path)
         try:
             with parquet.ParquetFile(source.path) as file:
                 if self.field not in file.schema_arrow.names:
                     raise InputError(f"{source.path}: no column '{self.field}' (there is: "
-                                     f"{', '.join(file.schema_arrow.names)}); pass --text-field")
+                                     f"{', '.join(file.schema_arrow.names)}); pass {self.field_option}")
                 rows, total = 0, max(1, file.metadata.num_rows)
-                for batch in file.iter_batches(batch_size=256, columns=[self.field]):
+                groups = list(range(file.metadata.num_row_groups))
+                while groups and rows + file.metadata.row_group(groups[0]).num_rows <= skip:
+                    rows += file.metadata.row_group(groups.pop(0)).num_rows
+                for batch in file.iter_batches(batch_size=256, row_groups=groups, columns=[self.field]):
                     for text in batch.column(0).to_pylist():
                         rows += 1
+                        if rows <= skip:
+                            continue
                         yield (self._field_of({self.field: text}, f"{source.path}: row {rows}"),
                                source.bytes * rows // total)
         except (arrow.ArrowException, OSError) as error:
             raise InputError(f"{source.path}: not a readable parquet file: {one_line(error)}") from None
 
-    def _dataset(self, source):
+    def _dataset(self, source, skip):
         """Streamed, so nothing but the rows in work is stored."""
         datasets = need("datasets", "datasets", f"the dataset {source.path}")
         arguments = {"split": self.dataset_split, "streaming": True}
@@ -178,7 +222,12 @@ class Reader:
                 if "scripts are no longer supported" not in str(error):
                     raise
                 rows = datasets.load_dataset(source.path, revision=PARQUET_REVISION, **arguments)
-            for number, row in enumerate(rows, 1):
+            if skip and self.rows_state is not None:
+                rows.load_state_dict(self.rows_state)   # what was read is not fetched again
+            elif skip:
+                rows = rows.skip(skip)
+            self.rows, self.rows_state = rows, None
+            for number, row in enumerate(rows, skip + 1):
                 yield self._field_of(row, f"{source.path}: row {number}"), 0
         except InputError:
             raise

@@ -18,7 +18,17 @@ SEPARATORS = ["<|begin_of_text|>", END_OF_TEXT, "<bos>", "<s>", "<|end_of_text|>
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-class BytesTokenizer:
+class Tokenizer:
+    def meta(self):
+        """What a sidecar says of it."""
+        return {"name": self.name, "sha256": self.sha256, "separator": self.separator}
+
+    def token_id(self, text):
+        """Of a special token, None without it."""
+        return None
+
+
+class BytesTokenizer(Tokenizer):
     name, vocab_size, separator = "bytes", 257, 256
     sha256 = hashlib.sha256(b"ids 0 to 255 are bytes, 256 starts a document").hexdigest()
 
@@ -39,7 +49,7 @@ class BytesTokenizer:
         return "".join(parts) + text.decode("utf-8", "replace")
 
 
-class Gpt2Tokenizer:
+class Gpt2Tokenizer(Tokenizer):
     """GPT-2's vocabulary: downloaded by tiktoken, or from local vocab.bpe and encoder.json."""
     name = "gpt2"
 
@@ -93,7 +103,7 @@ class Gpt2Tokenizer:
         return self.encoding.decode(known)
 
 
-class JsonTokenizer:
+class JsonTokenizer(Tokenizer):
     """Any tokenizer.json, Llama-3's for one. Special tokens spelled out in a text stay text."""
 
     def __init__(self, path, separator=""):
@@ -115,6 +125,9 @@ class JsonTokenizer:
             raise InputError(f"{path}: has no token {', '.join(candidates)} to start a document with; pass "
                              "--separator")
         self.separator = vocabulary[found[0]]
+
+    def token_id(self, text):
+        return self.tokenizer.token_to_id(text)
 
     def encode(self, document):
         return self.tokenizer.encode(document.decode("utf-8", "replace"), add_special_tokens=False).ids

@@ -392,9 +392,10 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config, cons
         bool was_acting = saved.contains(row.name);
         if (was_acting && !now.is_null() && saved[row.name] != now)
             add(row, json_text(saved[row.name]), json_text(now));
-        // Left out then: without effect, or newer than the checkpoint. Its default changes nothing.
+        // Left out then (without effect, or newer than the checkpoint) or now: its default changes nothing.
         if (!was_acting && !now.is_null() && now != row.value.get(plain)) add(row, "not set", json_text(now));
-        if (was_acting && now.is_null() && row.on_resume == OnResume::kMustMatch)
+        if (was_acting && now.is_null() && row.on_resume == OnResume::kMustMatch
+            && saved[row.name] != row.value.get(plain))
             add(row, json_text(saved[row.name]), "not set");
     }
     for (const auto& [name, value] : saved.items())

@@ -33,6 +33,7 @@ struct Config {
     // data
     std::vector<std::string> train_data, valid_data;   // globs
     std::string token_dtype;            // "", "uint16", "uint32": for headerless shards
+    bool reset_attention_mask = false;  // attention stays within a document
     bool synthetic_data = false;        // tokens from the seed in place of shards, for timing alone
     int64_t eval_interval = 0;          // steps; 0: only at the end
     int64_t eval_iters = 0;             // micro-batches per evaluation
@@ -66,6 +67,7 @@ struct Config {
     int64_t num_layers_at_start_in_bf16 = 0, num_layers_at_end_in_bf16 = 0;
     std::vector<std::string> bf16_linears;   // patterns "31.down", "0.*", "*.proj"
     bool fp8_lm_head = false;
+    bool fp8_attention = false;         // the forward's two products; of any recipe, none too
     double fp8_min_gain = 0;            // keep a linear in BF16 whose predicted FP8 gain is below; 0: no rule
     int64_t fp8_health_interval = 0;    // steps between reports of every FP8 tensor; 0: none
 

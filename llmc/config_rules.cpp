@@ -1,3 +1,4 @@
+#include "llmc/blend.h"
 #include "llmc/check.h"
 #include "llmc/config_table.h"
 #include "llmc/inject.h"
@@ -60,6 +61,15 @@ void schedule_rules(const Config& c, Rules& rules) {
                   strf("--profile starts at step %lld of %lld", ll(c.profile_first), ll(c.train_iters)));
 }
 
+void data_rules(const Config& c, Rules& rules) {
+    auto check = [&](const char* option, const std::vector<std::string>& words) {
+        const std::string error = parse_data_words(words).error;
+        rules.require(error.empty(), strf("%s: %s", option, error.c_str()));
+    };
+    check("--train-data", c.train_data);
+    check("--valid-data", c.valid_data);
+}
+
 void run_rules(const Config& c, int ranks, Rules& rules) {
     if (!c.dry_run) {
         rules.require(!c.train_data.empty() || c.synthetic_data,
@@ -119,6 +129,7 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     model_rules(config, rules);
     batch_rules(config, ranks, rules);
     schedule_rules(config, rules);
+    data_rules(config, rules);
     run_rules(config, ranks, rules);
     fp8_rules(config, rules);
     fault_rules(config, ranks, rules);

@@ -215,9 +215,23 @@ void add_batch(Rows& rows) {
          .help = "optimizer steps of the whole run; this or --epochs", .fallback = "0",
          .inert = no_train_iters, .llmc = "-x"},
         {.name = "epochs", .group = group, .value = number(AT(epochs), {.low = 0, .high = 1e6}),
-         .help = "passes over --train-data, also 0.5; this or --train-iters", .fallback = "0",
+         .help = "passes over --train-data, also 0.5 (of a blend: as many samples as it has); this or --train-iters",
+         .fallback = "0",
          .inert = no_epochs},
     });
+}
+
+// Weights and globs (blend.h). A weight may be a number of JSON as well.
+template <typename At>
+OptionValue data_words(At at) {
+    OptionValue v = text_list(at, "[WEIGHT] GLOB ...", "shard files, as globs, or weights each before its globs");
+    v.set = [set = v.set](Config& c, const Json& json) {
+        Json words = Json::array();
+        for (const Json& word : json.is_array() ? json : Json::array({json}))
+            words.push_back(word.is_number() ? Json(word.dump()) : word);
+        return set(c, words);
+    };
+    return v;
 }
 
 void add_data(Rows& rows) {
@@ -225,15 +239,18 @@ void add_data(Rows& rows) {
     // A data set may move: on resume the checkpoint's fingerprint of the shards decides, not their paths.
     rows.insert(rows.end(), {
         {.name = "train-data", .group = group,
-         .value = text_list(AT(train_data), "GLOB ...", "shard files, as globs"),
-         .help = "shards to train on, one or several globs", .llmc = "-i"},
+         .value = data_words(AT(train_data)),
+         .help = "shards to train on; weights such as 0.7 a/*.bin 0.3 b/*.bin blend them", .llmc = "-i"},
         {.name = "valid-data", .group = group,
-         .value = text_list(AT(valid_data), "GLOB ...", "shard files, as globs"),
+         .value = data_words(AT(valid_data)),
          .help = "shards to evaluate on", .llmc = "-j"},
         {.name = "token-dtype", .group = group,
          .value = choice<std::string>(AT(token_dtype),
                                       {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
          .help = "element type of shards without a header (nanoGPT)", .fallback = ""},
+        {.name = "reset-attention-mask", .group = group, .value = flag(AT(reset_attention_mask), true, false),
+         .help = "attention never crosses a document border; every shard's .meta.json must name the separator",
+         .fallback = "false", .on_resume = kMust},
         {.name = "synthetic-data", .group = group, .value = flag(AT(synthetic_data), true, false),
          .help = "tokens drawn from the seed in place of shards: for timing alone, the model learns nothing",
          .fallback = "false", .on_resume = kMust},

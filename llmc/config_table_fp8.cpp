@@ -40,6 +40,13 @@ const char* no_layers_in_bf16(const Config& c) {
     return c.first_last_layers_bf16 ? nullptr : "it counts only with --first-last-layers-bf16";
 }
 
+const char* no_fp8_attention(const Config& c) {
+    if (c.dtype != Dtype::kBf16) return "--dtype fp32: FP8 copies are made from BF16 values";
+    const int64_t channels = c.shape.kv_channels;
+    return channels == 64 || channels == 128 ? nullptr : "FP8 attention is for 64 and 128 channels a head "
+                                                         "(--kv-channels), other sizes have plain kernels only";
+}
+
 // ---- defaults that follow from other options ----
 
 void derive_recipe(Config& c, const Given& given) {
@@ -116,6 +123,10 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
         {.name = "fp8-lm-head", .group = kGroup, .value = flag(AT(fp8_lm_head), true, false),
          .help = "the output matrix in FP8 too: it acts on the loss at once, so compare losses", .fallback = "false",
          .inert = fp8_off},
+        {.name = "fp8-attention", .group = kGroup, .value = flag(AT(fp8_attention), true, false),
+         .help = "attention's forward products in E4M3, with any recipe or none: queries, keys and values are rounded, "
+                 "and backward is that of the rounded ones in BF16",
+         .fallback = "false", .inert = no_fp8_attention},
         {.name = "fp8-min-gain", .group = kGroup, .value = number(AT(fp8_min_gain), {.low = 0, .high = 10}),
          .help = "keep a linear in BF16 if the predicted BF16 / FP8 time is below this; 1: where FP8 would lose; "
                  "0: no rule",

@@ -4,10 +4,15 @@
 
 #include <algorithm>
 #include <bit>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "llmc/blend.h"
 #include "llmc/check.h"
+#include "llmc/loss_mask.h"
 #include "llmc/rng.h"
 
 namespace {
@@ -42,6 +47,28 @@ void check_config(const DataConfig& config) {
     const std::string& dtype = config.token_dtype;
     REQUIRE(dtype.empty() || dtype == "uint16" || dtype == "uint32",
             "--token-dtype '%s', must be uint16 or uint32", dtype.c_str());
+}
+
+// The token that separates the documents of a shard, from the sidecar beside it.
+int32_t read_separator(const std::string& shard, int64_t vocab_size) {
+    const std::string stem = shard.ends_with(".bin") ? shard.substr(0, shard.size() - 4) : shard;
+    const std::string sidecar = stem + ".meta.json";
+    auto refuse = [&](const std::string& why) {
+        FAIL(kExitBadInput,
+             "--reset-attention-mask: data shard '%s' does not name the token that separates documents: '%s' %s "
+             "(data/prepare_text.py writes it as tokenizer.separator)",
+             shard.c_str(), sidecar.c_str(), why.c_str());
+    };
+    std::ifstream file(sidecar);
+    if (!file) refuse(std::filesystem::exists(sidecar) ? "cannot be opened" : "is missing");
+    const nlohmann::json meta = nlohmann::json::parse(file, nullptr, false);
+    if (!meta.is_object()) refuse("is no JSON object");
+    const nlohmann::json tokenizer = meta.value("tokenizer", nlohmann::json());
+    const nlohmann::json id = tokenizer.is_object() ? tokenizer.value("separator", nlohmann::json()) : nlohmann::json();
+    if (!id.is_number_integer()) refuse("has no integer tokenizer.separator");
+    if (id < 0 || id >= vocab_size)
+        refuse(strf("says %s, outside the vocabulary of %lld", id.dump().c_str(), (long long)vocab_size));
+    return id.get<int32_t>();
 }
 
 // What the fingerprint has in place of shards. Another version draws other tokens.
@@ -101,30 +128,103 @@ std::string describe_synthetic(int was, int now) {
                    : "the checkpoint's data is shards, here it is synthetic (--synthetic-data)";
 }
 
+// How a checkpoint has the weights: parts and number of shards of each source, null without weights.
+nlohmann::json blend_json(const std::vector<SourceInfo>& sources) {
+    nlohmann::json rows;
+    if (sources.size() > 1)
+        for (const SourceInfo& source : sources) rows.push_back({source.parts, source.shards});
+    return rows;
+}
+
+std::string describe_parts(const nlohmann::json& rows) {
+    if (rows.is_null()) return "no weights";
+    std::string parts, shards;
+    for (const nlohmann::json& row : rows) {
+        parts += (parts.empty() ? "" : " : ") + std::to_string(row.at(0).get<int64_t>());
+        shards += (shards.empty() ? "" : ", ") + std::to_string(row.at(1).get<int64_t>());
+    }
+    return parts + " of " + shards + " shards";
+}
+
+std::string join_names(const std::vector<std::string>& globs) {
+    return globs.size() == 1 ? globs[0] : strf("%s and %zu more", globs[0].c_str(), globs.size() - 1);
+}
+
 }  // namespace
 
 struct DataLoader::Impl {
     DataConfig config;
+    std::vector<SourceInfo> sources;
+    std::vector<int64_t> first_of_source{0};   // (sources + 1): prefix sums of their samples
+    BlendOrder order{std::vector<int64_t>{1}};
     std::vector<Shard> shards;
+    std::vector<std::optional<LossMask>> masks;   // of the shards
     std::vector<ShardInfo> infos;
     std::vector<int64_t> first_sample;  // (shards + 1): prefix sums of samples
     int64_t total_tokens = 0;
+    int32_t separator = -1;
 
     struct Location {
         const Shard* shard;
+        const std::optional<LossMask>* mask;
         int64_t token;
     };
 
     // Where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is
     // the first input of the next, so every token but a shard's first is predicted once an epoch.
     Location locate(int64_t sample) const {
-        CHECK(sample >= 0, "sample %lld", (long long)sample);
-        int64_t n = first_sample.back();
-        int64_t index = sample % n;
-        if (config.shuffle) index = permuted_index(index, n, config.seed, sample / n);
+        const BlendOrder::Place place = order.at(sample);
+        const size_t source = static_cast<size_t>(place.source);
+        const int64_t n = sources[source].samples;
+        int64_t index = place.index % n;
+        if (config.shuffle) index = permuted_index(index, n, seed_of(place.source), place.index / n);
+        index += first_of_source[source];
         auto after = std::upper_bound(first_sample.begin(), first_sample.end(), index);
         size_t s = static_cast<size_t>(after - first_sample.begin()) - 1;
-        return {&shards[s], (index - first_sample[s]) * config.seq_length};
+        return {&shards[s], &masks[s], (index - first_sample[s]) * config.seq_length};
+    }
+
+    void read_mask(ShardInfo& info) {
+        masks.push_back(LossMask::beside(info.path, info.tokens));
+        info.masked = masks.back().has_value();
+        info.counted = info.masked ? masks.back()->counted() : info.tokens;
+        if (info.masked) info.fingerprint = rng_key(info.fingerprint ^ masks.back()->fingerprint(), "loss mask");
+    }
+
+    // Sources of equal size are not read in the same order.
+    uint64_t seed_of(int64_t source) const {
+        return source == 0 ? config.seed : rng_key(config.seed, "source " + std::to_string(source));
+    }
+
+    // Paths of the shards of all sources, which are filled in but for their samples.
+    std::vector<std::string> find_shards() {
+        const DataWords words = parse_data_words(config.globs);
+        REQUIRE(words.error.empty(), "data: %s", words.error.c_str());
+        std::vector<int64_t> parts;
+        std::vector<std::string> globs;
+        for (const DataSource& source : words.sources) {
+            parts.push_back(source.parts);
+            globs.insert(globs.end(), source.globs.begin(), source.globs.end());
+        }
+        order = BlendOrder(parts);
+        std::vector<size_t> matches;
+        std::vector<std::string> paths = expand_globs(globs, &matches);
+        auto found = matches.begin();
+        for (const DataSource& source : words.sources) {
+            SourceInfo info{.name = join_names(source.globs), .weight = source.weight, .parts = source.parts};
+            info.share = static_cast<double>(source.parts) / static_cast<double>(order.period());
+            for (size_t i = 0; i < source.globs.size(); i++) info.shards += static_cast<int64_t>(*found++);
+            sources.push_back(info);
+        }
+        return paths;
+    }
+
+    void count_samples() {
+        size_t shard = 0;
+        for (SourceInfo& source : sources) {
+            for (int64_t i = 0; i < source.shards; i++) source.samples += infos[shard++].samples;
+            first_of_source.push_back(first_of_source.back() + source.samples);
+        }
     }
 };
 
@@ -136,19 +236,28 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
         impl_->first_sample.push_back(std::numeric_limits<int64_t>::max());
         return;
     }
-    for (const std::string& path : expand_globs(config.globs)) {
+    for (const std::string& path : impl_->find_shards()) {
         Shard shard(path, config.token_dtype);
         ShardInfo& info = shard.info;
         REQUIRE(info.tokens > config.seq_length,
                 "data shard '%s': %lld tokens are fewer than one sample (sequence length %lld + 1); "
                 "remove the shard or lower --seq-length",
                 path.c_str(), (long long)info.tokens, (long long)config.seq_length);
+        impl_->read_mask(info);
         info.samples = (info.tokens - 1) / config.seq_length;
         impl_->total_tokens += info.tokens;
         impl_->first_sample.push_back(impl_->first_sample.back() + info.samples);
+        if (config.documents) {
+            const int32_t separator = read_separator(path, config.vocab_size);
+            REQUIRE(impl_->infos.empty() || separator == impl_->separator,
+                    "--reset-attention-mask: data shard '%s' separates documents with token %d, '%s' with %d",
+                    path.c_str(), separator, impl_->infos[0].path.c_str(), impl_->separator);
+            impl_->separator = separator;
+        }
         impl_->infos.push_back(info);
         impl_->shards.push_back(std::move(shard));
     }
+    impl_->count_samples();
     if (config.check_ids) check_token_ids(impl_->shards, config.vocab_size);
     // From here on prefetch asks for pages; the kernel's own read-ahead only helps reads in shard order.
     for (const Shard& shard : impl_->shards)
@@ -160,7 +269,10 @@ DataLoader::~DataLoader() = default;
 int64_t DataLoader::samples_per_epoch() const { return impl_->first_sample.back(); }
 int64_t DataLoader::total_tokens() const { return impl_->total_tokens; }
 int64_t DataLoader::seq_length() const { return impl_->config.seq_length; }
+int32_t DataLoader::separator() const { return impl_->separator; }
 const std::vector<ShardInfo>& DataLoader::shards() const { return impl_->infos; }
+const std::vector<SourceInfo>& DataLoader::sources() const { return impl_->sources; }
+int64_t DataLoader::samples_of(int64_t source, int64_t n) const { return impl_->order.count(source, n); }
 
 int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) const {
     const int64_t T = impl_->config.seq_length;
@@ -172,6 +284,8 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) cons
     Impl::Location at = impl_->locate(sample);
     at.shard->copy(at.token, T, inputs);
     at.shard->copy(at.token + 1, T, targets);
+    for (int64_t t = 0; *at.mask && t < T; t++)
+        if (!(*at.mask)->counts(at.token + 1 + t)) targets[t] = kIgnoredTarget;
     int64_t ignored = 0;
     for (int64_t t = 0; t < T; t++)
         ignored += targets[t] == kIgnoredTarget;
@@ -193,11 +307,15 @@ std::string DataLoader::fingerprint_json() const {
                         {"tokens", info.tokens},
                         {"token_bytes", info.token_bytes},
                         {"fingerprint", hex64(info.fingerprint)}});
-    return nlohmann::ordered_json{{"shards", list}}.dump(1);
+    nlohmann::ordered_json all{{"shards", list}};
+    const nlohmann::json blend = blend_json(impl_->sources);
+    if (!blend.is_null()) all["blend"] = blend;
+    return all.dump(1);
 }
 
 std::string DataLoader::check_fingerprint(const std::string& text) const {
     std::vector<SavedShard> saved;
+    std::string reweighted;   // told only if the shards are the same
     try {
         const nlohmann::json parsed = nlohmann::json::parse(text);
         const int was = parsed.value("synthetic", 0), now = impl_->config.synthetic ? kSyntheticVersion : 0;
@@ -205,6 +323,10 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
         if (now > 0) return "";
         for (const nlohmann::json& row : parsed.at("shards"))
             saved.push_back({row.at("name"), row.at("fingerprint"), row.at("tokens"), row.at("token_bytes")});
+        const nlohmann::json blend = blend_json(impl_->sources), then = parsed.value("blend", nlohmann::json());
+        if (then != blend)
+            reweighted = strf("the weights of the data were %s, here %s", describe_parts(then).c_str(),
+                              describe_parts(blend).c_str());
     } catch (const nlohmann::json::exception& error) {
         return strf("the checkpoint's list of data shards is not readable: %s", error.what());
     }
@@ -221,10 +343,41 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
             return strf("data shard '%s' changed since the checkpoint: fingerprint %s, was %s", path,
                         hex64(now[i].fingerprint).c_str(), saved[i].fingerprint.c_str());
     }
-    return "";
+    return reweighted;
+}
+
+std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples) {
+    std::vector<std::string> lines;
+    const std::vector<SourceInfo>& sources = loader.sources();
+    for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
+        const double reads = static_cast<double>(loader.samples_of(static_cast<int64_t>(k), samples))
+                             / static_cast<double>(sources[k].samples);
+        lines.push_back(strf("%.4g %% of the samples from %s: %lld shards, %lld samples, each read %.3g times",
+                             100 * sources[k].share, sources[k].name.c_str(), (long long)sources[k].shards,
+                             (long long)sources[k].samples, reads));
+    }
+    int64_t masks = 0, tokens = 0, counted = 0;
+    for (const ShardInfo& info : loader.shards()) {
+        masks += info.masked;
+        tokens += info.tokens;
+        counted += info.counted;
+    }
+    if (masks > 0)
+        lines.push_back(strf("loss masks of %lld of %zu shards: %lld of %lld tokens count as targets, %.3g %%",
+                             (long long)masks, loader.shards().size(), (long long)counted, (long long)tokens,
+                             100 * static_cast<double>(counted) / static_cast<double>(tokens)));
+    return lines;
 }
 
 void require_samples(const DataLoader& loader, int64_t needed, const char* what) {
+    const std::vector<SourceInfo>& sources = loader.sources();
+    for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
+        const int64_t share = loader.samples_of(static_cast<int64_t>(k), needed);
+        REQUIRE(sources[k].samples >= share, "data '%s' has %lld samples of %lld; needs %lld, its share of %lld (%s): "
+                "lower its weight %s", sources[k].name.c_str(), (long long)sources[k].samples,
+                (long long)loader.seq_length(), (long long)share, (long long)needed, what, sources[k].weight.c_str());
+    }
+    if (sources.size() > 1) return;
     if (loader.samples_per_epoch() >= needed) return;
     const std::vector<ShardInfo>& shards = loader.shards();
     std::string name = strf("'%s'", shards[0].path.c_str());
@@ -232,6 +385,18 @@ void require_samples(const DataLoader& loader, int64_t needed, const char* what)
     FAIL(kExitBadInput, "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
          (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(), (long long)loader.seq_length(),
          (long long)needed, what);
+}
+
+void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out) {
+    for (int64_t b = 0; b < B; b++, tokens += T) {
+        int32_t *starts = out + b * T, *ends = out + (B + b) * T;
+        for (int64_t start = 0, t = 0; t < T; t++) {
+            starts[t] = static_cast<int32_t>(start);
+            if (t + 1 < T && tokens[t + 1] != separator) continue;
+            std::fill(ends + start, ends + t + 1, static_cast<int32_t>(t + 1));
+            start = t + 1;
+        }
+    }
 }
 
 // A balanced Feistel network over the next even number of bits, walked along its cycle until it falls below

@@ -260,11 +260,27 @@ LinearOperand Decoder::activation_forward(Ctx& ctx, int layer, const BlockActs& 
     });
 }
 
+// Rope, and with FP8 attention the copies of what it makes, which then is what they stand for: scratch of the caller's
+// scope, one layer's at a time.
+Fp8Heads Decoder::place_heads(Ctx& ctx, Tensor qkv, int64_t B, int64_t T) {
+    if (!options_.fp8_attention) {
+        if (cos_sin_) ops::rope_forward(ctx, rope_args(qkv, B * T, T));
+        return {};
+    }
+    const int64_t NH = config_.num_attention_heads, NKV = config_.num_query_groups, HS = config_.kv_channels;
+    const int64_t blocks = B * (NH + 2 * NKV) * head_blocks(T);
+    const Fp8Heads heads{.bytes = arena_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
+                         .factors = arena_.scratch(Dtype::kFp32, blocks)};
+    ops::quantize_heads(ctx, {.heads = heads, .qkv = qkv, .cos_sin = cos_sin_, .B = B, .T = T, .NH = NH, .NKV = NKV,
+                              .HS = HS});
+    return heads;
+}
+
 // branch = proj(attention(rope(qkv(norm1)))).
 void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& norm1,
-                                     Tensor branch, int64_t B, int64_t T, bool replay) {
+                                     Tensor branch, const DeviceBatch& batch, bool replay) {
     const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    const int64_t N = B * T;
+    const int64_t B = batch.B, T = batch.T, N = B * T;
     linear_forward(ctx, linear(layer, LinearKind::kQkv), config_.qk_norm ? a.qkv_raw : a.qkv, norm1, N);
     if (config_.qk_norm) {
         ops::qk_norm_forward(ctx, {.out = a.qkv, .rstd = a.qk_rstd, .in = a.qkv_raw, .q_weight = weight(p.q_norm),
@@ -272,14 +288,15 @@ void Decoder::attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, co
                                    .NKV = config_.num_query_groups, .HS = config_.kv_channels,
                                    .eps = static_cast<float>(config_.norm_eps)});
     }
-    if (cos_sin_) ops::rope_forward(ctx, rope_args(a.qkv, N, T));
+    const Fp8Heads heads = place_heads(ctx, a.qkv, B, T);
     XUse use = first_use(options_.recompute == Recompute::kBlock);
     if (replay) use = {.rowwise = true, .transposed = true, .replay = true};
     const Linear proj = linear(layer, LinearKind::kProj);
     const LinearOperand att = make_x(ctx, proj, a.att, N, use, true, [&](Tensor out, const QuantOut& quant) {
         ops::attention_forward(ctx, {.out = out, .lse = a.lse, .qkv = a.qkv, .B = B, .T = T,
                                      .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
-                                     .HS = config_.kv_channels, .softmax_mul = softmax_mul(), .quant = quant});
+                                     .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
+                                     .documents = batch.documents, .quant = quant, .heads = heads});
     });
     linear_forward(ctx, proj, branch, att, N);
 }
@@ -320,7 +337,7 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
             const XUse use = first_use(options_.recompute != Recompute::kNone);
             const LinearOperand norm1 = l == 0 ? norm1_forward(ctx, l, a, a.x, {}, {}, N, use)
                                                : norm1_forward(ctx, l, a, branch, previous_mid, a.x, N, use);
-            attention_half_forward(ctx, l, a, norm1, branch, B, T, false);
+            attention_half_forward(ctx, l, a, norm1, branch, batch, false);
         }
         mlp_half_forward(ctx, l, a, branch, N, false);
         previous_mid = a.mid;

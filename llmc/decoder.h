@@ -19,6 +19,7 @@ struct DeviceBatch {
     const int32_t* targets = nullptr;       // (B*T), kIgnoreIndex is not counted
     const int32_t* token_order = nullptr;   // (B*T), see embedding_backward; backward only
     int32_t* bad_tokens = nullptr;          // (1), +=: ids outside the vocabulary
+    const int32_t* documents = nullptr;     // (2, B, T) optional, see AttentionForwardArgs
     int64_t B = 0, T = 0;
 };
 
@@ -27,6 +28,7 @@ struct DecoderOptions {
     Dtype dtype = Dtype::kBf16;           // working type
     Recompute recompute = Recompute::kNone;
     bool fuse_gelu = false;
+    bool fp8_attention = false;
 };
 
 // Called around the layers, so that sharding can overlap with compute. Layer numbers: -1 embeddings, 0..L-1 blocks,
@@ -116,18 +118,19 @@ private:
     LinearOperand norm2_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor in, Tensor residual,
                                 Tensor residual_out, int64_t N, XUse use);
     LinearOperand activation_forward(Ctx& ctx, int layer, const BlockActs& a, int64_t N, XUse use);
+    Fp8Heads place_heads(Ctx& ctx, Tensor qkv, int64_t B, int64_t T);
     void attention_half_forward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& norm1, Tensor branch,
-                                int64_t B, int64_t T, bool replay);
+                                const DeviceBatch& batch, bool replay);
     void mlp_half_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor branch, int64_t N, bool replay);
     void final_norm_forward(Ctx& ctx, Tensor branch, Tensor residual, int64_t N);
     LinearOperand head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const LinearOperand& dresidual);
-    void recompute_block(Ctx& ctx, int layer, const BlockActs& a, int64_t B, int64_t T);
+    void recompute_block(Ctx& ctx, int layer, const BlockActs& a, const DeviceBatch& batch);
     void mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& dresidual, LinearOperand& dy,
                       int64_t N);
     void attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& dresidual,
-                                 LinearOperand& dy, int64_t B, int64_t T);
+                                 LinearOperand& dy, const DeviceBatch& batch);
     LinearOperand dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, const Linear& qkv, Tensor datt, Tensor dqkv,
-                                int64_t B, int64_t T);
+                                const DeviceBatch& batch);
     void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward);
     void ready(int layer);
     void before(int layer);

@@ -41,9 +41,9 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
     for (int l = last; l >= 0; l--) {
         before(l);
         const BlockActs a = acts(l, N);
-        if (options_.recompute == Recompute::kBlock) recompute_block(ctx, l, a, batch.B, batch.T);
+        if (options_.recompute == Recompute::kBlock) recompute_block(ctx, l, a, batch);
         mlp_backward(ctx, l, a, dresidual, dy, N);
-        attention_half_backward(ctx, l, a, dresidual, dy, batch.B, batch.T);
+        attention_half_backward(ctx, l, a, dresidual, dy, batch);
         ready(l);
     }
     ops::embedding_backward(ctx, {.dwte = grad(table_.wte), .dwpe = grad(table_.wpe), .dout = dresidual.high,
@@ -79,14 +79,14 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
 }
 
 // The same operations on the same inputs as in forward, so the same bits; only the down projection is not needed.
-void Decoder::recompute_block(Ctx& ctx, int layer, const BlockActs& a, int64_t B, int64_t T) {
-    const int64_t N = B * T;
+void Decoder::recompute_block(Ctx& ctx, int layer, const BlockActs& a, const DeviceBatch& batch) {
+    const int64_t N = batch.B * batch.T;
     Tensor branch = branch_.slice(0, N * config_.hidden_size);
     {
         Arena::Scope scope(ctx, arena_);
         const XUse use{.rowwise = true, .transposed = true, .replay = true};
         const LinearOperand norm1 = norm1_forward(ctx, layer, a, a.x, {}, {}, N, use);
-        attention_half_forward(ctx, layer, a, norm1, branch, B, T, true);
+        attention_half_forward(ctx, layer, a, norm1, branch, batch, true);
     }
     mlp_half_forward(ctx, layer, a, branch, N, true);
 }
@@ -128,16 +128,17 @@ void Decoder::mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const Linear
 
 // The gradient of qkv's output, made by whichever operation comes last: attention, rope or qk-norm.
 LinearOperand Decoder::dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, const Linear& qkv, Tensor datt,
-                                     Tensor dqkv, int64_t B, int64_t T) {
+                                     Tensor dqkv, const DeviceBatch& batch) {
     const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    const int64_t N = B * T, NH = config_.num_attention_heads, NKV = config_.num_query_groups;
+    const int64_t B = batch.B, T = batch.T, N = B * T, NH = config_.num_attention_heads, NKV = config_.num_query_groups;
     const int64_t HS = config_.kv_channels;
     auto attention = [&](const QuantOut& quant) {
         Arena::Scope scope(ctx, arena_);
         Tensor delta = arena_.scratch(stat_, N * NH);
         ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = datt, .out = a.att.high, .lse = a.lse,
                                       .qkv = a.qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
-                                      .softmax_mul = softmax_mul(), .quant = quant});
+                                      .softmax_mul = softmax_mul(), .documents = batch.documents,
+                                      .quant = quant});
     };
     auto rope = [&](const QuantOut& quant) {
         RopeArgs args = rope_args(dqkv, N, T);
@@ -165,16 +166,16 @@ LinearOperand Decoder::dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, co
 // dresidual and dy: in the gradient of mid, as the dy of proj; out the gradient of x, as the dy of the block before's
 // down projection.
 void Decoder::attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, const LinearOperand& dresidual,
-                                      LinearOperand& dy, int64_t B, int64_t T) {
+                                      LinearOperand& dy, const DeviceBatch& batch) {
     const BlockParams& p = table_.blocks[static_cast<size_t>(layer)];
-    const int64_t N = B * T, C = config_.hidden_size;
+    const int64_t N = batch.B * batch.T, C = config_.hidden_size;
     const Linear qkv = linear(layer, LinearKind::kQkv), proj = linear(layer, LinearKind::kProj);
     Arena::Scope scope(ctx, arena_);
     Tensor bias_scratch = bias_scratch_for(std::max(C, config_.qkv_width()));
     Tensor datt = arena_.scratch(options_.dtype, N * config_.q_width());
     Tensor dqkv = arena_.scratch(options_.dtype, N * config_.qkv_width());
     linear_backward(ctx, proj, datt, dy, saved_operand(a.att), bias_scratch, N);
-    const LinearOperand d = dqkv_backward(ctx, layer, a, qkv, datt, dqkv, B, T);
+    const LinearOperand d = dqkv_backward(ctx, layer, a, qkv, datt, dqkv, batch);
     if (options_.recompute == Recompute::kNormAct) {
         Arena::Scope replay_scope(ctx, arena_);
         norm1_forward(ctx, layer, a, a.x, {}, {}, N, {.rowwise = false, .transposed = true, .replay = true});

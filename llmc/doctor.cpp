@@ -153,6 +153,7 @@ int doctor_main(int argc, const char* const* argv) {
         try {
             const int exit_code = examine(patient);
             leave_outcome(exit_code);
+            if (exit_code != kExitOk) post_end(exit_code);
             return exit_code;
         } catch (const std::exception& error) {
             // As in training: on its way up the device would be closed, which waits for what other ranks do not finish.

@@ -249,14 +249,14 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool spoil) {
 // ---- attention
 
 std::string wrong_attention(Patient& patient, const oracle::AttentionShape& shape, bool spoil) {
-    const oracle::Attention a(shape, Dtype::kBf16);
-    const oracle::Attention::Result given = a.on_cpu(a.type), fresh = a.fresh(a.type);
+    const oracle::AttentionProblem a(shape, Dtype::kBf16);
+    const oracle::AttentionProblem::Result given = a.on_cpu(a.type), fresh = a.fresh(a.type);
     Ctx& ctx = patient.ctx;
     const OnDevice qkv(ctx, a.qkv), dout(ctx, a.dout), out(ctx, fresh.out), lse(ctx, fresh.lse), dqkv(ctx, fresh.dqkv),
         delta(ctx, fresh.delta), given_out(ctx, given.out), given_lse(ctx, given.lse);
-    ops::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view()));
+    ops::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), nullptr));
     ops::attention_backward(ctx, a.backward_args(dqkv.view(), delta.view(), dout.view(), given_out.view(),
-                                                 given_lse.view(), qkv.view()));
+                                                 given_lse.view(), qkv.view(), nullptr));
     device::synchronize(ctx);
     // Tensor cores multiply with weights rounded to BF16.
     const oracle::Reference want =

@@ -45,6 +45,14 @@ HOST_DEVICE inline float block_quant_mul_of(uint32_t amax_bits, float largest) {
     return float_of_bits(bf16::to_bits(factor) & 0x7f800000u);
 }
 
+// The factor of a block of a head for FP8 attention: block_quant_mul_of for E4M3, at most 2^32, so that products and
+// quotients of such factors stay within fp32; NaN if a value is not finite, which makes all of the block NaN.
+HOST_DEVICE inline float head_quant_mul_of(uint32_t amax_bits) {
+    if (amax_bits >= kInfinityBits) return float_of_bits(0x7fc00000u);
+    const float factor = block_quant_mul_of(amax_bits, fp8_largest(Dtype::kE4m3));
+    return factor < 0x1p32f ? factor : 0x1p32f;
+}
+
 // A chunk of a gradient on its way to another rank: E4M3 with quant_mul_of(amax), or the float below it where the
 // rounded product would lie beyond the largest number, so nothing saturates. NaN if a value is not finite, which makes
 // all of the chunk NaN.

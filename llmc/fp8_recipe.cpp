@@ -303,6 +303,12 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     return strf("--fp8-recipe %s on %s: ", row.name, device.name.c_str()) + wrong;
 }
 
+std::string fp8_attention_error(const Config& config, const DeviceInfo& device) {
+    if (!config.fp8_attention || device.sm == 0 || device.sm == 90) return "";
+    return strf("--fp8-attention on %s: its kernels are for compute capability 9.0, found %d.%d", device.name.c_str(),
+                device.sm / 10, device.sm % 10);
+}
+
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
     if (!plan.on()) return "";
     auto matmul = [&](const char* pass, const char* a, Dtype a_format, const char* b, Dtype b_format, bool fast) {

@@ -165,7 +165,9 @@ void RunLog::header(const RunHeader& h) {
                    {"driver", d.driver},
                    {"toolkit", d.toolkit},
                    {"matmul_library", d.matmul_library},
-                   {"peak_flops_bf16", exact(peak_flops(d.name, Dtype::kBf16))}};
+                   {"peak_flops_bf16", exact(peak_flops(d.name, Dtype::kBf16))},
+                   {"peak_flops_fp8", exact(peak_flops(d.name, Dtype::kE4m3))},
+                   {"peak_flops_fp32", exact(peak_flops(d.name, Dtype::kFp32))}};
     Json communication = Json::array();
     for (const PlannedCollective& c : h.communication)
         communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"calls", c.calls},

@@ -10,15 +10,16 @@ struct AttentionShape {
 
 // One problem. `out` and `lse` that the backward reads come from the CPU, so that both devices start from the same
 // values.
-struct Attention {
+struct AttentionProblem {
     AttentionShape s;
     Dtype type;
     int64_t width = (s.NH + 2 * s.NKV) * s.HS, N = s.B * s.T;
     float softmax_mul = 1.3f / std::sqrt(static_cast<float>(s.HS));
     HostTensor qkv, dout;
+    std::vector<int32_t> documents;   // or none, as attention takes them
 
-    Attention(AttentionShape shape, Dtype dtype) : s(shape), type(dtype) {
-        qkv = random_tensor(type, N * width, 1);
+    AttentionProblem(AttentionShape shape, Dtype dtype, double magnitude = 1) : s(shape), type(dtype) {
+        qkv = random_tensor(type, N * width, 1, magnitude);
         dout = random_tensor(type, N * s.NH * s.HS, 2, 1, 0.1);
         // Keys that grow along the sequence: the largest score keeps moving, in some heads by a lot.
         for (int64_t n = 0; n < N; n++) {
@@ -27,18 +28,16 @@ struct Attention {
                 qkv.set(c, qkv.get(c) * growth);
         }
     }
-    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv_view) const {
+    int64_t start(int64_t b, int64_t t) const { return documents.empty() ? 0 : documents[b * s.T + t]; }
+    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv_view, const int32_t* borders) const {
         return {.out = out, .lse = lse, .qkv = qkv_view, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
-                .HS = s.HS, .softmax_mul = softmax_mul};
+                .HS = s.HS, .softmax_mul = softmax_mul, .documents = borders};
     }
     AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
-                                        Tensor qkv_view) const {
+                                        Tensor qkv_view, const int32_t* borders) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
-                .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul};
-    }
-    std::string name() const {
-        return strf("B %lld T %lld heads %lld over %lld head size %lld %s", (long long)s.B, (long long)s.T,
-                    (long long)s.NH, (long long)s.NKV, (long long)s.HS, dtype_name(type));
+                .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
+                .documents = borders};
     }
     struct Result {
         HostTensor out, lse, dqkv, delta;
@@ -53,9 +52,10 @@ struct Attention {
         Result r = fresh(dtype);
         HostTensor x = qkv.to(dtype), dy = dout.to(dtype);
         Ctx ctx;
-        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view()));
+        const int32_t* borders = documents.empty() ? nullptr : documents.data();
+        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view(), borders));
         cpu::attention_backward(ctx, backward_args(r.dqkv.view(), r.delta.view(), dy.view(), r.out.view(),
-                                                   r.lse.view(), x.view()));
+                                                   r.lse.view(), x.view(), borders));
         return r;
     }
     // Positions of element 0 of head vectors.
@@ -72,18 +72,19 @@ struct Reference {
     std::vector<double> out_error, lse_error, dqkv_error, delta_error;
 };
 
-// Weights of one query over its keys: probabilities and how wrong each may be, relative.
+// Weights of one query over its keys, from `first` on: probabilities and how wrong each may be, relative.
 struct Weights {
+    int64_t first;
     std::vector<double> p, error;
     double lse = 0, lse_error = 0;
 };
 
-inline Weights weights_of(const Attention& a, const std::vector<double>& qkv, int64_t b, int64_t h, int64_t t) {
+inline Weights weights_of(const AttentionProblem& a, const std::vector<double>& qkv, int64_t b, int64_t h, int64_t t) {
     const double u = 2 * 0x1p-24;   // a rounding of fp32; tensor cores drop what others would round
-    Weights w;
+    Weights w{.first = a.start(b, t), .p = {}, .error = {}};
     std::vector<double> score;
     double largest = -1e300;
-    for (int64_t j = 0; j <= t; j++) {
+    for (int64_t j = w.first; j <= t; j++) {
         double dot = 0, magnitude = 0;
         for (int64_t d = 0; d < a.s.HS; d++) {
             double term = qkv[a.q(b, t, h) + d] * qkv[a.k(b, j, h) + d] * a.softmax_mul;
@@ -93,25 +94,26 @@ inline Weights weights_of(const Attention& a, const std::vector<double>& qkv, in
         largest = std::max(largest, dot);
     }
     double sum = 0, spread = 0, most = 0;
-    for (int64_t j = 0; j <= t; j++) {
-        sum += std::exp(score[j] - largest);
-        spread = std::max(spread, std::fabs(score[j]));
-        most = std::max(most, w.error[j]);
+    for (size_t i = 0; i < score.size(); i++) {
+        sum += std::exp(score[i] - largest);
+        spread = std::max(spread, std::fabs(score[i]));
+        most = std::max(most, w.error[i]);
     }
     w.lse = largest + std::log(sum);
     // The argument of an exponential is rounded too, in proportion to the scores and the reference.
     const double argument = u * (4 * spread + 2 * std::fabs(w.lse) + 8);
     w.lse_error = most + argument + (t / 4.0 + 8) * u;
-    for (int64_t j = 0; j <= t; j++) {
-        w.p.push_back(std::exp(score[j] - w.lse));
-        w.error[j] += argument + w.lse_error;
+    for (size_t i = 0; i < score.size(); i++) {
+        w.p.push_back(std::exp(score[i] - w.lse));
+        // Exponentials below 2^-126 are 0; forward they are taken to a reference that may lie 2^8 above the sum.
+        w.error[i] += w.p.back() < 0x1p-118 ? 1 : argument + w.lse_error;
     }
     return w;
 }
 
 // operand: the relative error of a weight that tensor cores multiply with (they want bf16), 0 on the CUDA
 // cores.
-inline Reference reference_of(const Attention& a, const Attention::Result& given, double operand) {
+inline Reference reference_of(const AttentionProblem& a, const AttentionProblem::Result& given, double operand) {
     const double u = 2 * 0x1p-24, round = 1.01 * unit_roundoff(a.type), mul = a.softmax_mul;
     const double chain = static_cast<double>(a.s.T * (a.s.NH / a.s.NKV) + 16) * u;   // of sums over T
     const std::vector<double> qkv = a.qkv.values(), douts = a.dout.values(), outs = given.out.values();
@@ -130,9 +132,9 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
             delta += term, delta_error += (a.s.HS + 4) * u * std::fabs(term);
         }
         r.delta[row] = delta, r.delta_error[row] = delta_error;
-        for (int64_t j = 0; j <= t; j++) {
+        for (int64_t j = w.first; j <= t; j++) {
             const int64_t k = a.k(b, j, h), v = a.v(b, j, h);
-            const double p = w.p[j], p_error = w.error[j] + operand;
+            const double p = w.p[j - w.first], own_error = w.error[j - w.first], p_error = own_error + operand;
             double dp = 0, dp_error = 0;
             for (int64_t d = 0; d < a.s.HS; d++) {
                 double term = douts[o + d] * qkv[v + d];
@@ -144,7 +146,7 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
             }
             const double ds = p * (dp - delta) * mul;
             const double ds_error = std::fabs(ds) * (operand + chain)
-                                    + p * mul * (w.error[j] * (std::fabs(dp) + std::fabs(delta)) + dp_error
+                                    + p * mul * (own_error * (std::fabs(dp) + std::fabs(delta)) + dp_error
                                                  + delta_error + 4 * u * (std::fabs(dp) + std::fabs(delta)));
             for (int64_t d = 0; d < a.s.HS; d++) {
                 r.dqkv[q + d] += ds * qkv[k + d], r.dqkv_error[q + d] += ds_error * std::fabs(qkv[k + d]);
@@ -160,6 +162,8 @@ inline Reference reference_of(const Attention& a, const Attention::Result& given
     return r;
 }
 
-inline bool on_tensor_cores(const Attention& a) { return a.type == Dtype::kBf16 && (a.s.HS == 64 || a.s.HS == 128); }
+inline bool on_tensor_cores(const AttentionProblem& a) {
+    return a.type == Dtype::kBf16 && (a.s.HS == 64 || a.s.HS == 128);
+}
 
 }  // namespace oracle

@@ -24,6 +24,12 @@ const char* layout_name(GemmLayout layout) {
     return "?";
 }
 
+// The FP8 copies of one layer's queries, keys and values, with their factors.
+int64_t fp8_attention_bytes(const Config& c) {
+    const int64_t heads = c.shape.num_attention_heads + 2 * c.shape.num_query_groups;
+    return c.micro_batch_size * heads * head_blocks(c.seq_length) * (kHeadBlock * c.shape.kv_channels + 4);
+}
+
 }  // namespace
 
 void StepRecorder::add(const GemmArgs& args) {
@@ -95,6 +101,9 @@ std::string plan_text(const Config& config, const ParamTable& table, const Memor
         text += " (no GPU here; an H100 has 80, an H200 141 GB)";
     }
     text += "\n";
+    if (config.fp8_attention)
+        text += strf("  %-22s %16lld bytes %9.3f GiB of the scratch, for every layer in turn\n", "FP8 attention",
+                     ll(fp8_attention_bytes(config)), static_cast<double>(fp8_attention_bytes(config)) / kGiB);
     if (plan.save_bytes > 0)
         text += strf("  %-22s %16lld bytes %9.3f GiB a rank, pinned in host memory\n", "checkpoints",
                      ll(plan.save_bytes), static_cast<double>(plan.save_bytes) / kGiB);

@@ -47,3 +47,16 @@ int64_t batch_size_at(const Config& config, int64_t samples) {
     int64_t done = static_cast<int64_t>(static_cast<__int128>(samples) * increments / config.rampup_samples);
     return config.rampup_start + done * config.rampup_increment;
 }
+
+int64_t samples_after(const Config& config, int64_t steps) {
+    int64_t samples = 0;
+    for (int64_t batch; steps > 0 && (batch = batch_size_at(config, samples)) < config.global_batch_size; steps--)
+        samples += batch;
+    return samples + steps * config.global_batch_size;
+}
+
+int64_t steps_for_samples(const Config& config, int64_t samples) {
+    int64_t steps = 0;
+    for (int64_t used = batch_size_at(config, 0); used <= samples; used += batch_size_at(config, used)) steps++;
+    return steps;
+}

@@ -14,3 +14,7 @@ double learning_rate(const Config& config, int64_t step);
 // Sequences in the global batch when `samples` samples were consumed: ramp-up from rampup_start in steps of
 // rampup_increment, evenly over rampup_samples samples, then global_batch_size.
 int64_t batch_size_at(const Config& config, int64_t samples);
+
+// Samples of the first `steps` steps, and the whole steps that `samples` samples allow; batch ramp-up included.
+int64_t samples_after(const Config& config, int64_t steps);
+int64_t steps_for_samples(const Config& config, int64_t samples);

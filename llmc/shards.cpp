@@ -40,6 +40,7 @@ struct ForeignMagic {
 constexpr ForeignMagic kForeign[] = {
     {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (HellaSwag, MMLU), not a token shard"},
     {"BIN.TOK\n", 8, "an llmq token file"},
+    {"LOSSMASK", 8, "a loss mask; name the .bin beside it"},
     {"MMIDIDX\0\0", 9, "a Megatron index; name its .bin instead"},
     {"\x93NUMPY", 6, "a NumPy array file"},
     {"PAR1", 4, "a parquet file; tokenise it with data/prepare_text.py"},
@@ -72,7 +73,7 @@ std::string index_path_of(const std::string& path) {
 
 // Files beside a shard that a pattern like dir/* matches too.
 bool is_companion(const std::string& path) {
-    return ends_with(path, ".idx") || ends_with(path, ".meta.json");
+    return ends_with(path, ".idx") || ends_with(path, ".mask") || ends_with(path, ".meta.json");
 }
 
 const char* megatron_dtype_name(int code) {
@@ -326,7 +327,7 @@ void Shard::advise(int64_t first, int64_t count, int advice) const {
     file_.advise(byte_offset(first), count * info.token_bytes, advice);
 }
 
-std::vector<std::string> expand_globs(const std::vector<std::string>& globs) {
+std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches_of) {
     std::vector<std::string> paths;
     std::set<std::string> seen;
     for (const std::string& pattern : globs) {
@@ -347,6 +348,7 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& globs) {
                     "data shard '%s' is matched by two patterns; every shard is read once", path.c_str());
             paths.push_back(std::move(path));
         }
+        if (matches_of) matches_of->push_back(matches.size());
     }
     return paths;
 }

@@ -17,6 +17,9 @@ struct ShardInfo {
     int64_t tokens = 0;
     int64_t samples = 0;       // floor((tokens - 1) / seq_length); filled by the loader
     uint64_t fingerprint = 0;  // XXH3 of size, header and sampled blocks: a changed shard is noticed
+    // Filled by the loader, which adds a loss mask's to the fingerprint too.
+    bool masked = false;
+    int64_t counted = 0;       // tokens that count as targets
 };
 
 // Read-only mapping of a whole file. Truncating the file while it is mapped ends the process with SIGBUS, as
@@ -67,11 +70,10 @@ private:
     uint64_t compute_fingerprint() const;
 };
 
-// Files of every pattern: patterns in the given order, the matches of one sorted by name. The companions
-// *.idx and
-// *.meta.json of a shard are passed over. A pattern without a match, or a file that two patterns match, is an
-// error.
-std::vector<std::string> expand_globs(const std::vector<std::string>& globs);
+// Files of every pattern: patterns in the given order, the matches of one sorted by name. The companions *.idx,
+// *.mask and *.meta.json of a shard are passed over. A pattern without a match, or a file that two patterns match, is
+// an error. matches: how many files each pattern has, if it is asked for.
+std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches = nullptr);
 
 // Checks every token id of every shard against vocab_size, with several threads; the error names the first
 // bad one (lowest shard, then lowest offset).

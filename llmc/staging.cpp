@@ -2,7 +2,7 @@
 
 Staging::Staging(const Config& config, const World& world, Trainer& trainer) : config_(config), world_(world) {
     const int64_t N = config.global_batch_size / world.ranks * config.seq_length;
-    const int64_t ints_bytes = (3 * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
+    const int64_t ints_bytes = (input_rows(config) * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
     const int64_t fp8_bytes = (trainer.fp8().report_bytes() + 255) / 256 * 256;
     const int64_t wire_bytes = (trainer.zero().report_bytes() + 255) / 256 * 256;
     const int64_t slot_bytes = ints_bytes + 2 * 256 + fp8_bytes + wire_bytes;   // a StepState each way
@@ -14,6 +14,7 @@ Staging::Staging(const Config& config, const World& world, Trainer& trainer) : c
         s.tokens = reinterpret_cast<int32_t*>(base);
         s.targets = s.tokens + N;
         s.order = s.targets + N;
+        if (config.reset_attention_mask) s.documents = s.order + N;
         s.inputs = new (base + ints_bytes) StepState{};
         s.result = new (base + ints_bytes + 256) StepState{};
         if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
@@ -44,6 +45,8 @@ Staging::Slot& Staging::read(const DataLoader& loader, int64_t step, int64_t fir
         for (int64_t b = 0; b < B; b++)
             s.staged.counted_tokens += loader.read(first + m * B + b, s.staged.tokens + at + b * T,
                                                    s.staged.targets + at + b * T);
+        if (s.staged.documents)
+            mark_documents(s.staged.tokens + at, B, T, loader.separator(), s.staged.documents + 2 * at);
         sort_rows_by_token(s.staged.tokens + at, B * T, config_.shape.vocab_size, s.staged.order + at, scratch_);
     }
     auto due = [step](int64_t interval) { return interval > 0 && (step + 1) % interval == 0; };

@@ -40,14 +40,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
     return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
             .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
-            .synthetic = config.synthetic_data};
-}
-
-// Whole steps that `samples` samples allow, batch ramp-up included.
-int64_t steps_for_samples(const Config& config, int64_t samples) {
-    int64_t steps = 0;
-    for (int64_t used = batch_size_at(config, 0); used <= samples; used += batch_size_at(config, used)) steps++;
-    return steps;
+            .documents = config.reset_attention_mask, .synthetic = config.synthetic_data};
 }
 
 // Byte-level text where the vocabulary is bytes (256 and above separate documents), else the token ids.
@@ -132,12 +125,17 @@ private:
             REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
                     config_.epochs, (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
         }
+        for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
+            notes_.push_back("training data: " + line);
+        if (!valid_) return;
+        for (const std::string& line : describe_data(*valid_, config_.eval_iters * config_.micro_batch_size))
+            notes_.push_back("validation data: " + line);
     }
 
     void open_device() {
         info_ = device::device_info(place_rank(comm_, notes_));
-        const std::string fp8_error = fp8_device_error(fp8_plan_, info_);
-        REQUIRE(fp8_error.empty(), "%s", fp8_error.c_str());
+        for (const std::string& error : {fp8_device_error(fp8_plan_, info_), fp8_attention_error(config_, info_)})
+            REQUIRE(error.empty(), "%s", error.c_str());
         device::device_open(ctx_, info_.index);
         opened_ = true;
         device::gemm_set_search(ctx_, config_.gemm_search);
@@ -198,7 +196,7 @@ private:
                       .synthetic_data = config_.synthetic_data,
                       .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
-        notes_.push_back(std::string("attention: ")
+        notes_.push_back(std::string(config_.fp8_attention ? "attention: forward in E4M3, " : "attention: ")
                          + device::attention_kernel(ctx_, config_.dtype, config_.shape.kv_channels));
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
@@ -372,6 +370,7 @@ private:
         post_phase(Phase::kEvaluation);
         const Trainer::EvalResult e = trainer_->evaluate(ctx_, &*valid_, config_.eval_iters, eval_staging());
         if (e.stopped) return;
+        REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
         log_->eval({.step = step_, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
                     .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
     }

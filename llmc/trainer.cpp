@@ -12,7 +12,8 @@ namespace {
 
 DecoderOptions decoder_options(const Config& config) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.seq_length, .dtype = config.dtype,
-            .recompute = config.recompute, .fuse_gelu = config.fuse_gelu};
+            .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
+            .fp8_attention = config.fp8_attention};
 }
 
 StepState* take_state(Arena& arena) {
@@ -27,7 +28,8 @@ Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Co
       buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
       fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
       decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_) {
-    inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32, 3 * config.micro_batch_size * config.seq_length);
+    inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32,
+                         input_rows(config) * config.micro_batch_size * config.seq_length);
     logits_ = arena.take(Purpose::kInputs, config.dtype, config.shape.padded_vocab());
     state_ = take_state(arena);
     eval_state_ = take_state(arena);
@@ -36,22 +38,26 @@ Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Co
                       .grads_ready = [this](int layer) { zero().grads_ready(*compute_, layer); }};
 }
 
-DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order, int64_t B,
-                            StepState* state) {
+DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
+                            const int32_t* documents, int64_t B, StepState* state) {
     const int64_t N = B * config_.seq_length, bytes = N * dtype_bytes(Dtype::kInt32);
     int32_t* device_tokens = static_cast<int32_t*>(inputs_.data);
     int32_t* device_targets = device_tokens + N;
     int32_t* device_order = device_targets + N;
+    int32_t* device_documents = documents ? device_order + N : nullptr;
+    CHECK(!documents || config_.reset_attention_mask, "documents without --reset-attention-mask: no memory is planned");
     device::copy_to_device(ctx, device_tokens, tokens, bytes);
     if (targets) device::copy_to_device(ctx, device_targets, targets, bytes);
     if (order) device::copy_to_device(ctx, device_order, order, bytes);
+    if (documents) device::copy_to_device(ctx, device_documents, documents, 2 * bytes);
     return {.tokens = device_tokens, .targets = device_targets, .token_order = device_order,
-            .bad_tokens = &state->bad_tokens, .B = B, .T = config_.seq_length};
+            .bad_tokens = &state->bad_tokens, .documents = device_documents, .B = B, .T = config_.seq_length};
 }
 
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
     const int64_t B = config_.micro_batch_size, at = number * B * config_.seq_length;
-    const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at, B, state_);
+    const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at,
+                                     staged.documents ? staged.documents + 2 * at : nullptr, B, state_);
     fp8_.begin_micro_batch(ctx, number * comm_.world().ranks + comm_.world().rank, phase);
     post_phase(Phase::kForward);
     device::range_push("forward");
@@ -119,7 +125,9 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
         for (int64_t b = 0; b < B && !ctx.rehearsal; b++) {
             result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
         }
-        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, B, eval_state_);
+        if (staging.documents) mark_documents(staging.tokens, B, T, loader->separator(), staging.documents);
+        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B,
+                                         eval_state_);
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);
         decoder_.loss(ctx, batch, eval_state_);
@@ -152,7 +160,8 @@ std::vector<int32_t> Trainer::generate(Ctx& ctx, std::vector<int32_t> prompt, in
             std::fill(staging.tokens, staging.tokens + T, 0);
             std::copy(text.end() - length, text.end(), staging.tokens);
         }
-        const DeviceBatch batch = upload(ctx, staging.tokens, nullptr, nullptr, 1, eval_state_);
+        // One text, whatever separators it has: documents need the loader that knows them.
+        const DeviceBatch batch = upload(ctx, staging.tokens, nullptr, nullptr, nullptr, 1, eval_state_);
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);
         decoder_.logits_row(ctx, batch, length - 1, logits_);

@@ -10,11 +10,15 @@
 #include "llmc/decoder.h"
 #include "llmc/optimizer.h"
 
+// Integers of a token that go to the device: token, target, order; with documents their start and end.
+inline int64_t input_rows(const Config& config) { return config.reset_attention_mask ? 5 : 3; }
+
 // One global batch in pinned host memory, and what the step reported. Reused every second step.
 struct StagedStep {
     int32_t* tokens = nullptr;     // (micro_batches, B*T); null while rehearsing
     int32_t* targets = nullptr;
     int32_t* order = nullptr;
+    int32_t* documents = nullptr;  // (micro_batches, 2, B*T), see AttentionForwardArgs; null: one document a sequence
     StepState* inputs = nullptr;   // host part of StepState, copied in at the start of the step
     StepState* result = nullptr;   // copied out at its end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
@@ -63,8 +67,8 @@ public:
     StepState* state() { return state_; }
 
 private:
-    DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order, int64_t B,
-                       StepState* state);
+    DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
+                       const int32_t* documents, int64_t B, StepState* state);
 
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
@@ -79,7 +83,7 @@ private:
     Fp8State fp8_;
     Optimizer optimizer_;
     Decoder decoder_;
-    Tensor inputs_;          // (3, B*T) int32: tokens, targets, order
+    Tensor inputs_;          // (input_rows, B*T) int32
     Tensor logits_;          // (Vp) T: one row, for sampling
     StepState* state_;       // device
     StepState* eval_state_;  // device

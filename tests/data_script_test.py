@@ -1,6 +1,7 @@
 """Shared by the tests of data/*.py: folders, running a script, reading shards. Standard library only."""
 import array
 import contextlib
+import importlib
 import importlib.util
 import io
 import os
@@ -16,8 +17,6 @@ from pathlib import Path
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 sys.path.insert(0, str(DATA))
-import inspect_shards  # noqa: E402
-import prepare_text  # noqa: E402
 from support import run_main  # noqa: E402
 
 
@@ -74,7 +73,7 @@ class ScriptTest(unittest.TestCase):
         command = [str(DATA / name), *map(str, arguments)]
         if packages is None:
             printed = io.StringIO()
-            main = {"prepare_text.py": prepare_text.main, "inspect_shards.py": inspect_shards.main}[name]
+            main = importlib.import_module(name[:-len(".py")]).main
             with unittest.mock.patch.object(sys, "argv", command), self.assertRaises(SystemExit) as leave, \
                     contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 run_main(main)

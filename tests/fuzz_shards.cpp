@@ -1,5 +1,6 @@
-// Fuzzer of the data loader: any bytes as a shard, as a shard with a Megatron index beside it, or as edits of
-// a valid one. Allowed outcomes are a loader whose every sample is readable, or an Error with exit code 2.
+// Fuzzer of the data loader: any bytes as a shard, as a shard with a Megatron index or a loss mask beside it, as edits
+// of valid ones, or as weights of a blend. Allowed outcomes are a loader whose every sample is readable, or an Error
+// with exit code 2; whole parts in the order of their weights, or a line that says what is wrong.
 #include <unistd.h>
 
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/blend.h"
 #include "llmc/check.h"
 #include "llmc/dataloader.h"
 
@@ -64,6 +66,12 @@ std::string valid_index(bool wide) {
     for (int64_t d : {0, 1, 2})
         put<int64_t>(bytes, d);
     return bytes;
+}
+
+std::string valid_mask() {
+    std::string bytes("LOSSMASK");
+    for (uint64_t value : {1, 40, 20}) put<uint64_t>(bytes, value);
+    return bytes + "\x55\x55\x55\x55\x55";
 }
 
 // Up to 8 edits at any place of the file: overwrite 1 to 8 bytes, or cut or extend there.
@@ -125,6 +133,30 @@ void open_and_read(const DataConfig& config, const std::string& json) {
     loader.check_fingerprint(own.substr(0, json.size() % own.size()));
 }
 
+// Words of --train-data, one a line.
+void parse_words(const std::string& text) {
+    std::vector<std::string> words;
+    for (size_t begin = 0; begin < text.size();) {
+        const size_t end = std::min(text.find('\n', begin), text.size());
+        words.push_back(text.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    const DataWords parsed = parse_data_words(words);
+    if (!parsed.error.empty()) return;
+    std::vector<int64_t> parts;
+    int64_t period = 0;
+    for (const DataSource& source : parsed.sources) {
+        require(source.parts >= 1 && !source.globs.empty(), "a source without a share or without shards");
+        parts.push_back(source.parts);
+        period += source.parts;
+    }
+    require(period <= 1 << 20, "a period beyond its bound");
+    if (period == 0 || period > 4096) return;
+    const BlendOrder order(parts);
+    for (size_t k = 0; k < parts.size(); k++)
+        require(order.count(static_cast<int64_t>(k), period) == parts[k], "a source without its share");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -139,8 +171,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint8_t flags = in.take<uint8_t>();
     config.shuffle = flags & 1;
     config.check_ids = flags & 2;
-    const bool with_index = flags & 4, from_valid = flags & 8, wide = flags & 16;
-    std::string shard, index;
+    const bool with_index = flags & 4, from_valid = flags & 8, wide = flags & 16, with_mask = flags & 32;
+    if (flags & 64) {
+        parse_words(in.take_bytes(in.size));
+        return 0;
+    }
+    std::string shard, index, mask = valid_mask();
+    if (with_mask) edit(mask, in);
     if (from_valid) {
         shard = with_index ? std::string(wide ? 160 : 80, '\0') : valid_llmc(wide);
         index = valid_index(wide);
@@ -155,6 +192,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         write(folder.path + "/a.idx", index);
     } else {
         unlink((folder.path + "/a.idx").c_str());
+    }
+    if (with_mask) {
+        write(folder.path + "/a.mask", mask);
+    } else {
+        unlink((folder.path + "/a.mask").c_str());
     }
     try {
         open_and_read(config, shard);

@@ -1,79 +1,7 @@
-// Attention of the GPU against plain loops in double, with a bound that follows every rounding, and against
-// the CPU operation of the same precision, whose error it may at most double.
-#include "tests/gpu_tensor.h"
+// Attention of the GPU: sequences of one document.
+#include "tests/gpu_attention.h"
 
-#include "llmc/oracle_attention.h"
-
-using namespace op_test;
-
-namespace {
-
-using Shape = AttentionShape;
-
-// The backward reads out and lse of `given`.
-Attention::Result on_gpu(const Attention& a, const Attention::Result& given) {
-    Attention::Result r = a.fresh(a.type);
-    DeviceTensor x(a.qkv), dy(a.dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta);
-    cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), x.view()));
-    DeviceTensor given_out(given.out), given_lse(given.lse);
-    cuda::attention_backward(gpu(), a.backward_args(dqkv.view(), delta.view(), dy.view(), given_out.view(),
-                                                  given_lse.view(), x.view()));
-    cuda::synchronize(gpu());
-    return {out.download(), lse.download(), dqkv.download(), delta.download()};
-}
-
-HostTensor tensor_of(const std::vector<double>& values) {
-    HostTensor t(Dtype::kFp64, static_cast<int64_t>(values.size()));
-    for (int64_t i = 0; i < t.elems(); i++) t.set(i, values[i]);
-    return t;
-}
-
-void check_against_loops(const Attention& a) {
-    INFO(a.name());
-    const Attention::Result cpu = a.on_cpu(a.type), got = on_gpu(a, cpu);
-    const Reference want = reference_of(a, cpu, on_tensor_cores(a) ? 1.01 * 0x1p-8 : 0);
-    auto check = [](const char* name, const HostTensor& value, const std::vector<double>& expected,
-                    const std::vector<double>& error) {
-        check_close(name, value, tensor_of(expected), [&](int64_t i) { return error[i]; });
-    };
-    check("out", got.out, want.out, want.out_error);
-    check("lse", got.lse, want.lse, want.lse_error);
-    check("delta", got.delta, want.delta, want.delta_error);
-    // dk of a single key is 0 but for rounding: no share of its largest element is left to catch.
-    if (a.s.T > 1) check("dqkv", got.dqkv, want.dqkv, want.dqkv_error);
-    CHECK(on_gpu(a, cpu).dqkv.same_bits(got.dqkv));
-}
-
-// rms error of query, key and value heads apart: their sizes differ.
-void check_rms(const Attention& a, const HostTensor& got, const HostTensor& cpu, const HostTensor& want,
-               int64_t first, int64_t heads, const char* name) {
-    double got_sum = 0, cpu_sum = 0;
-    for (int64_t n = 0; n < a.N; n++) {
-        for (int64_t c = first * a.s.HS; c < (first + heads) * a.s.HS; c++) {
-            const int64_t i = n * a.width + c;
-            got_sum += std::pow(got.get(i) - want.get(i), 2);
-            cpu_sum += std::pow(cpu.get(i) - want.get(i), 2);
-        }
-    }
-    INFO(name << ": rms error " << std::sqrt(got_sum) << " against " << std::sqrt(cpu_sum) << " on the CPU");
-    CHECK_LE(std::sqrt(got_sum), 2 * std::sqrt(cpu_sum) + kTiny);
-}
-
-void check_against_cpu(const Attention& a) {
-    INFO(a.name());
-    const Attention::Result exact = a.on_cpu(Dtype::kFp64), cpu = a.on_cpu(a.type), got = on_gpu(a, cpu);
-    INFO("out: rms error " << rms_error(got.out, exact.out) << ", CPU " << rms_error(cpu.out, exact.out));
-    CHECK_LE(rms_error(got.out, exact.out), 2 * rms_error(cpu.out, exact.out) + kTiny);
-    check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, 0, a.s.NH, "dq");
-    check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.s.NH, a.s.NKV, "dk");
-    check_rms(a, got.dqkv, cpu.dqkv, exact.dqkv, a.s.NH + a.s.NKV, a.s.NKV, "dv");
-    const Attention::Result again = on_gpu(a, cpu);
-    CHECK(again.out.same_bits(got.out));
-    CHECK(again.lse.same_bits(got.lse));
-    CHECK(again.dqkv.same_bits(got.dqkv));
-}
-
-}  // namespace
+using namespace attention_test;
 
 TEST_CASE("gpu attention: tensor-core kernels against loops in double") {
     // Around tiles of 16, 32, 64 and 128 rows; groups of 1, 2, 4 and 8.
@@ -83,6 +11,61 @@ TEST_CASE("gpu attention: tensor-core kernels against loops in double") {
                                Shape{2, 200, 3, 3, HS}}) {
             check_against_loops(Attention(s, Dtype::kBf16));
         }
+    }
+}
+
+TEST_CASE("gpu attention: around the tiles of large kernels, scores of large magnitude") {
+    for (int64_t HS : {64, 128}) {
+        for (const Shape& s : {Shape{1, 17, 2, 2, HS}, Shape{1, 64, 2, 1, HS}, Shape{2, 113, 4, 1, HS},
+                               Shape{1, 128, 2, 1, HS}, Shape{2, 191, 2, 2, HS}, Shape{1, 192, 1, 1, HS},
+                               Shape{1, 193, 8, 1, HS}, Shape{1, 256, 2, 2, HS}, Shape{2, 257, 2, 1, HS}}) {
+            check_against_loops(Attention(s, Dtype::kBf16));
+        }
+        check_against_loops(Attention({2, 193, 4, 2, HS}, Dtype::kBf16, 6));
+    }
+}
+
+// What a tile reaches beyond the end of its sequence is not the next sequence of the batch.
+TEST_CASE("gpu attention: a sequence has nothing of the next one") {
+    for (int64_t HS : {64, 128}) {
+        for (int64_t T : {1, 65, 129, 200}) {
+            const Attention clean({3, T, 4, 2, HS}, Dtype::kBf16);
+            Attention spoilt = clean;
+            for (int64_t i = T * clean.width; i < 2 * T * clean.width; i++) spoilt.qkv.set(i, std::nan(""));
+            INFO(clean.name());
+            const Attention::Result given = clean.on_cpu(Dtype::kBf16), want = clean.on_gpu(given),
+                                    got = spoilt.on_gpu(given);
+            int64_t other = 0;
+            for (int64_t i = 0; i < got.out.elems(); i++) {
+                if (i / (T * 4 * HS) != 1) other += got.out.get(i) != want.out.get(i);
+            }
+            for (int64_t i = 0; i < got.dqkv.elems(); i++) {
+                if (i / (T * clean.width) != 1) other += got.dqkv.get(i) != want.dqkv.get(i);
+            }
+            CHECK_EQ(other, 0);
+        }
+    }
+}
+
+// More tiles than multiprocessors, several sections of heads, long sequences.
+TEST_CASE("gpu attention: many tiles and long sequences") {
+    check_against_cpu(Attention({6, 500, 8, 4, 64}, Dtype::kBf16));
+    check_against_cpu(Attention({5, 400, 8, 1, 128}, Dtype::kBf16));
+    check_against_cpu(Attention({1, 1000, 8, 2, 128}, Dtype::kBf16, 4));
+    check_against_cpu(Attention({1, 4096, 8, 8, 64}, Dtype::kBf16));
+    check_against_cpu(Attention({1, 8192, 8, 8, 128}, Dtype::kBf16));
+}
+
+// How fast blocks are must not show: items of all lengths, beside each other and in turn.
+TEST_CASE("gpu attention: equal bits in 200 runs") {
+    for (const Attention& a :
+         {Attention({1, 2048, 8, 2, 128}, Dtype::kBf16), Attention({8, 1000, 12, 12, 64}, Dtype::kBf16),
+          Attention({1, 2048, 4, 4, 128}, Dtype::kBf16).with_documents({{1, 700, 1300, 47}})}) {
+        INFO(a.name());
+        Attention::Result given = a.fresh(a.type);   // equal bits need no true ones
+        for (int64_t i = 0; i < given.out.elems(); i++) given.out.set(i, 0.01 * static_cast<double>(i % 7));
+        for (int64_t i = 0; i < given.lse.elems(); i++) given.lse.set(i, 8);
+        a.on_gpu(given, 200);
     }
 }
 

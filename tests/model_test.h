@@ -58,6 +58,8 @@ struct Streams {
 
 class TestModel {
 public:
+    static constexpr int32_t kSeparator = 1;   // with --reset-attention-mask
+
     // one_of: of several ranks; else there is one.
     explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr, const Streams& streams = {})
         : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape)) {
@@ -100,6 +102,13 @@ public:
         inputs_ = {};
         inputs_.lr = static_cast<float>(config.lr);
         inputs_.dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
+        if (config.reset_attention_mask) {
+            documents_.resize(2 * tokens_.size());
+            for (int64_t i = 0; i < staged.micro_batches; i++)
+                mark_documents(tokens_.data() + i * N, config.micro_batch_size, config.seq_length, kSeparator,
+                               documents_.data() + 2 * i * N);
+            staged.documents = documents_.data();
+        }
         staged.tokens = tokens_.data();
         staged.targets = targets_.data();
         staged.order = order_.data();
@@ -173,6 +182,6 @@ public:
 
 private:
     void* memory_ = nullptr;
-    std::vector<int32_t> tokens_, targets_, order_;
+    std::vector<int32_t> tokens_, targets_, order_, documents_;
     StepState inputs_{};
 };

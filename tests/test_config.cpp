@@ -133,6 +133,8 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"llama", {"--fuse-gelu=false"}, "--fuse-gelu", "swiglu"},
         {"gpt2", {"--fuse-gelu", "--recompute", "norm-act"}, "--fuse-gelu", "norm-act"},
         {"gpt2", {"--fuse-gelu", "--fp8-recipe", "delayed"}, "--fuse-gelu", "FP8"},
+        {"gpt2", {"--fp8-attention", "--dtype", "fp32"}, "--fp8-attention", "BF16"},
+        {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "64 and 128 channels"},
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
         {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
         {"gpt2", {"--keep", "3"}, "--keep", "--save"},

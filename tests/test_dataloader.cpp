@@ -255,3 +255,49 @@ TEST_CASE("data: rows sorted by token") {
             CHECK(sorted(tokens, vocab) == expected);
         }
 }
+
+TEST_CASE("data: the separator is the first token of its document") {
+    // Two sequences: separators side by side, at the end, at the beginning; none at all.
+    const std::vector<int32_t> tokens = {5, 9, 9, 7, 1, 2, 9,   9, 3, 9, 4, 4, 4, 4,   1, 2, 3, 4, 5, 6, 7};
+    std::vector<int32_t> marked(2 * tokens.size(), -7);
+    mark_documents(tokens.data(), 3, 7, 9, marked.data());
+    CHECK(marked == std::vector<int32_t>{0, 1, 2, 2, 2, 2, 6,   0, 0, 2, 2, 2, 2, 2,   0, 0, 0, 0, 0, 0, 0,
+                                         1, 2, 6, 6, 6, 6, 7,   2, 2, 7, 7, 7, 7, 7,   7, 7, 7, 7, 7, 7, 7});
+    int32_t one[2] = {-7, -7};
+    for (int32_t token : {9, 5}) {
+        mark_documents(&token, 1, 1, 9, one);
+        CHECK(one[0] == 0);
+        CHECK(one[1] == 1);
+    }
+}
+
+TEST_CASE("data: the separator comes from the sidecar of every shard") {
+    TempDir dir;
+    write(dir / "a.bin", llmc_v1(counting(0, 32)));
+    write(dir / "b.bin", llmc_v1(counting(0, 32)));
+    DataConfig config = config_of({dir / "*.bin"}, 4, 1000);
+    CHECK(DataLoader(config).separator() == -1);   // nobody asks: no sidecar is needed
+    config.documents = true;
+    check_contains(refusal(config), {"exit 2", "--reset-attention-mask", "a.bin'", "a.meta.json' is missing"});
+    auto sidecar = [&](const char* name, const std::string& text) { write(dir / name, text); };
+    auto names = [](int64_t id) { return "{\"tokenizer\": {\"separator\": " + std::to_string(id) + "}}"; };
+    sidecar("a.meta.json", names(7));
+    check_contains(refusal(config), {"exit 2", "b.bin'", "b.meta.json' is missing"});
+    sidecar("b.meta.json", names(8));
+    check_contains(refusal(config), {"exit 2", "b.bin' separates documents with token 8", "a.bin' with 7"});
+    for (const char* text : {"", "{", "[]", "7"}) {
+        sidecar("b.meta.json", text);
+        check_contains(refusal(config), {"exit 2", "b.meta.json' is no JSON object"});
+    }
+    for (const char* text : {"{}", "{\"tokenizer\": 7}", "{\"tokenizer\": {}}", "{\"tokenizer\": {\"separator\": 7.0}}",
+                             "{\"tokenizer\": {\"separator\": \"7\"}}"}) {
+        sidecar("b.meta.json", text);
+        check_contains(refusal(config), {"exit 2", "b.meta.json' has no integer tokenizer.separator"});
+    }
+    for (const char* id : {"-1", "1000", "18446744073709551615"}) {
+        sidecar("b.meta.json", std::string("{\"tokenizer\": {\"separator\": ") + id + "}}");
+        check_contains(refusal(config), {"exit 2", "b.meta.json' says ", id, "outside the vocabulary of 1000"});
+    }
+    sidecar("b.meta.json", names(7));
+    CHECK(DataLoader(config).separator() == 7);
+}

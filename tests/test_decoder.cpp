@@ -206,6 +206,88 @@ TEST_CASE("a batch that is not finite changes nothing but the report") {
     CHECK(model.result.adam_step == 2);
 }
 
+namespace {
+
+// Two sequences of 16, with documents of one token and one that began before; random tokens that are no separators.
+std::vector<int32_t> text_with_documents(uint64_t key) {
+    std::vector<int32_t> tokens;
+    for (uint64_t i = 0; i < 32; i++)
+        tokens.push_back(2 + static_cast<int32_t>(philox(key, i).word[0] % static_cast<uint32_t>(27)));
+    for (size_t at : {4u, 5u, 11u, 16u, 25u}) tokens[at] = TestModel::kSeparator;
+    return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("documents: a token reaches the losses and gradients of its own document only, in every layer") {
+    // Learned positions and rope, qk-norm; recomputed blocks mask again.
+    for (const Variant& variant : variants())
+        for (Recompute level : {Recompute::kNone, Recompute::kBlock})
+            for (bool masked : {true, false}) {
+                CAPTURE(variant.name);
+                CAPTURE(masked);
+                Config config = test_config(variant.shape, Dtype::kFp32, 2, 16);
+                config.recompute = level;
+                config.reset_attention_mask = masked;
+                // Only positions 5..10 of the first sequence, one document, count.
+                std::vector<int32_t> targets(32, kIgnoreIndex);
+                for (size_t i = 5; i < 11; i++) targets[i] = static_cast<int32_t>(i);
+                TestModel model(config);
+                auto loss_of = [&](const std::vector<int32_t>& tokens) {
+                    model.set_batch(tokens, targets);
+                    model.gradients();
+                    return model.result.loss_sum;
+                };
+                const std::vector<int32_t> tokens = text_with_documents(3);
+                const double loss = loss_of(tokens);
+                const float norm = model.result.grad_norm;
+                for (size_t at = 0; at < 32; at++) {
+                    if (tokens[at] == TestModel::kSeparator) continue;
+                    std::vector<int32_t> changed = tokens;
+                    changed[at] = changed[at] == 28 ? 2 : changed[at] + 1;
+                    const bool own = at >= 5 && at < 11, before = at < 5;
+                    const bool same = loss_of(changed) == loss;
+                    CAPTURE(at);
+                    CHECK(same == !(own || (before && !masked)));
+                    if (same) CHECK(model.result.grad_norm == norm);
+                }
+            }
+}
+
+#ifndef LLMC_CUDA
+TEST_CASE("documents: gradients agree with central differences in double") {
+    Config config = test_config(tiny_llama(), Dtype::kFp64, 2, 16);
+    config.reset_attention_mask = true;
+    TestModel model(config);
+    const std::vector<int32_t> tokens = text_with_documents(7), next = text_with_documents(8);
+    model.set_batch(tokens, next);
+    model.gradients();
+    StateAccess access = model.trainer->optimizer().access(model.ctx);
+    const BlockParams& block = model.table.blocks[0];
+    for (int p : {block.qkv_weight, block.norm1_weight, model.table.wte}) {
+        const Param& param = model.table.params[static_cast<size_t>(p)];
+        const std::vector<double> grad = model.grad(p);
+        for (uint64_t k = 0; k < 8; k++) {
+            const int64_t at = philox(5, k, static_cast<uint64_t>(p)).word[0] % param.elems();
+            double value, losses[2];
+            const double h = 1e-5;
+            access.read(StateKind::kWeight, p, at, 1, &value);
+            for (int side = 0; side < 2; side++) {
+                const double moved = value + (side ? h : -h);
+                access.write(StateKind::kWeight, p, at, 1, &moved);
+                model.gradients();
+                losses[side] = model.loss();
+            }
+            access.write(StateKind::kWeight, p, at, 1, &value);
+            model.gradients();
+            const double numeric = (losses[1] - losses[0]) / (2 * h), analytic = grad[static_cast<size_t>(at)];
+            CHECK_MESSAGE(std::fabs(numeric - analytic) < 1e-5 * (1e-4 + std::fabs(numeric)), param.name, "[", at,
+                          "] numeric ", numeric, " analytic ", analytic);
+        }
+    }
+}
+#endif
+
 TEST_CASE("evaluation and sampling change nothing that training reads") {
     for (bool disturb : {false, true}) {
         static double expected = 0;

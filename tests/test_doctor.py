@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 from tests.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.test_train import BUILD, GPT2, LLAMA
+from tests.test_train import BUILD, GPT2, LLAMA, ROOT
 
 ON_CPU = not os.path.basename(BUILD).startswith("cuda")
 VERDICTS = ("ok", "warning", "failed", "not checked")
@@ -108,6 +108,14 @@ class DoctorTest(unittest.TestCase):
             for name in ("ranks", "collectives", "links", "FP8 blockwise"):
                 self.assertEqual(items[name]["verdict"], "ok", items[name])
             self.assertIn(f"{ranks} ranks on 1 host", items["ranks"]["text"])
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI")
+    def test_the_launch_wrapper_passes_the_exit_code_on(self):
+        launch = [os.path.join(ROOT, "scripts", "launch_mpi.sh"), *MPIRUN[1:], "-np", "2", LLAMA, "doctor"]
+        for options, code in (([], 0), (["--spoil", "attention"], 1)):
+            done = subprocess.run(launch + options, capture_output=True, text=True, timeout=120, env=CLEAN)
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+            self.assertEqual("doctor: failed: " in done.stdout, code == 1, done.stdout)
 
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI")
     def test_a_wrong_sum_of_one_rank_is_found(self):

@@ -21,6 +21,7 @@ std::string fp8_refusal(const Words& words) { return refusal("gpt2", joined({"--
 std::string effect_of(const Config& c) {
     const Fp8Plan plan = make_fp8_plan(c, make_param_table(c.shape));
     std::string text = fp8_plan_text(plan, c) + strf(" health %lld", static_cast<long long>(c.fp8_health_interval));
+    text += strf(" attention %d", c.fp8_attention);
     return text + strf(" matmuls %lld", static_cast<long long>(planned_fp8_matmuls(plan, c.recompute, 1)));
 }
 
@@ -98,7 +99,8 @@ TEST_CASE("fp8 options: under every recipe each one acts, or is refused by the r
                 if (std::string(row.name) == "fp8-min-gain" && recipe != "none") value = gain_between(recipe);
                 const Words with = joined(words, {"--" + std::string(row.name) + "=" + value});
                 const auto by = refused_by.find(row.name);
-                if (recipe == "none" || (by != refused_by.end() && by->second.count(recipe))) {
+                const bool any_recipe = std::string(row.name) == "fp8-attention";
+                if ((recipe == "none" && !any_recipe) || (by != refused_by.end() && by->second.count(recipe))) {
                     CHECK(contains(fp8_refusal(with), "--" + std::string(row.name) + " has no effect: "));
                     CHECK(contains(fp8_refusal(with), "--fp8-recipe " + recipe));
                 } else {

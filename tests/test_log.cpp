@@ -168,6 +168,9 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(all[0]["commit"] == "abc123");
     CHECK(all[0]["config"]["lr"] == 0.1);
     CHECK(all[0]["device"]["name"] == "NVIDIA H200");
+    CHECK(all[0]["device"]["peak_flops_bf16"] == peak_flops("NVIDIA H200", Dtype::kBf16));
+    CHECK(all[0]["device"]["peak_flops_fp8"] == peak_flops("NVIDIA H200", Dtype::kE4m3));
+    CHECK(all[0]["device"]["peak_flops_fp32"] == peak_flops("NVIDIA H200", Dtype::kFp32));
     CHECK(all[0]["params"] == int64_t{1} << 40);
     CHECK(all[0]["flops_per_token"].get<double>() == 1.0 / 3);
     const Json& s = all[1];

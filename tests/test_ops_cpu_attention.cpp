@@ -1,6 +1,8 @@
 // Causal attention of the CPU against plain loops in double, with a bound that follows every rounding.
+#include "tests/documents_test.h"
 #include "tests/op_test.h"
 
+using namespace documents_test;
 using namespace op_test;
 
 namespace {
@@ -18,6 +20,7 @@ struct Attention {
     int64_t width = (s.NH + 2 * s.NKV) * s.HS, N = s.B * s.T;
     float softmax_mul = 1 / std::sqrt(static_cast<float>(s.HS));
     HostTensor qkv, out, lse, dout, dqkv, delta;
+    std::vector<int32_t> documents;   // (2, B, T), or none
 
     Attention(Shape shape, Dtype dtype) : s(shape), type(dtype) {
         Dtype stat = stat_dtype(type);
@@ -25,6 +28,9 @@ struct Attention {
         out = HostTensor(type, N * s.NH * s.HS), lse = delta = HostTensor(stat, N * s.NH);
         dqkv = HostTensor(type, N * width);
     }
+    const int32_t* documents_data() const { return documents.empty() ? nullptr : documents.data(); }
+    // First key that a query sees.
+    int64_t start(int64_t b, int64_t t) const { return documents.empty() ? 0 : documents[b * s.T + t]; }
     void forward() {
         Ctx ctx;
         cpu::attention_forward(ctx, {.out = out.view(),
@@ -35,7 +41,8 @@ struct Attention {
                                      .NH = s.NH,
                                      .NKV = s.NKV,
                                      .HS = s.HS,
-                                     .softmax_mul = softmax_mul});
+                                     .softmax_mul = softmax_mul,
+                                     .documents = documents_data()});
     }
     void backward() {
         Ctx ctx;
@@ -50,7 +57,8 @@ struct Attention {
                                       .NH = s.NH,
                                       .NKV = s.NKV,
                                       .HS = s.HS,
-                                      .softmax_mul = softmax_mul});
+                                      .softmax_mul = softmax_mul,
+                                      .documents = documents_data()});
     }
     // Positions of element 0 of head vectors.
     int64_t q(int64_t b, int64_t t, int64_t h) const { return (b * s.T + t) * width + h * s.HS; }
@@ -69,10 +77,12 @@ template <typename F> void for_queries(const Shape& s, F&& f) {
 
 // Scores of one query, with the bound of their error in units of the accumulation's roundoff.
 struct Scores {
+    int64_t first;                      // key of value[0]
     std::vector<double> value, error;
     double largest = -1e300, largest_error = 0, sum = 0, lse = 0;
-    Scores(const Attention& a, const std::vector<double>& qkv, int64_t b, int64_t h, int64_t t) {
-        for (int64_t j = 0; j <= t; j++) {
+    Scores(const Attention& a, const std::vector<double>& qkv, int64_t b, int64_t h, int64_t t)
+        : first(a.start(b, t)) {
+        for (int64_t j = first; j <= t; j++) {
             double dot = 0, magnitude = 0;
             for (int64_t d = 0; d < a.s.HS; d++) {
                 double term = qkv[a.q(b, t, h) + d] * qkv[a.k(b, j, h) + d] * a.softmax_mul;
@@ -103,8 +113,8 @@ void check_forward(const Attention& a) {
         for (double score : s.value) probability.push_back(std::exp(score - s.lse));
         for (int64_t d = 0; d < a.s.HS; d++) {
             double sum = 0, magnitude = 0;
-            for (int64_t j = 0; j <= t; j++) {
-                double term = probability[j] * qkv[a.v(b, j, h) + d];
+            for (int64_t j = s.first; j <= t; j++) {
+                double term = probability[j - s.first] * qkv[a.v(b, j, h) + d];
                 sum += term, magnitude += std::fabs(term);
             }
             out.set(a.o(b, t, h) + d, sum);
@@ -137,9 +147,9 @@ void check_backward(const Attention& a) {
         }
         delta.set(a.row(b, t, h), row.value), delta_error.set(a.row(b, t, h), row.error);
         const double lse = a.lse.get(a.row(b, t, h));
-        for (int64_t j = 0; j <= t; j++) {
-            double p = std::exp(s.value[j] - lse),
-                   p_error = p * u * (s.error[j] + 2 * std::fabs(s.value[j] - lse) + 6);
+        for (int64_t j = s.first; j <= t; j++) {
+            double score = s.value[j - s.first], p = std::exp(score - lse),
+                   p_error = p * u * (s.error[j - s.first] + 2 * std::fabs(score - lse) + 6);
             Sum dp;
             for (int64_t d = 0; d < a.s.HS; d++) {
                 double dout = douts[a.o(b, t, h) + d], term = dout * qkv[a.v(b, j, h) + d];
@@ -216,4 +226,141 @@ TEST_CASE("cpu attention refuses wrong shapes") {
     Attention b({1, 4, 2, 2, 4}, Dtype::kFp32);
     b.lse = HostTensor(Dtype::kBf16, 8);
     CHECK_THROWS_AS(b.forward(), Error);
+}
+
+namespace {
+
+// Documents around a block of queries (48), of one token, and one that fills its sequence.
+struct DocumentCase {
+    Shape s;
+    Lengths lengths;
+};
+const std::vector<DocumentCase> kDocumentCases = {
+    {{1, 1, 1, 1, 3}, {{1}}},
+    {{2, 5, 2, 2, 8}, {{1, 3, 1}, {5}}},
+    {{1, 49, 4, 2, 20}, {{47, 1, 1}}},
+    {{2, 101, 3, 3, 7}, {{1, 1, 49, 50}, {7, 48, 33, 13}}},
+    {{1, 270, 2, 1, 18}, {{97, 1, 172}}},
+};
+Attention with_documents(const DocumentCase& c, Dtype type) {
+    Attention a(c.s, type);
+    a.documents = documents_of(c.lengths, c.s.T);
+    return a;
+}
+
+// Rows [begin, begin + rows) of a sequence as a problem of its own.
+Attention cut_out(const Attention& a, int64_t b, int64_t begin, int64_t rows) {
+    Attention part({1, rows, a.s.NH, a.s.NKV, a.s.HS}, a.type);
+    const int64_t token = b * a.s.T + begin, out_width = a.s.NH * a.s.HS;
+    for (int64_t i = 0; i < rows * a.width; i++) part.qkv.set(i, a.qkv.get(token * a.width + i));
+    for (int64_t i = 0; i < rows * out_width; i++) part.dout.set(i, a.dout.get(token * out_width + i));
+    return part;
+}
+
+// How many results of rows [begin, begin + rows) of sequence b differ from those of sequence part_b of `part`, rows
+// [at, at + rows).
+int64_t differences(const Attention& a, int64_t b, int64_t begin, int64_t rows, const Attention& part, int64_t part_b,
+                    int64_t at) {
+    int64_t count = 0;
+    for (int64_t t = 0; t < rows; t++) {
+        for (int64_t i = 0; i < a.width; i++)
+            count += a.dqkv.get(a.q(b, begin + t, 0) + i) != part.dqkv.get(part.q(part_b, at + t, 0) + i);
+        for (int64_t i = 0; i < a.s.NH * a.s.HS; i++)
+            count += a.out.get(a.o(b, begin + t, 0) + i) != part.out.get(part.o(part_b, at + t, 0) + i);
+        for (int64_t h = 0; h < a.s.NH; h++) {
+            const int64_t row = a.row(b, begin + t, h), part_row = part.row(part_b, at + t, h);
+            count += a.lse.get(row) != part.lse.get(part_row);
+            count += a.delta.get(row) != part.delta.get(part_row);
+        }
+    }
+    return count;
+}
+
+// Calls f(b, begin, length) for every document.
+template <typename F> void for_each_document(const DocumentCase& c, F&& f) {
+    for (int64_t b = 0; b < c.s.B; b++) {
+        int64_t begin = 0;
+        for (int64_t length : c.lengths[b]) f(b, begin, length), begin += length;
+    }
+}
+
+}  // namespace
+
+TEST_CASE("cpu attention within documents") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        for (const DocumentCase& c : kDocumentCases) {
+            INFO(dtype_name(type) << " T " << c.s.T << " " << text_of(c.lengths));
+            Attention a = with_documents(c, type);
+            a.forward();
+            check_forward(a);
+            a.backward();
+            check_backward(a);
+        }
+}
+
+TEST_CASE("cpu attention: a document is what it is as a sequence of its own, to the bit") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        for (const DocumentCase& c : kDocumentCases) {
+            INFO(dtype_name(type) << " T " << c.s.T << " " << text_of(c.lengths));
+            Attention a = with_documents(c, type);
+            a.forward(), a.backward();
+            for_each_document(c, [&](int64_t b, int64_t begin, int64_t length) {
+                Attention alone = cut_out(a, b, begin, length);
+                alone.forward(), alone.backward();
+                CHECK_EQ(differences(a, b, begin, length, alone, 0, 0), 0);
+            });
+        }
+}
+
+TEST_CASE("cpu attention: one document over all of a sequence is none") {
+    Attention plain({2, 101, 4, 2, 8}, Dtype::kBf16), whole = plain;
+    whole.documents = documents_of({{101}, {101}}, 101);
+    plain.forward(), plain.backward();
+    whole.forward(), whole.backward();
+    CHECK(whole.out.same_bits(plain.out));
+    CHECK(whole.lse.same_bits(plain.lse));
+    CHECK(whole.dqkv.same_bits(plain.dqkv));
+}
+
+TEST_CASE("cpu attention: a token reaches its own document only") {
+    const DocumentCase& c = kDocumentCases[3];
+    Attention a = with_documents(c, Dtype::kFp32);
+    a.forward(), a.backward();
+    for_each_document(c, [&](int64_t changed_b, int64_t changed_begin, int64_t changed_length) {
+        Attention changed = a;
+        const int64_t t = changed_begin + changed_length / 2;
+        for (int64_t i = 0; i < a.width; i++) changed.qkv.set(a.q(changed_b, t, 0) + i, 5);
+        changed.forward(), changed.backward();
+        for_each_document(c, [&](int64_t b, int64_t begin, int64_t length) {
+            const bool own = b == changed_b && begin == changed_begin;
+            INFO("document at " << b << ", " << begin);
+            CHECK((differences(a, b, begin, length, changed, b, begin) > 0) == own);
+        });
+    });
+}
+
+TEST_CASE("cpu attention gradient within documents matches finite differences") {
+    Attention a({2, 7, 2, 1, 3}, Dtype::kFp64);
+    a.documents = documents_of({{3, 1, 3}, {2, 5}}, 7);
+    auto loss = [&] {
+        a.forward();
+        return dot_product(a.out, a.dout);
+    };
+    loss();
+    a.backward();
+    check_gradient("qkv", a.qkv, a.dqkv, loss);
+}
+
+TEST_CASE("cpu attention refuses documents with gaps and overlaps") {
+    Attention a({2, 6, 2, 2, 4}, Dtype::kFp32);
+    const std::vector<int32_t> sound = documents_of({{2, 4}, {6}}, 6);
+    a.documents = sound;
+    a.forward(), a.backward();
+    for (size_t i = 0; i < sound.size(); i++)
+        for (int32_t change : {-1, 1}) {
+            a.documents = sound;
+            a.documents[i] += change;
+            CHECK_THROWS_AS(a.forward(), Error);
+            CHECK_THROWS_AS(a.backward(), Error);
+        }
 }

@@ -87,6 +87,23 @@ TEST_CASE("schedule: short runs") {
     CHECK_THROWS_AS(learning_rate(schedule(LrDecay::kCosine, 5, 0), -1), Error);
 }
 
+TEST_CASE("schedule: steps and samples, one from the other") {
+    Config c;
+    c.global_batch_size = 32;
+    CHECK(samples_after(c, 0) == 0);
+    CHECK(samples_after(c, 1000000000) == 32000000000);
+    CHECK(steps_for_samples(c, 31) == 0);
+    CHECK(steps_for_samples(c, 64) == 2);
+    c.rampup_start = 8, c.rampup_increment = 8, c.rampup_samples = 300;
+    int64_t samples = 0;
+    for (int64_t steps = 0; steps < 60; steps++) {
+        CHECK(samples_after(c, steps) == samples);
+        CHECK(steps_for_samples(c, samples) == steps);
+        CHECK(steps_for_samples(c, samples - 1) == std::max<int64_t>(steps - 1, 0));
+        samples += batch_size_at(c, samples);
+    }
+}
+
 TEST_CASE("schedule: the batch grows in equal shares of the ramp-up samples") {
     Config c;
     c.global_batch_size = 32;

@@ -105,7 +105,7 @@ TEST_CASE("synthetic: options about shards are refused beside it") {
         if (row.group != OptionGroup::kData || name == "synthetic-data") continue;
         CAPTURE(name);
         const std::string value = row.value.flag ? "true" : name == "token-dtype" ? "uint16" : "3";
-        CHECK(contains(refusal("gpt2", joined(kRun, {"--" + name, value})), "--" + name + " has no effect: "));
+        CHECK(contains(refusal("gpt2", joined(kRun, {"--" + name + "=" + value})), "--" + name + " has no effect: "));
     }
     CHECK(contains(refusal("gpt2", joined(kRun, {"--train-data", "t"})), "--synthetic-data draws tokens"));
     CHECK(contains(refusal("gpt2", {"--synthetic-data", "--epochs", "2"}), "--synthetic-data has no end"));

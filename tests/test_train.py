@@ -123,6 +123,17 @@ class TrainTest(unittest.TestCase):
                                "--num-layers-at-end-in-bf16", "0"],
            "blockwise": ["--fp8-recipe", "blockwise"]}
 
+    FP8_ATTENTION = ["--kv-channels", "64", "--fp8-attention"]
+
+    def test_fp8_attention(self):
+        self.check_resume(LLAMA, *self.FP8_ATTENTION, "--recompute", "block")
+        done = self.run_train(LLAMA, "--train-iters", "2", *self.FP8_ATTENTION)
+        self.assertIn("attention: forward in E4M3, ", done.stdout)
+        done = self.run_train(LLAMA, "--dry-run", "--train-iters", "2", *self.FP8_ATTENTION)
+        self.assertIn("of the scratch, for every layer in turn", done.stdout)
+        for options in (["--fp8-attention"], ["--kv-channels", "64", "--fp8-attention", "--dtype", "fp32"]):
+            self.assertIn("--fp8-attention has no effect: ", self.run_train(GPT2, *options, expect=2).stderr)
+
     def test_resume_at_every_step_fp8(self):
         for i, (name, options) in enumerate(self.FP8.items()):
             with self.subTest(name):
@@ -268,6 +279,8 @@ class TrainTest(unittest.TestCase):
         }
         runs.update({f"{family}-{name}": (binary, options) for name, options in self.FP8.items()
                      for family, binary in (("gpt2", GPT2), ("llama", LLAMA))})
+        runs["gpt2-fp8-attention"] = (GPT2, self.FP8_ATTENTION)
+        runs["llama-delayed-fp8-attention"] = (LLAMA, [*self.FP8["delayed"], *self.FP8_ATTENTION])
         losses = {}
         for name, (binary, options) in runs.items():
             log = self.path(name + ".jsonl")
@@ -356,6 +369,48 @@ class TrainTest(unittest.TestCase):
         done = self.run_train(GPT2, "--train-iters", "50", "--load", self.path("run", "step-00000001"),
                               "--max-skips", "1", "--fp8-recipe", "delayed", expect=4)
         self.assertRegex(done.stdout, r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+")
+
+    def write_documents(self):
+        """Shards with documents of every length from 1 to 30, and the sidecars that name their separator, 1."""
+        for name, count, seed in (("train_0", 3000, 1), ("train_1", 2001, 2), ("valid", 700, 3)):
+            tokens = [token if token != 1 else 2 for token in make_tokens(count, seed)]
+            length, at = 1, 0
+            while at + length <= count:
+                tokens[at] = 1
+                at += length
+                length = length % 30 + 1
+            write_shard(self.path(name + ".bin"), tokens)
+            with open(self.path(name + ".meta.json"), "w") as f:
+                json.dump({"tokenizer": {"separator": 1}}, f)
+
+    def test_attention_stays_within_documents(self):
+        self.write_documents()
+        options = ["--train-iters", "6", "--valid-data", self.path("valid.bin"), "--eval-iters", "3",
+                   "--eval-interval", "3"]
+        for binary in (GPT2, LLAMA):
+            losses, evaluations = {}, {}
+            for name, more in (("off", []), ("off again", ["--reset-attention-mask=false"]),
+                               ("on", ["--reset-attention-mask"]),
+                               ("recomputed", ["--reset-attention-mask", "--recompute", "block"])):
+                log = self.path("log.jsonl")
+                self.run_train(binary, *options, *more, "--log-file", log)
+                losses[name] = [r["loss"] for r in records(log, "step")]
+                evaluations[name] = [r["loss"] for r in records(log, "eval")]
+                os.unlink(log)
+            self.assertEqual(losses["off"], losses["off again"])
+            self.assertEqual(losses["on"], losses["recomputed"])
+            self.assertEqual(evaluations["on"], evaluations["recomputed"])
+            # Even before the first step, on the same weights.
+            self.assertNotEqual(losses["on"][0], losses["off"][0])
+            self.assertNotEqual(evaluations["on"][0], evaluations["off"][0])
+            self.assertAlmostEqual(losses["on"][0], losses["off"][0], delta=0.1)
+        self.check_resume(LLAMA, "--reset-attention-mask")
+        done = self.run_train(LLAMA, "--train-iters", "21", "--save", self.path("straight"), "--resume", "auto",
+                              expect=2)
+        self.assertIn("reset-attention-mask", done.stderr)
+        os.unlink(self.path("valid.meta.json"))
+        done = self.run_train(GPT2, *options, "--reset-attention-mask", expect=2)
+        self.assertIn("valid.bin' does not name the token that separates documents", done.stderr)
 
     def test_bad_input_is_one_line_and_exit_2(self):
         few = self.path("few.bin")

@@ -1,12 +1,14 @@
 // Attention forward and backward at the trainer's shapes. Usage: bench_attention [head size]
 // FLOPs count half the square of scores (causal) and 2.5 times the forward for the backward, whatever a
 // kernel recomputes. Random data, two input sets in turn.
-// Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward
-// ...
+// Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward ...
+// and, where FP8 attention exists, us of: its pass over qkv | rope alone | that pass with rope | the forward | all that
+// FP8 needs: the forward and what its pass costs more than rope, TFLOP/s of both, and times the bf16 forward.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -33,6 +35,11 @@ struct Memory {
         Tensor t{all.back(), dtype, elems};
         cuda::fill_normal(ctx, {.out = t, .key = all.size(), .element_offset = 0, .mean = 0, .std = 1});
         return t;
+    }
+    Tensor zeros(Dtype dtype, int64_t elems) {
+        all.push_back(cuda::device_alloc(elems * dtype_bytes(dtype)));
+        CUDA_CHECK(cudaMemset(all.back(), 0, static_cast<size_t>(elems * dtype_bytes(dtype))));
+        return {all.back(), dtype, elems};
     }
 };
 
@@ -118,6 +125,84 @@ void check(Ctx& ctx) {
     }
 }
 
+bool has_fp8(const Ctx& ctx, Dtype dtype, int64_t HS) {
+    return std::strstr(cuda::attention_kernel(ctx, dtype, HS), "wgmma") != nullptr;
+}
+
+Fp8Heads heads_for(Memory& memory, int64_t B, int64_t T, int64_t heads, int64_t HS) {
+    const int64_t blocks = B * heads * head_blocks(T);
+    return {.bytes = memory.zeros(Dtype::kE4m3, blocks * kHeadBlock * HS),
+            .factors = memory.zeros(Dtype::kFp32, blocks)};
+}
+
+// FP8 attention against the CPU's.
+void check_fp8(Ctx& ctx) {
+    for (int64_t HS : {64, 128}) {
+        if (!has_fp8(ctx, Dtype::kBf16, HS)) continue;
+        Memory memory(ctx);
+        const int64_t B = 2, T = 300, NH = 4, NKV = 2, N = B * T, width = (NH + 2 * NKV) * HS;
+        const Tensor qkv = memory.random(Dtype::kBf16, N * width), out = memory.random(Dtype::kBf16, N * NH * HS),
+                     lse = memory.random(Dtype::kFp32, N * NH);
+        QuantizeHeadsArgs quantize{.heads = heads_for(memory, B, T, NH + 2 * NKV, HS), .qkv = qkv, .cos_sin = {},
+                                   .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS};
+        AttentionForwardArgs forward{.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV,
+                                     .HS = HS, .softmax_mul = 1 / std::sqrt(static_cast<float>(HS)),
+                                     .heads = quantize.heads};
+        std::vector<bf16> h_qkv(N * width), h_out(N * NH * HS);
+        std::vector<float> h_lse(N * NH), h_factors(quantize.heads.factors.elems);
+        std::vector<uint8_t> h_bytes(quantize.heads.bytes.elems);
+        cuda::copy_to_host(ctx, h_qkv.data(), qkv.data, qkv.bytes());
+        cuda::synchronize(ctx);
+        cuda::quantize_heads(ctx, quantize);
+        cuda::attention_forward(ctx, forward);
+        quantize.qkv.data = forward.qkv.data = h_qkv.data();
+        quantize.heads.bytes.data = h_bytes.data(), quantize.heads.factors.data = h_factors.data();
+        forward.out.data = h_out.data(), forward.lse.data = h_lse.data(), forward.heads = quantize.heads;
+        cpu::quantize_heads(ctx, quantize);
+        cpu::attention_forward(ctx, forward);
+        const double qkv_error = relative_error(ctx, qkv, h_qkv), out_error = relative_error(ctx, out, h_out);
+        CHECK(qkv_error == 0 && out_error < 0.01, "FP8, head size %lld is wrong: relative errors %g and %g",
+              (long long)HS, qkv_error, out_error);
+    }
+}
+
+void bench_fp8(Ctx& ctx, const Shape& s, const std::vector<AttentionForwardArgs>& forward, Memory& memory,
+               float bf16_us, double ceiling) {
+    std::vector<float> angles(static_cast<size_t>(s.T * s.HS));
+    for (size_t i = 0; i < angles.size(); i++) {
+        const auto angle = static_cast<float>(i / 2);
+        angles[i] = i % 2 ? std::sin(angle) : std::cos(angle);
+    }
+    const Tensor table = memory.zeros(Dtype::kFp32, s.T * s.HS);
+    cuda::copy_to_device(ctx, table.data, angles.data(), table.bytes());
+    cuda::synchronize(ctx);
+    std::vector<AttentionForwardArgs> fp8 = forward;
+    std::vector<QuantizeHeadsArgs> quantize;
+    for (AttentionForwardArgs& args : fp8) {
+        args.heads = heads_for(memory, s.B, s.T, s.NH + 2 * s.NKV, s.HS);
+        quantize.push_back({.heads = args.heads, .qkv = args.qkv, .cos_sin = {}, .B = s.B, .T = s.T, .NH = s.NH,
+                            .NKV = s.NKV, .HS = s.HS});
+    }
+    const float pass_us = median_us(ctx, [&](int i) { cuda::quantize_heads(ctx, quantize[i % 2]); });
+    const float kernel_us = median_us(ctx, [&](int i) { cuda::attention_forward(ctx, fp8[i % 2]); });
+    const float both_us = median_us(ctx, [&](int i) {
+        cuda::quantize_heads(ctx, quantize[i % 2]);
+        cuda::attention_forward(ctx, fp8[i % 2]);
+    });
+    const float rope_us = median_us(ctx, [&](int i) {
+        cuda::rope_forward(ctx, {.qkv = fp8[i % 2].qkv, .cos_sin = table, .N = s.B * s.T, .T = s.T, .NH = s.NH,
+                                 .NKV = s.NKV, .HS = s.HS});
+    });
+    for (QuantizeHeadsArgs& args : quantize) args.cos_sin = table;
+    const float rope_pass_us = median_us(ctx, [&](int i) { cuda::quantize_heads(ctx, quantize[i % 2]); });
+    const double mflop = 2e-6 * s.B * s.NH * s.T * s.T * s.HS;
+    const float with_rope_us = kernel_us + rope_pass_us - rope_us;
+    std::printf("  fp8: pass %.1f, rope %.1f, rope and pass %.1f, forward %.1f (%.0f TFLOP/s, %.0f %%) | whole %.1f "
+                "(%.0f TFLOP/s, %.2f x bf16), after rope %.1f (%.0f TFLOP/s, %.2f x)\n", pass_us, rope_us, rope_pass_us,
+                kernel_us, mflop / kernel_us, 100 * mflop / kernel_us / ceiling, both_us, mflop / both_us,
+                bf16_us / both_us, with_rope_us, mflop / with_rope_us, bf16_us / with_rope_us);
+}
+
 void bench(Ctx& ctx, const Shape& s, double ceiling) {
     Memory memory(ctx);
     const int64_t N = s.B * s.T, width = (s.NH + 2 * s.NKV) * s.HS;
@@ -135,13 +220,16 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
                             .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = mul});
     }
     const float forward_us = median_us(ctx, [&](int i) { cuda::attention_forward(ctx, forward[i % 2]); });
-    const float backward_us = median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); });
     const double mflop = 2e-6 * s.B * s.NH * s.T * s.T * s.HS;
-    const double forward_rate = mflop / forward_us, backward_rate = 2.5 * mflop / backward_us;
-    std::printf("%s B %2lld heads %2lld / %2lld T %5lld d %3lld | %9.1f | %7.1f | %5.1f | %9.1f | %7.1f | "
-                "%5.1f\n", dtype_name(s.dtype), (long long)s.B, (long long)s.NH, (long long)s.NKV,
-                (long long)s.T, (long long)s.HS, forward_us, forward_rate, 100 * forward_rate / ceiling,
-                backward_us, backward_rate, 100 * backward_rate / ceiling);
+    auto print = [&](double work, float us) {
+        std::printf(" | %9.1f | %7.1f | %5.1f", us, work / us, 100 * work / us / ceiling);
+    };
+    std::printf("%s B %2lld heads %2lld / %2lld T %5lld d %3lld", dtype_name(s.dtype), (long long)s.B, (long long)s.NH,
+                (long long)s.NKV, (long long)s.T, (long long)s.HS);
+    print(mflop, forward_us);
+    print(2.5 * mflop, median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); }));
+    std::printf("\n");
+    if (has_fp8(ctx, s.dtype, s.HS)) bench_fp8(ctx, s, forward, memory, forward_us, ceiling);
 }
 
 }  // namespace
@@ -150,10 +238,13 @@ int main(int argc, char** argv) try {
     Ctx ctx;
     cuda::device_open(ctx, 0);
     check(ctx);
+    check_fp8(ctx);
     const double ceiling = matmul_ceiling(ctx);
     std::printf("%s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(), ceiling);
-    std::printf("%-37s | %9s | %7s | %5s | %9s | %7s | %5s\n", "shape", "fwd us", "TFLOP/s", "%", "bwd us",
-                "TFLOP/s", "%");
+    std::printf("%-37s", "shape");
+    for (const char* what : {"fwd us", "bwd us"})
+        std::printf(" | %9s | %7s | %5s", what, "TFLOP/s", "%");
+    std::printf("\n");
     for (const Shape& s : kShapes) {
         if (argc < 2 || s.HS == std::atoi(argv[1])) bench(ctx, s, ceiling);
     }

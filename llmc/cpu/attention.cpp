@@ -4,6 +4,7 @@
 #include "llmc/cpu/math.h"
 #include "llmc/cpu/quantize.h"
 #include "llmc/cpu/threads.h"
+#include "llmc/fp8_cast.h"
 
 namespace cpu {
 namespace {
@@ -48,33 +49,85 @@ template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A so
     return sum_lanes(sum);
 }
 
+// The same with weights rounded to E4M3 as the tensor cores want them: 128 keys at a time, from the row's own ones on
+// down. The largest weight becomes 2^8; later ones may be up to 2^8.75 before it is that of the then largest score. The
+// sum is that of weights before they are rounded. begin: position of key 0. reference: as largest.
+float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys, float softmax_mul, float* reference) {
+    constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f, kMost = 8.75f, kNewMost = 8, kNone = -1e30f;
+    float sum = 0, now = kNone;
+    for (int64_t end = visible, first; end > 0; end = first) {
+        first = std::max<int64_t>(0, (begin + end - 1) / kHeadBlock * kHeadBlock - begin);
+        float largest = kNone;
+        for (int64_t j = first; j < end; j++) largest = std::max(largest, row[j] *= softmax_mul * kLog2E);
+        if (largest > now + kMost) {
+            const float next = largest - kNewMost;
+            const auto change = static_cast<float>(exp(static_cast<double>(now - next) * kLn2));
+            for (int64_t j = end; j < visible; j++) row[j] *= change;
+            sum *= change, now = next;
+        }
+        for_lanes<float>(end - first, [&](int64_t j, auto n) {
+            store(row + first + j, exp((load(row + first + j, n) - Vec<float>(now)) * Vec<float>(kLn2)), n);
+        });
+        for (int64_t j = first; j < end; j++) {
+            sum += row[j];
+            row[j] = from_fp8(Dtype::kE4m3, fp8_cast<Dtype::kE4m3>(row[j]));
+        }
+    }
+    std::fill(row + visible, row + keys, 0.0f);
+    *reference = now * kLn2;
+    return sum;
+}
+
+// Positions [begin, end) of a sequence.
+struct Span {
+    int64_t begin, end;
+};
+
+// Calls f(span) for every document of a sequence. Each is then treated as a sequence of its own: what crosses a
+// border is not masked, it is never looked at.
+template <typename Args, typename F> void for_documents(const Args& args, int64_t b, F&& f) {
+    if (!args.documents) return f(Span{0, args.T});
+    const int32_t* ends = args.documents + (args.B + b) * args.T;
+    for (int64_t begin = 0; begin < args.T; begin = ends[begin]) f(Span{begin, ends[begin]});
+}
+
 template <typename T>
-void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Acc<T>* scratch) {
+void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span document, Acc<T>* scratch) {
     using A = Acc<T>;
     const Heads<T> heads{args.qkv.as<T>(), args.T, args.NH, args.NKV, args.HS};
-    const int64_t kv = h / (args.NH / args.NKV), HS = args.HS;
+    const int64_t kv = h / (args.NH / args.NKV), HS = args.HS, length = document.end - document.begin;
+    const int64_t first_token = document.begin * heads.width();
+    const T *q = heads.q(b, h) + first_token, *k = heads.k(b, kv) + first_token, *v = heads.v(b, kv) + first_token;
     const int64_t score_stride = round_up(args.T, kMicroColumns<A>);
     const int64_t out_stride = round_up(HS, kMicroColumns<A>);
     A* scores = scratch;
     A* sums = scores + kQueries * score_stride;
     A* work = sums + kQueries * out_stride;
-    for (int64_t first = 0; first < args.T; first += kQueries) {
-        const int64_t queries = std::min(kQueries, args.T - first), keys = first + queries;
-        multiply(over_columns(heads.q(b, h) + first * heads.width(), heads.width(), queries),
-                 over_columns(heads.k(b, kv), heads.width(), keys), HS, scores, score_stride, false, work);
+    for (int64_t first = 0; first < length; first += kQueries) {
+        const int64_t queries = std::min(kQueries, length - first), keys = first + queries;
+        const int64_t token = b * args.T + document.begin + first;
+        multiply(over_columns(q + first * heads.width(), heads.width(), queries), over_columns(k, heads.width(), keys),
+                 HS, scores, score_stride, false, work);
         A inverse_sum[kQueries];
         for (int64_t i = 0; i < queries; i++) {
             A largest;
             A* row = scores + i * score_stride;
-            A sum = exponentials(row, first + i + 1, keys, A(args.softmax_mul), &largest);
+            A sum;
+            if constexpr (std::is_same_v<T, bf16>) {
+                const int64_t visible = first + i + 1;
+                sum = args.heads ? fp8_exponentials(row, document.begin, visible, keys, args.softmax_mul, &largest)
+                                 : exponentials(row, visible, keys, args.softmax_mul, &largest);
+            } else {
+                sum = exponentials(row, first + i + 1, keys, A(args.softmax_mul), &largest);
+            }
             inverse_sum[i] = A(1) / sum;
-            args.lse.as<A>()[(b * args.NH + h) * args.T + first + i] =
+            args.lse.as<A>()[(b * args.NH + h) * args.T + document.begin + first + i] =
                 static_cast<A>(static_cast<double>(largest) + log(static_cast<double>(sum)));
         }
-        multiply(over_columns(scores, score_stride, queries), over_rows(heads.v(b, kv), heads.width(), HS),
+        multiply(over_columns(scores, score_stride, queries), over_rows(v, heads.width(), HS),
                  keys, sums, out_stride, false, work);
         for (int64_t i = 0; i < queries; i++) {
-            T* out = args.out.as<T>() + ((b * args.T + first + i) * args.NH + h) * HS;
+            T* out = args.out.as<T>() + ((token + i) * args.NH + h) * HS;
             for_lanes<A>(HS, [&](int64_t d, auto n) {
                 store(out + d, load(sums + i * out_stride + d, n) * Vec<A>(inverse_sum[i]), n);
             });
@@ -91,8 +144,12 @@ template <typename T> void forward(const AttentionForwardArgs& args) {
                                      multiply_scratch<A>(kQueries, args.HS, args.T));
     auto scratch = make_buffer<A>(elems * thread_count());
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t task = 0; task < args.B * args.NH; task++)
-        forward_head<T>(args, task / args.NH, task % args.NH, scratch.get() + elems * thread_index());
+    for (int64_t task = 0; task < args.B * args.NH; task++) {
+        const int64_t b = task / args.NH, h = task % args.NH;
+        for_documents(args, b, [&](Span document) {
+            forward_head<T>(args, b, h, document, scratch.get() + elems * thread_index());
+        });
+    }
 }
 
 // Scratch of one thread of the backward pass.
@@ -126,20 +183,22 @@ void store_rows(T* out, int64_t out_stride, const Acc<T>* in, int64_t in_stride,
         });
 }
 
-// A block of queries of head h: its dq is written; dk and dv of all keys up to it are added to, or set.
+// A block of queries of head h, `first` counted in the document: its dq is written; dk and dv of all keys of the
+// document up to it are added to, or set.
 template <typename T>
-void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, int64_t first, bool add,
+void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, Span document, int64_t first, bool add,
                     const BackwardBuffers<Acc<T>>& buffers) {
     using A = Acc<T>;
     const Heads<T> heads{args.qkv.as<T>(), args.T, args.NH, args.NKV, args.HS};
     const int64_t HS = args.HS, width = heads.width(), out_width = args.NH * HS;
-    const int64_t queries = std::min(kQueries, args.T - first), keys = first + queries;
+    const int64_t queries = std::min(kQueries, document.end - document.begin - first), keys = first + queries;
+    const int64_t first_token = document.begin * width, at = document.begin + first;
     const int64_t stride = buffers.score_stride, head_stride = buffers.head_stride;
-    const T* q = heads.q(b, h) + first * width;
-    const T *k = heads.k(b, h / (args.NH / args.NKV)), *v = heads.v(b, h / (args.NH / args.NKV));
-    const T* dout = args.dout.as<T>() + (b * args.T + first) * out_width + h * HS;
-    const T* out = args.out.as<T>() + (b * args.T + first) * out_width + h * HS;
-    const int64_t row_begin = (b * args.NH + h) * args.T + first;
+    const int64_t kv = h / (args.NH / args.NKV);
+    const T *q = heads.q(b, h) + at * width, *k = heads.k(b, kv) + first_token, *v = heads.v(b, kv) + first_token;
+    const T* dout = args.dout.as<T>() + (b * args.T + at) * out_width + h * HS;
+    const T* out = args.out.as<T>() + (b * args.T + at) * out_width + h * HS;
+    const int64_t row_begin = (b * args.NH + h) * args.T + at;
 
     multiply(over_columns(q, width, queries), over_columns(k, width, keys), HS, buffers.probabilities, stride,
              false, buffers.work);
@@ -165,7 +224,7 @@ void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, int
              buffers.dv, head_stride, add, buffers.work);
     multiply(over_rows(buffers.dscores, stride, keys), over_rows(q, width, HS), queries, buffers.dk,
              head_stride, add, buffers.work);
-    T* dq = args.dqkv.as<T>() + (b * args.T + first) * width + h * HS;
+    T* dq = args.dqkv.as<T>() + (b * args.T + at) * width + h * HS;
     store_rows(dq, width, buffers.dq, head_stride, queries, HS);
 }
 
@@ -174,14 +233,16 @@ void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, int
 template <typename T>
 void backward_group(const AttentionBackwardArgs& args, int64_t b, int64_t kv, Acc<T>* memory) {
     const BackwardBuffers<Acc<T>> buffers(memory, args.T, args.HS);
-    const int64_t group = args.NH / args.NKV, last = (args.T - 1) / kQueries * kQueries;
-    const int64_t width = (args.NH + 2 * args.NKV) * args.HS;
-    for (int64_t h = kv * group; h < (kv + 1) * group; h++)
-        for (int64_t first = last; first >= 0; first -= kQueries)
-            backward_block<T>(args, b, h, first, h > kv * group || first < last, buffers);
-    T* dk = args.dqkv.as<T>() + b * args.T * width + (args.NH + kv) * args.HS;
-    store_rows(dk, width, buffers.dk, buffers.head_stride, args.T, args.HS);
-    store_rows(dk + args.NKV * args.HS, width, buffers.dv, buffers.head_stride, args.T, args.HS);
+    const int64_t group = args.NH / args.NKV, width = (args.NH + 2 * args.NKV) * args.HS;
+    for_documents(args, b, [&](Span document) {
+        const int64_t length = document.end - document.begin, last = (length - 1) / kQueries * kQueries;
+        for (int64_t h = kv * group; h < (kv + 1) * group; h++)
+            for (int64_t first = last; first >= 0; first -= kQueries)
+                backward_block<T>(args, b, h, document, first, h > kv * group || first < last, buffers);
+        T* dk = args.dqkv.as<T>() + (b * args.T + document.begin) * width + (args.NH + kv) * args.HS;
+        store_rows(dk, width, buffers.dk, buffers.head_stride, length, args.HS);
+        store_rows(dk + args.NKV * args.HS, width, buffers.dv, buffers.head_stride, length, args.HS);
+    });
 }
 
 template <typename T> void backward(const AttentionBackwardArgs& args) {
@@ -200,12 +261,27 @@ void check_heads(const char* op, int64_t NH, int64_t NKV, int64_t HS) {
           (long long)HS);
 }
 
+// What for_documents and the kernels of other devices take for granted.
+template <typename Args> void check_documents(const char* op, const Args& args) {
+    if (!args.documents) return;
+    const int32_t *starts = args.documents, *ends = starts + args.B * args.T;
+    for (int64_t row = 0; row < args.B * args.T; row++) {
+        const int64_t t = row % args.T, before = t > 0 ? ends[row - 1] : 0;
+        const bool first = before == t;
+        CHECK(starts[row] == (first ? t : starts[row - 1]) && (first ? ends[row] > t : ends[row] == before)
+                  && ends[row] <= args.T,
+              "%s: the document of sequence %lld, position %lld, is [%d, %d)", op, (long long)(row / args.T),
+              (long long)t, starts[row], ends[row]);
+    }
+}
+
 }  // namespace
 
 const char* attention_kernel(const Ctx&, Dtype, int64_t) { return "row by row on the CPU"; }
 
 void attention_forward(Ctx&, const AttentionForwardArgs& args) {
     check_heads("attention_forward", args.NH, args.NKV, args.HS);
+    check_documents("attention_forward", args);
     const int64_t N = args.B * args.T;
     const QuantResult result("attention_forward", args.quant, args.out, args.qkv.dtype, N, args.NH * args.HS);
     for_working_type("attention_forward", args.qkv.dtype, [&](auto tag) {
@@ -214,6 +290,7 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
                      N * (args.NH + 2 * args.NKV) * args.HS);
         check_tensor("attention_forward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
         check_tensor("attention_forward", "lse", args.lse, stat_dtype<T>, N * args.NH);
+        CHECK(!args.heads || (std::is_same_v<T, bf16>), "attention_forward: FP8 heads of %s", dtype_name(dtype_of<T>));
         forward<T>(args);
     });
     result.quantize();
@@ -221,6 +298,7 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
 
 void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
     check_heads("attention_backward", args.NH, args.NKV, args.HS);
+    check_documents("attention_backward", args);
     const int64_t N = args.B * args.T, width = (args.NH + 2 * args.NKV) * args.HS;
     const QuantResult result("attention_backward", args.quant, args.dqkv, args.qkv.dtype, N, width);
     for_working_type("attention_backward", args.qkv.dtype, [&](auto tag) {

@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
                  float beta1, float beta2, float eps, float weight_decay,
                  const __grid_constant__ PhiloxKeys keys, int64_t element_offset, Fp8Slot* slot, int64_t elems) {
+    wait_for_kernels_before();
     if (state->skip) return;
     __shared__ AdamConstants<float> constants;
     __shared__ uint32_t amaxes[kThreads / 32];
@@ -126,11 +127,10 @@ template <typename T, typename Moment, typename Grad> void launch_adamw(Ctx& ctx
     auto launch = [&](auto width) {
         const int64_t groups = std::max<int64_t>(elems / decltype(width)::value, 1);
         const int64_t blocks = std::min(ceil_div(groups, kThreads), int64_t{kBlocksPerSm} * ctx.sm_count);
-        adamw_kernel<T, Moment, Grad, decltype(width)::value>
-            <<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
-                args.param.as<T>(), args.master.as<float>(), args.m.as<Moment>(), args.v.as<Moment>(),
-                args.grad.as<Grad>(), args.state, args.beta1, args.beta2, args.eps, args.weight_decay,
-                philox_keys(args.rng_key), args.element_offset, args.slot, elems);
+        launch_early(ctx, adamw_kernel<T, Moment, Grad, decltype(width)::value>, grid_size(blocks), kThreads, 0,
+                     args.param.as<T>(), args.master.as<float>(), args.m.as<Moment>(), args.v.as<Moment>(),
+                     args.grad.as<Grad>(), args.state, args.beta1, args.beta2, args.eps, args.weight_decay,
+                     philox_keys(args.rng_key), args.element_offset, args.slot, elems);
         CHECK_LAUNCH("adamw_kernel");
     };
     bool vector = true;

@@ -5,7 +5,7 @@ namespace cuda {
 namespace {
 
 AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int64_t NKV, int64_t HS,
-                           float softmax_mul) {
+                           float softmax_mul, const int32_t* documents) {
     CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0,
           "%s: B %lld T %lld, %lld query heads over %lld", op, (long long)B, (long long)T, (long long)NH,
           (long long)NKV);
@@ -13,10 +13,19 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
           (long long)HS);
     CHECK(softmax_mul > 0, "%s: softmax_mul %g", op, softmax_mul);
     CHECK(T < (int64_t{1} << 31) - 256, "%s: %lld tokens in a sequence", op, (long long)T);
-    return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul};
+    return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul, .documents = documents};
 }
 
 bool fits_mma(Dtype dtype, int64_t HS) { return dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
+
+// Machine code for compute capability 9.0 alone (sm_90a) is in this build, and the device is one.
+bool fits_sm90([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] Dtype dtype, [[maybe_unused]] int64_t HS) {
+#if defined(LLMC_SM90A)
+    return ctx.sm == 90 && fits_mma(dtype, HS);
+#else
+    return false;
+#endif
+}
 
 void expect_aligned(const Tensor& tensor, const char* what) {
     CHECK(vectorizable<char>(16, {tensor.data}), "%s is not 16-byte aligned", what);
@@ -24,22 +33,32 @@ void expect_aligned(const Tensor& tensor, const char* what) {
 
 }  // namespace
 
-const char* attention_kernel(const Ctx&, Dtype dtype, int64_t head_size) {
+const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
+    if (fits_sm90(ctx, dtype, head_size)) return "tensor cores (wgmma)";
     if (fits_mma(dtype, head_size)) return "tensor cores (mma.sync)";
     return "plain kernel on the CUDA cores: slow; BF16 with 64 or 128 channels a head uses the tensor cores";
 }
 
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     const AttentionShape shape = check_shape("attention_forward", args.B, args.T, args.NH, args.NKV, args.HS,
-                                             args.softmax_mul);
+                                             args.softmax_mul, args.documents);
     const Dtype T = args.qkv.dtype;
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_forward: lse");
-    if (fits_mma(T, args.HS)) {
+    if (args.heads) {
+        const int64_t heads = args.B * (args.NH + 2 * args.NKV), blocks = head_blocks(args.T);
+        CHECK(fits_sm90(ctx, T, args.HS), "attention_forward: FP8 heads on this device, or of this type or size");
+        expect(args.heads.bytes, Dtype::kE4m3, heads * blocks * kHeadBlock * args.HS, "attention_forward: heads");
+        expect(args.heads.factors, Dtype::kFp32, heads * blocks, "attention_forward: factors");
+        expect_aligned(args.heads.bytes, "attention_forward: heads");
+        expect_aligned(args.out, "attention_forward: out");
+        attention_forward_fp8_sm90(ctx, args, shape);
+    } else if (fits_mma(T, args.HS)) {
         expect_aligned(args.qkv, "attention_forward: qkv");
         expect_aligned(args.out, "attention_forward: out");
-        attention_forward_mma(ctx, args, shape);
+        if (fits_sm90(ctx, T, args.HS)) attention_forward_sm90(ctx, args, shape);
+        else attention_forward_mma(ctx, args, shape);
     } else {
         attention_forward_plain(ctx, args, shape);
     }
@@ -48,7 +67,7 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
 
 void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     const AttentionShape shape = check_shape("attention_backward", args.B, args.T, args.NH, args.NKV, args.HS,
-                                             args.softmax_mul);
+                                             args.softmax_mul, args.documents);
     const Dtype T = args.qkv.dtype;
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_backward: qkv");
     expect(args.dqkv, T, args.B * args.T * shape.row(), "attention_backward: dqkv");
@@ -61,7 +80,8 @@ void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
         expect_aligned(args.dqkv, "attention_backward: dqkv");
         expect_aligned(args.out, "attention_backward: out");
         expect_aligned(args.dout, "attention_backward: dout");
-        attention_backward_mma(ctx, args, shape);
+        if (fits_sm90(ctx, T, args.HS)) attention_backward_sm90(ctx, args, shape);
+        else attention_backward_mma(ctx, args, shape);
     } else {
         attention_backward_plain(ctx, args, shape);
     }

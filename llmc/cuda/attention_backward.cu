@@ -16,10 +16,11 @@ template <> struct QueryTiles<64> {
 template <> struct QueryTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 32, kBlocks = 2;
 };
-template <int HS> struct QueryKernel : QueryTiles<HS> {
+// With documents a warp has one slab: no register is left for their borders.
+template <int HS, bool kDocuments> struct QueryKernel : QueryTiles<HS> {
     using Tiles = QueryTiles<HS>;
-    static constexpr int kThreads = 32 * Tiles::kWarps;
-    static constexpr int kWarpQueries = 16 * Tiles::kSlabs;
+    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kDocuments ? 1 : Tiles::kSlabs;
+    static constexpr int kWarpQueries = 16 * kSlabs;
     static constexpr int kQueries = Tiles::kWarps * kWarpQueries;
     static constexpr int kKeyBytes = kTileBytes<HS, Tiles::kKeys>;
     static constexpr int kSharedBytes = 2 * kTileBytes<HS, kQueries> + 4 * kKeyBytes;   // q, dout, 2 k, 2 v
@@ -35,16 +36,18 @@ template <> struct KeyTiles<64> {
 template <> struct KeyTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 1, kQueries = 64, kBlocks = 2;
 };
-template <int HS> struct KeyKernel : KeyTiles<HS> {
+// With documents fewer queries at a time: no register is left for their borders.
+template <int HS, bool kDocuments> struct KeyKernel : KeyTiles<HS> {
     using Tiles = KeyTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps;
-    static constexpr int kWarpKeys = 16 * Tiles::kSlabs;
+    static constexpr int kSlabs = kDocuments ? 1 : Tiles::kSlabs, kQueries = kDocuments ? 32 : Tiles::kQueries;
+    static constexpr int kWarpKeys = 16 * kSlabs;
     static constexpr int kKeys = Tiles::kWarps * kWarpKeys;
-    static constexpr int kQueryBytes = kTileBytes<HS, Tiles::kQueries>;
-    static constexpr int kStatBytes = 4 * Tiles::kQueries;
+    static constexpr int kQueryBytes = kTileBytes<HS, kQueries>;
+    static constexpr int kStatBytes = 4 * kQueries;
     // k, v, 2 q, 2 dout, 2 lse, 2 delta
     static constexpr int kSharedBytes = 2 * kTileBytes<HS, kKeys> + 4 * kQueryBytes + 4 * kStatBytes;
-    static_assert(Tiles::kQueries <= kThreads);   // a thread loads at most one row of lse and delta
+    static_assert(kQueries <= kThreads);   // a thread loads at most one row of lse and delta
 };
 
 // delta of a warp's queries: dout . out, 16 bytes a lane, to global memory and, for this warp, to `own`.
@@ -73,16 +76,17 @@ __device__ void row_products(float* delta, float* own, const bf16* dout, const b
 }
 
 // Math: delta = dout . out; p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta);
-//       dq = softmax_mul sum_j ds_j k_j
+//       dq = softmax_mul sum_j ds_j k_j (kDocuments: keys of the query's document)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q, lse, out read and dq, delta written once, dout twice; k and v once per 128 queries (mostly L2).
 // Requires: bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 queries of one head, a warp 32 of them; keys pass 32 at a time, double buffered.
-template <int HS>
-__global__ void __launch_bounds__(QueryKernel<HS>::kThreads, QueryKernel<HS>::kBlocks)
+// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16); keys pass 32 at a time,
+//           double buffered.
+template <int HS, bool kDocuments>
+__global__ void __launch_bounds__(QueryKernel<HS, kDocuments>::kThreads, QueryKernel<HS, kDocuments>::kBlocks)
 attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, const bf16* out,
                                     const float* lse, const bf16* qkv, AttentionShape shape) {
-    using P = QueryKernel<HS>;
+    using P = QueryKernel<HS, kDocuments>;
     constexpr int kSlabs = P::kSlabs, kKeys = P::kKeys;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t queries = ptx::shared_address(memory), douts = queries + kTileBytes<HS, P::kQueries>,
@@ -94,10 +98,15 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
     const int64_t kv = at.head / shape.group(), stride = shape.row(), out_stride = shape.NH * HS;
     const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
     const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
+    // The first query's document starts before those of the others, the warp's last query's after.
+    const int first_tile = kDocuments ? uniform(shape.document_start(at.b, block_query) / kKeys) : 0;
+    const int latest_start =
+        kDocuments && warp_query < T
+            ? uniform(shape.document_start(at.b, min(T, warp_query + P::kWarpQueries) - 1)) : 0;
 
     using KeyCopy = TileCopy<HS, kKeys, P::kThreads>;
     using QueryCopy = TileCopy<HS, P::kQueries, P::kThreads>;
-    const bf16* next_keys = KeyCopy::source(qkv + shape.key(at.b, 0, kv), stride);
+    const bf16* next_keys = KeyCopy::source(qkv + shape.key(at.b, first_tile * kKeys, kv), stride);
     const int to_values = static_cast<int>(shape.NKV) * HS;
     auto load_keys = [&](int tile) {
         const uint32_t stage = (tile & 1) * P::kKeyBytes;
@@ -110,7 +119,7 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
                     T - block_query);
     QueryCopy::copy(douts, QueryCopy::source(dout + shape.output(at.b, block_query, at.head), out_stride),
                     out_stride, T - block_query);
-    load_keys(0);
+    load_keys(first_tile);
 
     __shared__ float own_delta[P::kQueries];
     const int64_t own_out = shape.output(at.b, warp_query, at.head);
@@ -133,7 +142,7 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
     const uint32_t own_rows = warp * kTileBytes<HS, P::kWarpQueries> + operand_by_rows<HS>(lane);
     const float mul = shape.softmax_mul * kLog2e;
     float dq[kSlabs][HS / 8][4] = {};
-    for (int tile = 0, ahead = warp_query; tile < tiles; tile++, ahead -= kKeys) {
+    for (int tile = first_tile, ahead = warp_query - first_tile * kKeys; tile < tiles; tile++, ahead -= kKeys) {
         ptx::cp_async_wait<0>();
         __syncthreads();   // this tile has landed, and nobody reads the other stage any more
         if (tile + 1 < tiles) load_keys(tile + 1);
@@ -142,6 +151,8 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
         float s[kSlabs][kKeys / 8][4] = {}, ds[kSlabs][kKeys / 8][4];
         multiply_tiles<HS>(s, queries + own_rows, keys + stage + operand_by_columns<HS>(lane));
         if (ahead < kKeys) mask_future(s, ahead);
+        if (kDocuments && tile * kKeys < latest_start)
+            mask_before_document(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
 #pragma unroll
         for (int m = 0; m < kSlabs; m++) {
 #pragma unroll
@@ -175,7 +186,7 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
 }
 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query
-//       head that reads this key head (p, ds as above).
+//       head that reads this key head, kDocuments: those of j's document (p, ds as above).
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group once per key tile (mostly
 // L2).
@@ -183,11 +194,11 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
 // Parallel: a block owns 64 or 128 keys of one key head (KeyTiles), a warp a quarter of them; the queries of
 //           all heads of the group pass by, double buffered. Scores are computed transposed (rows = keys), so
 //           that they are operands of the two sums as they stand.
-template <int HS>
-__global__ void __launch_bounds__(KeyKernel<HS>::kThreads, KeyKernel<HS>::kBlocks)
+template <int HS, bool kDocuments>
+__global__ void __launch_bounds__(KeyKernel<HS, kDocuments>::kThreads, KeyKernel<HS, kDocuments>::kBlocks)
 attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* dout, const float* lse,
                                   const bf16* qkv, AttentionShape shape) {
-    using P = KeyKernel<HS>;
+    using P = KeyKernel<HS, kDocuments>;
     constexpr int kSlabs = P::kSlabs, kQueries = P::kQueries;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t keys = ptx::shared_address(memory), values = keys + kTileBytes<HS, P::kKeys>,
@@ -199,8 +210,11 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
     const TilePlace at = place();
     const int64_t stride = shape.row(), out_stride = shape.NH * HS;
     const int group = static_cast<int>(shape.group());
-    const int block_key = at.tile * P::kKeys;
-    const int tiles = (T - block_key + kQueries - 1) / kQueries;   // of one head
+    const int block_key = at.tile * P::kKeys, warp_key = block_key + warp * P::kWarpKeys;
+    // The last key's document ends after those of the others, the warp's first key's before.
+    const int end = kDocuments ? shape.document_end(at.b, min(T, block_key + P::kKeys) - 1) : T;
+    const int earliest_end = kDocuments && warp_key < T ? shape.document_end(at.b, warp_key) : T;
+    const int tiles = (end - block_key + kQueries - 1) / kQueries;   // of one head
 
     using KeyCopy = TileCopy<HS, P::kKeys, P::kThreads>;
     using QueryCopy = TileCopy<HS, kQueries, P::kThreads>;
@@ -252,6 +266,8 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
         float p[kSlabs][kQueries / 8][4] = {}, ds[kSlabs][kQueries / 8][4];
         multiply_tiles<HS>(p, keys + own_rows, q_tile + operand_by_columns<HS>(lane));
         if (behind < P::kWarpKeys) mask_past(p, behind);
+        if (kDocuments && warp_key + behind + kQueries > earliest_end)
+            mask_after_document(p, shape, at.b, warp_key, warp_key + behind);
 #pragma unroll
         for (int n = 0; n < kQueries / 8; n++) {
             const float2 row_lse = *reinterpret_cast<const float2*>(row_stats + 8 * n);
@@ -297,23 +313,24 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
                       own + kTileBytes<HS, P::kKeys>);
 }
 
-template <int HS> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    using Q = QueryKernel<HS>;
-    using K = KeyKernel<HS>;
+template <int HS, bool kDocuments>
+void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
+    using Q = QueryKernel<HS, kDocuments>;
+    using K = KeyKernel<HS, kDocuments>;
     const bf16 *qkv = args.qkv.as<bf16>(), *dout = args.dout.as<bf16>(), *out = args.out.as<bf16>();
     const float* lse = args.lse.as<float>();
     float* delta = args.delta.as<float>();
     bf16* dqkv = args.dqkv.as<bf16>();
-    CUDA_CHECK(cudaFuncSetAttribute(attention_backward_query_mma_kernel<HS>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kSharedBytes));
-    CUDA_CHECK(cudaFuncSetAttribute(attention_backward_key_mma_kernel<HS>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, K::kSharedBytes));
+    auto* const query_kernel = attention_backward_query_mma_kernel<HS, kDocuments>;
+    auto* const key_kernel = attention_backward_key_mma_kernel<HS, kDocuments>;
+    CUDA_CHECK(cudaFuncSetAttribute(query_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kSharedBytes));
+    CUDA_CHECK(cudaFuncSetAttribute(key_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::kSharedBytes));
     const unsigned query_grid = grid_size(ceil_div(shape.T, Q::kQueries) * shape.B * shape.NH);
-    attention_backward_query_mma_kernel<HS><<<query_grid, Q::kThreads, Q::kSharedBytes, stream_of(ctx)>>>(
+    query_kernel<<<query_grid, Q::kThreads, Q::kSharedBytes, stream_of(ctx)>>>(
         dqkv, delta, dout, out, lse, qkv, shape);
     CHECK_LAUNCH("attention_backward_query_mma_kernel");
     const unsigned key_grid = grid_size(ceil_div(shape.T, K::kKeys) * shape.B * shape.NKV);
-    attention_backward_key_mma_kernel<HS><<<key_grid, K::kThreads, K::kSharedBytes, stream_of(ctx)>>>(
+    key_kernel<<<key_grid, K::kThreads, K::kSharedBytes, stream_of(ctx)>>>(
         dqkv, delta, dout, lse, qkv, shape);
     CHECK_LAUNCH("attention_backward_key_mma_kernel");
 }
@@ -321,9 +338,10 @@ template <int HS> void launch(Ctx& ctx, const AttentionBackwardArgs& args, const
 }  // namespace
 
 void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    if (shape.HS == 64) return launch<64>(ctx, args, shape);
-    CHECK(shape.HS == 128, "attention_backward_mma: head size %lld", (long long)shape.HS);
-    launch<128>(ctx, args, shape);
+    CHECK(shape.HS == 64 || shape.HS == 128, "attention_backward_mma: head size %lld", (long long)shape.HS);
+    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
+    (shape.documents ? with_documents : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

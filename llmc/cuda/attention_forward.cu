@@ -14,10 +14,11 @@ template <> struct ForwardTiles<64> {
 template <> struct ForwardTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 2;
 };
-template <int HS> struct Forward : ForwardTiles<HS> {
+// With documents a warp has one slab: no register is left for their borders.
+template <int HS, bool kDocuments> struct Forward : ForwardTiles<HS> {
     using Tiles = ForwardTiles<HS>;
-    static constexpr int kThreads = 32 * Tiles::kWarps;
-    static constexpr int kWarpQueries = 16 * Tiles::kSlabs;
+    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kDocuments ? 1 : Tiles::kSlabs;
+    static constexpr int kWarpQueries = 16 * kSlabs;
     static constexpr int kQueries = Tiles::kWarps * kWarpQueries;
     static constexpr int kKeyBytes = kTileBytes<HS, Tiles::kKeys>;
     static constexpr int kSharedBytes = kTileBytes<HS, kQueries> + 4 * kKeyBytes;   // q, 2 stages of k and v
@@ -26,6 +27,8 @@ template <int HS> struct Forward : ForwardTiles<HS> {
 // How far (as a power of two) a score may exceed the reference before sums are brought to a new one. Any
 // reference gives the same quotient; not following every small growth saves most of the multiplications.
 constexpr float kHeadroom = 8;
+// The reference before the first score: below any, and finite, because a row may meet tiles of which it sees nothing.
+constexpr float kNoReference = -1e30f;
 
 // Running state of the softmax of a warp's rows; row 8 half + lane / 4 of each slab.
 template <int slabs> struct Softmax {
@@ -33,8 +36,9 @@ template <int slabs> struct Softmax {
     float sum[slabs][2];         // of this lane's columns
 };
 
-// Sets new references where scores outgrew the old ones, and brings sums and outputs to them.
-template <int slabs, int columns, int outputs>
+// Sets new references where scores outgrew the old ones, and brings sums and outputs to them. each_row: only in those
+// rows, so that a row's bits do not know what else is in its tile.
+template <bool each_row, int slabs, int columns, int outputs>
 __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outputs][4],
                                  const float (&s)[slabs][columns][4], float mul) {
     float largest[slabs][2];
@@ -57,7 +61,9 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
     for (int m = 0; m < slabs; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float reference = fmaxf(softmax.reference[m][half], largest[m][half]);
+            float reference = fmaxf(softmax.reference[m][half], largest[m][half]);
+            if (each_row && largest[m][half] <= softmax.reference[m][half] + kHeadroom)
+                reference = softmax.reference[m][half];
             const float correction = exp2_approx(softmax.reference[m][half] - reference);
             softmax.reference[m][half] = reference;
             softmax.sum[m][half] *= correction;
@@ -70,15 +76,17 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
     }
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t; lse = log sum_j exp(s_j); out = sum_j exp(s_j - lse) v_j
+// Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j);
+//       out = sum_j exp(s_j - lse) v_j
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q read and out, lse written once; k and v read once per 128 queries (mostly from the L2 cache).
 // Requires: bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 queries of one head, a warp 32 of them; keys pass 64 at a time, double buffered.
-template <int HS>
-__global__ void __launch_bounds__(Forward<HS>::kThreads, Forward<HS>::kBlocks)
+// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16); keys pass 64 at a time,
+//           double buffered.
+template <int HS, bool kDocuments>
+__global__ void __launch_bounds__(Forward<HS, kDocuments>::kThreads, Forward<HS, kDocuments>::kBlocks)
 attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionShape shape) {
-    using P = Forward<HS>;
+    using P = Forward<HS, kDocuments>;
     constexpr int kSlabs = P::kSlabs, kKeys = P::kKeys;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t queries = ptx::shared_address(memory), keys = queries + kTileBytes<HS, P::kQueries>,
@@ -90,10 +98,15 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     const int64_t kv = at.head / shape.group(), stride = shape.row();
     const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
     const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
+    // The first query's document starts before those of the others, the warp's last query's after.
+    const int first_tile = kDocuments ? uniform(shape.document_start(at.b, block_query) / kKeys) : 0;
+    const int latest_start =
+        kDocuments && warp_query < T
+            ? uniform(shape.document_start(at.b, min(T, warp_query + P::kWarpQueries) - 1)) : 0;
 
     using KeyCopy = TileCopy<HS, kKeys, P::kThreads>;
     using QueryCopy = TileCopy<HS, P::kQueries, P::kThreads>;
-    const bf16* next_keys = KeyCopy::source(qkv + shape.key(at.b, 0, kv), stride);
+    const bf16* next_keys = KeyCopy::source(qkv + shape.key(at.b, first_tile * kKeys, kv), stride);
     const int to_values = static_cast<int>(shape.NKV) * HS;
     auto load_keys = [&](int tile) {
         const uint32_t stage = (tile & 1) * P::kKeyBytes;
@@ -104,7 +117,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     };
     QueryCopy::copy(queries, QueryCopy::source(qkv + shape.query(at.b, block_query, at.head), stride), stride,
                     T - block_query);
-    load_keys(0);
+    load_keys(first_tile);
 
     const uint32_t q_operand = queries + warp * kTileBytes<HS, P::kWarpQueries> + operand_by_rows<HS>(lane);
     const float mul = shape.softmax_mul * kLog2e;
@@ -112,10 +125,10 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     Softmax<kSlabs> softmax;
 #pragma unroll
     for (int m = 0; m < kSlabs; m++) {
-        softmax.reference[m][0] = softmax.reference[m][1] = -INFINITY;
+        softmax.reference[m][0] = softmax.reference[m][1] = kNoReference;
         softmax.sum[m][0] = softmax.sum[m][1] = 0;
     }
-    for (int tile = 0, ahead = warp_query; tile < tiles; tile++, ahead -= kKeys) {
+    for (int tile = first_tile, ahead = warp_query - first_tile * kKeys; tile < tiles; tile++, ahead -= kKeys) {
         ptx::cp_async_wait<0>();
         __syncthreads();   // this tile has landed, and nobody reads the other stage any more
         if (tile + 1 < tiles) load_keys(tile + 1);
@@ -124,7 +137,9 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
         float s[kSlabs][kKeys / 8][4] = {};
         multiply_tiles<HS>(s, q_operand, keys + stage + operand_by_columns<HS>(lane));
         if (ahead < kKeys) mask_future(s, ahead);
-        update_reference(softmax, o, s, mul);
+        if (kDocuments && tile * kKeys < latest_start)
+            mask_before_document(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
+        update_reference<kDocuments>(softmax, o, s, mul);
         const uint32_t v_operand = values + stage + operand_by_rows<HS>(lane);
 #pragma unroll
         for (int j = 0; j < kKeys / 16; j++) {
@@ -152,7 +167,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float sum = warp_sum<4>(softmax.sum[m][half]);
-            const float inverse = __fdividef(1.0f, sum);   // sum >= 1: the reference was one of the scores
+            const float inverse = __fdividef(1.0f, sum);   // sum above 2^-8: every row sees itself
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
                 o[m][n][2 * half] *= inverse;
@@ -168,12 +183,13 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
                       memory + out_warp * kTileBytes<HS, P::kWarpQueries>);
 }
 
-template <int HS> void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    using P = Forward<HS>;
-    CUDA_CHECK(cudaFuncSetAttribute(attention_forward_mma_kernel<HS>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
+template <int HS, bool kDocuments>
+void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+    using P = Forward<HS, kDocuments>;
+    auto* const kernel = attention_forward_mma_kernel<HS, kDocuments>;
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
     const unsigned grid = grid_size(ceil_div(shape.T, P::kQueries) * shape.B * shape.NH);
-    attention_forward_mma_kernel<HS><<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
+    kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
         args.out.as<bf16>(), args.lse.as<float>(), args.qkv.as<bf16>(), shape);
     CHECK_LAUNCH("attention_forward_mma_kernel");
 }
@@ -181,9 +197,10 @@ template <int HS> void launch(Ctx& ctx, const AttentionForwardArgs& args, const 
 }  // namespace
 
 void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    if (shape.HS == 64) return launch<64>(ctx, args, shape);
-    CHECK(shape.HS == 128, "attention_forward_mma: head size %lld", (long long)shape.HS);
-    launch<128>(ctx, args, shape);
+    CHECK(shape.HS == 64 || shape.HS == 128, "attention_forward_mma: head size %lld", (long long)shape.HS);
+    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
+    (shape.documents ? with_documents : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

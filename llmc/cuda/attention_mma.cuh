@@ -140,6 +140,47 @@ __device__ inline void mask_past(float (&s)[slabs][columns][4], int behind) {
     }
 }
 
+// -inf where the column (a key) comes before the document of the row (a query). The borders are read again for every
+// such tile: few tiles have one, and registers are short. query, key: first row of the warp, first column.
+template <int slabs, int columns>
+__device__ inline void mask_before_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
+                                            int query, int key) {
+    const int lane = static_cast<int>(ptx::thread_index()) % 32;
+#pragma unroll
+    for (int m = 0; m < slabs; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = query + 16 * m + 8 * half + lane / 4;
+            const int first = (row < shape.T ? shape.document_start(b, row) : 0) - key - 2 * (lane % 4);
+#pragma unroll
+            for (int n = 0; n < columns; n++) {
+                if (8 * n < first) s[m][n][2 * half] = -INFINITY;
+                if (8 * n + 1 < first) s[m][n][2 * half + 1] = -INFINITY;
+            }
+        }
+    }
+}
+
+// -inf where the column (a query) comes after the document of the row (a key).
+template <int slabs, int columns>
+__device__ inline void mask_after_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
+                                           int key, int query) {
+    const int lane = static_cast<int>(ptx::thread_index()) % 32;
+#pragma unroll
+    for (int m = 0; m < slabs; m++) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = key + 16 * m + 8 * half + lane / 4;
+            const int64_t end = (row < shape.T ? shape.document_end(b, row) : shape.T) - query - 2 * (lane % 4);
+#pragma unroll
+            for (int n = 0; n < columns; n++) {
+                if (8 * n >= end) s[m][n][2 * half] = -INFINITY;
+                if (8 * n + 1 >= end) s[m][n][2 * half + 1] = -INFINITY;
+            }
+        }
+    }
+}
+
 // Rows [0, rows_left) of this warp's results times mul, as bf16 to global memory, `stride` elements apart.
 // Goes through the warp's own rows of a tile that nobody else reads any more (`tile` points to the first of
 // them), so that global memory sees whole 16-byte chunks.

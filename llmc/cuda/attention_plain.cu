@@ -80,6 +80,11 @@ __device__ Place place(int64_t T, int64_t heads, int64_t B, bool last_rows_first
     return {rest / heads, rest % heads, tile * kWarps + warp, tile * kWarps};
 }
 
+// The first tile of keys that a block of queries meets: its first query's document starts before those of the others.
+__device__ int64_t first_tile(const AttentionShape& shape, const Place& at) {
+    return shape.first_key(at.b, at.first_row) / kTileRows * kTileRows;
+}
+
 // Math: s_j = softmax_mul q . k_j for j <= t; lse = log sum_j exp(s_j); out = sum_j exp(s_j - lse) v_j
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1.
 // Traffic: qkv read once per 16 queries (mostly from the L2 cache); out and lse written once.
@@ -96,15 +101,15 @@ attention_forward_plain_kernel(T* out, float* lse, const T* qkv, AttentionShape 
     if (active) load_row(shared.own_a, qkv + shape.query(at.b, at.row, at.head), HS, lane);
 
     float sum[kShare] = {}, max = -INFINITY, weight_sum = 0;   // weight_sum: of this lane's keys
-    const int64_t end = min(at.first_row + kWarps, shape.T);
-    for (int64_t key = 0; key < end; key += kTileRows) {
+    const int64_t end = min(at.first_row + kWarps, shape.T), first = active ? shape.first_key(at.b, at.row) : 0;
+    for (int64_t key = first_tile(shape, at); key < end; key += kTileRows) {
         __syncthreads();
         load_tile(shared.first, qkv + shape.key(at.b, key, kv), shape.row(), shape.T - key, HS);
         load_tile(shared.second, qkv + shape.value(at.b, key, kv), shape.row(), shape.T - key, HS);
         __syncthreads();
-        if (!active || key > at.row) continue;
+        if (!active || key > at.row || key + kTileRows <= first) continue;
         float score = dot(shared.own_a, shared.first + lane * (HS + 1), HS) * shape.softmax_mul;
-        if (key + lane > at.row) score = -INFINITY;
+        if (key + lane > at.row || key + lane < first) score = -INFINITY;
         float new_max = fmaxf(max, warp_max(score));
         float weight = expf(score - new_max), correction = expf(max - new_max);
         max = new_max;
@@ -146,16 +151,16 @@ attention_backward_query_plain_kernel(T* dqkv, float* delta_out, const T* dout, 
     }
 
     float dq[kShare] = {};
-    const int64_t end = min(at.first_row + kWarps, shape.T);
-    for (int64_t key = 0; key < end; key += kTileRows) {
+    const int64_t end = min(at.first_row + kWarps, shape.T), first = active ? shape.first_key(at.b, at.row) : 0;
+    for (int64_t key = first_tile(shape, at); key < end; key += kTileRows) {
         __syncthreads();
         load_tile(shared.first, qkv + shape.key(at.b, key, kv), shape.row(), shape.T - key, HS);
         load_tile(shared.second, qkv + shape.value(at.b, key, kv), shape.row(), shape.T - key, HS);
         __syncthreads();
-        if (!active || key > at.row) continue;
+        if (!active || key > at.row || key + kTileRows <= first) continue;
         float score = dot(shared.own_a, shared.first + lane * (HS + 1), HS) * shape.softmax_mul;
         float dweight = dot(shared.own_b, shared.second + lane * (HS + 1), HS);
-        float weight = key + lane > at.row ? 0.0f : expf(score - row_lse);
+        float weight = key + lane > at.row || key + lane < first ? 0.0f : expf(score - row_lse);
         add_weighted_rows(dq, weight * (dweight - delta), shared.first, HS, lane);
     }
     if (active) store_row(dqkv + shape.query(at.b, at.row, at.head), dq, shape.softmax_mul, HS, lane);
@@ -181,18 +186,21 @@ attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, 
     }
 
     float dk[kShare] = {}, dv[kShare] = {};
+    // Documents end in the order of their keys: what sees the last key of the block is the last to see any of them.
+    const int64_t end = active ? shape.end_query(at.b, at.row) : 0;
+    const int64_t block_end = shape.end_query(at.b, min(at.first_row + kWarps, shape.T) - 1);
     for (int64_t h = at.head * shape.group(); h < (at.head + 1) * shape.group(); h++) {
-        for (int64_t t = at.first_row / kTileRows * kTileRows; t < shape.T; t += kTileRows) {
+        for (int64_t t = at.first_row / kTileRows * kTileRows; t < block_end; t += kTileRows) {
             __syncthreads();
             load_tile(shared.first, qkv + shape.query(at.b, t, h), shape.row(), shape.T - t, HS);
             load_tile(shared.second, dout + shape.output(at.b, t, h), shape.NH * HS, shape.T - t, HS);
             __syncthreads();
-            if (!active) continue;
+            if (!active || t >= end) continue;
             const int64_t query = t + lane;
             float weight = 0, dscore = 0;
             float score = dot(shared.own_a, shared.first + lane * (HS + 1), HS) * shape.softmax_mul;
             float dweight = dot(shared.own_b, shared.second + lane * (HS + 1), HS);
-            if (query < shape.T && query >= at.row) {
+            if (query < end && query >= at.row) {
                 weight = expf(score - lse[shape.stat(at.b, query, h)]);
                 dscore = weight * (dweight - delta[shape.stat(at.b, query, h)]);
             }

@@ -91,6 +91,31 @@ template <typename T, typename F> void with_width(bool vector, F&& f) {
     else f(std::integral_constant<int, 1>{});
 }
 
+// ---- early launch. A kernel launched so is put on the GPU while the kernel right before it in the stream drains, and
+// waits there, so that its start costs nothing: amax of 8192 x 4096 took 16.9 us instead of 18.4 on an H200. It is
+// complete only when that one is, so whatever follows, events and copies and other launches, needs no care.
+
+// What such a kernel begins with, by all threads. Until then memory is not what the stream's order promises: kernels
+// before may yet write what this one reads and read what it writes.
+__device__ inline void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
+// Errors are for CHECK_LAUNCH, as after <<<>>>. Binaries for compute capability 8.x do not run on 9.0, so that who asks
+// for the attribute also waits.
+template <typename... Params, typename... Args>
+void launch_early(const Ctx& ctx, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                  const Args&... args) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid, config.blockDim = block, config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream_of(ctx), config.attrs = &attribute, config.numAttrs = ctx.sm >= 90 ? 1 : 0;
+    static_cast<void>(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...));
+}
+
 // ---- device: conversion
 
 __device__ inline float to_float(float value) { return value; }

@@ -296,6 +296,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBackwardBlocksPerS
     embedding_backward_tokens_kernel(Grad* dwte, const T* dout, const int32_t* tokens,
                                      const int32_t* token_order, int N, int C, int V,
                                      unsigned long_blocks, unsigned long_tiles, unsigned short_tiles) {
+    wait_for_kernels_before();
     const SortedRows sorted = {tokens, token_order, N, V};
     const unsigned both = min(long_blocks, gridDim.x - long_blocks), block = blockIdx.x;
     const bool is_long = block < 2 * both ? block % 2 == 0 : long_blocks > both;
@@ -318,6 +319,7 @@ template <typename T, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     embedding_backward_positions_kernel(Grad* dwpe, const T* dout, int64_t N, int64_t period, int64_t C,
                                         unsigned tiles) {
+    wait_for_kernels_before();
     const int64_t t = int64_t{blockIdx.x / tiles} * kWarps + threadIdx.x / kLanes;
     const int64_t column = (int64_t{blockIdx.x % tiles} * kLanes + threadIdx.x % kLanes) * kWidth;
     if (t >= period || t >= N || column >= C) return;
@@ -346,16 +348,13 @@ void launch_embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     const int64_t long_tiles = ceil_div(C, kTileLanes * kWidth), tiles = ceil_div(vectors, kLanes);
     const int64_t long_blocks = N < kLongRun ? 0 : ceil_div(N, kLongWindow) * long_tiles;
     const int64_t blocks = long_blocks + ceil_div(N, kShortWindow) * short_tiles;
-    embedding_backward_tokens_kernel<T, Grad, kWidth>
-        <<<grid_size(blocks), static_cast<unsigned>(threads), 0, stream_of(ctx)>>>(
-            dwte, dout, args.tokens, args.token_order, static_cast<int>(N), static_cast<int>(C),
-            static_cast<int>(args.V), static_cast<unsigned>(long_blocks), static_cast<unsigned>(long_tiles),
-            static_cast<unsigned>(short_tiles));
+    launch_early(ctx, embedding_backward_tokens_kernel<T, Grad, kWidth>, grid_size(blocks),
+                 static_cast<unsigned>(threads), 0, dwte, dout, args.tokens, args.token_order, N, C, args.V,
+                 long_blocks, long_tiles, short_tiles);
     CHECK_LAUNCH("embedding_backward_tokens_kernel");
     if (!dwpe) return;
-    embedding_backward_positions_kernel<T, Grad, kWidth>
-        <<<grid_size(ceil_div(args.T, kWarps) * tiles), kThreads, 0, stream_of(ctx)>>>(
-            dwpe, dout, N, args.T, C, static_cast<unsigned>(tiles));
+    launch_early(ctx, embedding_backward_positions_kernel<T, Grad, kWidth>,
+                 grid_size(ceil_div(args.T, kWarps) * tiles), kThreads, 0, dwpe, dout, N, args.T, C, tiles);
     CHECK_LAUNCH("embedding_backward_positions_kernel");
 }
 

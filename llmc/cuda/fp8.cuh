@@ -26,6 +26,18 @@ template <Dtype kFormat> __device__ inline uint2 to_fp8x8(const uint4& x, float 
     for (int i = 0; i < 8; i++) v[i] *= quant_mul;
     return make_uint2(to_fp8x4<kFormat>(v[0], v[1], v[2], v[3]), to_fp8x4<kFormat>(v[4], v[5], v[6], v[7]));
 }
+// The numbers of eight E4M3 bytes times dequant_mul, as bf16; exact where bf16 has the product.
+__device__ inline uint4 from_e4m3x8(const uint2& bytes, float dequant_mul) {
+    const uint32_t word[2] = {bytes.x, bytes.y};
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const auto pair = static_cast<__nv_fp8x2_storage_t>(word[i / 2] >> (i % 2 * 16));
+        const float2 values = __half22float2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
+        v[2 * i] = values.x * dequant_mul, v[2 * i + 1] = values.y * dequant_mul;
+    }
+    return pack<bf16>(v);
+}
 // Four words of bytes (rows) to the four words of their columns.
 __device__ inline void transpose_bytes(const uint32_t (&row)[4], uint32_t (&column)[4]) {
     const uint32_t low01 = __byte_perm(row[0], row[1], 0x5140), high01 = __byte_perm(row[0], row[1], 0x7362);

@@ -24,6 +24,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
     norm_backward_kernel(NormBackward<T> a, AmaxOut amax_out, int vectors) {
     extern __shared__ uint4 ring[];
     __shared__ float2 shared[2][kNormLanes];
+    wait_for_kernels_before();
     constexpr int kWidth = kVec<T>;
     const int C = vectors * kWidth, threads = blockDim.x * blockDim.y;
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -163,8 +164,7 @@ bool norm_backward_rows(Ctx& ctx, const NormBackward<T>& a, const AmaxOut& amax,
         constexpr int kVecs = std::min(kMaxVecs, decltype(vecs)::value);
         auto kernel = norm_backward_kernel<T, kVecs, kLayer>;
         allow_shared_memory(kernel, shared_bytes);
-        kernel<<<grid_size(*parts), shape.block, shared_bytes, stream_of(ctx)>>>(a, amax,
-                                                                                 static_cast<int>(C / kVec<T>));
+        launch_early(ctx, kernel, grid_size(*parts), shape.block, shared_bytes, a, amax, C / kVec<T>);
         CHECK_LAUNCH("norm_backward_kernel");
     });
     return true;

@@ -21,6 +21,7 @@ template <typename T, int kVecs, bool kLayer, bool kWarpPerRow>
 __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads)
     norm_forward_kernel(NormForward<T> a, AmaxOut amax_out, int vectors) {
     __shared__ float shared[2][kNormLanes];
+    wait_for_kernels_before();
     const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
     if (kWarpPerRow && row >= a.N) return;
     constexpr int kWidth = kVec<T>;
@@ -121,7 +122,7 @@ bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, i
         constexpr int kVecs = decltype(vecs)::value;
         auto kernel = shape.block.x == kNormLanes ? norm_forward_kernel<T, kVecs, kLayer, true>
                                                   : norm_forward_kernel<T, kVecs, kLayer, false>;
-        kernel<<<grid, shape.block, 0, stream_of(ctx)>>>(a, amax, static_cast<int>(C / kVec<T>));
+        launch_early(ctx, kernel, grid, shape.block, 0, a, amax, C / kVec<T>);
         CHECK_LAUNCH("norm_forward_kernel");
     });
     return true;

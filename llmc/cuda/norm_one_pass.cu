@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
                                  int vectors) {
     extern __shared__ uint4 memory[];
     __shared__ float shared[2][kNormLanes];
+    wait_for_kernels_before();
     const Ring<kForwardStages, kForwardStreams> ring{memory, vectors};
     const int64_t C = quant.C;
     RowWalk walk, ahead;
@@ -108,6 +109,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
                                   BackwardSums partial, int vectors, int group_offset) {
     extern __shared__ uint4 memory[];
     __shared__ float2 shared[2][kNormLanes];
+    wait_for_kernels_before();
     const Ring<kBackwardStages, kBackwardStreams> ring{memory, vectors};
     const int64_t C = quant.C;
     const float inv_C = 1.0f / static_cast<float>(C);
@@ -212,8 +214,8 @@ bool launch_forward(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
     auto kernel = norm_forward_one_pass_kernel<kVecs, kLayer, kWarpPerRow>;
     const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, args.N);
     if (blocks == 0) return false;
-    kernel<<<grid_size(blocks), block, shared_bytes, stream_of(ctx)>>>(args, rows_out(args.quant, args.N, args.C),
-                                                                       static_cast<int>(args.C / 8));
+    launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, NormForward<bf16>(args),
+                 rows_out(args.quant, args.N, args.C), args.C / 8);
     CHECK_LAUNCH("norm_forward_one_pass_kernel");
     return true;
 }
@@ -232,8 +234,8 @@ bool launch_backward(Ctx& ctx, const NormBackwardArgs& args, dim3 block) {
     float* scratch = args.scratch.as<float>();
     const BackwardSums partial{.weight = scratch, .bias = args.dbias ? scratch + blocks * C : nullptr,
                                .dx = args.quant.dbias ? scratch + 2 * blocks * C : nullptr};
-    kernel<<<grid_size(blocks), block, shared_bytes, stream_of(ctx)>>>(
-        args, rows_out(args.quant, args.N, C), partial, static_cast<int>(C / 8), static_cast<int>(group));
+    launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, NormBackward<bf16>(args),
+                 rows_out(args.quant, args.N, C), partial, C / 8, group);
     CHECK_LAUNCH("norm_backward_one_pass_kernel");
     add_column_sums(ctx, {args.dweight, partial.weight}, {args.dbias, partial.bias}, blocks, C);
     if (args.quant.dbias) add_column_sums(ctx, {args.quant.dbias, partial.dx}, {}, blocks, C);

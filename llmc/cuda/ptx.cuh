@@ -137,6 +137,177 @@ __device__ inline void send_to_block(uint32_t address, float a, float b, uint32_
                  "f"(a), "f"(b), "r"(barrier)
                  : "memory");
 }
+
+// ---- the copy engine (TMA). A box of a four-dimensional tensor goes between global and shared memory on the order of
+// one thread; what lies outside the tensor is read as zero and not written. `map` is a CUtensorMap among the kernel's
+// __grid_constant__ parameters, its dimensions (elements of a panel, row, panel, batch) those of tensor_map.cuh.
+
+// Into this block's shared memory; the bytes of the whole box count at the barrier. "cp.async.bulk.tensor".
+__device__ inline void load_box(uint32_t shared, const void* map, uint32_t barrier, int row, int panel, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(panel), "r"(batch)
+                 : "memory");
+}
+// Out of shared memory; belongs to the thread's open group of bulk copies.
+__device__ inline void store_box(const void* map, uint32_t shared, int row, int panel, int batch) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(shared), "r"(0), "r"(row), "r"(panel), "r"(batch)
+                 : "memory");
+}
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the sources of all but the last `pending` groups of this thread have been read.
+template <int pending> __device__ inline void bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+__device__ inline void prefetch_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// What this thread has written to shared memory is seen by the copy engine and the tensor cores.
+__device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// ---- barriers in shared memory, by their addresses, within one block
+__device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ inline void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+    uint32_t done = 0;
+    while (!done) {
+        asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    }
+}
+
+// Barrier number `id` of the block (0 is that of __syncthreads) for `threads` threads: wait, or only be counted.
+template <int threads> __device__ inline void named_sync(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
+}
+template <int threads> __device__ inline void named_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
+}
+
+// Registers of each thread of a warpgroup from here on; all its warps say the same. "setmaxnreg".
+template <int registers> __device__ inline void registers_shrink() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers> __device__ inline void registers_grow() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// The reverse of load_matrix_x4. "stmatrix".
+__device__ inline void store_matrix_x4(uint32_t shared, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
+                 "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// ---- tensor cores of a warpgroup (sm_90a). A product of 64 rows runs beside the code that started it: fence before
+// the first (orders it after earlier uses of its registers), commit after the last, wait before its registers are
+// touched.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most `pending` groups are under way.
+template <int pending> __device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+// The compiler moves no use of these registers over this place.
+template <int count> __device__ inline void pin(float (&x)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+// Operand lists of 32 and 64 registers: "+f" of d[0..], and "%0, %1, ...".
+#define LLMC_F8(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+                      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define LLMC_F32(d, i) LLMC_F8(d, i), LLMC_F8(d, i + 8), LLMC_F8(d, i + 16), LLMC_F8(d, i + 24)
+#define LLMC_N10(t) "%" t "0, %" t "1, %" t "2, %" t "3, %" t "4, %" t "5, %" t "6, %" t "7, %" t "8, %" t "9, "
+#define LLMC_N32 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") "%30, %31"
+#define LLMC_N64 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") \
+                 "%60, %61, %62, %63"
+
+// d(64, N) (+)= A(64, 16) B(16, N), bf16 operands, fp32 sums; without `add` the old d does not count. Warp w of the
+// warpgroup holds rows 16 w .. 16 w + 15 with d[4 j + ..] as mma_bf16 holds block j of 8 columns. a, b: descriptors
+// (wgmma.cuh); a_rows and b_rows: the operand's elements follow each other along M or N, not along the sum.
+// "wgmma.mma_async".
+template <int N, bool a_rows, bool b_rows>
+__device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64) {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_N32 "}, %32, %33, add, 1, 1, %35, "
+                     "%36;}"
+                     : LLMC_F32(d, 0)
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
+    } else {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LLMC_N64 "}, %64, %65, add, 1, 1, %67, "
+                     "%68;}"
+                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
+    }
+}
+// The same with A in registers, held by each warp for its 16 rows as mma_bf16 wants it.
+template <int N, bool b_rows>
+__device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64) {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %37, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" LLMC_N32 "}, {%32, %33, %34, %35}, %36, "
+                     "add, 1, 1, %38;}"
+                     : LLMC_F32(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(b_rows));
+    } else {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %69, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" LLMC_N64 "}, {%64, %65, %66, %67}, %68, "
+                     "add, 1, 1, %70;}"
+                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(b_rows));
+    }
+}
+// d(64, N) (+)= A(64, 32) B(32, N), E4M3 operands, both with the elements of a sum next to each other. d as above. The
+// tensor cores keep 14 bits of a sum on its way: what lies more than 2^-13 below the largest of its terms and of d is
+// dropped. a in registers: with g = lane / 4 and t = lane % 4 four elements (g, 4t..), (g + 8, 4t..), (g, 4t + 16..),
+// (g + 8, 4t + 16..). "wgmma.mma_async".
+template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64) {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %34, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LLMC_N32 "}, %32, %33, add, 1, 1;}"
+                     : LLMC_F32(d, 0)
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+    } else {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LLMC_N64 "}, %64, %65, add, 1, 1;}"
+                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+    }
+}
+template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
+    static_assert(N == 64 || N == 128);
+    if constexpr (N == 64) {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %37, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" LLMC_N32 "}, {%32, %33, %34, %35}, %36, "
+                     "add, 1, 1;}"
+                     : LLMC_F32(d, 0)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+    } else {
+        asm volatile("{.reg .pred add; setp.ne.b32 add, %69, 0; "
+                     "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" LLMC_N64 "}, {%64, %65, %66, %67}, %68, "
+                     "add, 1, 1;}"
+                     : LLMC_F32(d, 0), LLMC_F32(d, 32)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+    }
+}
+#undef LLMC_F8
+#undef LLMC_F32
+#undef LLMC_N10
+#undef LLMC_N32
+#undef LLMC_N64
 #endif
 
 }  // namespace ptx

@@ -46,6 +46,7 @@ constexpr int kAmaxBatch = 4;   // vectors on their way
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const T* in, int64_t elems) {
     __shared__ uint32_t shared[kAmaxThreads / 32];
+    wait_for_kernels_before();
     const int64_t vectors = elems / kWidth, step = int64_t{gridDim.x} * kAmaxThreads;
     const int64_t thread = int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
     const uint32_t seen = slot->amax_bits;
@@ -75,6 +76,7 @@ __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const
 // Requires: nothing.
 // Parallel: a thread a slot.
 __global__ void fp8_clear_kernel(Fp8Slot* slots, int64_t count, bool step, const StepState* state) {
+    wait_for_kernels_before();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
     slots[i].step_amax_bits = step ? 0 : max(slots[i].step_amax_bits, slots[i].amax_bits);
@@ -90,6 +92,7 @@ constexpr int kUpdateThreads = 128;
 // Parallel: a block a tensor; its threads share the maximum over the ring.
 __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8UpdateArgs args) {
     __shared__ uint32_t shared[kUpdateThreads / 32];
+    wait_for_kernels_before();
     const int64_t tensor = blockIdx.x;
     Fp8Slot& slot = args.slots[tensor];
     float* ring = args.history + tensor * args.length;
@@ -190,8 +193,8 @@ void amax(Ctx& ctx, const AmaxArgs& args) {
             constexpr int kWidth = decltype(width)::value;
             const int64_t vectors = std::max<int64_t>(elems / kWidth, 1);
             const int64_t blocks = std::min(ceil_div(vectors, kAmaxThreads), int64_t{8} * ctx.sm_count);
-            amax_kernel<T, kWidth><<<grid_size(blocks), kAmaxThreads, 0, stream_of(ctx)>>>(
-                args.slot, args.in.as<T>(), elems);
+            launch_early(ctx, amax_kernel<T, kWidth>, grid_size(blocks), kAmaxThreads, 0, args.slot, args.in.as<T>(),
+                         elems);
             CHECK_LAUNCH("amax_kernel");
         });
     });
@@ -200,8 +203,8 @@ void amax(Ctx& ctx, const AmaxArgs& args) {
 void fp8_clear(Ctx& ctx, const Fp8ClearArgs& args) {
     if (args.count == 0) return;
     CHECK(args.slots != nullptr, "fp8_clear without slots");
-    fp8_clear_kernel<<<grid_size(ceil_div(args.count, 128)), 128, 0, stream_of(ctx)>>>(args.slots, args.count,
-                                                                                       args.step, args.state);
+    launch_early(ctx, fp8_clear_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.slots, args.count, args.step,
+                 args.state);
     CHECK_LAUNCH("fp8_clear_kernel");
 }
 
@@ -209,7 +212,7 @@ void fp8_update(Ctx& ctx, const Fp8UpdateArgs& args) {
     if (args.count == 0) return;
     CHECK(args.slots && args.history && args.updates && args.largest && args.length > 0 && args.interval > 0,
           "fp8_update: an argument is missing");
-    fp8_update_kernel<<<grid_size(args.count), kUpdateThreads, 0, stream_of(ctx)>>>(args);
+    launch_early(ctx, fp8_update_kernel, grid_size(args.count), kUpdateThreads, 0, args);
     CHECK_LAUNCH("fp8_update_kernel");
 }
 

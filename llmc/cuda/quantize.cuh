@@ -129,6 +129,7 @@ __device__ inline void produce_staged_tile(const Producer& producer, const Stage
 // Traffic: the producer's inputs read; 2 bytes an element if bf16 is asked for, 1 a copy; all once.
 // Requires: rows of X and of the transposed copy in whole 16 bytes (C, N multiples of 16), aligned tensors.
 // Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are neighbours in the grid.
+// The last rows come first: if a kernel has just written the input, or has read it for the amax, they are still in L2.
 template <typename Producer, typename Kind>
 __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
                                   Kind::kCount ? 2 / Producer::kOutputs : Producer::kBlocksPerSm)
@@ -136,7 +137,8 @@ __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
     constexpr int kOutputs = Producer::kOutputs;
     extern __shared__ uint4 staged[];
     __shared__ TileShared<kOutputs> shared;
-    const int64_t row_tile = int64_t{blockIdx.z} * kTileGroup + blockIdx.x;
+    wait_for_kernels_before();
+    const int64_t row_tile = int64_t{gridDim.z - 1 - blockIdx.z} * kTileGroup + blockIdx.x;
     if (row_tile * kTile >= out.N || (out.state != nullptr && out.state->skip)) return;
     const TileThread t = tile_thread(row_tile, blockIdx.y, out.N, out.C / kOutputs);
     TileValues<kOutputs> value;
@@ -191,7 +193,7 @@ void launch_tiles(Ctx& ctx, const Producer& producer, const TileOut& out, int64_
         stage_bytes = Stage<Producer>::kBytes;
         allow_shared_memory(kernel, stage_bytes + sizeof(TileShared<Producer::kOutputs>));
     }
-    kernel<<<grid, kTileThreads<Producer::kOutputs>, stage_bytes, stream_of(ctx)>>>(producer, out);
+    launch_early(ctx, kernel, grid, kTileThreads<Producer::kOutputs>, stage_bytes, producer, out);
     CHECK_LAUNCH("quantize_tile_kernel");
 }
 

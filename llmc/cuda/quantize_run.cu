@@ -67,6 +67,7 @@ template <int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
     block_amax_kernel(uint32_t* amaxes, const float* in, const __grid_constant__ RunTiles run) {
     __shared__ uint32_t shared[kThreads / 32];
+    wait_for_kernels_before();
     const TileLanes<kWidth> lanes(run);
     uint32_t amax = 0;
 #pragma unroll 1
@@ -93,6 +94,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 // Requires: nothing.
 // Parallel: a thread a slot.
 __global__ void fp8_factors_kernel(Fp8Slot* slots, int64_t count, bool current, float largest, const StepState* state) {
+    wait_for_kernels_before();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
     const float mul = current ? quant_mul_of(slots[i].amax_bits, largest) : slots[i].quant_mul;
@@ -124,6 +126,7 @@ template <Dtype kFormat, bool kCount, int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
     quantize_run_kernel(uint8_t* out, const float* in, const __grid_constant__ RunTiles run, const Fp8Slot* slot,
                         const uint32_t* block_amaxes, Fp8Counts* counts) {
+    wait_for_kernels_before();
     const TileLanes<kWidth> lanes(run);
     const float quant_mul = slot != nullptr ? slot->quant_mul
                                             : block_factor<kFormat>(block_amaxes[lanes.block()] >> 16).quant_mul;
@@ -155,6 +158,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 // Parallel: a thread owns an element of either grid.
 template <Dtype kFormat>
 __global__ void block_grids_kernel(float* grid, float* transposed_grid, const uint32_t* amaxes, int rows, int columns) {
+    wait_for_kernels_before();
     const int padded = (columns + 3) / 4 * 4, transposed_padded = (rows + 3) / 4 * 4;
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), j = i - rows * padded;
     if (j >= columns * transposed_padded) return;
@@ -182,6 +186,7 @@ __device__ inline int column_word(int column, int w) { return column * 32 + (w ^
 __global__ void __launch_bounds__(kThreads, 6) transpose_bytes_kernel(uint8_t* out, const uint8_t* in, int64_t R,
                                                                       int64_t C) {
     __shared__ __align__(16) uint32_t words[kTile * kTile / 4];
+    wait_for_kernels_before();
     const int64_t first_row = (int64_t{blockIdx.z} * kTileGroup + blockIdx.x) * kTile;
     const int64_t first_column = int64_t{blockIdx.y} * kTile;
     if (first_row >= R) return;
@@ -243,8 +248,8 @@ void block_amax(Ctx& ctx, const BlockAmaxArgs& args) {
     CHECK(args.amaxes != nullptr, "block_amax without amaxes");
     const RunTiles run(args.begin, args.in.elems, args.C);
     with_run_width(run, args.in, {}, [&](auto width) {
-        block_amax_kernel<decltype(width)::value>
-            <<<grid_size(run.count()), kThreads, 0, stream_of(ctx)>>>(args.amaxes, args.in.as<float>(), run);
+        launch_early(ctx, block_amax_kernel<decltype(width)::value>, grid_size(run.count()), kThreads, 0, args.amaxes,
+                     args.in.as<float>(), run);
         CHECK_LAUNCH("block_amax_kernel");
     });
 }
@@ -253,8 +258,8 @@ void fp8_factors(Ctx& ctx, const Fp8FactorsArgs& args) {
     CHECK(is_fp8(args.format), "fp8_factors of %s", dtype_name(args.format));
     if (args.count == 0) return;
     CHECK(args.slots != nullptr, "fp8_factors without slots");
-    fp8_factors_kernel<<<grid_size(ceil_div(args.count, 128)), 128, 0, stream_of(ctx)>>>(
-        args.slots, args.count, args.scaling == Scaling::kCurrent, fp8_largest(args.format), args.state);
+    launch_early(ctx, fp8_factors_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.slots, args.count,
+                 args.scaling == Scaling::kCurrent, fp8_largest(args.format), args.state);
     CHECK_LAUNCH("fp8_factors_kernel");
 }
 
@@ -267,9 +272,8 @@ void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
     with_format(args.out.dtype, "quantize_run", [&](auto format) {
         with_run_width(run, args.in, args.out, [&](auto width) {
             auto launch = [&](auto kernel) {
-                kernel<<<grid_size(run.count()), kThreads, 0, stream_of(ctx)>>>(
-                    static_cast<uint8_t*>(args.out.data), args.in.as<float>(), run, args.slot, args.block_amaxes,
-                    args.counts);
+                launch_early(ctx, kernel, grid_size(run.count()), kThreads, 0, static_cast<uint8_t*>(args.out.data),
+                             args.in.as<float>(), run, args.slot, args.block_amaxes, args.counts);
                 CHECK_LAUNCH("quantize_run_kernel");
             };
             constexpr Dtype kFormat = decltype(format)::value;
@@ -288,10 +292,9 @@ void block_grids(Ctx& ctx, const BlockGridsArgs& args) {
     CHECK(args.amaxes != nullptr && elems + transposed_elems < (1 << 30), "block_grids: %lld elements",
           (long long)(elems + transposed_elems));
     with_format(args.format, "block_grids", [&](auto format) {
-        block_grids_kernel<decltype(format)::value>
-            <<<grid_size(ceil_div(elems + transposed_elems, 128)), 128, 0, stream_of(ctx)>>>(
-                args.grid.as<float>(), args.transposed_grid.as<float>(), args.amaxes,
-                static_cast<int>(ceil_div(args.R, kTile)), static_cast<int>(ceil_div(args.C, kTile)));
+        launch_early(ctx, block_grids_kernel<decltype(format)::value>,
+                     grid_size(ceil_div(elems + transposed_elems, 128)), 128, 0, args.grid.as<float>(),
+                     args.transposed_grid.as<float>(), args.amaxes, ceil_div(args.R, kTile), ceil_div(args.C, kTile));
         CHECK_LAUNCH("block_grids_kernel");
     });
 }
@@ -304,8 +307,8 @@ void transpose_bytes(Ctx& ctx, const TransposeBytesArgs& args) {
     expect(args.out, args.in.dtype, R * C, "transpose_bytes: out");
     CHECK(aligned(args.in, 16) && aligned(args.out, 16), "transpose_bytes: off 16 bytes");
     const dim3 grid(kTileGroup, grid_size(ceil_div(C, kTile)), grid_size(ceil_div(R, kTile * kTileGroup)));
-    transpose_bytes_kernel<<<grid, kThreads, 0, stream_of(ctx)>>>(static_cast<uint8_t*>(args.out.data),
-                                                                  static_cast<const uint8_t*>(args.in.data), R, C);
+    launch_early(ctx, transpose_bytes_kernel, grid, kThreads, 0, static_cast<uint8_t*>(args.out.data),
+                 static_cast<const uint8_t*>(args.in.data), R, C);
     CHECK_LAUNCH("transpose_bytes_kernel");
 }
 

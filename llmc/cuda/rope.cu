@@ -1,5 +1,6 @@
 // Rotary position embedding, in place on the packed projections, or from them into FP8 copies.
 #include "llmc/cuda/quantize_rows.cuh"
+#include "llmc/cuda/rope.cuh"
 
 namespace cuda {
 namespace {
@@ -7,24 +8,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kHeads = 2;   // heads that a thread rotates by the same angles
 constexpr int kHeadsAtOnce = 2;   // with FP8 copies
-
-// (x, y) turned by an angle, with its roundings written out: every kernel here must agree on them.
-__device__ inline void rotate(float& x, float& y, float cosine, float sine) {
-    const float turned = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
-    y = __fmaf_rn(y, cosine, __fmul_rn(x, sine));
-    x = turned;
-}
-
-// Cosine and sine of kWidth pairs; direction 1 or -1.
-template <int kWidth>
-__device__ inline void load_angles(const float* table, float direction, float (&cosine)[kWidth],
-                                   float (&sine)[kWidth]) {
-    float pair[2 * kWidth];
-    if constexpr (kWidth == 1) pair[0] = table[0], pair[1] = table[1];
-    else load_floats<float, 2 * kWidth>(table, pair);
-#pragma unroll
-    for (int j = 0; j < kWidth; j++) cosine[j] = pair[2 * j], sine[j] = pair[2 * j + 1] * direction;
-}
 
 // Math: (x, y) -> (x cos - y sin, y cos + x sin) for the pairs (i, i + HS/2) of every query and key head;
 // direction -1 rotates back.
@@ -38,9 +21,7 @@ template <typename T, int kWidth, bool kRecord>
 __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
     rope_kernel(T* qkv, const float* cos_sin, int64_t N, uint32_t period, int turned_heads, int heads,
                 int64_t row_elems, int HS, float direction, AmaxOut amax_out) {
-#if __CUDA_ARCH__ >= 900
-    cudaGridDependencySynchronize();   // see launch
-#endif
+    wait_for_kernels_before();
     const int64_t n = int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
     if (n >= N && !kRecord) return;
     uint32_t amax = 0, seen = 0;
@@ -97,16 +78,6 @@ struct RopeInput {
         return cos_sin + (int64_t{static_cast<uint32_t>(n) % period} * (HS / 2) + i) * 2;
     }
 };
-__device__ inline void rotate_vectors(uint4& x, uint4& y, const float (&cosine)[8], const float (&sine)[8]) {
-    float a[8], b[8];
-    unpack<bf16>(x, a);
-    unpack<bf16>(y, b);
-#pragma unroll
-    for (int j = 0; j < 8; j++) rotate(a[j], b[j], cosine[j], sine[j]);
-    x = pack<bf16>(a);
-    y = pack<bf16>(b);
-}
-
 // Math: to_fp8(X * quant_mul), X = qkv turned by rope_kernel.
 // Source: as rope_kernel.
 // Traffic: qkv read, 1 byte a copy written, once; the table once for the heads of a block.
@@ -117,6 +88,7 @@ template <bool kCount>
 __global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
     rope_rows_kernel(const __grid_constant__ RopeInput in, const __grid_constant__ RowsOut quant, int chunk_heads) {
     extern __shared__ uint4 group[];
+    wait_for_kernels_before();
     const int HS = in.HS, half = HS / 2, lanes = half / 8, first_head = blockIdx.y * chunk_heads;
     const int heads = min(chunk_heads, static_cast<int>(in.row_elems / HS) - first_head);
     const int i = threadIdx.x % lanes * 8, y = threadIdx.x / lanes % kGroupRows;
@@ -166,23 +138,9 @@ bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
     auto kernel = quant.counts ? rope_rows_kernel<true> : rope_rows_kernel<false>;
     allow_shared_memory(kernel, shared_bytes);
     const dim3 grid(grid_size(ceil_div(args.N, kGroupRows)), grid_size(ceil_div(heads, chunk_heads)));
-    kernel<<<grid, kThreads, shared_bytes, stream_of(ctx)>>>(in, rows_out(quant, args.N, row_elems),
-                                                             static_cast<int>(chunk_heads));
+    launch_early(ctx, kernel, grid, kThreads, shared_bytes, in, rows_out(quant, args.N, row_elems), chunk_heads);
     CHECK_LAUNCH("rope_rows_kernel");
     return true;
-}
-
-// Launches a kernel that begins with cudaGridDependencySynchronize: its blocks may take their places while what runs
-// before them drains, which saves 1.7 us of 45 on an H200.
-template <typename... Params, typename... Args>
-void launch(const Ctx& ctx, void (*kernel)(Params...), unsigned blocks, dim3 block, Args... args) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(blocks), config.blockDim = block, config.stream = stream_of(ctx);
-    config.attrs = &attribute, config.numAttrs = ctx.sm >= 90 ? 1 : 0;
-    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 
 void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
@@ -211,9 +169,8 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
             if constexpr (kWidth == 8) {
                 if (record) kernel = rope_kernel<T, kWidth, true>;
             }
-            launch(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, qkv, cos_sin, args.N,
-                   static_cast<uint32_t>(args.T), static_cast<int>(turned), static_cast<int>(heads), row_elems,
-                   static_cast<int>(args.HS), direction, record ? amax_out(quant) : AmaxOut{});
+            launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.N, args.T,
+                         turned, heads, row_elems, args.HS, direction, record ? amax_out(quant) : AmaxOut{});
             CHECK_LAUNCH("rope_kernel");
             recorded = record;
         });

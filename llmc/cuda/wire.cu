@@ -30,6 +30,7 @@ __device__ inline uint32_t amax_of(const float (&value)[kLaneElems]) {
 template <typename T, bool kCount>
 __global__ void __launch_bounds__(kThreads, 4)
     quantize_chunks_kernel(uint8_t* out, float* factors, const T* in, Fp8Counts* counts, int64_t chunks) {
+    wait_for_kernels_before();
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kChunks;
     if (first >= chunks) return;
@@ -74,8 +75,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 template <typename T> void launch_chunks(Ctx& ctx, const QuantizeChunksArgs& args) {
     const int64_t chunks = args.in.elems / kWireChunk;
     auto launch = [&](auto kernel) {
-        kernel<<<grid_size(ceil_div(chunks, kWarps * kChunks)), kThreads, 0, stream_of(ctx)>>>(
-            static_cast<uint8_t*>(args.out.data), args.factors.as<float>(), args.in.as<T>(), args.counts, chunks);
+        launch_early(ctx, kernel, grid_size(ceil_div(chunks, kWarps * kChunks)), kThreads, 0,
+                     static_cast<uint8_t*>(args.out.data), args.factors.as<float>(), args.in.as<T>(), args.counts,
+                     chunks);
         CHECK_LAUNCH("quantize_chunks_kernel");
     };
     if (args.counts) launch(quantize_chunks_kernel<T, true>);
@@ -123,6 +125,7 @@ constexpr int kRankBatch = 4;   // ranks whose elements are under way together
 template <typename T, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kThreads, 3)
     sum_ranks_kernel(float* out, const T* in, const float* factors, int64_t n, int ranks) {
+    wait_for_kernels_before();
     const int64_t first = (int64_t{blockIdx.x} * kGroups * kThreads + threadIdx.x) * kWidth;
     constexpr int kStep = kThreads * kWidth;
     float sum[kGroups][kWidth];
@@ -164,9 +167,9 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 template <typename T, int kWidth, int kGroups> void launch_sum(Ctx& ctx, const SumRanksArgs& args, const T* in) {
     const int64_t n = args.out.elems;
-    sum_ranks_kernel<T, kWidth, kGroups>
-        <<<grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, stream_of(ctx)>>>(
-            args.out.as<float>(), in, args.factors.as<float>(), n, static_cast<int>(args.ranks));
+    launch_early(ctx, sum_ranks_kernel<T, kWidth, kGroups>,
+                 grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, args.out.as<float>(), in,
+                 args.factors.as<float>(), n, args.ranks);
     CHECK_LAUNCH("sum_ranks_kernel");
 }
 
@@ -193,6 +196,7 @@ template <int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
     compare_sums_kernel(double* partial, const float* a, const float* b, int64_t n) {
     __shared__ double shared[4][32];
+    wait_for_kernels_before();
     const int64_t vectors = n / kWidth, step = int64_t{gridDim.x} * kThreads;
     const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     PairSums sums;
@@ -264,8 +268,8 @@ void compare_sums(Ctx& ctx, const CompareSumsArgs& args) {
     // A function of n alone, so that the order of additions is the same on every GPU.
     const int64_t blocks = std::min(kCompareBlocks, ceil_div(n, int64_t{kPairBatch} * kVec<float> * kThreads));
     with_width<float>(vectorizable<float>(0, {args.a.data, args.b.data}), [&](auto width) {
-        compare_sums_kernel<decltype(width)::value><<<grid_size(blocks), kThreads, 0, stream_of(ctx)>>>(
-            partial, args.a.as<float>(), args.b.as<float>(), n);
+        launch_early(ctx, compare_sums_kernel<decltype(width)::value>, grid_size(blocks), kThreads, 0, partial,
+                     args.a.as<float>(), args.b.as<float>(), n);
         CHECK_LAUNCH("compare_sums_kernel");
     });
     add_partial_sums(ctx, args.sums, partial, blocks, 4);

@@ -86,16 +86,15 @@ def _lengths(run):
 
 
 def _globs(run, name):
-    """Megatron's prefixes become names of shards; weights of a blend are dropped with a word."""
+    """Megatron's prefixes become names of shards; the weights of a blend stay before them."""
     if name not in run.kept:
         return
     words, finding = run.kept[name]
     weights = [w for w in words if re.fullmatch(r"[0-9.eE+-]+", w)]
-    paths = [w if w.endswith(".bin") or "*" in w else w + ".bin" for w in words if w not in weights]
+    paths = [w if w.endswith(".bin") or "*" in w or w in weights else w + ".bin" for w in words]
+    if len(paths) - len(weights) == 1:   # its weight has no effect
+        paths = [path for path in paths if path not in weights]
     run.set("train-data" if name == "data" else "valid-data", paths, finding)
-    if weights and len(paths) > 1:
-        finding.action = CANNOT
-        finding.fact = "shards are read in proportion to their size, not to the weights " + ", ".join(weights)
 
 
 def _megatron_load(run):

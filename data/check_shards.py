@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Reads every token of shards and says whether they are whole: header and size, every id, checksum, documents.
+
+  data/check_shards.py DIR/*.bin
+  data/check_shards.py --vocab-size 50257 --token-dtype uint16 nanogpt/train.bin
+
+A line a shard, all of them even if one is damaged, and a summary; leaves with 2 if any is. What a .meta.json says is
+held against the file: tokens, type, SHA-256, vocabulary, loss mask, and that documents start at exactly the tokens it
+lists, with the separator. Ids need its vocabulary or --vocab-size. Several shards must come from one tokenizer, and no
+two may hold the same bytes, as those of a validation split that is trained on would. Reads every format that the
+trainer reads (README.md). Standard library only; numpy makes it about 7 times faster.
+"""
+import argparse
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from shard_format import DTYPES, Shard, file_sha256  # noqa: E402
+from support import InputError, run_main  # noqa: E402
+
+CHUNK = 1 << 22   # tokens looked at together
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file")
+    parser.add_argument("--vocab-size", type=int, default=0, metavar="N",
+                        help="ids must be below N (default: what the .meta.json says)")
+    parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes; 0: one a core")
+    args = parser.parse_args()
+    for name in ("vocab_size", "workers"):
+        if getattr(args, name) < 0:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative")
+    return args
+
+
+class Found:
+    """What was read of one shard. damage: one line, empty for a shard that is whole."""
+
+    def __init__(self, path):
+        self.path, self.damage, self.remark = path, "", ""
+        self.tokens = self.documents = self.highest = 0
+        self.sha256 = self.tokenizer = ""
+        self.counted = None   # tokens that count as targets; None without a loss mask
+
+
+def scan_plainly(tokens, first, limit, separator):
+    """Of a chunk: its largest id, the place of the first id from limit on (-1: none), places of separators."""
+    highest = max(tokens)
+    bad = next(i for i, token in enumerate(tokens) if token >= limit) if highest >= limit else -1
+    starts = [] if separator is None else [first + i for i, token in enumerate(tokens) if token == separator]
+    return highest, bad, starts
+
+
+def scan_with_numpy(numpy, tokens, first, limit, separator):
+    ids = numpy.asarray(tokens)
+    highest = int(ids.max())
+    bad = int(numpy.argmax(ids >= limit)) if highest >= limit else -1
+    starts = [] if separator is None else (numpy.flatnonzero(ids == separator) + first).tolist()
+    return highest, bad, starts
+
+
+def scan(shard, limit, separator):
+    """Largest id and places of separators of a whole shard; refuses the first id from limit on."""
+    try:
+        import numpy
+    except ImportError:
+        numpy = None
+    highest, starts = -1, []
+    for first in range(0, shard.count, CHUNK):
+        tokens = shard.tokens[first:first + CHUNK]
+        most, bad, found = (scan_with_numpy(numpy, tokens, first, limit, separator) if numpy else
+                            scan_plainly(tokens, first, limit, separator))
+        if bad >= 0:
+            token = first + bad
+            raise InputError(f"byte {shard.offset + token * shard.token_bytes} (token {token}): id "
+                             f"{shard.tokens[token]} is not below the vocabulary size {limit}")
+        highest = max(highest, most)
+        starts += found
+    return highest, starts
+
+
+def check_documents(offsets, starts):
+    """offsets: what the sidecar lists; starts: where separators are."""
+    if offsets == starts:
+        return
+    listed, there = set(offsets), set(starts)
+    wrong = min(listed ^ there, default=None)
+    if wrong is None:
+        raise InputError("the .meta.json does not list the documents in their order, each once")
+    raise InputError(f"token {wrong} " + ("does not start a document as the .meta.json says" if wrong in listed else
+                                          "starts a document that the .meta.json does not list"))
+
+
+def check(path, token_dtype, vocab_size):
+    """Everything about one shard."""
+    found = Found(path)
+    try:
+        shard = Shard(path, token_dtype)
+        meta = shard.read_meta()
+        tokenizer = meta.get("tokenizer") or {}
+        found.tokens, found.tokenizer = shard.count, tokenizer.get("sha256", "")
+        if not shard.count:
+            raise InputError("holds no tokens")
+        limit = vocab_size or meta.get("vocab_size") or 2 ** 32
+        found.highest, starts = scan(shard, limit, tokenizer.get("separator"))
+        found.sha256 = file_sha256(path)
+        found.counted, _ = shard.read_mask()
+        if not meta:
+            found.remark = "no .meta.json" + ("" if vocab_size else ", ids not held against a vocabulary")
+            return found
+        says = {**meta, "sha256": (meta.get("checksum") or {}).get("value")}
+        for what, value in (("tokens", shard.count), ("dtype", DTYPES[shard.token_bytes]), ("sha256", found.sha256)):
+            if says.get(what) != value:
+                raise InputError(f"{what} is {value}, its .meta.json says {says.get(what)}")
+        check_documents(meta.get("document_offsets", []), starts)
+        if meta.get("documents") != len(starts):
+            raise InputError(f"has {len(starts)} documents, its .meta.json says {meta.get('documents')}")
+        found.documents = len(starts)
+    except InputError as error:
+        message = str(error)
+        stem = str(path)[:-4] if str(path).endswith(".bin") else str(path)   # of the files beside it as well
+        found.damage = message if message.startswith(stem) else f"{path}: {message}"
+    except OSError as error:
+        found.damage = f"{path}: cannot read: {error.strerror or error}"
+    return found
+
+
+def check_together(all_found):
+    """What no shard shows alone."""
+    first_of, tokenizer = {}, None
+    for found in all_found:
+        if found.damage:
+            continue
+        same = first_of.setdefault(found.sha256, found)
+        if same is not found:
+            found.damage = f"{found.path}: holds the same bytes as {same.path}"
+        elif found.tokenizer:
+            tokenizer = tokenizer or found
+            if found.tokenizer != tokenizer.tokenizer:
+                found.damage = f"{found.path}: made with another tokenizer than {tokenizer.path}"
+
+
+def report(found):
+    if found.damage:
+        return f"DAMAGED {found.damage}"
+    documents = f", {found.documents} documents" if found.documents else ""
+    remark = f" ({found.remark})" if found.remark else ""
+    mask = "" if found.counted is None else f", {found.counted} count as targets"
+    return f"whole {found.path}: {found.tokens} tokens{documents}{mask}, ids to {found.highest}{remark}"
+
+
+def main():
+    args = parse_arguments()
+    workers = min(args.workers or os.cpu_count() or 1, len(args.shards))
+    work = [args.shards, [args.token_dtype] * len(args.shards), [args.vocab_size] * len(args.shards)]
+    if workers == 1:
+        all_found = [check(*one) for one in zip(*work)]
+    else:
+        with ProcessPoolExecutor(workers) as pool:
+            all_found = list(pool.map(check, *work))
+    check_together(all_found)
+    for found in all_found:
+        print(report(found))
+    damaged = sum(bool(found.damage) for found in all_found)
+    tokens = sum(found.tokens for found in all_found if not found.damage)
+    print(f"{len(all_found)} shards, {damaged} damaged, {tokens} tokens in the others")
+    return 2 if damaged else 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,262 @@
+// Attention forward on compute capability 9.0 with both products of E4M3 operands, head size 64 and 128. Operands are
+// the copies of quantize_heads.
+//
+// The tensor cores keep 14 bits of a sum, over 8192 keys too few. So each tile of keys is summed from 0, and added to
+// sums in fp32: one multiplication and addition an element, while the next scores are computed. It also brings old sums
+// to a new reference, and the factor of a tile of values is free.
+#include "llmc/cuda/attention_forward_sm90.cuh"
+#include "llmc/cuda/fp8.cuh"
+
+namespace cuda {
+namespace {
+
+template <int HS> struct ForwardTiles;
+template <> struct ForwardTiles<128> {   // a consumer: 64 sums, 64 of a tile, 64 scores, 16 weights
+    static constexpr int kHeadSize = 128, kElemBytes = 1;
+    static constexpr int kConsumers = 2, kKeys = 128, kStages = 4, kProducerRegisters = 24, kConsumerRegisters = 240;
+    static constexpr bool kOrdered = true;
+};
+template <> struct ForwardTiles<64> {   // a consumer: 32 sums, 32 of a tile, 64 scores, 16 weights
+    static constexpr int kHeadSize = 64, kElemBytes = 1;
+    static constexpr int kConsumers = 2, kKeys = 128, kStages = 6, kProducerRegisters = 24, kConsumerRegisters = 240;
+    static constexpr bool kOrdered = true;
+};
+template <int HS> using Tiles = Forward<ForwardTiles<HS>>;
+
+// The largest weight of a row is 2^8 when its reference is set, and at most 448 = 2^8.8 later: what is 2^-17 of it
+// still counts. Being a power of two it is exact, so that a row that attends to one key gives the value of that key.
+struct Fp8Reference {
+    static constexpr float kHeadroom = 8.75f;
+    __device__ static float of(float largest) { return largest - 8; }
+};
+
+struct ForwardMaps {
+    CUtensorMap queries, keys, values, out;
+};
+
+template <int HS> struct ByteCopies {
+    const ForwardMaps& maps;
+    int NH, NKV;
+
+    __device__ void queries(uint32_t shared, uint32_t barrier, int first, int head, int b) const {
+        ptx::load_box(shared, &maps.queries, barrier, first, head, b);
+    }
+    __device__ void keys(uint32_t shared, uint32_t barrier, int tile, int head, int b) const {
+        ptx::load_box(shared, &maps.keys, barrier, tile * Tiles<HS>::kKeys, NH + head, b);
+    }
+    __device__ void values(uint32_t shared, uint32_t barrier, int tile, int head, int b) const {
+        ptx::load_box(shared, &maps.values, barrier, tile * HS, NH + NKV + head, b);
+    }
+};
+
+// Starts s = q k^T.
+template <int HS, int count>
+__device__ void start_scores(float (&s)[count], uint32_t queries, uint32_t keys) {
+    const uint64_t q = byte_tile_descriptor<HS>(queries), k = byte_tile_descriptor<HS>(keys);
+    ptx::pin(s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < HS / 32; i++) ptx::wgmma_e4m3<2 * count>(s, along_bytes(q, i), along_bytes(k, i), i > 0);
+    ptx::wgmma_commit();
+}
+
+// Starts o = p v.
+template <int HS, int steps>
+__device__ void start_sums(float (&o)[HS / 2], const uint32_t (&p)[steps][4], uint32_t values) {
+    const uint64_t v = byte_tile_descriptor<32 * steps>(values);
+    ptx::pin(o);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < steps; i++) ptx::wgmma_e4m3<HS>(o, p[i], along_bytes(v, i), i > 0);
+    ptx::wgmma_commit();
+}
+
+// Weights as A operand: each lane's own, by head_token_order.
+template <int count> __device__ void as_weights(uint32_t (&p)[count / 16][4], const float (&s)[count]) {
+#pragma unroll
+    for (int i = 0; i < count / 16; i++) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float* at = &s[16 * i + 8 * (k / 2) + 2 * (k % 2)];
+            p[i][k] = to_fp8x4<Dtype::kE4m3>(at[0], at[1], at[4], at[5]);
+        }
+    }
+}
+
+// Sums over the tiles of an item, in units of a reference and of the factor of values added last.
+template <int HS> struct Sums {
+    float all[HS / 2], tile[HS / 2];
+    float growth[2] = {1, 1}, next_growth[2] = {1, 1};   // of `all` when `tile` is added, and at the addition after it
+
+    __device__ Sums() {
+#pragma unroll
+        for (int i = 0; i < HS / 2; i++) all[i] = tile[i] = 0;
+    }
+    __device__ void add_tile() {
+#pragma unroll
+        for (int i = 0; i < HS / 2; i++) all[i] = fmaf(all[i], growth[half_of(i)], tile[i]);
+        growth[0] = next_growth[0], growth[1] = next_growth[1];
+    }
+};
+
+// One consumer warpgroup.
+template <int HS, bool kDocuments>
+__device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
+                        const float* factors, const AttentionShape& shape, const Schedule& schedule) {
+    using P = Tiles<HS>;
+    const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
+    const int T = static_cast<int>(shape.T);
+    const uint32_t own_out = state.shared + P::kOut + warp * P::kOutBytes;
+    const int my_turn = 1 + group_of_warps, next_turn = 1 + (group_of_warps + 1) % P::kConsumers;
+    if (P::kOrdered && group_of_warps == P::kConsumers - 1) ptx::named_arrive<256>(next_turn);
+
+    for (uint32_t round = 0;; round++) {
+        const uint32_t item = schedule.item(round, blockIdx.x, gridDim.x);
+        if (item >= schedule.items) break;
+        const Schedule::Place at = schedule.place(item);
+        const int first = at.tile * P::kQueries + group_of_warps * 64, row = first + warp % 4 * 16;
+        int tile = P::last_tile(at.tile * P::kQueries, T);
+        const int begin = P::template first_tile<kDocuments>(shape, at.b, at.tile * P::kQueries);
+        const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
+        state.queries.wait();
+        const uint32_t queries = state.query_tile() + group_of_warps * 64 * HS;
+        if (!P::kOrdered) {   // tiles that only later warpgroups see; all of them if these rows do not exist
+            for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) state.skip_tile(lane);
+        }
+        if (tile < begin) {
+            state.queries.release(lane), state.queries.next();
+            continue;
+        }
+
+        const int blocks = static_cast<int>(head_blocks(T)), NKV = static_cast<int>(shape.NKV);
+        const int64_t first_head = at.b * (shape.NH + 2 * shape.NKV);
+        const float* key_factors = factors + (first_head + shape.NH + at.head / schedule.group) * blocks;
+        const float mul = shape.softmax_mul * kLog2e
+                          * __ldg(factors + (first_head + at.head) * blocks + first / static_cast<int>(kHeadBlock));
+        float value_factor = __ldg(key_factors + NKV * blocks + tile), s[P::kKeys / 2];
+        uint32_t p[P::kKeys / 32][4];
+        Sums<HS> o;
+        RowSoftmaxWith<Fp8Reference> softmax;
+        float key_mul = mul * __ldg(key_factors + tile);
+        state.keys.wait();
+        start_scores<HS>(s, queries, state.key_tile());
+        ptx::wgmma_wait<0>();
+        ptx::pin(s);
+        state.keys.release(lane), state.keys.next();
+        mask_future(s, row - tile * P::kKeys, lane);   // leaves every row at least itself
+        borders.mask(s, row - tile * P::kKeys, lane);
+        softmax.grow(s, key_mul);
+        softmax.exponentials(s, key_mul);
+        as_weights(p, s);
+        for (; tile > begin; tile--) {
+            const float next_value_factor = __ldg(key_factors + NKV * blocks + tile - 1);
+            key_mul = mul * __ldg(key_factors + tile - 1);
+            state.keys.wait();
+            if (P::kOrdered) ptx::named_sync<256>(my_turn);
+            start_scores<HS>(s, queries, state.key_tile());
+            o.add_tile();   // of the round before, in the time of the scores
+            state.values.wait();
+            start_sums<HS>(o.tile, p, state.value_tile());
+            if (P::kOrdered) ptx::named_arrive<256>(next_turn);
+            ptx::wgmma_wait<1>();
+            ptx::pin(s);
+            state.keys.release(lane), state.keys.next();
+            borders.mask(s, row - (tile - 1) * P::kKeys, lane);
+            const bool grown = softmax.grow(s, key_mul);
+            softmax.exponentials(s, key_mul);
+            softmax.evaluate();   // while the products run
+            const float change = __fdividef(value_factor, next_value_factor);
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                o.next_growth[half] = grown ? change * softmax.correction[half] : change;
+            value_factor = next_value_factor;
+            ptx::wgmma_wait<0>();
+            ptx::pin(o.tile);
+            state.values.release(lane), state.values.next();
+            as_weights(p, s);
+        }
+        state.queries.release(lane), state.queries.next();
+        o.add_tile();
+        state.values.wait();
+        start_sums<HS>(o.tile, p, state.value_tile());
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float sum = warp_sum<4>(softmax.sum[half]);   // a row's largest weight is 2^8 or more
+            softmax.correction[half] = __fdividef(value_factor, sum);
+            const int query = row + 8 * half + lane / 4;
+            if (lane % 4 == 0 && query < T) {
+                lse[shape.stat(at.b, query, at.head)] = softmax.reference[half] * kLn2 + logf(sum);
+            }
+        }
+        ptx::wgmma_wait<0>();
+        ptx::pin(o.tile);
+        state.values.release(lane), state.values.next();
+        o.add_tile();
+        softmax.correct(o.all);
+        send_rows(out_map, own_out, o.all, row, at.head, at.b, lane);
+    }
+    if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
+    if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // takes the last arrival away
+}
+
+// Math: as attention_forward_sm90_kernel of the numbers that the copies stand for; each weight exp(s_j - r), r the
+//       row's reference, rounded to E4M3 before it meets v_j, but not in the sum of the weights.
+// Source: as there, and its section 3.3; PTX ISA 9.0, wgmma of .e4m3.
+// Traffic: as there with half the bytes of q, k and v.
+// Requires: sm_90a; copies by quantize_heads, HS 64 or 128, out 16-byte aligned, softmax_mul > 0.
+// Parallel: a block owns 128 queries of one head after the other (Schedule); its last warpgroup copies, each other one
+//           owns 64 queries and meets 128 keys at a time.
+template <int HS, bool kDocuments>
+__global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
+attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, float* lse, const float* factors,
+                                  AttentionShape shape, Schedule schedule) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using P = Tiles<HS>;
+    extern __shared__ __align__(1024) char memory[];
+    const ForwardState<P> state(ptx::shared_address(memory));
+    const int group_of_warps = warp_uniform(threadIdx.x / 128);
+    if (threadIdx.x == 0) {
+        state.init();
+        ptx::prefetch_map(&maps.queries);
+        ptx::prefetch_map(&maps.keys);
+        ptx::prefetch_map(&maps.values);
+        ptx::prefetch_map(&maps.out);
+    }
+    __syncthreads();
+    if (group_of_warps == P::kConsumers) {
+        ptx::registers_shrink<P::kProducerRegisters>();
+        const ByteCopies<HS> copies{maps, static_cast<int>(shape.NH), static_cast<int>(shape.NKV)};
+        if (threadIdx.x == 128 * P::kConsumers) produce<P, kDocuments>(state, copies, shape, schedule);
+    } else {
+        ptx::registers_grow<P::kConsumerRegisters>();
+        consume<HS, kDocuments>(state, group_of_warps, maps.out, lse, factors, shape, schedule);
+    }
+#endif
+}
+
+template <int HS, bool kDocuments>
+void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+    using P = Tiles<HS>;
+    static_assert(P::kKeys == kHeadBlock && kHeadBlock % 64 == 0, "one factor for a consumer's queries and a tile");
+    const int64_t heads = shape.NH + 2 * shape.NKV, blocks = head_blocks(shape.T);
+    const void* bytes = args.heads.bytes.data;
+    const ForwardMaps maps{byte_map(bytes, shape.B, heads, blocks * kHeadBlock, HS, P::kQueries),
+                           byte_map(bytes, shape.B, heads, blocks * kHeadBlock, HS, P::kKeys),
+                           byte_map(bytes, shape.B, heads, blocks * HS, static_cast<int>(kHeadBlock), HS),
+                           panel_map(args.out.data, shape.B, shape.T, shape.NH * HS, 16, P::kOutPanels)};
+    launch_forward(ctx, attention_forward_fp8_sm90_kernel<HS, kDocuments>, P::kThreads, P::kSharedBytes,
+                   make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(),
+                   args.heads.factors.as<const float>(), shape);
+    CHECK_LAUNCH("attention_forward_fp8_sm90_kernel");
+}
+
+}  // namespace
+
+void attention_forward_fp8_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
+    CHECK(shape.HS == 64 || shape.HS == 128, "attention_forward_fp8_sm90: head size %lld", (long long)shape.HS);
+    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
+    (shape.documents ? with_documents : without)(ctx, args, shape);
+}
+
+}  // namespace cuda

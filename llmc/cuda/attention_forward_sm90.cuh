@@ -1,0 +1,131 @@
+// What the attention forward kernels of compute capability 9.0 share, bf16 and FP8: shared memory of a block, the
+// thread that orders copies, the way out. Copies by the copy engine, products by wgmma. Two things hide the softmax
+// behind the tensor cores: within a warpgroup the weighted sum of one tile of keys runs beside the exponentials of the
+// next, whose scores were computed before it; and the warpgroups of a block take turns: while one multiplies, another
+// does its exponentials.
+#pragma once
+#include "llmc/cuda/attention_sm90.cuh"
+
+namespace cuda {
+
+// From a table of tiles: kHeadSize, kElemBytes of the operands, kConsumers, kKeys, kStages, kProducerRegisters,
+// kConsumerRegisters, kOrdered. Every consumer warpgroup owns 64 queries. Ordered warpgroups issue their products in
+// turn and therefore must all visit the same tiles, so that a block owns as many queries as a tile has keys.
+// A multiprocessor has 65,536 registers; a warpgroup takes 128 times its share.
+template <typename Tiles> struct Forward : Tiles {
+    static constexpr int HS = Tiles::kHeadSize, kThreads = 128 * (Tiles::kConsumers + 1);
+    static constexpr int kQueries = 64 * Tiles::kConsumers, kOutPanels = HS / kPanel;
+    static constexpr uint32_t kQueryBytes = kQueries * HS * Tiles::kElemBytes;
+    static constexpr uint32_t kKeyBytes = Tiles::kKeys * HS * Tiles::kElemBytes;
+    static constexpr uint32_t kOutBytes = kOutPanels * 16 * kPanelRowBytes;   // of a warp
+    static constexpr int kQueryStages = 2;   // whoever is done with an item goes on to the next
+    // Shared memory: stages of queries | results | stages of keys | stages of values | barriers.
+    static constexpr uint32_t kOut = kQueryStages * kQueryBytes, kKeysAt = kOut + 4 * Tiles::kConsumers * kOutBytes;
+    static constexpr uint32_t kValuesAt = kKeysAt + Tiles::kStages * kKeyBytes;
+    static constexpr uint32_t kBarriers = kValuesAt + Tiles::kStages * kKeyBytes;
+    static constexpr int kSharedBytes = kBarriers + 8 * (2 * kQueryStages + 4 * Tiles::kStages);
+    static_assert(!Tiles::kOrdered || kQueries == Tiles::kKeys);
+    static_assert(registers_suffice(Tiles::kConsumers, Tiles::kProducerRegisters, Tiles::kConsumerRegisters));
+    static_assert(kSharedBytes <= 227 * 1024);
+
+    // The last tile of keys that a block of queries sees.
+    __device__ static int last_tile(int first_query, int T) {
+        return (min(T, first_query + kQueries) - 1) / Tiles::kKeys;
+    }
+    // The first one.
+    template <bool kDocuments> __device__ static int first_tile(const AttentionShape& shape, int b, int first_query) {
+        return kDocuments ? shape.document_start(b, first_query) / Tiles::kKeys : 0;
+    }
+};
+
+// A block's rings and where it is in the work.
+template <typename P> struct ForwardState {
+    uint32_t shared;
+    Ring<P::kQueryStages> queries;
+    Ring<P::kStages> keys, values;
+
+    __device__ static uint32_t barrier(uint32_t base, int number) { return base + P::kBarriers + 8 * number; }
+    __device__ explicit ForwardState(uint32_t base)
+        : shared(base),
+          queries{barrier(base, 0), barrier(base, P::kQueryStages)},
+          keys{barrier(base, 2 * P::kQueryStages), barrier(base, 2 * P::kQueryStages + P::kStages)},
+          values{barrier(base, 2 * P::kQueryStages + 2 * P::kStages),
+                 barrier(base, 2 * P::kQueryStages + 3 * P::kStages)} {}
+    __device__ uint32_t query_tile() const { return shared + queries.stage * P::kQueryBytes; }
+    __device__ uint32_t key_tile() const { return shared + P::kKeysAt + keys.stage * P::kKeyBytes; }
+    __device__ uint32_t value_tile() const { return shared + P::kValuesAt + values.stage * P::kKeyBytes; }
+
+    // By one thread, before all meet.
+    __device__ void init() const {
+        queries.init(4 * P::kConsumers);
+        keys.init(4 * P::kConsumers);
+        values.init(4 * P::kConsumers);
+        ptx::barrier_init_fence();
+    }
+    // Consumer: passes a tile by.
+    __device__ void skip_tile(int lane) {
+        keys.wait(), keys.release(lane), keys.next();
+        values.wait(), values.release(lane), values.next();
+    }
+};
+
+// The one thread that orders copies: for every item its queries, then tiles of keys and values from the last one that
+// the queries see down to the first: with documents that of the first query's, which starts before the others'. Values
+// come one tile after the keys, as they are wanted.
+// Copies: queries(shared, barrier, first, head, b), keys and values(shared, barrier, tile, key head, b).
+template <typename P, bool kDocuments, typename Copies>
+__device__ void produce(ForwardState<P> state, const Copies& copies, const AttentionShape& shape,
+                        const Schedule& schedule) {
+    const int T = static_cast<int>(shape.T), group = schedule.group;
+    for (uint32_t round = 0;; round++) {
+        const uint32_t item = schedule.item(round, blockIdx.x, gridDim.x);
+        if (item >= schedule.items) return;
+        const Schedule::Place at = schedule.place(item);
+        const int first = at.tile * P::kQueries, key_head = at.head / group;
+        auto load_keys = [&](int tile) {
+            const uint32_t full = state.keys.claim(P::kKeyBytes);
+            copies.keys(state.key_tile(), full, tile, key_head, at.b);
+            state.keys.next();
+        };
+        auto load_values = [&](int tile) {
+            const uint32_t full = state.values.claim(P::kKeyBytes);
+            copies.values(state.value_tile(), full, tile, key_head, at.b);
+            state.values.next();
+        };
+        const uint32_t full = state.queries.claim(P::kQueryBytes);
+        copies.queries(state.query_tile(), full, first, at.head, at.b);
+        state.queries.next();
+        const int last = P::last_tile(first, T), begin = P::template first_tile<kDocuments>(shape, at.b, first);
+        load_keys(last);
+        for (int tile = last; tile >= begin; tile--) {
+            if (tile > begin) load_keys(tile - 1);
+            load_values(tile);
+        }
+    }
+}
+
+// Sums of a warp's 16 rows from `row` on leave as bf16, through `own_out` in shared memory; they may still be on their
+// way afterwards.
+template <int count>
+__device__ inline void send_rows(const CUtensorMap& out_map, uint32_t own_out, const float (&o)[count], int row,
+                                 int head, int b, int lane) {
+    if (lane == 0) ptx::bulk_wait_read<0>();   // the results of the item before have left
+    __syncwarp();
+    stage_rows(own_out, o, lane);
+    ptx::fence_async();
+    __syncwarp();
+    if (lane == 0) {
+        ptx::store_box(&out_map, own_out, row, head * (2 * count / kPanel), b);
+        ptx::bulk_commit();
+    }
+}
+
+template <typename Kernel, typename Maps, typename... Rest>
+void launch_forward(Ctx& ctx, Kernel* kernel, int threads, int shared_bytes, const Schedule& schedule,
+                    const Maps& maps, const Rest&... rest) {
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
+    kernel<<<grid, threads, shared_bytes, stream_of(ctx)>>>(maps, rest..., schedule);
+}
+
+}  // namespace cuda

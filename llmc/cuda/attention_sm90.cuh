@@ -1,0 +1,263 @@
+// What the attention kernels of compute capability 9.0 share: the order of work, rings of buffers between a producer
+// and its consumers, masks and the running softmax.
+#pragma once
+#include "llmc/cuda/attention.cuh"
+#include "llmc/cuda/tensor_map.h"
+#include "llmc/cuda/wgmma.cuh"
+
+namespace cuda {
+
+// A value that is the same in all lanes, through a shuffle that tells the compiler so.
+__device__ inline int warp_uniform(uint32_t value) {
+    return __shfl_sync(0xffffffffu, static_cast<int>(value), 0);
+}
+
+// ---- order of work. Items are tiles of heads. Heads pass in sections whose keys and values fit in the L2 cache
+// together; within a section the items with the most tiles to visit come first, over all heads of the section, so that
+// what is left at the end is small. Block b of a grid of G takes items b, 2G - 1 - b, 2G + b, 4G - 1 - b, ...: whoever
+// had the longest item of a round has the shortest of the next. By count of tiles this keeps blocks within 3 % of the
+// mean at the trainer's shapes (a counter in memory that hands out items: 1 %) if a section has several rounds.
+// Nothing is in memory: the same block does the same work in every run, and a run cut short leaves nothing behind.
+struct Schedule {
+    uint32_t items, heads, heads_of_batch, section, sections, tiles;   // the last section holds what is left
+    int group;         // query heads of a key head
+    bool last_first;   // the last tile of a head is the longest (queries), or the first (keys)
+
+    struct Place {
+        int b, head, tile;
+    };
+    __host__ __device__ uint32_t item(uint32_t round, uint32_t block, uint32_t blocks) const {
+        return round * blocks + (round % 2 ? blocks - 1 - block : block);
+    }
+    __host__ __device__ Place place(uint32_t item) const {
+        const uint32_t whole = item / (section * tiles), number = whole < sections ? whole : sections - 1;
+        const uint32_t rest = item - number * (section * tiles);
+        const uint32_t size = number == sections - 1 ? heads - number * section : section;
+        const uint32_t step = rest / size, head = number * section + rest % size;
+        return {static_cast<int>(head / heads_of_batch), static_cast<int>(head % heads_of_batch),
+                static_cast<int>(last_first ? tiles - 1 - step : step)};
+    }
+};
+
+// heads_of_batch: NH, or NKV where the items are tiles of key heads.
+inline Schedule make_schedule(const AttentionShape& shape, int64_t heads_of_batch, int64_t rows_of_tile,
+                              bool last_first, int64_t blocks) {
+    constexpr int64_t kKeepBytes = 32 << 20;   // of an L2 cache of 50 or 60 MB
+    constexpr int64_t kRounds = 8;             // of a section at least
+    const int64_t key_head_bytes = 4 * shape.T * shape.HS, heads = shape.B * heads_of_batch;
+    const int64_t per_key_head = heads_of_batch / shape.NKV, tiles = ceil_div(shape.T, rows_of_tile);
+    const int64_t section = std::min(heads, std::max(std::max<int64_t>(1, kKeepBytes / key_head_bytes) * per_key_head,
+                                                     ceil_div(kRounds * blocks, tiles)));
+    CHECK(heads * tiles < (int64_t{1} << 31), "attention: %lld tiles", (long long)(heads * tiles));
+    return {.items = static_cast<uint32_t>(heads * tiles), .heads = static_cast<uint32_t>(heads),
+            .heads_of_batch = static_cast<uint32_t>(heads_of_batch), .section = static_cast<uint32_t>(section),
+            .sections = static_cast<uint32_t>(ceil_div(heads, section)), .tiles = static_cast<uint32_t>(tiles),
+            .group = static_cast<int>(shape.NH / shape.NKV), .last_first = last_first};
+}
+
+// ---- rings of buffers. Two barriers a buffer: `full` (arrivals of the producer, for copies one and their bytes) and
+// `empty` (one arrival of each consumer warp). Both sides pass the buffers in the same order and count the rounds.
+template <int stages> struct Ring {
+    uint32_t full, empty;   // addresses of the barriers of buffer 0; 8 bytes each
+    uint32_t stage = 0, parity = 0;
+
+    __device__ void init(uint32_t consumer_warps, uint32_t arrivals = 1) const {
+        for (uint32_t i = 0; i < stages; i++) {
+            ptx::barrier_init(full + 8 * i, arrivals);
+            ptx::barrier_init(empty + 8 * i, consumer_warps);
+        }
+    }
+    __device__ void next() {
+        stage = stage + 1 == stages ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+    // Producer: the buffer is free, and so many bytes will come; the copies are to count at the barrier returned.
+    __device__ uint32_t claim(uint32_t bytes) const {
+        ptx::barrier_wait(empty + 8 * stage, parity ^ 1);
+        ptx::barrier_expect(full + 8 * stage, bytes);
+        return full + 8 * stage;
+    }
+    // Consumer.
+    __device__ void wait() const { ptx::barrier_wait(full + 8 * stage, parity); }
+    __device__ void release(int lane) const {
+        if (lane == 0) ptx::barrier_arrive(empty + 8 * stage);
+    }
+};
+
+// Registers that were loaded from a buffer have arrived. Needed before a buffer that was read into registers goes back
+// to the copy engine: an arrival at a barrier does not wait for loads before it, and the engine is not ordered with
+// them. (Without it, seen on an H200: dq of rows whose q and dout were the next item's, with weights of any size.)
+// Products that read the buffer itself are waited for anyway.
+template <int rows, int columns> __device__ inline void await_loaded(const uint32_t (&x)[rows][columns]) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < rows; i++) {
+#pragma unroll
+        for (int k = 0; k < columns; k++) bits |= x[i][k];
+    }
+    if (bits == 1) __nanosleep(1);   // all of them are needed to know
+}
+
+// ---- registers that a warpgroup may take: what the block begins with, a multiple of 8 a thread, is shared out anew.
+// Who asks for more waits for ever.
+__host__ __device__ constexpr bool registers_suffice(int consumers, int producer_registers, int consumer_registers) {
+    const int warpgroups = consumers + 1, at_start = 65536 / (128 * warpgroups) / 8 * 8;
+    return producer_registers + consumers * consumer_registers <= warpgroups * at_start;
+}
+
+// ---- scores of 64 rows in the registers of a warpgroup, as wgmma leaves them: register i of a lane is row
+// 16 warp + 8 half_of(i) + lane / 4, column 8 (i / 4) + 2 (lane % 4) + i % 2.
+__device__ constexpr int half_of(int i) { return i / 2 % 2; }
+
+// -inf where the column comes after the row. ahead: the warp's first row minus the first column.
+template <int count> __device__ inline void mask_future(float (&s)[count], int ahead, int lane) {
+    const int last = ahead + lane / 4 - 2 * (lane % 4);   // last visible column, seen from this lane
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        if (8 * (i / 4) + i % 2 - 8 * half_of(i) > last) s[i] = -INFINITY;
+    }
+}
+// -inf where the column (a query) comes before the row (a key). behind: first column minus the warp's first row.
+template <int count> __device__ inline void mask_past(float (&s)[count], int behind, int lane) {
+    const int first = lane / 4 - 2 * (lane % 4) - behind;   // first visible column, seen from this lane
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        if (8 * (i / 4) + i % 2 - 8 * half_of(i) < first) s[i] = -INFINITY;
+    }
+}
+
+// ---- borders of documents: what the rows of a warp see begins (rows are queries) or ends (rows are keys) somewhere,
+// counted from the warp's first row. Both grow with the row, so that one number says which tiles need no mask.
+struct FirstKeys {
+    int of_row[2], latest;   // of the lane's rows, of the warp's last one
+
+    __device__ FirstKeys(const AttentionShape& shape, int b, int row, int lane) {
+        const int T = static_cast<int>(shape.T);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int query = row + 8 * half + lane / 4;
+            of_row[half] = (query < T ? shape.document_start(b, query) : 0) - row;
+        }
+        latest = warp_uniform(row < T ? shape.document_start(b, min(row + 15, T - 1)) - row : -row);
+    }
+    // ahead: as of mask_future.
+    template <int count> __device__ void mask(float (&s)[count], int ahead, int lane) const {
+        if (latest + ahead <= 0) return;
+        const int first[2] = {of_row[0] + ahead - 2 * (lane % 4), of_row[1] + ahead - 2 * (lane % 4)};
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            if (8 * (i / 4) + i % 2 < first[half_of(i)]) s[i] = -INFINITY;
+        }
+    }
+};
+struct EndQueries {
+    int of_row[2], earliest;   // of the lane's rows, of the warp's first one
+
+    __device__ EndQueries(const AttentionShape& shape, int b, int row, int lane) {
+        const int T = static_cast<int>(shape.T);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int key = row + 8 * half + lane / 4;
+            of_row[half] = (key < T ? shape.document_end(b, key) : T) - row;
+        }
+        earliest = warp_uniform((row < T ? shape.document_end(b, row) : T) - row);
+    }
+    // behind: as of mask_past.
+    template <int count> __device__ void mask(float (&s)[count], int behind, int lane) const {
+        if (behind + 2 * count <= earliest) return;
+        const int end[2] = {of_row[0] - behind - 2 * (lane % 4), of_row[1] - behind - 2 * (lane % 4)};
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            if (8 * (i / 4) + i % 2 >= end[half_of(i)]) s[i] = -INFINITY;
+        }
+    }
+};
+// Every sequence is one document.
+struct NoBorders {
+    __device__ NoBorders(const AttentionShape&, int, int, int) {}
+    template <int count> __device__ void mask(float (&)[count], int, int) const {}
+};
+
+// The weights (none is negative) are worked out before what follows. Without this the assembler puts exponentials off
+// until it has waited for products that they should have hidden; to know where to go on it must have them.
+template <int count> __device__ inline void evaluate_now(const float (&p)[count]) {
+    int bits = 0;
+#pragma unroll
+    for (int i = 0; i < count; i++) bits |= __float_as_int(p[i]);
+    if (bits < 0) __nanosleep(1);
+}
+
+// How far (as a power of two) a score may exceed the reference before sums are brought to a new one, and what the new
+// one is for the largest score of a row. Any reference gives the same quotient; not following every small growth saves
+// most of the multiplications, and the exchange between lanes.
+struct LargestReference {
+    static constexpr float kHeadroom = 8;
+    __device__ static float of(float largest) { return largest; }
+};
+
+// Running state of the softmax of a lane's two rows.
+template <typename Reference> struct RowSoftmaxWith {
+    float reference[2] = {-INFINITY, -INFINITY};   // subtracted from the scaled scores, log2 units
+    float sum[2] = {0, 0};                         // of this lane's columns
+    float correction[2];                           // what grow() asks older results to be multiplied with
+
+    // Sets new references for rows whose scores outgrew the old ones; true if any of the warp's did. What happens to a
+    // row depends on that row alone: the bits of a query do not know what else is in its tile, other documents for
+    // instance.
+    template <int count> __device__ bool grow(const float (&s)[count], float mul) {
+        float most[4] = {s[0], s[2], s[4], s[6]};
+#pragma unroll
+        for (int i = 1; i < count; i++) {
+            float& m = most[half_of(i) + 2 * (i / 4 % 2)];
+            m = fmaxf(m, s[i]);
+        }
+        float largest[2] = {fmaxf(most[0], most[2]) * mul, fmaxf(most[1], most[3]) * mul};
+        constexpr float kHeadroom = Reference::kHeadroom;
+        const bool outgrown = largest[0] > reference[0] + kHeadroom || largest[1] > reference[1] + kHeadroom;
+        if (!__any_sync(0xffffffffu, outgrown)) return false;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float row_largest = warp_max<4>(largest[half]);
+            const float next =
+                row_largest > reference[half] + kHeadroom ? Reference::of(row_largest) : reference[half];
+            correction[half] = exp2_approx(reference[half] - next);
+            reference[half] = next;
+            sum[half] *= correction[half];
+        }
+        return true;
+    }
+    // Scores to weights.
+    template <int count> __device__ void exponentials(float (&s)[count], float mul) {
+        float more[2] = {0, 0};
+#pragma unroll
+        for (int i = 0; i < count; i++) {
+            s[i] = exp2_approx(fmaf(s[i], mul, -reference[half_of(i)]));
+            if (i / 4 % 2) more[half_of(i)] += s[i];
+            else sum[half_of(i)] += s[i];
+        }
+        sum[0] += more[0], sum[1] += more[1];
+    }
+    // evaluate_now() for weights that have been summed.
+    __device__ void evaluate() const {
+        if (sum[0] + sum[1] < 0) __nanosleep(1);
+    }
+    template <int count> __device__ void correct(float (&o)[count]) const {
+#pragma unroll
+        for (int i = 0; i < count; i++) o[i] *= correction[half_of(i)];
+    }
+};
+using RowSoftmax = RowSoftmaxWith<LargestReference>;
+
+// 16 rows of results of a warp, as bf16 into panels of 16 rows each that begin at `shared`.
+template <int count> __device__ inline void stage_rows(uint32_t shared, const float (&d)[count], int lane) {
+    const uint32_t row = lane & 15;
+#pragma unroll
+    for (int j = 0; j < count / 8; j++) {
+        uint32_t part[4];
+        as_operand(part, d, j);
+        const uint32_t chunk = 2 * j + (lane >> 4);
+        ptx::store_matrix_x4(shared + chunk / 8 * (16 * kPanelRowBytes) + panel_offset(row, chunk % 8), part);
+    }
+}
+
+}  // namespace cuda

@@ -1,0 +1,185 @@
+// E4M3 copies of packed projections for FP8 attention, with rope on the way.
+#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/ptx.cuh"
+#include "llmc/cuda/rope.cuh"
+
+namespace cuda {
+namespace {
+
+constexpr int kBlocksPerSm = 3;
+
+struct HeadsWork {
+    bf16* qkv;
+    const float* cos_sin;
+    uint8_t* bytes;
+    float* factors;
+    uint32_t T, heads, first_value_head, blocks;   // blocks of a head
+    uint32_t items;   // blocks of all heads, the heads innermost: they share a piece of the table
+};
+
+// A thread's 8 columns, and as many HS / 2 further on, of 4 tokens that follow each other in head_token_order.
+template <int HS> struct HeadThread {
+    static constexpr uint32_t kPairs = HS / 16, kThreads = 32 * kPairs;
+    uint32_t column = threadIdx.x % kPairs * 8, quad = threadIdx.x / kPairs;
+
+    __device__ uint32_t first_token() const { return quad / 4 * 16 + quad % 4 * 2; }
+    // What follows it: the r-th lies so far on.
+    __device__ static constexpr uint32_t apart(int r) { return static_cast<uint32_t>(head_token_order(r)); }
+};
+// Block `item` in the order of the work.
+struct HeadPlace {
+    uint32_t head, block, b;
+
+    __device__ HeadPlace(const HeadsWork& work, uint32_t item)
+        : head(item % work.heads), block(item / work.heads % work.blocks), b(item / work.heads / work.blocks) {}
+    __device__ void next(const HeadsWork& work) {
+        if (++head < work.heads) return;
+        head = 0;
+        if (++block < work.blocks) return;
+        block = 0, b++;
+    }
+};
+
+// The largest magnitude of a block of threads. shared: a word a warp, and not that of the call before.
+template <uint32_t threads> __device__ inline uint32_t block_magnitude(uint32_t mine, uint32_t* shared) {
+    const uint32_t most = __reduce_max_sync(0xffffffffu, mine);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = most;
+    __syncthreads();
+    uint32_t largest = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < threads / 32; w++) largest = max(largest, shared[w]);
+    return largest;
+}
+
+// Four tokens' bytes of the thread's columns to their places in HS rows of 128 tokens. Groups of 16 tokens are swapped
+// within a row, so that neither side of the transpose meets busy banks.
+template <int HS>
+__device__ inline void transpose_to(uint32_t (&rows)[HS][32], const HeadThread<HS>& t, const uint2 (&bytes)[4],
+                                    int half) {
+#pragma unroll
+    for (int word = 0; word < 2; word++) {
+        uint32_t tokens[4], columns[4];
+#pragma unroll
+        for (int r = 0; r < 4; r++) tokens[r] = word ? bytes[r].y : bytes[r].x;
+        transpose_bytes(tokens, columns);
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            rows[half * (HS / 2) + t.column + 4 * word + c][t.quad ^ (t.column / 8 * 4)] = columns[c];
+        }
+    }
+}
+template <int HS> __device__ inline void store_rows(uint8_t* out, const uint32_t (&rows)[HS][32]) {
+    for (uint32_t i = threadIdx.x; i < HS * 8; i += HeadThread<HS>::kThreads) {
+        const uint32_t row = i / 8, chunk = i % 8, swap = row % (HS / 2) / 8;
+        *reinterpret_cast<uint4*>(out + i * 16) = *reinterpret_cast<const uint4*>(&rows[row][(chunk ^ swap) * 4]);
+    }
+}
+
+// Math: QuantizeHeadsArgs.
+// Source: ops.h.
+// Traffic: qkv read and written, 1 byte an element written, once; the table once for the heads of a block of tokens.
+// Requires: HS 64 or 128, 16-byte aligned rows.
+// Parallel: a block owns 128 tokens of one head after the other, neighbours on the same multiprocessor, so that the
+//           table comes from its L1 cache; a thread 8 pairs of 4 tokens.
+template <int HS, bool kRope>
+__global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 / HS)
+    quantize_heads_kernel(const __grid_constant__ HeadsWork work) {
+    constexpr uint32_t kThreads = HeadThread<HS>::kThreads, kTokens = kHeadBlock;
+    __shared__ __align__(16) uint32_t rows[HS][32];
+    __shared__ uint32_t shared[2][kThreads / 32];
+    wait_for_kernels_before();
+    const HeadThread<HS> t;
+    const uint32_t per_sm = kBlocksPerSm * 128 / HS, sms = gridDim.x / per_sm, width = work.heads * HS;
+    const uint64_t range = blockIdx.x % sms * per_sm + blockIdx.x / sms;
+    const auto begin = static_cast<uint32_t>(range * work.items / gridDim.x);
+    const auto end = static_cast<uint32_t>((range + 1) * work.items / gridDim.x);
+    HeadPlace at_work(work, begin);
+    for (uint32_t item = begin; item < end; item++, at_work.next(work)) {
+        const uint32_t head = at_work.head, token = at_work.block * kTokens + t.first_token();
+        const bool value = head >= work.first_value_head;
+        bf16* const own = work.qkv + (uint64_t{at_work.b} * work.T + token) * width + head * HS + t.column;
+        const uint32_t tokens = work.T > token ? work.T - token : 0;   // from the thread's first one on
+        uint4 x[4][2];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            const bf16* at = own + t.apart(r) * width;
+            x[r][0] = t.apart(r) < tokens ? load_vec_streaming(at) : uint4{};
+            x[r][1] = t.apart(r) < tokens ? load_vec_streaming(at + HS / 2) : uint4{};
+        }
+        if (kRope && !value) {
+            const float* angles = work.cos_sin + uint64_t{token} * HS + 2 * t.column;
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                float cosine[8], sine[8];
+                if (t.apart(r) < tokens) {
+                    load_angles(ptx::opaque(angles + t.apart(r) * HS), 1.0f, cosine, sine);
+                    rotate_vectors(x[r][0], x[r][1], cosine, sine);
+                }
+            }
+        }
+        uint32_t most = 0;
+#pragma unroll
+        for (int r = 0; r < 4; r++) most = max_pair(most, max_pair(amax_pair(x[r][0]), amax_pair(x[r][1])));
+        const uint32_t largest = block_magnitude<kThreads>(larger_of_pair(most), shared[item % 2]);
+        const float quant_mul = head_quant_mul_of(largest << 16);
+        const float dequant_mul = largest < kInfinityMagnitude ? 1 / quant_mul : 1;
+
+        const uint64_t place = (uint64_t{at_work.b} * work.heads + head) * work.blocks + at_work.block;
+        uint8_t* const out = work.bytes + place * kTokens * HS;
+        if (threadIdx.x == 0) work.factors[place] = dequant_mul;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint2 bytes[4];
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                bytes[r] = to_fp8x8<Dtype::kE4m3>(x[r][half], quant_mul);
+                bf16* at = own + t.apart(r) * width + half * (HS / 2);
+                if (t.apart(r) < tokens) store_vec_streaming(at, from_e4m3x8(bytes[r], dequant_mul));
+            }
+            if (value) {
+                transpose_to(rows, t, bytes, half);
+            } else {
+                uint8_t* at = out + t.first_token() * HS + t.column + half * (HS / 2);
+#pragma unroll
+                for (int r = 0; r < 4; r++) *reinterpret_cast<uint2*>(at + t.apart(r) * HS) = bytes[r];
+            }
+        }
+        if (value) {
+            __syncthreads();   // until the next block's magnitude is known nobody writes rows again
+            store_rows<HS>(out, rows);
+        }
+    }
+}
+
+template <int HS, bool kRope> void launch(Ctx& ctx, const HeadsWork& work) {
+    const unsigned grid = static_cast<unsigned>(ctx.sm_count) * (kBlocksPerSm * 128 / HS);
+    launch_early(ctx, quantize_heads_kernel<HS, kRope>, grid, HeadThread<HS>::kThreads, 0, work);
+    CHECK_LAUNCH("quantize_heads_kernel");
+}
+
+}  // namespace
+
+void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
+    const int64_t heads = args.NH + 2 * args.NKV, blocks = head_blocks(args.T), HS = args.HS;
+    CHECK(HS == 64 || HS == 128, "quantize_heads: head size %lld", (long long)HS);
+    CHECK(args.T < (int64_t{1} << 31) - 256 && args.B * blocks * heads < (int64_t{1} << 31),
+          "quantize_heads: B %lld T %lld, %lld heads", (long long)args.B, (long long)args.T, (long long)heads);
+    expect(args.qkv, Dtype::kBf16, args.B * args.T * heads * HS, "quantize_heads: qkv");
+    expect(args.heads.bytes, Dtype::kE4m3, args.B * heads * blocks * kHeadBlock * HS, "quantize_heads: bytes");
+    expect(args.heads.factors, Dtype::kFp32, args.B * heads * blocks, "quantize_heads: factors");
+    if (args.cos_sin) expect_at_least(args.cos_sin, Dtype::kFp32, args.T * HS, "quantize_heads: cos_sin");
+    CHECK(vectorizable<bf16>(HS, {args.qkv.data, args.heads.bytes.data, args.cos_sin.data}),
+          "quantize_heads: not 16-byte aligned");
+    const HeadsWork work{.qkv = args.qkv.as<bf16>(),
+                         .cos_sin = args.cos_sin ? args.cos_sin.as<const float>() : nullptr,
+                         .bytes = static_cast<uint8_t*>(args.heads.bytes.data),
+                         .factors = args.heads.factors.as<float>(), .T = static_cast<uint32_t>(args.T),
+                         .heads = static_cast<uint32_t>(heads),
+                         .first_value_head = static_cast<uint32_t>(args.NH + args.NKV),
+                         .blocks = static_cast<uint32_t>(blocks),
+                         .items = static_cast<uint32_t>(args.B * blocks * heads)};
+    if (HS == 64) args.cos_sin ? launch<64, true>(ctx, work) : launch<64, false>(ctx, work);
+    else args.cos_sin ? launch<128, true>(ctx, work) : launch<128, false>(ctx, work);
+}
+
+}  // namespace cuda

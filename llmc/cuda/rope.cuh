@@ -1,0 +1,36 @@
+// Rotations of rotary position embedding, for the kernels that do them.
+#pragma once
+#include "llmc/cuda/common.cuh"
+
+namespace cuda {
+
+// (x, y) turned by an angle, with its roundings written out: every kernel here must agree on them.
+__device__ inline void rotate(float& x, float& y, float cosine, float sine) {
+    const float turned = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
+    y = __fmaf_rn(y, cosine, __fmul_rn(x, sine));
+    x = turned;
+}
+
+// Cosine and sine of kWidth pairs; direction 1 or -1.
+template <int kWidth>
+__device__ inline void load_angles(const float* table, float direction, float (&cosine)[kWidth],
+                                   float (&sine)[kWidth]) {
+    float pair[2 * kWidth];
+    if constexpr (kWidth == 1) pair[0] = table[0], pair[1] = table[1];
+    else load_floats<float, 2 * kWidth>(table, pair);
+#pragma unroll
+    for (int j = 0; j < kWidth; j++) cosine[j] = pair[2 * j], sine[j] = pair[2 * j + 1] * direction;
+}
+
+// 8 pairs of a row.
+__device__ inline void rotate_vectors(uint4& x, uint4& y, const float (&cosine)[8], const float (&sine)[8]) {
+    float a[8], b[8];
+    unpack<bf16>(x, a);
+    unpack<bf16>(y, b);
+#pragma unroll
+    for (int j = 0; j < 8; j++) rotate(a[j], b[j], cosine[j], sine[j]);
+    x = pack<bf16>(a);
+    y = pack<bf16>(b);
+}
+
+}  // namespace cuda

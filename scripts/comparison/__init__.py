@@ -1,0 +1,1 @@
+"""Parts of scripts/compare: which runs, measuring them in turn, what their logs say, the tables and plots."""

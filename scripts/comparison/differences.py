@@ -1,0 +1,110 @@
+"""What two runs differ in, and whether a ratio of the two may stand in a table."""
+from collections import namedtuple
+
+# kind "precision": what comparisons are about. "refused": no ratio unless --allow names the key. "said": a ratio, with
+# a note beside it.
+Difference = namedtuple("Difference", "key base other kind")
+
+# Options that make no difference to what is computed, in which time.
+NEUTRAL = {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval", "log-file",
+           "sample-every", "sample-tokens", "eval-interval", "dry-run", "check-comm", "profile",
+           "exit-duration-in-mins", "comm-timeout", "ranks", "config"}
+# Of which type values are where, beside the options named fp8-*.
+PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "param-comm-dtype", "first-last-layers-bf16",
+             "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "bf16-linears"}
+# What the header has besides the configuration: key of the difference, kind.
+FACTS = {
+    "gpu": ("refused", lambda header: header["device"]["name"]),
+    "gpus": ("refused", lambda header: header["world"]),
+    "synthetic-data": ("refused", lambda header: bool(header.get("synthetic_data"))),
+    "commit": ("said", lambda header: header["commit"]),
+    "driver": ("said", lambda header: header["device"].get("driver", "")),
+    "toolkit": ("said", lambda header: header["device"].get("toolkit", "")),
+    "matmul library": ("said", lambda header: header["device"].get("matmul_library", "")),
+}
+# Precision options that are told when they are not these.
+USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
+         "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32", "param-comm-dtype": "bf16",
+         "fp8-health-interval": 100}
+TOLD_APART = {"dtype", "fp8-recipe", "fp8-format", "first-last-layers-bf16", "num-layers-at-start-in-bf16",
+              "num-layers-at-end-in-bf16"}
+
+
+def is_precision(key):
+    return key in PRECISION or key.startswith("fp8-")
+
+
+def same(a, b):
+    """Headers leave out options without effect: absent is the same as off."""
+    off = (None, False, 0, "", [], "none")
+    return a == b or (None in (a, b) and a in off and b in off)
+
+
+def shown(value):
+    if value is None:
+        return "without effect"
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value) if value != "" else "none"
+
+
+def run_differences(base, other):
+    """Of two headers."""
+    found = []
+    for key, (kind, fact) in FACTS.items():
+        if fact(base) != fact(other):
+            found.append(Difference(key, shown(fact(base)), shown(fact(other)), kind))
+    first, second = base["config"], other["config"]
+    for key in dict.fromkeys([*first, *second]):
+        if key in NEUTRAL or key in FACTS or same(first.get(key), second.get(key)):
+            continue
+        kind = "precision" if is_precision(key) else "refused"
+        found.append(Difference(key, shown(first.get(key)), shown(second.get(key)), kind))
+    return found
+
+
+def precision_text(config):
+    """The precision of a run in a few words: what its recipe is, and what is not as usual."""
+    if config.get("fp8-recipe", "none") == "none":
+        words = [str(config.get("dtype", "bf16")).upper()]
+    else:
+        words = [f"FP8 {config['fp8-recipe']} {config.get('fp8-format', '')}".strip()]
+        if config.get("first-last-layers-bf16"):
+            words.append(f"first {config.get('num-layers-at-start-in-bf16', 1)} and last "
+                         f"{config.get('num-layers-at-end-in-bf16', 1)} layers BF16")
+    usual = {**USUAL, "grad-comm-dtype": config.get("grad-dtype", "fp32")}
+    for key, value in config.items():
+        if is_precision(key) and key not in TOLD_APART and value != usual.get(key, value if not value else None):
+            words.append(f"{key} {shown(value)}")
+    return ", ".join(words)
+
+
+class Verdict:
+    """Whether a configuration is compared with the baseline, and what is to be said about it."""
+
+    def __init__(self, base, other, allowed):
+        self.refused, self.notes = [], []
+        self.keys = set()   # of differences that --allow can name
+        for difference in run_differences(base.header, other.header):
+            text = f"{difference.key} {difference.other}, {base.name} has {difference.base}"
+            if difference.kind == "refused":
+                self.keys.add(difference.key)
+                (self.notes if difference.key in allowed else self.refused).append(text)
+            elif difference.kind == "said":
+                self.notes.append(text)
+        if base.tokens != other.tokens:
+            self.notes.append(f"{other.tokens:,} tokens trained on, {base.name} {base.tokens:,}")
+
+    @property
+    def comparable(self):
+        return not self.refused
+
+    def text(self):
+        """For a line below the table, "" if there is nothing to say."""
+        parts = []
+        if self.refused:
+            names = ",".join(sorted({text.split(" ")[0] for text in self.refused}))
+            parts.append(f"not compared: {'; '.join(self.refused)} (--allow {names} compares all the same)")
+        if self.notes:
+            parts.append(f"differs: {'; '.join(self.notes)}")
+        return "; ".join(parts)
