@@ -1,8 +1,10 @@
 #include "llmc/doctor.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "llmc/board.h"
 #include "llmc/check.h"
@@ -14,6 +16,7 @@
 namespace {
 
 constexpr int kExitItemFailed = 1;
+constexpr int kHearMs = 700;
 constexpr double kTimeoutSeconds = 20;   // without progress; ten times that until ranks are connected
 
 const std::vector<Item> kItems = {
@@ -88,6 +91,14 @@ int examine(Patient& patient) {
     return report.failed() ? kExitItemFailed : kExitOk;
 }
 
+// The launch wrapper learns the exit code from the ranks' watchdogs, which look several times a second.
+void leave(const Comm& comm, int exit_code) {
+    leave_outcome(exit_code);
+    if (exit_code == kExitOk || comm.world().ranks == 1) return;
+    post_end(exit_code);
+    std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));
+}
+
 }  // namespace
 
 const std::vector<Item>& doctor_items() { return kItems; }
@@ -152,8 +163,7 @@ int doctor_main(int argc, const char* const* argv) {
         patient.cuda_build = !patient.info.toolkit.empty();
         try {
             const int exit_code = examine(patient);
-            leave_outcome(exit_code);
-            if (exit_code != kExitOk) post_end(exit_code);
+            leave(*comm, exit_code);
             return exit_code;
         } catch (const std::exception& error) {
             // As in training: on its way up the device would be closed, which waits for what other ranks do not finish.
