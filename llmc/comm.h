@@ -81,6 +81,9 @@ std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm);
 // started and this build or the launcher cannot connect them.
 std::unique_ptr<Comm> open_comm();
 
+// The MPI library that this executable runs with ("Open MPI v4.1.4"), "" if it was built without.
+std::string mpi_library_text();
+
 // Exit 2, naming the first rank that differs from rank 0 and in what: each item is what it is called and this rank's
 // value, which must be the same on all.
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items);

@@ -59,6 +59,7 @@ std::unique_ptr<Comm> open_comm() {
                 "libopenmpi-dev) and run make again", size, number_of(size));
     return open_single();
 }
+std::string mpi_library_text() { return ""; }
 #else
 std::unique_ptr<Comm> open_mpi();   // comm_mpi.cpp
 

@@ -11,6 +11,7 @@
 #include "llmc/check_comm.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
+#include "llmc/doctor.h"
 #include "llmc/environment.h"
 #include "llmc/fp8_watch.h"
 #include "llmc/inject.h"
@@ -449,6 +450,7 @@ private:
 }  // namespace
 
 int train_main(int argc, const char* const* argv, const std::string& family) {
+    if (asks_for_doctor(argc, argv)) return doctor_main(argc, argv);
     std::unique_ptr<Comm> comm;
     catch_stop_signals();
     try {
