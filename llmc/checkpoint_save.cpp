@@ -404,11 +404,9 @@ void CheckpointSaver::finish() {
 void CheckpointSaver::require_room(int64_t count) {
     Comm& comm = impl_->comm;
     auto look = [&] {
-        namespace fs = std::filesystem;
-        std::error_code ignored;
-        fs::path existing = fs::absolute(impl_->options.root);
-        while (!fs::exists(existing, ignored) && existing.has_relative_path()) existing = existing.parent_path();
-        require_free_space(existing.string(), count * impl_->checkpoint_bytes(),
+        int64_t needed = 0;
+        if (__builtin_mul_overflow(count, impl_->checkpoint_bytes(), &needed)) needed = INT64_MAX;
+        require_free_space(existing_part(impl_->options.root), needed,
                            strf("%lld checkpoint%s of --save %s", (long long)count, count == 1 ? "" : "s",
                                 impl_->options.root.c_str()));
         return std::string();

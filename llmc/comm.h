@@ -5,6 +5,7 @@
 // NCCL's own on GPUs, so that all ranks get the same bits and a run repeats itself.
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -92,3 +93,5 @@ void require_same(Comm& comm, const std::vector<std::pair<std::string, std::stri
 // with this exit code. Every rank may have come to the same end, so rank 0 speaks first. Returns exit_code where there
 // is one rank.
 int end_with_error(Comm* comm, const char* what, int exit_code);
+// With the exit code of an Error; any other exception is a bug.
+int end_with_error(Comm* comm, const std::exception& error);

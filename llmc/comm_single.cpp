@@ -128,3 +128,7 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
     }
     return exit_code;
 }
+int end_with_error(Comm* comm, const std::exception& error) {
+    const auto* ours = dynamic_cast<const Error*>(&error);
+    return end_with_error(comm, error.what(), ours ? ours->exit_code : kExitBug);
+}

@@ -168,12 +168,9 @@ int doctor_main(int argc, const char* const* argv) {
         } catch (const std::exception& error) {
             // As in training: on its way up the device would be closed, which waits for what other ranks do not finish.
             if (comm->world().ranks == 1) throw;
-            const auto* ours = dynamic_cast<const Error*>(&error);
-            return end_with_error(comm.get(), error.what(), ours ? ours->exit_code : kExitBug);
+            return end_with_error(comm.get(), error);
         }
-    } catch (const Error& error) {
-        return end_with_error(comm.get(), error.what(), error.exit_code);
     } catch (const std::exception& error) {
-        return end_with_error(comm.get(), error.what(), kExitBug);
+        return end_with_error(comm.get(), error);
     }
 }

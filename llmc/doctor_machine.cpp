@@ -41,13 +41,6 @@ int64_t limit_of(decltype(RLIMIT_NOFILE) resource) {
     return limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<int64_t>(limit.rlim_cur);
 }
 
-// The folder itself, or where it would be made.
-std::filesystem::path existing_part(std::filesystem::path path) {
-    path = std::filesystem::absolute(path);
-    while (!std::filesystem::exists(path) && path.has_relative_path()) path = path.parent_path();
-    return path;
-}
-
 bool has_infiniband() {
     std::error_code error;
     return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
@@ -106,7 +99,7 @@ Findings look_at_environment(Patient& patient) {
 Findings look_at_disk(Patient& patient) {
     if (patient.options.save.empty())
         return {not_checked("--save DIR names the folder that checkpoints are to go to", "")};
-    const std::string folder = patient.options.save, there = existing_part(folder).string();
+    const std::string folder = patient.options.save, there = existing_part(folder);
     if (!is_directory(there)) return {failed(printable(there) + " is not a folder", "name another one")};
     if (::access(there.c_str(), W_OK | X_OK) != 0)
         return {failed(strf("%s cannot be written: %s", printable(there).c_str(), std::strerror(errno)),

@@ -131,8 +131,8 @@ Findings look_at_nccl(Patient& patient) {
                         nccl_api::version_text(loaded.version).c_str(), loaded.path.c_str()))};
     const size_t advice = error.rfind("; ");
     const std::string what = error.substr(0, advice);
-    const std::string todo = advice == std::string::npos ? "" : error.substr(advice + 2);
-    return {patient.comm.world().ranks > 1 ? failed(what, todo) : warning(what, todo)};
+    const std::string fix = advice == std::string::npos ? "" : error.substr(advice + 2);
+    return {patient.comm.world().ranks > 1 ? failed(what, fix) : warning(what, fix)};
 }
 
 Findings look_at_ranks(Patient& patient) {
