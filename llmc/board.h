@@ -83,7 +83,11 @@ public:
     void add_progress() { progress_.fetch_add(1, std::memory_order_release); }
     void add_sign() { signs_.fetch_add(1, std::memory_order_release); }
     void set_past_first_step() { past_first_step_.store(1, std::memory_order_relaxed); }
-    void set_end(int code) { end_code_plus_1_.store(code + 1, std::memory_order_release); }
+    // What went wrong stays, though the process then leaves in order.
+    void set_end(int code) {
+        if (code != 0 || end_code_plus_1_.load(std::memory_order_relaxed) == 0)
+            end_code_plus_1_.store(code + 1, std::memory_order_release);
+    }
     Phase phase() const { return static_cast<Phase>(phase_.load(std::memory_order_relaxed)); }
     // Number in its lane.
     int64_t give(Lane lane, const char* name);

@@ -27,7 +27,8 @@ double median(std::vector<double> values) {
 
 class CommCheck {
 public:
-    CommCheck(Ctx& ctx, Comm& comm) : ctx_(ctx), comm_(comm), ranks_(comm.world().ranks) {
+    CommCheck(Ctx& ctx, Comm& comm, bool tables)
+        : ctx_(ctx), comm_(comm), ranks_(comm.world().ranks), tables_(tables) {
         const DeviceInfo info = device::device_info(ctx.index);
         char host[256] = "";
         gethostname(host, sizeof host - 1);
@@ -52,7 +53,7 @@ public:
     std::vector<std::string> run() {
         std::vector<std::string> notes = {collectives()};
         const std::vector<std::vector<double>> rates = pairs();
-        if (ranks_ <= kMatrixRanks) print_matrix(rates);
+        if (tables_ && ranks_ <= kMatrixRanks) print_matrix(rates);
         std::vector<double> all;
         for (size_t a = 0; a < rates.size(); a++)
             for (size_t b = 0; b < a; b++) all.push_back(rates[a][b]);
@@ -64,6 +65,12 @@ public:
     }
 
 private:
+    void print(const std::string& text) const {
+        if (!tables_) return;
+        std::fputs(text.c_str(), stdout);
+        std::fflush(stdout);
+    }
+
     // Equal on all ranks.
     int64_t least_free() {
         if (least_free_ == 0) {
@@ -106,26 +113,25 @@ private:
     }
 
     std::string collectives() {
-        std::printf("check-comm: %d ranks, GiB/s that a rank sends (bus bandwidth)\n%10s", ranks_, "size");
-        for (const char* name : kNames) std::printf(" %15s", name);
-        std::printf("\n");
+        print(strf("check-comm: %d ranks, GiB/s that a rank sends (bus bandwidth)\n%10s", ranks_, "size"));
+        for (const char* name : kNames) print(strf(" %15s", name));
+        print("\n");
         std::string largest;
         for (const int64_t size : sizes_) {
             const int64_t elems = size / 4 / ranks_ * ranks_;
             const Tensor in{in_, Dtype::kFp32, elems}, out{out_, Dtype::kFp32, elems};
             const std::string name = size < kMiB ? strf("%lld KiB", (long long)(size / 1024))
                                                  : strf("%lld MiB", (long long)(size / kMiB));
-            std::printf("%10s", name.c_str());
+            print(strf("%10s", name.c_str()));
             largest = "check-comm: " + name + ":";
             for (const Collective collective : kCollectives) {
                 const double rate = bus_factor(collective, ranks_) * static_cast<double>(in.bytes()) / kGiB
                                     / seconds(size, [&] { call(collective, in, out); }, true);
-                std::printf(" %15.2f", rate);
+                print(strf(" %15.2f", rate));
                 largest += strf("%s %s %.2f", largest.back() == ':' ? "" : ",", kNames[static_cast<int>(collective)],
                                 rate);
             }
-            std::printf("\n");
-            std::fflush(stdout);
+            print("\n");
         }
         return largest + " GiB/s";
     }
@@ -155,8 +161,8 @@ private:
         // A link is as fast as the slower of its two ends says.
         for (size_t a = 0; a < rates.size(); a++)
             for (size_t b = 0; b < a; b++) rates[a][b] = rates[b][a] = std::min(rates[a][b], rates[b][a]);
-        std::printf("check-comm: pairs of ranks, %lld MiB both ways at once, GiB/s each way\n",
-                    (long long)(bytes / kMiB));
+        print(strf("check-comm: pairs of ranks, %lld MiB both ways at once, GiB/s each way\n",
+                   (long long)(bytes / kMiB)));
         return rates;
     }
 
@@ -177,6 +183,7 @@ private:
     Ctx& ctx_;
     Comm& comm_;
     const int ranks_;
+    const bool tables_;
     std::vector<std::string> hosts_, labels_;   // by rank
     std::vector<int64_t> sizes_;                // bytes, ascending
     int64_t least_free_ = 0;
@@ -235,7 +242,7 @@ std::vector<std::string> slow_links(const std::vector<std::vector<double>>& rate
     return lines;
 }
 
-std::vector<std::string> check_comm(Ctx& ctx, Comm& comm) {
+std::vector<std::string> check_comm(Ctx& ctx, Comm& comm, bool tables) {
     if (comm.world().ranks == 1) return {"check-comm: one rank, nothing to check"};
-    return CommCheck(ctx, comm).run();
+    return CommCheck(ctx, comm, tables).run();
 }

@@ -6,8 +6,9 @@
 #include "llmc/comm.h"
 
 // Times every collective for messages of 1 MiB to 1 GiB (on the CPU of 64 KiB to 4 MiB) and every pair of ranks, prints
-// the tables on rank 0 and returns lines for the log: the rates of the largest size, the slow links.
-std::vector<std::string> check_comm(Ctx& ctx, Comm& comm);
+// the tables on rank 0 unless `tables` is false, and returns lines for the log: the rates of the largest size, the slow
+// links.
+std::vector<std::string> check_comm(Ctx& ctx, Comm& comm, bool tables = true);
 
 // ---- its parts, for tests
 

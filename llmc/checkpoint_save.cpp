@@ -401,5 +401,18 @@ void CheckpointSaver::finish() {
     impl_->leave();
 }
 
+void CheckpointSaver::require_room(int64_t count) {
+    Comm& comm = impl_->comm;
+    auto look = [&] {
+        int64_t needed = 0;
+        if (__builtin_mul_overflow(count, impl_->checkpoint_bytes(), &needed)) needed = INT64_MAX;
+        require_free_space(existing_part(impl_->options.root), needed,
+                           strf("%lld checkpoint%s of --save %s", (long long)count, count == 1 ? "" : "s",
+                                impl_->options.root.c_str()));
+        return std::string();
+    };
+    agree(comm, comm.root() ? outcome_of(look) : Outcome{}, "--save cannot be used");
+}
+
 int64_t CheckpointSaver::buffer_bytes() const { return impl_->buffer_bytes; }
 int64_t CheckpointSaver::checkpoint_bytes() const { return impl_->checkpoint_bytes(); }

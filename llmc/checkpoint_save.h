@@ -42,6 +42,10 @@ public:
     // Waits until no save is running.
     void finish();
 
+    // Error (exit 7) on every rank unless the disk has room for `count` checkpoints more. Asked before the first
+    // step, so that a full disk is not found hours later.
+    void require_room(int64_t count);
+
     int64_t buffer_bytes() const;       // of pinned memory on this rank
     int64_t checkpoint_bytes() const;   // of one checkpoint without state.json and tokenizer; never too few
 

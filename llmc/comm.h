@@ -5,6 +5,7 @@
 // NCCL's own on GPUs, so that all ranks get the same bits and a run repeats itself.
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -81,6 +82,9 @@ std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm);
 // started and this build or the launcher cannot connect them.
 std::unique_ptr<Comm> open_comm();
 
+// The MPI library that this executable runs with ("Open MPI v4.1.4"), "" if it was built without.
+std::string mpi_library_text();
+
 // Exit 2, naming the first rank that differs from rank 0 and in what: each item is what it is called and this rank's
 // value, which must be the same on all.
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items);
@@ -89,3 +93,5 @@ void require_same(Comm& comm, const std::vector<std::pair<std::string, std::stri
 // with this exit code. Every rank may have come to the same end, so rank 0 speaks first. Returns exit_code where there
 // is one rank.
 int end_with_error(Comm* comm, const char* what, int exit_code);
+// With the exit code of an Error; any other exception is a bug.
+int end_with_error(Comm* comm, const std::exception& error);

@@ -213,3 +213,12 @@ std::unique_ptr<Comm> open_mpi() {
     MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
     return std::make_unique<MpiComm>();
 }
+
+// Allowed before MPI is initialised.
+std::string mpi_library_text() {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    if (MPI_Get_library_version(text, &length) != MPI_SUCCESS) return "MPI of an unknown version";
+    const std::string whole(text, static_cast<size_t>(length));
+    return whole.substr(0, whole.find(','));
+}

@@ -59,6 +59,7 @@ std::unique_ptr<Comm> open_comm() {
                 "libopenmpi-dev) and run make again", size, number_of(size));
     return open_single();
 }
+std::string mpi_library_text() { return ""; }
 #else
 std::unique_ptr<Comm> open_mpi();   // comm_mpi.cpp
 
@@ -126,4 +127,8 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
         comm->abort(exit_code);
     }
     return exit_code;
+}
+int end_with_error(Comm* comm, const std::exception& error) {
+    const auto* ours = dynamic_cast<const Error*>(&error);
+    return end_with_error(comm, error.what(), ours ? ours->exit_code : kExitBug);
 }

@@ -39,7 +39,7 @@ std::string own_effect(const std::string& name) {
 std::string nvte_effect(const std::string& name) {
     if (name == "NVTE_FP8_ALLREDUCE") return "unused: no version of Transformer Engine knows it either";
     if (starts_with(name, "NVTE_FP8_DPA") || name == "NVTE_FP8_MHA")
-        return "unused: it is for FP8 attention in Transformer Engine; attention runs in BF16 here";
+        return "unused: it is for FP8 attention in Transformer Engine; here that is --fp8-attention";
     if (starts_with(name, "NVTE_FP8_BLOCK_SCALING_"))
         return "unused: Transformer Engine's; block factors are powers of two here (--fp8-recipe blockwise)";
     return "unused: it is Transformer Engine's, which has no part in this trainer; FP8 is set by --fp8-* options";
@@ -67,27 +67,42 @@ std::string shown(std::string value) {
 
 }  // namespace
 
-std::vector<std::string> environment_lines(const std::vector<std::string>& variables, int ranks, bool gpu) {
-    std::vector<std::string> lines;
+std::vector<VariableEffect> environment_effects(const std::vector<std::string>& variables, int ranks, bool gpu) {
+    std::vector<VariableEffect> effects;
     for (const std::string& variable : variables) {
         const size_t equals = std::min(variable.find('='), variable.size());
         const std::string name = variable.substr(0, equals);
         const std::string value = variable.substr(std::min(equals + 1, variable.size()));
         std::string effect;
-        if (starts_with(name, "NVTE_")) effect = nvte_effect(name);
+        const bool nvte = starts_with(name, "NVTE_");
+        if (nvte) effect = nvte_effect(name);
         if (starts_with(name, "NCCL_")) effect = nccl_effect(ranks, gpu);
         if (name == "CUDA_DEVICE_MAX_CONNECTIONS") effect = connections_effect(value, gpu);
         if (starts_with(name, "LLMFP8_")) effect = own_effect(name);
-        if (!effect.empty()) lines.push_back("environment: " + name + "=" + shown(value) + " " + effect);
+        if (effect.empty()) continue;
+        const bool warn = nvte || effect.find("WARNING") != std::string::npos;
+        effects.push_back({.name = name, .value = shown(value), .effect = effect, .warn = warn});
     }
-    std::sort(lines.begin(), lines.end());   // the environment has no order of its own
+    // The environment has no order of its own.
+    std::sort(effects.begin(), effects.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+    return effects;
+}
+
+std::vector<std::string> own_environment() {
+    std::vector<std::string> variables;
+    for (char** entry = environ; entry && *entry; entry++) variables.push_back(*entry);
+    return variables;
+}
+
+std::vector<std::string> environment_lines(const std::vector<std::string>& variables, int ranks, bool gpu) {
+    std::vector<std::string> lines;
+    for (const VariableEffect& e : environment_effects(variables, ranks, gpu))
+        lines.push_back("environment: " + e.name + "=" + e.value + " " + e.effect);
     return lines;
 }
 
 std::vector<std::string> environment_lines(int ranks, bool gpu) {
-    std::vector<std::string> variables;
-    for (char** entry = environ; entry && *entry; entry++) variables.push_back(*entry);
-    return environment_lines(variables, ranks, gpu);
+    return environment_lines(own_environment(), ranks, gpu);
 }
 
 std::string host_name() {

@@ -3,6 +3,14 @@
 #include <string>
 #include <vector>
 
+// What one of them does here.
+struct VariableEffect {
+    std::string name, value, effect;   // value: printable, cut off where it is long
+    bool warn = false;                 // it slows down, or does nothing that whoever set it may expect
+};
+std::vector<VariableEffect> environment_effects(const std::vector<std::string>& variables, int ranks, bool gpu);
+std::vector<std::string> own_environment();   // "NAME=value" entries of this process
+
 // A line for each variable ("NAME=value" entries) that begins with NVTE_, NCCL_ or LLMFP8_, and for
 // CUDA_DEVICE_MAX_CONNECTIONS: used, passed to NCCL, or unused and why. `ranks` of the run, `gpu` whether it runs on
 // one. An unknown variable with our own prefix is an error with the nearest name (exit 2).

@@ -293,6 +293,13 @@ bool remove_tree(const std::string& path) noexcept {
     return !error;
 }
 
+std::string existing_part(const std::string& path) {
+    fs::path part = fs::absolute(path);
+    std::error_code ignored;
+    while (!fs::exists(part, ignored) && part.has_relative_path()) part = part.parent_path();
+    return part.string();
+}
+
 int64_t free_bytes(const std::string& path) {
     struct statvfs info {};
     if (::statvfs(path.c_str(), &info) != 0) fail_read(path, errno);

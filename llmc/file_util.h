@@ -95,6 +95,8 @@ void rename_path(const std::string& from, const std::string& to, const IoHook& h
 bool exchange_paths(const std::string& a, const std::string& b, const IoHook& hook = {});
 bool remove_tree(const std::string& path) noexcept;  // false if something is left
 
+// `path`, or the nearest folder above it that exists: where it would be made.
+std::string existing_part(const std::string& path);
 // Bytes an unprivileged writer can still put on the file system of `path`.
 int64_t free_bytes(const std::string& path);
 // Error exit 7 that names both figures when `path`'s file system has less than `needed_bytes` left. `what`

@@ -320,5 +320,7 @@ std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
            + matmul("dgrad", "dy", plan.dy_format, "w", plan.weight_format, plan.fast_backward)
            + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)
            + layers_text(plan)
-           + labelled("always BF16", "embedding, norms, residual stream, attention, softmax and loss");
+           + labelled("always BF16", config.fp8_attention
+                                         ? "embedding, norms, residual stream, attention's backward and loss"
+                                         : "embedding, norms, residual stream, attention, softmax and loss");
 }

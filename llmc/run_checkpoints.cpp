@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/board.h"
+#include "llmc/checkpoint_dir.h"
 #include "llmc/version.h"
 
 using Json = nlohmann::json;
@@ -25,6 +26,14 @@ SaveOptions save_options(const Config& config, const IoHook& io_hook = {}) {
     options.async = config.save_async;
     options.io_hook = io_hook;
     return options;
+}
+
+// Checkpoints that come to those already there before old ones make room: with --keep one more than are kept, at most
+// as many as are written. Without it nobody knows what the user takes away, so that one must fit.
+int64_t checkpoints_to_come(const Config& config) {
+    const int64_t saves = config.save_interval > 0 ? config.train_iters / config.save_interval + 1 : 1;
+    const int64_t there = static_cast<int64_t>(checkpoint_steps(config.save).size());
+    return config.keep == 0 ? 1 : std::max<int64_t>(1, std::min(saves, config.keep + 1 - there));
 }
 
 }  // namespace
@@ -52,6 +61,7 @@ RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, 
     if (config.save.empty()) return;
     saver_ = std::make_unique<CheckpointSaver>(save_options(config, io_hook), config.shape, table,
                                                trainer.optimizer().access(ctx), comm);
+    saver_->require_room(checkpoints_to_come(config));
 }
 
 std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {

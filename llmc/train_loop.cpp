@@ -11,6 +11,7 @@
 #include "llmc/check_comm.h"
 #include "llmc/checkpoint.h"
 #include "llmc/comm.h"
+#include "llmc/doctor.h"
 #include "llmc/environment.h"
 #include "llmc/fp8_watch.h"
 #include "llmc/inject.h"
@@ -458,6 +459,7 @@ private:
 }  // namespace
 
 int train_main(int argc, const char* const* argv, const std::string& family) {
+    if (asks_for_doctor(argc, argv)) return doctor_main(argc, argv);
     std::unique_ptr<Comm> comm;
     catch_stop_signals();
     try {
@@ -485,12 +487,9 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         } catch (const std::exception& error) {
             // On its way up the device would be closed, which waits for what other ranks do not finish any more.
             if (ranks == 1) throw;
-            const auto* ours = dynamic_cast<const Error*>(&error);
-            return end_with_error(comm.get(), error.what(), ours ? ours->exit_code : kExitBug);
+            return end_with_error(comm.get(), error);
         }
-    } catch (const Error& error) {
-        return end_with_error(comm.get(), error.what(), error.exit_code);
     } catch (const std::exception& error) {
-        return end_with_error(comm.get(), error.what(), kExitBug);
+        return end_with_error(comm.get(), error);
     }
 }

@@ -16,10 +16,6 @@ const Shape kShapes[] = {{4, 32, 144},    {1, 48, 80},     {100, 16, 272},  {16,
                          {128, 128, 128}, {144, 272, 528}, {48, 1600, 400}, {112, 400, 1600}};
 const Fp8Kind kTensors = fp8_kinds()[0], kBlocks = fp8_kinds()[1];
 
-// Binary places that survive when tensor cores align the products of a step, see TensorCoreRun: one less than measured.
-// On an H200 no error exceeded 0.8 of the bound of 13 places, while the worst was 2.8 of that of 14.
-constexpr int kPlaces = 12;
-
 Fp8Product product(const Shape& s, const Fp8Kind& kind, Dtype result) {
     Fp8Product p{.M = s.M, .N = s.N, .K = s.K, .kind = kind, .result = result};
     p.layout = kGemmLayouts[static_cast<size_t>(s.N / 16 + static_cast<int>(result)) % 3];
@@ -32,21 +28,6 @@ HostTensor on_gpu(Ctx& ctx, const Fp8Product& p, int64_t shift_bytes = 0) {
     cuda::gemm(ctx, p.args(d.view(), a.view(), b.view(), a_grid.view(), b_grid.view(), bias.view()));
     cuda::synchronize(ctx);
     return d.download();
-}
-
-// k that tensor cores sum up by themselves: all of them when fast, otherwise fp32 takes over every 128. Measured like
-// kPlaces: errors of fast sums exceed the bound of runs of 128.
-Fp8Expected expected_of(const Fp8Product& p) { return expected(p, kPlaces, p.fast ? p.K : 128); }
-
-Bound gpu_bound(const Fp8Product& p, const Fp8Expected& e) {
-    const double chain = static_cast<double>(p.K / 32 + 8), round = unit_roundoff(p.result);
-    const bool twice = p.accumulate;   // into bf16: the sum, then what is added to it
-    return [&p, &e, chain, round, twice](int64_t i) {
-        const double sums = e.tensor_cores.get(i)
-                            + 2 * chain * 0x1p-24 * (e.magnitude.get(i) + std::fabs(e.product.get(i)));
-        const double before = twice ? std::fabs(e.product.get(i) - p.d.get(i)) : 0;
-        return sums + 1.01 * round * (std::fabs(e.product.get(i)) + before + sums);
-    };
 }
 
 void for_products(const std::function<void(Fp8Product&)>& f) {

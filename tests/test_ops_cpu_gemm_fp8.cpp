@@ -14,18 +14,6 @@ struct Shape {
 // with block factors, where it is rounded up to a multiple of 4.
 const Shape kShapes[] = {{1, 16, 16}, {7, 48, 80}, {130, 32, 128}, {33, 144, 272}, {5, 16, 1040}, {3, 528, 48}};
 
-// The error of element i: roundings of the longest chain of fp32 sums (runs of 256, or of 128 with factors), the two
-// factors, and the rounding to D's type.
-Bound cpu_bound(const Fp8Product& p, const Fp8Expected& e) {
-    const int64_t run = p.kind.blocks() ? 128 : 256;
-    const double chain = static_cast<double>(std::min(p.K, run) + p.K / run + 5);
-    const double round = unit_roundoff(p.result);
-    return [&e, chain, round](int64_t i) {
-        const double sums = 1.01 * chain * 0x1p-24 * (e.magnitude.get(i) + std::fabs(e.product.get(i)));
-        return sums + 1.01 * round * (std::fabs(e.product.get(i)) + sums);
-    };
-}
-
 int64_t rows_of(const Shape& s, const Fp8Kind& kind) { return kind.blocks() ? (s.M + 3) / 4 * 4 : s.M; }
 
 void for_products(const std::function<void(Fp8Product&)>& f) {

@@ -332,6 +332,17 @@ class TrainTest(unittest.TestCase):
         self.run_train(GPT2, "--train-iters", "6", "--save", self.path("run"), "--save-interval", "1", "--keep", "2")
         self.assertEqual(self.checkpoints("run"), ["step-00000005", "step-00000006"])
 
+    def test_a_disk_without_room_is_refused_before_the_first_step(self):
+        many = ["--train-iters", str(10 ** 9), "--save-interval", "1", "--save", self.path("new", "run")]
+        done = self.run_train(GPT2, *many, "--keep", str(10 ** 9), expect=7)
+        self.assertRegex(done.stderr, r"no space for 1000000001 checkpoints of --save \S*new/run under \S+: \d+ bytes "
+                                      r"needed, \d+ free; free some, choose another --save or a smaller --keep")
+        self.assertNotIn("step 1 ", done.stdout)
+        self.assertFalse(os.path.exists(self.path("new")))
+        few = ["--train-iters", "3", "--save-interval", "1", "--save", self.path("run")]
+        self.run_train(GPT2, *few, "--keep", str(10 ** 9))   # as many as are written must fit, not as many as are kept
+        self.assertEqual(len(self.checkpoints("run")), 3)
+
     def test_load_starts_from_the_weights_only(self):
         self.run_train(LLAMA, "--train-iters", "30", "--save", self.path("run"), "--log-file", self.path("a.jsonl"))
         self.run_train(LLAMA, "--train-iters", "1", "--load", self.path("run", "step-00000030"),

@@ -148,7 +148,7 @@ FP8 = [
     take("num-layers-at-start-in-bf16 num-layers-at-end-in-bf16", "*", "integer"),
     cannot("no-fp8-wgrad", "weight gradients run in FP8 with the rest; bf16-linears takes single linears out"),
     other("tp-only-amax-red", "amaxes are reduced over all ranks, so that factors do not depend on the layout"),
-    cannot("fp8-dot-product-attention fp8-multi-head-attention", "attention runs in BF16"),
+    cannot("fp8-dot-product-attention fp8-multi-head-attention", "here --fp8-attention, for the forward alone"),
     cannot("fp4-*", "Hopper has no FP4"),
     none("te-precision-config-file", "read by newer versions only, with per-module recipes; bf16-linears names "
          "linears"),

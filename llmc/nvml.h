@@ -1,0 +1,25 @@
+// What the driver's management library says of a GPU. The library comes with the driver; it is opened when asked for,
+// and the part of its C interface that is used is written down in nvml.cpp, so that nothing of it is needed to build.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+// Absent: this GPU, or this driver, does not tell.
+struct GpuState {
+    std::optional<bool> persistence;   // the driver stays loaded while nobody uses the GPU
+    std::optional<bool> mig;           // the GPU is cut into instances
+    std::optional<bool> ecc;           // memory errors are corrected
+    std::optional<int64_t> uncorrected_errors;   // since the driver was loaded
+    std::optional<int64_t> sm_mhz, max_sm_mhz, memory_mhz, max_memory_mhz;
+    std::optional<uint64_t> throttle;  // why clocks are lower than they could be: bits below
+    std::optional<int64_t> power_limit_mw, default_power_limit_mw;
+    std::optional<int64_t> celsius;
+};
+
+// nvmlClocksThrottleReasons of the documentation.
+inline constexpr uint64_t kThrottleClocksSet = 0x2, kThrottlePowerCap = 0x4, kThrottleHardware = 0x8,
+                          kThrottleSoftwareThermal = 0x20, kThrottleHardwareThermal = 0x40, kThrottlePowerBrake = 0x80;
+
+// Of the GPU at a PCI address ("0000:18:00.0"). "" or why nothing is known.
+std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library = "libnvidia-ml.so.1");
