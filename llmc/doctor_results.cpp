@@ -254,9 +254,11 @@ std::string wrong_attention(Patient& patient, const oracle::AttentionShape& shap
     Ctx& ctx = patient.ctx;
     const OnDevice qkv(ctx, a.qkv), dout(ctx, a.dout), out(ctx, fresh.out), lse(ctx, fresh.lse), dqkv(ctx, fresh.dqkv),
         delta(ctx, fresh.delta), given_out(ctx, given.out), given_lse(ctx, given.lse);
+    const OnDevice sums(ctx, HostTensor(Dtype::kFp32, device::attention_sums_elems(a.type, shape.B, shape.T, shape.NH,
+                                                                                   shape.HS)));
     ops::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), nullptr));
     ops::attention_backward(ctx, a.backward_args(dqkv.view(), delta.view(), dout.view(), given_out.view(),
-                                                 given_lse.view(), qkv.view(), nullptr));
+                                                 given_lse.view(), qkv.view(), nullptr, sums.view()));
     device::synchronize(ctx);
     // Tensor cores multiply with weights rounded to BF16.
     const oracle::Reference want =

@@ -2,7 +2,7 @@
 // FLOPs count half the square of scores (causal) and 2.5 times the forward for the backward, whatever a
 // kernel recomputes. Random data, two input sets in turn.
 // Prints: shape | forward us | TFLOP/s | % of the ceiling (an 8192^3 bf16 product, measured first) | backward,
-// deterministic ... | fast ... | on compute capability 9.0 as two kernels ...
+// deterministic ... | fast ...
 // and, where FP8 attention exists, us of: its pass over qkv | rope alone | that pass with rope | the forward | all that
 // FP8 needs: the forward and what its pass costs more than rope, TFLOP/s of both, and times the bf16 forward.
 #include <algorithm>
@@ -13,7 +13,6 @@
 #include <functional>
 #include <vector>
 
-#include "llmc/cuda/attention_backward_sm90.cuh"
 #include "llmc/cuda/common.cuh"
 
 namespace {
@@ -240,13 +239,6 @@ void bench(Ctx& ctx, const Shape& s, double ceiling) {
         for (AttentionBackwardArgs& args : backward) args.fast = fast;
         print(2.5 * mflop, median_us(ctx, [&](int i) { cuda::attention_backward(ctx, backward[i % 2]); }));
     }
-    if (sums.elems > 0) {
-        const cuda::AttentionShape shape{.B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS,
-                                   .softmax_mul = backward[0].softmax_mul};
-        print(2.5 * mflop, median_us(ctx, [&](int i) {
-                  cuda::attention_backward_two_sm90(ctx, backward[i % 2], shape);
-              }));
-    }
     std::printf("\n");
     if (has_fp8(ctx, s.dtype, s.HS)) bench_fp8(ctx, s, forward, memory, forward_us, ceiling);
 }
@@ -261,7 +253,7 @@ int main(int argc, char** argv) try {
     const double ceiling = matmul_ceiling(ctx);
     std::printf("%s; ceiling %.0f TFLOP/s\n", cuda::device_info(0).name.c_str(), ceiling);
     std::printf("%-37s", "shape");
-    for (const char* what : {"fwd us", "bwd us", "fast us", "two us"})
+    for (const char* what : {"fwd us", "bwd us", "fast us"})
         std::printf(" | %9s | %7s | %5s", what, "TFLOP/s", "%");
     std::printf("\n");
     for (const Shape& s : kShapes) {

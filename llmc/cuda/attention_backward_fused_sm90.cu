@@ -26,7 +26,7 @@ template <int HS> struct Fused : FusedTiles<HS> {
     static constexpr uint32_t kGradBytes = kKeyPanel;          // ds of a step: rows are keys, columns queries
     static constexpr uint32_t kSumBytes = sum_bytes(HS);       // a consumer's half of the columns of a step's dq
     // Shared memory: stages of keys and values | two of ds (between items: results) | of sums of each consumer | of
-    // queries and dout | of statistics | barriers.
+    // queries and dout | of statistics | barriers | numbers of items.
     static constexpr uint32_t kGradsAt = Tiles::kItemStages * 2 * kKeyBytes, kSumsAt = kGradsAt + 2 * kGradBytes;
     static constexpr uint32_t kStepsAt = kSumsAt + kConsumers * Tiles::kSumStages * kSumBytes;
     static constexpr uint32_t kStatsAt = kStepsAt + Tiles::kStages * 2 * kQueryBytes;
@@ -35,7 +35,8 @@ template <int HS> struct Fused : FusedTiles<HS> {
     static constexpr uint32_t kGradBarriers = kBarriers + 16 * Tiles::kItemStages;
     static constexpr uint32_t kSumBarriers = kGradBarriers + 2 * 16;
     static constexpr uint32_t kStepBarriers = kSumBarriers + kConsumers * 16 * Tiles::kSumStages;
-    static constexpr int kSharedBytes = kStepBarriers + 4 * 8 * Tiles::kStages;
+    static constexpr uint32_t kNumbersAt = kStepBarriers + 4 * 8 * Tiles::kStages;   // of items
+    static constexpr int kSharedBytes = kNumbersAt + 4 * Tiles::kItemStages;
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
@@ -66,7 +67,7 @@ template <int HS> struct FusedState {
     __device__ Slots<P::kStages> douts() const { return step_part(1); }
     __device__ Slots<P::kStages> stats() const { return step_part(2); }
     __device__ void init() const {
-        items().init(P::kWarps, 1);
+        items().init(P::kWarps + 3, 1);   // and the warp of statistics, and who adds up sums
         grads().init(P::kWarps, P::kWarps);
         for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
         queries().init(P::kWarps, 1);
@@ -74,6 +75,17 @@ template <int HS> struct FusedState {
         stats().init_full(32);
     }
     __device__ uint32_t key_tile(uint32_t item) const { return shared + item % P::kItemStages * 2 * P::kKeyBytes; }
+    // The number of an item, or one past the last if there is no more: written by who loads it, before it is full.
+    __device__ static uint32_t& number(char* memory, uint32_t item) {
+        return reinterpret_cast<uint32_t*>(memory + P::kNumbersAt)[item % P::kItemStages];
+    }
+    // The same for one thread that reads nothing else of an item.
+    __device__ uint32_t follow(char* memory, uint32_t item) const {
+        items().await_full(item);
+        const uint32_t number = FusedState::number(memory, item);
+        items().arrive_empty(item);
+        return number;
+    }
     __device__ uint32_t grad_tile(uint32_t step) const { return shared + P::kGradsAt + step % 2 * P::kGradBytes; }
     __device__ uint32_t query_tile(uint32_t step) const {
         return shared + P::kStepsAt + step % P::kStages * 2 * P::kQueryBytes;
@@ -103,14 +115,14 @@ struct Steps {
     }
 };
 
-// Calls item(steps, its number) for every item of this block, and visit(steps, tile, head of the group, number of the
-// step). For producers, who have 24 registers: ptxas would keep what it can work out of the kernel's arguments once for
-// all items (opaque).
-template <bool kDocuments, typename Item, typename Visit>
-__device__ void for_steps(const AttentionShape& shape, const Schedule& schedule, Item item, Visit visit) {
+// For items number take(0), take(1), ... until there is no more: calls item(steps, how many came before), and for each
+// of its steps visit(steps, tile, head of the group, number of the step). For producers, who have 24 registers: ptxas
+// would keep what it can work out of the kernel's arguments once for all items (opaque).
+template <bool kDocuments, typename Take, typename Item, typename Visit>
+__device__ void for_steps(const AttentionShape& shape, const Schedule& schedule, Take take, Item item, Visit visit) {
     uint32_t step = 0;
     for (uint32_t round = 0;; round++) {
-        const uint32_t number = schedule.item(round, ptx::block_index(), ptx::opaque(gridDim.x));
+        const uint32_t number = take(round);
         if (number >= schedule.items) return;
         Schedule anew = schedule;
         anew.section = ptx::opaque(anew.section), anew.sections = ptx::opaque(anew.sections);
@@ -126,22 +138,28 @@ __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule,
 
 __device__ inline void no_item(const Steps&, uint32_t) {}
 
-// The thread that orders copies into shared memory.
+// The thread that takes items and orders copies into shared memory.
 template <int HS, bool kDocuments>
-__device__ void load_tiles(FusedState<HS> state, const FusedMaps& maps, const AttentionShape& shape,
-                           const Schedule& schedule) {
+__device__ void load_tiles(FusedState<HS> state, char* memory, uint32_t* taken, const FusedMaps& maps,
+                           const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<HS>;
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
+    auto take = [&](uint32_t item) {
+        const uint32_t number = atomicAdd(taken, 1u);
+        state.items().await_empty(item);
+        FusedState<HS>::number(memory, item) = number;
+        if (number >= schedule.items) state.items().arrive_full(item);
+        return number;
+    };
     auto load_own = [&](const Steps& steps, uint32_t item) {
         const Schedule::Place& at = steps.at;
         const int panel = (NH + at.head) * P::kPanels, first = at.tile * P::kKeys;
         const uint32_t full = state.items().full_of(item), keys = state.key_tile(item);
-        state.items().await_empty(item);
         ptx::barrier_expect(full, 2 * P::kKeyBytes);
         ptx::load_box(keys, &maps.keys, full, first, panel, at.b);
         ptx::load_box(keys + P::kKeyBytes, &maps.keys, full, first, panel + NKV * P::kPanels, at.b);
     };
-    for_steps<kDocuments>(shape, schedule, load_own, [&](const Steps& steps, int tile, int i, uint32_t step) {
+    for_steps<kDocuments>(shape, schedule, take, load_own, [&](const Steps& steps, int tile, int i, uint32_t step) {
         const int row = tile * P::kQueries, b = steps.at.b, panel = (steps.at.head * schedule.group + i) * P::kPanels;
         const uint32_t queries_full = state.queries().full_of(step), douts_full = state.douts().full_of(step);
         state.queries().await_empty(step);
@@ -158,7 +176,8 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
                            const AttentionShape& shape, const Schedule& schedule, int lane) {
     using P = Fused<HS>;
     const int T = static_cast<int>(shape.T);
-    for_steps<kDocuments>(shape, schedule, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
+    auto take = [&](uint32_t item) { return warp_uniform(lane == 0 ? state.follow(memory, item) : 0); };
+    for_steps<kDocuments>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
         const int query = tile * P::kQueries + lane;
         const uint64_t row = static_cast<uint64_t>(steps.first_head + i) * static_cast<uint32_t>(T) + query;
         const bool inside[2] = {query < T, query + 32 < T};
@@ -180,13 +199,14 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
 // The first one stores. A turn is passed on when the addition is done, not only read. It is asked for before the sum is
 // there: most often it has come by then.
 template <int HS, bool kDocuments, bool kInTurn>
-__device__ void add_sums(FusedState<HS> state, int consumer, QuerySums sums, const AttentionShape& shape,
+__device__ void add_sums(FusedState<HS> state, char* memory, int consumer, QuerySums sums, const AttentionShape& shape,
                          const Schedule& schedule) {
     using P = Fused<HS>;
     const uint32_t barriers = ptx::opaque(state.sums(consumer).full);
     const uint32_t own = ptx::opaque(state.shared + state.sums_at(consumer, 0));
     const Slots<P::kSumStages> ring{barriers, barriers + 8 * P::kSumStages};
-    for_steps<kDocuments>(shape, schedule, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
+    auto take = [&](uint32_t item) { return state.follow(memory, item); };
+    for_steps<kDocuments>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
         const uint32_t unit = sums.unit(0, steps.first_head + i, tile, consumer);
         float* const to = sums.data + static_cast<uint64_t>(unit) * (P::kSumBytes / 4);
         const uint32_t from = own + ring.stage(step) * P::kSumBytes;
@@ -239,11 +259,11 @@ template <int HS> struct FusedConsumer {
     }
     __device__ void start_step_scores() {
         state.queries().await_full(step);
-        start_scores_shared<HS>(s, own_keys(), P::kKeyPanel, state.query_tile(step), P::kQueryPanel);
+        start_scores<HS>(s, own_keys(), P::kKeyPanel, state.query_tile(step), P::kQueryPanel);
     }
     __device__ void start_step_dp() {
         state.douts().await_full(step);
-        start_scores_shared<HS>(dp, own_keys() + P::kKeyBytes, P::kKeyPanel, state.dout_tile(step), P::kQueryPanel);
+        start_scores<HS>(dp, own_keys() + P::kKeyBytes, P::kKeyPanel, state.dout_tile(step), P::kQueryPanel);
     }
     // ds to shared memory, for both consumers.
     __device__ void put_grads() const {
@@ -392,7 +412,8 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
     const int NH = static_cast<int>(shape.NH), NKV = static_cast<int>(shape.NKV);
     FusedConsumer<HS> c{state, memory, consumer, warp, lane, shape.softmax_mul * kLog2e, {}, {}, {}, {}, {}, {}};
     while (true) {
-        const uint32_t item = schedule.item(c.item, blockIdx.x, gridDim.x);
+        state.items().await_full(c.item);
+        const uint32_t item = warp_uniform(FusedState<HS>::number(memory, c.item));
         if (item >= schedule.items) break;
         const uint32_t begin = c.step;
         {
@@ -401,11 +422,11 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
             const std::conditional_t<kDocuments, EndQueries, NoBorders> borders(shape, steps.at.b, row, lane);
 #pragma unroll
             for (int i = 0; i < HS / 2; i++) c.dk[i] = c.dv[i] = 0;
-            state.items().await_full(c.item);
             c.visit(steps, schedule.group, row, borders);
         }
         // Worked out again: nothing of this lies in registers during the visits.
-        const Steps steps = Steps::of<kDocuments>(shape, schedule, ptx::opaque(item));
+        const uint32_t again = warp_uniform(FusedState<HS>::number(memory, c.item));
+        const Steps steps = Steps::of<kDocuments>(shape, schedule, again);
         const Schedule::Place& at = steps.at;
         const int row = at.tile * P::kKeys + warp * 16;
         c.finish(c.step - begin < 2 ? begin : c.step - 2, begin + (steps.end - steps.first) * schedule.group);
@@ -429,9 +450,9 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
 //         ISA 9.0, wgmma, cp.async.bulk.tensor and cp.reduce.async.bulk.
 // Traffic: k, v read and dk, dv written once; q, dout, lse, delta of the group read and sums (fp32) added to once per
 //          block of keys that sees them (mostly L2).
-// Requires: delta; turns, or sums, of zeros; a grid of which all blocks run at once; sm_90a; bf16, HS 64 or 128,
-//           16-byte aligned; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 keys of one key head after the other (Schedule), each of two warpgroups 64 of them, and
+// Requires: delta; taken and turns, or sums, of zeros; sm_90a; bf16, HS 64 or 128, 16-byte aligned; dynamic shared
+//           memory of kSharedBytes.
+// Parallel: a block takes 128 keys of one key head after the other (Schedule), each of two warpgroups 64 of them, and
 //           meets 64 queries at a time, those of all heads of the group; of the last warpgroup a thread orders copies,
 //           a warp fetches statistics, two threads add sums.
 template <int HS, bool kDocuments, bool kInTurn>
@@ -451,9 +472,9 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, Que
     if (consumer == P::kConsumers) {
         ptx::registers_shrink<P::kProducerRegisters>();
         const int warp = warp_uniform(threadIdx.x / 32) % 4, lane = static_cast<int>(threadIdx.x) % 32;
-        if (warp == 0 && lane == 0) load_tiles<HS, kDocuments>(state, maps, shape, schedule);
+        if (warp == 0 && lane == 0) load_tiles<HS, kDocuments>(state, memory, sums.taken, maps, shape, schedule);
         else if (warp == 1) load_stats<HS, kDocuments>(state, memory, lse, delta, shape, schedule, lane);
-        else if (warp >= 2 && lane == 0) add_sums<HS, kDocuments, kInTurn>(state, warp - 2, sums, shape, schedule);
+        else if (warp >= 2 && lane == 0) add_sums<HS, kDocuments, kInTurn>(state, memory, warp - 2, sums, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
         consume<HS, kDocuments>(state, memory, consumer, maps.dkeys, shape, schedule);

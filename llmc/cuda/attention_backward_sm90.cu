@@ -101,7 +101,7 @@ template <int HS> void launch_round(Ctx& ctx, const AttentionBackwardArgs& args,
 }  // namespace
 
 int64_t attention_sums_elems_sm90(int64_t B, int64_t T, int64_t NH, int64_t HS) {
-    return 2 * B * NH * ceil_div(T, kSumRows) * (sum_bytes(static_cast<int>(HS)) / 4 + 1);   // a turn each
+    return 2 * B * NH * ceil_div(T, kSumRows) * (sum_bytes(static_cast<int>(HS)) / 4 + 1) + 1;   // a turn each, `taken`
 }
 
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
@@ -111,20 +111,15 @@ void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const 
     const int64_t tiles = ceil_div(shape.T, kSumRows), units = 2 * shape.B * shape.NH * tiles;
     const int64_t bytes = units * sum_bytes(static_cast<int>(shape.HS));
     auto* const data = args.sums.as<float>();
-    const QuerySums sums{.data = data, .turns = reinterpret_cast<uint32_t*>(data + bytes / 4),
+    auto* const taken = reinterpret_cast<uint32_t*>(data + bytes / 4);
+    const QuerySums sums{.data = data, .taken = taken, .turns = taken + 1,
                          .NH = static_cast<uint32_t>(shape.NH), .tiles = static_cast<uint32_t>(tiles)};
     CHECK(units < (int64_t{1} << 31), "attention: %lld tiles of queries", (long long)units);
-    if (args.fast) CUDA_CHECK(cudaMemsetAsync(sums.data, 0, static_cast<size_t>(bytes), stream_of(ctx)));
-    else CUDA_CHECK(cudaMemsetAsync(sums.turns, 0, static_cast<size_t>(units * 4), stream_of(ctx)));
+    if (args.fast) CUDA_CHECK(cudaMemsetAsync(sums.data, 0, static_cast<size_t>(bytes + 4), stream_of(ctx)));
+    else CUDA_CHECK(cudaMemsetAsync(sums.taken, 0, static_cast<size_t>(4 + units * 4), stream_of(ctx)));
     (shape.HS == 64 ? launch_delta<64> : launch_delta<128>)(ctx, args, shape);
     attention_backward_fused_sm90(ctx, args, sums, shape);
     (shape.HS == 64 ? launch_round<64> : launch_round<128>)(ctx, args, sums, shape);
-}
-
-void attention_backward_two_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    (shape.HS == 64 ? launch_delta<64> : launch_delta<128>)(ctx, args, shape);
-    attention_backward_query_sm90(ctx, args, shape);
-    attention_backward_key_sm90(ctx, args, shape);
 }
 
 }  // namespace cuda

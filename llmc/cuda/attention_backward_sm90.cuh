@@ -1,8 +1,5 @@
-// Attention backward on compute capability 9.0: what its large kernels share.
-//
-// One kernel that owns keys and adds up dq over blocks in fp32 memory (fused: five products a tile), or two, so that
-// every gradient is summed by one warpgroup: one owns queries and meets keys (dq: three products a tile), one owns keys
-// and meets the queries of all heads of its group (dk and dv: four products a tile).
+// Attention backward on compute capability 9.0: one large kernel that owns keys and meets the queries of all heads of
+// its group (five products a tile), with dk and dv in registers, and dq added up over blocks in fp32 memory.
 #pragma once
 #include <numeric>
 
@@ -16,7 +13,8 @@ inline constexpr int kSumRows = 64;
 __host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * (HS / 2); }
 struct QuerySums {
     float* data;       // units, (B, NH, tiles, 2)
-    uint32_t* turns;   // additions to each of them so far, where they come in turn
+    uint32_t* taken;   // items that blocks have taken so far
+    uint32_t* turns;   // additions to each unit so far, where they come in turn
     uint32_t NH, tiles;
 
     __device__ uint32_t unit(uint32_t b, uint32_t head, uint32_t tile, uint32_t half) const {
@@ -30,9 +28,11 @@ struct QuerySums {
 // falls behind once, by what an addition takes, and stays there; tiles of keys that start later find the sums done.
 // Simulated with steps of 2900 (head size 64: 1700) and additions of 2300 cycles, the wait costs 0.5 % at T = 8192, 5 %
 // at T = 4096 with 8 key heads, where 16 blocks start on each, 0.5 % at 2048 and nothing at 1024.
-// An addition waits only for items of smaller numbers. Blocks take theirs in rising order: the block with the smallest
-// item that is not finished waits for nothing, if it runs. All run: there are no more than multiprocessors.
-// A section is as many heads as fill the blocks for an even number of rounds, long and short items paired, or 8 rounds.
+// An addition waits only for items of smaller numbers, and a block takes the next item when it comes to it, so that
+// only blocks that run have any: whoever has the smallest item that is not finished waits for nothing. (Items dealt out
+// beforehand would wait for blocks that found no room, such as beside kernels that exchange data between GPUs, which
+// wait for theirs.)
+// A section is as many heads as give every block equally many items, or 8 of them.
 inline Schedule make_turns_schedule(const AttentionShape& shape, int64_t keys_of_tile, int64_t blocks) {
     Schedule schedule = make_schedule(shape, shape.NKV, keys_of_tile, false, blocks);
     const int64_t tiles = schedule.tiles, paired = std::lcm(tiles, 2 * blocks) / tiles;
@@ -64,32 +64,15 @@ template <int stages> struct Slots {
     __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
 };
 
-// dk and dv of qkv; reads delta; adds to sums (args.fast: zeros before) in turn (turns: zeros before) or at will.
+// dk and dv of qkv; reads delta; adds to sums (args.fast: zeros before) in turn (turns: zeros before) or at will;
+// taken: zero before.
 void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums,
                                    const AttentionShape& shape);
 
-// The two kernels with delta before them.
-void attention_backward_two_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
-// dq of qkv; reads delta. dk and dv of qkv; reads delta.
-void attention_backward_query_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
-void attention_backward_key_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
-
-// Starts s = a tile^T over the head.
+// Starts s = own tile^T over the head: 64 rows of each, in shared memory.
 template <int HS>
-__device__ inline void start_scores(float (&s)[32], const uint32_t (&a)[HS / 16][4], uint32_t tile,
+__device__ inline void start_scores(float (&s)[32], uint32_t own, uint32_t own_panel_bytes, uint32_t tile,
                                     uint32_t panel_bytes) {
-    const uint64_t b = tile_descriptor(tile, panel_bytes);
-    ptx::pin(s);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < HS / 16; i++) ptx::wgmma<64, false>(s, a[i], along_columns(b, i, panel_bytes), i > 0);
-    ptx::wgmma_commit();
-}
-
-// The same with the 64 rows of a in shared memory.
-template <int HS>
-__device__ inline void start_scores_shared(float (&s)[32], uint32_t own, uint32_t own_panel_bytes, uint32_t tile,
-                                           uint32_t panel_bytes) {
     const uint64_t a = tile_descriptor(own, own_panel_bytes), b = tile_descriptor(tile, panel_bytes);
     ptx::pin(s);
     ptx::wgmma_fence();
@@ -110,23 +93,6 @@ __device__ inline void start_sums(float (&sums)[HS / 2], const uint32_t (&a)[4][
 #pragma unroll
     for (int i = 0; i < 4; i++) ptx::wgmma<HS, true>(sums, a[i], along_rows(b, i), true);
     ptx::wgmma_commit();
-}
-
-// The warp's 16 rows of results times mul to global memory through its own shared memory.
-template <int HS>
-__device__ inline void store_rows(const CUtensorMap& map, uint32_t shared, float (&d)[HS / 2], float mul, int row,
-                                  int panel, int batch, int lane) {
-#pragma unroll
-    for (float& x : d) x *= mul;
-    if (lane == 0) ptx::bulk_wait_read<0>();   // what was here before has left
-    __syncwarp();
-    stage_rows(shared, d, lane);
-    ptx::fence_async();
-    __syncwarp();
-    if (lane == 0) {
-        ptx::store_box(&map, shared, row, panel, batch);
-        ptx::bulk_commit();
-    }
 }
 
 }  // namespace cuda

@@ -84,20 +84,6 @@ template <int stages> struct Ring {
     }
 };
 
-// Registers that were loaded from a buffer have arrived. Needed before a buffer that was read into registers goes back
-// to the copy engine: an arrival at a barrier does not wait for loads before it, and the engine is not ordered with
-// them. (Without it, seen on an H200: dq of rows whose q and dout were the next item's, with weights of any size.)
-// Products that read the buffer itself are waited for anyway.
-template <int rows, int columns> __device__ inline void await_loaded(const uint32_t (&x)[rows][columns]) {
-    uint32_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < rows; i++) {
-#pragma unroll
-        for (int k = 0; k < columns; k++) bits |= x[i][k];
-    }
-    if (bits == 1) __nanosleep(1);   // all of them are needed to know
-}
-
 // ---- registers that a warpgroup may take: what the block begins with, a multiple of 8 a thread, is shared out anew.
 // Who asks for more waits for ever.
 __host__ __device__ constexpr bool registers_suffice(int consumers, int producer_registers, int consumer_registers) {
