@@ -31,33 +31,33 @@ def read_log(path):
 LAST_STEPS = 100   # of the mean training loss
 
 
-def ends(run):
-    """Tokens, validation loss at the end, mean training loss of the last steps."""
+def ends(run, tokens):
+    """Validation loss at `tokens`, and mean training loss of the last steps until then."""
     train, valid = run
-    last = sorted(train)[-LAST_STEPS:]
-    return max(valid), valid[max(valid)], sum(train[t] for t in last) / max(1, len(last))
+    last = [t for t in sorted(train) if t <= tokens][-LAST_STEPS:]
+    return valid[tokens], sum(train[t] for t in last) / max(1, len(last))
 
 
 def table(runs):
-    """Lines of a Markdown table; runs that do not end at the baseline's tokens are refused."""
+    """Lines of a Markdown table: each run beside its baseline at the last validation that both have."""
     lines = [f"| configuration | seed | tokens | validation loss | gap to BF16 | loss of the last {LAST_STEPS} steps "
              "| gap to BF16 |", "| --- | --- | --- | --- | --- | --- | --- |"]
-    baselines = {name.rsplit(".", 1)[1]: ends(run) for name, run in runs.items() if name.startswith("bf16.")}
+    baselines = {name.rsplit(".", 1)[1]: run for name, run in runs.items() if name.startswith("bf16.")}
     for name, run in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
         configuration, seed = name.rsplit(".", 1)
-        tokens, valid, train = ends(run)
+        base = baselines.get(seed)
+        tokens = max(run[1] if base is None else run[1].keys() & base[1].keys())
+        valid, train = ends(run, tokens)
         gaps = ["no baseline"] * 2
-        if seed in baselines:
-            base = baselines[seed]
-            if base[0] != tokens:
-                raise InputError(f"{name} ends at {tokens} tokens, its baseline at {base[0]}")
+        if base:
             gaps = [f"{100 * (loss / reference - 1):+.2f} %"
-                    for loss, reference in ((valid, base[1]), (train, base[2]))]
+                    for loss, reference in zip((valid, train), ends(base, tokens))]
         lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {valid:.4f} | {gaps[0]} | {train:.4f} "
                      f"| {gaps[1]} |")
-    losses = [valid for _, valid, _ in baselines.values()]
-    if len(losses) > 1:
-        lines.append(f"\nBF16 between seeds: {100 * (max(losses) / min(losses) - 1):.2f} %")
+    if len(baselines) > 1:
+        tokens = max(set.intersection(*(set(base[1]) for base in baselines.values())))
+        losses = [base[1][tokens] for base in baselines.values()]
+        lines.append(f"\nBF16 between seeds, {tokens / 1e6:.1f}M: {100 * (max(losses) / min(losses) - 1):.2f} %")
     return lines
 
 

@@ -160,11 +160,13 @@ Producer attention_backward(const Heads& h) {
     p.tensors["dout"] = random("dout", kB, h.N() * h.NH * h.HS);
     p.tensors["dqkv"] = HostTensor(kB, h.N() * h.C());
     p.tensors["delta"] = HostTensor(kF, h.N() * h.NH);
+    const int64_t sums = cuda::attention_sums_elems(kB, h.B, h.T, h.NH, h.HS);
+    p.tensors["sums"] = HostTensor(kF, std::max<int64_t>(sums, 1));
     p.run = [=](const View& view, const QuantOut& quant) {
         cuda::attention_backward(gpu(), {.dqkv = view("dqkv"), .delta = view("delta"), .dout = view("dout"),
                                          .out = view("out"), .lse = view("lse"), .qkv = view("qkv"), .B = h.B,
                                          .T = h.T, .NH = h.NH, .NKV = h.NKV, .HS = h.HS,
-                                         .softmax_mul = softmax_mul(h), .quant = quant});
+                                         .softmax_mul = softmax_mul(h), .quant = quant, .sums = view("sums")});
     };
     return p;
 }

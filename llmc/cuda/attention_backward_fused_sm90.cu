@@ -1,142 +1,13 @@
 // Attention backward on compute capability 9.0 in one kernel: blocks own keys, sum dk and dv in registers and add what
 // they know of dq to sums in memory.
-#include "llmc/cuda/attention_backward_sm90.cuh"
+#include "llmc/cuda/attention_backward_fused_sm90.cuh"
 
 namespace cuda {
 namespace {
 
-// A step is a tile of 64 queries of one head. Registers of a consumer thread, head size 128 (64): dk and dv 64 (32)
-// each, scores 32, gradients of weights or dq 32, weights and gradients of scores as operands 16 each. Scores stand
-// transposed, rows are keys: operands of dk and dv as they lie.
-template <int HS> struct FusedTiles;
-template <> struct FusedTiles<128> {
-    static constexpr int kItemStages = 1, kStages = 2, kSumStages = 2;
-};
-template <> struct FusedTiles<64> {
-    static constexpr int kItemStages = 2, kStages = 4, kSumStages = 2;
-};
-template <int HS> struct Fused : FusedTiles<HS> {
-    using Tiles = FusedTiles<HS>;
-    static constexpr int kConsumers = 2, kProducerRegisters = 24, kConsumerRegisters = 240;
-    static constexpr int kThreads = 128 * (kConsumers + 1), kWarps = 4 * kConsumers;
-    static constexpr int kKeys = 64 * kConsumers, kQueries = 64, kPanels = HS / kPanel;
-    static constexpr uint32_t kKeyPanel = kKeys * kPanelRowBytes, kQueryPanel = kQueries * kPanelRowBytes;
-    static constexpr uint32_t kKeyBytes = kPanels * kKeyPanel, kQueryBytes = kPanels * kQueryPanel;
-    static constexpr uint32_t kStatBytes = 2 * 4 * kQueries;   // of a step: -lse in log2 units, -delta
-    static constexpr uint32_t kGradBytes = kKeyPanel;          // ds of a step: rows are keys, columns queries
-    static constexpr uint32_t kSumBytes = sum_bytes(HS);       // a consumer's half of the columns of a step's dq
-    // Shared memory: stages of keys and values | two of ds (between items: results) | of sums of each consumer | of
-    // queries and dout | of statistics | barriers | numbers of items.
-    static constexpr uint32_t kGradsAt = Tiles::kItemStages * 2 * kKeyBytes, kSumsAt = kGradsAt + 2 * kGradBytes;
-    static constexpr uint32_t kStepsAt = kSumsAt + kConsumers * Tiles::kSumStages * kSumBytes;
-    static constexpr uint32_t kStatsAt = kStepsAt + Tiles::kStages * 2 * kQueryBytes;
-    static constexpr uint32_t kBarriers = kStatsAt + Tiles::kStages * kStatBytes;
-    // Of items, ds, sums of each consumer, steps.
-    static constexpr uint32_t kGradBarriers = kBarriers + 16 * Tiles::kItemStages;
-    static constexpr uint32_t kSumBarriers = kGradBarriers + 2 * 16;
-    static constexpr uint32_t kStepBarriers = kSumBarriers + kConsumers * 16 * Tiles::kSumStages;
-    static constexpr uint32_t kNumbersAt = kStepBarriers + 4 * 8 * Tiles::kStages;   // of items
-    static constexpr int kSharedBytes = kNumbersAt + 4 * Tiles::kItemStages;
-    static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
-    static_assert(kSharedBytes <= 227 * 1024);
-};
-
 struct FusedMaps {
     CUtensorMap keys, queries, douts, dkeys;
 };
-
-// Where things are in a block's shared memory. Steps are counted over all items, sums with them.
-template <int HS> struct FusedState {
-    using P = Fused<HS>;
-    uint32_t shared;
-
-    __device__ Slots<P::kItemStages> items() const {   // keys and values
-        return {shared + P::kBarriers, shared + P::kBarriers + 8 * P::kItemStages};
-    }
-    __device__ Slots<2> grads() const { return {shared + P::kGradBarriers, shared + P::kGradBarriers + 16}; }
-    __device__ Slots<P::kSumStages> sums(int consumer) const {
-        const uint32_t at = shared + P::kSumBarriers + consumer * 16 * P::kSumStages;
-        return {at, at + 8 * P::kSumStages};
-    }
-    // Queries, dout and statistics come apart, and are given back together.
-    __device__ Slots<P::kStages> step_part(int part) const {
-        const uint32_t at = shared + P::kStepBarriers;
-        return {at + part * 8 * P::kStages, at + 3 * 8 * P::kStages};
-    }
-    __device__ Slots<P::kStages> queries() const { return step_part(0); }
-    __device__ Slots<P::kStages> douts() const { return step_part(1); }
-    __device__ Slots<P::kStages> stats() const { return step_part(2); }
-    __device__ void init() const {
-        items().init(P::kWarps + 3, 1);   // and the warp of statistics, and who adds up sums
-        grads().init(P::kWarps, P::kWarps);
-        for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
-        queries().init(P::kWarps, 1);
-        douts().init_full(1);
-        stats().init_full(32);
-    }
-    __device__ uint32_t key_tile(uint32_t item) const { return shared + item % P::kItemStages * 2 * P::kKeyBytes; }
-    // The number of an item, or one past the last if there is no more: written by who loads it, before it is full.
-    __device__ static uint32_t& number(char* memory, uint32_t item) {
-        return reinterpret_cast<uint32_t*>(memory + P::kNumbersAt)[item % P::kItemStages];
-    }
-    // The same for one thread that reads nothing else of an item.
-    __device__ uint32_t follow(char* memory, uint32_t item) const {
-        items().await_full(item);
-        const uint32_t number = FusedState::number(memory, item);
-        items().arrive_empty(item);
-        return number;
-    }
-    __device__ uint32_t grad_tile(uint32_t step) const { return shared + P::kGradsAt + step % 2 * P::kGradBytes; }
-    __device__ uint32_t query_tile(uint32_t step) const {
-        return shared + P::kStepsAt + step % P::kStages * 2 * P::kQueryBytes;
-    }
-    __device__ uint32_t dout_tile(uint32_t step) const { return query_tile(step) + P::kQueryBytes; }
-    __device__ static uint32_t stats_at(uint32_t step) { return P::kStatsAt + step % P::kStages * P::kStatBytes; }
-    __device__ static uint32_t sums_at(int consumer, uint32_t step) {
-        return P::kSumsAt + (consumer * P::kSumStages + step % P::kSumStages) * P::kSumBytes;
-    }
-};
-
-// What a block does for an item: tiles of queries from the last that sees its keys down to the first, of each all heads
-// of the group. The last key's document ends after those of the others.
-struct Steps {
-    Schedule::Place at;
-    int first, end;        // tiles
-    uint32_t first_head;   // of the group's query heads, counted over all sequences
-
-    template <bool kDocuments>
-    __device__ static Steps of(const AttentionShape& shape, const Schedule& schedule, uint32_t item) {
-        const Schedule::Place at = schedule.place(item);
-        constexpr int kKeys = 128, kQueries = 64;
-        const int T = static_cast<int>(ptx::opaque(static_cast<uint32_t>(shape.T)));
-        const int past = kDocuments ? shape.document_end(at.b, min(T, (at.tile + 1) * kKeys) - 1) : T;
-        return {at, at.tile * kKeys / kQueries, (past - 1) / kQueries + 1,
-                at.b * static_cast<uint32_t>(shape.NH) + at.head * schedule.group};
-    }
-};
-
-// For items number take(0), take(1), ... until there is no more: calls item(steps, how many came before), and for each
-// of its steps visit(steps, tile, head of the group, number of the step). For producers, who have 24 registers: ptxas
-// would keep what it can work out of the kernel's arguments once for all items (opaque).
-template <bool kDocuments, typename Take, typename Item, typename Visit>
-__device__ void for_steps(const AttentionShape& shape, const Schedule& schedule, Take take, Item item, Visit visit) {
-    uint32_t step = 0;
-    for (uint32_t round = 0;; round++) {
-        const uint32_t number = take(round);
-        if (number >= schedule.items) return;
-        Schedule anew = schedule;
-        anew.section = ptx::opaque(anew.section), anew.sections = ptx::opaque(anew.sections);
-        const Steps steps = Steps::of<kDocuments>(shape, anew, number);
-        item(steps, round);
-#pragma unroll 1
-        for (int tile = steps.end - 1; tile >= steps.first; tile--) {
-#pragma unroll 1
-            for (int i = 0; i < schedule.group; i++) visit(steps, tile, i, step++);
-        }
-    }
-}
-
-__device__ inline void no_item(const Steps&, uint32_t) {}
 
 // The thread that takes items and orders copies into shared memory.
 template <int HS, bool kDocuments>
@@ -199,8 +70,8 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
 // The first one stores. A turn is passed on when the addition is done, not only read. It is asked for before the sum is
 // there: most often it has come by then.
 template <int HS, bool kDocuments, bool kInTurn>
-__device__ void add_sums(FusedState<HS> state, char* memory, int consumer, QuerySums sums, const AttentionShape& shape,
-                         const Schedule& schedule) {
+__device__ void add_sums(FusedState<HS> state, char* memory, int consumer, QuerySums sums,
+                         const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<HS>;
     const uint32_t barriers = ptx::opaque(state.sums(consumer).full);
     const uint32_t own = ptx::opaque(state.shared + state.sums_at(consumer, 0));
@@ -474,7 +345,8 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, Que
         const int warp = warp_uniform(threadIdx.x / 32) % 4, lane = static_cast<int>(threadIdx.x) % 32;
         if (warp == 0 && lane == 0) load_tiles<HS, kDocuments>(state, memory, sums.taken, maps, shape, schedule);
         else if (warp == 1) load_stats<HS, kDocuments>(state, memory, lse, delta, shape, schedule, lane);
-        else if (warp >= 2 && lane == 0) add_sums<HS, kDocuments, kInTurn>(state, memory, warp - 2, sums, shape, schedule);
+        else if (warp >= 2 && lane == 0)
+            add_sums<HS, kDocuments, kInTurn>(state, memory, warp - 2, sums, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
         consume<HS, kDocuments>(state, memory, consumer, maps.dkeys, shape, schedule);
