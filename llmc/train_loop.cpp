@@ -18,7 +18,7 @@
 #include "llmc/launch_checks.h"
 #include "llmc/log.h"
 #include "llmc/placement.h"
-#include "llmc/plan.h"
+#include "llmc/plan_report.h"
 #include "llmc/rank_watch.h"
 #include "llmc/run_checkpoints.h"
 #include "llmc/schedule.h"
@@ -74,8 +74,13 @@ public:
         if (config_.train_iters == 0 && !config_.train_data.empty()) open_data();
         const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
-        std::printf("%s%s", config_to_text(config_, family_).c_str(),
-                    plan_text(config_, table_, plan_memory(config_, table_, ranks), info).c_str());
+        const MemoryPlan plan = plan_memory(config_, table_, ranks);
+        const PlannedRun run{config_, family_, table_, plan, info};
+        if (config_.json) {
+            std::printf("%s", plan_json(run).c_str());
+            return kExitOk;
+        }
+        std::printf("%s%s", config_to_text(config_, family_).c_str(), plan_text(run).c_str());
         for (const std::string& note : notes_) std::printf("note: %s\n", note.c_str());
         return kExitOk;
     }
@@ -459,7 +464,9 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
         const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = ranks,
                               .read_shape = model_config_from_hf};
-        ParsedConfig parsed = parse_config(argc, argv, family, machine);
+        std::vector<const char*> words(argv, argv + argc);
+        if (asks_for_plan(argc, argv)) words[1] = "--dry-run";
+        ParsedConfig parsed = parse_config(argc, words.data(), family, machine);
         if (parsed.help) {
             std::printf("%s", parsed.text.c_str());
             return kExitOk;

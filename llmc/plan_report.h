@@ -1,0 +1,22 @@
+// The plan of a run as `plan` (--dry-run) prints it.
+#pragma once
+#include <string>
+
+#include "llmc/step_time.h"
+
+// What a plan was made of; all of it outlives the report.
+struct PlannedRun {
+    const Config& config;
+    const std::string family;
+    const ParamTable& table;
+    const MemoryPlan& plan;
+    const DeviceInfo& device;   // that was found
+};
+
+// Parameters, bytes by purpose against the GPU's memory, FLOPs, tokens and steps, matmul shapes, communication, gain of
+// every linear, the time of a step by what it is spent on, length of the run, checkpoints.
+std::string plan_text(const PlannedRun& run);
+// The same as one line of JSON.
+std::string plan_json(const PlannedRun& run);
+
+inline bool asks_for_plan(int argc, const char* const* argv) { return argc > 1 && std::string(argv[1]) == "plan"; }
