@@ -32,9 +32,9 @@ const Gpu& measured_gpu() { return gpus().front(); }
 
 // dev/results/2026-11-21-h200-fp8.md: "device copy".
 const double kCopyRate = 4.25e12;
-// dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: a rank of two sends half of 1.057 GB of gradients and of
-// 1.057 GB of weights, and stands still for 8.54 ms. (All-reduce alone: 304 GiB/s; waiting for the other is in this.)
-const double kLinkRate = 1.057e9 / 8.54e-3;
+// dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: a rank of two sends 1.057 GB of gradients and 1.057 GB of
+// weights, and stands still for 8.54 ms. (All-reduce alone: 304 GiB/s; waiting for the other rank is in this one.)
+const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
 // Not measured: nominal, one 400 Gb/s adapter for each GPU (DGX H100 and H200 data sheets).
 const double kNetworkRate = 50e9;
 
@@ -149,11 +149,16 @@ const MeasuredOp* nearest_op(const PlannedOp& op) {
     return best;
 }
 
-// Time over B NH T^2 HS, as a mean of logarithms weighted by 1 / distance^2 in T, in heads and, farther, in HS. A shape
-// that is there decides alone.
+// Time over B NH T^2 HS and over the share of the GPU that has work, as a mean of logarithms weighted by 1 / distance^2
+// in T, in heads and, farther, in HS. A shape that is there decides alone.
 double attention_us(const PlannedOp& op, const AttentionTable& table) {
     constexpr double kSame = 1e-9;
-    auto work = [](double B, double NH, double T, double HS) { return B * NH * T * T * HS; };
+    // Tiles of 128 queries with which half of the time would be lost to filling and emptying the multiprocessors: the
+    // two rows of 64 channels differ by 1.16 in both directions.
+    constexpr double kHalfTiles = 150;
+    auto work = [](double B, double NH, double T, double HS) {
+        return B * NH * T * T * HS * (1 + kHalfTiles / (B * NH * std::ceil(T / 128)));
+    };
     double sum = 0, weights = 0;
     const AttentionShape& s = op.attention;
     for (const MeasuredAttention& row : table) {

@@ -231,7 +231,15 @@ std::string plan_json(const PlannedRun& run) {
         {"communication", communication_json(run, figures)},
         {"linears", linears_json(run)},
         {"matmuls", matmuls_json(run.plan)},
+        {"notes", run.notes},
         {"checkpoint", {{"bytes", run.plan.checkpoint_bytes}, {"kept", planned_checkpoints(config)}}},
     };
     return json.dump() + "\n";
+}
+
+std::string plan_output(const PlannedRun& run) {
+    if (run.config.json) return plan_json(run);
+    std::string text = config_to_text(run.config, run.family) + plan_text(run);
+    for (const std::string& note : run.notes) text += "note: " + note + "\n";
+    return text;
 }

@@ -11,6 +11,7 @@ struct PlannedRun {
     const ParamTable& table;
     const MemoryPlan& plan;
     const DeviceInfo& device;   // that was found
+    const std::vector<std::string>& notes;
 };
 
 // Parameters, bytes by purpose against the GPU's memory, FLOPs, tokens and steps, matmul shapes, communication, gain of
@@ -18,5 +19,8 @@ struct PlannedRun {
 std::string plan_text(const PlannedRun& run);
 // The same as one line of JSON.
 std::string plan_json(const PlannedRun& run);
+
+// With --json the latter, else the resolved options, the text and the notes.
+std::string plan_output(const PlannedRun& run);
 
 inline bool asks_for_plan(int argc, const char* const* argv) { return argc > 1 && std::string(argv[1]) == "plan"; }

@@ -10,9 +10,9 @@
 // What a step's time is spent on, in the order of the table.
 enum class StepPart {
     kForwardMatmuls, kBackwardMatmuls, kForwardAttention, kBackwardAttention, kNorms, kActivations, kPositions,
-    kCopies, kHead, kEmbedding, kGradientSums, kOptimizer, kWeightCopies, kCommunication,
+    kCopies, kHead, kEmbedding, kSums, kOptimizer, kWeightCopies, kBeside, kCommunication,
 };
-inline constexpr int kStepParts = 14;
+inline constexpr int kStepParts = 15;
 const char* step_part_name(StepPart part);
 
 struct StepTime {
@@ -29,20 +29,25 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
 // The GPU that --gpu names, else the one that was found, else the measured one. Exit 2, with all names, for another.
 const Gpu& planned_gpu(const Config& config, const DeviceInfo& found);
 
-// Predicted against measured: the median of steps 11 to 20 of a run, told once.
+// Predicted against measured, of the eleventh to the twentieth step that a process makes, told once.
 class StepTimeCheck {
 public:
+    // 0: no time is predicted.
     explicit StepTimeCheck(double predicted_ms) : predicted_ms_(predicted_ms) {}
-    // A step of this run, counted from 1, and its time. True after the twentieth.
-    bool add(double ms);
-    double predicted_ms() const { return predicted_ms_; }   // 0: none
-    double measured_ms() const;
-    // "plan: predicted 571.3 ms a step, measured 573.0 ms (median of steps 11-20), -0.3 %"
+    // A step and its time. True after the twentieth.
+    bool add(int64_t step, double ms);
+    double predicted_ms() const { return predicted_ms_; }
+    double measured_ms() const;   // the median
+    // "predicted 571.3 ms a step, measured 573.0 ms (median of steps 11-20), -0.3 %"
     std::string text() const;
 
 private:
     static constexpr int kFirst = 11, kLast = 20;
-    const double predicted_ms_;
+    double predicted_ms_;
     int steps_ = 0;
+    int64_t last_step_ = 0;
     std::vector<double> ms_;
 };
+
+// What a run on this device is compared with; 0 on one that there are no rates for.
+double predicted_ms_here(const Config& config, const MemoryPlan& plan, const DeviceInfo& device);

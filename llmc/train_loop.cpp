@@ -75,13 +75,7 @@ public:
         const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         const MemoryPlan plan = plan_memory(config_, table_, ranks);
-        const PlannedRun run{config_, family_, table_, plan, info};
-        if (config_.json) {
-            std::printf("%s", plan_json(run).c_str());
-            return kExitOk;
-        }
-        std::printf("%s%s", config_to_text(config_, family_).c_str(), plan_text(run).c_str());
-        for (const std::string& note : notes_) std::printf("note: %s\n", note.c_str());
+        std::printf("%s", plan_output({config_, family_, table_, plan, info, notes_}).c_str());
         return kExitOk;
     }
 
@@ -195,6 +189,7 @@ private:
                     communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
         log_ = std::make_unique<RunLog>(comm_.root() ? config_.log_file : "", resumed_, step_);
         flops_per_token_ = model_flops_per_token(config_, table_);
+        plan_check_ = StepTimeCheck(predicted_ms_here(config_, plan_, info_));
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
@@ -341,11 +336,20 @@ private:
         report_wire(*log_, comm_, slot.staged, r.step);
         fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
+        check_plan(slot, 1e3 * r.step_seconds);
         if (consecutive_skips_ > config_.max_skips) {
             FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips "
                  "%lld); lower --lr, or start from an earlier checkpoint's weights (--load) with another --seed",
                  (long long)r.step, (long long)consecutive_skips_, (long long)config_.max_skips);
         }
+    }
+
+    // Steps of a batch size that is still rising are not those that were planned.
+    void check_plan(const Staging::Slot& slot, double ms) {
+        if (slot.samples != config_.global_batch_size || !plan_check_.add(slot.step + 1, ms)) return;
+        log_->plan({.step = slot.step + 1, .predicted_ms = plan_check_.predicted_ms(),
+                    .measured_ms = plan_check_.measured_ms(), .planned_bytes = plan_.arena_bytes,
+                    .used_bytes = used_bytes_, .text = plan_check_.text()});
     }
 
     // Counts and amaxes of all ranks; the same steps on every rank.
@@ -442,6 +446,7 @@ private:
     std::unique_ptr<RunCheckpoints> checkpoints_;
     std::unique_ptr<RunLog> log_;
     double flops_per_token_ = 0;
+    StepTimeCheck plan_check_{0};
     bool resumed_ = false, stopping_ = false;
     int64_t step_ = 0;                    // steps enqueued
     int64_t samples_ = 0;                 // the data cursor
