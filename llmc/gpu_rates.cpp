@@ -4,9 +4,9 @@
 #include <cmath>
 #include <strings.h>
 
-// Names and bandwidths are those of NVIDIA's data sheets (H100, H200, GH200: memory bandwidth; NVLink or PCIe Gen5, half
-// of what they print for both ways). Memory is what CUDA reports, less than the gigabytes of the name. GPUs of other
-// architectures run other kernels, for which the rates of these say nothing.
+// Names and bandwidths are those of NVIDIA's data sheets (H100, H200, GH200: memory bandwidth; NVLink or PCIe Gen5,
+// half of what they print for both ways). Memory is about what CUDA reports, which is not the gigabytes of the name.
+// GPUs of other architectures run other kernels, for which the rates of these say nothing.
 const std::vector<Gpu>& gpus() {
     static const std::vector<Gpu> rows = {
         {"H200", "H200", 139, 4.8, 450, true},
@@ -39,8 +39,8 @@ const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
 const double kNetworkRate = 50e9;
 
 // NVIDIA H200, CUDA 13.0, 2026-11-21: the kernels at commit abe0ad9 in dev/results/2026-11-21-h200-fp8-small.md
-// (bench_quantize, bench_quantize_norms, bench_memory); bench_memory at ded97ca in 2026-11-21-h200-fp8.md for those that
-// have not changed since; bench_wire in 2026-11-21-h200-zero.md; quantize_heads in 2026-11-21-h200-attention.md.
+// (bench_quantize, bench_quantize_norms, bench_memory); bench_memory at ded97ca in 2026-11-21-h200-fp8.md for those
+// that have not changed since; bench_wire in 2026-11-21-h200-zero.md; quantize_heads in 2026-11-21-h200-attention.md.
 const std::vector<MeasuredOp>& measured_ops() {
     using K = OpKind;
     constexpr OpMode kPlain = OpMode::kPlain, kRecord = OpMode::kRecord, kCopies = OpMode::kCopies,
@@ -51,7 +51,8 @@ const std::vector<MeasuredOp>& measured_ops() {
                      kW8 = 58.720256, kWqkv = 25.165824, kState = 134.217728, kGrids = 2 * 4 / 128.0;
     static const std::vector<MeasuredOp> rows = {
         {K::rmsnorm_forward, kPlain, kB, kX8, 8, 68.4},        {K::rmsnorm_forward, kRecord, kB, kX8, 8, 68.5},
-        {K::rmsnorm_forward, kCopies, kB, kX8, 8, 80.8},       {K::rmsnorm_forward, kBlocks, kB, kX8, 8 + kGrids, 106.9},
+        {K::rmsnorm_forward, kCopies, kB, kX8, 8, 80.8},
+        {K::rmsnorm_forward, kBlocks, kB, kX8, 8 + kGrids, 106.9},
         {K::rmsnorm_backward, kPlain, kB, kX8, 8, 71.3},       {K::rmsnorm_backward, kRecord, kB, kX8, 8, 71.5},
         {K::rmsnorm_backward, kCopies, kB, kX8, 10, 99.3},
         {K::rmsnorm_backward, kBlocks, kB, kX8, 10 + kGrids, 111.8},
@@ -70,11 +71,14 @@ const std::vector<MeasuredOp>& measured_ops() {
         {K::qk_norm_forward, kPlain, kB, kQkv8, 4, 53.9},      {K::qk_norm_backward, kPlain, kB, kQkv8, 6, 67.5},
         {K::quantize_heads, kPlain, kB, kQkv8, 5, 88.9},
         {K::gelu_forward, kPlain, kB, kUp124, 4, 197.4},       {K::gelu_forward, kRecord, kB, kUp124, 4, 196.3},
-        {K::gelu_forward, kCopies, kB, kUp124, 4, 209.4},      {K::gelu_forward, kBlocks, kB, kUp124, 4 + kGrids, 226.8},
+        {K::gelu_forward, kCopies, kB, kUp124, 4, 209.4},
+        {K::gelu_forward, kBlocks, kB, kUp124, 4 + kGrids, 226.8},
         {K::gelu_backward, kPlain, kB, kUp124, 6, 277.0},      {K::gelu_backward, kRecord, kB, kUp124, 6, 289.6},
-        {K::gelu_backward, kCopies, kB, kUp124, 6, 306.3},     {K::gelu_backward, kBlocks, kB, kUp124, 6 + kGrids, 343.2},
+        {K::gelu_backward, kCopies, kB, kUp124, 6, 306.3},
+        {K::gelu_backward, kBlocks, kB, kUp124, 6 + kGrids, 343.2},
         {K::swiglu_forward, kPlain, kB, kUp8, 6, 174.0},       {K::swiglu_forward, kRecord, kB, kUp8, 6, 168.2},
-        {K::swiglu_forward, kCopies, kB, kUp8, 6, 175.1},      {K::swiglu_forward, kBlocks, kB, kUp8, 6 + kGrids, 180.9},
+        {K::swiglu_forward, kCopies, kB, kUp8, 6, 175.1},
+        {K::swiglu_forward, kBlocks, kB, kUp8, 6 + kGrids, 180.9},
         {K::swiglu_backward, kPlain, kB, kUp8, 10, 289.3},     {K::swiglu_backward, kRecord, kB, kUp8, 10, 282.2},
         {K::swiglu_backward, kCopies, kB, kUp8, 10, 296.8},
         {K::swiglu_backward, kBlocks, kB, kUp8, 10 + 2 * kGrids, 306.8},
@@ -84,7 +88,8 @@ const std::vector<MeasuredOp>& measured_ops() {
         {K::quantize, kCopies, kF, kW8, 6, 89.1},              {K::quantize, kCopies, kF, kWqkv, 6, 40.3},
         {K::quantize, kBlocks, kF, kW8, 6, 89.1},              {K::quantize, kBlocks, kF, kWqkv, 6, 40.4},
         {K::bias_backward, kPlain, kB, kUp124, 2, 96.4},
-        {K::classifier, kPlain, kB, 8192 * 0.128256, 4, 1131.3}, {K::classifier, kPlain, kB, 65536 * 0.050304, 4, 3490.9},
+        {K::classifier, kPlain, kB, 8192 * 0.128256, 4, 1131.3},
+        {K::classifier, kPlain, kB, 65536 * 0.050304, 4, 3490.9},
         {K::embedding_forward, kPlain, kB, kX8, 4, 29.6},      {K::embedding_forward, kPlain, kB, kX124, 6, 37.8},
         {K::embedding_backward, kPlain, kB, kX8, 10, 56.7},    {K::embedding_backward, kPlain, kB, kX124, 10, 68.6},
         {K::adamw, kPlain, kF, kState, 30, 1008.9},            {K::adamw, kPlain, kB, kState, 20, 732.7},
@@ -173,7 +178,7 @@ double attention_us(const PlannedOp& op, const AttentionTable& table) {
     return weights == 0 ? 0 : std::exp(sum / weights) * work(d(s.B), d(s.NH), d(s.T), d(s.HS));
 }
 
-// Speed of a weight gradient that is added to BF16 over one that is added to FP32: the rows "wgrad" of bench_gemm_fp8 in
+// Speed of a weight gradient that is added to BF16 over one that is added to FP32: rows "wgrad" of bench_gemm_fp8 in
 // dev/results/2026-11-21-h200-fp8.md. {BF16, FP8 fast, precise, block}
 struct WgradRatio {
     int64_t M, N, K;

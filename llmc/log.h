@@ -71,9 +71,9 @@ struct RunHeader {
 };
 
 // One JSON object a line: {"type": "header" | "step" | "eval" | "fp8" | "grad_wire" | "plan" | "checkpoint" |
-// "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same bits; what JSON cannot
-// say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of the
-// disk: exit 7.
+// "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same bits; what JSON
+// cannot say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of
+// the disk: exit 7.
 class RunLog {
 public:
     // path "" writes no file; missing directories are made. append: after a resume; records of steps beyond

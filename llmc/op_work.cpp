@@ -154,4 +154,6 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeRunArgs& a) { note(ctx, ki
 void rehearse_op(Ctx& ctx, OpKind kind, const BlockGridsArgs& a) {
     note(ctx, kind, Dtype::kFp32, sum({a.grid, a.transposed_grid}));
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) { note(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
+void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) {
+    note(ctx, kind, a.in.dtype, sum({a.in, a.out}));
+}

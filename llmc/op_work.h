@@ -1,5 +1,5 @@
-// What the operations of a rehearsed step are, how often each runs and how many bytes it moves: what predictions of time
-// are made from.
+// What the operations of a rehearsed step are, how often each runs and how many bytes it moves: predictions of time are
+// made from that.
 #pragma once
 #include <vector>
 

@@ -94,8 +94,8 @@ std::string matmul_text(const MemoryPlan& plan) {
 // Where the rates come from.
 std::string rates_text(const Gpu& gpu) {
     if (gpu.measured) return "rates measured on it";
-    return strf("SCALED, not measured: rates of an %s, matmuls and attention by the ratio of peaks, the rest by that of "
-                "memory bandwidths", measured_gpu().name);
+    return strf("SCALED, not measured: rates of an %s, matmuls and attention by the ratio of peaks, the rest by that "
+                "of memory bandwidths", measured_gpu().name);
 }
 
 std::string time_text(const PlannedRun& run, const Figures& figures) {

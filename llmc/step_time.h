@@ -1,5 +1,5 @@
-// How long an optimizer step is predicted to take: the operations of its rehearsal, each at the rate that was measured of
-// its kernel, and what communication adds.
+// How long an optimizer step is predicted to take: the operations of its rehearsal, each at the rate that was measured
+// of its kernel, and what communication adds.
 #pragma once
 #include <string>
 #include <vector>
