@@ -37,16 +37,16 @@ double gemm_tflop(const PlannedGemm& g) {
 // What text and JSON have in common.
 struct Figures {
     const Gpu& gpu;
-    bool here;               // the GPU was found, so that its memory is known
+    bool here;               // memory is that of the GPU that was found
     int64_t memory_bytes;
     StepTime time;
     double flops_per_token = 0, tokens = 0;   // of a step, all ranks
     double ms = 0, tokens_per_second = 0, mfu = 0, hours = 0;
 
     explicit Figures(const PlannedRun& run)
-        : gpu(planned_gpu(run.config, run.device)), here(find_gpu(run.device.name) == &gpu),
-          memory_bytes(here && run.device.memory_bytes > 0 ? run.device.memory_bytes
-                                                           : static_cast<int64_t>(gpu.memory_gib * kGiB)),
+        : gpu(planned_gpu(run.config, run.device)),
+          here(run.device.sm > 0 && (run.config.gpu.empty() || find_gpu(run.device.name) == &gpu)),
+          memory_bytes(here ? run.device.memory_bytes : static_cast<int64_t>(gpu.memory_gib * kGiB)),
           time(predict_step(run.config, run.plan, gpu)), flops_per_token(model_flops_per_token(run.config, run.table)),
           tokens(static_cast<double>(run.config.global_batch_size * run.config.seq_length)), ms(time.total_ms()) {
         if (ms <= 0) return;
@@ -120,8 +120,10 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
     }
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f a GPU, MFU %.1f %%\n", 1e-3 * figures.ms,
                  figures.tokens_per_second, figures.tokens_per_second / run.plan.ranks, 100 * figures.mfu);
+    if (run.config.reset_attention_mask)
+        text += "  attention as if every sequence were one document (--reset-attention-mask skips what lies between)\n";
     if (run.config.train_iters > 0)
-        text += strf("                  %lld steps in %.4g hours, without evaluation and checkpoints\n",
+        text += strf("  %lld steps in %.4g hours, without evaluation and checkpoints\n",
                      ll(run.config.train_iters), figures.hours);
     return text;
 }

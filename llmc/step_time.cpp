@@ -154,9 +154,9 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found) {
     FAIL(kExitBadInput, "--gpu %s: nothing is known of it; there are %s", config.gpu.c_str(), names.c_str());
 }
 
-double predicted_ms_here(const Config& config, const MemoryPlan& plan, const DeviceInfo& device) {
+StepTimeCheck check_of(const Config& config, const MemoryPlan& plan, const DeviceInfo& device) {
     const Gpu* gpu = find_gpu(device.name);
-    return gpu ? predict_step(config, plan, *gpu).total_ms() : 0;
+    return gpu ? StepTimeCheck(predict_step(config, plan, *gpu)) : StepTimeCheck();
 }
 
 bool StepTimeCheck::add(int64_t step, double ms) {
@@ -179,6 +179,7 @@ std::string StepTimeCheck::text() const {
                                   static_cast<long long>(last_step_ - kLast + kFirst),
                                   static_cast<long long>(last_step_));
     if (predicted_ms_ <= 0) return "no time is predicted on this device, " + told;
-    return strf("predicted %.1f ms a step, %s, %+.1f %%", predicted_ms_, told.c_str(),
+    return strf("predicted %.1f ms a step%s, %s, %+.1f %%", predicted_ms_,
+                scaled_ ? strf(" (rates scaled from %s)", measured_gpu().name).c_str() : "", told.c_str(),
                 100 * (predicted_ms_ / measured - 1));
 }

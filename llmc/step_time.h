@@ -32,22 +32,24 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found);
 // Predicted against measured, of the eleventh to the twentieth step that a process makes, told once.
 class StepTimeCheck {
 public:
-    // 0: no time is predicted.
-    explicit StepTimeCheck(double predicted_ms) : predicted_ms_(predicted_ms) {}
+    StepTimeCheck() = default;   // no time is predicted
+    explicit StepTimeCheck(const StepTime& predicted)
+        : predicted_ms_(predicted.total_ms()), scaled_(predicted.gpu && !predicted.gpu->measured) {}
     // A step and its time. True after the twentieth.
     bool add(int64_t step, double ms);
-    double predicted_ms() const { return predicted_ms_; }
+    double predicted_ms() const { return predicted_ms_; }   // 0: none
     double measured_ms() const;   // the median
     // "predicted 571.3 ms a step, measured 573.0 ms (median of steps 11-20), -0.3 %"
     std::string text() const;
 
 private:
     static constexpr int kFirst = 11, kLast = 20;
-    double predicted_ms_;
+    double predicted_ms_ = 0;
+    bool scaled_ = false;   // the rates
     int steps_ = 0;
     int64_t last_step_ = 0;
     std::vector<double> ms_;
 };
 
-// What a run on this device is compared with; 0 on one that there are no rates for.
-double predicted_ms_here(const Config& config, const MemoryPlan& plan, const DeviceInfo& device);
+// For a run on this device; nothing is predicted on one that there are no rates for.
+StepTimeCheck check_of(const Config& config, const MemoryPlan& plan, const DeviceInfo& device);

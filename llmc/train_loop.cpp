@@ -189,7 +189,7 @@ private:
                     communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
         log_ = std::make_unique<RunLog>(comm_.root() ? config_.log_file : "", resumed_, step_);
         flops_per_token_ = model_flops_per_token(config_, table_);
-        plan_check_ = StepTimeCheck(predicted_ms_here(config_, plan_, info_));
+        plan_check_ = check_of(config_, plan_, info_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
@@ -446,7 +446,7 @@ private:
     std::unique_ptr<RunCheckpoints> checkpoints_;
     std::unique_ptr<RunLog> log_;
     double flops_per_token_ = 0;
-    StepTimeCheck plan_check_{0};
+    StepTimeCheck plan_check_;
     bool resumed_ = false, stopping_ = false;
     int64_t step_ = 0;                    // steps enqueued
     int64_t samples_ = 0;                 // the data cursor
