@@ -108,7 +108,7 @@ const std::vector<MeasuredOp>& measured_ops() {
     return rows;
 }
 
-// NVIDIA H200, bench_attention of 2026-11-21 with random data; backward: the kernels whose sums have a fixed order.
+// dev/results/2026-11-22-h200-attention-rates.txt; backward: the kernels whose sums have a fixed order.
 const AttentionTable& measured_attention() {
     static const AttentionTable rows = {
         {Dtype::kBf16, 1, 32, 8192, 128, 855.0, 2647.5, 693.5}, {Dtype::kBf16, 1, 32, 4096, 128, 222.2, 717.3, 190.2},
