@@ -24,16 +24,17 @@ GROUPS = {
     "base": "model_config blend loss_mask config config_help config_rules config_table config_table_fp8 "
             "config_table_ranks config_value schedule environment shards dataloader params safetensors file_util "
             "write_buffer inject",
-    "device": "device device_cpu late_work ops ops_attention ops_late quant_out adam_math arena gemm_fp8 gemm_plan "
-              "oracle oracle_gemm_fp8 oracle_attention",
+    "device": "device device_cpu late_work ops op_work ops_attention ops_late quant_out adam_math arena gemm_fp8 "
+              "gemm_plan oracle oracle_gemm_fp8 oracle_attention",
     "cuda": "device_cuda",
-    "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates tensor",
+    "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates gpu_rates "
+             "tensor",
     "state": "board board_link verdict watchdog stop comm comm_in_turn comm_single comm_mpi comm_nccl comm_nccl_api "
              "comm_watched device_marks comm_timer comm_plan placement check_comm zero zero_reduce optimizer "
              "checkpoint checkpoint_dir checkpoint_load checkpoint_save save_layout manifest hf_config hf_tensors log "
              "peak_flops",
-    "run": "plan trainer staging fp8_watch rank_watch run_checkpoints launch_checks train_loop doctor "
-           "doctor_items doctor_report doctor_machine doctor_gpu doctor_results doctor_ranks nvml",
+    "run": "plan plan_report step_time trainer staging fp8_watch rank_watch run_checkpoints launch_checks train_loop "
+           "doctor doctor_items doctor_report doctor_machine doctor_gpu doctor_results doctor_ranks nvml",
 }
 MAY_INCLUDE = {
     "foundation": "foundation",

@@ -94,7 +94,9 @@ struct Config {
     int64_t sample_every = 0, sample_tokens = 0;
 
     // other
-    bool dry_run = false;
+    bool dry_run = false;               // as the subcommand plan
+    std::string gpu;                    // that is planned for, a row of gpu_rates.cpp; "": the one found, else an H200
+    bool json = false;                  // the plan as JSON
     bool check_comm = false;            // time the links between the ranks first
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
     bool overfit_one_batch = false;

@@ -68,7 +68,8 @@ std::string presets_text(const std::string& family) {
 
 std::string help_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " --train-data GLOB --train-iters N [options]\n";
-    text += "       train_" + family + " doctor [--save DIR] [--json]   checks this machine; doctor --help\n\n";
+    text += "       train_" + family + " doctor [--save DIR] [--json]   checks this machine; doctor --help\n";
+    text += "       train_" + family + " plan [--gpu NAME] [--ranks N] [--json] [options]   memory, time, traffic\n\n";
     text += "Defaults are those of --model " + defaults.model + ". An option without effect under the others is\n"
             "an error. A true-or-false option alone means true; --option=false takes it back.\n\n";
     text += presets_text(family);

@@ -49,6 +49,7 @@ const char* no_attention_modes(const Config& c) {
     return unless(channels == 64 || channels == 128, "the plain attention kernels add in one order only; 64 and 128 "
                                                      "channels a head (--kv-channels) have others");
 }
+const char* no_plan(const Config& c) { return unless(c.dry_run, "only plan (--dry-run) reads it"); }
 const char* no_sampling(const Config& c) {
     return unless(c.sample_every > 0, "no text is sampled (--sample-every 0)");
 }
@@ -391,8 +392,14 @@ void add_other(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kOther;
     rows.insert(rows.end(), {
         {.name = "dry-run", .group = group, .value = flag(AT(dry_run), true, false),
-         .help = "print parameters, memory, FLOPs and matmul shapes, then leave; needs no data and no GPU",
+         .help = "print memory, FLOPs, communication and the time a step is predicted to take, then leave, as the "
+                 "subcommand plan does; needs no data and no GPU",
          .fallback = "false", .on_resume = kSilent},
+        {.name = "gpu", .group = group, .value = text(AT(gpu), "NAME", "the name of a GPU"),
+         .help = "GPU that is planned for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
+         .inert = no_plan, .on_resume = kSilent},
+        {.name = "json", .group = group, .value = flag(AT(json), true, false),
+         .help = "print the plan as JSON", .fallback = "false", .inert = no_plan, .on_resume = kSilent},
         {.name = "check-comm", .group = group, .value = flag(AT(check_comm), true, false),
          .help = "before training, time every collective and every pair of ranks and name slow links",
          .fallback = "false", .on_resume = kSilent},

@@ -253,6 +253,19 @@ void RunLog::gradient_wire(int64_t step, const std::vector<WireRecord>& kinds) {
     write(to_line({{"type", "grad_wire"}, {"step", step}, {"gradients", list}}));
 }
 
+void RunLog::plan(const PlanRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "plan"},
+                   {"step", r.step},
+                   {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
+                   {"measured_ms", exact(r.measured_ms)},
+                   {"planned_bytes", r.planned_bytes},
+                   {"used_bytes", r.used_bytes}}));
+    constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+    print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
+                    static_cast<double>(r.planned_bytes) / kGiB, static_cast<double>(r.used_bytes) / kGiB));
+}
+
 void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {
     step_ = std::max(step_, step);
     write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},

@@ -50,6 +50,14 @@ struct WireRecord {
     int64_t nonfinite = 0;                 // values
 };
 
+// What was planned against what was measured, once.
+struct PlanRecord {
+    int64_t step = 0;
+    double predicted_ms = 0, measured_ms = 0;        // of a step; predicted 0: there are no rates of this device
+    int64_t planned_bytes = 0, used_bytes = 0;       // of device memory; used: with what libraries took
+    std::string text;                                // of the times, for the screen
+};
+
 // Facts of the header record that only the loop knows.
 struct RunHeader {
     std::string command, commit, config_json, gemm_plan_note;
@@ -62,10 +70,10 @@ struct RunHeader {
     double flops_per_token = 0;
 };
 
-// One JSON object a line: {"type": "header" | "step" | "eval" | "fp8" | "grad_wire" | "checkpoint" | "event" |
-// "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same bits; what JSON cannot
-// say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of the
-// disk: exit 7.
+// One JSON object a line: {"type": "header" | "step" | "eval" | "fp8" | "grad_wire" | "plan" | "checkpoint" |
+// "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same bits; what JSON
+// cannot say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of
+// the disk: exit 7.
 class RunLog {
 public:
     // path "" writes no file; missing directories are made. append: after a resume; records of steps beyond
@@ -80,6 +88,7 @@ public:
     void eval(const EvalRecord& record);
     void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
     void gradient_wire(int64_t step, const std::vector<WireRecord>& kinds);   // file only
+    void plan(const PlanRecord& record);
     // stall_seconds: of these, training stood still. May come after records of later steps.
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
     void event(const std::string& kind, const std::string& text);   // warnings, stops; printed as well

@@ -1,6 +1,6 @@
 // Operations: argument structs, and the declarations of ops.inl in namespace cpu (the oracle) and namespace
 // cuda. The rest of the project calls ops::name(ctx, args), which runs on the device of the build, or, during
-// a rehearsal, returns at once (gemm first notes its shape); a stream of the CPU that is late puts it off.
+// a rehearsal, notes its work and returns (op_work.cpp); a stream of the CPU that is late puts it off.
 //
 // Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH
 // query heads, NKV key/value heads, HS head size, F feed-forward width; M, N, K in gemm only. Matrices are
@@ -372,15 +372,24 @@ namespace cuda {
 #endif
 #undef OP
 
-// A rehearsal sees the shapes of every matmul here and runs nothing.
-void rehearse_op(Ctx& ctx, const GemmArgs& args);
-template <typename Args> void rehearse_op(Ctx&, const Args&) {}
+// The rows of ops.inl, in their order.
+enum class OpKind {
+#define OP(name, Args) name,
+#include "llmc/ops.inl"
+#undef OP
+};
 
-#define OP(name, Args)                              \
-    inline void name(Ctx& ctx, const Args& args) {  \
-        if (ctx.rehearsal) rehearse_op(ctx, args);  \
-        else if (ctx.late) late::name(ctx, args);   \
-        else device::name(ctx, args);               \
+// A rehearsal sees the arguments of every operation here and runs nothing. One overload for each kind of arguments, in
+// op_work.cpp: an operation whose work is not counted there does not link.
+#define OP(name, Args) void rehearse_op(Ctx& ctx, OpKind kind, const Args& args);
+#include "llmc/ops.inl"
+#undef OP
+
+#define OP(name, Args)                                           \
+    inline void name(Ctx& ctx, const Args& args) {               \
+        if (ctx.rehearsal) rehearse_op(ctx, OpKind::name, args); \
+        else if (ctx.late) late::name(ctx, args);                \
+        else device::name(ctx, args);                            \
     }
 namespace ops {
 #include "llmc/ops.inl"

@@ -9,29 +9,20 @@
 #include "llmc/arena.h"
 #include "llmc/comm_plan.h"
 #include "llmc/config.h"
-#include "llmc/ops.h"
+#include "llmc/op_work.h"
 #include "llmc/params.h"
-
-// One kind of matmul and how often the rehearsed phase runs it.
-struct PlannedGemm {
-    GemmArgs shape;      // pointers are meaningless
-    int64_t count = 0;
-};
-
-// Collects the matmuls of a rehearsal.
-struct StepRecorder {
-    std::vector<PlannedGemm> gemms;
-    void add(const GemmArgs& args);
-};
 
 struct MemoryPlan {
     int64_t arena_bytes = 0;
     std::array<int64_t, kPurposes> purpose_bytes{};
     int64_t save_bytes = 0;                // pinned host memory of a rank
     int64_t flat_elems = 0;                // parameters as stored
+    int64_t checkpoint_bytes = 0;          // of one on disk, all ranks together
     std::vector<PlannedGemm> step_gemms;   // of one optimizer step
+    std::vector<PlannedOp> step_ops;       // all else of it
     int ranks = 1;
     int64_t buckets = 0;
+    double edge_share = 0;                 // of the parameters: embeddings, whose transfers nothing hides
     std::vector<PlannedCollective> collectives;   // of one optimizer step
 };
 
@@ -42,6 +33,3 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks 
 // backward twice the forward; recomputation is not counted. Source: Chowdhery et al., arXiv 2204.02311, appendix B,
 // with the attention term halved for the causal mask.
 double model_flops_per_token(const Config& config, const ParamTable& table);
-
-// The text of --dry-run: parameters, bytes by purpose against the card, FLOPs, tokens and steps, matmul shapes.
-std::string plan_text(const Config& config, const ParamTable& table, const MemoryPlan& plan, const DeviceInfo& device);

@@ -28,6 +28,25 @@ SaveOptions save_options(const Config& config, const IoHook& io_hook = {}) {
     return options;
 }
 
+bool shards_state(const Config& config, const Buckets& buckets) { return config.zero == 1 && buckets.ranks() > 1; }
+
+SaveLayout planned_layout(const Config& config, const ParamTable& table, const Buckets& buckets) {
+    HeldByRank held = held_whole(table, buckets.ranks());
+    for (int rank = 0; rank < buckets.ranks() && shards_state(config, buckets); rank++) {
+        auto& mine = held[static_cast<size_t>(rank)];
+        mine.assign(table.params.size(), {});
+        for (const Piece& piece : buckets.pieces(rank))
+            mine[static_cast<size_t>(piece.param)].push_back({piece.begin, piece.elems});
+    }
+    return make_save_layout(table, config.dtype, config.moment_dtype, held);
+}
+
+// One at the end, and those before at --save-interval.
+int64_t written_checkpoints(const Config& config) {
+    if (config.save_interval == 0 || config.train_iters == 0) return 1;
+    return (config.train_iters + config.save_interval - 1) / config.save_interval;
+}
+
 // Checkpoints that come to those already there before old ones make room: with --keep one more than are kept, at most
 // as many as are written. Without it nobody knows what the user takes away, so that one must fit.
 int64_t checkpoints_to_come(const Config& config) {
@@ -40,19 +59,21 @@ int64_t checkpoints_to_come(const Config& config) {
 
 int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets) {
     if (config.save.empty()) return 0;
-    const bool sharded = config.zero == 1 && buckets.ranks() > 1;
-    HeldByRank held = held_whole(table, buckets.ranks());
-    for (int rank = 0; rank < buckets.ranks() && sharded; rank++) {
-        auto& mine = held[static_cast<size_t>(rank)];
-        mine.assign(table.params.size(), {});
-        for (const Piece& piece : buckets.pieces(rank))
-            mine[static_cast<size_t>(piece.param)].push_back({piece.begin, piece.elems});
-    }
-    const SaveLayout layout = make_save_layout(table, config.dtype, config.moment_dtype, held);
+    const SaveLayout layout = planned_layout(config, table, buckets);
     int64_t bytes = 0;
     for (int rank = 0; rank < buckets.ranks(); rank++)
-        bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank, sharded));
+        bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank, shards_state(config, buckets)));
     return bytes;
+}
+
+int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets) {
+    return planned_layout(config, table, buckets).bytes();
+}
+
+int64_t planned_checkpoints(const Config& config) {
+    if (config.save.empty()) return 0;
+    const int64_t saves = written_checkpoints(config);
+    return config.keep == 0 ? saves : std::min(saves, config.keep);
 }
 
 RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,

@@ -16,6 +16,10 @@
 
 // Pinned host memory that saving takes on the rank that needs most of it; 0 without --save.
 int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets);
+// Of the tensors of one checkpoint on disk, --save or not.
+int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets);
+// How many --save leaves on disk when the run ends.
+int64_t planned_checkpoints(const Config& config);
 
 // How far a run has come.
 struct Progress {

@@ -18,7 +18,7 @@
 #include "llmc/launch_checks.h"
 #include "llmc/log.h"
 #include "llmc/placement.h"
-#include "llmc/plan.h"
+#include "llmc/plan_report.h"
 #include "llmc/rank_watch.h"
 #include "llmc/run_checkpoints.h"
 #include "llmc/schedule.h"
@@ -74,9 +74,8 @@ public:
         if (config_.train_iters == 0 && !config_.train_data.empty()) open_data();
         const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
-        std::printf("%s%s", config_to_text(config_, family_).c_str(),
-                    plan_text(config_, table_, plan_memory(config_, table_, ranks), info).c_str());
-        for (const std::string& note : notes_) std::printf("note: %s\n", note.c_str());
+        const MemoryPlan plan = plan_memory(config_, table_, ranks);
+        std::printf("%s", plan_output({config_, family_, table_, plan, info, notes_}).c_str());
         return kExitOk;
     }
 
@@ -190,6 +189,7 @@ private:
                     communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
         log_ = std::make_unique<RunLog>(comm_.root() ? config_.log_file : "", resumed_, step_);
         flops_per_token_ = model_flops_per_token(config_, table_);
+        plan_check_ = check_of(config_, plan_, info_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
@@ -345,11 +345,20 @@ private:
         report_wire(*log_, comm_, slot.staged, r.step);
         fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
+        check_plan(slot, 1e3 * r.step_seconds);
         if (consecutive_skips_ > config_.max_skips) {
             FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips "
                  "%lld); lower --lr, or start from an earlier checkpoint's weights (--load) with another --seed",
                  (long long)r.step, (long long)consecutive_skips_, (long long)config_.max_skips);
         }
+    }
+
+    // Steps of a batch size that is still rising are not those that were planned.
+    void check_plan(const Staging::Slot& slot, double ms) {
+        if (slot.samples != config_.global_batch_size || !plan_check_.add(slot.step + 1, ms)) return;
+        log_->plan({.step = slot.step + 1, .predicted_ms = plan_check_.predicted_ms(),
+                    .measured_ms = plan_check_.measured_ms(), .planned_bytes = plan_.arena_bytes,
+                    .used_bytes = used_bytes_, .text = plan_check_.text()});
     }
 
     // Counts and amaxes of all ranks; the same steps on every rank.
@@ -446,6 +455,7 @@ private:
     std::unique_ptr<RunCheckpoints> checkpoints_;
     std::unique_ptr<RunLog> log_;
     double flops_per_token_ = 0;
+    StepTimeCheck plan_check_;
     bool resumed_ = false, stopping_ = false;
     int64_t step_ = 0;                    // steps enqueued
     int64_t samples_ = 0;                 // the data cursor
@@ -468,7 +478,9 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
         const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = ranks,
                               .read_shape = model_config_from_hf};
-        ParsedConfig parsed = parse_config(argc, argv, family, machine);
+        std::vector<const char*> words(argv, argv + argc);
+        if (asks_for_plan(argc, argv)) words[1] = "--dry-run";
+        ParsedConfig parsed = parse_config(argc, words.data(), family, machine);
         if (parsed.help) {
             std::printf("%s", parsed.text.c_str());
             return kExitOk;

@@ -120,6 +120,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
         {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},
         {"sample-tokens", {{"1", "100"}, {"--sample-every", "10"}}},
+        {"gpu", {{"H200"}, {"--dry-run", "true"}}},           {"json", {{"true"}, {"--dry-run", "true"}}},
         {"dry-run", {{"true"}, {}}},                          {"check-comm", {{"true"}, {}}},
         {"profile", {{"1:1", "3:50"}, {}}},                   {"exit-duration-in-mins", {{"90", "0.5"}, {}}},
         {"comm-timeout", {{"0", "7.5"}, {}}},                 {"inject", {{"kill:rank=0@step=5", "nan:grad@3"}, {}}},

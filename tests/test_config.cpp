@@ -151,6 +151,8 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--init-method-std", "0.1", "--resume", "d"}, "--init-method-std", "--resume"},
         {"gpt2", {"--load", "d", "--resume", "e"}, "--load", "--resume"},
         {"gpt2", {"--epochs", "2"}, "--train-iters", "--epochs"},
+        {"gpt2", {"--gpu", "H200"}, "--gpu", "only plan"},
+        {"gpt2", {"--json"}, "--json", "only plan"},
     };
     for (const Case& c : cases) {
         Words words = joined(base(""), c.words);

@@ -106,6 +106,9 @@ class RowsTest(unittest.TestCase):
                 self.assertLess(abs(total - float(whole)), 0.005 * total)
                 seconds, hours = map(float, re.search(r"([\d.]+) s/it.*?([\d.]+) hours", text).groups())
                 self.assertLess(abs(int(steps) * seconds / 3600 - hours), 0.051)
+                predicted = float(re.search(r"\npredicted +([\d.]+) s/it", plan).group(1))
+                if "Predicted by plan" in text:
+                    self.assertLess(abs(predicted - seconds), 0.51 * 10 ** -len(str(seconds).split(".")[1]))
                 self.assertIn("8 " if ranks == 8 else "one H200", text)
                 # The table: GPUs, tokens, steps, seconds and hours.
                 cells = re.search(r"^\| \[%s\]\(.*" % name, table, re.M).group().split(" | ")[2:]
