@@ -1,5 +1,5 @@
 // HellaSwag of the model in training: the completion with the lowest mean loss of its tokens is the answer, as in llm.c
-// (lm-eval's acc_norm differs: it divides by bytes).
+// (lm-eval's acc_norm differs: it divides by characters).
 #pragma once
 #include <cstdint>
 #include <vector>
