@@ -22,8 +22,8 @@ TEXT = CODE + (".py", ".sh", ".mk", ".md", ".yml")
 GROUPS = {
     "foundation": "check dtype fp8 fp8_cast rng version nearest",
     "base": "model_config blend loss_mask config config_help config_rules config_table config_table_fp8 "
-            "config_table_ranks config_value schedule environment shards dataloader params safetensors file_util "
-            "write_buffer inject",
+            "config_table_ranks config_table_samples config_value schedule environment shards dataloader params "
+            "safetensors file_util write_buffer inject hellaswag prompts",
     "device": "device device_cpu late_work ops op_work ops_attention ops_late quant_out adam_math arena gemm_fp8 "
               "gemm_plan oracle oracle_gemm_fp8 oracle_attention",
     "cuda": "device_cuda",
@@ -33,7 +33,8 @@ GROUPS = {
              "comm_watched device_marks comm_timer comm_plan placement check_comm zero zero_reduce optimizer "
              "checkpoint checkpoint_dir checkpoint_load checkpoint_save save_layout manifest hf_config hf_tensors log "
              "peak_flops",
-    "run": "plan plan_report step_time trainer staging fp8_watch rank_watch run_checkpoints launch_checks train_loop "
+    "run": "plan plan_report step_time trainer sampler staging fp8_watch rank_watch run_checkpoints launch_checks "
+           "train_loop hellaswag_run run_evaluations generate "
            "doctor doctor_items doctor_report doctor_machine doctor_gpu doctor_results doctor_ranks nvml",
 }
 MAY_INCLUDE = {

@@ -356,6 +356,34 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     return parsed;
 }
 
+ParsedConfig parse_generate_config(int argc, const char* const* argv, const std::string& family,
+                                   const Machine& machine) {
+    ParsedConfig parsed;
+    const CommandLine line = read_command_line(normalise(argc, argv, &parsed.notes));
+    const std::vector<std::string>& known = generate_options();
+    for (const auto& [name, word] : line.options)
+        REQUIRE(name == "help" || std::find(known.begin(), known.end(), name) != known.end(),
+                "generate has no option --%s: did you mean --%s?", name.c_str(), nearest(name, known).c_str());
+    Settings settings;
+    collect_command_line(line, settings);
+    const ModelPreset& preset = chosen_preset({}, family);
+    parsed.help = line.help;
+    if (line.help) {
+        parsed.text = generate_help_text(resolve({}, preset, machine), family);
+        return parsed;
+    }
+    REQUIRE(settings.count("load"), "generate needs --load DIR, a checkpoint or a Hugging Face model");
+    parsed.config = resolve(settings, preset, machine);
+    if (machine.read_shape) parsed.config.shape = machine.read_shape(parsed.config.load);   // nothing of the preset
+    parsed.config.sample_every = 1;   // what is said of samples holds
+    for (const std::string& name : known)
+        if (const char* reason = settings.count(name) ? why_inert(*find_option(name), parsed.config) : nullptr)
+            FAIL(kExitBadInput, "--%s has no effect: %s", name.c_str(), reason);
+    const std::vector<std::string> errors = model_config_errors(parsed.config.shape);
+    REQUIRE(errors.empty(), "%s", joined(errors).c_str());
+    return parsed;
+}
+
 std::string config_to_json(const Config& config, const std::string&) {
     nlohmann::ordered_json object = nlohmann::ordered_json::object();
     for (const auto& [row, value] : acting(config)) object[row->name] = value;

@@ -15,6 +15,7 @@ enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise };
 enum class Fp8Format { kHybrid, kE4m3 };   // of dy: E5M2 or E4M3
 enum class AmaxAlgo { kMax, kMostRecent };
 enum class FastAccum { kNone, kFprop, kAll };
+enum class TokenForm { kAuto, kIds, kBytes };   // kAuto: bytes where the vocabulary is bytes, else ids
 
 // Fields are named after their option: --micro-batch-size is micro_batch_size.
 struct Config {
@@ -37,6 +38,9 @@ struct Config {
     bool synthetic_data = false;        // tokens from the seed in place of shards, for timing alone
     int64_t eval_interval = 0;          // steps; 0: only at the end
     int64_t eval_iters = 0;             // micro-batches per evaluation
+    std::string hellaswag_data;         // a file of hellaswag.h
+    int64_t hellaswag_interval = 0;     // steps; 0: only at the end
+    int64_t hellaswag_examples = 0;     // the first ones; 0: all
 
     // optimizer
     double lr = 0, min_lr = 0;
@@ -92,6 +96,10 @@ struct Config {
     int64_t log_interval = 0;
     std::string log_file;
     int64_t sample_every = 0, sample_tokens = 0;
+    double temperature = 0;             // 0: the likeliest token
+    int64_t top_k = 0;                  // draw among so many; 0: all
+    std::string prompt_ids, prompt_bytes, prompts;   // see prompts.h
+    TokenForm print = TokenForm::kAuto;
 
     // other
     bool dry_run = false;               // as the subcommand plan
@@ -129,6 +137,9 @@ struct ParsedConfig {
 // has no effect under the chosen model or the other options is an error with the reason (Error, exit 2).
 ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
                           const Machine& machine = {});
+// The same for `train_FAMILY generate`, which takes only the options that say something about generated text.
+ParsedConfig parse_generate_config(int argc, const char* const* argv, const std::string& family,
+                                   const Machine& machine = {});
 
 // The resolved configuration as JSON text that loads back (through --config) to the same run: inert fields left out.
 std::string config_to_json(const Config& config, const std::string& family);

@@ -69,7 +69,8 @@ std::string presets_text(const std::string& family) {
 std::string help_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " --train-data GLOB --train-iters N [options]\n";
     text += "       train_" + family + " doctor [--save DIR] [--json]   checks this machine; doctor --help\n";
-    text += "       train_" + family + " plan [--gpu NAME] [--ranks N] [--json] [options]   memory, time, traffic\n\n";
+    text += "       train_" + family + " plan [--gpu NAME] [--ranks N] [--json] [options]   memory, time, traffic\n";
+    text += "       train_" + family + " generate --load DIR [options]  goes on from a prompt; generate --help\n\n";
     text += "Defaults are those of --model " + defaults.model + ". An option without effect under the others is\n"
             "an error. A true-or-false option alone means true; --option=false takes it back.\n\n";
     text += presets_text(family);
@@ -81,4 +82,14 @@ std::string help_text(const Config& defaults, const std::string& family) {
     text += entry("--config FILE", "read options from a JSON object first; keys are the names above (- or _)");
     text += entry("--help", "print this (with --model: its defaults)");
     return text;
+}
+
+std::string generate_help_text(const Config& defaults, const std::string& family) {
+    std::string text = "Usage: train_" + family + " generate --load DIR --prompt-ids '1 2 3' [options]\n\n"
+        "Goes on from each prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama\n"
+        "directory; of a folder of checkpoints (--save of a run), the newest. Writes the prompt and what follows to\n"
+        "standard output, one line a prompt, and everything else to standard error. Equal options give equal text.\n"
+        "Text for a tokenizer: scripts/generate.\n\n";
+    for (const std::string& name : generate_options()) text += row_text(*find_option(name), defaults);
+    return text + entry("--help", "print this");
 }

@@ -29,6 +29,9 @@ const char* no_rope_scaling(const Config& c) {
 const char* no_validation(const Config& c) {
     return unless(!c.valid_data.empty(), "there is no --valid-data to evaluate on");
 }
+const char* no_hellaswag(const Config& c) {
+    return unless(!c.hellaswag_data.empty(), "there is no --hellaswag-data");
+}
 const char* no_save(const Config& c) {
     return unless(!c.save.empty(), "no checkpoint is written without --save");
 }
@@ -50,9 +53,6 @@ const char* no_attention_modes(const Config& c) {
                                                      "channels a head (--kv-channels) have others");
 }
 const char* no_plan(const Config& c) { return unless(c.dry_run, "only plan (--dry-run) reads it"); }
-const char* no_sampling(const Config& c) {
-    return unless(c.sample_every > 0, "no text is sampled (--sample-every 0)");
-}
 const char* no_initial_weights(const Config& c) {
     if (resumes_directory(c)) return "--resume restores the weights";
     return unless(c.load.empty(), "--load brings the weights");
@@ -266,6 +266,14 @@ void add_data(Rows& rows) {
          .llmc = "-v"},
         {.name = "eval-iters", .group = group, .value = integer(AT(eval_iters), 1, kMany),
          .help = "micro-batches per evaluation", .fallback = "20", .inert = no_validation, .llmc = "-m"},
+        {.name = "hellaswag-data", .group = group, .value = text(AT(hellaswag_data), "FILE", "a file"),
+         .help = "HellaSwag as llm.c's evaluation file or data/prepare_hellaswag.py's", .fallback = "",
+         .on_resume = kSilent},
+        {.name = "hellaswag-interval", .group = group, .value = integer(AT(hellaswag_interval), 0, kMany),
+         .help = "steps between runs of HellaSwag; 0: only before the first step and after the last", .fallback = "0",
+         .inert = no_hellaswag, .on_resume = kSilent},
+        {.name = "hellaswag-examples", .group = group, .value = integer(AT(hellaswag_examples), 0, kMany),
+         .help = "use the first N examples; 0: all", .fallback = "0", .inert = no_hellaswag, .on_resume = kSilent},
     });
     // All that this group says is said of shards.
     for (OptionRow& row : rows)
@@ -379,12 +387,6 @@ void add_output(Rows& rows) {
         {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
          .help = "JSON lines at full precision; \"\" writes none", .derive = derive_log_file,
          .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
-        {.name = "sample-every", .group = group, .value = integer(AT(sample_every), 0, kMany),
-         .help = "steps between samples of generated text; 0: none", .fallback = "0", .on_resume = kSilent,
-         .llmc = "-s"},
-        {.name = "sample-tokens", .group = group, .value = integer(AT(sample_tokens), 1, 1 << 20),
-         .help = "tokens per sample", .fallback = "64", .inert = no_sampling, .on_resume = kSilent,
-         .llmc = "-g"},
     });
 }
 
@@ -437,6 +439,7 @@ const std::vector<OptionRow>& option_table() {
         add_ranks(rows);
         add_checkpoints(rows);
         add_output(rows);
+        add_samples(rows);
         add_other(rows);
         return rows;
     }();

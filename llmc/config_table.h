@@ -52,6 +52,8 @@ struct OptionRow {
 const std::vector<OptionRow>& option_table();
 void add_fp8(std::vector<OptionRow>& rows);              // the group FP8, in config_table_fp8.cpp
 void add_ranks(std::vector<OptionRow>& rows);            // the group Several ranks, in config_table_ranks.cpp
+void add_samples(std::vector<OptionRow>& rows);          // of the group Output, in config_table_samples.cpp
+const std::vector<std::string>& generate_options();      // names, in config_table_samples.cpp
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
 // Options of llm.c that have no equal here, and what to write instead.
@@ -77,3 +79,4 @@ std::vector<std::string> config_warnings(const Config& config);
 
 // What --help prints; `defaults` is the configuration of a run without options. In config_help.cpp.
 std::string help_text(const Config& defaults, const std::string& family);
+std::string generate_help_text(const Config& defaults, const std::string& family);

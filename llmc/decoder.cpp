@@ -321,7 +321,8 @@ void Decoder::mlp_half_forward(Ctx& ctx, int layer, const BlockActs& a, Tensor b
 
 void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     const int64_t B = batch.B, T = batch.T, N = B * T, C = config_.hidden_size;
-    CHECK(B <= options_.max_batch && T <= options_.max_seq && N > 0, "batch %lld x %lld exceeds %lld x %lld",
+    CHECK(N > 0 && N <= options_.max_batch * options_.max_seq && T <= options_.max_seq,
+          "batch %lld x %lld exceeds %lld x %lld",
           (long long)B, (long long)T, (long long)options_.max_batch, (long long)options_.max_seq);
     training_ = training;
     Tensor branch = rows(branch_, N * C), previous_mid;
@@ -389,19 +390,21 @@ void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor
 }
 
 // Losses of the micro-batch into state->loss_sum; with backward, logits become their gradient.
-void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward) {
+void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward,
+                       void* host_losses) {
     Arena::Scope scope(ctx, arena_);
     const int64_t N = batch.B * batch.T;
     Tensor losses = arena_.scratch(stat_, N), sums = arena_.scratch(Dtype::kFp64, kPartialSums);
     ops::classifier(ctx, {.logits = logits, .losses = losses, .targets = batch.targets, .state = state, .N = N,
                           .V = config_.vocab_size, .Vp = config_.padded_vocab(), .write_dlogits = backward});
     ops::sum_losses(ctx, {.sum = &state->loss_sum, .losses = losses, .scratch = sums, .N = N});
+    if (host_losses) device::copy_to_host(ctx, host_losses, losses.data, losses.bytes());
 }
 
-void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state) {
+void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* host_losses) {
     Arena::Scope scope(ctx, arena_);
     const int64_t N = batch.B * batch.T;
     Tensor logits = arena_.scratch(options_.dtype, N * config_.padded_vocab());
     logits_all(ctx, logits, N);
-    classify(ctx, batch, state, logits, false);
+    classify(ctx, batch, state, logits, false, host_losses);
 }

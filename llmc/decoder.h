@@ -24,7 +24,7 @@ struct DeviceBatch {
 };
 
 struct DecoderOptions {
-    int64_t max_batch = 1, max_seq = 1;   // largest B and T
+    int64_t max_batch = 1, max_seq = 1;   // largest T, and B * T at most their product
     Dtype dtype = Dtype::kBf16;           // working type
     Recompute recompute = Recompute::kNone;
     bool fuse_gelu = false;
@@ -53,8 +53,9 @@ public:
     // Forward through all blocks, keeping what backward needs if `training`.
     void forward(Ctx& ctx, const DeviceBatch& batch, bool training);
 
-    // After forward: adds the losses of the counted targets to state->loss_sum.
-    void loss(Ctx& ctx, const DeviceBatch& batch, StepState* state);
+    // After forward: adds the losses of the counted targets to state->loss_sum. host_losses: a copy of each token's,
+    // (B*T) stat, 0 where the target is not counted.
+    void loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* host_losses = nullptr);
 
     // After forward: loss as above, and gradients += of everything (divided by the counted tokens through
     // state->dloss_mul).
@@ -132,7 +133,8 @@ private:
                                  LinearOperand& dy, const DeviceBatch& batch);
     LinearOperand dqkv_backward(Ctx& ctx, int layer, const BlockActs& a, const Linear& qkv, Tensor datt, Tensor dqkv,
                                 const DeviceBatch& batch);
-    void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward);
+    void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward,
+                  void* host_losses = nullptr);
     void ready(int layer);
     void before(int layer);
     float softmax_mul() const;

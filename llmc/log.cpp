@@ -119,6 +119,12 @@ std::string eval_line(const EvalRecord& r) {
                 static_cast<long long>(r.counted_tokens), r.seconds);
 }
 
+std::string hellaswag_line(const HellaswagRecord& r) {
+    return strf("hellaswag step %lld | accuracy %.4f | %lld of %lld examples | %.3f s", static_cast<long long>(r.step),
+                static_cast<double>(r.correct) / static_cast<double>(r.examples), static_cast<long long>(r.correct),
+                static_cast<long long>(r.examples), r.seconds);
+}
+
 std::string screen_text(const std::string& text) {
     std::string shown = Json::parse(to_line(text)).get<std::string>();   // what is not UTF-8 is replaced
     for (size_t i = 0; i < shown.size(); i++) {
@@ -222,6 +228,17 @@ void RunLog::eval(const EvalRecord& r) {
                    {"counted_tokens", r.counted_tokens},
                    {"seconds", exact(r.seconds)}}));
     print_line(eval_line(r));
+}
+
+void RunLog::hellaswag(const HellaswagRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "hellaswag"},
+                   {"step", r.step},
+                   {"accuracy", static_cast<double>(r.correct) / static_cast<double>(r.examples)},
+                   {"correct", r.correct},
+                   {"examples", r.examples},
+                   {"seconds", exact(r.seconds)}}));
+    print_line(hellaswag_line(r));
 }
 
 void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {

@@ -34,6 +34,12 @@ struct EvalRecord {
     double seconds = 0;
 };
 
+struct HellaswagRecord {
+    int64_t step = 0;
+    int64_t correct = 0, examples = 0;
+    double seconds = 0;
+};
+
 // One FP8 tensor in one optimizer step.
 struct Fp8TensorRecord {
     std::string name, format;              // "3.down.dy", "e5m2"
@@ -70,10 +76,10 @@ struct RunHeader {
     double flops_per_token = 0;
 };
 
-// One JSON object a line: {"type": "header" | "step" | "eval" | "fp8" | "grad_wire" | "plan" | "checkpoint" |
-// "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same bits; what JSON
-// cannot say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is flushed. Errors of
-// the disk: exit 7.
+// One JSON object a line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
+// "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
+// bits; what JSON cannot say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is
+// flushed. Errors of the disk: exit 7.
 class RunLog {
 public:
     // path "" writes no file; missing directories are made. append: after a resume; records of steps beyond
@@ -86,6 +92,7 @@ public:
     void header(const RunHeader& header);
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
+    void hellaswag(const HellaswagRecord& record);
     void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
     void gradient_wire(int64_t step, const std::vector<WireRecord>& kinds);   // file only
     void plan(const PlanRecord& record);
@@ -110,6 +117,8 @@ std::string step_line(const StepRecord& record);
 
 // "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s"
 std::string eval_line(const EvalRecord& record);
+// "hellaswag step 250 | accuracy 0.2955 | 2967 of 10042 examples | 12.345 s"
+std::string hellaswag_line(const HellaswagRecord& record);
 // Generated text as it may go to a terminal: valid UTF-8, control characters other than newline and tab as dots.
 std::string screen_text(const std::string& text);
 

@@ -16,7 +16,7 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks)
     trainer.step(ctx, staged);
     ctx.recorder = nullptr;
     trainer.evaluate(ctx, nullptr, 1, staged);
-    trainer.generate(ctx, {0}, 1, 0.0, 0, staged);
+    trainer.generate(ctx, std::vector<int32_t>(static_cast<size_t>(config.seq_length)), {.tokens = 1}, 0, staged);
 
     MemoryPlan plan;
     plan.arena_bytes = arena.peak_bytes();

@@ -1,7 +1,6 @@
 #include "llmc/train_loop.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <deque>
 #include <memory>
@@ -14,6 +13,7 @@
 #include "llmc/doctor.h"
 #include "llmc/environment.h"
 #include "llmc/fp8_watch.h"
+#include "llmc/generate.h"
 #include "llmc/inject.h"
 #include "llmc/launch_checks.h"
 #include "llmc/log.h"
@@ -21,6 +21,7 @@
 #include "llmc/plan_report.h"
 #include "llmc/rank_watch.h"
 #include "llmc/run_checkpoints.h"
+#include "llmc/run_evaluations.h"
 #include "llmc/schedule.h"
 #include "llmc/staging.h"
 #include "llmc/stop.h"
@@ -29,28 +30,13 @@
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-constexpr double kSampleTemperature = 0.8;
 constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
     return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
             .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
             .documents = config.reset_attention_mask, .synthetic = config.synthetic_data};
-}
-
-// Byte-level text where the vocabulary is bytes (256 and above separate documents), else the token ids.
-std::string printable(const std::vector<int32_t>& tokens, int64_t vocab_size) {
-    std::string text;
-    for (int32_t token : tokens) {
-        if (vocab_size > 257) text += (text.empty() ? "" : " ") + std::to_string(token);
-        else text += token < 256 ? static_cast<char>(token) : '\n';
-    }
-    return text;
 }
 
 class TrainLoop {
@@ -85,11 +71,12 @@ public:
         open_data();
         require_same(comm_, {{"set of options", config_to_json(config_, family_)},
                              {"training data", train_->fingerprint_json()},
-                             {"validation data", valid_ ? valid_->fingerprint_json() : ""}});
+                             {"validation data", valid_ ? valid_->fingerprint_json() : ""},
+                             {"HellaSwag file or prompts", evaluations_->fingerprint()}});
         open_device();
         start_state();
         open_log();
-        warm_up();
+        evaluations_->warm_up(evaluation_place(), resumed_);
         while (step_ < config_.train_iters && train_step()) {}
         finish();
         return kExitOk;
@@ -124,6 +111,7 @@ private:
             REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
                     config_.epochs, (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
         }
+        evaluations_.emplace(config_, comm_, *train_, valid_ ? &*valid_ : nullptr);
         for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
             notes_.push_back("training data: " + line);
         if (!valid_) return;
@@ -213,15 +201,6 @@ private:
         return text;
     }
 
-    // Evaluation and sampling once before the first step, so that nothing they need is loaded later.
-    void warm_up() {
-        if (valid_) {
-            if (resumed_) trainer_->evaluate(ctx_, &*valid_, 1, staging_->slot(0).staged);
-            else evaluate();
-        }
-        if (config_.sample_every > 0) sample();
-    }
-
     // ---- steps ----
 
     // False, and nothing done, when one of the ranks was asked to stop: the same answer on all.
@@ -295,13 +274,9 @@ private:
 
     void boundary() {
         const bool last = step_ == config_.train_iters;
-        if (valid_ && (due(step_, config_.eval_interval) || last)) {
+        if (evaluations_->due(step_)) {
             drain();
-            evaluate();
-        }
-        if (due(step_, config_.sample_every)) {
-            drain();
-            sample();
+            evaluations_->run(evaluation_place());
         }
         if (!config_.save.empty() && (due(step_, config_.save_interval) || last)) {
             drain();
@@ -381,32 +356,12 @@ private:
         return sum / static_cast<double>(recent_.size());
     }
 
-    // ---- evaluation, samples, checkpoints ----
+    // ---- evaluation, checkpoints ----
 
-    void evaluate() {
-        const Clock::time_point start = Clock::now();
-        post_phase(Phase::kEvaluation);
-        const Trainer::EvalResult e = trainer_->evaluate(ctx_, &*valid_, config_.eval_iters, eval_staging());
-        if (e.stopped) return;
-        REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
-        log_->eval({.step = step_, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
-                    .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
-    }
-
-    // Host memory of the step that is not in flight; the pending step was drained before.
-    const StagedStep& eval_staging() { return staging_->slot(step_).staged; }
-
-    void sample() {
-        post_phase(Phase::kSample);
-        const int64_t T = config_.seq_length;
-        const int64_t prompt_tokens = std::min<int64_t>(32, T / 2);
-        std::vector<int32_t> inputs(static_cast<size_t>(T)), targets(static_cast<size_t>(T));
-        (valid_ ? *valid_ : *train_).read(0, inputs.data(), targets.data());
-        inputs.resize(static_cast<size_t>(prompt_tokens));
-        if (!comm_.root()) return;
-        const std::vector<int32_t> text = trainer_->generate(ctx_, inputs, config_.sample_tokens, kSampleTemperature,
-                                                             static_cast<uint64_t>(step_), eval_staging());
-        log_->sample(step_, printable(text, config_.shape.vocab_size));
+    // With the host memory of the step that is not in flight; the pending step was drained before.
+    RunEvaluations::Place evaluation_place() {
+        return {.ctx = ctx_, .trainer = *trainer_, .staging = staging_->slot(step_).staged, .log = *log_,
+                .step = step_};
     }
 
     void save() {
@@ -450,6 +405,7 @@ private:
     Arena arena_;
     int64_t used_bytes_ = 0;
     std::optional<DataLoader> train_, valid_;
+    std::optional<RunEvaluations> evaluations_;
     std::unique_ptr<Trainer> trainer_;
     std::unique_ptr<Staging> staging_;
     std::unique_ptr<RunCheckpoints> checkpoints_;
@@ -470,6 +426,7 @@ private:
 
 int train_main(int argc, const char* const* argv, const std::string& family) {
     if (asks_for_doctor(argc, argv)) return doctor_main(argc, argv);
+    if (asks_for_generate(argc, argv)) return generate_main(argc, argv, family);
     std::unique_ptr<Comm> comm;
     catch_stop_signals();
     try {

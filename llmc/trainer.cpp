@@ -1,11 +1,8 @@
 #include "llmc/trainer.h"
 
-#include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "llmc/board.h"
-#include "llmc/rng.h"
 #include "llmc/stop.h"
 
 namespace {
@@ -27,10 +24,10 @@ Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Co
     : config_(config), shape_(config.shape), comm_(comm), table_(table), plan_(running_fp8_plan(config, table)),
       buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
       fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
-      decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_) {
-    inputs_ = arena.take(Purpose::kInputs, Dtype::kInt32,
-                         input_rows(config) * config.micro_batch_size * config.seq_length);
-    logits_ = arena.take(Purpose::kInputs, config.dtype, config.shape.padded_vocab());
+      decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_),
+      inputs_(arena.take(Purpose::kInputs, Dtype::kInt32,
+                         input_rows(config) * config.micro_batch_size * config.seq_length)),
+      sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, arena) {
     state_ = take_state(arena);
     eval_state_ = take_state(arena);
     if (comm.world().ranks == 1) return;
@@ -39,8 +36,8 @@ Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Co
 }
 
 DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
-                            const int32_t* documents, int64_t B, StepState* state) {
-    const int64_t N = B * config_.seq_length, bytes = N * dtype_bytes(Dtype::kInt32);
+                            const int32_t* documents, int64_t B, int64_t T, StepState* state) {
+    const int64_t N = B * T, bytes = N * dtype_bytes(Dtype::kInt32);
     int32_t* device_tokens = static_cast<int32_t*>(inputs_.data);
     int32_t* device_targets = device_tokens + N;
     int32_t* device_order = device_targets + N;
@@ -51,13 +48,13 @@ DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targ
     if (order) device::copy_to_device(ctx, device_order, order, bytes);
     if (documents) device::copy_to_device(ctx, device_documents, documents, 2 * bytes);
     return {.tokens = device_tokens, .targets = device_targets, .token_order = device_order,
-            .bad_tokens = &state->bad_tokens, .documents = device_documents, .B = B, .T = config_.seq_length};
+            .bad_tokens = &state->bad_tokens, .documents = device_documents, .B = B, .T = T};
 }
 
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
-    const int64_t B = config_.micro_batch_size, at = number * B * config_.seq_length;
+    const int64_t B = config_.micro_batch_size, T = config_.seq_length, at = number * B * T;
     const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at,
-                                     staged.documents ? staged.documents + 2 * at : nullptr, B, state_);
+                                     staged.documents ? staged.documents + 2 * at : nullptr, B, T, state_);
     fp8_.begin_micro_batch(ctx, number * comm_.world().ranks + comm_.world().rank, phase);
     post_phase(Phase::kForward);
     device::range_push("forward");
@@ -126,7 +123,7 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
             result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
         }
         if (staging.documents) mark_documents(staging.tokens, B, T, loader->separator(), staging.documents);
-        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B,
+        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B, T,
                                          eval_state_);
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);
@@ -144,50 +141,22 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     return result;
 }
 
-std::vector<int32_t> Trainer::generate(Ctx& ctx, std::vector<int32_t> prompt, int64_t count, double temperature,
-                                       uint64_t stream, const StagedStep& staging) {
-    const int64_t T = config_.seq_length, V = shape_.vocab_size;
+const float* Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging) {
     compute_ = &ctx;
-    const uint64_t key = rng_key(config_.seed, "sample");
-    std::vector<char> raw(static_cast<size_t>(logits_.bytes()));
-    std::vector<float> logits(static_cast<size_t>(V));
-    std::vector<int32_t> text = std::move(prompt);
-    for (int64_t i = 0; i < count && (ctx.rehearsal || !stop_wanted()); i++) {
-        post_progress();
-        // The last T - 1 tokens at most; what follows the last one cannot be seen through the causal mask.
-        const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), T);
-        if (!ctx.rehearsal) {
-            std::fill(staging.tokens, staging.tokens + T, 0);
-            std::copy(text.end() - length, text.end(), staging.tokens);
-        }
-        // One text, whatever separators it has: documents need the loader that knows them.
-        const DeviceBatch batch = upload(ctx, staging.tokens, nullptr, nullptr, nullptr, 1, eval_state_);
-        fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
-        decoder_.forward(ctx, batch, false);
-        decoder_.logits_row(ctx, batch, length - 1, logits_);
-        device::copy_to_host(ctx, raw.data(), logits_.data, logits_.bytes());
-        device::synchronize(ctx);
-        for (int64_t v = 0; v < V; v++) {
-            const size_t at = static_cast<size_t>(v);
-            logits[at] = config_.dtype == Dtype::kBf16
-                             ? static_cast<float>(reinterpret_cast<const bf16*>(raw.data())[at])
-                             : reinterpret_cast<const float*>(raw.data())[at];
-        }
-        const double u = philox(key, stream, static_cast<uint64_t>(i)).word[0] * 0x1p-32;
-        text.push_back(sample_token(logits, temperature, u));
-    }
-    return text;
+    device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
+    const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, nullptr, B, T, eval_state_);
+    fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
+    decoder_.forward(ctx, batch, false);
+    static_assert(sizeof(float) == sizeof(*staging.order));
+    decoder_.loss(ctx, batch, eval_state_, staging.order);
+    device::synchronize(ctx);
+    return reinterpret_cast<const float*>(staging.order);
 }
 
-int32_t sample_token(const std::vector<float>& logits, double temperature, double u) {
-    const auto largest = std::max_element(logits.begin(), logits.end());
-    if (temperature <= 0) return static_cast<int32_t>(largest - logits.begin());
-    double total = 0;
-    for (float x : logits) total += std::exp((static_cast<double>(x) - *largest) / temperature);
-    double rest = u * total;
-    for (size_t v = 0; v < logits.size(); v++) {
-        rest -= std::exp((static_cast<double>(logits[v]) - *largest) / temperature);
-        if (rest < 0) return static_cast<int32_t>(v);
-    }
-    return static_cast<int32_t>(largest - logits.begin());
+std::vector<int32_t> Trainer::generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
+                                       uint64_t stream, const StagedStep& staging) {
+    compute_ = &ctx;
+    return sampler_.continue_text(ctx, prompt, sampling, stream,
+                                  {.device_tokens = static_cast<int32_t*>(inputs_.data),
+                                   .bad_tokens = &eval_state_->bad_tokens, .host_tokens = staging.tokens});
 }

@@ -9,6 +9,7 @@
 #include "llmc/dataloader.h"
 #include "llmc/decoder.h"
 #include "llmc/optimizer.h"
+#include "llmc/sampler.h"
 
 // Integers of a token that go to the device: token, target, order; with documents their start and end.
 inline int64_t input_rows(const Config& config) { return config.reset_attention_mask ? 5 : 3; }
@@ -53,8 +54,13 @@ public:
     };
     EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
 
-    // Continue `prompt` by `count` tokens at the given temperature; draws are keyed by (seed, stream). Blocking.
-    std::vector<int32_t> generate(Ctx& ctx, std::vector<int32_t> prompt, int64_t count, double temperature,
+    // A forward pass of B rows of T tokens in staging.tokens, with staging.targets, where B * T is at most a
+    // micro-batch's. The loss of each token, 0 where the target is not counted, lies in staging.order until that is
+    // used again: backward alone needs the order. Blocking; the other ranks have no part in it.
+    const float* token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging);
+
+    // See Sampler.
+    std::vector<int32_t> generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
                                   uint64_t stream, const StagedStep& staging);
 
     Decoder& decoder() { return decoder_; }
@@ -68,7 +74,7 @@ public:
 
 private:
     DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
-                       const int32_t* documents, int64_t B, StepState* state);
+                       const int32_t* documents, int64_t B, int64_t T, StepState* state);
 
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
@@ -84,12 +90,9 @@ private:
     Optimizer optimizer_;
     Decoder decoder_;
     Tensor inputs_;          // (input_rows, B*T) int32
-    Tensor logits_;          // (Vp) T: one row, for sampling
+    Sampler sampler_;
     StepState* state_;       // device
     StepState* eval_state_;  // device
     Ctx* compute_ = nullptr; // of the call that runs, for the decoder's hooks
     int64_t executed_micro_batches_ = 0;
 };
-
-// Index drawn from softmax(logits / temperature) with u uniform in [0, 1); temperature 0 takes the largest.
-int32_t sample_token(const std::vector<float>& logits, double temperature, double u);

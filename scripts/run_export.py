@@ -27,6 +27,7 @@ STEP_COLUMNS = [
 OTHER_COLUMNS = [
     ("valid/loss", "nats/token"),
     ("valid/counted_tokens", "tokens"),
+    ("valid/hellaswag_accuracy", "share of examples"),
     ("fp8/largest_flushed", "share of values"),
     ("fp8/largest_saturated", "share of values"),
     ("fp8/nonfinite", "values"),
@@ -48,6 +49,8 @@ def row_of(run, step):
     if step in run.evals:
         row["valid/loss"] = run.evals[step]["loss"]
         row["valid/counted_tokens"] = run.evals[step]["counted_tokens"]
+    if step in run.hellaswag:
+        row["valid/hellaswag_accuracy"] = run.hellaswag[step]["accuracy"]
     tensors = run.fp8.get(step, {}).values()
     if tensors:
         row["fp8/largest_flushed"] = max(tensor["flushed"] for tensor in tensors)
@@ -59,7 +62,7 @@ def row_of(run, step):
 
 
 def all_steps(run):
-    return sorted({*run.steps, *run.evals, *run.fp8, *run.wire})
+    return sorted({*run.steps, *run.evals, *run.hellaswag, *run.fp8, *run.wire})
 
 
 def rows(run):
@@ -94,12 +97,14 @@ def write_csv(run, file):
 
 def write_llmc(run, file):
     """main.log of llm.c. It counts from 0: the update that we call step 1 is its step 0."""
-    for step in sorted({*run.steps, *run.evals}):
+    for step in sorted({*run.steps, *run.evals, *run.hellaswag}):
         if step in run.steps:
             r = run.steps[step]
             file.write(f"s:{step - 1} trl:{r['loss']:.4f} lr:{r['lr']:.6f} norm:{r['grad_norm']:.2f}\n")
         if step in run.evals:
             file.write(f"s:{step} tel:{run.evals[step]['loss']:.4f}\n")
+        if step in run.hellaswag:
+            file.write(f"s:{step} eval:{run.hellaswag[step]['accuracy']:.4f}\n")
 
 
 def megatron_step(run, r, seconds):

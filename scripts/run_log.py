@@ -16,6 +16,7 @@ FIELDS = {
              "tokens_per_second", "samples_per_second", "mfu", "memory_gib", "eta_seconds", "samples", "tokens",
              "counted_tokens", "skipped"),
     "eval": ("step", "loss", "counted_tokens"),
+    "hellaswag": ("step", "accuracy", "examples"),
     "fp8": ("step", "tensors"),
     "grad_wire": ("step", "gradients"),
     "checkpoint": ("step", "path"),
@@ -48,7 +49,7 @@ class RunLog:
         self._offset = self._line = 0
         self._begin = b""   # of the file: holds the time of its first header
         self.headers, self.events, self.checkpoints = [], [], []
-        self.steps, self.evals, self.fp8, self.wire = {}, {}, {}, {}   # records by step
+        self.steps, self.evals, self.hellaswag, self.fp8, self.wire = {}, {}, {}, {}, {}   # records by step
         self.torn, self.damaged = False, []
         self.redone = 0   # steps that a resume did again
 
@@ -110,7 +111,7 @@ class RunLog:
                              f"{LOG_FORMAT}")
         begin = record["step"]
         self.redone += sum(step > begin for step in self.steps)
-        for records in (self.steps, self.evals, self.fp8, self.wire):
+        for records in (self.steps, self.evals, self.hellaswag, self.fp8, self.wire):
             for step in [step for step in records if step > begin]:
                 del records[step]
         self.events = [event for event in self.events if event["step"] <= begin]
@@ -122,6 +123,9 @@ class RunLog:
 
     def _take_eval(self, record):
         self.evals[record["step"]] = numbers(record)
+
+    def _take_hellaswag(self, record):
+        self.hellaswag[record["step"]] = numbers(record)
 
     def _take_fp8(self, record):
         self.fp8[record["step"]] = {tensor["name"]: numbers(tensor) for tensor in record["tensors"]}

@@ -61,6 +61,8 @@ inline const std::map<std::string, Sample>& samples() {
     static const Words rope = {"--position-embedding-type", "rope"};
     static const Words scaled = joined(rope, {"--rope-scaling-factor", "8"});
     static const Words valid = {"--valid-data", "v"};
+    static const Words sampled = {"--sample-every", "10"};
+    static const Words hellaswag = {"--hellaswag-data", "h.bin"};
     static const Words save = {"--save", "out"};
     static const Words fp8 = {"--fp8-recipe", "delayed"};
     static const Words some_bf16 = joined(fp8, {"--first-last-layers-bf16", "true"});
@@ -119,8 +121,12 @@ inline const std::map<std::string, Sample>& samples() {
         {"load", {{"hf", "other"}, {}}},                      {"resume", {{"auto", "out/step-1"}, save}},
         {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
         {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},
-        {"sample-tokens", {{"1", "100"}, {"--sample-every", "10"}}},
         {"gpu", {{"H200"}, {"--dry-run", "true"}}},           {"json", {{"true"}, {"--dry-run", "true"}}},
+        {"sample-tokens", {{"1", "100"}, sampled}},           {"prompt-ids", {{"1 2 3", "7"}, sampled}},
+        {"prompt-bytes", {{"a text", "b"}, sampled}},         {"prompts", {{"p.txt", "q"}, sampled}},
+        {"temperature", {{"0", "1.5"}, sampled}},             {"top-k", {{"1", "50"}, sampled}},
+        {"print", {{"ids", "bytes"}, sampled}},               {"hellaswag-data", {{"h.bin", "i"}, {}}},
+        {"hellaswag-interval", {{"1", "250"}, hellaswag}},    {"hellaswag-examples", {{"1", "1000"}, hellaswag}},
         {"dry-run", {{"true"}, {}}},                          {"check-comm", {{"true"}, {}}},
         {"profile", {{"1:1", "3:50"}, {}}},                   {"exit-duration-in-mins", {{"90", "0.5"}, {}}},
         {"comm-timeout", {{"0", "7.5"}, {}}},                 {"inject", {{"kill:rank=0@step=5", "nan:grad@3"}, {}}},

@@ -372,7 +372,9 @@ class Comparability(CompareTest):
 
     def test_what_makes_no_difference(self):
         self.assertEqual(NEUTRAL, {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval",
-                                   "log-file", "sample-every", "sample-tokens", "eval-interval", "dry-run",
+                                   "log-file", "sample-every", "sample-tokens", "prompt-ids", "prompt-bytes",
+                                   "prompts", "temperature", "top-k", "print", "hellaswag-data",
+                                   "hellaswag-interval", "hellaswag-examples", "eval-interval", "dry-run",
                                    "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config"})
         # Absent in the other log: off.
         ratio, said = self.verdict({"log-file": "b", "save": "x", "save-interval": 5, "eval-interval": 7,

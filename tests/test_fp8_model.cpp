@@ -141,7 +141,8 @@ TEST_CASE("fp8: generating text between steps changes nothing") {
                 model->step();
             }
             const std::string before = state_text(interrupted);
-            const auto text = interrupted.trainer->generate(interrupted.ctx, {1, 2, 3}, 4, 0.8, 1, interrupted.staged);
+            const auto text = interrupted.trainer->generate(
+                interrupted.ctx, {1, 2, 3}, {.tokens = 4, .temperature = 0.8}, 1, interrupted.staged);
             CHECK(text.size() == 7);
             CHECK(state_text(interrupted) == before);
         }
@@ -224,7 +225,7 @@ TEST_CASE("fp8: an FP8 head, tied or not") {
             CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
             const int head = model.table.head;
             CHECK(cosine(model.grad(head), reference.grad(head)) > 0.98);
-            CHECK(model.trainer->generate(model.ctx, {1, 2, 3}, 2, 0.0, 1, model.staged).size() == 5);
+            CHECK(model.trainer->generate(model.ctx, {1, 2, 3}, {.tokens = 2}, 1, model.staged).size() == 5);
             CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
         }
     }

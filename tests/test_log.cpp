@@ -158,10 +158,11 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     log.event("warning", "low disk");
     log.gradient_wire(121, {{.name = "linears in FP8", .relative_l2 = 0.1 + 0.2, .cosine = 1.0 / 3, .saturated = 0.25,
                              .flushed = 1e-9, .nonfinite = 7}, {.name = "linears in BF16", .relative_l2 = kInf}});
+    log.hellaswag({.step = 121, .correct = 1, .examples = 3, .seconds = 0.1 + 0.2});
     log.sample(122, "caf\xc3\xa9 \xff\x80 \"q\"\n\x01");
 
     std::vector<Json> all = records(path);
-    REQUIRE(all.size() == 8);
+    REQUIRE(all.size() == 9);
     CHECK(all[0]["type"] == "header");
     CHECK(all[0]["step"] == 0);
     CHECK(all[0]["command"] == "train --lr \"1\"");
@@ -210,7 +211,11 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(wire == Json{{"name", "linears in FP8"}, {"relative_l2", 0.1 + 0.2}, {"cosine", 1.0 / 3},
                        {"saturated", 0.25}, {"flushed", 1e-9}, {"nonfinite", 7}});
     CHECK(all[6]["gradients"][1]["relative_l2"] == "inf");
-    CHECK(all[7]["text"] == "caf\xc3\xa9 \xef\xbf\xbd\xef\xbf\xbd \"q\"\n\x01");
+    CHECK(all[7] == Json{{"type", "hellaswag"}, {"step", 121}, {"accuracy", 1.0 / 3}, {"correct", 1}, {"examples", 3},
+                         {"seconds", 0.1 + 0.2}});
+    CHECK(hellaswag_line({.step = 250, .correct = 2967, .examples = 10042, .seconds = 12.3454})
+          == "hellaswag step 250 | accuracy 0.2955 | 2967 of 10042 examples | 12.345 s");
+    CHECK(all[8]["text"] == "caf\xc3\xa9 \xef\xbf\xbd\xef\xbf\xbd \"q\"\n\x01");
     CHECK(screen_text("caf\xc3\xa9 \xff\n\t\x1b[2J\x07\xc2\x9b\x7f") == "caf\xc3\xa9 \xef\xbf\xbd\n\t.[2J....");
     CHECK(eval_line({.step = 250, .loss = 3.21, .counted_tokens = 20480, .seconds = 1.2344})
           == "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s");

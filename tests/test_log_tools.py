@@ -201,6 +201,21 @@ class Exports(LogToolTest):
                          max(t["saturated"] for t in tensors))
         self.assertEqual(rows[0]["valid/loss (nats/token)"], "4.076896887272596")
 
+    def test_hellaswag(self):
+        lines = (LOGS / "bf16.jsonl").read_text().splitlines()
+        at = next(i for i, line in enumerate(lines) if '"type":"eval","step":4' in line) + 1
+        lines.insert(at, '{"type":"hellaswag","step":4,"accuracy":0.29546,"correct":2967,"examples":10042,"seconds":1}')
+        run = read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
+        out = io.StringIO()
+        run_export.write_llmc(run, out)
+        self.assertRegex(out.getvalue(), r"\ns:4 tel:[\d.]+\ns:4 eval:0.2955\ns:4 trl")
+        out = io.StringIO()
+        run_export.write_csv(run, out)
+        rows = list(csv.DictReader(io.StringIO(out.getvalue())))
+        column = "valid/hellaswag_accuracy (share of examples)"
+        self.assertEqual([row[column] for row in rows if row[column]], ["0.29546"])
+        self.assertEqual(rows[4][column], "0.29546")
+
     def test_synthetic_data_is_said_everywhere(self):
         text = (LOGS / "bf16.jsonl").read_text().replace('"world":1', '"synthetic_data":true,"world":1')
         run = read_log(self.file("log.jsonl", text))

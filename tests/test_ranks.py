@@ -6,7 +6,7 @@ import subprocess
 import time
 import unittest
 
-from tests.test_train import BUILD, GPT2, LLAMA, TrainTest, records, state_of
+from tests.test_train import BUILD, GPT2, LLAMA, TrainTest, records, state_of, write_hellaswag
 
 MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root"]
 HAVE_RANKS = shutil.which("mpirun") and not os.path.basename(BUILD).startswith("cuda")
@@ -70,6 +70,19 @@ class RanksTest(unittest.TestCase):
         self.assertEqual(len(found), 6)
         self.assertLess(abs(found[0] - expected[0][0]), 1e-5)
         self.assertLess(records(log, "eval")[-1]["loss"], records(log, "eval")[0]["loss"])
+
+    def test_hellaswag_is_shared_and_scored_as_by_one(self):
+        write_hellaswag(self.path("hellaswag.bin"), 41, 16)
+        for recipe in ("none", "delayed", "tensorwise", "blockwise"):
+            found = []
+            for ranks in (1, 3):
+                log = self.path(f"{recipe}-{ranks}.jsonl")
+                self.ranks(ranks, LLAMA, "--train-iters", "1", "--global-batch-size", "6", "--fp8-recipe", recipe,
+                           "--hellaswag-data", self.path("hellaswag.bin"), "--log-file", log)
+                found.append(records(log, "hellaswag")[0])
+                del found[-1]["seconds"]
+            self.assertEqual(found[0], found[1])
+            self.assertEqual((found[0]["step"], found[0]["examples"]), (0, 41))
 
     def test_ranks_that_differ_are_named(self):
         first = self.command(GPT2, *ONE_EACH, "--train-iters", "2")

@@ -28,6 +28,21 @@ def write_shard(path, tokens):
         f.write(struct.pack(f"<{len(tokens)}H", *tokens))
 
 
+def write_hellaswag(path, count, longest, seed=0, labels=()):
+    """llm.c's format, questions of random tokens in rows of at most `longest` inputs; returns the questions."""
+    draw, words, most, questions = random.Random(seed), [], 0, []
+    for i in range(count):
+        texts = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, longest // 2))] for _ in range(5)]
+        body = [i, labels[i] if labels else draw.randrange(4), 4, *(w for text in texts for w in (len(text), *text))]
+        words += [0xffff, 2 * len(body) + 4, *body]
+        most = max(most, 2 * len(body) + 4)
+        questions.append(texts)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", 20240522, 1, count, most, *[0] * 252))
+        f.write(struct.pack(f"<{len(words)}H", *words))
+    return questions
+
+
 def make_tokens(count, seed):
     """Text with structure: each token mostly determines the next."""
     draw = random.Random(seed)
@@ -210,21 +225,27 @@ class TrainTest(unittest.TestCase):
         self.assertIn("--fp8-margin", done.stdout)
         self.assertEqual([r["step"] for r in records(self.path("log.jsonl"), "step")], list(range(1, 13)))
 
-    def test_evaluation_and_samples_leave_an_fp8_run_alone(self):
+    def test_evaluation_hellaswag_and_samples_leave_a_run_alone(self):
         evaluation = ["--valid-data", self.path("valid.bin"), "--eval-iters", "2"]
+        write_hellaswag(self.path("hellaswag.bin"), 5, 16)
+        all_of_it = [*evaluation, "--eval-interval", "1", "--sample-every", "1", "--sample-tokens", "3",
+                     "--prompt-ids", "1 2", "--top-k", "4", "--hellaswag-data", self.path("hellaswag.bin"),
+                     "--hellaswag-interval", "1"]
         first = {}
-        for name, options in self.FP8.items():
+        for name, options in {"bf16": [], **self.FP8}.items():
             with self.subTest(name):
                 found = {}
-                for kind, more in (("straight", []), ("evaluated", [*evaluation, "--eval-interval", "1",
-                                                                    "--sample-every", "1", "--sample-tokens", "3"])):
+                for kind, more in (("straight", []), ("evaluated", all_of_it)):
                     self.run_train(LLAMA, "--train-iters", "6", *options, "--save", self.path(kind), "--log-file",
                                    self.path(kind + ".jsonl"), *more)
                     state = state_of(self.path(kind, "step-00000006"))
-                    state["state.json"] = state["state.json"]["fp8"]
-                    found[kind] = state, [r["loss"] for r in records(self.path(kind + ".jsonl"), "step")]
+                    del state["state.json"]["config"]
+                    found[kind] = state, [(r["loss"], r["grad_norm"], r["samples"])
+                                          for r in records(self.path(kind + ".jsonl"), "step")]
                     shutil.rmtree(self.path(kind))
                 self.assertEqual(found["straight"], found["evaluated"])
+                scores = records(self.path("evaluated.jsonl"), "hellaswag")
+                self.assertEqual([(r["step"], r["examples"]) for r in scores], [(step, 5) for step in range(7)])
                 first[name] = records(self.path("evaluated.jsonl"), "eval")[0]["loss"]
                 os.unlink(self.path("straight.jsonl"))
                 os.unlink(self.path("evaluated.jsonl"))

@@ -37,7 +37,8 @@ public:
     void evaluate() { note(model_.trainer->evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum); }
     void sample() {
         if (!model_.comm.root()) return;
-        note(model_.trainer->generate(model_.ctx, {30, 60, 119}, 1, 0.8, 9, model_.staged).back());
+        note(model_.trainer->generate(model_.ctx, {30, 60, 119},
+                                      {.tokens = 1, .temperature = 0.8}, 9, model_.staged).back());
         // A token drawn hides much of what it was drawn from.
         const int64_t T = model_.config.seq_length, elems = T * model_.config.shape.padded_vocab();
         const Dtype dtype = model_.config.dtype;

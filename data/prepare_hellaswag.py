@@ -1,0 +1,145 @@
+#!/usr/bin/env python3
+"""HellaSwag (10,042 questions in its validation split) -> the file of the trainer's --hellaswag-data.
+
+  data/prepare_hellaswag.py                                          # shards/hellaswag_val.bin, GPT-2's tokenizer
+  data/prepare_hellaswag.py --input hellaswag_val.jsonl              # a copy that is here already
+  data/prepare_hellaswag.py --tokenizer Meta-Llama-3-8B/tokenizer.json --with-separator --out shards/llama3_val.bin
+
+Streams Rowan/hellaswag from the Hugging Face hub. --input: JSON lines with ctx, endings and label, as in
+github.com/rowanz/hellaswag. Each ending is encoded with a space before it and apart from its context, as in llm.c.
+Tokens of up to 16 bits give llm.c's own format, larger vocabularies the same in 32 bits; README.md describes both.
+"""
+import argparse
+import array
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
+from support import InputError, need, one_line, run_main  # noqa: E402
+from text_tokenizers import load_tokenizer  # noqa: E402
+
+DATASET = "Rowan/hellaswag"
+MAGIC = 20240522
+VERSIONS = {2: 1, 4: 2}   # by bytes of a word
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input", default="", metavar="FILE", help="JSON lines in place of the download")
+    parser.add_argument("--dataset-split", default="validation", metavar="NAME",
+                        help="split of the download (default %(default)s; those of test have no labels)")
+    parser.add_argument("--out", default="shards/hellaswag_val.bin", metavar="FILE", help="default %(default)s")
+    parser.add_argument("--tokenizer", default="gpt2", metavar="NAME",
+                        help="bytes, gpt2, or a tokenizer.json (default %(default)s)")
+    parser.add_argument("--vocab-bpe", default="", metavar="FILE", help="gpt2 without a network: its vocab.bpe ...")
+    parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
+    parser.add_argument("--separator", default="", metavar="TOKEN",
+                        help="of a tokenizer.json: the token that starts a document (default: a known one)")
+    parser.add_argument("--with-separator", action="store_true",
+                        help="contexts begin with that token (llm.c's do not)")
+    parser.add_argument("--max-examples", type=int, default=0, metavar="N", help="stop after N; 0: all")
+    return parser.parse_args()
+
+
+def rows_of_file(path):
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    yield json.loads(line), f"{path}: line {number}"
+                except ValueError as error:   # also bytes that are not UTF-8
+                    raise InputError(f"{path}: line {number}: not JSON: {error}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror or error}") from None
+
+
+def rows_of_dataset(split):
+    datasets = need("datasets", "datasets", f"the dataset {DATASET}")
+    try:
+        for number, row in enumerate(datasets.load_dataset(DATASET, split=split, streaming=True), 1):
+            yield row, f"{DATASET}: row {number}"
+    except Exception as error:   # network and naming errors of many types
+        raise InputError(f"dataset {DATASET}: {one_line(error)}; a copy that is here already: --input FILE") from None
+
+
+def question_of(row, where):
+    """(context, endings, label) of a row."""
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: {type(row).__name__}, not an object")
+    context, endings, label = (row.get(name) for name in ("ctx", "endings", "label"))
+    if not isinstance(context, str) or not context:
+        raise InputError(f"{where}: field 'ctx' is {json.dumps(context)}, not text")
+    if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(e, str) for e in endings):
+        raise InputError(f"{where}: field 'endings' is no list of at least two texts")
+    try:
+        label = int(label)   # the hub has it as text
+    except (TypeError, ValueError):
+        label = -1
+    if not 0 <= label < len(endings):
+        raise InputError(f"{where}: field 'label' is {json.dumps(row.get('label'))}, not the number of an ending "
+                         f"(0 to {len(endings) - 1})")
+    return context, endings, label
+
+
+def example_of(number, question, tokenizer, word_bytes, where, with_separator):
+    """The words of an example."""
+    context, endings, label = question
+    largest = 2 ** (8 * word_bytes) - 1
+    tokens = [tokenizer.separator] if with_separator else []
+    tokens += tokenizer.encode(context.encode("utf-8", "replace"))
+    words = [largest, 0, number, label, len(endings), len(tokens), *tokens]
+    for ending in endings:
+        tokens = tokenizer.encode(b" " + ending.encode("utf-8", "replace"))
+        words += [len(tokens), *tokens]
+    words[1] = len(words) * word_bytes
+    if max(words[1:]) >= largest:
+        raise InputError(f"{where}: example {number} of {words[1]} bytes does not fit into {8 * word_bytes} bits")
+    return words
+
+
+def write_file(path, words, count, longest, word_bytes):
+    """The name appears when the file is whole."""
+    if sys.byteorder != "little":
+        words.byteswap()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(f"{path}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(struct.pack("<4i", MAGIC, VERSIONS[word_bytes], count, longest).ljust(HEADER_BYTES, b"\0"))
+        words.tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def main():
+    args = parse_arguments()
+    if args.max_examples < 0:
+        raise InputError(f"--max-examples {args.max_examples}: must not be negative")
+    tokenizer = load_tokenizer(args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
+    word_bytes = 2 if tokenizer.vocab_size < 2 ** 16 else 4   # the largest word starts an example
+    words, count, longest = array.array(TYPECODES[word_bytes]), 0, 0
+    for row, where in rows_of_file(args.input) if args.input else rows_of_dataset(args.dataset_split):
+        question = question_of(row, where)
+        example = example_of(count, question, tokenizer, word_bytes, where, args.with_separator)
+        words.extend(example)
+        count, longest = count + 1, max(longest, example[1])
+        if count == args.max_examples:
+            break
+    if not count:
+        raise InputError(f"{args.input or DATASET}: has no example")
+    try:
+        write_file(Path(args.out), words, count, longest, word_bytes)
+    except OSError as error:
+        raise InputError(f"{args.out}: cannot write: {error.strerror or error}") from None
+    print(f"{args.out}: {count} examples of {tokenizer.name}, {8 * word_bytes}-bit tokens")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)
