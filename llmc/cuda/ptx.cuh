@@ -82,8 +82,13 @@ __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// threadIdx.x, read anew at each call: a kernel short of registers works out a second time what it would
-// otherwise keep across its main loop. "%tid".
+// blockIdx.x and threadIdx.x, read anew at each call: a kernel short of registers works out a second time what
+// it would otherwise keep across its main loop. "%ctaid", "%tid".
+__device__ inline uint32_t block_index() {
+    uint32_t index;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
+    return index;
+}
 __device__ inline uint32_t thread_index() {
     uint32_t index;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
