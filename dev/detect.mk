@@ -3,8 +3,10 @@
 
 CXX_VERSION := $(shell $(CXX) -dumpfullversion 2>/dev/null)
 
-# One preprocessor run answers which headers exist, wherever CPPFLAGS or the system keeps them.
-HEADERS := $(shell printf '\#if __has_include(<%s>)\n%s\n\#endif\n' nlohmann/json.hpp nlohmann/json cxxopts.hpp \
+# One preprocessor run answers which headers exist, wherever CPPFLAGS or the system keeps them. (A variable, since make
+# before 4.3 wants the # within a function escaped, and make from 4.3 on hands the escape to the shell.)
+HASH := \#
+HEADERS := $(shell printf '$(HASH)if __has_include(<%s>)\n%s\n$(HASH)endif\n' nlohmann/json.hpp nlohmann/json cxxopts.hpp \
              cxxopts xxhash.h xxhash doctest/doctest.h doctest | $(CXX) $(CPPFLAGS) -E -P -x c++ - 2>/dev/null)
 
 # The newest toolkit under /usr/local when PATH has none.

@@ -366,7 +366,8 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
                 "generate has no option --%s: did you mean --%s?", name.c_str(), nearest(name, known).c_str());
     Settings settings;
     collect_command_line(line, settings);
-    const ModelPreset& preset = chosen_preset({}, family);
+    const Settings none;
+    const ModelPreset& preset = chosen_preset(none, family);
     parsed.help = line.help;
     if (line.help) {
         parsed.text = generate_help_text(resolve({}, preset, machine), family);
