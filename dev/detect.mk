@@ -7,7 +7,8 @@ CXX_VERSION := $(shell $(CXX) -dumpfullversion 2>/dev/null)
 # before 4.3 wants the # within a function escaped, and make from 4.3 on hands the escape to the shell.)
 HASH := \#
 HEADERS := $(shell printf '$(HASH)if __has_include(<%s>)\n%s\n$(HASH)endif\n' nlohmann/json.hpp nlohmann/json \
-             cxxopts.hpp cxxopts xxhash.h xxhash doctest/doctest.h doctest | $(CXX) $(CPPFLAGS) -E -P -x c++ - 2>/dev/null)
+             cxxopts.hpp cxxopts xxhash.h xxhash doctest/doctest.h doctest \
+             | $(CXX) $(CPPFLAGS) -E -P -x c++ - 2>/dev/null)
 
 # The newest toolkit under /usr/local when PATH has none.
 NVCC := $(or $(shell command -v nvcc 2>/dev/null),$(shell ls -d /usr/local/cuda*/bin/nvcc 2>/dev/null | sort -V \
