@@ -67,7 +67,7 @@ DEFINES += $(MPI_FLAGS)
 
 # Options, JSON and logs run rarely and take long to optimise; the operations are what a step on the CPU consists of.
 RARELY_RUN := llmc/config%.cpp llmc/hf_config.cpp llmc/log.cpp llmc/checkpoint_%.cpp llmc/manifest.cpp \
-              llmc/run_checkpoints.cpp llmc/run_evaluations.cpp llmc/train_loop.cpp llmc/doctor%.cpp llmc/generate.cpp \
+              llmc/run_checkpoints.cpp llmc/run_evaluations.cpp llmc/train_loop.cpp llmc/bench%.cpp llmc/doctor%.cpp llmc/generate.cpp \
               llmc/hellaswag.cpp llmc/prompts.cpp
 OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(RARELY_RUN),$<),-O1),\
                 $(if $(filter llmc/cpu/%,$<),-O3),-O2)
