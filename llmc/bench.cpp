@@ -139,6 +139,8 @@ void BenchRun::run_steps(int64_t count, BenchRows* rows, std::vector<double>& ms
         enqueue(rows ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, done(step_));
         if (i > 0) collect(step_ - 2);
     }
+    run_device_.trainer->zero().wait_for_weights(ctx_);   // of the last step, made beside the next one's forward
+    device::synchronize(ctx_);
     collect(step_ - 1);
 }
 

@@ -51,12 +51,12 @@ std::string step_text(const StepBench& b) {
 }
 
 std::string row_text(const std::string& name, const std::string& calls, double ms, double floor_ms, double step_ms) {
-    return strf("  %-62s %6s %10.3f %10.3f %10.3f %6.1f\n", name.c_str(), calls.c_str(), ms, floor_ms, ms - floor_ms,
+    return strf("  %-70s %6s %10.3f %10.3f %10.3f %6.1f\n", name.c_str(), calls.c_str(), ms, floor_ms, ms - floor_ms,
                 100 * ms / step_ms);
 }
 
 std::string table_text(const StepBench& b) {
-    std::string text = strf("  %-62s %6s %10s %10s %10s %6s\n", "of one step, by difference", "calls", "ms", "floor",
+    std::string text = strf("  %-70s %6s %10s %10s %10s %6s\n", "of one step, by difference", "calls", "ms", "floor",
                             "difference", "%");
     for (const BenchRow& row : b.rows)
         if (!row.beside) text += row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());

@@ -81,6 +81,12 @@ std::vector<BenchRow> BenchRows::rows() const {
     return rows;
 }
 
+double StepBench::exposed() const {
+    std::vector<double> others;
+    for (size_t i = 0; i < step_ms.size(); i++) others.push_back(step_ms[i] - exposed_ms[i]);
+    return ms() - median_of(others);
+}
+
 double StepBench::class_ms(OpClass op_class) const {
     double sum = 0;
     for (const BenchRow& row : rows)

@@ -56,7 +56,8 @@ struct StepBench {
     ClockSamples clocks;
 
     double ms() const { return median_of(step_ms); }
-    double exposed() const { return median_of(exposed_ms); }
+    // What is left of the step's median without it, so that both are of the same steps where these differ.
+    double exposed() const;
     double class_ms(OpClass op_class) const;
     double class_floor_ms(OpClass op_class) const;
     int64_t calls() const;
