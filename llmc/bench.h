@@ -1,5 +1,5 @@
-// `train_llama bench`: builds the trainer of a run, times its steps on synthetic tokens, then the same steps with an event
-// before and after every operation, and prints where the time goes against what this device can do at best.
+// `train_llama bench`: builds the trainer of a run, times its steps on synthetic tokens, then more with an event before
+// and after every operation, and prints where the time goes against what this device can do at best.
 #pragma once
 #include <array>
 #include <string>

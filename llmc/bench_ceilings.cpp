@@ -91,7 +91,8 @@ double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
     device::copy_to_device(ctx, slot_bytes.data, &start, sizeof start);
     device::synchronize(ctx);
     auto* slot = static_cast<Fp8Slot*>(slot_bytes.data);
-    GemmArgs args{.D = memory.take(fp8 ? Dtype::kBf16 : dtype, n * n), .A = random_operand(ctx, memory, dtype, n, slot, 1),
+    GemmArgs args{.D = memory.take(fp8 ? Dtype::kBf16 : dtype, n * n),
+                  .A = random_operand(ctx, memory, dtype, n, slot, 1),
                   .B = random_operand(ctx, memory, dtype, n, slot, 2), .bias = {}, .pre = {}, .M = n, .N = n, .K = n};
     if (fp8) {
         args.A_grid = args.B_grid = {&slot->dequant_mul, Dtype::kFp32, 1};

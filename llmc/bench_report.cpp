@@ -43,8 +43,8 @@ std::string step_text(const StepBench& b) {
                             b.step_ms.size(), least(b.step_ms), most(b.step_ms), 1e-3 * b.ms(), b.tokens_per_second());
     if (b.mfu() > 0) text += strf(", MFU %.1f %%", 100 * b.mfu());
     const double timed = median_of(b.timed_step_ms), calls = static_cast<double>(std::max<int64_t>(b.calls(), 1));
-    text += strf("\nevents      a step with two around each of %lld calls takes %.3f ms, %+.2f us a call; %.2f us are taken "
-                 "off each call,\n            as two add to one that is launched as usual (launched early: %.2f)\n",
+    text += strf("\nevents      a step with two around each of %lld calls takes %.3f ms, %+.2f us a call; %.2f us are "
+                 "taken off each,\n            as two add to one that is launched as usual (launched early: %.2f)\n",
                  ll(b.calls()), timed, 1e3 * (timed - b.ms()) / calls, 1e3 * b.ceilings.event_ms,
                  1e3 * b.ceilings.early_event_ms);
     return text;
@@ -102,8 +102,8 @@ std::string bench_text(const BenchSubject& subject, const StepBench& b) {
     text += strf("device      %s, %s, commit %s\n", subject.device.name.c_str(),
                  subject.device.matmul_library.c_str(), subject.commit.c_str());
     text += ceilings_text(b.ceilings) + clocks_text(b.clocks) + step_text(b);
-    text += "floors      bytes at the copy's rate, FLOP at the matmul's of their type; attention: half the square, at the "
-            "matmul's\n";
+    text += "floors      bytes at the copy's rate, FLOP at the matmul's of their type; attention: half the square, at "
+            "the matmul's\n";
     text += table_text(b);
     for (const std::string& note : subject.notes) text += "note: " + note + "\n";
     return text;

@@ -1,6 +1,6 @@
-// Times every operation of a step as it runs: one event before it and one after, on the stream that it was given to. What
-// each call was is learned as in a rehearsal, from its arguments (op_work.cpp), so that calls can be held against a plan.
-// ops.h leads here where Ctx::timer is set; otherwise an operation costs one test of that pointer.
+// Times every operation of a step as it runs: one event before it and one after, on the stream that it was given to.
+// What each call was is learned as in a rehearsal, from its arguments (op_work.cpp), so that calls can be held against
+// a plan. ops.h leads here where Ctx::timer is set; otherwise an operation costs one test of that pointer.
 //
 // On a GPU an event ends what was launched before it: a kernel that would have been launched early (cuda/common.cuh)
 // starts only when the one before it is complete. Time of an operation is therefore that of its kernels one after the

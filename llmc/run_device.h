@@ -10,7 +10,8 @@
 class RunDevice {
 public:
     // Nothing is owned.
-    RunDevice(const Config& config, const ParamTable& table, Comm& comm) : config_(config), table_(table), comm_(comm) {}
+    RunDevice(const Config& config, const ParamTable& table, Comm& comm)
+        : config_(config), table_(table), comm_(comm) {}
     ~RunDevice();
     RunDevice(const RunDevice&) = delete;
     RunDevice& operator=(const RunDevice&) = delete;
