@@ -35,22 +35,23 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
         const BlocksSchedule::Place at = schedule.place(item);
         const int row = at.row, column = at.column + rank * B::kColumns;
         const uint32_t a_bytes = 4 * min(B::kRows, p.M - row);
-        const uint32_t b_bytes = kVectors ? 4 * max(0, min(B::kColumns, p.N - column)) : 0;   // the last may be beyond N
-        const float *a_factors = p.a_factors + row, *b_factors = p.b_factors + column;
+        // The last columns may be beyond N: zeros times any factor.
+        const uint32_t b_bytes = kVectors ? 4 * max(0, min(B::kColumns, p.N - column)) : 16;
+        const float *a_factors = p.a_factors + row, *b_factors = p.b_factors;
+        b_factors += kVectors ? column : int64_t{min(column, p.N - 1) / B::kColumns} * p.factor_row;
 #pragma unroll 1
         for (int step = 0; step < p.steps; step++) {
             const uint32_t full = state.ring.full + 8 * state.ring.stage, factors = state.shared + state.factors_at();
-            ptx::barrier_wait_in_cluster(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
+            ptx::barrier_wait(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
             ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + b_bytes);
             ptx::load_matrix_box_to_blocks(state.rows() + rank * B::kShareBytes, &maps.a, full, step * B::kDepth,
                                            row + rank * B::kShareRows, kAll);
             ptx::load_matrix_box(state.columns(), &maps.b, full, step * B::kDepth, column);
             ptx::bulk_load(factors, a_factors, a_bytes, full);
             a_factors += p.M;
-            if (kVectors) {
-                if (b_bytes > 0) ptx::bulk_load(factors + 4 * B::kRows, b_factors, b_bytes, full);
-                b_factors += p.N;
-            }
+            if (b_bytes > 0) ptx::bulk_load(factors + 4 * B::kRows, b_factors, b_bytes, full);
+            if (kVectors) b_factors += p.N;
+            else if (step % 4 == 3) b_factors += 4;
             state.ring.next();
         }
     }
@@ -104,10 +105,11 @@ template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
         ptx::wgmma_wait<0>();
         ptx::pin(part);
     }
-    __device__ void step(float b_factor) {
+    __device__ void step(int number) {
         state.ring.wait();
         const auto* factors = reinterpret_cast<const float*>(memory + state.factors_at());
         const int row = consumer * 64 * B::kHalves + 16 * warp + lane / 4;
+        const float b_factor = kVectors ? 0 : factors[B::kRows + number % 4];
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
             const float row_factors[2] = {factors[row + 64 * half], factors[row + 64 * half + 8]};
@@ -130,6 +132,7 @@ template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
             if (p.fp32) store_fp32(sums[half], p, row, column, lane);
             else store_bf16(sums[half], p, row, column, lane);
         }
+        __syncwarp();
     }
     __device__ void run(const BlocksProblem& p, const BlocksSchedule& schedule) {
         // The first turn is that of the first warpgroup.
@@ -141,14 +144,8 @@ template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
             for (int half = 0; half < B::kHalves; half++)
 #pragma unroll
                 for (int i = 0; i < 64; i++) sums[half][i] = 0;
-            const float* b_factors = p.b_factors + int64_t{min(column, p.N - 1) / B::kColumns} * p.factor_row;
-            float next = kVectors ? 0 : __ldg(b_factors);
 #pragma unroll 1
-            for (int left = p.steps; left > 0; left--) {
-                const float b_factor = next;
-                if (!kVectors && left > 1) next = __ldg(++b_factors);
-                step(b_factor);
-            }
+            for (int number = 0; number < p.steps; number++) step(number);
             store(p, at.row + consumer * 64 * B::kHalves, column);
         }
         // Takes the last arrival away.

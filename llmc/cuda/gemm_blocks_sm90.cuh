@@ -16,7 +16,8 @@ struct Blocks {
     static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
     static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
     static constexpr uint32_t kFactorBytes = 4 * (kRows + kColumns);
-    // Shared memory: stages of A | of B | of factors (A's, then B's if they are 1x128) | barriers.
+    // Shared memory: stages of A | of B | of factors (A's, then B's: of its 128 columns, or of the four blocks of
+    // 128x128 among which the stage is) | barriers.
     static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kFactorsAt = kColumnsAt + kStages * kColumnBytes;
     static constexpr uint32_t kBarriers = kFactorsAt + kStages * kFactorBytes;
     static constexpr int kSharedBytes = kBarriers + 16 * kStages;
@@ -73,7 +74,7 @@ struct BlocksState {
     // Consumer: the warp has read the stage, in `empty_there`, the lane's block's barriers of free stages.
     __device__ void release(uint32_t empty_there, int lane) const {
         __syncwarp();
-        if (lane < Blocks::kCluster) ptx::barrier_arrive_in_cluster(empty_there + 8 * ring.stage);
+        if (lane < Blocks::kCluster) ptx::barrier_arrive_in_block(empty_there + 8 * ring.stage);
     }
 };
 
@@ -91,7 +92,7 @@ __device__ inline void add_bias(float (&d)[64], const BlocksProblem& p, int colu
 }
 
 // 32 bytes of a row from 4 lanes at once. What is added needs no read: each element has one addition, so that the
-// order of threads does not matter.
+// order of threads does not matter. (The addition in memory takes numbers below 2^-126 for 0.)
 __device__ inline void store_fp32(const float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -122,8 +123,8 @@ __device__ inline void store_bf16(float (&d)[64], const BlocksProblem& p, int ro
                 const float2 old = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(to + 8 * j + own));
                 d[4 * j + 2 * half] += old.x, d[4 * j + 2 * half + 1] += old.y;
             }
-            __syncwarp();
         }
+        __syncwarp();
 #pragma unroll
         for (int j = 0; j < 16; j += 2) {
             if (column + 8 * j >= p.N) break;

@@ -113,18 +113,15 @@ __device__ inline void barrier_arrive_expecting(uint64_t* barrier, uint32_t byte
                  : "memory");
 }
 // Wait for the end of the phase of this parity; what other blocks sent for it is visible then.
-__device__ inline void barrier_wait_in_cluster(uint32_t barrier, uint32_t parity) {
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done = 0;
     while (!done) {
         asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
                      "selp.u32 %0, 1, 0, p;}"
                      : "=r"(done)
-                     : "r"(barrier), "r"(parity)
+                     : "r"(shared_address(barrier)), "r"(parity)
                      : "memory");
     }
-}
-__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
-    barrier_wait_in_cluster(shared_address(barrier), parity);
 }
 // The address of the same variable in block `rank` of the cluster. "mapa".
 __device__ inline uint32_t address_in_block(uint32_t shared, uint32_t rank) {
@@ -135,9 +132,11 @@ __device__ inline uint32_t address_in_block(uint32_t shared, uint32_t rank) {
 __device__ inline uint32_t address_in_block(const void* shared, uint32_t rank) {
     return address_in_block(shared_address(shared), rank);
 }
-// Arrive at a barrier of any block of the cluster, by such an address.
-__device__ inline void barrier_arrive_in_cluster(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+// Arrive at a barrier of any block of the cluster, by such an address. Says only that this thread has read what it
+// wanted: to publish what it wrote to another block would take a release at the scope of the cluster, which costs
+// memory barriers.
+__device__ inline void barrier_arrive_in_block(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Store two floats in another block's shared memory and count their 8 bytes at its barrier; unlike an
 // ordinary store and a cluster barrier this waits for nothing else that the thread has stored. "st.async".
