@@ -126,6 +126,7 @@ private:
         device::device_open(ctx_, info_.index);
         opened_ = true;
         device::gemm_set_search(ctx_, config_.gemm_search);
+        device::gemm_set_own_blocks(ctx_, config_.own_blockwise_gemm);
         const std::string connection = comm_.connect(ctx_, kConnectSeconds);
         if (!connection.empty()) notes_.push_back(connection);
         if (config_.check_comm)
@@ -185,6 +186,7 @@ private:
                       .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(attention_note());
+        if (config_.fp8_recipe == Fp8Recipe::kBlockwise) notes_.push_back(blockwise_note());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
         for (const std::string& name : idle_) notes_.push_back("has nothing to do here: " + name);
@@ -199,6 +201,12 @@ private:
         if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
         else if (config_.attention_fast) text += "; --attention fast has no effect on it";
         return text;
+    }
+
+    std::string blockwise_note() const {
+        std::string text = strf("blockwise matmuls: %s", device::gemm_blocks_kernel(ctx_));
+        if (!config_.own_blockwise_gemm || config_.fp8_format == Fp8Format::kE4m3) return text;
+        return text + " for fprop; it has no E5M2, so that dgrad and wgrad stay with the library";
     }
 
     // ---- steps ----
