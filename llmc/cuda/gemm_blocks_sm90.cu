@@ -89,7 +89,8 @@ template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
 
     // part = the product of 64 rows, over 128 of K.
     __device__ void multiply(int half) {
-        const uint64_t a = byte_tile_descriptor<B::kDepth>(state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes);
+        const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
+        const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
         const uint64_t b = byte_tile_descriptor<B::kDepth>(state.columns());
         if (kTurns != BlocksTurns::kFree) ptx::named_sync<256>(my_turn());
         ptx::pin(part);

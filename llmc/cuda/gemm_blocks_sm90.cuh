@@ -131,7 +131,8 @@ __device__ inline void store_bf16(float (&d)[64], const BlocksProblem& p, int ro
             const uint32_t a = pack_bf16x2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
             const uint32_t b = pack_bf16x2(d[4 * j + 4 + 2 * half], d[4 * j + 5 + 2 * half]);
             const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
-            if (inside) *reinterpret_cast<uint2*>(to + 8 * j + first) = odd ? make_uint2(other, b) : make_uint2(a, other);
+            const uint2 four = odd ? make_uint2(other, b) : make_uint2(a, other);
+            if (inside) *reinterpret_cast<uint2*>(to + 8 * j + first) = four;
         }
     }
 }
