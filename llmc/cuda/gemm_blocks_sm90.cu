@@ -64,11 +64,13 @@ __device__ inline void promote(float (&sums)[64], const float (&part)[64], const
 #pragma unroll
     for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], factors[half_of(i)], sums[i]);
 }
+// b_factors: of columns side by side, those of this lane 4 apart; `early` holds the first ones.
+template <int count>
 __device__ inline void promote(float (&sums)[64], const float (&part)[64], const float (&row_factors)[2],
-                               const float2* b_factors, int lane) {
+                               const float2 (&early)[count], const float2* b_factors) {
 #pragma unroll
     for (int j = 0; j < 16; j++) {
-        const float2 b = b_factors[4 * j + lane % 4];   // of columns side by side
+        const float2 b = j < count ? early[j] : b_factors[4 * j];
 #pragma unroll
         for (int i = 4 * j; i < 4 * j + 4; i++)
             sums[i] = fmaf(part[i], row_factors[half_of(i)] * (i % 2 ? b.y : b.x), sums[i]);
@@ -114,10 +116,13 @@ template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
             const float row_factors[2] = {factors[row + 64 * half], factors[row + 64 * half + 8]};
-            multiply(half);
             if constexpr (kVectors) {
-                promote(sums[half], part, row_factors, reinterpret_cast<const float2*>(factors + B::kRows), lane);
+                const auto* b_factors = reinterpret_cast<const float2*>(factors + B::kRows) + lane % 4;
+                const float2 early[4] = {b_factors[0], b_factors[4], b_factors[8], b_factors[12]};
+                multiply(half);
+                promote(sums[half], part, row_factors, early, b_factors);
             } else {
+                multiply(half);
                 if (half == B::kHalves - 1) state.release(empty_there, lane);
                 promote(sums[half], part, row_factors, b_factor);
             }
