@@ -57,25 +57,43 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
     }
 }
 
-// sums += part, a row's factor times B's.
-__device__ inline void promote(float (&sums)[64], const float (&part)[64], const float (&row_factors)[2],
-                               float b_factor) {
-    const float factors[2] = {row_factors[0] * b_factor, row_factors[1] * b_factor};
+// What a thread multiplies its part of a product with: two rows, and B's one factor or those of 32 columns. The
+// products of factors that it has registers for are made while the tensor cores work.
+template <bool kVectors> struct BlocksFactors;
+template <> struct BlocksFactors<false> {
+    float of_row[2];
+
+    __device__ void load(const float* of_a, const float* of_b, int step, int) {
 #pragma unroll
-    for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], factors[half_of(i)], sums[i]);
-}
-// b_factors: of columns side by side, those of this lane 4 apart; `early` holds the first ones.
-template <int count>
-__device__ inline void promote(float (&sums)[64], const float (&part)[64], const float (&row_factors)[2],
-                               const float2 (&early)[count], const float2* b_factors) {
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        const float2 b = j < count ? early[j] : b_factors[4 * j];
-#pragma unroll
-        for (int i = 4 * j; i < 4 * j + 4; i++)
-            sums[i] = fmaf(part[i], row_factors[half_of(i)] * (i % 2 ? b.y : b.x), sums[i]);
+        for (int i = 0; i < 2; i++) of_row[i] = of_a[8 * i] * of_b[step % 4];
+        ptx::pin(of_row);
     }
-}
+    __device__ void promote(float (&sums)[64], const float (&part)[64]) const {
+#pragma unroll
+        for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], of_row[half_of(i)], sums[i]);
+    }
+};
+template <> struct BlocksFactors<true> {
+    static constexpr int kEarly = 4;   // blocks of 8 columns
+    float of_row[2], early[4 * kEarly];
+    const float2* of_columns;   // side by side; those of this thread in the next 8 columns are 4 further
+
+    __device__ float product(int i, float2 b) const { return of_row[half_of(i)] * (i % 2 ? b.y : b.x); }
+    __device__ void load(const float* of_a, const float* of_b, int, int lane) {
+        of_row[0] = of_a[0], of_row[1] = of_a[8];
+        of_columns = reinterpret_cast<const float2*>(of_b) + lane % 4;
+#pragma unroll
+        for (int i = 0; i < 4 * kEarly; i++) early[i] = product(i, of_columns[4 * (i / 4)]);
+        ptx::pin(early);
+    }
+    __device__ void promote(float (&sums)[64], const float (&part)[64]) const {
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            const float factor = i < 4 * kEarly ? early[i % (4 * kEarly)] : product(i, of_columns[4 * (i / 4)]);
+            sums[i] = fmaf(part[i], factor, sums[i]);
+        }
+    }
+};
 
 // One consumer warpgroup.
 template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
@@ -89,8 +107,8 @@ template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
     __device__ int my_turn() const { return 1 + consumer; }
     __device__ int next_turn() const { return 1 + (consumer + 1) % B::kConsumers; }
 
-    // part = the product of 64 rows, over 128 of K.
-    __device__ void multiply(int half) {
+    // part = the product of 64 rows, over 128 of K; and what can be done meanwhile.
+    template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
         const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
         const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
         const uint64_t b = byte_tile_descriptor<B::kDepth>(state.columns());
@@ -103,29 +121,26 @@ template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
             if (kTurns == BlocksTurns::kHalfway && i == 1) ptx::wgmma_commit();
         }
         ptx::wgmma_commit();
-        if (kTurns == BlocksTurns::kHalfway) ptx::wgmma_wait<1>();
-        if (kTurns != BlocksTurns::kFree) ptx::named_arrive<256>(next_turn());
+        if (kTurns == BlocksTurns::kIssued) ptx::named_arrive<256>(next_turn());
+        meanwhile();
+        if (kTurns == BlocksTurns::kHalfway) {
+            ptx::wgmma_wait<1>();
+            ptx::named_arrive<256>(next_turn());
+        }
         ptx::wgmma_wait<0>();
         ptx::pin(part);
     }
     __device__ void step(int number) {
         state.ring.wait();
-        const auto* factors = reinterpret_cast<const float*>(memory + state.factors_at());
-        const int row = consumer * 64 * B::kHalves + 16 * warp + lane / 4;
-        const float b_factor = kVectors ? 0 : factors[B::kRows + number % 4];
+        const auto* of_a = reinterpret_cast<const float*>(memory + state.factors_at());
+        const float* const of_b = of_a + B::kRows;
+        of_a += consumer * 64 * B::kHalves + 16 * warp + lane / 4;
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
-            const float row_factors[2] = {factors[row + 64 * half], factors[row + 64 * half + 8]};
-            if constexpr (kVectors) {
-                const auto* b_factors = reinterpret_cast<const float2*>(factors + B::kRows) + lane % 4;
-                const float2 early[4] = {b_factors[0], b_factors[4], b_factors[8], b_factors[12]};
-                multiply(half);
-                promote(sums[half], part, row_factors, early, b_factors);
-            } else {
-                multiply(half);
-                if (half == B::kHalves - 1) state.release(empty_there, lane);
-                promote(sums[half], part, row_factors, b_factor);
-            }
+            BlocksFactors<kVectors> factors;
+            multiply(half, [&] { factors.load(of_a + 64 * half, of_b, number, lane); });
+            if (!kVectors && half == B::kHalves - 1) state.release(empty_there, lane);
+            factors.promote(sums[half], part);
         }
         if (kVectors) state.release(empty_there, lane);
         state.ring.next();
