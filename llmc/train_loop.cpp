@@ -204,8 +204,10 @@ private:
     }
 
     std::string blockwise_note() const {
-        std::string text = strf("blockwise matmuls: %s", device::gemm_blocks_kernel(ctx_));
-        if (!config_.own_blockwise_gemm || config_.fp8_format == Fp8Format::kE4m3) return text;
+        const std::string kernel = device::gemm_blocks_kernel(ctx_), text = "blockwise matmuls: " + kernel;
+        if (!config_.own_blockwise_gemm) return text;
+        if (kernel == "cuBLASLt") return text + "; --blockwise-gemm own has no effect on this GPU or build";
+        if (config_.fp8_format == Fp8Format::kE4m3) return text;
         return text + " for fprop; it has no E5M2, so that dgrad and wgrad stay with the library";
     }
 

@@ -2,14 +2,14 @@
 //
 // Tensor cores know no factors: a product over 128 of K is made in registers of its own, 4 wgmma of 64 x 128 x 32 that
 // start at 0, and then added to fp32 sums with the two factors. Cycles of a 64 x 128 x 128 product on one of the four
-// schedulers: the tensor core 256; the addition 64 where B has one factor for 128 columns, 128 where both factors are
-// vectors (the product of the factors, and its use), and some 60 of waits and shared memory. While one warpgroup
-// adds, the other multiplies: they hand over turns to start, so that the tensor core has a product waiting as long as
-// an addition takes less than the other's product, 256. Two bounds stand before the tensor cores' 8192 floating-point
-// operations a cycle: shared memory, 96 bytes a cycle read by wgmma and 48 written of 128 (89 %), and what a tile
-// costs at its end, when nothing hides the stores, 1000 cycles of 32,768 (K = 4096, bf16) or 2000 of 65,536 (K = 8192,
-// fp32). With 97 % of the last round's clusters at work that makes 80 % at best: 1400 TFLOP/s at 1.62 GHz. At the 1.4
-// to 1.5 GHz that 700 W leave at such loads, 1200 to 1280.
+// schedulers, by count of instructions: the tensor core 256; the addition 64 where B has one factor for 128 columns,
+// 115 where both factors are vectors (40 products of factors that no register was left for earlier, and their reads);
+// some 100 of waits and barriers. While one warpgroup adds, the other multiplies: they hand over turns to start, so
+// that the tensor core has a product waiting as long as an addition with its waits takes less than the other's product.
+// What that predicts, not yet measured: two bounds stand before the tensor cores' 8192 floating-point operations a
+// cycle. Shared memory: wgmma reads 96 bytes a cycle and 48 are written, of 128 (89 %). The end of a tile, where
+// nothing hides the stores: 1500 cycles of 32,768 (K = 4096, bf16) or 2500 of 65,536 (K = 8192, fp32). With 97 % of
+// the clusters at work in the last round 82 % are left: 1290 TFLOP/s at 1.45 GHz, about what 700 W leave at such loads.
 #include "llmc/cuda/gemm_blocks_sm90.cuh"
 
 #include "llmc/cuda/fp8.cuh"
@@ -74,7 +74,7 @@ template <> struct BlocksFactors<false> {
     }
 };
 template <> struct BlocksFactors<true> {
-    static constexpr int kEarly = 4;   // blocks of 8 columns
+    static constexpr int kEarly = 6;   // blocks of 8 columns
     float of_row[2], early[4 * kEarly];
     const float2* of_columns;   // side by side; those of this thread in the next 8 columns are 4 further
 
@@ -84,7 +84,7 @@ template <> struct BlocksFactors<true> {
         of_columns = reinterpret_cast<const float2*>(of_b) + lane % 4;
 #pragma unroll
         for (int i = 0; i < 4 * kEarly; i++) early[i] = product(i, of_columns[4 * (i / 4)]);
-        ptx::pin(early);
+        evaluate_now(early);   // or ptxas puts them off until the tensor cores are done
     }
     __device__ void promote(float (&sums)[64], const float (&part)[64]) const {
 #pragma unroll
