@@ -5,6 +5,10 @@
 // Measure algorithms for shapes not planned yet (the first gemm of a shape searches), or take the library's
 // first answer. Searching uses the operands of that call and leaves D as one plain call would.
 void gemm_set_search(Ctx& ctx, bool search);
+// Products of E4M3 operands with block factors on our own kernel for compute capability 9.0, or on the library.
+void gemm_set_own_blocks(Ctx& ctx, bool own);
+// What multiplies such operands on this device, for the banner.
+const char* gemm_blocks_kernel(const Ctx& ctx);
 // All plans as JSON text: {"library": ..., "gpu": ..., "plans": [{key fields, algorithm words, us}...]}.
 std::string gemm_export_plans(Ctx& ctx);
 // Take over plans. Returns "" or the reason why bits may differ (another library version or GPU; the plans

@@ -224,6 +224,11 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
         gelu_forward(ctx, {.out = args.D, .in = linear.D, .N = args.M, .F = args.N});
         return;
     }
+    if (gemm_blocks_fits(ctx, args)) {
+        gemm_blocks(ctx, args);
+        ctx.fp8_matmuls += is_fp8(args.A.dtype) && is_fp8(args.B.dtype);
+        return;
+    }
     GemmProblem problem = problem_of(args);
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
     cublasStatus_t status = gemm_launch(ctx, problem, plan.algo);

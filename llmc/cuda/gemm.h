@@ -34,10 +34,16 @@ struct GemmPlan {
     bool checked = false;  // known to fit this library and our workspace
 };
 
+// When a warpgroup of our own blockwise kernel lets the other one start its product: at any time, when its own is
+// started, or when half of it is done.
+enum class BlocksTurns { kFree, kIssued, kHalfway };
+
 struct GemmState {
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;  // kGemmWorkspaceBytes; its users are not ordered, so one stream only
     bool search = false;
+    bool own_blocks = false;    // see gemm_set_own_blocks
+    BlocksTurns turns = BlocksTurns::kIssued;
     std::string library, gpu;   // what plans are valid for
     std::map<GemmKey, GemmPlan> plans;
 };
@@ -67,3 +73,12 @@ cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const cublasLtMatmulA
 // The plan of this call, found now if there is none (see gemm_set_search); leaves D as it was or as one plain call
 // would leave it.
 const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args);
+
+// ---- blockwise products of our own (gemm_blocks_sm90.cu)
+namespace cuda {
+// They were asked for, and this build and device have them.
+bool gemm_blocks_on(const Ctx& ctx);
+// They are on, and take this call: E4M3 operands. Others stay with cuBLASLt.
+bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args);
+void gemm_blocks(Ctx& ctx, const GemmArgs& args);
+}  // namespace cuda

@@ -90,6 +90,10 @@ namespace cuda {
 
 void gemm_set_search(Ctx& ctx, bool search) { ctx.gemm->search = search; }
 
+void gemm_set_own_blocks(Ctx& ctx, bool own) { ctx.gemm->own_blocks = own; }
+
+const char* gemm_blocks_kernel(const Ctx& ctx) { return gemm_blocks_on(ctx) ? "our own kernel (wgmma)" : "cuBLASLt"; }
+
 int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
 
 std::string gemm_export_plans(Ctx& ctx) {

@@ -124,10 +124,19 @@ __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
     }
 }
 // The address of the same variable in block `rank` of the cluster. "mapa".
-__device__ inline uint32_t address_in_block(const void* shared, uint32_t rank) {
+__device__ inline uint32_t address_in_block(uint32_t shared, uint32_t rank) {
     uint32_t address;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
     return address;
+}
+__device__ inline uint32_t address_in_block(const void* shared, uint32_t rank) {
+    return address_in_block(shared_address(shared), rank);
+}
+// Arrive at a barrier of any block of the cluster, by such an address. Says only that this thread has read what it
+// wanted: to publish what it wrote to another block would take a release at the scope of the cluster, which costs
+// memory barriers.
+__device__ inline void barrier_arrive_in_block(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Store two floats in another block's shared memory and count their 8 bytes at its barrier; unlike an
 // ordinary store and a cluster barrier this waits for nothing else that the thread has stored. "st.async".
@@ -147,6 +156,29 @@ __device__ inline void load_box(uint32_t shared, const void* map, uint32_t barri
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
                  "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
                  "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(panel), "r"(batch)
+                 : "memory");
+}
+// The same of a matrix (matrix_map in tensor_map.h), from any column on.
+__device__ inline void load_matrix_box(uint32_t shared, const void* map, uint32_t barrier, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%3, %4, %5, %5}], [%2];" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0)
+                 : "memory");
+}
+// The same into each block of the cluster whose bit is set in `blocks`: at this address there, counted at its barrier
+// of this address.
+__device__ inline void load_matrix_box_to_blocks(uint32_t shared, const void* map, uint32_t barrier, int column,
+                                                 int row, uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%3, %4, %5, %5}], [%2], %6;" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "h"(blocks)
+                 : "memory");
+}
+// Bytes of global memory, multiples of 16 everywhere, into this block's shared memory. "cp.async.bulk".
+__device__ inline void bulk_load(uint32_t shared, const float* global, uint32_t bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared),
+                 "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 // Out of shared memory; belongs to the thread's open group of bulk copies.

@@ -67,4 +67,11 @@ CUtensorMap byte_map(const void* data, int64_t B, int64_t heads, int64_t rows, i
                    {static_cast<cuuint32_t>(row_bytes), static_cast<cuuint32_t>(box_rows), 1, 1});
 }
 
+CUtensorMap matrix_map(const void* data, int64_t rows, int64_t columns, int box_rows) {
+    CHECK(columns % 16 == 0, "tensor map of a matrix of %lld columns", (long long)columns);
+    const auto width = static_cast<cuuint64_t>(columns), count = static_cast<cuuint64_t>(rows);
+    return encoded(data, CU_TENSOR_MAP_DATA_TYPE_UINT8, CU_TENSOR_MAP_SWIZZLE_128B, {width, count, 1, 1},
+                   {width, count * width, count * width}, {128, static_cast<cuuint32_t>(box_rows), 1, 1});
+}
+
 }  // namespace cuda

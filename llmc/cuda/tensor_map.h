@@ -20,4 +20,9 @@ CUtensorMap panel_map(const void* data, int64_t B, int64_t T, int64_t columns, i
 // box: (0, first row, head, batch row).
 CUtensorMap byte_map(const void* data, int64_t B, int64_t heads, int64_t rows, int row_bytes, int box_rows);
 
+// A (rows, columns) matrix of bytes as boxes of `box_rows` rows and 128 columns that lie as those of byte_map; what is
+// beyond the last row or column is read as zero. columns: a multiple of 16. Coordinates of a box: (first column, first
+// row, 0, 0).
+CUtensorMap matrix_map(const void* data, int64_t rows, int64_t columns, int box_rows);
+
 }  // namespace cuda

@@ -1,0 +1,140 @@
+// Products of blockwise FP8 operands on compute capability 9.0: tiles, shared memory, order of work.
+#pragma once
+#include "llmc/cuda/attention_sm90.cuh"
+#include "llmc/cuda/gemm.h"
+
+namespace cuda {
+
+// A block owns 256 x 128 results, each of its two consumer warpgroups 128 x 128 of them: 128 sums a thread in fp32, and
+// 64 of the product under way, 64 x 128 over 128 of K. Larger tiles have no room in registers; smaller ones want more
+// of the L2 cache: this one 48 KB for 1024 cycles of the tensor cores, and 32 KB where two blocks share their A.
+struct Blocks {
+    static constexpr int kConsumers = 2, kHalves = 2, kRows = 64 * kHalves * kConsumers, kColumns = 128, kDepth = 128;
+    static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 24, kConsumerRegisters = 240;
+    // Two blocks side by side in N form a cluster; each loads half of their A into both.
+    static constexpr int kCluster = 2, kShareRows = kRows / kCluster, kStages = 4;
+    static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
+    static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
+    static constexpr uint32_t kFactorBytes = 4 * (kRows + kColumns);
+    // Shared memory: stages of A | of B | of factors (A's, then B's: of its 128 columns, or of the four blocks of
+    // 128x128 among which the stage is) | barriers.
+    static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kFactorsAt = kColumnsAt + kStages * kColumnBytes;
+    static constexpr uint32_t kBarriers = kFactorsAt + kStages * kFactorBytes;
+    static constexpr int kSharedBytes = kBarriers + 16 * kStages;
+    static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
+    static_assert(kSharedBytes <= 227 * 1024);
+};
+
+// Order of work. An item is the 256 x 256 results of a cluster; cluster c of G takes items c, c + G, ... Items pass in
+// groups of 8 in M and within a group along N, so that what runs at the same time is about square and shares its
+// operands in the L2 cache.
+struct BlocksSchedule {
+    static constexpr uint32_t kGroup = 8;
+    uint32_t items, rows, columns;   // items in all, in M, in N
+
+    struct Place {
+        int row, column;   // first ones of the cluster's
+    };
+    __device__ Place place(uint32_t item) const {
+        const uint32_t group = item / (kGroup * columns), rest = item - group * (kGroup * columns);
+        const uint32_t size = min(kGroup, rows - group * kGroup);
+        return {static_cast<int>((group * kGroup + rest % size) * Blocks::kRows),
+                static_cast<int>(rest / size * (Blocks::kCluster * Blocks::kColumns))};
+    }
+    __device__ static uint32_t rank() { return ptx::block_index() % Blocks::kCluster; }
+    __device__ static uint32_t first() { return ptx::block_index() / Blocks::kCluster; }
+    __device__ static uint32_t step() { return gridDim.x / Blocks::kCluster; }
+};
+
+// What a block's threads are told, next to the maps of A and B.
+struct BlocksProblem {
+    const float *a_factors, *b_factors;
+    void* result;        // (M, N) fp32 or bf16: = or, if accumulate, +=
+    const bf16* bias;    // (N) or null
+    int M, N, steps;     // steps of 128 along K
+    int factor_row;      // factors of B that are one for 128x128: distance of those of the next 128 rows
+    bool fp32, accumulate;
+};
+
+// A block's ring and where its stages are.
+struct BlocksState {
+    uint32_t shared;
+    Ring<Blocks::kStages> ring;
+
+    __device__ explicit BlocksState(uint32_t base)
+        : shared(base), ring{base + Blocks::kBarriers, base + Blocks::kBarriers + 8 * Blocks::kStages} {}
+    __device__ uint32_t rows() const { return shared + ring.stage * Blocks::kRowBytes; }
+    __device__ uint32_t columns() const { return shared + Blocks::kColumnsAt + ring.stage * Blocks::kColumnBytes; }
+    __device__ uint32_t factors_at() const { return Blocks::kFactorsAt + ring.stage * Blocks::kFactorBytes; }
+    // By one thread, before the cluster meets. Both blocks' consumers free a stage, as half of A goes to both.
+    __device__ void init() const {
+        ring.init(4 * Blocks::kConsumers * Blocks::kCluster);
+        ptx::barrier_init_fence();
+    }
+    // Consumer: the warp has read a stage. empty_there: the lane's block's barriers of free stages.
+    __device__ void release(uint32_t stage, uint32_t empty_there, int lane) const {
+        __syncwarp();
+        if (lane < Blocks::kCluster) ptx::barrier_arrive_in_block(empty_there + 8 * stage);
+    }
+};
+
+// ---- results. A thread has of 64 x 128 results what wgmma left it: d[4 j + i] is column 8 j + 2 (lane % 4) + i % 2 of
+// row `row` (i < 2) or row + 8. Columns come and go in 16s, as N is a multiple of 16.
+
+__device__ inline void add_bias(float (&d)[64], const BlocksProblem& p, int column, int lane) {
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        if (column + 8 * j >= p.N) return;
+        const auto* from = reinterpret_cast<const __nv_bfloat162*>(p.bias + column + 8 * j + 2 * (lane % 4));
+        const float2 bias = __bfloat1622float2(*from);
+        d[4 * j] += bias.x, d[4 * j + 1] += bias.y, d[4 * j + 2] += bias.x, d[4 * j + 3] += bias.y;
+    }
+}
+
+// 32 bytes of a row from 4 lanes at once. What is added needs no read: each element has one addition, so that the
+// order of threads does not matter. (The addition in memory takes numbers below 2^-126 for 0.)
+__device__ inline void store_fp32(const float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (row + 8 * half >= p.M) return;
+        float* const to = static_cast<float*>(p.result) + int64_t{row + 8 * half} * p.N + column + 2 * (lane % 4);
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            if (column + 8 * j >= p.N) break;
+            const float2 sums = make_float2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+            if (p.accumulate) atomicAdd(reinterpret_cast<float2*>(to + 8 * j), sums);
+            else *reinterpret_cast<float2*>(to + 8 * j) = sums;
+        }
+    }
+}
+
+// The same: even lanes exchange with their odd neighbours, and have then 4 columns of the first or of the second 8.
+__device__ inline void store_bf16(float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
+    const bool odd = lane % 2;
+    const int own = 2 * (lane % 4), first = 8 * (lane % 2) + 2 * (lane & 2);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const bool inside = row + 8 * half < p.M;
+        bf16* const to = static_cast<bf16*>(p.result) + int64_t{row + 8 * half} * p.N + column;
+        if (p.accumulate && inside) {
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                if (column + 8 * j >= p.N) break;
+                const float2 old = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(to + 8 * j + own));
+                d[4 * j + 2 * half] += old.x, d[4 * j + 2 * half + 1] += old.y;
+            }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 16; j += 2) {
+            if (column + 8 * j >= p.N) break;
+            const uint32_t a = pack_bf16x2(d[4 * j + 2 * half], d[4 * j + 2 * half + 1]);
+            const uint32_t b = pack_bf16x2(d[4 * j + 4 + 2 * half], d[4 * j + 5 + 2 * half]);
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1);
+            const uint2 four = odd ? make_uint2(other, b) : make_uint2(a, other);
+            if (inside) *reinterpret_cast<uint2*>(to + 8 * j + first) = four;
+        }
+    }
+}
+
+}  // namespace cuda
