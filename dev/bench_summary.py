@@ -31,15 +31,15 @@ def read_steps(folder):
 
 def step_rows(steps):
     bf16 = {model: bench["step_ms"] for model, bench in steps if bench["recipe"] == "BF16"}
-    yield row("model", "recipe", "ms a step", "spread", "tokens/s", "against BF16", "MFU %", *PARTS,
+    yield row("model", "recipe", "ms a step", "spread", "micro-batch", "tokens/s", "against BF16", "MFU %", *PARTS,
               "SM MHz", "throttled by")
-    yield row(*["---"] * (9 + len(PARTS)))
+    yield row(*["---"] * (10 + len(PARTS)))
     for model, bench in steps:
         ms, clocks = bench["step_ms"], bench["clocks"]
         against = f"{bf16[model] / ms:.3f}" if model in bf16 else ""
         mfu = f"{100 * bench['mfu']:.1f}" if bench["mfu"] else ""
         yield row(model, bench["recipe"], f"{ms:.2f}", f"{min(bench['steps_ms']):.2f}-{max(bench['steps_ms']):.2f}",
-                  f"{bench['tokens_per_second']:.0f}", against, mfu,
+                  f"{bench['micro_batch_ms']:.2f}", f"{bench['tokens_per_second']:.0f}", against, mfu,
                   *(f"{bench['totals'][part]['ms']:.2f} / {bench['totals'][part]['floor_ms']:.2f}" for part in PARTS),
                   f"{clocks['sm_mhz']:.0f}" if clocks["samples"] else "", clocks["throttled_by"])
 

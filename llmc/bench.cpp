@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "llmc/board.h"
 #include "llmc/check_comm.h"
@@ -82,7 +83,9 @@ BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, std::string family
 }
 
 BenchRun::~BenchRun() {
-    for (Event* event : done_) device::event_destroy(event);
+    on_phase({});
+    for (const Marks& m : marks_)
+        for (Event* event : {m.begin, m.last_backward, m.done}) device::event_destroy(event);
 }
 
 void BenchRun::open() {
@@ -91,11 +94,13 @@ void BenchRun::open() {
     run_device_.open(notes_);
     if (comm_.world().ranks > 1)
         for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
-    for (int64_t i = 0; i <= options_.steps; i++) done_.push_back(device::event_create());
+    for (int64_t i = 0; i <= options_.steps; i++)
+        marks_.push_back({device::event_create(), device::event_create(), device::event_create()});
 }
 
-// One step behind those that are on their way.
-void BenchRun::enqueue(OpTimer* timer, Event* done) {
+// One step behind those that are on their way, with the marks of this number.
+void BenchRun::enqueue(OpTimer* timer, size_t number) {
+    const Marks& marks = marks_[number];
     const int64_t samples = config_.global_batch_size;
     post_step(step_ + 1);
     Staging::Slot& slot = run_device_.staging->read(loader_, step_, step_ * samples, samples);
@@ -103,10 +108,16 @@ void BenchRun::enqueue(OpTimer* timer, Event* done) {
     const std::vector<int64_t> counted = comm_.sum({slot.staged.counted_tokens});
     run_device_.staging->set_inputs(slot, counted[0], learning_rate(config_, step_));
     if (timer) timer->restart();
+    bool begun = false;
+    on_phase([&](int64_t, Phase phase) {
+        if (phase == Phase::kForward && !std::exchange(begun, true)) device::event_record(ctx_, marks.begin);
+        if (phase == Phase::kReduce) device::event_record(ctx_, marks.last_backward);
+    });
     ctx_.timer = timer;
     run_device_.trainer->step(ctx_, slot.staged);
     ctx_.timer = nullptr;
-    device::event_record(ctx_, done);
+    on_phase({});
+    device::event_record(ctx_, marks.done);
     step_++;
 }
 
@@ -120,23 +131,31 @@ void BenchRun::check_calls(OpTimer& timer) const {
 }
 
 // One step more, which the others follow, as in training: the host prepares a step while the one before runs.
-void BenchRun::run_steps(int64_t count, BenchRows* rows, std::vector<double>& ms, std::vector<double>& exposed_ms) {
+void BenchRun::run_steps(int64_t count, BenchRows* rows, StepBench& bench) {
     const int64_t first = step_;
-    auto done = [&](int64_t step) { return done_[static_cast<size_t>(step - first)]; };
+    auto elapsed = [](Event* from, Event* to) { return static_cast<double>(device::event_elapsed_ms(from, to)); };
     auto collect = [&](int64_t step) {
-        device::event_wait(done(step));
+        const auto number = static_cast<size_t>(step - first);
+        const Marks& marks = marks_[number];
+        device::event_wait(marks.done);
         const Staging::Slot& slot = run_device_.staging->slot(step);
         REQUIRE(!slot.staged.result->skip, "step %lld: loss or gradient norm not finite", (long long)(step + 1));
         if (step == first) return;
-        ms.push_back(static_cast<double>(device::event_elapsed_ms(done(step - 1), done(step))));
-        exposed_ms.push_back(slot.comm_timer ? 1e3 * slot.comm_timer->seconds() : 0);
-        if (!rows) return;
-        OpTimer& timer = timers_[static_cast<size_t>(step % 2)];
-        if (comm_.root()) check_calls(timer);
-        rows->add_step(timer.read(), timer.calls());
+        const double ms = elapsed(marks_[number - 1].done, marks.done);
+        if (rows) {
+            OpTimer& timer = timers_[static_cast<size_t>(step % 2)];
+            if (comm_.root()) check_calls(timer);
+            rows->add_step(timer.read(), timer.calls());
+            bench.timed_step_ms.push_back(ms);
+            return;
+        }
+        bench.step_ms.push_back(ms);
+        bench.exposed_ms.push_back(slot.comm_timer ? 1e3 * slot.comm_timer->seconds() : 0);
+        bench.micro_batch_ms.push_back(elapsed(marks.begin, marks.last_backward)
+                                       / static_cast<double>(slot.staged.micro_batches));
     };
     for (int64_t i = 0; i <= count; i++) {
-        enqueue(rows ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, done(step_));
+        enqueue(rows ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, static_cast<size_t>(i));
         if (i > 0) collect(step_ - 2);
     }
     run_device_.trainer->zero().wait_for_weights(ctx_);   // of the last step, made beside the next one's forward
@@ -156,18 +175,19 @@ int BenchRun::run() {
     run_device_.prepare();
     run_device_.trainer->optimizer().initialise(ctx_);
     for (int64_t i = 0; i < options_.warm_up; i++) {
-        enqueue(nullptr, done_[0]);
-        device::event_wait(done_[0]);
+        enqueue(nullptr, 0);
+        device::event_wait(marks_[0].done);
         if (i == 0) post_first_step();
     }
-    std::vector<double> ignored;
     BenchRows rows(bench.ceilings);
     ClockSampler sampler(run_device_.info.bus);
-    run_steps(options_.steps, nullptr, bench.step_ms, bench.exposed_ms);
-    run_steps(options_.steps, &rows, bench.timed_step_ms, ignored);
+    run_steps(options_.steps, nullptr, bench);
+    run_steps(options_.steps, &rows, bench);
     bench.clocks = sampler.stop();
     device::synchronize(ctx_);
     bench.rows = rows.rows();
+    bench.micro_batches = static_cast<double>(config_.global_batch_size / config_.micro_batch_size)
+                          / comm_.world().ranks;
     bench.tokens = static_cast<double>(config_.global_batch_size * config_.seq_length);
     bench.flops_per_token = model_flops_per_token(config_, table_);
     bench.peak_flops = peak_flops(run_device_.info.name, config_.dtype) * comm_.world().ranks;

@@ -29,8 +29,8 @@ public:
 
 private:
     void open();
-    void enqueue(OpTimer* timer, Event* done);
-    void run_steps(int64_t count, BenchRows* rows, std::vector<double>& ms, std::vector<double>& exposed_ms);
+    void enqueue(OpTimer* timer, size_t number);
+    void run_steps(int64_t count, BenchRows* rows, StepBench& bench);
     void check_calls(OpTimer& timer) const;
 
     Comm& comm_;
@@ -43,6 +43,9 @@ private:
     RunDevice run_device_{config_, table_, comm_};
     Ctx& ctx_ = run_device_.ctx;
     std::array<OpTimer, 2> timers_{OpTimer(ctx_), OpTimer(ctx_)};   // by turns, as the steps' host memory
-    std::vector<Event*> done_;                                      // of a series of steps
+    struct Marks {
+        Event *begin, *last_backward, *done;   // of the first micro-batch, of the last one, of the step
+    };
+    std::vector<Marks> marks_;   // of a series of steps
     int64_t step_ = 0;
 };

@@ -50,8 +50,10 @@ struct StepBench {
     Ceilings ceilings;
     std::vector<double> step_ms;          // untouched
     std::vector<double> exposed_ms;       // of these, communication that compute did not hide
+    std::vector<double> micro_batch_ms;   // of these, forward and backward of one
     std::vector<double> timed_step_ms;    // with events around every operation
     std::vector<BenchRow> rows;
+    double micro_batches = 0;   // of a step and rank
     double tokens = 0, flops_per_token = 0, peak_flops = 0;   // of a step, all ranks; 0: no peak is known
     ClockSamples clocks;
 

@@ -81,6 +81,8 @@ StepBench small_bench() {
     }
     bench.rows = rows.rows();
     bench.step_ms = {21, 20, 90};
+    bench.micro_batch_ms = {9, 8, 10};
+    bench.micro_batches = 2;
     bench.exposed_ms = {2, 2, 70};
     bench.timed_step_ms = {23, 22, 24};
     bench.tokens = 4000;
@@ -235,7 +237,7 @@ TEST_CASE("bench: text and JSON have the same rows") {
     const BenchSubject subject{config, "gpt2", "abc", device, 1, notes};
     const std::string text = bench_text(subject, bench);
     for (const char* part : {"some device", "tensorwise, ends BF16", "bf16 matmul 1 TFLOP/s, e4m3 matmul 2 TFLOP/s",
-                             "a note", "MFU", "beside compute"})
+                             "a note", "MFU", "micro-batch 9.000 ms", "85.7 %", "beside compute"})
         CHECK_MESSAGE(contains(text, part), part);
     CHECK(text.find("rmsnorm_forward") < text.find("matmul forward"));
     CHECK(text.find("gaps") < text.find("sum_ranks"));

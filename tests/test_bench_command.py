@@ -57,6 +57,8 @@ class BenchTest(unittest.TestCase):
         self.assertEqual((len(bench["steps_ms"]), len(bench["timed_steps_ms"])), (2, 2))
         for row in bench["rows"]:
             self.assertIn(row["name"], text)
+        micro_batches = 2 / bench["ranks"]
+        self.assertTrue(0 < micro_batches * bench["micro_batch_ms"] < max(bench["steps_ms"]), bench)
 
     def test_matmuls_are_those_of_the_plan_for_both_families_and_every_recipe(self):
         for binary, options in ((GPT2, []), (LLAMA, []), (GPT2, ["--fp8-recipe", "delayed"]),
