@@ -36,8 +36,11 @@ const char* no_fast_accumulation(const Config& c) {
 }
 
 const char* no_block_factors(const Config& c) {
-    if (const char* reason = fp8_off(c)) return reason;
-    return c.fp8_recipe == Fp8Recipe::kBlockwise ? nullptr : "only --fp8-recipe blockwise has factors of blocks";
+    switch (c.fp8_recipe) {
+        case Fp8Recipe::kDelayed: return "--fp8-recipe delayed has one factor a tensor, only blockwise has more";
+        case Fp8Recipe::kTensorwise: return "--fp8-recipe tensorwise has one factor a tensor, only blockwise has more";
+        default: return fp8_off(c);
+    }
 }
 
 const char* no_layers_in_bf16(const Config& c) {
