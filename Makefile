@@ -25,7 +25,7 @@ WERROR ?= -Werror
 
 # Targets that install packages first and then call make again, or that compile nothing, do not look around.
 comma := ,
-WRAPPERS := smoke test test-full test-gpu cuda lint clean help
+WRAPPERS := smoke test test-full test-gpu bench cuda lint clean help
 ifneq ($(filter-out $(WRAPPERS),$(or $(MAKECMDGOALS),all)),)
 include dev/detect.mk
 BUILDING := 1
@@ -67,8 +67,8 @@ DEFINES += $(MPI_FLAGS)
 
 # Options, JSON and logs run rarely and take long to optimise; the operations are what a step on the CPU consists of.
 RARELY_RUN := llmc/config%.cpp llmc/hf_config.cpp llmc/log.cpp llmc/checkpoint_%.cpp llmc/manifest.cpp \
-              llmc/run_checkpoints.cpp llmc/run_evaluations.cpp llmc/train_loop.cpp llmc/doctor%.cpp llmc/generate.cpp \
-              llmc/hellaswag.cpp llmc/prompts.cpp
+              llmc/run_checkpoints.cpp llmc/run_evaluations.cpp llmc/train_loop.cpp llmc/bench%.cpp \
+              llmc/doctor%.cpp llmc/generate.cpp llmc/hellaswag.cpp llmc/prompts.cpp
 OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(RARELY_RUN),$<),-O1),\
                 $(if $(filter llmc/cpu/%,$<),-O3),-O2)
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \
@@ -104,7 +104,7 @@ GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/main.cpp $(wildcard tests/gpu_
 BENCHES := $(patsubst dev/cuda/%.cu,$(BUILD)/%,$(wildcard dev/cuda/bench_*.cu dev/cuda/check_*.cu))
 FUZZERS := $(patsubst tests/%.cpp,%,$(wildcard tests/fuzz_*.cpp))
 
-.PHONY: all $(MAINS) tests tests_gpu bench cuda_all fuzzers $(WRAPPERS) force
+.PHONY: all $(MAINS) tests tests_gpu benches cuda_all fuzzers $(WRAPPERS) force
 all: $(MAINS)
 
 # The executables at the top are links to those of the device built last.
@@ -113,7 +113,7 @@ $(MAINS): %: $(BUILD)/%
 
 tests: $(BUILD)/tests
 tests_gpu: $(BUILD)/tests_gpu
-bench: $(BENCHES)
+benches: $(BENCHES)
 fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
 # Several ranks: the check of their communication, and on the CPU a library that stands in for NCCL.
 RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2)
@@ -206,6 +206,10 @@ test-full:
 	@$(MAKE) run-test
 	+@dev/test_full.sh
 
+bench:
+	@$(MAKE) DEVICE=cuda train_gpt2 train_llama benches
+	@dev/bench.sh $(OUT)
+
 cuda:
 	@$(MAKE) DEVICE=cuda ARCH=90a cuda_all
 
@@ -223,7 +227,8 @@ help:
 	@echo "  make test-full        also sanitizers, fuzzing and the long tests (40 minutes at most)"
 	@echo "  make test-gpu         the CUDA operations against the CPU ones; needs a GPU"
 	@echo "  make cuda             compile all CUDA code for sm_90a, spills are errors; needs the toolkit, no GPU"
-	@echo "  make bench            build/cuda/bench_*: kernels against the library and the device's ceilings"
+	@echo "  make bench            every kernel and whole steps against this GPU's ceilings, into OUT=bench-DATE;"
+	@echo "                        MODELS='gpt2 small 8b' RECIPES='bf16 delayed tensorwise 1F1L blockwise' choose"
 	@echo "  make lint             the rules of the code's structure"
 	@echo "  make clean            remove what was built"
 

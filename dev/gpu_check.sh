@@ -57,7 +57,7 @@ bench() {
     cat "$out"/bench_*.txt
 }
 
-make -j"${JOBS:-$(nproc)}" DEVICE=cuda train_gpt2 train_llama build/cuda/tests build/cuda/tests_gpu bench \
+make -j"${JOBS:-$(nproc)}" DEVICE=cuda train_gpt2 train_llama build/cuda/tests build/cuda/tests_gpu benches \
     > "$out/build.txt" 2>&1 || { tail -n 20 "$out/build.txt" >&2; exit 1; }
 nvidia-smi --query-gpu=name,power.limit,driver_version --format=csv,noheader > "$out/gpu.txt"
 for part in "$@"; do

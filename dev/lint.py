@@ -24,8 +24,8 @@ GROUPS = {
     "base": "model_config blend loss_mask config config_help config_rules config_table config_table_fp8 "
             "config_table_ranks config_table_samples config_value schedule environment shards dataloader params "
             "safetensors file_util write_buffer inject hellaswag prompts",
-    "device": "device device_cpu late_work ops op_work ops_attention ops_late quant_out adam_math arena gemm_fp8 "
-              "gemm_plan oracle oracle_gemm_fp8 oracle_attention",
+    "device": "device device_cpu late_work ops op_work op_timer ops_attention ops_late quant_out adam_math arena "
+              "gemm_fp8 gemm_plan oracle oracle_gemm_fp8 oracle_attention",
     "cuda": "device_cuda",
     "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates gpu_rates "
              "tensor",
@@ -35,6 +35,7 @@ GROUPS = {
              "peak_flops",
     "run": "plan plan_report step_time trainer sampler staging fp8_watch rank_watch run_checkpoints launch_checks "
            "train_loop hellaswag_run run_evaluations generate "
+           "run_device bench bench_table bench_report bench_ceilings "
            "doctor doctor_items doctor_report doctor_machine doctor_gpu doctor_results doctor_ranks nvml",
 }
 MAY_INCLUDE = {

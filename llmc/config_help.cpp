@@ -70,6 +70,7 @@ std::string help_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " --train-data GLOB --train-iters N [options]\n";
     text += "       train_" + family + " doctor [--save DIR] [--json]   checks this machine; doctor --help\n";
     text += "       train_" + family + " plan [--gpu NAME] [--ranks N] [--json] [options]   memory, time, traffic\n";
+    text += "       train_" + family + " bench [--json FILE] [options]  where the time of a step goes; bench --help\n";
     text += "       train_" + family + " generate --load DIR [options]  goes on from a prompt; generate --help\n\n";
     text += "Defaults are those of --model " + defaults.model + ". An option without effect under the others is\n"
             "an error. A true-or-false option alone means true; --option=false takes it back.\n\n";

@@ -10,6 +10,7 @@ struct Event;        // a point in a device's stream; opaque
 struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the CPU
 struct LateWork;     // what a stream of the CPU was given and has not done; see late_work.h
 struct StepRecorder; // what a rehearsal collects; see plan.h
+class OpTimer;       // times operations as they run; see op_timer.h
 
 struct DeviceInfo {
     int index = -1;
@@ -34,6 +35,7 @@ struct Ctx {
     bool rehearsal = false;             // operations record what they would do and return
     StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
     int64_t fp8_matmuls = 0;            // executed; see gemm_plan.inl
+    OpTimer* timer = nullptr;           // null: nothing is timed
     LateWork* late = nullptr;           // CPU: null where everything is done when a call returns
     int64_t* orders = nullptr;          // CPU, tests: each event_order counts it down, and is left out where it is 0
 };

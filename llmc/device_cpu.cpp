@@ -16,6 +16,7 @@
 #include "llmc/check.h"
 #include "llmc/device.h"
 #include "llmc/late_work.h"
+#include "llmc/op_timer.h"
 
 // In the order of the calls; done by the thread that made them, when it waits.
 struct LateWork {
@@ -166,11 +167,13 @@ void copy_to_host(Ctx& ctx, void* host, const void* device, int64_t bytes) {
 void copy_on_device(Ctx& ctx, void* to, const void* from, int64_t bytes) {
     CHECK(bytes >= 0, "copy of %lld bytes", (long long)bytes);
     if (ctx.rehearsal || bytes == 0) return;
+    const OpSpan span(ctx, "copy", 2 * bytes);
     in_order(ctx, [=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }
 void fill_bytes(Ctx& ctx, void* device, int value, int64_t bytes) {
     CHECK(bytes >= 0, "fill of %lld bytes", (long long)bytes);
     if (ctx.rehearsal || bytes == 0) return;
+    const OpSpan span(ctx, "fill", bytes);
     in_order(ctx, [=] { std::memset(device, value, static_cast<size_t>(bytes)); });
 }
 void synchronize(Ctx& ctx) {

@@ -9,6 +9,7 @@
 
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm.h"
+#include "llmc/op_timer.h"
 
 namespace cuda {
 namespace {
@@ -187,6 +188,7 @@ namespace {
 
 void copy(Ctx& ctx, void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
     if (ctx.rehearsal || bytes == 0) return;
+    const OpSpan span(ctx, "copy", 2 * bytes);
     CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_of(ctx)));
 }
 
@@ -204,6 +206,7 @@ void copy_on_device(Ctx& ctx, void* to, const void* from, int64_t bytes) {
 
 void fill_bytes(Ctx& ctx, void* device, int value, int64_t bytes) {
     if (ctx.rehearsal || bytes == 0) return;
+    const OpSpan span(ctx, "fill", bytes);
     CUDA_CHECK(cudaMemsetAsync(device, value, static_cast<size_t>(bytes), stream_of(ctx)));
 }
 

@@ -1,9 +1,11 @@
 // What the driver's management library says of a GPU. The library comes with the driver; it is opened when asked for,
 // and the part of its C interface that is used is written down in nvml.cpp, so that nothing of it is needed to build.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <thread>
 
 // Absent: this GPU, or this driver, does not tell.
 struct GpuState {
@@ -23,3 +25,30 @@ inline constexpr uint64_t kThrottleClocksSet = 0x2, kThrottlePowerCap = 0x4, kTh
 
 // Of the GPU at a PCI address ("0000:18:00.0"). "" or why nothing is known.
 std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library = "libnvidia-ml.so.1");
+
+// What clocks and power were while something ran.
+struct ClockSamples {
+    int64_t count = 0;   // 0: `error` says why
+    double sm_mhz = 0, watts = 0;   // means
+    int64_t least_sm_mhz = 0, most_sm_mhz = 0, max_sm_mhz = 0;   // of the samples, and of this GPU
+    uint64_t throttle = 0;   // bits of all samples
+    std::string error;
+};
+// "power cap, hardware thermal", "none".
+std::string throttle_text(uint64_t bits);
+
+// A thread that looks ten times a second until it is stopped.
+class ClockSampler {
+public:
+    explicit ClockSampler(std::string bus, const char* library = "libnvidia-ml.so.1");
+    ~ClockSampler() { stop(); }
+    ClockSampler(const ClockSampler&) = delete;
+    ClockSamples stop();
+
+private:
+    void run(const char* library);
+    const std::string bus_;
+    std::atomic<bool> stopping_{false};
+    ClockSamples samples_;   // the thread's until it ended
+    std::thread thread_;
+};

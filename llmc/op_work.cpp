@@ -22,6 +22,11 @@ bool same_kind(const PlannedOp& a, const PlannedOp& b) {
            && a.attention == b.attention;
 }
 
+const GemmArgs& kind_of(const PlannedGemm& gemm) { return gemm.shape; }
+const PlannedOp& kind_of(const PlannedOp& op) { return op; }
+
+long long ll(int64_t x) { return static_cast<long long>(x); }
+
 int64_t sum(std::initializer_list<Tensor> tensors) {
     int64_t bytes = 0;
     for (const Tensor& tensor : tensors) bytes += tensor.bytes();
@@ -55,17 +60,70 @@ void note_pass(Ctx& ctx, const QuantOut& quant, const Tensor& in) {
 
 const char* op_name(OpKind kind) { return kOpNames[static_cast<int>(kind)]; }
 
-void StepRecorder::add(const GemmArgs& args) {
-    auto known = std::find_if(gemms.begin(), gemms.end(),
-                              [&](const PlannedGemm& g) { return same_kind(g.shape, args); });
-    if (known != gemms.end()) known->count++;
-    else gemms.push_back({args, 1});
+const char* layout_name(GemmLayout layout) {
+    switch (layout) {
+        case GemmLayout::kForward: return "forward";
+        case GemmLayout::kDgrad: return "dgrad";
+        case GemmLayout::kWgrad: return "wgrad";
+    }
+    return "?";
 }
 
-void StepRecorder::add(const PlannedOp& op) {
+std::string op_text(const PlannedOp& op) {
+    std::string text = op_name(op.kind);
+    const AttentionShape& s = op.attention;
+    if (s.HS > 0) text += strf(" %lld x %lld, %lld heads of %lld", ll(s.B), ll(s.T), ll(s.NH), ll(s.HS));
+    text += std::string(" ") + (s.fp8 ? "e4m3" : dtype_name(op.dtype));
+    switch (op.mode) {
+        case OpMode::kPlain: return text;
+        case OpMode::kRecord: return text + ", amax";
+        case OpMode::kCopies: return text + ", FP8";
+        case OpMode::kBlocks: return text + ", FP8 blocks";
+    }
+    return text;
+}
+
+std::string gemm_text(const GemmArgs& g) {
+    std::string text = strf("matmul %s %lld x %lld x %lld %s", layout_name(g.layout), ll(g.M), ll(g.N), ll(g.K),
+                            dtype_name(g.A.dtype));
+    if (g.A_granularity != Granularity::kTensor) text += " blocks";
+    text += strf(" %s %s", g.accumulate ? "+=" : "to", dtype_name(g.D.dtype));
+    return g.epilogue == GemmEpilogue::kBiasGelu ? text + ", gelu" : text;
+}
+
+void StepRecorder::add(const GemmArgs& args, int64_t count) {
+    auto known = std::find_if(gemms.begin(), gemms.end(),
+                              [&](const PlannedGemm& g) { return same_kind(g.shape, args); });
+    if (known != gemms.end()) known->count += count;
+    else gemms.push_back({args, count});
+}
+
+void StepRecorder::add(const PlannedOp& op, int64_t count) {
     auto known = std::find_if(ops.begin(), ops.end(), [&](const PlannedOp& o) { return same_kind(o, op); });
-    if (known == ops.end()) known = ops.insert(ops.end(), op);
-    known->count++;
+    if (known == ops.end()) {
+        known = ops.insert(ops.end(), op);
+        known->count = 0;
+    }
+    known->count += count;
+}
+
+void StepRecorder::add(const StepRecorder& more) {
+    for (const PlannedGemm& g : more.gemms) add(g.shape, g.count);
+    for (const PlannedOp& op : more.ops) add(op, op.count);
+}
+
+std::string StepRecorder::difference(const StepRecorder& other) const {
+    StepRecorder all = *this;
+    auto minus = [&](const auto& list) {
+        for (const auto& entry : list) all.add(kind_of(entry), -entry.count);
+    };
+    minus(other.gemms);
+    minus(other.ops);
+    for (const PlannedGemm& g : all.gemms)
+        if (g.count != 0) return strf("%s: %lld more", gemm_text(g.shape).c_str(), ll(g.count));
+    for (const PlannedOp& op : all.ops)
+        if (op.count != 0) return strf("%s of %lld bytes: %lld more", op_text(op).c_str(), ll(op.bytes), ll(op.count));
+    return "";
 }
 
 // ---- layers

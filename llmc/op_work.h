@@ -1,6 +1,7 @@
 // What the operations of a rehearsed step are, how often each runs and how many bytes it moves: predictions of time are
 // made from that.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "llmc/ops.h"
@@ -30,6 +31,7 @@ struct PlannedOp {
     int64_t count = 0;
 };
 const char* op_name(OpKind kind);
+const char* layout_name(GemmLayout layout);
 
 // One kind of matmul and how often the rehearsed phase runs it.
 struct PlannedGemm {
@@ -37,10 +39,17 @@ struct PlannedGemm {
     int64_t count = 0;
 };
 
+// "matmul forward 8192 x 6144 x 4096 e4m3 to bf16", "rmsnorm_forward bf16, copies": without bytes.
+std::string op_text(const PlannedOp& op);
+std::string gemm_text(const GemmArgs& args);
+
 // Collects the operations of a rehearsal.
 struct StepRecorder {
     std::vector<PlannedGemm> gemms;
     std::vector<PlannedOp> ops;   // all others
-    void add(const GemmArgs& args);
-    void add(const PlannedOp& op);
+    void add(const GemmArgs& args, int64_t count = 1);
+    void add(const PlannedOp& op, int64_t count = 1);
+    void add(const StepRecorder& more);
+    // The first operation that the two did not run equally often, in words; "" if there is none.
+    std::string difference(const StepRecorder& other) const;
 };

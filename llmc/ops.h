@@ -1,6 +1,7 @@
 // Operations: argument structs, and the declarations of ops.inl in namespace cpu (the oracle) and namespace
 // cuda. The rest of the project calls ops::name(ctx, args), which runs on the device of the build, or, during
-// a rehearsal, notes its work and returns (op_work.cpp); a stream of the CPU that is late puts it off.
+// a rehearsal, notes its work and returns (op_work.cpp); a stream of the CPU that is late puts it off; under a timer it
+// stands between two events.
 //
 // Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH
 // query heads, NKV key/value heads, HS head size, F feed-forward width; M, N, K in gemm only. Matrices are
@@ -365,6 +366,9 @@ namespace cpu {
 namespace late {
 #include "llmc/ops.inl"
 }
+namespace timed {   // with an event before and one after; see op_timer.h
+#include "llmc/ops.inl"
+}
 #ifdef LLMC_CUDA
 namespace cuda {
 #include "llmc/ops.inl"
@@ -389,6 +393,7 @@ enum class OpKind {
     inline void name(Ctx& ctx, const Args& args) {               \
         if (ctx.rehearsal) rehearse_op(ctx, OpKind::name, args); \
         else if (ctx.late) late::name(ctx, args);                \
+        else if (ctx.timer) timed::name(ctx, args);              \
         else device::name(ctx, args);                            \
     }
 namespace ops {

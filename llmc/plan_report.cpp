@@ -14,15 +14,6 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 long long ll(int64_t x) { return static_cast<long long>(x); }
 double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
-const char* layout_name(GemmLayout layout) {
-    switch (layout) {
-        case GemmLayout::kForward: return "forward";
-        case GemmLayout::kDgrad: return "dgrad";
-        case GemmLayout::kWgrad: return "wgrad";
-    }
-    return "?";
-}
-
 // The FP8 copies of one layer's queries, keys and values, with their factors.
 int64_t fp8_attention_bytes(const Config& c) {
     const int64_t heads = c.shape.num_attention_heads + 2 * c.shape.num_query_groups;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "llmc/bench.h"
 #include "llmc/board.h"
 #include "llmc/check_comm.h"
 #include "llmc/checkpoint.h"
@@ -17,13 +18,12 @@
 #include "llmc/inject.h"
 #include "llmc/launch_checks.h"
 #include "llmc/log.h"
-#include "llmc/placement.h"
 #include "llmc/plan_report.h"
 #include "llmc/rank_watch.h"
 #include "llmc/run_checkpoints.h"
+#include "llmc/run_device.h"
 #include "llmc/run_evaluations.h"
 #include "llmc/schedule.h"
-#include "llmc/staging.h"
 #include "llmc/stop.h"
 #include "llmc/version.h"
 #include "llmc/watchdog.h"
@@ -31,13 +31,6 @@
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
-
-DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
-    return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
-            .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
-            .documents = config.reset_attention_mask, .synthetic = config.synthetic_data};
-}
 
 class TrainLoop {
 public:
@@ -47,13 +40,9 @@ public:
           table_(make_param_table(config_.shape)), fp8_plan_(make_fp8_plan(config_, table_)) {}
 
     ~TrainLoop() {
-        staging_.reset();
         checkpoints_.reset();
-        trainer_.reset();
         on_phase({});
         on_file_block({});
-        if (arena_memory_) device::device_free(arena_memory_);
-        if (opened_) device::device_close(ctx_);
     }
 
     int dry_run() {
@@ -120,33 +109,13 @@ private:
     }
 
     void open_device() {
-        info_ = device::device_info(place_rank(comm_, notes_));
-        for (const std::string& error : {fp8_device_error(fp8_plan_, info_), fp8_attention_error(config_, info_)})
-            REQUIRE(error.empty(), "%s", error.c_str());
-        device::device_open(ctx_, info_.index);
-        opened_ = true;
-        device::gemm_set_search(ctx_, config_.gemm_search);
-        const std::string connection = comm_.connect(ctx_, kConnectSeconds);
-        if (!connection.empty()) notes_.push_back(connection);
+        run_device_.open(notes_);
         if (config_.check_comm)
             for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
-        plan_ = plan_memory(config_, table_, comm_.world().ranks);
-        const int64_t free_bytes = device::device_free_bytes();
-        REQUIRE(plan_.arena_bytes <= free_bytes,
-                "the run needs %.2f GiB of device memory and %.2f GiB are free: lower --micro-batch-size, or use "
-                "--recompute norm-act|block, --grad-dtype bf16, --moment-dtype bf16 (see --dry-run)",
-                static_cast<double>(plan_.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
-        arena_memory_ = device::device_alloc(plan_.arena_bytes);
-        arena_ = Arena(arena_memory_, plan_.arena_bytes);
-        trainer_ = std::make_unique<Trainer>(config_, table_, arena_, comm_);
-        staging_ = std::make_unique<Staging>(config_, comm_.world(), *trainer_);
+        run_device_.prepare();
         checkpoints_ = std::make_unique<RunCheckpoints>(
             config_, family_, table_, *train_, comm_, ctx_, *trainer_,
             [this](const char* call, const std::string&) { return faults_.disk_error(call); });
-        device::fill_bytes(ctx_, trainer_->state(), 0, sizeof(StepState));
-        trainer_->decoder().upload_constants(ctx_);
-        // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
-        used_bytes_ = std::max(plan_.arena_bytes, free_bytes - device::device_free_bytes());
     }
 
     void start_state() {
@@ -397,17 +366,16 @@ private:
     Faults faults_{config_.inject, comm_.world().rank};
     const Fp8Plan fp8_plan_;              // what the options ask for
     Fp8Watch fp8_watch_{config_, fp8_plan_};
-    Ctx ctx_;
-    bool opened_ = false;
-    DeviceInfo info_;
-    MemoryPlan plan_;
-    void* arena_memory_ = nullptr;
-    Arena arena_;
-    int64_t used_bytes_ = 0;
+    RunDevice run_device_{config_, table_, comm_};
+    Ctx& ctx_ = run_device_.ctx;
+    const DeviceInfo& info_ = run_device_.info;
+    const MemoryPlan& plan_ = run_device_.plan;
+    const Arena& arena_ = run_device_.arena;
+    const int64_t& used_bytes_ = run_device_.used_bytes;
+    std::unique_ptr<Trainer>& trainer_ = run_device_.trainer;
+    std::unique_ptr<Staging>& staging_ = run_device_.staging;
     std::optional<DataLoader> train_, valid_;
     std::optional<RunEvaluations> evaluations_;
-    std::unique_ptr<Trainer> trainer_;
-    std::unique_ptr<Staging> staging_;
     std::unique_ptr<RunCheckpoints> checkpoints_;
     std::unique_ptr<RunLog> log_;
     double flops_per_token_ = 0;
@@ -437,9 +405,11 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
                               .read_shape = model_config_from_hf};
         std::vector<const char*> words(argv, argv + argc);
         if (asks_for_plan(argc, argv)) words[1] = "--dry-run";
-        ParsedConfig parsed = parse_config(argc, words.data(), family, machine);
+        std::optional<BenchOptions> bench;
+        if (asks_for_bench(argc, argv)) bench = take_bench_options(words);
+        ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), family, machine);
         if (parsed.help) {
-            std::printf("%s", parsed.text.c_str());
+            std::printf("%s", bench ? bench_help_text(family).c_str() : parsed.text.c_str());
             return kExitOk;
         }
         for (std::string& line : environment_lines(ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
@@ -448,9 +418,12 @@ int train_main(int argc, const char* const* argv, const std::string& family) {
         set_comm_timeout(parsed.config.comm_timeout);
         stop_after(parsed.config.exit_duration_in_mins);
         const bool dry_run = parsed.config.dry_run;
-        TrainLoop loop(std::move(parsed), family, command, *comm);
+        std::optional<TrainLoop> loop;
+        std::optional<BenchRun> measured;
+        if (bench) measured.emplace(std::move(parsed), *bench, family, *comm);
+        else loop.emplace(std::move(parsed), family, command, *comm);
         try {
-            const int exit_code = dry_run ? loop.dry_run() : loop.run();
+            const int exit_code = bench ? measured->run() : dry_run ? loop->dry_run() : loop->run();
             leave_outcome(exit_code);
             return exit_code;
         } catch (const std::exception& error) {

@@ -105,8 +105,8 @@ void Trainer::prime(Ctx& ctx, const StagedStep& staged) {
     micro_batch(ctx, staged, 0, Fp8Phase::kPriming);
     device::range_pop();
     zero().agree_on_amaxes(ctx);
-    ctx.recorder = recorder;
     fp8_.finish_priming(ctx);
+    ctx.recorder = recorder;
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
     optimizer_.zero_grads(ctx);
 }

@@ -43,6 +43,7 @@ Ctx& Zero::wire(Ctx& ctx) {
         reduced_ = device::event_create();
         for (size_t b = 0; b < buckets_.all().size(); b++) published_.push_back(device::event_create());
     }
+    side_.timer = ctx.timer;
     return side_;
 }
 
