@@ -46,7 +46,10 @@ def table(runs):
     for name, run in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
         configuration, seed = name.rsplit(".", 1)
         base = baselines.get(seed)
-        tokens = max(run[1] if base is None else run[1].keys() & base[1].keys())
+        common = run[1].keys() if base is None else run[1].keys() & base[1].keys()
+        if not common:
+            raise InputError(f"{name} and bf16.{seed} have no validation at equal tokens")
+        tokens = max(common)
         valid, train = ends(run, tokens)
         gaps = ["no baseline"] * 2
         if base:
@@ -55,7 +58,10 @@ def table(runs):
         lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {valid:.4f} | {gaps[0]} | {train:.4f} "
                      f"| {gaps[1]} |")
     if len(baselines) > 1:
-        tokens = max(set.intersection(*(set(base[1]) for base in baselines.values())))
+        common = set.intersection(*(set(base[1]) for base in baselines.values()))
+        if not common:
+            raise InputError("the seeds of bf16 have no validation at equal tokens")
+        tokens = max(common)
         losses = [base[1][tokens] for base in baselines.values()]
         lines.append(f"\nBF16 between seeds, {tokens / 1e6:.1f}M: {100 * (max(losses) / min(losses) - 1):.2f} %")
     return lines

@@ -2,11 +2,13 @@
 
 #include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <utility>
 
 #include "llmc/board.h"
 #include "llmc/check_comm.h"
+#include "llmc/config_value.h"
+#include "llmc/file_util.h"
 #include "llmc/launch_checks.h"
 #include "llmc/log.h"
 #include "llmc/nearest.h"
@@ -17,10 +19,9 @@ namespace {
 
 // The number that an option's value is; exit 2 for another word.
 int64_t count_of(const std::string& option, const std::string& value) {
-    char* end = nullptr;
-    const int64_t count = std::strtoll(value.c_str(), &end, 10);
-    REQUIRE(!value.empty() && *end == '\0' && count >= 1 && count <= 10000, "%s %s: must be a number from 1 to 10000",
-            option.c_str(), value.c_str());
+    int64_t count = 0;
+    REQUIRE(json_integer(parse_integer(value), &count) && count >= 1 && count <= 10000,
+            "%s %s: must be a number from 1 to 10000", option.c_str(), value.c_str());
     return count;
 }
 
@@ -32,6 +33,15 @@ void refuse_idle_options(const Config& c) {
         {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"}, {!c.inject.empty(), "inject"},
         {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"}};
     for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench times steps and nothing else", name);
+}
+
+// What was there before stays until the new text is whole.
+void replace_file(const std::string& path, const std::string& text) {
+    const std::string aside = path + ".tmp";
+    OutputFile file(aside);
+    file.write(text.data(), static_cast<int64_t>(text.size()));
+    file.close();
+    rename_path(aside, path);
 }
 
 }  // namespace
@@ -164,11 +174,9 @@ void BenchRun::run_steps(int64_t count, BenchRows* rows, StepBench& bench) {
 }
 
 int BenchRun::run() {
-    std::ofstream json;
-    if (comm_.root() && !options_.json.empty()) {
-        json.open(options_.json);
-        REQUIRE(json.good(), "--json %s: cannot be written", options_.json.c_str());
-    }
+    const std::string folder = std::filesystem::path(options_.json).parent_path().string();
+    REQUIRE(folder.empty() || is_directory(folder), "--json %s: there is no folder '%s'", options_.json.c_str(),
+            folder.c_str());
     open();
     StepBench bench;
     bench.ceilings = measure_ceilings(ctx_, {run_device_.plan.step_gemms, run_device_.plan.step_ops});
@@ -193,9 +201,6 @@ int BenchRun::run() {
     bench.peak_flops = peak_flops(run_device_.info.name, config_.dtype) * comm_.world().ranks;
     const BenchSubject subject{config_, family_, kBuildCommit, run_device_.info, comm_.world().ranks, notes_};
     std::printf("%s", bench_text(subject, bench).c_str());
-    if (!json.is_open()) return kExitOk;
-    json << bench_json(subject, bench);
-    json.close();
-    if (!json) FAIL(kExitDisk, "--json %s: cannot be written", options_.json.c_str());
+    if (comm_.root() && !options_.json.empty()) replace_file(options_.json, bench_json(subject, bench));
     return kExitOk;
 }

@@ -113,8 +113,8 @@ void fault_rules(const Config& c, int ranks, Rules& rules) {
         const bool hangs = fault.kind == Fault::Kind::kStop || fault.kind == Fault::Kind::kStall;
         rules.require(!hangs || ranks > 1, name + ": with one rank nothing would end it");
         rules.require(fault.at != Fault::At::kSave || !c.save.empty(), name + ": nothing is saved without --save");
-        rules.require(fault.at != Fault::At::kEvaluation || !c.valid_data.empty(),
-                      name + ": there is no --valid-data to evaluate on");
+        rules.require(fault.at != Fault::At::kEvaluation || !c.valid_data.empty() || !c.hellaswag_data.empty(),
+                      name + ": there is no --valid-data to evaluate on, and no --hellaswag-data");
         const bool counted = fault.at == Fault::At::kStep && c.epochs == 0 && c.train_iters > 0;
         rules.require(!counted || fault.number <= c.train_iters,
                       strf("%s: the run ends with step %lld", name.c_str(), ll(c.train_iters)));

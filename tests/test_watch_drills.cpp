@@ -79,6 +79,7 @@ TEST_CASE("drills: a fault that does not fit the run is refused") {
     CHECK(contains(refused({"--inject", "stall:rank=0@step=1"}, 1), "with one rank nothing would end it"));
     CHECK(contains(refused({"--inject", "enospc@save"}, 1), "nothing is saved without --save"));
     CHECK(contains(refused({"--inject", "term:rank=0@eval"}, 1), "no --valid-data to evaluate on"));
+    CHECK(refused({"--inject", "term:rank=0@eval", "--hellaswag-data", "h.bin"}, 1) == "");
     CHECK(contains(refused({"--inject", "nan:grad@9", "--train-iters", "8"}, 1), "the run ends with step 8"));
     CHECK(refused({"--inject", "nan:grad@8,kill:rank=1@step=2", "--train-iters", "8"}, 2) == "");
 }
