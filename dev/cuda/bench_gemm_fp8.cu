@@ -4,8 +4,7 @@
 //                                     fp8_fast_us fp8_precise_us fp8_block_us (0 where refused), forward and dgrad
 //                                     into bf16, wgrad += fp32
 //        bench_gemm_fp8 own [name part]
-//                                     blockwise matmuls of the library and our own, the latter with each way to hand
-//                                     over turns (gemm.h, BlocksTurns), and how far their results are apart
+//                                     blockwise matmuls of the library and our own, and how far apart they are
 //        bench_gemm_fp8 accuracy      what each way of adding up loses, against double
 // Algorithms are searched, operands random and rotated beyond the L2 cache; fast and precise accumulation have one
 // factor a tensor, "block" 1x128 factors with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad).
@@ -69,24 +68,16 @@ bool fits(const Shape& s) {
            && (s.result == Dtype::kBf16 || s.M * s.N <= kFp32PoolElems);
 }
 
-enum Way { kBf16Way, kFast, kPrecise, kBlock, kOwnIssued, kOwnFree, kOwnHalfway, kWays };
-const char* const kWayNames[] = {"bf16", "fast", "precise", "block", "own, issued", "own, free", "own, halfway"};
+enum Way { kBf16Way, kFast, kPrecise, kBlock, kOwn, kWays };
+const char* const kWayNames[] = {"bf16", "fast", "precise", "block", "own block"};
 const std::vector<Way> kLibraryWays = {kBf16Way, kFast, kPrecise, kBlock};
-const std::vector<Way> kBlockWays = {kBlock, kOwnIssued, kOwnFree, kOwnHalfway};
+const std::vector<Way> kBlockWays = {kBlock, kOwn};
 
-// One context for the library, and one for each way of our own kernel.
+// One context for the library, and one for our own kernel.
 struct Contexts {
-    Context library{true}, issued{true}, free{true}, halfway{true};
-    Contexts() {
-        for (Way way : {kOwnIssued, kOwnFree, kOwnHalfway}) cuda::gemm_set_own_blocks(of(way), true);
-        of(kOwnFree).gemm->turns = BlocksTurns::kFree;
-        of(kOwnHalfway).gemm->turns = BlocksTurns::kHalfway;
-        of(kOwnIssued).gemm->turns = BlocksTurns::kIssued;
-    }
-    Ctx& of(Way way) {
-        return way == kOwnIssued ? issued.ctx : way == kOwnFree ? free.ctx : way == kOwnHalfway ? halfway.ctx
-                                                                                                : library.ctx;
-    }
+    Context library{true}, own{true};
+    Contexts() { cuda::gemm_set_own_blocks(own.ctx, true); }
+    Ctx& of(Way way) { return way == kOwn ? own.ctx : library.ctx; }
 };
 
 // Random numbers of each type, made once; operands are consecutive pieces, from the start again at the end.
@@ -178,8 +169,7 @@ std::vector<float> last_values(Ctx& ctx, const Tensor& t) {
     return values;
 }
 
-// How far our own results are from the library's, root mean square over that of the results; and whether all ways to
-// hand over turns give the same bits.
+// How far our own results are from the library's, root mean square over that of the results.
 void print_difference(Contexts& contexts, Pools& pools, const Shape& s) {
     GemmArgs args = args_of(pools, s, kBlock);
     args.accumulate = false;
@@ -192,8 +182,7 @@ void print_difference(Contexts& contexts, Pools& pools, const Shape& s) {
     double difference = 0, size = 0;
     for (size_t i = 0; i < values[0].size(); i++)
         difference += std::pow(values[1][i] - values[0][i], 2), size += std::pow(values[0][i], 2);
-    std::printf(" | off by %.1e%s", std::sqrt(difference / size),
-                values[2] == values[1] && values[3] == values[1] ? "" : ", AND WAYS DIFFER");
+    std::printf(" | off by %.1e", std::sqrt(difference / size));
 }
 
 void print_row(Contexts& contexts, Pools& pools, const Shape& s, const std::vector<Way>& ways,

@@ -71,7 +71,6 @@ template <int stages> struct Ring {
         stage = stage + 1 == stages ? 0 : stage + 1;
         parity ^= stage == 0;
     }
-    __device__ uint32_t before() const { return stage == 0 ? stages - 1 : stage - 1; }
     // Producer: the buffer is free, and so many bytes will come; the copies are to count at the barrier returned.
     __device__ uint32_t claim(uint32_t bytes) const {
         ptx::barrier_wait(empty + 8 * stage, parity ^ 1);

@@ -34,16 +34,11 @@ struct GemmPlan {
     bool checked = false;  // known to fit this library and our workspace
 };
 
-// When a warpgroup of our own blockwise kernel lets the other one start its product: at any time, when its own is
-// started, or when half of it is done.
-enum class BlocksTurns { kFree, kIssued, kHalfway };
-
 struct GemmState {
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;  // kGemmWorkspaceBytes; its users are not ordered, so one stream only
     bool search = false;
     bool own_blocks = false;    // see gemm_set_own_blocks
-    BlocksTurns turns = BlocksTurns::kIssued;
     std::string library, gpu;   // what plans are valid for
     std::map<GemmKey, GemmPlan> plans;
 };

@@ -57,126 +57,120 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
     }
 }
 
-// What a thread multiplies its part of a product with: two rows, and B's one factor or those of 32 columns. The
-// products of factors that it has registers for are made while the tensor cores work.
-template <bool kVectors> struct BlocksFactors;
-template <> struct BlocksFactors<false> {
-    float of_row[2];
+// What a thread multiplies its parts of a step's products with: four rows, and B's one factor or those of 32 columns.
+template <bool kVectors> struct BlocksFactors {
+    static constexpr int kColumns = kVectors ? 32 : 1;
+    float of_row[Blocks::kHalves][2], of_column[kColumns];
 
-    __device__ void load(const float* of_a, const float* of_b, int step, int) {
+    // at: the stage's factors in shared memory; row: the thread's first. Starts the loads. They arrive in this order.
+    __device__ void load(uint32_t at, int row, int step, int lane) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) of_row[i] = of_a[8 * i] * of_b[step % 4];
-        evaluate_now(of_row);
+        for (int half = 0; half < Blocks::kHalves; half++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) of_row[half][i] = ptx::load_shared(at + 4 * (row + 64 * half + 8 * i));
+        at += 4 * Blocks::kRows;
+        if constexpr (kVectors) {
+#pragma unroll
+            for (int i = 0; i < kColumns; i += 2) {
+                const float2 two = ptx::load_shared_2(at + 16 * i + 8 * (lane % 4));
+                of_column[i] = two.x, of_column[i + 1] = two.y;
+            }
+        } else {
+            of_column[0] = ptx::load_shared(at + 4 * (step % 4));
+        }
     }
-    __device__ void promote(float (&sums)[64], const float (&part)[64]) const {
+    __device__ void promote(float (&sums)[64], const float (&part)[64], int half) const {
+        const float* const row = of_row[half];
+        if constexpr (kVectors) {   // the product of the factors first would cost a register for each of 64
 #pragma unroll
-        for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], of_row[half_of(i)], sums[i]);
-    }
-};
-template <> struct BlocksFactors<true> {
-    static constexpr int kEarly = 6;   // blocks of 8 columns
-    float of_row[2], early[4 * kEarly];
-    const float2* of_columns;   // side by side; those of this thread in the next 8 columns are 4 further
-
-    __device__ float product(int i, float2 b) const { return of_row[half_of(i)] * (i % 2 ? b.y : b.x); }
-    __device__ void load(const float* of_a, const float* of_b, int, int lane) {
-        of_row[0] = of_a[0], of_row[1] = of_a[8];
-        of_columns = reinterpret_cast<const float2*>(of_b) + lane % 4;
+            for (int i = 0; i < 64; i++)
+                sums[i] = fmaf(part[i] * of_column[2 * (i / 4) + i % 2], row[half_of(i)], sums[i]);
+        } else {
+            const float both[2] = {row[0] * of_column[0], row[1] * of_column[0]};
 #pragma unroll
-        for (int i = 0; i < 4 * kEarly; i++) early[i] = product(i, of_columns[4 * (i / 4)]);
-        evaluate_now(early);   // or ptxas puts them off until the tensor cores are done
-    }
-    __device__ void promote(float (&sums)[64], const float (&part)[64]) const {
-#pragma unroll
-        for (int i = 0; i < 64; i++) {
-            const float factor = i < 4 * kEarly ? early[i % (4 * kEarly)] : product(i, of_columns[4 * (i / 4)]);
-            sums[i] = fmaf(part[i], factor, sums[i]);
+            for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], both[half_of(i)], sums[i]);
         }
     }
 };
 
 // One consumer warpgroup.
-template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
+template <bool kVectors> struct BlocksConsumer {
     using B = Blocks;
     BlocksState state;
-    const char* const memory;
     const int consumer, warp, lane;   // warp: of the warpgroup
     const uint32_t empty_there;       // the barriers of free stages in the block of the cluster that the lane tells
     float sums[B::kHalves][64], part[64];
+    BlocksFactors<kVectors> factors;   // of the step
 
-    __device__ int my_turn() const { return 1 + consumer; }
-    __device__ int next_turn() const { return 1 + (consumer + 1) % B::kConsumers; }
+    // The thread's first row of the block's, in its warpgroup's half 0.
+    __device__ int first_row() const { return consumer * 64 * B::kHalves + 16 * warp + lane / 4; }
 
     // part = the product of 64 rows, over 128 of K; and what can be done meanwhile.
     template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
         const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
         const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
         const uint64_t b = byte_tile_descriptor<B::kDepth>(state.columns());
-        if (kTurns != BlocksTurns::kFree) ptx::named_sync<256>(my_turn());
         ptx::pin(part);
         ptx::wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < B::kDepth / 32; i++) {
+        for (int i = 0; i < B::kDepth / 32; i++)
             ptx::wgmma_e4m3<B::kColumns>(part, along_bytes(a, i), along_bytes(b, i), i > 0);
-            if (kTurns == BlocksTurns::kHalfway && i == 1) ptx::wgmma_commit();
-        }
         ptx::wgmma_commit();
-        if (kTurns == BlocksTurns::kIssued) ptx::named_arrive<256>(next_turn());
         meanwhile();
-        if (kTurns == BlocksTurns::kHalfway) {
-            ptx::wgmma_wait<1>();
-            ptx::named_arrive<256>(next_turn());
-        }
         ptx::wgmma_wait<0>();
         ptx::pin(part);
     }
-    // Stages go back once what was read of them has arrived: an arrival at a barrier does not wait for loads before it,
-    // and the copy engine is not ordered with them. Where promote() reads, that is when the tensor cores have been told
-    // to overwrite the product that it used.
-    __device__ void step(int number, bool very_first) {
-        state.ring.wait();
-        const auto* of_a = reinterpret_cast<const float*>(memory + state.factors_at());
-        const float* const of_b = of_a + B::kRows;
-        of_a += consumer * 64 * B::kHalves + 16 * warp + lane / 4;
+    __device__ void load_factors(BlocksFactors<kVectors>& to, const BlocksState& from, int number) const {
+        from.ring.wait();
+        to.load(from.shared + from.factors_at(), first_row(), number, lane);
+    }
+    // The first loads of factors in a step wait for nothing that multiply() starts. Those of 128x128 factors are few
+    // enough to be begun a step ahead, which saves 2 %; with 36 a thread has no registers for the next ones.
+    // A stage goes back once what was read of it has arrived: an arrival at a barrier does not wait for loads before it,
+    // and the copy engine is not ordered with them. The first half's addition has used the factor loaded last.
+    __device__ void step(int number, bool last) {
+        BlocksFactors<kVectors> next;
+        if (kVectors) load_factors(factors, state, number);
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
-            BlocksFactors<kVectors> factors;
+            const bool second = half == B::kHalves - 1;
             multiply(half, [&] {
-                if (kVectors && half == 0 && !very_first) state.release(state.ring.before(), empty_there, lane);
-                factors.load(of_a + 64 * half, of_b, number, lane);
+                if (kVectors || !second || last) return;
+                BlocksState ahead = state;
+                ahead.ring.next();
+                load_factors(next, ahead, number + 1);
             });
-            if (!kVectors && half == B::kHalves - 1) state.release(state.ring.stage, empty_there, lane);
-            factors.promote(sums[half], part);
+            if (second) state.release(state.ring.stage, empty_there, lane);
+            factors.promote(sums[half], part, half);
         }
+        if (!kVectors) factors = next;
         state.ring.next();
     }
-    __device__ void store(const BlocksProblem& p, int first_row, int column) {
+    // Works out anew what it would otherwise keep in registers across a tile's steps.
+    __device__ void store(const BlocksProblem& p, const BlocksSchedule& schedule, uint32_t item) {
+        const BlocksSchedule::Place at = schedule.place(ptx::opaque(item));
+        const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
+        const int row = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16 + lane / 4;
+        const int column = at.column + static_cast<int>(BlocksSchedule::rank()) * B::kColumns;
 #pragma unroll
         for (int half = 0; half < B::kHalves; half++) {
-            const int row = first_row + 64 * half + 16 * warp + lane / 4;
             if (p.bias) add_bias(sums[half], p, column, lane);
-            if (p.fp32) store_fp32(sums[half], p, row, column, lane);
-            else store_bf16(sums[half], p, row, column, lane);
+            if (p.fp32) store_fp32(sums[half], p, row + 64 * half, column, lane);
+            else store_bf16(sums[half], p, row + 64 * half, column, lane);
         }
         __syncwarp();
     }
     __device__ void run(const BlocksProblem& p, const BlocksSchedule& schedule) {
-        // The first turn is that of the first warpgroup.
-        if (kTurns != BlocksTurns::kFree && consumer == B::kConsumers - 1) ptx::named_arrive<256>(next_turn());
         for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
-            const BlocksSchedule::Place at = schedule.place(item);
-            const int column = at.column + static_cast<int>(BlocksSchedule::rank()) * B::kColumns;
 #pragma unroll
             for (int half = 0; half < B::kHalves; half++)
 #pragma unroll
                 for (int i = 0; i < 64; i++) sums[half][i] = 0;
+            if (!kVectors) load_factors(factors, state, 0);
 #pragma unroll 1
-            for (int number = 0; number < p.steps; number++)
-                step(number, number == 0 && item == BlocksSchedule::first());
-            store(p, at.row + consumer * 64 * B::kHalves, column);
+            for (int number = 0; number < p.steps; number++) step(number, number + 1 == p.steps);
+            store(p, schedule, item);
         }
-        // Takes the last arrival away.
-        if (kTurns != BlocksTurns::kFree && consumer == 0) ptx::named_sync<256>(my_turn());
     }
 };
 
@@ -189,7 +183,7 @@ template <bool kVectors, BlocksTurns kTurns> struct BlocksConsumer {
 //           16; A, B, D and factors 16-byte aligned, as fp8_gemm_error demands.
 // Parallel: a cluster of 2 blocks owns 256 x 256 results, item after item (BlocksSchedule), a block 128 of the columns;
 //           its last warpgroup copies, each other one owns 128 rows, in two halves.
-template <bool kVectors, BlocksTurns kTurns>
+template <bool kVectors>
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
 gemm_blocks_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
                         const BlocksSchedule schedule) {
@@ -211,9 +205,9 @@ gemm_blocks_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_co
     } else {
         ptx::registers_grow<Blocks::kConsumerRegisters>();
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        BlocksConsumer<kVectors, kTurns> consumer{
-            state, memory, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
-            ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}};
+        BlocksConsumer<kVectors> consumer{
+            state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
+            ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}, {}};
         consumer.run(problem, schedule);
     }
     __cluster_barrier_arrive();   // nobody ends while the other block copies or arrives here
@@ -221,8 +215,8 @@ gemm_blocks_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_co
 #endif
 }
 
-template <bool kVectors, BlocksTurns kTurns> void launch(Ctx& ctx, const GemmArgs& args) {
-    const auto kernel = gemm_blocks_sm90_kernel<kVectors, kTurns>;
+template <bool kVectors> void launch(Ctx& ctx, const GemmArgs& args) {
+    const auto kernel = gemm_blocks_sm90_kernel<kVectors>;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = Blocks::kCluster;
@@ -249,10 +243,10 @@ template <bool kVectors, BlocksTurns kTurns> void launch(Ctx& ctx, const GemmArg
     const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
                           matrix_map(args.B.data, args.N, args.K, Blocks::kColumns)};
     const int64_t steps = ceil_div(args.K, Blocks::kDepth);
-    const BlocksProblem problem{.a_factors = args.A_grid.as<const float>(),
-                                .b_factors = args.B_grid.as<const float>(),
+    const BlocksProblem problem{.a_factors = args.A_grid.as<float>(),
+                                .b_factors = args.B_grid.as<float>(),
                                 .result = args.D.data,
-                                .bias = args.bias ? args.bias.as<const bf16>() : nullptr,
+                                .bias = args.bias ? args.bias.as<bf16>() : nullptr,
                                 .M = static_cast<int>(args.M), .N = static_cast<int>(args.N),
                                 .steps = static_cast<int>(steps),
                                 .factor_row = kVectors ? 0 : static_cast<int>(ceil_div(steps, 4) * 4),
@@ -282,13 +276,8 @@ bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
 void gemm_blocks([[maybe_unused]] Ctx& ctx, [[maybe_unused]] const GemmArgs& args) {
     CHECK(!fp8_gemm_error(args), "gemm_blocks: %s", fp8_gemm_error(args));
 #if defined(LLMC_SM90A)
-    constexpr BlocksTurns kFree = BlocksTurns::kFree, kIssued = BlocksTurns::kIssued, kHalfway = BlocksTurns::kHalfway;
     const bool vectors = args.B_granularity == Granularity::kBlock1x128;
-    switch (ctx.gemm->turns) {
-        case kFree: return (vectors ? launch<true, kFree> : launch<false, kFree>)(ctx, args);
-        case kIssued: return (vectors ? launch<true, kIssued> : launch<false, kIssued>)(ctx, args);
-        case kHalfway: return (vectors ? launch<true, kHalfway> : launch<false, kHalfway>)(ctx, args);
-    }
+    (vectors ? launch<true> : launch<false>)(ctx, args);
 #endif
 }
 

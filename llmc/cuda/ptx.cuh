@@ -57,6 +57,18 @@ template <int pending> __device__ inline void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
+// Shared memory, read at this place of the code: not later, where the numbers are used. "ld.shared".
+__device__ inline float load_shared(uint32_t shared) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared) : "memory");
+    return x;
+}
+__device__ inline float2 load_shared_2(uint32_t shared) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");
+    return x;
+}
+
 // Four 8x8 matrices of 16-bit elements, matrix i from the 16-byte rows that lanes 8i..8i+7 point to. Lane l
 // gets elements (l / 4, 2 (l % 4) + {0, 1}) of each, or of its transpose. "ldmatrix".
 __device__ inline void load_matrix_x4(uint32_t (&r)[4], uint32_t shared) {
