@@ -72,7 +72,6 @@ struct Config {
     int64_t num_layers_at_start_in_bf16 = 0, num_layers_at_end_in_bf16 = 0;
     std::vector<std::string> bf16_linears;   // patterns "31.down", "0.*", "*.proj"
     bool fp8_lm_head = false;
-    bool own_blockwise_gemm = false;    // of blockwise E4M3 operands on compute capability 9.0
     bool fp8_attention = false;         // the forward's two products; of any recipe, none too
     double fp8_min_gain = 0;            // keep a linear in BF16 whose predicted FP8 gain is below; 0: no rule
     int64_t fp8_health_interval = 0;    // steps between reports of every FP8 tensor; 0: none

@@ -35,14 +35,6 @@ const char* no_fast_accumulation(const Config& c) {
                ? "--fp8-recipe blockwise adds up in FP32 after every 128 products, in all its matmuls" : fp8_off(c);
 }
 
-const char* no_block_factors(const Config& c) {
-    switch (c.fp8_recipe) {
-        case Fp8Recipe::kDelayed: return "--fp8-recipe delayed has one factor a tensor, only blockwise has more";
-        case Fp8Recipe::kTensorwise: return "--fp8-recipe tensorwise has one factor a tensor, only blockwise has more";
-        default: return fp8_off(c);
-    }
-}
-
 const char* no_layers_in_bf16(const Config& c) {
     if (const char* reason = fp8_off(c)) return reason;
     return c.first_last_layers_bf16 ? nullptr : "it counts only with --first-last-layers-bf16";
@@ -111,10 +103,6 @@ void add_recipe(std::vector<OptionRow>& rows) {
                                                          {"none", FastAccum::kNone}}),
          .help = "matmuls that add in the tensor cores' shorter format: faster by a tenth, a few bits less",
          .fallback = "fprop", .inert = no_fast_accumulation},
-        {.name = "blockwise-gemm", .group = kGroup,
-         .value = choice<bool>(AT(own_blockwise_gemm), {{"cublaslt", false}, {"own", true}}),
-         .help = "what multiplies blockwise operands: the library, or our kernel where both are E4M3",
-         .fallback = "cublaslt", .inert = no_block_factors, .gpu_only = true},
     });
 }
 

@@ -208,10 +208,6 @@ void profiler_stop() {}
 
 void gemm_set_search(Ctx&, bool) {}
 
-void gemm_set_own_blocks(Ctx&, bool) {}
-
-const char* gemm_blocks_kernel(const Ctx&) { return "the CPU"; }
-
 int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
 
 std::string gemm_export_plans(Ctx&) { return R"({"library":"cpu","plans":[]})"; }

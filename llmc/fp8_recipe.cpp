@@ -312,9 +312,8 @@ std::string fp8_attention_error(const Config& config, const DeviceInfo& device) 
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
     if (!plan.on()) return "";
     auto matmul = [&](const char* pass, const char* a, Dtype a_format, const char* b, Dtype b_format, bool fast) {
-        const bool own = config.own_blockwise_gemm && a_format == Dtype::kE4m3 && b_format == Dtype::kE4m3;
-        return labelled(pass, strf("%s %s by %s %s, %s accumulation%s", a, format_name(a_format), b,
-                                   format_name(b_format), fast ? "fast" : "precise", own ? ", own kernel" : ""));
+        return labelled(pass, strf("%s %s by %s %s, %s accumulation", a, format_name(a_format), b,
+                                   format_name(b_format), fast ? "fast" : "precise"));
     };
     return strf("FP8               %s: %s\n", plan.row().name, factors_text(plan, config).c_str())
            + matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop)

@@ -2,13 +2,10 @@
 // A plan is the algorithm chosen for one shape; plans make resumed runs pick the same algorithm, hence the
 // same bits. The CPU has one algorithm and an empty plan.
 
-// Measure algorithms for shapes not planned yet (the first gemm of a shape searches), or take the library's
-// first answer. Searching uses the operands of that call and leaves D as one plain call would.
+// Measure algorithms for shapes not planned yet (the first gemm of a shape searches), the library's and our own kernel
+// for blockwise E4M3, or take the library's first answer. Searching uses the operands of that call and leaves D as one
+// plain call would.
 void gemm_set_search(Ctx& ctx, bool search);
-// Products of E4M3 operands with block factors on our own kernel for compute capability 9.0, or on the library.
-void gemm_set_own_blocks(Ctx& ctx, bool own);
-// What multiplies such operands on this device, for the banner.
-const char* gemm_blocks_kernel(const Ctx& ctx);
 // All plans as JSON text: {"library": ..., "gpu": ..., "plans": [{key fields, algorithm words, us}...]}.
 std::string gemm_export_plans(Ctx& ctx);
 // Take over plans. Returns "" or the reason why bits may differ (another library version or GPU; the plans

@@ -32,7 +32,6 @@ void RunDevice::open(std::vector<std::string>& notes) {
     device::device_open(ctx, info.index);
     opened_ = true;
     device::gemm_set_search(ctx, config_.gemm_search);
-    device::gemm_set_own_blocks(ctx, config_.own_blockwise_gemm);
     const std::string connection = comm_.connect(ctx, kConnectSeconds);
     if (!connection.empty()) notes.push_back(connection);
     plan = plan_memory(config_, table_, comm_.world().ranks);

@@ -154,7 +154,6 @@ private:
                       .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(attention_note());
-        if (config_.fp8_recipe == Fp8Recipe::kBlockwise) notes_.push_back(blockwise_note());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
         for (const std::string& name : idle_) notes_.push_back("has nothing to do here: " + name);
@@ -169,14 +168,6 @@ private:
         if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
         else if (config_.attention_fast) text += "; --attention fast has no effect on it";
         return text;
-    }
-
-    std::string blockwise_note() const {
-        const std::string kernel = device::gemm_blocks_kernel(ctx_), text = "blockwise matmuls: " + kernel;
-        if (!config_.own_blockwise_gemm) return text;
-        if (kernel == "cuBLASLt") return text + "; --blockwise-gemm own has no effect on this GPU or build";
-        if (config_.fp8_format == Fp8Format::kE4m3) return text;
-        return text + " for fprop; it has no E5M2, so that dgrad and wgrad stay with the library";
     }
 
     // ---- steps ----

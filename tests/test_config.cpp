@@ -135,8 +135,6 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--fuse-gelu", "--fp8-recipe", "delayed"}, "--fuse-gelu", "FP8"},
         {"gpt2", {"--fp8-attention", "--dtype", "fp32"}, "--fp8-attention", "BF16"},
         {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "64 and 128 channels"},
-        {"gpt2", {"--blockwise-gemm", "own"}, "--blockwise-gemm", "FP8 is off"},
-        {"gpt2", {"--blockwise-gemm", "own", "--fp8-recipe", "delayed"}, "--blockwise-gemm", "one factor a tensor"},
         {"gpt2", {"--attention", "fast", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
         {"llama", {"--attention", "fast", "--kv-channels", "80"}, "--attention", "64 and 128 channels"},
         {"gpt2", {"--attention", "deterministic", "--dtype", "fp32"}, "--attention", "plain attention kernels"},

@@ -82,7 +82,7 @@ TEST_CASE("fp8 options: under every recipe each one acts, or is refused by the r
     const std::map<std::string, std::set<std::string>> refused_by = {
         {"fp8-margin", {"tensorwise", "blockwise"}},           {"fp8-interval", {"tensorwise", "blockwise"}},
         {"fp8-amax-history-len", {"tensorwise", "blockwise"}}, {"fp8-amax-compute-algo", {"tensorwise", "blockwise"}},
-        {"fp8-fast-accum", {"blockwise"}},                     {"blockwise-gemm", {"delayed", "tensorwise"}},
+        {"fp8-fast-accum", {"blockwise"}},
     };
     int acted = 0;
     for (const OptionRow& row : option_table()) {

@@ -3,12 +3,10 @@
 //        bench_gemm_fp8 rates         one line a shape of every preset, for machines: pass M N K bf16_us
 //                                     fp8_fast_us fp8_precise_us fp8_block_us (0 where refused), forward and dgrad
 //                                     into bf16, wgrad += fp32
-//        bench_gemm_fp8 own [name part]
-//                                     blockwise matmuls of the library and our own, and how far apart they are
 //        bench_gemm_fp8 accuracy      what each way of adding up loses, against double
 // Algorithms are searched, operands random and rotated beyond the L2 cache; fast and precise accumulation have one
-// factor a tensor, "block" 1x128 factors with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad).
-#include <bit>
+// factor a tensor, "block" 1x128 factors with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), by the library's
+// algorithms; "own block" is our own kernel, which the trainer's search has among its choices.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -68,17 +66,8 @@ bool fits(const Shape& s) {
            && (s.result == Dtype::kBf16 || s.M * s.N <= kFp32PoolElems);
 }
 
-enum Way { kBf16Way, kFast, kPrecise, kBlock, kOwn, kWays };
+enum Way { kBf16Way, kFast, kPrecise, kBlock, kOwnBlock, kWays };
 const char* const kWayNames[] = {"bf16", "fast", "precise", "block", "own block"};
-const std::vector<Way> kLibraryWays = {kBf16Way, kFast, kPrecise, kBlock};
-const std::vector<Way> kBlockWays = {kBlock, kOwn};
-
-// One context for the library, and one for our own kernel.
-struct Contexts {
-    Context library{true}, own{true};
-    Contexts() { cuda::gemm_set_own_blocks(own.ctx, true); }
-    Ctx& of(Way way) { return way == kOwn ? own.ctx : library.ctx; }
-};
 
 // Random numbers of each type, made once; operands are consecutive pieces, from the start again at the end.
 class Pool {
@@ -118,7 +107,7 @@ GemmArgs args_of(Pools& pools, const Shape& s, Way way) {
                   .accumulate = s.layout == GemmLayout::kWgrad};
     if (way == kBf16Way) return args;
     args.fast_accumulation = way == kFast;
-    if (way >= kBlock) {
+    if (way == kBlock || way == kOwnBlock) {
         args.A_granularity = Granularity::kBlock1x128;
         args.B_granularity = s.layout == GemmLayout::kWgrad ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
     }
@@ -127,79 +116,36 @@ GemmArgs args_of(Pools& pools, const Shape& s, Way way) {
     return args;
 }
 
-// Microseconds of each of `ways`, 0 for a refused one.
-std::vector<float> time_ways(Contexts& contexts, Pools& pools, const Shape& s, const std::vector<Way>& ways,
-                             float budget_us) {
+// Microseconds by Way, 0 for a refused one and where our own kernel does not make the product.
+std::vector<float> time_ways(Ctx& ctx, Pools& pools, const Shape& s, float budget_us) {
     std::vector<Candidate> candidates;
-    std::vector<float> us(ways.size(), 0);
-    std::vector<size_t> run;
-    for (size_t i = 0; i < ways.size(); i++) {
-        const Way way = ways[i];
-        Candidate candidate{contexts.of(way), {}};
+    std::vector<float> us(kWays, 0);
+    std::vector<Way> run;
+    for (Way way : {kBf16Way, kFast, kPrecise, kBlock, kOwnBlock}) {
+        Candidate candidate{ctx, {}, way == kOwnBlock};
         const int64_t set_bytes = (s.M + s.N) * s.K * (way == kBf16Way ? 2 : 1) + s.M * s.N * dtype_bytes(s.result);
         for (int64_t used = 0; used == 0 || used < (160 << 20); used += set_bytes)
             candidate.sets.push_back(args_of(pools, s, way));
+        if (candidate.own && !cuda::gemm_blocks_fits(ctx, candidate.sets[0])) continue;
         try {
-            cuda::gemm(candidate.ctx, candidate.sets[0]);
-            cuda::synchronize(candidate.ctx);
+            candidate.run(0);
         } catch (const Error& error) {
             std::fprintf(stderr, "%s\n", error.what());
             continue;
         }
-        run.push_back(i);
+        run.push_back(way);
         candidates.push_back(candidate);
     }
+    cuda::synchronize(ctx);
     const std::vector<float> times = times_in_turn(candidates, budget_us);
-    for (size_t i = 0; i < run.size(); i++) us[run[i]] = times[i];
+    for (size_t i = 0; i < run.size(); i++) us[static_cast<size_t>(run[i])] = times[i];
     return us;
 }
 
-// The last values of a tensor.
-std::vector<float> last_values(Ctx& ctx, const Tensor& t) {
-    constexpr int64_t kMost = 1 << 22;
-    const Tensor part = t.slice(std::max<int64_t>(0, t.elems - kMost), std::min(t.elems, kMost));
-    std::vector<uint32_t> words(static_cast<size_t>(part.bytes() / 4));
-    cuda::copy_to_host(ctx, words.data(), part.data, part.bytes());
-    cuda::synchronize(ctx);
-    std::vector<float> values;
-    for (uint32_t word : words) {
-        if (part.dtype == Dtype::kBf16) values.push_back(std::bit_cast<float>(word << 16));
-        values.push_back(std::bit_cast<float>(part.dtype == Dtype::kBf16 ? word & 0xffff0000u : word));
-    }
-    return values;
-}
-
-// How far our own results are from the library's, root mean square over that of the results.
-void print_difference(Contexts& contexts, Pools& pools, const Shape& s) {
-    GemmArgs args = args_of(pools, s, kBlock);
-    args.accumulate = false;
-    std::vector<std::vector<float>> values;
-    for (Way way : kBlockWays) {
-        args.D = (s.result == Dtype::kBf16 ? pools.bf16_result : pools.fp32_result).take(s.M * s.N);
-        cuda::gemm(contexts.of(way), args);
-        values.push_back(last_values(contexts.of(way), args.D));
-    }
-    double difference = 0, size = 0;
-    for (size_t i = 0; i < values[0].size(); i++)
-        difference += std::pow(values[1][i] - values[0][i], 2), size += std::pow(values[0][i], 2);
-    std::printf(" | off by %.1e", std::sqrt(difference / size));
-}
-
-void print_row(Contexts& contexts, Pools& pools, const Shape& s, const std::vector<Way>& ways,
-               const std::string& name) {
-    const std::vector<float> us = time_ways(contexts, pools, s, ways, 60000);
-    std::printf("%-22s", name.c_str());
-    for (float t : us)
-        std::printf(" | %6.0f (%5.3f)", t > 0 ? tflops(s.M, s.N, s.K, t) : 0, t > 0 ? us[0] / t : 0);
-    if (ways[0] == kBlock) print_difference(contexts, pools, s);
-    std::printf("\n");
-    std::fflush(stdout);
-}
-
-void print_table(Contexts& contexts, const std::vector<Way>& ways, const char* part) {
-    Pools pools(contexts.library.ctx);
-    std::printf("TFLOP/s (x %-12s", strf("%s)", kWayNames[ways[0]]).c_str());
-    for (Way way : ways) std::printf(" | %14s", kWayNames[way]);
+void print_table(Ctx& ctx, const char* part) {
+    Pools pools(ctx);
+    std::printf("%-22s", "TFLOP/s (x bf16)");
+    for (const char* name : kWayNames) std::printf(" | %14s", name);
     std::printf("\n");
     for (const Model& model : kModels) {
         if (!part && !model.in_table) continue;
@@ -215,16 +161,21 @@ void print_table(Contexts& contexts, const std::vector<Way>& ways, const char* p
                     if (part && !std::strstr(name.c_str(), part)) continue;
                     s.result = result;
                     if (!fits(s)) break;
-                    print_row(contexts, pools, s, ways, name);
+                    const std::vector<float> us = time_ways(ctx, pools, s, 60000);
+                    std::printf("%-22s", name.c_str());
+                    for (float t : us)
+                        std::printf(" | %6.0f (%5.3f)", t > 0 ? tflops(s.M, s.N, s.K, t) : 0, t > 0 ? us[0] / t : 0);
+                    std::printf("\n");
                     if (pass != GemmLayout::kWgrad) break;
                 }
             }
         }
+        std::fflush(stdout);
     }
 }
 
-void print_rates(Contexts& contexts) {
-    Pools pools(contexts.library.ctx);
+void print_rates(Ctx& ctx) {
+    Pools pools(ctx);
     std::printf("# %s, %s\n# pass M N K bf16_us fp8_fast_us fp8_precise_us fp8_block_us\n",
                 cuda::device_info(0).name.c_str(), cuda::device_info(0).matmul_library.c_str());
     for (size_t i = 0; i < 4; i++)   // the commonest rows first: an interrupted run has them all
@@ -234,10 +185,10 @@ void print_rates(Contexts& contexts) {
                     if (i >= model.rows.size()) continue;
                     const Shape s = shape_of(linear, pass, model.rows[i]);
                     if (!fits(s)) continue;
-                    const std::vector<float> us = time_ways(contexts, pools, s, kLibraryWays, 15000);
+                    const std::vector<float> us = time_ways(ctx, pools, s, 15000);
                     std::printf("%s %lld %lld %lld", kPassNames[static_cast<int>(pass)], (long long)s.M,
                                 (long long)s.N, (long long)s.K);
-                    for (float t : us) std::printf(" %.2f", t);
+                    for (Way way : {kBf16Way, kFast, kPrecise, kBlock}) std::printf(" %.2f", us[way]);
                     std::printf("\n");
                     std::fflush(stdout);
                 }
@@ -302,12 +253,11 @@ void print_accuracy(Ctx& ctx) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    Contexts contexts;
+    Context context(true);
     const std::string mode = argc > 1 ? argv[1] : "";
-    if (mode == "rates") print_rates(contexts);
-    else if (mode == "accuracy") print_accuracy(contexts.library.ctx);
-    else if (mode == "own") print_table(contexts, kBlockWays, argc > 2 ? argv[2] : nullptr);
-    else print_table(contexts, kLibraryWays, argc > 1 ? argv[1] : nullptr);
+    if (mode == "rates") print_rates(context.ctx);
+    else if (mode == "accuracy") print_accuracy(context.ctx);
+    else print_table(context.ctx, argc > 1 ? argv[1] : nullptr);
     return 0;
 } catch (const Error& error) {
     std::fprintf(stderr, "error: %s\n", error.what());

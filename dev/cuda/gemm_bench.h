@@ -47,12 +47,13 @@ struct Buffers {
     }
 };
 
-// A context whose matmuls search, or take the library's first answer: plans are per context.
+// A context whose matmuls search among the library's algorithms, or take its first answer: plans are per context.
 struct Context {
     Ctx ctx;
     explicit Context(bool search) {
         cuda::device_open(ctx, 0);
         cuda::gemm_set_search(ctx, search);
+        ctx.gemm->search_own = false;
     }
     ~Context() { cuda::device_close(ctx); }
     Context(const Context&) = delete;
@@ -62,6 +63,8 @@ struct Context {
 struct Candidate {
     Ctx& ctx;
     std::vector<GemmArgs> sets;
+    bool own = false;   // on our own blockwise kernel
+    void run(size_t i) const { (own ? cuda::gemm_blocks : cuda::gemm)(ctx, sets[i % sets.size()]); }
 };
 
 // Median microseconds of each candidate over `budget_us` in all. They run in turn: the card is power-limited, so that
@@ -72,7 +75,7 @@ inline std::vector<float> times_in_turn(std::vector<Candidate>& candidates, floa
     CUDA_CHECK(cudaEventCreate(&end));
     auto once = [&](Candidate& c, size_t i) {
         CUDA_CHECK(cudaEventRecord(begin, cuda::stream_of(c.ctx)));
-        cuda::gemm(c.ctx, c.sets[i % c.sets.size()]);
+        c.run(i);
         CUDA_CHECK(cudaEventRecord(end, cuda::stream_of(c.ctx)));
         CUDA_CHECK(cudaEventSynchronize(end));
         float ms = 0;

@@ -163,11 +163,15 @@ const char* granularity_name(Granularity granularity) {
 
 }  // namespace
 
-cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const cublasLtMatmulAlgo_t& algo) {
+cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
+    if (plan.own) {
+        cuda::gemm_blocks(ctx, args);
+        return CUBLAS_STATUS_SUCCESS;
+    }
     const float alpha = 1.0f;
     return cublasLtMatmul(ctx.gemm->handle, &problem.op, &alpha, problem.first_data, &problem.first,
                           problem.second_data, &problem.second, &problem.beta, problem.result_data,
-                          &problem.result, problem.result_data, &problem.result, &algo, ctx.gemm->workspace,
+                          &problem.result, problem.result_data, &problem.result, &plan.algo, ctx.gemm->workspace,
                           kGemmWorkspaceBytes, cuda::stream_of(ctx));
 }
 
@@ -224,14 +228,9 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
         gelu_forward(ctx, {.out = args.D, .in = linear.D, .N = args.M, .F = args.N});
         return;
     }
-    if (gemm_blocks_fits(ctx, args)) {
-        gemm_blocks(ctx, args);
-        ctx.fp8_matmuls += is_fp8(args.A.dtype) && is_fp8(args.B.dtype);
-        return;
-    }
     GemmProblem problem = problem_of(args);
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
-    cublasStatus_t status = gemm_launch(ctx, problem, plan.algo);
+    cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
     CHECK_CALL(status == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusName(status));
     ctx.fp8_matmuls += is_fp8(problem.first) && is_fp8(problem.second);
 }

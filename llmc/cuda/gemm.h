@@ -30,6 +30,7 @@ struct GemmKey {
 
 struct GemmPlan {
     cublasLtMatmulAlgo_t algo;
+    bool own = false;      // our own kernel (gemm_blocks), not `algo`
     float us = 0;          // time measured by the search, 0 if the library's first answer was taken
     bool checked = false;  // known to fit this library and our workspace
 };
@@ -37,8 +38,7 @@ struct GemmPlan {
 struct GemmState {
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;  // kGemmWorkspaceBytes; its users are not ordered, so one stream only
-    bool search = false;
-    bool own_blocks = false;    // see gemm_set_own_blocks
+    bool search = false, search_own = true;   // see gemm_set_search; whether it may choose our own kernels
     std::string library, gpu;   // what plans are valid for
     std::map<GemmKey, GemmPlan> plans;
 };
@@ -63,17 +63,17 @@ struct GemmProblem {
     void* result_data;
     float beta;
 };
-cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const cublasLtMatmulAlgo_t& algo);
 
 // The plan of this call, found now if there is none (see gemm_set_search); leaves D as it was or as one plain call
 // would leave it.
 const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args);
 
-// ---- blockwise products of our own (gemm_blocks_sm90.cu)
+// One run of a plan, and the library's answer.
+cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args);
+
+// ---- blockwise products of our own (gemm_blocks_sm90.cu), with the library's bits where that adds up every 128 of K
 namespace cuda {
-// They were asked for, and this build and device have them.
-bool gemm_blocks_on(const Ctx& ctx);
-// They are on, and take this call: E4M3 operands. Others stay with cuBLASLt.
+// This build and device have them, and they take this call: E4M3 operands, A of 1x128 factors, B of 128x128 ones.
 bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args);
 void gemm_blocks(Ctx& ctx, const GemmArgs& args);
 }  // namespace cuda

@@ -1,15 +1,14 @@
-// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3.
+// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3, with one factor of B for 128 of its rows: forward and dgrad.
 //
 // Tensor cores know no factors: a product over 128 of K is made in registers of its own, 4 wgmma of 64 x 128 x 32 that
-// start at 0, and then added to fp32 sums with the two factors. Cycles of a 64 x 128 x 128 product on one of the four
-// schedulers, by count of instructions: the tensor core 256; the addition 64 where B has one factor for 128 columns,
-// 115 where both factors are vectors (40 products of factors that no register was left for earlier, and their reads);
-// some 100 of waits and barriers. While one warpgroup adds, the other multiplies: they hand over turns to start, so
-// that the tensor core has a product waiting as long as an addition with its waits takes less than the other's product.
-// What that predicts, not yet measured: two bounds stand before the tensor cores' 8192 floating-point operations a
-// cycle. Shared memory: wgmma reads 96 bytes a cycle and 48 are written, of 128 (89 %). The end of a tile, where
-// nothing hides the stores: 1500 cycles of 32,768 (K = 4096, bf16) or 2500 of 65,536 (K = 8192, fp32). With 97 % of
-// the clusters at work in the last round 82 % are left: 1290 TFLOP/s at 1.45 GHz, about what 700 W leave at such loads.
+// start at 0, and then added to fp32 sums with the two factors. Measured on an H200: both kinds of work take from the
+// same register files. While one warpgroup adds (90 cycles for 64 results a thread), the other's product goes on at
+// 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87 of a cycle, whoever starts
+// when: a step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and takes 1210. What counts is thus
+// how few instructions stand beside the products, and that no product waits: reads of factors between its wgmma cost
+// 300 cycles a step before they were moved ahead of it. At 700 W the clock is left at 1290 MHz: 1150 TFLOP/s; products
+// that are never added up reach 1280. With two vectors of factors (weight gradients) an addition takes twice the
+// instructions, 1610 cycles a step: no faster than the library, so that those stay there.
 #include "llmc/cuda/gemm_blocks_sm90.cuh"
 
 #include "llmc/cuda/fp8.cuh"
@@ -25,7 +24,6 @@ struct BlocksMaps {
 };
 
 // The one thread that orders copies.
-template <bool kVectors>
 __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
                             const BlocksSchedule& schedule) {
     using B = Blocks;
@@ -35,72 +33,53 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
         const BlocksSchedule::Place at = schedule.place(item);
         const int row = at.row, column = at.column + rank * B::kColumns;
         const uint32_t a_bytes = 4 * min(B::kRows, p.M - row);
+        const float* a_factors = p.a_factors + row;
         // The last columns may be beyond N: zeros times any factor.
-        const uint32_t b_bytes = kVectors ? 4 * max(0, min(B::kColumns, p.N - column)) : 16;
-        const float *a_factors = p.a_factors + row, *b_factors = p.b_factors;
-        b_factors += kVectors ? column : int64_t{min(column, p.N - 1) / B::kColumns} * p.factor_row;
+        const float* b_factors = p.b_factors + int64_t{min(column, p.N - 1) / B::kColumns} * p.factor_row;
 #pragma unroll 1
         for (int step = 0; step < p.steps; step++) {
             const uint32_t full = state.ring.full + 8 * state.ring.stage, factors = state.shared + state.factors_at();
             ptx::barrier_wait(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
-            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + b_bytes);
+            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + 16);
             ptx::load_matrix_box_to_blocks(state.rows() + rank * B::kShareBytes, &maps.a, full, step * B::kDepth,
                                            row + rank * B::kShareRows, kAll);
             ptx::load_matrix_box(state.columns(), &maps.b, full, step * B::kDepth, column);
             ptx::bulk_load(factors, a_factors, a_bytes, full);
             a_factors += p.M;
-            if (b_bytes > 0) ptx::bulk_load(factors + 4 * B::kRows, b_factors, b_bytes, full);
-            if (kVectors) b_factors += p.N;
-            else if (step % 4 == 3) b_factors += 4;
+            ptx::bulk_load(factors + 4 * B::kRows, b_factors, 16, full);
+            if (step % 4 == 3) b_factors += 4;
             state.ring.next();
         }
     }
 }
 
-// What a thread multiplies its parts of a step's products with: four rows, and B's one factor or those of 32 columns.
-template <bool kVectors> struct BlocksFactors {
-    static constexpr int kColumns = kVectors ? 32 : 1;
-    float of_row[Blocks::kHalves][2], of_column[kColumns];
+// What a thread multiplies its parts of a step's products with: its rows' factors, and B's.
+struct BlocksFactors {
+    float of_row[Blocks::kHalves][2], of_columns;
 
-    // at: the stage's factors in shared memory; row: the thread's first. Starts the loads. They arrive in this order.
-    __device__ void load(uint32_t at, int row, int step, int lane) {
+    // at: the stage's factors in shared memory; row: the thread's first. Starts the loads; they arrive in this order.
+    __device__ void load(uint32_t at, int row, int step) {
 #pragma unroll
         for (int half = 0; half < Blocks::kHalves; half++)
 #pragma unroll
             for (int i = 0; i < 2; i++) of_row[half][i] = ptx::load_shared(at + 4 * (row + 64 * half + 8 * i));
-        at += 4 * Blocks::kRows;
-        if constexpr (kVectors) {
-#pragma unroll
-            for (int i = 0; i < kColumns; i += 2) {
-                const float2 two = ptx::load_shared_2(at + 16 * i + 8 * (lane % 4));
-                of_column[i] = two.x, of_column[i + 1] = two.y;
-            }
-        } else {
-            of_column[0] = ptx::load_shared(at + 4 * (step % 4));
-        }
+        of_columns = ptx::load_shared(at + 4 * (Blocks::kRows + step % 4));
     }
     __device__ void promote(float (&sums)[64], const float (&part)[64], int half) const {
-        const float* const row = of_row[half];
-        if constexpr (kVectors) {   // the product of the factors first would cost a register for each of 64
+        const float both[2] = {of_row[half][0] * of_columns, of_row[half][1] * of_columns};
 #pragma unroll
-            for (int i = 0; i < 64; i++)
-                sums[i] = fmaf(part[i] * of_column[2 * (i / 4) + i % 2], row[half_of(i)], sums[i]);
-        } else {
-            const float both[2] = {row[0] * of_column[0], row[1] * of_column[0]};
-#pragma unroll
-            for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], both[half_of(i)], sums[i]);
-        }
+        for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], both[half_of(i)], sums[i]);
     }
 };
 
 // One consumer warpgroup.
-template <bool kVectors> struct BlocksConsumer {
+struct BlocksConsumer {
     using B = Blocks;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
     const uint32_t empty_there;       // the barriers of free stages in the block of the cluster that the lane tells
     float sums[B::kHalves][64], part[64];
-    BlocksFactors<kVectors> factors;   // of the step
+    BlocksFactors factors;   // of the step
 
     // The thread's first row of the block's, in its warpgroup's half 0.
     __device__ int first_row() const { return consumer * 64 * B::kHalves + 16 * warp + lane / 4; }
@@ -120,30 +99,26 @@ template <bool kVectors> struct BlocksConsumer {
         ptx::wgmma_wait<0>();
         ptx::pin(part);
     }
-    __device__ void load_factors(BlocksFactors<kVectors>& to, const BlocksState& from, int number) const {
+    __device__ void load_factors(BlocksFactors& to, const BlocksState& from, int number) const {
         from.ring.wait();
-        to.load(from.shared + from.factors_at(), first_row(), number, lane);
+        to.load(from.shared + from.factors_at(), first_row(), number);
     }
-    // The first loads of factors in a step wait for nothing that multiply() starts. Those of 128x128 factors are few
-    // enough to be begun a step ahead, which saves 2 %; with 36 a thread has no registers for the next ones.
-    // A stage goes back once what was read of it has arrived: an arrival at a barrier does not wait for loads before it,
-    // and the copy engine is not ordered with them. The first half's addition has used the factor loaded last.
+    // Factors are read a step ahead, so that no wgmma waits for them. A stage goes back once what was read of it has
+    // arrived: an arrival at a barrier does not wait for loads before it, and the copy engine is not ordered with them.
+    // The first half's addition has used the factor that was loaded last.
     __device__ void step(int number, bool last) {
-        BlocksFactors<kVectors> next;
-        if (kVectors) load_factors(factors, state, number);
-#pragma unroll
-        for (int half = 0; half < B::kHalves; half++) {
-            const bool second = half == B::kHalves - 1;
-            multiply(half, [&] {
-                if (kVectors || !second || last) return;
-                BlocksState ahead = state;
-                ahead.ring.next();
-                load_factors(next, ahead, number + 1);
-            });
-            if (second) state.release(state.ring.stage, empty_there, lane);
-            factors.promote(sums[half], part, half);
-        }
-        if (!kVectors) factors = next;
+        BlocksFactors next;
+        multiply(0, [] {});
+        factors.promote(sums[0], part, 0);
+        multiply(1, [&] {
+            if (last) return;
+            BlocksState ahead = state;
+            ahead.ring.next();
+            load_factors(next, ahead, number + 1);
+        });
+        state.release(empty_there, lane);
+        factors.promote(sums[1], part, 1);
+        factors = next;
         state.ring.next();
     }
     // Works out anew what it would otherwise keep in registers across a tile's steps.
@@ -166,7 +141,7 @@ template <bool kVectors> struct BlocksConsumer {
             for (int half = 0; half < B::kHalves; half++)
 #pragma unroll
                 for (int i = 0; i < 64; i++) sums[half][i] = 0;
-            if (!kVectors) load_factors(factors, state, 0);
+            load_factors(factors, state, 0);
 #pragma unroll 1
             for (int number = 0; number < p.steps; number++) step(number, number + 1 == p.steps);
             store(p, schedule, item);
@@ -174,18 +149,16 @@ template <bool kVectors> struct BlocksConsumer {
     }
 };
 
-// Math: D (+)= sum over blocks of 128 of K of fa[k / 128, m] fb[k / 128, n] (sum over the block of a[m, k] b[n, k]) +
-//       bias[n], or with fb[n / 128, k / 128]; the sum of a block as tensor cores make it, all else in fp32, D rounded
-//       once.
+// Math: D (+)= sum over blocks of 128 of K of fa[k / 128, m] fb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
+//       k]) + bias[n]; the sum of a block as tensor cores make it, all else in fp32, D rounded once.
 // Source: DeepSeek-V3, arXiv 2412.19437, section 3.3; PTX ISA 9.0, wgmma of .e4m3.
-// Traffic: M K + N K bytes, 4 (M + N) K / 128 of factors (128x128 ones: M), D written; a bf16 D that is added to read.
-// Requires: sm_90a; operands E4M3, A of 1x128 factors, B of 1x128 (kVectors) or 128x128; M a multiple of 4, N and K of
-//           16; A, B, D and factors 16-byte aligned, as fp8_gemm_error demands.
+// Traffic: M K + N K bytes, 4 M K / 128 of factors, D written; a bf16 D that is added to read.
+// Requires: sm_90a; operands E4M3, A of 1x128 factors, B of 128x128; M a multiple of 4, N and K of 16; A, B, D and
+//           factors 16-byte aligned, as fp8_gemm_error demands.
 // Parallel: a cluster of 2 blocks owns 256 x 256 results, item after item (BlocksSchedule), a block 128 of the columns;
 //           its last warpgroup copies, each other one owns 128 rows, in two halves.
-template <bool kVectors>
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
-gemm_blocks_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
+gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
                         const BlocksSchedule schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char memory[];
@@ -200,12 +173,12 @@ gemm_blocks_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_co
     __cluster_barrier_wait();
     if (group_of_warps == Blocks::kConsumers) {
         ptx::registers_shrink<Blocks::kProducerRegisters>();
-        if (threadIdx.x == 128 * Blocks::kConsumers) load_blocks<kVectors>(state, maps, problem, schedule);
+        if (threadIdx.x == 128 * Blocks::kConsumers) load_blocks(state, maps, problem, schedule);
         __syncwarp();
     } else {
         ptx::registers_grow<Blocks::kConsumerRegisters>();
         const int lane = static_cast<int>(threadIdx.x) % 32;
-        BlocksConsumer<kVectors> consumer{
+        BlocksConsumer consumer{
             state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
             ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}, {}};
         consumer.run(problem, schedule);
@@ -215,8 +188,8 @@ gemm_blocks_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_co
 #endif
 }
 
-template <bool kVectors> void launch(Ctx& ctx, const GemmArgs& args) {
-    const auto kernel = gemm_blocks_sm90_kernel<kVectors>;
+void launch(Ctx& ctx, const GemmArgs& args) {
+    const auto kernel = gemm_blocks_e4m3_sm90_kernel;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = Blocks::kCluster;
@@ -249,35 +222,32 @@ template <bool kVectors> void launch(Ctx& ctx, const GemmArgs& args) {
                                 .bias = args.bias ? args.bias.as<bf16>() : nullptr,
                                 .M = static_cast<int>(args.M), .N = static_cast<int>(args.N),
                                 .steps = static_cast<int>(steps),
-                                .factor_row = kVectors ? 0 : static_cast<int>(ceil_div(steps, 4) * 4),
+                                .factor_row = static_cast<int>(ceil_div(steps, 4) * 4),
                                 .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
     const BlocksSchedule schedule{static_cast<uint32_t>(items), static_cast<uint32_t>(rows),
                                   static_cast<uint32_t>(columns)};
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps, problem, schedule));
-    CHECK_LAUNCH("gemm_blocks_sm90_kernel");
+    CHECK_LAUNCH("gemm_blocks_e4m3_sm90_kernel");
 }
 
 }  // namespace
 #endif
 
-bool gemm_blocks_on(const Ctx& ctx) {
-#if defined(LLMC_SM90A)   // machine code for compute capability 9.0 alone, and the device is one
-    return ctx.gemm->own_blocks && ctx.sm == 90;
+bool gemm_blocks_fits([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const GemmArgs& args) {
+#if defined(LLMC_SM90A)   // machine code for compute capability 9.0 alone
+    return ctx.sm == 90 && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
+           && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity == Granularity::kBlock128x128
+           && args.epilogue != GemmEpilogue::kBiasGelu;
 #else
-    return ctx.gemm->own_blocks && false;
+    return false;
 #endif
 }
 
-bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
-    return gemm_blocks_on(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
-           && args.A_granularity == Granularity::kBlock1x128 && args.epilogue != GemmEpilogue::kBiasGelu;
-}
-
-void gemm_blocks([[maybe_unused]] Ctx& ctx, [[maybe_unused]] const GemmArgs& args) {
-    CHECK(!fp8_gemm_error(args), "gemm_blocks: %s", fp8_gemm_error(args));
+void gemm_blocks(Ctx& ctx, const GemmArgs& args) {
+    CHECK(gemm_blocks_fits(ctx, args) && !fp8_gemm_error(args), "gemm_blocks: %s",
+          fp8_gemm_error(args) ? fp8_gemm_error(args) : "not a product that it makes, or not on this device");
 #if defined(LLMC_SM90A)
-    const bool vectors = args.B_granularity == Granularity::kBlock1x128;
-    (vectors ? launch<true> : launch<false>)(ctx, args);
+    launch(ctx, args);
 #endif
 }
 

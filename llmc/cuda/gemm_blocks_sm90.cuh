@@ -15,9 +15,9 @@ struct Blocks {
     static constexpr int kCluster = 2, kShareRows = kRows / kCluster, kStages = 4;
     static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
     static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
-    static constexpr uint32_t kFactorBytes = 4 * (kRows + kColumns);
-    // Shared memory: stages of A | of B | of factors (A's, then B's: of its 128 columns, or of the four blocks of
-    // 128x128 among which the stage is) | barriers.
+    static constexpr uint32_t kFactorBytes = 4 * (kRows + 4);
+    // Shared memory: stages of A | of B | of factors (A's, then B's of the four blocks of 128x128 among which the stage
+    // is) | barriers.
     static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kFactorsAt = kColumnsAt + kStages * kColumnBytes;
     static constexpr uint32_t kBarriers = kFactorsAt + kStages * kFactorBytes;
     static constexpr int kSharedBytes = kBarriers + 16 * kStages;
@@ -52,7 +52,7 @@ struct BlocksProblem {
     void* result;        // (M, N) fp32 or bf16: = or, if accumulate, +=
     const bf16* bias;    // (N) or null
     int M, N, steps;     // steps of 128 along K
-    int factor_row;      // factors of B that are one for 128x128: distance of those of the next 128 rows
+    int factor_row;      // of B's factors: distance of those of the next 128 rows
     bool fp32, accumulate;
 };
 
@@ -71,10 +71,10 @@ struct BlocksState {
         ring.init(4 * Blocks::kConsumers * Blocks::kCluster);
         ptx::barrier_init_fence();
     }
-    // Consumer: the warp has read a stage. empty_there: the lane's block's barriers of free stages.
-    __device__ void release(uint32_t stage, uint32_t empty_there, int lane) const {
+    // Consumer: the warp has read the stage. empty_there: the lane's block's barriers of free stages.
+    __device__ void release(uint32_t empty_there, int lane) const {
         __syncwarp();
-        if (lane < Blocks::kCluster) ptx::barrier_arrive_in_block(empty_there + 8 * stage);
+        if (lane < Blocks::kCluster) ptx::barrier_arrive_in_block(empty_there + 8 * ring.stage);
     }
 };
 

@@ -42,12 +42,13 @@ json to_json(const GemmKey& key, const GemmPlan& plan) {
         row["factors"] = {kGranularities[static_cast<int>(key.a_granularity)],
                           kGranularities[static_cast<int>(key.b_granularity)]};
         row["fast_accumulation"] = key.fast_accumulation;
+        row["own_kernel"] = plan.own;
     }
     return row;
 }
 
-// The fields that only rows of FP8 matmuls have.
-void read_fp8_fields(GemmKey& key, const json& row) {
+// The fields that only rows of FP8 matmuls have. Programs before our own kernel did not name it.
+void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     if (!is_fp8(key.a)) return;
     const json& factors = row.at("factors");
     auto granularity = [&](size_t i) {
@@ -57,6 +58,7 @@ void read_fp8_fields(GemmKey& key, const json& row) {
     key.a_granularity = granularity(0);
     key.b_granularity = granularity(1);
     key.fast_accumulation = row.at("fast_accumulation").get<bool>();
+    plan.own = row.value("own_kernel", false);
 }
 
 std::pair<GemmKey, GemmPlan> from_json(const json& row) {
@@ -80,7 +82,7 @@ std::pair<GemmKey, GemmPlan> from_json(const json& row) {
                 .align_b = align.at(1).get<int>(), .align_d = align.at(2).get<int>(),
                 .M = row.at("M").get<int64_t>(), .N = row.at("N").get<int64_t>(),
                 .K = row.at("K").get<int64_t>()};
-    read_fp8_fields(key, row);
+    read_fp8_fields(key, plan, row);
     return {key, plan};
 }
 
@@ -89,10 +91,6 @@ std::pair<GemmKey, GemmPlan> from_json(const json& row) {
 namespace cuda {
 
 void gemm_set_search(Ctx& ctx, bool search) { ctx.gemm->search = search; }
-
-void gemm_set_own_blocks(Ctx& ctx, bool own) { ctx.gemm->own_blocks = own; }
-
-const char* gemm_blocks_kernel(const Ctx& ctx) { return gemm_blocks_on(ctx) ? "our own kernel (wgmma)" : "cuBLASLt"; }
 
 int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
 

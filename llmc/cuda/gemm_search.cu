@@ -1,4 +1,4 @@
-// Which of cuBLASLt's algorithms runs a shape: the library's first answer, or the fastest of several, measured.
+// What runs a shape: the library's first answer, or the fastest of several and of our own kernel, measured.
 #include <algorithm>
 #include <vector>
 
@@ -82,10 +82,10 @@ struct Stopwatch {
         cudaEventDestroy(end);
     }
     // Microseconds of one launch, negative if the algorithm refuses to run.
-    float time_us(Ctx& ctx, GemmProblem& problem, const cublasLtMatmulAlgo_t& algo) {
+    float time_us(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
         cudaStream_t stream = cuda::stream_of(ctx);
         CUDA_CHECK(cudaEventRecord(begin, stream));
-        cublasStatus_t status = gemm_launch(ctx, problem, algo);
+        cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
         CUDA_CHECK(cudaEventRecord(end, stream));
         CUDA_CHECK(cudaEventSynchronize(end));
         float ms = 0;
@@ -104,18 +104,21 @@ struct Trial {
     }
 };
 
-// The fastest of the heuristic's first answers by median time. Rounds go over all candidates in turn, so that
-// a drifting clock meets each alike. The first round warms up (kernels are loaded lazily), the second drops
-// what is far behind; the heuristic's own choice stays unless another is faster by more than the usual noise.
-GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key) {
+// The fastest of the heuristic's first answers, and of our own kernel where it fits, by median time. Rounds go over all
+// candidates in turn, so that a drifting clock meets each alike. The first round warms up (kernels are loaded lazily),
+// the second drops what is far behind; the heuristic's own choice stays unless another is faster by more than the usual
+// noise.
+GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args) {
     constexpr float kFarBehind = 1.2f, kNoise = 1.01f, kBudgetUs = 50000;
     std::vector<Trial> trials;
     for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
+    if (ctx.gemm->search_own && cuda::gemm_blocks_fits(ctx, args))
+        trials.push_back({{.algo = {}, .own = true, .checked = true}, {}});
     Stopwatch stopwatch;
     auto round = [&] {
         float total = 0;
         for (Trial& trial : trials) {
-            trial.us.push_back(stopwatch.time_us(ctx, problem, trial.plan.algo));
+            trial.us.push_back(stopwatch.time_us(ctx, problem, trial.plan, args));
             total += trial.us.back();
         }
         return total;
@@ -138,7 +141,14 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key) {
 }
 
 // An imported plan is verified on first use.
-void check_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, GemmPlan& plan) {
+void check_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, GemmPlan& plan, const GemmArgs& args) {
+    if (plan.own) {
+        REQUIRE(cuda::gemm_blocks_fits(ctx, args), "matmul plan for %s names our own kernel, which this build does not "
+                "have: delete the plans of the checkpoint, or build for compute capability 9.0",
+                gemm_describe(key).c_str());
+        plan.checked = true;
+        return;
+    }
     cublasLtMatmulHeuristicResult_t answer{};
     cublasStatus_t status =
         cublasLtMatmulAlgoCheck(ctx.gemm->handle, &problem.op, &problem.first, &problem.second,
@@ -160,13 +170,13 @@ const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key
             plan = candidates(ctx, problem, key, 1)[0];
         } else if (args.accumulate) {
             SavedResult saved(ctx, args.D);
-            plan = search_plan(ctx, problem, key);
+            plan = search_plan(ctx, problem, key, args);
             saved.restore();
         } else {
-            plan = search_plan(ctx, problem, key);
+            plan = search_plan(ctx, problem, key, args);
         }
         at = state.plans.emplace(key, plan).first;
     }
-    if (!at->second.checked) check_plan(ctx, problem, key, at->second);
+    if (!at->second.checked) check_plan(ctx, problem, key, at->second, args);
     return at->second;
 }
