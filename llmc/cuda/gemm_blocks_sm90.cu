@@ -1,4 +1,4 @@
-// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3, with one factor of B for 128 of its rows: forward and dgrad.
+// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3, B with one factor for 128 of its rows: forward and dgrad.
 //
 // Tensor cores know no factors: a product over 128 of K is made in registers of its own, 4 wgmma of 64 x 128 x 32 that
 // start at 0, and then added to fp32 sums with the two factors. Measured on an H200: both kinds of work take from the
