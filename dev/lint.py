@@ -25,7 +25,8 @@ GROUPS = {
             "config_table_ranks config_table_samples config_value schedule environment shards dataloader params "
             "safetensors file_util write_buffer inject hellaswag prompts",
     "device": "device device_cpu late_work ops op_work op_timer ops_attention ops_late quant_out adam_math arena "
-              "gemm_fp8 gemm_plan oracle oracle_gemm_fp8 oracle_attention",
+              "gemm_fp8 gemm_plan oracle oracle_gemm_fp8 oracle_attention "
+              "oracle_attention_fp8",
     "cuda": "device_cuda",
     "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates gpu_rates "
              "tensor",
