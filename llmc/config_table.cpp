@@ -451,20 +451,3 @@ const OptionRow* find_option(const std::string& name) {
         if (name == row.name) return &row;
     return nullptr;
 }
-
-const std::vector<LlmcHint>& llmc_hints() {
-    static const std::vector<LlmcHint> hints = {
-        {"-o", "--save DIR for checkpoints and --log-file FILE for the log"},
-        {"-e", "--model NAME for the shape and --load DIR for weights"},
-        {"-d", "--global-batch-size, which counts sequences instead of tokens"},
-        {"-q", "--min-lr, which is a rate instead of a fraction of --lr"},
-        {"-k", "--lr-decay-style (wsd decays linearly here)"},
-        {"-y", "--resume auto"},
-        {"-a", "--overfit-one-batch, without a value"},
-        {"-r", "--recompute none, norm-act or block"},
-        {"-ge", "--fuse-gelu, without a value"},
-        {"-f", "--dtype fp32 or bf16"},
-        {"-w", "nothing: an FP32 master copy always exists"},
-    };
-    return hints;
-}

@@ -255,14 +255,16 @@ class TroubleshootingTest(unittest.TestCase):
         fixture = os.path.join(ROOT, "tests", "fixtures", "gpt2")
         return [
             ("unknown option <option>: did", [*short, "--fp8-recip", "delayed"]),
-            ('<file>: unknown option "<name>"', ["--config", self.file("ds.json", b'{"fp8": {"enabled": true}}')]),
+            ("unknown option <option> (<trainer>)", [*short, "-o", "out"]),
+            ("unknown option <option>: --help", [*short, "--frobnicate"]),
+            ('<file>: unknown option "<name>"', ["--config", self.file("slip.json", b'{"lrr": 1}')]),
+            ('"<name>" is of a configuration', ["--config", self.file("ds.json", b'{"fp8": {"enabled": true}}')]),
             ("<option> has no effect: <reason>", [*short, "--rotary-base", "10"]),
             ("takes every factor from the tensor", [*short, "--fp8-recipe", "tensorwise", "--fp8-margin", "1"]),
             ("so there are no weights in FP8", [*short, "--fp8-param-gather"]),
             ("must be <what is allowed>", [*short, "--lr", "fast"]),
             ("--<option> needs a value", [*short, "--lr", "--seed", "1"]),
             ("unexpected word", [*short, " "]),
-            ("of llm.c has no equal", [*short, "-o", "out"]),
             ("not JSON", ["--config", self.file("bad.json", b'{"lr": 1,}')]),
             ("is there twice", ["--config", self.file("twice.json", b'{"lr": 1, "lr": 2}')]),
             ("--train-iters or --epochs is missing", []),
