@@ -307,6 +307,8 @@ void require_loaded_shape(const Config& config, const Machine& machine) {
     Config loaded = config;
     loaded.shape = machine.read_shape(config.load);
     loaded.shape.init_std = config.shape.init_std;   // not a property of finished weights
+    if (config.shape.position == PositionEmbedding::kRope)   // nor is how long a rope model's texts may be
+        loaded.shape.max_positions = std::max(loaded.shape.max_positions, config.shape.max_positions);
     for (const OptionRow& row : option_table()) {
         const Json asked = row.value.get(config), found = row.value.get(loaded);
         REQUIRE(asked == found, "--%s is %s, and the model in %s has %s: leave out --model and the shape "

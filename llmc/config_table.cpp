@@ -98,7 +98,9 @@ void derive_kv_channels(Config& c, const Given& given) {
 
 void derive_seq_length(Config& c, const Given& given) {
     c.seq_length = find_model_preset(c.model)->seq_length;
-    const bool limited = given.has("max-position-embeddings") || !is_rope(c);
+    // The preset is not what is trained where --load says the shape.
+    const bool loaded = given.has("load") && !given.has("model");
+    const bool limited = loaded || given.has("max-position-embeddings") || !is_rope(c);
     if (limited) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
 }
 

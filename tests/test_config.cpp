@@ -332,6 +332,24 @@ TEST_CASE("config: --load brings the shape of its directory") {
                    "--num-layers is 4"));
 }
 
+TEST_CASE("config: a rope model that is loaded keeps its length, unless asked for another") {
+    Machine machine;
+    machine.read_shape = [](const std::string&) { return find_model_preset("llama-tiny")->config; };
+    const Words load = joined(base(""), {"--load", "tiny"});
+    const int64_t positions = machine.read_shape("tiny").max_positions;
+    const Config own = parse("llama", load, machine).config;   // the preset has longer sequences
+    CHECK(own.seq_length == positions);
+    CHECK(own.shape.max_positions == positions);
+    const Config longer = parse("llama", joined(load, {"--seq-length", "512"}), machine).config;
+    CHECK(longer.seq_length == 512);
+    CHECK(longer.shape.max_positions == 512);
+    CHECK(contains(refusal("llama", joined(load, {"--seq-length", "512", "--max-position-embeddings", "300"}), machine),
+                   "exceeds --max-position-embeddings 300"));
+    // What its files say stays in its checkpoints.
+    CHECK(contains(refusal("llama", joined(load, {"--max-position-embeddings", "100"}), machine),
+                   "--max-position-embeddings is 100, and the model in tiny has 256"));
+}
+
 TEST_CASE("config: the command line wins over the file, lists are replaced, globs may be many words") {
     TempFile file("{\"lr\": 1e-3, // peak\n \"min_lr\": 0, \"train-data\": [\"x\", \"y\"], \"train-iters\": 1e2}");
     Words words = {"--config", file.path};

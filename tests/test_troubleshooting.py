@@ -251,6 +251,7 @@ class TroubleshootingTest(unittest.TestCase):
         with open(few, "rb") as f:
             whole = f.read()
         os.makedirs(self.path("empty"), exist_ok=True)
+        os.makedirs(self.path("taken", "step-00000007"), exist_ok=True)
         data = self.path("train_0.bin")
         fixture = os.path.join(ROOT, "tests", "fixtures", "gpt2")
         return [
@@ -294,7 +295,13 @@ class TroubleshootingTest(unittest.TestCase):
             ("cannot be opened: <reason>", [*short, "--log-file", os.path.join(data, "log.jsonl")]),
             ("no such directory", [*short, "--resume", self.path("nowhere")]),
             ("--resume auto looks under", [*short, "--resume", "auto"]),
-            ("has no config.json", [*short, "--load", self.path("empty")]),
+            ("<folder> has no config.json: not", [*short, "--load", self.path("empty")]),
+            ("but checkpoints: name one", [*short, "--load", self.path("taken")]),
+            ("holds checkpoints of an earlier run", [*short, "--save", self.path("taken")]),
+            ("<path>: a file, not a folder", [*short, "--save", data]),
+            ("no such file or directory", [*short, "--save", self.path("run"), "--tokenizer", self.path("nowhere")]),
+            ("this is text", [*short, "--valid-data", self.file("text.bin", b"To be,\nor not to be\n" * 30)]),
+            ("a folder: name the files", [*short, "--valid-data", self.path("empty")]),
             ("leave out --model", [*short, "--load", fixture]),
             ("no tokenizer.json", [*short, "--save", self.path("run"), "--tokenizer", self.path("empty")]),
             ("<n> was started", [*short, "--ranks", "2"]),
