@@ -210,7 +210,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
             settings[option] = {find_option(option)->value.parse(word), path + ": " + name};
             continue;
         }
-        if (!find_option(name)) fail_unknown_key(path, key, name, value, option_names());
+        if (!find_option(name)) fail_unknown_key(path, key, name, object, option_names());
         settings[name] = {value, path + ": " + name};
         recipe_beside = recipe_beside || name == "fp8-recipe";
     }

@@ -1,5 +1,6 @@
 // What is said of an option or a key that is none here: what to write instead of another trainer's, or the nearest
 // name.
+#include <algorithm>
 #include <sstream>
 
 #include "llmc/check.h"
@@ -175,14 +176,20 @@ constexpr ForeignFile kForeignFiles[] = {
     {"accelerate", "compute-environment distributed-type mixed-precision"},
 };
 
-// Whose the file is in which a key with that value stands, "" if that does not tell.
-std::string trainer_of(const std::string& key, const Json& value) {
-    for (const ForeignFile& file : kForeignFiles) {
-        std::istringstream keys(file.keys);
-        for (std::string word; keys >> word;)
-            if (word == key) return file.trainer;
+// Whose a file of these keys is, "" if that cannot be told.
+std::string trainer_of(const Json& object) {
+    bool sections = false;   // ours has none
+    for (const auto& [key, value] : object.items()) {
+        std::string name = key;
+        std::replace(name.begin(), name.end(), '_', '-');
+        for (const ForeignFile& file : kForeignFiles) {
+            std::istringstream keys(file.keys);
+            for (std::string word; keys >> word;)
+                if (word == name) return file.trainer;
+        }
+        sections = sections || value.is_object();
     }
-    return value.is_object() ? "another trainer" : "";   // ours has no sections
+    return sections ? "another trainer" : "";
 }
 
 }  // namespace
@@ -201,9 +208,9 @@ void fail_unknown_option(const std::string& option, const std::string& name, con
          "other trainers", option.c_str());
 }
 
-void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name, const Json& value,
+void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name, const Json& object,
                       const std::vector<std::string>& known) {
-    const std::string trainer = trainer_of(name, value), near = near_name(name, known);
+    const std::string trainer = trainer_of(object), near = near_name(name, known);
     REQUIRE(trainer.empty(), "%s: \"%s\" is of a configuration of %s: scripts/import_config %s --out run.json makes "
             "one for --config of it", file.c_str(), key.c_str(), trainer.c_str(), file.c_str());
     const ForeignRow* row = find_foreign(name, false);

@@ -58,11 +58,11 @@ const OptionRow* find_option(const std::string& name);   // null if unknown
 
 // The error of a name that is no option, exit 2: what to write instead of another trainer's, or the nearest of the
 // known ones. `option` is as written, `name` has dashes and none before it, `value` is the word after it; of a file,
-// keys may show that it is another trainer's. In config_foreign.cpp.
+// keys of the object may show that it is another trainer's. In config_foreign.cpp.
 [[noreturn]] void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                                       const std::vector<std::string>& known);
 [[noreturn]] void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name,
-                                   const Json& value, const std::vector<std::string>& known);
+                                   const Json& object, const std::vector<std::string>& known);
 struct ForeignRow {
     const char *trainer, *names, *text;
 };

@@ -24,7 +24,9 @@ void add_ranks(std::vector<OptionRow>& rows) {
     rows.insert(rows.end(), {
         {.name = "ranks", .group = kGroup, .value = integer(AT(ranks), 0, 1 << 16),
          .help = "how many --dry-run plans for; a run of another number is refused; 0: as many as were started",
-         .fallback = "0", .on_resume = kSilent},
+         .fallback = "0",
+         .inert = [](const Config& c) { return c.ranks == 0 ? "0 is as many as were started, the default" : nullptr; },
+         .on_resume = kSilent},
         {.name = "zero", .group = kGroup, .value = integer(AT(zero), 0, 1),
          .help = "1: each rank owns a part of the master weights and moments; 0: every rank has all of them",
          .fallback = "1", .on_resume = kSilent, .ranks_only = true},

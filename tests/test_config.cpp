@@ -168,6 +168,7 @@ TEST_CASE("config: a file of another trainer is answered with the script that tr
     };
     CHECK(contains(said("{\"zero_optimization\": {\"stage\": 1}}"), "of a configuration of DeepSpeed"));
     CHECK(contains(said("{\"gradient_accumulation_steps\": 4}"), "of a configuration of DeepSpeed"));
+    CHECK(contains(said("{\"bf16\": {\"enabled\": true}, \"train_batch_size\": 4}"), "configuration of DeepSpeed"));
     CHECK(contains(said("{\"finetuning_type\": \"full\"}"), "of a configuration of LLaMA-Factory"));
     CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "of a configuration of another trainer"));
     CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): leave it out"));
