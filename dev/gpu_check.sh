@@ -9,7 +9,7 @@
 #   gpt2, small, 8b   training speed of BF16 and of every recipe: GPT-2 124M, llama3-small, Llama-3-8B
 #
 # TRAIN_SHARDS is a glob of GPT-2 token shards, quoted. STEPS (8) is the length of a speed run, JOBS that of make.
-# A part that fails is told at the end (exit 1); dev/summarise_log.py reads the logs.
+# A part that fails is told at the end (exit 1). Speeds are scripts/compare's, in OUT/NAME/compare.md and .csv.
 set -u
 out=$(realpath -m "$1") shards=$2
 shift 2
@@ -27,12 +27,15 @@ speed() {   # NAME BINARY OPTION...
     local name=$1 binary=$2
     shift 2
     run "$name" "$binary" --train-data "$shards" --train-iters "${STEPS:-8}" --log-file "$out/$name.jsonl" "$@"
-    python3 dev/summarise_log.py "$out/$name.jsonl" | sed -n "s/^/$name /; /s.it/p"
 }
 recipes() {   # NAME BINARY OPTION...
+    local logs=()
     speed "$1-bf16" "${@:2}"
     for recipe in delayed tensorwise blockwise; do speed "$1-$recipe" "${@:2}" --fp8-recipe "$recipe"; done
     speed "$1-1F1L" "${@:2}" --fp8-recipe tensorwise --first-last-layers-bf16
+    for recipe in bf16 delayed tensorwise blockwise 1F1L; do logs+=("$recipe=$out/$1-$recipe.jsonl"); done
+    run "$1-compare" scripts/compare --no-plots --out "$out/$1" "${logs[@]}"
+    sed -n '/^| configuration | precision/,/^$/p' "$out/$1-compare.txt"
 }
 
 tests() {

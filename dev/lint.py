@@ -21,11 +21,12 @@ TEXT = CODE + (".py", ".sh", ".mk", ".md", ".yml")
 # Who may include whom. A file of llmc belongs to the group that lists its stem; cpu/ and cuda/ are groups of their own.
 GROUPS = {
     "foundation": "check dtype fp8 fp8_cast rng version nearest",
-    "base": "model_config blend loss_mask config config_help config_rules config_table config_table_fp8 "
+    "base": "model_config blend loss_mask config config_foreign config_help config_rules config_table config_table_fp8 "
             "config_table_ranks config_table_samples config_value schedule environment shards dataloader params "
             "safetensors file_util write_buffer inject hellaswag prompts",
     "device": "device device_cpu late_work ops op_work op_timer ops_attention ops_late quant_out adam_math arena "
-              "gemm_fp8 gemm_plan oracle oracle_gemm_fp8 oracle_attention",
+              "gemm_fp8 gemm_plan oracle oracle_gemm_fp8 oracle_attention "
+              "oracle_attention_fp8",
     "cuda": "device_cuda",
     "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates gpu_rates "
              "tensor",

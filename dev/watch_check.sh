@@ -84,6 +84,7 @@ drill kill-last 6 $limit "$lost" 'kill -KILL "${ranks[last]}"'
 drill stop-first 6 $limit "$lost" 'kill -STOP "${ranks[0]}"'
 drill stop-last 6 $limit "$lost" 'kill -STOP "${ranks[last]}"'
 step=10 drill stall 6 $limit "$lost" : --inject "stall:rank=$last@step=12"
+rm -rf "${out:?}/save"   # a run refuses a folder of another one's checkpoints
 drill term-saves 0 60 'a signal to the launch wrapper after step' 'kill -TERM "$wrapper"' --save "$out/save"
 step=10 drill second-term 143 10 'second signal' 'sleep 1; kill -TERM "$wrapper"; sleep 1; kill -TERM "$wrapper"' \
     --inject "stall:rank=$last@step=12"

@@ -42,15 +42,12 @@ std::vector<std::string> option_names() {
 
 bool is_option(const std::string& name) { return name == "config" || name == "help" || find_option(name); }
 
-// The table's name for a one-dash option of llm.c, or an error that says what to write instead.
+// The table's name for a one-dash option of llm.c; no name of ours where it has none.
 std::string llmc_option(const std::string& option) {
     if (option == "-h") return "help";
     for (const OptionRow& row : option_table())
         if (row.llmc && option == row.llmc) return row.name;
-    for (const LlmcHint& hint : llmc_hints())
-        REQUIRE(option != hint.option, "%s of llm.c has no equal here: use %s", option.c_str(), hint.text);
-    FAIL(kExitBadInput, "unknown option %s: did you mean --%s?", option.c_str(),
-         nearest(dashes(option.substr(1)), option_names()).c_str());
+    return option;
 }
 
 // "fp8-param-gather" and whether it is on, as the option and value it stands for here.
@@ -91,8 +88,11 @@ std::vector<std::string> normalise(int argc, const char* const* argv, std::vecto
             std::tie(name, value) = respell(*spelling, on, option, notes);
             value = "=" + value;
         }
-        REQUIRE(is_option(name), "unknown option %s: did you mean --%s?", option.c_str(),
-                nearest(name, option_names()).c_str());
+        if (!is_option(name)) {
+            const bool next = value.empty() && i + 1 < argc && argv[i + 1][0] != '-';
+            fail_unknown_option(option, dashes(option.substr(is_long ? 2 : 1)),
+                                next ? argv[i + 1] : value.substr(value.empty() ? 0 : 1), option_names());
+        }
         if (is_short) notes->push_back(option + " is --" + name);
         const OptionRow* row = find_option(name);
         list = row && row->value.list ? name : "";
@@ -174,7 +174,9 @@ Json read_json_object(const std::string& path) {
         REQUIRE(object.is_object(), "%s: not a JSON object {\"option\": value, ...}", path.c_str());
         return object;
     } catch (const Json::exception& error) {
-        FAIL(kExitBadInput, "%s: not JSON: %s", path.c_str(), error.what());
+        FAIL(kExitBadInput, "%s: not JSON: %s%s", path.c_str(), error.what(),
+             path.size() > 5 && path.substr(path.size() - 5) == ".json"
+                 ? "" : "; scripts/import_config makes JSON of another trainer's YAML or script");
     }
 }
 
@@ -208,8 +210,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
             settings[option] = {find_option(option)->value.parse(word), path + ": " + name};
             continue;
         }
-        REQUIRE(find_option(name), "%s: unknown option \"%s\": did you mean \"%s\"?", path.c_str(),
-                key.c_str(), nearest(name, option_names()).c_str());
+        if (!find_option(name)) fail_unknown_key(path, key, name, object, option_names());
         settings[name] = {value, path + ": " + name};
         recipe_beside = recipe_beside || name == "fp8-recipe";
     }
@@ -306,6 +307,8 @@ void require_loaded_shape(const Config& config, const Machine& machine) {
     Config loaded = config;
     loaded.shape = machine.read_shape(config.load);
     loaded.shape.init_std = config.shape.init_std;   // not a property of finished weights
+    if (config.shape.position == PositionEmbedding::kRope)   // nor is how long a rope model's texts may be
+        loaded.shape.max_positions = std::max(loaded.shape.max_positions, config.shape.max_positions);
     for (const OptionRow& row : option_table()) {
         const Json asked = row.value.get(config), found = row.value.get(loaded);
         REQUIRE(asked == found, "--%s is %s, and the model in %s has %s: leave out --model and the shape "
@@ -363,7 +366,7 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
     const std::vector<std::string>& known = generate_options();
     for (const auto& [name, word] : line.options)
         REQUIRE(name == "help" || std::find(known.begin(), known.end(), name) != known.end(),
-                "generate has no option --%s: did you mean --%s?", name.c_str(), nearest(name, known).c_str());
+                "generate has no option --%s, it is for training: generate --help", name.c_str());
     Settings settings;
     collect_command_line(line, settings);
     const Settings none;

@@ -98,7 +98,9 @@ void derive_kv_channels(Config& c, const Given& given) {
 
 void derive_seq_length(Config& c, const Given& given) {
     c.seq_length = find_model_preset(c.model)->seq_length;
-    const bool limited = given.has("max-position-embeddings") || !is_rope(c);
+    // The preset is not what is trained where --load says the shape.
+    const bool loaded = given.has("load") && !given.has("model");
+    const bool limited = loaded || given.has("max-position-embeddings") || !is_rope(c);
     if (limited) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
 }
 
@@ -450,21 +452,4 @@ const OptionRow* find_option(const std::string& name) {
     for (const OptionRow& row : option_table())
         if (name == row.name) return &row;
     return nullptr;
-}
-
-const std::vector<LlmcHint>& llmc_hints() {
-    static const std::vector<LlmcHint> hints = {
-        {"-o", "--save DIR for checkpoints and --log-file FILE for the log"},
-        {"-e", "--model NAME for the shape and --load DIR for weights"},
-        {"-d", "--global-batch-size, which counts sequences instead of tokens"},
-        {"-q", "--min-lr, which is a rate instead of a fraction of --lr"},
-        {"-k", "--lr-decay-style (wsd decays linearly here)"},
-        {"-y", "--resume auto"},
-        {"-a", "--overfit-one-batch, without a value"},
-        {"-r", "--recompute none, norm-act or block"},
-        {"-ge", "--fuse-gelu, without a value"},
-        {"-f", "--dtype fp32 or bf16"},
-        {"-w", "nothing: an FP32 master copy always exists"},
-    };
-    return hints;
 }

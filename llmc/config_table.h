@@ -56,12 +56,17 @@ void add_samples(std::vector<OptionRow>& rows);          // of the group Output,
 const std::vector<std::string>& generate_options();      // names, in config_table_samples.cpp
 const OptionRow* find_option(const std::string& name);   // null if unknown
 
-// Options of llm.c that have no equal here, and what to write instead.
-struct LlmcHint {
-    const char* option;
-    const char* text;
+// The error of a name that is no option, exit 2: what to write instead of another trainer's, or the nearest of the
+// known ones. `option` is as written, `name` has dashes and none before it, `value` is the word after it; of a file,
+// keys of the object may show that it is another trainer's. In config_foreign.cpp.
+[[noreturn]] void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
+                                      const std::vector<std::string>& known);
+[[noreturn]] void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name,
+                                   const Json& object, const std::vector<std::string>& known);
+struct ForeignRow {
+    const char *trainer, *names, *text;
 };
-const std::vector<LlmcHint>& llmc_hints();
+const std::vector<ForeignRow>& foreign_rows();
 
 // Flags of Megatron that are one value of an option here.
 struct Spelling {

@@ -13,6 +13,11 @@ const char* no_lasting_factors(const Config& c) {
     return c.fp8_recipe == Fp8Recipe::kBlockwise ? "--fp8-recipe blockwise has no factor of a whole tensor" : nullptr;
 }
 
+const char* refused_zero(const Json& value) {
+    return json_choice(value, {"2", "3"}) < 0 && value != Json(2) && value != Json(3)
+               ? nullptr : "gradients and weights are whole on every rank: there is 1, or 0; plan has the memory";
+}
+
 void derive_grad_comm(Config& c, const Given&) { c.grad_comm_dtype = c.grad_dtype; }
 
 constexpr OptionGroup kGroup = OptionGroup::kRanks;
@@ -24,10 +29,12 @@ void add_ranks(std::vector<OptionRow>& rows) {
     rows.insert(rows.end(), {
         {.name = "ranks", .group = kGroup, .value = integer(AT(ranks), 0, 1 << 16),
          .help = "how many --dry-run plans for; a run of another number is refused; 0: as many as were started",
-         .fallback = "0", .on_resume = kSilent},
+         .fallback = "0",
+         .inert = [](const Config& c) { return c.ranks == 0 ? "0 is as many as were started, the default" : nullptr; },
+         .on_resume = kSilent},
         {.name = "zero", .group = kGroup, .value = integer(AT(zero), 0, 1),
          .help = "1: each rank owns a part of the master weights and moments; 0: every rank has all of them",
-         .fallback = "1", .on_resume = kSilent, .ranks_only = true},
+         .fallback = "1", .refused = refused_zero, .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,
          .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
          .help = "gradients that travel as one message, in 10^6 bytes of FP32; a parameter is never cut",

@@ -32,6 +32,7 @@ const std::vector<Item> kItems = {
     {"FP8 matmuls", "a linear in FP8, forward and backward, as each recipe runs it, against the CPU and double",
      look_at_fp8_matmuls, true},
     {"attention", "attention, forward and backward, against double precision", look_at_attention, true},
+    {"FP8 attention", "the forward of --fp8-attention, against the CPU and double", look_at_fp8_attention, true},
     {"collectives", "all-reduce, reduce-scatter, all-gather and all-to-all against sums on the host",
      look_at_collectives, true},
     {"links", "rates of collectives and of each pair of ranks", look_at_links},
@@ -58,7 +59,7 @@ std::string help_text() {
         "  --save DIR     the folder that checkpoints are to go to\n"
         "  --json         the same as JSON\n"
         "  --spoil ITEM   a drill: changes one element of this item's result, which must then fail:\n"
-        "                 FP8 matmuls, attention or collectives\n\n"
+        "                 FP8 matmuls, attention, FP8 attention or collectives\n\n"
         "Exit codes: 0 nothing failed, 1 an item failed, 2 bad option, 6 a rank was lost.\n\nItems:\n";
     for (const Item& item : kItems) text += strf("  %-14s %s\n", item.name, item.checks);
     return text;

@@ -91,6 +91,7 @@ std::string kernel_driver_version(const std::string& text);   // from the text o
 // ---- doctor_results.cpp
 Findings look_at_fp8_matmuls(Patient&);
 Findings look_at_attention(Patient&);
+Findings look_at_fp8_attention(Patient&);
 
 // ---- doctor_ranks.cpp
 Findings look_at_mpi(Patient&);

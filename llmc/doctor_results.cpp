@@ -1,5 +1,6 @@
-// Items of `doctor` that compute: one linear in FP8 as each recipe runs it, forward and backward, and attention, by the
-// trainer's own calls, held against the CPU operations and double precision with the bounds that the tests use.
+// Items of `doctor` that compute: one linear in FP8 as each recipe runs it, forward and backward, attention, and its
+// forward in FP8, by the trainer's own calls, held against the CPU operations and double precision with the bounds that
+// the tests use.
 #include <algorithm>
 #include <memory>
 
@@ -8,6 +9,7 @@
 #include "llmc/fp8_recipe.h"
 #include "llmc/linear.h"
 #include "llmc/oracle_attention.h"
+#include "llmc/oracle_attention_fp8.h"
 #include "llmc/oracle_gemm_fp8.h"
 
 namespace {
@@ -278,6 +280,43 @@ std::string wrong_attention(Patient& patient, const oracle::AttentionShape& shap
     return wrong;
 }
 
+// ---- FP8 attention
+
+std::string wrong_fp8_attention(Patient& patient, const oracle::Fp8Attention& a, bool spoil) {
+    Ctx& ctx = patient.ctx;
+    const HostTensor input = a.random_qkv();
+    const oracle::Fp8Attention::Result cpu = a.on_cpu(input), fresh = a.fresh(input);
+    const OnDevice qkv(ctx, fresh.qkv), bytes(ctx, fresh.bytes), factors(ctx, fresh.factors), out(ctx, fresh.out),
+        lse(ctx, fresh.lse);
+    const Fp8Heads copies{bytes.view(), factors.view()};
+    ops::quantize_heads(ctx, a.quantize_args(copies, qkv.view(), {}));
+    ops::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), copies, nullptr));
+    if (!bytes.download().same_bits(cpu.bytes)) return "codes differ from the CPU's bytes";
+    if (!factors.download().same_bits(cpu.factors)) return "factors differ from the CPU's";
+    if (!qkv.download().same_bits(cpu.qkv)) return "qkv is not rounded to what its codes stand for";
+    const oracle::Fp8Reference want = oracle::fp8_attention_reference(a, cpu.qkv, patient.gpu());
+    const auto wrong = [&](const char* name, const OnDevice& got, const HostTensor& exact,
+                           const std::vector<double>& error) {
+        // A quarter: less than that may hide behind weights rounded to E4M3.
+        return wrong_result(name, got.download(), exact, [&](int64_t i) { return error[static_cast<size_t>(i)]; },
+                            1.0 / 4, spoil);
+    };
+    const std::string of_out = wrong("out", out, want.out, want.out_error);
+    return of_out.empty() ? wrong("log sum exp", lse, want.lse, want.lse_error) : of_out;
+}
+
+// Why it cannot run here, "" if it can.
+std::string no_fp8_attention(const Patient& patient) {
+    if (!patient.opened) return "no device";
+    if (!patient.gpu()) return "";
+    if (patient.info.sm != 90)
+        return strf("--fp8-attention needs compute capability 9.0, found %d.%d", patient.info.sm / 10,
+                    patient.info.sm % 10);
+    // With its code a build has a choice of orders of attention's backward, too.
+    return device::attention_has_modes(patient.ctx, Dtype::kBf16, 128)
+               ? "" : "--fp8-attention needs a build for compute capability 9.0 (make ARCH=90a)";
+}
+
 }  // namespace
 
 Findings look_at_fp8_matmuls(Patient& patient) {
@@ -307,4 +346,17 @@ Findings look_at_attention(Patient& patient) {
         if (kernels.find(kernel) == std::string::npos) kernels += (kernels.empty() ? "" : "; ") + kernel;
     }
     return {ok(strf("forward and backward, head sizes 64 and 128 (%s): within their bounds", kernels.c_str()))};
+}
+
+Findings look_at_fp8_attention(Patient& patient) {
+    if (const std::string reason = no_fp8_attention(patient); !reason.empty()) return {not_checked(reason)};
+    // More than one block of 128 keys, the last one cut off.
+    for (const oracle::Fp8Attention& a : {oracle::Fp8Attention{1, 129, 4, 2, 64}, {2, 193, 4, 1, 128}}) {
+        const std::string wrong = wrong_fp8_attention(patient, a, patient.spoilt("FP8 attention"));
+        if (!wrong.empty())
+            return {failed(strf("head size %lld: %s", (long long)a.HS, wrong.c_str()),
+                           "leave --fp8-attention out here; run make test-gpu")};
+    }
+    return {ok(strf("forward, head sizes 64 and 128: codes equal to the CPU's, sums within their bounds%s",
+                    patient.gpu() ? "" : ", emulated by the CPU"))};
 }

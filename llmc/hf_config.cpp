@@ -6,6 +6,7 @@
 
 #include "llmc/check.h"
 #include "llmc/checkpoint.h"
+#include "llmc/checkpoint_dir.h"
 #include "llmc/file_util.h"
 
 namespace {
@@ -378,7 +379,12 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
 
 ModelConfig model_config_from_hf(const std::string& directory) {
     const std::string path = directory + "/config.json";
-    REQUIRE(is_regular_file(path), "%s has no config.json: not a model in the format of transformers",
+    const bool model = is_regular_file(path);
+    const std::vector<int64_t> steps = model || !is_directory(directory) ? std::vector<int64_t>{}
+                                                                         : checkpoint_steps(directory);
+    REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
+            "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
+    REQUIRE(model, "%s has no config.json: not a model in the format of transformers",
             directory.c_str());
     return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);
 }

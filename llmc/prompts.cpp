@@ -1,6 +1,7 @@
 #include "llmc/prompts.h"
 
 #include <charconv>
+#include <fstream>
 #include <iostream>
 #include <sstream>
 
@@ -39,6 +40,7 @@ std::vector<std::pair<std::string, int64_t>> prompt_lines(const std::string& fil
         REQUIRE(standard_input, "--prompts -: only generate reads standard input");
         all.assign(std::istreambuf_iterator<char>(std::cin), {});
     } else {
+        REQUIRE(std::ifstream(file), "--prompts %s: cannot be read", file.c_str());
         all = read_text_file(file, kMaxPromptBytes);
     }
     std::vector<std::pair<std::string, int64_t>> lines;

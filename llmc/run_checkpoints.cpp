@@ -76,6 +76,18 @@ int64_t planned_checkpoints(const Config& config) {
     return config.keep == 0 ? saves : std::min(saves, config.keep);
 }
 
+void require_save(const Config& config, Comm& comm) {
+    if (config.save.empty()) return;
+    tokenizer_files(config.tokenizer);
+    const char* save = config.save.c_str();
+    REQUIRE(!is_regular_file(config.save), "--save %s: a file, not a folder", save);
+    const std::vector<int64_t> steps = checkpoint_steps(config.save);
+    // As rank 0 sees it, so that all say the same.
+    const std::string newest = comm.gather(steps.empty() ? "" : step_directory_name(steps.back()))[0];
+    REQUIRE(newest.empty() || !config.resume.empty(), "--save %s holds checkpoints of an earlier run, up to %s, which "
+            "this one would write over: --resume auto goes on from it, or name another folder", save, newest.c_str());
+}
+
 RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,
                                const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer, const IoHook& io_hook)
     : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {

@@ -29,6 +29,10 @@ struct Progress {
     int64_t skips = 0;       // updates not made
 };
 
+// What --save needs, before a step is spent on it: a folder that holds no checkpoints which this run would write over,
+// and a tokenizer that is there. Exit 2.
+void require_save(const Config& config, Comm& comm);
+
 class RunCheckpoints {
 public:
     // Nothing is owned. Takes the host memory of saving, if there is --save. io_hook: a drill's, see SaveOptions.

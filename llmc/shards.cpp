@@ -157,6 +157,8 @@ MappedFile::MappedFile(const std::string& path) {
         mapped = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, fd, 0);
     int map_errno = errno;
     close(fd);
+    REQUIRE(!S_ISDIR(status.st_mode), "data shard '%s': a folder: name the files in it, '%s/*.bin'", path.c_str(),
+            path.c_str());
     REQUIRE(regular, "data shard '%s': not a regular file", path.c_str());
     REQUIRE(mapped != MAP_FAILED, "data shard '%s': cannot map %lld bytes: %s", path.c_str(),
             (long long)status.st_size, std::strerror(map_errno));
@@ -256,6 +258,11 @@ void Shard::parse_raw(const std::string& token_dtype) {
                      && std::memcmp(file_.data(), foreign.bytes, foreign.length) == 0;
         REQUIRE(!match, "data shard '%s': byte 0: wrong magic: this is %s", path, foreign.what);
     }
+    // What is made to be read has no bytes below the blank, of which half a file of small ids consists.
+    const uint8_t* end = file_.data() + std::min<int64_t>(4096, file_.bytes());
+    const bool text = std::all_of(file_.data(), end, [](uint8_t c) { return c >= ' ' || (c >= '\t' && c <= '\r'); });
+    REQUIRE(!text || !token_dtype.empty(),
+            "data shard '%s': byte 0: wrong magic: this is text; data/prepare_text.py makes shards of it", path);
     uint32_t first = 0;
     std::memcpy(&first, file_.data(), static_cast<size_t>(std::min<int64_t>(4, file_.bytes())));
     REQUIRE(!token_dtype.empty(),
@@ -341,7 +348,8 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std
                 if (!is_companion(found.gl_pathv[i])) matches.push_back(found.gl_pathv[i]);
         }
         globfree(&found);
-        REQUIRE(!matches.empty(), "data pattern '%s' matches no file", pattern.c_str());
+        REQUIRE(!matches.empty(), "data pattern '%s' matches no file; data/prepare_text.py makes shards of text",
+                pattern.c_str());
         std::sort(matches.begin(), matches.end());  // by byte, whatever the locale
         for (std::string& path : matches) {
             REQUIRE(seen.insert(path).second,

@@ -57,6 +57,7 @@ public:
     int run() {
         arm();
         require_same_program(comm_);
+        require_save(config_, comm_);
         open_data();
         require_same(comm_, {{"set of options", config_to_json(config_, family_)},
                              {"training data", train_->fingerprint_json()},

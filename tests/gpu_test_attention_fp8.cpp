@@ -15,17 +15,16 @@ bool has_fp8_attention() {
 // turn: by the kernel that quantises; else turned before, if at all.
 Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool turn = false) {
     Fp8Attention::Result r = a.fresh(input);
-    HostTensor host_table = a.table();
+    HostTensor host_table = angles_of(a);
     DeviceTensor qkv(r.qkv), bytes(r.bytes), factors(r.factors), out(r.out), lse(r.lse), table(host_table);
-    const std::vector<int32_t> borders = a.documents();
-    HostTensor host_borders(Dtype::kInt32, static_cast<int64_t>(borders.size()));
-    if (!borders.empty()) std::memcpy(host_borders.data(), borders.data(), static_cast<size_t>(host_borders.bytes()));
+    HostTensor host_borders(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
+    if (a.borders()) std::memcpy(host_borders.data(), a.borders(), static_cast<size_t>(host_borders.bytes()));
     DeviceTensor border_tensor(host_borders);
     const Fp8Heads copies{bytes.view(), factors.view()};
     cuda::quantize_heads(gpu(), a.quantize_args(copies, qkv.view(), turn ? table.view() : Tensor{}));
     if (has_fp8_attention()) {
         cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), copies,
-                                                      borders.empty() ? nullptr : border_tensor.view().as<int32_t>()));
+                                                      !a.borders() ? nullptr : border_tensor.view().as<int32_t>()));
     }
     cuda::synchronize(gpu());
     return {qkv.download(), bytes.download(), factors.download(), out.download(), lse.download()};
@@ -38,7 +37,7 @@ void check_copies(const Fp8Attention::Result& got, const Fp8Attention::Result& w
 }
 
 void check_against_loops(const Fp8Attention& a) {
-    INFO(a.name());
+    INFO(name_of(a));
     const HostTensor qkv = a.random_qkv();
     const Fp8Attention::Result got = on_gpu(a, qkv), cpu = a.on_cpu(qkv);
     check_copies(got, cpu);
@@ -50,7 +49,7 @@ void check_against_loops(const Fp8Attention& a) {
 }
 
 void check_against_cpu(const Fp8Attention& a) {
-    INFO(a.name());
+    INFO(name_of(a));
     const HostTensor qkv = a.random_qkv();
     const Fp8Attention::Result got = on_gpu(a, qkv), cpu = a.on_cpu(qkv);
     check_copies(got, cpu);
@@ -75,7 +74,7 @@ TEST_CASE("gpu quantize_heads: the bits of the CPU") {
              {Fp8Attention{2, 1, 2, 1, HS}, Fp8Attention{1, 17, 4, 2, HS}, Fp8Attention{3, 128, 1, 1, HS, 1e3},
               Fp8Attention{1, 129, 8, 1, HS, 1e-3}, Fp8Attention{2, 1000, 6, 2, HS},
               Fp8Attention{9, 700, 12, 12, HS}}) {
-            INFO(a.name());
+            INFO(name_of(a));
             HostTensor qkv = a.random_qkv();
             for (int64_t i = a.q(a.B - 1, a.T - 1, 0); i < a.q(a.B - 1, a.T - 1, 1); i++) qkv.set(i, 0);
             check_copies(on_gpu(a, qkv), a.on_cpu(qkv));
@@ -85,9 +84,9 @@ TEST_CASE("gpu quantize_heads: the bits of the CPU") {
 TEST_CASE("gpu quantize_heads turns as rope does, to the bit") {
     for (const Fp8Attention& a : {Fp8Attention{2, 150, 4, 2, 64}, Fp8Attention{2, 1000, 6, 2, 128},
                                   Fp8Attention{1, 1, 1, 1, 128}}) {
-        INFO(a.name());
+        INFO(name_of(a));
         const HostTensor qkv = a.random_qkv();
-        DeviceTensor turned(qkv), table(a.table());
+        DeviceTensor turned(qkv), table(angles_of(a));
         cuda::rope_forward(gpu(), {.qkv = turned.view(), .cos_sin = table.view(), .N = a.B * a.T, .T = a.T, .NH = a.NH,
                                    .NKV = a.NKV, .HS = a.HS});
         cuda::synchronize(gpu());
@@ -139,7 +138,7 @@ TEST_CASE("gpu FP8 attention within documents against loops in double") {
              {Lengths{{400}, {1, 399}}, Lengths{{399, 1}, {1, 1, 1, 61, 64, 64, 1, 15, 192}},
               Lengths{{63, 1, 64, 65, 207}, {127, 1, 1, 127, 144}}, Lengths{equal_parts(400, 1), equal_parts(400, 7)},
               Lengths{equal_parts(400, 16), equal_parts(400, 128)}, Lengths{{129, 271}, {191, 1, 1, 207}}}) {
-            check_against_loops({2, 400, 4, 2, HS, 1, lengths});
+            check_against_loops(with_documents({2, 400, 4, 2, HS}, lengths));
         }
     }
 }
@@ -159,7 +158,7 @@ TEST_CASE("gpu FP8 attention: at most twice the CPU's error") {
 TEST_CASE("gpu FP8 attention: tiles of others are not looked at") {
     if (!has_fp8_attention()) return;
     for (int64_t HS : {64, 128}) {
-        const Fp8Attention a{3, 1152, 4, 2, HS, 1, {{384, 384, 384}, {384, 384, 384}, {384, 384, 384}}};
+        const Fp8Attention a = with_documents({3, 1152, 4, 2, HS}, Lengths(3, equal_parts(1152, 384)));
         const HostTensor clean = a.random_qkv();
         const Fp8Attention::Result before = on_gpu(a, clean);
         for (int64_t spoilt : {0, 1, 2}) {
@@ -173,7 +172,7 @@ TEST_CASE("gpu FP8 attention: tiles of others are not looked at") {
                 if (document == 3 + spoilt) intact += !std::isnan(after.out.get(i));
                 else touched += after.out.get(i) != before.out.get(i);
             }
-            INFO(a.name() << "spoilt document " << spoilt);
+            INFO(name_of(a) << "spoilt document " << spoilt);
             CHECK_EQ(touched, 0);
             CHECK_EQ(intact, 0);
         }

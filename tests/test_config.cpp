@@ -102,7 +102,6 @@ TEST_CASE("config: values of the wrong kind or out of range are named") {
 
 TEST_CASE("config: unknown names are answered with the nearest one") {
     CHECK(contains(refusal("gpt2", {"--train-itres", "3"}), "option --train-itres: did you mean --train-iters?"));
-    CHECK(contains(refusal("gpt2", {"--learning-rate=3"}), "did you mean --"));
     CHECK(contains(refusal("gpt2", {"--micro_batch_sizes", "3"}), "did you mean --micro-batch-size?"));
     CHECK(contains(refusal("gpt2", {"-lr", "3"}), "did you mean --lr?"));
     CHECK(contains(refusal("gpt2", {"--model", "gpt2-1558"}), "did you mean gpt2-1558M?"));
@@ -114,6 +113,71 @@ TEST_CASE("config: unknown names are answered with the nearest one") {
     CHECK(contains(refusal("gpt2", {"--train-data", "--dry-run"}), "--train-data needs a value"));
     TempFile file("{\"grad_dtyp\": \"fp32\"}");
     CHECK(contains(refusal("gpt2", {"--config", file.path}), "\"grad_dtyp\": did you mean \"grad-dtype\"?"));
+}
+
+TEST_CASE("config: options of other trainers are answered with what to write here") {
+    for (const ForeignRow& row : foreign_rows()) {
+        const std::string text = row.text;
+        std::istringstream patterns(row.names);
+        for (std::string name; patterns >> name;) {
+            const size_t star = name.find('*');
+            if (star != std::string::npos) name.replace(star, 1, "anything-else");
+            const std::string option = (name[0] == '-' ? "" : "--") + name;
+            CAPTURE(option);
+            CHECK_FALSE(find_option(name));      // else the row would never be read
+            CHECK_FALSE(find_spelling(name));
+            const std::string said = refusal("gpt2", {option, "1"});
+            CHECK(contains(said, "unknown option " + option + " (" + row.trainer + "): "));
+            CHECK(contains(said, text.substr(text.find('}') == std::string::npos ? 0 : text.find('}') + 1)));
+            CHECK_EQ(said.find('\n'), std::string::npos);
+        }
+        // What is to be written here exists.
+        for (size_t at = text.find("--"); at != std::string::npos; at = text.find("--", at + 2)) {
+            const std::string name = text.substr(at + 2, text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-",
+                                                                                at + 2) - at - 2);
+            CAPTURE(name);
+            CHECK((find_option(name) || name == "config" || name == "out" || name == "to"));
+        }
+    }
+    auto said = [](const Words& words) { return refusal("llama", words); };
+    CHECK_EQ(said({"--deepspeed", "ds.json"}), "unknown option --deepspeed (DeepSpeed): scripts/import_config ds.json "
+             "--out run.json makes a file of it for --config");
+    CHECK_EQ(said({"--deepspeed_config=a.json"}), "unknown option --deepspeed_config (DeepSpeed): "
+             "scripts/import_config a.json --out run.json makes a file of it for --config");
+    CHECK(contains(said({"--deepspeed", "--bf16"}), "scripts/import_config FILE"));
+    CHECK(contains(said({"--use-flash-attn"}), "(Megatron-LM): leave it out"));
+    CHECK(contains(said({"--zero-stage", "2"}), "(DeepSpeed): use --zero 1"));
+    // A slip of the fingers is nearer than what begins alike; without either no name is made up.
+    CHECK(contains(said({"--log-fil", "x"}), "did you mean --log-file?"));
+    CHECK(contains(said({"--wandb-mode", "x"}), "scripts/export_log"));
+    for (const char* far : {"--frobnicate", "-B", "--hidden-activation-function"})
+        CHECK_EQ(said({far, "1"}), std::string("unknown option ") + far + ": --help lists all; scripts/import_config "
+                 "translates scripts and files of other trainers");
+    // Ours with their spelling of a value.
+    for (const char* option : {"--fp8-format=hybrid", "--micro-batch-size=1", "--use-distributed-optimizer"})
+        CHECK_EQ(said({option, "--dry-run"}), "");
+}
+
+TEST_CASE("config: a file of another trainer is answered with the script that translates it") {
+    auto said = [](const std::string& text) {
+        TempFile file(text);
+        const std::string error = refusal("llama", {"--config", file.path});
+        const size_t at = error.find("scripts/import_config " + file.path);
+        CHECK_EQ(error.find('\n'), std::string::npos);
+        return at == std::string::npos ? error : error.substr(0, at);
+    };
+    CHECK(contains(said("{\"zero_optimization\": {\"stage\": 1}}"), "of a configuration of DeepSpeed"));
+    CHECK(contains(said("{\"gradient_accumulation_steps\": 4}"), "of a configuration of DeepSpeed"));
+    CHECK(contains(said("{\"bf16\": {\"enabled\": true}, \"train_batch_size\": 4}"), "configuration of DeepSpeed"));
+    CHECK(contains(said("{\"finetuning_type\": \"full\"}"), "of a configuration of LLaMA-Factory"));
+    CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "of a configuration of another trainer"));
+    CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): leave it out"));
+    CHECK(contains(said("{\"frobnicate\": 1}"), "--help lists all"));
+    TempFile yaml("use_fp8: true\n");
+    const std::string path = yaml.path.substr(0, yaml.path.size() - 5) + ".yaml";
+    fs::rename(yaml.path, path);
+    CHECK(contains(refusal("llama", {"--config", path}), "; scripts/import_config makes JSON of"));
+    fs::remove(path);
 }
 
 TEST_CASE("config: an option without effect is refused with the reason") {
@@ -269,6 +333,24 @@ TEST_CASE("config: --load brings the shape of its directory") {
                    "--num-layers is 4"));
 }
 
+TEST_CASE("config: a rope model that is loaded keeps its length, unless asked for another") {
+    Machine machine;
+    machine.read_shape = [](const std::string&) { return find_model_preset("llama-tiny")->config; };
+    const Words load = joined(base(""), {"--load", "tiny"});
+    const int64_t positions = machine.read_shape("tiny").max_positions;
+    const Config own = parse("llama", load, machine).config;   // the preset has longer sequences
+    CHECK(own.seq_length == positions);
+    CHECK(own.shape.max_positions == positions);
+    const Config longer = parse("llama", joined(load, {"--seq-length", "512"}), machine).config;
+    CHECK(longer.seq_length == 512);
+    CHECK(longer.shape.max_positions == 512);
+    CHECK(contains(refusal("llama", joined(load, {"--seq-length", "512", "--max-position-embeddings", "300"}), machine),
+                   "exceeds --max-position-embeddings 300"));
+    // What its files say stays in its checkpoints.
+    CHECK(contains(refusal("llama", joined(load, {"--max-position-embeddings", "100"}), machine),
+                   "--max-position-embeddings is 100, and the model in tiny has 256"));
+}
+
 TEST_CASE("config: the command line wins over the file, lists are replaced, globs may be many words") {
     TempFile file("{\"lr\": 1e-3, // peak\n \"min_lr\": 0, \"train-data\": [\"x\", \"y\"], \"train-iters\": 1e2}");
     Words words = {"--config", file.path};
@@ -307,8 +389,6 @@ TEST_CASE("config: llm.c's options are taken where they mean the same, and said"
     CHECK(c.weight_decay == 0.2);
     CHECK(p.notes.size() == 14);
     CHECK(p.notes[2] == "-b is --micro-batch-size");
-    for (const LlmcHint& hint : llmc_hints())
-        CHECK(contains(refusal("gpt2", {hint.option, "1"}), hint.text));
 }
 
 TEST_CASE("config: any accepted set of options survives the way through JSON") {

@@ -48,7 +48,7 @@ TEST_CASE("doctor: matmuls of every recipe and attention pass, and a changed ele
     Examined sound;
     Findings findings = sound.look("FP8 matmuls");
     REQUIRE_EQ(findings.size(), 3);
-    findings.push_back(sound.look("attention").at(0));
+    for (const char* name : {"attention", "FP8 attention"}) findings.push_back(sound.look(name).at(0));
     for (const Finding& finding : findings) {
         INFO(finding.name << ": " << finding.text);
         CHECK(finding.verdict == Verdict::kOk);
@@ -66,6 +66,22 @@ TEST_CASE("doctor: matmuls of every recipe and attention pass, and a changed ele
     Examined attention({.save = "", .spoil = "attention"});
     CHECK(attention.look("attention").at(0).verdict == Verdict::kFailed);
     CHECK(attention.look("FP8 matmuls").at(0).verdict == Verdict::kOk);
+    CHECK(attention.look("FP8 attention").at(0).verdict == Verdict::kOk);
+    Examined fp8_attention({.save = "", .spoil = "FP8 attention"});
+    const Finding wrong = fp8_attention.look("FP8 attention").at(0);
+    CHECK(wrong.verdict == Verdict::kFailed);
+    CHECK_NE(wrong.text.find("head size 64: out: element 16512 of 33024"), std::string::npos);
+    CHECK_EQ(wrong.advice, "leave --fp8-attention out here; run make test-gpu");
+    CHECK(fp8_attention.look("attention").at(0).verdict == Verdict::kOk);
+}
+
+TEST_CASE("doctor: FP8 attention is not checked on another compute capability, and it says why") {
+    Examined doctor;
+    doctor.patient.info.sm = 100;
+    CHECK(doctor.look("FP8 attention").at(0).verdict == Verdict::kNotChecked);
+    CHECK_EQ(doctor.look("FP8 attention").at(0).text, "--fp8-attention needs compute capability 9.0, found 10.0");
+    doctor.patient.info.sm = 90;   // of a build without its code
+    CHECK_NE(doctor.look("FP8 attention").at(0).text.find("make ARCH=90a"), std::string::npos);
 }
 
 TEST_CASE("doctor: without a GPU and with one rank it says what it could not check") {
@@ -85,6 +101,7 @@ TEST_CASE("doctor: an item without a device is not checked, one that throws has 
     Patient patient(*comm);
     for (const Finding& finding : look_at_fp8_matmuls(patient)) CHECK(finding.verdict == Verdict::kNotChecked);
     CHECK(look_at_attention(patient).at(0).verdict == Verdict::kNotChecked);
+    CHECK(look_at_fp8_attention(patient).at(0).verdict == Verdict::kNotChecked);
     const Item item{"item", "", [](Patient&) -> Findings { throw Error(kExitBadInput, "no such thing"); }};
     const Findings findings = look_at(item, patient);
     REQUIRE_EQ(findings.size(), 1);

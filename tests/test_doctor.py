@@ -53,12 +53,13 @@ class DoctorTest(unittest.TestCase):
         items = self.items()
         for name in ("GPU", "driver", "cuBLASLt", "recipe blockwise", "GPU state", "NCCL", "collectives", "links"):
             self.assertEqual(items[name]["verdict"], "not checked", items[name])
-        for name in ("build", "FP8 delayed", "FP8 tensorwise", "FP8 blockwise", "attention", "environment"):
+        for name in ("build", "FP8 delayed", "FP8 tensorwise", "FP8 blockwise", "attention", "FP8 attention",
+                     "environment"):
             self.assertEqual(items[name]["verdict"], "ok", items[name])
 
     def test_a_spoilt_result_fails_alone(self):
         for spoil, names in (("FP8 matmuls", {"FP8 delayed", "FP8 tensorwise", "FP8 blockwise"}),
-                             ("attention", {"attention"})):
+                             ("attention", {"attention"}), ("FP8 attention", {"FP8 attention"})):
             items = self.items("--spoil", spoil, expect=1)
             self.assertEqual({n for n, i in items.items() if i["verdict"] == "failed"}, names)
             self.assertEqual(self.doctor("--spoil", spoil, expect=1).stdout.count("failed      "), len(names))

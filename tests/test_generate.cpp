@@ -159,7 +159,7 @@ TEST_CASE("generate: its options are those about text, and no others") {
     CHECK(config.seed == 9);
     CHECK(config.sample_tokens == 7);
     CHECK(contains(generate_error({"--prompt-ids", "1"}), "generate needs --load DIR"));
-    CHECK(contains(generate_error(joined(prompt, {"--lr", "1"})), "generate has no option --lr: did you mean --"));
+    CHECK(contains(generate_error(joined(prompt, {"--lr", "1"})), "generate has no option --lr, it is for training"));
     CHECK(contains(generate_error(joined(prompt, {"--temprature", "1"})), "did you mean --temperature?"));
     CHECK(contains(generate_error(joined(prompt, {"--temperature", "-1"})), "--temperature -1: must be a number in"));
     CHECK(contains(generate_error(joined(prompt, {"--temperature", "0", "--top-k", "3"})), "--top-k has no effect"));

@@ -4,6 +4,7 @@ import array
 import importlib.util
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -32,6 +33,7 @@ class GenerateTest(unittest.TestCase):
     BYTES = ["--vocab-size", "257", "--max-position-embeddings", "64", "--seq-length", "64", "--init-method-std", "0.3"]
 
     def save(self, binary, *options):
+        shutil.rmtree(self.path("run"), ignore_errors=True)   # a run refuses the folder of another
         self.run_train(binary, "--train-iters", "2", "--save", self.path("run"), *options)
         return self.path("run")
 

@@ -282,6 +282,15 @@ class ImportTest(unittest.TestCase):
         self.assertEqual((done.returncode, json.loads(done.stdout)), (1, {"zero": 1, "seed": 3}))
         self.assertIn("not understood: not in our tables: did you mean gradient_clipping?", done.stderr)
 
+    def test_documents_that_do_not_see_each_other_stay_so(self):
+        script, yaml = self.folder / "train.sh", self.folder / "sft.yaml"
+        script.write_text("torchrun pretrain_gpt.py --num-layers 2 --reset-attention-mask --reset-position-ids\n")
+        yaml.write_text("model_name_or_path: m\nstage: sft\nfinetuning_type: full\nneat_packing: true\n")
+        for path in [script] if NO_YAML else [script, yaml]:
+            done = self.run_script(path, "--out", "-")
+            self.assertIs(json.loads(done.stdout)["reset-attention-mask"], True, done.stderr)
+            self.assertEqual("positions go on counting" in done.stderr, path == script, done.stderr)
+
     def test_no_input_ends_in_a_traceback(self):
         draw = random.Random(6)
         texts = {path.name: path.read_text() for path in sorted(FIXTURES.iterdir())}

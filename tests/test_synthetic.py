@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import unittest
+from pathlib import Path
 
 from tests.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
 from tests.test_train import GPT2, LLAMA, TrainTest, records
@@ -27,6 +28,22 @@ class SyntheticTest(unittest.TestCase):
 
     def test_resume_at_every_step(self):
         self.check_resume(LLAMA, "--fp8-recipe", "delayed", "--fp8-amax-history-len", "3")
+
+    def test_the_folder_of_another_run_stays_as_it_is(self):
+        run = ["--train-iters", "1", "--save", self.path("run")]
+        self.run_train(LLAMA, *run)
+
+        def bytes_of_all():
+            names = [os.path.join(at, name) for at, _, files in os.walk(self.path("run")) for name in files]
+            return {name: Path(name).read_bytes() for name in names}
+        before = bytes_of_all()
+        self.assertIn(self.path("run", "log.jsonl"), before)
+        done = self.run_train(LLAMA, *run, "--seed", "9", expect=2)
+        self.assertIn("holds checkpoints of an earlier run, up to step-00000001", done.stderr)
+        self.assertIn("no such file", self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("other"),
+                                                     "--tokenizer", self.path("none"), expect=2).stderr)
+        self.assertEqual(bytes_of_all(), before)
+        self.assertFalse(os.path.exists(self.path("other")))   # before the first step
 
     def test_runs_repeat_themselves_and_depend_on_the_seed(self):
         for name, more in (("a", []), ("b", []), ("c", ["--seed", "6"])):

@@ -251,18 +251,21 @@ class TroubleshootingTest(unittest.TestCase):
         with open(few, "rb") as f:
             whole = f.read()
         os.makedirs(self.path("empty"), exist_ok=True)
+        os.makedirs(self.path("taken", "step-00000007"), exist_ok=True)
         data = self.path("train_0.bin")
         fixture = os.path.join(ROOT, "tests", "fixtures", "gpt2")
         return [
             ("unknown option <option>: did", [*short, "--fp8-recip", "delayed"]),
-            ('<file>: unknown option "<name>"', ["--config", self.file("ds.json", b'{"fp8": {"enabled": true}}')]),
+            ("unknown option <option> (<trainer>)", [*short, "-o", "out"]),
+            ("unknown option <option>: --help", [*short, "--frobnicate"]),
+            ('<file>: unknown option "<name>"', ["--config", self.file("slip.json", b'{"lrr": 1}')]),
+            ('"<name>" is of a configuration', ["--config", self.file("ds.json", b'{"fp8": {"enabled": true}}')]),
             ("<option> has no effect: <reason>", [*short, "--rotary-base", "10"]),
             ("takes every factor from the tensor", [*short, "--fp8-recipe", "tensorwise", "--fp8-margin", "1"]),
             ("so there are no weights in FP8", [*short, "--fp8-param-gather"]),
             ("must be <what is allowed>", [*short, "--lr", "fast"]),
             ("--<option> needs a value", [*short, "--lr", "--seed", "1"]),
             ("unexpected word", [*short, " "]),
-            ("of llm.c has no equal", [*short, "-o", "out"]),
             ("not JSON", ["--config", self.file("bad.json", b'{"lr": 1,}')]),
             ("is there twice", ["--config", self.file("twice.json", b'{"lr": 1, "lr": 2}')]),
             ("--train-iters or --epochs is missing", []),
@@ -292,7 +295,13 @@ class TroubleshootingTest(unittest.TestCase):
             ("cannot be opened: <reason>", [*short, "--log-file", os.path.join(data, "log.jsonl")]),
             ("no such directory", [*short, "--resume", self.path("nowhere")]),
             ("--resume auto looks under", [*short, "--resume", "auto"]),
-            ("has no config.json", [*short, "--load", self.path("empty")]),
+            ("<folder> has no config.json: not", [*short, "--load", self.path("empty")]),
+            ("but checkpoints: name one", [*short, "--load", self.path("taken")]),
+            ("holds checkpoints of an earlier run", [*short, "--save", self.path("taken")]),
+            ("<path>: a file, not a folder", [*short, "--save", data]),
+            ("no such file or directory", [*short, "--save", self.path("run"), "--tokenizer", self.path("nowhere")]),
+            ("this is text", [*short, "--valid-data", self.file("text.bin", b"To be,\nor not to be\n" * 30)]),
+            ("a folder: name the files", [*short, "--valid-data", self.path("empty")]),
             ("leave out --model", [*short, "--load", fixture]),
             ("no tokenizer.json", [*short, "--save", self.path("run"), "--tokenizer", self.path("empty")]),
             ("<n> was started", [*short, "--ranks", "2"]),

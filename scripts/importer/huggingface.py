@@ -27,13 +27,16 @@ LLAMAFACTORY_ROWS = [
     take("model_name_or_path", "", "text", keep="model"),
     other("tokenizer_name_or_path", "--tokenizer copies it into every checkpoint"),
     other("stage", "training on the next token; sft differs only in what the loss counts", when="pt"),
-    cannot("stage", "training on the next token of every position: prompts count in the loss as well", when="sft"),
+    other("stage", "data/prepare_chat.py writes shards in which the assistant's words count, and what ends them",
+          when="sft"),
     cannot("stage", "there is training on the next token only"),
     other("do_train", "that is what the executables do"),
     other("do_eval do_predict", "--valid-data evaluates during training"),
     other("finetuning_type", "all parameters are trained", when="full"),
     cannot("finetuning_type lora_* use_dora use_rslora pissa_* freeze_* use_galore galore_* use_badam badam_* "
            "quantization_*", "all parameters are trained in full"),
+    same("neat_packing", "true", "reset-attention-mask", True, "attention stays within a document; the "
+         "sidecars of the shards name the separator"),
     other("dataset dataset_dir template max_samples preprocessing_num_workers overwrite_cache tokenized_path "
           "streaming train_on_prompt mask_history buffer_size mix_strategy interleave_probs packing neat_packing "
           "eval_dataset preprocessing_batch_size", _DATA),

@@ -128,7 +128,9 @@ NUMBERS = [
     other("empty-unused-memory-level manual-gc manual-gc-*", _MEMORY),
     other("num-workers no-create-attention-mask-in-dataloader no-mmap-bin-files dataloader-type", "the loader reads "
           "shards directly, in an order that depends on the seed alone"),
-    cannot("reset-position-ids reset-attention-mask eod-mask-loss", "documents in one sequence see each other"),
+    take("reset-attention-mask", "reset-attention-mask", "flag", "documents do not see each other; the sidecars of the "
+         "shards name the separator"),
+    cannot("reset-position-ids eod-mask-loss", "positions go on counting over documents, and every token counts"),
 ]
 
 FP8 = [
