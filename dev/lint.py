@@ -36,7 +36,7 @@ GROUPS = {
              "peak_flops",
     "run": "plan plan_report step_time trainer sampler staging fp8_watch rank_watch run_checkpoints launch_checks "
            "train_loop hellaswag_run run_evaluations generate "
-           "run_device bench bench_table bench_report bench_ceilings "
+           "run_device start_times bench bench_table bench_report bench_ceilings "
            "doctor doctor_items doctor_report doctor_machine doctor_gpu doctor_results doctor_ranks nvml",
 }
 MAY_INCLUDE = {

@@ -24,6 +24,7 @@
 #include "llmc/run_device.h"
 #include "llmc/run_evaluations.h"
 #include "llmc/schedule.h"
+#include "llmc/start_times.h"
 #include "llmc/stop.h"
 #include "llmc/version.h"
 #include "llmc/watchdog.h"
@@ -55,6 +56,7 @@ public:
     }
 
     int run() {
+        start_.done("launch");
         arm();
         require_same_program(comm_);
         require_save(config_, comm_);
@@ -63,10 +65,14 @@ public:
                              {"training data", train_->fingerprint_json()},
                              {"validation data", valid_ ? valid_->fingerprint_json() : ""},
                              {"HellaSwag file or prompts", evaluations_->fingerprint()}});
+        start_.done("data");
         open_device();
+        start_.done("device");
         start_state();
+        start_.done("weights");
         open_log();
         evaluations_->warm_up(evaluation_place(), resumed_);
+        start_.done("evaluation");
         while (step_ < config_.train_iters && train_step()) {}
         finish();
         return kExitOk;
@@ -228,6 +234,8 @@ private:
             sealed_allocations_ = device::allocation_count();
             const std::string refused = share_matmul_plans(ctx_, comm_);
             if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
+            start_.done("step");
+            log_->event("note", start_.text());
             post_first_step();
         } else if (sealed_free_bytes_ < 0) {
             sealed_free_bytes_ = device::device_free_bytes();   // shared algorithms were loaded in the second step
@@ -388,6 +396,7 @@ private:
     int64_t sealed_allocations_ = -1;     // allocation count after the first step
     int64_t sealed_free_bytes_ = -1;      // free device memory after the second one
     const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet
+    StartTimes start_;
     std::deque<double> recent_;
 };
 

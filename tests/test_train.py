@@ -170,7 +170,9 @@ class TrainTest(unittest.TestCase):
 
     def test_fp8_that_did_not_run_ends_with_3(self):
         options = ["--train-iters", "2", "--fp8-recipe", "tensorwise"]
-        self.assertIn("FP8 matmuls ran in the first step", self.run_train(LLAMA, *options).stdout)
+        out = self.run_train(LLAMA, *options).stdout
+        self.assertIn("FP8 matmuls ran in the first step", out)
+        self.assertRegex(out, r"first step done after [\d.]+ s: launch .*, data .*, weights .*, step [\d.]+\n")
         environment = dict(os.environ, LLMFP8_FORCE_BF16_LINEAR="1.down")
         done = self.run_train(LLAMA, *options, expect=3, env=environment)
         self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)

@@ -1,0 +1,53 @@
+#include "llmc/start_times.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "llmc/check.h"
+
+namespace {
+
+// Seconds since the machine started.
+double now() {
+    timespec t{};
+    clock_gettime(CLOCK_BOOTTIME, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+// When this process began, on the same clock; `fallback` if that cannot be read.
+// Source: proc_pid_stat(5): field 22, in clock ticks; field 2, the name, is in parentheses and may hold anything.
+double process_start(double fallback) {
+    std::ifstream file("/proc/self/stat");
+    std::string text;
+    std::getline(file, text);
+    const size_t after_name = text.rfind(')');
+    if (after_name == std::string::npos) return fallback;
+    std::istringstream fields(text.substr(after_name + 1));
+    std::string word;
+    for (int field = 3; field <= 22; field++) fields >> word;
+    const double ticks = fields ? std::strtod(word.c_str(), nullptr) : 0;
+    const double start = ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+    return ticks > 0 && start <= fallback ? start : fallback;
+}
+
+}  // namespace
+
+void StartTimes::done(const char* part) {
+    const double t = now();
+    if (last_ < 0) last_ = process_start(t);
+    parts_.push_back({part, t - last_});
+    last_ = t;
+}
+
+std::string StartTimes::text() const {
+    double total = 0;
+    std::string list;
+    for (const Part& part : parts_) {
+        total += part.seconds;
+        list += strf("%s%s %.1f", list.empty() ? ": " : ", ", part.name, part.seconds);
+    }
+    return strf("first step done after %.1f s%s", total, list.c_str());
+}
