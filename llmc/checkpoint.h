@@ -8,9 +8,9 @@
 //                      tokenizer.json ...  copied where the request names a tokenizer
 //                      manifest.json       XXH3-128 and size of every other file, or of its parts; written last
 //
-// Written under ROOT/.tmp-step-..., every file and the directory fsynced, then renamed. Readers trust a
-// directory only when its manifest matches what they read of it. checkpoint_save.h writes them; any number of ranks reads them, each what it
-// holds.
+// Written under ROOT/.tmp-step-..., every file and the directory fsynced, then renamed. Readers trust a directory only
+// when its manifest matches what they read of it. checkpoint_save.h writes them; any number of ranks reads them, each
+// what it holds.
 #pragma once
 #include <cstdint>
 #include <functional>

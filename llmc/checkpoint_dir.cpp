@@ -181,7 +181,7 @@ FoundCheckpoint found_at(const std::string& path, Comm& comm) {
     return {path, of_root(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
 }
 
-// The same on every rank: what the first one that found something says.
+// What the first rank that found something says, on every rank.
 std::string first_of_all(Comm& comm, const std::string& damage) {
     for (const std::string& found : comm.gather(damage))
         if (!found.empty()) return found;
@@ -247,6 +247,6 @@ void require_undamaged(const std::string& directory, const std::string& prefix, 
     std::string damage = model_damage(directory, prefix, world.local_rank, world.local_ranks);
     if (comm) damage = first_of_all(*comm, damage);
     if (!damage.empty())
-        FAIL(kExitNoCheckpoint, "no usable model at %s: %s; take another checkpoint, or remove its manifest.json if files "
-             "were changed on purpose", directory.c_str(), damage.c_str());
+        FAIL(kExitNoCheckpoint, "no usable model at %s: %s; take another checkpoint, or remove its manifest.json if "
+             "files were changed on purpose", directory.c_str(), damage.c_str());
 }

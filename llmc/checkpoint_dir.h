@@ -44,9 +44,9 @@ private:
     Manifest files_;
 };
 
-// For who reads a model, of ours or not: where `directory` is a checkpoint, its files whose names begin with `prefix` must
-// match the manifest (exit 5, naming the first that does not). Storage need not be shared, so that the ranks of each host
-// look at all of it together; without comm this process does alone.
+// For those who read a model, of ours or not: where `directory` is a checkpoint, its files whose names begin with
+// `prefix` must match the manifest (exit 5, naming the first that does not). The ranks of each host share the work, for
+// hosts may have copies of their own; without comm this process looks alone.
 void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm = nullptr);
 
 // Removes what killed runs left under root; leaves what a living process holds.

@@ -231,7 +231,8 @@ class TroubleshootingTest(unittest.TestCase):
         return [key for key, *_ in self.cases()] + [key for key, _ in self.notes()] + [
             "skipped checkpoint", "was made by another run", "training data changed", "starting from the beginning",
             "option changed", "does not say: repeat it", "FP8 state of the checkpoint not used", "is damaged",
-            "no usable checkpoint under", "no usable checkpoint at", "no usable model at", "No space left", "not finite: update skipped",
+            "no usable checkpoint under", "no usable checkpoint at", "no usable model at", "No space left",
+            "not finite: update skipped",
             "--max-skips", "the first value that is not finite", "FP8 was asked for", "has another",
             "no shards in", "no Hugging Face model in", "is missing: run make"]
 
