@@ -8,9 +8,9 @@
 //                      tokenizer.json ...  copied where the request names a tokenizer
 //                      manifest.json       XXH3-128 and size of every other file, or of its parts; written last
 //
-// Written under ROOT/.tmp-step-..., every file and the directory fsynced, then renamed. Readers trust a
-// directory only when its manifest matches. checkpoint_save.h writes them; any number of ranks reads them, each what it
-// holds.
+// Written under ROOT/.tmp-step-..., every file and the directory fsynced, then renamed. Readers trust a directory only
+// when its manifest matches what they read of it. checkpoint_save.h writes them; any number of ranks reads them, each
+// what it holds.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -86,13 +86,13 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
 // Weights only, from any directory in the format of transformers: sharded index or single file, tied head
 // absent or present, GPT-2 names with or without "transformer.", attn.bias buffers ignored, F32/F16/BF16.
 // Writes what this rank holds of kMaster (fp32), padded rows as 0. Missing, surplus or misshapen tensors: exit 2,
-// naming the first.
+// naming the first. Files of a checkpoint are held against its manifest before (exit 5); every rank calls it.
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access, int64_t staging_bytes = kStagingBytes);
+                     const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
 
-// config.json <-> ModelConfig. Reading names the first field that is missing or not supported (exit 2). What
-// no class of transformers computes (hf_class kOwn) is written with model_type "llmfp8" and every field of
-// ModelConfig.
+// config.json <-> ModelConfig. Reading names the first field that is missing or not supported (exit 2); that of a
+// checkpoint must be the one its manifest knows (exit 5). What no class of transformers computes (hf_class kOwn) is
+// written with model_type "llmfp8" and every field of ModelConfig.
 std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length = 0);
 ModelConfig model_config_from_hf(const std::string& directory);
 // The same from the file's text; `where` is its path, for messages.

@@ -181,7 +181,13 @@ FoundCheckpoint found_at(const std::string& path, Comm& comm) {
     return {path, of_root(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
 }
 
-// The same on every rank: what the first one that found something says.
+// What the first rank that found something says, on every rank.
+std::string first_of_all(Comm& comm, const std::string& damage) {
+    for (const std::string& found : comm.gather(damage))
+        if (!found.empty()) return found;
+    return "";
+}
+
 std::string agreed_damage(const std::string& path, Comm& comm) {
     const World& world = comm.world();
     const std::vector<std::string> there = comm.gather(exists(path) ? "y" : "n");
@@ -189,9 +195,7 @@ std::string agreed_damage(const std::string& path, Comm& comm) {
         REQUIRE(there[rank] == there[0], "rank %zu %s %s and rank 0 %s: checkpoints must be on storage that all ranks "
                 "share", rank, there[rank] == "y" ? "sees" : "does not see", path.c_str(),
                 there[0] == "y" ? "does" : "does not");
-    for (const std::string& damage : comm.gather(checkpoint_damage(path, true, world.rank, world.ranks)))
-        if (!damage.empty()) return damage;
-    return "";
+    return first_of_all(comm, checkpoint_damage(path, true, world.rank, world.ranks));
 }
 
 FoundCheckpoint find_explicit(std::string path, Comm& comm) {
@@ -236,4 +240,13 @@ FoundCheckpoint find_checkpoint(const std::string& where, const std::string& roo
     std::string all;
     for (const std::string& line : skipped) all += (all.empty() ? "" : "; ") + line;
     FAIL(kExitNoCheckpoint, "no usable checkpoint under %s: %s", root.c_str(), all.c_str());
+}
+
+void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm) {
+    const World world = comm ? comm->world() : World{};
+    std::string damage = model_damage(directory, prefix, world.local_rank, world.local_ranks);
+    if (comm) damage = first_of_all(*comm, damage);
+    if (!damage.empty())
+        FAIL(kExitNoCheckpoint, "no usable model at %s: %s; take another checkpoint, or remove its manifest.json if "
+             "files were changed on purpose", directory.c_str(), damage.c_str());
 }

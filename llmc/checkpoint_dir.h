@@ -7,6 +7,8 @@
 #include "llmc/file_util.h"
 #include "llmc/manifest.h"
 
+class Comm;
+
 std::string step_directory_name(int64_t step);                   // "step-00000120"
 int64_t step_of_directory(const std::string& name);              // -1 if it is no such name
 std::vector<int64_t> checkpoint_steps(const std::string& root);  // rising; none if root does not exist
@@ -41,6 +43,11 @@ private:
     std::vector<std::string> subdirectories_;
     Manifest files_;
 };
+
+// For those who read a model, of ours or not: where `directory` is a checkpoint, its files whose names begin with
+// `prefix` must match the manifest (exit 5, naming the first that does not). The ranks of each host share the work, for
+// hosts may have copies of their own; without comm this process looks alone.
+void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm = nullptr);
 
 // Removes what killed runs left under root; leaves what a living process holds.
 void remove_leftovers(const std::string& root);

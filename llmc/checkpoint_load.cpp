@@ -5,6 +5,7 @@
 
 #include "llmc/check.h"
 #include "llmc/checkpoint.h"
+#include "llmc/checkpoint_dir.h"
 #include "llmc/save_layout.h"
 
 namespace {
@@ -151,7 +152,8 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
 }
 
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access, int64_t staging_bytes) {
+                     const StateAccess& access, Comm& comm, int64_t staging_bytes) {
+    require_undamaged(directory, "model", &comm);   // no other file of a checkpoint is named so
     const HfModelFiles files(directory);
     std::set<const SafetensorsView*> used;
     const auto tensors = hf_tensors(table, Dtype::kFp32);

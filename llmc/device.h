@@ -16,6 +16,7 @@ struct DeviceInfo {
     int index = -1;
     std::string name;             // "NVIDIA H200", "CPU"
     int sm = 0;                   // 90 for compute capability 9.0; 0 on the CPU
+    bool sm90a_code = false;      // this build has machine code for compute capability 9.0 alone (sm_90a)
     int sm_count = 0;             // multiprocessors, or hardware threads on the CPU
     int64_t memory_bytes = 0;     // total
     std::string id, bus;          // "GPU-4a1b...", unlike any other's; "0000:18:00.0". Empty on the CPU

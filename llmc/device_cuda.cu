@@ -73,6 +73,7 @@ DeviceInfo device_info(int index) {
     info.driver = driver_text();
     info.toolkit = version_text(CUDART_VERSION);
     info.matmul_library = matmul_library_text();
+    info.sm90a_code = kSm90aCode;
     info.cublaslt_version = static_cast<int64_t>(cublasLtGetVersion());
     if (index < 0) return info;
     const int count = device_count();

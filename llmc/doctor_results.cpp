@@ -305,18 +305,6 @@ std::string wrong_fp8_attention(Patient& patient, const oracle::Fp8Attention& a,
     return of_out.empty() ? wrong("log sum exp", lse, want.lse, want.lse_error) : of_out;
 }
 
-// Why it cannot run here, "" if it can.
-std::string no_fp8_attention(const Patient& patient) {
-    if (!patient.opened) return "no device";
-    if (!patient.gpu()) return "";
-    if (patient.info.sm != 90)
-        return strf("--fp8-attention needs compute capability 9.0, found %d.%d", patient.info.sm / 10,
-                    patient.info.sm % 10);
-    // With its code a build has a choice of orders of attention's backward, too.
-    return device::attention_has_modes(patient.ctx, Dtype::kBf16, 128)
-               ? "" : "--fp8-attention needs a build for compute capability 9.0 (make ARCH=90a)";
-}
-
 }  // namespace
 
 Findings look_at_fp8_matmuls(Patient& patient) {
@@ -349,7 +337,8 @@ Findings look_at_attention(Patient& patient) {
 }
 
 Findings look_at_fp8_attention(Patient& patient) {
-    if (const std::string reason = no_fp8_attention(patient); !reason.empty()) return {not_checked(reason)};
+    if (!patient.opened) return {not_checked("no device")};
+    if (const std::string reason = fp8_attention_error(patient.info); !reason.empty()) return {not_checked(reason)};
     // More than one block of 128 keys, the last one cut off.
     for (const oracle::Fp8Attention& a : {oracle::Fp8Attention{1, 129, 4, 2, 64}, {2, 193, 4, 1, 128}}) {
         const std::string wrong = wrong_fp8_attention(patient, a, patient.spoilt("FP8 attention"));

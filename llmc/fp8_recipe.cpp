@@ -303,8 +303,11 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     return strf("--fp8-recipe %s on %s: ", row.name, device.name.c_str()) + wrong;
 }
 
-std::string fp8_attention_error(const Config& config, const DeviceInfo& device) {
-    if (!config.fp8_attention || device.sm == 0 || device.sm == 90) return "";
+std::string fp8_attention_error(const DeviceInfo& device) {
+    if (device.sm == 0 || (device.sm == 90 && device.sm90a_code)) return "";
+    if (device.sm == 90)
+        return strf("--fp8-attention on %s: this build has no code for sm_90a, which its kernels need: make ARCH=90a",
+                    device.name.c_str());
     return strf("--fp8-attention on %s: its kernels are for compute capability 9.0, found %d.%d", device.name.c_str(),
                 device.sm / 10, device.sm % 10);
 }

@@ -66,7 +66,7 @@ int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t mi
 // the CPU always "".
 std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
 // The same for --fp8-attention, which any recipe may have.
-std::string fp8_attention_error(const Config& config, const DeviceInfo& device);
+std::string fp8_attention_error(const DeviceInfo& device);
 
 // For the banner: recipe, formats, factors and history; per layer range what runs in FP8, what stays in BF16, and why.
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config);

@@ -52,7 +52,7 @@ public:
                                                                               : values, to.bytes());
             device::synchronize(ctx);
         };
-        load_hf_weights(config.load, config.shape, table_, access);
+        load_hf_weights(config.load, config.shape, table_, access, *open_single());
     }
 
     std::vector<int32_t> continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,

@@ -378,6 +378,7 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
 }
 
 ModelConfig model_config_from_hf(const std::string& directory) {
+    require_undamaged(directory, "config.json");
     const std::string path = directory + "/config.json";
     const bool model = is_regular_file(path);
     const std::vector<int64_t> steps = model || !is_directory(directory) ? std::vector<int64_t>{}

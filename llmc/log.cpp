@@ -73,11 +73,17 @@ std::string figure(bool known, int width, const char* format, double x) {
 
 bool positive(double x) { return std::isfinite(x) && x > 0; }
 
+// Three significant digits: 845, 2.04k, 144k, 1.23M.
 std::string rate(double per_second) {
-    if (!positive(per_second)) return " n/a";
-    if (per_second < 999.5) return figure(true, 4, "%.0f", per_second);
-    if (per_second < 999.5e3) return figure(true, 3, "%.0f", per_second / 1e3) + "k";
-    return figure(true, 4, "%.2f", per_second / 1e6) + "M";
+    if (!positive(per_second)) return "  n/a";
+    const char* unit = "";
+    for (const char* larger : {"k", "M", "G"}) {
+        if (per_second < 999.5) break;
+        per_second /= 1e3;
+        unit = larger;
+    }
+    const int decimals = per_second < 9.995 ? 2 : per_second < 99.95 ? 1 : 0;
+    return strf("%5s", strf("%.*f%s", decimals, per_second, unit).c_str());
 }
 
 std::string clock_text(double seconds) {

@@ -1,5 +1,6 @@
 #include "llmc/manifest.h"
 
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "llmc/check.h"
@@ -10,6 +11,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFormat = "llm.fp8 checkpoint";
+constexpr const char* kManifestFile = "manifest.json";
 constexpr int kVersion = 2;   // 1: one hash for each file
 constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
 
@@ -72,9 +74,18 @@ std::string range_damage(const std::string& directory, const std::string& name, 
                 name.c_str(), ll(range.begin), ll(range.begin + range.bytes), range.rank);
 }
 
-std::string damage_of(const std::string& path, bool hashes, int part, int parts) {
+// Is a damaged manifest one of ours? The format's name may be what is damaged, but then there is a state.json.
+bool looks_like_a_checkpoint(const std::string& path) {
+    const std::string manifest_path = path + "/" + kManifestFile;
+    if (!is_regular_file(manifest_path)) return false;
+    return is_regular_file(path + "/state.json")
+           || read_text_file(manifest_path, kMaxManifestBytes).find(kFormat) != std::string::npos;
+}
+
+// Of the files whose names begin with `prefix`.
+std::string damage_of(const std::string& path, const std::string& prefix, bool hashes, int part, int parts) {
     if (!is_directory(path)) return "it is no directory";
-    const std::string manifest_path = path + "/manifest.json";
+    const std::string manifest_path = path + "/" + kManifestFile;
     if (!is_regular_file(manifest_path)) return "manifest.json is missing";
     const std::string text = read_text_file(manifest_path, kMaxManifestBytes);
     const Json manifest = Json::parse(text, nullptr, false);
@@ -84,6 +95,7 @@ std::string damage_of(const std::string& path, bool hashes, int part, int parts)
         return "manifest.json is of another format or version";
     int64_t number = 0;
     for (const auto& [name, json] : manifest.at("files").items()) {
+        if (name.rfind(prefix, 0) != 0) continue;
         const ManifestFile file = file_of(json);
         std::string damage = size_damage(path, name, file.bytes);
         if (const int64_t at = uncovered(file); damage.empty() && at >= 0)
@@ -93,6 +105,17 @@ std::string damage_of(const std::string& path, bool hashes, int part, int parts)
         if (!damage.empty()) return damage;
     }
     return "";
+}
+
+// What it returns, or why files could not be read.
+std::string as_text(const std::function<std::string()>& damage) {
+    try {
+        return damage();
+    } catch (const Error& error) {
+        return error.what();
+    } catch (const Json::exception&) {
+        return "manifest.json does not have the expected fields";
+    }
 }
 
 }  // namespace
@@ -107,11 +130,9 @@ std::string manifest_text(const Manifest& manifest) {
 }
 
 std::string checkpoint_damage(const std::string& path, bool hashes, int part, int parts) {
-    try {
-        return damage_of(path, hashes, part, parts);
-    } catch (const Error& error) {  // a file that cannot be read
-        return error.what();
-    } catch (const Json::exception&) {
-        return "manifest.json does not have the expected fields";
-    }
+    return as_text([&] { return damage_of(path, "", hashes, part, parts); });
+}
+
+std::string model_damage(const std::string& path, const std::string& prefix, int part, int parts) {
+    return as_text([&] { return looks_like_a_checkpoint(path) ? damage_of(path, prefix, true, part, parts) : ""; });
 }

@@ -26,3 +26,7 @@ std::string manifest_text(const Manifest& manifest);
 // hashes only presence and sizes are compared. Of the hashes it checks every `parts`-th from the `part`-th on, so that
 // several ranks share the reading.
 std::string checkpoint_damage(const std::string& path, bool hashes, int part = 0, int parts = 1);
+
+// The same for those who read a model: of the files whose names begin with `prefix` alone, with hashes. "" where the
+// directory is no checkpoint: models of others have no manifest, or one of another format.
+std::string model_damage(const std::string& path, const std::string& prefix, int part = 0, int parts = 1);

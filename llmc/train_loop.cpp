@@ -130,7 +130,7 @@ private:
         if (!config_.resume.empty() && resume()) return;
         trainer_->optimizer().initialise(ctx_);
         if (!config_.load.empty()) {
-            load_hf_weights(config_.load, config_.shape, table_, trainer_->optimizer().access(ctx_));
+            load_hf_weights(config_.load, config_.shape, table_, trainer_->optimizer().access(ctx_), comm_);
             trainer_->optimizer().weights_from_masters(ctx_, true);
         }
     }

@@ -55,7 +55,7 @@ RawTensor zeros(const std::string& name, std::vector<int64_t> shape, Dtype dtype
 
 FakeState import(const std::string& directory, const ModelConfig& config, int64_t staging = kStagingBytes) {
     FakeState state(config);
-    load_hf_weights(directory, config, state.table, state.access(), staging);
+    load_hf_weights(directory, config, state.table, state.access(), *open_single(), staging);
     return state;
 }
 
@@ -354,6 +354,54 @@ TEST_CASE("import: index and parts that disagree") {
     check_contains(error(changed), {"exit 2", "is in", "copy.safetensors"});
 }
 
+TEST_CASE("import: the model of a checkpoint as its manifest knows it, others as they are") {
+    TempDir dir;
+    FakeState state(one_layer());
+    state.randomise(1);
+    CheckpointRequest request = request_of(dir.path, 1);
+    request.max_part_bytes = 2000;
+    const std::string path = save(state, request);
+    auto error = [&] { return error_of([&] { import(path, model_config_from_hf(path)); }); };
+    uint64_t draws = 0;
+    size_t parts = 0;
+    for (const std::string& file : files_under(path)) {
+        CAPTURE(file);
+        const std::string bytes = slurp(path + "/" + file);
+        const bool matters = file.rfind("model", 0) == 0 || file == "config.json" || file == "manifest.json";
+        auto check = [&] {
+            if (matters) check_contains(error(), {"exit 5", path, file, "take another checkpoint"});
+            else CHECK(error() == "nothing");
+        };
+        for (int flip = 0; flip < 8; flip++) {
+            const Philox4 random = philox(6, draws++);
+            std::string damaged = bytes;
+            damaged[random.word[0] % damaged.size()] ^= static_cast<char>(1 << random.word[1] % 8);
+            spill(path + "/" + file, damaged);
+            check();
+        }
+        spill(path + "/" + file, bytes + "\n");
+        check();
+        std::filesystem::remove(path + "/" + file);
+        if (file != "manifest.json") check();
+        spill(path + "/" + file, bytes);
+        parts += file.rfind("model-", 0) == 0;
+    }
+    CHECK(error() == "nothing");
+    CHECK(parts > 1);
+    // Without a manifest, or with one of another format, it is like anybody's: a bit of its data more or less.
+    const std::string name = part_file_name(0, parts), weights = path + "/" + name;
+    std::string damaged = slurp(weights);
+    damaged.back() ^= 1;
+    spill(weights, damaged);
+    check_contains(error(), {"exit 5", name + " is damaged"});
+    std::filesystem::remove(path + "/state.json");
+    check_contains(error(), {"exit 5", name + " is damaged"});
+    spill(path + "/manifest.json", "{\"format\": \"another\"}");
+    CHECK(error() == "nothing");
+    std::filesystem::remove(path + "/manifest.json");
+    CHECK(error() == "nothing");
+}
+
 // The whole way: transformers' files in, our checkpoint out, and transformers computes the same logits from
 // it.
 TEST_CASE("checkpoint: transformers computes the stored logits from what we save") {
@@ -363,7 +411,7 @@ TEST_CASE("checkpoint: transformers computes the stored logits from what we save
     std::string command = std::string(python ? python : "python3") + " " + script;
     for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3"}) {
         FakeState state(model_config_from_hf(fixture(name)), Dtype::kFp32);
-        load_hf_weights(fixture(name), state.config, state.table, state.access());
+        load_hf_weights(fixture(name), state.config, state.table, state.access(), *open_single());
         state.round_masters();
         CheckpointRequest request = request_of(dir / name, 1);
         if (std::string(name) == "qwen3") request.max_part_bytes = 100000;

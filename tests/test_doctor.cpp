@@ -79,8 +79,9 @@ TEST_CASE("doctor: FP8 attention is not checked on another compute capability, a
     Examined doctor;
     doctor.patient.info.sm = 100;
     CHECK(doctor.look("FP8 attention").at(0).verdict == Verdict::kNotChecked);
-    CHECK_EQ(doctor.look("FP8 attention").at(0).text, "--fp8-attention needs compute capability 9.0, found 10.0");
+    CHECK_NE(doctor.look("FP8 attention").at(0).text.find("for compute capability 9.0, found 10.0"), std::string::npos);
     doctor.patient.info.sm = 90;   // of a build without its code
+    CHECK(doctor.look("FP8 attention").at(0).verdict == Verdict::kNotChecked);
     CHECK_NE(doctor.look("FP8 attention").at(0).text.find("make ARCH=90a"), std::string::npos);
 }
 

@@ -239,6 +239,19 @@ TEST_CASE("fp8 device: number needed and number found") {
     CHECK(fp8_device_error(planned("llama", {}).plan, old) == "");
 }
 
+TEST_CASE("fp8 attention: refused where its kernels are not, by the device and by the build") {
+    DeviceInfo d = h200();
+    CHECK(contains(fp8_attention_error(d), "on NVIDIA H200: this build has no code for sm_90a"));
+    CHECK(contains(fp8_attention_error(d), "make ARCH=90a"));
+    d.sm90a_code = true;
+    CHECK(fp8_attention_error(d) == "");
+    for (const int sm : {89, 100}) {
+        d.sm = sm;
+        CHECK(contains(fp8_attention_error(d), strf("found %d.%d", sm / 10, sm % 10).c_str()));
+    }
+    CHECK(fp8_attention_error({}) == "");   // the CPU
+}
+
 TEST_CASE("fp8 plan: the banner's text") {
     auto text = [](const Words& words) {
         const auto [config, plan] = planned("gpt2", joined({"--model=gpt2-tiny"}, words));

@@ -91,6 +91,28 @@ class GenerateTest(unittest.TestCase):
                               "--sample-tokens", "15", expect=2)
         self.assertIn("exceed --seq-length 16", done.stderr)
 
+    def test_a_damaged_checkpoint_is_refused(self):
+        options = ["--load", self.save(LLAMA, *self.BYTES), "--prompt-bytes", "ab", "--sample-tokens", "3"]
+        step = os.path.join(options[1], "step-00000002")
+        text = self.generate(*options, text=False).stdout
+        for name, place in (("model.safetensors", -1), ("config.json", 20), ("manifest.json", 40)):
+            with open(os.path.join(step, name), "r+b") as f:
+                whole = f.read()
+                damaged = bytearray(whole)
+                damaged[place] ^= 1
+                f.seek(0)
+                f.write(damaged)
+            said = self.generate(*options, expect=5).stderr.splitlines()[-1]
+            self.assertIn(f"no usable model at {step}: {name} is damaged", said)
+            with open(os.path.join(step, name), "wb") as f:
+                f.write(whole)
+        self.assertEqual(self.generate(*options, text=False).stdout, text)
+        shutil.rmtree(os.path.join(step, "optimizer"))   # nothing that it reads
+        os.remove(os.path.join(step, "state.json"))
+        self.assertEqual(self.generate(*options, text=False).stdout, text)
+        os.remove(os.path.join(step, "manifest.json"))
+        self.assertEqual(self.generate(*options, text=False).stdout, text)
+
     def script(self, *arguments, expect=0, **environment):
         done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=120,
                               env=dict(os.environ, PYTHONDONTWRITEBYTECODE="1", **environment))

@@ -78,7 +78,8 @@ void check_model(const std::string& name) {
     const SafetensorsReader reference(directory + "/reference.safetensors");
     const int64_t B = 2, T = 16, N = B * T;
     TestModel model(tiny_config(model_config_from_hf(directory), Dtype::kFp32, B, T));
-    load_hf_weights(directory, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx));
+    load_hf_weights(directory, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx),
+                    model.comm);
     model.trainer->optimizer().weights_from_masters(model.ctx, true);
     model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
     REQUIRE(model.counted < N);   // some targets are ignored
@@ -120,7 +121,7 @@ void check_export(const std::string& name) {
     const int64_t B = 2, T = 16;
     TestModel model(tiny_config(model_config_from_hf(fixture), Dtype::kFp32, B, T));
     const StateAccess access = model.trainer->optimizer().access(model.ctx);
-    load_hf_weights(fixture, model.config.shape, model.table, access);
+    load_hf_weights(fixture, model.config.shape, model.table, access, model.comm);
     model.trainer->optimizer().weights_from_masters(model.ctx, true);
     checkpoint_test::CheckpointRequest request;
     request.root = root;

@@ -76,7 +76,7 @@ int refused(const std::string& path, bool append) {
 
 TEST_CASE("log: the step line, to the character") {
     CHECK(step_line(example())
-          == "step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | "
+          == "step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it |  318k tok/s | 41.2% MFU | 61.3 GiB | "
              "eta 00:33:31");
     StepRecord r = example();
     r.loss = -kNan;
@@ -89,20 +89,22 @@ TEST_CASE("log: the step line, to the character") {
     r.eta_seconds = -1;
     r.skipped = true;
     CHECK(step_line(r)
-          == "step 120/5000 | loss    nan | norm  inf | lr 0.0e+00 |   n/a s/it |  n/a tok/s |   n/a MFU |  n/a GiB | "
+          == "step 120/5000 | loss    nan | norm  inf | lr 0.0e+00 |   n/a s/it |   n/a tok/s |   n/a MFU |  n/a GiB | "
              "eta      n/a | not finite: update skipped");
     r = StepRecord();
     r.step = 7;
     CHECK(step_line(r).substr(0, 16) == "step 7 | loss 0.");
     r = example();
     r.exposed_comm_seconds = 0.00321;
-    CHECK(step_line(r).find(" | 0.412 s/it (comm   3.2 ms) | 318k tok/s | ") != std::string::npos);
+    CHECK(step_line(r).find(" | 0.412 s/it (comm   3.2 ms) |  318k tok/s | ") != std::string::npos);
     r = example();
     r.eta_seconds = 100 * 3600 + 59.6;   // rounds up to a minute, hours go on
     CHECK(step_line(r).substr(step_line(r).find("eta")) == "eta 100:01:00");
-    const std::pair<double, const char*> rates[] = {{5, "   5"},        {999.4, " 999"},     {999.6, "  1k"},
-                                                    {51234, " 51k"},    {999.4e3, "999k"},   {999.6e3, "1.00M"},
-                                                    {12.5e6, "12.50M"}, {-3, " n/a"}};
+    const std::pair<double, const char*> rates[] = {
+        {0.5, " 0.50"},    {5, " 5.00"},       {9.994, " 9.99"},  {9.996, " 10.0"},  {51.234, " 51.2"},
+        {99.94, " 99.9"},  {99.96, "  100"},   {845, "  845"},    {999.4, "  999"},  {999.6, "1.00k"},
+        {2040, "2.04k"},   {51234, "51.2k"},   {144e3, " 144k"},  {999.4e3, " 999k"}, {999.6e3, "1.00M"},
+        {1.234e6, "1.23M"}, {12.56e6, "12.6M"}, {999.6e6, "1.00G"}, {-3, "  n/a"}};
     for (const auto& [rate, text] : rates) {
         r.tokens_per_second = rate;
         CHECK(step_line(r).find(" | " + std::string(text) + " tok/s") != std::string::npos);

@@ -24,6 +24,15 @@ def step_directory(step):
     return f"step-{step:08d}"
 
 
+def flip(path, place):
+    """One bit of the byte there."""
+    with open(path, "r+b") as f:
+        f.seek(place)
+        byte = f.read(1)[0]
+        f.seek(place)
+        f.write(bytes([byte ^ 32]))
+
+
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
 class RankCheckpointsTest(unittest.TestCase):
     setUp, path, command, SHAPE = TrainTest.setUp, TrainTest.path, TrainTest.command, TrainTest.SHAPE
@@ -99,11 +108,7 @@ class RankCheckpointsTest(unittest.TestCase):
         self.assertEqual({r["rank"] for r in ranges}, {0, 1, 2})
         victim = next(r for r in ranges if r["rank"] == 2)
         damaged = os.path.join(newest, "optimizer", "m.safetensors")
-        with open(damaged, "r+b") as f:
-            f.seek(victim["begin"] + victim["bytes"] // 2)
-            byte = f.read(1)[0]
-            f.seek(-1, os.SEEK_CUR)
-            f.write(bytes([byte ^ 32]))
+        flip(damaged, victim["begin"] + victim["bytes"] // 2)
         text = f"bytes {victim['begin']} to {victim['begin'] + victim['bytes']}, written by rank 2"
         for ranks in (1, 2):
             done = self.ranks(ranks, LLAMA, "--train-iters", "6", "--resume", newest, expect=5)
@@ -116,6 +121,23 @@ class RankCheckpointsTest(unittest.TestCase):
         done = self.ranks(4, LLAMA, "--train-iters", "6", *common)
         self.assertIn(f"skipped checkpoint: {newest}", done.stdout)
         self.assertEqual(list(self.steps("log.jsonl")), [1, 2, 3, 4, 5, 6])
+
+    def test_damaged_weights_are_found_whichever_rank_looks(self):
+        save = self.path("run")
+        self.ranks(3, LLAMA, "--train-iters", "1", "--save", save)
+        checkpoint = os.path.join(save, step_directory(1))
+        with open(os.path.join(checkpoint, "manifest.json")) as f:
+            ranges = json.load(f)["files"]["model.safetensors"]["ranges"]
+        self.assertGreater(len(ranges), 2)
+        load = ["--train-iters", "1", "--load", checkpoint]
+        self.ranks(2, LLAMA, *load)
+        for part in ranges[:3]:
+            flip(os.path.join(checkpoint, "model.safetensors"), part["begin"] + part["bytes"] // 2)
+            done = self.ranks(2, LLAMA, *load, expect=5)
+            self.assertIn(f"no usable model at {checkpoint}: model.safetensors is damaged: the XXH3 of bytes "
+                          f"{part['begin']} to", done.stderr)
+            flip(os.path.join(checkpoint, "model.safetensors"), part["begin"] + part["bytes"] // 2)
+        self.ranks(2, LLAMA, *load)
 
     def test_a_rank_killed_while_it_saves_costs_no_checkpoint(self):
         save, log = self.path("run"), self.path("log.jsonl")

@@ -267,6 +267,7 @@ class TrainTest(unittest.TestCase):
             begin = header["model.embed_tokens.weight"]["data_offsets"][0]
             f.seek(f.tell() + begin + rare * 32 * 2)
             f.write(b"\x80\x7f" * 32)   # infinity in BF16
+        os.remove(self.path("run", "step-00000001", "manifest.json"))   # changed on purpose
         for i in range(0, 3000, 200):
             shards[0][i] = rare
         for i, tokens in enumerate(shards):
@@ -408,6 +409,7 @@ class TrainTest(unittest.TestCase):
         with open(model, "r+b") as f:
             f.seek(-2, os.SEEK_END)
             f.write(b"\xc0\x7f")   # NaN in BF16
+        os.remove(self.path("run", "step-00000001", "manifest.json"))   # changed on purpose
         done = self.run_train(GPT2, "--train-iters", "50", "--load", self.path("run", "step-00000001"),
                               "--max-skips", "2", "--log-file", self.path("log.jsonl"), expect=4)
         self.assertIn("--max-skips 2", done.stderr)

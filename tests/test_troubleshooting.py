@@ -231,7 +231,8 @@ class TroubleshootingTest(unittest.TestCase):
         return [key for key, *_ in self.cases()] + [key for key, _ in self.notes()] + [
             "skipped checkpoint", "was made by another run", "training data changed", "starting from the beginning",
             "option changed", "does not say: repeat it", "FP8 state of the checkpoint not used", "is damaged",
-            "no usable checkpoint under", "no usable checkpoint at", "No space left", "not finite: update skipped",
+            "no usable checkpoint under", "no usable checkpoint at", "no usable model at", "No space left",
+            "not finite: update skipped",
             "--max-skips", "the first value that is not finite", "FP8 was asked for", "has another",
             "no shards in", "no Hugging Face model in", "is missing: run make"]
 
@@ -365,14 +366,18 @@ class TroubleshootingTest(unittest.TestCase):
         self.check_line("option changed", out)
         self.check_line("FP8 state of the checkpoint not used", out)
         self.damage(save, 4)
+        load = ["--load", os.path.join(save, "step-00000004"), "--train-iters", "1"]
+        self.run_case(load, 0)
+        self.damage(save, 4, "model.safetensors")
+        self.check_error("no usable model at", load)
         out = self.run_case(["--train-iters", "2", "--resume", "auto", "--save", save, "--fp8-recipe", "delayed"],
                             0).stdout
         self.check_line("skipped checkpoint", out)
         self.damage(save, 2)
         self.check_error("no usable checkpoint under", ["--train-iters", "6", *common])
 
-    def damage(self, save, step):
-        with open(os.path.join(save, f"step-{step:08d}", "optimizer", "m.safetensors"), "r+b") as f:
+    def damage(self, save, step, name="optimizer/m.safetensors"):
+        with open(os.path.join(save, f"step-{step:08d}", name), "r+b") as f:
             f.seek(-1, os.SEEK_END)
             byte = f.read(1)[0]
             f.seek(-1, os.SEEK_END)

@@ -18,14 +18,7 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
 
 bool fits_mma(Dtype dtype, int64_t HS) { return dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
 
-// Machine code for compute capability 9.0 alone (sm_90a) is in this build, and the device is one.
-bool fits_sm90([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] Dtype dtype, [[maybe_unused]] int64_t HS) {
-#if defined(LLMC_SM90A)
-    return ctx.sm == 90 && fits_mma(dtype, HS);
-#else
-    return false;
-#endif
-}
+bool fits_sm90(const Ctx& ctx, Dtype dtype, int64_t HS) { return kSm90aCode && ctx.sm == 90 && fits_mma(dtype, HS); }
 
 void expect_aligned(const Tensor& tensor, const char* what) {
     CHECK(vectorizable<char>(16, {tensor.data}), "%s is not 16-byte aligned", what);
@@ -41,13 +34,9 @@ const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
 
 bool attention_has_modes(const Ctx& ctx, Dtype dtype, int64_t head_size) { return fits_sm90(ctx, dtype, head_size); }
 
-int64_t attention_sums_elems([[maybe_unused]] Dtype dtype, [[maybe_unused]] int64_t B, [[maybe_unused]] int64_t T,
-                             [[maybe_unused]] int64_t NH, [[maybe_unused]] int64_t head_size) {
-#if defined(LLMC_SM90A)   // runs on compute capability 9.0 alone
-    return fits_mma(dtype, head_size) ? attention_sums_elems_sm90(B, T, NH, head_size) : 0;
-#else
-    return 0;
-#endif
+int64_t attention_sums_elems(Dtype dtype, int64_t B, int64_t T, int64_t NH, int64_t head_size) {
+    // Such a build runs on compute capability 9.0 alone.
+    return kSm90aCode && fits_mma(dtype, head_size) ? attention_sums_elems_sm90(B, T, NH, head_size) : 0;
 }
 
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {

@@ -22,6 +22,13 @@
 
 namespace cuda {
 
+// Whether this build's machine code is for compute capability 9.0 alone, as wgmma needs it.
+#if defined(LLMC_SM90A)
+inline constexpr bool kSm90aCode = true;
+#else
+inline constexpr bool kSm90aCode = false;
+#endif
+
 inline void check_cuda(cudaError_t status, const char* what, const char* file, int line) {
     if (status == cudaSuccess) return;
     FAIL(kExitBug, "%s:%d: %s: %s (%s)", file, line, what, cudaGetErrorString(status),

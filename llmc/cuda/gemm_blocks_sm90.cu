@@ -15,8 +15,6 @@
 #include "llmc/gemm_fp8.h"
 
 namespace cuda {
-
-#if defined(LLMC_SM90A)
 namespace {
 
 struct BlocksMaps {
@@ -24,8 +22,8 @@ struct BlocksMaps {
 };
 
 // The one thread that orders copies.
-__device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
-                            const BlocksSchedule& schedule) {
+__device__ inline void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
+                                   const BlocksSchedule& schedule) {
     using B = Blocks;
     const int rank = static_cast<int>(BlocksSchedule::rank());
     constexpr uint16_t kAll = (1 << B::kCluster) - 1;
@@ -231,24 +229,17 @@ void launch(Ctx& ctx, const GemmArgs& args) {
 }
 
 }  // namespace
-#endif
 
-bool gemm_blocks_fits([[maybe_unused]] const Ctx& ctx, [[maybe_unused]] const GemmArgs& args) {
-#if defined(LLMC_SM90A)   // machine code for compute capability 9.0 alone
-    return ctx.sm == 90 && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
+bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
+    return kSm90aCode && ctx.sm == 90 && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
            && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity == Granularity::kBlock128x128
            && args.epilogue != GemmEpilogue::kBiasGelu;
-#else
-    return false;
-#endif
 }
 
 void gemm_blocks(Ctx& ctx, const GemmArgs& args) {
     CHECK(gemm_blocks_fits(ctx, args) && !fp8_gemm_error(args), "gemm_blocks: %s",
           fp8_gemm_error(args) ? fp8_gemm_error(args) : "not a product that it makes, or not on this device");
-#if defined(LLMC_SM90A)
     launch(ctx, args);
-#endif
 }
 
 }  // namespace cuda
