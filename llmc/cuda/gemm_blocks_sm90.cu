@@ -21,9 +21,9 @@ struct BlocksMaps {
     CUtensorMap a, b;
 };
 
-// The one thread that orders copies.
-__device__ inline void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
-                                   const BlocksSchedule& schedule) {
+// The one thread that orders copies. (Builds for other devices use neither this nor BlocksConsumer.)
+[[maybe_unused]] __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
+                                             const BlocksSchedule& schedule) {
     using B = Blocks;
     const int rank = static_cast<int>(BlocksSchedule::rank());
     constexpr uint16_t kAll = (1 << B::kCluster) - 1;
@@ -133,7 +133,7 @@ struct BlocksConsumer {
         }
         __syncwarp();
     }
-    __device__ void run(const BlocksProblem& p, const BlocksSchedule& schedule) {
+    [[maybe_unused]] __device__ void run(const BlocksProblem& p, const BlocksSchedule& schedule) {
         for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
 #pragma unroll
             for (int half = 0; half < B::kHalves; half++)
