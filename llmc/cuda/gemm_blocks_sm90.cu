@@ -15,15 +15,16 @@
 #include "llmc/gemm_fp8.h"
 
 namespace cuda {
+#if defined(LLMC_SM90A)   // elsewhere nothing would use these
 namespace {
 
 struct BlocksMaps {
     CUtensorMap a, b;
 };
 
-// The one thread that orders copies. (Builds for other devices use neither this nor BlocksConsumer.)
-[[maybe_unused]] __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
-                                             const BlocksSchedule& schedule) {
+// The one thread that orders copies.
+__device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
+                            const BlocksSchedule& schedule) {
     using B = Blocks;
     const int rank = static_cast<int>(BlocksSchedule::rank());
     constexpr uint16_t kAll = (1 << B::kCluster) - 1;
@@ -133,7 +134,7 @@ struct BlocksConsumer {
         }
         __syncwarp();
     }
-    [[maybe_unused]] __device__ void run(const BlocksProblem& p, const BlocksSchedule& schedule) {
+    __device__ void run(const BlocksProblem& p, const BlocksSchedule& schedule) {
         for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
 #pragma unroll
             for (int half = 0; half < B::kHalves; half++)
@@ -229,6 +230,7 @@ void launch(Ctx& ctx, const GemmArgs& args) {
 }
 
 }  // namespace
+#endif
 
 bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
     return kSm90aCode && ctx.sm == 90 && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
@@ -239,7 +241,9 @@ bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
 void gemm_blocks(Ctx& ctx, const GemmArgs& args) {
     CHECK(gemm_blocks_fits(ctx, args) && !fp8_gemm_error(args), "gemm_blocks: %s",
           fp8_gemm_error(args) ? fp8_gemm_error(args) : "not a product that it makes, or not on this device");
+#if defined(LLMC_SM90A)
     launch(ctx, args);
+#endif
 }
 
 }  // namespace cuda
