@@ -1,6 +1,7 @@
 // What is said of an option or a key that is none here: what to write instead of another trainer's, or the nearest
 // name.
 #include <algorithm>
+#include <iterator>
 #include <sstream>
 
 #include "llmc/check.h"
@@ -19,8 +20,8 @@ constexpr const char* kShards = "--train-data 'shards/train*.bin'; data/prepare_
 
 }  // namespace
 
-// Names have no dashes before them, but for llm.c's; a star stands for any text, and yields to an option of ours that
-// is nearly the name; {file} becomes the value.
+// Names have no dashes before them, but for those with one, as llm.c's; a star stands for any text, and yields to an
+// option of ours that is nearly the name; {file} becomes the value.
 const std::vector<ForeignRow>& foreign_rows() {
     static const std::vector<ForeignRow> rows = {
         {"llm.c", "-o", "use --save DIR for checkpoints and --log-file FILE for the log"},
@@ -176,19 +177,22 @@ constexpr ForeignFile kForeignFiles[] = {
     {"accelerate", "compute-environment distributed-type mixed-precision"},
 };
 
-// Whose a file of these keys is, "" if that cannot be told.
-std::string trainer_of(const Json& object) {
+// Whose a file of these keys is: a trainer's that has more of them than there are of ours (`known`), or "".
+std::string trainer_of(const Json& object, const std::vector<std::string>& known) {
     bool sections = false;   // ours has none
+    int ours = 0, theirs[std::size(kForeignFiles)] = {};
     for (const auto& [key, value] : object.items()) {
         std::string name = key;
         std::replace(name.begin(), name.end(), '_', '-');
-        for (const ForeignFile& file : kForeignFiles) {
-            std::istringstream keys(file.keys);
-            for (std::string word; keys >> word;)
-                if (word == name) return file.trainer;
+        ours += std::find(known.begin(), known.end(), name) != known.end();
+        for (size_t i = 0; i < std::size(kForeignFiles); i++) {
+            std::istringstream keys(kForeignFiles[i].keys);
+            for (std::string word; keys >> word;) theirs[i] += word == name;
         }
         sections = sections || value.is_object();
     }
+    const int* most = std::max_element(std::begin(theirs), std::end(theirs));
+    if (*most > ours) return kForeignFiles[most - theirs].trainer;
     return sections ? "another trainer" : "";
 }
 
@@ -210,7 +214,7 @@ void fail_unknown_option(const std::string& option, const std::string& name, con
 
 void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name, const Json& object,
                       const std::vector<std::string>& known) {
-    const std::string trainer = trainer_of(object), near = near_name(name, known);
+    const std::string trainer = trainer_of(object, known), near = near_name(name, known);
     REQUIRE(trainer.empty(), "%s: \"%s\" is of a configuration of %s: scripts/import_config %s --out run.json makes "
             "one for --config of it", file.c_str(), key.c_str(), trainer.c_str(), file.c_str());
     const ForeignRow* row = find_foreign(name, false);

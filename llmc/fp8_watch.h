@@ -13,7 +13,7 @@ public:
     Fp8Watch(const Config& config, const Fp8Plan& plan) : config_(config), plan_(plan) {}
 
     // Before and after the first step of this process. after_first_step: exit 3 unless the FP8 matmuls that were
-    // executed, counted where the library is called, are those of the plan; returns a line that says so.
+    // executed, counted where they are started, are those of the plan; returns a line that says so.
     void before_first_step(const Ctx& ctx) { count_before_ = device::fp8_matmuls(ctx); }
     std::string after_first_step(const Ctx& ctx, int64_t micro_batches);
 

@@ -12,6 +12,6 @@ std::string gemm_export_plans(Ctx& ctx);
 // are then dropped). Malformed text: exit 2.
 std::string gemm_import_plans(Ctx& ctx, const std::string& json);
 
-// Matmuls executed since the device was opened whose operands, as passed to the library, were both FP8; searches do
-// not count. What the run compares with its plan to prove that FP8 ran.
+// Matmuls executed since the device was opened whose operands, as passed to the library or to a kernel of our own, were
+// both FP8; searches do not count. What the run compares with its plan to prove that FP8 ran.
 int64_t fp8_matmuls(const Ctx& ctx);

@@ -78,14 +78,25 @@ int64_t planned_checkpoints(const Config& config) {
 
 void require_save(const Config& config, Comm& comm) {
     if (config.save.empty()) return;
-    tokenizer_files(config.tokenizer);
-    const char* save = config.save.c_str();
-    REQUIRE(!is_regular_file(config.save), "--save %s: a file, not a folder", save);
-    const std::vector<int64_t> steps = checkpoint_steps(config.save);
-    // As rank 0 sees it, so that all say the same.
-    const std::string newest = comm.gather(steps.empty() ? "" : step_directory_name(steps.back()))[0];
-    REQUIRE(newest.empty() || !config.resume.empty(), "--save %s holds checkpoints of an earlier run, up to %s, which "
-            "this one would write over: --resume auto goes on from it, or name another folder", save, newest.c_str());
+    auto look = [&]() -> std::string {
+        try {
+            tokenizer_files(config.tokenizer);
+        } catch (const Error& error) {
+            return error.what();
+        }
+        if (is_regular_file(config.save)) return strf("--save %s: a file, not a folder", config.save.c_str());
+        const std::vector<int64_t> steps = checkpoint_steps(config.save);
+        std::filesystem::path resumed = config.resume;
+        if (!resumed.has_filename()) resumed = resumed.parent_path();   // "step-10/"
+        const bool goes_on = config.resume == "auto" || same_directory(resumed.parent_path(), config.save);
+        if (steps.empty() || goes_on) return "";
+        return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would write over: "
+                    "--resume auto goes on from it, or name another folder", config.save.c_str(),
+                    step_directory_name(steps.back()).c_str());
+    };
+    // Rank 0 alone writes there, and copies the tokenizer.
+    const std::string error = comm.gather(comm.root() ? look() : "")[0];
+    REQUIRE(error.empty(), "%s", error.c_str());
 }
 
 RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,

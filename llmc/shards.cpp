@@ -150,7 +150,7 @@ const char* shard_format_name(ShardFormat format) {
 MappedFile::MappedFile(const std::string& path) {
     int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     REQUIRE(fd >= 0, "data shard '%s': cannot open: %s", path.c_str(), std::strerror(errno));
-    struct stat status;
+    struct stat status = {};
     bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
     void* mapped = nullptr;
     if (regular && status.st_size > 0)

@@ -59,12 +59,12 @@ public:
         start_.done("launch");
         arm();
         require_same_program(comm_);
-        require_save(config_, comm_);
         open_data();
         require_same(comm_, {{"set of options", config_to_json(config_, family_)},
                              {"training data", train_->fingerprint_json()},
                              {"validation data", valid_ ? valid_->fingerprint_json() : ""},
                              {"HellaSwag file or prompts", evaluations_->fingerprint()}});
+        require_save(config_, comm_);
         start_.done("data");
         open_device();
         start_.done("device");

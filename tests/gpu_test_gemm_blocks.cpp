@@ -120,30 +120,35 @@ TEST_CASE("gpu own blockwise gemm over many tiles has the library's bits, again 
             }
 }
 
-TEST_CASE("gpu own blockwise gemm: a search may choose it, a plan that names it runs it, and both count as FP8") {
+// Into a bf16 D that is added to, the library rounds twice and our kernel once: the bits tell which one ran.
+TEST_CASE("gpu own blockwise gemm: a plan that names it runs it, a search keeps the bits, and all count as FP8") {
     if (!context()) return;
     Ctx& ctx = *context();
-    Fp8Product p{.M = 48, .N = 80, .K = 272, .kind = kKind};
+    Fp8Product p{.M = 48, .N = 80, .K = 272, .kind = kKind, .accumulate = true};
     fill(p, 0);
-    const HostTensor want = on_gpu(p);
+    const HostTensor own = on_gpu(p);
     const int64_t before = cuda::fp8_matmuls(ctx);
-    CHECK(on_gpu(p, cuda::gemm).same_bits(want));   // the library's first answer
-    for (bool own : {true, false}) {
+    const HostTensor library = on_gpu(p, cuda::gemm);   // its first answer
+    CHECK(!library.same_bits(own));
+    for (bool by_own : {true, false}) {
         std::string plans = cuda::gemm_export_plans(ctx);
-        const std::string name = "\"own_kernel\":", no = name + (own ? "false" : "true");
+        const std::string name = "\"own_kernel\":", no = name + (by_own ? "false" : "true");
         for (size_t at = 0; (at = plans.find(no, at)) != std::string::npos;)
-            plans.replace(at, no.size(), name + (own ? "true" : "false"));
+            plans.replace(at, no.size(), name + (by_own ? "true" : "false"));
         CHECK_EQ(cuda::gemm_import_plans(ctx, plans), "");
         CHECK_EQ(cuda::gemm_export_plans(ctx), plans);
-        CHECK(on_gpu(p, cuda::gemm).same_bits(want));
+        CHECK(on_gpu(p, cuda::gemm).same_bits(by_own ? own : library));
     }
     CHECK_EQ(cuda::fp8_matmuls(ctx), before + 3);
-    p.M = 64;
-    fill(p, 0);
     cuda::gemm_set_search(ctx, true);
-    CHECK(on_gpu(p, cuda::gemm).same_bits(on_gpu(p)));
+    for (bool accumulate : {true, false}) {
+        p = {.M = 64, .N = 80, .K = 272, .kind = kKind, .accumulate = accumulate};
+        fill(p, 0);
+        const HostTensor found = on_gpu(p, cuda::gemm), direct = on_gpu(p);
+        CHECK_NE(found.same_bits(direct), accumulate);
+    }
     cuda::gemm_set_search(ctx, false);
-    CHECK_EQ(cuda::fp8_matmuls(ctx), before + 4);   // searches do not count
+    CHECK_EQ(cuda::fp8_matmuls(ctx), before + 5);   // searches do not count
 }
 
 TEST_CASE("gpu own blockwise gemm takes E4M3 of 1x128 and 128x128 factors alone; a plan for others is refused") {

@@ -173,6 +173,8 @@ TEST_CASE("config: a file of another trainer is answered with the script that tr
     CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "of a configuration of another trainer"));
     CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): leave it out"));
     CHECK(contains(said("{\"frobnicate\": 1}"), "--help lists all"));
+    // One key of theirs among ours makes no file of theirs.
+    CHECK(contains(said("{\"lr\": 1e-3, \"gradient_accumulation_steps\": 4}"), "use --global-batch-size"));
     TempFile yaml("use_fp8: true\n");
     const std::string path = yaml.path.substr(0, yaml.path.size() - 5) + ".yaml";
     fs::rename(yaml.path, path);

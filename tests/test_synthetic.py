@@ -42,8 +42,15 @@ class SyntheticTest(unittest.TestCase):
         self.assertIn("holds checkpoints of an earlier run, up to step-00000001", done.stderr)
         self.assertIn("no such file", self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("other"),
                                                      "--tokenizer", self.path("none"), expect=2).stderr)
-        self.assertEqual(bytes_of_all(), before)
         self.assertFalse(os.path.exists(self.path("other")))   # before the first step
+        # Nor may another run be resumed into it; its own may, however its checkpoint is written.
+        self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("other"))
+        done = self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume",
+                              self.path("other", "step-00000001"), expect=2)
+        self.assertIn("holds checkpoints of an earlier run", done.stderr)
+        self.assertEqual(bytes_of_all(), before)
+        self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume",
+                       self.path("run", "step-00000001") + "/")
 
     def test_runs_repeat_themselves_and_depend_on_the_seed(self):
         for name, more in (("a", []), ("b", []), ("c", ["--seed", "6"])):

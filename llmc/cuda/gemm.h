@@ -71,9 +71,11 @@ const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key
 // One run of a plan, and the library's answer.
 cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args);
 
-// ---- blockwise products of our own (gemm_blocks_sm90.cu), with the library's bits where that adds up every 128 of K
+// ---- blockwise products of our own (gemm_blocks_sm90.cu), with the library's bits but for a bf16 D that is added to,
+// which the library rounds twice
 namespace cuda {
-// This build and device have them, and they take this call: E4M3 operands, A of 1x128 factors, B of 128x128 ones.
+// This build and device have them; and they take this call: E4M3 operands, A of 1x128 factors, B of 128x128 ones.
+bool gemm_blocks_here(const Ctx& ctx);
 bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args);
 void gemm_blocks(Ctx& ctx, const GemmArgs& args);
 }  // namespace cuda

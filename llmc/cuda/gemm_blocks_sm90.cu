@@ -9,13 +9,16 @@
 // 300 cycles a step before they were moved ahead of it. At 700 W the clock is left at 1290 MHz: 1150 TFLOP/s; products
 // that are never added up reach 1280. With two vectors of factors (weight gradients) an addition takes twice the
 // instructions, 1610 cycles a step: no faster than the library, so that those stay there.
-#include "llmc/cuda/gemm_blocks_sm90.cuh"
-
-#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/gemm.h"
 #include "llmc/gemm_fp8.h"
+#if defined(LLMC_SM90A)   // older devices lack instructions of these, and nothing would use them
+#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/gemm_blocks_sm90.cuh"
+#endif
 
 namespace cuda {
-#if defined(LLMC_SM90A)   // elsewhere nothing would use these
+#if defined(LLMC_SM90A)
 namespace {
 
 struct BlocksMaps {
@@ -232,8 +235,10 @@ void launch(Ctx& ctx, const GemmArgs& args) {
 }  // namespace
 #endif
 
+bool gemm_blocks_here(const Ctx& ctx) { return kSm90aCode && ctx.sm == 90; }
+
 bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
-    return kSm90aCode && ctx.sm == 90 && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
+    return gemm_blocks_here(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
            && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity == Granularity::kBlock128x128
            && args.epilogue != GemmEpilogue::kBiasGelu;
 }

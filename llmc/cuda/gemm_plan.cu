@@ -116,6 +116,10 @@ std::string gemm_import_plans(Ctx& ctx, const std::string& text) {
         return strf("matmul plans were made by %s on %s, this is %s on %s: algorithms are chosen anew",
                     library.c_str(), gpu.c_str(), state.library.c_str(), state.gpu.c_str());
     }
+    for (const auto& [key, plan] : plans)
+        if (plan.own && !gemm_blocks_here(ctx))
+            return "matmul plans name our own kernel, which this build does not have (make ARCH=90a): algorithms are "
+                   "chosen anew";
     for (const auto& [key, plan] : plans) state.plans.insert_or_assign(key, plan);
     return "";
 }

@@ -112,7 +112,8 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
     constexpr float kFarBehind = 1.2f, kNoise = 1.01f, kBudgetUs = 50000;
     std::vector<Trial> trials;
     for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
-    if (ctx.gemm->search_own && cuda::gemm_blocks_fits(ctx, args))
+    const bool other_bits = args.accumulate && args.D.dtype == Dtype::kBf16;   // see gemm_blocks
+    if (ctx.gemm->search_own && !other_bits && cuda::gemm_blocks_fits(ctx, args))
         trials.push_back({{.algo = {}, .own = true, .checked = true}, {}});
     Stopwatch stopwatch;
     auto round = [&] {
@@ -143,9 +144,8 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
 // An imported plan is verified on first use.
 void check_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, GemmPlan& plan, const GemmArgs& args) {
     if (plan.own) {
-        REQUIRE(cuda::gemm_blocks_fits(ctx, args), "matmul plan for %s names our own kernel, which this build does not "
-                "have: delete the plans of the checkpoint, or build for compute capability 9.0",
-                gemm_describe(key).c_str());
+        REQUIRE(cuda::gemm_blocks_fits(ctx, args), "matmul plan for %s names our own kernel, which does not make it: "
+                "begin from the checkpoint's weights with --load", gemm_describe(key).c_str());
         plan.checked = true;
         return;
     }
@@ -154,7 +154,7 @@ void check_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, GemmPlan& pl
         cublasLtMatmulAlgoCheck(ctx.gemm->handle, &problem.op, &problem.first, &problem.second,
                                 &problem.result, &problem.result, &plan.algo, &answer);
     REQUIRE(status == CUBLAS_STATUS_SUCCESS && answer.workspaceSize <= size_t{kGemmWorkspaceBytes},
-            "matmul plan for %s does not fit this library (%s): delete the plans of the checkpoint",
+            "matmul plan for %s does not fit this library (%s): begin from the checkpoint's weights with --load",
             gemm_describe(key).c_str(), cublasLtGetStatusName(status));
     plan.checked = true;
 }

@@ -63,11 +63,6 @@ __device__ inline float load_shared(uint32_t shared) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared) : "memory");
     return x;
 }
-__device__ inline float2 load_shared_2(uint32_t shared) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(shared) : "memory");
-    return x;
-}
 
 // Four 8x8 matrices of 16-bit elements, matrix i from the 16-byte rows that lanes 8i..8i+7 point to. Lane l
 // gets elements (l / 4, 2 (l % 4) + {0, 1}) of each, or of its transpose. "ldmatrix".
@@ -240,7 +235,7 @@ __device__ inline void store_release(uint32_t* global, uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(value) : "memory");
 }
 
-// ---- barriers in shared memory, by their addresses, within one block
+// ---- barriers in this block's shared memory, by their addresses (another block's: barrier_arrive_in_block)
 __device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
