@@ -232,7 +232,8 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
     cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
     CHECK_CALL(status == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusName(status));
-    ctx.fp8_matmuls += is_fp8(problem.first) && is_fp8(problem.second);
+    // Our own kernel has checked by itself that both are E4M3.
+    ctx.fp8_matmuls += plan.own || (is_fp8(problem.first) && is_fp8(problem.second));
 }
 
 }  // namespace cuda
