@@ -171,10 +171,6 @@ void Decoder::before(int layer) {
 
 float Decoder::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
 
-Tensor Decoder::bias_scratch_for(int64_t width) {
-    return config_.linear_bias ? arena_.scratch(stat_, kPartialRows * width) : Tensor{};
-}
-
 RopeArgs Decoder::rope_args(Tensor qkv, int64_t N, int64_t T) const {
     return {.qkv = qkv, .cos_sin = cos_sin_, .N = N, .T = T, .NH = config_.num_attention_heads,
             .NKV = config_.num_query_groups, .HS = config_.kv_channels};

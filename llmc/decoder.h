@@ -138,7 +138,6 @@ private:
     void ready(int layer);
     void before(int layer);
     float softmax_mul() const;
-    Tensor bias_scratch_for(int64_t width);   // empty without biases
     RopeArgs rope_args(Tensor qkv, int64_t N, int64_t T) const;
 
     ModelConfig config_;

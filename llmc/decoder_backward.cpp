@@ -1,7 +1,5 @@
 // Backward of the decoder. The gradient of the residual stream goes through every block; besides its bf16 form it is
 // the dy of proj and down, so where those run in FP8 the norm that writes it makes their copies, too.
-#include <algorithm>
-
 #include "llmc/decoder.h"
 
 // Memory of a dy: scratch of the caller's scope for its FP8 copies.
@@ -14,20 +12,29 @@ LinearOperand Decoder::take_grad(int64_t N, int64_t C, Tensor high, bool fp8) {
     return to;
 }
 
-// Runs the producer of dy of `linear`; in FP8 it adds the bias gradient as well.
+// Runs the producer of dy of `linear`, which adds the gradient of the bias as well; of FP32 and FP64, which QuantOut is
+// not made for, it is added in a pass of its own.
 LinearOperand Decoder::make_dy(Ctx& ctx, const Linear& linear, const LinearOperand& to, int64_t N, bool keep_high,
                                const Producer& run) {
     Arena::Scope scope(ctx, arena_);
     LinearOperand dy{.high = to.high, .fp8 = {}};
-    Tensor dbias_scratch;
+    const bool producer_sums = options_.dtype == Dtype::kBf16;
+    Tensor dbias, scratch;
+    if (linear.dbias && producer_sums) {
+        dbias = linear.dbias;
+        scratch = arena_.scratch(stat_, quant_partial_rows(N) * linear.out);
+    }
     if (const Fp8Linear* fp8 = linear.fp8) {
         dy.fp8.rowwise = fp8_.operand_of(*fp8, Fp8Role::kDy, to.fp8.rowwise, N, linear.out);
         dy.fp8.transposed = fp8_.operand_of(*fp8, Fp8Role::kDy, to.fp8.transposed, linear.out, N);
-        if (linear.dbias) dbias_scratch = arena_.scratch(stat_, quant_partial_rows(N) * linear.out);
     }
     fp8_.produce(ctx, {.linear = linear.fp8, .role = Fp8Role::kDy, .to = dy.fp8, .high = to.high,
-                       .keep_high = keep_high, .replay = false, .N = N,
-                       .dbias = linear.fp8 ? linear.dbias : Tensor{}, .dbias_scratch = dbias_scratch}, run);
+                       .keep_high = keep_high, .replay = false, .N = N, .dbias = dbias, .dbias_scratch = scratch},
+                 run);
+    if (linear.dbias && !producer_sums) {
+        ops::bias_backward(ctx, {.dbias = linear.dbias, .scratch = arena_.scratch(stat_, kPartialRows * linear.out),
+                                 .dout = dy.high, .N = N, .C = linear.out});
+    }
     return dy;
 }
 
@@ -68,7 +75,7 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
             ops::quantize(ctx, {.quant = quant, .in = logits, .N = N, .C = Vp});
         });
     }
-    linear_backward(ctx, lm_head, dnorm, dlogits, head_input(N), {}, N);
+    linear_backward(ctx, lm_head, dnorm, dlogits, head_input(N), N);
     const Tensor mean = final_mean_ ? final_mean_.slice(0, N) : Tensor{};
     return make_dy(ctx, down, dresidual, N, true, [&](Tensor dx, const QuantOut& quant) {
         norm_backward(ctx, {.dx = dx, .dresidual = {}, .dweight = {}, .dbias = {}, .scratch = {}, .dout = dnorm,
@@ -101,14 +108,13 @@ void Decoder::mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const Linear
     const Linear proj = linear(layer, LinearKind::kProj);
     const XUse replay{.rowwise = false, .transposed = true, .replay = true};
     Arena::Scope scope(ctx, arena_);
-    Tensor bias_scratch = bias_scratch_for(config_.up_width());
     Tensor dact = arena_.scratch(options_.dtype, N * F);
     if (options_.recompute == Recompute::kNormAct) {
         Arena::Scope replay_scope(ctx, arena_);
         activation_forward(ctx, layer, a, N, replay);
         norm2_forward(ctx, layer, a, a.mid, {}, {}, N, replay);
     }
-    linear_backward(ctx, down, dact, dy, saved_operand(a.act), bias_scratch, N);
+    linear_backward(ctx, down, dact, dy, saved_operand(a.act), N);
     // In bf16 the gradient of `up` takes the place of `up`, which nothing reads afterwards.
     const LinearOperand dup_to = take_grad(N, config_.up_width(), a.up, up.fp8);
     const LinearOperand dup = make_dy(ctx, up, dup_to, N, false, [&](Tensor din, const QuantOut& quant) {
@@ -117,7 +123,7 @@ void Decoder::mlp_backward(Ctx& ctx, int layer, const BlockActs& a, const Linear
         else ops::gelu_backward(ctx, args);
     });
     Tensor dnorm = arena_.scratch(options_.dtype, N * C);
-    linear_backward(ctx, up, dnorm, dup, saved_operand(a.norm2), bias_scratch, N);
+    linear_backward(ctx, up, dnorm, dup, saved_operand(a.norm2), N);
     dy = make_dy(ctx, proj, dresidual, N, true, [&](Tensor dx, const QuantOut& quant) {
         norm_backward(ctx, {.dx = dx, .dresidual = dresidual.high, .dweight = {}, .dbias = {}, .scratch = {},
                             .dout = dnorm, .x = a.mid, .mean = a.mean2, .rstd = a.rstd2, .weight = {}, .N = N, .C = 0,
@@ -173,17 +179,16 @@ void Decoder::attention_half_backward(Ctx& ctx, int layer, const BlockActs& a, c
     const int64_t N = batch.B * batch.T, C = config_.hidden_size;
     const Linear qkv = linear(layer, LinearKind::kQkv), proj = linear(layer, LinearKind::kProj);
     Arena::Scope scope(ctx, arena_);
-    Tensor bias_scratch = bias_scratch_for(std::max(C, config_.qkv_width()));
     Tensor datt = arena_.scratch(options_.dtype, N * config_.q_width());
     Tensor dqkv = arena_.scratch(options_.dtype, N * config_.qkv_width());
-    linear_backward(ctx, proj, datt, dy, saved_operand(a.att), bias_scratch, N);
+    linear_backward(ctx, proj, datt, dy, saved_operand(a.att), N);
     const LinearOperand d = dqkv_backward(ctx, layer, a, qkv, datt, dqkv, batch);
     if (options_.recompute == Recompute::kNormAct) {
         Arena::Scope replay_scope(ctx, arena_);
         norm1_forward(ctx, layer, a, a.x, {}, {}, N, {.rowwise = false, .transposed = true, .replay = true});
     }
     Tensor dnorm = arena_.scratch(options_.dtype, N * C);
-    linear_backward(ctx, qkv, dnorm, d, saved_operand(a.norm1), bias_scratch, N);
+    linear_backward(ctx, qkv, dnorm, d, saved_operand(a.norm1), N);
     const Linear below = layer > 0 ? linear(layer - 1, LinearKind::kDown) : Linear{};
     dy = make_dy(ctx, below, dresidual, N, true, [&](Tensor dx, const QuantOut& quant) {
         norm_backward(ctx, {.dx = dx, .dresidual = dresidual.high, .dweight = {}, .dbias = {}, .scratch = {},

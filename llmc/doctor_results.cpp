@@ -229,7 +229,7 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool spoil) {
     const LinearOperand of_dy{.high = {}, .fp8 = {dy.rowwise(), dy.transposed()}};
     const int64_t before = device::fp8_matmuls(ctx);
     linear_forward(ctx, linear, y.view(), of_x, kTokens);
-    linear_backward(ctx, linear, dx.view(), of_dy, of_x, {}, kTokens);
+    linear_backward(ctx, linear, dx.view(), of_dy, of_x, kTokens);
     const int64_t executed = device::fp8_matmuls(ctx) - before;
     if (executed != 3) return failed(strf("%lld of 3 matmuls ran in FP8", (long long)executed), "run make test-gpu");
 

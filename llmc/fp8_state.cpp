@@ -238,7 +238,10 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
 
 void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     if (!args.linear) {
-        run(args.high, {});
+        QuantOut sums;
+        sums.dbias = args.dbias;
+        sums.dbias_scratch = args.dbias_scratch;
+        run(args.high, sums);
         return;
     }
     QuantOut quant = quant_out(args);

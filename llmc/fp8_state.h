@@ -50,7 +50,7 @@ using Producer = std::function<void(Tensor out, const QuantOut& quant)>;
 
 // Where a tensor goes.
 struct ProduceArgs {
-    const Fp8Linear* linear = nullptr;   // whose operand it becomes; null: bf16 only
+    const Fp8Linear* linear = nullptr;   // whose operand it becomes; null: bf16 and dbias only
     Fp8Role role = Fp8Role::kX;
     Fp8Copies to;                        // with linear
     Tensor high;                         // (N, C) bf16: the result where it is kept, else working memory

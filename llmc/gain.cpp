@@ -67,10 +67,14 @@ Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linea
             .kernels = x.kernels + dy.kernels + 1 / micro_batches};
 }
 
-// In BF16 the bias gradient reads dy in a kernel of its own, in FP8 it rides on the quantising one.
+// The producer of dy adds up the bias gradient, which in FP8 rides on the quantising. For qkv that is a kernel of its
+// own; the others' take longer for it, by so much of the time in which dy could be read: the norm's by 8.5 us of 23.7
+// at GPT-2 124M and 13 of 24.7 at 1558M, gelu's by 12 of 94.7 (dev/results/2026-11-22-h200-1558M.md).
 Extra bf16_extra_of(const Config& c, const LinearPlan& linear) {
     if (!c.shape.linear_bias || linear.kind == LinearKind::kHead) return {};
-    return {.bytes = 2 * d(c.micro_batch_size * c.seq_length) * d(linear.out), .kernels = 1};
+    const bool own = linear.kind == LinearKind::kQkv;
+    const double reads = own ? 1 : linear.kind == LinearKind::kUp ? 0.13 : 0.45;
+    return {.bytes = reads * 2 * d(c.micro_batch_size * c.seq_length) * d(linear.out), .kernels = own ? 1.0 : 0.0};
 }
 
 GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {

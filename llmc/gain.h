@@ -22,7 +22,7 @@ const std::vector<MeasuredGemm>& measured_gemms();
 // Measured where the shape was, else a smooth model of size and K, corrected by what was measured nearby.
 double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K);
 
-// One linear, one micro-batch: three matmuls, what quantising adds (FP8), the bias gradient's own kernel (BF16).
+// One linear, one micro-batch: three matmuls, what quantising adds (FP8), what the bias gradient adds (BF16).
 struct LinearGain {
     double bf16_ms = 0, fp8_ms = 0;
     double gain() const { return bf16_ms / fp8_ms; }

@@ -40,11 +40,12 @@ const double kNetworkRate = 50e9;
 
 // NVIDIA H200, CUDA 13.0, 2026-11-21: the kernels at commit abe0ad9 in dev/results/2026-11-21-h200-fp8-small.md
 // (bench_quantize, bench_quantize_norms, bench_memory); bench_memory at ded97ca in 2026-11-21-h200-fp8.md for those
-// that have not changed since; bench_wire in 2026-11-21-h200-zero.md; quantize_heads in 2026-11-21-h200-attention.md.
+// that have not changed since; bench_wire in 2026-11-21-h200-zero.md; quantize_heads in 2026-11-21-h200-attention.md;
+// kSums in 2026-11-22-h200-1558M.md.
 const std::vector<MeasuredOp>& measured_ops() {
     using K = OpKind;
-    constexpr OpMode kPlain = OpMode::kPlain, kRecord = OpMode::kRecord, kCopies = OpMode::kCopies,
-                     kBlocks = OpMode::kBlocks;
+    constexpr OpMode kPlain = OpMode::kPlain, kSums = OpMode::kSums, kRecord = OpMode::kRecord,
+                     kCopies = OpMode::kCopies, kBlocks = OpMode::kBlocks;
     constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
     // Millions of elements: activations of 8B (8192 tokens) and 124M (65536), FP32 masters, 128 Mi for the optimizer.
     constexpr double kX8 = 33.554432, kQkv8 = 50.331648, kUp8 = 117.440512, kX124 = 50.331648, kUp124 = 201.326592,
@@ -60,7 +61,7 @@ const std::vector<MeasuredOp>& measured_ops() {
         {K::layernorm_forward, kCopies, kB, kX124, 8, 124.2},
         {K::layernorm_forward, kBlocks, kB, kX124, 8 + kGrids, 152.6},
         {K::layernorm_backward, kPlain, kB, kX124, 8, 104.7},  {K::layernorm_backward, kRecord, kB, kX124, 8, 104.0},
-        {K::layernorm_backward, kCopies, kB, kX124, 10, 145.9},
+        {K::layernorm_backward, kSums, kB, kX124, 8, 109.8},   {K::layernorm_backward, kCopies, kB, kX124, 10, 145.9},
         {K::layernorm_backward, kBlocks, kB, kX124, 10 + kGrids, 165.1},
         // Heads that turn are 5/6 of qkv, the table 4 bytes for each of 128 channels of 48 heads.
         {K::rope_forward, kPlain, kB, kQkv8, 4 * 5 / 6.0 + 4 / 48.0, 43.5},
@@ -74,7 +75,7 @@ const std::vector<MeasuredOp>& measured_ops() {
         {K::gelu_forward, kCopies, kB, kUp124, 4, 209.4},
         {K::gelu_forward, kBlocks, kB, kUp124, 4 + kGrids, 226.8},
         {K::gelu_backward, kPlain, kB, kUp124, 6, 277.0},      {K::gelu_backward, kRecord, kB, kUp124, 6, 289.6},
-        {K::gelu_backward, kCopies, kB, kUp124, 6, 306.3},
+        {K::gelu_backward, kSums, kB, kUp124, 6, 289.0},       {K::gelu_backward, kCopies, kB, kUp124, 6, 306.3},
         {K::gelu_backward, kBlocks, kB, kUp124, 6 + kGrids, 343.2},
         {K::swiglu_forward, kPlain, kB, kUp8, 6, 174.0},       {K::swiglu_forward, kRecord, kB, kUp8, 6, 168.2},
         {K::swiglu_forward, kCopies, kB, kUp8, 6, 175.1},
@@ -135,7 +136,7 @@ double d(int64_t x) { return static_cast<double>(x); }
 // A kernel's share that does not grow with its bytes: launch, first loads and last stores; an estimate, as in gain.cpp.
 constexpr double kKernelUs = 3;
 
-// Of what is missing in the table the nearest stands in: plain for record, record for copies, copies for blocks.
+// Of what is missing in the table the nearest stands in: plain for sums, record for copies, copies for blocks.
 int mode_distance(OpMode wanted, OpMode row) {
     const int by = static_cast<int>(row) - static_cast<int>(wanted);
     return by > 0 ? 8 + by : -by;

@@ -33,7 +33,7 @@ void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, T
 }
 
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
-                     Tensor scratch, int64_t N) {
+                     int64_t N) {
     if (const Fp8Linear* fp8 = linear.fp8) {
         if (dx) {
             ops::gemm(ctx, fp8_gemm(dx, dy.fp8.rowwise, fp8->weight_transposed, N, linear.in, linear.out,
@@ -44,10 +44,6 @@ void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOper
         args.accumulate = true;
         ops::gemm(ctx, args);
         return;
-    }
-    if (linear.bias) {
-        ops::bias_backward(ctx, {.dbias = linear.dbias, .scratch = scratch.slice(0, kPartialRows * linear.out),
-                                 .dout = dy.high, .N = N, .C = linear.out});
     }
     if (dx) {
         ops::gemm(ctx, {.D = dx, .A = dy.high, .B = linear.weight, .bias = {}, .pre = {}, .M = N, .N = linear.in,

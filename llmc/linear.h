@@ -25,7 +25,6 @@ void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperan
 // pre = x w^T + b and y = gelu(pre) in one matmul; both (N, out). BF16 and FP32 only.
 void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, Tensor x, int64_t N);
 
-// dx(N, in) = dy w (if dx is given); dweight += dy^T x; and, except in FP8 where the producer of dy added them,
-// dbias += column sums of dy. scratch: (kPartialRows * out) stat, needed with bias.
+// dx(N, in) = dy w (if dx is given); dweight += dy^T x. The gradient of the bias is the work of dy's producer.
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
-                     Tensor scratch, int64_t N);
+                     int64_t N);

@@ -38,6 +38,7 @@ int64_t copies(const QuantOut& quant) {
 }
 
 OpMode mode(const QuantOut& quant) {
+    if (quant.only_sums()) return OpMode::kSums;
     if (!quant.copies()) return quant.record ? OpMode::kRecord : OpMode::kPlain;
     return quant.granularity == Granularity::kTensor ? OpMode::kCopies : OpMode::kBlocks;
 }
@@ -51,9 +52,19 @@ void note(Ctx& ctx, OpKind kind, Dtype dtype, int64_t bytes, const QuantOut& qua
     note(ctx, {.kind = kind, .mode = mode(quant), .dtype = dtype, .bytes = bytes + copies(quant), .attention = {}});
 }
 
-// Attention makes copies, and records the largest value, in a pass of its own over its result.
+// Attention makes copies, records the largest value and adds up the bias gradient in a pass of its own over its result:
+// for the latter bias_backward stands, whose work it is.
 void note_pass(Ctx& ctx, const QuantOut& quant, const Tensor& in) {
-    if (quant) note(ctx, quant.copies() ? OpKind::quantize : OpKind::amax, in.dtype, in.bytes(), quant);
+    if (!quant) return;
+    if (quant.only_sums()) return note(ctx, OpKind::bias_backward, in.dtype, in.bytes());
+    note(ctx, quant.copies() ? OpKind::quantize : OpKind::amax, in.dtype, in.bytes(), quant);
+}
+
+// rope and qk-norm add up a bias gradient in such a pass, where no copies are made.
+void note_turn(Ctx& ctx, OpKind kind, int64_t bytes, const QuantOut& quant, const Tensor& out) {
+    if (!quant.only_sums()) return note(ctx, kind, out.dtype, bytes, quant);
+    note(ctx, kind, out.dtype, bytes);
+    note_pass(ctx, quant, out);
 }
 
 }  // namespace
@@ -76,6 +87,7 @@ std::string op_text(const PlannedOp& op) {
     text += std::string(" ") + (s.fp8 ? "e4m3" : dtype_name(op.dtype));
     switch (op.mode) {
         case OpMode::kPlain: return text;
+        case OpMode::kSums: return text + ", sums";
         case OpMode::kRecord: return text + ", amax";
         case OpMode::kCopies: return text + ", FP8";
         case OpMode::kBlocks: return text + ", FP8 blocks";
@@ -145,12 +157,12 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QkNormForwardArgs& a) {
     note(ctx, kind, a.in.dtype, sum({a.in, a.out}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.dqkv, a.in}) + (a.quant.copies() ? 0 : a.dqkv.bytes()), a.quant);
+    note_turn(ctx, kind, sum({a.dqkv, a.in}) + (a.quant.copies() ? 0 : a.dqkv.bytes()), a.quant, a.dqkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
     const int64_t turned = a.N * (a.NH + a.NKV) * a.HS * dtype_bytes(a.qkv.dtype), angles = a.N * a.HS * 4;
-    const int64_t read = a.quant ? a.qkv.bytes() : turned;
-    note(ctx, kind, a.qkv.dtype, read + angles + (a.quant.copies() ? 0 : turned), a.quant);
+    const int64_t read = a.quant && !a.quant.only_sums() ? a.qkv.bytes() : turned;
+    note_turn(ctx, kind, read + angles + (a.quant.copies() ? 0 : turned), a.quant, a.qkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeHeadsArgs& a) {
     note(ctx, kind, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.factors}));

@@ -9,6 +9,7 @@
 // What an operation does besides its own result; see QuantOut.
 enum class OpMode {
     kPlain,
+    kSums,     // sums of the columns, a bias gradient
     kRecord,   // the largest value
     kCopies,   // FP8 copies with one factor
     kBlocks,   // FP8 copies with a factor for each block

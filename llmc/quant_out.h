@@ -47,8 +47,9 @@ enum class Scaling : uint8_t {
 };
 
 // What an operation does, besides or instead of writing its bf16 result X of shape (N, C), to make X an operand of FP8
-// matmuls. X is rounded to bf16 first and that value is quantised: to_fp8(x * quant_mul). All parts are optional; a
-// default QuantOut asks for nothing. Columns C must be a multiple of 16, and with `transposed` rows N as well.
+// matmuls, and to add up the bias gradient that X is the dy of, in FP8 or BF16. X is rounded to bf16 first and that
+// value is quantised: to_fp8(x * quant_mul). All parts are optional; a default QuantOut asks for nothing. Columns C
+// must be a multiple of 16, without copies of 8 (swiglu_backward: 16), and with `transposed` rows N of 16 as well.
 struct QuantOut {
     Tensor rowwise;              // (N, C) fp8, =
     Tensor transposed;           // (C, N) fp8, =
@@ -66,6 +67,8 @@ struct QuantOut {
     Tensor dbias_scratch;        // (quant_partial_rows(N) * C) stat, =, with dbias
 
     bool copies() const { return rowwise || transposed; }
+    bool only_records() const { return record && !copies() && !dbias; }
+    bool only_sums() const { return dbias && !copies() && !record; }
     explicit operator bool() const { return copies() || record || dbias; }
 };
 constexpr int64_t quant_partial_rows(int64_t N) { return (N + 127) / 128; }

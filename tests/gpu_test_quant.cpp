@@ -84,7 +84,7 @@ void check_quantize(const HostTensor& in, int64_t N, int64_t C, const QuantVaria
 // quantize of one tensor with one factor for the whole of it.
 void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float quant_mul) {
     INFO(dtype_name(format) << " with factor " << quant_mul);
-    QuantVariant v = quant_variants()[0];
+    QuantVariant v = quant_variant("delayed");
     v.format = format;
     HostTensors request = quant_tensors(v, N, C, 0);
     slot_in(request["slot"]).quant_mul = quant_mul;
@@ -247,12 +247,12 @@ TEST_CASE("gpu quant: quantize") {
         check_producer(quantize_of(random_tensor(kB, s.N * s.C, 32), s.N, s.C));
     }
     // Rows that no transposed copy can have.
-    check_quantize(uneven_values(kB, 7, 144, 33, true), 7, 144, quant_variants()[2]);
+    check_quantize(uneven_values(kB, 7, 144, 33, true), 7, 144, quant_variant("delayed rowwise"));
 }
 
 TEST_CASE("gpu quant: quantize of fp32 that is not finite, and of a skipped step") {
     const HostTensor in = uneven_values(kF, 48, 80, 34, true);
-    QuantVariant v = quant_variants()[0];
+    QuantVariant v = quant_variant("delayed");
     const HostTensors request = quant_tensors(v, 48, 80, 0);
     HostTensors got = run_producer(quantize_of(in, 48, 80), &v, request);
     HostTensors want = quantize_on_cpu(v, request, in, 48, 80);

@@ -14,11 +14,14 @@ HostTensor random(const std::string& name, Dtype dtype, int64_t elems, double mu
 struct Shape {
     int64_t N, C;
 };
-// A warp a row and a block a row, with and without idle threads; part of a group, several groups, blocks that go round
-// several (4240 rows); rows that leave no room for 32 of them; rows that no transposed copy can have; one too long for
-// the row kernels.
-const Shape kShapes[] = {{16, 16},   {48, 256},   {272, 768}, {80, 1024},  {112, 1600}, {4240, 2048},
-                         {32, 4096}, {272, 4096}, {16, 5120}, {48, 8192}, {7, 768},    {16, 20000}};
+// A warp a row and a block a row, with and without idle threads; a warp with 5, 6, 7 and 8 vectors a lane, the last one
+// of few lanes and of all; part of a group, several groups, blocks that go round several (4240 rows where one block
+// fits a multiprocessor, 12704 where up to three do); rows that leave no room for 32 of them, and more than blocks;
+// rows that no transposed copy can have; one too long for the row kernels.
+const Shape kShapes[] = {{16, 16},     {48, 256},      {272, 768},  {80, 1024},   {48, 1040},
+                         {112, 1280},  {80, 1296},     {272, 1536}, {48, 1552},   {112, 1600},
+                         {16, 1808},   {12704, 1040},  {32, 4096},  {4240, 2048}, {272, 4096},
+                         {272, 5120},  {48, 8192},     {7, 768},    {7, 1600},    {16, 20000}};
 
 Producer forward(bool layer, const Shape& s, bool residual, bool spoilt) {
     const int64_t elems = s.N * s.C;
@@ -200,8 +203,7 @@ TEST_CASE("gpu quant: rope finds the largest value in every thread's part") {
     const Heads h{1, 10, 12, 12, 64};
     if (left_out(h.N() * h.C())) return;
     Producer p = rope(h, true);
-    const QuantVariant record = quant_variants()[5];
-    CHECK_EQ(std::string(record.name), "record");
+    const QuantVariant record = quant_variant("record");
     const HostTensors request = quant_tensors(record, h.N(), h.C(), 0);
     for (int64_t i = 0; i < h.N() * h.C(); i += 8) {
         HostTensor& qkv = p.tensors["qkv"] = HostTensor(kB, h.N() * h.C()).fill(0);
@@ -223,7 +225,7 @@ TEST_CASE("gpu quant: what producers refuse") {
     Producer p = forward(false, {16, 64}, false, false);
     p.tensors["out"] = HostTensor(kF, 16 * 64);
     for (const char* name : {"in", "weight"}) p.tensors[name] = p.tensors[name].to(kF);
-    QuantVariant v = quant_variants()[0];
+    QuantVariant v = quant_variant("delayed");
     const HostTensors request = quant_tensors(v, 16, 64, 0);
     CHECK_NE(error_of([&] { run_producer(p, &v, request); }).find("made of bf16"), std::string::npos);
     p = forward(false, {8, 64}, false, false);

@@ -106,6 +106,37 @@ TEST_CASE("recomputation and poisoned scratch leave every gradient bit alone") {
     }
 }
 
+// In bf16 the kernels that make dy add up the gradients of the biases, in FP32 a pass of its own does.
+TEST_CASE("gradients in bf16 are those of FP32 but for rounding, whoever adds up the biases'") {
+    std::vector<Variant> all = variants();
+    ModelConfig biased = tiny_llama();
+    biased.linear_bias = true;
+    all.push_back({"llama with biases", biased});
+    biased.qk_norm = true;
+    biased.position = PositionEmbedding::kLearned;
+    all.push_back({"qk-norm and biases", biased});
+    for (const Variant& variant : all) {
+        CAPTURE(variant.name);
+        std::vector<std::vector<double>> grads[2];
+        for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+            TestModel model(tiny_config(variant.shape, dtype, 3, 7));
+            model.set_random_batch(6, 3);   // two micro-batches: gradients are added to
+            model.gradients();
+            grads[dtype == Dtype::kBf16] = all_grads(model);
+        }
+        for (size_t p = 0; p < grads[0].size(); p++) {
+            double off = 0, size = 0;
+            for (size_t i = 0; i < grads[0][p].size(); i++) {
+                off += std::pow(grads[1][p][i] - grads[0][p][i], 2);
+                size += std::pow(grads[0][p][i], 2);
+            }
+            // bf16 rounds to 2^-9, a few dozen times on the way to a gradient; what is added twice or left out is off
+            // by all of itself.
+            CHECK_MESSAGE(off < 0.15 * 0.15 * size, variant.name, " ", p, ": off by ", std::sqrt(off / size));
+        }
+    }
+}
+
 TEST_CASE("gelu inside the matmul changes rounding only, and recomputation repeats it") {
     Config config = test_config(tiny_gpt2(), Dtype::kFp32, 2, 7);
     TestModel plain(config);

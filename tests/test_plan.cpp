@@ -3,8 +3,11 @@
 #include "tests/config_test.h"
 #include "tests/fp8_model_test.h"
 
+#include <map>
+
 #include <nlohmann/json.hpp>
 
+#include "llmc/gain.h"
 #include "llmc/log.h"
 #include "llmc/plan_report.h"
 
@@ -196,6 +199,39 @@ TEST_CASE("plan: operations of a step, with their bytes") {
     CHECK(attention->attention == AttentionShape{.B = 1, .T = 8192, .NH = 32, .HS = 128, .backward = true});
     CHECK(attention->count == blocks);
     CHECK(find_op(plan, OpKind::bias_backward) == nullptr);
+}
+
+TEST_CASE("plan: bias gradients in BF16 cost what the kernels that add them up take longer") {
+    const int64_t layers = 12, micro_batches = 8, N = 64 * 1024;
+    const MemoryPlan plan = planned(planned_config("gpt2", kGpt2));
+    std::map<OpKind, int64_t> sums;
+    for (const PlannedOp& op : plan.step_ops)
+        if (op.mode == OpMode::kSums) sums[op.kind] += op.count;
+    // dy of proj and down comes from norms, of up from gelu, of qkv from attention, which leaves it to another pass.
+    CHECK(sums[OpKind::layernorm_backward] == 2 * layers * micro_batches);
+    CHECK(sums[OpKind::gelu_backward] == layers * micro_batches);
+    CHECK(sums.size() == 2);
+    const PlannedOp* own = find_op(plan, OpKind::bias_backward);
+    REQUIRE(own);
+    CHECK(own->count == layers * micro_batches);
+    CHECK(own->bytes == 2 * N * 3 * 768);
+    // rope and qk-norm, too, leave it to another pass.
+    const MemoryPlan modern = planned(planned_config("gpt2", joined(kGpt2, {"--position-embedding-type", "rope"})));
+    own = find_op(modern, OpKind::bias_backward);
+    REQUIRE(own);
+    CHECK(own->count == layers * micro_batches);
+    const PlannedOp* rope = find_op(modern, OpKind::rope_backward);
+    REQUIRE(rope);
+    CHECK(rope->mode == OpMode::kPlain);
+    // With them BF16 is slower, and FP8 gains more.
+    const Words fp8 = joined(kGpt2, {"--fp8-recipe", "delayed"});
+    auto gain = [](const Words& words, size_t linear) {
+        const Config config = planned_config("gpt2", words);
+        const Fp8Plan recipe = make_fp8_plan(config, make_param_table(config.shape));
+        return predict_gain(config, recipe, recipe.linears[linear]).gain();
+    };
+    for (size_t i = 0; i < kLinearsPerBlock; i++)
+        CHECK(gain(fp8, i) > gain(joined(fp8, {"--disable-bias-linear"}), i));
 }
 
 TEST_CASE("plan: rates are scaled by peaks and bandwidths, and the text says so") {

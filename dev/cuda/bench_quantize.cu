@@ -12,9 +12,10 @@ namespace {
 
 constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
 
-enum class Ask { kDelayed, kDelayedE5m2, kCounts, kCurrent, kBlocks, kSquares, kRecord };
+enum class Ask { kDelayed, kDelayedE5m2, kCounts, kCurrent, kBlocks, kSquares, kRecord, kSums };
 const char* ask_name(Ask ask) {
-    const char* names[] = {"delayed", "delayed e5m2", "delayed, counts", "current", "blocks", "squares", "record"};
+    const char* names[] = {"delayed", "delayed e5m2", "delayed, counts", "current", "blocks", "squares", "record",
+                           "sums alone"};
     return names[static_cast<int>(ask)];
 }
 
@@ -29,7 +30,7 @@ QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C, bool dbias = false) 
         quant.dbias = t("quant_dbias", kF, C);
         quant.dbias_scratch = t("quant_dbias_scratch", kF, quant_partial_rows(N) * C);
     }
-    if (ask == Ask::kRecord) return quant;
+    if (ask == Ask::kRecord || ask == Ask::kSums) return quant;
     const Dtype format = ask == Ask::kDelayedE5m2 ? Dtype::kE5m2 : Dtype::kE4m3;
     quant.rowwise = t("rowwise", format, N * C);
     quant.transposed = t("transposed", format, N * C);
@@ -67,7 +68,7 @@ template <bool swiglu> void forward(Ctx& ctx, Tensors& t, const Shape& s, Ask as
 // GPT-2 has biases.
 template <bool swiglu> void backward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
     const int64_t C = (swiglu ? 2 : 1) * s.C;
-    const Tensor din = ask == Ask::kRecord ? t("din", kB, s.N * C) : Tensor{};
+    const Tensor din = ask == Ask::kRecord || ask == Ask::kSums ? t("din", kB, s.N * C) : Tensor{};
     (swiglu ? cuda::swiglu_backward : cuda::gelu_backward)(
         ctx, {.din = din, .dout = t("dout", kB, s.N * s.C), .in = t("in", kB, s.N * C), .N = s.N, .F = s.C,
               .quant = request(t, ask, s.N, C, !swiglu)});
@@ -118,6 +119,7 @@ const Row kRows[] = {
     {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kDelayedE5m2, 6},
     {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kRecord, 6},
     {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kBlocks, 6 + kGrids},
+    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kSums, 6},
     {"adamw without amax", adamw<false>, kDownWeight, Ask::kRecord, 20},
     {"adamw with amax", adamw<true>, kDownWeight, Ask::kRecord, 20},
 };

@@ -18,12 +18,21 @@ struct Dims {
 };
 const Dims kLlama8B = {"8B", false, 8192, 4096, 8192, 32, 8, 128};
 const Dims kGpt2 = {"124M", true, 65536, 768, 1024, 12, 12, 64};
+// Rows of other lengths: GPT-2 1558M, 350M and 774M, layernorms of 2048 and 4096 columns, a rmsnorm of llama3-small.
+const Dims kLengths[] = {
+    {"16384 x 1600", true, 16384, 1600, 0, 0, 0, 0}, {"32768 x 1600", true, 32768, 1600, 0, 0, 0, 0},
+    {"16384 x 768", true, 16384, 768, 0, 0, 0, 0},   {"16384 x 1024", true, 16384, 1024, 0, 0, 0, 0},
+    {"16384 x 1280", true, 16384, 1280, 0, 0, 0, 0}, {"16384 x 2048", true, 16384, 2048, 0, 0, 0, 0},
+    {"8192 x 4096", true, 8192, 4096, 0, 0, 0, 0},   {"16384 x 2048", false, 16384, 2048, 0, 0, 0, 0}};
 
-enum class Ask { kBf16, kDelayed, kDelayedCounts, kRecord, kTensorwise, kBlocks };
+enum class Ask { kBf16, kSums, kDelayed, kReplay, kRowwise, kDelayedCounts, kRecord, kTensorwise, kBlocks };
 const char* ask_name(Ask ask) {
     switch (ask) {
         case Ask::kBf16: return "bf16 alone";
+        case Ask::kSums: return "bf16 and sums of dx";
         case Ask::kDelayed: return "delayed";
+        case Ask::kReplay: return "delayed, no residual";
+        case Ask::kRowwise: return "delayed, rowwise";
         case Ask::kDelayedCounts: return "delayed, counts";
         case Ask::kRecord: return "record";
         case Ask::kTensorwise: return "tensorwise: record, quantize";
@@ -38,12 +47,12 @@ Tensors::Normal normal_of(const std::string& name) {
 
 QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C) {
     QuantOut quant;
-    if (ask == Ask::kBf16) return quant;
+    if (ask == Ask::kBf16 || ask == Ask::kSums) return quant;
     quant.slot = t.object("slot", Fp8Slot{1.0f, 100.0f, 0, 0});
     quant.record = true;
     if (ask == Ask::kRecord || ask == Ask::kTensorwise) return quant;
     quant.rowwise = t("rowwise", Dtype::kE4m3, N * C);
-    quant.transposed = t("transposed", Dtype::kE4m3, N * C);
+    if (ask != Ask::kRowwise) quant.transposed = t("transposed", Dtype::kE4m3, N * C);
     if (ask == Ask::kDelayedCounts) quant.counts = t.object("counts", Fp8Counts{});
     if (ask != Ask::kBlocks) return quant;
     quant.record = false;
@@ -64,11 +73,12 @@ void forward(Ctx& ctx, Tensors& t, const Dims& d, Ask ask) {
     const int64_t NC = d.N * d.C;
     const bool out = ask == Ask::kBf16 || ask == Ask::kRecord || ask == Ask::kTensorwise;
     (d.layer ? cuda::layernorm_forward : cuda::rmsnorm_forward)(
-        ctx, {.out = out ? t("out", kB, NC) : Tensor{}, .residual_out = t("sum", kB, NC),
+        ctx, {.out = out ? t("out", kB, NC) : Tensor{},
+              .residual_out = ask == Ask::kReplay ? Tensor{} : t("sum", kB, NC),
               .mean = d.layer ? t("mean", kF, d.N) : Tensor{}, .rstd = t("rstd", kF, d.N), .in = t("x", kB, NC),
-              .residual = t("residual", kB, NC), .weight = t("weight", kB, d.C),
-              .bias = d.layer ? t("bias", kB, d.C) : Tensor{}, .N = d.N, .C = d.C, .eps = 1e-5f,
-              .quant = request(t, ask, d.N, d.C)});
+              .residual = ask == Ask::kReplay ? Tensor{} : t("residual", kB, NC),
+              .weight = t("weight", kB, d.C), .bias = d.layer ? t("bias", kB, d.C) : Tensor{}, .N = d.N, .C = d.C,
+              .eps = 1e-5f, .quant = request(t, ask, d.N, d.C)});
     if (out) then_quantize(ctx, t, ask, t("out", kB, NC), d.N, d.C);
 }
 void backward(Ctx& ctx, Tensors& t, const Dims& d, Ask ask) {
@@ -114,11 +124,25 @@ std::vector<Row> rows() {
         all.push_back({norm, forward, *d, Ask::kBlocks, 10 + grids});
         norm = d->layer ? "layernorm_backward" : "rmsnorm_backward";
         all.push_back({norm, backward, *d, Ask::kBf16, 8});
+        if (d->layer) all.push_back({norm, backward, *d, Ask::kSums, 8});
         all.push_back({norm, backward, *d, Ask::kDelayed, 10});
         all.push_back({norm, backward, *d, Ask::kDelayedCounts, 10});
         all.push_back({norm, backward, *d, Ask::kRecord, 8});
         all.push_back({norm, backward, *d, Ask::kTensorwise, 12});
         all.push_back({norm, backward, *d, Ask::kBlocks, 12 + grids});
+    }
+    for (const Dims& d : kLengths) {
+        const char* norm = d.layer ? "layernorm_forward" : "rmsnorm_forward";
+        all.push_back({norm, forward, d, Ask::kBf16, 8});
+        all.push_back({norm, forward, d, Ask::kDelayed, 8});
+        all.push_back({norm, forward, d, Ask::kReplay, 4});
+        all.push_back({norm, forward, d, Ask::kRowwise, 7});
+        all.push_back({norm, forward, d, Ask::kDelayedCounts, 8});
+        norm = d.layer ? "layernorm_backward" : "rmsnorm_backward";
+        all.push_back({norm, backward, d, Ask::kBf16, 8});
+        if (d.layer) all.push_back({norm, backward, d, Ask::kSums, 8});
+        all.push_back({norm, backward, d, Ask::kDelayed, 10});
+        all.push_back({norm, backward, d, Ask::kDelayedCounts, 10});
     }
     const Dims& d = kLlama8B;
     const double turned = static_cast<double>((d.NH + d.NKV) * d.HS) / static_cast<double>(d.row());

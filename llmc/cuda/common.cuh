@@ -49,6 +49,13 @@ inline unsigned grid_size(int64_t blocks) {
 
 // Lets a kernel be launched with more than the 48 KB of shared memory (static and dynamic together) that it
 // gets unasked.
+template <typename Kernel> bool shared_memory_fits(const Ctx& ctx, Kernel* kernel, size_t bytes) {
+    int limit = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.index));
+    cudaFuncAttributes attributes;
+    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    return bytes + attributes.sharedSizeBytes <= static_cast<size_t>(limit);
+}
 template <typename Kernel> void allow_shared_memory(Kernel* kernel, size_t bytes) {
     if (bytes <= 32 * 1024) return;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -69,11 +69,11 @@ template <typename T> struct NormBackward {
     const T* weight;
     int64_t N;
 
+    // partial_b is but a flag until it is known how many parts there are.
     NormBackward(const NormBackwardArgs& args)
-        : dx(args.dx.as<T>()), partial_w(args.scratch.as<float>()),
-          partial_b(args.dbias ? partial_w + kPartialRows * args.C : nullptr), dresidual(args.dresidual.as<T>()),
-          dout(args.dout.as<T>()), x(args.x.as<T>()), mean(args.mean.as<float>()), rstd(args.rstd.as<float>()),
-          weight(args.weight.as<T>()), N(args.N) {}
+        : dx(args.dx.as<T>()), partial_w(args.scratch.as<float>()), partial_b(args.dbias ? partial_w : nullptr),
+          dresidual(args.dresidual.as<T>()), dout(args.dout.as<T>()), x(args.x.as<T>()), mean(args.mean.as<float>()),
+          rstd(args.rstd.as<float>()), weight(args.weight.as<T>()), N(args.N) {}
     bool vectors_fit(int64_t C) const {
         return vectorizable<T>(C, {dx, dresidual, dout, x, weight, partial_w});
     }
@@ -89,7 +89,8 @@ template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardA
 // Sums over the threads x of each row y of a block; all threads of the row get them. Two buffers by turns: one barrier
 // a sum is enough. Rows of several warps meet at the block's barrier, so all of them must come equally often.
 template <bool kWarpPerRow> struct RowSum {
-    float (*shared)[kNormLanes];   // two
+    static constexpr int kParts = 1;   // sums that a thread brings
+    float (*shared)[kNormLanes];       // two
     int buffer = 0;
     __device__ float operator()(float value) {
         if constexpr (kWarpPerRow) {
@@ -100,6 +101,25 @@ template <bool kWarpPerRow> struct RowSum {
             buffer ^= 1;
             return block_sum(value, own, threadIdx.x / kNormLanes, threadIdx.x % kNormLanes, warps);
         }
+    }
+    __device__ float operator()(const float (&parts)[1]) { return (*this)(parts[0]); }
+};
+
+// The same by the one warp of a row that elsewhere has kWarps of them, 3 or 4: it brings what each of those would, and
+// adds in their order, so that both get the same bits. Lanes halve what they hold as they go: with bits 4 and 3 of its
+// number a lane ends up with the sum of the warp 2 * bit 4 + bit 3.
+template <int kWarps> struct SeveralWarpsSum {
+    static_assert(kWarps == 3 || kWarps == 4);
+    static constexpr int kParts = kWarps;
+    __device__ float operator()(const float (&parts)[kWarps]) {
+        auto other = [](float value, int lane_bit) { return __shfl_xor_sync(0xffffffffu, value, lane_bit); };
+        const float last = kWarps == 4 ? parts[kWarps - 1] : 0.0f;
+        const bool high = threadIdx.x & 16, odd = threadIdx.x & 8;
+        const float even_part = (high ? parts[2] : parts[0]) + other(high ? parts[0] : parts[2], 16);
+        const float odd_part = (high ? last : parts[1]) + other(high ? parts[1] : last, 16);
+        float sum = (odd ? odd_part : even_part) + other(odd ? even_part : odd_part, 8);
+        for (int bit : {4, 2, 1, 16, 8}) sum += other(sum, bit);
+        return sum;
     }
 };
 
@@ -114,6 +134,11 @@ __device__ inline float2 row_sum2(float2 value, float2* shared) {
     if (lane == 0) shared[threadIdx.y * warps + threadIdx.x / kNormLanes] = value;
     if constexpr (kRowBarrier) __barrier_sync_count(1 + threadIdx.y, blockDim.x);
     else __syncthreads();
+    if (warps <= 8) {
+        // Eight lanes' sum, in the order of all 32 of which the others have nothing.
+        value = lane % 8 < warps ? shared[threadIdx.y * warps + lane % 8] : make_float2(0.0f, 0.0f);
+        return make_float2(warp_sum<8>(value.x), warp_sum<8>(value.y));
+    }
     value = lane < warps ? shared[threadIdx.y * warps + lane] : make_float2(0.0f, 0.0f);
     return make_float2(warp_sum(value.x), warp_sum(value.y));
 }
@@ -137,6 +162,35 @@ __device__ void write_column_sums(float* partial, float (&sums)[kVecs][kWidth], 
     __syncthreads();
 }
 
+// Sums over rows of a thread's columns, in shared memory where registers are short; nobody else touches them.
+template <int kVecs> struct ThreadSums {   // kVecs vectors of 8 columns
+    float4* memory;                        // this thread's first; 2 kVecs of them, `threads` apart
+    int threads;
+
+    __device__ void clear() const {
+#pragma unroll
+        for (int i = 0; i < 2 * kVecs; i++) memory[i * threads] = make_float4(0, 0, 0, 0);
+    }
+    __device__ void add(int k, const uint4& row) const {
+        float value[8];
+        unpack<bf16>(row, value);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float4& sum = memory[(2 * k + i) * threads];
+            sum = make_float4(sum.x + value[4 * i], sum.y + value[4 * i + 1], sum.z + value[4 * i + 2],
+                              sum.w + value[4 * i + 3]);
+        }
+    }
+    __device__ void take(float (&sums)[kVecs][8]) const {
+#pragma unroll
+        for (int i = 0; i < 2 * kVecs; i++) {
+            const float4 sum = memory[i * threads];
+            float* to = &sums[i / 2][i % 2 * 4];
+            to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
+        }
+    }
+};
+
 // ---- forward, of a row whose thread x has its vectors x, x + blockDim.x, ... below `vectors`
 
 // x += residual, rounded to T.
@@ -149,13 +203,21 @@ template <typename T> __device__ inline uint4 norm_add(const uint4& x, const uin
     return pack<T>(value);
 }
 
-// Mean (0 for rms) and 1 / sqrt(variance + eps); vectors of x past the end are 0.
-template <typename T, bool kLayer, int kVecs, typename Sum>
-__device__ inline float2 norm_statistics(const uint4 (&x)[kVecs], int vectors, float eps, Sum& row_sum) {
+// Without this the compiler keeps the floats of a row from one use to the next, twice the registers.
+template <int kVecs> __device__ inline void keep_packed(uint4 (&x)[kVecs]) {
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) ptx::forget(x[k]);
+}
+
+// Mean (0 for rms) and 1 / sqrt(variance + eps); vectors of x past the end are 0. Part p of a sum has the vectors p,
+// p + kParts, ... of the thread. kFull: vectors that every thread has.
+template <typename T, bool kLayer, int kFull = 0, int kVecs, typename Sum>
+__device__ inline float2 norm_statistics(uint4 (&x)[kVecs], int vectors, float eps, Sum& row_sum) {
     const float C = static_cast<float>(vectors * kVec<T>);
-    float sum = 0.0f;
+    float parts[Sum::kParts] = {};
 #pragma unroll
     for (int k = 0; k < kVecs; k++) {
+        float& sum = parts[k % Sum::kParts];
         float value[kVec<T>];
         unpack<T>(x[k], value);
 #pragma unroll
@@ -163,23 +225,24 @@ __device__ inline float2 norm_statistics(const uint4 (&x)[kVecs], int vectors, f
             sum = kLayer ? __fadd_rn(sum, value[i]) : __fmaf_rn(value[i], value[i], sum);
         }
     }
-    sum = row_sum(sum);
+    float sum = row_sum(parts);
     float mean = 0.0f;
     if constexpr (kLayer) {
         mean = sum / C;
-        sum = 0.0f;
+        if constexpr (kFull > 0) keep_packed(x);
+        float squares[Sum::kParts] = {};
 #pragma unroll
         for (int k = 0; k < kVecs; k++) {
-            if (threadIdx.x + k * blockDim.x >= vectors) continue;
+            if (k >= kFull && threadIdx.x + k * blockDim.x >= vectors) continue;
             float value[kVec<T>];
             unpack<T>(x[k], value);
 #pragma unroll
             for (int i = 0; i < kVec<T>; i++) {
                 const float off = __fsub_rn(value[i], mean);
-                sum = __fmaf_rn(off, off, sum);
+                squares[k % Sum::kParts] = __fmaf_rn(off, off, squares[k % Sum::kParts]);
             }
         }
-        sum = row_sum(sum);
+        sum = row_sum(squares);
     }
     return make_float2(mean, 1.0f / sqrtf(sum / C + eps));
 }
@@ -192,14 +255,20 @@ __device__ inline float norm_value(float x, float2 statistics, float weight, flo
     return kLayer ? __fmaf_rn(x, weight, bias) : __fmul_rn(x, weight);
 }
 template <typename T, bool kLayer>
-__device__ inline uint4 norm_apply(const uint4& x, float2 statistics, const uint4& weight, const uint4& bias) {
-    float value[kVec<T>], weights[kVec<T>], offset[kVec<T>];
+__device__ inline uint4 norm_apply(const uint4& x, float2 statistics, const float (&weight)[kVec<T>],
+                                   const float (&bias)[kVec<T>]) {
+    float value[kVec<T>];
     unpack<T>(x, value);
+#pragma unroll
+    for (int i = 0; i < kVec<T>; i++) value[i] = norm_value<kLayer>(value[i], statistics, weight[i], bias[i]);
+    return pack<T>(value);
+}
+template <typename T, bool kLayer>
+__device__ inline uint4 norm_apply(const uint4& x, float2 statistics, const uint4& weight, const uint4& bias) {
+    float weights[kVec<T>], offset[kVec<T>];
     unpack<T>(weight, weights);
     unpack<T>(bias, offset);
-#pragma unroll
-    for (int i = 0; i < kVec<T>; i++) value[i] = norm_value<kLayer>(value[i], statistics, weights[i], offset[i]);
-    return pack<T>(value);
+    return norm_apply<T, kLayer>(x, statistics, weights, offset);
 }
 
 // ---- backward, likewise

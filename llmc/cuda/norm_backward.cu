@@ -12,16 +12,17 @@ constexpr int kStages = 2;
 constexpr int kStreams = 3;
 
 // Math: xhat = (x - mean) rstd, g = dout weight; dx = dresidual + rstd (g - mean_c(g) - xhat mean_c(g xhat));
-// partial_w[p], partial_b[p] = sums of dout xhat, dout over the rows of part p. rms: mean = mean_c(g) = 0.
+// partial_w[p], partial_b[p], partial_dx[p] = sums of dout xhat, dout, dx over the rows of part p.
+// rms: mean = mean_c(g) = 0.
 // Source: derivative of the forward.
-// Traffic: dout, x, dresidual read, dx written, once each; 4 C (8 C) bytes a block of partial sums written.
+// Traffic: dout, x, dresidual read, dx written, once each; 4 C bytes of each sum a block written.
 // Requires: as the forward, and kVecs vectors of at most 16 elements together.
 // Parallel: blockDim.x threads own the rows p, p + gridDim.x, ... of their y, and keep the sums of their
 // columns in registers. A thread copies its own part of the next kStages rows into shared memory
 // asynchronously: the statistics of one row never leave the memory idle. dx may be dresidual.
-template <typename T, int kVecs, bool kLayer>
+template <typename T, int kVecs, bool kLayer, bool kSumDx>
 __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
-    norm_backward_kernel(NormBackward<T> a, AmaxOut amax_out, int vectors) {
+    norm_backward_kernel(NormBackward<T> a, float* partial_dx, AmaxOut amax_out, int vectors) {
     extern __shared__ uint4 ring[];
     __shared__ float2 shared[2][kNormLanes];
     wait_for_kernels_before();
@@ -51,6 +52,8 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
     uint4 w[kVecs] = {};
     NormColumns<T, kVecs> columns;
     uint32_t amax = 0;
+    ThreadSums<kVecs> dx_sums{reinterpret_cast<float4*>(ring + kStages * kVecs * kStreams * threads) + thread, threads};
+    if constexpr (kSumDx) dx_sums.clear();
 #pragma unroll
     for (int k = 0; k < kVecs; k++) {
         const int v = threadIdx.x + k * blockDim.x;
@@ -82,15 +85,19 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
             const int v = threadIdx.x + k * blockDim.x;
             if (!active || v >= vectors) continue;
             const uint4 dx = norm_backward_apply<T, kLayer>(d[k], xs[k], w[k], add[k], statistics, means);
-            if (amax_out.slot) amax = max_pair(amax, amax_pair(dx));
+            if (!kSumDx && amax_out.slot) amax = max_pair(amax, amax_pair(dx));
             store_vec(a.dx + row * C + v * kWidth, dx);
+            if constexpr (kSumDx) dx_sums.add(k, dx);
         }
     }
-    if (amax_out.slot) amax_out.add(amax, amax_out.seen());
-    __syncthreads();  // every thread has read its last prefetched row
+    if (!kSumDx && amax_out.slot) amax_out.add(amax, amax_out.seen());
+    float of_dx[kVecs][8];
+    if constexpr (kSumDx) dx_sums.take(of_dx);
+    __syncthreads();  // every thread has read its last prefetched row, and its sums
     float* sums = reinterpret_cast<float*>(ring);
     write_column_sums<kVecs, kWidth>(a.partial_w, columns.dw, sums, vectors);
     if (kLayer && a.partial_b) write_column_sums<kVecs, kWidth>(a.partial_b, columns.db, sums, vectors);
+    if constexpr (kSumDx) write_column_sums<kVecs, 8>(partial_dx, of_dx, sums, vectors);
 }
 
 constexpr int kLoopThreads = 256;
@@ -125,7 +132,7 @@ __global__ void __launch_bounds__(kLoopThreads) norm_backward_loop_kernel(NormBa
 
 // Math: the partial sums of norm_backward_kernel.
 // Source: as norm_backward_kernel.
-// Traffic: dout and x read once, 4 C (8 C) bytes a part written.
+// Traffic: dout and x read once, 4 C bytes of each sum a part written.
 // Requires: nothing of C or alignment.
 // Parallel: a thread owns one column and the rows p, p + gridDim.y, ... of part p.
 template <typename T, bool kLayer>
@@ -142,32 +149,52 @@ __global__ void __launch_bounds__(kLoopThreads) norm_backward_columns_kernel(Nor
     if (kLayer && a.partial_b) a.partial_b[blockIdx.y * C + c] = db;
 }
 
-// Leaves *parts rows of partial sums; true if the amax has been recorded.
+// What the row kernels did of the gradients that are sums over rows, and of QuantOut.
+struct RowsDone {
+    int64_t parts = 0;   // partial sums of each gradient: all of dweight's, then those of dbias, then those of dx
+    bool amax = false, dx_sums = false;
+};
+
 template <typename T, bool kLayer>
-bool norm_backward_rows(Ctx& ctx, const NormBackward<T>& a, const AmaxOut& amax, int64_t C, int64_t* parts) {
+RowsDone norm_backward_rows(Ctx& ctx, NormBackward<T> a, const QuantOut& quant, int64_t C) {
     constexpr int kMaxVecs = 16 / kVec<T>;
     const RowShape shape = a.vectors_fit(C) ? norm_backward_shape(C / kVec<T>, kMaxVecs) : RowShape{};
+    RowsDone done;
+    auto place_sums = [&](int64_t parts) {
+        done.parts = parts;
+        if (a.partial_b) a.partial_b = a.partial_w + parts * C;
+    };
     if (shape.vecs == 0) {
-        *parts = std::min(kPartialRows, a.N);
-        const dim3 grid(grid_size(ceil_div(C, kLoopThreads)), grid_size(*parts));
+        place_sums(std::min(kPartialRows, a.N));
+        const dim3 grid(grid_size(ceil_div(C, kLoopThreads)), grid_size(done.parts));
         norm_backward_columns_kernel<T, kLayer><<<grid, kLoopThreads, 0, stream_of(ctx)>>>(a, C);
         CHECK_LAUNCH("norm_backward_columns_kernel");
         norm_backward_loop_kernel<T, kLayer><<<grid_size(a.N), kLoopThreads, 0, stream_of(ctx)>>>(a, C);
         CHECK_LAUNCH("norm_backward_loop_kernel");
-        return false;
+        return done;
     }
-    // Two blocks a multiprocessor, all resident; each leaves one row of partial sums.
-    *parts = std::min(kPartialRows, std::min<int64_t>(2 * ctx.sm_count, ceil_div(a.N, shape.block.y)));
-    const unsigned threads = shape.block.x * shape.block.y;
-    const size_t shared_bytes = size_t{16} * kStages * kStreams * shape.vecs * threads;
+    done.amax = quant.only_records();
+    const size_t vector_bytes = size_t{16} * shape.vecs * shape.block.x * shape.block.y;
+    size_t shared_bytes = kStages * kStreams * vector_bytes;
     with_vecs(shape.vecs, [&](auto vecs) {
         constexpr int kVecs = std::min(kMaxVecs, decltype(vecs)::value);
-        auto kernel = norm_backward_kernel<T, kVecs, kLayer>;
+        auto kernel = norm_backward_kernel<T, kVecs, kLayer, false>;
+        if constexpr (std::is_same_v<T, bf16>) {
+            const auto summing = norm_backward_kernel<T, kVecs, kLayer, true>;
+            const size_t with_sums = shared_bytes + 2 * vector_bytes;   // as fp32
+            done.dx_sums = quant.only_sums() && shared_memory_fits(ctx, summing, with_sums);
+            if (done.dx_sums) kernel = summing, shared_bytes = with_sums;
+        }
+        // Two blocks a multiprocessor, all resident; each leaves one row of partial sums. Three sums share the scratch.
+        const int64_t most = std::min<int64_t>(2 * ctx.sm_count, done.dx_sums ? 2 * kPartialRows / 3 : kPartialRows);
+        place_sums(std::min<int64_t>(most, ceil_div(a.N, shape.block.y)));
+        float* partial_dx = done.dx_sums ? a.partial_w + 2 * done.parts * C : nullptr;
         allow_shared_memory(kernel, shared_bytes);
-        launch_early(ctx, kernel, grid_size(*parts), shape.block, shared_bytes, a, amax, C / kVec<T>);
+        launch_early(ctx, kernel, grid_size(done.parts), shape.block, shared_bytes, a, partial_dx, amax_out(quant),
+                     C / kVec<T>);
         CHECK_LAUNCH("norm_backward_kernel");
     });
-    return true;
+    return done;
 }
 
 template <bool kLayer> void norm_backward(Ctx& ctx, const NormBackwardArgs& args, const char* op) {
@@ -185,15 +212,16 @@ template <bool kLayer> void norm_backward(Ctx& ctx, const NormBackwardArgs& args
     CHECK(kLayer || !args.dbias, "%s has no bias", op);
     if (quant) expect_quant(quant, dtype, N, C, op);
     if (quant && norm_backward_one_pass<kLayer>(ctx, args)) return;
-    int64_t parts = 0;
-    bool recorded = false;
+    RowsDone done;
     dispatch(dtype, op, [&](auto type) {
         using T = decltype(type);
-        recorded = norm_backward_rows<T, kLayer>(ctx, args, amax_out(quant), C, &parts) && only_records(quant);
+        done = norm_backward_rows<T, kLayer>(ctx, args, quant, C);
     });
     const float* partial = args.scratch.as<float>();
-    add_column_sums(ctx, {args.dweight, partial}, {args.dbias, partial + kPartialRows * C}, parts, C);
-    if (quant && !recorded) quantize(ctx, {.quant = quant, .in = args.dx, .N = N, .C = C});
+    const int64_t sum_elems = done.parts * C;
+    add_column_sums(ctx, {args.dweight, partial}, {args.dbias, partial + sum_elems}, done.parts, C);
+    if (done.dx_sums) add_column_sums(ctx, {quant.dbias, partial + 2 * sum_elems}, {}, done.parts, C);
+    if (quant && !done.amax && !done.dx_sums) quantize(ctx, {.quant = quant, .in = args.dx, .N = N, .C = C});
 }
 
 }  // namespace

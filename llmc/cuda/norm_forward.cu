@@ -186,7 +186,7 @@ template <bool kLayer> void norm_forward(Ctx& ctx, const NormForwardArgs& args, 
     expect_quant(quant, dtype, N, C, op);
     if (norm_forward_one_pass<kLayer>(ctx, args)) return;
     const NormForward<bf16> a(args);
-    const bool recorded = norm_forward_rows<bf16, kLayer>(ctx, a, amax_out(quant), C) && only_records(quant);
+    const bool recorded = norm_forward_rows<bf16, kLayer>(ctx, a, amax_out(quant), C) && quant.only_records();
     if (recorded) return;
     if (args.out) quantize(ctx, {.quant = quant, .in = args.out, .N = N, .C = C});
     else quantize_again<kLayer>(ctx, a, args, op);

@@ -92,6 +92,112 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     writer.finish();
 }
 
+// The weight and bias of all columns as floats in shared memory: a thread that has many vectors cannot hold them in
+// registers. Four planes, each of four floats of every vector, so that lanes side by side use different banks.
+struct SharedAffine {
+    float4* memory;
+    int vectors;
+
+    static size_t bytes(int64_t C) { return sizeof(float) * 2 * C; }
+    __device__ float4* end() const { return memory + 4 * vectors; }
+    __device__ void fill(const bf16* weight, const bf16* bias) const {
+        for (int v = threadIdx.y * blockDim.x + threadIdx.x; v < vectors; v += blockDim.x * blockDim.y) {
+            set(v, load_vec(weight + v * 8));
+            set(v + 2 * vectors, bias ? load_vec(bias + v * 8) : uint4{});
+        }
+    }
+    __device__ void take(int v, float (&weight)[8], float (&bias)[8]) const {
+        get(v, weight);
+        get(v + 2 * vectors, bias);
+    }
+
+private:
+    __device__ void set(int at, const uint4& raw) const {
+        float value[8];
+        unpack<bf16>(raw, value);
+        memory[at] = make_float4(value[0], value[1], value[2], value[3]);
+        memory[at + vectors] = make_float4(value[4], value[5], value[6], value[7]);
+    }
+    __device__ void get(int at, float (&value)[8]) const {
+        const float4 low = memory[at], high = memory[at + vectors];
+        value[0] = low.x, value[1] = low.y, value[2] = low.z, value[3] = low.w;
+        value[4] = high.x, value[5] = high.y, value[6] = high.z, value[7] = high.w;
+    }
+};
+
+// A warp's row into x, its first vector of this lane at `first`; where has(k), else x stays.
+template <int kVecs, typename Has>
+__device__ inline void read_row(uint4 (&x)[kVecs], const NormForward<bf16>& a, int64_t first, const Has& has) {
+    constexpr int kStep = kNormLanes * 8;
+    uint4 add[kVecs] = {};
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        if (has(k)) x[k] = load_vec(a.in + first + k * kStep);
+        if (a.residual && has(k)) add[k] = load_vec(a.residual + first + k * kStep);
+    }
+#pragma unroll
+    for (int k = 0; k < kVecs; k++) {
+        if (a.residual && has(k)) x[k] = norm_add<bf16>(x[k], add[k]);
+        if (a.residual_out && has(k)) store_vec(a.residual_out + first + k * kStep, x[k]);
+    }
+}
+
+// Math: as norm_forward_one_pass_kernel of a layernorm, the same bits as kVecs / 2 (rounded up) warps a row with 2
+// vectors a thread.
+// Source: as norm_forward_kernel.
+// Traffic: as norm_forward_one_pass_kernel.
+// Requires: as that one, and 32 (kVecs - 1) < vectors <= 32 kVecs.
+// Parallel: a block owns groups of 32 rows, a warp a row, lane x its vectors x, x + 32, ...; warps wait for each other
+// only where a group is complete. A row is on its way to registers as a whole, the warp's next one to L2.
+template <int kVecs, bool kCount>
+__global__ void __launch_bounds__(kNormLanes * kWarpRows, kCount ? 2 : 3)
+    norm_forward_wide_kernel(const __grid_constant__ NormForward<bf16> a, const __grid_constant__ RowsOut quant,
+                             int vectors) {
+    extern __shared__ uint4 memory[];
+    wait_for_kernels_before();
+    const int64_t C = quant.C;
+    const int lane = threadIdx.x;
+    const SharedAffine affine{reinterpret_cast<float4*>(memory), vectors};
+    affine.fill(a.weight, a.bias);
+    __syncthreads();
+    auto has = [&](int k) { return k < kVecs - 1 || lane + k * kNormLanes < vectors; };
+    SeveralWarpsSum<(kVecs + 1) / 2> row_sum;
+    RowsWriter<kCount> writer(quant, affine.end(), 0, vectors * 8, vectors * 8);
+    for (RowWalk walk; walk.base < a.N; walk.advance()) {
+        const int64_t row = walk.base + threadIdx.y;
+        if (row < a.N) {
+            const int64_t first = row * C + lane * 8;
+            uint4 x[kVecs] = {};
+            read_row(x, a, first, has);
+            const float2 statistics = norm_statistics<bf16, true, kVecs - 1>(x, vectors, a.eps, row_sum);
+            keep_packed(x);
+            RowWalk ahead = walk;
+            ahead.advance();
+            const int64_t next = ahead.base + threadIdx.y, line = lane * 64;   // of 128 bytes
+            if (next < a.N && line < C) {
+                ptx::prefetch_l2(a.in + next * C + line);
+                if (a.residual) ptx::prefetch_l2(a.residual + next * C + line);
+            }
+            if (lane == 0) {
+                a.mean[row] = statistics.x;
+                a.rstd[row] = statistics.y;
+            }
+#pragma unroll
+            for (int k = 0; k < kVecs; k++) {
+                if (!has(k)) continue;
+                const int v = lane + k * kNormLanes;
+                float w[8], b[8];
+                affine.take(v, w, b);
+                const uint4 out = norm_apply<bf16, true>(x[k], statistics, w, b);
+                if (a.out) store_vec(a.out + first + k * kNormLanes * 8, out);
+                writer.put(out, row, walk.in_group() + threadIdx.y, v * 8);
+            }
+        }
+        if (walk.group_ends(a.N)) writer.end_group(walk.group());
+    }
+    writer.finish();
+}
+
 // The column sums of a block: dweight, dbias, and those of dx.
 struct BackwardSums {
     float *weight, *bias, *dx;   // (gridDim.x, C) each; bias and dx may be null
@@ -134,8 +240,9 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
     NormColumns<bf16, kVecs> columns;
     // The sums of dx wait in shared memory: registers are short.
     const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-    float4* dx_sums = reinterpret_cast<float4*>(reinterpret_cast<char*>(ring.end()) + group_offset) + thread;
-    for (int i = 0; i < 2 * kVecs && kLayer && partial.dx; i++) dx_sums[i * threads] = make_float4(0, 0, 0, 0);
+    const ThreadSums<kVecs> dx_sums{
+        reinterpret_cast<float4*>(reinterpret_cast<char*>(ring.end()) + group_offset) + thread, threads};
+    if (kLayer && partial.dx) dx_sums.clear();
 #pragma unroll
     for (int k = 0; k < kVecs; k++) {
         const int v = threadIdx.x + k * blockDim.x;
@@ -171,28 +278,13 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
             const uint4 dx = norm_backward_apply<bf16, kLayer>(d[k], xs[k], w[k], add[k], statistics, means);
             store_vec(a.dx + row * C + v * 8, dx);
             writer.put(dx, row, walk.in_group() + threadIdx.y, v * 8);
-            if (!kLayer || !partial.dx) continue;
-            float value[8];
-            unpack<bf16>(dx, value);
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float4& sum = dx_sums[(2 * k + i) * threads];
-                sum = make_float4(sum.x + value[4 * i], sum.y + value[4 * i + 1], sum.z + value[4 * i + 2],
-                                  sum.w + value[4 * i + 3]);
-            }
+            if (kLayer && partial.dx) dx_sums.add(k, dx);
         }
         if (walk.group_ends(a.N)) writer.end_group(walk.group());
     }
     writer.finish();
     float dx_columns[kVecs][8] = {};
-    if (kLayer && partial.dx) {
-#pragma unroll
-        for (int i = 0; i < 2 * kVecs; i++) {
-            const float4 sum = dx_sums[i * threads];
-            float* to = &dx_columns[i / 2][i % 2 * 4];
-            to[0] = sum.x, to[1] = sum.y, to[2] = sum.z, to[3] = sum.w;
-        }
-    }
+    if (kLayer && partial.dx) dx_sums.take(dx_columns);
     __syncthreads();   // every thread has read its last row
     float* sums = reinterpret_cast<float*>(memory);
     write_column_sums<kVecs, 8>(partial.weight, columns.dw, sums, vectors);
@@ -218,6 +310,36 @@ bool launch_forward(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
                  rows_out(args.quant, args.N, args.C), args.C / 8);
     CHECK_LAUNCH("norm_forward_one_pass_kernel");
     return true;
+}
+
+template <int kVecs, bool kCount> bool launch_forward_wide(Ctx& ctx, const NormForwardArgs& args) {
+    const dim3 block(kNormLanes, kWarpRows);
+    const size_t shared_bytes = SharedAffine::bytes(args.C) + group_bytes(args.quant, args.C);
+    auto kernel = norm_forward_wide_kernel<kVecs, kCount>;
+    const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, args.N);
+    if (blocks == 0) return false;
+    launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, NormForward<bf16>(args),
+                 rows_out(args.quant, args.N, args.C), args.C / 8);
+    CHECK_LAUNCH("norm_forward_wide_kernel");
+    return true;
+}
+
+// Layernorms of more than 1024 columns and less than 2048, where several warps a row lose a fifth of the speed to
+// barriers. Not rmsnorms, which have one sum a row, nor the full 2048: there it is the slower one (H200).
+bool wants_wide(int64_t C) { return ceil_div(C, 8 * kNormLanes) >= 5 && C < 8 * 8 * kNormLanes; }
+
+bool forward_wide(Ctx& ctx, const NormForwardArgs& args) {
+    auto launch = [&](auto vecs) {
+        constexpr int kVecs = decltype(vecs)::value;
+        return args.quant.counts ? launch_forward_wide<kVecs, true>(ctx, args)
+                                 : launch_forward_wide<kVecs, false>(ctx, args);
+    };
+    switch (ceil_div(args.C, 8 * kNormLanes)) {
+        case 5: return launch(std::integral_constant<int, 5>{});
+        case 6: return launch(std::integral_constant<int, 6>{});
+        case 7: return launch(std::integral_constant<int, 7>{});
+        default: return launch(std::integral_constant<int, 8>{});
+    }
 }
 
 template <bool kLayer, int kVecs, bool kCount>
@@ -258,6 +380,7 @@ template <bool kLayer> bool norm_forward_one_pass(Ctx& ctx, const NormForwardArg
         });
         return done;
     }
+    if (kLayer && wants_wide(C)) return forward_wide(ctx, args);
     if (shape.vecs != 2) return false;   // more would not fit in shared memory
     return launch_forward<kLayer, 2, false>(ctx, args, block);
 }

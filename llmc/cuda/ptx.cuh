@@ -22,6 +22,16 @@ __device__ inline float reciprocal_approx(float x) {
 
 namespace ptx {
 
+// The compiler does not know that these bits are what they were: it cannot keep what it has made of them.
+__device__ inline void forget(uint4& bits) {
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+}
+
+// The line of global memory with this address into the L2 cache. "prefetch".
+__device__ inline void prefetch_l2(const void* p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+}
+
 // The same pointer to global memory, but the compiler does not know how it came about.
 template <typename T> __device__ inline T* opaque(T* p) {
     asm("mov.b64 %0, %1;" : "=l"(p) : "l"(p));

@@ -29,10 +29,8 @@ struct AmaxOut {
         if (first_nonfinite && amax >= kInfinityMagnitude) atomicMin(first_nonfinite, event);
     }
 };
-// Only the amax is wanted.
-inline bool only_records(const QuantOut& quant) { return quant.record && !quant.copies() && !quant.dbias; }
 inline AmaxOut amax_out(const QuantOut& quant) {
-    if (!only_records(quant)) return {};
+    if (!quant.only_records()) return {};
     return {quant.slot, quant.first_nonfinite, quant.event};
 }
 
@@ -70,14 +68,12 @@ inline size_t group_bytes(const QuantOut& quant, int64_t stride) {
 // that the busiest one has the fewest groups. 0 if not even one fits with so much shared memory.
 template <typename Kernel>
 int64_t row_blocks(const Ctx& ctx, Kernel* kernel, dim3 block, size_t shared_bytes, int64_t N, int64_t most) {
-    int limit = 0, resident = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.index));
-    cudaFuncAttributes attributes;
-    CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    if (shared_bytes + attributes.sharedSizeBytes > static_cast<size_t>(limit)) return 0;
+    if (!shared_memory_fits(ctx, kernel, shared_bytes)) return 0;
+    int resident = 0;
     allow_shared_memory(kernel, shared_bytes);
     CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(block.x * block.y),
                                                              shared_bytes));
+    CHECK(N < (1 << 30), "%lld rows quantised, RowWalk counts in 32 bits", static_cast<long long>(N));
     const int64_t groups = ceil_div(N, kGroupRows);
     int64_t best = 0, best_load = 0;
     for (int64_t per_sm = 1; per_sm <= resident; per_sm++) {
@@ -92,17 +88,17 @@ int64_t row_blocks(const Ctx& ctx, Kernel* kernel, dim3 block, size_t shared_byt
 // The rows of a block: groups blockIdx.x, blockIdx.x + gridDim.x, ... of 32 rows, blockDim.y (a power of two) at a
 // time.
 struct RowWalk {
-    int64_t base;   // row of threadIdx.y == 0
+    int base;   // row of threadIdx.y == 0
 
-    __device__ RowWalk() : base(int64_t{blockIdx.x} * kGroupRows) {}
-    __device__ int in_group() const { return static_cast<int>(base % kGroupRows); }
-    __device__ int64_t group() const { return base / kGroupRows * kGroupRows; }   // its first row
+    __device__ RowWalk() : base(static_cast<int>(blockIdx.x) * kGroupRows) {}
+    __device__ int in_group() const { return base & (kGroupRows - 1); }
+    __device__ int group() const { return base - in_group(); }   // its first row
     __device__ bool group_ends(int64_t N) const {
-        return in_group() + blockDim.y == kGroupRows || base + blockDim.y >= N;
+        return in_group() + static_cast<int>(blockDim.y) == kGroupRows || base + static_cast<int>(blockDim.y) >= N;
     }
     __device__ void advance() {
-        base += blockDim.y;
-        if (in_group() == 0) base += int64_t{gridDim.x - 1} * kGroupRows;
+        base += static_cast<int>(blockDim.y);
+        if (in_group() == 0) base += static_cast<int>(gridDim.x - 1) * kGroupRows;
     }
 };
 

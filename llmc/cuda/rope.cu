@@ -160,7 +160,7 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
         const float* cos_sin = args.cos_sin.as<float>();
         with_width<T>(vectorizable<T>(args.HS / 2, {qkv, cos_sin}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            const bool record = kWidth == 8 && only_records(quant);
+            const bool record = kWidth == 8 && quant.only_records();
             const int64_t turned = args.NH + args.NKV, heads = record ? turned + args.NKV : turned;
             const unsigned x = static_cast<unsigned>(std::min<int64_t>(args.HS / 2 / kWidth, kThreads));
             const unsigned y = static_cast<unsigned>(std::min<int64_t>(ceil_div(heads, kHeads), kThreads / x));
