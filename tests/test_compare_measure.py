@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import unittest
+from unittest import mock
 
 from tests import test_compare as common   # puts scripts/ on the path
 from comparison import gpu, tables
@@ -179,6 +180,14 @@ class NamedTables(common.CompareTest):
     def test_the_readme_has_a_command_for_every_table(self):
         readme = (common.ROOT / "scripts" / "README.md").read_text()
         self.assertEqual(set(re.findall(r"scripts/compare --table (\S+)", readme)), set(tables.TABLES))
+
+    def test_a_table_is_called_after_the_gpus_that_run_it(self):
+        for ranks, words in ((None, ("8 GPUs", "1 GPU:")), ("4", ("4 GPUs", "4 GPUs:")), ("1", ("1 GPU:", "1 GPU:"))):
+            with mock.patch.dict(os.environ, {"RANKS": ranks} if ranks else {}):
+                if not ranks:
+                    os.environ.pop("RANKS", None)
+                self.assertIn(words[0], tables.title("llama3-8b"))
+                self.assertIn(words[1], tables.title("llama3-small"))
 
     @unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
     def test_a_named_table_is_measured(self):

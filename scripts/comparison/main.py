@@ -15,7 +15,7 @@ from .launch import Measurement, check_command, check_options, read_measured
 from .report import markdown, write_csv, write_text
 from .results import Comparison
 from .runs import Configuration
-from .tables import TABLES, commands
+from .tables import TABLES, commands, title
 
 ABOUT = """Runs configurations in turn, or takes finished logs, and says which is faster and what they learnt.
 
@@ -62,8 +62,7 @@ def parser():
                    help="training losses are means of so many (default: 10)")
     p.add_argument("--no-plots", action="store_true", help="without PNGs, which need matplotlib")
     m = p.add_argument_group("measuring")
-    m.add_argument("--table", choices=sorted(TABLES), help="; ".join(f"{name}: {table.about}"
-                                                                     for name, table in TABLES.items()))
+    m.add_argument("--table", choices=sorted(TABLES), help="; ".join(f"{name}: {title(name)}" for name in TABLES))
     m.add_argument("--only", metavar="NAME,...", help="these rows of the table")
     m.add_argument("--run", action="append", default=[], metavar="NAME=COMMAND",
                    help="a configuration; its options must leave --log-file, --save and the length to the comparison")
@@ -211,15 +210,15 @@ def compare(logs, options):
 
 def write(comparison, options):
     out = Path(options.out or options.logs[0])
-    title = TABLES[options.table].about if options.table else f"Comparison with {comparison.base.name}"
-    text = markdown(comparison, title)
+    heading = title(options.table) if options.table else f"Comparison with {comparison.base.name}"
+    text = markdown(comparison, heading)
     write_text(out / "compare.md", text)
     write_csv(comparison, out / "compare.csv")
     print(text)
     (out / "loss.png").unlink(missing_ok=True)   # of an earlier comparison
     if not options.no_plots:
-        run_figure.save(figure.speed_figure(comparison, title), out / "speed.png")
-        drawn = figure.loss_figure(comparison, title)
+        run_figure.save(figure.speed_figure(comparison, heading), out / "speed.png")
+        drawn = figure.loss_figure(comparison, heading)
         if drawn:
             run_figure.save(drawn, out / "loss.png")
         else:

@@ -1,11 +1,13 @@
 """The tables that can be measured by name: the reference guides' tables, and llama3-small as the first thing to try."""
+import os
 from collections import namedtuple
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parent.parent
 
 # rows: name -> script of the row (scripts/*.sh) and the options after it. allowed: what may differ beyond precision.
-Table = namedtuple("Table", "about rows baseline allowed", defaults=(None, ()))
+# gpus: of each row, unless RANKS says otherwise (scripts/rows.sh).
+Table = namedtuple("Table", "about rows baseline allowed gpus", defaults=(None, (), 1))
 
 
 def recipes(script, fp8_script, *options):
@@ -22,21 +24,26 @@ LLAMA_8B = "train_llama3_8b_h200_"
 
 TABLES = {
     "llama3-8b": Table(
-        "Llama-3-8B, T 8192, 8 GPUs: s/it of each recipe",
+        "Llama-3-8B, T 8192, {gpus}: s/it of each recipe",
         {"bf16": [LLAMA_8B + "bf16.sh"], "delayed": [LLAMA_8B + "fp8.sh"], "tensorwise": [LLAMA_8B + "fp8_cs.sh"],
-         "tensorwise-1F1L": [LLAMA_8B + "fp8_cs_1F1L.sh"], "blockwise": [LLAMA_8B + "fp8_blockwise.sh"]}),
-    "llama3-small": Table("llama3-small, T 2048, 1 GPU: s/it of each recipe", recipes(SMALL, SMALL_FP8)),
+         "tensorwise-1F1L": [LLAMA_8B + "fp8_cs_1F1L.sh"], "blockwise": [LLAMA_8B + "fp8_blockwise.sh"]}, gpus=8),
+    "llama3-small": Table("llama3-small, T 2048, {gpus}: s/it of each recipe", recipes(SMALL, SMALL_FP8)),
     "gpt2": Table(
-        "GPT-2 124M, T 1024, 1 GPU: time per step, samples/s and memory by micro-batch",
+        "GPT-2 124M, T 1024, {gpus}: time per step, samples/s and memory by micro-batch",
         {"bf16-32": [GPT2, "--micro-batch-size", "32"], "bf16-64": [GPT2], "fp8-64": [GPT2_FP8],
          "fp8-128": [GPT2_FP8, "--micro-batch-size", "128"]},
         baseline="bf16-64", allowed=("micro-batch-size",)),
-    "gpt2-recipes": Table("GPT-2 124M, T 1024, 1 GPU: s/it of each recipe", recipes(GPT2, GPT2_FP8)),
+    "gpt2-recipes": Table("GPT-2 124M, T 1024, {gpus}: s/it of each recipe", recipes(GPT2, GPT2_FP8)),
     "formats": Table(
-        "GPT-2 124M, T 1024, 1 GPU: number formats",
+        "GPT-2 124M, T 1024, {gpus}: number formats",
         {"fp32": [GPT2, "--dtype", "fp32"], "bf16": [GPT2], "fp8-e4m3": [GPT2_FP8, "--fp8-format", "e4m3"],
          "fp8-hybrid": [GPT2_FP8, "--fp8-format", "hybrid"]}, baseline="bf16"),
 }
+
+
+def title(table):
+    gpus = os.environ.get("RANKS") or str(TABLES[table].gpus)
+    return TABLES[table].about.format(gpus=f"{gpus} GPU" + ("" if gpus == "1" else "s"))
 
 
 def commands(table, only=None):
