@@ -25,7 +25,8 @@ template <int HS> using Tiles = Forward<ForwardTiles<HS>>;
 
 // The largest weight of a row is 2^8 when its reference is set, and at most 448 = 2^8.8 later: what is 2^-17 of it
 // still counts. Being a power of two it is exact, so that a row that attends to one key gives the value of that key.
-struct Fp8Reference {
+// (A template, since members that nobody uses are errors where the kernel is empty, on other architectures.)
+template <int HS> struct Fp8Reference {
     static constexpr float kHeadroom = 8.75f;
     __device__ static float of(float largest) { return largest - 8; }
 };
@@ -136,7 +137,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         float value_factor = __ldg(key_factors + NKV * blocks + tile), s[P::kKeys / 2];
         uint32_t p[P::kKeys / 32][4];
         Sums<HS> o;
-        RowSoftmaxWith<Fp8Reference> softmax;
+        RowSoftmaxWith<Fp8Reference<HS>> softmax;
         float key_mul = mul * __ldg(key_factors + tile);
         state.keys.wait();
         start_scores<HS>(s, queries, state.key_tile());
