@@ -1,5 +1,6 @@
 // A small model on the device of this build, with access to everything a test compares.
 #pragma once
+#include <cmath>
 #include <memory>
 #include <vector>
 
@@ -185,3 +186,10 @@ private:
     std::vector<int32_t> tokens_, targets_, order_, documents_;
     StepState inputs_{};
 };
+
+// |a - b| / |b|
+inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
+    double difference = 0, bb = 0;
+    for (size_t i = 0; i < a.size(); i++) difference += (a[i] - b[i]) * (a[i] - b[i]), bb += b[i] * b[i];
+    return std::sqrt(difference / bb);
+}

@@ -20,13 +20,6 @@ double cosine(const std::vector<double>& a, const std::vector<double>& b) {
     return ab / std::sqrt(aa * bb);
 }
 
-// |a - b| / |b|
-double distance(const std::vector<double>& a, const std::vector<double>& b) {
-    double difference = 0, bb = 0;
-    for (size_t i = 0; i < a.size(); i++) difference += (a[i] - b[i]) * (a[i] - b[i]), bb += b[i] * b[i];
-    return std::sqrt(difference / bb);
-}
-
 // The bytes of every FP8 weight.
 std::vector<std::vector<char>> fp8_weights(TestModel& model) {
     std::vector<std::vector<char>> all;

@@ -299,40 +299,34 @@ dim3 group_block(dim3 block) {
     return dim3(block.x, rows);
 }
 
-template <bool kLayer, int kVecs, bool kWarpPerRow>
-bool launch_forward(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
-    const size_t shared_bytes =
-        Ring<kForwardStages, kForwardStreams>::bytes(block, args.C) + group_bytes(args.quant, args.C);
-    auto kernel = norm_forward_one_pass_kernel<kVecs, kLayer, kWarpPerRow>;
+// front_bytes: of shared memory, before the groups.
+template <typename Kernel>
+bool launch_forward(Ctx& ctx, Kernel* kernel, const NormForwardArgs& args, dim3 block, size_t front_bytes) {
+    const size_t shared_bytes = front_bytes + group_bytes(args.quant, args.C);
     const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, args.N);
     if (blocks == 0) return false;
     launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, NormForward<bf16>(args),
                  rows_out(args.quant, args.N, args.C), args.C / 8);
-    CHECK_LAUNCH("norm_forward_one_pass_kernel");
+    CHECK_LAUNCH("norm_forward_one_pass");
     return true;
 }
 
-template <int kVecs, bool kCount> bool launch_forward_wide(Ctx& ctx, const NormForwardArgs& args) {
-    const dim3 block(kNormLanes, kWarpRows);
-    const size_t shared_bytes = SharedAffine::bytes(args.C) + group_bytes(args.quant, args.C);
-    auto kernel = norm_forward_wide_kernel<kVecs, kCount>;
-    const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, args.N);
-    if (blocks == 0) return false;
-    launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, NormForward<bf16>(args),
-                 rows_out(args.quant, args.N, args.C), args.C / 8);
-    CHECK_LAUNCH("norm_forward_wide_kernel");
-    return true;
+template <bool kLayer, int kVecs, bool kWarpPerRow>
+bool forward_ringed(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
+    return launch_forward(ctx, norm_forward_one_pass_kernel<kVecs, kLayer, kWarpPerRow>, args, block,
+                          Ring<kForwardStages, kForwardStreams>::bytes(block, args.C));
 }
 
 // Layernorms of more than 1024 columns and less than 2048, where several warps a row lose a fifth of the speed to
 // barriers. Not rmsnorms, which have one sum a row, nor the full 2048: there it is the slower one (H200).
-bool wants_wide(int64_t C) { return ceil_div(C, 8 * kNormLanes) >= 5 && C < 8 * 8 * kNormLanes; }
+bool wants_wide(int64_t C) { return C > 4 * 8 * kNormLanes && C < 8 * 8 * kNormLanes; }
 
 bool forward_wide(Ctx& ctx, const NormForwardArgs& args) {
     auto launch = [&](auto vecs) {
         constexpr int kVecs = decltype(vecs)::value;
-        return args.quant.counts ? launch_forward_wide<kVecs, true>(ctx, args)
-                                 : launch_forward_wide<kVecs, false>(ctx, args);
+        auto kernel = norm_forward_wide_kernel<kVecs, false>;
+        if (args.quant.counts) kernel = norm_forward_wide_kernel<kVecs, true>;
+        return launch_forward(ctx, kernel, args, dim3(kNormLanes, kWarpRows), SharedAffine::bytes(args.C));
     };
     switch (ceil_div(args.C, 8 * kNormLanes)) {
         case 5: return launch(std::integral_constant<int, 5>{});
@@ -376,13 +370,13 @@ template <bool kLayer> bool norm_forward_one_pass(Ctx& ctx, const NormForwardArg
     if (warp_per_row) {
         bool done = false;
         with_vecs(shape.vecs, [&](auto vecs) {
-            done = launch_forward<kLayer, decltype(vecs)::value, true>(ctx, args, block);
+            done = forward_ringed<kLayer, decltype(vecs)::value, true>(ctx, args, block);
         });
         return done;
     }
     if (kLayer && wants_wide(C)) return forward_wide(ctx, args);
     if (shape.vecs != 2) return false;   // more would not fit in shared memory
-    return launch_forward<kLayer, 2, false>(ctx, args, block);
+    return forward_ringed<kLayer, 2, false>(ctx, args, block);
 }
 template bool norm_forward_one_pass<false>(Ctx& ctx, const NormForwardArgs& args);
 template bool norm_forward_one_pass<true>(Ctx& ctx, const NormForwardArgs& args);
