@@ -4,9 +4,9 @@
     python3 dev/compare_losses.py --out DIR NAME=LOG.jsonl ...
 
 A NAME is CONFIGURATION.SEED, for instance bf16.1 and delayed.1; the baseline of a seed is bf16.SEED. The table has
-the last validation loss of each run and its last training losses, their gaps to the baseline, and the baselines' own
-gap between seeds. losses.csv
-has every training and validation loss, a column a run. The plot needs matplotlib and is left out without it.
+the last validation loss of each run and its last training losses, their gaps to the baseline, the mean of a
+configuration's gaps, and the baselines' own gap between seeds. losses.csv has every training and validation loss, a
+column a run. The plot needs matplotlib and is left out without it.
 """
 import argparse
 import csv
@@ -38,11 +38,31 @@ def ends(run, tokens):
     return valid[tokens], sum(train[t] for t in last) / max(1, len(last))
 
 
+def gap(loss, reference):
+    return 100 * (loss / reference - 1)
+
+
+def gaps_at(run, base, tokens):
+    """Of the validation loss and of the last training losses, in percent."""
+    return [gap(loss, reference) for loss, reference in zip(ends(run, tokens), ends(base, tokens))]
+
+
+def mean_line(configuration, pairs):
+    """Of runs and their baselines, one a seed, at the last validation that all of them have."""
+    tokens = max(set.intersection(*(set(run[1]) for pair in pairs for run in pair)), default=None)
+    if tokens is None:
+        raise InputError(f"the seeds of {configuration} have no validation at equal tokens")
+    valid, train = (sum(column) / len(pairs) for column in zip(*(gaps_at(run, base, tokens) for run, base in pairs)))
+    return f"| {configuration} | mean of {len(pairs)} | {tokens / 1e6:.1f}M | | {valid:+.2f} % | | {train:+.2f} % |"
+
+
 def table(runs):
-    """Lines of a Markdown table: each run beside its baseline at the last validation that both have."""
+    """Lines of a Markdown table: each run beside its baseline at the last validation that both have, and the means of
+    the gaps of a configuration that ran with several seeds."""
     lines = [f"| configuration | seed | tokens | validation loss | gap to BF16 | loss of the last {LAST_STEPS} steps "
              "| gap to BF16 |", "| --- | --- | --- | --- | --- | --- | --- |"]
     baselines = {name.rsplit(".", 1)[1]: run for name, run in runs.items() if name.startswith("bf16.")}
+    pairs = {}   # of a configuration: runs and their baselines
     for name, run in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
         configuration, seed = name.rsplit(".", 1)
         base = baselines.get(seed)
@@ -51,19 +71,21 @@ def table(runs):
             raise InputError(f"{name} and bf16.{seed} have no validation at equal tokens")
         tokens = max(common)
         valid, train = ends(run, tokens)
-        gaps = ["no baseline"] * 2
+        shown = ["no baseline"] * 2
         if base:
-            gaps = [f"{100 * (loss / reference - 1):+.2f} %"
-                    for loss, reference in zip((valid, train), ends(base, tokens))]
-        lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {valid:.4f} | {gaps[0]} | {train:.4f} "
-                     f"| {gaps[1]} |")
+            shown = [f"{value:+.2f} %" for value in gaps_at(run, base, tokens)]
+            pairs.setdefault(configuration, []).append((run, base))
+        lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {valid:.4f} | {shown[0]} | {train:.4f} "
+                     f"| {shown[1]} |")
+    lines += [mean_line(configuration, of_it) for configuration, of_it in pairs.items()
+              if configuration != "bf16" and len(of_it) > 1]
     if len(baselines) > 1:
         common = set.intersection(*(set(base[1]) for base in baselines.values()))
         if not common:
             raise InputError("the seeds of bf16 have no validation at equal tokens")
         tokens = max(common)
         losses = [base[1][tokens] for base in baselines.values()]
-        lines.append(f"\nBF16 between seeds, {tokens / 1e6:.1f}M: {100 * (max(losses) / min(losses) - 1):.2f} %")
+        lines.append(f"\nBF16 between seeds, {tokens / 1e6:.1f}M: {gap(max(losses), min(losses)):.2f} %")
     return lines
 
 
