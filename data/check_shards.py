@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from shard_format import DTYPES, Shard, file_sha256  # noqa: E402
+from shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
 from support import InputError, run_main  # noqa: E402
 
 CHUNK = 1 << 22   # tokens looked at together
@@ -25,12 +25,13 @@ CHUNK = 1 << 22   # tokens looked at together
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file")
+    parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file, or a pattern in quotes")
     parser.add_argument("--vocab-size", type=int, default=0, metavar="N",
                         help="ids must be below N (default: what the .meta.json says)")
     parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
     parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes; 0: one a core")
     args = parser.parse_args()
+    args.shards = shard_paths(args.shards)
     for name in ("vocab_size", "workers"):
         if getattr(args, name) < 0:
             raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative")

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from shard_format import DTYPES, Shard, file_sha256  # noqa: E402
+from shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
 from support import InputError, run_main  # noqa: E402
 from text_tokenizers import load_tokenizer  # noqa: E402
 
@@ -25,7 +25,7 @@ from text_tokenizers import load_tokenizer  # noqa: E402
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file")
+    parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file, or a pattern in quotes")
     parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
     parser.add_argument("--show", default="0:64", metavar="FIRST:COUNT",
                         help="tokens to decode (default %(default)s)")
@@ -39,6 +39,7 @@ def parse_arguments():
     parser.add_argument("--bigram-entropy", action="store_true",
                         help="print only the entropy of a token given the one before it, over all shards")
     args = parser.parse_args()
+    args.shards = shard_paths(args.shards)
     try:
         first, _, count = args.show.partition(":")
         args.first, args.count = int(first), int(count)

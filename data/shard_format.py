@@ -5,6 +5,7 @@ Counts and offsets are of any size; only llm.c's header limits one shard to 2^31
 import array
 import base64
 import bisect
+import glob
 import hashlib
 import json
 import mmap
@@ -23,9 +24,23 @@ MIN_TAIL_TOKENS = 65536
 TYPECODES = {2: "H", 4: "I"}
 DTYPES = {2: "uint16", 4: "uint32"}
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
+# Files that would pass for headerless tokens and are something else; llmc/shards.cpp has the same.
+FOREIGN = (
+    (b"\x8a\xd8\x34\x01", "an llm.c evaluation file (HellaSwag, MMLU), not a token shard"),
+    (b"BIN.TOK\n", "an llmq token file"),
+    (b"LOSSMASK", "a loss mask; name the .bin beside it"),
+    (MEGATRON_MAGIC, "a Megatron index; name its .bin instead"),
+    (b"\x93NUMPY", "a NumPy array file"),
+    (b"PAR1", "a parquet file; tokenise it with data/prepare_text.py"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x1f\x8b\x08", "a gzip file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file"),
+)
+TEXT_BYTES = bytes([*range(9, 14), *range(32, 256)])
 MEGATRON_WIDTHS = {4: 4, 8: 2}   # dtype code -> bytes: int32, uint16
 # A loss mask: magic, version, tokens, tokens that count as targets; then a bit a token.
 MASK_SUFFIX = ".mask"
+BESIDE = (".idx", MASK_SUFFIX, ".meta.json")   # matches of a pattern that are no shards
 MASK_MAGIC, MASK_VERSION = b"LOSSMASK", 1
 MASK_HEADER = struct.Struct("<8sQQQ")
 assert array.array("H").itemsize == 2 and array.array("I").itemsize == 4
@@ -59,6 +74,16 @@ def checksum_of(path):
     return {"algorithm": "sha256", "of": "the whole file", "value": file_sha256(path)}
 
 
+def shard_paths(words):
+    """Files that were named, by name or by a pattern in quotes, which is how the trainer is given them."""
+    paths = []
+    for word in words:
+        found = [word] if os.path.lexists(word) else sorted(glob.glob(word))
+        # Of a pattern, as in the trainer, what lies beside shards is passed over.
+        paths += [path for path in found if path == word or not path.endswith(BESIDE)] or [word]
+    return paths
+
+
 class Shard:
     """A mapped shard. tokens[i] is an id; tokens is a memoryview, a slice of it copies nothing."""
 
@@ -79,6 +104,8 @@ class Shard:
             self._read_megatron(index)
         elif magic in (MAGIC_V1, MAGIC_V7):
             self._read_llmc(magic)
+        elif (what := self._foreign(token_dtype)):
+            raise InputError(f"{path}: byte 0: wrong magic: this is {what}")
         elif token_dtype:
             self.format, self.offset = "raw", 0
             self.token_bytes = {"uint16": 2, "uint32": 4}[token_dtype]
@@ -90,6 +117,15 @@ class Shard:
                              "--token-dtype")
         self.count = (self.bytes - self.offset) // self.token_bytes
         self.tokens = memoryview(self.map)[self.offset:].cast(TYPECODES[self.token_bytes])
+
+    def _foreign(self, token_dtype):
+        """What the file is, if it is known and no tokens; "" otherwise."""
+        start = bytes(self.map[:4096])
+        for magic, what in FOREIGN:
+            if start.startswith(magic):
+                return what
+        is_text = not start.translate(None, TEXT_BYTES)
+        return "text; data/prepare_text.py makes shards of it" if is_text and not token_dtype else ""
 
     def _read_llmc(self, magic):
         if self.bytes < HEADER_BYTES:

@@ -64,6 +64,15 @@ class CheckShards(ScriptTest):
         self.check("--vocab-size", str(2 ** 31), path, damaged="id 4294967295 is not below")
         self.assertIn("(no .meta.json, ids not held against a vocabulary)", self.check(path))
 
+    def test_a_pattern_in_quotes_is_what_the_trainer_would_read(self):
+        path = self.shard([1, 2, 3])
+        self.file("train.mask", b"no shard")
+        self.assertIn("1 shards, 0 damaged", self.check(self.folder / "*"))
+        self.assertIn(str(path), self.check(self.folder / "*.bin"))
+        self.check(self.folder / "none*.bin", damaged=f"{self.folder}/none*.bin: cannot open: No such file")
+        self.file("a[1].bin", b"")   # a name is taken as it is before it is a pattern
+        self.check(self.folder / "a[1].bin", damaged="a[1].bin: the file is empty")
+
     def test_a_headerless_file_and_its_vocabulary(self):
         path = self.file("raw.bin", array.array("H", [1, 2, 50257]).tobytes())
         self.check(path, damaged="wrong magic")

@@ -471,8 +471,8 @@ class BadInput(CompareTest):
                 ("short.jsonl: 1 steps after 3 of warm-up in each start, at least 2 are needed", ["short.jsonl"]),
                 ("config.jsonl: a header without configuration", ["config.jsonl"]),
                 ("zero.jsonl: step 5 took nan s", ["zero.jsonl"]),
-                ("resumed.jsonl: fp8-recipe is delayed, but resumed.jsonl of the same name resumed has none",
-                 ["resumed.jsonl"]),
+                ("resumed.jsonl: fp8-recipe is delayed since step 8 and was none: no one configuration; put the lines "
+                 "from that header on into a log of their own", ["resumed.jsonl"]),
                 ("x/a.jsonl: fp8-recipe is delayed, but a.jsonl of the same name n has none: give them different names",
                  ["n=a.jsonl", "n=x/a.jsonl"]),
                 ("x/a.jsonl: another log is called a already: give them names", ["a.jsonl", "x/a.jsonl"]),

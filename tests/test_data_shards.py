@@ -209,8 +209,11 @@ class InspectShards(ScriptTest):
         for content, part in [(b"", "the file is empty"), (good[:100], "truncated in the header"),
                               (good[:-1], "says 3 tokens"), (good + b"x", "says 3 tokens"),
                               (good[:4] + b"\x02" + good[5:], "byte 4: version 2"),
-                              (b"abcdefgh", "wrong magic 0x64636261")]:
+                              (b"ab\0cdefg", "wrong magic 0x63006261"),
+                              (b"abcdefgh\n", "wrong magic: this is text; data/prepare_text.py makes"),
+                              (b"PAR1" + bytes(99), "wrong magic: this is a parquet file")]:
             self.refused([part], self.file("a.bin", content))
+        self.refused(["this is a gzip file"], "--token-dtype", "uint16", self.file("a.bin", b"\x1f\x8b\x08\0"))
         self.refused(["odd size"], "--token-dtype", "uint16", self.file("a.bin", b"abc"))
         self.refused(["cannot open"], self.folder / "absent.bin")
         self.file("a.bin", bytes(8))

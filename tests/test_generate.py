@@ -131,7 +131,14 @@ class GenerateTest(unittest.TestCase):
         self.assertEqual(text, decode(ids[0]) + "\n" + decode(ids[1]) + "\n")
         self.assertEqual(ids[1][:2], list("\u00e9".encode()))
         self.assertIn("no prompt", self.script(folder, expect=2).stderr)
-        self.assertIn("no configuration of a model", self.script(self.dir, "x", expect=2).stderr)
+        for place in (self.dir, self.path("nowhere")):
+            self.assertIn("config.json: No such file or directory; MODEL is a checkpoint",
+                          self.script(place, "x", expect=2).stderr)
+        os.makedirs(self.path("no-model"))
+        with open(os.path.join(self.path("no-model"), "config.json"), "w") as file:
+            file.write("{}")
+        self.assertIn("no configuration of a model (KeyError: 'model_type')",
+                      self.script(self.path("no-model"), "x", expect=2).stderr)
         self.assertIn("run make", self.script(folder, "x", "--executable", self.path("none"), expect=2).stderr)
         self.assertIn("error: ", self.script(folder, "x", "--executable", LLAMA, "--sample-tokens", "99",
                                              expect=2).stderr)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from importer.main import SOURCES, read_input  # noqa: E402
 from importer.engine import Import, is_open  # noqa: E402
 from importer.report import report  # noqa: E402
-from importer.rows import TAKEN, InputError  # noqa: E402
+from importer.rows import NONE, TAKEN, InputError  # noqa: E402
 from importer.shared_rows import ACTS, ENVIRONMENT, LAUNCHER, SEVEN  # noqa: E402
 
 NO_YAML = importlib.util.find_spec("yaml") is None
@@ -188,6 +188,27 @@ class ImportTest(unittest.TestCase):
         self.assertEqual((run.get("clip-grad"), run.get("lr")), (0.5, 1e-4))
         marked = {f.text for f in run.findings if f.error == 7}
         self.assertEqual(marked, {"--max_grad_norm 1.0", "gradient_clipping = 0.5"})
+
+    def test_contradicting_parts_of_a_batch_are_told_too(self):
+        run = Import(ranks=2)
+        for name, steps in (("a.sh", None), ("b.json", 4), ("c.json", 4)):
+            text = LLAMAFACTORY + "--gradient_accumulation_steps 8" if steps is None else \
+                ZERO1 + f'"gradient_accumulation_steps": {steps}' + "}"
+            (self.folder / name).write_text(text)
+            read_input(run, str(self.folder / name), {})
+        run.finish()
+        self.assertEqual(run.get("global-batch-size"), 4 * 2)
+        found = [f for f in run.findings if "gradient_accumulation_steps" in f.text]
+        self.assertEqual([f.error for f in found], [7, 7, 0])   # the third says what the second does
+        self.assertEqual(found[0].action, NONE)
+        self.assertIn("b.json:1, which says gradient_accumulation_steps = 4", found[0].fact)
+
+    def test_what_guides_print_and_deepspeed_reads_is_taken(self):
+        run = import_file(self.folder, "a.json", '{// guide\n"zero_optimization": {"stage": 1, },\n'
+                          '"tags": [1, 2,\n], /* the ,} of a text stays */ "note": ",}",\n"gradient_clipping": 0.5,\n}')
+        self.assertEqual(run.get("clip-grad"), 0.5)
+        self.assertEqual([f.line for f in run.findings if f.text == "gradient_clipping = 0.5"], [5])
+        self.assertTrue(any(f.text == "note = ,}" for f in run.findings))
 
     # ---- options without effect, defaults ----
 

@@ -391,6 +391,7 @@ class PlotData(LogToolTest):
                 unittest.mock.patch.object(sys, "stdout", shown):
             plot.follow([run], "out.png", options)   # begins before the log is there
         self.assertEqual(drawn, [(8, 8), (8, 8), (12, 12)])
+        self.assertTrue(shown.getvalue().startswith(f"note: {path}: not there yet, waiting for it\n"), shown.getvalue())
         self.assertIn("run: step 8/12 | loss 3.8660 |", shown.getvalue())
         self.assertIn("| eta 00:00:00", shown.getvalue())
         self.assertTrue(shown.getvalue().endswith("finished 12 steps\n"), shown.getvalue())
@@ -462,7 +463,7 @@ class Figures(LogToolTest):
         self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--follow", "--every", "0.1")
         self.assertTrue((self.folder / "twice.png").stat().st_size > 20000)
         said = self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--out", "both.nothing", code=2)
-        self.assertEqual(len(said.splitlines()), 1)
+        self.assertEqual(said, "error: --out both.nothing: its suffix says the format: .png, .svg or .pdf\n")
 
 
 class Trainer(LogToolTest):

@@ -55,6 +55,11 @@ class Configuration:
             for header in run.headers:
                 if not isinstance(header["config"], dict):
                     raise InputError(f"{run.path}: a header without configuration, so it cannot be compared")
+                for difference in run_differences(run.headers[0], header):
+                    if difference.kind != "said":   # within one log names cannot help
+                        raise InputError(f"{run.path}: {difference.key} is {difference.other} since step "
+                                         f"{header['step']} and was {difference.base}: no one configuration; put the "
+                                         "lines from that header on into a log of their own")
                 for difference in run_differences(self.header, header):
                     if difference.kind != "said":
                         raise InputError(f"{run.path}: {difference.key} is {difference.other}, but "

@@ -19,6 +19,13 @@ def plain(key):
     return key.replace("_", "-").lower()
 
 
+def overrule(old, finding, says):
+    """Two places contradict each other, and the later one wins."""
+    old.fact = f"{old.fact}; " if old.fact else ""
+    old.fact += f"overruled by {finding.file}:{finding.line}, which says {says}"
+    old.action, old.error, finding.error = NONE, old.error or 7, finding.error or 7
+
+
 class Import:
     """One run that is being described, from one or several inputs."""
 
@@ -39,9 +46,7 @@ class Import:
         if old and weak:
             return
         if old and not old.weak and old.value != value and finding and old.finding and finding is not old.finding:
-            old.finding.fact = f"{old.finding.fact}; " if old.finding.fact else ""
-            old.finding.fact += f"overruled by {finding.file}:{finding.line}, which says {option} {value}"
-            old.finding.action, old.finding.error, finding.error = NONE, old.finding.error or 7, finding.error or 7
+            overrule(old.finding, finding, f"{option} {value}")
         self.config.pop(option, None)
         self.config[option] = Entry(value, finding, weak)
         if finding and finding.action in (TAKEN, OTHER):
@@ -118,6 +123,10 @@ class Import:
         if row.action == TAKEN and value is None:
             value = READERS[row.read](setting)
         if row.keep:
+            old, before = self.kept.get(row.keep, (None, None))
+            # Of a row with an option of ours, set() tells.
+            if not row.option and old is not None and value is not None and old != value:
+                overrule(before, finding, setting.text)
             self.kept[row.keep] = (value, finding)
         if row.action == TAKEN and row.option:
             self.set(plain(setting.key) if row.option == "*" else row.option, value, finding)

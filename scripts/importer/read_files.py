@@ -6,6 +6,7 @@ from .rows import InputError, Setting, need
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\]:,]|[^\s{}\[\]:,"]+|\n|[ \t\r]+')
 _COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.S)
+_LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(?=\s*[}\]])')
 
 
 def shown(key, value):
@@ -16,8 +17,10 @@ def shown(key, value):
 
 def read_json(name, text):
     """Leaves of the object by dotted path; a list of plain values is one leaf."""
-    # Comments are no JSON, but guides print them; lines stay where they are.
+    # Comments and a comma after the last entry are no JSON, but guides print them and DeepSpeed, which reads Hjson,
+    # takes them; lines stay where they are.
     plain = _COMMENT.sub(lambda m: m.group(1) or re.sub(r"[^\n]", " ", m.group()), text)
+    plain = _LAST_COMMA.sub(lambda m: m.group(1) or " ", plain)
     try:
         top = json.loads(plain)
     except ValueError as error:
