@@ -5,7 +5,8 @@
 #   docker run --rm --gpus all llm.fp8 make test
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
-ENV DEBIAN_FRONTEND=noninteractive
+# In a container one is root, which mpirun refuses unless both of these are set.
+ENV DEBIAN_FRONTEND=noninteractive OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 WORKDIR /llm.fp8
 
 # Packages first: this layer stays while the sources change.

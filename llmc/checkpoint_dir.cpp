@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "llmc/check.h"
@@ -50,6 +51,13 @@ int64_t step_of_directory(const std::string& name) {
     if (!digits) return -1;
     const int64_t step = std::stoll(name.substr(prefix));
     return step_directory_name(step) == name ? step : -1;  // "step-000000120" is not ours
+}
+
+int64_t step_of_checkpoint(const std::string& path) {
+    if (!is_regular_file(path + "/state.json")) return -1;
+    const auto state = nlohmann::json::parse(read_text_file(path + "/state.json", kMaxStateBytes), nullptr, false);
+    const bool known = state.is_object() && state.contains("step") && state["step"].is_number_integer();
+    return known ? state["step"].get<int64_t>() : -1;
 }
 
 std::vector<int64_t> checkpoint_steps(const std::string& root) {

@@ -11,6 +11,7 @@ class Comm;
 
 std::string step_directory_name(int64_t step);                   // "step-00000120"
 int64_t step_of_directory(const std::string& name);              // -1 if it is no such name
+int64_t step_of_checkpoint(const std::string& path);             // from its state, whatever its name; -1: there is none
 std::vector<int64_t> checkpoint_steps(const std::string& root);  // rising; none if root does not exist
 
 // A checkpoint in the making: ROOT/.tmp-NAME.PID. Locked while this process lives, so that a later run can

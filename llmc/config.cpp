@@ -416,7 +416,8 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config, cons
     ConfigDiff diff;
     auto add = [&](const OptionRow& row, const std::string& before, const std::string& now) {
         auto& lines = row.on_resume == OnResume::kMustMatch ? diff.must_match : diff.changed;
-        lines.push_back(strf("--%s: %s in the checkpoint, %s now", row.name, before.c_str(), now.c_str()));
+        const auto shown = [](const std::string& value) { return value.empty() ? "empty" : value.c_str(); };
+        lines.push_back(strf("--%s: %s in the checkpoint, %s now", row.name, shown(before), shown(now)));
     };
     for (const OptionRow& row : option_table()) {
         if (row.on_resume == OnResume::kSilent) continue;

@@ -141,6 +141,10 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
 ParsedConfig parse_generate_config(int argc, const char* const* argv, const std::string& family,
                                    const Machine& machine = {});
 
+// What does not fit the length of a run with --epochs, once its data has said train_iters. One line each; for
+// --train-iters parse_config has looked at it.
+std::vector<std::string> length_errors(const Config& config);
+
 // The resolved configuration as JSON text that loads back (through --config) to the same run: inert fields left out.
 std::string config_to_json(const Config& config, const std::string& family);
 // Lines "name = value" of every option that acts, grouped, for the banner.

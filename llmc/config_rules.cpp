@@ -47,18 +47,31 @@ void model_rules(const Config& c, Rules& rules) {
                        number_text(scaling.high_freq_factor).c_str()));
 }
 
+// Of a run whose length is known: with --epochs once the data is open.
+void length_rules(const Config& c, Rules& rules) {
+    if (c.train_iters == 0) return;
+    const std::string length = c.epochs > 0 ? strf("the %lld steps of --epochs %s", ll(c.train_iters),
+                                                   number_text(c.epochs).c_str())
+                                            : strf("--train-iters %lld", ll(c.train_iters));
+    int64_t decay = c.lr_decay_style == LrDecay::kWsd ? c.lr_wsd_decay_iters : 0;
+    rules.require(c.lr_warmup_iters + decay <= c.train_iters,
+                  strf("--lr-warmup-iters %lld%s exceed%s %s", ll(c.lr_warmup_iters),
+                       decay > 0 ? strf(" and --lr-wsd-decay-iters %lld", ll(decay)).c_str() : "",
+                       decay > 0 ? "" : "s", length.c_str()));
+    rules.require(c.profile_first <= c.train_iters,
+                  strf("--profile starts at step %lld of %lld", ll(c.profile_first), ll(c.train_iters)));
+    for (const std::string& word : c.inject) {
+        const Fault fault = parse_fault(word);
+        rules.require(fault.at != Fault::At::kStep || fault.number <= c.train_iters,
+                      strf("--inject %s: the run ends with step %lld", word.c_str(), ll(c.train_iters)));
+    }
+}
+
 void schedule_rules(const Config& c, Rules& rules) {
     if (c.lr_decay_style != LrDecay::kConstant)
         rules.require(c.min_lr <= c.lr, strf("--min-lr %s exceeds --lr %s", number_text(c.min_lr).c_str(),
                                              number_text(c.lr).c_str()));
-    if (c.epochs > 0 || c.train_iters == 0) return;   // the length follows from the data
-    int64_t decay = c.lr_decay_style == LrDecay::kWsd ? c.lr_wsd_decay_iters : 0;
-    rules.require(c.lr_warmup_iters + decay <= c.train_iters,
-                  strf("--lr-warmup-iters %lld%s exceed%s --train-iters %lld", ll(c.lr_warmup_iters),
-                       decay > 0 ? strf(" and --lr-wsd-decay-iters %lld", ll(decay)).c_str() : "",
-                       decay > 0 ? "" : "s", ll(c.train_iters)));
-    rules.require(c.profile_first <= c.train_iters,
-                  strf("--profile starts at step %lld of %lld", ll(c.profile_first), ll(c.train_iters)));
+    length_rules(c, rules);
 }
 
 void data_rules(const Config& c, Rules& rules) {
@@ -115,9 +128,6 @@ void fault_rules(const Config& c, int ranks, Rules& rules) {
         rules.require(fault.at != Fault::At::kSave || !c.save.empty(), name + ": nothing is saved without --save");
         rules.require(fault.at != Fault::At::kEvaluation || !c.valid_data.empty() || !c.hellaswag_data.empty(),
                       name + ": there is no --valid-data to evaluate on, and no --hellaswag-data");
-        const bool counted = fault.at == Fault::At::kStep && c.epochs == 0 && c.train_iters > 0;
-        rules.require(!counted || fault.number <= c.train_iters,
-                      strf("%s: the run ends with step %lld", name.c_str(), ll(c.train_iters)));
     }
 }
 
@@ -133,6 +143,12 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     run_rules(config, ranks, rules);
     fp8_rules(config, rules);
     fault_rules(config, ranks, rules);
+    return rules.broken;
+}
+
+std::vector<std::string> length_errors(const Config& config) {
+    Rules rules;
+    length_rules(config, rules);
     return rules.broken;
 }
 

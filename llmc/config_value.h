@@ -27,8 +27,12 @@ struct OptionValue {
 struct Range {
     double low, high;
     bool low_open = false, high_open = false;
+    // An open end is open to what kernels get as well, in FP32: a beta of 0.999999999 would be 1 there, and with an eps
+    // of 1e-50, which is 0, the first update would divide zero by zero.
     bool holds(double x) const {
-        return (low_open ? x > low : x >= low) && (high_open ? x < high : x <= high);   // false for NaN
+        const double rounded = static_cast<double>(static_cast<float>(x));
+        return (low_open ? x > low && rounded > low : x >= low)
+               && (high_open ? x < high && rounded < high : x <= high);   // false for NaN
     }
     std::string text() const;   // "in [0, 1)" or, without an end that matters, ">= 0"
 };
@@ -75,7 +79,7 @@ template <typename At> OptionValue integer(At at, int64_t low, int64_t high) {
 template <typename At> OptionValue number(At at, Range range) {
     OptionValue v;
     v.metavar = "X";
-    v.expects = "a number " + range.text();
+    v.expects = "a number " + range.text() + (range.low_open || range.high_open ? ", also in FP32" : "");
     v.parse = parse_number;
     v.set = [at, range](Config& c, const Json& json) {
         if (!json.is_number() || !range.holds(json.get<double>())) return false;

@@ -1,5 +1,6 @@
 #include "llmc/doctor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -60,7 +61,8 @@ std::string help_text() {
         "  --json         the same as JSON\n"
         "  --spoil ITEM   a drill: changes one element of this item's result, which must then fail:\n"
         "                 FP8 matmuls, attention, FP8 attention or collectives\n\n"
-        "Exit codes: 0 nothing failed, 1 an item failed, 2 bad option, 6 a rank was lost.\n\nItems:\n";
+        "Exit codes: 0 nothing failed, 1 an item failed, 2 bad option, or --spoil of what is not checked,\n"
+        "6 a rank was lost.\n\nItems:\n";
     for (const Item& item : kItems) text += strf("  %-14s %s\n", item.name, item.checks);
     return text;
 }
@@ -77,18 +79,24 @@ int examine(Patient& patient) {
     Comm& comm = patient.comm;
     const std::vector<std::string> hosts = comm.gather(host_name());
     Report report;
+    std::string unspoilt;   // what the item of --spoil said, if it did not fail
     for (const Item& item : kItems) {
         std::vector<Findings> ranks;
         for (const std::string& text : comm.gather(findings_to_json(look_at(item, patient))))
             ranks.push_back(findings_from_json(text));
         const Findings findings = merged(ranks, hosts);
         report.add(item, findings);
+        const auto fails = [](const Finding& finding) { return finding.verdict == Verdict::kFailed; };
+        if (patient.spoilt(item.name) && std::none_of(findings.begin(), findings.end(), fails))
+            unspoilt = findings[0].text + (findings[0].advice.empty() ? "" : "; " + findings[0].advice);
         if (!patient.options.json)
             for (const Finding& finding : findings) std::fputs(Report::line(finding).c_str(), stdout);
         std::fflush(stdout);
     }
     std::fputs((patient.options.json ? report.json(patient) : report.last_line()).c_str(), stdout);
     std::fflush(stdout);
+    // A drill that changed nothing must not look like a machine that passed it.
+    REQUIRE(unspoilt.empty(), "--spoil %s has no effect: %s", patient.options.spoil.c_str(), unspoilt.c_str());
     return report.failed() ? kExitItemFailed : kExitOk;
 }
 

@@ -385,6 +385,7 @@ ModelConfig model_config_from_hf(const std::string& directory) {
                                                                          : checkpoint_steps(directory);
     REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
             "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
+    REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory", directory.c_str());
     REQUIRE(model, "%s has no config.json: not a model in the format of transformers",
             directory.c_str());
     return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);

@@ -17,6 +17,7 @@ using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 constexpr int kLogFormat = 1;
+constexpr size_t kMaxHeaderBytes = 1 << 20;
 
 // ---- JSON lines ----
 
@@ -36,30 +37,68 @@ double unix_seconds() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Whether a resumed run keeps this line: a whole record of a step that it does not do again.
-bool kept(const Json& record, int64_t resume_step) {
+// Whether a resumed run keeps this line: a whole record of what it does not do again.
+bool kept(const Json& record, int64_t resume_step, const std::vector<std::string>& again) {
     if (!record.is_object() || !record.contains("type")) return false;   // the torn end of a killed run
     auto step = record.find("step");
-    return step == record.end() || !step->is_number_integer() || step->get<int64_t>() <= resume_step;
+    if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() < resume_step) return true;
+    return *step == resume_step && std::find(again.begin(), again.end(), record["type"]) == again.end();
 }
 
-// Rewrites the log without records of later steps; the old file stays until the new one is complete.
-void cut_log(const std::string& path, int64_t resume_step) {
+// The first record of a log, or null; `start`, unless null, gets the line's first bytes.
+Json first_record(const std::string& path, std::string* start = nullptr) {
     std::ifstream old(path, std::ios::binary);
     REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
-    const std::string aside = path + ".tmp";
-    std::ofstream cut(aside, std::ios::binary | std::ios::trunc);
-    std::string line;
-    for (bool first = true; std::getline(old, line); first = false) {
+    std::string line(kMaxHeaderBytes, '\0');   // of a file that is no log a line may have any length
+    old.getline(line.data(), static_cast<std::streamsize>(line.size()));
+    line.resize(std::strlen(line.c_str()));
+    if (start) *start = line.substr(0, 32);
+    return Json::parse(line, nullptr, false);
+}
+
+// Neither a resume nor a new run takes what is no log for one: a mistyped name may be that of data. Of a log that was
+// cut off while its header was written, the beginning is enough.
+void require_log(const std::string& path) {
+    std::string start;
+    const Json header = first_record(path, &start);
+    const bool whole = header.is_object() && header.value("type", Json()) == "header";
+    REQUIRE(whole || start.rfind(R"({"type":"header",)", 0) == 0,
+            "--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
+}
+
+// Gives a log the first free of the names FILE.1, FILE.2, ..., which is returned.
+std::string set_aside(const std::string& path) {
+    const fs::path log = fs::canonical(path);   // a link stays, and what it leads to keeps its disk
+    fs::path aside;
+    for (int number = 1; aside.empty() || fs::exists(fs::symlink_status(aside)); number++)
+        aside = log.string() + "." + std::to_string(number);
+    std::error_code error;
+    fs::rename(log, aside, error);
+    if (error) FAIL(kExitDisk, "--log-file %s: the earlier log cannot be kept as %s: %s", path.c_str(), aside.c_str(),
+                    error.message().c_str());
+    return aside.string();
+}
+
+// Rewrites the log without records of later steps; the old file stays until the new one is complete, and with `keep`
+// under another name, which is returned, if a whole record was left out.
+std::string cut_log(const std::string& path, int64_t resume_step, const std::vector<std::string>& again, bool keep) {
+    std::ifstream old(path, std::ios::binary);
+    REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
+    const std::string log = fs::canonical(path).string(), shorter = log + ".tmp";   // a link stays one
+    std::ofstream cut(shorter, std::ios::binary | std::ios::trunc);
+    std::string line, earlier;
+    bool whole = true;
+    while (std::getline(old, line)) {
         Json record = Json::parse(line, nullptr, false);
-        REQUIRE(!first || (record.is_object() && record.value("type", Json()) == "header"),
-                "--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
-        if (kept(record, resume_step)) cut << line << '\n';
+        if (kept(record, resume_step, again)) cut << line << '\n';
+        else if (record.is_object()) whole = false;
     }
     cut.close();
     std::error_code error;
-    if (cut) fs::rename(aside, path, error);
+    if (cut && keep && !whole) earlier = set_aside(path);
+    if (cut) fs::rename(shorter, log, error);
     if (!cut || error) FAIL(kExitDisk, "--log-file %s: cannot be written", path.c_str());
+    return earlier;
 }
 
 // ---- lines for people ----
@@ -144,15 +183,28 @@ std::string screen_text(const std::string& text) {
     return shown;
 }
 
-RunLog::RunLog(const std::string& path, bool append, int64_t resume_step) : path_(path), step_(resume_step) {
+bool log_saves_in(const std::string& path, const std::string& save) {
+    std::error_code ignored;
+    if (!fs::is_regular_file(path, ignored)) return true;
+    const Json header = first_record(path);
+    if (!header.is_object() || !header.contains("config") || !header["config"].is_object()) return true;
+    return header["config"].value("save", Json("")) == save;
+}
+
+RunLog::RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again,
+               bool keep)
+    : path_(path), step_(resume_step) {
     if (path.empty()) return;
-    std::error_code ignored;   // what matters is whether the file opens
+    std::error_code ignored, folder;   // what matters is whether the file opens
     fs::path directory = fs::path(path).parent_path();
-    if (!directory.empty()) fs::create_directories(directory, ignored);
-    bool exists = fs::exists(path, ignored) && fs::file_size(path, ignored) > 0;
-    if (append && exists) cut_log(path, resume_step);
+    if (!directory.empty()) fs::create_directories(directory, folder);
+    const bool exists = fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0;
+    if (exists) require_log(path);
+    if (exists) earlier_log_ = append ? cut_log(path, resume_step, again, keep) : set_aside(path);
     file_ = std::fopen(path.c_str(), append ? "ab" : "wb");
-    REQUIRE(file_, "--log-file %s: cannot be opened: %s", path.c_str(), std::strerror(errno));
+    // Of a folder that could not be made, the file's own "no such file or directory" would hide why.
+    const std::string reason = folder ? "its folder cannot be made: " + folder.message() : std::strerror(errno);
+    REQUIRE(file_, "--log-file %s: cannot be opened: %s", path.c_str(), reason.c_str());
 }
 
 RunLog::~RunLog() {

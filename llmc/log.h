@@ -76,6 +76,9 @@ struct RunHeader {
     double flops_per_token = 0;
 };
 
+// Whether the log at `path`, if there is one, is of a run that saves there (--save as its header has it).
+bool log_saves_in(const std::string& path, const std::string& save);
+
 // One JSON object a line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
 // "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
 // bits; what JSON cannot say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is
@@ -83,12 +86,15 @@ struct RunHeader {
 class RunLog {
 public:
     // path "" writes no file; missing directories are made. append: after a resume; records of steps beyond
-    // `resume_step` in an existing file are cut off first, so that no step is there twice. A file that is not such
-    // a log is refused (exit 2). Without append an existing file is replaced.
-    RunLog(const std::string& path, bool append, int64_t resume_step);
+    // `resume_step` in an existing file are cut off first, so that no step is there twice, and those of that step whose
+    // type is among `again`, which the run makes up. keep: what is cut off may be of another branch or run, so the file
+    // as it was gets another name, as without append. A file that is no log is refused (exit 2).
+    RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again = {},
+           bool keep = false);
     ~RunLog();
     RunLog(const RunLog&) = delete;
     RunLog& operator=(const RunLog&) = delete;
+    const std::string& earlier_log() const { return earlier_log_; }   // where one is kept, or ""
     void header(const RunHeader& header);
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
@@ -105,7 +111,7 @@ private:
     void write(const std::string& line);   // one record, without the newline
 
     std::FILE* file_ = nullptr;
-    std::string path_;
+    std::string path_, earlier_log_;
     int64_t step_ = 0;                     // of the latest record; header and events belong to it
 };
 

@@ -12,9 +12,27 @@ using Json = nlohmann::json;
 
 namespace {
 
-bool same_directory(const std::string& a, const std::string& b) {
+// Whether a checkpoint, also one named "step-10/" or from within its folder, lies directly in that folder.
+bool lies_in(std::filesystem::path checkpoint, const std::string& folder) {
+    if (!checkpoint.has_filename()) checkpoint = checkpoint.parent_path();
+    const std::filesystem::path parent = checkpoint.has_parent_path() ? checkpoint.parent_path() : ".";
     std::error_code ignored;
-    return std::filesystem::equivalent(a, b, ignored);
+    return std::filesystem::equivalent(parent, folder, ignored);
+}
+
+// Whoever goes back, behind a spike for instance, leaves steps behind that a restart with --resume auto would go on
+// from: another branch of the run, under the log of this one.
+std::string left_behind(const Config& config, const std::vector<int64_t>& steps) {
+    const int64_t step = step_of_checkpoint(config.resume);   // its name may be "best", or a link's
+    if (step < 0) return "";                                  // told where it is looked for
+    for (auto later = steps.rbegin(); later != steps.rend() && *later > step; later++) {
+        const std::string name = step_directory_name(*later);
+        if (!checkpoint_damage(config.save + "/" + name, false).empty()) continue;   // --resume auto passes it over
+        return strf("--save %s holds later checkpoints than --resume %s, up to %s, from which the next --resume auto "
+                    "would go on: move them away, or name another folder", config.save.c_str(), config.resume.c_str(),
+                    name.c_str());
+    }
+    return "";
 }
 
 SaveOptions save_options(const Config& config, const IoHook& io_hook = {}) {
@@ -86,10 +104,8 @@ void require_save(const Config& config, Comm& comm) {
         }
         if (is_regular_file(config.save)) return strf("--save %s: a file, not a folder", config.save.c_str());
         const std::vector<int64_t> steps = checkpoint_steps(config.save);
-        std::filesystem::path resumed = config.resume;
-        if (!resumed.has_filename()) resumed = resumed.parent_path();   // "step-10/"
-        const bool goes_on = config.resume == "auto" || same_directory(resumed.parent_path(), config.save);
-        if (steps.empty() || goes_on) return "";
+        if (steps.empty() || config.resume == "auto") return "";
+        if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);
         return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would write over: "
                     "--resume auto goes on from it, or name another folder", config.save.c_str(),
                     step_directory_name(steps.back()).c_str());
@@ -126,7 +142,8 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     load_checkpoint(found.path, config_.shape, table_, trainer_.optimizer().access(ctx_));
     const Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                             .adam_step = state.at("adam_step").get<int64_t>(),
-                            .skips = state.at("skips").get<int64_t>()};
+                            .skips = state.at("skips").get<int64_t>(),
+                            .missed = state.value("missed", std::vector<std::string>())};
     StepState device_state{};
     device_state.adam_step = progress.adam_step;
     device::copy_to_device(ctx_, trainer_.state(), &device_state, sizeof(StepState));
@@ -135,7 +152,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
     if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
     // A checkpoint from elsewhere is saved here even if the run has nothing left to do.
-    if (same_directory(std::filesystem::path(found.path).parent_path(), config_.save)) saved_step_ = progress.step;
+    if (lies_in(found.path, config_.save)) saved_step_ = progress.step;
     notes.push_back(strf("resumed %s at step %lld", found.path.c_str(), (long long)progress.step));
     return progress;
 }
@@ -153,7 +170,7 @@ void RunCheckpoints::restore_fp8(const std::string& saved_json, bool fp8_given, 
 }
 
 std::string RunCheckpoints::state_json(const Progress& progress) {
-    const Json state = {
+    Json state = {
         {"format", 1},
         {"step", progress.step},
         {"samples", progress.samples},
@@ -165,6 +182,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
         {"commit", kBuildCommit},
     };
+    if (!progress.missed.empty()) state["missed"] = progress.missed;
     return state.dump(1);
 }
 

@@ -27,10 +27,11 @@ struct Progress {
     int64_t samples = 0;     // the data cursor
     int64_t adam_step = 0;   // updates made
     int64_t skips = 0;       // updates not made
+    std::vector<std::string> missed = {};   // evaluations of this step that a stop cut short
 };
 
-// What --save needs, before a step is spent on it: a folder that holds no checkpoints which this run would write over,
-// and a tokenizer that is there. Exit 2.
+// What --save needs, before a step is spent on it: a folder that holds no checkpoints which this run would write over
+// or leave for a later one to go on from, and a tokenizer that is there. Exit 2.
 void require_save(const Config& config, Comm& comm);
 
 class RunCheckpoints {

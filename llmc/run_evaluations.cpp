@@ -48,35 +48,53 @@ void RunEvaluations::warm_up(const Place& place, bool resumed) {
     if (valid_ && !resumed) validate(place);
     if (hellaswag_ && resumed) hellaswag_run_->warm_up(place.ctx, place.trainer, place.staging);
     if (hellaswag_ && !resumed) hellaswag(place);
-    if (config_.sample_every > 0) sample(place);
+    if (config_.sample_every > 0) sample(place, !resumed);
 }
 
-void RunEvaluations::run(const Place& place) {
-    if (validation_due(place.step)) validate(place);
-    if (hellaswag_due(place.step)) hellaswag(place);
-    if (every(place.step, config_.sample_every)) sample(place);
+std::vector<std::string> RunEvaluations::run(const Place& place) {
+    std::vector<std::string> due;
+    if (validation_due(place.step)) due.push_back("eval");
+    if (hellaswag_due(place.step)) due.push_back("hellaswag");
+    std::vector<std::string> missed = make_up(place, due);
+    if (every(place.step, config_.sample_every)) sample(place, true);
+    return missed;
 }
 
-void RunEvaluations::validate(const Place& place) {
+std::vector<std::string> RunEvaluations::possible(std::vector<std::string> types) const {
+    std::erase_if(types, [this](const std::string& type) { return type == "eval" ? !valid_ : !hellaswag_; });
+    return types;
+}
+
+std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::vector<std::string>& missed) {
+    std::vector<std::string> again;
+    for (const std::string& type : missed) {
+        if (!(type == "eval" ? validate(place) : hellaswag(place))) again.push_back(type);
+    }
+    return again;
+}
+
+bool RunEvaluations::validate(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
     const Trainer::EvalResult e = place.trainer.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
-    if (e.stopped) return;
+    if (e.stopped) return false;
     REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
     place.log.eval({.step = place.step, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
                     .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
+    return true;
 }
 
-void RunEvaluations::hellaswag(const Place& place) {
+bool RunEvaluations::hellaswag(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
     const HellaswagRun::Result result = hellaswag_run_->evaluate(place.ctx, place.trainer, place.staging);
-    if (result.stopped) return;
+    if (result.stopped) return false;
     place.log.hellaswag({.step = place.step, .correct = result.correct, .examples = hellaswag_->examples(),
                          .seconds = seconds_since(start)});
+    return true;
 }
 
-void RunEvaluations::sample(const Place& place) {
+void RunEvaluations::sample(const Place& place, bool told) {
     post_phase(Phase::kSample);
     if (!comm_.root()) return;
     std::vector<std::vector<int32_t>> prompts = prompts_;
@@ -93,6 +111,6 @@ void RunEvaluations::sample(const Place& place) {
         // Every step draws anew; the first prompt as ever.
         const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
         const auto text = place.trainer.generate(place.ctx, prompts[i], sampling, stream, place.staging);
-        place.log.sample(place.step, tokens_text(text, token_form(config_)));
+        if (told) place.log.sample(place.step, tokens_text(text, token_form(config_)));
     }
 }

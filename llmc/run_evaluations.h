@@ -31,14 +31,18 @@ public:
     // Before the first step; of a resumed run only as far as something has to be loaded.
     void warm_up(const Place& place, bool resumed);
     bool due(int64_t step) const;
-    void run(const Place& place);   // what is due
+    // What is due; returns what a stop cut short, by the types of the log's records. A resumed run makes it up: of the
+    // last step there is no other evaluation.
+    std::vector<std::string> run(const Place& place);
+    std::vector<std::string> possible(std::vector<std::string> types) const;   // those that this run has data for
+    std::vector<std::string> make_up(const Place& place, const std::vector<std::string>& missed);
 
 private:
     bool validation_due(int64_t step) const;
     bool hellaswag_due(int64_t step) const;
-    void validate(const Place& place);
-    void hellaswag(const Place& place);
-    void sample(const Place& place);
+    bool validate(const Place& place);    // false: cut short, and nothing is in the log
+    bool hellaswag(const Place& place);
+    void sample(const Place& place, bool told);   // told: to the log
 
     const Config& config_;
     Comm& comm_;

@@ -32,7 +32,7 @@ public:
     // Reads this rank's part of samples [first, first + count) into the slot of `step`: of the micro-batches they make,
     // those whose number leaves `rank` when divided by the ranks.
     Slot& read(const DataLoader& loader, int64_t step, int64_t first, int64_t count);
-    // Sets the step's inputs. counted: targets of all ranks that count; exit 2 if there are none.
+    // Sets the step's inputs. counted: targets of all ranks that count, at least one.
     void set_inputs(Slot& slot, int64_t counted, double lr) const;
 
 private:

@@ -33,6 +33,12 @@ namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
+// Whether there are shards without a header.
+bool has_raw(const DataLoader& data) {
+    return std::any_of(data.shards().begin(), data.shards().end(),
+                       [](const ShardInfo& shard) { return shard.format == ShardFormat::kRaw; });
+}
+
 class TrainLoop {
 public:
     TrainLoop(ParsedConfig parsed, std::string family, std::string command, Comm& comm)
@@ -72,6 +78,7 @@ public:
         start_.done("weights");
         open_log();
         evaluations_->warm_up(evaluation_place(), resumed_);
+        if (resumed_) missed_ = evaluations_->make_up(evaluation_place(), missed_);
         start_.done("evaluation");
         while (step_ < config_.train_iters && train_step()) {}
         finish();
@@ -106,7 +113,17 @@ private:
             config_.train_iters = steps_for_samples(config_, static_cast<int64_t>(samples));
             REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
                     config_.epochs, (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
+            const std::vector<std::string> errors = length_errors(config_);
+            REQUIRE(errors.empty(), "%s", errors.front().c_str());
         }
+        const std::vector<ShardInfo>& shards = train_->shards();
+        const auto counts = [](const ShardInfo& shard) { return shard.counted > 0; };
+        REQUIRE(config_.synthetic_data || std::any_of(shards.begin(), shards.end(), counts),
+                "--train-data: no token counts as a target (loss masks)");
+        const bool raw = has_raw(*train_) || (valid_ && has_raw(*valid_));
+        REQUIRE(config_.token_dtype.empty() || raw,
+                "--token-dtype %s has no effect: all shards say themselves what their tokens are",
+                config_.token_dtype.c_str());
         evaluations_.emplace(config_, comm_, *train_, valid_ ? &*valid_ : nullptr);
         for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
             notes_.push_back("training data: " + line);
@@ -143,7 +160,11 @@ private:
         samples_ = found->samples;
         adam_step_ = found->adam_step;
         skips_ = found->skips;
+        missed_ = evaluations_->possible(found->missed);
         resumed_ = true;
+        if (step_ > config_.train_iters)
+            notes_.push_back(strf("nothing is left to train: the checkpoint is of step %lld, --train-iters is %lld",
+                                  (long long)step_, (long long)config_.train_iters));
         return true;
     }
 
@@ -151,7 +172,9 @@ private:
         const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
         std::printf("%s%s%s", config_to_text(config_, family_).c_str(), fp8_text.c_str(),
                     communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
-        log_ = std::make_unique<RunLog>(comm_.root() ? config_.log_file : "", resumed_, step_);
+        const std::string path = comm_.root() ? config_.log_file : "";
+        const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
+        log_ = std::make_unique<RunLog>(path, resumed_, step_, missed_, other);
         flops_per_token_ = model_flops_per_token(config_, table_);
         plan_check_ = check_of(config_, plan_, info_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
@@ -161,6 +184,7 @@ private:
                       .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(attention_note());
+        if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
         for (const std::string& name : idle_) notes_.push_back("has nothing to do here: " + name);
@@ -183,15 +207,12 @@ private:
     bool train_step() {
         post_step(step_ + 1);
         post_phase(Phase::kData);
-        const int64_t count = batch_size_at(config_, samples_);
         const bool profiled = step_ + 1 >= config_.profile_first && step_ + 1 <= config_.profile_last;
         if (profiled && step_ + 1 == config_.profile_first) device::profiler_start();
         device::event_record(ctx_, staging_->slot(step_).begin);
-        Staging::Slot& slot = staging_->read(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count);
-        const std::vector<int64_t> total = comm_.sum({slot.staged.counted_tokens, stop_wanted()});
-        stopping_ = total[1] > 0;
-        if (stopping_) return false;
-        staging_->set_inputs(slot, total[0], learning_rate(config_, step_));
+        Staging::Slot* const read = next_batch();
+        if (!read) return false;
+        Staging::Slot& slot = *read;
         slot.staged.spoil_gradient = faults_.spoils_gradient(step_ + 1);
         if (fp8_plan_.on() && sealed_allocations_ < 0) fp8_watch_.before_first_step(ctx_);
         device::range_push("step");
@@ -203,7 +224,7 @@ private:
             device::profiler_stop();
         }
         step_++;
-        samples_ += count;
+        samples_ += slot.samples;
         slot.samples_after = samples_;
         // One step late, so that the device never waits for the host.
         drain();
@@ -212,6 +233,31 @@ private:
         seal_or_check_memory();
         boundary();
         return true;
+    }
+
+    // Inputs of the next step, or null when one of the ranks was asked to stop. Of a batch of which loss masks leave
+    // nothing the mean would be 0 / 0: it is passed over, and the step takes the next one.
+    Staging::Slot* next_batch() {
+        int64_t passed = 0;
+        for (;;) {
+            const int64_t count = batch_size_at(config_, samples_);
+            Staging::Slot& slot = staging_->read(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count);
+            const std::vector<int64_t> total = comm_.sum({slot.staged.counted_tokens, stop_wanted()});
+            stopping_ = total[1] > 0;
+            if ((stopping_ || total[0] > 0) && passed > 0)
+                log_->event("note", strf("step %lld: none of %lld samples has a target that counts, they are passed "
+                                         "over", (long long)(step_ + 1), (long long)passed));
+            if (stopping_) return nullptr;
+            if (total[0] > 0) {
+                staging_->set_inputs(slot, total[0], learning_rate(config_, step_));
+                return &slot;
+            }
+            passed += count;   // as many samples as two epochs hold every sample of one source, whatever their orders
+            REQUIRE(passed / 2 < train_->samples_per_epoch() && !config_.overfit_one_batch,
+                    "step %lld: none of %lld samples has a target that counts (loss masks)", (long long)(step_ + 1),
+                    (long long)passed);
+            samples_ += count;
+        }
     }
 
     // Infinite amaxes of a priming micro-batch would stay in the histories and keep factors from being made.
@@ -252,9 +298,10 @@ private:
 
     void boundary() {
         const bool last = step_ == config_.train_iters;
+        missed_.clear();
         if (evaluations_->due(step_)) {
             drain();
-            evaluations_->run(evaluation_place());
+            missed_ = evaluations_->run(evaluation_place());
         }
         if (!config_.save.empty() && (due(step_, config_.save_interval) || last)) {
             drain();
@@ -343,7 +390,8 @@ private:
     }
 
     void save() {
-        checkpoints_->save({.step = step_, .samples = samples_, .adam_step = adam_step_, .skips = skips_}, *log_);
+        checkpoints_->save({.step = step_, .samples = samples_, .adam_step = adam_step_, .skips = skips_,
+                            .missed = missed_}, *log_);
     }
 
     // A library that took memory behind our back, or a neighbour on the same GPU.
@@ -361,6 +409,8 @@ private:
         checkpoints_->finish();
         const long long steps = step_;
         const std::string why = stop_wanted() ? stop_reason() : "stop of another rank";
+        if (!missed_.empty() && !config_.save.empty())
+            log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run makes it up", steps));
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
                                       : strf("finished %lld steps", steps));
     }
@@ -393,6 +443,7 @@ private:
     int64_t step_ = 0;                    // steps enqueued
     int64_t samples_ = 0;                 // the data cursor
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
+    std::vector<std::string> missed_;     // evaluations of step_ that a stop cut short
     int64_t sealed_allocations_ = -1;     // allocation count after the first step
     int64_t sealed_free_bytes_ = -1;      // free device memory after the second one
     const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet

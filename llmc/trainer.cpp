@@ -1,5 +1,6 @@
 #include "llmc/trainer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "llmc/board.h"
@@ -97,12 +98,22 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
     zero().end_step();
 }
 
-// Delayed scaling needs amaxes before its first cast: the first micro-batch in current scaling, of which only they are
-// kept.
+// The first micro-batch of a rank with a target that counts. Where loss masks leave none its gradients are zero, and
+// with the factors of those, which stay at 1, the gradients of the others would flush to zero.
+int64_t Trainer::primer(const Ctx& ctx, const StagedStep& staged) const {
+    const int64_t N = config_.micro_batch_size * config_.seq_length;
+    for (int64_t i = 0; i < staged.micro_batches && !ctx.rehearsal; i++) {
+        const int32_t* targets = staged.targets + i * N;
+        if (std::any_of(targets, targets + N, [](int32_t target) { return target != kIgnoreIndex; })) return i;
+    }
+    return 0;
+}
+
+// Delayed scaling needs amaxes before its first cast: one micro-batch in current scaling, of which only they are kept.
 void Trainer::prime(Ctx& ctx, const StagedStep& staged) {
     StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
     device::range_push("priming");
-    micro_batch(ctx, staged, 0, Fp8Phase::kPriming);
+    micro_batch(ctx, staged, primer(ctx, staged), Fp8Phase::kPriming);
     device::range_pop();
     zero().agree_on_amaxes(ctx);
     fp8_.finish_priming(ctx);

@@ -78,6 +78,7 @@ private:
 
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
+    int64_t primer(const Ctx& ctx, const StagedStep& staged) const;   // number of the micro-batch that primes
     void prime(Ctx& ctx, const StagedStep& staged);
 
     const Config& config_;

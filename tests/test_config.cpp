@@ -94,6 +94,9 @@ TEST_CASE("config: values of the wrong kind or out of range are named") {
     CHECK(contains(refusal("gpt2", {"--lr=10.000001"}), "in (0, 10]"));
     CHECK(contains(refusal("gpt2", {"--lr=0"}), "in (0, 10]"));
     CHECK(contains(refusal("gpt2", {"--adam-beta2=1"}), "in [0, 1)"));
+    CHECK(contains(refusal("gpt2", {"--adam-beta2=0.99999999"}), "in [0, 1), also in FP32"));   // there 1
+    CHECK(contains(refusal("gpt2", {"--adam-eps=1e-46"}), "in (0, 1), also in FP32"));           // there 0
+    CHECK(contains(refusal("gpt2", {"--norm-epsilon=1e-50"}), "in (0, 1)"));
     CHECK(contains(refusal("gpt2", {"--num-layers=1025"}), "in [1, 1024]"));
     CHECK(contains(refusal("gpt2", {"--num-layers=2.0"}), "an integer"));
     CHECK(contains(refusal("gpt2", {"--seed=18446744073709551616"}), "2^64"));
@@ -448,6 +451,8 @@ TEST_CASE("config: what differs from a checkpoint's options") {
         CHECK(names(diff.changed) == (row.on_resume == OnResume::kReport));
         // A setting that matters is also missed when it is gone.
         ConfigDiff back = config_diff(config_to_json(now, "gpt2"), parse("gpt2", run).config, "gpt2");
+        for (const ConfigDiff& both : {diff, back})
+            for (const std::string& line : both.changed) CHECK_FALSE(contains(line, "  "));   // a value that is empty
         CHECK(names(back.must_match) == (row.on_resume == OnResume::kMustMatch));
     }
     ConfigDiff diff = config_diff(saved, parse("gpt2", joined(run, {"--lr", "1e-3", "--seed", "5"})).config, "gpt2");

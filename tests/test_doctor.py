@@ -64,6 +64,12 @@ class DoctorTest(unittest.TestCase):
             self.assertEqual({n for n, i in items.items() if i["verdict"] == "failed"}, names)
             self.assertEqual(self.doctor("--spoil", spoil, expect=1).stdout.count("failed      "), len(names))
 
+    def test_a_drill_that_changed_nothing_is_no_success(self):
+        for save in (), ("--save", "/proc/none"):   # also where another item fails
+            done = self.doctor("--spoil", "collectives", *save, expect=2)
+            self.assertEqual(done.stderr, "error: --spoil collectives has no effect: one rank; mpirun -np N checks "
+                             "them, as scripts/launch_mpi.sh does\n")
+
     def test_bad_options_are_refused_in_one_line(self):
         for options, text in ((["--jsn"], "doctor has no option --jsn: did you mean --json?"),
                               (["--save"], "--save needs a value"), (["--model", "x"], "no option --model"),

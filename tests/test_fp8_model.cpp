@@ -1,6 +1,7 @@
 // FP8 through the whole model: near BF16, equal under recomputation, untouched by evaluation and by skipped steps.
 #include "tests/doctest.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -94,6 +95,21 @@ TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so
         CHECK(delayed.trainer->executed_micro_batches() == 1);
         CHECK(all_grads(delayed) != all_grads(current));
     }
+}
+
+// Loss masks may leave nothing of a micro-batch: its gradients are zero and say nothing of those of the others.
+TEST_CASE("fp8: what primes delayed scaling is a micro-batch with a target that counts") {
+    const ModelConfig shape = fp8_shapes()[1];
+    TestModel current(fp8_config(shape, Fp8Recipe::kTensorwise)), delayed(fp8_config(shape, Fp8Recipe::kDelayed));
+    for (TestModel* model : {&current, &delayed}) {
+        model->set_random_batch(4, 5);
+        std::fill_n(model->staged.targets, 2 * model->config.seq_length, kIgnoreIndex);   // of the first micro-batch
+        model->gradients();
+    }
+    CHECK(delayed.trainer->executed_micro_batches() == 3);
+    const auto grads = all_grads(delayed), expected = all_grads(current);
+    for (size_t i = 0; i < grads.size(); i++)
+        CHECK_MESSAGE(distance(grads[i], expected[i]) < 1e-5, delayed.table.params[i].name);
 }
 
 TEST_CASE("fp8: recomputation and poisoned scratch leave every bit alone") {

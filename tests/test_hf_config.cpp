@@ -245,5 +245,8 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
     for (const char* text : {"", "[1]", "{", "nul"})
         check_contains(error_of([&] { model_config_from_json(text, "c"); }), {"exit 2: c is no JSON object"});
     TempDir dir;
-    check_contains(error_of([&] { model_config_from_hf(dir.path); }), {"exit 2", dir.path, "no config.json"});
+    check_contains(error_of([&] { model_config_from_hf(dir.path); }),
+                   {"exit 2", dir.path, "no config.json: not a model"});
+    check_contains(error_of([&] { model_config_from_hf(dir.path + "/none"); }),
+                   {"exit 2", dir.path + "/none", "no config.json: no such directory"});
 }

@@ -9,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "llmc/file_util.h"
 #include "llmc/log.h"
 
 namespace {
@@ -62,12 +63,13 @@ std::vector<int64_t> steps_of(const std::vector<Json>& all, const std::string& t
     return steps;
 }
 
-int refused(const std::string& path, bool append) {
+int refused(const std::string& path, bool append, const std::string& why = "") {
     try {
         RunLog log(path, append, 0);
         return kExitOk;
     } catch (const Error& error) {
         CHECK(std::string(error.what()).find("--log-file " + path) != std::string::npos);
+        CHECK(std::string(error.what()).find(why) != std::string::npos);
         return error.exit_code;
     }
 }
@@ -267,14 +269,70 @@ TEST_CASE("log: a resume cuts later steps, wherever the run was killed") {
     CHECK(steps_of(records(dir / "new.jsonl"), "header") == std::vector<int64_t>{7});
 }
 
+TEST_CASE("log: a new run keeps the logs of earlier ones") {
+    TempDir dir;
+    const std::string path = dir / "log.jsonl";
+    const auto text = [](const std::string& file) { return read_text_file(file, 1 << 20); };
+    std::string runs[3];
+    for (int run = 0; run < 3; run++) {
+        RunLog log(path, false, 0);
+        CHECK(log.earlier_log() == (run ? path + "." + std::to_string(run) : ""));
+        RunHeader header;
+        header.command = "run " + std::to_string(run);
+        log.header(header);
+        log.event("note", "told");
+        runs[run] = text(path);
+    }
+    CHECK(text(path) == runs[2]);
+    CHECK(text(path + ".1") == runs[0]);
+    CHECK(text(path + ".2") == runs[1]);
+    CHECK(RunLog(path, true, 0, {}, true).earlier_log().empty());   // nothing is cut off
+    // What a resume cuts off is kept where it may be of another branch; a link stays one.
+    const std::string whole = text(path), link = dir / "link.jsonl";
+    fs::create_symlink(path, link);
+    {
+        RunLog log(link, true, -1, {}, true);
+        CHECK(log.earlier_log() == fs::canonical(path).string() + ".3");
+    }
+    CHECK(text(path + ".3") == whole);
+    CHECK(text(path).empty());
+    CHECK(fs::is_symlink(link));
+}
+
+TEST_CASE("log: whose it is") {
+    TempDir dir;
+    const std::string path = dir / "log.jsonl";
+    CHECK(log_saves_in(path, "out"));   // there is none
+    RunHeader header;
+    header.config_json = R"({"save": "out"})";
+    RunLog(path, false, 0).header(header);
+    CHECK(log_saves_in(path, "out"));
+    CHECK_FALSE(log_saves_in(path, "elsewhere"));
+    header.config_json = R"({"save": 7})";
+    RunLog(path, false, 0).header(header);
+    CHECK_FALSE(log_saves_in(path, "out"));
+}
+
 TEST_CASE("log: what cannot be a log is refused and left as it is") {
     TempDir dir;
     std::string text = dir / "notes.txt";
     std::ofstream(text) << "my notes\n";
-    CHECK(refused(text, true) == kExitBadInput);
-    CHECK(fs::file_size(text) == 9);
+    for (bool append : {true, false}) {
+        CHECK(refused(text, append, "exists and is not a log of a run") == kExitBadInput);
+        CHECK(fs::file_size(text) == 9);
+        CHECK_FALSE(fs::exists(text + ".tmp"));
+    }
+    std::ofstream(dir / "cut.jsonl") << R"({"type":"header","format":1,"st)";   // the disk was full
+    CHECK(refused(dir / "cut.jsonl", false) == kExitOk);
+    std::ofstream(dir / "spaced.jsonl") << R"({"step": 0, "type": "header"})" << "\n";   // written by a tool
+    CHECK(refused(dir / "spaced.jsonl", true) == kExitOk);
+    std::ofstream(dir / "empty.jsonl");
+    CHECK(refused(dir / "empty.jsonl", false) == kExitOk);
     CHECK(refused(dir.path.string(), false) == kExitBadInput);
     CHECK(refused(text + "/log.jsonl", false) == kExitBadInput);
+    // Why the folder could not be made, not that the file in it is missing.
+    fs::create_symlink(dir / "nowhere", dir / "link");
+    CHECK(refused(dir / "link/log.jsonl", false, "cannot be opened: its folder cannot be made: ") == kExitBadInput);
     if (fs::exists("/dev/full")) {
         RunLog log("/dev/full", false, 0);
         int code = kExitOk;

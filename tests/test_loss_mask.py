@@ -1,6 +1,7 @@
 """Training with loss masks: targets that do not count have no part in losses, gradients and the log's counts."""
 import json
 import os
+import re
 import struct
 import unittest
 
@@ -76,10 +77,34 @@ class LossMaskTest(unittest.TestCase):
             self.assertTrue(all(0 < r["loss"] < 10 and r["grad_norm"] > 0 for r in steps))
             self.assertEqual(sum(r["skipped"] for r in steps), 0)
 
+    def test_batches_without_a_target_that_counts_are_passed_over(self):
+        """Of 24 samples one counts, so of six batches one an epoch; a resume finds the place."""
+        write_mask(self.path("train_0.mask"), [0] * 17 + [1] * 16 + [0] * (len(self.tokens) - 33))
+        note = re.compile(r"note: step (\d+): none of (\d+) samples has a target that counts, they are passed over")
+        for recipe in ("none", "delayed"):
+            options = [] if recipe == "none" else ["--fp8-recipe", recipe]
+            steps, text = self.train(recipe, *options, "--save-interval", "2")
+            self.assertEqual([r["step"] for r in steps], list(range(1, STEPS + 1)))
+            self.assertTrue(all(r["counted_tokens"] == 16 and r["loss"] > 0 and not r["skipped"] for r in steps))
+            self.assertGreater(steps[-1]["samples"], 24 * (STEPS - 1))
+            passed = [(int(step), int(samples)) for step, samples in note.findall(text)]
+            self.assertEqual(sum(samples for _, samples in passed), steps[-1]["samples"] - 4 * STEPS)
+            self.assertEqual(len({step for step, _ in passed}), len(passed))
+            resumed = self.path(recipe + "-resumed")
+            self.run_train(GPT2, "--train-iters", str(STEPS), *options, "--save", resumed, "--resume",
+                           self.path(recipe, "step-00000004"))
+            last = f"step-{STEPS:08d}"
+            self.assertEqual(state_of(os.path.join(resumed, last)), state_of(self.path(recipe, last)))
+
     def test_nothing_that_counts_ends_with_2(self):
         write_mask(self.path("train_0.mask"), [0] * len(self.tokens))
         done = self.run_train(GPT2, "--train-iters", "3", expect=2)
-        self.assertIn("none of its 4 samples has a target that counts", done.stderr)
+        self.assertIn("--train-data: no token counts as a target (loss masks)", done.stderr)
+        write_mask(self.path("train_0.mask"), [1] + [0] * (len(self.tokens) - 1))   # the first is no target
+        done = self.run_train(GPT2, "--train-iters", "3", expect=2)
+        self.assertIn("step 1: none of 48 samples has a target that counts", done.stderr)
+        done = self.run_train(GPT2, "--train-iters", "3", "--overfit-one-batch", expect=2)
+        self.assertIn("step 1: none of 4 samples has a target that counts", done.stderr)
         os.unlink(self.path("train_0.mask"))
         write_mask(self.path("valid.mask"), [0] * 700)
         done = self.run_train(GPT2, "--train-iters", "3", "--valid-data", self.path("valid.bin"), "--eval-iters", "2",

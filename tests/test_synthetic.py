@@ -48,9 +48,13 @@ class SyntheticTest(unittest.TestCase):
         done = self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume",
                               self.path("other", "step-00000001"), expect=2)
         self.assertIn("holds checkpoints of an earlier run", done.stderr)
+        for save in (".", self.path("run")):   # from within it, too
+            done = self.run_train(LLAMA, "--train-iters", "2", "--save", save, cwd=self.path("run"), expect=2)
+            self.assertIn("holds checkpoints of an earlier run", done.stderr)
         self.assertEqual(bytes_of_all(), before)
-        self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume",
-                       self.path("run", "step-00000001") + "/")
+        for name, folder in (("step-00000001", self.path("run")), (self.path("run", "step-00000001") + "/", None)):
+            self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume", name, cwd=folder)
+            shutil.rmtree(self.path("run", "step-00000002"))
 
     def test_runs_repeat_themselves_and_depend_on_the_seed(self):
         for name, more in (("a", []), ("b", []), ("c", ["--seed", "6"])):

@@ -98,8 +98,8 @@ class TrainTest(unittest.TestCase):
     def checkpoints(self, save):
         return sorted(name for name in os.listdir(self.path(save)) if name.startswith("step-"))
 
-    def run_train(self, *args, expect=0, env=None, **kwargs):
-        done = subprocess.run(self.command(*args, **kwargs), capture_output=True, text=True, timeout=300, env=env)
+    def run_train(self, *args, expect=0, env=None, cwd=None, **how):
+        done = subprocess.run(self.command(*args, **how), capture_output=True, text=True, timeout=300, env=env, cwd=cwd)
         self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
         if expect:
             self.assertEqual(done.stderr.count("\n"), 1, "one line on standard error: " + done.stderr)
@@ -469,6 +469,8 @@ class TrainTest(unittest.TestCase):
         cases = [
             (["--train-iters", "1", "--no-such-option", "1"], "no-such-option"),
             (["--train-iters", "1", "--rotary-base", "10"], "rotary-base"),
+            (["--train-iters", "1", "--token-dtype", "uint16"], "token-dtype"),
+            (["--epochs", "1", "--lr-warmup-iters", "79"], "79 exceeds the 78 steps of --epochs 1"),
             (["--train-iters", "1", "--valid-data", self.path("none_*.bin")], "none_*.bin"),
             (["--train-iters", "1", "--valid-data", high, "--eval-iters", "1"], "high.bin"),
             (["--train-iters", "1", "--valid-data", few, "--eval-iters", "9"], "evaluation"),

@@ -316,6 +316,8 @@ class TroubleshootingTest(unittest.TestCase):
             ("FP8 matmuls ran in the first step", [*short, "--fp8-recipe", "tensorwise"]),
             ("with --fp8-format hybrid", [*short, "--fp8-recipe", "blockwise", "--fp8-format", "hybrid"]),
             ("--fp8-fast-accum all", [*short, "--fp8-recipe", "delayed", "--fp8-fast-accum", "all"]),
+            ("its evaluation was cut short", ["--train-iters", "2", "--valid-data", self.path("valid.bin"), "--inject",
+                                              "term:rank=0@eval=2", "--save", self.path("cut")]),
             ("our own model_type", [*short, "--normalization", "RMSNorm", "--save", self.path("own")]),
         ]
 
@@ -362,6 +364,8 @@ class TroubleshootingTest(unittest.TestCase):
         common += ["--fp8-recipe", "delayed"]
         self.check_error("was made by another run", ["--train-iters", "6", *common, "--seed", "6"])
         self.check_error("no usable checkpoint at", ["--train-iters", "6", "--resume", save])
+        self.check_error("holds later checkpoints", ["--train-iters", "6", *common, "--resume",
+                                                     os.path.join(save, "step-00000002")])
         out = self.run_case(["--train-iters", "4", "--lr", "2e-2", *common, "--fp8-amax-history-len", "3"], 0).stdout
         self.check_line("option changed", out)
         self.check_line("FP8 state of the checkpoint not used", out)
