@@ -23,7 +23,7 @@ GROUPS = {
     "foundation": "check dtype fp8 fp8_cast rng version nearest",
     "base": "model_config blend loss_mask config config_foreign config_help config_rules config_table config_table_fp8 "
             "config_table_ranks config_table_samples config_value schedule environment shards dataloader params "
-            "safetensors file_util write_buffer inject hellaswag prompts",
+            "safetensors file_util process_stat write_buffer inject hellaswag prompts",
     "device": "device device_cpu late_work ops op_work op_timer ops_attention ops_late quant_out adam_math arena "
               "gemm_fp8 gemm_plan oracle oracle_gemm_fp8 oracle_attention "
               "oracle_attention_fp8",

@@ -15,6 +15,7 @@
 
 #include "llmc/check.h"
 #include "llmc/config_table.h"
+#include "llmc/file_util.h"
 #include "llmc/nearest.h"
 
 namespace {
@@ -160,6 +161,7 @@ void collect_command_line(const CommandLine& line, Settings& settings) {
 Json read_json_object(const std::string& path) {
     std::ifstream file(path);
     REQUIRE(file, "--config %s: cannot be read", path.c_str());
+    REQUIRE(!is_directory(path), "--config %s: a folder, not a JSON file", path.c_str());
     std::stringstream text;
     text << file.rdbuf();
     std::set<std::string> keys;

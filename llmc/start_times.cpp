@@ -3,10 +3,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <sstream>
+#include <cstdlib>
 
 #include "llmc/check.h"
+#include "llmc/process_stat.h"
 
 namespace {
 
@@ -18,17 +18,9 @@ double now() {
 }
 
 // When this process began, on the same clock; `fallback` if that cannot be read.
-// Source: proc_pid_stat(5): field 22, in clock ticks; field 2, the name, is in parentheses and may hold anything.
 double process_start(double fallback) {
-    std::ifstream file("/proc/self/stat");
-    std::string text;
-    std::getline(file, text);
-    const size_t after_name = text.rfind(')');
-    if (after_name == std::string::npos) return fallback;
-    std::istringstream fields(text.substr(after_name + 1));
-    std::string word;
-    for (int field = 3; field <= 22; field++) fields >> word;
-    const double ticks = fields ? std::strtod(word.c_str(), nullptr) : 0;
+    const std::vector<std::string> fields = process_stat("self");
+    const double ticks = fields.size() > kStatStart ? std::strtod(fields[kStatStart].c_str(), nullptr) : 0;
     const double start = ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
     return ticks > 0 && start <= fallback ? start : fallback;
 }

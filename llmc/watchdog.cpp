@@ -5,13 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <sstream>
 
 #include "llmc/check.h"
 #include "llmc/environment.h"
+#include "llmc/process_stat.h"
 
 namespace {
 
@@ -29,20 +30,8 @@ std::chrono::steady_clock::duration duration_of(double s) {
     return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
 }
 
-// Fields of /proc/PID/stat from the third on ("R", ...); the second is a name that may have spaces and brackets.
-std::vector<std::string> stat_fields(const std::string& pid) {
-    std::ifstream file("/proc/" + pid + "/stat");
-    std::string text((std::istreambuf_iterator<char>(file)), {});
-    const size_t close = text.rfind(')');
-    std::vector<std::string> fields;
-    std::istringstream words(close == std::string::npos ? "" : text.substr(close + 1));
-    for (std::string word; words >> word;) fields.push_back(word);
-    return fields;
-}
-constexpr size_t kStateField = 0, kStartField = 19;
-
 int64_t start_of(const std::vector<std::string>& fields) {
-    return fields.size() > kStartField ? std::atoll(fields[kStartField].c_str()) : 0;
+    return fields.size() > kStatStart ? std::atoll(fields[kStatStart].c_str()) : 0;
 }
 
 std::string line_of(const char* path) {
@@ -58,7 +47,7 @@ RankCard own_card() {
     RankCard card;
     card.host = host_name();
     card.pid = ::getpid();
-    card.started = start_of(stat_fields("self"));
+    card.started = start_of(process_stat("self"));
     // Containers of one machine may have memory or process numbers of their own.
     struct stat shared {};
     ::stat("/dev/shm", &shared);
@@ -81,9 +70,13 @@ std::vector<int> number_hosts(std::vector<RankCard>& cards) {
 }
 
 RankView::Process process_state(int64_t pid, int64_t started) {
-    const auto fields = stat_fields(std::to_string(pid));
-    if (fields.empty() || start_of(fields) != started) return RankView::Process::kGone;
-    const char state = fields[kStateField][0];
+    const auto fields = process_stat(std::to_string(pid));
+    if (fields.empty()) {   // no process, or no file to be had (all are in use, say)
+        const bool there = ::kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM;
+        return there ? RankView::Process::kRuns : RankView::Process::kGone;
+    }
+    if (start_of(fields) != started) return RankView::Process::kGone;
+    const char state = fields[kStatState][0];
     if (state == 'Z' || state == 'X') return RankView::Process::kGone;
     return state == 'T' || state == 't' ? RankView::Process::kStopped : RankView::Process::kRuns;
 }

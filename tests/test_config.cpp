@@ -183,6 +183,7 @@ TEST_CASE("config: a file of another trainer is answered with the script that tr
     fs::rename(yaml.path, path);
     CHECK(contains(refusal("llama", {"--config", path}), "; scripts/import_config makes JSON of"));
     fs::remove(path);
+    CHECK_EQ(refusal("llama", {"--config", "/"}), "--config /: a folder, not a JSON file");
 }
 
 TEST_CASE("config: an option without effect is refused with the reason") {

@@ -1,4 +1,6 @@
 // Faults on demand, the connection between the boards of two hosts, and settings that differ between ranks.
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -211,6 +213,46 @@ TEST_CASE("watchdog: ranks are of one host where they see each other's memory an
     const RankCard mine = own_card();
     CHECK(process_state(mine.pid, mine.started) == RankView::Process::kRuns);
     CHECK(process_state(mine.pid, mine.started - 1) == RankView::Process::kGone);   // another one of that number
+}
+
+TEST_CASE("watchdog: a process of which nothing can be read for want of a file is not taken for gone") {
+    const RankCard mine = own_card();
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    const rlimit none{0, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    const RankView::Process state = process_state(mine.pid, mine.started);
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(state == RankView::Process::kRuns);
+}
+
+// A process can end between the opening of its file in /proc and the reading, which then fails (ESRCH).
+TEST_CASE("watchdog: a process that ends while it is looked at is gone, whenever that is") {
+    for (int trial = 0; trial < 300; trial++) {
+        int said[2], hold[2];
+        REQUIRE(::pipe(said) == 0);
+        REQUIRE(::pipe(hold) == 0);
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {   // ends when the other end of `hold` is closed
+            ::close(hold[1]);
+            int64_t own = own_card().started;
+            const bool written = ::write(said[1], &own, sizeof own) == sizeof own;
+            ::_exit(written && ::read(hold[0], &own, 1) == 0 ? 0 : 1);
+        }
+        ::close(hold[0]);
+        int64_t started = 0;
+        REQUIRE(::read(said[0], &started, sizeof started) == sizeof started);
+        ::close(said[0]);
+        ::close(said[1]);
+        CHECK(process_state(child, started) == RankView::Process::kRuns);
+        std::thread reaper([&] {
+            ::close(hold[1]);
+            ::waitpid(child, nullptr, 0);
+        });
+        while (process_state(child, started) != RankView::Process::kGone) {}
+        reaper.join();
+    }
 }
 
 TEST_CASE("watchdog: a library that does not answer keeps no rank from giving signs of life") {
