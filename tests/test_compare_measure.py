@@ -147,21 +147,40 @@ class Measuring(common.CompareTest):
         said = self.call("--run", f"bad={fails}", "--out", "fails/x", code=2)
         self.assertIn("error: --out fails/x/measured.json: Not a directory\n", said.stderr)
 
-    def test_a_stop_reaches_the_run(self):
+    def stopped(self, more, while_it_runs):
+        """The process of a run that a stop came to; `more`, Python, is run in scripts/compare before anything else."""
         pid = self.folder / "pid"
-        waits = self.script("waits", "#!/bin/sh\nfor w; do [ $w = --dry-run ] && exit; done\n"
-                                     f"echo $$ > {pid}\nexec sleep 100\n")
-        command = [sys.executable, common.COMPARE, "--no-plots", "--run", f"a={waits}", "--out", "out"]
-        process = subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   text=True)
+        waits = self.script("waits", "#!/bin/sh\nfor w; do [ $w = --dry-run ] && exit; done\nexec sleep 100\n")
+        told = ("import os, runpy, signal, subprocess, sys\n"
+                "start = subprocess.Popen.__init__\n"
+                "def init(self, words, *args, **named):\n"
+                "    start(self, words, *args, **named)\n"
+                "    if named.get('start_new_session'):\n"
+                f"        with open({str(pid)!r}, 'w') as file: print(self.pid, file=file, flush=True)\n{more}"
+                "subprocess.Popen.__init__ = init\n"
+                f"sys.argv[1:] = {['--no-plots', '--run', f'a={waits}', '--out', 'out']!r}\n"
+                f"runpy.run_path({str(common.COMPARE)!r}, run_name='__main__')\n")
+        process = subprocess.Popen([sys.executable, "-c", told], cwd=self.folder, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True)
         end = time.monotonic() + 30
-        while not (pid.exists() and pid.read_text().strip()) and time.monotonic() < end:
+        while while_it_runs and not (pid.exists() and pid.read_text().strip()) and time.monotonic() < end:
             time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
+        if while_it_runs:
+            process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=30)[0]
         self.assertEqual((process.returncode, said), (130, "interrupted\n"))
-        with self.assertRaises(ProcessLookupError):
-            os.kill(int(pid.read_text()), 0)
+        return int(pid.read_text())
+
+    def test_a_stop_reaches_the_run(self):
+        for what, more in (("while it runs", ""),
+                           ("as it starts", "        os.kill(os.getpid(), signal.SIGTERM)\n"),
+                           ("twice", "        os.kill(os.getpid(), signal.SIGINT)\n"
+                                     "        os.kill(os.getpid(), signal.SIGTERM)\n")):
+            with self.subTest(what):
+                shutil.rmtree(self.folder / "out", ignore_errors=True)
+                (self.folder / "pid").unlink(missing_ok=True)
+                with self.assertRaises(ProcessLookupError):
+                    os.kill(self.stopped(more, not more), 0)
 
 
 class NamedTables(common.CompareTest):

@@ -1,7 +1,9 @@
 """Measuring: configurations started in turn, each start a process of its own with a log of its own."""
+import contextlib
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +19,21 @@ NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 # Options that the measurement sets itself.
 OWN_OPTIONS = {"train-iters", "x", "epochs", "e", "log-file", "save", "o", "resume", "save-interval", "n", "keep",
                "exit-duration-in-mins", "dry-run", "help"}
+
+
+@contextlib.contextmanager
+def held_back():
+    """A stop (Ctrl-C, SIGTERM) during the block comes at its end."""
+    came = []
+    before = {number: signal.signal(number, lambda *_, number=number: came.append(number))
+              for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
 
 
 class Failed(Exception):
@@ -135,12 +152,15 @@ class Measurement:
         with open(log.with_suffix(".txt"), "a", encoding="utf-8") as text, Sampler(log):
             print("$", shlex.join(words), file=text, flush=True)
             # In a session of its own, so that Ctrl-C comes from here and only once: twice would end it without a save.
-            process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
+            process = None
             try:
+                with held_back():   # or there might be a process that nobody can name
+                    process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
                 code = process.wait()
             except BaseException:
-                process.terminate()
-                process.wait()
+                if process:
+                    process.terminate()
+                    process.wait()
                 raise
         if code:
             said = error_of(log.with_suffix(".txt").read_text(encoding="utf-8", errors="replace"))
