@@ -145,7 +145,7 @@ class RanksTest(unittest.TestCase):
                 with open(f"/proc/{pid}/stat") as stat:
                     if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
                         return
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):   # the latter, if it ends before the reading
                 return
             time.sleep(0.05)
         self.fail(f"process {pid} lives on")
