@@ -143,6 +143,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     const Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                             .adam_step = state.at("adam_step").get<int64_t>(),
                             .skips = state.at("skips").get<int64_t>(),
+                            .consecutive_skips = state.value("consecutive_skips", int64_t{0}),
                             .missed = state.value("missed", std::vector<std::string>())};
     StepState device_state{};
     device_state.adam_step = progress.adam_step;
@@ -182,6 +183,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
         {"commit", kBuildCommit},
     };
+    if (progress.consecutive_skips > 0) state["consecutive_skips"] = progress.consecutive_skips;
     if (!progress.missed.empty()) state["missed"] = progress.missed;
     return state.dump(1);
 }

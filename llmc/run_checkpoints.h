@@ -27,6 +27,7 @@ struct Progress {
     int64_t samples = 0;     // the data cursor
     int64_t adam_step = 0;   // updates made
     int64_t skips = 0;       // updates not made
+    int64_t consecutive_skips = 0;          // of these, the last ones, with no update since
     std::vector<std::string> missed = {};   // evaluations of this step that a stop cut short
 };
 

@@ -160,6 +160,7 @@ private:
         samples_ = found->samples;
         adam_step_ = found->adam_step;
         skips_ = found->skips;
+        consecutive_skips_ = found->consecutive_skips;
         missed_ = evaluations_->possible(found->missed);
         resumed_ = true;
         if (step_ > config_.train_iters)
@@ -391,7 +392,7 @@ private:
 
     void save() {
         checkpoints_->save({.step = step_, .samples = samples_, .adam_step = adam_step_, .skips = skips_,
-                            .missed = missed_}, *log_);
+                            .consecutive_skips = consecutive_skips_, .missed = missed_}, *log_);
     }
 
     // A library that took memory behind our back, or a neighbour on the same GPU.

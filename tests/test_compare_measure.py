@@ -24,7 +24,7 @@ NVIDIA_SMI = """#!/bin/sh
 case "$*" in *clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field'; exit 2;; esac
 line="0, 1980, 3201, 412.50, 55, 0x0000000000000004"
 case "$*" in
-    *--loop-ms=*) while :; do echo "$line" || exit; sleep 0.02; done;;
+    *--loop-ms=*) while :; do echo "$line" || exit; sleep 0.005; done;;
     *) echo "$line";;
 esac
 """

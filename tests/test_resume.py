@@ -60,6 +60,20 @@ class ResumeTest(unittest.TestCase):
         self.assertEqual(sorted(n for n in os.listdir(self.path()) if "jsonl" in n),
                          ["b.jsonl", "log.jsonl", "log.jsonl.1", "log.jsonl.2"])
 
+    def test_a_run_that_diverges_ends_however_often_it_is_started(self):
+        """Restarts, each with the steps of --max-skips, would otherwise burn time for ever."""
+        def run(steps, spoilt, expect=0):
+            faults = [word for step in spoilt for word in ("--inject", f"nan:grad@{step}")]
+            return self.run_train(LLAMA, "--train-iters", str(steps), "--max-skips", "2", "--lr-decay-style",
+                                  "constant", "--save", self.path("run"), "--resume", "auto", *faults, expect=expect)
+
+        run(3, [1, 2])   # an update was made since
+        run(5, [4, 5])
+        self.assertIn("step 6: loss or gradient norm not finite for 3 steps in a row", run(8, [6], expect=4).stderr)
+        self.assertEqual(self.checkpoints("run")[-1], "step-00000005")
+        run(6, [])       # as an operator would: what spoilt it is gone
+        run(9, [8, 9])
+
     def test_an_evaluation_that_was_cut_short_is_made_up(self):
         """Once the last step is done nothing else would say its loss."""
         write_hellaswag(self.path("hellaswag.bin"), 5, 16)
