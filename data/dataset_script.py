@@ -18,6 +18,8 @@ def download(url, path, sha256):
             with urllib.request.urlopen(url, timeout=60) as reply:
                 content = reply.read()
         except (urllib.error.URLError, OSError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()   # it holds the connection
             raise InputError(f"cannot download {url} ({getattr(error, 'reason', error)}): fetch it elsewhere and pass "
                              "--input FILE") from None
         if hashlib.sha256(content).hexdigest() != sha256:

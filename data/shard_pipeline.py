@@ -200,9 +200,8 @@ def make_files(plan, writers, state):
         # The names that follow are not given in one go.
         state.save(writers, plan.reader.position(), finished=True)
     except BaseException as error:
-        for writer in writers.values():
-            writer.close()
-            if not state.saved:
+        if not state.saved:
+            for writer in writers.values():
                 writer.discard()
         hint = "the same command goes on from where it was"
         if state.saved and isinstance(error, InputError):
@@ -214,6 +213,7 @@ def make_files(plan, writers, state):
 
 def run(plan):
     """Writes the shards and returns the writers by split."""
+    writers = {}
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
         state = StateFile(plan)
@@ -238,6 +238,9 @@ def run(plan):
         state.path.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"{error.filename or plan.folder}: cannot write: {error.strerror or error}") from None
+    finally:
+        for writer in writers.values():
+            writer.close()
     return writers
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import unittest
 import unittest.mock
+import warnings
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -75,7 +76,10 @@ class ScriptTest(unittest.TestCase):
             printed = io.StringIO()
             main = importlib.import_module(name[:-len(".py")]).main
             with unittest.mock.patch.object(sys, "argv", command), self.assertRaises(SystemExit) as leave, \
-                    contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                    contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), \
+                    warnings.catch_warnings():
+                # What an earlier test left open may be found just now; the script has not printed that.
+                warnings.simplefilter("ignore", ResourceWarning)
                 run_main(main)
             status, text = leave.exception.code, printed.getvalue()
         else:
