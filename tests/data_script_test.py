@@ -1,6 +1,7 @@
 """Shared by the tests of data/*.py: folders, running a script, reading shards. Standard library only."""
 import array
 import contextlib
+import gc
 import importlib
 import importlib.util
 import io
@@ -90,6 +91,16 @@ class ScriptTest(unittest.TestCase):
         self.assertEqual(status, code, text)
         self.assertNotIn("Traceback", text)
         return text
+
+    @contextlib.contextmanager
+    def nothing_left_open(self):
+        """Files and connections that the block leaves to the garbage collector fail the test."""
+        gc.collect()   # what others left
+        yield
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            gc.collect()
+        self.assertEqual([str(warning.message) for warning in found], [])
 
     def prepare(self, *arguments, **keywords):
         return self.script("prepare_text.py", "--out", self.out, *arguments, **keywords)

@@ -186,7 +186,8 @@ class InterruptedRuns(ScriptTest):
         for path in list(self.out.glob("train_000000.bin.tmp")) + list(self.out.glob("valid_000000.bin.tmp")):
             content = path.read_bytes()
             path.unlink()
-            self.assertIn("of the interrupted run is gone", self.run_once(*inputs, code=2)[0])
+            with self.nothing_left_open():
+                self.assertIn("of the interrupted run is gone", self.run_once(*inputs, code=2)[0])
             path.write_bytes(content)
         open_shard = sorted(self.out.glob("train_*.bin.tmp"))[-1]
         content = open_shard.read_bytes()

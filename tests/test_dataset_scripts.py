@@ -101,7 +101,7 @@ class DatasetScripts(ScriptTest):
         with unittest.mock.patch.multiple(prepare_tinyshakespeare, URL=url + "/input.txt"):
             text = self.run_script("tinyshakespeare", "--overwrite", code=2)
         self.assertIn(f"input.txt: SHA-256 is {hashlib.sha256(content).hexdigest()}, expected 86c4e6aa", text)
-        with unittest.mock.patch.multiple(prepare_tinyshakespeare, URL=url + "/gone"):
+        with self.nothing_left_open(), unittest.mock.patch.multiple(prepare_tinyshakespeare, URL=url + "/gone"):
             text = self.run_script("tinyshakespeare", "--overwrite", code=2)
         self.assertIn("/gone (Not Found): fetch it elsewhere and pass --input FILE", text)
         with unittest.mock.patch.multiple(prepare_tinyshakespeare, URL="http://127.0.0.1:1/input.txt"):
