@@ -41,7 +41,7 @@ WARNINGS := -Wall -Wextra $(WERROR)
 # Fixed instruction set and no contraction: the CPU device gives the same bits on every machine.
 # The thread sanitizer does not know OpenMP's barriers, so that build runs without it.
 CODEGEN := -march=x86-64-v3 -ffp-contract=off $(if $(filter tsan,$(VARIANT)),-Wno-unknown-pragmas,-fopenmp)
-DEFINES := -I. $(CPPFLAGS)
+DEFINES := -I. -DJSON_USE_IMPLICIT_CONVERSIONS=0 $(CPPFLAGS)
 LIBS := $(LDFLAGS)
 LLMC_CXX := $(wildcard llmc/*.cpp llmc/cpu/*.cpp)
 LLMC_CUDA :=
@@ -104,7 +104,7 @@ GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/main.cpp $(wildcard tests/gpu_
 BENCHES := $(patsubst dev/cuda/%.cu,$(BUILD)/%,$(wildcard dev/cuda/bench_*.cu dev/cuda/check_*.cu))
 FUZZERS := $(patsubst tests/%.cpp,%,$(wildcard tests/fuzz_*.cpp))
 
-.PHONY: all $(MAINS) tests tests_gpu benches cuda_all cuda_kernels fuzzers $(WRAPPERS) force
+.PHONY: all syntax $(MAINS) tests tests_gpu benches cuda_all cuda_kernels fuzzers $(WRAPPERS) force
 all: $(MAINS)
 
 # The executables at the top are links to those of the device built last.
@@ -180,6 +180,12 @@ $(BUILD)/fuzz.a: $(FUZZ_OBJ)
 $(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/%.o $(FUZZ_MAIN) $(BUILD)/fuzz.a
 	@echo "LINK $@"
 	@$(FUZZ_LINK) $^ -o $@
+
+# Another compiler's view of the host code, without code of its own: make CXX=clang++ syntax
+SYNTAX_SRC := $(LLMC_CXX) $(filter-out tests/gpu_% tests/fake_%,$(wildcard tests/*.cpp))
+syntax:
+	@printf '%s\n' $(SYNTAX_SRC) | xargs -P $(shell nproc) -n 4 $(CXX) $(CXX_FLAGS) -fsyntax-only
+	@echo "$(words $(SYNTAX_SRC)) files compile with $(CXX)"
 
 # ---- what people call --------------------------------------------------------------------------------------
 smoke:

@@ -235,6 +235,17 @@ def fast_math(path, text):
                    code, "%(found)s")
 
 
+def json_values(path, text):
+    """json: values leave a json through get<T>(), never by comparison or conversion"""
+    if path == "Makefile" and "-DJSON_USE_IMPLICIT_CONVERSIONS=0" not in text:
+        return [(1, "without -DJSON_USE_IMPLICIT_CONVERSIONS=0 a json converts to anything")]
+    if not (path.startswith("llmc/") and is_code(path) and "nlohmann/json" in text):
+        return []
+    element = r'(?:\["\w+"\]|\.at\("\w+"\)|\bJson\([^()]*\))'
+    return matches(rf"{element}\s*[=!]=|[=!]=\s*\w+{element}(?!\.)|[=!]=\s*Json\(",
+                   strip_comments(text, strings=False), "comparison with a json: %(found)s")
+
+
 def links(path, text):
     """links: relative links of Markdown files lead somewhere"""
     if not path.endswith(".md"):
@@ -247,7 +258,7 @@ def links(path, text):
 
 
 RULES = [launches, cuda_symbols, communication_symbols, includes, inline_assembly, kernel_headers, file_length,
-         line_width, white_space, machine_paths, unfinished, namespaces, fast_math, links]
+         line_width, white_space, machine_paths, unfinished, namespaces, fast_math, json_values, links]
 
 
 def repository_files():

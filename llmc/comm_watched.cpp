@@ -129,7 +129,8 @@ private:
     // The board of this host, connected to the others.
     std::unique_ptr<Watchdog> meet() {
         std::vector<RankCard> cards;
-        for (const std::string& text : inner_->gather(Json(own_card()).dump())) cards.push_back(Json::parse(text));
+        for (const std::string& text : inner_->gather(Json(own_card()).dump()))
+            cards.push_back(Json::parse(text).get<RankCard>());
         const std::vector<int> firsts = number_hosts(cards);
         const int rank = world().rank, host = cards[static_cast<size_t>(rank)].host_number;
         const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
@@ -145,21 +146,25 @@ private:
             offer = {{"name", name}, {"kept", kept}};
         }
         if (rank == 0 && hosts > 1) {
-            offer["secret"] = random_name();
-            link = BoardLink::listen(offer["secret"], hosts - 1);
+            const std::string secret = random_name();
+            offer["secret"] = secret;
+            link = BoardLink::listen(secret, hosts - 1);
             offer["address"] = link->address();
         }
         const std::vector<std::string> offers = inner_->gather(offer.dump());
         const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
-        if (rank != first) board = Board::open(own["name"], world().ranks);
+        const std::string name = own.at("name").get<std::string>();
+        if (rank != first) board = Board::open(name, world().ranks);
         inner_->gather("");   // everybody has it
-        if (rank == first && !kept) Board::remove(own["name"]);
+        if (rank == first && !kept) Board::remove(name);
 
         std::string error;
         if (rank == 0 && hosts > 1) link->accept_all(kMeetS);
         if (rank == first && rank != 0)
-            link = BoardLink::connect(root["address"], root["secret"], host, kMeetS, &error);
-        auto watchdog = std::make_unique<Watchdog>(rank, cards, std::move(board), std::move(link), own["kept"]);
+            link = BoardLink::connect(root.at("address").get<std::string>(), root.at("secret").get<std::string>(), host,
+                                      kMeetS, &error);
+        auto watchdog = std::make_unique<Watchdog>(rank, cards, std::move(board), std::move(link),
+                                                   own.at("kept").get<bool>());
         if (hosts > 1) forget_unreachable(cards, firsts, error, *watchdog);
         return watchdog;
     }

@@ -322,7 +322,10 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
         if (was != now) return describe_synthetic(was, now);
         if (now > 0) return "";
         for (const nlohmann::json& row : parsed.at("shards"))
-            saved.push_back({row.at("name"), row.at("fingerprint"), row.at("tokens"), row.at("token_bytes")});
+            saved.push_back({.name = row.at("name").get<std::string>(),
+                             .fingerprint = row.at("fingerprint").get<std::string>(),
+                             .tokens = row.at("tokens").get<int64_t>(),
+                             .token_bytes = row.at("token_bytes").get<int64_t>()});
         const nlohmann::json blend = blend_json(impl_->sources), then = parsed.value("blend", nlohmann::json());
         if (then != blend)
             reweighted = strf("the weights of the data were %s, here %s", describe_parts(then).c_str(),

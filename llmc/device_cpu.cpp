@@ -218,7 +218,7 @@ std::string gemm_import_plans(Ctx&, const std::string& json) {
                  && plans.contains("plans") && plans["plans"].is_array();
     REQUIRE(sound, "matmul plans are not of the form {\"library\": text, \"plans\": [...]}: \"%.60s\"",
             json.c_str());
-    std::string library = plans["library"];
+    const std::string library = plans["library"].get<std::string>();
     if (library == "cpu") return "";
     return strf("the matmul plans were made by %s and this run uses the CPU's own matmul", library.c_str());
 }

@@ -316,8 +316,9 @@ std::string Fp8State::import_json(Ctx& ctx, const std::string& text) {
     }
     if (!on() || !plan_.row().history) return "";
     const int64_t length = config_.fp8_amax_history_len;
-    const bool same = root.at("x") == dtype_name(plan_.x_format) && root.at("dy") == dtype_name(plan_.dy_format)
-                      && root.at("history_len") == length
+    const bool same = root.at("x").get<std::string>() == dtype_name(plan_.x_format)
+                      && root.at("dy").get<std::string>() == dtype_name(plan_.dy_format)
+                      && root.at("history_len").get<int64_t>() == length
                       && root.at("tensors").size() == static_cast<size_t>(tensors());
     std::vector<Fp8Slot> slots_now;
     std::vector<uint32_t> history;

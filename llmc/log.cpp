@@ -37,12 +37,20 @@ double unix_seconds() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+// What a record has under `key`, "" unless that is text.
+std::string text_of(const Json& record, const char* key) {
+    const auto found = record.is_object() ? record.find(key) : record.end();
+    return found != record.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
 // Whether a resumed run keeps this line: a whole record of what it does not do again.
 bool kept(const Json& record, int64_t resume_step, const std::vector<std::string>& again) {
     if (!record.is_object() || !record.contains("type")) return false;   // the torn end of a killed run
     auto step = record.find("step");
     if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() < resume_step) return true;
-    return *step == resume_step && std::find(again.begin(), again.end(), record["type"]) == again.end();
+    if (step->get<int64_t>() != resume_step) return false;
+    const std::string type = text_of(record, "type");
+    return std::find(again.begin(), again.end(), type) == again.end();
 }
 
 // The first record of a log, or null; `start`, unless null, gets the line's first bytes.
@@ -61,7 +69,7 @@ Json first_record(const std::string& path, std::string* start = nullptr) {
 void require_log(const std::string& path) {
     std::string start;
     const Json header = first_record(path, &start);
-    const bool whole = header.is_object() && header.value("type", Json()) == "header";
+    const bool whole = text_of(header, "type") == "header";
     REQUIRE(whole || start.rfind(R"({"type":"header",)", 0) == 0,
             "--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
 }
@@ -188,7 +196,7 @@ bool log_saves_in(const std::string& path, const std::string& save) {
     if (!fs::is_regular_file(path, ignored)) return true;
     const Json header = first_record(path);
     if (!header.is_object() || !header.contains("config") || !header["config"].is_object()) return true;
-    return header["config"].value("save", Json("")) == save;
+    return text_of(header["config"], "save") == save;
 }
 
 RunLog::RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again,

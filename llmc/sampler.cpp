@@ -33,7 +33,7 @@ int64_t padded_length(int64_t tokens, int64_t max_seq) {
 }
 
 Sampler::Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder& decoder, Fp8State& fp8, Arena& arena)
-    : shape_(shape), max_seq_(max_seq), decoder_(decoder), fp8_(fp8),
+    : max_seq_(max_seq), decoder_(decoder), fp8_(fp8),
       row_(arena.take(Purpose::kInputs, dtype, shape.padded_vocab())), raw_(static_cast<size_t>(row_.bytes())),
       logits_(static_cast<size_t>(shape.vocab_size)) {}
 

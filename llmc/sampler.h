@@ -34,7 +34,6 @@ public:
 private:
     void next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T, const SamplerMemory& memory);
 
-    const ModelConfig& shape_;
     const int64_t max_seq_;
     Decoder& decoder_;
     Fp8State& fp8_;

@@ -22,7 +22,7 @@ StepState* take_state(Arena& arena) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm)
-    : config_(config), shape_(config.shape), comm_(comm), table_(table), plan_(running_fp8_plan(config, table)),
+    : config_(config), comm_(comm), table_(table), plan_(running_fp8_plan(config, table)),
       buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
       fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
       decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_),

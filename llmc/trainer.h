@@ -82,7 +82,6 @@ private:
     void prime(Ctx& ctx, const StagedStep& staged);
 
     const Config& config_;
-    const ModelConfig& shape_;
     Comm& comm_;
     ParamTable table_;       // with the places that buckets_ gives
     const Fp8Plan plan_;

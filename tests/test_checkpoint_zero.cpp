@@ -73,10 +73,10 @@ void resume(TestModel& model, Comm& comm, const std::string& root) {
     load_checkpoint(found.path, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx));
     const auto saved = Json::parse(found.state_json);
     StepState state{};
-    state.adam_step = model.result.adam_step = saved.at("adam_step");
+    state.adam_step = model.result.adam_step = saved.at("adam_step").get<int64_t>();
     device::copy_to_device(model.ctx, model.trainer->state(), &state, sizeof state);
     model.trainer->fp8().initialise(model.ctx);
-    CHECK(model.trainer->fp8().import_json(model.ctx, saved.at("fp8")).empty());
+    CHECK(model.trainer->fp8().import_json(model.ctx, saved.at("fp8").get<std::string>()).empty());
     model.trainer->optimizer().weights_from_masters(model.ctx, false);
     device::synchronize(model.ctx);
 }

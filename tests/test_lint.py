@@ -57,6 +57,12 @@ CASES = {
     "fast_math": ([("Makefile", "F := -O3 -ffast-math\n"), ("dev/a.mk", "F := --use_fast_math\n"),
                    ("llmc/cpu/a.cpp", '#pragma GCC optimize("Ofast")\n')],
                   [("Makefile", "F := -ffp-contract=off  # never -ffast-math\n")]),
+    "json_values": ([("Makefile", "DEFINES := -I.\n"),
+                     ("llmc/log.cpp", '#include <nlohmann/json.hpp>\nbool a = j["type"] == "header";\n'),
+                     ("llmc/log.cpp", '#include <nlohmann/json.hpp>\nbool a = x != j.at("type");\n')],
+                    [("Makefile", "DEFINES := -DJSON_USE_IMPLICIT_CONVERSIONS=0\n"),
+                     ("llmc/log.cpp", '#include <nlohmann/json.hpp>\nbool a = x == j["type"].get<int>();\n'),
+                     ("llmc/log.cpp", 'bool a = map["type"] == 3;\n')]),
     "links": ([("README.md", "[x](no/such/file.md)\n")],
               [("README.md", "[x](Makefile) [y](https://example.org/z) [z](#part) [s](dev/lint.py#L3)\n")]),
 }

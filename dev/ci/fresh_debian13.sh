@@ -1,0 +1,38 @@
+#!/bin/bash
+# Build and smoke-test the tracked files of this checkout in a new Debian 13 root, then compile its host code there
+# with clang. Needs root rights, and debootstrap, which is installed where it is missing. Exit status: 0 passed,
+# 1 failed, 77 skipped (the reason is printed).
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+
+skip() { echo "fresh_debian13.sh: skipped: $1" >&2; exit 77; }
+[ "$(id -u)" = 0 ] || skip "a new root needs root rights"
+if ! command -v debootstrap >/dev/null; then
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends debootstrap; } \
+        >/dev/null 2>&1
+    command -v debootstrap >/dev/null || skip "debootstrap is missing and cannot be installed"
+fi
+
+root=$(mktemp -d)
+log=$(mktemp)
+cleanup() {
+    # What lies behind a mount must not be removed with the folder.
+    mountpoint -q "$root/proc" && ! umount -l "$root/proc" && return
+    rm -rf --one-file-system "$root"
+    rm -f "$log"
+}
+trap cleanup EXIT
+
+quietly() { "$@" >"$log" 2>&1 || { tail -n 30 "$log" >&2; return 1; }; }
+quietly debootstrap --variant=minbase --include=make,ca-certificates trixie "$root" || skip "debootstrap failed"
+mount -t proc proc "$root/proc" || exit 1
+mkdir "$root/src"
+git ls-files -z | tar -c --null -T - | tar -x -C "$root/src" || exit 1
+
+inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp DEBIAN_FRONTEND=noninteractive "$@"; }
+echo "== Debian 13: make smoke"
+inside make -C /src smoke || exit 1
+
+echo "== Debian 13: host code under clang"
+quietly inside apt-get install -y --no-install-recommends clang libomp-dev libopenmpi-dev || exit 1
+inside make -C /src CXX=clang++ DEVICE=cpu TABLE=0 syntax
