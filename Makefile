@@ -43,11 +43,11 @@ WARNINGS := -Wall -Wextra $(WERROR)
 CODEGEN := -march=x86-64-v3 -ffp-contract=off $(if $(filter tsan,$(VARIANT)),-Wno-unknown-pragmas,-fopenmp)
 DEFINES := -I. -DJSON_USE_IMPLICIT_CONVERSIONS=0 $(CPPFLAGS)
 LIBS := $(LDFLAGS)
-LLMC_CXX := $(wildcard llmc/*.cpp llmc/cpu/*.cpp)
+LLMC_CXX := $(filter-out llmc/cuda/%,$(wildcard llmc/*/*.cpp))
 LLMC_CUDA :=
 
 ifeq ($(DEVICE),cuda)
-LLMC_CUDA += $(wildcard llmc/*.cu llmc/cuda/*.cu)
+LLMC_CUDA += $(wildcard llmc/cuda/*.cu)
 DEFINES += -DLLMC_CUDA
 CUDA_INCLUDE := -isystem $(CUDA_INC)
 LIBS += -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
@@ -55,20 +55,19 @@ endif
 
 # Several ranks are optional: without the library the files are left out.
 ifneq ($(MPI_VERSION),)
-ifneq ($(wildcard llmc/comm_mpi.cpp),)
+ifneq ($(wildcard llmc/parallel/comm_mpi.cpp),)
 MPI_FLAGS := -DLLMC_MPI $(patsubst -I%,-isystem %,$(shell $(MPICXX) --showme:compile))
 LIBS += $(shell $(MPICXX) --showme:link)
 endif
 endif
 ifeq ($(MPI_FLAGS),)
-LLMC_CXX := $(filter-out llmc/comm_mpi.cpp,$(LLMC_CXX))
+LLMC_CXX := $(filter-out llmc/parallel/comm_mpi.cpp,$(LLMC_CXX))
 endif
 DEFINES += $(MPI_FLAGS)
 
 # Options, JSON and logs run rarely and take long to optimise; the operations are what a step on the CPU consists of.
-RARELY_RUN := llmc/config%.cpp llmc/hf_config.cpp llmc/log.cpp llmc/checkpoint_%.cpp llmc/manifest.cpp \
-              llmc/run_checkpoints.cpp llmc/run_evaluations.cpp llmc/train_loop.cpp llmc/bench%.cpp \
-              llmc/doctor%.cpp llmc/generate.cpp llmc/hellaswag.cpp llmc/prompts.cpp
+RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log.cpp \
+              llmc/train/run_checkpoints.cpp llmc/train/run_evaluations.cpp llmc/data/hellaswag.cpp
 OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(RARELY_RUN),$<),-O1),\
                 $(if $(filter llmc/cpu/%,$<),-O3),-O2)
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \
@@ -80,7 +79,7 @@ NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -line
 
 # Fuzzers: libFuzzer where clang++ is installed, else the same entry point under g++ with a main that mutates blindly.
 FUZZ_CXX ?= $(shell command -v clang++ 2>/dev/null)
-FUZZ_SRC := $(wildcard llmc/*.cpp)
+FUZZ_SRC := $(filter-out llmc/cpu/%,$(LLMC_CXX)) llmc/cpu/device.cpp
 FUZZ_OBJ := $(FUZZ_SRC:%.cpp=$(OBJ)/fuzz/%.o)
 FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) \
               -fno-sanitize-recover=all
@@ -90,7 +89,7 @@ FUZZ_LINK := $(FUZZ_CXX) -fsanitize=fuzzer,address,undefined
 else
 FUZZ_COMPILE := $(CXX) $(FUZZ_FLAGS) -fsanitize=address,undefined
 FUZZ_LINK := $(CXX) -fsanitize=address,undefined
-FUZZ_MAIN := $(OBJ)/fuzz/tests/blind_fuzz_main.o
+FUZZ_MAIN := $(OBJ)/fuzz/tests/fuzz/blind_fuzz_main.o
 endif
 
 # A change of these lines rebuilds everything, a change of ARCH for instance.
@@ -99,10 +98,10 @@ FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(CXX_FLAGS) $(NVCC) $(NVCC_VERSION) $(NVCC_
 # ---- files -------------------------------------------------------------------------------------------------
 MAINS := $(basename $(wildcard train_*.cu))
 LLMC_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(LLMC_CXX) $(LLMC_CUDA))) $(BUILD)/version.o
-TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/main.cpp $(wildcard tests/test_*.cpp))
-GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/main.cpp $(wildcard tests/gpu_test_*.cpp))
+TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/*/test_*.cpp))
+GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
 BENCHES := $(patsubst dev/cuda/%.cu,$(BUILD)/%,$(wildcard dev/cuda/bench_*.cu dev/cuda/check_*.cu))
-FUZZERS := $(patsubst tests/%.cpp,%,$(wildcard tests/fuzz_*.cpp))
+FUZZERS := $(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/fuzz_*.cpp))
 
 .PHONY: all syntax $(MAINS) tests tests_gpu benches cuda_all cuda_kernels fuzzers $(WRAPPERS) force
 all: $(MAINS)
@@ -131,9 +130,9 @@ $(BUILD)/tests: $(TEST_OBJ) $(LLMC_OBJ)
 	$(LINK)
 $(BUILD)/tests_gpu: $(GPU_TEST_OBJ) $(LLMC_OBJ)
 	$(LINK)
-$(BUILD)/comm_check: $(OBJ)/tests/comm_check.o $(LLMC_OBJ)
+$(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 	$(LINK)
-$(BUILD)/fake/libnccl.so.2: tests/fake_nccl.cpp llmc/comm_nccl_api.h $(BUILD)/flags
+$(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm_nccl_api.h $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@ $(LIBS)
 $(BENCHES): $(BUILD)/%: $(OBJ)/dev/cuda/%.o $(LLMC_OBJ)
@@ -164,9 +163,9 @@ $(shell mkdir -p $(BUILD); echo '$(subst ','\'',$(FLAGS_TEXT))' | cmp -s - $(BUI
         || echo '$(subst ','\'',$(FLAGS_TEXT))' > $(BUILD)/flags)
 $(BUILD)/flags: ;
 COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
-VERSION_TEXT := \#include "llmc/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
+VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
-$(BUILD)/version.o: $(BUILD)/version.cpp $(BUILD)/flags llmc/version.h
+$(BUILD)/version.o: $(BUILD)/version.cpp $(BUILD)/flags llmc/base/version.h
 	@$(CXX) $(CXX_FLAGS) -c $< -o $@
 endif
 
@@ -177,12 +176,12 @@ $(OBJ)/fuzz/%.o: %.cpp $(BUILD)/flags
 # An archive: each fuzzer links only what it reaches.
 $(BUILD)/fuzz.a: $(FUZZ_OBJ)
 	@rm -f $@; ar rcs $@ $^
-$(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/%.o $(FUZZ_MAIN) $(BUILD)/fuzz.a
+$(addprefix $(BUILD)/,$(FUZZERS)): $(BUILD)/%: $(OBJ)/fuzz/tests/fuzz/%.o $(FUZZ_MAIN) $(BUILD)/fuzz.a
 	@echo "LINK $@"
 	@$(FUZZ_LINK) $^ -o $@
 
 # Another compiler's view of the host code, without code of its own: make CXX=clang++ syntax
-SYNTAX_SRC := $(LLMC_CXX) $(filter-out tests/gpu_% tests/fake_%,$(wildcard tests/*.cpp))
+SYNTAX_SRC := $(LLMC_CXX) $(filter-out tests/gpu/% tests/end_to_end/%,$(wildcard tests/*/*.cpp))
 syntax:
 	@printf '%s\n' $(SYNTAX_SRC) | xargs -P $(shell nproc) -n 4 $(CXX) $(CXX_FLAGS) -fsyntax-only
 	@echo "$(words $(SYNTAX_SRC)) files compile with $(CXX)"

@@ -24,7 +24,7 @@ MIN_TAIL_TOKENS = 65536
 TYPECODES = {2: "H", 4: "I"}
 DTYPES = {2: "uint16", 4: "uint32"}
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
-# Files that would pass for headerless tokens and are something else; llmc/shards.cpp has the same.
+# Files that would pass for headerless tokens and are something else; llmc/data/shards.cpp has the same.
 FOREIGN = (
     (b"\x8a\xd8\x34\x01", "an llm.c evaluation file (HellaSwag, MMLU), not a token shard"),
     (b"BIN.TOK\n", "an llmq token file"),

@@ -18,40 +18,25 @@ LONG_FILES = {}
 CODE = (".cpp", ".h", ".inl", ".cu", ".cuh")
 TEXT = CODE + (".py", ".sh", ".mk", ".md", ".yml")
 
-# Who may include whom. A file of llmc belongs to the group that lists its stem; cpu/ and cuda/ are groups of their own.
-GROUPS = {
-    "foundation": "check dtype fp8 fp8_cast rng version nearest",
-    "base": "model_config blend loss_mask config config_foreign config_help config_rules config_table config_table_fp8 "
-            "config_table_ranks config_table_samples config_value schedule environment shards dataloader params "
-            "safetensors file_util process_stat write_buffer inject hellaswag prompts",
-    "device": "device device_cpu late_work ops op_work op_timer ops_attention ops_late quant_out adam_math arena "
-              "gemm_fp8 gemm_plan oracle oracle_gemm_fp8 oracle_attention "
-              "oracle_attention_fp8",
-    "cuda": "device_cuda",
-    "model": "linear decoder decoder_backward fp8_recipe fp8_state fp8_weights buckets gain gain_rates gpu_rates "
-             "tensor",
-    "state": "board board_link verdict watchdog stop comm comm_in_turn comm_single comm_mpi comm_nccl comm_nccl_api "
-             "comm_watched device_marks comm_timer comm_plan placement check_comm zero zero_reduce optimizer "
-             "checkpoint checkpoint_dir checkpoint_load checkpoint_save save_layout manifest hf_config hf_tensors log "
-             "peak_flops",
-    "run": "plan plan_report step_time trainer sampler staging fp8_watch rank_watch run_checkpoints launch_checks "
-           "train_loop hellaswag_run run_evaluations generate "
-           "run_device start_times bench bench_table bench_report bench_ceilings "
-           "doctor doctor_items doctor_report doctor_machine doctor_gpu doctor_results doctor_ranks nvml",
-}
+# What a folder of llmc may include beside itself.
 MAY_INCLUDE = {
-    "foundation": "foundation",
-    "base": "foundation base",
-    "device": "foundation device",
-    "cpu": "foundation device cpu",
-    "cuda": "foundation device cuda",
-    "model": "foundation base device model",
-    "state": "foundation base device model state",
-    "run": "foundation base device model state run",
+    "base": "",
+    "data": "base",
+    "config": "base data",
+    "ops": "base",
+    "cpu": "base ops",
+    "cuda": "base ops",
+    "model": "base config ops",
+    "fault": "base",
+    "parallel": "base config ops model fault",
+    "checkpoint": "base config model parallel",
+    "train": "base data config ops model fault parallel checkpoint",
+    "perf": "base config ops model train",
+    "commands": "base data config ops model fault parallel checkpoint train perf",
 }
 
-CUDA_FILES = r"llmc/cuda/|dev/cuda/|llmc/device_cuda\.cu$"
-COMM_FILES = r"llmc/comm_\w+\.(cpp|h)$|tests/(fake|gpu_test)_nccl\w*\.cpp$"
+CUDA_FILES = r"llmc/cuda/|dev/cuda/"
+COMM_FILES = r"llmc/parallel/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
 # Written apart, so that this file does not break its own rule.
 MACHINE_PATHS = re.compile("/(?:wo" "rk|ro" "ot|ho" "me|opt/hf" "env|mnt)/")
 
@@ -110,7 +95,7 @@ def launches(path, text):
 
 
 def cuda_symbols(path, text):
-    """cuda symbols: CUDA and cuBLAS only in llmc/cuda, dev/cuda and device_cuda.cu"""
+    """cuda symbols: CUDA and cuBLAS only in llmc/cuda and dev/cuda"""
     if not is_code(path) or re.match(CUDA_FILES, path):
         return []
     code = strip_comments(text, strings=False)
@@ -128,23 +113,19 @@ def communication_symbols(path, text):
 
 
 def includes(path, text):
-    """includes: files include only what is below them (design: base, device, model, state, run)"""
+    """includes: a folder of llmc includes what MAY_INCLUDE lists for it"""
     if not (path.startswith("llmc/") and is_code(path)):
         return []
-    group_of = {stem: group for group, stems in GROUPS.items() for stem in stems.split()}
-
-    def group(name):
-        folder = re.match(r"llmc/(\w+)/", name)
-        return folder.group(1) if folder else group_of.get(Path(name).stem)
-    own, out = group(path), []
+    own, out = path.split("/")[1], []
     if own not in MAY_INCLUDE:
-        return [(1, "belongs to no group: add its stem to GROUPS in dev/lint.py")]
+        return [(1, "lies in no folder of MAY_INCLUDE in dev/lint.py")]
     for m in re.finditer(r'#include\s*"([^"]+)"', strip_comments(text, strings=False)):
         name, line = m.group(1), line_of(text, m.start())
-        if not name.startswith("llmc/"):
-            out.append((line, f'include "{name}" by its path from the root, llmc/...'))
-        elif group(name) not in MAY_INCLUDE[own].split():
-            out.append((line, f"{own} includes {name}, which is of {group(name) or 'no group'}"))
+        folder = name.split("/")[1] if re.match(r"llmc/\w+/", name) else None
+        if not folder:
+            out.append((line, f'include "{name}" by its path from the root, llmc/FOLDER/...'))
+        elif folder not in [own, *MAY_INCLUDE[own].split()]:
+            out.append((line, f"{own}/ includes {name}"))
     return out
 
 

@@ -34,7 +34,7 @@ fuzz() {
     mkdir -p "$corpus"
     # Seeds of the repository, if it has some for this fuzzer, are read and not written.
     local seeds=()
-    [ -d "tests/corpus/$name" ] && seeds=("tests/corpus/$name")
+    [ -d "tests/fuzz/corpus/$name" ] && seeds=("tests/fuzz/corpus/$name")
     "build/cpu/$name" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 -verbosity=0 \
         -artifact_prefix="build/cpu/$name-" "$corpus" "${seeds[@]}"
 }
@@ -42,9 +42,9 @@ fuzz() {
 part "ASan and UBSan" sanitized_suite
 part "TSan" threads
 part "long tests" long_tests
-if compgen -G "tests/fuzz_*.cpp" >/dev/null; then
+if compgen -G "tests/fuzz/fuzz_*.cpp" >/dev/null; then
     part "build of the fuzzers" build fuzzers
-    for source in tests/fuzz_*.cpp; do
+    for source in tests/fuzz/fuzz_*.cpp; do
         part "fuzzing $(basename "$source" .cpp), $seconds s" fuzz "$(basename "$source" .cpp)"
     done
 fi

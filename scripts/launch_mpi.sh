@@ -21,8 +21,8 @@ if [ $# = 0 ] || [ "$1" = --help ]; then
 fi
 command -v "$mpirun" >/dev/null || { echo "launch_mpi.sh: no $mpirun found: install OpenMPI" >&2; exit 2; }
 
-# What the ranks are doing lies in shared memory that outlives them (llmc/board.h). The lock says that somebody still
-# uses it: it is held through a descriptor that mpirun inherits.
+# What the ranks are doing lies in shared memory that outlives them (llmc/fault/heartbeat.h). The lock says that
+# somebody still uses it: it is held through a descriptor that mpirun inherits.
 board=$(mktemp /dev/shm/llmfp8-launch-XXXXXXXX) || exit 7
 exec {board_lock}<>"$board"
 if command -v flock >/dev/null; then

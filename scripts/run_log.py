@@ -1,4 +1,6 @@
-"""Reads the JSONL log of a run (llmc/log.h has its fields), whole or while the run goes on. Standard library only."""
+"""Reads the JSONL log of a run (llmc/train/log.h has its fields), whole or while the run goes on.
+
+Standard library only."""
 import json
 import math
 import os

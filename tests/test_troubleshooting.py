@@ -103,8 +103,8 @@ def templates():
     """(file, template, exit code) of everything that a program here may print."""
     printf = re.compile(r"%%|%[-+ #0]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|z|j|t)?[diouxXeEfFgGcsp]")
     found = []
-    for pattern in ("*.cpp", "*.h", "*.inl", "*.cu", "cuda/*.cu", "cuda/*.cuh", "cpu/*.cpp"):
-        for path in sorted(glob.glob(os.path.join(ROOT, "llmc", pattern))):
+    for pattern in ("*.cpp", "*.h", "*.inl", "*.cu", "*.cuh"):
+        for path in sorted(glob.glob(os.path.join(ROOT, "llmc", "*", pattern))):
             for template, code in c_statements(read(path)):
                 template = printf.sub(lambda m: "%" if m[0] == "%%" else GAP, template)
                 found.append((path, template, code))
@@ -208,7 +208,7 @@ class TroubleshootingTest(unittest.TestCase):
     def test_options_and_links_exist(self):
         text = read("TROUBLESHOOTING.md")
         known = {*re.findall(r"(?m)^--([\w-]+)", read("tests/golden/cli_options.txt")),
-                 *re.findall(r'\{"([\w-]+)", "', read("llmc/config_table_ranks.cpp")),   # Megatron's names
+                 *re.findall(r'\{"([\w-]+)", "', read("llmc/config/config_table_ranks.cpp")),   # Megatron's names
                  *re.findall(r'"--([\w-]+)"', read("scripts/comparison/main.py") + read("scripts/importer/main.py")),
                  "help", "config",
                  "gpus", "shm-size", "signal", "mpi",   # of Docker and Slurm

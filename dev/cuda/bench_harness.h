@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "llmc/ops.h"
-#include "llmc/rng.h"
+#include "llmc/base/rng.h"
+#include "llmc/ops/ops.h"
 
 // Median of five, in microseconds a launch.
 inline double time_us(Ctx& ctx, const std::function<void(int64_t)>& launch) {

@@ -2,7 +2,7 @@
 //
 // Random data, sets of tensors that rotate through more than three times the L2 cache. Bytes are those that must move
 // for the passes that each way takes (every tensor of a pass once); the ceiling is a copy on the device in the same
-// run. tests/gpu_test_quant_norms.cpp checks the results.
+// run. tests/gpu/gpu_test_quant_norms.cpp checks the results.
 //   usage: bench_quantize_norms [part of a name]
 #include "dev/cuda/bench_harness.h"
 

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "llmc/base/fp8.h"
 #include "llmc/cuda/attention_sm90.cuh"
-#include "llmc/fp8.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "llmc/base/fp8.h"
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm.h"
-#include "llmc/fp8.h"
 
 namespace gemm_bench {
 

@@ -1,7 +1,7 @@
 // AdamW, initial values and casts: the operations on single elements of parameters. CPU.
-#include "llmc/adam_math.h"
+#include "llmc/base/rng.h"
 #include "llmc/cpu/quantize.h"
-#include "llmc/rng.h"
+#include "llmc/ops/adam_math.h"
 
 namespace cpu {
 namespace {

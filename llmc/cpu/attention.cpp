@@ -1,10 +1,10 @@
 // Causal attention of the CPU, a block of queries at a time against all keys up to it: O(T) memory a thread.
+#include "llmc/base/fp8_cast.h"
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/gemm_kernel.h"
 #include "llmc/cpu/math.h"
 #include "llmc/cpu/quantize.h"
 #include "llmc/cpu/threads.h"
-#include "llmc/fp8_cast.h"
 
 namespace cpu {
 namespace {

@@ -2,8 +2,8 @@
 #pragma once
 #include <atomic>
 
+#include "llmc/base/fp8_cast.h"
 #include "llmc/cpu/common.h"
-#include "llmc/fp8_cast.h"
 
 namespace cpu {
 

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "llmc/check.h"
+#include "llmc/base/check.h"
 #include "llmc/cpu/simd.h"
-#include "llmc/ops.h"
+#include "llmc/ops/ops.h"
 
 namespace cpu {
 

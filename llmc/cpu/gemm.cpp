@@ -1,6 +1,6 @@
 // Matmul of the CPU.
 #include "llmc/cpu/gemm_tiles.h"
-#include "llmc/gemm_fp8.h"
+#include "llmc/ops/gemm_fp8.h"
 
 namespace cpu {
 namespace {

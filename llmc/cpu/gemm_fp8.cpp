@@ -3,7 +3,7 @@
 // An element of a product is defined as follows. One factor a tensor: the sum of gemm_kernel.h over the decoded codes,
 // times the rounded product of the two factors. Blocks: for each run of 128 k one chain of fma from 0 in ascending k,
 // times the rounded product of the run's two factors; the runs are added in ascending order.
-#include "llmc/gemm_fp8.h"
+#include "llmc/ops/gemm_fp8.h"
 
 #include "llmc/cpu/cast_lines.h"
 #include "llmc/cpu/gemm_tiles.h"

@@ -1,6 +1,6 @@
 // Elementary functions of the CPU device, vectors of float or double. Written here because results must not
 // depend on the C library: polynomials over fma after an argument reduction. Error below 2 units in the last
-// place (tests/test_ops_cpu_math.cpp measures it).
+// place (tests/ops/test_ops_cpu_math.cpp measures it).
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Sums over whole tensors in fp64, and the guard of the step. CPU.
-#include "llmc/adam_math.h"
 #include "llmc/cpu/sums.h"
+#include "llmc/ops/adam_math.h"
 
 namespace cpu {
 

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "llmc/dtype.h"
+#include "llmc/base/dtype.h"
 
 namespace cpu {
 

@@ -1,7 +1,7 @@
 // The optimizer step on a run of elements of one parameter.
-#include "llmc/adam_math.h"
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
+#include "llmc/ops/adam_math.h"
 
 namespace cuda {
 namespace {

@@ -9,10 +9,10 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include "llmc/check.h"
-#include "llmc/device.h"
-#include "llmc/dtype.h"
-#include "llmc/ops.h"
+#include "llmc/base/check.h"
+#include "llmc/base/dtype.h"
+#include "llmc/ops/device.h"
+#include "llmc/ops/ops.h"
 
 // A CUDA runtime call that must succeed; raises an Error with the call and the reason.
 #define CUDA_CHECK(call) ::cuda::check_cuda((call), #call, __FILE__, __LINE__)

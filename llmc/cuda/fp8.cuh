@@ -3,8 +3,8 @@
 #pragma once
 #include <cuda_fp8.h>
 
+#include "llmc/base/fp8.h"
 #include "llmc/cuda/common.cuh"
-#include "llmc/fp8.h"
 
 namespace cuda {
 

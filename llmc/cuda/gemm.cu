@@ -18,7 +18,7 @@
 #include "llmc/cuda/gemm.h"
 
 #include "llmc/cuda/common.cuh"
-#include "llmc/gemm_fp8.h"
+#include "llmc/ops/gemm_fp8.h"
 
 namespace {
 

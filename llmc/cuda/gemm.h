@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "llmc/ops.h"
+#include "llmc/ops/ops.h"
 
 #define CUBLAS_CHECK(call)                                                                                   \
     do {                                                                                                     \

@@ -1,6 +1,6 @@
 // Initial values and conversions: element by element, with the same bits as the CPU.
+#include "llmc/base/rng.h"
 #include "llmc/cuda/common.cuh"
-#include "llmc/rng.h"
 
 namespace cuda {
 namespace {

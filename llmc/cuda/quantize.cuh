@@ -1,7 +1,7 @@
 // Quantised outputs: the kernels that any elementwise producer can instantiate to have its results quantised tile by
 // tile (tile.cuh).
 #pragma once
-#include "llmc/cuda/tile.cuh"
+#include "llmc/cuda/quantize_tile.cuh"
 
 namespace cuda {
 

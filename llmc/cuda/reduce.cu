@@ -1,8 +1,8 @@
 // Reductions: the last part of column sums, sums of whole tensors (squares, losses), and the decision about a
 // step. What needs more than a block goes through partial sums in scratch and a second launch: without float
 // atomics the order of additions is fixed.
-#include "llmc/adam_math.h"
 #include "llmc/cuda/reduce.cuh"
+#include "llmc/ops/adam_math.h"
 
 namespace cuda {
 namespace {

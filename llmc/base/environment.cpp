@@ -1,0 +1,118 @@
+#include "llmc/base/environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "llmc/base/check.h"
+#include "llmc/base/nearest.h"
+
+namespace {
+
+constexpr const char* kForceBf16 = "LLMFP8_FORCE_BF16_LINEAR";
+constexpr const char* kHost = "LLMFP8_HOST";
+
+struct OwnVariable {
+    const char* name;
+    const char* effect;
+};
+constexpr OwnVariable kOwn[] = {
+    {"LLMFP8_BOARD", "memory that the launch wrapper made for what the ranks are doing"},
+    {kHost, "the host that this rank is taken to run on, to test on one machine what happens between hosts"},
+    {kForceBf16, "the linear of that name runs in BF16 behind the plan's back, to test that the run then ends"},
+};
+
+bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
+
+std::string own_effect(const std::string& name) {
+    std::vector<std::string> known;
+    for (const OwnVariable& own : kOwn) {
+        if (name == own.name) return std::string("used: ") + own.effect;
+        known.push_back(own.name);
+    }
+    FAIL(kExitBadInput, "unknown environment variable %s: did you mean %s?", name.c_str(),
+         nearest(name, known).c_str());
+}
+
+// NVTE_* belong to Transformer Engine. The ones that guides name get the reason that fits them.
+std::string nvte_effect(const std::string& name) {
+    if (name == "NVTE_FP8_ALLREDUCE") return "unused: no version of Transformer Engine knows it either";
+    if (starts_with(name, "NVTE_FP8_DPA") || name == "NVTE_FP8_MHA")
+        return "unused: it is for FP8 attention in Transformer Engine; here that is --fp8-attention";
+    if (starts_with(name, "NVTE_FP8_BLOCK_SCALING_"))
+        return "unused: Transformer Engine's; block factors are powers of two here (--fp8-recipe blockwise)";
+    return "unused: it is Transformer Engine's, which has no part in this trainer; FP8 is set by --fp8-* options";
+}
+
+std::string nccl_effect(int ranks, bool gpu) {
+    if (!gpu) return "unused: no GPU, so no NCCL";
+    return ranks > 1 ? "passed to NCCL" : "unused: one rank, so no NCCL";
+}
+
+std::string connections_effect(const std::string& value, bool gpu) {
+    if (!gpu) return "unused: no GPU";
+    if (value == "1")
+        return "used by CUDA, WARNING: 1 queue makes streams wait for each other, so that communication does not run "
+               "beside matmuls; unset it (Megatron wanted it for tensor parallelism, which is not used here)";
+    return "used by CUDA: hardware queues for streams";
+}
+
+// Values are the user's: nothing in them may break the line or fill the screen.
+std::string shown(std::string value) {
+    for (char& c : value)
+        if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = '?';
+    return value.size() > 80 ? value.substr(0, 77) + "..." : value;
+}
+
+}  // namespace
+
+std::vector<VariableEffect> environment_effects(const std::vector<std::string>& variables, int ranks, bool gpu) {
+    std::vector<VariableEffect> effects;
+    for (const std::string& variable : variables) {
+        const size_t equals = std::min(variable.find('='), variable.size());
+        const std::string name = variable.substr(0, equals);
+        const std::string value = variable.substr(std::min(equals + 1, variable.size()));
+        std::string effect;
+        const bool nvte = starts_with(name, "NVTE_");
+        if (nvte) effect = nvte_effect(name);
+        if (starts_with(name, "NCCL_")) effect = nccl_effect(ranks, gpu);
+        if (name == "CUDA_DEVICE_MAX_CONNECTIONS") effect = connections_effect(value, gpu);
+        if (starts_with(name, "LLMFP8_")) effect = own_effect(name);
+        if (effect.empty()) continue;
+        const bool warn = nvte || effect.find("WARNING") != std::string::npos;
+        effects.push_back({.name = name, .value = shown(value), .effect = effect, .warn = warn});
+    }
+    // The environment has no order of its own.
+    std::sort(effects.begin(), effects.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+    return effects;
+}
+
+std::vector<std::string> own_environment() {
+    std::vector<std::string> variables;
+    for (char** entry = environ; entry && *entry; entry++) variables.push_back(*entry);
+    return variables;
+}
+
+std::vector<std::string> environment_lines(const std::vector<std::string>& variables, int ranks, bool gpu) {
+    std::vector<std::string> lines;
+    for (const VariableEffect& e : environment_effects(variables, ranks, gpu))
+        lines.push_back("environment: " + e.name + "=" + e.value + " " + e.effect);
+    return lines;
+}
+
+std::vector<std::string> environment_lines(int ranks, bool gpu) {
+    return environment_lines(own_environment(), ranks, gpu);
+}
+
+std::string host_name() {
+    if (const char* given = std::getenv(kHost)) return given;
+    char name[256] = "";
+    ::gethostname(name, sizeof name - 1);
+    return name;
+}
+
+std::string forced_bf16_linear() {
+    const char* name = std::getenv(kForceBf16);
+    return name ? name : "";
+}

@@ -1,0 +1,329 @@
+#include "llmc/base/files.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+// Compiled in here, so that nothing has to be linked and the hash uses this build's instruction set.
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "llmc/base/check.h"
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kIoBytes = int64_t{1} << 20;  // one read of a file that is hashed or copied
+
+std::function<void()>& block_progress() {
+    static std::function<void()> progress;
+    return progress;
+}
+void block_done() {
+    if (block_progress()) block_progress()();
+}
+
+[[noreturn]] void fail_disk(const char* call, const std::string& path, int error) {
+    const char* advice = "";
+    if (error == ENOSPC) advice = "; free space on that disk or choose another --save";
+    if (error == EDQUOT) advice = "; the quota is used up";
+    if (error == EFBIG) advice = "; raise the file size limit (ulimit -f)";
+    FAIL(kExitDisk, "cannot %s %s: %s%s", call, path.c_str(), std::strerror(error), advice);
+}
+
+[[noreturn]] void fail_read(const std::string& path, int error) {
+    FAIL(kExitBadInput, "cannot read %s: %s", path.c_str(), std::strerror(error));
+}
+
+void ask_hook(const IoHook& hook, const char* call, const std::string& path) {
+    if (!hook) return;
+    if (int error = hook(call, path)) fail_disk(call, path, error);
+}
+
+// Writing past the limit raises SIGXFSZ, which ends the process by default; asked beforehand, it is an error
+// like others.
+bool beyond_size_limit(int64_t bytes) {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
+    return static_cast<uint64_t>(bytes) > limit.rlim_cur;
+}
+
+std::string hex(XXH128_hash_t hash) {
+    return strf("%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                static_cast<unsigned long long>(hash.low64));
+}
+
+struct Descriptor {
+    int fd;
+    explicit Descriptor(int fd_) : fd(fd_) {}
+    ~Descriptor() {
+        if (fd >= 0) ::close(fd);
+    }
+    Descriptor(const Descriptor&) = delete;
+    Descriptor& operator=(const Descriptor&) = delete;
+};
+
+void write_all(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes, const IoHook& hook) {
+    ask_hook(hook, "write", path);
+    if (beyond_size_limit(offset + bytes)) fail_disk("write", path, EFBIG);
+    const char* next = static_cast<const char*>(data);
+    for (int64_t left = bytes; left > 0;) {
+        const size_t piece = static_cast<size_t>(std::min<int64_t>(left, int64_t{1} << 30));
+        const ssize_t done = ::pwrite(fd, next, piece, offset);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) fail_disk("write", path, errno);
+        next += done;
+        offset += done;
+        left -= done;
+        block_done();
+    }
+}
+
+// fsync and close; fd is -1 afterwards.
+void close_synced(int& fd, const std::string& path, const IoHook& hook) {
+    CHECK(fd >= 0, "%s closed twice", path.c_str());
+    ask_hook(hook, "fsync", path);
+    if (::fsync(fd) != 0) fail_disk("fsync", path, errno);
+    const int closing = std::exchange(fd, -1);
+    // Network file systems report a failed write only here.
+    if (::close(closing) != 0 && errno != EINTR) fail_disk("close", path, errno);
+}
+
+// Calls use(data, bytes) for the bytes from `begin` on, `bytes` of them or all there are. Returns how many.
+int64_t read_from(const std::string& path, int64_t begin, int64_t bytes,
+                  const std::function<void(const void* data, int64_t bytes)>& use) {
+    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (file.fd < 0) fail_read(path, errno);
+    posix_fadvise(file.fd, begin, bytes == INT64_MAX ? 0 : bytes, POSIX_FADV_SEQUENTIAL);
+    const auto buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(kIoBytes));
+    int64_t done = 0;
+    while (done < bytes) {
+        const size_t piece = static_cast<size_t>(std::min(bytes - done, kIoBytes));
+        const ssize_t got = ::pread(file.fd, buffer.get(), piece, begin + done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) fail_read(path, errno);
+        if (got == 0) break;
+        use(buffer.get(), static_cast<int64_t>(got));
+        done += got;
+        block_done();
+    }
+    return done;
+}
+
+}  // namespace
+
+void on_file_block(std::function<void()> progress) { block_progress() = std::move(progress); }
+
+struct Xxh3::Impl {
+    XXH3_state_t* state = XXH3_createState();
+    ~Impl() { XXH3_freeState(state); }
+};
+
+Xxh3::Xxh3() : impl_(std::make_unique<Impl>()) { reset(); }
+Xxh3::~Xxh3() = default;
+void Xxh3::update(const void* data, int64_t bytes) {
+    XXH3_128bits_update(impl_->state, data, static_cast<size_t>(bytes));
+}
+void Xxh3::reset() {
+    CHECK(impl_->state && XXH3_128bits_reset(impl_->state) == XXH_OK, "no memory for a hash state");
+}
+std::string Xxh3::digest() const { return hex(XXH3_128bits_digest(impl_->state)); }
+
+struct OutputFile::Impl {
+    std::string path;
+    IoHook hook;
+    int fd = -1;
+    int64_t bytes = 0;
+    Xxh3 hash;
+};
+
+OutputFile::OutputFile(const std::string& path, const IoHook& hook) : impl_(std::make_unique<Impl>()) {
+    impl_->path = path;
+    impl_->hook = hook;
+    ask_hook(hook, "open", path);
+    impl_->fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (impl_->fd < 0) fail_disk("open", path, errno);
+}
+
+OutputFile::~OutputFile() {
+    if (impl_->fd >= 0) ::close(impl_->fd);
+}
+
+void OutputFile::write(const void* data, int64_t bytes) {
+    CHECK(impl_->fd >= 0 && bytes >= 0, "write of %lld bytes to %s", static_cast<long long>(bytes),
+          impl_->path.c_str());
+    write_all(impl_->fd, impl_->path, impl_->bytes, data, bytes, impl_->hook);
+    impl_->hash.update(data, bytes);
+    impl_->bytes += bytes;
+}
+
+void OutputFile::close() { close_synced(impl_->fd, impl_->path, impl_->hook); }
+
+int64_t OutputFile::bytes() const { return impl_->bytes; }
+std::string OutputFile::xxh3() const { return impl_->hash.digest(); }
+
+void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
+    ask_hook(hook, "open", path);
+    Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (file.fd < 0) fail_disk("open", path, errno);
+    ask_hook(hook, "allocate", path);
+    if (beyond_size_limit(bytes)) fail_disk("allocate", path, EFBIG);
+    if (::fallocate(file.fd, 0, 0, bytes) == 0) return;
+    const bool unknown = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
+    if (!unknown || ::ftruncate(file.fd, bytes) != 0) fail_disk("allocate", path, errno);
+}
+
+RangeFile::RangeFile(const std::string& path, const IoHook& hook) : path_(path), hook_(hook) {
+    ask_hook(hook_, "open", path_);
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd_ < 0) fail_disk("open", path_, errno);
+}
+
+RangeFile::~RangeFile() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+void RangeFile::write(int64_t offset, const void* data, int64_t bytes) {
+    CHECK(fd_ >= 0, "write to %s after it was closed", path_.c_str());
+    write_all(fd_, path_, offset, data, bytes, hook_);
+    // The disk works while the next bytes come, instead of in the final fsync alone. Only that one reports errors.
+    ::sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
+
+void RangeFile::close() { close_synced(fd_, path_, hook_); }
+
+void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use) {
+    read_from(path, 0, INT64_MAX, use);
+}
+
+std::string read_text_file(const std::string& path, int64_t max_bytes) {
+    std::string text;
+    read_file(path, [&](const void* data, int64_t bytes) {
+        REQUIRE(static_cast<int64_t>(text.size()) + bytes <= max_bytes, "%s is longer than %lld bytes",
+                path.c_str(), static_cast<long long>(max_bytes));
+        text.append(static_cast<const char*>(data), static_cast<size_t>(bytes));
+    });
+    return text;
+}
+
+std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes) {
+    Xxh3 hash;
+    const int64_t found = read_from(path, begin, bytes, [&](const void* data, int64_t n) { hash.update(data, n); });
+    REQUIRE(found == bytes, "%s ends %lld bytes early", path.c_str(), static_cast<long long>(bytes - found));
+    return hash.digest();
+}
+
+std::string xxh3_of_text(const std::string& text) { return hex(XXH3_128bits(text.data(), text.size())); }
+
+bool is_directory(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
+}
+
+bool is_regular_file(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_regular_file(path, ignored);
+}
+
+int64_t file_bytes(const std::string& path) {
+    struct stat info {};
+    return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? static_cast<int64_t>(info.st_size)
+                                                                     : -1;
+}
+
+std::vector<std::string> list_directory(const std::string& path) {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+        names.push_back(entry->path().filename().string());
+    if (error) fail_read(path, error.value());
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+void make_directory(const std::string& path, const IoHook& hook) {
+    ask_hook(hook, "mkdir", path);
+    if (::mkdir(path.c_str(), 0777) != 0) fail_disk("mkdir", path, errno);
+}
+
+void make_directories(const std::string& path, const IoHook& hook) {
+    if (is_directory(path)) return;
+    const std::string parent = fs::path(path).parent_path().string();
+    if (!parent.empty()) make_directories(parent, hook);
+    ask_hook(hook, "mkdir", path);
+    // Another process may have been quicker; what counts is that it is there.
+    if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_directory(path)))
+        fail_disk("mkdir", path, errno);
+    sync_directory(parent.empty() ? "." : parent, hook);
+}
+
+void sync_directory(const std::string& path, const IoHook& hook) {
+    ask_hook(hook, "fsync", path);
+    Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (directory.fd < 0) fail_disk("open", path, errno);
+    // Some network file systems have no fsync for folders and say EINVAL: their renames are synchronous.
+    if (::fsync(directory.fd) != 0 && errno != EINVAL) fail_disk("fsync", path, errno);
+}
+
+void rename_path(const std::string& from, const std::string& to, const IoHook& hook) {
+    ask_hook(hook, "rename", from);
+    if (::rename(from.c_str(), to.c_str()) != 0) fail_disk("rename", from + " to " + to, errno);
+}
+
+bool exchange_paths(const std::string& a, const std::string& b, const IoHook& hook) {
+    ask_hook(hook, "rename", a);
+    if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return true;
+    if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EXDEV) return false;
+    fail_disk("exchange", a + " and " + b, errno);
+}
+
+bool remove_tree(const std::string& path) noexcept {
+    std::error_code error;
+    fs::remove_all(path, error);
+    return !error;
+}
+
+std::string existing_part(const std::string& path) {
+    fs::path part = fs::absolute(path);
+    std::error_code ignored;
+    while (!fs::exists(part, ignored) && part.has_relative_path()) part = part.parent_path();
+    return part.string();
+}
+
+int64_t free_bytes(const std::string& path) {
+    struct statvfs info {};
+    if (::statvfs(path.c_str(), &info) != 0) fail_read(path, errno);
+    int64_t bytes = 0;  // some network file systems report more than any count holds
+    if (__builtin_mul_overflow(info.f_bavail, info.f_frsize, &bytes)) return INT64_MAX;
+    return bytes;
+}
+
+void require_free_space(const std::string& path, int64_t needed_bytes, const std::string& what) {
+    const int64_t free = free_bytes(path);
+    if (needed_bytes > free)
+        FAIL(kExitDisk,
+             "no space for %s under %s: %lld bytes needed, %lld free; free some, choose another --save or a "
+             "smaller --keep",
+             what.c_str(), path.c_str(), static_cast<long long>(needed_bytes), static_cast<long long>(free));
+}
+
+std::string printable(const std::string& text) {
+    std::string out;
+    for (char c : text.substr(0, 120)) {
+        if (static_cast<unsigned char>(c) < 32 || c == 127 || c == '"' || c == '\\')
+            out += strf("\\x%02x", static_cast<unsigned char>(c));
+        else
+            out += c;
+    }
+    return text.size() > 120 ? out + "..." : out;
+}

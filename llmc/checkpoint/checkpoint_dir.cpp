@@ -1,0 +1,260 @@
+#include "llmc/checkpoint/checkpoint_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "llmc/base/check.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/parallel/comm.h"
+
+namespace {
+
+constexpr const char* kStepPrefix = "step-";
+constexpr const char* kTemporaryPrefix = ".tmp-step-";
+constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
+
+// A descriptor that holds the lock of a directory, -1 if another process has it. Where the file system knows
+// no locks, any descriptor will do.
+int lock_directory(const std::string& path) {
+    int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        ::close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+bool exists(const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::symlink_status(path, ignored).type() != std::filesystem::file_type::not_found;
+}
+
+}  // namespace
+
+std::string step_directory_name(int64_t step) {
+    return strf("%s%08lld", kStepPrefix, static_cast<long long>(step));
+}
+
+int64_t step_of_directory(const std::string& name) {
+    const size_t prefix = std::char_traits<char>::length(kStepPrefix);
+    const bool digits = name.size() >= prefix + 8 && name.size() <= prefix + 18
+                        && name.rfind(kStepPrefix, 0) == 0
+                        && name.find_first_not_of("0123456789", prefix) == std::string::npos;
+    if (!digits) return -1;
+    const int64_t step = std::stoll(name.substr(prefix));
+    return step_directory_name(step) == name ? step : -1;  // "step-000000120" is not ours
+}
+
+int64_t step_of_checkpoint(const std::string& path) {
+    if (!is_regular_file(path + "/state.json")) return -1;
+    const auto state = nlohmann::json::parse(read_text_file(path + "/state.json", kMaxStateBytes), nullptr, false);
+    const bool known = state.is_object() && state.contains("step") && state["step"].is_number_integer();
+    return known ? state["step"].get<int64_t>() : -1;
+}
+
+std::vector<int64_t> checkpoint_steps(const std::string& root) {
+    std::vector<int64_t> steps;
+    if (!exists(root)) return steps;
+    for (const std::string& name : list_directory(root))
+        if (int64_t step = step_of_directory(name); step >= 0) steps.push_back(step);
+    std::sort(steps.begin(), steps.end());
+    return steps;
+}
+
+StagedDirectory::StagedDirectory(const std::string& root, const std::string& name, const IoHook& hook)
+    : root_(root),
+      name_(name),
+      temporary_(root + "/.tmp-" + name + "." + std::to_string(::getpid())),
+      hook_(hook) {
+    make_directory(temporary_, hook_);
+    lock_ = lock_directory(temporary_);
+}
+
+StagedDirectory::~StagedDirectory() {
+    if (!committed_) remove_tree(temporary_);
+    if (lock_ >= 0) ::close(lock_);
+}
+
+std::string StagedDirectory::path(const std::string& file) const { return temporary_ + "/" + file; }
+
+void StagedDirectory::make_subdirectory(const std::string& name) {
+    make_directory(path(name), hook_);
+    subdirectories_.push_back(name);
+}
+
+void StagedDirectory::write_text(const std::string& file, const std::string& text) {
+    OutputFile out(path(file), hook_);
+    out.write(text.data(), static_cast<int64_t>(text.size()));
+    out.close();
+    add(file, {out.bytes(), {{0, out.bytes(), 0, out.xxh3()}}});
+}
+
+void StagedDirectory::copy_file(const std::string& source, const std::string& file) {
+    OutputFile out(path(file), hook_);
+    read_file(source, [&](const void* data, int64_t bytes) { out.write(data, bytes); });
+    out.close();
+    add(file, {out.bytes(), {{0, out.bytes(), 0, out.xxh3()}}});
+}
+
+void StagedDirectory::add(const std::string& file, const ManifestFile& written) {
+    const bool is_new = files_.insert({file, written}).second;
+    CHECK(is_new, "%s written twice", file.c_str());
+}
+
+std::string StagedDirectory::commit() {
+    write_text("manifest.json", manifest_text(files_));
+    for (const std::string& name : subdirectories_) sync_directory(path(name), hook_);
+    sync_directory(temporary_, hook_);
+    const std::string final_path = root_ + "/" + name_;
+    publish(final_path);
+    sync_directory(root_, hook_);
+    return final_path;
+}
+
+void StagedDirectory::publish(const std::string& final_path) {
+    if (!exists(final_path)) {
+        rename_path(temporary_, final_path, hook_);
+        committed_ = true;
+        return;
+    }
+    // The same step again, after a walk back past a damaged one for instance.
+    if (!is_directory(final_path))
+        FAIL(kExitDisk, "%s is in the way: it is no directory", final_path.c_str());
+    if (exchange_paths(temporary_, final_path, hook_)) {
+        committed_ = true;
+        sync_directory(root_, hook_);
+        remove_tree(temporary_);  // now the old one
+        return;
+    }
+    // No exchange on this file system: between the two renames only older checkpoints are complete.
+    const std::string aside = temporary_ + ".replaced";
+    rename_path(final_path, aside, hook_);
+    try {
+        rename_path(temporary_, final_path, hook_);
+    } catch (const Error&) {
+        rename_path(aside, final_path);
+        throw;
+    }
+    committed_ = true;
+    sync_directory(root_, hook_);
+    remove_tree(aside);
+}
+
+void remove_leftovers(const std::string& root) {
+    for (const std::string& name : list_directory(root)) {
+        if (name.rfind(kTemporaryPrefix, 0) != 0) continue;
+        const std::string path = root + "/" + name;
+        int lock = lock_directory(path);
+        if (lock < 0) continue;
+        // What cannot be removed now (still open on a network file system) goes at a later save.
+        remove_tree(path);
+        ::close(lock);
+    }
+}
+
+void drop_old_checkpoints(const std::string& root, int64_t step, int64_t keep, const IoHook& hook) {
+    if (keep <= 0) return;
+    std::vector<int64_t> steps = checkpoint_steps(root);
+    std::erase_if(steps, [&](int64_t s) { return s > step; });
+    int64_t complete = 0;
+    size_t first_kept = steps.size();
+    while (first_kept > 0 && complete < keep) {
+        first_kept--;
+        complete += checkpoint_damage(root + "/" + step_directory_name(steps[first_kept]), false).empty();
+    }
+    if (complete < keep) return;
+    for (size_t i = 0; i < first_kept; i++) {
+        // Out of sight first: a kill in the middle leaves a leftover, not half a checkpoint.
+        const std::string name = step_directory_name(steps[i]);
+        const std::string aside = root + "/.tmp-" + name + ".dropped." + std::to_string(::getpid());
+        rename_path(root + "/" + name, aside, hook);
+        remove_tree(aside);
+    }
+}
+
+namespace {
+
+// Rank 0's text, on every rank.
+std::string of_root(Comm& comm, const std::string& text) { return comm.gather(comm.root() ? text : "")[0]; }
+
+FoundCheckpoint found_at(const std::string& path, Comm& comm) {
+    return {path, of_root(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
+}
+
+// What the first rank that found something says, on every rank.
+std::string first_of_all(Comm& comm, const std::string& damage) {
+    for (const std::string& found : comm.gather(damage))
+        if (!found.empty()) return found;
+    return "";
+}
+
+std::string agreed_damage(const std::string& path, Comm& comm) {
+    const World& world = comm.world();
+    const std::vector<std::string> there = comm.gather(exists(path) ? "y" : "n");
+    for (size_t rank = 1; rank < there.size(); rank++)
+        REQUIRE(there[rank] == there[0], "rank %zu %s %s and rank 0 %s: checkpoints must be on storage that all ranks "
+                "share", rank, there[rank] == "y" ? "sees" : "does not see", path.c_str(),
+                there[0] == "y" ? "does" : "does not");
+    return first_of_all(comm, checkpoint_damage(path, true, world.rank, world.ranks));
+}
+
+FoundCheckpoint find_explicit(std::string path, Comm& comm) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    const std::string damage = agreed_damage(path, comm);
+    if (!exists(path)) FAIL(kExitNoCheckpoint, "no checkpoint at %s: no such directory", path.c_str());
+    if (damage.empty()) return found_at(path, comm);
+    const bool is_root = is_directory(path) && !checkpoint_steps(path).empty();
+    const bool is_model = is_regular_file(path + "/config.json") && !is_regular_file(path + "/manifest.json")
+                          && !is_regular_file(path + "/state.json");
+    const char* advice = "--resume auto takes the newest complete one";
+    if (is_root) advice = "name one of the step-* directories in it, or --save it and --resume auto";
+    if (is_model) advice = "--load takes the weights of a model that is no checkpoint";
+    FAIL(kExitNoCheckpoint, "no usable checkpoint at %s: %s; %s", path.c_str(), damage.c_str(), advice);
+}
+
+// Rank 0's list, the newest first, as names.
+std::vector<std::string> candidates(const std::string& root, Comm& comm) {
+    std::string names;
+    if (comm.root())
+        for (int64_t step : checkpoint_steps(root)) names.insert(0, step_directory_name(step) + "\n");
+    std::istringstream lines(of_root(comm, names));
+    return {std::istream_iterator<std::string>(lines), {}};
+}
+
+}  // namespace
+
+FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root, Comm& comm) {
+    if (where != "auto") return find_explicit(where, comm);
+    std::vector<std::string> skipped;
+    for (const std::string& name : candidates(root, comm)) {
+        const std::string path = root + "/" + name;
+        const std::string damage = agreed_damage(path, comm);
+        if (damage.empty()) {
+            FoundCheckpoint found = found_at(path, comm);
+            found.skipped = std::move(skipped);
+            return found;
+        }
+        skipped.push_back(path + ": " + damage);
+    }
+    if (skipped.empty()) return {};
+    std::string all;
+    for (const std::string& line : skipped) all += (all.empty() ? "" : "; ") + line;
+    FAIL(kExitNoCheckpoint, "no usable checkpoint under %s: %s", root.c_str(), all.c_str());
+}
+
+void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm) {
+    const World world = comm ? comm->world() : World{};
+    std::string damage = model_damage(directory, prefix, world.local_rank, world.local_ranks);
+    if (comm) damage = first_of_all(*comm, damage);
+    if (!damage.empty())
+        FAIL(kExitNoCheckpoint, "no usable model at %s: %s; take another checkpoint, or remove its manifest.json if "
+             "files were changed on purpose", directory.c_str(), damage.c_str());
+}

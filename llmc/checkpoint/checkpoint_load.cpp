@@ -1,0 +1,183 @@
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "llmc/base/check.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/save_layout.h"
+
+namespace {
+
+// The view of a tensor that must be there with this shape and one of these dtypes.
+const SafetensorsView& expect(const SafetensorsView* view, const std::string& file,
+                              const SafetensorsEntry& wanted, std::initializer_list<const char*> dtypes) {
+    REQUIRE(view, "%s: tensor %s is missing", file.c_str(), wanted.name.c_str());
+    REQUIRE(view->shape == wanted.shape, "%s: tensor %s has shape %s, the model needs %s", file.c_str(),
+            wanted.name.c_str(), shape_text(view->shape).c_str(), shape_text(wanted.shape).c_str());
+    std::string allowed;
+    for (const char* dtype : dtypes) {
+        if (view->dtype == dtype) return *view;
+        allowed += (allowed.empty() ? "" : ", ") + std::string(dtype);
+    }
+    FAIL(kExitBadInput, "%s: tensor %s is %s, needed is %s", file.c_str(), wanted.name.c_str(),
+         view->dtype.c_str(), allowed.c_str());
+}
+
+// Of every tensor of the file what this rank holds of it.
+void load_optimizer_file(const std::string& path, const ParamTable& table, const StateAccess& access,
+                         StateKind kind, int64_t staging_bytes) {
+    const Dtype dtype = dtype_of_kind(kind, access.weight_dtype, access.moment_dtype);
+    const int64_t step = std::max<int64_t>(1, staging_bytes / dtype_bytes(dtype));
+    const SafetensorsReader reader(path);
+    const auto entries = own_entries(table, dtype);
+    for (const auto& [name, view] : reader.tensors())
+        REQUIRE(table.find(name) >= 0, "%s: tensor %s is no parameter of this model", path.c_str(),
+                name.c_str());
+    std::vector<char> block;  // aligned, which the mapped file need not be
+    for (size_t p = 0; p < entries.size(); p++) {
+        auto found = reader.tensors().find(entries[p].name);
+        const SafetensorsView* place = found == reader.tensors().end() ? nullptr : &found->second;
+        const SafetensorsView& view = expect(place, path, entries[p], {safetensors_dtype(dtype)});
+        const int index = static_cast<int>(p);
+        for (const ElementRange& part : held_within(access, kind, index, {0, table.params[p].elems()}))
+            for (int64_t done = 0; done < part.count; done += step) {
+                const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
+                const char* from = static_cast<const char*>(view.data) + begin * dtype_bytes(dtype);
+                block.assign(from, from + count * dtype_bytes(dtype));
+                access.write(kind, index, begin, count, block.data());
+            }
+    }
+}
+
+// Rows of kWeight that no Hugging Face tensor has: what the optimizer makes of them, the master rounded.
+void load_padding(const SafetensorsView& master, const Param& param, int index, const StateAccess& access,
+                  int64_t staging_bytes) {
+    const int64_t step = std::max<int64_t>(1, staging_bytes / 4);
+    for (int64_t begin = hf_rows(param) * param.cols; begin < param.elems(); begin += step) {
+        const int64_t count = std::min(step, param.elems() - begin);
+        std::vector<float> values(static_cast<size_t>(count));
+        CHECK(read_as_fp32(master, begin, count, values.data()), "master of %s", param.name.c_str());
+        std::vector<bf16> rounded(values.begin(), values.end());
+        const void* data =
+            access.weight_dtype == Dtype::kFp32 ? static_cast<const void*>(values.data()) : rounded.data();
+        access.write(StateKind::kWeight, index, begin, count, data);
+    }
+}
+
+void zero_padding(const Param& param, int index, const StateAccess& access, int64_t staging_bytes) {
+    const int64_t begin = hf_rows(param) * param.cols, padding = param.elems() - begin;
+    const int64_t step = std::min(std::max<int64_t>(1, staging_bytes / 4), padding);
+    const std::vector<float> zeros(static_cast<size_t>(step), 0.0f);
+    for (const ElementRange& part : held_within(access, StateKind::kMaster, index, {begin, padding}))
+        for (int64_t done = 0; done < part.count; done += step)
+            access.write(StateKind::kMaster, index, part.begin + done, std::min(step, part.count - done), zeros.data());
+}
+
+bool ends_with(const std::string& text, const std::string& end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+// Tensors that some versions of transformers stored although they are no parameters: causal masks and rope
+// frequencies.
+bool is_buffer(const std::string& name) {
+    return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias")
+           || ends_with(name, ".rotary_emb.inv_freq");
+}
+
+// The name under which a tensor is in the files: GPT-2's on the hub lack the prefix.
+const HfModelFiles::Found* find_tensor(const HfModelFiles& files, const std::string& name) {
+    static const std::string kPrefix = "transformer.";
+    auto found = files.tensors().find(name);
+    if (found == files.tensors().end() && name.rfind(kPrefix, 0) == 0)
+        found = files.tensors().find(name.substr(kPrefix.size()));
+    return found == files.tensors().end() ? nullptr : &found->second;
+}
+
+// A tied head may be stored as well; then it must be the embedding.
+void check_tied_head(const HfModelFiles& files, const SafetensorsView& head,
+                     const SafetensorsEntry& embedding) {
+    const HfModelFiles::Found* found = find_tensor(files, embedding.name);
+    CHECK(found, "%s was read before", embedding.name.c_str());
+    const SafetensorsView& wte = *found->view;
+    const bool same = head.dtype == wte.dtype && head.shape == wte.shape
+                      && std::memcmp(head.data, wte.data, static_cast<size_t>(head.bytes)) == 0;
+    REQUIRE(same,
+            "%s: tensor lm_head.weight differs from %s, but this model's head is tied; set "
+            "--untie-embeddings-and-output-weights",
+            files.directory().c_str(), embedding.name.c_str());
+}
+
+// Same arithmetic, not only same shapes: rope base, epsilon and so on. Both sides are written by this code,
+// so that an older checkpoint's spelling does not matter.
+void check_same_model(const std::string& path, const ModelConfig& config) {
+    ModelConfig saved = model_config_from_hf(path);
+    saved.init_std = config.init_std;
+    if (config.position == PositionEmbedding::kRope) saved.max_positions = config.max_positions;
+    const auto ours = nlohmann::json::parse(hf_config_json(config, Dtype::kFp32));
+    const auto theirs = nlohmann::json::parse(hf_config_json(saved, Dtype::kFp32));
+    for (const auto& [name, value] : ours.items())
+        REQUIRE(theirs.contains(name) && theirs[name] == value,
+                "%s/config.json: \"%s\" is %s, this run's model has %s", path.c_str(), name.c_str(),
+                theirs.value(name, nlohmann::json()).dump().c_str(), value.dump().c_str());
+}
+
+}  // namespace
+
+void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
+                     const StateAccess& access, int64_t staging_bytes) {
+    check_same_model(path, config);
+    const HfModelFiles files(path);
+    const auto tensors = hf_tensors(table, access.weight_dtype);
+    std::set<std::string> wanted;
+    for (const HfTensor& tensor : tensors) {
+        auto found = files.tensors().find(tensor.entry.name);
+        const bool there = found != files.tensors().end();
+        const SafetensorsView& view =
+            expect(there ? found->second.view : nullptr, there ? found->second.file : path, tensor.entry,
+                   {safetensors_dtype(access.weight_dtype)});
+        import_tensor(table, tensor, view, StateKind::kWeight, access, staging_bytes);
+        wanted.insert(tensor.entry.name);
+    }
+    for (const auto& [name, found] : files.tensors())
+        REQUIRE(wanted.count(name), "%s: tensor %s is no parameter of this model", found.file.c_str(),
+                name.c_str());
+    for (const OptimizerFile& file : kOptimizerFiles)
+        load_optimizer_file(path + "/" + file.name, table, access, file.kind, staging_bytes);
+    const SafetensorsReader masters(path + "/" + kOptimizerFiles[0].name);
+    for (size_t p = 0; p < table.params.size(); p++)
+        load_padding(masters.tensor(table.params[p].name), table.params[p], static_cast<int>(p), access,
+                     staging_bytes);
+}
+
+void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
+                     const StateAccess& access, Comm& comm, int64_t staging_bytes) {
+    require_undamaged(directory, "model", &comm);   // no other file of a checkpoint is named so
+    const HfModelFiles files(directory);
+    std::set<const SafetensorsView*> used;
+    const auto tensors = hf_tensors(table, Dtype::kFp32);
+    for (const HfTensor& tensor : tensors) {
+        const HfModelFiles::Found* found = find_tensor(files, tensor.entry.name);
+        const bool no_head = !found && tensor.param == table.head && !config.tied_head;
+        REQUIRE(!no_head,
+                "%s: tensor %s is missing: the head there is tied; leave out "
+                "--untie-embeddings-and-output-weights",
+                directory.c_str(), tensor.entry.name.c_str());
+        const SafetensorsView& view = expect(found ? found->view : nullptr, found ? found->file : directory,
+                                             tensor.entry, {"F32", "BF16", "F16"});
+        import_tensor(table, tensor, view, StateKind::kMaster, access, staging_bytes);
+        used.insert(&view);
+    }
+    for (const auto& [name, found] : files.tensors()) {
+        if (used.count(found.view) || is_buffer(name)) continue;
+        if (config.tied_head && name == "lm_head.weight") {
+            check_tied_head(files, *found.view, tensors[0].entry);
+            continue;
+        }
+        FAIL(kExitBadInput, "%s: tensor %s is no parameter of this model", found.file.c_str(),
+             printable(name).c_str());
+    }
+    for (size_t p = 0; p < table.params.size(); p++)
+        zero_padding(table.params[p], static_cast<int>(p), access, staging_bytes);
+}

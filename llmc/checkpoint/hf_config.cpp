@@ -1,0 +1,392 @@
+// config.json in both directions. Sources: the configuration classes GPT2Config, LlamaConfig and Qwen3Config
+// of transformers 4 and 5.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/check.h"
+#include "llmc/base/files.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+
+namespace {
+
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
+constexpr int64_t kMaxWidth = int64_t{1} << 20, kMaxVocab = int64_t{1} << 24,
+                  kMaxPositions = int64_t{1} << 30;
+constexpr int64_t kMaxLayers = 4096;
+constexpr const char* kOwnModelType = "llmfp8";
+
+// ---- writing ----
+
+// Ids of the two tokenizers that fix them; null elsewhere, because a class's default may be outside the
+// vocabulary or an ordinary token (Llama's is 2) that would end a generated text.
+void put_special_tokens(OrderedJson& out, int64_t vocab_size) {
+    OrderedJson bos, eos;
+    if (vocab_size == 50257) bos = eos = 50256;
+    if (vocab_size == 128256) {
+        bos = 128000;
+        eos = 128001;
+    }
+    out["bos_token_id"] = bos;
+    out["eos_token_id"] = eos;
+}
+
+// Both spellings: transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
+void put_rope(OrderedJson& out, const ModelConfig& c) {
+    OrderedJson scaling;
+    if (c.rope_scaling.factor != 0) {
+        scaling["rope_type"] = "llama3";
+        scaling["factor"] = c.rope_scaling.factor;
+        scaling["low_freq_factor"] = c.rope_scaling.low_freq_factor;
+        scaling["high_freq_factor"] = c.rope_scaling.high_freq_factor;
+        scaling["original_max_position_embeddings"] = c.rope_scaling.original_max_positions;
+    }
+    OrderedJson parameters = scaling.is_null() ? OrderedJson{{"rope_type", "default"}} : scaling;
+    parameters["rope_theta"] = c.rotary_base;
+    out["rope_theta"] = c.rotary_base;
+    out["rope_scaling"] = scaling;
+    out["rope_parameters"] = parameters;
+}
+
+void put_gpt2(OrderedJson& out, const ModelConfig& c) {
+    out["architectures"] = {"GPT2LMHeadModel"};
+    out["model_type"] = "gpt2";
+    out["vocab_size"] = c.vocab_size;
+    out["n_positions"] = c.max_positions;
+    out["n_ctx"] = c.max_positions;
+    out["n_embd"] = c.hidden_size;
+    out["n_layer"] = c.num_layers;
+    out["n_head"] = c.num_attention_heads;
+    out["n_inner"] = nullptr;  // four times the width
+    if (c.ffn_hidden_size != 4 * c.hidden_size) out["n_inner"] = c.ffn_hidden_size;
+    out["activation_function"] = "gelu_new";
+    out["layer_norm_epsilon"] = c.norm_eps;
+    out["initializer_range"] = c.init_std;
+    // The model was trained without dropout; the class's default is 0.1.
+    for (const char* name : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) out[name] = 0.0;
+    out["scale_attn_weights"] = true;
+    out["scale_attn_by_inverse_layer_idx"] = false;
+    out["reorder_and_upcast_attn"] = false;
+    out["use_cache"] = true;
+    out["tie_word_embeddings"] = true;
+}
+
+// Llama and Qwen3 differ in a handful of fields.
+void put_llama(OrderedJson& out, const ModelConfig& c, bool qwen3, int64_t positions) {
+    out["architectures"] = {qwen3 ? "Qwen3ForCausalLM" : "LlamaForCausalLM"};
+    out["model_type"] = qwen3 ? "qwen3" : "llama";
+    out["vocab_size"] = c.vocab_size;
+    out["hidden_size"] = c.hidden_size;
+    out["intermediate_size"] = c.ffn_hidden_size;
+    out["num_hidden_layers"] = c.num_layers;
+    out["num_attention_heads"] = c.num_attention_heads;
+    out["num_key_value_heads"] = c.num_query_groups;
+    out["head_dim"] = c.kv_channels;
+    out["hidden_act"] = "silu";
+    out["max_position_embeddings"] = positions;
+    out["initializer_range"] = c.init_std;
+    out["rms_norm_eps"] = c.norm_eps;
+    out["attention_bias"] = false;
+    out["attention_dropout"] = 0.0;
+    if (qwen3) {
+        out["use_sliding_window"] = false;
+        out["sliding_window"] = nullptr;
+        out["max_window_layers"] = c.num_layers;
+    } else {
+        out["mlp_bias"] = false;
+        out["pretraining_tp"] = 1;
+    }
+    out["use_cache"] = true;
+    out["tie_word_embeddings"] = c.tied_head;
+    put_rope(out, c);
+}
+
+// Every field of ModelConfig by its own name.
+void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
+    out["architectures"] = {"LlmFp8ForCausalLM"};
+    out["model_type"] = kOwnModelType;
+    out["num_layers"] = c.num_layers;
+    out["hidden_size"] = c.hidden_size;
+    out["ffn_hidden_size"] = c.ffn_hidden_size;
+    out["num_attention_heads"] = c.num_attention_heads;
+    out["num_query_groups"] = c.num_query_groups;
+    out["kv_channels"] = c.kv_channels;
+    out["vocab_size"] = c.vocab_size;
+    out["max_positions"] = positions;
+    out["norm"] = c.norm == Norm::kLayerNorm ? "layer" : "rms";
+    out["position"] = c.position == PositionEmbedding::kLearned ? "learned" : "rope";
+    out["activation"] = c.activation == Activation::kGelu ? "gelu" : "swiglu";
+    out["rotary_base"] = c.rotary_base;
+    out["rope_scaling"] = {{"factor", c.rope_scaling.factor},
+                           {"low_freq_factor", c.rope_scaling.low_freq_factor},
+                           {"high_freq_factor", c.rope_scaling.high_freq_factor},
+                           {"original_max_positions", c.rope_scaling.original_max_positions}};
+    out["linear_bias"] = c.linear_bias;
+    out["qk_norm"] = c.qk_norm;
+    out["tie_word_embeddings"] = c.tied_head;
+    out["norm_eps"] = c.norm_eps;
+    out["init_std"] = c.init_std;
+}
+
+// ---- reading ----
+
+// Fields of one JSON object; every error names file and field. null counts as absent, as in transformers.
+struct Fields {
+    const Json& object;
+    std::string where;  // "DIR/config.json", or "DIR/config.json: rope_scaling"
+
+    bool has(const char* name) const { return object.contains(name) && !object[name].is_null(); }
+    [[noreturn]] void refuse(const char* name, const char* why) const {
+        std::string value = object.contains(name) ? object[name].dump(-1, ' ', true) : "absent";
+        FAIL(kExitBadInput, "%s: \"%s\" is %s: %s", where.c_str(), name, printable(value).c_str(), why);
+    }
+    const Json& at(const char* name) const {
+        if (!has(name)) FAIL(kExitBadInput, "%s: \"%s\" is missing", where.c_str(), name);
+        return object[name];
+    }
+    // A size or count; the bounds keep every product of them inside 64 bits.
+    int64_t size(const char* name, int64_t max = kMaxWidth) const {
+        const Json& value = at(name);
+        const int64_t n = value.is_number_integer() ? value.get<int64_t>() : 0;
+        if (n < 1 || n > max)
+            refuse(name,
+                   strf("a whole number from 1 to %lld is needed", static_cast<long long>(max)).c_str());
+        return n;
+    }
+    int64_t size_or(const char* name, int64_t otherwise) const { return has(name) ? size(name) : otherwise; }
+    double number(const char* name) const {
+        const Json& value = at(name);
+        if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
+            refuse(name, "a number of at least 0 is needed");
+        return value.get<double>();
+    }
+    double number_or(const char* name, double otherwise) const {
+        return has(name) ? number(name) : otherwise;
+    }
+    bool boolean_or(const char* name, bool otherwise) const {
+        if (!has(name)) return otherwise;
+        if (!object[name].is_boolean()) refuse(name, "true or false is needed");
+        return object[name].get<bool>();
+    }
+    std::string text(const char* name) const {
+        if (!at(name).is_string()) refuse(name, "text is needed");
+        return object[name].get<std::string>();
+    }
+    bool own_boolean(const char* name) const {
+        at(name);
+        return boolean_or(name, false);
+    }
+    // A field that must have this value, or be absent, for the model to be one that we compute.
+    void only(const char* name, const Json& value, const char* why) const {
+        if (has(name) && object[name] != value) refuse(name, why);
+    }
+    Fields child(const char* name) const {
+        if (!at(name).is_object()) refuse(name, "an object is needed");
+        return {object[name], where + ": " + name};
+    }
+    template <typename Enum>
+    Enum one_of(const char* name, const char* first, Enum a, const char* second, Enum b) const {
+        std::string value = text(name);
+        if (value != first && value != second) refuse(name, strf("\"%s\" or \"%s\"", first, second).c_str());
+        return value == first ? a : b;
+    }
+};
+
+// What both spellings of the llama3 rule must obey; factor 0 is our own word for none.
+void check_scaling(const Fields& rope, const RopeScaling& scaling) {
+    if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
+    if (scaling.high_freq_factor <= scaling.low_freq_factor || scaling.low_freq_factor <= 0)
+        rope.refuse("high_freq_factor", "0 < low_freq_factor < high_freq_factor is needed");
+}
+
+RopeScaling read_rope_scaling(const Fields& rope) {
+    const char* name = rope.has("rope_type") ? "rope_type" : "type";
+    const std::string type = rope.has(name) ? rope.text(name) : "default";
+    for (const auto& item : rope.object.items())
+        if (item.value().is_object())
+            rope.refuse(item.key().c_str(), "rope parameters per layer type are not supported");
+    rope.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
+    if (type == "default") return {};
+    if (type != "llama3") rope.refuse(name, "only \"default\" and \"llama3\" are supported");
+    RopeScaling scaling{
+        .factor = rope.number("factor"),
+        .low_freq_factor = rope.number("low_freq_factor"),
+        .high_freq_factor = rope.number("high_freq_factor"),
+        .original_max_positions = rope.size("original_max_position_embeddings", kMaxPositions)};
+    check_scaling(rope, scaling);
+    return scaling;
+}
+
+// rope_theta and rope_scaling at the top (transformers 4), rope_parameters (transformers 5), or both in
+// agreement.
+void read_rope(const Fields& f, ModelConfig& c) {
+    f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
+    c.rotary_base = f.number_or("rope_theta", 10000);
+    if (f.has("rope_scaling")) c.rope_scaling = read_rope_scaling(f.child("rope_scaling"));
+    if (f.has("rope_parameters")) {
+        const Fields rope = f.child("rope_parameters");
+        const RopeScaling scaling = read_rope_scaling(rope);
+        const double base = rope.number_or("rope_theta", c.rotary_base);
+        if (f.has("rope_scaling") && !(scaling == c.rope_scaling))
+            f.refuse("rope_parameters", "it contradicts rope_scaling");
+        if (f.has("rope_theta") && base != c.rotary_base)
+            f.refuse("rope_theta", "rope_parameters says otherwise");
+        c.rope_scaling = scaling;
+        c.rotary_base = base;
+    }
+    if (c.rotary_base <= 0) f.refuse("rope_theta", "a positive number is needed");
+}
+
+ModelConfig read_gpt2(const Fields& f) {
+    ModelConfig c;
+    c.vocab_size = f.size("vocab_size", kMaxVocab);
+    c.max_positions = f.size("n_positions", kMaxPositions);
+    c.hidden_size = f.size("n_embd");
+    c.num_layers = f.size("n_layer", kMaxLayers);
+    c.num_attention_heads = c.num_query_groups = f.size("n_head");
+    if (c.hidden_size % c.num_attention_heads != 0) f.refuse("n_head", "it must divide n_embd");
+    c.kv_channels = c.hidden_size / c.num_attention_heads;
+    c.ffn_hidden_size = f.size_or("n_inner", 4 * c.hidden_size);
+    c.norm_eps = f.number_or("layer_norm_epsilon", 1e-5);
+    c.init_std = f.number_or("initializer_range", 0.02);
+    const std::string activation = f.has("activation_function") ? f.text("activation_function") : "gelu_new";
+    if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
+        f.refuse("activation_function", "only \"gelu_new\", the tanh form, is supported");
+    f.only("scale_attn_weights", true, "only scaled attention is supported");
+    f.only("scale_attn_by_inverse_layer_idx", false, "this scaling is not supported");
+    f.only("add_cross_attention", false, "cross attention is not supported");
+    f.only("tie_word_embeddings", true, "a GPT-2 with a head of its own is not supported");
+    return c;
+}
+
+ModelConfig read_llama(const Fields& f, bool qwen3) {
+    ModelConfig c;
+    c.norm = Norm::kRmsNorm;
+    c.position = PositionEmbedding::kRope;
+    c.activation = Activation::kSwiglu;
+    c.qk_norm = qwen3;
+    c.vocab_size = f.size("vocab_size", kMaxVocab);
+    c.hidden_size = f.size("hidden_size");
+    c.ffn_hidden_size = f.size("intermediate_size");
+    c.num_layers = f.size("num_hidden_layers", kMaxLayers);
+    c.num_attention_heads = f.size("num_attention_heads");
+    c.num_query_groups = f.size_or("num_key_value_heads", c.num_attention_heads);
+    // Old files leave head_dim out where it follows from the width; Qwen3's default does not.
+    c.kv_channels =
+        f.size_or("head_dim", qwen3 ? 128 : std::max<int64_t>(1, c.hidden_size / c.num_attention_heads));
+    c.max_positions = f.size("max_position_embeddings", kMaxPositions);
+    c.norm_eps = f.number_or("rms_norm_eps", 1e-6);
+    c.init_std = f.number_or("initializer_range", 0.02);
+    c.tied_head = f.boolean_or("tie_word_embeddings", false);
+    f.only("hidden_act", "silu", "only \"silu\" (swiglu) is supported");
+    const bool attention_bias = f.boolean_or("attention_bias", false);
+    const bool mlp_bias = f.boolean_or("mlp_bias", false);
+    if (attention_bias != mlp_bias || (qwen3 && attention_bias))
+        f.refuse("attention_bias", "biases are supported on all linears or on none");
+    c.linear_bias = attention_bias;
+    f.only("use_sliding_window", false, "sliding windows are not supported");
+    if (!qwen3) f.only("sliding_window", nullptr, "sliding windows are not supported");
+    if (f.has("layer_types")) {
+        const Json& types = f.object["layer_types"];
+        if (!types.is_array()
+            || std::any_of(types.begin(), types.end(), [](const Json& t) { return t != "full_attention"; }))
+            f.refuse("layer_types", "only \"full_attention\" is supported");
+    }
+    read_rope(f, c);
+    return c;
+}
+
+ModelConfig read_own(const Fields& f) {
+    ModelConfig c;
+    c.num_layers = f.size("num_layers", kMaxLayers);
+    c.hidden_size = f.size("hidden_size");
+    c.ffn_hidden_size = f.size("ffn_hidden_size");
+    c.num_attention_heads = f.size("num_attention_heads");
+    c.num_query_groups = f.size("num_query_groups");
+    c.kv_channels = f.size("kv_channels");
+    c.vocab_size = f.size("vocab_size", kMaxVocab);
+    c.max_positions = f.size("max_positions", kMaxPositions);
+    c.norm = f.one_of("norm", "layer", Norm::kLayerNorm, "rms", Norm::kRmsNorm);
+    c.position =
+        f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
+    c.activation = f.one_of("activation", "gelu", Activation::kGelu, "swiglu", Activation::kSwiglu);
+    c.rotary_base = f.number("rotary_base");
+    const Fields scaling = f.child("rope_scaling");
+    c.rope_scaling = {.factor = scaling.number("factor"),
+                      .low_freq_factor = scaling.number("low_freq_factor"),
+                      .high_freq_factor = scaling.number("high_freq_factor"),
+                      .original_max_positions = scaling.size("original_max_positions", kMaxPositions)};
+    if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
+    if (c.rotary_base <= 0) f.refuse("rotary_base", "a positive number is needed");
+    c.linear_bias = f.own_boolean("linear_bias");
+    c.qk_norm = f.own_boolean("qk_norm");
+    c.tied_head = f.own_boolean("tie_word_embeddings");
+    c.norm_eps = f.number("norm_eps");
+    c.init_std = f.number("init_std");
+    return c;
+}
+
+}  // namespace
+
+std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length) {
+    // A rope model trained on longer sequences than its preset says has seen those positions.
+    const bool rope = config.position == PositionEmbedding::kRope;
+    const int64_t positions = rope ? std::max(config.max_positions, seq_length) : config.max_positions;
+    OrderedJson out;
+    switch (hf_class(config)) {
+        case HfClass::kGpt2: put_gpt2(out, config); break;
+        case HfClass::kLlama: put_llama(out, config, false, positions); break;
+        case HfClass::kQwen3: put_llama(out, config, true, positions); break;
+        case HfClass::kOwn: put_own(out, config, positions); break;
+    }
+    put_special_tokens(out, config.vocab_size);
+    CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s",
+          dtype_name(weight_dtype));
+    // torch_dtype is the spelling of transformers 4, dtype that of 5.
+    for (const char* name : {"torch_dtype", "dtype"})
+        out[name] = weight_dtype == Dtype::kBf16 ? "bfloat16" : "float32";
+    return out.dump(2) + "\n";
+}
+
+ModelConfig model_config_from_json(const std::string& text, const std::string& where) {
+    const Json object = Json::parse(text, nullptr, false);
+    REQUIRE(object.is_object(), "%s is no JSON object", where.c_str());
+    const Fields f{object, where};
+    const std::string type = f.text("model_type");
+    if (f.has("quantization_config")) f.refuse("quantization_config", "quantised weights are not supported");
+    ModelConfig config;
+    if (type == "gpt2")
+        config = read_gpt2(f);
+    else if (type == "llama")
+        config = read_llama(f, false);
+    else if (type == "qwen3")
+        config = read_llama(f, true);
+    else if (type == kOwnModelType)
+        config = read_own(f);
+    else
+        f.refuse("model_type", "only gpt2, llama, qwen3 and llmfp8 are supported");
+    const int64_t width = std::max(config.q_width(), config.kv_width());
+    REQUIRE(width <= kMaxWidth, "%s: heads of %lld elements in all are too wide", where.c_str(),
+            static_cast<long long>(width));
+    const std::vector<std::string> errors = model_config_errors(config);
+    if (!errors.empty()) FAIL(kExitBadInput, "%s: %s", where.c_str(), errors[0].c_str());
+    return config;
+}
+
+ModelConfig model_config_from_hf(const std::string& directory) {
+    require_undamaged(directory, "config.json");
+    const std::string path = directory + "/config.json";
+    const bool model = is_regular_file(path);
+    const std::vector<int64_t> steps = model || !is_directory(directory) ? std::vector<int64_t>{}
+                                                                         : checkpoint_steps(directory);
+    REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
+            "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
+    REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory", directory.c_str());
+    REQUIRE(model, "%s has no config.json: not a model in the format of transformers",
+            directory.c_str());
+    return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);
+}

@@ -1,0 +1,139 @@
+#include "llmc/checkpoint/save_layout.h"
+
+#include <algorithm>
+#include <set>
+
+#include "llmc/base/check.h"
+#include "llmc/checkpoint/write_buffer.h"
+
+namespace {
+
+// Elements that go to one writer together, where several ranks hold them.
+constexpr int64_t kMaxRangeElems = int64_t{1} << 24;
+
+// Hands out work to the rank that has the least of it, among those that can do it.
+struct Shares {
+    std::vector<int64_t> bytes;
+    explicit Shares(size_t ranks) : bytes(ranks) {}
+
+    int give(int64_t more, const std::vector<int>& able) {
+        const int rank = *std::min_element(able.begin(), able.end(), [&](int a, int b) { return of(a) < of(b); });
+        of(rank) += more;
+        return rank;
+    }
+    int64_t& of(int rank) { return bytes[static_cast<size_t>(rank)]; }
+};
+
+// The ranges of one parameter: cut where a rank's part begins or ends, each with one writer among its holders.
+void add_ranges(const ParamTable& table, int param, const HeldByRank& held, int64_t element_bytes, Shares& shares,
+                std::vector<SavedRange>& ranges) {
+    const Param& p = table.params[static_cast<size_t>(param)];
+    std::set<int64_t> cuts{p.elems()};
+    for (int64_t at = 0; at < p.elems(); at += kMaxRangeElems) cuts.insert(at);
+    for (const auto& by_param : held)
+        for (const ElementRange& part : by_param[static_cast<size_t>(param)]) {
+            CHECK(part.begin >= 0 && part.count >= 0 && part.begin + part.count <= p.elems(), "a part beyond %s",
+                  p.name.c_str());
+            cuts.insert(part.begin);
+            cuts.insert(part.begin + part.count);
+        }
+    for (auto cut = cuts.begin(); std::next(cut) != cuts.end(); ++cut) {
+        const int64_t begin = *cut, end = *std::next(cut);
+        std::vector<int> holders;
+        for (size_t rank = 0; rank < held.size(); rank++)
+            for (const ElementRange& part : held[rank][static_cast<size_t>(param)])
+                if (part.begin <= begin && end <= part.begin + part.count) holders.push_back(static_cast<int>(rank));
+        CHECK(!holders.empty(), "no rank holds elements %lld to %lld of %s", static_cast<long long>(begin),
+              static_cast<long long>(end), p.name.c_str());
+        ranges.push_back({param, shares.give((end - begin) * element_bytes, holders), begin, end - begin});
+    }
+}
+
+SavedFile file_of(const std::string& name, const std::vector<SafetensorsEntry>& entries) {
+    SavedFile file{name, safetensors_header(entries), 0};
+    file.bytes = static_cast<int64_t>(file.header.size());
+    for (const SafetensorsEntry& entry : entries) file.bytes += entry.bytes();
+    return file;
+}
+
+}  // namespace
+
+Dtype dtype_of_kind(StateKind kind, Dtype weight_dtype, Dtype moment_dtype) {
+    if (kind == StateKind::kWeight) return weight_dtype;
+    return kind == StateKind::kMaster ? Dtype::kFp32 : moment_dtype;
+}
+
+std::vector<SafetensorsEntry> own_entries(const ParamTable& table, Dtype dtype) {
+    std::vector<SafetensorsEntry> entries;
+    for (const Param& param : table.params) {
+        std::vector<int64_t> shape{param.rows, param.cols};
+        if (param.is_vector()) shape.pop_back();
+        entries.push_back({param.name, dtype, shape});
+    }
+    return entries;
+}
+
+const SavedFile& SaveLayout::optimizer_file(size_t number) const {
+    return files[files.size() - std::size(kOptimizerFiles) + number];
+}
+
+int64_t SaveLayout::bytes() const {
+    int64_t total = static_cast<int64_t>(index_json.size());
+    for (const SavedFile& file : files) total += file.bytes;
+    return total;
+}
+
+int64_t SaveLayout::buffer_bytes(int rank) const {
+    int64_t total = 0;
+    auto add = [&](int writer, int64_t bytes) { total += writer == rank ? WriteBuffer::bytes_of_run(bytes) : 0; };
+    for (const SavedFile& file : files) add(0, static_cast<int64_t>(file.header.size()));
+    for (const SavedTensor& saved : tensors) add(saved.rank, saved.tensor.entry.bytes());
+    for (const SavedRange& range : ranges)
+        for (int64_t element : element_bytes) add(range.rank, range.count * element);
+    return total;
+}
+
+HeldByRank held_whole(const ParamTable& table, int ranks) {
+    std::vector<std::vector<ElementRange>> all;
+    for (const Param& param : table.params) all.push_back({{0, param.elems()}});
+    return HeldByRank(static_cast<size_t>(ranks), all);
+}
+
+SaveLayout make_save_layout(const ParamTable& table, Dtype weight_dtype, Dtype moment_dtype, const HeldByRank& held,
+                            int64_t max_part_bytes) {
+    SaveLayout layout;
+    Shares shares(held.size());
+    const auto parts = split_parts(hf_tensors(table, weight_dtype), max_part_bytes);
+    for (size_t i = 0; i < parts.size(); i++)
+        layout.files.push_back(file_of(part_file_name(i, parts.size()), entries_of(parts[i])));
+    if (parts.size() > 1) layout.index_json = part_index_json(parts);
+
+    int64_t state_bytes = 0;   // of an element
+    for (const OptimizerFile& file : kOptimizerFiles) {
+        const auto entries = own_entries(table, dtype_of_kind(file.kind, weight_dtype, moment_dtype));
+        layout.files.push_back(file_of(file.name, entries));
+        layout.element_bytes.push_back(dtype_bytes(entries[0].dtype));
+        state_bytes += layout.element_bytes.back();
+        int64_t offset = static_cast<int64_t>(layout.files.back().header.size());
+        auto& offsets = layout.offsets.emplace_back();
+        for (const SafetensorsEntry& entry : entries) {
+            offsets.push_back(offset);
+            offset += entry.bytes();
+        }
+    }
+    for (size_t p = 0; p < table.params.size(); p++)
+        add_ranges(table, static_cast<int>(p), held, state_bytes, shares, layout.ranges);
+
+    // Any rank can write a tensor of the model: those that hold less of the state get more of them.
+    std::vector<int> everyone;
+    for (size_t rank = 0; rank < held.size(); rank++) everyone.push_back(static_cast<int>(rank));
+    for (size_t i = 0; i < parts.size(); i++) {
+        int64_t offset = static_cast<int64_t>(layout.files[i].header.size());
+        for (const HfTensor& tensor : parts[i]) {
+            const int rank = shares.give(tensor.entry.bytes(), everyone);
+            layout.tensors.push_back({tensor, static_cast<int>(i), rank, offset});
+            offset += tensor.entry.bytes();
+        }
+    }
+    return layout;
+}

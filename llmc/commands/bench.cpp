@@ -1,0 +1,206 @@
+#include "llmc/commands/bench.h"
+
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "llmc/base/files.h"
+#include "llmc/base/nearest.h"
+#include "llmc/base/version.h"
+#include "llmc/config/config_value.h"
+#include "llmc/config/schedule.h"
+#include "llmc/fault/heartbeat.h"
+#include "llmc/parallel/comm_benchmark.h"
+#include "llmc/parallel/rank_preflight.h"
+#include "llmc/train/log.h"
+
+namespace {
+
+// The number that an option's value is; exit 2 for another word.
+int64_t count_of(const std::string& option, const std::string& value) {
+    int64_t count = 0;
+    REQUIRE(json_integer(parse_integer(value), &count) && count >= 1 && count <= 10000,
+            "%s %s: must be a number from 1 to 10000", option.c_str(), value.c_str());
+    return count;
+}
+
+// Options of training that a bench would leave without effect.
+void refuse_idle_options(const Config& c) {
+    const std::pair<bool, const char*> idle[] = {
+        {c.dry_run, "dry-run"}, {!c.save.empty(), "save"}, {!c.load.empty(), "load"}, {!c.resume.empty(), "resume"},
+        {!c.log_file.empty(), "log-file"}, {!c.valid_data.empty(), "valid-data"}, {c.sample_every > 0, "sample-every"},
+        {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"}, {!c.inject.empty(), "inject"},
+        {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"}};
+    for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench times steps and nothing else", name);
+}
+
+// What was there before stays until the new text is whole.
+void replace_file(const std::string& path, const std::string& text) {
+    const std::string aside = path + ".tmp";
+    OutputFile file(aside);
+    file.write(text.data(), static_cast<int64_t>(text.size()));
+    file.close();
+    rename_path(aside, path);
+}
+
+}  // namespace
+
+bool asks_for_bench(int argc, const char* const* argv) { return argc > 1 && std::strcmp(argv[1], "bench") == 0; }
+
+BenchOptions take_bench_options(std::vector<const char*>& words) {
+    BenchOptions options;
+    std::vector<const char*> left = {words[0]};
+    for (size_t i = 2; i < words.size(); i++) {
+        const std::string word = words[i], name = word.substr(0, word.find('='));
+        REQUIRE(name != "--train-iters" && name != "--epochs", "%s has no effect: bench takes --warm-up and --steps",
+                name.c_str());
+        if (name != "--json" && name != "--steps" && name != "--warm-up") {
+            left.push_back(words[i]);
+            continue;
+        }
+        std::string value;
+        if (name.size() < word.size()) value = word.substr(name.size() + 1);
+        else if (i + 1 < words.size()) value = words[++i];
+        REQUIRE(!value.empty() && value.rfind("--", 0) != 0, "%s needs a value", name.c_str());
+        if (name == "--json") options.json = value;
+        else (name == "--steps" ? options.steps : options.warm_up) = count_of(name, value);
+    }
+    // So many that no schedule ends within them.
+    for (const char* implied : {"--synthetic-data", "--train-iters=1000000"}) left.push_back(implied);
+    words = left;
+    return options;
+}
+
+std::string bench_help_text(const std::string& family) {
+    const std::string name = "train_" + family;
+    return "Usage: " + name + " bench [--json FILE] [--steps N] [--warm-up N] [training options]\n"
+           "       mpirun -np N " + name + " bench ...      also the links between ranks and exposed communication\n\n"
+           "Times steps of a run on synthetic tokens and prints where their time goes: every operation, what it takes\n"
+           "at least on this device, and the difference.\n\n"
+           "  --json FILE    the same as JSON\n"
+           "  --steps N      timed as they are, and as many with events around every operation (default: 8)\n"
+           "  --warm-up N    steps before these (default: 3)\n\n"
+           "The training options are those of " + name + " --help that say what a step is.\n";
+}
+
+BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, std::string family, Comm& comm)
+    : comm_(comm), config_(std::move(parsed.config)), options_(std::move(options)), family_(std::move(family)),
+      notes_(std::move(parsed.notes)), table_(make_param_table(config_.shape)),
+      loader_(data_config(config_, config_.train_data, true)) {
+    refuse_idle_options(config_);
+    for (const std::string& name : parsed.idle) notes_.push_back("has nothing to do here: " + name);
+}
+
+BenchRun::~BenchRun() {
+    on_phase({});
+    for (const Marks& m : marks_)
+        for (Event* event : {m.begin, m.last_backward, m.done}) device::event_destroy(event);
+}
+
+void BenchRun::open() {
+    require_same_program(comm_);
+    require_same(comm_, {{"set of options", config_to_json(config_, family_)}});
+    run_device_.open(notes_);
+    if (comm_.world().ranks > 1)
+        for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
+    for (int64_t i = 0; i <= options_.steps; i++)
+        marks_.push_back({device::event_create(), device::event_create(), device::event_create()});
+}
+
+// One step behind those that are on their way, with the marks of this number.
+void BenchRun::enqueue(OpTimer* timer, size_t number) {
+    const Marks& marks = marks_[number];
+    const int64_t samples = config_.global_batch_size;
+    post_step(step_ + 1);
+    Staging::Slot& slot = run_device_.staging->read(loader_, step_, step_ * samples, samples);
+    slot.staged.count_fp8 = slot.staged.check_fp8 = false;   // reports are no part of an ordinary step
+    const std::vector<int64_t> counted = comm_.sum({slot.staged.counted_tokens});
+    run_device_.staging->set_inputs(slot, counted[0], learning_rate(config_, step_));
+    if (timer) timer->restart();
+    bool begun = false;
+    on_phase([&](int64_t, Phase phase) {
+        if (phase == Phase::kForward && !std::exchange(begun, true)) device::event_record(ctx_, marks.begin);
+        if (phase == Phase::kReduce) device::event_record(ctx_, marks.last_backward);
+    });
+    ctx_.timer = timer;
+    run_device_.trainer->step(ctx_, slot.staged);
+    ctx_.timer = nullptr;
+    on_phase({});
+    device::event_record(ctx_, marks.done);
+    step_++;
+}
+
+// What ran is what the rehearsal says, each operation as often.
+void BenchRun::check_calls(OpTimer& timer) const {
+    StepRecorder ran;
+    const auto& calls = timer.read();
+    for (size_t i = 0; i < timer.calls(); i++) ran.add(calls[i].work);
+    const std::string more = ran.difference({run_device_.plan.step_gemms, run_device_.plan.step_ops});
+    CHECK(more.empty(), "a step ran other operations than its rehearsal: %s", more.c_str());
+}
+
+// One step more, which the others follow, as in training: the host prepares a step while the one before runs.
+void BenchRun::run_steps(int64_t count, BenchRows* rows, StepBench& bench) {
+    const int64_t first = step_;
+    auto elapsed = [](Event* from, Event* to) { return static_cast<double>(device::event_elapsed_ms(from, to)); };
+    auto collect = [&](int64_t step) {
+        const auto number = static_cast<size_t>(step - first);
+        const Marks& marks = marks_[number];
+        device::event_wait(marks.done);
+        const Staging::Slot& slot = run_device_.staging->slot(step);
+        REQUIRE(!slot.staged.result->skip, "step %lld: loss or gradient norm not finite", (long long)(step + 1));
+        if (step == first) return;
+        const double ms = elapsed(marks_[number - 1].done, marks.done);
+        if (rows) {
+            OpTimer& timer = timers_[static_cast<size_t>(step % 2)];
+            if (comm_.root()) check_calls(timer);
+            rows->add_step(timer.read(), timer.calls());
+            bench.timed_step_ms.push_back(ms);
+            return;
+        }
+        bench.step_ms.push_back(ms);
+        bench.exposed_ms.push_back(slot.comm_timer ? 1e3 * slot.comm_timer->seconds() : 0);
+        bench.micro_batch_ms.push_back(elapsed(marks.begin, marks.last_backward)
+                                       / static_cast<double>(slot.staged.micro_batches));
+    };
+    for (int64_t i = 0; i <= count; i++) {
+        enqueue(rows ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, static_cast<size_t>(i));
+        if (i > 0) collect(step_ - 2);
+    }
+    run_device_.trainer->zero().wait_for_weights(ctx_);   // of the last step, made beside the next one's forward
+    device::synchronize(ctx_);
+    collect(step_ - 1);
+}
+
+int BenchRun::run() {
+    const std::string folder = std::filesystem::path(options_.json).parent_path().string();
+    REQUIRE(folder.empty() || is_directory(folder), "--json %s: there is no folder '%s'", options_.json.c_str(),
+            folder.c_str());
+    open();
+    StepBench bench;
+    bench.ceilings = measure_ceilings(ctx_, {run_device_.plan.step_gemms, run_device_.plan.step_ops});
+    run_device_.prepare();
+    run_device_.trainer->optimizer().initialise(ctx_);
+    for (int64_t i = 0; i < options_.warm_up; i++) {
+        enqueue(nullptr, 0);
+        device::event_wait(marks_[0].done);
+        if (i == 0) post_first_step();
+    }
+    BenchRows rows(bench.ceilings);
+    ClockSampler sampler(run_device_.info.bus);
+    run_steps(options_.steps, nullptr, bench);
+    run_steps(options_.steps, &rows, bench);
+    bench.clocks = sampler.stop();
+    device::synchronize(ctx_);
+    bench.rows = rows.rows();
+    bench.micro_batches = static_cast<double>(config_.global_batch_size / config_.micro_batch_size)
+                          / comm_.world().ranks;
+    bench.tokens = static_cast<double>(config_.global_batch_size * config_.seq_length);
+    bench.flops_per_token = model_flops_per_token(config_, table_);
+    bench.peak_flops = peak_flops(run_device_.info.name, config_.dtype) * comm_.world().ranks;
+    const BenchSubject subject{config_, family_, kBuildCommit, run_device_.info, comm_.world().ranks, notes_};
+    std::printf("%s", bench_text(subject, bench).c_str());
+    if (comm_.root() && !options_.json.empty()) replace_file(options_.json, bench_json(subject, bench));
+    return kExitOk;
+}

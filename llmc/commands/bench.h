@@ -1,0 +1,51 @@
+// `train_llama bench`: builds the trainer of a run, times its steps on synthetic tokens, then more with an event before
+// and after every operation, and prints where the time goes against what this device can do at best.
+#pragma once
+#include <array>
+#include <string>
+#include <vector>
+
+#include "llmc/commands/bench_table.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/train/run_setup.h"
+
+struct BenchOptions {
+    std::string json;         // a file; "": none
+    int64_t steps = 8;        // timed as they are, and as many with events
+    int64_t warm_up = 3;
+};
+bool asks_for_bench(int argc, const char* const* argv);
+// Takes `bench` and its own options out of the words of a command line and adds the training options that it implies.
+BenchOptions take_bench_options(std::vector<const char*>& words);
+std::string bench_help_text(const std::string& family);
+
+class BenchRun {
+public:
+    // comm is not owned. Exit 2 for training options that mean nothing here.
+    BenchRun(ParsedConfig parsed, BenchOptions options, std::string family, Comm& comm);
+    ~BenchRun();
+    BenchRun(const BenchRun&) = delete;
+    int run();
+
+private:
+    void open();
+    void enqueue(OpTimer* timer, size_t number);
+    void run_steps(int64_t count, BenchRows* rows, StepBench& bench);
+    void check_calls(OpTimer& timer) const;
+
+    Comm& comm_;
+    const Config config_;
+    const BenchOptions options_;
+    const std::string family_;
+    std::vector<std::string> notes_;
+    const ParamTable table_;
+    const DataLoader loader_;
+    RunDevice run_device_{config_, table_, comm_};
+    Ctx& ctx_ = run_device_.ctx;
+    std::array<OpTimer, 2> timers_{OpTimer(ctx_), OpTimer(ctx_)};   // by turns, as the steps' host memory
+    struct Marks {
+        Event *begin, *last_backward, *done;   // of the first micro-batch, of the last one, of the step
+    };
+    std::vector<Marks> marks_;   // of a series of steps
+    int64_t step_ = 0;
+};

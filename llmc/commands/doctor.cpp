@@ -1,0 +1,185 @@
+#include "llmc/commands/doctor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "llmc/base/check.h"
+#include "llmc/base/environment.h"
+#include "llmc/base/nearest.h"
+#include "llmc/commands/doctor_items.h"
+#include "llmc/fault/heartbeat.h"
+#include "llmc/fault/watchdog.h"
+
+namespace {
+
+constexpr int kExitItemFailed = 1;
+constexpr int kHearMs = 700;
+constexpr double kTimeoutSeconds = 20;   // without progress; ten times that until ranks are connected
+
+const std::vector<Item> kItems = {
+    {"build", "what this executable was built from and for", look_at_build},
+    {"GPU", "the device of each rank: model, compute capability, memory; opens it", look_at_gpu},
+    {"driver", "driver against the CUDA version of the build", look_at_driver},
+    {"cuBLASLt", "the matmul library's version and the recipes it enables", look_at_matmul_library},
+    {"recipe", "whether GPU, driver and library can run each FP8 recipe", look_at_recipes},
+    {"GPU state", "clocks, power, persistence, MIG and ECC, as NVML tells", look_at_gpu_state},
+    {"OpenMPI", "the MPI library, for several ranks", look_at_mpi},
+    {"NCCL", "the NCCL library, for several ranks on GPUs", look_at_nccl},
+    {"ranks", "ranks, hosts, and that all run this executable", look_at_ranks},
+    {"FP8 matmuls", "a linear in FP8, forward and backward, as each recipe runs it, against the CPU and double",
+     look_at_fp8_matmuls, true},
+    {"attention", "attention, forward and backward, against double precision", look_at_attention, true},
+    {"FP8 attention", "the forward of --fp8-attention, against the CPU and double", look_at_fp8_attention, true},
+    {"collectives", "all-reduce, reduce-scatter, all-gather and all-to-all against sums on the host",
+     look_at_collectives, true},
+    {"links", "rates of collectives and of each pair of ranks", look_at_links},
+    {"environment", "variables that the trainer, CUDA or NCCL reads, or that others told people to set",
+     look_at_environment},
+    {"disk", "free space for --save", look_at_disk},
+    {"shared memory", "size of /dev/shm", look_at_shared_memory},
+    {"locked memory", "the limit of locked memory", look_at_locked_memory},
+    {"open files", "the limit of open files", look_at_open_files},
+    {"processors", "processors that this process may use", look_at_processors},
+};
+
+std::vector<std::string> names_to_spoil() {
+    std::vector<std::string> names;
+    for (const Item& item : kItems)
+        if (item.can_be_spoilt) names.push_back(item.name);
+    return names;
+}
+
+std::string help_text() {
+    std::string text =
+        "Usage: train_llama doctor [--save DIR] [--json]       train_gpt2 doctor is the same\n"
+        "       mpirun -np N train_llama doctor                also checks what ranks exchange\n\n"
+        "  --save DIR     the folder that checkpoints are to go to\n"
+        "  --json         the same as JSON\n"
+        "  --spoil ITEM   a drill: changes one element of this item's result, which must then fail:\n"
+        "                 FP8 matmuls, attention, FP8 attention or collectives\n\n"
+        "Exit codes: 0 nothing failed, 1 an item failed, 2 bad option, or --spoil of what is not checked,\n"
+        "6 a rank was lost.\n\nItems:\n";
+    for (const Item& item : kItems) text += strf("  %-14s %s\n", item.name, item.checks);
+    return text;
+}
+
+void check_spoil(const std::string& name) {
+    const std::vector<std::string> names = names_to_spoil();
+    for (const std::string& known : names)
+        if (name == known) return;
+    FAIL(kExitBadInput, "--spoil %s: no such item; did you mean %s?", name.c_str(), nearest(name, names).c_str());
+}
+
+// One item after the other, each line as soon as all ranks have it.
+int examine(Patient& patient) {
+    Comm& comm = patient.comm;
+    const std::vector<std::string> hosts = comm.gather(host_name());
+    Report report;
+    std::string unspoilt;   // what the item of --spoil said, if it did not fail
+    for (const Item& item : kItems) {
+        std::vector<Findings> ranks;
+        for (const std::string& text : comm.gather(findings_to_json(look_at(item, patient))))
+            ranks.push_back(findings_from_json(text));
+        const Findings findings = merged(ranks, hosts);
+        report.add(item, findings);
+        const auto fails = [](const Finding& finding) { return finding.verdict == Verdict::kFailed; };
+        if (patient.spoilt(item.name) && std::none_of(findings.begin(), findings.end(), fails))
+            unspoilt = findings[0].text + (findings[0].advice.empty() ? "" : "; " + findings[0].advice);
+        if (!patient.options.json)
+            for (const Finding& finding : findings) std::fputs(Report::line(finding).c_str(), stdout);
+        std::fflush(stdout);
+    }
+    std::fputs((patient.options.json ? report.json(patient) : report.last_line()).c_str(), stdout);
+    std::fflush(stdout);
+    // A drill that changed nothing must not look like a machine that passed it.
+    REQUIRE(unspoilt.empty(), "--spoil %s has no effect: %s", patient.options.spoil.c_str(), unspoilt.c_str());
+    return report.failed() ? kExitItemFailed : kExitOk;
+}
+
+// The launch wrapper learns the exit code from the ranks' watchdogs, which look several times a second.
+void leave(const Comm& comm, int exit_code) {
+    leave_outcome(exit_code);
+    if (exit_code == kExitOk || comm.world().ranks == 1) return;
+    post_end(exit_code);
+    std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));
+}
+
+}  // namespace
+
+const std::vector<Item>& doctor_items() { return kItems; }
+
+Patient::~Patient() {
+    if (opened) device::device_close(ctx);
+}
+
+DoctorOptions doctor_options(const std::vector<std::string>& words) {
+    DoctorOptions options;
+    const std::vector<std::string> known = {"--save", "--json", "--spoil", "--help"};
+    for (size_t i = 0; i < words.size(); i++) {
+        const size_t equals = words[i].find('=');
+        const std::string name = words[i].substr(0, equals);
+        const bool takes_value = name == "--save" || name == "--spoil";
+        REQUIRE(takes_value || equals == std::string::npos || name.rfind("--", 0) != 0 || nearest(name, known) != name,
+                "%s takes no value", name.c_str());
+        std::string value;
+        if (takes_value) {
+            if (equals != std::string::npos) value = words[i].substr(equals + 1);
+            else if (i + 1 < words.size()) value = words[++i];
+            REQUIRE(!value.empty() && value.rfind("--", 0) != 0, "%s needs a value", name.c_str());
+        }
+        if (name == "--save") options.save = value;
+        else if (name == "--spoil") check_spoil(options.spoil = value);
+        else if (name == "--json") options.json = true;
+        else if (name == "--help") options.help = true;
+        else FAIL(kExitBadInput, "doctor has no option %s: did you mean %s?", name.c_str(),
+                  nearest(name, known).c_str());
+    }
+    return options;
+}
+
+Findings look_at(const Item& item, Patient& patient) {
+    Findings findings;
+    try {
+        findings = item.look(patient);
+    } catch (const std::exception& error) {
+        findings = {failed(error.what(), "")};
+    }
+    for (Finding& finding : findings)
+        if (finding.name.empty()) finding.name = item.name;
+    return findings;
+}
+
+bool asks_for_doctor(int argc, const char* const* argv) { return argc > 1 && std::strcmp(argv[1], "doctor") == 0; }
+
+int doctor_main(int argc, const char* const* argv) {
+    std::unique_ptr<Comm> comm;
+    try {
+        const DoctorOptions options = doctor_options({argv + 2, argv + argc});
+        if (options.help) {
+            std::printf("%s", help_text().c_str());
+            return kExitOk;
+        }
+        comm = open_comm();
+        set_comm_timeout(kTimeoutSeconds);
+        if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
+        Patient patient(*comm);
+        patient.options = options;
+        patient.info = device::device_info(-1);
+        patient.cuda_build = !patient.info.toolkit.empty();
+        try {
+            const int exit_code = examine(patient);
+            leave(*comm, exit_code);
+            return exit_code;
+        } catch (const std::exception& error) {
+            // As in training: on its way up the device would be closed, which waits for what other ranks do not finish.
+            if (comm->world().ranks == 1) throw;
+            return end_with_error(comm.get(), error);
+        }
+    } catch (const std::exception& error) {
+        return end_with_error(comm.get(), error);
+    }
+}

@@ -1,0 +1,351 @@
+// Items of `doctor` that compute: one linear in FP8 as each recipe runs it, forward and backward, attention, and its
+// forward in FP8, by the trainer's own calls, held against the CPU operations and double precision with the bounds that
+// the tests use.
+#include <algorithm>
+#include <memory>
+
+#include "llmc/base/check.h"
+#include "llmc/commands/doctor_items.h"
+#include "llmc/model/fp8_recipe.h"
+#include "llmc/model/linear.h"
+#include "llmc/ops/reference_attention.h"
+#include "llmc/ops/reference_attention_fp8.h"
+#include "llmc/ops/reference_gemm_fp8.h"
+
+namespace {
+
+using oracle::Bound;
+using oracle::HostTensor;
+
+// A host tensor's copy in device memory.
+class OnDevice {
+public:
+    OnDevice(Ctx& ctx, const HostTensor& host) : ctx_(ctx), host_(host) {
+        memory_ = device::device_alloc(host.bytes());
+        device::copy_to_device(ctx, memory_, host.data(), host.bytes());
+        device::synchronize(ctx);
+    }
+    ~OnDevice() { device::device_free(memory_); }
+    OnDevice(const OnDevice&) = delete;
+
+    Tensor view() const { return {memory_, host_.dtype(), host_.elems()}; }
+    HostTensor download() const {
+        HostTensor result = host_;
+        device::copy_to_host(ctx_, result.data(), memory_, host_.bytes());
+        device::synchronize(ctx_);
+        return result;
+    }
+
+private:
+    Ctx& ctx_;
+    const HostTensor host_;
+    void* memory_ = nullptr;
+};
+
+// What is wrong with a result, "" if nothing. The bound must see an element that is moved by `share` of the largest;
+// `spoil` moves one.
+std::string wrong_result(const char* name, HostTensor got, const HostTensor& want, const Bound& bound, double share,
+                         bool spoil) {
+    double largest = 0;
+    for (int64_t i = 0; i < want.elems(); i++) largest = std::max(largest, std::fabs(want.get(i)));
+    const int64_t middle = want.elems() / 2;
+    if (spoil) got.set(middle, got.get(middle) + share * largest);
+    const std::string wrong = oracle::first_difference(got, want, bound);
+    if (!wrong.empty()) return std::string(name) + ": " + wrong;
+    got.set(middle, got.get(middle) + share * largest);
+    return oracle::first_difference(got, want, bound).empty() ? std::string(name) + ": its bound is blind" : "";
+}
+
+// ---- FP8
+
+// Odd, but all multiples of 16; in and out are no multiples of 128.
+constexpr int64_t kTokens = 80, kIn = 272, kOut = 144;
+
+// What quantising a tensor reads and writes, on either device.
+template <typename Place> struct Quantised {
+    Place in, slot, history, updates, largest, rowwise, transposed, rowwise_grid, transposed_grid;
+};
+struct QuantOps {
+    void (*amax)(Ctx&, const AmaxArgs&);
+    void (*update)(Ctx&, const Fp8UpdateArgs&);
+    void (*quantize)(Ctx&, const QuantizeArgs&);
+};
+constexpr QuantOps kOnDevice = {ops::amax, ops::fp8_update, ops::quantize};
+constexpr QuantOps kOnCpu = {cpu::amax, cpu::fp8_update, cpu::quantize};
+
+// (N, C) in BF16 becomes an operand as Fp8State makes one of it: with the factor of an update, its own, or blocks.
+void quantise(Ctx& ctx, const QuantOps& call, const Quantised<Tensor>& t, const RecipeRow& row, Granularity granularity,
+              int64_t N, int64_t C) {
+    auto* slot = static_cast<Fp8Slot*>(t.slot.data);
+    const bool blocks = granularity != Granularity::kTensor;
+    if (!blocks) call.amax(ctx, {.slot = slot, .in = t.in});
+    if (row.history)
+        call.update(ctx, {.slots = slot, .history = t.history.as<float>(), .updates = t.updates.as<int32_t>(),
+                          .largest = t.largest.as<float>(), .count = 1, .length = 1, .interval = 1,
+                          .most_recent = false, .state = nullptr});
+    QuantOut quant;
+    quant.rowwise = t.rowwise;
+    quant.transposed = t.transposed;
+    quant.granularity = granularity;
+    quant.scaling = row.scaling;
+    quant.slot = slot;
+    if (blocks) {
+        quant.rowwise_grid = t.rowwise_grid;
+        quant.transposed_grid = t.transposed_grid;
+    }
+    call.quantize(ctx, {.quant = quant, .in = t.in, .N = N, .C = C});
+}
+
+// x, w or dy of the linear.
+class Operand {
+public:
+    Operand(Ctx& ctx, const char* name, const RecipeRow& row, Granularity granularity, Dtype format, int64_t N,
+            int64_t C, double size)
+        : name_(name), format_(format), granularity_(granularity), N_(N), C_(C), host_(fresh(size)) {
+        quantise_twice(ctx, row);
+    }
+
+    // "" or how the device's bytes differ from the CPU's: they must be equal.
+    std::string difference() const {
+        if (!got_.rowwise.same_bits(host_.rowwise)) return name_ + " differs from the CPU's bytes";
+        if (!got_.transposed.same_bits(host_.transposed)) return name_ + " transposed differs from the CPU's bytes";
+        const bool same = same_factors(rowwise_factors(got_), rowwise_factors(host_), N_, C_)
+                          && same_factors(transposed_factors(got_), transposed_factors(host_), C_, N_);
+        return same ? "" : "factors of " + name_ + " differ from the CPU's";
+    }
+    Fp8Operand rowwise() const { return {device_->rowwise.view(), grid(device_->rowwise_grid), granularity_}; }
+    Fp8Operand transposed() const { return {device_->transposed.view(), grid(device_->transposed_grid), granularity_}; }
+    // Codes and factors for the oracle.
+    void give(HostTensor& codes, HostTensor& factors, bool turned) const {
+        codes = turned ? got_.transposed : got_.rowwise;
+        factors = turned ? transposed_factors(got_) : rowwise_factors(got_);
+    }
+
+private:
+    bool whole() const { return granularity_ == Granularity::kTensor; }
+    Tensor grid(const OnDevice& of_blocks) const {
+        return whole() ? device_->slot.view().slice(0, 1) : of_blocks.view();
+    }
+    HostTensor rowwise_factors(const Quantised<HostTensor>& q) const {
+        return whole() ? first(q.slot) : q.rowwise_grid;
+    }
+    HostTensor transposed_factors(const Quantised<HostTensor>& q) const {
+        return whole() ? first(q.slot) : q.transposed_grid;
+    }
+    static HostTensor first(const HostTensor& slot) {   // dequant_mul
+        HostTensor factor(Dtype::kFp32, 1);
+        factor.set(0, slot.get(0));
+        return factor;
+    }
+    bool same_factors(const HostTensor& a, const HostTensor& b, int64_t R, int64_t K) const {
+        for (int64_t r = 0; r < R; r++)
+            for (int64_t k = 0; k < K; k += 128) {
+                const int64_t i = oracle::grid_index(granularity_, R, K, r, k);
+                if (a.get(i) != b.get(i)) return false;
+            }
+        return true;
+    }
+    Quantised<HostTensor> fresh(double size) const {
+        auto zeros = [](Dtype dtype, int64_t elems) { return HostTensor(dtype, elems).fill(0); };
+        const uint64_t key = rng_key(11, name_);
+        return {.in = oracle::random_tensor(Dtype::kBf16, N_ * C_, key, size), .slot = zeros(Dtype::kFp32, 4),
+                .history = zeros(Dtype::kFp32, 1), .updates = zeros(Dtype::kInt32, 1),
+                .largest = zeros(Dtype::kFp32, 1).fill(fp8_largest(format_)), .rowwise = HostTensor(format_, N_ * C_),
+                .transposed = HostTensor(format_, N_ * C_),
+                .rowwise_grid = zeros(Dtype::kFp32, grid_elems(granularity_, N_, C_)),
+                .transposed_grid = zeros(Dtype::kFp32, grid_elems(granularity_, C_, N_))};
+    }
+    void quantise_twice(Ctx& ctx, const RecipeRow& row) {
+        auto& h = host_;
+        auto on = [&](const HostTensor& t) { return OnDevice(ctx, t); };
+        device_.reset(new Quantised<OnDevice>{on(h.in), on(h.slot), on(h.history), on(h.updates), on(h.largest),
+                                              on(h.rowwise), on(h.transposed), on(h.rowwise_grid),
+                                              on(h.transposed_grid)});
+        const auto& d = *device_;
+        quantise(ctx, kOnDevice, {d.in.view(), d.slot.view(), d.history.view(), d.updates.view(), d.largest.view(),
+                                  d.rowwise.view(), d.transposed.view(), d.rowwise_grid.view(),
+                                  d.transposed_grid.view()}, row, granularity_, N_, C_);
+        got_ = {.in = {}, .slot = d.slot.download(), .history = {}, .updates = {}, .largest = {},
+                .rowwise = d.rowwise.download(), .transposed = d.transposed.download(),
+                .rowwise_grid = d.rowwise_grid.download(), .transposed_grid = d.transposed_grid.download()};
+        Ctx host;
+        quantise(host, kOnCpu, {h.in.view(), h.slot.view(), h.history.view(), h.updates.view(), h.largest.view(),
+                                h.rowwise.view(), h.transposed.view(), h.rowwise_grid.view(),
+                                h.transposed_grid.view()}, row, granularity_, N_, C_);
+    }
+
+    const std::string name_;
+    const Dtype format_;
+    const Granularity granularity_;
+    const int64_t N_, C_;
+    Quantised<HostTensor> host_, got_;   // as the CPU makes it, and what the device made
+    std::unique_ptr<Quantised<OnDevice>> device_;
+};
+
+struct Pass {
+    const char* name;
+    GemmLayout layout;
+    const Operand &a, &b;
+    bool a_turned, b_turned;
+    Dtype a_format;   // of b: E4M3
+    Granularity a_granularity, b_granularity;
+    int64_t M, N, K;
+    bool fast;
+    HostTensor before;   // what D held
+};
+
+std::string wrong_pass(const Pass& pass, const HostTensor& got, bool gpu, bool spoil) {
+    oracle::Fp8Product p{.M = pass.M, .N = pass.N, .K = pass.K,
+                         .kind = {pass.a_format, Dtype::kE4m3, pass.a_granularity, pass.b_granularity},
+                         .result = got.dtype(), .layout = pass.layout,
+                         .accumulate = pass.layout == GemmLayout::kWgrad, .fast = pass.fast};
+    pass.a.give(p.a, p.a_grid, pass.a_turned);
+    pass.b.give(p.b, p.b_grid, pass.b_turned);
+    p.d = pass.before;
+    const oracle::Fp8Expected e = oracle::expected_of(p);
+    const Bound bound = gpu ? oracle::gpu_bound(p, e) : oracle::cpu_bound(p, e);
+    return wrong_result(pass.name, got, e.product, bound, pass.fast ? 1.0 / 8 : 1.0 / 16, spoil);
+}
+
+// The whole of a recipe: quantised equal to the CPU, three matmuls within their bounds, all of them in FP8.
+Finding check_recipe(Patient& patient, const RecipeRow& row, bool spoil) {
+    Ctx& ctx = patient.ctx;
+    const bool fast = row.fast_accumulation;   // as --fp8-fast-accum fprop has it
+    const Operand x(ctx, "x", row, row.x, Dtype::kE4m3, kTokens, kIn, 1.5);
+    const Operand w(ctx, "w", row, row.weight, Dtype::kE4m3, kOut, kIn, 0.02);
+    const Operand dy(ctx, "dy", row, row.dy, row.dy_format, kTokens, kOut, 3e-5);
+    for (const Operand* operand : {&x, &w, &dy})
+        if (const std::string wrong = operand->difference(); !wrong.empty())
+            return failed(wrong, "the cast to FP8 is wrong: do not train here; run make test-gpu");
+
+    const HostTensor y0(Dtype::kBf16, kTokens * kOut), dx0(Dtype::kBf16, kTokens * kIn),
+        dw0 = oracle::random_tensor(Dtype::kFp32, kOut * kIn, rng_key(11, "dw"), 1e-4);
+    const OnDevice y(ctx, y0), dx(ctx, dx0), dw(ctx, dw0);
+    const Fp8Linear fp8{.in = kIn, .out = kOut, .weight = w.rowwise(), .weight_transposed = w.transposed(),
+                        .fast_fprop = fast};
+    const Linear linear{.weight = {}, .bias = {}, .dweight = dw.view(), .dbias = {}, .in = kIn, .out = kOut,
+                        .fp8 = &fp8};
+    const LinearOperand of_x{.high = {}, .fp8 = {x.rowwise(), x.transposed()}};
+    const LinearOperand of_dy{.high = {}, .fp8 = {dy.rowwise(), dy.transposed()}};
+    const int64_t before = device::fp8_matmuls(ctx);
+    linear_forward(ctx, linear, y.view(), of_x, kTokens);
+    linear_backward(ctx, linear, dx.view(), of_dy, of_x, kTokens);
+    const int64_t executed = device::fp8_matmuls(ctx) - before;
+    if (executed != 3) return failed(strf("%lld of 3 matmuls ran in FP8", (long long)executed), "run make test-gpu");
+
+    const Pass fprop{"fprop", GemmLayout::kForward, x, w, false, false, Dtype::kE4m3, row.x, row.weight,
+                     kTokens, kOut, kIn, fast, y0};
+    const Pass dgrad{"dgrad", GemmLayout::kDgrad, dy, w, false, true, row.dy_format, row.dy, row.weight,
+                     kTokens, kIn, kOut, false, dx0};
+    const Pass wgrad{"wgrad", GemmLayout::kWgrad, dy, x, true, true, row.dy_format, row.dy, row.x,
+                     kOut, kIn, kTokens, false, dw0};
+    for (const auto& [pass, result] : {std::pair{&fprop, &y}, {&dgrad, &dx}, {&wgrad, &dw}}) {
+        const std::string wrong = wrong_pass(*pass, result->download(), patient.gpu(), spoil);
+        if (!wrong.empty()) return failed(wrong, "FP8 matmuls are wrong: do not train here; run make test-gpu");
+    }
+    return ok(strf("fprop, dgrad and wgrad of %lld x %lld x %lld%s: casts equal to the CPU's, sums within their bounds",
+                   (long long)kTokens, (long long)kOut, (long long)kIn,
+                   patient.gpu() ? "" : ", emulated by the CPU"));
+}
+
+// ---- attention
+
+std::string wrong_attention(Patient& patient, const oracle::AttentionShape& shape, bool spoil) {
+    const oracle::AttentionProblem a(shape, Dtype::kBf16);
+    const oracle::AttentionProblem::Result given = a.on_cpu(a.type), fresh = a.fresh(a.type);
+    Ctx& ctx = patient.ctx;
+    const OnDevice qkv(ctx, a.qkv), dout(ctx, a.dout), out(ctx, fresh.out), lse(ctx, fresh.lse), dqkv(ctx, fresh.dqkv),
+        delta(ctx, fresh.delta), given_out(ctx, given.out), given_lse(ctx, given.lse);
+    const OnDevice sums(ctx, HostTensor(Dtype::kFp32, device::attention_sums_elems(a.type, shape.B, shape.T, shape.NH,
+                                                                                   shape.HS)));
+    ops::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), nullptr));
+    ops::attention_backward(ctx, a.backward_args(dqkv.view(), delta.view(), dout.view(), given_out.view(),
+                                                 given_lse.view(), qkv.view(), nullptr, sums.view()));
+    device::synchronize(ctx);
+    // Tensor cores multiply with weights rounded to BF16.
+    const oracle::Reference want =
+        oracle::reference_of(a, given, patient.gpu() && oracle::on_tensor_cores(a) ? 1.01 * 0x1p-8 : 0);
+    std::string wrong;
+    auto check = [&](const char* name, const OnDevice& got, const std::vector<double>& expected,
+                     const std::vector<double>& error) {
+        if (!wrong.empty()) return;
+        HostTensor values(Dtype::kFp64, static_cast<int64_t>(expected.size()));
+        for (int64_t i = 0; i < values.elems(); i++) values.set(i, expected[static_cast<size_t>(i)]);
+        wrong = wrong_result(name, got.download(), values,
+                             [&](int64_t i) { return error[static_cast<size_t>(i)]; }, 1.0 / 16, spoil);
+    };
+    check("out", out, want.out, want.out_error);
+    check("log sum exp", lse, want.lse, want.lse_error);
+    check("dqkv", dqkv, want.dqkv, want.dqkv_error);
+    return wrong;
+}
+
+// ---- FP8 attention
+
+std::string wrong_fp8_attention(Patient& patient, const oracle::Fp8Attention& a, bool spoil) {
+    Ctx& ctx = patient.ctx;
+    const HostTensor input = a.random_qkv();
+    const oracle::Fp8Attention::Result cpu = a.on_cpu(input), fresh = a.fresh(input);
+    const OnDevice qkv(ctx, fresh.qkv), bytes(ctx, fresh.bytes), factors(ctx, fresh.factors), out(ctx, fresh.out),
+        lse(ctx, fresh.lse);
+    const Fp8Heads copies{bytes.view(), factors.view()};
+    ops::quantize_heads(ctx, a.quantize_args(copies, qkv.view(), {}));
+    ops::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), copies, nullptr));
+    if (!bytes.download().same_bits(cpu.bytes)) return "codes differ from the CPU's bytes";
+    if (!factors.download().same_bits(cpu.factors)) return "factors differ from the CPU's";
+    if (!qkv.download().same_bits(cpu.qkv)) return "qkv is not rounded to what its codes stand for";
+    const oracle::Fp8Reference want = oracle::fp8_attention_reference(a, cpu.qkv, patient.gpu());
+    const auto wrong = [&](const char* name, const OnDevice& got, const HostTensor& exact,
+                           const std::vector<double>& error) {
+        // A quarter: less than that may hide behind weights rounded to E4M3.
+        return wrong_result(name, got.download(), exact, [&](int64_t i) { return error[static_cast<size_t>(i)]; },
+                            1.0 / 4, spoil);
+    };
+    const std::string of_out = wrong("out", out, want.out, want.out_error);
+    return of_out.empty() ? wrong("log sum exp", lse, want.lse, want.lse_error) : of_out;
+}
+
+}  // namespace
+
+Findings look_at_fp8_matmuls(Patient& patient) {
+    Findings findings;
+    for (const Fp8Recipe recipe : {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
+        Fp8Plan plan;
+        plan.recipe = recipe;
+        const std::string name = std::string("FP8 ") + plan.row().name;
+        if (!patient.opened) findings.push_back(not_checked("no device"));
+        else if (!fp8_device_error(plan, patient.info).empty()) findings.push_back(not_checked("does not run here"));
+        else findings.push_back(check_recipe(patient, plan.row(), patient.spoilt("FP8 matmuls")));
+        findings.back().name = name;
+    }
+    return findings;
+}
+
+Findings look_at_attention(Patient& patient) {
+    if (!patient.opened) return {not_checked("no device")};
+    std::string kernels;
+    // The head sizes of GPT-2 and of Llama-3.
+    for (const oracle::AttentionShape& shape : {oracle::AttentionShape{1, 129, 4, 2, 64}, {2, 65, 4, 1, 128}}) {
+        const std::string wrong = wrong_attention(patient, shape, patient.spoilt("attention"));
+        if (!wrong.empty())
+            return {failed(strf("head size %lld: %s", (long long)shape.HS, wrong.c_str()),
+                           "attention is wrong: do not train here; run make test-gpu")};
+        const std::string kernel = device::attention_kernel(patient.ctx, Dtype::kBf16, shape.HS);
+        if (kernels.find(kernel) == std::string::npos) kernels += (kernels.empty() ? "" : "; ") + kernel;
+    }
+    return {ok(strf("forward and backward, head sizes 64 and 128 (%s): within their bounds", kernels.c_str()))};
+}
+
+Findings look_at_fp8_attention(Patient& patient) {
+    if (!patient.opened) return {not_checked("no device")};
+    if (const std::string reason = fp8_attention_error(patient.info); !reason.empty()) return {not_checked(reason)};
+    // More than one block of 128 keys, the last one cut off.
+    for (const oracle::Fp8Attention& a : {oracle::Fp8Attention{1, 129, 4, 2, 64}, {2, 193, 4, 1, 128}}) {
+        const std::string wrong = wrong_fp8_attention(patient, a, patient.spoilt("FP8 attention"));
+        if (!wrong.empty())
+            return {failed(strf("head size %lld: %s", (long long)a.HS, wrong.c_str()),
+                           "leave --fp8-attention out here; run make test-gpu")};
+    }
+    return {ok(strf("forward, head sizes 64 and 128: codes equal to the CPU's, sums within their bounds%s",
+                    patient.gpu() ? "" : ", emulated by the CPU"))};
+}

@@ -1,0 +1,166 @@
+#include "llmc/commands/generate.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/config/prompts.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/train/log.h"
+#include "llmc/train/sampler.h"
+
+namespace {
+
+using Prompts = std::vector<std::vector<int32_t>>;
+
+int64_t longest_text(const Prompts& prompts, const Config& config) {
+    size_t longest = 0;
+    for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
+    return static_cast<int64_t>(longest) + config.sample_tokens;
+}
+
+// The buffers and the decoder of one text; made twice, first to measure them.
+class Model {
+public:
+    Model(const Config& config, const ParamTable& table, Arena& arena)
+        : table_(table), buckets_(table_, {}, 1, INT64_MAX), fp8_(config, {}, buckets_, arena),
+          weights_(arena.take(Purpose::kWeights, config.dtype, buckets_.weight_elems())),
+          tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, config.seq_length)),
+          bad_tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, 1)),
+          decoder_(config.shape, table_, {.max_batch = 1, .max_seq = config.seq_length, .dtype = config.dtype,
+                                          .recompute = Recompute::kBlock, .fuse_gelu = false, .fp8_attention = false},
+                   arena, views(), {nullptr, config.dtype, table_.flat_elems}, fp8_),
+          sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, arena) {}
+
+    void load(Ctx& ctx, const Config& config) {
+        device::fill_bytes(ctx, weights_.data, 0, weights_.bytes());
+        device::fill_bytes(ctx, bad_tokens_.data, 0, bad_tokens_.bytes());
+        decoder_.upload_constants(ctx);
+        StateAccess access;   // masters, which only pass by
+        std::vector<bf16> rounded;
+        access.write = [&](StateKind, int index, int64_t begin, int64_t count, const void* host) {
+            const Tensor to = decoder_.weight(index).slice(begin, count);
+            const auto* values = static_cast<const float*>(host);
+            rounded.resize(static_cast<size_t>(count));
+            std::transform(values, values + count, rounded.begin(), [](float x) { return bf16(x); });
+            device::copy_to_device(ctx, to.data, config.dtype == Dtype::kBf16 ? static_cast<const void*>(rounded.data())
+                                                                              : values, to.bytes());
+            device::synchronize(ctx);
+        };
+        load_hf_weights(config.load, config.shape, table_, access, *open_single());
+    }
+
+    std::vector<int32_t> continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
+                                       uint64_t stream, int32_t* host_tokens) {
+        return sampler_.continue_text(ctx, prompt, sampling, stream,
+                                      {.device_tokens = static_cast<int32_t*>(tokens_.data),
+                                       .bad_tokens = static_cast<int32_t*>(bad_tokens_.data),
+                                       .host_tokens = host_tokens});
+    }
+
+private:
+    std::vector<Tensor> views() const {
+        std::vector<Tensor> views;
+        for (size_t i = 0; i < table_.params.size(); i++)
+            views.push_back(weights_.slice(buckets_.weight_offset(static_cast<int>(i)), table_.params[i].elems()));
+        return views;
+    }
+
+    ParamTable table_;   // with the places that buckets_ gives
+    const Buckets buckets_;
+    Fp8State fp8_;
+    const Tensor weights_, tokens_, bad_tokens_;
+    Decoder decoder_;
+    Sampler sampler_;
+};
+
+// What a run of it needs, by rehearsal.
+int64_t planned_bytes(const Config& config, const ParamTable& table) {
+    Ctx ctx;
+    ctx.rehearsal = true;
+    Arena arena;
+    Model(config, table, arena)
+        .continue_text(ctx, std::vector<int32_t>(static_cast<size_t>(config.seq_length)), {.tokens = 1}, 0, nullptr);
+    return arena.peak_bytes();
+}
+
+void print(const std::vector<int32_t>& text, TokenForm form) {
+    std::string line = tokens_text(text, form);
+    if (isatty(STDOUT_FILENO)) line = screen_text(line);
+    line += '\n';
+    std::fwrite(line.data(), 1, line.size(), stdout);
+    if (std::fflush(stdout) != 0) FAIL(kExitDisk, "standard output cannot be written: %s", std::strerror(errno));
+}
+
+// What is closed and given back at the end, whatever happens.
+struct OpenDevice {
+    Ctx ctx;
+    void* memory = nullptr;
+    void* pinned = nullptr;
+    explicit OpenDevice(int index) { device::device_open(ctx, index); }
+    ~OpenDevice() {
+        if (pinned) device::pinned_free(pinned);
+        if (memory) device::device_free(memory);
+        device::device_close(ctx);
+    }
+};
+
+void generate(Config config) {
+    const int64_t limit = config.shape.max_positions;
+    const Prompts prompts = read_prompts(config, limit, "the model's positions", true);
+    REQUIRE(!prompts.empty(), "generate needs a prompt: --prompt-ids '1 2 3', --prompt-bytes TEXT or --prompts FILE");
+    const TokenForm form = token_form(config);
+    config.seq_length = padded_length(longest_text(prompts, config), limit);
+    config.micro_batch_size = 1;
+    const ParamTable table = make_param_table(config.shape);
+    const int64_t bytes = planned_bytes(config, table);
+    OpenDevice device(0);
+    device::gemm_set_search(device.ctx, false);   // a search takes longer than a text, and its answers vary
+    device.memory = device::device_alloc(bytes);
+    device.pinned = device::pinned_alloc(config.seq_length * dtype_bytes(Dtype::kInt32));
+    Arena arena(device.memory, bytes);
+    Model model(config, table, arena);
+    model.load(device.ctx, config);
+    const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
+                            .seed = config.seed};
+    for (size_t i = 0; i < prompts.size(); i++)
+        print(model.continue_text(device.ctx, prompts[i], sampling, i, static_cast<int32_t*>(device.pinned)), form);
+}
+
+}  // namespace
+
+std::string model_directory(const std::string& path) {
+    if (is_regular_file(path + "/config.json") || !is_directory(path)) return path;
+    const std::vector<int64_t> steps = checkpoint_steps(path);
+    REQUIRE(!steps.empty(), "--load %s: has neither a config.json nor checkpoints", path.c_str());
+    return path + "/" + step_directory_name(steps.back());
+}
+
+bool asks_for_generate(int argc, const char* const* argv) { return argc > 1 && std::strcmp(argv[1], "generate") == 0; }
+
+int generate_main(int argc, const char* const* argv, const std::string& family) {
+    try {
+        std::vector<const char*> words(argv, argv + argc);
+        words.erase(words.begin() + 1);
+        const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = 1,
+                              .read_shape = [](const std::string& directory) {
+                                  return model_config_from_hf(model_directory(directory));
+                              }};
+        ParsedConfig parsed = parse_generate_config(argc - 1, words.data(), family, machine);
+        if (parsed.help) {
+            std::printf("%s", parsed.text.c_str());
+            return kExitOk;
+        }
+        parsed.config.load = model_directory(parsed.config.load);
+        std::fprintf(stderr, "weights: %s\n", parsed.config.load.c_str());
+        generate(std::move(parsed.config));
+        return kExitOk;
+    } catch (const std::exception& error) {
+        return end_with_error(nullptr, error);
+    }
+}

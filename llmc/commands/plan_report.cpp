@@ -1,0 +1,238 @@
+#include "llmc/commands/plan_report.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "llmc/perf/fp8_speedup.h"
+#include "llmc/train/log.h"
+#include "llmc/train/run_checkpoints.h"
+
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+long long ll(int64_t x) { return static_cast<long long>(x); }
+double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
+
+// The FP8 copies of one layer's queries, keys and values, with their factors.
+int64_t fp8_attention_bytes(const Config& c) {
+    const int64_t heads = c.shape.num_attention_heads + 2 * c.shape.num_query_groups;
+    return c.micro_batch_size * heads * head_blocks(c.seq_length) * (kHeadBlock * c.shape.kv_channels + 4);
+}
+
+double gemm_tflop(const PlannedGemm& g) {
+    return 2e-12 * static_cast<double>(g.shape.M) * static_cast<double>(g.shape.N) * static_cast<double>(g.shape.K)
+           * static_cast<double>(g.count);
+}
+
+// What text and JSON have in common.
+struct Figures {
+    const Gpu& gpu;
+    bool here;               // memory is that of the GPU that was found
+    int64_t memory_bytes;
+    StepTime time;
+    double flops_per_token = 0, tokens = 0;   // of a step, all ranks
+    double ms = 0, tokens_per_second = 0, mfu = 0, hours = 0;
+
+    explicit Figures(const PlannedRun& run)
+        : gpu(planned_gpu(run.config, run.device)),
+          here(run.device.sm > 0 && (run.config.gpu.empty() || find_gpu(run.device.name) == &gpu)),
+          memory_bytes(here ? run.device.memory_bytes : static_cast<int64_t>(gpu.memory_gib * kGiB)),
+          time(predict_step(run.config, run.plan, gpu)), flops_per_token(model_flops_per_token(run.config, run.table)),
+          tokens(static_cast<double>(run.config.global_batch_size * run.config.seq_length)), ms(time.total_ms()) {
+        if (ms <= 0) return;
+        tokens_per_second = tokens / (1e-3 * ms);
+        const double peak = peak_flops(gpu.device, run.config.dtype) * run.plan.ranks;
+        mfu = peak > 0 ? tokens_per_second * flops_per_token / peak : 0;
+        hours = 1e-3 * ms * static_cast<double>(run.config.train_iters) / 3600;
+    }
+    bool fits(const MemoryPlan& plan) const { return plan.arena_bytes <= memory_bytes; }
+};
+
+std::string memory_text(const PlannedRun& run, const Figures& figures) {
+    const MemoryPlan& plan = run.plan;
+    std::string text = "memory, of every rank\n";
+    for (int i = 0; i < kPurposes; i++) {
+        const int64_t bytes = plan.purpose_bytes[static_cast<size_t>(i)];
+        text += strf("  %-22s %16lld bytes %9.3f GiB\n", purpose_name(static_cast<Purpose>(i)), ll(bytes), gib(bytes));
+    }
+    text += strf("  %-22s %16lld bytes %9.3f GiB of %.1f GiB on %s%s\n", "arena", ll(plan.arena_bytes),
+                 gib(plan.arena_bytes), gib(figures.memory_bytes),
+                 figures.here ? run.device.name.c_str() : strf("%s (not here)", figures.gpu.name).c_str(),
+                 figures.fits(plan) ? ": fits" : ": DOES NOT FIT");
+    if (run.config.fp8_attention)
+        text += strf("  %-22s %16lld bytes %9.3f GiB of the scratch, for every layer in turn\n", "FP8 attention",
+                     ll(fp8_attention_bytes(run.config)), gib(fp8_attention_bytes(run.config)));
+    if (plan.save_bytes > 0)
+        text += strf("  %-22s %16lld bytes %9.3f GiB a rank, pinned in host memory\n", "checkpoints",
+                     ll(plan.save_bytes), gib(plan.save_bytes));
+    return text;
+}
+
+std::string matmul_text(const MemoryPlan& plan) {
+    std::string text = "matmuls of one step (rows are the outputs)\n";
+    text += strf("  %-8s %10s %10s %10s  %-5s %-5s %-4s %8s %12s\n", "pass", "M", "N", "K", "in", "out", "beta",
+                 "count", "TFLOP");
+    for (const PlannedGemm& g : plan.step_gemms) {
+        const GemmArgs& s = g.shape;
+        text += strf("  %-8s %10lld %10lld %10lld  %-5s %-5s %-4d %8lld %12.3f\n", layout_name(s.layout), ll(s.M),
+                     ll(s.N), ll(s.K), dtype_name(s.A.dtype), dtype_name(s.D.dtype), s.accumulate ? 1 : 0, ll(g.count),
+                     gemm_tflop(g));
+    }
+    return text;
+}
+
+// Where the rates come from.
+std::string rates_text(const Gpu& gpu) {
+    if (gpu.measured) return "rates measured on it";
+    return strf("SCALED, not measured: rates of an %s, matmuls and attention by the ratio of peaks, the rest by that "
+                "of memory bandwidths", measured_gpu().name);
+}
+
+std::string time_text(const PlannedRun& run, const Figures& figures) {
+    if (figures.ms <= 0) return "time              none is predicted for this --dtype\n";
+    std::string text = strf("time of a step    predicted for %s; %s\n", figures.gpu.name,
+                            rates_text(figures.gpu).c_str());
+    text += strf("  %-26s %10s %7s\n", "", "ms", "share");
+    for (int i = 0; i < kStepParts; i++) {
+        const double ms = figures.time.ms[static_cast<size_t>(i)];
+        if (ms > 0)
+            text += strf("  %-26s %10.3f %6.1f%%\n", step_part_name(static_cast<StepPart>(i)), ms,
+                         100 * ms / figures.ms);
+    }
+    text += strf("  %-26s %10.3f\n", "all", figures.ms);
+    if (run.plan.ranks > 1) {
+        const char* rate = run.plan.ranks > kRanksPerHost ? "a network adapter of 400 Gb/s a GPU, nominal"
+                           : figures.gpu.measured         ? "measured between two GPUs of a host"
+                                                          : "scaled from two H200 of a host by nominal rates";
+        text += strf("  communication takes %.3f ms, hidden or not: gradients %.3f, weights %.3f; %s\n",
+                     figures.time.reduce_ms + figures.time.gather_ms, figures.time.reduce_ms, figures.time.gather_ms,
+                     rate);
+    }
+    text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f a GPU, MFU %.1f %%\n", 1e-3 * figures.ms,
+                 figures.tokens_per_second, figures.tokens_per_second / run.plan.ranks, 100 * figures.mfu);
+    if (run.config.reset_attention_mask)
+        text += "  attention as if every sequence were one document (--reset-attention-mask skips what lies between)\n";
+    if (run.config.train_iters > 0)
+        text += strf("  %lld steps in %.4g hours, without evaluation and checkpoints\n",
+                     ll(run.config.train_iters), figures.hours);
+    return text;
+}
+
+std::string checkpoint_text(const PlannedRun& run) {
+    const int64_t bytes = run.plan.checkpoint_bytes, count = planned_checkpoints(run.config);
+    std::string text = strf("checkpoint        %lld bytes, %.3f GiB on disk", ll(bytes), gib(bytes));
+    if (count > 1) text += strf("; %lld of them at the end, %.3f GiB", ll(count), gib(bytes * count));
+    return text + "\n";
+}
+
+}  // namespace
+
+std::string plan_text(const PlannedRun& run) {
+    const Figures figures(run);
+    const Config& config = run.config;
+    const MemoryPlan& plan = run.plan;
+    std::string text;
+    text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
+                 static_cast<double>(run.table.param_elems) * 1e-9, ll(plan.flat_elems));
+    text += strf("numbers           %s weights, %s gradients, fp32 masters, %s moments\n", dtype_name(config.dtype),
+                 dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
+    text += memory_text(run, figures);
+    text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
+                 figures.flops_per_token * figures.tokens);
+    text += strf("ranks             %d, %lld micro-batches of %lld x %lld tokens a step and rank\n", plan.ranks,
+                 ll(config.global_batch_size / (config.micro_batch_size * plan.ranks)), ll(config.micro_batch_size),
+                 ll(config.seq_length));
+    text += strf("tokens            %.0f per step, %lld steps, %.4g in all\n", figures.tokens, ll(config.train_iters),
+                 figures.tokens * static_cast<double>(config.train_iters));
+    return text + matmul_text(plan) + communication_text(config, plan.collectives, plan.ranks, plan.buckets)
+           + fp8_dry_run_text(config, run.table, run.device) + time_text(run, figures) + checkpoint_text(run);
+}
+
+// ---- JSON ----
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json memory_json(const PlannedRun& run, const Figures& figures) {
+    Json purposes = Json::object();
+    for (int i = 0; i < kPurposes; i++)
+        purposes[purpose_name(static_cast<Purpose>(i))] = run.plan.purpose_bytes[static_cast<size_t>(i)];
+    return {{"arena_bytes", run.plan.arena_bytes}, {"purpose_bytes", purposes}, {"gpu_bytes", figures.memory_bytes},
+            {"fits", figures.fits(run.plan)}, {"pinned_host_bytes", run.plan.save_bytes}};
+}
+
+Json linears_json(const PlannedRun& run) {
+    Json list = Json::array();
+    if (run.config.fp8_recipe == Fp8Recipe::kNone) return list;
+    const Fp8Plan plan = make_fp8_plan(run.config, run.table);
+    for (const LinearPlan& linear : plan.linears) {
+        const LinearGain gain = predict_gain(run.config, plan, linear);
+        list.push_back({{"name", linear.name}, {"out", linear.out}, {"in", linear.in}, {"fp8", linear.fp8},
+                        {"bf16_ms", gain.bf16_ms}, {"fp8_ms", gain.fp8_ms}, {"gain", gain.gain()}});
+    }
+    return list;
+}
+
+Json communication_json(const PlannedRun& run, const Figures& figures) {
+    Json calls = Json::array();
+    for (const PlannedCollective& c : run.plan.collectives)
+        calls.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"calls", c.calls},
+                         {"bytes", c.bytes}, {"sent_bytes", c.sent_bytes}});
+    return {{"collectives", calls}, {"gradients_ms", figures.time.reduce_ms}, {"weights_ms", figures.time.gather_ms}};
+}
+
+Json matmuls_json(const MemoryPlan& plan) {
+    Json list = Json::array();
+    for (const PlannedGemm& g : plan.step_gemms)
+        list.push_back({{"pass", layout_name(g.shape.layout)}, {"M", g.shape.M}, {"N", g.shape.N}, {"K", g.shape.K},
+                        {"in", dtype_name(g.shape.A.dtype)}, {"out", dtype_name(g.shape.D.dtype)},
+                        {"count", g.count}, {"tflop", gemm_tflop(g)}});
+    return list;
+}
+
+Json time_json(const PlannedRun& run, const Figures& figures) {
+    if (figures.ms <= 0) return nullptr;
+    Json parts = Json::object();
+    for (int i = 0; i < kStepParts; i++)
+        parts[step_part_name(static_cast<StepPart>(i))] = figures.time.ms[static_cast<size_t>(i)];
+    Json time = {{"step_ms", figures.ms}, {"parts_ms", parts}, {"tokens_per_second", figures.tokens_per_second},
+                 {"tokens_per_second_per_gpu", figures.tokens_per_second / run.plan.ranks}, {"mfu", figures.mfu},
+                 {"hours", nullptr}};
+    if (run.config.train_iters > 0) time["hours"] = figures.hours;
+    return time;
+}
+
+}  // namespace
+
+std::string plan_json(const PlannedRun& run) {
+    const Figures figures(run);
+    const Config& config = run.config;
+    const Json json = {
+        {"type", "plan"},
+        {"config", Json::parse(config_to_json(config, run.family))},
+        {"gpu", {{"name", figures.gpu.name}, {"rates_measured", figures.gpu.measured}, {"found", figures.here},
+                 {"rates", rates_text(figures.gpu)}}},
+        {"params", run.table.param_elems},
+        {"ranks", run.plan.ranks},
+        {"tokens_per_step", config.global_batch_size * config.seq_length},
+        {"train_iters", config.train_iters},
+        {"flops_per_token", figures.flops_per_token},
+        {"memory", memory_json(run, figures)},
+        {"time", time_json(run, figures)},
+        {"communication", communication_json(run, figures)},
+        {"linears", linears_json(run)},
+        {"matmuls", matmuls_json(run.plan)},
+        {"notes", run.notes},
+        {"checkpoint", {{"bytes", run.plan.checkpoint_bytes}, {"kept", planned_checkpoints(config)}}},
+    };
+    return json.dump() + "\n";
+}
+
+std::string plan_output(const PlannedRun& run) {
+    if (run.config.json) return plan_json(run);
+    std::string text = config_to_text(run.config, run.family) + plan_text(run);
+    for (const std::string& note : run.notes) text += "note: " + note + "\n";
+    return text;
+}

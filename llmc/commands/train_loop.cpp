@@ -1,0 +1,499 @@
+#include "llmc/commands/train_loop.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "llmc/base/environment.h"
+#include "llmc/base/fault_injection.h"
+#include "llmc/base/version.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/commands/bench.h"
+#include "llmc/commands/doctor.h"
+#include "llmc/commands/generate.h"
+#include "llmc/commands/plan_report.h"
+#include "llmc/config/schedule.h"
+#include "llmc/fault/heartbeat.h"
+#include "llmc/fault/shutdown.h"
+#include "llmc/fault/watchdog.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm_benchmark.h"
+#include "llmc/parallel/rank_preflight.h"
+#include "llmc/train/fp8_monitor.h"
+#include "llmc/train/log.h"
+#include "llmc/train/rank_consistency.h"
+#include "llmc/train/run_checkpoints.h"
+#include "llmc/train/run_evaluations.h"
+#include "llmc/train/run_setup.h"
+#include "llmc/train/startup_timer.h"
+
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+// Whether there are shards without a header.
+bool has_raw(const DataLoader& data) {
+    return std::any_of(data.shards().begin(), data.shards().end(),
+                       [](const ShardInfo& shard) { return shard.format == ShardFormat::kRaw; });
+}
+
+class TrainLoop {
+public:
+    TrainLoop(ParsedConfig parsed, std::string family, std::string command, Comm& comm)
+        : comm_(comm), config_(std::move(parsed.config)), family_(std::move(family)), command_(std::move(command)),
+          idle_(std::move(parsed.idle)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
+          table_(make_param_table(config_.shape)), fp8_plan_(make_fp8_plan(config_, table_)) {}
+
+    ~TrainLoop() {
+        checkpoints_.reset();
+        on_phase({});
+        on_file_block({});
+    }
+
+    int dry_run() {
+        if (config_.train_iters == 0 && !config_.train_data.empty()) open_data();
+        const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
+        const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
+        const MemoryPlan plan = plan_memory(config_, table_, ranks);
+        std::printf("%s", plan_output({config_, family_, table_, plan, info, notes_}).c_str());
+        return kExitOk;
+    }
+
+    int run() {
+        start_.done("launch");
+        arm();
+        require_same_program(comm_);
+        open_data();
+        require_same(comm_, {{"set of options", config_to_json(config_, family_)},
+                             {"training data", train_->fingerprint_json()},
+                             {"validation data", valid_ ? valid_->fingerprint_json() : ""},
+                             {"HellaSwag file or prompts", evaluations_->fingerprint()}});
+        require_save(config_, comm_);
+        start_.done("data");
+        open_device();
+        start_.done("device");
+        start_state();
+        start_.done("weights");
+        open_log();
+        evaluations_->warm_up(evaluation_place(), resumed_);
+        if (resumed_) missed_ = evaluations_->make_up(evaluation_place(), missed_);
+        start_.done("evaluation");
+        while (step_ < config_.train_iters && train_step()) {}
+        finish();
+        return kExitOk;
+    }
+
+private:
+    // ---- start ----
+
+    // What watches and disturbs the run.
+    void arm() {
+        on_phase([this](int64_t step, Phase phase) {
+            if (phase == Phase::kBackward) faults_.in_backward(step);
+            if (phase == Phase::kEvaluation) faults_.in_evaluation();
+            if (phase == Phase::kSave) faults_.in_save();
+        });
+        on_file_block(post_slow_progress);
+        for (const std::string& fault : config_.inject) notes_.push_back("DRILL: --inject " + fault);
+        for (std::string& line : environment_differences(comm_)) notes_.push_back(std::move(line));
+    }
+
+    void open_data() {
+        train_.emplace(data_config(config_, config_.train_data, true));
+        if (!config_.valid_data.empty()) valid_.emplace(data_config(config_, config_.valid_data, false));
+        require_samples(*train_, config_.global_batch_size, "one step (--global-batch-size)");
+        if (valid_) {
+            require_samples(*valid_, config_.eval_iters * config_.micro_batch_size,
+                            "one evaluation (--eval-iters x --micro-batch-size)");
+        }
+        const double samples = config_.epochs * static_cast<double>(train_->samples_per_epoch());
+        if (config_.train_iters == 0) {
+            config_.train_iters = steps_for_samples(config_, static_cast<int64_t>(samples));
+            REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
+                    config_.epochs, (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
+            const std::vector<std::string> errors = length_errors(config_);
+            REQUIRE(errors.empty(), "%s", errors.front().c_str());
+        }
+        const std::vector<ShardInfo>& shards = train_->shards();
+        const auto counts = [](const ShardInfo& shard) { return shard.counted > 0; };
+        REQUIRE(config_.synthetic_data || std::any_of(shards.begin(), shards.end(), counts),
+                "--train-data: no token counts as a target (loss masks)");
+        const bool raw = has_raw(*train_) || (valid_ && has_raw(*valid_));
+        REQUIRE(config_.token_dtype.empty() || raw,
+                "--token-dtype %s has no effect: all shards say themselves what their tokens are",
+                config_.token_dtype.c_str());
+        evaluations_.emplace(config_, comm_, *train_, valid_ ? &*valid_ : nullptr);
+        for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
+            notes_.push_back("training data: " + line);
+        if (!valid_) return;
+        for (const std::string& line : describe_data(*valid_, config_.eval_iters * config_.micro_batch_size))
+            notes_.push_back("validation data: " + line);
+    }
+
+    void open_device() {
+        run_device_.open(notes_);
+        if (config_.check_comm)
+            for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
+        run_device_.prepare();
+        checkpoints_ = std::make_unique<RunCheckpoints>(
+            config_, family_, table_, *train_, comm_, ctx_, *trainer_,
+            [this](const char* call, const std::string&) { return faults_.disk_error(call); });
+    }
+
+    void start_state() {
+        post_phase(Phase::kLoad);
+        if (!config_.resume.empty() && resume()) return;
+        trainer_->optimizer().initialise(ctx_);
+        if (!config_.load.empty()) {
+            load_hf_weights(config_.load, config_.shape, table_, trainer_->optimizer().access(ctx_), comm_);
+            trainer_->optimizer().weights_from_masters(ctx_, true);
+        }
+    }
+
+    // False when --resume auto finds nothing to resume.
+    bool resume() {
+        const std::optional<Progress> found = checkpoints_->resume(fp8_given_, notes_);
+        if (!found) return false;
+        step_ = found->step;
+        samples_ = found->samples;
+        adam_step_ = found->adam_step;
+        skips_ = found->skips;
+        consecutive_skips_ = found->consecutive_skips;
+        missed_ = evaluations_->possible(found->missed);
+        resumed_ = true;
+        if (step_ > config_.train_iters)
+            notes_.push_back(strf("nothing is left to train: the checkpoint is of step %lld, --train-iters is %lld",
+                                  (long long)step_, (long long)config_.train_iters));
+        return true;
+    }
+
+    void open_log() {
+        const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
+        std::printf("%s%s%s", config_to_text(config_, family_).c_str(), fp8_text.c_str(),
+                    communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
+        const std::string path = comm_.root() ? config_.log_file : "";
+        const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
+        log_ = std::make_unique<RunLog>(path, resumed_, step_, missed_, other);
+        flops_per_token_ = model_flops_per_token(config_, table_);
+        plan_check_ = check_of(config_, plan_, info_);
+        log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
+                      .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
+                      .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
+                      .synthetic_data = config_.synthetic_data,
+                      .communication = plan_.collectives, .params = table_.param_elems,
+                      .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
+        notes_.push_back(attention_note());
+        if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());
+        if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
+            notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
+        for (const std::string& name : idle_) notes_.push_back("has nothing to do here: " + name);
+        for (const std::string& note : notes_) log_->event("note", note);
+    }
+
+    std::string attention_note() const {
+        const int64_t channels = config_.shape.kv_channels;
+        const bool modes = device::attention_has_modes(ctx_, config_.dtype, channels);
+        std::string text = config_.fp8_attention ? "attention: forward in E4M3, " : "attention: ";
+        text += device::attention_kernel(ctx_, config_.dtype, channels);
+        if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
+        else if (config_.attention_fast) text += "; --attention fast has no effect on it";
+        return text;
+    }
+
+    // ---- steps ----
+
+    // False, and nothing done, when one of the ranks was asked to stop: the same answer on all.
+    bool train_step() {
+        post_step(step_ + 1);
+        post_phase(Phase::kData);
+        const bool profiled = step_ + 1 >= config_.profile_first && step_ + 1 <= config_.profile_last;
+        if (profiled && step_ + 1 == config_.profile_first) device::profiler_start();
+        device::event_record(ctx_, staging_->slot(step_).begin);
+        Staging::Slot* const read = next_batch();
+        if (!read) return false;
+        Staging::Slot& slot = *read;
+        slot.staged.spoil_gradient = faults_.spoils_gradient(step_ + 1);
+        if (fp8_plan_.on() && sealed_allocations_ < 0) fp8_watch_.before_first_step(ctx_);
+        device::range_push("step");
+        trainer_->step(ctx_, slot.staged);
+        device::range_pop();
+        device::event_record(ctx_, slot.done);
+        if (profiled && step_ + 1 == config_.profile_last) {
+            device::synchronize(ctx_);
+            device::profiler_stop();
+        }
+        step_++;
+        samples_ += slot.samples;
+        slot.samples_after = samples_;
+        // One step late, so that the device never waits for the host.
+        drain();
+        pending_ = &slot;
+        prime_again_after_skip(slot);
+        seal_or_check_memory();
+        boundary();
+        return true;
+    }
+
+    // Inputs of the next step, or null when one of the ranks was asked to stop. Of a batch of which loss masks leave
+    // nothing the mean would be 0 / 0: it is passed over, and the step takes the next one.
+    Staging::Slot* next_batch() {
+        int64_t passed = 0;
+        for (;;) {
+            const int64_t count = batch_size_at(config_, samples_);
+            Staging::Slot& slot = staging_->read(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count);
+            const std::vector<int64_t> total = comm_.sum({slot.staged.counted_tokens, stop_wanted()});
+            stopping_ = total[1] > 0;
+            if ((stopping_ || total[0] > 0) && passed > 0)
+                log_->event("note", strf("step %lld: none of %lld samples has a target that counts, they are passed "
+                                         "over", (long long)(step_ + 1), (long long)passed));
+            if (stopping_) return nullptr;
+            if (total[0] > 0) {
+                staging_->set_inputs(slot, total[0], learning_rate(config_, step_));
+                return &slot;
+            }
+            passed += count;   // as many samples as two epochs hold every sample of one source, whatever their orders
+            REQUIRE(passed / 2 < train_->samples_per_epoch() && !config_.overfit_one_batch,
+                    "step %lld: none of %lld samples has a target that counts (loss masks)", (long long)(step_ + 1),
+                    (long long)passed);
+            samples_ += count;
+        }
+    }
+
+    // Infinite amaxes of a priming micro-batch would stay in the histories and keep factors from being made.
+    void prime_again_after_skip(const Staging::Slot& slot) {
+        if (trainer_->executed_micro_batches() == slot.staged.micro_batches) return;
+        drain();
+        if (!slot.staged.result->skip) return;
+        trainer_->optimizer().weights_from_masters(ctx_, true);
+        log_->event("note", "FP8: the step that primed the factors was skipped, the next one primes again");
+    }
+
+    // After the first step everything is allocated, and the arena has exactly its planned size.
+    void seal_or_check_memory() {
+        if (sealed_allocations_ < 0) {
+            drain();
+            if (fp8_plan_.on())
+                log_->event("note", fp8_watch_.after_first_step(ctx_, trainer_->executed_micro_batches()));
+            CHECK(arena_.peak_bytes() == plan_.arena_bytes, "the plan says %lld bytes, the arena used %lld",
+                  (long long)plan_.arena_bytes, (long long)arena_.peak_bytes());
+            sealed_allocations_ = device::allocation_count();
+            const std::string refused = share_matmul_plans(ctx_, comm_);
+            if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
+            start_.done("step");
+            log_->event("note", start_.text());
+            post_first_step();
+        } else if (sealed_free_bytes_ < 0) {
+            sealed_free_bytes_ = device::device_free_bytes();   // shared algorithms were loaded in the second step
+        }
+        CHECK(device::allocation_count() == sealed_allocations_, "memory was allocated after the first step");
+    }
+
+    void drain() {
+        if (pending_) report(*pending_);
+        pending_ = nullptr;
+    }
+
+    static bool due(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
+    void boundary() {
+        const bool last = step_ == config_.train_iters;
+        missed_.clear();
+        if (evaluations_->due(step_)) {
+            drain();
+            missed_ = evaluations_->run(evaluation_place());
+        }
+        if (!config_.save.empty() && (due(step_, config_.save_interval) || last)) {
+            drain();
+            save();
+        }
+        checkpoints_->poll();
+    }
+
+    void report(const Staging::Slot& slot) {
+        post_phase(Phase::kDevice);
+        device::event_wait(slot.done);
+        const StepState& result = *slot.staged.result;
+        REQUIRE(result.bad_tokens == 0, "step %lld: %d token ids lie outside the vocabulary of %lld",
+                (long long)(slot.step + 1), result.bad_tokens, (long long)config_.shape.vocab_size);
+        StepRecord r;
+        r.step = slot.step + 1;
+        r.train_iters = config_.train_iters;
+        r.loss = result.loss_sum / static_cast<double>(slot.staged.counted_tokens);
+        r.grad_norm = static_cast<double>(result.grad_norm);
+        r.grad_mul = static_cast<double>(result.grad_mul);
+        r.lr = slot.staged.lr;
+        r.step_seconds = static_cast<double>(device::event_elapsed_ms(slot.begin, slot.done)) * 1e-3;
+        if (slot.comm_timer) r.exposed_comm_seconds = slot.comm_timer->seconds();
+        r.samples_per_second = static_cast<double>(slot.samples) / r.step_seconds;
+        r.tokens_per_second = r.samples_per_second * static_cast<double>(config_.seq_length);
+        const double peak = peak_flops(info_.name, config_.dtype) * comm_.world().ranks;
+        r.mfu = peak > 0 ? r.tokens_per_second * flops_per_token_ / peak : -1;
+        r.memory_gib = static_cast<double>(used_bytes_) / kGiB;
+        r.samples = slot.samples_after;
+        r.tokens = r.samples * config_.seq_length;
+        r.counted_tokens = slot.staged.counted_tokens;
+        r.skipped = result.skip != 0;
+        r.synthetic = config_.synthetic_data;
+        adam_step_ = result.adam_step;
+        consecutive_skips_ = r.skipped ? consecutive_skips_ + 1 : 0;
+        skips_ += r.skipped ? 1 : 0;
+        r.skips = skips_;
+        r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
+        if (slot.staged.check_fp8) check_factors(comm_, trainer_->fp8(), slot.staged.fp8_report, r.step);
+        if (slot.staged.count_fp8 || r.skipped) gather_fp8_report(slot);
+        report_wire(*log_, comm_, slot.staged, r.step);
+        fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
+        log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
+        check_plan(slot, 1e3 * r.step_seconds);
+        if (consecutive_skips_ > config_.max_skips) {
+            FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips "
+                 "%lld); lower --lr, or start from an earlier checkpoint's weights (--load) with another --seed",
+                 (long long)r.step, (long long)consecutive_skips_, (long long)config_.max_skips);
+        }
+    }
+
+    // Steps of a batch size that is still rising are not those that were planned.
+    void check_plan(const Staging::Slot& slot, double ms) {
+        if (slot.samples != config_.global_batch_size || !plan_check_.add(slot.step + 1, ms)) return;
+        log_->plan({.step = slot.step + 1, .predicted_ms = plan_check_.predicted_ms(),
+                    .measured_ms = plan_check_.measured_ms(), .planned_bytes = plan_.arena_bytes,
+                    .used_bytes = used_bytes_, .text = plan_check_.text()});
+    }
+
+    // Counts and amaxes of all ranks; the same steps on every rank.
+    void gather_fp8_report(const Staging::Slot& slot) {
+        const Fp8State& fp8 = trainer_->fp8();
+        if (!fp8.on() || comm_.world().ranks == 1) return;
+        const auto* mine = static_cast<const char*>(slot.staged.fp8_report);
+        const auto all = comm_.gather(std::string(mine, static_cast<size_t>(fp8.report_bytes())));
+        for (size_t rank = 0; rank < all.size(); rank++)
+            if (static_cast<int>(rank) != comm_.world().rank)
+                fp8.merge_report(slot.staged.fp8_report, all[rank].data());
+    }
+
+    // Mean of the last 20 steps, for the ETA.
+    double seconds_per_step(double latest) {
+        recent_.push_back(latest);
+        if (recent_.size() > 20) recent_.pop_front();
+        double sum = 0;
+        for (double s : recent_) sum += s;
+        return sum / static_cast<double>(recent_.size());
+    }
+
+    // ---- evaluation, checkpoints ----
+
+    // With the host memory of the step that is not in flight; the pending step was drained before.
+    RunEvaluations::Place evaluation_place() {
+        return {.ctx = ctx_, .trainer = *trainer_, .staging = staging_->slot(step_).staged, .log = *log_,
+                .step = step_};
+    }
+
+    void save() {
+        checkpoints_->save({.step = step_, .samples = samples_, .adam_step = adam_step_, .skips = skips_,
+                            .consecutive_skips = consecutive_skips_, .missed = missed_}, *log_);
+    }
+
+    // A library that took memory behind our back, or a neighbour on the same GPU.
+    void report_memory_growth() {
+        const int64_t grown = sealed_free_bytes_ - device::device_free_bytes();
+        if (info_.sm > 0 && sealed_free_bytes_ >= 0 && grown > 0)
+            log_->event("warning", strf("free device memory fell by %lld bytes since the second step",
+                                        (long long)grown));
+    }
+
+    void finish() {
+        drain();
+        report_memory_growth();
+        if (step_ > 0) save();
+        checkpoints_->finish();
+        const long long steps = step_;
+        const std::string why = stop_wanted() ? stop_reason() : "stop of another rank";
+        if (!missed_.empty() && !config_.save.empty())
+            log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run makes it up", steps));
+        log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
+                                      : strf("finished %lld steps", steps));
+    }
+
+    Comm& comm_;
+    Config config_;
+    const std::string family_, command_;
+    const std::vector<std::string> idle_;
+    const bool fp8_given_;
+    std::vector<std::string> notes_;
+    const ParamTable table_;
+    Faults faults_{config_.inject, comm_.world().rank};
+    const Fp8Plan fp8_plan_;              // what the options ask for
+    Fp8Watch fp8_watch_{config_, fp8_plan_};
+    RunDevice run_device_{config_, table_, comm_};
+    Ctx& ctx_ = run_device_.ctx;
+    const DeviceInfo& info_ = run_device_.info;
+    const MemoryPlan& plan_ = run_device_.plan;
+    const Arena& arena_ = run_device_.arena;
+    const int64_t& used_bytes_ = run_device_.used_bytes;
+    std::unique_ptr<Trainer>& trainer_ = run_device_.trainer;
+    std::unique_ptr<Staging>& staging_ = run_device_.staging;
+    std::optional<DataLoader> train_, valid_;
+    std::optional<RunEvaluations> evaluations_;
+    std::unique_ptr<RunCheckpoints> checkpoints_;
+    std::unique_ptr<RunLog> log_;
+    double flops_per_token_ = 0;
+    StepTimeCheck plan_check_;
+    bool resumed_ = false, stopping_ = false;
+    int64_t step_ = 0;                    // steps enqueued
+    int64_t samples_ = 0;                 // the data cursor
+    int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
+    std::vector<std::string> missed_;     // evaluations of step_ that a stop cut short
+    int64_t sealed_allocations_ = -1;     // allocation count after the first step
+    int64_t sealed_free_bytes_ = -1;      // free device memory after the second one
+    const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet
+    StartTimes start_;
+    std::deque<double> recent_;
+};
+
+}  // namespace
+
+int train_main(int argc, const char* const* argv, const std::string& family) {
+    if (asks_for_doctor(argc, argv)) return doctor_main(argc, argv);
+    if (asks_for_generate(argc, argv)) return generate_main(argc, argv, family);
+    std::unique_ptr<Comm> comm;
+    catch_stop_signals();
+    try {
+        comm = open_comm();
+        const int ranks = comm->world().ranks;
+        if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
+        const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = ranks,
+                              .read_shape = model_config_from_hf};
+        std::vector<const char*> words(argv, argv + argc);
+        if (asks_for_plan(argc, argv)) words[1] = "--dry-run";
+        std::optional<BenchOptions> bench;
+        if (asks_for_bench(argc, argv)) bench = take_bench_options(words);
+        ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), family, machine);
+        if (parsed.help) {
+            std::printf("%s", bench ? bench_help_text(family).c_str() : parsed.text.c_str());
+            return kExitOk;
+        }
+        for (std::string& line : environment_lines(ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
+        std::string command;
+        for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
+        set_comm_timeout(parsed.config.comm_timeout);
+        stop_after(parsed.config.exit_duration_in_mins);
+        const bool dry_run = parsed.config.dry_run;
+        std::optional<TrainLoop> loop;
+        std::optional<BenchRun> measured;
+        if (bench) measured.emplace(std::move(parsed), *bench, family, *comm);
+        else loop.emplace(std::move(parsed), family, command, *comm);
+        try {
+            const int exit_code = bench ? measured->run() : dry_run ? loop->dry_run() : loop->run();
+            leave_outcome(exit_code);
+            return exit_code;
+        } catch (const std::exception& error) {
+            // On its way up the device would be closed, which waits for what other ranks do not finish any more.
+            if (ranks == 1) throw;
+            return end_with_error(comm.get(), error);
+        }
+    } catch (const std::exception& error) {
+        return end_with_error(comm.get(), error);
+    }
+}

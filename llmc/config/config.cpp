@@ -1,0 +1,441 @@
+#include "llmc/config/config.h"
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <tuple>
+
+// Its own parser instead of std::regex, which neither takes newlines in values nor compiles cleanly under ASan.
+#ifndef CXXOPTS_NO_REGEX
+#define CXXOPTS_NO_REGEX
+#endif
+#include <cxxopts.hpp>
+
+#include "llmc/base/check.h"
+#include "llmc/base/files.h"
+#include "llmc/base/nearest.h"
+#include "llmc/config/config_table.h"
+
+namespace {
+
+// A value that the user gave, and how to name its place in an error.
+struct Setting {
+    Json value;
+    std::string where;   // "--lr" or "run.json: lr"
+};
+using Settings = std::map<std::string, Setting>;   // by option name
+
+std::string dashes(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    return name;
+}
+
+// ---- names ----
+
+std::vector<std::string> option_names() {
+    std::vector<std::string> names = {"config", "help"};
+    for (const OptionRow& row : option_table()) names.push_back(row.name);
+    for (const Spelling& spelling : spellings()) names.push_back(spelling.name);
+    return names;
+}
+
+bool is_option(const std::string& name) { return name == "config" || name == "help" || find_option(name); }
+
+// The table's name for a one-dash option of llm.c; no name of ours where it has none.
+std::string llmc_option(const std::string& option) {
+    if (option == "-h") return "help";
+    for (const OptionRow& row : option_table())
+        if (row.llmc && option == row.llmc) return row.name;
+    return option;
+}
+
+// "fp8-param-gather" and whether it is on, as the option and value it stands for here.
+std::pair<std::string, std::string> respell(const Spelling& spelling, const Json& on, const std::string& where,
+                                            std::vector<std::string>* notes) {
+    REQUIRE(on.is_boolean(), "%s %s: must be true or false", where.c_str(), json_text(on).c_str());
+    const std::string value = on.get<bool>() ? spelling.when_true : spelling.when_false;
+    notes->push_back(strf("%s%s is --%s %s", where.c_str(), on.get<bool>() ? "" : " false", spelling.option,
+                          value.c_str()));
+    return {spelling.option, value};
+}
+
+// ---- command line ----
+
+// The command line in the spelling that cxxopts reads: names with dashes, llm.c's options by their long names,
+// and one --option=value for each word of a list, so that a glob which the shell expanded works.
+std::vector<std::string> normalise(int argc, const char* const* argv, std::vector<std::string>* notes) {
+    std::vector<std::string> words = {argc > 0 ? argv[0] : "train"};
+    std::string list;        // the list option that bare words belong to
+    bool list_empty = false;
+    auto end_list = [&] { REQUIRE(!list_empty, "--%s needs a value", list.c_str()); };
+    for (int i = 1; i < argc; i++) {
+        std::string word = argv[i];
+        const bool dash = word.size() > 1 && word[0] == '-';
+        const bool is_long = dash && word.size() > 2 && word[1] == '-';
+        const bool is_short = dash && std::isalpha(static_cast<unsigned char>(word[1]));
+        if (!is_long && !is_short) {
+            words.push_back(list.empty() ? word : "--" + list + "=" + word);
+            list_empty = false;
+            continue;
+        }
+        end_list();
+        std::string option = word.substr(0, word.find('='));
+        std::string value = word.substr(option.size());
+        std::string name = is_long ? dashes(option.substr(2)) : llmc_option(option);
+        if (const Spelling* spelling = find_spelling(name)) {
+            const Json on = value.empty() ? Json(true) : parse_flag(value.substr(1));
+            std::tie(name, value) = respell(*spelling, on, option, notes);
+            value = "=" + value;
+        }
+        if (!is_option(name)) {
+            const bool next = value.empty() && i + 1 < argc && argv[i + 1][0] != '-';
+            fail_unknown_option(option, dashes(option.substr(is_long ? 2 : 1)),
+                                next ? argv[i + 1] : value.substr(value.empty() ? 0 : 1), option_names());
+        }
+        if (is_short) notes->push_back(option + " is --" + name);
+        const OptionRow* row = find_option(name);
+        list = row && row->value.list ? name : "";
+        list_empty = !list.empty() && value.empty();
+        if (!list_empty) words.push_back("--" + name + value);
+    }
+    end_list();
+    return words;
+}
+
+struct CommandLine {
+    std::vector<std::pair<std::string, std::string>> options;   // name, value as text, in order
+    bool help = false;
+};
+
+CommandLine read_command_line(const std::vector<std::string>& words) {
+    cxxopts::Options options("train");
+    auto add = options.add_options();
+    auto flag_value = [] { return cxxopts::value<std::string>()->implicit_value("true"); };
+    add("config", "", cxxopts::value<std::string>())("help", "", flag_value());
+    for (const OptionRow& row : option_table())
+        add(row.name, "", row.value.flag ? flag_value() : cxxopts::value<std::string>());
+
+    std::vector<const char*> argv;
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    CommandLine line;
+    try {
+        cxxopts::ParseResult result = options.parse(static_cast<int>(argv.size()), argv.data());
+        for (const cxxopts::KeyValue& pair : result.arguments()) {
+            line.help = line.help || pair.key() == "help";
+            // "--lr --min-lr 0" makes cxxopts take the second option for the value of the first.
+            REQUIRE(pair.value().substr(0, 2) != "--" || !is_option(dashes(pair.value().substr(2))),
+                    "--%s needs a value", pair.key().c_str());
+            line.options.emplace_back(pair.key(), pair.value());
+        }
+        REQUIRE(result.unmatched().empty(),
+                "unexpected word \"%s\": a value follows its option; true-or-false options take "
+                "--option=false", result.unmatched()[0].c_str());
+    } catch (const cxxopts::exceptions::missing_argument&) {
+        FAIL(kExitBadInput, "%s needs a value", words.back().c_str());
+    } catch (const cxxopts::exceptions::exception& error) {
+        FAIL(kExitBadInput, "command line: %s", error.what());
+    }
+    return line;
+}
+
+void collect_command_line(const CommandLine& line, Settings& settings) {
+    std::set<std::string> seen;   // a list on the command line replaces that of the file
+    for (const auto& [name, word] : line.options) {
+        const OptionRow* row = find_option(name);
+        if (!row) continue;
+        Json value = row->value.parse(word);
+        if (row->value.list) {
+            Json words = seen.count(name) ? settings[name].value : Json::array();
+            words.push_back(value);
+            value = words;
+        }
+        seen.insert(name);
+        settings[name] = {value, "--" + name};
+    }
+}
+
+// ---- JSON file ----
+
+Json read_json_object(const std::string& path) {
+    std::ifstream file(path);
+    REQUIRE(file, "--config %s: cannot be read", path.c_str());
+    REQUIRE(!is_directory(path), "--config %s: a folder, not a JSON file", path.c_str());
+    std::stringstream text;
+    text << file.rdbuf();
+    std::set<std::string> keys;
+    auto no_key_twice = [&](int, Json::parse_event_t event, Json& key) {
+        if (event == Json::parse_event_t::key)
+            REQUIRE(keys.insert(dashes(key.get<std::string>())).second, "%s: \"%s\" is there twice",
+                    path.c_str(), key.get<std::string>().c_str());
+        return true;
+    };
+    try {
+        Json object = Json::parse(text.str(), no_key_twice, true, true);   // comments are allowed
+        REQUIRE(object.is_object(), "%s: not a JSON object {\"option\": value, ...}", path.c_str());
+        return object;
+    } catch (const Json::exception& error) {
+        FAIL(kExitBadInput, "%s: not JSON: %s%s", path.c_str(), error.what(),
+             path.size() > 5 && path.substr(path.size() - 5) == ".json"
+                 ? "" : "; scripts/import_config makes JSON of another trainer's YAML or script");
+    }
+}
+
+// The one key of the H200 guide's YAML files that is no option here, "use_fp8"; its other fp8_* keys are options.
+void collect_use_fp8(const std::string& path, const Json& value, bool recipe_beside, Settings& settings,
+                     std::vector<std::string>* notes) {
+    REQUIRE(value.is_boolean(), "%s: use_fp8 %s: must be true or false", path.c_str(), json_text(value).c_str());
+    const char* on = value.get<bool>() ? "true" : "false";
+    Setting& recipe = settings["fp8-recipe"];
+    if (!recipe_beside) recipe = {value.get<bool>() ? "delayed" : "none", path + ": use_fp8"};
+    const std::string word = json_text(recipe.value);
+    REQUIRE(value.get<bool>() == (json_choice(recipe.value, {"none"}) < 0),
+            "%s: \"use_fp8\": %s contradicts \"fp8_recipe\": \"%s\"", path.c_str(), on, word.c_str());
+    notes->push_back(strf("%s: use_fp8 %s is --fp8-recipe %s", path.c_str(), on, word.c_str()));
+}
+
+void collect_file(const std::string& path, Settings& settings, std::vector<std::string>* notes) {
+    const Json object = read_json_object(path);
+    const Json* use_fp8 = nullptr;
+    bool recipe_beside = false;
+    for (const auto& [key, value] : object.items()) {
+        std::string name = dashes(key);
+        if (name == "use-fp8") {
+            use_fp8 = &value;
+            continue;
+        }
+        REQUIRE(name != "config" && name != "help", "%s: \"%s\" belongs on the command line", path.c_str(),
+                key.c_str());
+        if (const Spelling* spelling = find_spelling(name)) {
+            const auto [option, word] = respell(*spelling, value, path + ": " + name, notes);
+            settings[option] = {find_option(option)->value.parse(word), path + ": " + name};
+            continue;
+        }
+        if (!find_option(name)) fail_unknown_key(path, key, name, object, option_names());
+        settings[name] = {value, path + ": " + name};
+        recipe_beside = recipe_beside || name == "fp8-recipe";
+    }
+    if (use_fp8) collect_use_fp8(path, *use_fp8, recipe_beside, settings, notes);
+}
+
+// ---- from settings to a configuration ----
+
+const ModelPreset& chosen_preset(const Settings& settings, const std::string& family) {
+    const OptionRow& row = *find_option("model");
+    std::string fallback = family == "llama" && row.fallback_llama ? row.fallback_llama : row.fallback;
+    auto found = settings.find("model");
+    std::string name = found == settings.end() ? fallback : json_text(found->second.value);
+    const ModelPreset* preset = find_model_preset(name);
+    std::vector<std::string> names;
+    for (const ModelPreset& p : model_presets())
+        if (p.family == family) names.push_back(p.name);
+    CHECK(!names.empty(), "no preset of family %s", family.c_str());
+    REQUIRE(preset, "--model %s: unknown; did you mean %s? (%s)", name.c_str(), nearest(name, names).c_str(),
+            choices_text(names).c_str());
+    REQUIRE(preset->family == family, "--model %s is for train_%s; here: %s", name.c_str(), preset->family,
+            choices_text(names).c_str());
+    return *preset;
+}
+
+Config defaults_of(const ModelPreset& preset) {
+    Config config;
+    config.shape = preset.config;
+    bool llama = std::string(preset.family) == "llama";
+    for (const OptionRow& row : option_table()) {
+        const char* word = llama && row.fallback_llama ? row.fallback_llama : row.fallback;
+        if (!word) continue;
+        CHECK(row.value.set(config, row.value.parse(word)), "default %s of --%s is not %s", word, row.name,
+              row.value.expects.c_str());
+    }
+    config.model = preset.name;
+    return config;
+}
+
+// A dry run may be that of more ranks than were started.
+int ranks_of(const Config& config, const Machine& machine) {
+    return config.dry_run && config.ranks > 0 ? static_cast<int>(config.ranks) : machine.ranks;
+}
+
+// The configuration without judging it: values of the user over defaults. With --load and no --model, the
+// directory says the shape.
+Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine) {
+    Config config = defaults_of(preset);
+    Given given;
+    auto load = settings.find("load");
+    if (load != settings.end() && !settings.count("model") && machine.read_shape)
+        config.shape = machine.read_shape(json_text(load->second.value));
+    for (const OptionRow& row : option_table()) {
+        auto found = settings.find(row.name);
+        if (found == settings.end()) continue;
+        given.names.insert(row.name);
+        const Setting& setting = found->second;
+        const char* reason = row.refused ? row.refused(setting.value) : nullptr;
+        REQUIRE(!reason, "%s %s: %s", setting.where.c_str(), json_text(setting.value).c_str(), reason);
+        REQUIRE(row.value.set(config, setting.value), "%s %s: must be %s", setting.where.c_str(),
+                json_text(setting.value).c_str(), row.value.expects.c_str());
+    }
+    given.ranks = ranks_of(config, machine);
+    for (const OptionRow& row : option_table())
+        if (row.derive && !given.has(row.name)) row.derive(config, given);
+    return config;
+}
+
+const char* why_inert(const OptionRow& row, const Config& config) {
+    return row.inert ? row.inert(config) : nullptr;
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+    std::string text;
+    for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
+    return text;
+}
+
+void judge(const Settings& settings, const Config& config, int ranks) {
+    for (const OptionRow& row : option_table()) {
+        auto found = settings.find(row.name);
+        if (found == settings.end()) continue;
+        if (const char* reason = why_inert(row, config))
+            FAIL(kExitBadInput, "%s has no effect: %s", found->second.where.c_str(), reason);
+    }
+    std::vector<std::string> errors = model_config_errors(config.shape);
+    if (errors.empty()) errors = config_errors(config, ranks);
+    REQUIRE(errors.empty(), "%s", joined(errors).c_str());
+}
+
+// A model and weights that were both named must agree, before anything is allocated for them.
+void require_loaded_shape(const Config& config, const Machine& machine) {
+    if (config.load.empty() || !machine.read_shape) return;
+    Config loaded = config;
+    loaded.shape = machine.read_shape(config.load);
+    loaded.shape.init_std = config.shape.init_std;   // not a property of finished weights
+    if (config.shape.position == PositionEmbedding::kRope)   // nor is how long a rope model's texts may be
+        loaded.shape.max_positions = std::max(loaded.shape.max_positions, config.shape.max_positions);
+    for (const OptionRow& row : option_table()) {
+        const Json asked = row.value.get(config), found = row.value.get(loaded);
+        REQUIRE(asked == found, "--%s is %s, and the model in %s has %s: leave out --model and the shape "
+                "options to take over its shape", row.name, json_text(asked).c_str(), config.load.c_str(),
+                json_text(found).c_str());
+    }
+}
+
+// What acts, as name and value, in table order.
+std::vector<std::pair<const OptionRow*, Json>> acting(const Config& config) {
+    std::vector<std::pair<const OptionRow*, Json>> values;
+    for (const OptionRow& row : option_table()) {
+        Json value = row.value.get(config);
+        if (!value.is_null() && !why_inert(row, config)) values.emplace_back(&row, value);
+    }
+    return values;
+}
+
+}  // namespace
+
+ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
+                          const Machine& machine) {
+    ParsedConfig parsed;
+    CommandLine line = read_command_line(normalise(argc, argv, &parsed.notes));
+    Settings settings;
+    for (const auto& [name, word] : line.options)
+        if (name == "config") collect_file(word, settings, &parsed.notes);
+    collect_command_line(line, settings);
+
+    const ModelPreset& preset = chosen_preset(settings, family);
+    if (line.help) {
+        parsed.help = true;
+        parsed.text = help_text(resolve({}, preset, machine), family);
+        return parsed;
+    }
+    parsed.config = resolve(settings, preset, machine);
+    parsed.fp8_given = settings.count("fp8-recipe") || settings.count("fp8-format");
+    const int ranks = ranks_of(parsed.config, machine);
+    judge(settings, parsed.config, ranks);
+    require_loaded_shape(parsed.config, machine);
+    for (std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(std::move(line));
+    for (const OptionRow& row : option_table()) {
+        if (!settings.count(row.name)) continue;
+        const std::string name = "--" + std::string(row.name);
+        if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + ": nothing to do without a GPU");
+        if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + ": nothing to do with one rank");
+    }
+    return parsed;
+}
+
+ParsedConfig parse_generate_config(int argc, const char* const* argv, const std::string& family,
+                                   const Machine& machine) {
+    ParsedConfig parsed;
+    const CommandLine line = read_command_line(normalise(argc, argv, &parsed.notes));
+    const std::vector<std::string>& known = generate_options();
+    for (const auto& [name, word] : line.options)
+        REQUIRE(name == "help" || std::find(known.begin(), known.end(), name) != known.end(),
+                "generate has no option --%s, it is for training: generate --help", name.c_str());
+    Settings settings;
+    collect_command_line(line, settings);
+    const Settings none;
+    const ModelPreset& preset = chosen_preset(none, family);
+    parsed.help = line.help;
+    if (line.help) {
+        parsed.text = generate_help_text(resolve({}, preset, machine), family);
+        return parsed;
+    }
+    REQUIRE(settings.count("load"), "generate needs --load DIR, a checkpoint or a Hugging Face model");
+    parsed.config = resolve(settings, preset, machine);
+    if (machine.read_shape) parsed.config.shape = machine.read_shape(parsed.config.load);   // nothing of the preset
+    parsed.config.sample_every = 1;   // what is said of samples holds
+    for (const std::string& name : known)
+        if (const char* reason = settings.count(name) ? why_inert(*find_option(name), parsed.config) : nullptr)
+            FAIL(kExitBadInput, "--%s has no effect: %s", name.c_str(), reason);
+    const std::vector<std::string> errors = model_config_errors(parsed.config.shape);
+    REQUIRE(errors.empty(), "%s", joined(errors).c_str());
+    return parsed;
+}
+
+std::string config_to_json(const Config& config, const std::string&) {
+    nlohmann::ordered_json object = nlohmann::ordered_json::object();
+    for (const auto& [row, value] : acting(config)) object[row->name] = value;
+    return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string config_to_text(const Config& config, const std::string&) {
+    std::string text;
+    auto values = acting(config);
+    for (size_t group = 0; group < std::size(kOptionGroupTitles); group++) {
+        text += std::string(kOptionGroupTitles[group]) + "\n";
+        for (const auto& [row, value] : values)
+            if (row->group == static_cast<OptionGroup>(group) && !json_text(value).empty())
+                text += strf("  %s = %s\n", row->name, json_text(value).c_str());
+    }
+    return text;
+}
+
+ConfigDiff config_diff(const std::string& saved_json, const Config& config, const std::string& family) {
+    Json saved = Json::parse(saved_json, nullptr, false);
+    REQUIRE(saved.is_object(), "the checkpoint's options are not a JSON object");
+    const ModelPreset* preset = find_model_preset(config.model);
+    CHECK(preset && preset->family == family, "configuration of family %s has model %s", family.c_str(),
+          config.model.c_str());
+    Config plain = resolve({}, *preset, {});
+    ConfigDiff diff;
+    auto add = [&](const OptionRow& row, const std::string& before, const std::string& now) {
+        auto& lines = row.on_resume == OnResume::kMustMatch ? diff.must_match : diff.changed;
+        const auto shown = [](const std::string& value) { return value.empty() ? "empty" : value.c_str(); };
+        lines.push_back(strf("--%s: %s in the checkpoint, %s now", row.name, shown(before), shown(now)));
+    };
+    for (const OptionRow& row : option_table()) {
+        if (row.on_resume == OnResume::kSilent) continue;
+        Json now = why_inert(row, config) ? Json() : row.value.get(config);
+        bool was_acting = saved.contains(row.name);
+        if (was_acting && !now.is_null() && saved[row.name] != now)
+            add(row, json_text(saved[row.name]), json_text(now));
+        // Left out then (without effect, or newer than the checkpoint) or now: its default changes nothing.
+        if (!was_acting && !now.is_null() && now != row.value.get(plain)) add(row, "not set", json_text(now));
+        if (was_acting && now.is_null() && row.on_resume == OnResume::kMustMatch
+            && saved[row.name] != row.value.get(plain))
+            add(row, json_text(saved[row.name]), "not set");
+    }
+    for (const auto& [name, value] : saved.items())
+        if (!find_option(name))
+            diff.changed.push_back(strf("%s: %s in the checkpoint, unknown to this version", name.c_str(),
+                                        json_text(value).c_str()));
+    return diff;
+}

@@ -1,0 +1,455 @@
+#include "llmc/config/config_table.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "llmc/base/check.h"
+
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr Range kNotNegative{.low = 0, .high = kInf};
+constexpr Range kInsideUnit{.low = 0, .high = 1, .low_open = true, .high_open = true};
+constexpr Range kBeta{.low = 0, .high = 1, .low_open = false, .high_open = true};
+
+// ---- why an option has no effect ----
+
+const char* unless(bool acts, const char* reason) { return acts ? nullptr : reason; }
+
+bool is_rope(const Config& c) { return c.shape.position == PositionEmbedding::kRope; }
+bool resumes_directory(const Config& c) { return !c.resume.empty() && c.resume != "auto"; }
+
+const char* no_rope(const Config& c) {
+    return unless(is_rope(c), "positions are learned (--position-embedding-type learned_absolute)");
+}
+const char* no_rope_scaling(const Config& c) {
+    if (!is_rope(c)) return no_rope(c);
+    return unless(c.shape.rope_scaling.factor > 0, "rope is not scaled (--rope-scaling-factor 0)");
+}
+const char* no_validation(const Config& c) {
+    return unless(!c.valid_data.empty(), "there is no --valid-data to evaluate on");
+}
+const char* no_hellaswag(const Config& c) {
+    return unless(!c.hellaswag_data.empty(), "there is no --hellaswag-data");
+}
+const char* no_save(const Config& c) {
+    return unless(!c.save.empty(), "no checkpoint is written without --save");
+}
+const char* no_decay(const Config& c) {
+    return unless(c.lr_decay_style != LrDecay::kConstant, "--lr-decay-style constant does not decay");
+}
+const char* no_wsd(const Config& c) {
+    return unless(c.lr_decay_style == LrDecay::kWsd, "only --lr-decay-style wsd has a final decay");
+}
+const char* no_fusable_gelu(const Config& c) {
+    if (c.shape.activation == Activation::kSwiglu) return "the activation is swiglu, there is no gelu";
+    if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the FP8 copies";
+    return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu by itself, twice");
+}
+const char* no_attention_modes(const Config& c) {
+    if (c.dtype != Dtype::kBf16) return "--dtype fp32: the plain attention kernels add in one order only";
+    const int64_t channels = c.shape.kv_channels;
+    return unless(channels == 64 || channels == 128, "the plain attention kernels add in one order only; 64 and 128 "
+                                                     "channels a head (--kv-channels) have others");
+}
+const char* no_plan(const Config& c) { return unless(c.dry_run, "only plan (--dry-run) reads it"); }
+const char* no_initial_weights(const Config& c) {
+    if (resumes_directory(c)) return "--resume restores the weights";
+    return unless(c.load.empty(), "--load brings the weights");
+}
+const char* no_train_iters(const Config& c) {
+    if (c.epochs > 0) return "--epochs sets the length of the run";
+    return unless(c.train_iters > 0, "0 steps are no length of a run");
+}
+const char* no_epochs(const Config& c) {
+    if (c.synthetic_data) return "--synthetic-data has no end: give --train-iters";
+    return unless(c.epochs > 0, "0 epochs are no length of a run");
+}
+const char* no_shards(const Config& c) {
+    return unless(!c.synthetic_data, "--synthetic-data draws tokens from the seed and reads no shards");
+}
+const char* weights_from_resume(const Config& c) {
+    return unless(!resumes_directory(c), "--resume restores the weights");
+}
+
+// ---- defaults that follow from other options ----
+
+// Megatron's widths for a reshaped model: 4C, or two thirds of it where swiglu has a third matrix.
+void derive_ffn(Config& c, const Given& given) {
+    if (!given.has("hidden-size") && !given.has("swiglu")) return;
+    bool swiglu = c.shape.activation == Activation::kSwiglu;
+    c.shape.ffn_hidden_size = swiglu ? std::max<int64_t>(c.shape.hidden_size * 8 / 3 / 64 * 64, 64)
+                                     : c.shape.hidden_size * 4;
+}
+
+void derive_groups(Config& c, const Given& given) {
+    const ModelConfig& preset = find_model_preset(c.model)->config;
+    bool grouped = preset.num_query_groups != preset.num_attention_heads;
+    if (given.has("num-attention-heads") && !grouped) c.shape.num_query_groups = c.shape.num_attention_heads;
+}
+
+void derive_kv_channels(Config& c, const Given& given) {
+    if (!given.has("hidden-size") && !given.has("num-attention-heads")) return;
+    REQUIRE(c.shape.hidden_size % c.shape.num_attention_heads == 0,
+            "--hidden-size %lld is no multiple of --num-attention-heads %lld: set --kv-channels",
+            static_cast<long long>(c.shape.hidden_size), static_cast<long long>(c.shape.num_attention_heads));
+    c.shape.kv_channels = c.shape.hidden_size / c.shape.num_attention_heads;
+}
+
+void derive_seq_length(Config& c, const Given& given) {
+    c.seq_length = find_model_preset(c.model)->seq_length;
+    // The preset is not what is trained where --load says the shape.
+    const bool loaded = given.has("load") && !given.has("model");
+    const bool limited = loaded || given.has("max-position-embeddings") || !is_rope(c);
+    if (limited) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
+}
+
+void derive_max_positions(Config& c, const Given&) {
+    if (is_rope(c)) c.shape.max_positions = std::max(c.shape.max_positions, c.seq_length);
+}
+
+void derive_global_batch(Config& c, const Given& given) {
+    c.global_batch_size = c.micro_batch_size * given.ranks;
+}
+
+// Rounded in decimal, so that a tenth of 6e-4 reads 6e-05.
+void derive_min_lr(Config& c, const Given&) { c.min_lr = std::stod(strf("%.12g", c.lr / 10)); }
+
+void derive_warmup(Config& c, const Given&) {
+    c.lr_warmup_iters = c.epochs > 0 ? 0 : std::min<int64_t>(c.train_iters / 100, 2000);
+}
+
+void derive_log_file(Config& c, const Given&) { c.log_file = c.save.empty() ? "" : c.save + "/log.jsonl"; }
+
+// ---- rows ----
+
+using Rows = std::vector<OptionRow>;
+constexpr OnResume kMust = OnResume::kMustMatch;
+constexpr OnResume kSilent = OnResume::kSilent;
+
+void add_model_sizes(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kModel;
+    rows.insert(rows.end(), {
+        {.name = "model", .group = group, .value = text(AT(model), "NAME", "the name of a preset"),
+         .help = "preset that the other model options start from",
+         .fallback = "gpt2-124M", .fallback_llama = "llama3-small"},
+        {.name = "num-layers", .group = group, .value = integer(AT(shape.num_layers), 1, 1024),
+         .help = "transformer blocks", .on_resume = kMust},
+        {.name = "hidden-size", .group = group, .value = integer(AT(shape.hidden_size), 8, 1 << 17),
+         .help = "width of the residual stream, a multiple of 8", .on_resume = kMust},
+        {.name = "swiglu", .group = group,
+         .value = flag(AT(shape.activation), Activation::kSwiglu, Activation::kGelu),
+         .help = "gated SiLU in the feed-forward part instead of gelu (tanh form)", .on_resume = kMust},
+        {.name = "ffn-hidden-size", .group = group, .value = integer(AT(shape.ffn_hidden_size), 8, 1 << 19),
+         .help = "width of the feed-forward part, a multiple of 8", .derive = derive_ffn,
+         .derived = "4x hidden size, 8/3x with swiglu, if one of them is set", .on_resume = kMust},
+        {.name = "num-attention-heads", .group = group,
+         .value = integer(AT(shape.num_attention_heads), 1, 1024), .help = "query heads", .on_resume = kMust},
+        {.name = "num-query-groups", .group = group, .value = integer(AT(shape.num_query_groups), 1, 1024),
+         .help = "key and value heads, a divisor of the query heads", .derive = derive_groups,
+         .on_resume = kMust},
+        {.name = "kv-channels", .group = group, .value = integer(AT(shape.kv_channels), 8, 256),
+         .help = "elements per head, a multiple of 8", .derive = derive_kv_channels,
+         .derived = "hidden size / heads, if one of them is set", .on_resume = kMust},
+        {.name = "vocab-size", .group = group, .value = integer(AT(shape.vocab_size), 2, 1 << 24),
+         .help = "true number of tokens; stored rows are padded to a multiple of 128", .on_resume = kMust},
+        {.name = "seq-length", .group = OptionGroup::kBatch, .value = integer(AT(seq_length), 1, 1 << 24),
+         .help = "tokens per sequence", .derive = derive_seq_length, .on_resume = kMust, .llmc = "-t"},
+        {.name = "max-position-embeddings", .group = group,
+         .value = integer(AT(shape.max_positions), 1, 1 << 24),
+         .help = "learned positions, or the length that a rope model is said to be trained for",
+         .derive = derive_max_positions, .derived = "with rope at least --seq-length", .on_resume = kMust},
+    });
+}
+
+void add_model_layers(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kModel;
+    rows.insert(rows.end(), {
+        {.name = "normalization", .group = group,
+         .value = choice<Norm>(AT(shape.norm),
+                               {{"LayerNorm", Norm::kLayerNorm}, {"RMSNorm", Norm::kRmsNorm}}),
+         .help = "norm layers", .on_resume = kMust},
+        {.name = "norm-epsilon", .group = group, .value = number(AT(shape.norm_eps), kInsideUnit),
+         .help = "added to the variance in a norm layer", .on_resume = kMust},
+        {.name = "position-embedding-type", .group = group,
+         .value = choice<PositionEmbedding>(AT(shape.position),
+                                            {{"learned_absolute", PositionEmbedding::kLearned},
+                                             {"rope", PositionEmbedding::kRope}}),
+         .help = "positions", .on_resume = kMust},
+        {.name = "rotary-base", .group = group,
+         .value = number(AT(shape.rotary_base), {.low = 1, .high = 1e12}), .help = "theta of rope",
+         .inert = no_rope, .on_resume = kMust},
+        {.name = "rope-scaling-factor", .group = group,
+         .value = number(AT(shape.rope_scaling.factor), {.low = 0, .high = 1e6}),
+         .help = "llama3 rule for contexts beyond the original one; 0: no scaling", .inert = no_rope,
+         .on_resume = kMust},
+        {.name = "rope-scaling-low-freq-factor", .group = group,
+         .value = number(AT(shape.rope_scaling.low_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
+         .help = "wavelengths over original length / this are stretched by the factor",
+         .inert = no_rope_scaling, .on_resume = kMust},
+        {.name = "rope-scaling-high-freq-factor", .group = group,
+         .value = number(AT(shape.rope_scaling.high_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
+         .help = "wavelengths under original length / this are kept", .inert = no_rope_scaling,
+         .on_resume = kMust},
+        {.name = "rope-scaling-original-max-positions", .group = group,
+         .value = integer(AT(shape.rope_scaling.original_max_positions), 1, 1 << 24),
+         .help = "original length", .inert = no_rope_scaling, .on_resume = kMust},
+        {.name = "qk-layernorm", .group = group, .value = flag(AT(shape.qk_norm), true, false),
+         .help = "RMSNorm over each head of queries and keys", .on_resume = kMust},
+        {.name = "disable-bias-linear", .group = group, .value = flag(AT(shape.linear_bias), false, true),
+         .help = "no biases in the linear layers", .on_resume = kMust},
+        {.name = "untie-embeddings-and-output-weights", .group = group,
+         .value = flag(AT(shape.tied_head), false, true),
+         .help = "an output matrix of its own", .on_resume = kMust},
+        {.name = "init-method-std", .group = group, .value = number(AT(shape.init_std), kInsideUnit),
+         .help = "standard deviation of the initial weights", .inert = no_initial_weights,
+         .on_resume = kSilent},
+    });
+}
+
+void add_batch(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kBatch;
+    rows.insert(rows.end(), {
+        {.name = "micro-batch-size", .group = group, .value = integer(AT(micro_batch_size), 1, 1 << 16),
+         .help = "sequences per forward pass and rank", .fallback = "8", .fallback_llama = "1", .llmc = "-b"},
+        {.name = "global-batch-size", .group = group, .value = integer(AT(global_batch_size), 1, 1 << 24),
+         .help = "sequences per optimizer step, a multiple of micro-batch size x ranks",
+         .derive = derive_global_batch, .derived = "micro-batch size x ranks", .on_resume = kMust},
+        {.name = "rampup-batch-size", .group = group,
+         .value = tuple(' ', 1, "\"START INC SAMPLES\"", "three positive integers \"START INC SAMPLES\"",
+                        AT(rampup_start), AT(rampup_increment), AT(rampup_samples)),
+         .help = "grow the global batch from START by INC at a time, over the first SAMPLES samples",
+         .on_resume = kMust},
+        {.name = "train-iters", .group = group, .value = integer(AT(train_iters), 0, kMany),
+         .help = "optimizer steps of the whole run; this or --epochs", .fallback = "0",
+         .inert = no_train_iters, .llmc = "-x"},
+        {.name = "epochs", .group = group, .value = number(AT(epochs), {.low = 0, .high = 1e6}),
+         .help = "passes over --train-data, also 0.5 (of a blend: as many samples as it has); this or --train-iters",
+         .fallback = "0",
+         .inert = no_epochs},
+    });
+}
+
+// Weights and globs (blend.h). A weight may be a number of JSON as well.
+template <typename At>
+OptionValue data_words(At at) {
+    OptionValue v = text_list(at, "[WEIGHT] GLOB ...", "shard files, as globs, or weights each before its globs");
+    v.set = [set = v.set](Config& c, const Json& json) {
+        Json words = Json::array();
+        for (const Json& word : json.is_array() ? json : Json::array({json}))
+            words.push_back(word.is_number() ? Json(word.dump()) : word);
+        return set(c, words);
+    };
+    return v;
+}
+
+void add_data(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kData;
+    // A data set may move: on resume the checkpoint's fingerprint of the shards decides, not their paths.
+    rows.insert(rows.end(), {
+        {.name = "train-data", .group = group,
+         .value = data_words(AT(train_data)),
+         .help = "shards to train on; weights such as 0.7 a/*.bin 0.3 b/*.bin blend them", .llmc = "-i"},
+        {.name = "valid-data", .group = group,
+         .value = data_words(AT(valid_data)),
+         .help = "shards to evaluate on", .llmc = "-j"},
+        {.name = "token-dtype", .group = group,
+         .value = choice<std::string>(AT(token_dtype),
+                                      {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
+         .help = "element type of shards without a header (nanoGPT)", .fallback = ""},
+        {.name = "reset-attention-mask", .group = group, .value = flag(AT(reset_attention_mask), true, false),
+         .help = "attention never crosses a document border; every shard's .meta.json must name the separator",
+         .fallback = "false", .on_resume = kMust},
+        {.name = "synthetic-data", .group = group, .value = flag(AT(synthetic_data), true, false),
+         .help = "tokens drawn from the seed in place of shards: for timing alone, the model learns nothing",
+         .fallback = "false", .on_resume = kMust},
+        {.name = "eval-interval", .group = group, .value = integer(AT(eval_interval), 0, kMany),
+         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .inert = no_validation,
+         .llmc = "-v"},
+        {.name = "eval-iters", .group = group, .value = integer(AT(eval_iters), 1, kMany),
+         .help = "micro-batches per evaluation", .fallback = "20", .inert = no_validation, .llmc = "-m"},
+        {.name = "hellaswag-data", .group = group, .value = text(AT(hellaswag_data), "FILE", "a file"),
+         .help = "HellaSwag as llm.c's evaluation file or data/prepare_hellaswag.py's", .fallback = "",
+         .on_resume = kSilent},
+        {.name = "hellaswag-interval", .group = group, .value = integer(AT(hellaswag_interval), 0, kMany),
+         .help = "steps between runs of HellaSwag; 0: only before the first step and after the last", .fallback = "0",
+         .inert = no_hellaswag, .on_resume = kSilent},
+        {.name = "hellaswag-examples", .group = group, .value = integer(AT(hellaswag_examples), 0, kMany),
+         .help = "use the first N examples; 0: all", .fallback = "0", .inert = no_hellaswag, .on_resume = kSilent},
+    });
+    // All that this group says is said of shards.
+    for (OptionRow& row : rows)
+        if (row.group == group && !row.inert && std::string(row.name) != "synthetic-data") row.inert = no_shards;
+}
+
+void add_optimizer(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kOptimizer;
+    rows.insert(rows.end(), {
+        {.name = "lr", .group = group, .value = number(AT(lr), {.low = 0, .high = 10, .low_open = true}),
+         .help = "peak learning rate", .fallback = "6e-4", .fallback_llama = "3e-4", .llmc = "-l"},
+        {.name = "min-lr", .group = group, .value = number(AT(min_lr), {.low = 0, .high = 10}),
+         .help = "learning rate of the last step", .derive = derive_min_lr, .derived = "a tenth of --lr",
+         .inert = no_decay},
+        {.name = "lr-decay-style", .group = group,
+         .value = choice<LrDecay>(AT(lr_decay_style), {{"cosine", LrDecay::kCosine},
+                                                       {"linear", LrDecay::kLinear},
+                                                       {"constant", LrDecay::kConstant},
+                                                       {"wsd", LrDecay::kWsd}}),
+         .help = "from --lr to --min-lr; wsd holds --lr until the final decay", .fallback = "cosine"},
+        {.name = "lr-warmup-iters", .group = group, .value = integer(AT(lr_warmup_iters), 0, kMany),
+         .help = "steps of linear warm-up", .derive = derive_warmup,
+         .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
+        {.name = "lr-wsd-decay-iters", .group = group, .value = integer(AT(lr_wsd_decay_iters), 0, kMany),
+         .help = "steps of the final linear decay of wsd; 0: a tenth of the run", .fallback = "0",
+         .inert = no_wsd},
+        {.name = "weight-decay", .group = group, .value = number(AT(weight_decay), {.low = 0, .high = 100}),
+         .help = "decoupled decay of matrices; not of norms and biases", .fallback = "0.1", .llmc = "-c"},
+        {.name = "adam-beta1", .group = group, .value = number(AT(adam_beta1), kBeta),
+         .help = "decay of the first moment", .fallback = "0.9"},
+        {.name = "adam-beta2", .group = group, .value = number(AT(adam_beta2), kBeta),
+         .help = "decay of the second moment", .fallback = "0.95"},
+        {.name = "adam-eps", .group = group, .value = number(AT(adam_eps), kInsideUnit),
+         .help = "added to the root of the second moment", .fallback = "1e-8"},
+        {.name = "clip-grad", .group = group, .value = number(AT(clip_grad), kNotNegative),
+         .help = "largest global gradient norm; 0: no clipping", .fallback = "1"},
+        {.name = "max-skips", .group = group, .value = integer(AT(max_skips), 0, kMany),
+         .help = "steps in a row without an update (loss or norm not finite) to bear; one more: exit 4",
+         .fallback = "10"},
+    });
+}
+
+void add_numbers(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kNumbers;
+    const std::vector<std::pair<std::string, Dtype>> floats = {{"bf16", Dtype::kBf16},
+                                                               {"fp32", Dtype::kFp32}};
+    rows.insert(rows.end(), {
+        {.name = "dtype", .group = group, .value = choice<Dtype>(AT(dtype), floats),
+         .help = "activations and weights; an FP32 master copy always exists", .fallback = "bf16",
+         .on_resume = kMust},
+        {.name = "grad-dtype", .group = group, .value = choice<Dtype>(AT(grad_dtype), floats),
+         .help = "gradient accumulation", .fallback = "fp32"},
+        {.name = "moment-dtype", .group = group, .value = choice<Dtype>(AT(moment_dtype), floats),
+         .help = "Adam's moments; bf16 ones are rounded stochastically", .fallback = "fp32",
+         .on_resume = kMust},
+        {.name = "recompute", .group = group,
+         .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone},
+                                                    {"norm-act", Recompute::kNormAct},
+                                                    {"block", Recompute::kBlock}}),
+         .help = "what the backward pass computes again instead of keeping it", .fallback = "none"},
+        {.name = "attention", .group = group,
+         .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
+         .help = "how the backward adds up the gradient of the queries on compute capability 9.0: in one order, or as "
+                 "it comes, so that equal runs differ in last bits",
+         .fallback = "deterministic", .inert = no_attention_modes, .gpu_only = true},
+        {.name = "gemm-search", .group = group,
+         .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
+         .help = "time the library's algorithms for every matmul shape at the start", .fallback = "on",
+         .gpu_only = true},
+        {.name = "fuse-gelu", .group = group, .value = flag(AT(fuse_gelu), true, false),
+         .help = "gelu in the epilogue of the matmul before it", .fallback = "false",
+         .inert = no_fusable_gelu},
+        {.name = "seed", .group = group, .value = whole_number(AT(seed)),
+         .help = "of initial weights, data order, stochastic rounding and samples", .fallback = "1234",
+         .on_resume = kMust},
+    });
+}
+
+void add_checkpoints(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kCheckpoint;
+    rows.insert(rows.end(), {
+        {.name = "save", .group = group, .value = text(AT(save), "DIR", "a directory"),
+         .help = "write checkpoints under this directory; each one is a Hugging Face model", .fallback = "",
+         .on_resume = kSilent},
+        {.name = "save-interval", .group = group, .value = integer(AT(save_interval), 0, kMany),
+         .help = "steps between checkpoints; 0: only at the end", .fallback = "1000", .inert = no_save,
+         .on_resume = kSilent, .llmc = "-n"},
+        {.name = "keep", .group = group, .value = integer(AT(keep), 0, kMany),
+         .help = "newest checkpoints to keep; 0: all", .fallback = "0", .inert = no_save,
+         .on_resume = kSilent, .llmc = "-nk"},
+        {.name = "save-async", .group = group, .value = flag(AT(save_async), true, false),
+         .help = "copy the state to pinned host memory and write it behind training; see --dry-run for the memory",
+         .fallback = "false", .inert = no_save, .on_resume = kSilent},
+        {.name = "load", .group = group, .value = text(AT(load), "DIR", "a directory"),
+         .help = "start from the weights of a Hugging Face model", .fallback = "",
+         .inert = weights_from_resume, .on_resume = kSilent},
+        {.name = "resume", .group = group, .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
+         .help = "continue a run; auto: from the newest complete checkpoint under --save, if there is one",
+         .fallback = "", .on_resume = kSilent},
+        {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
+         .help = "copied into every checkpoint", .fallback = "", .inert = no_save, .on_resume = kSilent},
+    });
+}
+
+void add_output(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kOutput;
+    rows.insert(rows.end(), {
+        {.name = "log-interval", .group = group, .value = integer(AT(log_interval), 1, kMany),
+         .help = "steps between lines on the screen; the log file has every step", .fallback = "1",
+         .on_resume = kSilent},
+        {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
+         .help = "JSON lines at full precision; \"\" writes none", .derive = derive_log_file,
+         .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
+    });
+}
+
+void add_other(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kOther;
+    rows.insert(rows.end(), {
+        {.name = "dry-run", .group = group, .value = flag(AT(dry_run), true, false),
+         .help = "print memory, FLOPs, communication and the time a step is predicted to take, then leave, as the "
+                 "subcommand plan does; needs no data and no GPU",
+         .fallback = "false", .on_resume = kSilent},
+        {.name = "gpu", .group = group, .value = text(AT(gpu), "NAME", "the name of a GPU"),
+         .help = "GPU that is planned for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
+         .inert = no_plan, .on_resume = kSilent},
+        {.name = "json", .group = group, .value = flag(AT(json), true, false),
+         .help = "print the plan as JSON", .fallback = "false", .inert = no_plan, .on_resume = kSilent},
+        {.name = "check-comm", .group = group, .value = flag(AT(check_comm), true, false),
+         .help = "before training, time every collective and every pair of ranks and name slow links",
+         .fallback = "false", .on_resume = kSilent},
+        {.name = "profile", .group = group,
+         .value = tuple(':', 1, "FIRST:LAST", "two steps FIRST:LAST, counted from 1", AT(profile_first),
+                        AT(profile_last)),
+         .help = "NVTX ranges and the profiler's capture window around these steps", .on_resume = kSilent,
+         .gpu_only = true},
+        {.name = "overfit-one-batch", .group = group, .value = flag(AT(overfit_one_batch), true, false),
+         .help = "train on the first global batch only, to see the loss go to zero", .fallback = "false",
+         .on_resume = kMust},
+        {.name = "exit-duration-in-mins", .group = group,
+         .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
+         .help = "save and leave with 0 after the step that passes this time; 0: no limit", .fallback = "0",
+         .on_resume = kSilent},
+        {.name = "inject", .group = group,
+         .value = text_list(AT(inject), "FAULT", "a fault and where it strikes", ','),
+         .help = "drill, commas between faults: kill, stop, stall or term:rank=R@step=S (@save, @eval), nan:grad@S, "
+                 "enospc@save", .on_resume = kSilent},
+    });
+}
+
+}  // namespace
+
+const std::vector<OptionRow>& option_table() {
+    static const Rows table = [] {
+        Rows rows;
+        add_model_sizes(rows);
+        add_model_layers(rows);
+        add_batch(rows);
+        add_data(rows);
+        add_optimizer(rows);
+        add_numbers(rows);
+        add_fp8(rows);
+        add_ranks(rows);
+        add_checkpoints(rows);
+        add_output(rows);
+        add_samples(rows);
+        add_other(rows);
+        return rows;
+    }();
+    return table;
+}
+
+const OptionRow* find_option(const std::string& name) {
+    for (const OptionRow& row : option_table())
+        if (name == row.name) return &row;
+    return nullptr;
+}

@@ -1,0 +1,103 @@
+#include "llmc/config/prompts.h"
+
+#include <charconv>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "llmc/base/check.h"
+#include "llmc/base/files.h"
+
+namespace {
+
+constexpr int64_t kMaxPromptBytes = int64_t{64} << 20;
+
+std::vector<int32_t> parse_ids(const std::string& text, const std::string& where) {
+    std::vector<int32_t> ids;
+    std::istringstream words(text);
+    for (std::string word; words >> word;) {
+        int32_t id = -1;
+        const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
+        REQUIRE(error == std::errc() && end == word.data() + word.size() && id >= 0, "%s: \"%s\" is no token id",
+                where.c_str(), printable(word).c_str());
+        ids.push_back(id);
+    }
+    return ids;
+}
+
+std::vector<int32_t> bytes_of(const std::string& text, int64_t vocab_size, const std::string& where) {
+    REQUIRE(vocabulary_is_bytes(vocab_size), "%s: a vocabulary of %lld is not bytes: give token ids, or let "
+            "scripts/generate encode the text", where.c_str(), (long long)vocab_size);
+    std::vector<int32_t> ids;
+    for (char c : text) ids.push_back(static_cast<unsigned char>(c));
+    return ids;
+}
+
+// The lines of --prompts, without empty ones, and the number of each.
+std::vector<std::pair<std::string, int64_t>> prompt_lines(const std::string& file, bool standard_input) {
+    std::string all;
+    if (file == "-") {
+        REQUIRE(standard_input, "--prompts -: only generate reads standard input");
+        all.assign(std::istreambuf_iterator<char>(std::cin), {});
+    } else {
+        REQUIRE(std::ifstream(file), "--prompts %s: cannot be read", file.c_str());
+        all = read_text_file(file, kMaxPromptBytes);
+    }
+    std::vector<std::pair<std::string, int64_t>> lines;
+    std::istringstream stream(all);
+    int64_t number = 0;
+    for (std::string line; std::getline(stream, line);) {
+        number++;
+        if (!line.empty()) lines.emplace_back(line, number);
+    }
+    REQUIRE(!lines.empty(), "--prompts %s: has no line", file.c_str());
+    return lines;
+}
+
+}  // namespace
+
+bool vocabulary_is_bytes(int64_t vocab_size) { return vocab_size <= 257; }
+
+TokenForm token_form(const Config& config) {
+    if (config.print == TokenForm::kAuto)
+        return vocabulary_is_bytes(config.shape.vocab_size) ? TokenForm::kBytes : TokenForm::kIds;
+    REQUIRE(config.print == TokenForm::kIds || vocabulary_is_bytes(config.shape.vocab_size),
+            "--print bytes: a vocabulary of %lld is not bytes: print ids, or let scripts/generate decode them",
+            (long long)config.shape.vocab_size);
+    return config.print;
+}
+
+std::vector<std::vector<int32_t>> read_prompts(const Config& config, int64_t max_tokens, const std::string& limit,
+                                               bool standard_input) {
+    const int64_t vocab = config.shape.vocab_size;
+    std::vector<std::vector<int32_t>> prompts;
+    auto add = [&](std::vector<int32_t> ids, const std::string& where) {
+        REQUIRE(!ids.empty(), "%s: an empty prompt", where.c_str());
+        for (int32_t id : ids)
+            REQUIRE(id < vocab, "%s: token %d lies outside the vocabulary of %lld", where.c_str(), id,
+                    (long long)vocab);
+        const int64_t tokens = static_cast<int64_t>(ids.size());
+        REQUIRE(tokens + config.sample_tokens <= max_tokens,
+                "%s: a prompt of %lld tokens and --sample-tokens %lld exceed %s %lld", where.c_str(), (long long)tokens,
+                (long long)config.sample_tokens, limit.c_str(), (long long)max_tokens);
+        prompts.push_back(std::move(ids));
+    };
+    const TokenForm form = token_form(config);
+    if (!config.prompt_ids.empty()) add(parse_ids(config.prompt_ids, "--prompt-ids"), "--prompt-ids");
+    if (!config.prompt_bytes.empty()) add(bytes_of(config.prompt_bytes, vocab, "--prompt-bytes"), "--prompt-bytes");
+    if (config.prompts.empty()) return prompts;
+    for (const auto& [line, number] : prompt_lines(config.prompts, standard_input)) {
+        const std::string where = strf("--prompts %s: line %lld", config.prompts.c_str(), (long long)number);
+        add(form == TokenForm::kIds ? parse_ids(line, where) : bytes_of(line, vocab, where), where);
+    }
+    return prompts;
+}
+
+std::string tokens_text(const std::vector<int32_t>& tokens, TokenForm form) {
+    std::string text;
+    for (int32_t token : tokens) {
+        if (form == TokenForm::kIds) text += (text.empty() ? "" : " ") + std::to_string(token);
+        else text += token < 256 ? static_cast<char>(token) : '\n';
+    }
+    return text;
+}

@@ -1,0 +1,62 @@
+#include "llmc/config/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "llmc/base/check.h"
+
+namespace {
+
+// From lr at progress 0 to min_lr at progress 1, both hit exactly.
+double between(const Config& config, double share_of_lr) {
+    if (share_of_lr >= 1) return config.lr;
+    if (share_of_lr <= 0) return config.min_lr;
+    return config.min_lr + (config.lr - config.min_lr) * share_of_lr;
+}
+
+double wsd_rate(const Config& config, int64_t step) {
+    int64_t decay = config.lr_wsd_decay_iters;
+    if (decay == 0) decay = std::max<int64_t>(config.train_iters / 10, 1);
+    int64_t left = config.train_iters - 1 - step;   // steps after this one
+    return between(config, static_cast<double>(left) / static_cast<double>(decay));
+}
+
+}  // namespace
+
+double learning_rate(const Config& config, int64_t step) {
+    CHECK(config.train_iters > 0 && step >= 0, "learning rate of step %lld of %lld",
+          static_cast<long long>(step), static_cast<long long>(config.train_iters));
+    step = std::min(step, config.train_iters - 1);
+    const int64_t warmup = config.lr_warmup_iters;
+    if (step < warmup) return config.lr * (static_cast<double>(step + 1) / static_cast<double>(warmup));
+    if (config.lr_decay_style == LrDecay::kConstant) return config.lr;
+    if (config.lr_decay_style == LrDecay::kWsd) return wsd_rate(config, step);
+    const int64_t span = config.train_iters - 1 - warmup;
+    if (span <= 0) return config.lr;
+    double progress = static_cast<double>(step - warmup) / static_cast<double>(span);
+    bool linear = config.lr_decay_style == LrDecay::kLinear;
+    return between(config, linear ? 1 - progress : 0.5 * (1 + std::cos(std::numbers::pi * progress)));
+}
+
+int64_t batch_size_at(const Config& config, int64_t samples) {
+    CHECK(samples >= 0, "%lld samples consumed", static_cast<long long>(samples));
+    if (config.rampup_start == 0 || samples >= config.rampup_samples) return config.global_batch_size;
+    int64_t increments = (config.global_batch_size - config.rampup_start) / config.rampup_increment;
+    // 128 bits: samples x increments may exceed 64.
+    int64_t done = static_cast<int64_t>(static_cast<__int128>(samples) * increments / config.rampup_samples);
+    return config.rampup_start + done * config.rampup_increment;
+}
+
+int64_t samples_after(const Config& config, int64_t steps) {
+    int64_t samples = 0;
+    for (int64_t batch; steps > 0 && (batch = batch_size_at(config, samples)) < config.global_batch_size; steps--)
+        samples += batch;
+    return samples + steps * config.global_batch_size;
+}
+
+int64_t steps_for_samples(const Config& config, int64_t samples) {
+    int64_t steps = 0;
+    for (int64_t used = batch_size_at(config, 0); used <= samples; used += batch_size_at(config, used)) steps++;
+    return steps;
+}

@@ -1,0 +1,254 @@
+// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3, B with one factor for 128 of its rows: forward and dgrad.
+//
+// Tensor cores know no factors: a product over 128 of K is made in registers of its own, 4 wgmma of 64 x 128 x 32 that
+// start at 0, and then added to fp32 sums with the two factors. Measured on an H200: both kinds of work take from the
+// same register files. While one warpgroup adds (90 cycles for 64 results a thread), the other's product goes on at
+// 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87 of a cycle, whoever starts
+// when: a step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and takes 1210. What counts is thus
+// how few instructions stand beside the products, and that no product waits: reads of factors between its wgmma cost
+// 300 cycles a step before they were moved ahead of it. At 700 W the clock is left at 1290 MHz: 1150 TFLOP/s; products
+// that are never added up reach 1280. With two vectors of factors (weight gradients) an addition takes twice the
+// instructions, 1610 cycles a step: no faster than the library, so that those stay there.
+#include "llmc/cuda/common.cuh"
+#include "llmc/cuda/gemm.h"
+#include "llmc/ops/gemm_fp8.h"
+#if defined(LLMC_SM90A)   // older devices lack instructions of these, and nothing would use them
+#include "llmc/cuda/fp8.cuh"
+#include "llmc/cuda/gemm_fp8_blockwise_sm90.cuh"
+#endif
+
+namespace cuda {
+#if defined(LLMC_SM90A)
+namespace {
+
+struct BlocksMaps {
+    CUtensorMap a, b;
+};
+
+// The one thread that orders copies.
+__device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
+                            const BlocksSchedule& schedule) {
+    using B = Blocks;
+    const int rank = static_cast<int>(BlocksSchedule::rank());
+    constexpr uint16_t kAll = (1 << B::kCluster) - 1;
+    for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
+        const BlocksSchedule::Place at = schedule.place(item);
+        const int row = at.row, column = at.column + rank * B::kColumns;
+        const uint32_t a_bytes = 4 * min(B::kRows, p.M - row);
+        const float* a_factors = p.a_factors + row;
+        // The last columns may be beyond N: zeros times any factor.
+        const float* b_factors = p.b_factors + int64_t{min(column, p.N - 1) / B::kColumns} * p.factor_row;
+#pragma unroll 1
+        for (int step = 0; step < p.steps; step++) {
+            const uint32_t full = state.ring.full + 8 * state.ring.stage, factors = state.shared + state.factors_at();
+            ptx::barrier_wait(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
+            ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + 16);
+            ptx::load_matrix_box_to_blocks(state.rows() + rank * B::kShareBytes, &maps.a, full, step * B::kDepth,
+                                           row + rank * B::kShareRows, kAll);
+            ptx::load_matrix_box(state.columns(), &maps.b, full, step * B::kDepth, column);
+            ptx::bulk_load(factors, a_factors, a_bytes, full);
+            a_factors += p.M;
+            ptx::bulk_load(factors + 4 * B::kRows, b_factors, 16, full);
+            if (step % 4 == 3) b_factors += 4;
+            state.ring.next();
+        }
+    }
+}
+
+// What a thread multiplies its parts of a step's products with: its rows' factors, and B's.
+struct BlocksFactors {
+    float of_row[Blocks::kHalves][2], of_columns;
+
+    // at: the stage's factors in shared memory; row: the thread's first. Starts the loads; they arrive in this order.
+    __device__ void load(uint32_t at, int row, int step) {
+#pragma unroll
+        for (int half = 0; half < Blocks::kHalves; half++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) of_row[half][i] = ptx::load_shared(at + 4 * (row + 64 * half + 8 * i));
+        of_columns = ptx::load_shared(at + 4 * (Blocks::kRows + step % 4));
+    }
+    __device__ void promote(float (&sums)[64], const float (&part)[64], int half) const {
+        const float both[2] = {of_row[half][0] * of_columns, of_row[half][1] * of_columns};
+#pragma unroll
+        for (int i = 0; i < 64; i++) sums[i] = fmaf(part[i], both[half_of(i)], sums[i]);
+    }
+};
+
+// One consumer warpgroup.
+struct BlocksConsumer {
+    using B = Blocks;
+    BlocksState state;
+    const int consumer, warp, lane;   // warp: of the warpgroup
+    const uint32_t empty_there;       // the barriers of free stages in the block of the cluster that the lane tells
+    float sums[B::kHalves][64], part[64];
+    BlocksFactors factors;   // of the step
+
+    // The thread's first row of the block's, in its warpgroup's half 0.
+    __device__ int first_row() const { return consumer * 64 * B::kHalves + 16 * warp + lane / 4; }
+
+    // part = the product of 64 rows, over 128 of K; and what can be done meanwhile.
+    template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
+        const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
+        const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
+        const uint64_t b = byte_tile_descriptor<B::kDepth>(state.columns());
+        ptx::pin(part);
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < B::kDepth / 32; i++)
+            ptx::wgmma_e4m3<B::kColumns>(part, along_bytes(a, i), along_bytes(b, i), i > 0);
+        ptx::wgmma_commit();
+        meanwhile();
+        ptx::wgmma_wait<0>();
+        ptx::pin(part);
+    }
+    __device__ void load_factors(BlocksFactors& to, const BlocksState& from, int number) const {
+        from.ring.wait();
+        to.load(from.shared + from.factors_at(), first_row(), number);
+    }
+    // Factors are read a step ahead, so that no wgmma waits for them. A stage goes back once what was read of it has
+    // arrived: an arrival at a barrier does not wait for loads before it, and the copy engine is not ordered with them.
+    // The first half's addition has used the factor that was loaded last.
+    __device__ void step(int number, bool last) {
+        BlocksFactors next;
+        multiply(0, [] {});
+        factors.promote(sums[0], part, 0);
+        multiply(1, [&] {
+            if (last) return;
+            BlocksState ahead = state;
+            ahead.ring.next();
+            load_factors(next, ahead, number + 1);
+        });
+        state.release(empty_there, lane);
+        factors.promote(sums[1], part, 1);
+        factors = next;
+        state.ring.next();
+    }
+    // Works out anew what it would otherwise keep in registers across a tile's steps.
+    __device__ void store(const BlocksProblem& p, const BlocksSchedule& schedule, uint32_t item) {
+        const BlocksSchedule::Place at = schedule.place(ptx::opaque(item));
+        const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
+        const int row = at.row + thread / 128 * 64 * B::kHalves + of_group / 32 * 16 + lane / 4;
+        const int column = at.column + static_cast<int>(BlocksSchedule::rank()) * B::kColumns;
+#pragma unroll
+        for (int half = 0; half < B::kHalves; half++) {
+            if (p.bias) add_bias(sums[half], p, column, lane);
+            if (p.fp32) store_fp32(sums[half], p, row + 64 * half, column, lane);
+            else store_bf16(sums[half], p, row + 64 * half, column, lane);
+        }
+        __syncwarp();
+    }
+    __device__ void run(const BlocksProblem& p, const BlocksSchedule& schedule) {
+        for (uint32_t item = BlocksSchedule::first(); item < schedule.items; item += BlocksSchedule::step()) {
+#pragma unroll
+            for (int half = 0; half < B::kHalves; half++)
+#pragma unroll
+                for (int i = 0; i < 64; i++) sums[half][i] = 0;
+            load_factors(factors, state, 0);
+#pragma unroll 1
+            for (int number = 0; number < p.steps; number++) step(number, number + 1 == p.steps);
+            store(p, schedule, item);
+        }
+    }
+};
+
+// Math: D (+)= sum over blocks of 128 of K of fa[k / 128, m] fb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
+//       k]) + bias[n]; the sum of a block as tensor cores make it, all else in fp32, D rounded once.
+// Source: DeepSeek-V3, arXiv 2412.19437, section 3.3; PTX ISA 9.0, wgmma of .e4m3.
+// Traffic: M K + N K bytes, 4 M K / 128 of factors, D written; a bf16 D that is added to read.
+// Requires: sm_90a; operands E4M3, A of 1x128 factors, B of 128x128; M a multiple of 4, N and K of 16; A, B, D and
+//           factors 16-byte aligned, as fp8_gemm_error demands.
+// Parallel: a cluster of 2 blocks owns 256 x 256 results, item after item (BlocksSchedule), a block 128 of the columns;
+//           its last warpgroup copies, each other one owns 128 rows, in two halves.
+__global__ void __launch_bounds__(Blocks::kThreads, 1)
+gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
+                        const BlocksSchedule schedule) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    extern __shared__ __align__(1024) char memory[];
+    const BlocksState state(ptx::shared_address(memory));
+    const int group_of_warps = warp_uniform(threadIdx.x / 128);
+    if (threadIdx.x == 0) {
+        state.init();
+        ptx::prefetch_map(&maps.a);
+        ptx::prefetch_map(&maps.b);
+    }
+    __cluster_barrier_arrive();   // nobody copies into a block, or frees its stages, before its barriers are there
+    __cluster_barrier_wait();
+    if (group_of_warps == Blocks::kConsumers) {
+        ptx::registers_shrink<Blocks::kProducerRegisters>();
+        if (threadIdx.x == 128 * Blocks::kConsumers) load_blocks(state, maps, problem, schedule);
+        __syncwarp();
+    } else {
+        ptx::registers_grow<Blocks::kConsumerRegisters>();
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        BlocksConsumer consumer{
+            state, group_of_warps, warp_uniform(threadIdx.x / 32) % 4, lane,
+            ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}, {}};
+        consumer.run(problem, schedule);
+    }
+    __cluster_barrier_arrive();   // nobody ends while the other block copies or arrives here
+    __cluster_barrier_wait();
+#endif
+}
+
+void launch(Ctx& ctx, const GemmArgs& args) {
+    const auto kernel = gemm_blocks_e4m3_sm90_kernel;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = Blocks::kCluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.blockDim = dim3(Blocks::kThreads);
+    config.dynamicSmemBytes = Blocks::kSharedBytes;
+    config.stream = stream_of(ctx);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    config.gridDim = dim3(grid_size(ctx.sm_count / Blocks::kCluster * Blocks::kCluster));
+    static const int resident = [&] {   // clusters; what comes after them would wait until one has done all its items
+        int clusters = 0;
+        allow_shared_memory(kernel, Blocks::kSharedBytes);
+        CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+        CHECK(clusters > 0, "gemm_blocks_sm90: no room for a cluster");
+        return clusters;
+    }();
+    const int64_t rows = ceil_div(args.M, Blocks::kRows);
+    const int64_t columns = ceil_div(args.N, Blocks::kCluster * Blocks::kColumns), items = rows * columns;
+    CHECK(args.M < (1 << 30) && args.N < (1 << 30) && items < (1 << 30), "gemm_blocks_sm90: M %lld, N %lld",
+          (long long)args.M, (long long)args.N);
+    config.gridDim.x = grid_size(Blocks::kCluster * std::min<int64_t>(items, resident));
+    const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
+                          matrix_map(args.B.data, args.N, args.K, Blocks::kColumns)};
+    const int64_t steps = ceil_div(args.K, Blocks::kDepth);
+    const BlocksProblem problem{.a_factors = args.A_grid.as<float>(),
+                                .b_factors = args.B_grid.as<float>(),
+                                .result = args.D.data,
+                                .bias = args.bias ? args.bias.as<bf16>() : nullptr,
+                                .M = static_cast<int>(args.M), .N = static_cast<int>(args.N),
+                                .steps = static_cast<int>(steps),
+                                .factor_row = static_cast<int>(ceil_div(steps, 4) * 4),
+                                .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
+    const BlocksSchedule schedule{static_cast<uint32_t>(items), static_cast<uint32_t>(rows),
+                                  static_cast<uint32_t>(columns)};
+    CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps, problem, schedule));
+    CHECK_LAUNCH("gemm_blocks_e4m3_sm90_kernel");
+}
+
+}  // namespace
+#endif
+
+bool gemm_blocks_here(const Ctx& ctx) { return kSm90aCode && ctx.sm == 90; }
+
+bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
+    return gemm_blocks_here(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
+           && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity == Granularity::kBlock128x128
+           && args.epilogue != GemmEpilogue::kBiasGelu;
+}
+
+void gemm_blocks(Ctx& ctx, const GemmArgs& args) {
+    CHECK(gemm_blocks_fits(ctx, args) && !fp8_gemm_error(args), "gemm_blocks: %s",
+          fp8_gemm_error(args) ? fp8_gemm_error(args) : "not a product that it makes, or not on this device");
+#if defined(LLMC_SM90A)
+    launch(ctx, args);
+#endif
+}
+
+}  // namespace cuda

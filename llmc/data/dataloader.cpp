@@ -1,0 +1,445 @@
+#include "llmc/data/dataloader.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "llmc/base/check.h"
+#include "llmc/base/rng.h"
+#include "llmc/data/blend.h"
+#include "llmc/data/loss_mask.h"
+
+namespace {
+
+constexpr int32_t kIgnoredTarget = -1;  // kIgnoreIndex of ops.h, which this layer does not include
+
+// The name without its folder. A file name is any bytes, JSON is UTF-8: bytes above ASCII are written as %XX.
+std::string printable_name(const std::string& path) {
+    std::string name;
+    for (char c : path.substr(path.find_last_of('/') + 1))
+        name += static_cast<unsigned char>(c) < 0x80 ? std::string(1, c)
+                                                     : strf("%%%02X", static_cast<unsigned char>(c));
+    return name;
+}
+
+std::string hex64(uint64_t value) {
+    return strf("%016llx", (unsigned long long)value);
+}
+
+// Round function of the Feistel network: pseudo-random bits of (key, epoch, round, half).
+uint64_t feistel_round(uint64_t key, uint64_t epoch, int round, uint64_t half, uint64_t mask) {
+    Philox4 random = philox(key, half | static_cast<uint64_t>(round) << 32, epoch);
+    return random.word[0] & mask;
+}
+
+void check_config(const DataConfig& config) {
+    CHECK(!config.synthetic || config.globs.empty(), "synthetic tokens beside shards");
+    REQUIRE(config.synthetic || !config.globs.empty(), "no data: name token shards with --train-data");
+    REQUIRE(config.seq_length >= 1, "sequence length %lld, must be at least 1", (long long)config.seq_length);
+    REQUIRE(config.vocab_size >= 1 && config.vocab_size <= std::numeric_limits<int32_t>::max(),
+            "vocabulary size %lld, must be in [1, 2^31)", (long long)config.vocab_size);
+    const std::string& dtype = config.token_dtype;
+    REQUIRE(dtype.empty() || dtype == "uint16" || dtype == "uint32",
+            "--token-dtype '%s', must be uint16 or uint32", dtype.c_str());
+}
+
+// The token that separates the documents of a shard, from the sidecar beside it.
+int32_t read_separator(const std::string& shard, int64_t vocab_size) {
+    const std::string stem = shard.ends_with(".bin") ? shard.substr(0, shard.size() - 4) : shard;
+    const std::string sidecar = stem + ".meta.json";
+    auto refuse = [&](const std::string& why) {
+        FAIL(kExitBadInput,
+             "--reset-attention-mask: data shard '%s' does not name the token that separates documents: '%s' %s "
+             "(data/prepare_text.py writes it as tokenizer.separator)",
+             shard.c_str(), sidecar.c_str(), why.c_str());
+    };
+    std::ifstream file(sidecar);
+    if (!file) refuse(std::filesystem::exists(sidecar) ? "cannot be opened" : "is missing");
+    const nlohmann::json meta = nlohmann::json::parse(file, nullptr, false);
+    if (!meta.is_object()) refuse("is no JSON object");
+    const nlohmann::json tokenizer = meta.value("tokenizer", nlohmann::json());
+    const nlohmann::json id = tokenizer.is_object() ? tokenizer.value("separator", nlohmann::json()) : nlohmann::json();
+    if (!id.is_number_integer()) refuse("has no integer tokenizer.separator");
+    if (id < 0 || id >= vocab_size)
+        refuse(strf("says %s, outside the vocabulary of %lld", id.dump().c_str(), (long long)vocab_size));
+    return id.get<int32_t>();
+}
+
+// What the fingerprint has in place of shards. Another version draws other tokens.
+constexpr int kSyntheticVersion = 1;
+
+// Token number `position` of a synthetic sample. Token k has probability of about 1 / (k + 1), as words have in text:
+// uniform tokens would spare the embedding's backward pass the long runs of equal rows. The octave of k + 1 is uniform,
+// and so is k within it; what passes the vocabulary is folded back.
+int32_t synthetic_token(uint32_t random, int64_t vocab_size) {
+    const uint64_t octaves = std::bit_width(static_cast<uint64_t>(vocab_size));
+    const uint64_t scaled = random * octaves;
+    const uint64_t low = uint64_t{1} << (scaled >> 32);
+    const uint64_t offset = (scaled & 0xffffffffu) * low >> 32;
+    return static_cast<int32_t>((low + offset - 1) % static_cast<uint64_t>(vocab_size));
+}
+
+// Tokens 0..seq_length of a sample; the last one is a target only.
+void draw_sample(const DataConfig& config, int64_t sample, int32_t* inputs, int32_t* targets) {
+    const uint64_t key = rng_key(config.seed, "synthetic data");
+    for (int64_t t = 0; t <= config.seq_length; t += 4) {
+        const Philox4 random = philox(key, static_cast<uint64_t>(t), static_cast<uint64_t>(sample));
+        for (int64_t i = t; i < std::min(t + 4, config.seq_length + 1); i++) {
+            const int32_t token = synthetic_token(random.word[i - t], config.vocab_size);
+            if (i < config.seq_length) inputs[i] = token;
+            if (i > 0) targets[i - 1] = token;
+        }
+    }
+}
+
+// One row of fingerprint_json.
+struct SavedShard {
+    std::string name, fingerprint;
+    int64_t tokens, token_bytes;
+};
+
+// Why position i of the two lists, the first where the names differ, differs.
+std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::vector<ShardInfo>& now,
+                               size_t i) {
+    auto was_saved = [&](const std::string& path) {
+        return std::any_of(saved.begin(), saved.end(),
+                           [&](const SavedShard& row) { return row.name == printable_name(path); });
+    };
+    auto is_here = [&](const std::string& name) {
+        return std::any_of(now.begin(), now.end(),
+                           [&](const ShardInfo& info) { return printable_name(info.path) == name; });
+    };
+    if (i >= now.size() || (i < saved.size() && !is_here(saved[i].name)))
+        return strf("data shard '%s' of the checkpoint is missing", saved[i].name.c_str());
+    const char* how = i < saved.size() && was_saved(now[i].path) ? "reordered" : "new";
+    return strf("data shard '%s' (number %zu) is %s since the checkpoint", now[i].path.c_str(), i, how);
+}
+
+// Versions of synthetic data, 0: shards.
+std::string describe_synthetic(int was, int now) {
+    if (was > 0 && now > 0) return strf("its synthetic tokens are drawn by version %d, here by %d", was, now);
+    return was > 0 ? "the checkpoint's data is synthetic (--synthetic-data), here there are shards"
+                   : "the checkpoint's data is shards, here it is synthetic (--synthetic-data)";
+}
+
+// How a checkpoint has the weights: parts and number of shards of each source, null without weights.
+nlohmann::json blend_json(const std::vector<SourceInfo>& sources) {
+    nlohmann::json rows;
+    if (sources.size() > 1)
+        for (const SourceInfo& source : sources) rows.push_back({source.parts, source.shards});
+    return rows;
+}
+
+std::string describe_parts(const nlohmann::json& rows) {
+    if (rows.is_null()) return "no weights";
+    std::string parts, shards;
+    for (const nlohmann::json& row : rows) {
+        parts += (parts.empty() ? "" : " : ") + std::to_string(row.at(0).get<int64_t>());
+        shards += (shards.empty() ? "" : ", ") + std::to_string(row.at(1).get<int64_t>());
+    }
+    return parts + " of " + shards + " shards";
+}
+
+std::string join_names(const std::vector<std::string>& globs) {
+    return globs.size() == 1 ? globs[0] : strf("%s and %zu more", globs[0].c_str(), globs.size() - 1);
+}
+
+}  // namespace
+
+struct DataLoader::Impl {
+    DataConfig config;
+    std::vector<SourceInfo> sources;
+    std::vector<int64_t> first_of_source{0};   // (sources + 1): prefix sums of their samples
+    BlendOrder order{std::vector<int64_t>{1}};
+    std::vector<Shard> shards;
+    std::vector<std::optional<LossMask>> masks;   // of the shards
+    std::vector<ShardInfo> infos;
+    std::vector<int64_t> first_sample;  // (shards + 1): prefix sums of samples
+    int64_t total_tokens = 0;
+    int32_t separator = -1;
+
+    struct Location {
+        const Shard* shard;
+        const std::optional<LossMask>* mask;
+        int64_t token;
+    };
+
+    // Where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is
+    // the first input of the next, so every token but a shard's first is predicted once an epoch.
+    Location locate(int64_t sample) const {
+        const BlendOrder::Place place = order.at(sample);
+        const size_t source = static_cast<size_t>(place.source);
+        const int64_t n = sources[source].samples;
+        int64_t index = place.index % n;
+        if (config.shuffle) index = permuted_index(index, n, seed_of(place.source), place.index / n);
+        index += first_of_source[source];
+        auto after = std::upper_bound(first_sample.begin(), first_sample.end(), index);
+        size_t s = static_cast<size_t>(after - first_sample.begin()) - 1;
+        return {&shards[s], &masks[s], (index - first_sample[s]) * config.seq_length};
+    }
+
+    void read_mask(ShardInfo& info) {
+        masks.push_back(LossMask::beside(info.path, info.tokens));
+        info.masked = masks.back().has_value();
+        info.counted = info.masked ? masks.back()->counted() : info.tokens;
+        if (info.masked) info.fingerprint = rng_key(info.fingerprint ^ masks.back()->fingerprint(), "loss mask");
+    }
+
+    // Sources of equal size are not read in the same order.
+    uint64_t seed_of(int64_t source) const {
+        return source == 0 ? config.seed : rng_key(config.seed, "source " + std::to_string(source));
+    }
+
+    // Paths of the shards of all sources, which are filled in but for their samples.
+    std::vector<std::string> find_shards() {
+        const DataWords words = parse_data_words(config.globs);
+        REQUIRE(words.error.empty(), "data: %s", words.error.c_str());
+        std::vector<int64_t> parts;
+        std::vector<std::string> globs;
+        for (const DataSource& source : words.sources) {
+            parts.push_back(source.parts);
+            globs.insert(globs.end(), source.globs.begin(), source.globs.end());
+        }
+        order = BlendOrder(parts);
+        std::vector<size_t> matches;
+        std::vector<std::string> paths = expand_globs(globs, &matches);
+        auto found = matches.begin();
+        for (const DataSource& source : words.sources) {
+            SourceInfo info{.name = join_names(source.globs), .weight = source.weight, .parts = source.parts};
+            info.share = static_cast<double>(source.parts) / static_cast<double>(order.period());
+            for (size_t i = 0; i < source.globs.size(); i++) info.shards += static_cast<int64_t>(*found++);
+            sources.push_back(info);
+        }
+        return paths;
+    }
+
+    void count_samples() {
+        size_t shard = 0;
+        for (SourceInfo& source : sources) {
+            for (int64_t i = 0; i < source.shards; i++) source.samples += infos[shard++].samples;
+            first_of_source.push_back(first_of_source.back() + source.samples);
+        }
+    }
+};
+
+DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>()) {
+    check_config(config);
+    impl_->config = config;
+    impl_->first_sample.push_back(0);
+    if (config.synthetic) {
+        impl_->first_sample.push_back(std::numeric_limits<int64_t>::max());
+        return;
+    }
+    for (const std::string& path : impl_->find_shards()) {
+        Shard shard(path, config.token_dtype);
+        ShardInfo& info = shard.info;
+        REQUIRE(info.tokens > config.seq_length,
+                "data shard '%s': %lld tokens are fewer than one sample (sequence length %lld + 1); "
+                "remove the shard or lower --seq-length",
+                path.c_str(), (long long)info.tokens, (long long)config.seq_length);
+        impl_->read_mask(info);
+        info.samples = (info.tokens - 1) / config.seq_length;
+        impl_->total_tokens += info.tokens;
+        impl_->first_sample.push_back(impl_->first_sample.back() + info.samples);
+        if (config.documents) {
+            const int32_t separator = read_separator(path, config.vocab_size);
+            REQUIRE(impl_->infos.empty() || separator == impl_->separator,
+                    "--reset-attention-mask: data shard '%s' separates documents with token %d, '%s' with %d",
+                    path.c_str(), separator, impl_->infos[0].path.c_str(), impl_->separator);
+            impl_->separator = separator;
+        }
+        impl_->infos.push_back(info);
+        impl_->shards.push_back(std::move(shard));
+    }
+    impl_->count_samples();
+    if (config.check_ids) check_token_ids(impl_->shards, config.vocab_size);
+    // From here on prefetch asks for pages; the kernel's own read-ahead only helps reads in shard order.
+    for (const Shard& shard : impl_->shards)
+        shard.advise(0, shard.info.tokens, config.shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
+}
+
+DataLoader::~DataLoader() = default;
+
+int64_t DataLoader::samples_per_epoch() const { return impl_->first_sample.back(); }
+int64_t DataLoader::total_tokens() const { return impl_->total_tokens; }
+int64_t DataLoader::seq_length() const { return impl_->config.seq_length; }
+int32_t DataLoader::separator() const { return impl_->separator; }
+const std::vector<ShardInfo>& DataLoader::shards() const { return impl_->infos; }
+const std::vector<SourceInfo>& DataLoader::sources() const { return impl_->sources; }
+int64_t DataLoader::samples_of(int64_t source, int64_t n) const { return impl_->order.count(source, n); }
+
+int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) const {
+    const int64_t T = impl_->config.seq_length;
+    if (impl_->config.synthetic) {
+        CHECK(sample >= 0, "sample %lld", (long long)sample);
+        draw_sample(impl_->config, sample, inputs, targets);
+        return T;
+    }
+    Impl::Location at = impl_->locate(sample);
+    at.shard->copy(at.token, T, inputs);
+    at.shard->copy(at.token + 1, T, targets);
+    for (int64_t t = 0; *at.mask && t < T; t++)
+        if (!(*at.mask)->counts(at.token + 1 + t)) targets[t] = kIgnoredTarget;
+    int64_t ignored = 0;
+    for (int64_t t = 0; t < T; t++)
+        ignored += targets[t] == kIgnoredTarget;
+    return T - ignored;
+}
+
+void DataLoader::prefetch(int64_t first, int64_t count) const {
+    for (int64_t i = 0; i < count && !impl_->config.synthetic; i++) {
+        Impl::Location at = impl_->locate(first + i);
+        at.shard->advise(at.token, impl_->config.seq_length + 1, MADV_WILLNEED);
+    }
+}
+
+std::string DataLoader::fingerprint_json() const {
+    if (impl_->config.synthetic) return nlohmann::json{{"synthetic", kSyntheticVersion}}.dump(1);
+    nlohmann::ordered_json list = nlohmann::ordered_json::array();
+    for (const ShardInfo& info : impl_->infos)
+        list.push_back({{"name", printable_name(info.path)},
+                        {"tokens", info.tokens},
+                        {"token_bytes", info.token_bytes},
+                        {"fingerprint", hex64(info.fingerprint)}});
+    nlohmann::ordered_json all{{"shards", list}};
+    const nlohmann::json blend = blend_json(impl_->sources);
+    if (!blend.is_null()) all["blend"] = blend;
+    return all.dump(1);
+}
+
+std::string DataLoader::check_fingerprint(const std::string& text) const {
+    std::vector<SavedShard> saved;
+    std::string reweighted;   // told only if the shards are the same
+    try {
+        const nlohmann::json parsed = nlohmann::json::parse(text);
+        const int was = parsed.value("synthetic", 0), now = impl_->config.synthetic ? kSyntheticVersion : 0;
+        if (was != now) return describe_synthetic(was, now);
+        if (now > 0) return "";
+        for (const nlohmann::json& row : parsed.at("shards"))
+            saved.push_back({.name = row.at("name").get<std::string>(),
+                             .fingerprint = row.at("fingerprint").get<std::string>(),
+                             .tokens = row.at("tokens").get<int64_t>(),
+                             .token_bytes = row.at("token_bytes").get<int64_t>()});
+        const nlohmann::json blend = blend_json(impl_->sources), then = parsed.value("blend", nlohmann::json());
+        if (then != blend)
+            reweighted = strf("the weights of the data were %s, here %s", describe_parts(then).c_str(),
+                              describe_parts(blend).c_str());
+    } catch (const nlohmann::json::exception& error) {
+        return strf("the checkpoint's list of data shards is not readable: %s", error.what());
+    }
+    const std::vector<ShardInfo>& now = impl_->infos;
+    for (size_t i = 0; i < std::max(saved.size(), now.size()); i++) {
+        if (i >= saved.size() || i >= now.size() || printable_name(now[i].path) != saved[i].name)
+            return describe_misplaced(saved, now, i);
+        const char* path = now[i].path.c_str();
+        if (now[i].tokens != saved[i].tokens || now[i].token_bytes != saved[i].token_bytes)
+            return strf("data shard '%s' changed since the checkpoint: %lld tokens of %d bytes, was %lld of %lld",
+                        path, (long long)now[i].tokens, now[i].token_bytes, (long long)saved[i].tokens,
+                        (long long)saved[i].token_bytes);
+        if (hex64(now[i].fingerprint) != saved[i].fingerprint)
+            return strf("data shard '%s' changed since the checkpoint: fingerprint %s, was %s", path,
+                        hex64(now[i].fingerprint).c_str(), saved[i].fingerprint.c_str());
+    }
+    return reweighted;
+}
+
+std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples) {
+    std::vector<std::string> lines;
+    const std::vector<SourceInfo>& sources = loader.sources();
+    for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
+        const double reads = static_cast<double>(loader.samples_of(static_cast<int64_t>(k), samples))
+                             / static_cast<double>(sources[k].samples);
+        lines.push_back(strf("%.4g %% of the samples from %s: %lld shards, %lld samples, each read %.3g times",
+                             100 * sources[k].share, sources[k].name.c_str(), (long long)sources[k].shards,
+                             (long long)sources[k].samples, reads));
+    }
+    int64_t masks = 0, tokens = 0, counted = 0;
+    for (const ShardInfo& info : loader.shards()) {
+        masks += info.masked;
+        tokens += info.tokens;
+        counted += info.counted;
+    }
+    if (masks > 0)
+        lines.push_back(strf("loss masks of %lld of %zu shards: %lld of %lld tokens count as targets, %.3g %%",
+                             (long long)masks, loader.shards().size(), (long long)counted, (long long)tokens,
+                             100 * static_cast<double>(counted) / static_cast<double>(tokens)));
+    return lines;
+}
+
+void require_samples(const DataLoader& loader, int64_t needed, const char* what) {
+    const std::vector<SourceInfo>& sources = loader.sources();
+    for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
+        const int64_t share = loader.samples_of(static_cast<int64_t>(k), needed);
+        REQUIRE(sources[k].samples >= share, "data '%s' has %lld samples of %lld; needs %lld, its share of %lld (%s): "
+                "lower its weight %s", sources[k].name.c_str(), (long long)sources[k].samples,
+                (long long)loader.seq_length(), (long long)share, (long long)needed, what, sources[k].weight.c_str());
+    }
+    if (sources.size() > 1) return;
+    if (loader.samples_per_epoch() >= needed) return;
+    const std::vector<ShardInfo>& shards = loader.shards();
+    std::string name = strf("'%s'", shards[0].path.c_str());
+    if (shards.size() > 1) name += strf(" and %zu more", shards.size() - 1);
+    FAIL(kExitBadInput, "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
+         (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(), (long long)loader.seq_length(),
+         (long long)needed, what);
+}
+
+void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out) {
+    for (int64_t b = 0; b < B; b++, tokens += T) {
+        int32_t *starts = out + b * T, *ends = out + (B + b) * T;
+        for (int64_t start = 0, t = 0; t < T; t++) {
+            starts[t] = static_cast<int32_t>(start);
+            if (t + 1 < T && tokens[t + 1] != separator) continue;
+            std::fill(ends + start, ends + t + 1, static_cast<int32_t>(t + 1));
+            start = t + 1;
+        }
+    }
+}
+
+// A balanced Feistel network over the next even number of bits, walked along its cycle until it falls below
+// n: a network is a bijection whatever its round function, and walking restricts a bijection to a subset. The
+// domain is less than 4 n, so below 4 walks are expected.
+int64_t permuted_index(int64_t index, int64_t n, uint64_t seed, int64_t epoch) {
+    constexpr int kRounds = 8;
+    CHECK(n >= 1 && index >= 0 && index < n && epoch >= 0, "index %lld of %lld, epoch %lld", (long long)index,
+          (long long)n, (long long)epoch);
+    if (n == 1) return 0;
+    const int half_bits = (static_cast<int>(std::bit_width(static_cast<uint64_t>(n - 1))) + 1) / 2;
+    const uint64_t mask = (uint64_t{1} << half_bits) - 1;
+    const uint64_t key = rng_key(seed, "shuffle");
+    uint64_t x = static_cast<uint64_t>(index);
+    do {
+        uint64_t left = x >> half_bits, right = x & mask;
+        for (int round = 0; round < kRounds; round++) {
+            uint64_t next = left ^ feistel_round(key, static_cast<uint64_t>(epoch), round, right, mask);
+            left = right;
+            right = next;
+        }
+        x = left << half_bits | right;
+    } while (x >= static_cast<uint64_t>(n));
+    return static_cast<int64_t>(x);
+}
+
+// Counting sort: stable, and its cost does not depend on how often a token repeats.
+void sort_rows_by_token(const int32_t* tokens, int64_t n, int64_t vocab_size, int32_t* order,
+                        std::vector<int64_t>& scratch) {
+    CHECK(n >= 0 && n <= std::numeric_limits<int32_t>::max() && vocab_size >= 1, "%lld rows, vocabulary %lld",
+          (long long)n, (long long)vocab_size);
+    auto bucket = [&](int32_t token) {
+        return static_cast<size_t>(token >= 0 && token < vocab_size ? token : vocab_size);
+    };
+    // scratch[b + 1] counts bucket b; after the sums scratch[b] is where bucket b's next row goes.
+    scratch.assign(static_cast<size_t>(vocab_size) + 2, 0);
+    for (int64_t i = 0; i < n; i++)
+        scratch[bucket(tokens[i]) + 1]++;
+    for (size_t b = 1; b < scratch.size(); b++)
+        scratch[b] += scratch[b - 1];
+    for (int64_t i = 0; i < n; i++)
+        order[scratch[bucket(tokens[i])]++] = static_cast<int32_t>(i);
+}

@@ -1,0 +1,412 @@
+#include "llmc/data/shards.h"
+
+#include <fcntl.h>
+#include <glob.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "llmc/base/check.h"
+
+static_assert(std::endian::native == std::endian::little,
+              "shards are little-endian and read without swapping");
+
+namespace {
+
+constexpr uint32_t kMagicV1 = 20240520, kMagicV7 = 20240801;
+constexpr int64_t kLlmcHeaderBytes = 256 * 4;
+constexpr char kMegatronMagic[] = "MMIDIDX\0";  // with the literal's own end: 9 bytes, two of them zero
+constexpr int64_t kMegatronMagicBytes = sizeof(kMegatronMagic);
+constexpr int64_t kMegatronHeaderBytes = kMegatronMagicBytes + 8 + 1 + 8 + 8;
+
+// Files that would pass for headerless tokens and are something else.
+struct ForeignMagic {
+    const char* bytes;
+    size_t length;
+    const char* what;
+};
+constexpr ForeignMagic kForeign[] = {
+    {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (HellaSwag, MMLU), not a token shard"},
+    {"BIN.TOK\n", 8, "an llmq token file"},
+    {"LOSSMASK", 8, "a loss mask; name the .bin beside it"},
+    {"MMIDIDX\0\0", 9, "a Megatron index; name its .bin instead"},
+    {"\x93NUMPY", 6, "a NumPy array file"},
+    {"PAR1", 4, "a parquet file; tokenise it with data/prepare_text.py"},
+    {"PK\x03\x04", 4, "a zip archive"},
+    {"\x1f\x8b\x08", 3, "a gzip file"},
+    {"\x28\xb5\x2f\xfd", 4, "a zstd file"},
+};
+
+template <typename T>
+T load(const uint8_t* bytes) {
+    T value;
+    std::memcpy(&value, bytes, sizeof(T));
+    return value;
+}
+
+bool ends_with(const std::string& text, const char* suffix) {
+    size_t n = std::strlen(suffix);
+    return text.size() >= n && text.compare(text.size() - n, n, suffix) == 0;
+}
+
+bool is_file(const std::string& path) {
+    struct stat status;
+    return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+}
+
+// "a.bin" -> "a.idx"; "" where the name does not end in .bin.
+std::string index_path_of(const std::string& path) {
+    return ends_with(path, ".bin") ? path.substr(0, path.size() - 4) + ".idx" : "";
+}
+
+// Files beside a shard that a pattern like dir/* matches too.
+bool is_companion(const std::string& path) {
+    return ends_with(path, ".idx") || ends_with(path, ".mask") || ends_with(path, ".meta.json");
+}
+
+const char* megatron_dtype_name(int code) {
+    constexpr const char* kNames[] = {"?",     "uint8",   "int8",    "int16", "int32",
+                                      "int64", "float64", "float32", "uint16"};
+    return code >= 1 && code <= 8 ? kNames[code] : "unknown";
+}
+
+// Largest of n ids. The inner loop has a fixed length so that the compiler vectorises it at -O2.
+template <typename T>
+uint32_t max_id(const uint8_t* bytes, int64_t n) {
+    constexpr int64_t kBlock = 1024;
+    T best[kBlock] = {}, block[kBlock];
+    int64_t i = 0;
+    for (; i + kBlock <= n; i += kBlock) {
+        std::memcpy(block, bytes + i * sizeof(T), sizeof(block));
+        for (int64_t j = 0; j < kBlock; j++)
+            best[j] = std::max(best[j], block[j]);
+    }
+    T result = *std::max_element(best, best + kBlock);
+    for (; i < n; i++)
+        result = std::max(result, load<T>(bytes + i * sizeof(T)));
+    return result;
+}
+
+// Checks the fixed part of a Megatron index, and that its tables fill the rest of the file exactly. Returns
+// the number of sequences.
+uint64_t check_megatron_header(const MappedFile& index, const char* name, int* token_bytes) {
+    const uint8_t* p = index.data();
+    const int64_t bytes = index.bytes();
+    REQUIRE(bytes >= kMegatronHeaderBytes,
+            "data index '%s': truncated in the header: it ends at byte %lld of %lld", name, (long long)bytes,
+            (long long)kMegatronHeaderBytes);
+    REQUIRE(
+        std::memcmp(p, kMegatronMagic, kMegatronMagicBytes) == 0,
+        "data index '%s': byte 0: wrong magic, expected MMIDIDX (Megatron); if the shard beside it is not "
+        "Megatron's, move this file away",
+        name);
+    uint64_t version = load<uint64_t>(p + 9);
+    REQUIRE(version == 1, "data index '%s': byte 9: version %llu, expected 1", name,
+            (unsigned long long)version);
+    int code = p[17];
+    REQUIRE(code == 4 || code == 8,
+            "data index '%s': byte 17: token type %d (%s), only 4 (int32) and 8 (uint16) are read", name,
+            code, megatron_dtype_name(code));
+    *token_bytes = code == 8 ? 2 : 4;
+    uint64_t sequences = load<uint64_t>(p + 18), documents = load<uint64_t>(p + 26);
+    uint64_t body = static_cast<uint64_t>(bytes - kMegatronHeaderBytes);
+    // Divide before multiplying: the counts come from the file and their product may not fit.
+    bool fits = sequences <= body / 12 && documents <= (body - sequences * 12) / 8;
+    REQUIRE(
+        fits,
+        "data index '%s': truncated: byte 18 says %llu sequences and byte 26 %llu document ends, the file "
+        "ends at byte %lld",
+        name, (unsigned long long)sequences, (unsigned long long)documents, (long long)bytes);
+    uint64_t rest = body - sequences * 12 - documents * 8;
+    REQUIRE(rest == 0, "data index '%s': %llu bytes too many at byte %lld (multimodal indices are not read)",
+            name, (unsigned long long)rest, (long long)(bytes - static_cast<int64_t>(rest)));
+    return sequences;
+}
+
+}  // namespace
+
+const char* shard_format_name(ShardFormat format) {
+    switch (format) {
+        case ShardFormat::kLlmcV1: return "llm.c v1";
+        case ShardFormat::kLlmcV7: return "llm.c v7";
+        case ShardFormat::kMegatron: return "Megatron";
+        case ShardFormat::kRaw: return "raw";
+    }
+    return "?";
+}
+
+MappedFile::MappedFile(const std::string& path) {
+    int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    REQUIRE(fd >= 0, "data shard '%s': cannot open: %s", path.c_str(), std::strerror(errno));
+    struct stat status = {};
+    bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
+    void* mapped = nullptr;
+    if (regular && status.st_size > 0)
+        mapped = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, fd, 0);
+    int map_errno = errno;
+    close(fd);
+    REQUIRE(!S_ISDIR(status.st_mode), "data shard '%s': a folder: name the files in it, '%s/*.bin'", path.c_str(),
+            path.c_str());
+    REQUIRE(regular, "data shard '%s': not a regular file", path.c_str());
+    REQUIRE(mapped != MAP_FAILED, "data shard '%s': cannot map %lld bytes: %s", path.c_str(),
+            (long long)status.st_size, std::strerror(map_errno));
+    data_ = static_cast<const uint8_t*>(mapped);
+    bytes_ = status.st_size;
+}
+
+MappedFile::~MappedFile() {
+    if (data_) munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(bytes_));
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
+    other.data_ = nullptr;
+    other.bytes_ = 0;
+}
+
+void MappedFile::advise(int64_t first, int64_t count, int advice) const {
+    static const int64_t page = sysconf(_SC_PAGESIZE);
+    int64_t begin = first / page * page, end = std::min(first + count, bytes_);
+    if (data_ && begin < end)
+        madvise(const_cast<uint8_t*>(data_) + begin, static_cast<size_t>(end - begin), advice);
+}
+
+Shard::Shard(const std::string& path, const std::string& token_dtype) : file_(path) {
+    info.path = path;
+    REQUIRE(file_.bytes() > 0, "data shard '%s': the file is empty", path.c_str());
+    std::string index_path = index_path_of(path);
+    uint32_t magic = file_.bytes() >= 4 ? load<uint32_t>(file_.data()) : 0;
+    if (!index_path.empty() && is_file(index_path)) {
+        parse_megatron_index(index_path);
+    } else if (magic == kMagicV1 || magic == kMagicV7) {
+        parse_llmc_header();
+    } else {
+        parse_raw(token_dtype);
+    }
+    info.fingerprint = compute_fingerprint();
+}
+
+void Shard::parse_llmc_header() {
+    const char* path = info.path.c_str();
+    bool wide = load<uint32_t>(file_.data()) == kMagicV7;
+    info.format = wide ? ShardFormat::kLlmcV7 : ShardFormat::kLlmcV1;
+    info.token_bytes = wide ? 4 : 2;
+    data_offset_ = kLlmcHeaderBytes;
+    REQUIRE(file_.bytes() >= kLlmcHeaderBytes,
+            "data shard '%s': truncated in the header: it ends at byte %lld of %lld", path,
+            (long long)file_.bytes(), (long long)kLlmcHeaderBytes);
+    uint32_t version = load<uint32_t>(file_.data() + 4), expected = wide ? 7 : 1;
+    REQUIRE(version == expected, "data shard '%s': byte 4: version %u, expected %u after magic %u", path,
+            version, expected, load<uint32_t>(file_.data()));
+    // The count is an int32 to llm.c; read unsigned, the size of the file decides whether it can be true.
+    info.tokens = load<uint32_t>(file_.data() + 8);
+    int64_t expected_bytes = kLlmcHeaderBytes + info.tokens * info.token_bytes;
+    REQUIRE(file_.bytes() >= expected_bytes,
+            "data shard '%s': truncated: the header (byte 8) says %lld tokens, that is %lld bytes, the "
+            "file ends at byte %lld",
+            path, (long long)info.tokens, (long long)expected_bytes, (long long)file_.bytes());
+    REQUIRE(file_.bytes() == expected_bytes,
+            "data shard '%s': the header (byte 8) says %lld tokens, which end at byte %lld, but the "
+            "file has %lld bytes",
+            path, (long long)info.tokens, (long long)expected_bytes, (long long)file_.bytes());
+}
+
+void Shard::parse_megatron_index(const std::string& index_path) {
+    const char* name = index_path.c_str();
+    MappedFile index(index_path);
+    const uint64_t sequences = check_megatron_header(index, name, &info.token_bytes);
+    info.format = ShardFormat::kMegatron;
+    const int64_t lengths = kMegatronHeaderBytes, pointers = lengths + 4 * static_cast<int64_t>(sequences);
+    int64_t position = 0;  // cannot overflow: it is held against the file's size after every sequence
+    for (int64_t s = 0; s < static_cast<int64_t>(sequences); s++) {
+        int32_t length = load<int32_t>(index.data() + lengths + 4 * s);
+        int64_t pointer = load<int64_t>(index.data() + pointers + 8 * s);
+        REQUIRE(length >= 0, "data index '%s': byte %lld: sequence %lld has length %d", name,
+                (long long)(lengths + 4 * s), (long long)s, length);
+        REQUIRE(
+            pointer == position,
+            "data index '%s': byte %lld: sequence %lld starts at %lld, expected %lld; only sequences stored "
+            "one after the other are read",
+            name, (long long)(pointers + 8 * s), (long long)s, (long long)pointer, (long long)position);
+        position += static_cast<int64_t>(length) * info.token_bytes;
+        REQUIRE(
+            position <= file_.bytes(),
+            "data shard '%s': truncated: sequence %lld of the index ends at byte %lld, the file at byte %lld",
+            info.path.c_str(), (long long)s, (long long)position, (long long)file_.bytes());
+    }
+    REQUIRE(position == file_.bytes(),
+            "data shard '%s': the sequences of the index end at byte %lld, but the file has %lld bytes",
+            info.path.c_str(), (long long)position, (long long)file_.bytes());
+    info.tokens = position / info.token_bytes;
+}
+
+void Shard::parse_raw(const std::string& token_dtype) {
+    const char* path = info.path.c_str();
+    for (const ForeignMagic& foreign : kForeign) {
+        bool match = file_.bytes() >= static_cast<int64_t>(foreign.length)
+                     && std::memcmp(file_.data(), foreign.bytes, foreign.length) == 0;
+        REQUIRE(!match, "data shard '%s': byte 0: wrong magic: this is %s", path, foreign.what);
+    }
+    // What is made to be read has no bytes below the blank, of which half a file of small ids consists.
+    const uint8_t* end = file_.data() + std::min<int64_t>(4096, file_.bytes());
+    const bool text = std::all_of(file_.data(), end, [](uint8_t c) { return c >= ' ' || (c >= '\t' && c <= '\r'); });
+    REQUIRE(!text || !token_dtype.empty(),
+            "data shard '%s': byte 0: wrong magic: this is text; data/prepare_text.py makes shards of it", path);
+    uint32_t first = 0;
+    std::memcpy(&first, file_.data(), static_cast<size_t>(std::min<int64_t>(4, file_.bytes())));
+    REQUIRE(!token_dtype.empty(),
+            "data shard '%s': byte 0: wrong magic 0x%08x (known: llm.c %u and %u, or a Megatron .idx "
+            "beside it); if it is headerless (nanoGPT), pass --token-dtype uint16 or uint32",
+            path, first, kMagicV1, kMagicV7);
+    info.format = ShardFormat::kRaw;
+    info.token_bytes = token_dtype == "uint32" ? 4 : 2;
+    REQUIRE(file_.bytes() % info.token_bytes == 0,
+            "data shard '%s': odd size: %lld bytes is no multiple of the %d bytes "
+            "of a %s token; truncated, or another --token-dtype",
+            path, (long long)file_.bytes(), info.token_bytes, token_dtype.c_str());
+    info.tokens = file_.bytes() / info.token_bytes;
+}
+
+uint64_t Shard::compute_fingerprint() const {
+    constexpr int64_t kEnd = 1 << 20, kBlock = 4096, kBlocks = 64;
+    int64_t bytes = file_.bytes();
+    const uint8_t* p = file_.data();
+    XXH3_state_t state;
+    XXH3_64bits_reset(&state);
+    int64_t shape[4] = {bytes, data_offset_, info.token_bytes, info.tokens};
+    XXH3_64bits_update(&state, shape, sizeof(shape));
+    if (bytes <= 2 * kEnd + kBlock * kBlocks) {
+        XXH3_64bits_update(&state, p, static_cast<size_t>(bytes));
+    } else {
+        // Both ends, where a rewritten or appended file differs, and blocks spread evenly between them.
+        XXH3_64bits_update(&state, p, kEnd);
+        XXH3_64bits_update(&state, p + bytes - kEnd, kEnd);
+        int64_t span = bytes - 2 * kEnd - kBlock;
+        for (int64_t b = 0; b < kBlocks; b++) {
+            int64_t at = kEnd + span / (kBlocks - 1) * b;
+            XXH3_64bits_update(&state, p + at, kBlock);
+        }
+    }
+    return XXH3_64bits_digest(&state);
+}
+
+uint32_t Shard::token(int64_t index) const {
+    const uint8_t* at = file_.data() + byte_offset(index);
+    return info.token_bytes == 2 ? load<uint16_t>(at) : load<uint32_t>(at);
+}
+
+void Shard::copy(int64_t first, int64_t count, int32_t* out) const {
+    CHECK(first >= 0 && count >= 0 && count <= info.tokens - first, "tokens [%lld, +%lld) of %lld in '%s'",
+          (long long)first, (long long)count, (long long)info.tokens, info.path.c_str());
+    const uint8_t* from = file_.data() + byte_offset(first);
+    if (info.token_bytes == 4) {
+        std::memcpy(out, from, static_cast<size_t>(count) * 4);
+    } else {
+        for (int64_t i = 0; i < count; i++)
+            out[i] = load<uint16_t>(from + 2 * i);
+    }
+}
+
+int64_t Shard::find_bad_id(int64_t first, int64_t count, int64_t vocab_size) const {
+    CHECK(first >= 0 && count >= 0 && count <= info.tokens - first, "tokens [%lld, +%lld) of %lld in '%s'",
+          (long long)first, (long long)count, (long long)info.tokens, info.path.c_str());
+    if (info.token_bytes == 2 && vocab_size > 0xffff) return -1;
+    const uint8_t* from = file_.data() + byte_offset(first);
+    uint32_t largest = info.token_bytes == 2 ? max_id<uint16_t>(from, count) : max_id<uint32_t>(from, count);
+    if (largest < vocab_size) return -1;
+    for (int64_t i = first; i < first + count; i++)
+        if (token(i) >= vocab_size) return i;
+    return -1;
+}
+
+void Shard::advise(int64_t first, int64_t count, int advice) const {
+    file_.advise(byte_offset(first), count * info.token_bytes, advice);
+}
+
+std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches_of) {
+    std::vector<std::string> paths;
+    std::set<std::string> seen;
+    for (const std::string& pattern : globs) {
+        std::vector<std::string> matches;
+        glob_t found = {};
+        // A name that exists is taken as it is, even if it holds characters of a pattern.
+        if (is_file(pattern)) {
+            matches.push_back(pattern);
+        } else if (glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &found) == 0) {
+            for (size_t i = 0; i < found.gl_pathc; i++)
+                if (!is_companion(found.gl_pathv[i])) matches.push_back(found.gl_pathv[i]);
+        }
+        globfree(&found);
+        REQUIRE(!matches.empty(), "data pattern '%s' matches no file; data/prepare_text.py makes shards of text",
+                pattern.c_str());
+        std::sort(matches.begin(), matches.end());  // by byte, whatever the locale
+        for (std::string& path : matches) {
+            REQUIRE(seen.insert(path).second,
+                    "data shard '%s' is matched by two patterns; every shard is read once", path.c_str());
+            paths.push_back(std::move(path));
+        }
+        if (matches_of) matches_of->push_back(matches.size());
+    }
+    return paths;
+}
+
+void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
+    constexpr int64_t kChunk = int64_t{1} << 24;  // tokens a thread takes at a time
+    struct Chunk {
+        size_t shard;
+        int64_t first, count;
+    };
+    std::vector<Chunk> chunks;
+    for (size_t s = 0; s < shards.size(); s++)
+        for (int64_t at = 0; at < shards[s].info.tokens; at += kChunk)
+            chunks.push_back({s, at, std::min(kChunk, shards[s].info.tokens - at)});
+
+    // Chunks are handed out in order, so every chunk before a bad one has been taken when it is found:
+    // waiting for all threads makes the lowest bad chunk the first bad one of the data, whatever the timing.
+    std::atomic<size_t> next{0};
+    std::atomic<bool> stop{false};
+    std::mutex mutex;
+    size_t bad_chunk = chunks.size();
+    int64_t bad_token = -1;
+    auto work = [&] {
+        while (!stop) {
+            size_t c = next++;
+            if (c >= chunks.size()) return;
+            const Chunk& chunk = chunks[c];
+            const Shard& shard = shards[chunk.shard];
+            shard.advise(chunk.first, chunk.count, MADV_SEQUENTIAL);
+            int64_t token = shard.find_bad_id(chunk.first, chunk.count, vocab_size);
+            if (token < 0) continue;
+            stop = true;
+            std::lock_guard<std::mutex> lock(mutex);
+            if (c < bad_chunk) {
+                bad_chunk = c;
+                bad_token = token;
+            }
+        }
+    };
+    size_t threads = std::min<size_t>({chunks.size(), std::max(1u, std::thread::hardware_concurrency()), 16});
+    std::vector<std::jthread> pool;
+    for (size_t t = 1; t < threads; t++)
+        pool.emplace_back(work);
+    work();
+    pool.clear();  // joins
+    if (bad_chunk == chunks.size()) return;
+    const Shard& shard = shards[chunks[bad_chunk].shard];
+    FAIL(kExitBadInput,
+         "data shard '%s': byte %lld (token %lld): id %u is not below the vocabulary size %lld; the data "
+         "was made with another tokenizer than the model's",
+         shard.info.path.c_str(), (long long)shard.byte_offset(bad_token), (long long)bad_token,
+         shard.token(bad_token), (long long)vocab_size);
+}

@@ -1,0 +1,263 @@
+#include "llmc/fault/heartbeat.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "llmc/base/check.h"
+
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<int32_t>::is_always_lock_free);
+
+namespace {
+
+struct PhaseRow {
+    const char* text;
+    bool slow;
+};
+constexpr PhaseRow kPhases[] = {
+    {"start", true},   {"load", true},    {"read data", true},   {"forward", false}, {"backward", false},
+    {"reduce", false}, {"update", false}, {"wait for device", false}, {"evaluation", false}, {"sample", false},
+    {"save", true},    {"end of a save", true}, {"end", true},
+};
+
+// What posts go to. A process is one rank, and its main thread alone posts.
+struct Poster {
+    std::atomic<BoardRow*> row{nullptr};
+    std::atomic<const BoardHeader*> header{nullptr};
+    int64_t step = 0;
+    std::function<void(int64_t, Phase)> strike;
+};
+Poster poster;
+thread_local char purpose[sizeof(Mark::name)] = "";   // of each rank where threads are ranks, in tests
+
+BoardRow* row() { return poster.row.load(std::memory_order_acquire); }
+
+const PhaseRow& phase_row(Phase phase) {
+    const auto index = static_cast<size_t>(phase);
+    return kPhases[std::min(index, std::size(kPhases) - 1)];   // what another host sent may be anything
+}
+
+}  // namespace
+
+const char* phase_text(Phase phase) { return phase_row(phase).text; }
+bool phase_is_slow(Phase phase) { return phase_row(phase).slow; }
+
+// ---- posts
+
+void post_step(int64_t step) {
+    poster.step = step;
+    if (BoardRow* r = row()) r->begin_step(step);
+}
+void post_phase(Phase phase) {
+    if (BoardRow* r = row()) r->set_phase(phase);
+    if (poster.strike) poster.strike(poster.step, phase);
+}
+void post_progress() {
+    if (BoardRow* r = row()) r->add_progress();
+}
+void post_slow_progress() {
+    if (BoardRow* r = row(); r && phase_is_slow(r->phase())) r->add_progress();
+}
+void post_first_step() {
+    if (BoardRow* r = row()) r->set_past_first_step();
+}
+void post_end(int exit_code) {
+    if (BoardRow* r = row()) r->set_end(exit_code);
+}
+
+void leave_outcome(int exit_code) {
+    const char* name = row() ? nullptr : std::getenv(kBoardVariable);
+    const int fd = name ? ::shm_open((std::string("/") + name).c_str(), O_WRONLY | O_CLOEXEC, 0600) : -1;
+    if (fd < 0) return;
+    const std::string line = exit_code == kExitOk ? "outcome end\n" : strf("outcome %03d\n", exit_code);
+    [[maybe_unused]] const ssize_t done = ::write(fd, line.data(), line.size());
+    ::close(fd);
+}
+
+CollectivePurpose::CollectivePurpose(const std::string& text) : outer_(purpose) {
+    std::snprintf(purpose, sizeof purpose, "%s", text.c_str());
+}
+CollectivePurpose::~CollectivePurpose() { std::snprintf(purpose, sizeof purpose, "%s", outer_.c_str()); }
+
+void on_phase(std::function<void(int64_t, Phase)> strike) { poster.strike = std::move(strike); }
+
+void set_own_row(BoardRow* new_row, const BoardHeader* header) {
+    poster.row.store(new_row, std::memory_order_release);
+    poster.header.store(header, std::memory_order_release);
+}
+bool stopped_through_board() {
+    static_assert(offsetof(BoardHeader, stop) == BoardHeader::kTextBytes, "scripts/launch_mpi.sh writes there");
+    const BoardHeader* header = poster.header.load(std::memory_order_acquire);
+    return header && header->stop.load(std::memory_order_relaxed) != 0;
+}
+BoardRow* own_row() { return row(); }
+const char* collective_name(const char* otherwise) { return purpose[0] ? purpose : otherwise; }
+
+// ---- rows
+
+Mark BoardRow::AtomicMark::load() const {
+    Mark mark;
+    mark.step = step.load(std::memory_order_relaxed);
+    mark.number = number.load(std::memory_order_relaxed);
+    mark.phase = static_cast<Phase>(phase.load(std::memory_order_relaxed));
+    for (size_t i = 0; i < std::size(name); i++) {
+        const uint64_t word = name[i].load(std::memory_order_relaxed);
+        std::memcpy(mark.name + 8 * i, &word, 8);
+    }
+    mark.name[sizeof mark.name - 1] = '\0';
+    return mark;
+}
+
+void BoardRow::AtomicMark::store(const Mark& mark) {
+    step.store(mark.step, std::memory_order_relaxed);
+    number.store(mark.number, std::memory_order_relaxed);
+    phase.store(static_cast<int32_t>(mark.phase), std::memory_order_relaxed);
+    for (size_t i = 0; i < std::size(name); i++) {
+        uint64_t word;
+        std::memcpy(&word, mark.name + 8 * i, 8);
+        name[i].store(word, std::memory_order_relaxed);
+    }
+}
+
+RankPost BoardRow::read() const {
+    RankPost post;
+    post.signs = signs_.load(std::memory_order_acquire);
+    post.progress = progress_.load(std::memory_order_acquire);
+    post.step = step_.load(std::memory_order_relaxed);
+    post.phase = phase();
+    post.past_first_step = past_first_step_.load(std::memory_order_relaxed);
+    post.end_code = end_code_plus_1_.load(std::memory_order_acquire) - 1;
+    for (int i = 0; i < kLanes; i++) {
+        LanePost& lane = post.lanes[i];
+        // The latest first: what is finished has begun, what has begun was given.
+        lane.finished = lanes_[i].finished.load(std::memory_order_acquire);
+        lane.begun = lanes_[i].begun.load(std::memory_order_acquire);
+        lane.given = lanes_[i].given.load(std::memory_order_acquire);
+        if (lane.begun > 0) lane.at = slot(i, lane.begun).load();
+        if (lane.given > lane.begun) lane.next = slot(i, lane.begun + 1).load();
+    }
+    return post;
+}
+
+void BoardRow::write(const RankPost& post) {
+    step_.store(post.step, std::memory_order_relaxed);
+    phase_.store(static_cast<int32_t>(post.phase), std::memory_order_relaxed);
+    past_first_step_.store(post.past_first_step, std::memory_order_relaxed);
+    end_code_plus_1_.store(post.end_code + 1, std::memory_order_release);
+    for (int i = 0; i < kLanes; i++) {
+        const LanePost& lane = post.lanes[i];
+        if (lane.begun > 0) slot(i, lane.begun).store(lane.at);
+        if (lane.given > lane.begun) slot(i, lane.begun + 1).store(lane.next);
+        lanes_[i].given.store(lane.given, std::memory_order_release);
+        lanes_[i].begun.store(lane.begun, std::memory_order_release);
+        lanes_[i].finished.store(lane.finished, std::memory_order_release);
+    }
+    progress_.store(post.progress, std::memory_order_release);
+    signs_.store(post.signs, std::memory_order_release);
+}
+
+void BoardRow::begin_step(int64_t step) {
+    step_.store(step, std::memory_order_relaxed);
+    collectives_.store(0, std::memory_order_relaxed);
+    add_progress();
+}
+void BoardRow::set_phase(Phase phase) {
+    phase_.store(static_cast<int32_t>(phase), std::memory_order_relaxed);
+    add_progress();
+}
+
+int64_t BoardRow::give(Lane lane, const char* name) {
+    Mark mark;
+    mark.step = step_.load(std::memory_order_relaxed);
+    mark.number = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
+    mark.phase = phase();
+    std::snprintf(mark.name, sizeof mark.name, "%s", name);
+    const int64_t number = lanes_[lane].given.load(std::memory_order_relaxed) + 1;
+    slot(lane, number).store(mark);
+    lanes_[lane].given.store(number, std::memory_order_release);
+    add_progress();
+    return number;
+}
+void BoardRow::set_begun(Lane lane, int64_t number) { lanes_[lane].begun.store(number, std::memory_order_release); }
+void BoardRow::set_finished(Lane lane, int64_t number) {
+    lanes_[lane].finished.store(number, std::memory_order_release);
+}
+
+// ---- memory
+
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+size_t rounded(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+
+[[noreturn]] void fail_memory(const char* what, const std::string& name, int error) {
+    FAIL(kExitDisk, "cannot %s the board of this run, /dev/shm/%s: %s", what, name.c_str(), std::strerror(error));
+}
+
+}  // namespace
+
+Board& Board::operator=(Board&& other) noexcept {
+    std::swap(memory_, other.memory_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+}
+Board::~Board() {
+    if (memory_) ::munmap(memory_, bytes_);
+}
+
+BoardRow& Board::row(int rank) const {
+    char* rows = static_cast<char*>(memory_) + rounded(sizeof(BoardHeader));
+    return reinterpret_cast<BoardRow*>(rows)[rank];
+}
+
+Board Board::map(int fd, const std::string& name, int ranks) {
+    Board board;
+    board.bytes_ = rounded(sizeof(BoardHeader)) + static_cast<size_t>(ranks) * sizeof(BoardRow);
+    // Reserved now: a page that cannot be had later would end the process.
+    int error = ::posix_fallocate(fd, 0, static_cast<off_t>(board.bytes_));
+    void* memory = MAP_FAILED;
+    if (error == 0) {
+        memory = ::mmap(nullptr, board.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (memory == MAP_FAILED) error = errno;
+    }
+    ::close(fd);
+    if (error != 0) fail_memory("map", name, error);
+    board.memory_ = memory;
+    return board;
+}
+
+bool Board::exists_empty(const std::string& name) {
+    const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) return false;
+    struct stat status {};
+    const bool empty = ::fstat(fd, &status) == 0 && status.st_size == 0;
+    ::close(fd);
+    return empty;
+}
+
+Board Board::create(const std::string& name, int ranks) {
+    const bool given = exists_empty(name);
+    const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC | (given ? 0 : O_CREAT | O_EXCL), 0600);
+    if (fd < 0) fail_memory("create", name, errno);
+    try {
+        return map(fd, name, ranks);
+    } catch (const Error&) {
+        if (!given) remove(name);
+        throw;
+    }
+}
+
+Board Board::open(const std::string& name, int ranks) {
+    const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0) fail_memory("open", name, errno);
+    return map(fd, name, ranks);
+}
+
+void Board::remove(const std::string& name) { ::shm_unlink(("/" + name).c_str()); }

@@ -1,0 +1,61 @@
+#include "llmc/fault/shutdown.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+
+#include "llmc/base/check.h"
+#include "llmc/fault/heartbeat.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+volatile std::sig_atomic_t stop_signal = 0;   // the first
+volatile std::sig_atomic_t insisted = 0;      // SIGTERM or SIGINT came
+double limit_minutes = 0;
+const Clock::time_point process_start = Clock::now();
+
+extern "C" void on_stop_signal(int number) {
+    if (number != SIGUSR1 && insisted) {
+        post_end(128 + number);
+        _exit(128 + number);
+    }
+    if (number != SIGUSR1) insisted = 1;
+    if (!stop_signal) stop_signal = number;
+}
+
+bool time_is_up() {
+    const std::chrono::duration<double, std::ratio<60>> limit(limit_minutes);
+    return limit_minutes > 0 && Clock::now() - process_start >= limit;
+}
+
+const char* signal_name(int number) {
+    return number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGUSR1";
+}
+
+}  // namespace
+
+void catch_stop_signals() {
+    sigset_t own;
+    sigemptyset(&own);
+    for (int number : {SIGTERM, SIGINT, SIGUSR1}) {
+        struct sigaction action {};
+        action.sa_handler = on_stop_signal;
+        action.sa_flags = SA_RESTART;   // reads and writes of files go on
+        sigaction(number, &action, nullptr);
+        sigaddset(&own, number);
+    }
+    pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
+}
+
+void stop_after(double minutes) { limit_minutes = minutes; }
+
+bool stop_wanted() { return stop_signal != 0 || stopped_through_board() || time_is_up(); }
+
+std::string stop_reason() {
+    if (stop_signal) return signal_name(stop_signal);
+    if (stopped_through_board()) return "a signal to the launch wrapper";
+    return time_is_up() ? strf("--exit-duration-in-mins %g", limit_minutes) : "";
+}

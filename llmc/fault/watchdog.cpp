@@ -1,0 +1,395 @@
+#include "llmc/fault/watchdog.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "llmc/base/check.h"
+#include "llmc/base/environment.h"
+#include "llmc/base/proc_stat.h"
+
+namespace {
+
+constexpr double kTickS = 0.2, kRowsS = 0.5;   // between looks; between rows to other hosts
+constexpr double kTellS = 2;                   // the others wait for the one that speaks
+constexpr double kCutS = 5;                    // for the device's library to give up
+constexpr double kFollowS = 3;                 // after a rank that ended by its own decision
+constexpr double kDefaultTimeoutS = 60;
+
+std::atomic<double> timeout_s{kDefaultTimeoutS};
+std::atomic<bool> leaving{false};
+
+double seconds(std::chrono::steady_clock::duration d) { return std::chrono::duration<double>(d).count(); }
+std::chrono::steady_clock::duration duration_of(double s) {
+    return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(s));
+}
+
+int64_t start_of(const std::vector<std::string>& fields) {
+    return fields.size() > kStatStart ? std::atoll(fields[kStatStart].c_str()) : 0;
+}
+
+std::string line_of(const char* path) {
+    std::ifstream file(path);
+    std::string line;
+    std::getline(file, line);
+    return line;
+}
+
+}  // namespace
+
+RankCard own_card() {
+    RankCard card;
+    card.host = host_name();
+    card.pid = ::getpid();
+    card.started = start_of(process_stat("self"));
+    // Containers of one machine may have memory or process numbers of their own.
+    struct stat shared {};
+    ::stat("/dev/shm", &shared);
+    char processes[64] = "";
+    if (::readlink("/proc/self/ns/pid", processes, sizeof processes - 1) < 0) processes[0] = '\0';
+    card.place = card.host + " " + line_of("/proc/sys/kernel/random/boot_id") + " " + std::to_string(shared.st_dev)
+                 + " " + processes;
+    return card;
+}
+
+std::vector<int> number_hosts(std::vector<RankCard>& cards) {
+    std::vector<int> firsts;
+    for (size_t r = 0; r < cards.size(); r++) {
+        auto same = [&](int first) { return cards[static_cast<size_t>(first)].place == cards[r].place; };
+        const auto found = std::find_if(firsts.begin(), firsts.end(), same);
+        cards[r].host_number = static_cast<int>(found - firsts.begin());
+        if (found == firsts.end()) firsts.push_back(static_cast<int>(r));
+    }
+    return firsts;
+}
+
+RankView::Process process_state(int64_t pid, int64_t started) {
+    const auto fields = process_stat(std::to_string(pid));
+    if (fields.empty()) {   // no process, or no file to be had (all are in use, say)
+        const bool there = ::kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM;
+        return there ? RankView::Process::kRuns : RankView::Process::kGone;
+    }
+    if (start_of(fields) != started) return RankView::Process::kGone;
+    const char state = fields[kStatState][0];
+    if (state == 'Z' || state == 'X') return RankView::Process::kGone;
+    return state == 'T' || state == 't' ? RankView::Process::kStopped : RankView::Process::kRuns;
+}
+
+void set_comm_timeout(double s) { timeout_s = s; }
+
+void yield_to_watchdog(bool patient) {
+    if (!own_row()) return;
+    if (patient && !leaving) std::this_thread::sleep_for(std::chrono::seconds(1));
+    while (leaving) std::this_thread::sleep_for(std::chrono::seconds(1));   // until the process ends
+}
+
+// ---- the thread
+
+Watchdog::Watchdog(int rank, std::vector<RankCard> cards, Board board, std::unique_ptr<BoardLink> link, bool kept)
+    : rank_(rank), cards_(std::move(cards)), firsts_(number_hosts(cards_)), board_(std::move(board)),
+      link_(std::move(link)), kept_(kept), known_(cards_.size(), true), lost_(cards_.size(), false),
+      seen_(cards_.size()) {
+    last_tick_ = Clock::now();
+    for (Seen& seen : seen_) seen.moved = seen.sign = last_tick_;
+    // Signals are for the main thread.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] { run(); });
+    asker_ = std::thread([this] { ask(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Watchdog::~Watchdog() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stop_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+    {
+        const std::lock_guard<std::mutex> lock(asking_mutex_);
+        stop_asking_ = true;
+    }
+    asked_enough_.notify_one();
+    asker_.join();
+}
+
+// Once it returns, what was set before is not called any more.
+void Watchdog::set_device(Device device) {
+    {
+        const std::lock_guard<std::mutex> lock(asking_mutex_);
+        error_ = std::move(device.error);
+    }
+    const std::lock_guard<std::mutex> lock(device_mutex_);
+    device_ = std::move(device);
+}
+
+void Watchdog::forget_host(int host_number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (size_t r = 0; r < cards_.size(); r++)
+        if (cards_[r].host_number == host_number) known_[r] = false;
+}
+
+bool Watchdog::local(int rank) const {
+    return cards_[static_cast<size_t>(rank)].host_number == cards_[static_cast<size_t>(rank_)].host_number;
+}
+
+void Watchdog::run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!stop_) {
+        tick();
+        wake_.wait_for(lock, duration_of(kTickS), [this] { return stop_; });
+    }
+    if (link_) exchange_rows();   // how this host's ranks ended
+    if (!kept_) return;
+    observe();
+    report(views());
+}
+
+// In a thread of its own: a library that does not answer must not look like a rank without a sign of life.
+void Watchdog::ask() {
+    std::unique_lock<std::mutex> asking(asking_mutex_);
+    while (!stop_asking_) {
+        if (const std::string error = error_ ? error_() : ""; !error.empty()) {
+            const std::lock_guard<std::mutex> lock(device_mutex_);
+            late_error_ = error;
+            late_since_ = Clock::now();
+            return;
+        }
+        asked_enough_.wait_for(asking, duration_of(kTickS), [this] { return stop_asking_; });
+    }
+}
+
+// Of the device's library, once a peer that is gone, which explains it, had a moment to be seen.
+std::string Watchdog::lasting_error() {
+    const std::lock_guard<std::mutex> lock(device_mutex_);
+    if (late_error_.empty() || Clock::now() - late_since_ < duration_of(1)) return "";
+    return strf("rank %d: ", rank_) + late_error_;
+}
+
+void Watchdog::tick() {
+    post_own();
+    const Clock::time_point now = Clock::now();
+    if (link_ && now - last_rows_ > duration_of(kRowsS)) {
+        last_rows_ = now;
+        exchange_rows();
+    }
+    observe();
+    const std::vector<RankView> ranks = views();
+    if (board_.header().verdict_state.load(std::memory_order_acquire) != 0) leave();
+    check_link_and_ends();
+    if (kept_ && (lowest_living(ranks) == rank_ || ranks[static_cast<size_t>(rank_)].ended())) report(ranks);
+    std::string text = verdict(ranks, timeout_s);
+    if (text.empty()) text = lasting_error();
+    if (text.empty()) return;
+    announce(text);
+    leave();
+}
+
+void Watchdog::post_own() {
+    own_row().add_sign();
+    const std::lock_guard<std::mutex> lock(device_mutex_);
+    if (device_.post) device_.post(own_row());
+}
+
+// ---- other hosts
+
+void Watchdog::exchange_rows() {
+    for (int peer : link_->peers()) {
+        std::string rows;
+        for (size_t r = 0; r < cards_.size(); r++) {
+            // Rank 0 passes on what it knows of third hosts.
+            const int host = cards_[r].host_number;
+            if (host == peer || (rank_ != 0 && !local(static_cast<int>(r))) || !known_[r]) continue;
+            const RankPost post = board_.row(static_cast<int>(r)).read();
+            const auto rank = static_cast<int64_t>(r);
+            rows.append(reinterpret_cast<const char*>(&rank), sizeof rank);
+            rows.append(reinterpret_cast<const char*>(&post), sizeof post);
+        }
+        link_->send(peer, BoardLink::kRows, rows);
+    }
+    link_->receive([this](int peer, BoardLink::Kind kind, const std::string& bytes) { receive(peer, kind, bytes); });
+}
+
+void Watchdog::receive(int peer, BoardLink::Kind kind, const std::string& bytes) {
+    if (kind == BoardLink::kVerdict) {
+        announce(bytes);
+        return;
+    }
+    constexpr size_t kItem = sizeof(int64_t) + sizeof(RankPost);
+    if (kind != BoardLink::kRows || bytes.size() % kItem != 0) return;
+    for (size_t at = 0; at < bytes.size(); at += kItem) {
+        int64_t rank;
+        RankPost post;
+        std::memcpy(&rank, bytes.data() + at, sizeof rank);
+        std::memcpy(&post, bytes.data() + at + sizeof rank, sizeof post);
+        if (rank < 0 || rank >= static_cast<int64_t>(cards_.size()) || local(static_cast<int>(rank))) continue;
+        if (rank_ == 0 && cards_[static_cast<size_t>(rank)].host_number != peer) continue;
+        board_.row(static_cast<int>(rank)).write(post);
+    }
+}
+
+// ---- what the others do
+
+void Watchdog::observe() {
+    const Clock::time_point now = Clock::now();
+    // A process that was stopped itself has not seen what the others did meanwhile.
+    const Clock::duration slept = now - last_tick_;
+    const bool stopped = slept > duration_of(10 * kTickS);
+    last_tick_ = now;
+    for (size_t r = 0; r < seen_.size(); r++) {
+        Seen& seen = seen_[r];
+        if (stopped) {
+            seen.moved += slept;
+            seen.sign += slept;
+        }
+        const RankPost post = board_.row(static_cast<int>(r)).read();
+        bool moved = post.progress != seen.post.progress;
+        for (int i = 0; i < kLanes; i++) {
+            const LanePost &a = post.lanes[i], &b = seen.post.lanes[i];
+            moved = moved || a.given != b.given || a.begun != b.begun || a.finished != b.finished;
+        }
+        if (moved) seen.moved = now;
+        if (post.signs != seen.post.signs) seen.sign = now;
+        if (post.end_code >= 0 && seen.post.end_code < 0) seen.ended_s = seconds(now.time_since_epoch());
+        seen.post = post;
+    }
+}
+
+std::vector<RankView> Watchdog::views() const {
+    std::vector<RankView> ranks(seen_.size());
+    for (size_t r = 0; r < seen_.size(); r++) {
+        RankView& view = ranks[r];
+        view.post = seen_[r].post;
+        view.where = strf("process %lld on ", (long long)cards_[r].pid) + cards_[r].host;
+        view.idle_s = seconds(last_tick_ - seen_[r].moved);
+        view.silent_s = seconds(last_tick_ - seen_[r].sign);
+        view.known = known_[r];
+        if (local(static_cast<int>(r))) view.process = process_state(cards_[r].pid, cards_[r].started);
+        else if (lost_[r]) view.process = RankView::Process::kGone;
+    }
+    return ranks;
+}
+
+void Watchdog::check_link_and_ends() {
+    for (size_t r = 0; r < seen_.size(); r++) {
+        // The first rank of a host holds the connection.
+        const int host = cards_[r].host_number;
+        if (link_ && link_->lost(rank_ == 0 ? host : 0) && (rank_ == 0 || host == 0)
+            && firsts_[static_cast<size_t>(host)] == static_cast<int>(r)) lost_[r] = true;
+        // A rank that met an error ends all others through the launcher; where that takes its time, they follow.
+        const double now_s = seconds(last_tick_.time_since_epoch());
+        if (seen_[r].post.end_code <= 0) continue;
+        board_.header().outcome.store(seen_[r].post.end_code);
+        if (static_cast<int>(r) != rank_ && now_s - seen_[r].ended_s > kFollowS) {
+            leaving = true;
+            cut_device();
+            ::_exit(seen_[r].post.end_code);
+        }
+    }
+}
+
+// ---- the end
+
+// Text that outlives the ranks: "outcome 006" or "outcome end", why (perhaps empty), a line a rank. Each is overwritten
+// in its place.
+void Watchdog::report(const std::vector<RankView>& ranks) {
+    BoardHeader& header = board_.header();
+    size_t end = 0;
+    auto put = [&](size_t bytes, const std::string& text) {
+        if (end + bytes > sizeof header.text) return;
+        std::string line = text.substr(0, bytes - 1);
+        line.resize(bytes - 1, ' ');
+        line += '\n';
+        std::memcpy(header.text + end, line.data(), bytes);
+        end += bytes;
+    };
+    constexpr size_t kLine = 256;
+    const auto is_through = [](const RankView& view) { return view.post.end_code == 0; };
+    const bool through = std::all_of(ranks.begin(), ranks.end(), is_through);
+    put(kLine, through ? "outcome end" : strf("outcome %03d", header.outcome.load()));
+    put(sizeof header.verdict, header.verdict_state.load(std::memory_order_acquire) == 2 ? header.verdict : "");
+    for (size_t r = 0; r < ranks.size(); r++) {
+        const RankView& view = ranks[r];
+        const bool waits = view.post.lanes[kHostLane].waits() || view.post.lanes[kDeviceLane].waits();
+        put(kLine, strf("rank %zu (%s): ", r, view.where.c_str()) + (waits ? "waits in " : "") + place_text(view.post)
+                       + (view.ended() ? strf(", ended with %d", view.post.end_code) : ""));
+    }
+}
+
+// The first one to come to it writes it down for its host; the first ranks of hosts pass it on.
+void Watchdog::announce(const std::string& text) {
+    BoardHeader& header = board_.header();
+    int32_t none = 0;
+    if (!header.verdict_state.compare_exchange_strong(none, 1)) return;
+    std::snprintf(header.verdict, sizeof header.verdict, "%s", text.c_str());
+    int32_t no_outcome = 0;
+    header.outcome.compare_exchange_strong(no_outcome, int{kExitPeerLost});
+    header.verdict_state.store(2, std::memory_order_release);
+}
+
+void Watchdog::tell(const std::vector<RankView>& ranks) {
+    BoardHeader& header = board_.header();
+    int32_t not_told = 0;
+    if (!header.told.compare_exchange_strong(not_told, 1)) return;
+    const std::string line = strf("error: %s; all ranks end\n", header.verdict);
+    std::fflush(stdout);
+    [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, line.data(), line.size());
+    if (kept_) report(ranks);
+}
+
+void Watchdog::leave() {
+    leaving = true;
+    BoardHeader& header = board_.header();
+    const Clock::time_point start = Clock::now();
+    bool passed_on = false;
+    while (seconds(Clock::now() - start) < kTellS) {
+        const bool there = header.verdict_state.load(std::memory_order_acquire) == 2;
+        if (there && link_ && !passed_on) {
+            for (int peer : link_->peers()) link_->send(peer, BoardLink::kVerdict, header.verdict);
+            passed_on = true;
+        }
+        own_row().add_sign();
+        observe();
+        const std::vector<RankView> ranks = views();
+        const int speaker = lowest_living(ranks);
+        if (there && speaker == rank_) tell(ranks);
+        // A speaker on another host cannot be seen; the connection has what it needs.
+        if (header.told.load() || (there && speaker >= 0 && !local(speaker) && passed_on)) break;
+        std::this_thread::sleep_for(duration_of(kTickS / 4));
+    }
+    if (!header.told.load() && local(std::max(0, lowest_living(views())))) tell(views());
+    end_stopped();
+    cut_device();
+    ::_exit(kExitPeerLost);
+}
+
+// A process that was stopped would keep its GPU until somebody notices.
+void Watchdog::end_stopped() {
+    const std::vector<RankView> ranks = views();
+    for (size_t r = 0; r < ranks.size(); r++)
+        if (ranks[r].process == RankView::Process::kStopped) ::kill(static_cast<pid_t>(cards_[r].pid), SIGKILL);
+}
+
+void Watchdog::cut_device() {
+    std::function<void()> cut;
+    {
+        const std::lock_guard<std::mutex> lock(device_mutex_);
+        cut = device_.cut;
+    }
+    if (!cut) return;
+    auto done = std::make_shared<std::atomic<bool>>(false);
+    std::thread([cut, done] {
+        cut();
+        *done = true;
+    }).detach();
+    const Clock::time_point start = Clock::now();
+    while (!*done && seconds(Clock::now() - start) < kCutS) std::this_thread::sleep_for(duration_of(kTickS / 4));
+}

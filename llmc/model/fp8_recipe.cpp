@@ -1,0 +1,329 @@
+#include "llmc/model/fp8_recipe.h"
+
+#include <algorithm>
+
+#include "llmc/base/check.h"
+#include "llmc/perf/fp8_speedup.h"
+
+namespace {
+
+constexpr int64_t kAlignment = 16;   // elements: cuBLASLt wants 16 bytes of every dimension that is a leading one
+constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the grid of its block factors needs 16 bytes, too
+
+long long ll(int64_t x) { return static_cast<long long>(x); }
+
+// cuBLASLt has per-tensor FP8 on 8.9 since 12.1 update 1, and the block modes on 9.0 since 12.9.
+constexpr int64_t kTensorCublaslt = 120103, kBlockCublaslt = 120900;
+
+constexpr RecipeRow kRecipes[] = {
+    {.recipe = Fp8Recipe::kDelayed, .name = "delayed",
+     .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
+     .scaling = Scaling::kDelayed, .history = true, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
+     .min_sm = 89, .min_cublaslt = kTensorCublaslt},
+    {.recipe = Fp8Recipe::kTensorwise, .name = "tensorwise",
+     .x = Granularity::kTensor, .weight = Granularity::kTensor, .dy = Granularity::kTensor,
+     .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE5m2, .fast_accumulation = true,
+     .min_sm = 89, .min_cublaslt = kTensorCublaslt},
+    {.recipe = Fp8Recipe::kBlockwise, .name = "blockwise",
+     .x = Granularity::kBlock1x128, .weight = Granularity::kBlock128x128, .dy = Granularity::kBlock1x128,
+     .scaling = Scaling::kCurrent, .history = false, .dy_format = Dtype::kE4m3, .fast_accumulation = false,
+     .min_sm = 90, .min_cublaslt = kBlockCublaslt},
+};
+
+// ---- which linears run in FP8 ----
+
+LinearPlan linear_of(const ParamTable& table, int layer, LinearKind kind, int weight) {
+    const Param& p = table.params[static_cast<size_t>(weight)];
+    const char* name = linear_kind_name(kind);
+    return {.name = kind == LinearKind::kHead ? name : strf("%d.%s", layer, name), .layer = layer, .kind = kind,
+            .weight = weight, .in = p.cols, .out = p.rows, .fp8 = true, .reason = ""};
+}
+
+void keep_in_bf16(LinearPlan& linear, const std::string& reason) {
+    if (linear.fp8) linear.reason = reason;
+    linear.fp8 = false;
+}
+
+void keep_first_and_last(const Config& c, Fp8Plan& plan) {
+    if (!c.first_last_layers_bf16) return;
+    const int64_t end = c.shape.num_layers - c.num_layers_at_end_in_bf16;
+    for (LinearPlan& linear : plan.linears)
+        if (linear.kind != LinearKind::kHead && (linear.layer < c.num_layers_at_start_in_bf16 || linear.layer >= end))
+            keep_in_bf16(linear, "--first-last-layers-bf16");
+}
+
+// Whether `text` is as `pattern` says, where * stands for any text.
+bool matches(const char* pattern, const char* text) {
+    if (*pattern == '*') return matches(pattern + 1, text) || (*text && matches(pattern, text + 1));
+    return *pattern == *text && (!*text || matches(pattern + 1, text + 1));
+}
+
+// A pattern must change something: one that names nothing, or only what stays in BF16 anyway, is a mistake.
+void keep_by_pattern(const Config& c, Fp8Plan& plan) {
+    const std::vector<LinearPlan> before = plan.linears;
+    for (const std::string& pattern : c.bf16_linears) {
+        bool changes = false;
+        const LinearPlan* known = nullptr;
+        for (size_t i = 0; i < before.size(); i++) {
+            if (!matches(pattern.c_str(), before[i].name.c_str())) continue;
+            REQUIRE(!c.fp8_lm_head || before[i].kind != LinearKind::kHead,
+                    "--fp8-lm-head has no effect: --bf16-linears %s keeps the head in BF16", pattern.c_str());
+            known = &before[i];
+            changes = changes || before[i].fp8;
+            keep_in_bf16(plan.linears[i], "--bf16-linears " + pattern);
+        }
+        REQUIRE(known, "--bf16-linears %s names no linear: they are LAYER.qkv, LAYER.proj, LAYER.up, LAYER.down with "
+                "layers 0 to %lld, and head; * stands for any text", pattern.c_str(), ll(c.shape.num_layers - 1));
+        REQUIRE(changes, "--bf16-linears %s has no effect: %s is in BF16 already (%s)", pattern.c_str(),
+                known->name.c_str(), known->reason.c_str());
+    }
+}
+
+void keep_where_fp8_loses(const Config& c, Fp8Plan& plan) {
+    for (LinearPlan& linear : plan.linears) {
+        if (!linear.fp8 || c.fp8_min_gain == 0) continue;
+        const double gain = predict_gain(c, plan, linear).gain();
+        if (gain < c.fp8_min_gain)
+            keep_in_bf16(linear, strf("predicted gain %.2f < --fp8-min-gain %g", gain, c.fp8_min_gain));
+    }
+}
+
+// ---- checks ----
+
+// "0-2, 5"
+std::string ranges_text(const std::vector<int>& layers) {
+    std::string text;
+    for (size_t i = 0; i < layers.size();) {
+        size_t last = i;
+        while (last + 1 < layers.size() && layers[last + 1] == layers[last] + 1) last++;
+        text += strf("%s%d", text.empty() ? "" : ", ", layers[i]);
+        if (last > i) text += strf("-%d", layers[last]);
+        i = last + 1;
+    }
+    return text;
+}
+
+// Tokens are the contraction of the weight gradient, out-features that of the input gradient.
+void require_alignment(const Config& c, const Fp8Plan& plan) {
+    const int64_t tokens = c.micro_batch_size * c.seq_length;
+    std::vector<std::string> wrong;
+    if (tokens % kAlignment != 0)
+        wrong.push_back(strf("tokens %lld x %lld = %lld (--micro-batch-size x --seq-length)", ll(c.micro_batch_size),
+                             ll(c.seq_length), ll(tokens)));
+    for (LinearKind kind : {LinearKind::kQkv, LinearKind::kProj, LinearKind::kUp, LinearKind::kDown,
+                            LinearKind::kHead}) {
+        std::vector<int> layers;
+        const LinearPlan* found = nullptr;   // linears of one kind have one shape
+        for (const LinearPlan& linear : plan.linears) {
+            if (!linear.fp8 || linear.kind != kind) continue;
+            if (linear.in % kAlignment == 0 && linear.out % kAlignment == 0) continue;
+            found = &linear;
+            layers.push_back(linear.layer);
+        }
+        if (!found) continue;
+        std::string text = linear_kind_name(kind);
+        if (kind != LinearKind::kHead) text += " of layers " + ranges_text(layers);
+        text += ":";
+        if (found->in % kAlignment != 0) text += strf(" in-features %lld", ll(found->in));
+        if (found->out % kAlignment != 0) text += strf(" out-features %lld", ll(found->out));
+        wrong.push_back(text);
+    }
+    std::string all;
+    for (const std::string& text : wrong) all += (all.empty() ? "" : "; ") + text;
+    REQUIRE(all.empty(), "--fp8-recipe %s: an FP8 matmul needs tokens, in-features and out-features that are "
+            "multiples of %lld; not so are: %s (--bf16-linears keeps single linears in BF16)", plan.row().name,
+            ll(kAlignment), all.c_str());
+}
+
+// Sampling runs one sequence at a time, whatever the micro-batch is.
+void require_samples_fit(const Config& c, const Fp8Plan& plan) {
+    const bool fit = plan.row().x == Granularity::kTensor || c.seq_length % kBlockRowAlignment == 0;
+    REQUIRE(fit || c.sample_every == 0, "--fp8-recipe %s with --sample-every: an FP8 matmul of one sequence needs "
+            "--seq-length in multiples of %lld, not %lld", plan.row().name, ll(kBlockRowAlignment), ll(c.seq_length));
+}
+
+void require_any_fp8(const Fp8Plan& plan) {
+    if (plan.fp8_linears() > 0) return;
+    std::vector<std::string> reasons;
+    for (const LinearPlan& linear : plan.linears)
+        if (std::find(reasons.begin(), reasons.end(), linear.reason) == reasons.end()) reasons.push_back(linear.reason);
+    std::string all;
+    for (const std::string& reason : reasons) all += (all.empty() ? "" : "; ") + reason;
+    FAIL(kExitBadInput, "--fp8-recipe %s has no effect: no linear is left to run in FP8 (%s)", plan.row().name,
+         all.c_str());
+}
+
+}  // namespace
+
+const RecipeRow& recipe_row(Fp8Recipe recipe) {
+    for (const RecipeRow& row : kRecipes)
+        if (row.recipe == recipe) return row;
+    FAIL(kExitBug, "FP8 recipe %d has no row", static_cast<int>(recipe));
+}
+
+const char* linear_kind_name(LinearKind kind) {
+    switch (kind) {
+        case LinearKind::kQkv: return "qkv";
+        case LinearKind::kProj: return "proj";
+        case LinearKind::kUp: return "up";
+        case LinearKind::kDown: return "down";
+        case LinearKind::kHead: return "head";
+    }
+    return "?";
+}
+
+int64_t Fp8Plan::fp8_linears() const {
+    return std::count_if(linears.begin(), linears.end(), [](const LinearPlan& l) { return l.fp8; });
+}
+
+Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table) {
+    Fp8Plan plan;
+    plan.recipe = config.fp8_recipe;
+    for (size_t l = 0; l < table.blocks.size(); l++) {
+        const BlockParams& b = table.blocks[l];
+        const int weights[kLinearsPerBlock] = {b.qkv_weight, b.proj_weight, b.up_weight, b.down_weight};
+        for (int k = 0; k < kLinearsPerBlock; k++)
+            plan.linears.push_back(linear_of(table, static_cast<int>(l), static_cast<LinearKind>(k), weights[k]));
+    }
+    plan.linears.push_back(linear_of(table, static_cast<int>(table.blocks.size()), LinearKind::kHead, table.head));
+    if (!plan.on()) {
+        for (LinearPlan& linear : plan.linears) keep_in_bf16(linear, "--fp8-recipe none");
+        return plan;
+    }
+    plan.dy_format = config.fp8_format == Fp8Format::kE4m3 ? Dtype::kE4m3 : Dtype::kE5m2;
+    plan.fast_fprop = plan.row().fast_accumulation && config.fp8_fast_accum != FastAccum::kNone;
+    plan.fast_backward = plan.row().fast_accumulation && config.fp8_fast_accum == FastAccum::kAll;
+    if (!config.fp8_lm_head) keep_in_bf16(plan.linears.back(), "no --fp8-lm-head");
+    keep_first_and_last(config, plan);
+    keep_by_pattern(config, plan);
+    keep_where_fp8_loses(config, plan);
+    require_any_fp8(plan);
+    require_alignment(config, plan);
+    require_samples_fit(config, plan);
+    return plan;
+}
+
+int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches) {
+    int64_t matmuls = 0;
+    for (const LinearPlan& linear : plan.linears) {
+        if (!linear.fp8) continue;
+        // Backward of a recomputed block reads the inputs of all its linears: all but the last of them run again.
+        const bool again = recompute == Recompute::kBlock && linear.kind != LinearKind::kDown
+                           && linear.kind != LinearKind::kHead;
+        matmuls += again ? 4 : 3;
+    }
+    return matmuls * micro_batches;
+}
+
+namespace {
+
+std::string version_text(int64_t version) {
+    return strf("%lld.%lld.%lld", ll(version / 10000), ll(version / 100 % 100), ll(version % 100));
+}
+
+// "13.0" to 13, 0 where there is none.
+int major_version(const std::string& version) { return std::atoi(version.c_str()); }
+
+// ---- text ----
+
+const char* format_name(Dtype format) { return format == Dtype::kE5m2 ? "E5M2" : "E4M3"; }
+
+std::string factors_text(const Fp8Plan& plan, const Config& c) {
+    if (plan.recipe == Fp8Recipe::kTensorwise) return "one factor a tensor, from its amax as it is now";
+    if (plan.recipe == Fp8Recipe::kBlockwise)
+        return "factors are powers of two, one for each 1x128 of x and dy and each 128x128 of w, from its amax";
+    const bool recent = c.fp8_amax_compute_algo == AmaxAlgo::kMostRecent;
+    const std::string amax = recent ? "amax of the latest optimizer step"
+                                    : strf("largest amax of the last %lld optimizer steps", ll(c.fp8_amax_history_len));
+    return strf("one factor a tensor, from the %s (the history counts steps, not micro-batches), margin %lld, new "
+                "factors every %s", amax.c_str(), ll(c.fp8_margin),
+                c.fp8_interval == 1 ? "step" : strf("%lld steps", ll(c.fp8_interval)).c_str());
+}
+
+// What a block runs, equal text for equal blocks: "qkv up in FP8 | proj down in BF16 (why)".
+std::string block_text(const LinearPlan* linears) {
+    std::string fp8;
+    std::vector<std::pair<std::string, std::string>> bf16;   // reason, names
+    for (int k = 0; k < kLinearsPerBlock; k++) {
+        const std::string name = linear_kind_name(linears[k].kind);
+        if (linears[k].fp8) {
+            fp8 += (fp8.empty() ? "" : " ") + name;
+            continue;
+        }
+        auto known = std::find_if(bf16.begin(), bf16.end(), [&](auto& b) { return b.first == linears[k].reason; });
+        if (known == bf16.end()) bf16.emplace_back(linears[k].reason, name);
+        else known->second += " " + name;
+    }
+    std::string text = fp8.empty() ? "" : fp8 + " in FP8";
+    for (const auto& [reason, names] : bf16)
+        text += (text.empty() ? "" : " | ") + names + " in BF16 (" + reason + ")";
+    return text;
+}
+
+std::string labelled(const std::string& label, const std::string& text) {
+    return strf("  %-15s %s\n", label.c_str(), text.c_str());
+}
+
+std::string layers_text(const Fp8Plan& plan) {
+    std::vector<std::pair<std::string, std::vector<int>>> kinds;   // what a block runs, which blocks
+    for (size_t i = 0; i + kLinearsPerBlock < plan.linears.size(); i += kLinearsPerBlock) {
+        const std::string block = block_text(&plan.linears[i]);
+        auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& k) { return k.first == block; });
+        if (known == kinds.end()) known = kinds.insert(kinds.end(), {block, {}});
+        known->second.push_back(plan.linears[i].layer);
+    }
+    std::string text;
+    for (const auto& [block, layers] : kinds)
+        text += labelled((layers.size() == 1 ? "layer " : "layers ") + ranges_text(layers), block);
+    const LinearPlan& head = plan.linears.back();
+    return text + labelled("head", head.fp8 ? "FP8" : "BF16 (" + head.reason + ")");
+}
+
+}  // namespace
+
+std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
+    if (!plan.on() || device.sm == 0) return "";
+    const RecipeRow& row = plan.row();
+    std::string wrong;
+    auto need = [&](bool holds, const std::string& text) {
+        if (!holds) wrong += (wrong.empty() ? "" : "; ") + text;
+    };
+    // Later chips have other block formats instead of the 1x128 and 128x128 modes.
+    const bool exactly = row.x != Granularity::kTensor;
+    need(exactly ? device.sm == row.min_sm : device.sm >= row.min_sm,
+         strf("needs compute capability %d.%d%s, found %d.%d", row.min_sm / 10, row.min_sm % 10,
+              exactly ? "" : " or newer", device.sm / 10, device.sm % 10));
+    need(device.cublaslt_version >= row.min_cublaslt,
+         strf("needs cuBLASLt %s or newer, found %s", version_text(row.min_cublaslt).c_str(),
+              version_text(device.cublaslt_version).c_str()));
+    const int driver = major_version(device.driver), toolkit = major_version(device.toolkit);
+    need(driver >= toolkit, strf("needs a driver for CUDA %d.0 or newer, found one for %s", toolkit,
+                                 device.driver.empty() ? "none" : device.driver.c_str()));
+    if (wrong.empty()) return "";
+    return strf("--fp8-recipe %s on %s: ", row.name, device.name.c_str()) + wrong;
+}
+
+std::string fp8_attention_error(const DeviceInfo& device) {
+    if (device.sm == 0 || (device.sm == 90 && device.sm90a_code)) return "";
+    if (device.sm == 90)
+        return strf("--fp8-attention on %s: this build has no code for sm_90a, which its kernels need: make ARCH=90a",
+                    device.name.c_str());
+    return strf("--fp8-attention on %s: its kernels are for compute capability 9.0, found %d.%d", device.name.c_str(),
+                device.sm / 10, device.sm % 10);
+}
+
+std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
+    if (!plan.on()) return "";
+    auto matmul = [&](const char* pass, const char* a, Dtype a_format, const char* b, Dtype b_format, bool fast) {
+        return labelled(pass, strf("%s %s by %s %s, %s accumulation", a, format_name(a_format), b,
+                                   format_name(b_format), fast ? "fast" : "precise"));
+    };
+    return strf("FP8               %s: %s\n", plan.row().name, factors_text(plan, config).c_str())
+           + matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop)
+           + matmul("dgrad", "dy", plan.dy_format, "w", plan.weight_format, plan.fast_backward)
+           + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)
+           + layers_text(plan)
+           + labelled("always BF16", config.fp8_attention
+                                         ? "embedding, norms, residual stream, attention's backward and loss"
+                                         : "embedding, norms, residual stream, attention, softmax and loss");
+}

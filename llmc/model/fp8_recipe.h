@@ -1,0 +1,72 @@
+// FP8 recipes as rows of one table, and the plan of a run: which linear runs in FP8, in what formats, and why not.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/model/params.h"
+#include "llmc/ops/ops.h"
+
+// One recipe. Source of the scaling rules: TransformerEngine's delayed, current and block scaling; DeepSeek-V3, arXiv
+// 2412.19437, section 3.3, for the block shapes.
+struct RecipeRow {
+    Fp8Recipe recipe;
+    const char* name;               // of --fp8-recipe
+    Granularity x, weight, dy;
+    Scaling scaling;
+    bool history;                   // factors follow a ring of amaxes
+    Dtype dy_format;                // by default; x and weights are E4M3 in every recipe
+    bool fast_accumulation;         // the matmul allows the tensor cores' own sums
+    int min_sm;                     // compute capability * 10
+    int64_t min_cublaslt;           // cublasLtGetVersion: 120900 for 12.9.0
+};
+const RecipeRow& recipe_row(Fp8Recipe recipe);   // kNone has no row
+
+enum class LinearKind : uint8_t { kQkv, kProj, kUp, kDown, kHead };
+inline constexpr int kLinearsPerBlock = 4;
+const char* linear_kind_name(LinearKind kind);   // "qkv", "proj", "up", "down", "head"
+
+// One linear of the model and how it runs.
+struct LinearPlan {
+    std::string name;            // "3.down", "head"
+    int layer = 0;               // block; num_layers for the head
+    LinearKind kind = LinearKind::kQkv;
+    int weight = -1;             // number of the parameter in ParamTable
+    int64_t in = 0, out = 0;
+    bool fp8 = false;
+    std::string reason;          // why it stays in BF16: "--first-last-layers-bf16", "--bf16-linears 3.*", ...
+};
+
+struct Fp8Plan {
+    Fp8Recipe recipe = Fp8Recipe::kNone;
+    Dtype x_format = Dtype::kE4m3, weight_format = Dtype::kE4m3, dy_format = Dtype::kE5m2;
+    bool fast_fprop = false, fast_backward = false;
+    std::vector<LinearPlan> linears;   // block by block in the order of LinearKind, then the head
+
+    bool on() const { return recipe != Fp8Recipe::kNone; }
+    const RecipeRow& row() const { return recipe_row(recipe); }
+    const LinearPlan& linear(int layer, LinearKind kind) const {
+        const int within = kind == LinearKind::kHead ? 0 : static_cast<int>(kind);   // the head's layer is num_layers
+        return linears[static_cast<size_t>(layer * kLinearsPerBlock + within)];
+    }
+    int64_t fp8_linears() const;
+};
+
+// From a resolved configuration. Exit 2, naming every offending linear and dimension, when FP8 was asked for a shape
+// that the matmuls cannot take (tokens, in- and out-features must be multiples of 16; with blocks, the length of a
+// sampled sequence of 4), when no linear is left, or when an option that picks linears changes nothing.
+Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table);
+
+// FP8 matmuls of one optimizer step with `micro_batches` (3 per linear; one more fprop for what whole-block
+// recomputation runs again), what the trainer compares with the executed ones.
+int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches);
+
+// Whether this device and library can run the recipe: "" or one line with the number needed and the number found. On
+// the CPU always "".
+std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
+// The same for --fp8-attention, which any recipe may have.
+std::string fp8_attention_error(const DeviceInfo& device);
+
+// For the banner: recipe, formats, factors and history; per layer range what runs in FP8, what stays in BF16, and why.
+std::string fp8_plan_text(const Fp8Plan& plan, const Config& config);

@@ -1,0 +1,397 @@
+#include "llmc/model/fp8_state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/environment.h"
+#include "llmc/base/fp8.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kRoleNames[kFp8Roles] = {"x", "dy", "weight"};
+constexpr int64_t kSlotWords = sizeof(Fp8Slot) / 4, kCountWords = sizeof(Fp8Counts) / 4;
+
+template <typename T> std::vector<T> read_back(Ctx& ctx, const void* device_memory, int64_t count) {
+    std::vector<T> host(static_cast<size_t>(count));
+    device::copy_to_host(ctx, host.data(), device_memory, count * static_cast<int64_t>(sizeof(T)));
+    device::synchronize(ctx);
+    return host;
+}
+
+template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::vector<T>& host) {
+    device::copy_to_device(ctx, device_memory, host.data(), static_cast<int64_t>(host.size() * sizeof(T)));
+    device::synchronize(ctx);
+}
+
+uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+
+}  // namespace
+
+Fp8Plan running_fp8_plan(const Config& config, const ParamTable& table) {
+    Fp8Plan plan = make_fp8_plan(config, table);
+    const std::string forced = forced_bf16_linear();
+    if (forced.empty()) return plan;
+    auto found = std::find_if(plan.linears.begin(), plan.linears.end(),
+                              [&](const LinearPlan& linear) { return linear.fp8 && linear.name == forced; });
+    REQUIRE(found != plan.linears.end(), "LLMFP8_FORCE_BF16_LINEAR=%s is no linear that runs in FP8", forced.c_str());
+    found->fp8 = false;
+    return plan;
+}
+
+Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const Buckets& buckets, Arena& arena)
+    : config_(config), plan_(plan),
+      gathers_bytes_(buckets.fp8_elems() > 0 && buckets.ranks() > 1 && config.zero == 1
+                     && config.param_comm_dtype == Dtype::kE4m3) {
+    by_plan_.assign(plan_.linears.size(), -1);
+    if (!plan_.on()) return;
+    const int64_t count = std::count_if(plan_.linears.begin(), plan_.linears.end(),
+                                        [](const LinearPlan& linear) { return linear.fp8; });
+    if (count == 0) return;
+    const int64_t all = kFp8Roles * count;
+    // Behind the slots, so that one maximum over the ranks takes both.
+    const int64_t blocks = gathers_bytes_ ? count_blocks(buckets) : 0;
+    const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords + blocks);
+    slots_ = shared.slice(0, all * kSlotWords);
+    block_amaxes_ = shared.slice(all * kSlotWords, blocks);
+    counts_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kCountWords);
+    monitor_ = arena.take(Purpose::kFp8, Dtype::kInt32, 1);
+    if (plan_.row().history) {
+        history_ = arena.take(Purpose::kFp8, Dtype::kFp32, all * config.fp8_amax_history_len);
+        updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
+        largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
+    }
+    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, buckets.fp8_elems());
+    linears_.reserve(static_cast<size_t>(count));
+    for (size_t i = 0; i < plan_.linears.size(); i++) {
+        if (!plan_.linears[i].fp8) continue;
+        by_plan_[i] = static_cast<int>(linears_.size());
+        names_.push_back(plan_.linears[i].name);
+        take_weights(plan_.linears[i], buckets, arena);
+    }
+    // Which slot is whose depends on the number of all linears.
+    for (Fp8Linear& linear : linears_) {
+        auto own = [&](const Fp8Operand& memory, int64_t R, int64_t K) {
+            return operand_of(linear, Fp8Role::kWeight, memory, R, K);
+        };
+        linear.weight = own(linear.weight, linear.out, linear.in);
+        linear.weight_transposed = own(linear.weight_transposed, linear.in, linear.out);
+    }
+}
+
+// Of the weights whose bytes are gathered; notes where those of each begin.
+int64_t Fp8State::count_blocks(const Buckets& buckets) {
+    if (plan_.row().weight != Granularity::kBlock128x128) return 0;
+    int64_t blocks = 0;
+    for (const LinearPlan& linear : plan_.linears) {
+        if (!linear.fp8) continue;
+        const bool gathered = buckets.of_param(linear.weight).kind == BucketKind::kFp8Linears;
+        first_block_.push_back(gathered ? blocks : -1);
+        if (gathered) blocks += (linear.out + 127) / 128 * ((linear.in + 127) / 128);
+    }
+    return blocks;
+}
+
+void Fp8State::take_weights(const LinearPlan& linear, const Buckets& buckets, Arena& arena) {
+    auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
+    // A head that is tied to the embedding travels with it.
+    const bool in_fp8_alone = buckets.of_param(linear.weight).kind == BucketKind::kFp8Linears;
+    auto rowwise = [&](Dtype dtype, int64_t elems) {
+        const bool grid = dtype != plan_.weight_format;
+        if (grid || !in_fp8_alone) return take(dtype, elems);
+        return flat_weights_.slice(buckets.weight_offset(linear.weight), elems);
+    };
+    linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
+                        .out = linear.out,
+                        .weight = take_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise),
+                        .weight_transposed = take_operand(Fp8Role::kWeight, linear.in, linear.out, take),
+                        .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
+}
+
+const Fp8Linear* Fp8State::linear(int layer, LinearKind kind) const {
+    if (!on()) return nullptr;
+    const int number = by_plan_[static_cast<size_t>(&plan_.linear(layer, kind) - plan_.linears.data())];
+    return number < 0 ? nullptr : &linears_[static_cast<size_t>(number)];
+}
+
+const Fp8Linear* Fp8State::linear_of_param(int param) const {
+    for (const Fp8Linear& linear : linears_)
+        if (linear.param == param) return &linear;
+    return nullptr;
+}
+
+Dtype Fp8State::format_of(Fp8Role role) const {
+    if (role == Fp8Role::kWeight) return plan_.weight_format;
+    return role == Fp8Role::kX ? plan_.x_format : plan_.dy_format;
+}
+
+Granularity Fp8State::granularity_of(Fp8Role role) const {
+    if (role == Fp8Role::kWeight) return plan_.row().weight;
+    return role == Fp8Role::kX ? plan_.row().x : plan_.row().dy;
+}
+
+static_assert(offsetof(Fp8Slot, dequant_mul) == 0);   // so a slot is the grid of a tensor with one factor
+Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R,
+                                int64_t K) const {
+    const Tensor data = memory.data.slice(0, R * K);
+    if (memory.granularity == Granularity::kTensor)
+        return {data, {slots() + id(linear, role), Dtype::kFp32, 1}, memory.granularity};
+    return {data, memory.grid.slice(0, grid_elems(memory.granularity, R, K)), memory.granularity};
+}
+
+Fp8Counts* Fp8State::counts_of(int tensor) const {
+    return counting_ ? static_cast<Fp8Counts*>(counts_.data) + tensor : nullptr;
+}
+
+// ---- names: of tensors, and of the moments at which they are made
+
+std::string Fp8State::tensor_name(int tensor) const {
+    const int count = static_cast<int>(linears_.size());
+    return names_[static_cast<size_t>(tensor % count)] + "." + kRoleNames[tensor / count];
+}
+
+// Place of a tensor in its micro-batch: x in the order of the model, dy against it. Its own inverse.
+int Fp8State::step_order(int tensor) const {
+    const int count = static_cast<int>(linears_.size());
+    return tensor / count == static_cast<int>(Fp8Role::kDy) ? 3 * count - 1 - tensor : tensor;
+}
+
+uint32_t Fp8State::event(int tensor) const {
+    return static_cast<uint32_t>(micro_batch_ * tensors() + step_order(tensor));
+}
+
+std::string Fp8State::first_nonfinite(const void* host) const {
+    if (!on()) return "";
+    uint32_t first;
+    std::memcpy(&first, static_cast<const char*>(host) + slots_.bytes() + counts_.bytes(), sizeof first);
+    if (first == UINT32_MAX) return "";
+    const uint32_t all = static_cast<uint32_t>(tensors());
+    return strf("micro-batch %u, %s", first / all, tensor_name(step_order(static_cast<int>(first % all))).c_str());
+}
+
+// ---- the step
+
+void Fp8State::initialise(Ctx& ctx) {
+    if (!on()) return;
+    primed_ = false;
+    device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
+    device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
+    device::fill_bytes(ctx, flat_weights_.data, 0, flat_weights_.bytes());   // the gaps
+    write_out(ctx, slots_.data, std::vector<Fp8Slot>(static_cast<size_t>(tensors()), Fp8Slot{1.0f, 1.0f, 0, 0}));
+    if (!plan_.row().history) return;
+    device::fill_bytes(ctx, history_.data, 0, history_.bytes());
+    device::fill_bytes(ctx, updates_.data, 0, updates_.bytes());
+    std::vector<float> largest;
+    for (int i = 0; i < tensors(); i++) {
+        const auto role = static_cast<Fp8Role>(i / static_cast<int>(linears_.size()));
+        largest.push_back(std::ldexp(fp8_largest(format_of(role)), -static_cast<int>(config_.fp8_margin)));
+    }
+    write_out(ctx, largest_.data, largest);
+}
+
+void Fp8State::begin_step(Ctx& ctx, bool count) {
+    if (!on()) return;
+    counting_ = count;
+    ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight(), .step = true});
+    device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
+    if (count) device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
+}
+
+void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
+    if (!on()) return;
+    micro_batch_ = number;
+    phase_ = phase;
+    // One factor by current scaling: each micro-batch has its own amaxes. Others collect them until the update.
+    const bool own_amaxes = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
+    if (own_amaxes || unprimed_pass()) ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight()});
+}
+
+QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
+    const int tensor = id(*args.linear, args.role);
+    const bool training = phase_ == Fp8Phase::kTraining && !args.replay;
+    QuantOut q;
+    q.rowwise = args.to.rowwise.data;
+    q.transposed = args.to.transposed.data;
+    q.granularity = granularity_of(args.role);
+    const bool one_factor = q.granularity == Granularity::kTensor;
+    q.scaling = unprimed_pass() ? Scaling::kCurrent : plan_.row().scaling;
+    if (!one_factor) q.scaling = Scaling::kDelayed;   // blocks bring their own factors
+    q.slot = slots() + tensor;
+    if (!one_factor) {
+        q.rowwise_grid = args.to.rowwise.grid;
+        q.transposed_grid = args.to.transposed.grid;
+    }
+    q.record = training;
+    if (training) {
+        q.first_nonfinite = static_cast<uint32_t*>(monitor_.data);
+        q.event = event(tensor);
+        q.counts = counts_of(tensor);
+    }
+    q.dbias = args.dbias;
+    q.dbias_scratch = args.dbias_scratch;
+    return q;
+}
+
+void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
+    if (!args.linear) {
+        QuantOut sums;
+        sums.dbias = args.dbias;
+        sums.dbias_scratch = args.dbias_scratch;
+        run(args.high, sums);
+        return;
+    }
+    QuantOut quant = quant_out(args);
+    if (quant.granularity != Granularity::kTensor || quant.scaling == Scaling::kDelayed) {
+        run(args.keep_high ? args.high : Tensor{}, quant);
+        return;
+    }
+    // Current scaling: the amax rides along, a second pass casts. A replay finds the amax of the first time.
+    QuantOut amax;
+    amax.slot = quant.slot;
+    amax.record = !args.replay;
+    amax.first_nonfinite = quant.first_nonfinite;
+    amax.event = quant.event;
+    run(args.high, amax);
+    quant.record = false;
+    quant.first_nonfinite = nullptr;   // seen
+    ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
+}
+
+Fp8State::Shared Fp8State::shared() const {
+    if (!on()) return {};
+    const int first = plan_.row().history ? 0 : first_weight();
+    return {.values = reinterpret_cast<uint32_t*>(slots() + first),
+            .count = (tensors() - first) * kSlotWords + block_amaxes_.elems};
+}
+
+void Fp8State::update_factors(Ctx& ctx, int begin, int count, const StepState* state) {
+    const int64_t length = config_.fp8_amax_history_len;
+    ops::fp8_update(ctx, {.slots = slots() + begin, .history = history_.as<float>() + begin * length,
+                          .updates = updates_.as<int32_t>() + begin, .largest = largest_.as<float>() + begin,
+                          .count = count, .length = length, .interval = config_.fp8_interval,
+                          .most_recent = config_.fp8_amax_compute_algo == AmaxAlgo::kMostRecent, .state = state});
+}
+
+void Fp8State::update(Ctx& ctx, const StepState* state) {
+    if (on() && plan_.row().history) update_factors(ctx, 0, tensors(), state);
+}
+
+void Fp8State::finish_priming(Ctx& ctx) {
+    update_factors(ctx, 0, first_weight(), nullptr);
+    if (!ctx.rehearsal) primed_ = true;
+}
+
+// ---- checkpoint
+
+std::string Fp8State::export_json(Ctx& ctx) const {
+    if (!on()) return Json{{"recipe", "none"}}.dump();
+    Json root = {{"recipe", plan_.row().name}, {"x", dtype_name(plan_.x_format)}, {"dy", dtype_name(plan_.dy_format)}};
+    if (!plan_.row().history) return root.dump();
+    const int64_t length = config_.fp8_amax_history_len;
+    const auto slots_now = read_back<Fp8Slot>(ctx, slots_.data, tensors());
+    const auto history = read_back<uint32_t>(ctx, history_.data, history_.elems);
+    const auto updates = read_back<int32_t>(ctx, updates_.data, updates_.elems);
+    root["history_len"] = length;
+    root["primed"] = primed_;
+    for (int i = 0; i < tensors(); i++) {
+        const auto begin = history.begin() + i * length;
+        root["tensors"][tensor_name(i)] = {{"quant_mul_bits", bits_of(slots_now[static_cast<size_t>(i)].quant_mul)},
+                                           {"updates", updates[static_cast<size_t>(i)]},
+                                           {"history_bits", std::vector<uint32_t>(begin, begin + length)}};
+    }
+    return root.dump();
+}
+
+std::string Fp8State::import_json(Ctx& ctx, const std::string& text) {
+    const Json root = Json::parse(text);
+    const std::string recipe = root.at("recipe").get<std::string>();
+    const char* ours = on() ? plan_.row().name : "none";
+    if (recipe != ours) {
+        return strf("FP8 recipe changed from %s to %s%s", recipe.c_str(), ours,
+                    needs_priming() ? ": its factors start anew, primed by the first micro-batch" : "");
+    }
+    if (!on() || !plan_.row().history) return "";
+    const int64_t length = config_.fp8_amax_history_len;
+    const bool same = root.at("x").get<std::string>() == dtype_name(plan_.x_format)
+                      && root.at("dy").get<std::string>() == dtype_name(plan_.dy_format)
+                      && root.at("history_len").get<int64_t>() == length
+                      && root.at("tensors").size() == static_cast<size_t>(tensors());
+    std::vector<Fp8Slot> slots_now;
+    std::vector<uint32_t> history;
+    std::vector<int32_t> updates;
+    for (int i = 0; same && i < tensors(); i++) {
+        const auto found = root.at("tensors").find(tensor_name(i));
+        if (found == root.at("tensors").end()) break;
+        const auto quant_mul = std::bit_cast<float>(found->at("quant_mul_bits").get<uint32_t>());
+        slots_now.push_back({1.0f / quant_mul, quant_mul, 0, 0});
+        updates.push_back(found->at("updates").get<int32_t>());
+        for (const Json& bits : found->at("history_bits")) history.push_back(bits.get<uint32_t>());
+    }
+    if (static_cast<int>(updates.size()) != tensors() || static_cast<int64_t>(history.size()) != history_.elems) {
+        return "FP8 formats, history length or the linears in FP8 changed: factors start anew, primed by the first "
+               "micro-batch";
+    }
+    write_out(ctx, slots_.data, slots_now);
+    write_out(ctx, history_.data, history);
+    write_out(ctx, updates_.data, updates);
+    primed_ = root.at("primed").get<bool>();
+    return "";
+}
+
+// ---- reports
+
+int64_t Fp8State::report_bytes() const { return slots_.bytes() + counts_.bytes() + monitor_.bytes(); }
+
+void Fp8State::copy_report(Ctx& ctx, void* host) const {
+    if (!on()) return;
+    char* to = static_cast<char*>(host);
+    for (const Tensor* part : {&slots_, &counts_, &monitor_}) {
+        device::copy_to_host(ctx, to, part->data, part->bytes());
+        to += part->bytes();
+    }
+}
+
+std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) const {
+    std::vector<TensorReport> reports;
+    for (int i = 0; i < tensors(); i++) {
+        const auto role = static_cast<Fp8Role>(i / static_cast<int>(linears_.size()));
+        TensorReport report{tensor_name(i), format_of(role), {}, {}};
+        std::memcpy(&report.slot, static_cast<const Fp8Slot*>(host) + i, sizeof(Fp8Slot));
+        std::memcpy(&report.counts, static_cast<const char*>(host) + slots_.bytes() + i * int64_t{sizeof(Fp8Counts)},
+                    sizeof(Fp8Counts));
+        reports.push_back(report);
+    }
+    return reports;
+}
+
+void Fp8State::merge_report(void* host, const void* other) const {
+    char* to = static_cast<char*>(host);
+    const char* from = static_cast<const char*>(other);
+    auto merge = [&](auto value, const Tensor& part, auto join) {
+        using T = decltype(value);
+        for (int64_t i = 0; i < part.bytes(); i += static_cast<int64_t>(sizeof(T))) {
+            T mine, theirs;
+            std::memcpy(&mine, to + i, sizeof(T));
+            std::memcpy(&theirs, from + i, sizeof(T));
+            join(mine, theirs);
+            std::memcpy(to + i, &mine, sizeof(T));
+        }
+        to += part.bytes();
+        from += part.bytes();
+    };
+    merge(Fp8Slot{}, slots_, [](Fp8Slot& mine, const Fp8Slot& theirs) {
+        mine.amax_bits = std::max(mine.amax_bits, theirs.amax_bits);
+        mine.step_amax_bits = std::max(mine.step_amax_bits, theirs.step_amax_bits);
+    });
+    merge(Fp8Counts{}, counts_, [](Fp8Counts& mine, const Fp8Counts& theirs) {
+        mine.elems += theirs.elems;
+        mine.saturated += theirs.saturated;
+        mine.flushed += theirs.flushed;
+        mine.nonfinite += theirs.nonfinite;
+    });
+    merge(uint32_t{}, monitor_, [](uint32_t& mine, uint32_t theirs) { mine = std::min(mine, theirs); });
+}

@@ -1,0 +1,54 @@
+#include "llmc/model/linear.h"
+
+namespace {
+
+// D(M, N) = A(M, K) B(N, K)^T in FP8.
+GemmArgs fp8_gemm(Tensor D, const Fp8Operand& A, const Fp8Operand& B, int64_t M, int64_t N, int64_t K,
+                  GemmLayout pass, bool fast) {
+    CHECK(A.data && B.data, "an FP8 operand of a linear was not made");
+    return {.D = D, .A = A.data, .B = B.data, .bias = {}, .pre = {}, .M = M, .N = N, .K = K, .layout = pass,
+            .A_granularity = A.granularity, .B_granularity = B.granularity, .A_grid = A.grid, .B_grid = B.grid,
+            .fast_accumulation = fast};
+}
+
+}  // namespace
+
+void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperand& x, int64_t N) {
+    const GemmEpilogue epilogue = linear.bias ? GemmEpilogue::kBias : GemmEpilogue::kNone;
+    if (const Fp8Linear* fp8 = linear.fp8) {
+        GemmArgs args = fp8_gemm(y, x.fp8.rowwise, fp8->weight, N, linear.out, linear.in, GemmLayout::kForward,
+                                 fp8->fast_fprop);
+        args.bias = linear.bias;
+        args.epilogue = epilogue;
+        ops::gemm(ctx, args);
+        return;
+    }
+    ops::gemm(ctx, {.D = y, .A = x.high, .B = linear.weight, .bias = linear.bias, .pre = {}, .M = N, .N = linear.out,
+                    .K = linear.in, .epilogue = epilogue});
+}
+
+void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, Tensor x, int64_t N) {
+    ops::gemm(ctx, {.D = y, .A = x, .B = linear.weight, .bias = linear.bias, .pre = pre, .M = N, .N = linear.out,
+                    .K = linear.in, .epilogue = GemmEpilogue::kBiasGelu});
+}
+
+void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
+                     int64_t N) {
+    if (const Fp8Linear* fp8 = linear.fp8) {
+        if (dx) {
+            ops::gemm(ctx, fp8_gemm(dx, dy.fp8.rowwise, fp8->weight_transposed, N, linear.in, linear.out,
+                                    GemmLayout::kDgrad, fp8->fast_backward));
+        }
+        GemmArgs args = fp8_gemm(linear.dweight, dy.fp8.transposed, x.fp8.transposed, linear.out, linear.in, N,
+                                 GemmLayout::kWgrad, fp8->fast_backward);
+        args.accumulate = true;
+        ops::gemm(ctx, args);
+        return;
+    }
+    if (dx) {
+        ops::gemm(ctx, {.D = dx, .A = dy.high, .B = linear.weight, .bias = {}, .pre = {}, .M = N, .N = linear.in,
+                        .K = linear.out, .layout = GemmLayout::kDgrad});
+    }
+    ops::gemm(ctx, {.D = linear.dweight, .A = dy.high, .B = x.high, .bias = {}, .pre = {}, .M = linear.out,
+                    .N = linear.in, .K = N, .layout = GemmLayout::kWgrad, .accumulate = true});
+}

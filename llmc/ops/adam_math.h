@@ -1,0 +1,76 @@
+// The arithmetic of the optimizer step, shared by both devices so that they agree bit for bit.
+// Every multiply that feeds an addition is an explicit fma, and nothing here calls a math library beyond
+// correctly rounded fma, division and square root: a compiler that contracts products cannot change a bit.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "llmc/base/dtype.h"
+#include "llmc/ops/ops.h"
+
+// base^exponent by repeated squaring, exponent >= 0. Products only, in a fixed order.
+HOST_DEVICE inline double power_by_squaring(double base, int64_t exponent) {
+    double result = 1.0;
+    while (exponent > 0) {
+        if (exponent & 1) result = result * base;
+        base = base * base;
+        exponent >>= 1;
+    }
+    return result;
+}
+
+HOST_DEVICE inline float adam_fma(float a, float b, float c) { return fmaf(a, b, c); }
+HOST_DEVICE inline double adam_fma(double a, double b, double c) { return fma(a, b, c); }
+HOST_DEVICE inline float adam_sqrt(float x) { return sqrtf(x); }
+HOST_DEVICE inline double adam_sqrt(double x) { return sqrt(x); }
+
+// What all elements of one adamw call share. Acc is float, or double for fp64 tensors.
+template <typename Acc> struct AdamConstants {
+    Acc beta1, beta2, one_minus_beta1, one_minus_beta2;
+    Acc inv_correction1, inv_correction2;   // 1 / (1 - beta^t), divided in double, then rounded to Acc
+    Acc lr, eps, weight_decay, grad_mul;
+};
+
+// adam_step is t >= 1, the number of this update. Cheap enough for every thread of a kernel to call once, but
+// thread a block is enough.
+template <typename Acc>
+HOST_DEVICE inline AdamConstants<Acc> adam_constants(float beta1, float beta2, float eps, float weight_decay,
+                                                     float lr, float grad_mul, int64_t adam_step) {
+    AdamConstants<Acc> c;
+    c.beta1 = beta1;
+    c.beta2 = beta2;
+    c.one_minus_beta1 = Acc(1) - Acc(beta1);
+    c.one_minus_beta2 = Acc(1) - Acc(beta2);
+    // fma(p, -1, 1) is 1 - p with one rounding: it keeps the last product of the power from being contracted
+    // into the subtraction.
+    c.inv_correction1 = static_cast<Acc>(1.0 / fma(power_by_squaring(beta1, adam_step), -1.0, 1.0));
+    c.inv_correction2 = static_cast<Acc>(1.0 / fma(power_by_squaring(beta2, adam_step), -1.0, 1.0));
+    c.lr = lr;
+    c.eps = eps;
+    c.weight_decay = weight_decay;
+    c.grad_mul = grad_mul;
+    return c;
+}
+
+// One element: updates m, v and master in place, from the new moments before the caller rounds those to
+// their storage type.
+template <typename Acc>
+HOST_DEVICE inline void adam_update(const AdamConstants<Acc>& c, Acc grad, Acc& m, Acc& v, Acc& master) {
+    Acc g = grad * c.grad_mul;
+    m = adam_fma(c.beta1, m, c.one_minus_beta1 * g);
+    v = adam_fma(c.beta2, v, c.one_minus_beta2 * (g * g));
+    Acc m_hat = m * c.inv_correction1;
+    Acc v_hat = v * c.inv_correction2;
+    Acc direction = m_hat / (adam_sqrt(v_hat) + c.eps);
+    master = adam_fma(-c.lr, adam_fma(c.weight_decay, master, direction), master);
+}
+
+// The guard of ops.h (step_guard), for one thread. x - x is 0 for finite x only.
+HOST_DEVICE inline void decide_step(StepState& state, float clip) {
+    float norm = static_cast<float>(sqrt(state.sum_squares));
+    bool finite = state.loss_sum - state.loss_sum == 0.0 && norm - norm == 0.0f;
+    state.grad_norm = norm;
+    state.skip = finite && state.bad_tokens == 0 ? 0 : 1;
+    state.grad_mul = clip > 0.0f && norm > clip ? clip / norm : 1.0f;
+    if (!state.skip) state.adam_step += 1;
+}

@@ -1,0 +1,58 @@
+// One block of device memory for the whole run. Buffers are taken in a fixed order: permanent ones first, then
+// scratch inside scopes that give it back. The same code runs twice: once measuring (null base), which yields the exact
+// size, then on the real block. Nothing else allocates device memory after start.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "llmc/ops/device.h"
+
+// What a byte of the arena is for: the rows of the memory table.
+enum class Purpose { kWeights, kGradients, kMaster, kMoments, kActivations, kFp8, kWire, kInputs, kScratch };
+inline constexpr int kPurposes = 9;
+const char* purpose_name(Purpose purpose);
+
+class Arena {
+public:
+    static constexpr int64_t kAlignBytes = 256;
+
+    Arena() = default;                                                // measuring
+    Arena(void* base, int64_t bytes) : base_(base), limit_(bytes) {}  // backed by `bytes` of device memory
+
+    // A buffer that lives as long as the arena. Must come before any scratch.
+    Tensor take(Purpose purpose, Dtype dtype, int64_t elems);
+
+    // Scratch that lives until the enclosing Scope ends.
+    Tensor scratch(Dtype dtype, int64_t elems);
+
+    class Scope {
+    public:
+        Scope(Ctx& ctx, Arena& arena) : ctx_(ctx), arena_(arena), used_(arena.used_) {}
+        ~Scope() { arena_.release(ctx_, used_); }
+        Scope(const Scope&) = delete;
+        Scope& operator=(const Scope&) = delete;
+
+    private:
+        Ctx& ctx_;
+        Arena& arena_;
+        int64_t used_;
+    };
+
+    bool measuring() const { return base_ == nullptr; }
+    int64_t peak_bytes() const { return peak_; }
+    int64_t purpose_bytes(Purpose purpose) const { return purpose_bytes_[static_cast<size_t>(purpose)]; }
+
+    // Tests: fill scratch with NaN bits when its scope ends, so that a use after the end of life shows.
+    void set_poison(bool poison) { poison_ = poison; }
+
+private:
+    Tensor bump(Dtype dtype, int64_t elems);
+    void release(Ctx& ctx, int64_t used);
+
+    void* base_ = nullptr;
+    int64_t limit_ = INT64_MAX;
+    int64_t used_ = 0, peak_ = 0, permanent_ = 0;
+    bool poison_ = false;
+    std::array<int64_t, kPurposes> purpose_bytes_{};
+};

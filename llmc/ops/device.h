@@ -1,0 +1,56 @@
+// The two devices. `device` is an alias of the one this build runs on: namespace cpu or namespace cuda.
+// A CUDA build links both, so that tests can call either by name.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "llmc/base/dtype.h"
+
+struct Event;        // a point in a device's stream; opaque
+struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the CPU
+struct LateWork;     // what a stream of the CPU was given and has not done; see late_work.h
+struct StepRecorder; // what a rehearsal collects; see plan.h
+class OpTimer;       // times operations as they run; see op_timer.h
+
+struct DeviceInfo {
+    int index = -1;
+    std::string name;             // "NVIDIA H200", "CPU"
+    int sm = 0;                   // 90 for compute capability 9.0; 0 on the CPU
+    bool sm90a_code = false;      // this build has machine code for compute capability 9.0 alone (sm_90a)
+    int sm_count = 0;             // multiprocessors, or hardware threads on the CPU
+    int64_t memory_bytes = 0;     // total
+    std::string id, bus;          // "GPU-4a1b...", unlike any other's; "0000:18:00.0". Empty on the CPU
+    std::string driver;           // "13.0", empty without a driver
+    std::string toolkit;          // CUDA version compiled against, empty on the CPU
+    std::string matmul_library;   // "cuBLASLt 13.1.0.3", or "cpu"
+    int64_t cublaslt_version = 0; // major * 10000 + minor * 100 + patch, 0 on the CPU
+};
+
+// What every operation gets first. Owned by the caller; device_open fills it.
+struct Ctx {
+    void* stream = nullptr;             // cudaStream_t; unused on the CPU
+    GemmState* gemm = nullptr;          // matmul plans and workspace
+    int index = 0;                      // device number
+    int sm = 0;                         // compute capability * 10
+    int sm_count = 0;
+    bool rehearsal = false;             // operations record what they would do and return
+    StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
+    int64_t fp8_matmuls = 0;            // executed; see gemm_plan.inl
+    OpTimer* timer = nullptr;           // null: nothing is timed
+    LateWork* late = nullptr;           // CPU: null where everything is done when a call returns
+    int64_t* orders = nullptr;          // CPU, tests: each event_order counts it down, and is left out where it is 0
+};
+
+namespace cpu {
+#include "llmc/ops/device.inl"
+#include "llmc/ops/gemm_algorithms.inl"
+}
+#ifdef LLMC_CUDA
+namespace cuda {
+#include "llmc/ops/device.inl"
+#include "llmc/ops/gemm_algorithms.inl"
+}
+namespace device = cuda;
+#else
+namespace device = cpu;
+#endif

@@ -1,0 +1,42 @@
+// What a matmul of FP8 operands demands of its arguments, on both devices: a run on the CPU finds what cuBLASLt would
+// refuse.
+#pragma once
+#include <cstdint>
+
+#include "llmc/base/fp8.h"
+#include "llmc/ops/ops.h"
+
+inline bool fp8_operands(const GemmArgs& args) { return is_fp8(args.A.dtype) || is_fp8(args.B.dtype); }
+
+inline bool aligned_to_16(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0; }
+
+// What is wrong with the factors, null if nothing. Slots and grids off 16 bytes pass cuBLASLt's heuristic and fail at
+// the launch.
+inline const char* fp8_factors_error(const GemmArgs& args) {
+    const bool tensors = args.A_granularity == Granularity::kTensor && args.B_granularity == Granularity::kTensor;
+    const bool blocks = args.A_granularity == Granularity::kBlock1x128 && args.B_granularity != Granularity::kTensor;
+    if (!tensors && !blocks) return "factors are one a tensor for both operands, or 1x128 of A with blocks of B";
+    if (args.A_grid.dtype != Dtype::kFp32 || args.B_grid.dtype != Dtype::kFp32) return "factors are fp32";
+    if (args.A_grid.elems != grid_elems(args.A_granularity, args.M, args.K))
+        return "A_grid has another number of factors";
+    if (args.B_grid.elems != grid_elems(args.B_granularity, args.N, args.K))
+        return "B_grid has another number of factors";
+    if (!aligned_to_16(args.A_grid) || !aligned_to_16(args.B_grid)) return "A_grid or B_grid not 16-byte aligned";
+    if (blocks && args.M % 4 != 0) return "factors of blocks need M in multiples of 4";
+    if (blocks && args.fast_accumulation) return "fast accumulation cannot apply block factors";
+    return nullptr;
+}
+
+// What is wrong with a matmul of FP8 operands, null if nothing.
+inline const char* fp8_gemm_error(const GemmArgs& args) {
+    const Dtype a = args.A.dtype, b = args.B.dtype;
+    if (!is_fp8(a) || !is_fp8(b)) return "one operand is FP8, the other is not";
+    if (a == Dtype::kE5m2 && b == Dtype::kE5m2) return "no product of E5M2 and E5M2 on tensor cores";
+    if (args.D.dtype != Dtype::kBf16 && args.D.dtype != Dtype::kFp32) return "FP8 operands give a bf16 or fp32 D";
+    if (args.N % 16 != 0 || args.K % 16 != 0) return "FP8 operands need N and K in multiples of 16";
+    if (!aligned_to_16(args.A) || !aligned_to_16(args.B) || !aligned_to_16(args.D))
+        return "FP8 operands need A, B and D 16-byte aligned";
+    if (args.epilogue == GemmEpilogue::kBiasGelu) return "no gelu in the epilogue of FP8 operands";
+    if (args.bias && args.bias.dtype != Dtype::kBf16) return "the bias of FP8 operands is bf16";
+    return fp8_factors_error(args);
+}

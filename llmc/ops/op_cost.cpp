@@ -1,0 +1,229 @@
+// Bytes of every operation, from its arguments: a row for each kind of arguments. What reads part of a tensor, or the
+// same row of a table for many tokens, is counted as what the argument says, and its measured rate with it.
+#include "llmc/ops/op_cost.h"
+
+#include <algorithm>
+
+namespace {
+
+constexpr const char* kOpNames[] = {
+#define OP(name, Args) #name,
+#include "llmc/ops/ops.inl"
+#undef OP
+};
+
+bool same_kind(const GemmArgs& a, const GemmArgs& b) {
+    return a.M == b.M && a.N == b.N && a.K == b.K && a.layout == b.layout && a.epilogue == b.epilogue
+           && a.accumulate == b.accumulate && a.A.dtype == b.A.dtype && a.D.dtype == b.D.dtype;
+}
+
+bool same_kind(const PlannedOp& a, const PlannedOp& b) {
+    return a.kind == b.kind && a.mode == b.mode && a.dtype == b.dtype && a.bytes == b.bytes
+           && a.attention == b.attention;
+}
+
+const GemmArgs& kind_of(const PlannedGemm& gemm) { return gemm.shape; }
+const PlannedOp& kind_of(const PlannedOp& op) { return op; }
+
+long long ll(int64_t x) { return static_cast<long long>(x); }
+
+int64_t sum(std::initializer_list<Tensor> tensors) {
+    int64_t bytes = 0;
+    for (const Tensor& tensor : tensors) bytes += tensor.bytes();
+    return bytes;
+}
+
+int64_t copies(const QuantOut& quant) {
+    return sum({quant.rowwise, quant.transposed, quant.rowwise_grid, quant.transposed_grid});
+}
+
+OpMode mode(const QuantOut& quant) {
+    if (quant.only_sums()) return OpMode::kSums;
+    if (!quant.copies()) return quant.record ? OpMode::kRecord : OpMode::kPlain;
+    return quant.granularity == Granularity::kTensor ? OpMode::kCopies : OpMode::kBlocks;
+}
+
+void note(Ctx& ctx, const PlannedOp& op) {
+    if (ctx.recorder) ctx.recorder->add(op);
+}
+
+// An operation on bf16, fp32 or fp64 that moves these tensors and makes these copies.
+void note(Ctx& ctx, OpKind kind, Dtype dtype, int64_t bytes, const QuantOut& quant = {}) {
+    note(ctx, {.kind = kind, .mode = mode(quant), .dtype = dtype, .bytes = bytes + copies(quant), .attention = {}});
+}
+
+// Attention makes copies, records the largest value and adds up the bias gradient in a pass of its own over its result:
+// for the latter bias_backward stands, whose work it is.
+void note_pass(Ctx& ctx, const QuantOut& quant, const Tensor& in) {
+    if (!quant) return;
+    if (quant.only_sums()) return note(ctx, OpKind::bias_backward, in.dtype, in.bytes());
+    note(ctx, quant.copies() ? OpKind::quantize : OpKind::amax, in.dtype, in.bytes(), quant);
+}
+
+// rope and qk-norm add up a bias gradient in such a pass, where no copies are made.
+void note_turn(Ctx& ctx, OpKind kind, int64_t bytes, const QuantOut& quant, const Tensor& out) {
+    if (!quant.only_sums()) return note(ctx, kind, out.dtype, bytes, quant);
+    note(ctx, kind, out.dtype, bytes);
+    note_pass(ctx, quant, out);
+}
+
+}  // namespace
+
+const char* op_name(OpKind kind) { return kOpNames[static_cast<int>(kind)]; }
+
+const char* layout_name(GemmLayout layout) {
+    switch (layout) {
+        case GemmLayout::kForward: return "forward";
+        case GemmLayout::kDgrad: return "dgrad";
+        case GemmLayout::kWgrad: return "wgrad";
+    }
+    return "?";
+}
+
+std::string op_text(const PlannedOp& op) {
+    std::string text = op_name(op.kind);
+    const AttentionShape& s = op.attention;
+    if (s.HS > 0) text += strf(" %lld x %lld, %lld heads of %lld", ll(s.B), ll(s.T), ll(s.NH), ll(s.HS));
+    text += std::string(" ") + (s.fp8 ? "e4m3" : dtype_name(op.dtype));
+    switch (op.mode) {
+        case OpMode::kPlain: return text;
+        case OpMode::kSums: return text + ", sums";
+        case OpMode::kRecord: return text + ", amax";
+        case OpMode::kCopies: return text + ", FP8";
+        case OpMode::kBlocks: return text + ", FP8 blocks";
+    }
+    return text;
+}
+
+std::string gemm_text(const GemmArgs& g) {
+    std::string text = strf("matmul %s %lld x %lld x %lld %s", layout_name(g.layout), ll(g.M), ll(g.N), ll(g.K),
+                            dtype_name(g.A.dtype));
+    if (g.A_granularity != Granularity::kTensor) text += " blocks";
+    text += strf(" %s %s", g.accumulate ? "+=" : "to", dtype_name(g.D.dtype));
+    return g.epilogue == GemmEpilogue::kBiasGelu ? text + ", gelu" : text;
+}
+
+void StepRecorder::add(const GemmArgs& args, int64_t count) {
+    auto known = std::find_if(gemms.begin(), gemms.end(),
+                              [&](const PlannedGemm& g) { return same_kind(g.shape, args); });
+    if (known != gemms.end()) known->count += count;
+    else gemms.push_back({args, count});
+}
+
+void StepRecorder::add(const PlannedOp& op, int64_t count) {
+    auto known = std::find_if(ops.begin(), ops.end(), [&](const PlannedOp& o) { return same_kind(o, op); });
+    if (known == ops.end()) {
+        known = ops.insert(ops.end(), op);
+        known->count = 0;
+    }
+    known->count += count;
+}
+
+void StepRecorder::add(const StepRecorder& more) {
+    for (const PlannedGemm& g : more.gemms) add(g.shape, g.count);
+    for (const PlannedOp& op : more.ops) add(op, op.count);
+}
+
+std::string StepRecorder::difference(const StepRecorder& other) const {
+    StepRecorder all = *this;
+    auto minus = [&](const auto& list) {
+        for (const auto& entry : list) all.add(kind_of(entry), -entry.count);
+    };
+    minus(other.gemms);
+    minus(other.ops);
+    for (const PlannedGemm& g : all.gemms)
+        if (g.count != 0) return strf("%s: %lld more", gemm_text(g.shape).c_str(), ll(g.count));
+    for (const PlannedOp& op : all.ops)
+        if (op.count != 0) return strf("%s of %lld bytes: %lld more", op_text(op).c_str(), ll(op.bytes), ll(op.count));
+    return "";
+}
+
+// ---- layers
+
+void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingForwardArgs& a) {
+    note(ctx, kind, a.out.dtype, (a.wpe ? 3 : 2) * a.out.bytes());   // a row of each table is read for every token
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingBackwardArgs& a) {
+    // As if no two tokens were alike; with the positions' gradients nearly nothing comes on top.
+    note(ctx, kind, a.dout.dtype, a.dout.bytes() + 2 * a.N * a.C * dtype_bytes(a.dwte.dtype));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const NormForwardArgs& a) {
+    note(ctx, kind, a.in.dtype, sum({a.in, a.residual, a.residual_out, a.out}), a.quant);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const NormBackwardArgs& a) {
+    note(ctx, kind, a.dout.dtype, sum({a.dx, a.dresidual, a.dout, a.x}), a.quant);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const QkNormForwardArgs& a) {
+    note(ctx, kind, a.in.dtype, sum({a.in, a.out}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {
+    note_turn(ctx, kind, sum({a.dqkv, a.in}) + (a.quant.copies() ? 0 : a.dqkv.bytes()), a.quant, a.dqkv);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
+    const int64_t turned = a.N * (a.NH + a.NKV) * a.HS * dtype_bytes(a.qkv.dtype), angles = a.N * a.HS * 4;
+    const int64_t read = a.quant && !a.quant.only_sums() ? a.qkv.bytes() : turned;
+    note_turn(ctx, kind, read + angles + (a.quant.copies() ? 0 : turned), a.quant, a.qkv);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeHeadsArgs& a) {
+    note(ctx, kind, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.factors}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const AttentionForwardArgs& a) {
+    note(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.out}),
+               .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .fp8 = static_cast<bool>(a.heads)}});
+    note_pass(ctx, a.quant, a.out);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
+    note(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.dqkv, a.out, a.dout}),
+               .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true}});
+    note_pass(ctx, a.quant, a.dqkv);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const ActivationForwardArgs& a) {
+    note(ctx, kind, a.in.dtype, sum({a.in, a.out}), a.quant);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const ActivationBackwardArgs& a) {
+    note(ctx, kind, a.in.dtype, sum({a.in, a.dout, a.din}), a.quant);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const BiasBackwardArgs& a) { note(ctx, kind, a.dout.dtype, a.dout.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const ClassifierArgs& a) {
+    note(ctx, kind, a.logits.dtype, (a.write_dlogits ? 2 : 1) * a.logits.bytes());
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { note(ctx, kind, a.losses.dtype, a.losses.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
+    if (ctx.recorder) ctx.recorder->add(a);
+}
+
+// ---- step
+
+void rehearse_op(Ctx& ctx, OpKind kind, const SumSquaresArgs& a) { note(ctx, kind, a.in.dtype, a.in.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const StepGuardArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const AdamWArgs& a) {
+    note(ctx, kind, a.m.dtype, sum({a.param, a.grad}) + 2 * sum({a.master, a.m, a.v}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const FillNormalArgs& a) { note(ctx, kind, a.out.dtype, a.out.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const FillConstantArgs& a) { note(ctx, kind, a.out.dtype, a.out.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const CastArgs& a) { note(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
+void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeArgs& a) {
+    note(ctx, kind, a.in.dtype, a.in.bytes(), a.quant);
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const AmaxArgs& a) { note(ctx, kind, a.in.dtype, a.in.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ClearArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const Fp8UpdateArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
+
+// ---- between ranks
+
+void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeChunksArgs& a) {
+    note(ctx, kind, a.in.dtype, sum({a.in, a.out, a.factors}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const SumRanksArgs& a) {
+    note(ctx, kind, a.in.dtype, sum({a.in, a.out, a.factors}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const CompareSumsArgs& a) { note(ctx, kind, a.a.dtype, sum({a.a, a.b})); }
+void rehearse_op(Ctx& ctx, OpKind kind, const BlockAmaxArgs& a) { note(ctx, kind, a.in.dtype, a.in.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const Fp8FactorsArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeRunArgs& a) { note(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
+void rehearse_op(Ctx& ctx, OpKind kind, const BlockGridsArgs& a) {
+    note(ctx, kind, Dtype::kFp32, sum({a.grid, a.transposed_grid}));
+}
+void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) {
+    note(ctx, kind, a.in.dtype, sum({a.in, a.out}));
+}

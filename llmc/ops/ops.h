@@ -1,0 +1,402 @@
+// Operations: argument structs, and the declarations of ops.inl in namespace cpu (the oracle) and namespace
+// cuda. The rest of the project calls ops::name(ctx, args), which runs on the device of the build, or, during
+// a rehearsal, notes its work and returns (op_work.cpp); a stream of the CPU that is late puts it off; under a timer it
+// stands between two events.
+//
+// Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH
+// query heads, NKV key/value heads, HS head size, F feed-forward width; M, N, K in gemm only. Matrices are
+// row-major. "=" is overwritten, "+=" is added to, "T" the working type, "stat" fp32 (fp64 when T is fp64),
+// "grad" fp32 or bf16 (fp64 when T is fp64) whatever T is. An empty Tensor means "absent" where "optional" is
+// said. Reductions run in fp32 (fp64 when T is fp64). Every operation is deterministic: equal inputs give equal
+// bits. Shapes are checked through Tensor::elems; a mismatch is a bug of the caller (exit 1).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "llmc/base/dtype.h"
+#include "llmc/ops/device.h"
+#include "llmc/ops/ops_attention.h"
+#include "llmc/ops/quantized_output.h"
+
+inline constexpr int32_t kIgnoreIndex = -1;  // a target that is not counted
+
+// Rows of the partial sums that column reductions (norm and bias gradients) keep in scratch memory.
+inline constexpr int64_t kPartialRows = 512;
+// Partial sums of whole-tensor reductions (sum_squares, sum_losses), as doubles.
+inline constexpr int64_t kPartialSums = 1024;
+
+// State of the optimizer step in device memory. Written by the host between steps and by step_guard, read by
+// adamw and classifier; lives on the device so that the step needs no host synchronisation.
+struct StepState {
+    // Written by the host at the start of a step (the first kStepInputBytes).
+    double loss_sum;       // = 0; += by sum_losses: losses of the counted tokens of the global batch
+    double sum_squares;    // = 0; += by sum_squares: squared norm of the gradients
+    float lr;              // learning rate of this step
+    float dloss_mul;       // 1 / counted tokens of the global batch
+    int32_t bad_tokens;    // = 0; += by embedding_forward and classifier: ids outside the vocabulary
+    // Owned by the device.
+    int32_t skip;          // = by step_guard: 1 when nothing is updated
+    float grad_norm;       // = by step_guard
+    float grad_mul;        // = by step_guard: clip factor (1 when the norm is within the limit)
+    int64_t adam_step;     // updates applied so far; step_guard advances it
+};
+inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);
+
+// ---- FP8
+
+// quant of X = in rounded to bf16.
+struct QuantizeArgs {
+    QuantOut quant;
+    Tensor in;                          // (N, C) bf16 or fp32
+    int64_t N, C;
+    const StepState* state = nullptr;   // given: nothing is done when state->skip
+};
+// slot->amax_bits = max with every |in rounded to bf16|.
+struct AmaxArgs {
+    Fp8Slot* slot;
+    Tensor in;   // bf16 or fp32
+};
+// Of `count` slots: step_amax_bits = max with amax_bits, or 0 if `step`; amax_bits = 0.
+struct Fp8ClearArgs {
+    Fp8Slot* slots;
+    int64_t count;
+    bool step = false;
+    const StepState* state = nullptr;   // given: nothing is done when state->skip
+};
+// One update of delayed scaling, of `count` tensors, each with a ring of `length` amaxes (floats, 0 at first):
+//   last = amax_bits; step_amax_bits = max with last; amax_bits = 0
+//   nothing else if state->skip or last == 0 (a tensor that was not produced)
+//   history[updates % length] = last; amax = max over the ring (a NaN or infinity wins), or last (most_recent)
+//   if updates % interval == 0 and amax is finite and > 0: quant_mul = quant_mul_of(amax, largest)
+//   updates += 1
+// Source: the order of TransformerEngine's delayed scaling (amax of `length` updates, this one included).
+struct Fp8UpdateArgs {
+    Fp8Slot* slots;         // (count)
+    float* history;         // (count, length), in and =
+    int32_t* updates;       // (count), in and =
+    const float* largest;   // (count): largest number of the format / 2^margin
+    int64_t count, length, interval;
+    bool most_recent;
+    const StepState* state;   // null: not skipped
+};
+
+// ---- layers
+
+// out[n] = wte[tokens[n]] + wpe[n % T].
+struct EmbeddingForwardArgs {
+    Tensor out;                // (N, C) T, =
+    Tensor wte;                // (Vp, C) T
+    Tensor wpe;                // (>= T, C) T, optional
+    const int32_t* tokens;     // (N); an id outside [0, V) reads row 0 and is counted
+    int32_t* bad_tokens;       // (1), +=
+    int64_t N, T, C, V;
+};
+
+// dwte[v] += sum of dout over the rows with tokens[n] == v; dwpe[t] += sum over the batch.
+// Deterministic: rows of one token are added in the order of token_order.
+struct EmbeddingBackwardArgs {
+    Tensor dwte;                  // (Vp, C) grad, +=
+    Tensor dwpe;                  // (>= T, C) grad, +=, optional
+    Tensor dout;                  // (N, C) T
+    const int32_t* tokens;        // (N); ids outside [0, V) contribute nothing to dwte
+    const int32_t* token_order;   // (N) row numbers sorted by token, ties by row number
+    int64_t N, T, C, V;
+};
+
+// x = in + residual; residual_out = x (rounded to T); out = normalise(x) * weight + bias, from the rounded x.
+// layernorm: (x - mean) * rstd, rstd = 1 / sqrt(var + eps). Source: Ba et al., arXiv 1607.06450.
+// rmsnorm: x * rstd, rstd = 1 / sqrt(mean(x^2) + eps). Source: Zhang and Sennrich, arXiv 1910.07467.
+struct NormForwardArgs {
+    Tensor out;            // (N, C) T, =; optional with quant copies
+    Tensor residual_out;   // (N, C) T, =, optional: x; required if residual is given
+    Tensor mean;           // (N) stat, =; layernorm only
+    Tensor rstd;           // (N) stat, =
+    Tensor in;             // (N, C) T
+    Tensor residual;       // (N, C) T, optional
+    Tensor weight;         // (C) T
+    Tensor bias;           // (C) T, optional (layernorm)
+    int64_t N, C;
+    float eps;
+    QuantOut quant = {};   // of out
+};
+
+// dx = dresidual + d(norm)/dx, the gradient of the residual stream below the norm.
+struct NormBackwardArgs {
+    Tensor dx;          // (N, C) T, =; may be the same memory as dresidual
+    Tensor dresidual;   // (N, C) T, optional: gradient that reaches x past the norm; absent means 0
+    Tensor dweight;     // (C) grad, +=
+    Tensor dbias;       // (C) grad, +=, optional
+    Tensor scratch;     // (2 * kPartialRows * C) stat, =
+    Tensor dout;        // (N, C) T
+    Tensor x;           // (N, C) T, what was normalised (residual_out of the forward)
+    Tensor mean, rstd;  // (N) stat; mean for layernorm only
+    Tensor weight;      // (C) T
+    int64_t N, C;
+    QuantOut quant = {};   // of dx
+};
+
+// Packed projections: row n of qkv is [NH query heads | NKV key heads | NKV value heads], HS elements each.
+// Query and key heads are rms-normalised over HS with a weight shared by all heads (Qwen3); values are copied.
+struct QkNormForwardArgs {
+    Tensor out;        // (N, (NH + 2 NKV) HS) T, =
+    Tensor rstd;       // (N, NH + NKV) stat, =
+    Tensor in;         // as out
+    Tensor q_weight;   // (HS) T
+    Tensor k_weight;   // (HS) T
+    int64_t N, NH, NKV, HS;
+    float eps;
+};
+struct QkNormBackwardArgs {
+    Tensor dqkv;                  // (N, (NH + 2 NKV) HS) T: in the gradient of out, = the gradient of in;
+                                  // unspecified afterwards when quant has copies
+    Tensor dq_weight, dk_weight;  // (HS) grad, +=
+    Tensor scratch;               // (2 * kPartialRows * HS) stat, =
+    Tensor in;                    // (N, (NH + 2 NKV) HS) T, input of the forward
+    Tensor rstd;                  // (N, NH + NKV) stat
+    Tensor q_weight, k_weight;    // (HS) T
+    int64_t N, NH, NKV, HS;
+    QuantOut quant = {};          // of the new dqkv
+};
+
+// Rotary position embedding in place on the query and key heads, rotate-half pairing (i, i + HS/2), position
+// n % T. backward rotates the gradient by the negative angle. Source: Su et al., arXiv 2104.09864.
+struct RopeArgs {
+    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =; unspecified afterwards when quant has copies
+    Tensor cos_sin;   // (>= T, HS/2, 2) stat: cosine, sine
+    int64_t N, T, NH, NKV, HS;
+    QuantOut quant = {};   // of the whole new qkv, values included
+};
+
+// gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.
+// swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up. Source: Shazeer, arXiv 2002.05202.
+struct ActivationForwardArgs {
+    Tensor out;   // (N, F) T, =; optional with quant copies
+    Tensor in;    // gelu: (N, F), swiglu: (N, 2F) T
+    int64_t N, F;
+    QuantOut quant = {};   // of out
+};
+struct ActivationBackwardArgs {
+    Tensor din;    // as in, T, =; may be the same memory as in; optional with quant copies
+    Tensor dout;   // (N, F) T
+    Tensor in;     // input of the forward
+    int64_t N, F;
+    QuantOut quant = {};   // of din (C = F, swiglu: 2F)
+};
+
+// dbias[c] += sum over n of dout[n, c].
+struct BiasBackwardArgs {
+    Tensor dbias;     // (C) grad, +=
+    Tensor scratch;   // (kPartialRows * C) stat, =
+    Tensor dout;      // (N, C) T
+    int64_t N, C;
+};
+
+// Cross entropy of softmax(logits[:, :V]) against targets, fused with its gradient:
+// losses[n] = -log p(target), 0 where ignored; dlogits = (p - onehot) * state->dloss_mul in place of the logits,
+// 0 for ignored rows and for the padded columns [V, Vp).
+struct ClassifierArgs {
+    Tensor logits;            // (N, Vp) T; = dlogits if write_dlogits
+    Tensor losses;            // (N) stat, =
+    const int32_t* targets;   // (N); kIgnoreIndex is ignored, another id outside [0, V) is counted and ignored
+    StepState* state;         // reads dloss_mul; bad_tokens +=
+    int64_t N, V, Vp;
+    bool write_dlogits;
+};
+
+// *sum += sum of losses, in fp64 and a fixed order.
+struct SumLossesArgs {
+    double* sum;       // (1), +=
+    Tensor losses;     // (N) stat
+    Tensor scratch;    // (kPartialSums) fp64, =
+    int64_t N;
+};
+
+// Layout of the two operands, named after the pass of y = x w^T that uses it.
+enum class GemmLayout {
+    kForward,   // D(M,N) = A(M,K) B(N,K)^T : y  = x w^T
+    kDgrad,     // D(M,N) = A(M,K) B(K,N)   : dx = dy w
+    kWgrad,     // D(M,N) = A(K,M)^T B(K,N) : dw = dy^T x
+};
+enum class GemmEpilogue {
+    kNone,
+    kBias,       // D = AB + bias
+    kBiasGelu,   // pre = AB + bias (bias optional), rounded to its dtype; D = gelu(AB + bias)
+};
+// fp32 accumulation (fp64 for fp64); A and B have one dtype; D may differ: fp32 or bf16 D for bf16 operands.
+// FP8 operands (E4M3, one of the two may be E5M2): whatever the layout, which then only names the pass,
+// D(M,N) = A(M,K) B(N,K)^T with each element of A and B multiplied by its dequant_mul; K and N multiples of 16; D is
+// bf16 or fp32, bias bf16; epilogues kNone and kBias. Granularity pairs: both kTensor, with any M; A kBlock1x128 with B
+// either block kind, and M a multiple of 4.
+struct GemmArgs {
+    Tensor D;      // (M, N): = , or += if accumulate
+    Tensor A, B;   // see layout
+    Tensor bias;   // (N) dtype of A, optional
+    Tensor pre;    // (M, N) dtype of D, =, with kBiasGelu only
+    int64_t M, N, K;
+    GemmLayout layout = GemmLayout::kForward;
+    GemmEpilogue epilogue = GemmEpilogue::kNone;
+    bool accumulate = false;
+    // FP8 only.
+    Granularity A_granularity = Granularity::kTensor, B_granularity = Granularity::kTensor;
+    Tensor A_grid = {}, B_grid = {};   // fp32: dequant_mul, see Granularity; kTensor: 1 element in a 16-byte slot
+    bool fast_accumulation = false;    // the tensor cores' own sums, without promotion to fp32 on the way
+};
+
+// *sum += sum of squares, in fp64 and a fixed order.
+struct SumSquaresArgs {
+    double* sum;       // (1), +=
+    Tensor in;         // fp32, bf16 or fp64
+    Tensor scratch;    // (kPartialSums) fp64, =
+};
+
+// From state->loss_sum and state->sum_squares: grad_norm, skip = either is not finite or a token was bad,
+// grad_mul = min(1, clip / norm) (1 if clip is 0), adam_step += !skip.
+struct StepGuardArgs {
+    StepState* state;
+    float clip;
+};
+
+// AdamW with decoupled decay on a run of elements; does nothing when state->skip.
+//   g = grad * grad_mul; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; t = state->adam_step
+//   master -= lr * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay * master); param = master rounded to T
+// Moments in bf16 are rounded stochastically with philox(rng_key, element_offset + i, t); fp32 ones are not.
+// Source: Loshchilov and Hutter, arXiv 1711.05101.
+struct AdamWArgs {
+    Tensor param;             // (n) T, =; optional: absent where a linear keeps FP8 weights only
+    Tensor master;            // (n) stat, in and =
+    Tensor m, v;              // (n) fp32 or bf16 (fp64 when T is), in and =
+    Tensor grad;              // (n) grad
+    const StepState* state;
+    float beta1, beta2, eps, weight_decay;
+    uint64_t rng_key;         // of the parameter
+    int64_t element_offset;   // number of element 0 within the parameter
+    Fp8Slot* slot = nullptr;  // optional: amax_bits = max with every |new master rounded to bf16|
+};
+
+// out[i] = mean + std * rng_normal(key, element_offset + i), with one fmaf.
+struct FillNormalArgs {
+    Tensor out;   // fp32 or bf16, =
+    uint64_t key;
+    int64_t element_offset;
+    float mean, std;
+};
+struct FillConstantArgs {
+    Tensor out;   // any float type, =
+    float value;
+};
+// out[i] = in[i], rounded to nearest even.
+struct CastArgs {
+    Tensor out;   // fp32, bf16 (fp64 on the CPU), =
+    Tensor in;
+};
+
+// ---- between ranks
+
+// Elements of a gradient that share one factor on the wire.
+inline constexpr int64_t kWireChunk = 128;
+
+// A gradient as it travels in FP8: chunks of kWireChunk elements, each with the factors of chunk_factor of its amax
+// (448 / amax and its inverse; 1 for zeros; NaN where a value is not finite, so that the whole chunk arrives as NaN),
+// out = to_fp8(in * quant_mul).
+struct QuantizeChunksArgs {
+    Tensor out;                    // (n) e4m3, =; n a multiple of kWireChunk
+    Tensor factors;                // (n / kWireChunk) fp32, =: dequant_mul
+    Tensor in;                     // (n) fp32 or bf16
+    Fp8Counts* counts = nullptr;   // +=, optional
+};
+// out[i] = sum over r of in[r][i], in the order of r from rank 0 on, in fp32 from the first value; with factors each
+// value is first multiplied by its own.
+struct SumRanksArgs {
+    Tensor out;       // (n) fp32, =
+    Tensor in;        // (ranks, n) fp32, bf16 or e4m3
+    Tensor factors;   // (ranks, n / kWireChunk) fp32; with e4m3 only
+    int64_t ranks;
+};
+// How far two vectors are apart: sums[0..3] += a.a, b.b, a.b, (a-b).(a-b), in fp64 and a fixed order.
+struct CompareSumsArgs {
+    double* sums;     // (4), +=
+    Tensor a, b;      // (n) fp32
+    Tensor scratch;   // (4 * kPartialSums) fp64, =
+};
+
+// FP8 weights of an (R, C) matrix made by several ranks, each from a run of its elements, in the steps of quantize.
+// 1. Blocks: amaxes[r / 128][c / 128] = max with every |in rounded to bf16|; (ceil(R / 128), ceil(C / 128)) bits.
+struct BlockAmaxArgs {
+    uint32_t* amaxes;
+    Tensor in;        // (n) fp32: elements [begin, begin + n) of the matrix
+    int64_t begin, R, C;
+};
+// 2. One factor: what quantize does to the slots before it casts. kCurrent: quant_mul = quant_mul_of(amax_bits);
+//    both: dequant_mul = 1 / quant_mul.
+struct Fp8FactorsArgs {
+    Fp8Slot* slots;   // (count)
+    int64_t count;
+    Scaling scaling;
+    Dtype format;
+    const StepState* state = nullptr;   // given: nothing is done when state->skip
+};
+// 3. out = the run, rounded to bf16 and cast as quantize would cast it within the matrix.
+struct QuantizeRunArgs {
+    Tensor out;                            // (n) fp8, =
+    Tensor in;                             // (n) fp32: elements [begin, begin + n) of the matrix
+    int64_t begin, R, C;
+    const Fp8Slot* slot = nullptr;         // one factor: its quant_mul; else
+    const uint32_t* block_amaxes = nullptr;   // those of block_amax, over all ranks
+    Fp8Counts* counts = nullptr;           // +=, optional
+};
+// 4. Blocks: the dequant_mul grids (kBlock128x128) of the matrix and of its transpose.
+struct BlockGridsArgs {
+    Tensor grid;              // grid_elems(kBlock128x128, R, C) fp32, =
+    Tensor transposed_grid;   // grid_elems(kBlock128x128, C, R) fp32, =
+    const uint32_t* amaxes;
+    int64_t R, C;
+    Dtype format;
+};
+// 5. out[c][r] = in[r][c], bytes; R and C multiples of 16.
+struct TransposeBytesArgs {
+    Tensor out;   // (C, R) fp8, =
+    Tensor in;    // (R, C) fp8
+    int64_t R, C;
+};
+
+#define OP(name, Args) void name(Ctx& ctx, const Args& args);
+namespace cpu {
+#include "llmc/ops/ops.inl"
+}
+namespace late {
+#include "llmc/ops/ops.inl"
+}
+namespace timed {   // with an event before and one after; see op_timer.h
+#include "llmc/ops/ops.inl"
+}
+#ifdef LLMC_CUDA
+namespace cuda {
+#include "llmc/ops/ops.inl"
+}
+#endif
+#undef OP
+
+// The rows of ops.inl, in their order.
+enum class OpKind {
+#define OP(name, Args) name,
+#include "llmc/ops/ops.inl"
+#undef OP
+};
+
+// A rehearsal sees the arguments of every operation here and runs nothing. One overload for each kind of arguments, in
+// op_work.cpp: an operation whose work is not counted there does not link.
+#define OP(name, Args) void rehearse_op(Ctx& ctx, OpKind kind, const Args& args);
+#include "llmc/ops/ops.inl"
+#undef OP
+
+#define OP(name, Args)                                           \
+    inline void name(Ctx& ctx, const Args& args) {               \
+        if (ctx.rehearsal) rehearse_op(ctx, OpKind::name, args); \
+        else if (ctx.late) late::name(ctx, args);                \
+        else if (ctx.timer) timed::name(ctx, args);              \
+        else device::name(ctx, args);                            \
+    }
+namespace ops {
+#include "llmc/ops/ops.inl"
+}
+#undef OP

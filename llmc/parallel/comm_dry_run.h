@@ -1,0 +1,41 @@
+// What a step exchanges between ranks, found by rehearsing it: a Comm that only keeps count.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/parallel/comm.h"
+
+// All calls of one collective with one element type.
+struct PlannedCollective {
+    const char* name;
+    Dtype dtype;
+    int64_t calls = 0, bytes = 0;   // of the whole tensors, which each rank has
+    int64_t sent_bytes = 0;         // by each rank, at the least
+};
+
+// Stands for rank 0 of so many ranks. Counts calls with a recorder in their Ctx, which are those of a step.
+class RehearsalComm : public Comm {
+public:
+    explicit RehearsalComm(int ranks) : Comm({.rank = 0, .ranks = ranks, .local_rank = 0, .local_ranks = ranks}) {}
+    std::vector<PlannedCollective> calls;
+
+    std::vector<std::string> gather(const std::string& mine) override {
+        return std::vector<std::string>(static_cast<size_t>(world().ranks), mine);
+    }
+    void sum(Ctx& ctx, Tensor values) override { note(ctx, "all-reduce sum", values, 2); }
+    void max(Ctx& ctx, uint32_t* values, int64_t count) override {
+        note(ctx, "all-reduce max", {values, Dtype::kInt32, count}, 2);
+    }
+    void reduce_scatter(Ctx& ctx, Tensor blocks) override { note(ctx, "reduce-scatter", blocks, 1); }
+    void all_gather(Ctx& ctx, Tensor blocks) override { note(ctx, "all-gather", blocks, 1); }
+    void all_to_all(Ctx& ctx, Tensor out, Tensor) override { note(ctx, "all-to-all", out, 1); }
+    [[noreturn]] void abort(int exit_code) override;
+
+private:
+    void note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes);
+};
+
+// The lines of the banner and of --dry-run; "" for one rank.
+std::string communication_text(const Config& config, const std::vector<PlannedCollective>& calls, int ranks,
+                               int64_t buckets);

@@ -1,0 +1,54 @@
+// A communicator on which late streams of the CPU do no harm. Ranks wait for their streams at different places, rank 0
+// for instance alone draws a sample, and yet all must come to the collectives in one order, that of the calls: each
+// first lets those run that were put off before it.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/fault/heartbeat.h"
+#include "llmc/ops/deferred_stream.h"
+#include "llmc/parallel/comm.h"
+
+template <typename Inner> class InTurn : public Inner {
+public:
+    using Inner::Inner;
+    ~InTurn() override { cpu::event_destroy(put_off_); }
+
+    std::vector<std::string> gather(const std::string& mine) override {
+        cpu::event_wait(put_off_);
+        return Inner::gather(mine);
+    }
+    void sum(Ctx& ctx, Tensor values) override {
+        in_turn(ctx, [=, this, &ctx] { Inner::sum(ctx, values); });
+    }
+    void max(Ctx& ctx, uint32_t* values, int64_t count) override {
+        in_turn(ctx, [=, this, &ctx] { Inner::max(ctx, values, count); });
+    }
+    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+        in_turn(ctx, [=, this, &ctx] { Inner::reduce_scatter(ctx, blocks); });
+    }
+    void all_gather(Ctx& ctx, Tensor blocks) override {
+        in_turn(ctx, [=, this, &ctx] { Inner::all_gather(ctx, blocks); });
+    }
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        in_turn(ctx, [=, this, &ctx] { Inner::all_to_all(ctx, out, in); });
+    }
+    void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
+        in_turn(ctx, [=, this, &ctx] { Inner::exchange(ctx, out, in, peer); });
+    }
+
+private:
+    template <typename Work> void in_turn(Ctx& ctx, Work&& work) {
+        if (ctx.late != stream_) cpu::event_wait(put_off_);
+        stream_ = ctx.late;
+        if (!ctx.late) return work();
+        cpu::put_off(ctx, [work, purpose = std::string(collective_name(""))] {
+            const CollectivePurpose same(purpose);
+            work();
+        });
+        cpu::event_record(ctx, put_off_);
+    }
+
+    Event* const put_off_ = cpu::event_create();   // behind the latest one
+    LateWork* stream_ = nullptr;                    // that it is on
+};

@@ -1,0 +1,199 @@
+// A communicator that posts what it does on the board and has a watchdog: what several ranks get.
+#include <cstdlib>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "llmc/base/check.h"
+#include "llmc/fault/heartbeat.h"
+#include "llmc/fault/heartbeat_link.h"
+#include "llmc/fault/watchdog.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm_in_order.h"
+#include "llmc/parallel/device_marks.h"
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankCard, host, place, pid, started)
+
+namespace {
+
+using Json = nlohmann::json;
+constexpr double kMeetS = 10;   // for the hosts to connect
+
+std::string random_name() {
+    std::random_device random;
+    return strf("%08x%08x%08x%08x", random(), random(), random(), random());
+}
+
+class WatchedComm : public Comm {
+public:
+    explicit WatchedComm(std::unique_ptr<Comm> inner) : Comm(inner->world()), inner_(std::move(inner)) {
+        watchdog_ = meet();
+        watchdog_->set_device({.error = [this] { return inner_->late_error(); }, .cut = [this] { inner_->cut(); },
+                               .post = {}});
+        set_own_row(&watchdog_->own_row(), &watchdog_->header());
+    }
+    ~WatchedComm() override {
+        post_phase(Phase::kEnd);
+        watchdog_->set_device({});
+        {
+            const Posted posted(*this, "end of the run");   // where ranks wait for each other, too
+            inner_.reset();
+        }
+        post_end(kExitOk);
+        set_own_row(nullptr);
+    }
+
+    std::string connect(Ctx& ctx, int seconds) override {
+        const std::string line = inner_->connect(ctx, seconds);
+        if (ctx.sm == 0) return line;   // the CPU is through when the call returns
+        marks_ = std::make_unique<DeviceMarks>(ctx);
+        watchdog_->set_device({.error = [this] { return inner_->late_error(); }, .cut = [this] { inner_->cut(); },
+                               .post = [this](BoardRow& row) { marks_->post(row); }});
+        return line;
+    }
+
+    std::vector<std::string> gather(const std::string& mine) override {
+        const Posted posted(*this, "exchange between hosts");
+        return inner_->gather(mine);
+    }
+    void sum(Ctx& ctx, Tensor values) override {
+        const Posted posted(*this, ctx, "sum", values);
+        inner_->sum(ctx, values);
+    }
+    void max(Ctx& ctx, uint32_t* values, int64_t count) override {
+        const Posted posted(*this, ctx, "max", {values, Dtype::kInt32, count});
+        inner_->max(ctx, values, count);
+    }
+    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+        const Posted posted(*this, ctx, "reduce_scatter", blocks);
+        inner_->reduce_scatter(ctx, blocks);
+    }
+    void all_gather(Ctx& ctx, Tensor blocks) override {
+        const Posted posted(*this, ctx, "all_gather", blocks);
+        inner_->all_gather(ctx, blocks);
+    }
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        const Posted posted(*this, ctx, "all_to_all", in);
+        inner_->all_to_all(ctx, out, in);
+    }
+    // Of two ranks alone: a number of its own would set them apart from the others.
+    void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
+        post_progress();
+        inner_->exchange(ctx, out, in, peer);
+    }
+
+    void mark_progress(Ctx& ctx) override {
+        if (marks_ && !ctx.rehearsal) marks_->progress(ctx);
+    }
+
+    std::string late_error() override { return inner_->late_error(); }
+    void cut() override { inner_->cut(); }
+    [[noreturn]] void abort(int exit_code) override {
+        inner_->abort(exit_code);
+        std::abort();
+    }
+
+private:
+    // One collective on the board, from the call to its return, or to where the device is past it.
+    class Posted {
+    public:
+        Posted(WatchedComm& comm, const char* name) : comm_(comm), lane_(kHostLane) { give(name); }
+        Posted(WatchedComm& comm, Ctx& ctx, const char* name, const Tensor& values)
+            : comm_(comm), lane_(kDeviceLane), ctx_(comm.marks_ ? &ctx : nullptr) {
+            if (ctx.rehearsal) return;
+            give(strf("%s of %lld %s", name, (long long)values.elems, dtype_name(values.dtype)).c_str());
+        }
+        ~Posted() {
+            if (number_ == 0 || std::uncaught_exceptions() > 0) return;   // it has failed, and not finished
+            BoardRow& row = comm_.watchdog_->own_row();
+            if (ctx_) comm_.marks_->ends(*ctx_, number_);
+            else row.set_finished(lane_, number_);
+            row.add_progress();
+        }
+        Posted(const Posted&) = delete;
+        Posted& operator=(const Posted&) = delete;
+
+    private:
+        void give(const char* name) {
+            BoardRow& row = comm_.watchdog_->own_row();
+            number_ = row.give(lane_, collective_name(name));
+            if (ctx_) comm_.marks_->begins(*ctx_, number_);
+            else row.set_begun(lane_, number_);
+        }
+        WatchedComm& comm_;
+        const Lane lane_;
+        Ctx* const ctx_ = nullptr;   // of a device that is watched by marks
+        int64_t number_ = 0;
+    };
+
+    // The board of this host, connected to the others.
+    std::unique_ptr<Watchdog> meet() {
+        std::vector<RankCard> cards;
+        for (const std::string& text : inner_->gather(Json(own_card()).dump()))
+            cards.push_back(Json::parse(text).get<RankCard>());
+        const std::vector<int> firsts = number_hosts(cards);
+        const int rank = world().rank, host = cards[static_cast<size_t>(rank)].host_number;
+        const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
+
+        const char* given = std::getenv(kBoardVariable);
+        const bool kept = rank == 0 && given && Board::exists_empty(given);   // taken by one host
+        Board board;
+        std::unique_ptr<BoardLink> link;
+        Json offer = Json::object();
+        if (rank == first) {
+            const std::string name = kept ? given : "llmfp8-" + random_name();
+            board = Board::create(name, world().ranks);
+            offer = {{"name", name}, {"kept", kept}};
+        }
+        if (rank == 0 && hosts > 1) {
+            const std::string secret = random_name();
+            offer["secret"] = secret;
+            link = BoardLink::listen(secret, hosts - 1);
+            offer["address"] = link->address();
+        }
+        const std::vector<std::string> offers = inner_->gather(offer.dump());
+        const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
+        const std::string name = own.at("name").get<std::string>();
+        if (rank != first) board = Board::open(name, world().ranks);
+        inner_->gather("");   // everybody has it
+        if (rank == first && !kept) Board::remove(name);
+
+        std::string error;
+        if (rank == 0 && hosts > 1) link->accept_all(kMeetS);
+        if (rank == first && rank != 0)
+            link = BoardLink::connect(root.at("address").get<std::string>(), root.at("secret").get<std::string>(), host,
+                                      kMeetS, &error);
+        auto watchdog = std::make_unique<Watchdog>(rank, cards, std::move(board), std::move(link),
+                                                   own.at("kept").get<bool>());
+        if (hosts > 1) forget_unreachable(cards, firsts, error, *watchdog);
+        return watchdog;
+    }
+
+    // A host that does not reach rank 0 is on its own: the others know nothing of it, nor it of them.
+    void forget_unreachable(const std::vector<RankCard>& cards, const std::vector<int>& firsts,
+                            const std::string& error, Watchdog& watchdog) {
+        const std::vector<std::string> errors = inner_->gather(error);
+        const int own = cards[static_cast<size_t>(world().rank)].host_number;
+        const bool alone = !errors[static_cast<size_t>(firsts[static_cast<size_t>(own)])].empty();
+        for (size_t host = 0; host < firsts.size(); host++) {
+            const auto first = static_cast<size_t>(firsts[host]);
+            const bool lost = !errors[first].empty();
+            if (static_cast<int>(host) != own && (alone || lost)) watchdog.forget_host(static_cast<int>(host));
+            if (lost && root())
+                std::fprintf(stderr, "warning: host %s cannot reach rank 0 on %s (%s): ranks that wait for each other "
+                             "between them will not be named\n", cards[first].host.c_str(), cards[0].host.c_str(),
+                             errors[first].c_str());
+        }
+    }
+
+    std::unique_ptr<Comm> inner_;
+    std::unique_ptr<Watchdog> watchdog_;
+    std::unique_ptr<DeviceMarks> marks_;
+};
+
+}  // namespace
+
+std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm) {
+    if (comm->world().ranks == 1) return comm;
+    return std::make_unique<InTurn<WatchedComm>>(std::move(comm));
+}

@@ -1,0 +1,59 @@
+// How far a GPU is in the collectives that it was given: it copies their numbers into host memory as it comes past, and
+// the watchdog reads them there without a call to any library.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "llmc/fault/heartbeat.h"
+#include "llmc/ops/device.h"
+
+class DeviceMarks {
+public:
+    explicit DeviceMarks(Ctx& ctx) {
+        std::vector<int64_t> numbers(kNumbers);
+        for (size_t i = 0; i < numbers.size(); i++) numbers[i] = static_cast<int64_t>(i);
+        const auto bytes = static_cast<int64_t>(numbers.size() * sizeof(int64_t));
+        numbers_ = static_cast<int64_t*>(device::device_alloc(bytes));
+        passed_ = static_cast<int64_t*>(device::pinned_alloc(kWhiches * sizeof(int64_t)));
+        std::fill(passed_, passed_ + kWhiches, 0);
+        device::copy_to_device(ctx, numbers_, numbers.data(), bytes);
+        device::synchronize(ctx);
+    }
+    ~DeviceMarks() {
+        device::device_free(numbers_);
+        device::pinned_free(passed_);
+    }
+    DeviceMarks(const DeviceMarks&) = delete;
+    DeviceMarks& operator=(const DeviceMarks&) = delete;
+
+    void begins(Ctx& ctx, int64_t number) { mark(ctx, kBegun, number); }
+    void ends(Ctx& ctx, int64_t number) { mark(ctx, kFinished, number); }
+    void progress(Ctx& ctx) { mark(ctx, kProgress, ++progress_); }
+    void post(BoardRow& row) {
+        const LanePost lane = row.read().lanes[kDeviceLane];
+        row.set_finished(kDeviceLane, std::max(lane.finished, passed(kFinished, lane.given)));
+        row.set_begun(kDeviceLane, std::max(lane.begun, passed(kBegun, lane.given)));
+        const int64_t now = at(kProgress);
+        if (now != seen_progress_) row.add_progress();
+        seen_progress_ = now;
+    }
+
+private:
+    enum Which : size_t { kBegun, kFinished, kProgress, kWhiches };
+    static constexpr int64_t kNumbers = 4096;   // more than are on their way
+    void mark(Ctx& ctx, Which which, int64_t number) {
+        device::copy_to_host(ctx, &passed_[which], &numbers_[number % kNumbers], sizeof(int64_t));
+    }
+    int64_t at(Which which) const {
+        return std::atomic_ref<int64_t>(passed_[which]).load(std::memory_order_acquire);
+    }
+    // The latest number up to `given` that has this remainder.
+    int64_t passed(Which which, int64_t given) const {
+        return given - ((given - at(which)) % kNumbers + kNumbers) % kNumbers;
+    }
+    int64_t* numbers_;   // device
+    int64_t* passed_;    // of the number, its remainder
+    int64_t progress_ = 0;        // main thread's
+    int64_t seen_progress_ = 0;   // the watchdog's
+};

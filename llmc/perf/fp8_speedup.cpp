@@ -1,0 +1,146 @@
+#include "llmc/perf/fp8_speedup.h"
+
+#include <cmath>
+
+#include "llmc/base/check.h"
+
+namespace {
+
+// Bytes a second, read and written together, of a copy on the device; an H200 measures 4.2 to 4.25e12.
+constexpr double kCopyRate = 4.2e12;
+constexpr double kKernelUs = 3;   // of one more kernel: its launch, first loads and last stores; an estimate
+
+double d(int64_t x) { return static_cast<double>(x); }
+
+// time = fixed + 2 M N K / rate, rate = best * K / (K + half_k) * area / (area + half_area), area = M N: short
+// contractions pay for filling and emptying the pipeline, small results for tiles that do not fill the multiprocessors.
+// Least squares of log time over the measured shapes; 6 % root mean square.
+struct RateModel {
+    double best;           // FLOP/s
+    double half_k;
+    double wgrad;          // time of a weight gradient, which also reads and writes FP32 sums, against this curve
+};
+constexpr RateModel kRates[kGemmModes] = {{726e12, 11, 1.03}, {1433e12, 99, 1.06}, {1394e12, 386, 1.05},
+                                          {1178e12, 305, 1.39}};
+constexpr double kHalfArea = 6e4;
+constexpr double kFixedUs = 9.3;
+
+double model_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) {
+    const RateModel& rate = kRates[static_cast<int>(mode)];
+    const double area = d(M) * d(N);
+    const double share = d(K) / (d(K) + rate.half_k) * area / (area + kHalfArea);
+    return kFixedUs + 1e6 * 2 * area * d(K) / (rate.best * share) * (pass == GemmLayout::kWgrad ? rate.wgrad : 1.0);
+}
+
+// ---- what FP8 adds around the matmuls ----
+
+// Of one linear and micro-batch, besides the matmuls and what BF16 and FP8 have in common.
+struct Extra {
+    double bytes = 0, kernels = 0;
+    double us() const { return 1e6 * bytes / kCopyRate + kKernelUs * kernels; }
+};
+
+// A producer in BF16 writes 2 bytes an element. In FP8 it writes two copies of 1 byte instead, so what counts is a
+// BF16 copy that something else still reads, and a second pass (2 read, 2 written) where factors need the whole tensor.
+Extra copies_of(double elems, bool bf16_is_read, bool second_pass, bool blocks) {
+    Extra e;
+    if (second_pass) e = {.bytes = 4 * elems, .kernels = 1};
+    else if (bf16_is_read) e.bytes = 2 * elems;
+    if (blocks) e.bytes += 2 * 4 * elems / 128;
+    return e;
+}
+
+Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
+    const double tokens = d(c.micro_batch_size * c.seq_length);
+    const bool blocks = plan.row().x != Granularity::kTensor, head = linear.kind == LinearKind::kHead;
+    const bool second = plan.row().scaling == Scaling::kCurrent && !blocks;
+    const bool residual = linear.kind == LinearKind::kProj || linear.kind == LinearKind::kDown;
+    // Attention reads its own output in backward; the gradient of the residual stream passes by the linear too.
+    const Extra x = copies_of(tokens * d(linear.in), linear.kind == LinearKind::kProj, second, blocks);
+    Extra dy = copies_of(tokens * d(linear.out), residual, second, blocks);
+    // The classifier overwrites the logits and quantises nothing: always a pass of its own, with tensorwise after
+    // another one that takes the amax.
+    if (head) dy = {.bytes = (second ? 6 : 4) * tokens * d(linear.out), .kernels = second ? 2.0 : 1.0};
+    // Weights once per optimizer step: masters read again; the two copies replace the BF16 one.
+    const double micro_batches = d(c.global_batch_size) / d(c.micro_batch_size);
+    return {.bytes = x.bytes + dy.bytes + 4 * d(linear.in) * d(linear.out) / micro_batches,
+            .kernels = x.kernels + dy.kernels + 1 / micro_batches};
+}
+
+// The producer of dy adds up the bias gradient, which in FP8 rides on the quantising. For qkv that is a kernel of its
+// own; the others' take longer for it, by so much of the time in which dy could be read: the norm's by 8.5 us of 23.7
+// at GPT-2 124M and 13 of 24.7 at 1558M, gelu's by 12 of 94.7 (dev/results/2026-11-22-h200-1558M.md).
+Extra bf16_extra_of(const Config& c, const LinearPlan& linear) {
+    if (!c.shape.linear_bias || linear.kind == LinearKind::kHead) return {};
+    const bool own = linear.kind == LinearKind::kQkv;
+    const double reads = own ? 1 : linear.kind == LinearKind::kUp ? 0.13 : 0.45;
+    return {.bytes = reads * 2 * d(c.micro_batch_size * c.seq_length) * d(linear.out), .kernels = own ? 1.0 : 0.0};
+}
+
+GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
+    if (plan.row().x != Granularity::kTensor) return GemmMode::kFp8Block;
+    const bool fast = pass == GemmLayout::kForward ? plan.fast_fprop : plan.fast_backward;
+    return fast ? GemmMode::kFp8Fast : GemmMode::kFp8Precise;
+}
+
+}  // namespace
+
+double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) {
+    // Logarithm of measured / model, as a mean over the measured shapes weighted by 1 / distance^2, where the distance
+    // counts factors of e in M, N and K. A shape that is there decides alone; far from all of them the model stands.
+    constexpr double kModelWeight = 0.5, kSame = 1e-9;
+    double sum = 0, weights = kModelWeight;
+    for (const MeasuredGemm& m : measured_gemms()) {
+        const double us = m.us[static_cast<int>(mode)];
+        if (m.pass != pass || us == 0) continue;
+        const double dm = std::log(d(M) / d(m.M)), dn = std::log(d(N) / d(m.N)), dk = std::log(d(K) / d(m.K));
+        const double weight = 1 / (dm * dm + dn * dn + dk * dk + kSame);
+        sum += weight * std::log(us / model_us(mode, pass, m.M, m.N, m.K));
+        weights += weight;
+    }
+    return model_us(mode, pass, M, N, K) * std::exp(sum / weights);
+}
+
+LinearGain predict_gain(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
+    const int64_t N = config.micro_batch_size * config.seq_length, in = linear.in, out = linear.out;
+    auto all_three = [&](auto mode_of) {
+        return predicted_gemm_us(mode_of(GemmLayout::kForward), GemmLayout::kForward, N, out, in)
+               + predicted_gemm_us(mode_of(GemmLayout::kDgrad), GemmLayout::kDgrad, N, in, out)
+               + predicted_gemm_us(mode_of(GemmLayout::kWgrad), GemmLayout::kWgrad, out, in, N);
+    };
+    const double bf16_us = all_three([](GemmLayout) { return GemmMode::kBf16; });
+    const double fp8_us = all_three([&](GemmLayout pass) { return fp8_mode(plan, pass); });
+    return {.bf16_ms = 1e-3 * (bf16_us + bf16_extra_of(config, linear).us()),
+            .fp8_ms = 1e-3 * (fp8_us + fp8_extra_of(config, plan, linear).us())};
+}
+
+std::string fp8_dry_run_text(const Config& config, const ParamTable& table, const DeviceInfo& device) {
+    if (config.fp8_recipe == Fp8Recipe::kNone) return "";
+    const Fp8Plan plan = make_fp8_plan(config, table);
+    std::string text = fp8_plan_text(plan, config);
+    const std::string lacks = fp8_device_error(plan, device);
+    if (!lacks.empty()) text += "  CANNOT RUN HERE " + lacks + "\n";
+    text += strf("FP8 against BF16, predicted from rates measured on an %s; ms of three matmuls and of what quantising "
+                 "adds,\nof one micro-batch of %lld tokens\n", kMeasuredOn,
+                 static_cast<long long>(config.micro_batch_size * config.seq_length));
+    text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "gain");
+    LinearGain sum;
+    for (size_t k = 0; k <= kLinearsPerBlock; k++) {
+        const LinearPlan& first = k < kLinearsPerBlock ? plan.linears[k] : plan.linears.back();
+        const LinearGain one = predict_gain(config, plan, first);
+        int count = 0, fp8 = 0;
+        for (const LinearPlan& linear : plan.linears) {
+            if (linear.kind != first.kind) continue;
+            count++;
+            if (!linear.fp8) continue;
+            fp8++;
+            sum.bf16_ms += one.bf16_ms;
+            sum.fp8_ms += one.fp8_ms;
+        }
+        text += strf("  %-7s %10lld %10lld %9s %9.3f %9.3f %7.2f%s\n", linear_kind_name(first.kind),
+                     static_cast<long long>(first.out), static_cast<long long>(first.in),
+                     strf("%d of %d", fp8, count).c_str(), one.bf16_ms, one.fp8_ms, one.gain(),
+                     one.gain() < 1 ? "  FP8 loses" : "");
+    }
+    return text + strf("  all that run in FP8 %29s %9.3f %9.3f %7.2f\n", "", sum.bf16_ms, sum.fp8_ms, sum.gain());
+}

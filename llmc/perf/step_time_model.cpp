@@ -1,0 +1,185 @@
+#include "llmc/perf/step_time_model.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "llmc/train/log.h"
+
+namespace {
+
+constexpr const char* kPartNames[kStepParts] = {
+    "matmuls, forward", "matmuls, backward", "attention, forward", "attention, backward", "norms", "activations",
+    "rope and qk-norm", "FP8 copies", "head and loss", "embedding", "sums of biases and ranks", "optimizer",
+    "FP8 weights", "gaps and clocks", "communication not hidden",
+};
+
+// What a step takes beyond the sum of its kernels as each runs alone: gaps between them, and clocks that sink under
+// hours of matmuls. The mean of the 21 steps of one rank that tests/perf/test_plan.cpp lists; the rest is within 4 %.
+constexpr double kBesideShare = 0.028;
+
+double d(int64_t x) { return static_cast<double>(x); }
+
+bool is_head(const GemmArgs& g, const Config& config) {
+    const int64_t Vp = config.shape.padded_vocab();
+    switch (g.layout) {
+        case GemmLayout::kForward: return g.N == Vp;
+        case GemmLayout::kDgrad: return g.K == Vp;
+        case GemmLayout::kWgrad: return g.M == Vp;
+    }
+    return false;
+}
+
+StepPart part_of(const PlannedOp& op) {
+    switch (op.kind) {
+        case OpKind::embedding_forward:
+        case OpKind::embedding_backward: return StepPart::kEmbedding;
+        case OpKind::layernorm_forward:
+        case OpKind::layernorm_backward:
+        case OpKind::rmsnorm_forward:
+        case OpKind::rmsnorm_backward: return StepPart::kNorms;
+        case OpKind::qk_norm_forward:
+        case OpKind::qk_norm_backward:
+        case OpKind::rope_forward:
+        case OpKind::rope_backward: return StepPart::kPositions;
+        case OpKind::attention_forward:
+        case OpKind::quantize_heads: return StepPart::kForwardAttention;
+        case OpKind::attention_backward: return StepPart::kBackwardAttention;
+        case OpKind::gelu_forward:
+        case OpKind::gelu_backward:
+        case OpKind::swiglu_forward:
+        case OpKind::swiglu_backward: return StepPart::kActivations;
+        case OpKind::classifier:
+        case OpKind::sum_losses: return StepPart::kHead;
+        case OpKind::bias_backward:
+        case OpKind::sum_ranks:
+        case OpKind::quantize_chunks:
+        case OpKind::compare_sums: return StepPart::kSums;
+        // Masters are fp32, activations bf16; ranks that gather weights make the copies from bf16, too.
+        case OpKind::quantize: return op.dtype == Dtype::kFp32 ? StepPart::kWeightCopies : StepPart::kCopies;
+        case OpKind::amax:
+        case OpKind::fp8_clear: return StepPart::kCopies;
+        case OpKind::cast:
+        case OpKind::fp8_update:
+        case OpKind::block_amax:
+        case OpKind::fp8_factors:
+        case OpKind::quantize_run:
+        case OpKind::block_grids:
+        case OpKind::transpose_bytes: return StepPart::kWeightCopies;
+        default: return StepPart::kOptimizer;
+    }
+}
+
+bool runs_backward(const PlannedOp& op) {
+    const char* name = op_name(op.kind);
+    const size_t length = std::strlen(name), tail = std::strlen("_backward");
+    return length > tail && std::strcmp(name + length - tail, "_backward") == 0;
+}
+
+// Of a rate measured on another GPU: matmuls and attention by the peak of their type, all else by bandwidth.
+struct Slower {
+    double matmul16 = 1, matmul8 = 1, memory = 1;
+    explicit Slower(const Gpu& gpu) {
+        const Gpu& from = measured_gpu();
+        const auto peaks = [&](Dtype dtype) { return peak_flops(from.device, dtype) / peak_flops(gpu.device, dtype); };
+        matmul16 = peaks(Dtype::kBf16);
+        matmul8 = peaks(Dtype::kE4m3);
+        memory = from.memory_tbps / gpu.memory_tbps;
+    }
+};
+
+// Communication is hidden by the backward pass of the last micro-batch and by the first forward pass. What cannot be:
+// the gradients of the embedding, complete last, and its weights, needed first.
+double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& time, double forward_ms,
+                  double backward_ms) {
+    if (!config.overlap) return time.reduce_ms + time.gather_ms;
+    auto rest = [&](double ms, double beside) {
+        return plan.edge_share * ms + std::max(0.0, (1 - plan.edge_share) * ms - beside);
+    };
+    return rest(time.reduce_ms, backward_ms) + rest(time.gather_ms, forward_ms);
+}
+
+}  // namespace
+
+const char* step_part_name(StepPart part) { return kPartNames[static_cast<int>(part)]; }
+
+double StepTime::total_ms() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
+
+StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const AttentionTable& attention) {
+    StepTime time{.gpu = &gpu};
+    if (config.dtype == Dtype::kFp64) return time;
+    const Slower slower(gpu);
+    double forward_ms = 0, backward_ms = 0;
+    auto add = [&](StepPart part, bool backward, double ms) {
+        time.ms[static_cast<size_t>(part)] += ms;
+        (backward ? backward_ms : forward_ms) += ms;
+    };
+    for (const PlannedGemm& g : plan.step_gemms) {
+        const bool backward = g.shape.layout != GemmLayout::kForward;
+        const StepPart of_block = backward ? StepPart::kBackwardMatmuls : StepPart::kForwardMatmuls;
+        const double us = predicted_matmul_us(g.shape)
+                          * (dtype_bytes(g.shape.A.dtype) == 1 ? slower.matmul8 : slower.matmul16);
+        add(is_head(g.shape, config) ? StepPart::kHead : of_block, backward, 1e-3 * us * d(g.count));
+    }
+    for (const PlannedOp& op : plan.step_ops) {
+        const double factor = op.attention.HS == 0 ? slower.memory
+                              : op.attention.fp8   ? slower.matmul8
+                                                   : slower.matmul16;
+        add(part_of(op), runs_backward(op), 1e-3 * predicted_op_us(op, attention) * factor * d(op.count));
+    }
+    forward_ms *= 1 + kBesideShare;
+    backward_ms *= 1 + kBesideShare;
+    // Set to zero at the start of a step: written, not read; no rate of that is known, a copy's stands in.
+    const double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
+    time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / kCopyRate * slower.memory;
+    time.ms[static_cast<size_t>(StepPart::kBeside)] = kBesideShare * time.total_ms();
+    const double link = plan.ranks > kRanksPerHost ? kNetworkRate
+                                                   : kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
+    for (const PlannedCollective& c : plan.collectives)
+        (std::strcmp(c.name, "all-gather") == 0 ? time.gather_ms : time.reduce_ms) += 1e3 * d(c.sent_bytes) / link;
+    const double micro_batches = d(config.global_batch_size) / d(config.micro_batch_size * plan.ranks);
+    time.ms[static_cast<size_t>(StepPart::kCommunication)] =
+        exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches);
+    return time;
+}
+
+const Gpu& planned_gpu(const Config& config, const DeviceInfo& found) {
+    if (config.gpu.empty()) {
+        const Gpu* here = find_gpu(found.name);
+        return here ? *here : measured_gpu();
+    }
+    if (const Gpu* named = find_gpu(config.gpu)) return *named;
+    std::string names;
+    for (const Gpu& gpu : gpus()) names += (names.empty() ? "" : ", ") + std::string(gpu.name);
+    FAIL(kExitBadInput, "--gpu %s: nothing is known of it; there are %s", config.gpu.c_str(), names.c_str());
+}
+
+StepTimeCheck check_of(const Config& config, const MemoryPlan& plan, const DeviceInfo& device) {
+    const Gpu* gpu = find_gpu(device.name);
+    return gpu ? StepTimeCheck(predict_step(config, plan, *gpu)) : StepTimeCheck();
+}
+
+bool StepTimeCheck::add(int64_t step, double ms) {
+    if (++steps_ > kLast) return false;
+    last_step_ = step;
+    if (steps_ >= kFirst) ms_.push_back(ms);
+    return steps_ == kLast;
+}
+
+double StepTimeCheck::measured_ms() const {
+    std::vector<double> sorted = ms_;
+    std::sort(sorted.begin(), sorted.end());
+    const size_t n = sorted.size();
+    return n == 0 ? 0 : (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+}
+
+std::string StepTimeCheck::text() const {
+    const double measured = measured_ms();
+    const std::string told = strf("measured %.1f ms (median of steps %lld-%lld)", measured,
+                                  static_cast<long long>(last_step_ - kLast + kFirst),
+                                  static_cast<long long>(last_step_));
+    if (predicted_ms_ <= 0) return "no time is predicted on this device, " + told;
+    return strf("predicted %.1f ms a step%s, %s, %+.1f %%", predicted_ms_,
+                scaled_ ? strf(" (rates scaled from %s)", measured_gpu().name).c_str() : "", told.c_str(),
+                100 * (predicted_ms_ / measured - 1));
+}

@@ -1,0 +1,66 @@
+#include "llmc/train/batch_queue.h"
+
+Staging::Staging(const Config& config, const World& world, Trainer& trainer) : config_(config), world_(world) {
+    const int64_t N = config.global_batch_size / world.ranks * config.seq_length;
+    const int64_t ints_bytes = (input_rows(config) * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
+    const int64_t fp8_bytes = (trainer.fp8().report_bytes() + 255) / 256 * 256;
+    const int64_t wire_bytes = (trainer.zero().report_bytes() + 255) / 256 * 256;
+    const int64_t slot_bytes = ints_bytes + 2 * 256 + fp8_bytes + wire_bytes;   // a StepState each way
+    static_assert(sizeof(StepState) <= 256);
+    memory_ = static_cast<char*>(device::pinned_alloc(2 * slot_bytes));
+    for (size_t i = 0; i < 2; i++) {
+        char* base = memory_ + static_cast<int64_t>(i) * slot_bytes;
+        StagedStep& s = slots_[i].staged;
+        s.tokens = reinterpret_cast<int32_t*>(base);
+        s.targets = s.tokens + N;
+        s.order = s.targets + N;
+        if (config.reset_attention_mask) s.documents = s.order + N;
+        s.inputs = new (base + ints_bytes) StepState{};
+        s.result = new (base + ints_bytes + 256) StepState{};
+        if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
+        if (wire_bytes > 0) s.wire_report = base + ints_bytes + 512 + fp8_bytes;
+        if (world.ranks > 1) s.comm_timer = &slots_[i].comm_timer.emplace(trainer.zero().timer_spans());
+        slots_[i].begin = device::event_create();
+        slots_[i].done = device::event_create();
+    }
+}
+
+Staging::~Staging() {
+    for (Slot& slot : slots_) {
+        device::event_destroy(slot.begin);
+        device::event_destroy(slot.done);
+    }
+    device::pinned_free(memory_);
+}
+
+Staging::Slot& Staging::read(const DataLoader& loader, int64_t step, int64_t first, int64_t count) {
+    const int64_t T = config_.seq_length, B = config_.micro_batch_size;
+    Slot& s = slot(step);
+    s.step = step;
+    s.samples = count;
+    s.staged.counted_tokens = 0;
+    s.staged.micro_batches = 0;
+    for (int64_t m = world_.rank; m < count / B; m += world_.ranks) {
+        const int64_t at = s.staged.micro_batches++ * B * T;
+        for (int64_t b = 0; b < B; b++)
+            s.staged.counted_tokens += loader.read(first + m * B + b, s.staged.tokens + at + b * T,
+                                                   s.staged.targets + at + b * T);
+        if (s.staged.documents)
+            mark_documents(s.staged.tokens + at, B, T, loader.separator(), s.staged.documents + 2 * at);
+        sort_rows_by_token(s.staged.tokens + at, B * T, config_.shape.vocab_size, s.staged.order + at, scratch_);
+    }
+    auto due = [step](int64_t interval) { return interval > 0 && (step + 1) % interval == 0; };
+    s.staged.count_fp8 = due(config_.fp8_health_interval);
+    s.staged.check_fp8 = due(config_.fp8_check_interval);
+    loader.prefetch(first + count, count);
+    return s;
+}
+
+void Staging::set_inputs(Slot& s, int64_t counted, double lr) const {
+    CHECK(counted > 0, "step %lld has no target that counts", (long long)(s.step + 1));
+    s.staged.counted_tokens = counted;
+    s.staged.lr = lr;
+    *s.staged.inputs = {};
+    s.staged.inputs->lr = static_cast<float>(lr);
+    s.staged.inputs->dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
+}

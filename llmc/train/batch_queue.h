@@ -1,0 +1,44 @@
+// Host memory of the steps in flight: global batches on their way to the device and results on their way back.
+#pragma once
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/train/trainer.h"
+
+// Two slots, used in turn, so that the host prepares a step while the device runs the one before.
+class Staging {
+public:
+    // Pinned memory for two global batches, this rank's part of them, and the reports of their steps.
+    Staging(const Config& config, const World& world, Trainer& trainer);
+    ~Staging();
+    Staging(const Staging&) = delete;
+    Staging& operator=(const Staging&) = delete;
+
+    struct Slot {
+        StagedStep staged;
+        Event* begin = nullptr;      // recorded by the loop
+        Event* done = nullptr;
+        std::optional<CommTimer> comm_timer;   // with several ranks
+        int64_t step = 0;       // 0-based
+        int64_t samples = 0;    // in this step
+        int64_t samples_after = 0;   // consumed since the start of training, this step included
+    };
+    Slot& slot(int64_t step) { return slots_[static_cast<size_t>(step % 2)]; }
+
+    // Reads this rank's part of samples [first, first + count) into the slot of `step`: of the micro-batches they make,
+    // those whose number leaves `rank` when divided by the ranks.
+    Slot& read(const DataLoader& loader, int64_t step, int64_t first, int64_t count);
+    // Sets the step's inputs. counted: targets of all ranks that count, at least one.
+    void set_inputs(Slot& slot, int64_t counted, double lr) const;
+
+private:
+    const Config& config_;
+    const World world_;
+    std::array<Slot, 2> slots_;
+    char* memory_ = nullptr;
+    std::vector<int64_t> scratch_;
+};

@@ -1,0 +1,95 @@
+#include "llmc/train/fp8_monitor.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "llmc/base/fp8.h"
+
+namespace {
+
+// From which share on a tensor is called off. Casts by the amax of the very tensor saturate nothing; delayed factors
+// clip single outliers now and then, which does no harm. Tiny values flush to zero in every healthy run.
+constexpr double kSaturatedShare = 1e-3, kFlushedShare = 0.2;
+constexpr size_t kNamed = 3;   // worst tensors that a line names
+
+double share(unsigned long long part, unsigned long long whole) {
+    return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0.0;
+}
+
+float amax_of(const Fp8Slot& slot) {
+    return std::bit_cast<float>(std::max(slot.amax_bits, slot.step_amax_bits));
+}
+
+std::string linear_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
+
+std::string bf16_advice(const std::string& linear) {
+    return linear == "head" ? "leave out --fp8-lm-head" : "keep it in BF16 with --bf16-linears " + linear;
+}
+
+// The worst tensors by one share, as "31.down.x 0.4%, 30.down.x 0.2%".
+std::string worst(const std::vector<Fp8State::TensorReport>& reports, unsigned long long Fp8Counts::*part, double limit,
+                  std::string& first) {
+    std::vector<std::pair<double, const Fp8State::TensorReport*>> found;
+    for (const auto& r : reports) {
+        const double s = share(r.counts.*part, r.counts.elems);
+        if (s > limit) found.push_back({s, &r});
+    }
+    std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::string text;
+    for (size_t i = 0; i < std::min(kNamed, found.size()); i++)
+        text += strf("%s%s %.2g%%", i ? ", " : "", found[i].second->name.c_str(), 100 * found[i].first);
+    if (found.size() > kNamed) text += strf(" and %zu more", found.size() - kNamed);
+    if (!found.empty()) first = linear_of(found[0].second->name);
+    return text;
+}
+
+}  // namespace
+
+std::string Fp8Watch::after_first_step(const Ctx& ctx, int64_t micro_batches) {
+    const int64_t executed = device::fp8_matmuls(ctx) - count_before_;
+    const int64_t planned = planned_fp8_matmuls(plan_, config_.recompute, micro_batches);
+    if (executed != planned) {
+        FAIL(kExitFp8NotEffective, "FP8 was asked for and is not effective: the first step (%lld micro-batches) ran "
+             "%lld FP8 matmuls, the plan has %lld", (long long)micro_batches, (long long)executed, (long long)planned);
+    }
+    return strf("%lld FP8 matmuls ran in the first step (%lld micro-batches), as planned", (long long)executed,
+                (long long)micro_batches);
+}
+
+void Fp8Watch::report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const {
+    if (!state.on()) return;
+    const std::string nonfinite = state.first_nonfinite(staged.fp8_report);
+    if (!nonfinite.empty())
+        log.event("warning", strf("step %lld: the first value that is not finite is in %s", (long long)step,
+                                  nonfinite.c_str()));
+    if (!staged.count_fp8) return;
+    const auto reports = state.read_report(staged.fp8_report);
+    std::vector<Fp8TensorRecord> records;
+    for (const auto& r : reports) {
+        records.push_back({.name = r.name, .format = dtype_name(r.format), .amax = static_cast<double>(amax_of(r.slot)),
+                           .quant_mul = static_cast<double>(r.slot.quant_mul),
+                           .saturated = share(r.counts.saturated, r.counts.elems),
+                           .flushed = share(r.counts.flushed, r.counts.elems),
+                           .nonfinite = static_cast<int64_t>(r.counts.nonfinite)});
+    }
+    log.fp8(step, records);
+    const std::string line = fp8_health_line(reports, plan_);
+    if (!line.empty()) log.event("fp8", strf("step %lld: %s", (long long)step, line.c_str()));
+}
+
+std::string fp8_health_line(const std::vector<Fp8State::TensorReport>& reports, const Fp8Plan& plan) {
+    std::string linear, text;
+    const std::string saturated = worst(reports, &Fp8Counts::saturated, kSaturatedShare, linear);
+    if (!saturated.empty()) {
+        text = "saturated: " + saturated;
+        text += plan.row().history ? "; give headroom with --fp8-margin, or " : "; ";
+        text += bf16_advice(linear);
+    }
+    const std::string flushed = worst(reports, &Fp8Counts::flushed, kFlushedShare, linear);
+    if (!flushed.empty()) {
+        text += (text.empty() ? "" : " | ") + ("flushed to zero: " + flushed) + "; " + bf16_advice(linear);
+    }
+    const std::string nonfinite = worst(reports, &Fp8Counts::nonfinite, 0.0, linear);
+    if (!nonfinite.empty()) text += (text.empty() ? "" : " | ") + ("not finite: " + nonfinite);
+    return text;
+}

@@ -1,0 +1,45 @@
+#include "llmc/train/hellaswag_run.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "llmc/fault/heartbeat.h"
+#include "llmc/fault/shutdown.h"
+
+HellaswagRun::HellaswagRun(const Hellaswag& data, const Config& config, Comm& comm)
+    : data_(data), comm_(comm), T_(padded_length(data.longest(), config.seq_length)),
+      rows_(config.micro_batch_size * config.seq_length / T_), losses_(static_cast<size_t>(data.rows())),
+      bits_(losses_.size() + 1) {}
+
+// Rows [number * rows_, + rows_); where the file ends, rows without a target fill up.
+void HellaswagRun::pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, int64_t number) {
+    const int64_t first = number * rows_, count = std::min(rows_, data_.rows() - first);
+    for (int64_t r = 0; r < count; r++) data_.read(first + r, T_, staging.tokens + r * T_, staging.targets + r * T_);
+    std::fill(staging.tokens + count * T_, staging.tokens + rows_ * T_, 0);
+    std::fill(staging.targets + count * T_, staging.targets + rows_ * T_, kIgnoreIndex);
+    const float* losses = trainer.token_losses(ctx, rows_, T_, staging);
+    for (int64_t r = 0; r < count; r++) {
+        double sum = 0;
+        int64_t counted = 0;
+        for (int64_t t = r * T_; t < (r + 1) * T_; t++) {
+            if (staging.targets[t] == kIgnoreIndex) continue;
+            sum += static_cast<double>(losses[t]);
+            counted++;
+        }
+        losses_[static_cast<size_t>(first + r)] = sum / static_cast<double>(counted);
+    }
+}
+
+HellaswagRun::Result HellaswagRun::evaluate(Ctx& ctx, Trainer& trainer, const StagedStep& staging) {
+    std::fill(losses_.begin(), losses_.end(), 0.0);
+    for (int64_t i = comm_.world().rank; i * rows_ < data_.rows() && !stop_wanted(); i += comm_.world().ranks) {
+        post_progress();
+        pass(ctx, trainer, staging, i);
+    }
+    // Every row is of one rank and 0 on the others: the sum of integers leaves its bits as they are.
+    std::transform(losses_.begin(), losses_.end(), bits_.begin(), [](double x) { return std::bit_cast<int64_t>(x); });
+    bits_.back() = stop_wanted();
+    const std::vector<int64_t> all = comm_.sum(bits_);
+    std::transform(all.begin(), all.end() - 1, losses_.begin(), [](int64_t x) { return std::bit_cast<double>(x); });
+    return {.correct = data_.correct(losses_), .stopped = all.back() > 0};
+}

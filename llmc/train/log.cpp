@@ -1,0 +1,369 @@
+#include "llmc/train/log.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/check.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+constexpr int kLogFormat = 1;
+constexpr size_t kMaxHeaderBytes = 1 << 20;
+
+// ---- JSON lines ----
+
+// A double as JSON: shortest text that reads back to the same bits.
+Json exact(double x) {
+    if (std::isnan(x)) return "nan";
+    if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
+    return x;
+}
+
+std::string to_line(const Json& record) {
+    // Sampled text need not be UTF-8; what is not becomes U+FFFD.
+    return record.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+double unix_seconds() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// What a record has under `key`, "" unless that is text.
+std::string text_of(const Json& record, const char* key) {
+    const auto found = record.is_object() ? record.find(key) : record.end();
+    return found != record.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// Whether a resumed run keeps this line: a whole record of what it does not do again.
+bool kept(const Json& record, int64_t resume_step, const std::vector<std::string>& again) {
+    if (!record.is_object() || !record.contains("type")) return false;   // the torn end of a killed run
+    auto step = record.find("step");
+    if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() < resume_step) return true;
+    if (step->get<int64_t>() != resume_step) return false;
+    const std::string type = text_of(record, "type");
+    return std::find(again.begin(), again.end(), type) == again.end();
+}
+
+// The first record of a log, or null; `start`, unless null, gets the line's first bytes.
+Json first_record(const std::string& path, std::string* start = nullptr) {
+    std::ifstream old(path, std::ios::binary);
+    REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
+    std::string line(kMaxHeaderBytes, '\0');   // of a file that is no log a line may have any length
+    old.getline(line.data(), static_cast<std::streamsize>(line.size()));
+    line.resize(std::strlen(line.c_str()));
+    if (start) *start = line.substr(0, 32);
+    return Json::parse(line, nullptr, false);
+}
+
+// Neither a resume nor a new run takes what is no log for one: a mistyped name may be that of data. Of a log that was
+// cut off while its header was written, the beginning is enough.
+void require_log(const std::string& path) {
+    std::string start;
+    const Json header = first_record(path, &start);
+    const bool whole = text_of(header, "type") == "header";
+    REQUIRE(whole || start.rfind(R"({"type":"header",)", 0) == 0,
+            "--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
+}
+
+// Gives a log the first free of the names FILE.1, FILE.2, ..., which is returned.
+std::string set_aside(const std::string& path) {
+    const fs::path log = fs::canonical(path);   // a link stays, and what it leads to keeps its disk
+    fs::path aside;
+    for (int number = 1; aside.empty() || fs::exists(fs::symlink_status(aside)); number++)
+        aside = log.string() + "." + std::to_string(number);
+    std::error_code error;
+    fs::rename(log, aside, error);
+    if (error) FAIL(kExitDisk, "--log-file %s: the earlier log cannot be kept as %s: %s", path.c_str(), aside.c_str(),
+                    error.message().c_str());
+    return aside.string();
+}
+
+// Rewrites the log without records of later steps; the old file stays until the new one is complete, and with `keep`
+// under another name, which is returned, if a whole record was left out.
+std::string cut_log(const std::string& path, int64_t resume_step, const std::vector<std::string>& again, bool keep) {
+    std::ifstream old(path, std::ios::binary);
+    REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
+    const std::string log = fs::canonical(path).string(), shorter = log + ".tmp";   // a link stays one
+    std::ofstream cut(shorter, std::ios::binary | std::ios::trunc);
+    std::string line, earlier;
+    bool whole = true;
+    while (std::getline(old, line)) {
+        Json record = Json::parse(line, nullptr, false);
+        if (kept(record, resume_step, again)) cut << line << '\n';
+        else if (record.is_object()) whole = false;
+    }
+    cut.close();
+    std::error_code error;
+    if (cut && keep && !whole) earlier = set_aside(path);
+    if (cut) fs::rename(shorter, log, error);
+    if (!cut || error) FAIL(kExitDisk, "--log-file %s: cannot be written", path.c_str());
+    return earlier;
+}
+
+// ---- lines for people ----
+
+// Right-aligned number, or n/a in its place.
+std::string figure(bool known, int width, const char* format, double x) {
+    char text[64] = "n/a";
+    if (known) std::snprintf(text, sizeof(text), format, std::isnan(x) ? std::fabs(x) : x);   // never "-nan"
+    return strf("%*s", width, text);
+}
+
+bool positive(double x) { return std::isfinite(x) && x > 0; }
+
+// Three significant digits: 845, 2.04k, 144k, 1.23M.
+std::string rate(double per_second) {
+    if (!positive(per_second)) return "  n/a";
+    const char* unit = "";
+    for (const char* larger : {"k", "M", "G"}) {
+        if (per_second < 999.5) break;
+        per_second /= 1e3;
+        unit = larger;
+    }
+    const int decimals = per_second < 9.995 ? 2 : per_second < 99.95 ? 1 : 0;
+    return strf("%5s", strf("%.*f%s", decimals, per_second, unit).c_str());
+}
+
+std::string clock_text(double seconds) {
+    if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "     n/a";
+    long long whole = std::llround(seconds);
+    return strf("%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+}
+
+void print_line(const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+std::string step_line(const StepRecord& r) {
+    std::string line = strf("step %lld", static_cast<long long>(r.step));
+    if (r.train_iters > 0) line += strf("/%lld", static_cast<long long>(r.train_iters));
+    line += " | loss " + figure(true, 6, "%.4f", r.loss);
+    line += " | norm " + figure(true, 4, "%.2f", r.grad_norm);
+    line += " | lr " + figure(true, 7, "%.1e", r.lr);
+    line += " | " + figure(positive(r.step_seconds), 5, "%.3f", r.step_seconds) + " s/it";
+    if (r.exposed_comm_seconds >= 0) line += strf(" (comm %5.1f ms)", 1e3 * r.exposed_comm_seconds);
+    line += " | " + rate(r.tokens_per_second) + " tok/s";
+    const bool mfu_known = std::isfinite(r.mfu) && r.mfu >= 0;
+    line += " | " + (mfu_known ? figure(true, 4, "%.1f", 100 * r.mfu) + "%" : "  n/a") + " MFU";
+    line += " | " + figure(positive(r.memory_gib), 4, "%.1f", r.memory_gib) + " GiB";
+    line += " | eta " + clock_text(r.eta_seconds);
+    if (r.skipped) line += " | not finite: update skipped";
+    if (r.synthetic) line += " | synthetic data";
+    return line;
+}
+
+std::string eval_line(const EvalRecord& r) {
+    const std::string loss = figure(true, 6, "%.4f", r.loss);
+    const std::string perplexity = figure(true, 5, "%.2f", std::exp(r.loss));
+    return strf("eval step %lld | loss %s | perplexity %s | %lld tokens | %.3f s",
+                static_cast<long long>(r.step), loss.c_str(), perplexity.c_str(),
+                static_cast<long long>(r.counted_tokens), r.seconds);
+}
+
+std::string hellaswag_line(const HellaswagRecord& r) {
+    return strf("hellaswag step %lld | accuracy %.4f | %lld of %lld examples | %.3f s", static_cast<long long>(r.step),
+                static_cast<double>(r.correct) / static_cast<double>(r.examples), static_cast<long long>(r.correct),
+                static_cast<long long>(r.examples), r.seconds);
+}
+
+std::string screen_text(const std::string& text) {
+    std::string shown = Json::parse(to_line(text)).get<std::string>();   // what is not UTF-8 is replaced
+    for (size_t i = 0; i < shown.size(); i++) {
+        const auto c = static_cast<unsigned char>(shown[i]);
+        const bool low = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+        // U+0080 .. U+009F, two bytes each, are control characters too.
+        const bool high = c == 0xc2 && i + 1 < shown.size() && static_cast<unsigned char>(shown[i + 1]) < 0xa0;
+        if (low || high) shown[i] = '.';
+        if (high) shown[++i] = '.';
+    }
+    return shown;
+}
+
+bool log_saves_in(const std::string& path, const std::string& save) {
+    std::error_code ignored;
+    if (!fs::is_regular_file(path, ignored)) return true;
+    const Json header = first_record(path);
+    if (!header.is_object() || !header.contains("config") || !header["config"].is_object()) return true;
+    return text_of(header["config"], "save") == save;
+}
+
+RunLog::RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again,
+               bool keep)
+    : path_(path), step_(resume_step) {
+    if (path.empty()) return;
+    std::error_code ignored, folder;   // what matters is whether the file opens
+    fs::path directory = fs::path(path).parent_path();
+    if (!directory.empty()) fs::create_directories(directory, folder);
+    const bool exists = fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0;
+    if (exists) require_log(path);
+    if (exists) earlier_log_ = append ? cut_log(path, resume_step, again, keep) : set_aside(path);
+    file_ = std::fopen(path.c_str(), append ? "ab" : "wb");
+    // Of a folder that could not be made, the file's own "no such file or directory" would hide why.
+    const std::string reason = folder ? "its folder cannot be made: " + folder.message() : std::strerror(errno);
+    REQUIRE(file_, "--log-file %s: cannot be opened: %s", path.c_str(), reason.c_str());
+}
+
+RunLog::~RunLog() {
+    if (file_) std::fclose(file_);
+}
+
+void RunLog::write(const std::string& line) {
+    if (!file_) return;
+    bool whole = std::fwrite(line.data(), 1, line.size(), file_) == line.size()
+                 && std::fputc('\n', file_) != EOF && std::fflush(file_) == 0;
+    if (!whole) FAIL(kExitDisk, "--log-file %s: cannot be written: %s", path_.c_str(), std::strerror(errno));
+}
+
+void RunLog::header(const RunHeader& h) {
+    Json config = Json::parse(h.config_json, nullptr, false);
+    if (config.is_discarded()) config = h.config_json;
+    const DeviceInfo& d = h.device;
+    Json device = {{"name", d.name},
+                   {"sm", d.sm},
+                   {"sm_count", d.sm_count},
+                   {"memory_bytes", d.memory_bytes},
+                   {"driver", d.driver},
+                   {"toolkit", d.toolkit},
+                   {"matmul_library", d.matmul_library},
+                   {"peak_flops_bf16", exact(peak_flops(d.name, Dtype::kBf16))},
+                   {"peak_flops_fp8", exact(peak_flops(d.name, Dtype::kE4m3))},
+                   {"peak_flops_fp32", exact(peak_flops(d.name, Dtype::kFp32))}};
+    Json communication = Json::array();
+    for (const PlannedCollective& c : h.communication)
+        communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"calls", c.calls},
+                                 {"bytes", c.bytes}, {"sent_bytes", c.sent_bytes}});
+    write(to_line({{"type", "header"},
+                   {"format", kLogFormat},
+                   {"step", step_},
+                   {"unix_time", unix_seconds()},
+                   {"command", h.command},
+                   {"commit", h.commit},
+                   {"device", device},
+                   {"world", h.world},
+                   {"synthetic_data", h.synthetic_data},
+                   {"communication", communication},
+                   {"params", h.params},
+                   {"arena_bytes", h.arena_bytes},
+                   {"flops_per_token", exact(h.flops_per_token)},
+                   {"gemm_plan_note", h.gemm_plan_note},
+                   {"fp8_plan", h.fp8_plan},
+                   {"config", config}}));
+}
+
+void RunLog::step(const StepRecord& r, bool print) {
+    step_ = r.step;
+    write(to_line({{"type", "step"},
+                   {"step", r.step},
+                   {"train_iters", r.train_iters},
+                   {"loss", exact(r.loss)},
+                   {"grad_norm", exact(r.grad_norm)},
+                   {"grad_mul", exact(r.grad_mul)},
+                   {"lr", exact(r.lr)},
+                   {"step_seconds", exact(r.step_seconds)},
+                   {"exposed_comm_seconds", r.exposed_comm_seconds < 0 ? Json() : exact(r.exposed_comm_seconds)},
+                   {"tokens_per_second", exact(r.tokens_per_second)},
+                   {"samples_per_second", exact(r.samples_per_second)},
+                   {"mfu", r.mfu < 0 ? Json() : exact(r.mfu)},
+                   {"memory_gib", exact(r.memory_gib)},
+                   {"eta_seconds", exact(r.eta_seconds)},
+                   {"samples", r.samples},
+                   {"tokens", r.tokens},
+                   {"counted_tokens", r.counted_tokens},
+                   {"skipped", r.skipped},
+                   {"skips", r.skips}}));
+    if (print) print_line(step_line(r));
+}
+
+void RunLog::eval(const EvalRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "eval"},
+                   {"step", r.step},
+                   {"loss", exact(r.loss)},
+                   {"counted_tokens", r.counted_tokens},
+                   {"seconds", exact(r.seconds)}}));
+    print_line(eval_line(r));
+}
+
+void RunLog::hellaswag(const HellaswagRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "hellaswag"},
+                   {"step", r.step},
+                   {"accuracy", static_cast<double>(r.correct) / static_cast<double>(r.examples)},
+                   {"correct", r.correct},
+                   {"examples", r.examples},
+                   {"seconds", exact(r.seconds)}}));
+    print_line(hellaswag_line(r));
+}
+
+void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
+    step_ = step;
+    Json list = Json::array();
+    for (const Fp8TensorRecord& t : tensors) {
+        list.push_back({{"name", t.name},
+                        {"format", t.format},
+                        {"amax", exact(t.amax)},
+                        {"quant_mul", exact(t.quant_mul)},
+                        {"saturated", exact(t.saturated)},
+                        {"flushed", exact(t.flushed)},
+                        {"nonfinite", t.nonfinite}});
+    }
+    write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
+}
+
+void RunLog::gradient_wire(int64_t step, const std::vector<WireRecord>& kinds) {
+    step_ = step;
+    Json list = Json::array();
+    for (const WireRecord& k : kinds) {
+        list.push_back({{"name", k.name},
+                        {"relative_l2", exact(k.relative_l2)},
+                        {"cosine", exact(k.cosine)},
+                        {"saturated", exact(k.saturated)},
+                        {"flushed", exact(k.flushed)},
+                        {"nonfinite", k.nonfinite}});
+    }
+    write(to_line({{"type", "grad_wire"}, {"step", step}, {"gradients", list}}));
+}
+
+void RunLog::plan(const PlanRecord& r) {
+    step_ = r.step;
+    write(to_line({{"type", "plan"},
+                   {"step", r.step},
+                   {"predicted_ms", r.predicted_ms > 0 ? exact(r.predicted_ms) : Json(nullptr)},
+                   {"measured_ms", exact(r.measured_ms)},
+                   {"planned_bytes", r.planned_bytes},
+                   {"used_bytes", r.used_bytes}}));
+    constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+    print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
+                    static_cast<double>(r.planned_bytes) / kGiB, static_cast<double>(r.used_bytes) / kGiB));
+}
+
+void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds) {
+    step_ = std::max(step_, step);
+    write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
+                   {"stall_seconds", exact(stall_seconds)}}));
+    print_line(strf("checkpoint step %lld | %s | %.1f s, training stood still for %.2f s", static_cast<long long>(step),
+                    path.c_str(), seconds, stall_seconds));
+}
+
+void RunLog::event(const std::string& kind, const std::string& text) {
+    write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
+    print_line(kind + ": " + text);
+}
+
+void RunLog::sample(int64_t step, const std::string& text) {
+    step_ = step;
+    write(to_line({{"type", "sample"}, {"step", step}, {"text", text}}));
+    print_line(strf("sample step %lld | ", static_cast<long long>(step)) + screen_text(text));
+}

@@ -1,0 +1,47 @@
+#include "llmc/train/plan.h"
+
+#include "llmc/train/run_checkpoints.h"
+#include "llmc/train/trainer.h"
+
+MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks) {
+    StepRecorder recorder;
+    Ctx ctx;
+    ctx.rehearsal = true;
+    ctx.recorder = &recorder;
+    Arena arena;
+    RehearsalComm comm(ranks);
+    Trainer trainer(config, table, arena, comm);
+    StagedStep staged;
+    staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
+    trainer.step(ctx, staged);
+    ctx.recorder = nullptr;
+    trainer.evaluate(ctx, nullptr, 1, staged);
+    trainer.generate(ctx, std::vector<int32_t>(static_cast<size_t>(config.seq_length)), {.tokens = 1}, 0, staged);
+
+    MemoryPlan plan;
+    plan.arena_bytes = arena.peak_bytes();
+    for (int i = 0; i < kPurposes; i++)
+        plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
+    plan.save_bytes = planned_save_bytes(config, table, trainer.buckets());
+    plan.checkpoint_bytes = planned_checkpoint_bytes(config, table, trainer.buckets());
+    int64_t edge = 0;
+    for (const Bucket& bucket : trainer.buckets().all()) {
+        plan.flat_elems += bucket.elems;
+        if (bucket.first_layer < 0) edge += bucket.elems;
+    }
+    plan.edge_share = static_cast<double>(edge) / static_cast<double>(plan.flat_elems);
+    plan.step_gemms = std::move(recorder.gemms);
+    plan.step_ops = std::move(recorder.ops);
+    plan.ranks = ranks;
+    plan.buckets = static_cast<int64_t>(trainer.buckets().all().size());
+    plan.collectives = std::move(comm.calls);
+    return plan;
+}
+
+double model_flops_per_token(const Config& config, const ParamTable& table) {
+    double matmul_params = static_cast<double>(config.shape.vocab_size * config.shape.hidden_size);   // the head
+    for (const Param& p : table.params)
+        if (p.layer >= 0 && !p.is_vector()) matmul_params += static_cast<double>(p.elems());
+    const double attention = static_cast<double>(config.shape.num_layers * config.shape.q_width() * config.seq_length);
+    return 6.0 * matmul_params + 6.0 * attention;
+}

@@ -1,0 +1,210 @@
+#include "llmc/train/run_checkpoints.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/version.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/fault/heartbeat.h"
+
+using Json = nlohmann::json;
+
+namespace {
+
+// Whether a checkpoint, also one named "step-10/" or from within its folder, lies directly in that folder.
+bool lies_in(std::filesystem::path checkpoint, const std::string& folder) {
+    if (!checkpoint.has_filename()) checkpoint = checkpoint.parent_path();
+    const std::filesystem::path parent = checkpoint.has_parent_path() ? checkpoint.parent_path() : ".";
+    std::error_code ignored;
+    return std::filesystem::equivalent(parent, folder, ignored);
+}
+
+// Whoever goes back, behind a spike for instance, leaves steps behind that a restart with --resume auto would go on
+// from: another branch of the run, under the log of this one.
+std::string left_behind(const Config& config, const std::vector<int64_t>& steps) {
+    const int64_t step = step_of_checkpoint(config.resume);   // its name may be "best", or a link's
+    if (step < 0) return "";                                  // told where it is looked for
+    for (auto later = steps.rbegin(); later != steps.rend() && *later > step; later++) {
+        const std::string name = step_directory_name(*later);
+        if (!checkpoint_damage(config.save + "/" + name, false).empty()) continue;   // --resume auto passes it over
+        return strf("--save %s holds later checkpoints than --resume %s, up to %s, from which the next --resume auto "
+                    "would go on: move them away, or name another folder", config.save.c_str(), config.resume.c_str(),
+                    name.c_str());
+    }
+    return "";
+}
+
+SaveOptions save_options(const Config& config, const IoHook& io_hook = {}) {
+    SaveOptions options;
+    options.root = config.save;
+    options.seq_length = config.seq_length;
+    options.tokenizer = config.tokenizer;
+    options.keep = config.keep;
+    options.async = config.save_async;
+    options.io_hook = io_hook;
+    return options;
+}
+
+bool shards_state(const Config& config, const Buckets& buckets) { return config.zero == 1 && buckets.ranks() > 1; }
+
+SaveLayout planned_layout(const Config& config, const ParamTable& table, const Buckets& buckets) {
+    HeldByRank held = held_whole(table, buckets.ranks());
+    for (int rank = 0; rank < buckets.ranks() && shards_state(config, buckets); rank++) {
+        auto& mine = held[static_cast<size_t>(rank)];
+        mine.assign(table.params.size(), {});
+        for (const Piece& piece : buckets.pieces(rank))
+            mine[static_cast<size_t>(piece.param)].push_back({piece.begin, piece.elems});
+    }
+    return make_save_layout(table, config.dtype, config.moment_dtype, held);
+}
+
+// One at the end, and those before at --save-interval.
+int64_t written_checkpoints(const Config& config) {
+    if (config.save_interval == 0 || config.train_iters == 0) return 1;
+    return (config.train_iters + config.save_interval - 1) / config.save_interval;
+}
+
+// Checkpoints that come to those already there before old ones make room: with --keep one more than are kept, at most
+// as many as are written. Without it nobody knows what the user takes away, so that one must fit.
+int64_t checkpoints_to_come(const Config& config) {
+    const int64_t saves = config.save_interval > 0 ? config.train_iters / config.save_interval + 1 : 1;
+    const int64_t there = static_cast<int64_t>(checkpoint_steps(config.save).size());
+    return config.keep == 0 ? 1 : std::max<int64_t>(1, std::min(saves, config.keep + 1 - there));
+}
+
+}  // namespace
+
+int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets) {
+    if (config.save.empty()) return 0;
+    const SaveLayout layout = planned_layout(config, table, buckets);
+    int64_t bytes = 0;
+    for (int rank = 0; rank < buckets.ranks(); rank++)
+        bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank, shards_state(config, buckets)));
+    return bytes;
+}
+
+int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets) {
+    return planned_layout(config, table, buckets).bytes();
+}
+
+int64_t planned_checkpoints(const Config& config) {
+    if (config.save.empty()) return 0;
+    const int64_t saves = written_checkpoints(config);
+    return config.keep == 0 ? saves : std::min(saves, config.keep);
+}
+
+void require_save(const Config& config, Comm& comm) {
+    if (config.save.empty()) return;
+    auto look = [&]() -> std::string {
+        try {
+            tokenizer_files(config.tokenizer);
+        } catch (const Error& error) {
+            return error.what();
+        }
+        if (is_regular_file(config.save)) return strf("--save %s: a file, not a folder", config.save.c_str());
+        const std::vector<int64_t> steps = checkpoint_steps(config.save);
+        if (steps.empty() || config.resume == "auto") return "";
+        if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);
+        return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would write over: "
+                    "--resume auto goes on from it, or name another folder", config.save.c_str(),
+                    step_directory_name(steps.back()).c_str());
+    };
+    // Rank 0 alone writes there, and copies the tokenizer.
+    const std::string error = comm.gather(comm.root() ? look() : "")[0];
+    REQUIRE(error.empty(), "%s", error.c_str());
+}
+
+RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,
+                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer, const IoHook& io_hook)
+    : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {
+    if (config.save.empty()) return;
+    saver_ = std::make_unique<CheckpointSaver>(save_options(config, io_hook), config.shape, table,
+                                               trainer.optimizer().access(ctx), comm);
+    saver_->require_room(checkpoints_to_come(config));
+}
+
+std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {
+    const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save, comm_);
+    for (const std::string& line : found.skipped) notes.push_back("skipped checkpoint: " + line);
+    if (found.path.empty()) {
+        notes.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
+        return {};
+    }
+    const Json state = Json::parse(found.state_json);
+    const ConfigDiff diff = config_diff(state.at("config").dump(), config_, family_);
+    REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): --load starts a new one from its weights",
+            found.path.c_str(), diff.must_match.front().c_str());
+    for (const std::string& line : diff.changed) notes.push_back("option changed since the checkpoint: " + line);
+    const std::string changed = data_.check_fingerprint(state.at("train_data").dump());
+    REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
+
+    load_checkpoint(found.path, config_.shape, table_, trainer_.optimizer().access(ctx_));
+    const Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
+                            .adam_step = state.at("adam_step").get<int64_t>(),
+                            .skips = state.at("skips").get<int64_t>(),
+                            .consecutive_skips = state.value("consecutive_skips", int64_t{0}),
+                            .missed = state.value("missed", std::vector<std::string>())};
+    StepState device_state{};
+    device_state.adam_step = progress.adam_step;
+    device::copy_to_device(ctx_, trainer_.state(), &device_state, sizeof(StepState));
+    device::synchronize(ctx_);
+    restore_fp8(state.value("fp8", Json{{"recipe", "none"}}).dump(), fp8_given, notes);
+    const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
+    if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
+    // A checkpoint from elsewhere is saved here even if the run has nothing left to do.
+    if (lies_in(found.path, config_.save)) saved_step_ = progress.step;
+    notes.push_back(strf("resumed %s at step %lld", found.path.c_str(), (long long)progress.step));
+    return progress;
+}
+
+// FP8 weights follow from the masters; what was made by another recipe starts anew, and the log says so.
+void RunCheckpoints::restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes) {
+    const std::string recipe = Json::parse(saved_json).at("recipe").get<std::string>();
+    REQUIRE(recipe == "none" || trainer_.fp8().plan().on() || fp8_given,
+            "the checkpoint is of a run with --fp8-recipe %s and this one does not say: repeat it, or give "
+            "--fp8-recipe none to go on in BF16", recipe.c_str());
+    trainer_.fp8().initialise(ctx_);
+    const std::string changed = trainer_.fp8().import_json(ctx_, saved_json);
+    if (!changed.empty()) notes.push_back("FP8 state of the checkpoint not used: " + changed);
+    trainer_.optimizer().weights_from_masters(ctx_, !changed.empty());
+}
+
+std::string RunCheckpoints::state_json(const Progress& progress) {
+    Json state = {
+        {"format", 1},
+        {"step", progress.step},
+        {"samples", progress.samples},
+        {"adam_step", progress.adam_step},
+        {"skips", progress.skips},
+        {"config", Json::parse(config_to_json(config_, family_))},
+        {"train_data", Json::parse(data_.fingerprint_json())},
+        {"fp8", Json::parse(trainer_.fp8().export_json(ctx_))},
+        {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
+        {"commit", kBuildCommit},
+    };
+    if (progress.consecutive_skips > 0) state["consecutive_skips"] = progress.consecutive_skips;
+    if (!progress.missed.empty()) state["missed"] = progress.missed;
+    return state.dump(1);
+}
+
+void RunCheckpoints::save(const Progress& progress, RunLog& log) {
+    if (!saver_ || saved_step_ == progress.step) return;
+    saved_step_ = progress.step;
+    finish();   // the save before: a drill counts them
+    post_phase(Phase::kSave);
+    saver_->on_saved([&log](const SavedCheckpoint& saved) {
+        log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
+    });
+    saver_->save(progress.step, comm_.root() ? state_json(progress) : "{}");   // all ranks hold the same
+}
+
+void RunCheckpoints::poll() {
+    if (saver_) saver_->poll();
+}
+
+void RunCheckpoints::finish() {
+    if (!saver_) return;
+    post_phase(Phase::kSaveEnd);
+    saver_->finish();
+}

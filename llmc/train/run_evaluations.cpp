@@ -1,0 +1,116 @@
+#include "llmc/train/run_evaluations.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "llmc/base/files.h"
+#include "llmc/config/prompts.h"
+#include "llmc/fault/heartbeat.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+bool every(int64_t step, int64_t interval) { return interval > 0 && step % interval == 0; }
+
+}  // namespace
+
+RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid)
+    : config_(config), comm_(comm), train_(train), valid_(valid) {
+    if (config.sample_every > 0) prompts_ = read_prompts(config, config.seq_length, "--seq-length", false);
+    if (config.hellaswag_data.empty()) return;
+    hellaswag_.emplace(config.hellaswag_data, config.shape.vocab_size, config.seq_length, config.hellaswag_examples);
+    hellaswag_run_.emplace(*hellaswag_, config, comm);
+}
+
+std::string RunEvaluations::fingerprint() const {
+    std::string text = hellaswag_ ? hellaswag_->fingerprint() : "";
+    for (const std::vector<int32_t>& prompt : prompts_) text += "\n" + tokens_text(prompt, TokenForm::kIds);
+    return text;
+}
+
+bool RunEvaluations::validation_due(int64_t step) const {
+    return valid_ && (every(step, config_.eval_interval) || step == config_.train_iters);
+}
+
+bool RunEvaluations::hellaswag_due(int64_t step) const {
+    return hellaswag_ && (every(step, config_.hellaswag_interval) || step == config_.train_iters);
+}
+
+bool RunEvaluations::due(int64_t step) const {
+    return validation_due(step) || hellaswag_due(step) || every(step, config_.sample_every);
+}
+
+void RunEvaluations::warm_up(const Place& place, bool resumed) {
+    if (valid_ && resumed) place.trainer.evaluate(place.ctx, valid_, 1, place.staging);
+    if (valid_ && !resumed) validate(place);
+    if (hellaswag_ && resumed) hellaswag_run_->warm_up(place.ctx, place.trainer, place.staging);
+    if (hellaswag_ && !resumed) hellaswag(place);
+    if (config_.sample_every > 0) sample(place, !resumed);
+}
+
+std::vector<std::string> RunEvaluations::run(const Place& place) {
+    std::vector<std::string> due;
+    if (validation_due(place.step)) due.push_back("eval");
+    if (hellaswag_due(place.step)) due.push_back("hellaswag");
+    std::vector<std::string> missed = make_up(place, due);
+    if (every(place.step, config_.sample_every)) sample(place, true);
+    return missed;
+}
+
+std::vector<std::string> RunEvaluations::possible(std::vector<std::string> types) const {
+    std::erase_if(types, [this](const std::string& type) { return type == "eval" ? !valid_ : !hellaswag_; });
+    return types;
+}
+
+std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::vector<std::string>& missed) {
+    std::vector<std::string> again;
+    for (const std::string& type : missed) {
+        if (!(type == "eval" ? validate(place) : hellaswag(place))) again.push_back(type);
+    }
+    return again;
+}
+
+bool RunEvaluations::validate(const Place& place) {
+    const Clock::time_point start = Clock::now();
+    post_phase(Phase::kEvaluation);
+    const Trainer::EvalResult e = place.trainer.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
+    if (e.stopped) return false;
+    REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
+    place.log.eval({.step = place.step, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
+                    .counted_tokens = e.counted_tokens, .seconds = seconds_since(start)});
+    return true;
+}
+
+bool RunEvaluations::hellaswag(const Place& place) {
+    const Clock::time_point start = Clock::now();
+    post_phase(Phase::kEvaluation);
+    const HellaswagRun::Result result = hellaswag_run_->evaluate(place.ctx, place.trainer, place.staging);
+    if (result.stopped) return false;
+    place.log.hellaswag({.step = place.step, .correct = result.correct, .examples = hellaswag_->examples(),
+                         .seconds = seconds_since(start)});
+    return true;
+}
+
+void RunEvaluations::sample(const Place& place, bool told) {
+    post_phase(Phase::kSample);
+    if (!comm_.root()) return;
+    std::vector<std::vector<int32_t>> prompts = prompts_;
+    if (prompts.empty()) {
+        const size_t T = static_cast<size_t>(config_.seq_length);
+        std::vector<int32_t> inputs(T), targets(T);
+        (valid_ ? *valid_ : train_).read(0, inputs.data(), targets.data());
+        inputs.resize(std::clamp<size_t>(T / 2, 1, 32));
+        prompts.push_back(std::move(inputs));
+    }
+    for (size_t i = 0; i < prompts.size(); i++) {
+        const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
+                                .top_k = config_.top_k, .seed = config_.seed};
+        // Every step draws anew; the first prompt as ever.
+        const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
+        const auto text = place.trainer.generate(place.ctx, prompts[i], sampling, stream, place.staging);
+        if (told) place.log.sample(place.step, tokens_text(text, token_form(config_)));
+    }
+}

@@ -1,0 +1,55 @@
+#include "llmc/train/run_setup.h"
+
+#include <algorithm>
+
+#include "llmc/parallel/gpu_assignment.h"
+
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
+
+}  // namespace
+
+DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
+    return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
+            .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
+            .documents = config.reset_attention_mask, .synthetic = config.synthetic_data};
+}
+
+RunDevice::~RunDevice() {
+    staging.reset();
+    trainer.reset();
+    if (arena_memory_) device::device_free(arena_memory_);
+    if (opened_) device::device_close(ctx);
+}
+
+void RunDevice::open(std::vector<std::string>& notes) {
+    info = device::device_info(place_rank(comm_, notes));
+    const Fp8Plan fp8 = make_fp8_plan(config_, table_);
+    std::string error = fp8_device_error(fp8, info);
+    if (error.empty() && config_.fp8_attention) error = fp8_attention_error(info);
+    REQUIRE(error.empty(), "%s", error.c_str());
+    device::device_open(ctx, info.index);
+    opened_ = true;
+    device::gemm_set_search(ctx, config_.gemm_search);
+    const std::string connection = comm_.connect(ctx, kConnectSeconds);
+    if (!connection.empty()) notes.push_back(connection);
+    plan = plan_memory(config_, table_, comm_.world().ranks);
+}
+
+void RunDevice::prepare() {
+    const int64_t free_bytes = device::device_free_bytes();
+    REQUIRE(plan.arena_bytes <= free_bytes,
+            "the run needs %.2f GiB of device memory and %.2f GiB are free: lower --micro-batch-size, or use "
+            "--recompute norm-act|block, --grad-dtype bf16, --moment-dtype bf16 (see --dry-run)",
+            static_cast<double>(plan.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
+    arena_memory_ = device::device_alloc(plan.arena_bytes);
+    arena = Arena(arena_memory_, plan.arena_bytes);
+    trainer = std::make_unique<Trainer>(config_, table_, arena, comm_);
+    staging = std::make_unique<Staging>(config_, comm_.world(), *trainer);
+    device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
+    trainer->decoder().upload_constants(ctx);
+    // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
+    used_bytes = std::max(plan.arena_bytes, free_bytes - device::device_free_bytes());
+}

@@ -1,0 +1,97 @@
+#include "llmc/train/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "llmc/base/rng.h"
+#include "llmc/fault/heartbeat.h"
+#include "llmc/fault/shutdown.h"
+
+namespace {
+
+constexpr int64_t kLengthUnit = 128;
+
+// Of the logits that may be drawn, the smallest, and how many of that value may be.
+struct Cut {
+    float least;
+    int64_t equals;
+};
+
+Cut top_k_cut(const std::vector<float>& logits, int64_t k) {
+    if (k <= 0 || k >= static_cast<int64_t>(logits.size())) return {-INFINITY, static_cast<int64_t>(logits.size())};
+    std::vector<float> sorted = logits;
+    std::nth_element(sorted.begin(), sorted.begin() + (k - 1), sorted.end(), std::greater<float>());
+    const float least = sorted[static_cast<size_t>(k - 1)];
+    return {least, k - std::count_if(logits.begin(), logits.end(), [&](float x) { return x > least; })};
+}
+
+}  // namespace
+
+int64_t padded_length(int64_t tokens, int64_t max_seq) {
+    return std::min((tokens + kLengthUnit - 1) / kLengthUnit * kLengthUnit, max_seq);
+}
+
+Sampler::Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder& decoder, Fp8State& fp8, Arena& arena)
+    : max_seq_(max_seq), decoder_(decoder), fp8_(fp8),
+      row_(arena.take(Purpose::kInputs, dtype, shape.padded_vocab())), raw_(static_cast<size_t>(row_.bytes())),
+      logits_(static_cast<size_t>(shape.vocab_size)) {}
+
+void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T, const SamplerMemory& memory) {
+    const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), T);
+    if (!ctx.rehearsal) {
+        // What follows the last token cannot be seen through the causal mask.
+        std::fill(memory.host_tokens, memory.host_tokens + T, 0);
+        std::copy(text.end() - length, text.end(), memory.host_tokens);
+    }
+    device::copy_to_device(ctx, memory.device_tokens, memory.host_tokens, T * dtype_bytes(Dtype::kInt32));
+    // One text, whatever separators it has: documents need the loader that knows them.
+    const DeviceBatch batch{.tokens = memory.device_tokens, .targets = nullptr, .token_order = nullptr,
+                            .bad_tokens = memory.bad_tokens, .documents = nullptr, .B = 1, .T = T};
+    fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
+    decoder_.forward(ctx, batch, false);
+    decoder_.logits_row(ctx, batch, length - 1, row_);
+    device::copy_to_host(ctx, raw_.data(), row_.data, row_.bytes());
+    device::synchronize(ctx);
+    for (size_t v = 0; v < logits_.size(); v++) {
+        logits_[v] = row_.dtype == Dtype::kBf16 ? static_cast<float>(reinterpret_cast<const bf16*>(raw_.data())[v])
+                                                : reinterpret_cast<const float*>(raw_.data())[v];
+    }
+}
+
+std::vector<int32_t> Sampler::continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
+                                            uint64_t stream, const SamplerMemory& memory) {
+    CHECK(!prompt.empty(), "text that begins with nothing");
+    const uint64_t key = rng_key(sampling.seed, "sample");
+    const int64_t T = padded_length(static_cast<int64_t>(prompt.size()) + sampling.tokens, max_seq_);
+    std::vector<int32_t> text = prompt;
+    text.reserve(prompt.size() + static_cast<size_t>(sampling.tokens));
+    for (int64_t i = 0; i < sampling.tokens && (ctx.rehearsal || !stop_wanted()); i++) {
+        post_progress();
+        next_logits(ctx, text, T, memory);
+        const double u = philox(key, stream, static_cast<uint64_t>(i)).word[0] * 0x1p-32;
+        text.push_back(sample_token(logits_, sampling.temperature, u, sampling.top_k));
+    }
+    return text;
+}
+
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u, int64_t top_k) {
+    const auto largest = std::max_element(logits.begin(), logits.end());
+    const auto likeliest = static_cast<int32_t>(largest - logits.begin());
+    if (temperature <= 0) return likeliest;
+    const Cut cut = top_k_cut(logits, top_k);
+    auto weight = [&](float x) { return std::exp((static_cast<double>(x) - *largest) / temperature); };
+    // use(index, weight) of each that may be drawn, until it returns true.
+    auto walk = [&](auto&& use) {
+        int64_t equals = cut.equals;
+        for (size_t v = 0; v < logits.size(); v++) {
+            if (logits[v] < cut.least || (logits[v] == cut.least && equals-- <= 0)) continue;
+            if (use(static_cast<int32_t>(v), weight(logits[v]))) return static_cast<int32_t>(v);
+        }
+        return likeliest;
+    };
+    double total = 0;
+    walk([&](int32_t, double w) { return total += w, false; });
+    double rest = u * total;
+    return walk([&](int32_t, double w) { return (rest -= w) < 0; });
+}

@@ -1,0 +1,173 @@
+#include "llmc/train/trainer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "llmc/fault/heartbeat.h"
+#include "llmc/fault/shutdown.h"
+
+namespace {
+
+DecoderOptions decoder_options(const Config& config) {
+    return {.max_batch = config.micro_batch_size, .max_seq = config.seq_length, .dtype = config.dtype,
+            .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
+            .fp8_attention = config.fp8_attention, .attention_fast = config.attention_fast};
+}
+
+StepState* take_state(Arena& arena) {
+    const int64_t words = static_cast<int64_t>((sizeof(StepState) + 7) / 8);
+    return static_cast<StepState*>(arena.take(Purpose::kInputs, Dtype::kFp64, words).data);
+}
+
+}  // namespace
+
+Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm)
+    : config_(config), comm_(comm), table_(table), plan_(running_fp8_plan(config, table)),
+      buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
+      fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
+      decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_),
+      inputs_(arena.take(Purpose::kInputs, Dtype::kInt32,
+                         input_rows(config) * config.micro_batch_size * config.seq_length)),
+      sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, arena) {
+    state_ = take_state(arena);
+    eval_state_ = take_state(arena);
+    if (comm.world().ranks == 1) return;
+    decoder_.hooks = {.before_layer = [this](int layer) { zero().before_layer(*compute_, layer); },
+                      .grads_ready = [this](int layer) { zero().grads_ready(*compute_, layer); }};
+}
+
+DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
+                            const int32_t* documents, int64_t B, int64_t T, StepState* state) {
+    const int64_t N = B * T, bytes = N * dtype_bytes(Dtype::kInt32);
+    int32_t* device_tokens = static_cast<int32_t*>(inputs_.data);
+    int32_t* device_targets = device_tokens + N;
+    int32_t* device_order = device_targets + N;
+    int32_t* device_documents = documents ? device_order + N : nullptr;
+    CHECK(!documents || config_.reset_attention_mask, "documents without --reset-attention-mask: no memory is planned");
+    device::copy_to_device(ctx, device_tokens, tokens, bytes);
+    if (targets) device::copy_to_device(ctx, device_targets, targets, bytes);
+    if (order) device::copy_to_device(ctx, device_order, order, bytes);
+    if (documents) device::copy_to_device(ctx, device_documents, documents, 2 * bytes);
+    return {.tokens = device_tokens, .targets = device_targets, .token_order = device_order,
+            .bad_tokens = &state->bad_tokens, .documents = device_documents, .B = B, .T = T};
+}
+
+void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
+    const int64_t B = config_.micro_batch_size, T = config_.seq_length, at = number * B * T;
+    const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at,
+                                     staged.documents ? staged.documents + 2 * at : nullptr, B, T, state_);
+    fp8_.begin_micro_batch(ctx, number * comm_.world().ranks + comm_.world().rank, phase);
+    post_phase(Phase::kForward);
+    device::range_push("forward");
+    decoder_.forward(ctx, batch, true);
+    device::range_pop();
+    post_phase(Phase::kBackward);
+    device::range_push("backward");
+    decoder_.loss_and_backward(ctx, batch, state_);
+    device::range_pop();
+    comm_.mark_progress(ctx);
+    executed_micro_batches_++;
+}
+
+void Trainer::step(Ctx& ctx, const StagedStep& staged) {
+    compute_ = &ctx;
+    executed_micro_batches_ = 0;
+    zero().begin_step(staged.comm_timer);
+    device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
+    optimizer_.zero_grads(ctx);
+    fp8_.begin_step(ctx, staged.count_fp8);
+    if (fp8_.needs_priming()) prime(ctx, staged);
+    if (staged.spoil_gradient) device::fill_bytes(ctx, optimizer_.grads().data, 0xff, 4);   // NaN in any float type
+    for (int64_t i = 0; i < staged.micro_batches; i++) {
+        if (i + 1 == staged.micro_batches) zero().reduce_next_backward(ctx, staged.count_fp8);
+        micro_batch(ctx, staged, i, Fp8Phase::kTraining);
+    }
+    post_phase(Phase::kReduce);
+    device::range_push("reduce");
+    zero().finish_reduce(ctx);
+    device::range_pop();
+    post_phase(Phase::kUpdate);
+    device::range_push("update");
+    optimizer_.update(ctx, state_);
+    device::range_pop();
+    device::copy_to_host(ctx, staged.result, state_, sizeof(StepState));
+    // Casts of weights belong to the report, and may still be running beside.
+    if (staged.count_fp8 || staged.check_fp8) zero().wait_for_weights(ctx);
+    if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
+    if (staged.wire_report && staged.count_fp8) zero().copy_report(ctx, staged.wire_report);
+    zero().end_step();
+}
+
+// The first micro-batch of a rank with a target that counts. Where loss masks leave none its gradients are zero, and
+// with the factors of those, which stay at 1, the gradients of the others would flush to zero.
+int64_t Trainer::primer(const Ctx& ctx, const StagedStep& staged) const {
+    const int64_t N = config_.micro_batch_size * config_.seq_length;
+    for (int64_t i = 0; i < staged.micro_batches && !ctx.rehearsal; i++) {
+        const int32_t* targets = staged.targets + i * N;
+        if (std::any_of(targets, targets + N, [](int32_t target) { return target != kIgnoreIndex; })) return i;
+    }
+    return 0;
+}
+
+// Delayed scaling needs amaxes before its first cast: one micro-batch in current scaling, of which only they are kept.
+void Trainer::prime(Ctx& ctx, const StagedStep& staged) {
+    StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
+    device::range_push("priming");
+    micro_batch(ctx, staged, primer(ctx, staged), Fp8Phase::kPriming);
+    device::range_pop();
+    zero().agree_on_amaxes(ctx);
+    fp8_.finish_priming(ctx);
+    ctx.recorder = recorder;
+    device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
+    optimizer_.zero_grads(ctx);
+}
+
+Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
+    const int64_t B = config_.micro_batch_size, T = config_.seq_length;
+    compute_ = &ctx;
+    EvalResult result;
+    device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
+    const auto stopped = [&] { return !ctx.rehearsal && stop_wanted(); };
+    for (int64_t i = comm_.world().rank; i < iters && !stopped(); i += comm_.world().ranks) {
+        post_progress();
+        for (int64_t b = 0; b < B && !ctx.rehearsal; b++) {
+            result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
+        }
+        if (staging.documents) mark_documents(staging.tokens, B, T, loader->separator(), staging.documents);
+        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B, T,
+                                         eval_state_);
+        fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
+        decoder_.forward(ctx, batch, false);
+        decoder_.loss(ctx, batch, eval_state_);
+        device::synchronize(ctx);   // the staging memory is read again by the next round
+    }
+    comm_.sum(ctx, {&eval_state_->loss_sum, Dtype::kFp64, 1});
+    device::copy_to_host(ctx, staging.result, eval_state_, sizeof(StepState));
+    device::synchronize(ctx);
+    if (ctx.rehearsal) return result;
+    const std::vector<int64_t> total = comm_.sum(std::vector<int64_t>{result.counted_tokens, stop_wanted()});
+    result.counted_tokens = total[0];
+    result.stopped = total[1] > 0;
+    result.loss_sum = staging.result->loss_sum;
+    return result;
+}
+
+const float* Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging) {
+    compute_ = &ctx;
+    device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
+    const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, nullptr, B, T, eval_state_);
+    fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
+    decoder_.forward(ctx, batch, false);
+    static_assert(sizeof(float) == sizeof(*staging.order));
+    decoder_.loss(ctx, batch, eval_state_, staging.order);
+    device::synchronize(ctx);
+    return reinterpret_cast<const float*>(staging.order);
+}
+
+std::vector<int32_t> Trainer::generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
+                                       uint64_t stream, const StagedStep& staging) {
+    compute_ = &ctx;
+    return sampler_.continue_text(ctx, prompt, sampling, stream,
+                                  {.device_tokens = static_cast<int32_t*>(inputs_.data),
+                                   .bad_tokens = &eval_state_->bad_tokens, .host_tokens = staging.tokens});
+}

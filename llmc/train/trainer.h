@@ -1,0 +1,98 @@
+// Model, optimizer and device inputs of one run, and the three things done with them: a training step, an evaluation,
+// a sample. The same calls rehearse (null arena) and run.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/model/decoder.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/train/optimizer.h"
+#include "llmc/train/sampler.h"
+
+// Integers of a token that go to the device: token, target, order; with documents their start and end.
+inline int64_t input_rows(const Config& config) { return config.reset_attention_mask ? 5 : 3; }
+
+// One global batch in pinned host memory, and what the step reported. Reused every second step.
+struct StagedStep {
+    int32_t* tokens = nullptr;     // (micro_batches, B*T); null while rehearsing
+    int32_t* targets = nullptr;
+    int32_t* order = nullptr;
+    int32_t* documents = nullptr;  // (micro_batches, 2, B*T), see AttentionForwardArgs; null: one document a sequence
+    StepState* inputs = nullptr;   // host part of StepState, copied in at the start of the step
+    StepState* result = nullptr;   // copied out at its end
+    void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
+    void* wire_report = nullptr;   // Zero::report_bytes(), with the counts
+    CommTimer* comm_timer = nullptr;
+    bool count_fp8 = false;        // the reports have counts
+    bool spoil_gradient = false;   // a drill: the gradients get a value that is not a number
+    bool check_fp8 = false;        // the factors in the report are those of after the step, on all ranks
+    int64_t micro_batches = 0;     // of this rank
+    int64_t counted_tokens = 0;    // of all ranks
+    double lr = 0;
+};
+
+class Trainer {
+public:
+    // comm is not owned.
+    Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm);
+    Trainer(const Trainer&) = delete;
+    Trainer& operator=(const Trainer&) = delete;
+
+    // Enqueue one optimizer step: zero gradients, forward and backward of every micro-batch of this rank, sums over the
+    // ranks, update, result copied out.
+    void step(Ctx& ctx, const StagedStep& staged);
+
+    // Sum of losses and counted tokens of `iters` micro-batches of `loader`, from its first sample on, which the ranks
+    // share. Blocking.
+    // Changes nothing that training reads.
+    struct EvalResult {
+        double loss_sum = 0;
+        int64_t counted_tokens = 0;
+        bool stopped = false;   // a rank was asked to stop meanwhile: not a result
+    };
+    EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
+
+    // A forward pass of B rows of T tokens in staging.tokens, with staging.targets, where B * T is at most a
+    // micro-batch's. The loss of each token, 0 where the target is not counted, lies in staging.order until that is
+    // used again: backward alone needs the order. Blocking; the other ranks have no part in it.
+    const float* token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging);
+
+    // See Sampler.
+    std::vector<int32_t> generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
+                                  uint64_t stream, const StagedStep& staging);
+
+    Decoder& decoder() { return decoder_; }
+    Optimizer& optimizer() { return optimizer_; }
+    Fp8State& fp8() { return fp8_; }
+    Zero& zero() { return optimizer_.zero(); }
+    const Buckets& buckets() const { return buckets_; }
+    // Micro-batches of the latest step that ran, the one that primed delayed scaling included.
+    int64_t executed_micro_batches() const { return executed_micro_batches_; }
+    StepState* state() { return state_; }
+
+private:
+    DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
+                       const int32_t* documents, int64_t B, int64_t T, StepState* state);
+
+    // Forward and backward of the `number`-th micro-batch of this rank.
+    void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
+    int64_t primer(const Ctx& ctx, const StagedStep& staged) const;   // number of the micro-batch that primes
+    void prime(Ctx& ctx, const StagedStep& staged);
+
+    const Config& config_;
+    Comm& comm_;
+    ParamTable table_;       // with the places that buckets_ gives
+    const Fp8Plan plan_;
+    const Buckets buckets_;
+    Fp8State fp8_;
+    Optimizer optimizer_;
+    Decoder decoder_;
+    Tensor inputs_;          // (input_rows, B*T) int32
+    Sampler sampler_;
+    StepState* state_;       // device
+    StepState* eval_state_;  // device
+    Ctx* compute_ = nullptr; // of the call that runs, for the decoder's hooks
+    int64_t executed_micro_batches_ = 0;
+};

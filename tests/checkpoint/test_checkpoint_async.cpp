@@ -1,0 +1,284 @@
+// Checkpoints that are written behind training, and the buffer they wait in.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/write_buffer.h"
+#include "tests/support/sharded_state.h"
+
+using namespace checkpoint_test;
+
+namespace {
+
+using Strings = std::vector<std::string>;
+
+CheckpointRequest async_request(const std::string& root) {
+    CheckpointRequest request = request_of(root, 0);
+    request.async = true;
+    return request;
+}
+
+FakeState random_state(uint64_t seed) {
+    FakeState state(one_layer());
+    state.randomise(seed);
+    return state;
+}
+
+// A gate in the way of the disk: the hook waits in front of it.
+struct Gate {
+    std::atomic<bool> open{false};
+    IoHook hook() {
+        return [this](const char* call, const std::string&) {
+            while (!open && std::string(call) == "write") usleep(100);
+            return 0;
+        };
+    }
+};
+
+// One rank's training: its shard, and what it saved so far.
+struct Run {
+    ShardedState shard;
+    std::vector<SavedCheckpoint> saved;
+    CheckpointSaver saver;   // last: a save that is under way ends, and is reported, when it goes
+
+    Run(FakeState& state, Comm& comm, const CheckpointRequest& request)
+        : shard(state, comm), saver(request, shard.config, shard.table, shard.access(), comm) {
+        saver.on_saved([this](const SavedCheckpoint& s) { saved.push_back(s); });
+    }
+    void save(FakeState& state, int64_t step) {
+        shard.take(state);
+        saver.save(step, "{\"step\": " + std::to_string(step) + "}");
+    }
+    int64_t polls_until_saved(size_t count) {
+        int64_t polls = 0;
+        for (; saved.size() < count; polls++) {
+            usleep(200);
+            saver.poll();
+        }
+        return polls;
+    }
+};
+
+void check_saved(const std::string& root, int64_t step, FakeState& state) {
+    const std::string path = root + "/" + step_directory_name(step);
+    CHECK(checkpoint_damage(path, true).empty());
+    CHECK(load(path, state).same_as(state));
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint, async: what is saved is the state at the call, however training goes on") {
+    for (int ranks : {1, 2, 3}) {
+        CAPTURE(ranks);
+        TempDir dir;
+        std::vector<FakeState> states;
+        for (uint64_t seed = 0; seed < 4; seed++) states.push_back(random_state(seed));
+        Gate gate;
+        const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
+            CheckpointRequest request = async_request(dir.path);
+            if (comm.root()) request.io_hook = gate.hook();
+            Run run(states[0], comm, request);
+            comm.gather("");   // all ranks have their memory
+            const int64_t allocations = device::allocation_count();
+            run.save(states[0], 1);
+            run.shard.take(states[1]);   // the next step, while nothing is on the disk yet
+            for (int i = 0; i < 5; i++) run.saver.poll();
+            CHECK(run.saved.empty());
+            CHECK(checkpoint_steps(dir.path).empty());
+            comm.gather("");
+            gate.open = true;
+            // Preparing, writing and the new name are three stages; each needs a step of its own.
+            CHECK(run.polls_until_saved(1) >= 3);
+            CHECK(run.saved[0].step == 1);
+            CHECK(run.saved[0].path == dir / "step-00000001");
+            CHECK(run.saved[0].stall_seconds <= run.saved[0].seconds);
+            // A second save while one is running waits for it; the end of the run waits for the last.
+            run.save(states[2], 2);
+            run.save(states[3], 3);
+            CHECK(run.saved.size() == 2);
+            run.saver.finish();
+            CHECK(run.saved.size() == 3);
+            run.saver.poll();
+            run.saver.finish();
+            CHECK(run.saved.size() == 3);
+            CHECK(device::allocation_count() == allocations);
+        });
+        CHECK(errors == Strings(static_cast<size_t>(ranks), "nothing"));
+        check_saved(dir.path, 1, states[0]);
+        check_saved(dir.path, 2, states[2]);
+        check_saved(dir.path, 3, states[3]);
+        CHECK(list_directory(dir.path).size() == 3);
+    }
+}
+
+TEST_CASE("checkpoint, async: the files are those of a save that waits") {
+    FakeState state(gpt2_config(), Dtype::kBf16, Dtype::kBf16);   // transposed matrices
+    state.randomise(5);
+    TempDir dir;
+    for (bool async : {false, true}) {
+        CheckpointRequest request = request_of(dir / (async ? "async" : "sync"), 4);
+        request.async = async;
+        request.staging_bytes = async ? 1 << 20 : 999;
+        request.max_part_bytes = 40000;
+        CHECK(run_ranks(3, [&](LocalComm& comm) {
+            Run run(state, comm, request);
+            run.save(state, 4);
+            run.saver.finish();
+        }) == Strings(3, "nothing"));
+    }
+    const Strings files = files_under(dir / "sync");
+    CHECK(files.size() > 8);
+    CHECK(files == files_under(dir / "async"));
+    for (const std::string& file : files)   // the manifest lists other ranges, if the buffer was full in between
+        if (!file.ends_with("manifest.json")) CHECK(slurp(dir / "sync/" + file) == slurp(dir / "async/" + file));
+}
+
+TEST_CASE("checkpoint, async: a failure of any rank ends all at a later step, and the older one stays") {
+    FakeState first = random_state(1), second = random_state(2);
+    for (const std::string call : {"open", "write", "fsync"})
+        for (int victim : {0, 1})
+            for (bool wait : {false, true}) {
+                CAPTURE(call);
+                CAPTURE(victim);
+                TempDir dir;
+                const Strings errors = run_ranks(2, [&](LocalComm& comm) {
+                    std::atomic<bool> fails{false};
+                    CheckpointRequest request = async_request(dir.path);
+                    request.io_hook = [&](const char* name, const std::string& path) {
+                        const bool chosen = comm.world().rank == victim && path.ends_with("optimizer/v.safetensors");
+                        return fails && chosen && name == call ? EIO : 0;
+                    };
+                    Run run(first, comm, request);
+                    run.save(first, 1);
+                    run.saver.finish();
+                    fails = true;
+                    run.save(second, 2);   // no error here: nothing was written yet
+                    if (wait) run.saver.finish();
+                    else run.polls_until_saved(2);
+                });
+                for (const std::string& error : errors)
+                    check_contains(error, {"exit 7: step-00000002 was not saved, rank " + std::to_string(victim)
+                                               + ": cannot " + call, "optimizer/v.safetensors: Input/output error"});
+                CHECK(list_directory(dir.path) == Strings{"step-00000001"});
+                check_saved(dir.path, 1, first);
+            }
+}
+
+TEST_CASE("checkpoint, async: an error elsewhere gives a running save up, or finishes it where one rank can") {
+    for (int ranks : {1, 2}) {
+        CAPTURE(ranks);
+        TempDir dir;
+        FakeState state = random_state(1);
+        Gate gate;
+        std::atomic<int> ended{0};
+        const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
+            CheckpointRequest request = async_request(dir.path);
+            request.io_hook = gate.hook();
+            Run run(state, comm, request);
+            run.save(state, 1);
+            run.saver.poll();
+            if (++ended == ranks) gate.open = true;
+            throw Error(kExitDiverged, "training diverged");
+        });
+        for (const std::string& error : errors) CHECK(error == "exit 4: training diverged");
+        if (ranks == 1) check_saved(dir.path, 1, state);
+        else CHECK(list_directory(dir.path).empty());
+    }
+}
+
+TEST_CASE("checkpoint, async: kill -9 at each call of each rank's thread leaves the older checkpoint or the new one") {
+    TempDir dir;
+    FakeState first = random_state(1), second = random_state(2);
+    // In the middle of training: the main threads go on polling.
+    auto save_as = [&](FakeState& state, int64_t step, int victim, int64_t kill_at) {
+        return run_ranks(2, [&](LocalComm& comm) {
+            std::atomic<int64_t> calls{0};
+            CheckpointRequest request = async_request(dir.path);
+            request.keep = 1;
+            request.io_hook = [&, mine = comm.world().rank == victim](const char*, const std::string&) {
+                if (mine && calls++ == kill_at) raise(SIGKILL);
+                return 0;
+            };
+            Run run(state, comm, request);
+            run.save(state, step);
+            run.polls_until_saved(1);
+        });
+    };
+    CHECK(save_as(first, 1, -1, 0) == Strings(2, "nothing"));
+    int64_t survived = 0, replaced = 0;
+    for (int victim : {0, 1})
+        for (int64_t kill_at = 0;; kill_at++) {
+            CAPTURE(victim);
+            CAPTURE(kill_at);
+            const pid_t child = fork();
+            REQUIRE(child >= 0);
+            if (child == 0) {
+                save_as(second, 2, victim, kill_at);
+                _exit(0);
+            }
+            int status = 0;
+            REQUIRE(waitpid(child, &status, 0) == child);
+            const FoundCheckpoint found = find_checkpoint("auto", dir.path);
+            CHECK(found.skipped.empty());
+            const bool is_second = found.path == dir / "step-00000002";
+            if (!WIFSIGNALED(status)) CHECK(is_second);
+            else (is_second ? replaced : survived)++;
+            check_saved(dir.path, is_second ? 2 : 1, is_second ? second : first);
+            CHECK(save_as(first, 1, -1, 0) == Strings(2, "nothing"));
+            for (const std::string& name : list_directory(dir.path)) CHECK(step_of_directory(name) >= 0);
+            remove_tree(dir / "step-00000002");
+            if (!WIFSIGNALED(status)) break;
+        }
+    CHECK(survived > 40);
+    CHECK(replaced > 1);
+}
+
+TEST_CASE("checkpoint: runs go through a small buffer to their places, hashed in parts that readers can share") {
+    TempDir dir;
+    const int64_t bytes = 2 * WriteBuffer::kHashBytes + 5;
+    create_file(dir / "long", bytes);
+    create_file(dir / "two", 20);
+    CHECK(file_bytes(dir / "long") == bytes);
+    check_contains(error_of([&] { create_file(dir / "two", 20); }), {"exit 7: cannot open", "two: File exists"});
+    std::vector<char> memory(300000);
+    WriteBuffer buffer(memory.data(), static_cast<int64_t>(memory.size()));
+    buffer.reset({});
+    buffer.set_directory(dir.path);
+    auto put = [&](const std::string& text) {
+        text.copy(buffer.room(static_cast<int64_t>(text.size())), text.size());
+        buffer.filled(static_cast<int64_t>(text.size()));
+    };
+    buffer.begin("two", 12);
+    put("worlds");
+    buffer.begin("long", 0);
+    Xxh3 expected;
+    for (int64_t done = 0; done < bytes;) {
+        const int64_t count = std::min<int64_t>(bytes - done, 250000);
+        char* const block = buffer.room(count);
+        std::memset(block, static_cast<int>(done / 250000 % 251), static_cast<size_t>(count));
+        expected.update(block, count);
+        buffer.filled(count);
+        done += count;
+    }
+    buffer.begin("two", 5);
+    put("hel");
+    put("lo");
+    buffer.begin("two", 10);   // goes on where the last one ended
+    put("ab");
+    const std::vector<WriteBuffer::Written> written = buffer.finish();
+    using Range = std::tuple<std::string, int64_t, int64_t>;
+    std::vector<Range> ranges;
+    for (const WriteBuffer::Written& w : written) {
+        ranges.emplace_back(w.file, w.begin, w.bytes);
+        CHECK(w.xxh3 == xxh3_of_range(dir / w.file, w.begin, w.bytes));
+    }
+    const int64_t part = WriteBuffer::kHashBytes;
+    CHECK(ranges == std::vector<Range>{{"two", 12, 6}, {"long", 0, part}, {"long", part, part}, {"long", 2 * part, 5},
+                                       {"two", 5, 7}});
+    CHECK(slurp(dir / "two") == std::string(5, '\0') + "helloabworlds" + std::string(2, '\0'));
+    CHECK(xxh3_of_range(dir / "long", 0, bytes) == expected.digest());
+}

@@ -1,0 +1,457 @@
+// Checkpoints on a disk that misbehaves: damage, kills, failing calls, no space. Never is half a checkpoint
+// taken for a whole one, never is a good one lost.
+#include "tests/support/checkpoint_test.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <set>
+
+#include "llmc/checkpoint/checkpoint_dir.h"
+
+using namespace checkpoint_test;
+
+namespace {
+
+std::string step_path(const std::string& root, int64_t step) {
+    return root + "/" + step_directory_name(step);
+}
+
+FakeState random_state(uint64_t seed) {
+    FakeState state(one_layer());
+    state.randomise(seed);
+    return state;
+}
+
+std::vector<std::string> names_in(const std::string& root) { return list_directory(root); }
+
+// The newest complete checkpoint of `root` must be this one, without a damaged one in its way, and hold this
+// state.
+void check_newest(const std::string& root, int64_t step, FakeState& state) {
+    const FoundCheckpoint found = find_checkpoint("auto", root);
+    CHECK(found.path == step_path(root, step));
+    CHECK(found.skipped.empty());
+    if (found.path.empty()) return;
+    CHECK(load(found.path, state).same_as(state));
+}
+
+// Runs `body` in a child process. It leaves with 0, or is killed.
+template <typename Body> pid_t in_child(Body&& body) {
+    const pid_t pid = fork();
+    REQUIRE(pid >= 0);
+    if (pid > 0) return pid;
+    try {
+        body();
+    } catch (const Error& error) {
+        std::fprintf(stderr, "child: %s\n", error.what());
+        _exit(1);
+    }
+    _exit(0);
+}
+
+int wait_for(pid_t pid) {
+    int status = 0;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    return status;
+}
+
+// Saves step 2 beside step 1 in a child that is killed somewhere, and checks what is left.
+struct KilledSave {
+    TempDir dir;
+    FakeState first = random_state(1), second = random_state(2);
+    int64_t survived = 0, replaced = 0;
+
+    explicit KilledSave(bool on_disk) : dir(on_disk) { save(first, request_of(dir.path, 1)); }
+
+    void check_and_restore() {
+        const FoundCheckpoint found = find_checkpoint("auto", dir.path);
+        CHECK(found.skipped.empty());
+        const bool is_second = found.path == step_path(dir.path, 2);
+        CHECK((is_second || found.path == step_path(dir.path, 1)));
+        (is_second ? replaced : survived)++;
+        FakeState& expected = is_second ? second : first;
+        CHECK(load(found.path, expected).same_as(expected));
+        // The next save works over whatever lies around, and clears it away.
+        save(first, request_of(dir.path, 1));
+        for (const std::string& name : names_in(dir.path)) CHECK(step_of_directory(name) >= 0);
+        remove_tree(step_path(dir.path, 2));
+        check_newest(dir.path, 1, first);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("checkpoint: the newest complete one is found, none is no error, numbers are not text") {
+    TempDir dir;
+    CHECK(find_checkpoint("auto", dir / "none").path.empty());
+    CHECK(find_checkpoint("auto", dir.path).path.empty());
+    FakeState state = random_state(1);
+    for (int64_t step : {99999999, 100000000, 7}) save(state, request_of(dir.path, step));
+    CHECK(find_checkpoint("auto", dir.path).path == dir / "step-100000000");
+    CHECK(find_checkpoint(dir / "step-00000007/", "").path == dir / "step-00000007");
+    CHECK(checkpoint_steps(dir.path) == std::vector<int64_t>{7, 99999999, 100000000});
+    CHECK(step_of_directory("step-000000120") == -1);
+    CHECK(step_of_directory("step-120") == -1);
+    CHECK(step_of_directory("step-00000120.bak") == -1);
+    CHECK(step_of_directory("step-99999999999999999999") == -1);
+}
+
+TEST_CASE("checkpoint: damage of every file is found and named, and the one before is taken") {
+    TempDir dir;
+    FakeState first = random_state(1), second = random_state(2);
+    CheckpointRequest request = request_of(dir.path, 1);
+    spill(dir / "tokenizer.json", "{}");
+    request.tokenizer = dir / "tokenizer.json";
+    request.max_part_bytes = 2000;
+    save(first, request);
+    request.step = 2;
+    const std::string newest = save(second, request);
+    const std::vector<std::string> files = files_under(newest);
+    REQUIRE(files.size() >= 9);
+
+    auto check_found = [&](const std::string& file, const char* what) {
+        CAPTURE(file);
+        CAPTURE(what);
+        const FoundCheckpoint found = find_checkpoint("auto", dir.path);
+        CHECK(found.path == step_path(dir.path, 1));
+        REQUIRE(found.skipped.size() == 1);
+        check_contains(found.skipped[0], {newest + ": ", file});
+        check_contains(error_of([&] { find_checkpoint(newest, ""); }),
+                       {"exit 5", newest, file, "--resume auto"});
+    };
+    uint64_t draws = 0;
+    for (const std::string& file : files) {
+        const std::string path = newest + "/" + file, bytes = slurp(path);
+        for (int flip = 0; flip < 4; flip++) {
+            const Philox4 random = philox(5, draws++);
+            std::string damaged = bytes;
+            damaged[random.word[0] % damaged.size()] ^= static_cast<char>(1 << random.word[1] % 8);
+            spill(path, damaged);
+            check_found(file, "bit flipped");
+        }
+        spill(path, bytes.substr(0, bytes.size() - 1));
+        check_found(file, "truncated");
+        spill(path, "");
+        check_found(file, "empty");
+        spill(path, bytes + "\n");
+        check_found(file, "longer");
+        std::filesystem::remove(path);
+        check_found(file, "deleted");
+        std::filesystem::create_directory(path);
+        check_found(file, "a folder");
+        std::filesystem::remove(path);
+        spill(path, bytes);
+        check_newest(dir.path, 2, second);
+    }
+    // Strangers in the folder harm nobody.
+    spill(newest + "/README.md", "notes");
+    check_newest(dir.path, 2, second);
+}
+
+TEST_CASE("checkpoint: each single bit of the small files counts") {
+    TempDir dir;
+    FakeState state = random_state(1);
+    const std::string path = save(state, request_of(dir.path, 1));
+    for (const std::string file : {"manifest.json", "state.json", "config.json"}) {
+        const std::string bytes = slurp(path + "/" + file);
+        for (size_t bit = 0; bit < 8 * bytes.size(); bit += full_run() ? 1 : 9) {
+            std::string damaged = bytes;
+            damaged[bit / 8] ^= static_cast<char>(1 << bit % 8);
+            spill(path + "/" + file, damaged);
+            if (checkpoint_damage(path, true).empty())
+                FAIL_CHECK(file << ": bit " << bit << " goes unnoticed");
+        }
+        spill(path + "/" + file, bytes);
+        CHECK(checkpoint_damage(path, true).empty());
+    }
+}
+
+TEST_CASE("checkpoint: no usable one is exit 5 with every reason") {
+    TempDir dir;
+    FakeState state = random_state(1);
+    for (int64_t step : {1, 2}) save(state, request_of(dir.path, step));
+    std::filesystem::remove(step_path(dir.path, 1) + "/manifest.json");
+    std::filesystem::remove_all(step_path(dir.path, 2) + "/optimizer");
+    check_contains(
+        error_of([&] { find_checkpoint("auto", dir.path); }),
+        {"exit 5", "step-00000001: manifest.json is missing", "step-00000002: optimizer/m", "missing"});
+    check_contains(error_of([&] { find_checkpoint(dir / "none", ""); }),
+                   {"exit 5", "none", "no such directory"});
+    check_contains(error_of([&] { find_checkpoint(dir.path, ""); }), {"exit 5", dir.path, "step-*"});
+    check_contains(error_of([&] { find_checkpoint(fixture("gpt2"), ""); }), {"exit 5", "gpt2", "--load"});
+}
+
+TEST_CASE("checkpoint: everything is on the disk before the name, the manifest last") {
+    TempDir dir(true);
+    FakeState state = random_state(1);
+    CheckpointRequest request = request_of(dir / "new/run", 1);
+    std::vector<std::pair<std::string, std::string>> calls;
+    request.io_hook = [&](const char* call, const std::string& path) {
+        calls.emplace_back(call, path);
+        return 0;
+    };
+    const std::string path = save(state, request);
+    auto last = [&](const std::string& call, const std::string& name) {
+        int64_t found = -1;
+        for (size_t i = 0; i < calls.size(); i++)
+            if (calls[i].first == call && calls[i].second.ends_with(name)) found = static_cast<int64_t>(i);
+        CAPTURE(call);
+        CAPTURE(name);
+        CHECK(found >= 0);
+        return found;
+    };
+    const std::string temporary = calls[static_cast<size_t>(last("rename", ""))].second;
+    check_contains(temporary, {dir / "new/run/.tmp-step-00000001"});
+    const int64_t renamed = last("rename", temporary);
+    for (const std::string& file : files_under(path)) {
+        CHECK(last("write", "/" + file) < last("fsync", "/" + file));
+        CHECK(last("fsync", "/" + file) < renamed);
+        if (file != "manifest.json") CHECK(last("fsync", "/" + file) < last("open", "/manifest.json"));
+    }
+    CHECK(last("fsync", "/manifest.json") < last("fsync", temporary));
+    CHECK(last("fsync", temporary + "/optimizer") < renamed);
+    CHECK(last("fsync", temporary) < renamed);
+    CHECK(last("fsync", dir / "new/run") > renamed);
+    // The folders above are new, too.
+    CHECK(last("fsync", dir.path) < renamed);
+    CHECK(last("fsync", dir / "new") < renamed);
+}
+
+TEST_CASE("checkpoint: any call may fail: exit 7, the older one stays, nothing half is left") {
+    FakeState first = random_state(1), second = random_state(2);
+    for (bool same_step : {false, true}) {
+        TempDir dir;
+        save(first, request_of(dir.path, 1));
+        int64_t failed = 0, published = 0;
+        for (int64_t fail_at = 0;; fail_at++) {
+            CAPTURE(fail_at);
+            CheckpointRequest request = request_of(dir.path, same_step ? 1 : 2);
+            request.keep = 1;
+            int64_t calls = 0;
+            request.io_hook = [&](const char*, const std::string&) {
+                return calls++ == fail_at ? ENOSPC : 0;
+            };
+            const std::string error = error_of([&] { save(second, request); });
+            if (error == "nothing") {
+                CHECK(calls <= fail_at);  // every call had its turn
+                break;
+            }
+            check_contains(error, {"exit 7: cannot ", dir.path, "No space left on device"});
+            const FoundCheckpoint found = find_checkpoint("auto", dir.path);
+            CHECK(found.skipped.empty());
+            const bool is_second = load(found.path, second).same_as(second);
+            (is_second ? published : failed)++;
+            if (!is_second) {
+                CHECK(names_in(dir.path) == std::vector<std::string>{"step-00000001"});
+                CHECK(load(found.path, first).same_as(first));
+            }
+            remove_tree(step_path(dir.path, 2));
+            save(first, request_of(dir.path, 1));
+        }
+        CHECK(failed > 50);
+        CHECK(published <= 3);  // fsync of root after the rename, and what follows
+    }
+}
+
+TEST_CASE("checkpoint: an error of the state itself passes through and leaves nothing") {
+    TempDir dir;
+    FakeState state = random_state(1);
+    StateAccess access = state.access();
+    access.read = [](StateKind kind, int, int64_t, int64_t, void*) {
+        if (kind == StateKind::kMomentV) throw Error(kExitPeerLost, "the device is gone");
+    };
+    check_contains(
+        error_of([&] { save_checkpoint(request_of(dir.path, 1), state.config, state.table, access); }),
+        {"exit 6: the device is gone"});
+    CHECK(names_in(dir.path).empty());
+}
+
+TEST_CASE("checkpoint: killed at each call of a save") {
+    KilledSave drill(full_run());
+    int64_t calls = 0;
+    CheckpointRequest counting = request_of(drill.dir.path, 2);
+    counting.keep = 1;
+    counting.io_hook = [&](const char*, const std::string&) { return calls++, 0; };
+    save(drill.second, counting);
+    drill.check_and_restore();
+    const int64_t stride = full_run() ? 1 : std::max<int64_t>(1, calls / 40);
+    for (int64_t kill_at = 0; kill_at < calls; kill_at += kill_at + 12 < calls ? stride : 1) {
+        CAPTURE(kill_at);
+        const int status = wait_for(in_child([&] {
+            CheckpointRequest request = counting;
+            int64_t made = 0;
+            request.io_hook = [&](const char*, const std::string&) {
+                if (made++ == kill_at) raise(SIGKILL);
+                return 0;
+            };
+            save(drill.second, request);
+        }));
+        CHECK(WIFSIGNALED(status));
+        drill.check_and_restore();
+    }
+    CHECK(drill.survived > 20);
+    CHECK(drill.replaced > 1);
+}
+
+// Microseconds from the fork to the rename that publishes the checkpoint, in a child that saves undisturbed.
+double publish_us(FakeState& state, CheckpointRequest request) {
+    using Clock = std::chrono::steady_clock;
+    void* page = mmap(nullptr, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(page != MAP_FAILED);
+    double* const us = static_cast<double*>(page);
+    const auto begin = Clock::now();
+    request.io_hook = [&](const char* call, const std::string&) {
+        if (std::string(call) == "rename" && *us == 0)
+            *us = std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+        return 0;
+    };
+    wait_for(in_child([&] { save(state, request); }));
+    const double result = *us;
+    munmap(page, sizeof(double));
+    REQUIRE(result > 0);
+    return result;
+}
+
+TEST_CASE("checkpoint: kill -9 at random moments of a save") {
+    KilledSave drill(true);
+    CheckpointRequest request = request_of(drill.dir.path, 2);
+    request.keep = 1;
+    double shortest_us = 1e9;
+    for (int i = 0; i < 3; i++) {
+        shortest_us = std::min(shortest_us, publish_us(drill.second, request));
+        drill.check_and_restore();
+    }
+    // Two kills in three come before the rename, however long the disk takes for what follows it.
+    const double longest_us = 1.5 * shortest_us;
+    const int kills = full_run() ? 200 : 20;
+    int hits = 0;
+    for (uint64_t i = 0; hits < kills && i < 10 * static_cast<uint64_t>(kills); i++) {
+        const pid_t child = in_child([&] { save(drill.second, request); });
+        usleep(static_cast<useconds_t>(longest_us * philox(17, i).word[0] * 0x1p-32));
+        kill(child, SIGKILL);
+        hits += WIFSIGNALED(wait_for(child));
+        drill.check_and_restore();
+    }
+    CHECK(hits == kills);
+    CHECK(drill.survived > kills / 4);
+    MESSAGE(hits << " saves killed: " << drill.survived << " times the older checkpoint was the newest, "
+                 << drill.replaced << " times the new one");
+}
+
+TEST_CASE("checkpoint: leftovers go, those of a living run stay") {
+    TempDir dir;
+    FakeState state = random_state(1);
+    make_directories(dir / ".tmp-step-00000005.4711/optimizer");
+    spill(dir / ".tmp-step-00000005.4711/config.json", "{}");
+    make_directories(dir / ".tmp-step-00000006.4712");
+    make_directories(dir / ".tmp-mine");
+    const int held = open((dir / ".tmp-step-00000006.4712").c_str(), O_RDONLY | O_DIRECTORY);
+    REQUIRE(flock(held, LOCK_EX | LOCK_NB) == 0);
+    save(state, request_of(dir.path, 7));
+    CHECK(names_in(dir.path)
+          == std::vector<std::string>{".tmp-mine", ".tmp-step-00000006.4712", "step-00000007"});
+    close(held);
+    save(state, request_of(dir.path, 8));
+    CHECK(names_in(dir.path) == std::vector<std::string>{".tmp-mine", "step-00000007", "step-00000008"});
+}
+
+TEST_CASE("checkpoint: the same step again replaces the one there") {
+    TempDir dir;
+    FakeState first = random_state(1), second = random_state(2);
+    save(first, request_of(dir.path, 3));
+    spill(step_path(dir.path, 3) + "/state.json", "damaged");
+    save(second, request_of(dir.path, 3));
+    check_newest(dir.path, 3, second);
+    CHECK(names_in(dir.path).size() == 1);
+    spill(dir / "step-00000004", "a file");
+    check_contains(error_of([&] { save(second, request_of(dir.path, 4)); }),
+                   {"exit 7", "step-00000004", "in the way"});
+    CHECK(names_in(dir.path).size() == 2);
+}
+
+TEST_CASE("checkpoint: keep N counts complete ones up to this step") {
+    TempDir dir;
+    FakeState state = random_state(1);
+    auto save_step = [&](int64_t step, int64_t keep) {
+        CheckpointRequest request = request_of(dir.path, step);
+        request.keep = keep;
+        save(state, request);
+        return checkpoint_steps(dir.path);
+    };
+    using Steps = std::vector<int64_t>;
+    CHECK(save_step(10, 0) == Steps{10});
+    CHECK(save_step(20, 0) == Steps{10, 20});
+    CHECK(save_step(30, 2) == Steps{20, 30});
+    CHECK(save_step(40, 3) == Steps{20, 30, 40});
+    // 40 is damaged: it does not count among the two, so 20 or 30 is not dropped for it.
+    std::filesystem::remove(step_path(dir.path, 40) + "/optimizer/m.safetensors");
+    CHECK(save_step(50, 3) == Steps{20, 30, 40, 50});
+    CHECK(save_step(60, 2) == Steps{50, 60});
+    // A run that went back to 50 does not lose what it writes to the later ones.
+    CHECK(save_step(55, 1) == Steps{55, 60});
+    CHECK(names_in(dir.path).size() == 2);
+}
+
+TEST_CASE("checkpoint: a file size limit is exit 7 and leaves the older checkpoint") {
+    TempDir dir;
+    FakeState first = random_state(1), second = random_state(2);
+    save(first, request_of(dir.path, 1));
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    const rlimit limit{3000, before.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const std::string error = error_of([&] { save(second, request_of(dir.path, 2)); });
+    setrlimit(RLIMIT_FSIZE, &before);
+    check_contains(error, {"exit 7", ".safetensors", "File too large"});
+    CHECK(names_in(dir.path) == std::vector<std::string>{"step-00000001"});
+    check_newest(dir.path, 1, first);
+}
+
+TEST_CASE("checkpoint: a full disk is exit 7 before and in the middle of a save") {
+    TempDir dir;
+    const std::string root = dir / "disk";
+    make_directories(root);
+    // Four of these checkpoints and their slack fit.
+    if (mount("tmpfs", root.c_str(), "tmpfs", 0, "size=512k") != 0) {
+        MESSAGE("skipped: mounting a small tmpfs needs privileges (" << std::strerror(errno) << ")");
+        return;
+    }
+    struct Unmount {
+        std::string path;
+        ~Unmount() { umount2(path.c_str(), MNT_DETACH); }
+    } unmount{root};
+    FakeState first = random_state(1), second = random_state(2);
+    save(first, request_of(root, 1));
+    // In the middle: after the check someone else takes the space.
+    CheckpointRequest request = request_of(root, 2);
+    request.io_hook = [&](const char*, const std::string& path) {
+        if (path.ends_with("optimizer/master.safetensors") && !is_regular_file(root + "/filler")) {
+            std::ofstream filler(root + "/filler", std::ios::binary);
+            const std::string page(4096, 'x');
+            while (filler.write(page.data(), 4096).flush()) {}
+        }
+        return 0;
+    };
+    check_contains(error_of([&] { save(second, request); }),
+                   {"exit 7", ".safetensors", "No space left on device"});
+    CHECK(names_in(root) == std::vector<std::string>{"filler", "step-00000001"});
+    check_newest(root, 1, first);
+    // Before: the figures are named and nothing is written.
+    const int64_t needed =
+        CheckpointSaver(request_of(root, 2), second.config, second.table, second.access(), *open_single())
+            .checkpoint_bytes();
+    check_contains(error_of([&] { save(second, request_of(root, 2)); }),
+                   {"exit 7", root, "bytes needed", "free", std::to_string(needed / 1000)});
+    check_newest(root, 1, first);
+    std::filesystem::remove(root + "/filler");
+    save(second, request_of(root, 2));
+    check_newest(root, 2, second);
+}

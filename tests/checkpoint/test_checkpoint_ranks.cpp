@@ -1,0 +1,381 @@
+// Checkpoints that several ranks write together and any number of ranks reads.
+#include <sched.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/save_layout.h"
+#include "tests/support/sharded_state.h"
+
+using namespace checkpoint_test;
+using Json = nlohmann::json;
+
+namespace {
+
+using Strings = std::vector<std::string>;
+
+Strings nothing(int ranks) { return Strings(static_cast<size_t>(ranks), "nothing"); }
+
+// One rank's part in saving its shards of `state`.
+void save_part(FakeState& state, const CheckpointRequest& request, Comm& comm, bool zero = true) {
+    ShardedState shard(state, comm, zero);
+    shard.take(state);
+    CheckpointSaver saver(request, shard.config, shard.table, shard.access(), comm);
+    saver.save(request.step, request.state_json);
+}
+
+Strings save_on(int ranks, FakeState& state, const CheckpointRequest& request, bool zero = true) {
+    return run_ranks(ranks, [&](LocalComm& comm) { save_part(state, request, comm, zero); });
+}
+
+// Loads on that many ranks, compares each one's part with `state`, and saves again under `again`.
+void check_load_on(int ranks, FakeState& state, const CheckpointRequest& request, const std::string& again,
+                   bool zero) {
+    const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
+        const FoundCheckpoint found = find_checkpoint("auto", request.root, comm);
+        CHECK(found.path == request.root + "/" + step_directory_name(request.step));
+        CHECK(found.state_json == request.state_json);
+        ShardedState shard(state, comm, zero);
+        load_checkpoint(found.path, shard.config, shard.table, shard.access(), request.staging_bytes);
+        CHECK(shard.part_of(state));
+        CHECK(shard.of(StateKind::kWeight) == state.of(StateKind::kWeight));
+        for (std::vector<char>& moments : shard.of(StateKind::kMomentV)) moments.back() ^= 1;   // the check can fail
+        CHECK_FALSE(shard.part_of(state));
+        for (std::vector<char>& moments : shard.of(StateKind::kMomentV)) moments.back() ^= 1;
+        CheckpointRequest next = request;
+        next.root = again;
+        CheckpointSaver saver(next, shard.config, shard.table, shard.access(), comm);
+        saver.save(next.step, found.state_json);
+    });
+    CHECK(errors == nothing(ranks));
+}
+
+std::map<std::string, std::string> contents(const std::string& path) {
+    std::map<std::string, std::string> files;
+    for (const std::string& file : files_under(path))
+        if (file != "manifest.json") files[file] = slurp(path + "/" + file);
+    return files;
+}
+
+FakeState random_state(uint64_t seed, const ModelConfig& config = one_layer()) {
+    FakeState state(config);
+    state.randomise(seed);
+    return state;
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint, ranks: saved on any number, loaded on any other, saved again: equal bytes") {
+    int64_t cases = 0;
+    for (const NamedConfig& c : all_configs())
+        for (int writers : {1, 2, 3, 8}) {
+            CAPTURE(c.name);
+            CAPTURE(writers);
+            TempDir dir;
+            const bool small = cases % 2 == 1, zero = cases % 5 != 4;
+            FakeState state(c.config, small ? Dtype::kFp32 : Dtype::kBf16, small ? Dtype::kBf16 : Dtype::kFp32);
+            state.randomise(static_cast<uint64_t>(cases++));
+            CheckpointRequest request = request_of(dir / "first", 7);
+            if (small) {
+                request.max_part_bytes = 30000;
+                request.staging_bytes = 1000;
+            }
+            CHECK(save_on(writers, state, request, zero) == nothing(writers));
+            const std::string path = dir / "first/step-00000007";
+            const auto expected = contents(path);
+            // The files are those that one rank writes.
+            CheckpointRequest alone = request;
+            alone.root = dir / "alone";
+            CHECK(contents(save(state, alone)) == expected);
+            for (int readers : {1, 2, 3, 4, 8}) {
+                if (readers == writers && writers != 2) continue;
+                CAPTURE(readers);
+                const std::string again = dir / ("again" + std::to_string(readers));
+                check_load_on(readers, state, request, again, readers % 2 == 0 || zero);
+                CHECK(contents(again + "/step-00000007") == expected);
+            }
+        }
+}
+
+TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, a rank takes as much memory as it says") {
+    FakeState state(gpt2_config());
+    const ParamTable& table = state.table;
+    for (bool zero : {true, false})
+        for (int ranks : {1, 2, 3, 4, 8}) {
+            CAPTURE(ranks);
+            CAPTURE(zero);
+            HeldByRank held;
+            for (int rank = 0; rank < ranks; rank++) held.push_back(held_by(table, rank, ranks, 3000, zero));
+            const SaveLayout layout = make_save_layout(table, Dtype::kBf16, Dtype::kFp32, held, 30000);
+            std::vector<int64_t> bytes(static_cast<size_t>(ranks));
+            int64_t total = 0;
+            std::vector<int64_t> next(table.params.size());
+            for (const SavedRange& range : layout.ranges) {
+                int64_t& at = next[static_cast<size_t>(range.param)];
+                CHECK(range.begin == at);
+                at += range.count;
+                bool holds = false;
+                for (const ElementRange& part :
+                     held[static_cast<size_t>(range.rank)][static_cast<size_t>(range.param)])
+                    holds |= part.begin <= range.begin && range.begin + range.count <= part.begin + part.count;
+                CHECK(holds);
+                bytes[static_cast<size_t>(range.rank)] += range.count * 12;
+            }
+            for (size_t p = 0; p < table.params.size(); p++) CHECK(next[p] == table.params[p].elems());
+            for (const SavedTensor& saved : layout.tensors)
+                bytes[static_cast<size_t>(saved.rank)] += saved.tensor.entry.bytes();
+            for (int64_t b : bytes) total += b;
+            // The largest thing that cannot be cut: a parameter that several hold, or the end of a bucket.
+            const int64_t slack = 131 * 40 * 14 + ranks * kParamAlign * 12 * 30;
+            for (int64_t b : bytes) CHECK(b <= total / ranks + slack);
+            for (int rank = 0; rank < ranks; rank++) {
+                const int64_t needed = layout.buffer_bytes(rank);
+                CHECK(needed >= bytes[static_cast<size_t>(rank)]);
+                CHECK(needed <= bytes[static_cast<size_t>(rank)] + (int64_t{16} << 10));
+            }
+        }
+    HeldByRank hole = held_whole(table, 2);
+    hole[0][3][0].count = hole[1][3][0].count = 5;
+    check_contains(error_of([&] { make_save_layout(table, Dtype::kBf16, Dtype::kFp32, hole); }),
+                   {"exit 1", "no rank holds elements 5 to", table.params[3].name});
+}
+
+TEST_CASE("checkpoint, ranks: a flipped bit in anyone's range is found and named by any number of ranks") {
+    TempDir dir;
+    FakeState first = random_state(1, gpt2_config()), second = random_state(2, gpt2_config());
+    CHECK(save_on(3, first, request_of(dir.path, 1)) == nothing(3));
+    CHECK(save_on(3, second, request_of(dir.path, 2)) == nothing(3));
+    const std::string path = dir / "step-00000002";
+    const Json files = Json::parse(slurp(path + "/manifest.json")).at("files");
+    std::vector<int64_t> by_rank(3);
+    uint64_t draws = 0;
+    for (const auto& [name, file] : files.items()) {
+        if (!file.contains("ranges")) continue;
+        const std::string bytes = slurp(path + "/" + name);
+        int64_t end = 0;
+        for (const Json& range : file["ranges"]) {
+            CHECK(range["begin"] == end);
+            end += range["bytes"].get<int64_t>();
+            const Philox4 random = philox(3, draws++);
+            const int64_t at = range["begin"].get<int64_t>() + random.word[0] % range["bytes"].get<int64_t>();
+            std::string damaged = bytes;
+            damaged[static_cast<size_t>(at)] ^= static_cast<char>(1 << random.word[1] % 8);
+            spill(path + "/" + name, damaged);
+            by_rank[range["rank"].get<size_t>()]++;
+            const int ranks = 1 + static_cast<int>(random.word[2] % 4);
+            const Strings errors = run_ranks(ranks, [&](LocalComm& comm) {
+                const FoundCheckpoint found = find_checkpoint("auto", dir.path, comm);
+                CHECK(found.path == dir / "step-00000001");
+                REQUIRE(found.skipped.size() == 1);
+                check_contains(found.skipped[0], {path, name, "written by rank " + range["rank"].dump(),
+                                                  range["begin"].dump() + " to " + std::to_string(end)});
+                find_checkpoint(path, "", comm);
+            });
+            for (const std::string& error : errors) check_contains(error, {"exit 5", name, "written by rank"});
+        }
+        CHECK(end == file["bytes"]);
+        spill(path + "/" + name, bytes);
+    }
+    for (int64_t ranges : by_rank) CHECK(ranges > 5);
+    CHECK(checkpoint_damage(path, true).empty());
+    // Shares of the work leave nothing out.
+    const std::string v = path + "/optimizer/v.safetensors", bytes = slurp(v);
+    spill(v, bytes.substr(0, bytes.size() - 1) + static_cast<char>(bytes.back() ^ 1));
+    int found = 0;
+    for (int part = 0; part < 3; part++) found += !checkpoint_damage(path, true, part, 3).empty();
+    CHECK(found == 1);
+}
+
+TEST_CASE("checkpoint: manifests with one hash for each file are read as before") {
+    TempDir dir;
+    FakeState state = random_state(1);
+    CHECK(save_on(2, state, request_of(dir.path, 1)) == nothing(2));
+    const std::string path = dir / "step-00000001";
+    Json manifest = Json::parse(slurp(path + "/manifest.json"));
+    CHECK(manifest["version"] == 2);
+    auto rewrite = [&](const Json& changed) {
+        Json sealed = changed;
+        sealed.erase("xxh3");
+        sealed["xxh3"] = xxh3_of_text(sealed.dump());
+        spill(path + "/manifest.json", sealed.dump(2) + "\n");
+    };
+    const Json original = manifest;
+    manifest["version"] = 1;
+    for (auto& [name, file] : manifest["files"].items())
+        file = {{"bytes", file["bytes"]}, {"xxh3", xxh3_of_range(path + "/" + name, 0, file["bytes"].get<int64_t>())}};
+    rewrite(manifest);
+    CHECK(checkpoint_damage(path, true).empty());
+    CHECK(load(path, state).same_as(state));
+    spill(path + "/state.json", "{\"step\": 2}");
+    check_contains(checkpoint_damage(path, true), {"state.json is damaged"});
+    spill(path + "/state.json", "{\"step\": 1}");
+    // Ranges that leave out a byte, and versions to come, are no whole checkpoint.
+    Json hole = original, future = original;
+    hole["files"]["optimizer/m.safetensors"]["ranges"].erase(1);
+    rewrite(hole);
+    check_contains(checkpoint_damage(path, true), {"no hash for byte", "optimizer/m.safetensors"});
+    future["version"] = 3;
+    rewrite(future);
+    check_contains(checkpoint_damage(path, true), {"another format or version"});
+    rewrite(original);
+    CHECK(checkpoint_damage(path, true).empty());
+}
+
+TEST_CASE("checkpoint, ranks: any call of any rank may fail: all end with exit 7 and its name, the older one stays") {
+    FakeState first = random_state(1), second = random_state(2);
+    constexpr int kRanks = 2;
+    for (int victim = 0; victim < kRanks; victim++) {
+        TempDir dir;
+        CHECK(save_on(kRanks, first, request_of(dir.path, 1)) == nothing(kRanks));
+        int64_t failed = 0, published = 0;
+        for (int64_t fail_at = 0;; fail_at++) {
+            CAPTURE(victim);
+            CAPTURE(fail_at);
+            int64_t calls = 0;
+            const Strings errors = run_ranks(kRanks, [&](LocalComm& comm) {
+                CheckpointRequest request = request_of(dir.path, 2);
+                request.keep = 1;
+                if (comm.world().rank == victim)
+                    request.io_hook = [&](const char*, const std::string&) { return calls++ == fail_at ? ENOSPC : 0; };
+                save_part(second, request, comm);
+            });
+            if (errors == nothing(kRanks)) {
+                CHECK(calls <= fail_at);
+                break;
+            }
+            for (const std::string& error : errors)
+                check_contains(error, {"exit 7: step-00000002 was not saved, rank " + std::to_string(victim)
+                                           + ": cannot ", dir.path, "No space left on device"});
+            CHECK(errors[0] == errors[1]);
+            const FoundCheckpoint found = find_checkpoint("auto", dir.path);
+            CHECK(found.skipped.empty());
+            const bool is_second = load(found.path, second).same_as(second);
+            (is_second ? published : failed)++;
+            if (!is_second) {
+                CHECK(list_directory(dir.path) == Strings{"step-00000001"});
+                CHECK(load(found.path, first).same_as(first));
+            }
+            remove_tree(dir / "step-00000002");
+            CHECK(save_on(kRanks, first, request_of(dir.path, 1)) == nothing(kRanks));
+        }
+        CHECK(failed > 15);
+        CHECK(published <= (victim == 0 ? 3 : 0));   // fsync of root after the rename, and what follows
+    }
+}
+
+TEST_CASE("checkpoint, ranks: an error of one rank's state reaches all and leaves nothing") {
+    TempDir dir;
+    FakeState state = random_state(1, gpt2_config());
+    for (StateKind bad : {StateKind::kWeight, StateKind::kMomentV}) {
+        const Strings errors = run_ranks(3, [&](LocalComm& comm) {
+            ShardedState shard(state, comm);
+            shard.take(state);
+            StateAccess access = shard.access();
+            if (comm.world().rank == 1)
+                access.read = [read = access.read, bad](StateKind kind, int index, int64_t begin, int64_t count,
+                                                        void* host) {
+                    if (kind == bad) throw Error(kExitPeerLost, "the device is gone");
+                    read(kind, index, begin, count, host);
+                };
+            CheckpointSaver saver(request_of(dir.path, 1), shard.config, shard.table, access, comm);
+            saver.save(1, "{}");
+        });
+        for (const std::string& error : errors)
+            CHECK(error == "exit 6: step-00000001 was not saved, rank 1: the device is gone");
+        CHECK(list_directory(dir.path).empty());
+    }
+}
+
+namespace {
+
+// Saves step 2 beside step 1 on two ranks of a child process that is killed at call `at` of rank `victim`; if `last`,
+// only once the other rank went as far as it can without this one.
+int killed_save(const std::string& root, FakeState& second, int victim, int64_t at, bool last) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        run_ranks(2, [&](LocalComm& comm) {
+            CheckpointRequest request = request_of(root, 2);
+            request.keep = 1;
+            int64_t calls = 0;
+            if (comm.world().rank == victim)
+                request.io_hook = [&](const char*, const std::string&) {
+                    if (calls++ != at) return 0;
+                    if (last) comm.all().wait_for_the_others();
+                    raise(SIGKILL);
+                    return 0;
+                };
+            save_part(second, request, comm);
+        });
+        _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return status;
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint, ranks: killed at each call of each rank") {
+    FakeState first = random_state(1), second = random_state(2);
+    TempDir dir;
+    CHECK(save_on(2, first, request_of(dir.path, 1)) == nothing(2));
+    int64_t survived = 0, replaced = 0;
+    for (int victim : {0, 1})
+        for (bool last : {false, true})
+            for (int64_t at = 0;; at++) {
+                CAPTURE(victim);
+                CAPTURE(at);
+                CAPTURE(last);
+                const int status = killed_save(dir.path, second, victim, at, last);
+                const bool killed = WIFSIGNALED(status);
+                const FoundCheckpoint found = find_checkpoint("auto", dir.path);
+                CHECK(found.skipped.empty());
+                const bool is_second = found.path == dir / "step-00000002";
+                if (killed) (is_second ? replaced : survived)++;
+                else CHECK(is_second);
+                FakeState& expected = is_second ? second : first;
+                CHECK(load(found.path, expected).same_as(expected));
+                CHECK(save_on(2, first, request_of(dir.path, 1)) == nothing(2));
+                for (const std::string& name : list_directory(dir.path)) CHECK(step_of_directory(name) >= 0);
+                remove_tree(dir / "step-00000002");
+                if (!killed) break;
+            }
+    CHECK(survived > 80);
+    CHECK(replaced > 1);
+}
+
+TEST_CASE("checkpoint, ranks: storage that not all ranks share is refused") {
+    TempDir dir;
+    FakeState state = random_state(1);
+    // Every rank in a folder of its own, as on hosts with disks of their own: the same name, other files.
+    auto apart = [&](int ranks, const std::function<void(LocalComm&)>& body) {
+        return run_ranks(ranks, [&](LocalComm& comm) {
+            const std::string own = dir / ("host" + std::to_string(comm.world().rank));
+            make_directories(own);
+            REQUIRE(unshare(CLONE_FS) == 0);
+            REQUIRE(chdir(own.c_str()) == 0);
+            body(comm);
+        });
+    };
+    Strings errors = apart(3, [&](LocalComm& comm) { save_part(state, request_of("run", 1), comm); });
+    for (const std::string& error : errors)
+        check_contains(error, {"exit 2: --save run: rank 1 on ", "does not see there what rank 0 on ",
+                               "storage that all ranks share"});
+    CHECK(list_directory(dir / "host0/run").empty());
+    CHECK(save_on(1, state, request_of(dir / "host0/run", 1)) == nothing(1));
+    for (const std::string where : {"auto", "run/step-00000001"}) {
+        errors = apart(2, [&](LocalComm& comm) { find_checkpoint(where, "run", comm); });
+        for (const std::string& error : errors)
+            CHECK(error == "exit 2: rank 1 does not see run/step-00000001 and rank 0 does: checkpoints must be on "
+                           "storage that all ranks share");
+    }
+    spill(dir / "file", "x");
+    for (const std::string& error : save_on(3, state, request_of(dir / "file/root", 2)))
+        check_contains(error, {"exit 7: --save cannot be used, rank 0: cannot mkdir", "/file: File exists"});
+}

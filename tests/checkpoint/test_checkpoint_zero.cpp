@@ -1,0 +1,159 @@
+// Checkpoints of training itself: the state of one number of ranks goes on with another.
+#include "tests/support/zero_test.h"
+
+#include <nlohmann/json.hpp>
+
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/train/run_checkpoints.h"
+#include "tests/support/checkpoint_test.h"
+
+using namespace checkpoint_test;
+using Json = nlohmann::json;
+
+namespace {
+
+struct Case {
+    std::string name;
+    Config config;
+};
+// Gradients and weights that travel in FP8 change what each rank has in memory when it is saved.
+std::vector<Case> cases() {
+    std::vector<Case> cases;
+    const auto shapes = fp8_shapes();
+    auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
+        cases.push_back({name, in_small_buckets(fp8_config(shapes[shape], recipe))});
+        return cases.back().config;
+    };
+    add("fp32", 0, Fp8Recipe::kNone).dtype = Dtype::kFp32;
+    add("bf16, bf16 gradients and moments", 1, Fp8Recipe::kNone).moment_dtype = Dtype::kBf16;
+    cases.back().config.grad_dtype = Dtype::kBf16;
+    add("delayed, tied head in FP8", 0, Fp8Recipe::kDelayed).fp8_lm_head = true;
+    add("delayed, weights in FP8", 2, Fp8Recipe::kDelayed).param_comm_dtype = Dtype::kE4m3;
+    Config& one_in_bf16 = add("1F1L", 1, Fp8Recipe::kTensorwise);
+    one_in_bf16.first_last_layers_bf16 = true;
+    one_in_bf16.num_layers_at_start_in_bf16 = 1;
+    add("blockwise, gradients in FP8", 1, Fp8Recipe::kBlockwise).grad_comm_dtype = Dtype::kE4m3;
+    add("tensorwise, replicated", 1, Fp8Recipe::kTensorwise).zero = 0;
+    for (Case& c : cases) c.config.global_batch_size = 12;
+    return cases;
+}
+
+// What one rank has: all forms of the weights, factors, and its part of masters and moments.
+struct Left {
+    std::map<std::string, Bytes> weights, state;
+    std::string factors;
+    bool operator==(const Left&) const = default;
+};
+Left left_of(TestModel& model) {
+    Left left{read_weights(model), {}, state_text(model)};
+    add_state(model, left.state);
+    return left;
+}
+
+void train_step(TestModel& model, uint64_t number) {
+    model.set_random_batch(model.config.global_batch_size, 100 + number);
+    model.step();
+}
+
+std::unique_ptr<CheckpointSaver> saver_of(TestModel& model, Comm& comm, const std::string& root) {
+    SaveOptions options;
+    options.root = root;
+    options.async = model.config.save_async;
+    return std::make_unique<CheckpointSaver>(options, model.config.shape, model.table,
+                                             model.trainer->optimizer().access(model.ctx), comm);
+}
+
+std::string state_json(TestModel& model) {
+    return Json{{"adam_step", model.result.adam_step}, {"fp8", state_text(model)}}.dump();
+}
+
+// As a run resumes.
+void resume(TestModel& model, Comm& comm, const std::string& root) {
+    const FoundCheckpoint found = ::find_checkpoint("auto", root, comm);
+    load_checkpoint(found.path, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx));
+    const auto saved = Json::parse(found.state_json);
+    StepState state{};
+    state.adam_step = model.result.adam_step = saved.at("adam_step").get<int64_t>();
+    device::copy_to_device(model.ctx, model.trainer->state(), &state, sizeof state);
+    model.trainer->fp8().initialise(model.ctx);
+    CHECK(model.trainer->fp8().import_json(model.ctx, saved.at("fp8").get<std::string>()).empty());
+    model.trainer->optimizer().weights_from_masters(model.ctx, false);
+    device::synchronize(model.ctx);
+}
+
+std::map<std::string, std::string> contents(const std::string& path) {
+    std::map<std::string, std::string> files;
+    for (const std::string& file : files_under(path))
+        if (file != "manifest.json") files[file] = slurp(path + "/" + file);
+    return files;
+}
+
+// Two steps and a save, then a third while it is written; what was there at the save, by rank, and the third loss.
+struct Straight {
+    std::vector<Left> saved;
+    double loss = 0;
+};
+Straight train_and_save(const Config& config, int ranks, const std::string& root) {
+    Straight straight;
+    straight.saved.resize(static_cast<size_t>(ranks));
+    CHECK(run_ranks(ranks, [&](LocalComm& comm) {
+        TestModel model(config, true, &comm, {.late = config.save_async});
+        const auto saver = saver_of(model, comm, root);
+        train_step(model, 0);
+        train_step(model, 1);
+        saver->save(2, state_json(model));
+        straight.saved[static_cast<size_t>(comm.world().rank)] = left_of(model);
+        train_step(model, 2);
+        saver->finish();
+        if (comm.root()) straight.loss = model.loss();
+        CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+        // The plan knows what saving takes.
+        int64_t largest = 0;
+        for (const std::string& bytes : comm.gather(std::to_string(saver->buffer_bytes())))
+            largest = std::max<int64_t>(largest, std::stoll(bytes));
+        CHECK(model.plan.save_bytes == largest);
+    }) == std::vector<std::string>(static_cast<size_t>(ranks), "nothing"));
+    return straight;
+}
+
+}  // namespace
+
+TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all state to the bit") {
+    int number = 0;
+    for (const Case& c : cases()) {
+        const int others = number++ % 2 == 0 ? 1 : 3;
+        for (int writers : {2, others}) {
+            CAPTURE(c.name);
+            CAPTURE(writers);
+            TempDir dir;
+            Config config = c.config;
+            config.save = dir / "first";
+            config.save_async = (writers == 2) == (number % 4 < 2);
+            const Straight straight = train_and_save(config, writers, config.save);
+            const auto expected = contents(dir / "first/step-00000002");
+            for (int readers : {1, 2, 3, 4}) {
+                if (writers != 2 && readers != writers && readers != 4) continue;
+                CAPTURE(readers);
+                const std::string again = dir / ("again" + std::to_string(readers));
+                CHECK(run_ranks(readers, [&](LocalComm& comm) {
+                    TestModel model(config, true, &comm, {.late = readers % 2 == 0});
+                    const Left fresh = left_of(model);
+                    resume(model, comm, dir / "first");
+                    const Left left = left_of(model);
+                    CHECK(left.factors == straight.saved[0].factors);
+                    CHECK(left.weights == straight.saved[0].weights);
+                    CHECK(left.weights != fresh.weights);
+                    if (readers == writers) CHECK(left == straight.saved[static_cast<size_t>(comm.world().rank)]);
+                    const auto saver = saver_of(model, comm, again);
+                    saver->save(2, state_json(model));
+                    saver->finish();
+                    train_step(model, 2);
+                    if (readers == writers) CHECK(model.loss() == straight.loss);
+                    const double tolerance = config.dtype == Dtype::kFp32 ? 1e-6 : 0.01;
+                    CHECK(model.loss() == doctest::Approx(straight.loss).epsilon(tolerance));
+                }) == std::vector<std::string>(static_cast<size_t>(readers), "nothing"));
+                CHECK(contents(again + "/step-00000002") == expected);
+            }
+        }
+    }
+}

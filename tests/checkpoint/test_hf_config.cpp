@@ -1,0 +1,252 @@
+// config.json: every model we can describe survives the way there and back, everything else is refused by
+// name.
+#include "tests/support/checkpoint_test.h"
+
+#include <nlohmann/json.hpp>
+
+using namespace checkpoint_test;
+using Json = nlohmann::json;
+
+namespace {
+
+ModelConfig there_and_back(const ModelConfig& config) {
+    return model_config_from_json(hf_config_json(config, Dtype::kBf16), "config.json");
+}
+
+Json llama_json() { return Json::parse(hf_config_json(llama_config(), Dtype::kFp32)); }
+Json gpt2_json() { return Json::parse(hf_config_json(gpt2_config(), Dtype::kFp32)); }
+
+ModelConfig qwen3_config() {
+    ModelConfig c = llama_config();
+    c.qk_norm = true;
+    return c;
+}
+
+// The error of reading `json` with one field set to `value` (or removed, if that is discarded).
+std::string with(Json json, const std::string& pointer, const Json& value) {
+    if (value.is_discarded())
+        json.erase(pointer.substr(1));
+    else
+        json[Json::json_pointer(pointer)] = value;
+    return error_of([&] { model_config_from_json(json.dump(), "DIR/config.json"); });
+}
+
+const Json kRemove(Json::value_t::discarded);
+
+}  // namespace
+
+TEST_CASE("config.json: every class and preset survives the way there and back") {
+    for (const NamedConfig& c : all_configs()) {
+        CAPTURE(c.name);
+        CHECK(hf_class(c.config) == c.hf);
+        CHECK(there_and_back(c.config) == c.config);
+    }
+    for (const ModelPreset& preset : model_presets()) {
+        CAPTURE(preset.name);
+        CHECK(there_and_back(preset.config) == preset.config);
+    }
+    // The one class that stores every field: a change of any of them arrives.
+    ModelConfig own = all_configs()[4].config;
+    REQUIRE(hf_class(own) == HfClass::kOwn);
+    own.rope_scaling = {
+        .factor = 3.5, .low_freq_factor = 1.25, .high_freq_factor = 5, .original_max_positions = 77};
+    own.rotary_base = 12345.678;
+    own.norm_eps = 3e-7;
+    own.init_std = 0.0123;
+    CHECK(there_and_back(own) == own);
+}
+
+TEST_CASE("config.json: the fields that transformers reads") {
+    const Json gpt2 = Json::parse(hf_config_json(find_model_preset("gpt2-124M")->config, Dtype::kBf16));
+    CHECK(gpt2["architectures"] == Json{"GPT2LMHeadModel"});
+    CHECK(gpt2["model_type"] == "gpt2");
+    for (const char* name : {"n_positions", "n_ctx"}) CHECK(gpt2[name] == 1024);
+    CHECK(gpt2["n_inner"].is_null());
+    CHECK(gpt2["activation_function"] == "gelu_new");
+    CHECK(gpt2["layer_norm_epsilon"] == 1e-5);
+    CHECK(gpt2["bos_token_id"] == 50256);
+    CHECK(gpt2["eos_token_id"] == 50256);
+    CHECK(gpt2["tie_word_embeddings"] == true);
+    CHECK(gpt2["dtype"] == "bfloat16");
+    CHECK(gpt2["torch_dtype"] == "bfloat16");
+    CHECK(gpt2["resid_pdrop"] == 0.0);
+    CHECK(gpt2_json()["n_inner"] == 56);
+    CHECK(gpt2_json()["dtype"] == "float32");
+
+    const Json llama = Json::parse(hf_config_json(find_model_preset("llama3.2-1B")->config, Dtype::kFp32));
+    CHECK(llama["architectures"] == Json{"LlamaForCausalLM"});
+    CHECK(llama["head_dim"] == 64);
+    CHECK(llama["num_key_value_heads"] == 8);
+    CHECK(llama["hidden_act"] == "silu");
+    CHECK(llama["bos_token_id"] == 128000);
+    CHECK(llama["eos_token_id"] == 128001);
+    CHECK(llama["attention_bias"] == false);
+    CHECK(llama["mlp_bias"] == false);
+    CHECK(llama["tie_word_embeddings"] == true);
+    CHECK(llama["rope_theta"] == 500000.0);
+    const Json scaling = {{"rope_type", "llama3"},
+                          {"factor", 32.0},
+                          {"low_freq_factor", 1.0},
+                          {"high_freq_factor", 4.0},
+                          {"original_max_position_embeddings", 8192}};
+    CHECK(llama["rope_scaling"] == scaling);
+    Json parameters = scaling;
+    parameters["rope_theta"] = 500000.0;
+    CHECK(llama["rope_parameters"] == parameters);
+
+    const Json unscaled = Json::parse(hf_config_json(find_model_preset("llama-tiny")->config, Dtype::kBf16));
+    CHECK(unscaled["rope_scaling"].is_null());
+    CHECK(unscaled["rope_parameters"] == Json{{"rope_type", "default"}, {"rope_theta", 10000.0}});
+    // A class's default end token would be an ordinary byte here.
+    CHECK(unscaled.contains("eos_token_id"));
+    CHECK(unscaled["eos_token_id"].is_null());
+
+    const Json qwen3 = Json::parse(hf_config_json(qwen3_config(), Dtype::kBf16));
+    CHECK(qwen3["architectures"] == Json{"Qwen3ForCausalLM"});
+    CHECK(qwen3["use_sliding_window"] == false);
+    CHECK(Json::parse(hf_config_json(all_configs()[4].config, Dtype::kBf16))["model_type"] == "llmfp8");
+}
+
+TEST_CASE("config.json: positions follow a longer training sequence, with rope only") {
+    auto positions = [](const ModelConfig& c, int64_t seq_length) {
+        return model_config_from_json(hf_config_json(c, Dtype::kBf16, seq_length), "x").max_positions;
+    };
+    CHECK(positions(llama_config(), 1000) == 1000);
+    CHECK(positions(llama_config(), 3) == llama_config().max_positions);
+    CHECK(positions(gpt2_config(), 1000) == gpt2_config().max_positions);
+}
+
+TEST_CASE("config.json: what transformers wrote") {
+    ModelConfig gpt2;
+    gpt2.num_layers = 2;
+    gpt2.hidden_size = 64;
+    gpt2.ffn_hidden_size = 128;
+    gpt2.num_attention_heads = gpt2.num_query_groups = 4;
+    gpt2.kv_channels = 16;
+    gpt2.vocab_size = 97;
+    gpt2.max_positions = 32;
+    CHECK(model_config_from_hf(fixture("gpt2")) == gpt2);
+    ModelConfig llama = gpt2;
+    llama.ffn_hidden_size = 96;
+    llama.num_query_groups = 2;
+    llama.max_positions = 128;
+    llama.norm = Norm::kRmsNorm;
+    llama.position = PositionEmbedding::kRope;
+    llama.activation = Activation::kSwiglu;
+    llama.rope_scaling = {.factor = 4, .original_max_positions = 32};
+    llama.linear_bias = llama.tied_head = false;
+    CHECK(model_config_from_hf(fixture("llama")) == llama);
+    ModelConfig qwen3 = llama, tied = llama;
+    qwen3.rope_scaling = tied.rope_scaling = {};
+    qwen3.norm_eps = tied.norm_eps = 1e-6;
+    qwen3.qk_norm = true;
+    CHECK(model_config_from_hf(fixture("qwen3")) == qwen3);
+    tied.num_layers = 1;
+    tied.tied_head = true;
+    tied.rotary_base = 500;
+    CHECK(model_config_from_hf(fixture("llama_tied")) == tied);
+}
+
+TEST_CASE("config.json: the spellings of transformers 4 and 5, alone and together") {
+    Json old = llama_json(), current = llama_json();
+    old.erase("rope_parameters");
+    current.erase("rope_theta");
+    current.erase("rope_scaling");
+    CHECK(model_config_from_json(old.dump(), "x") == llama_config());
+    CHECK(model_config_from_json(current.dump(), "x") == llama_config());
+    old["rope_scaling"]["type"] = old["rope_scaling"]["rope_type"];
+    old["rope_scaling"].erase("rope_type");
+    CHECK(model_config_from_json(old.dump(), "x") == llama_config());
+    old["rope_scaling"] = nullptr;
+    old.erase("rope_theta");
+    ModelConfig plain = llama_config();
+    plain.rope_scaling = {};
+    plain.rotary_base = 10000;
+    CHECK(model_config_from_json(old.dump(), "x") == plain);
+    // A configuration of 2023 names only the sizes.
+    for (const char* name :
+         {"head_dim", "num_key_value_heads", "attention_bias", "mlp_bias", "tie_word_embeddings"})
+        old.erase(name);
+    plain.num_query_groups = plain.num_attention_heads;
+    plain.kv_channels = 10;
+    check_contains(error_of([&] { model_config_from_json(old.dump(), "x"); }), {"--kv-channels 10"});
+    old["hidden_size"] = 32;
+    CHECK(model_config_from_json(old.dump(), "x").kv_channels == 8);
+    CHECK(model_config_from_json(old.dump(), "x").num_query_groups == 4);
+}
+
+TEST_CASE("config.json: what we do not compute is refused by the field's name") {
+    struct Case {
+        Json json;
+        const char* pointer;
+        Json value;
+    };
+    const Json llama = llama_json(), gpt2 = gpt2_json();
+    const Json qwen3 = Json::parse(hf_config_json(qwen3_config(), Dtype::kFp32));
+    const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
+    const std::vector<Case> cases = {
+        {llama, "/model_type", "mistral"},
+        {llama, "/model_type", kRemove},
+        {llama, "/hidden_act", "gelu"},
+        {llama, "/attention_bias", true},
+        {llama, "/hidden_size", kRemove},
+        {llama, "/hidden_size", -64},
+        {llama, "/hidden_size", 64.0},
+        {llama, "/hidden_size", "64"},
+        {llama, "/hidden_size", uint64_t{1} << 63},
+        {llama, "/num_hidden_layers", 0},
+        {llama, "/vocab_size", nullptr},
+        {llama, "/rms_norm_eps", "small"},
+        {llama, "/tie_word_embeddings", 1},
+        {llama, "/sliding_window", 4096},
+        {llama, "/quantization_config", {{"quant_method", "fp8"}}},
+        {llama, "/rope_theta", 10000.0},  // rope_parameters says otherwise
+        {llama, "/rope_scaling/factor", 4.0},
+        {llama, "/rope_scaling", "llama3"},
+        {llama, "/rope_scaling/rope_type", "yarn"},
+        {llama, "/rope_parameters/rope_type", "linear"},
+        {llama, "/rope_parameters/low_freq_factor", 9.0},
+        {llama, "/rope_parameters/partial_rotary_factor", 0.5},
+        {llama, "/partial_rotary_factor", 0.5},
+        {llama, "/rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}},
+        {qwen3, "/attention_bias", true},
+        {qwen3, "/use_sliding_window", true},
+        {qwen3, "/layer_types", {"full_attention", "sliding_attention"}},
+        {gpt2, "/activation_function", "gelu"},
+        {gpt2, "/scale_attn_by_inverse_layer_idx", true},
+        {gpt2, "/scale_attn_weights", false},
+        {gpt2, "/add_cross_attention", true},
+        {gpt2, "/tie_word_embeddings", false},
+        {gpt2, "/n_head", 3},
+        {gpt2, "/n_embd", kRemove},
+        {own, "/norm", "batch"},
+        {own, "/qk_norm", kRemove},
+        {own, "/rope_scaling", nullptr},
+        {own, "/rope_scaling/original_max_positions", 0},
+    };
+    for (const Case& c : cases) {
+        CAPTURE(c.pointer);
+        const std::string field = std::string(c.pointer).substr(std::string(c.pointer).rfind('/') + 1);
+        const std::string shown = field == "full_attention" ? "rope_parameters" : field;
+        const std::string error = with(c.json, c.pointer, c.value);
+        const bool other = field == "low_freq_factor" || field == "factor" || field == "rope_parameters";
+        check_contains(error, {"exit 2: DIR/config.json"});
+        if (!other) check_contains(error, {"\"" + shown + "\""});
+    }
+    check_contains(with(llama, "/rope_scaling/rope_type", "yarn"), {"rope_scaling", "yarn", "llama3"});
+    check_contains(with(llama, "/rope_scaling/factor", 4.0), {"rope_parameters", "contradicts rope_scaling"});
+    check_contains(with(llama, "/rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}),
+                   {"full_attention", "per layer type"});
+    check_contains(with(llama, "/rope_parameters/low_freq_factor", 9.0), {"high_freq_factor"});
+    // Biases on all linears are computed, in no class of transformers but under Llama's names.
+    Json biased = llama;
+    biased["attention_bias"] = biased["mlp_bias"] = true;
+    CHECK(model_config_from_json(biased.dump(), "x").linear_bias);
+    for (const char* text : {"", "[1]", "{", "nul"})
+        check_contains(error_of([&] { model_config_from_json(text, "c"); }), {"exit 2: c is no JSON object"});
+    TempDir dir;
+    check_contains(error_of([&] { model_config_from_hf(dir.path); }),
+                   {"exit 2", dir.path, "no config.json: not a model"});
+    check_contains(error_of([&] { model_config_from_hf(dir.path + "/none"); }),
+                   {"exit 2", dir.path + "/none", "no config.json: no such directory"});
+}

@@ -1,0 +1,285 @@
+// `bench`: timed steps run what their rehearsal says and give the bits of other steps; floors, sums and order of the
+// table; what text and JSON say.
+#include "tests/support/config_test.h"
+#include "tests/support/fp8_model_test.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "llmc/commands/bench.h"
+
+namespace {
+
+StepRecorder work_of(const OpTimer& timer, const std::deque<OpCall>& calls) {
+    StepRecorder all;
+    for (size_t i = 0; i < timer.calls(); i++) all.add(calls[i].work);
+    return all;
+}
+
+// A timed step of a model that has made one step before.
+struct TimedStep {
+    TestModel model;
+    OpTimer timer{model.ctx};
+    explicit TimedStep(const Config& config) : model(config, false) {
+        model.set_random_batch(config.global_batch_size, 3);
+        model.step();
+        model.ctx.timer = &timer;
+        model.step();
+        model.ctx.timer = nullptr;
+    }
+};
+
+OpCall call_of(const PlannedOp& op, double ms, bool beside = false) {
+    OpCall call;
+    call.work.add(op);
+    call.beside = beside;
+    call.ms = ms;
+    return call;
+}
+OpCall call_of(const GemmArgs& gemm, double ms) {
+    OpCall call;
+    call.work.add(gemm);
+    call.ms = ms;
+    return call;
+}
+
+PlannedOp op_of(OpKind kind, int64_t bytes) { return {.kind = kind, .bytes = bytes, .attention = {}}; }
+
+GemmArgs gemm_of(int64_t M, int64_t N, int64_t K, Dtype in, Dtype out) {
+    return {.D = {nullptr, out, M * N}, .A = {nullptr, in, M * K}, .B = {nullptr, in, N * K}, .bias = {}, .pre = {},
+            .M = M, .N = N, .K = K};
+}
+
+// 1 MB/ms, 1 GFLOP/ms in BF16, twice that in FP8, and half a millisecond for two events.
+Ceilings round_ceilings() {
+    Ceilings c;
+    c.copy_rate = 1e9;
+    c.flops = {{Dtype::kBf16, 1e12}, {Dtype::kE4m3, 2e12}};
+    c.matmul_size = 8192;
+    c.event_ms = 0.5;
+    return c;
+}
+
+std::deque<OpCall> one_step(double slower) {
+    OpCall copy;
+    copy.transfer = "copy";
+    copy.bytes = 1000000;
+    copy.ms = 1.5;
+    return {call_of(op_of(OpKind::rmsnorm_forward, 2000000), 4 * slower),
+            call_of(gemm_of(1000, 1000, 1000, Dtype::kBf16, Dtype::kBf16), 8 * slower),
+            call_of(op_of(OpKind::rmsnorm_forward, 1000000), 3),
+            call_of(op_of(OpKind::sum_ranks, 1000000), 100, true), copy};
+}
+
+StepBench small_bench() {
+    StepBench bench;
+    bench.ceilings = round_ceilings();
+    BenchRows rows(bench.ceilings);
+    for (double slower : {1.0, 5.0, 1.25}) {
+        const std::deque<OpCall> calls = one_step(slower);
+        rows.add_step(calls, calls.size());
+    }
+    bench.rows = rows.rows();
+    bench.step_ms = {21, 20, 90};
+    bench.micro_batch_ms = {9, 8, 10};
+    bench.micro_batches = 2;
+    bench.exposed_ms = {2, 2, 70};
+    bench.timed_step_ms = {23, 22, 24};
+    bench.tokens = 4000;
+    bench.flops_per_token = 1e6;
+    bench.peak_flops = 1e12;
+    return bench;
+}
+
+}  // namespace
+
+TEST_CASE("bench: a timed step runs what its rehearsal says, each operation as often") {
+    const std::vector<Fp8Recipe> recipes = {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise,
+                                            Fp8Recipe::kBlockwise};
+    for (const ModelConfig& shape : fp8_shapes()) {
+        for (Fp8Recipe recipe : recipes) {
+            for (Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+                Config config = fp8_config(shape, recipe);
+                config.recompute = recompute;
+                config.global_batch_size = 4;
+                TimedStep step(config);
+                const auto& calls = step.timer.read();
+                const StepRecorder ran = work_of(step.timer, calls);
+                StepRecorder planned{step.model.plan.step_gemms, step.model.plan.step_ops};
+                CHECK_EQ(ran.difference(planned), "");
+                CHECK_EQ(planned.difference(ran), "");
+                for (size_t i = 0; i < step.timer.calls(); i++) CHECK(calls[i].ms >= 0);
+                // One operation more or less, of whatever kind, is found.
+                for (PlannedOp& op : planned.ops) {
+                    op.count++;
+                    CHECK(contains(ran.difference(planned), op_text(op)));
+                    op.count--;
+                }
+                for (PlannedGemm& gemm : planned.gemms) {
+                    gemm.count--;
+                    CHECK(contains(ran.difference(planned), gemm_text(gemm.shape)));
+                    gemm.count++;
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("bench: every operation and transfer of a step is one call, and timing changes no bit") {
+    const Config config = fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed);
+    TimedStep timed(config);
+    TestModel plain(config, false);
+    plain.set_random_batch(config.global_batch_size, 3);
+    plain.step();
+    plain.step();
+    CHECK(plain.loss() == timed.model.loss());
+    for (size_t i = 0; i < plain.table.params.size(); i++)
+        CHECK(plain.grad(static_cast<int>(i)) == timed.model.grad(static_cast<int>(i)));
+    int64_t planned = 0, fills = 0, passes = 0;
+    for (const PlannedGemm& gemm : plain.plan.step_gemms) planned += gemm.count;
+    for (const PlannedOp& op : plain.plan.step_ops) planned += op.count;
+    int64_t ran = 0;
+    const auto& calls = timed.timer.read();
+    for (size_t i = 0; i < timed.timer.calls(); i++) {
+        const int64_t entries = static_cast<int64_t>(calls[i].work.ops.size() + calls[i].work.gemms.size());
+        CHECK_EQ(entries == 0, calls[i].transfer != nullptr);
+        CHECK(!calls[i].beside);
+        ran += entries;
+        passes += entries == 2;
+        fills += calls[i].transfer && calls[i].bytes == timed.model.trainer->optimizer().grads().bytes();
+    }
+    CHECK_EQ(ran, planned);
+    CHECK_EQ(fills, 1);   // of the gradients
+    CHECK_EQ(passes, config.shape.num_layers);   // attention that makes copies; backward, rope makes them
+}
+
+TEST_CASE("bench: floors") {
+    const Ceilings c = round_ceilings();
+    CHECK(c.floor_ms(op_of(OpKind::adamw, 3000000)) == doctest::Approx(3));
+    // 16 GFLOP, and 28 MB.
+    CHECK(c.floor_ms(gemm_of(1000, 2000, 4000, Dtype::kBf16, Dtype::kBf16)) == doctest::Approx(28));
+    GemmArgs square = gemm_of(8000, 8000, 8000, Dtype::kBf16, Dtype::kBf16);
+    CHECK(c.floor_ms(square) == doctest::Approx(1024));
+    square.A.dtype = Dtype::kE5m2;
+    CHECK(c.floor_ms(square) == doctest::Approx(512));
+    // What is added to is read, too.
+    GemmArgs thin = gemm_of(1000, 1000, 16, Dtype::kBf16, Dtype::kFp32);
+    CHECK(c.floor_ms(thin) == doctest::Approx(4.064));
+    thin.accumulate = true;
+    CHECK(c.floor_ms(thin) == doctest::Approx(8.064));
+    PlannedOp attention = op_of(OpKind::attention_forward, 1000);
+    attention.attention = {.B = 2, .T = 1000, .NH = 4, .HS = 100};
+    CHECK(c.floor_ms(attention) == doctest::Approx(2 * 2 * 4 * 1e6 * 100 / 1e9));
+    attention.attention.backward = true;
+    CHECK(c.floor_ms(attention) == doctest::Approx(5 * 2 * 4 * 1e6 * 100 / 1e9));
+    attention.attention.backward = false, attention.attention.fp8 = true;
+    CHECK(c.floor_ms(attention) == doctest::Approx(2 * 4 * 1e6 * 100 / 1e9));
+}
+
+TEST_CASE("bench: ceilings are measured of the types that a step has") {
+    Ctx ctx;
+    device::device_open(ctx, 0);
+    StepRecorder work;
+    work.add(gemm_of(1, 1, 1, Dtype::kBf16, Dtype::kBf16));
+    CHECK(measure_ceilings(ctx, work).flops.size() == 1);
+    work.add(gemm_of(1, 1, 1, Dtype::kE5m2, Dtype::kBf16));
+    work.add(gemm_of(1, 1, 1, Dtype::kFp32, Dtype::kFp32));
+    const Ceilings c = measure_ceilings(ctx, work);
+    CHECK(c.copy_rate > 0);
+    REQUIRE(c.flops.size() == 3);
+    for (const auto& [dtype, flops] : c.flops) CHECK(flops > 0);
+    CHECK(c.flops.count(Dtype::kE4m3) == 1);
+    CHECK(c.event_ms >= 0);
+    CHECK(ctx.timer == nullptr);
+    device::device_close(ctx);
+}
+
+TEST_CASE("bench: rows add up, less what events add, and are sorted by the difference") {
+    const StepBench bench = small_bench();
+    REQUIRE(bench.rows.size() == 4);
+    auto is = [&](size_t i, const char* name, int64_t calls, double ms, double floor_ms) {
+        CHECK(contains(bench.rows[i].name, name));
+        CHECK(bench.rows[i].calls == calls);
+        CHECK(bench.rows[i].ms == doctest::Approx(ms));
+        CHECK(bench.rows[i].floor_ms == doctest::Approx(floor_ms));
+    };
+    is(0, "sum_ranks", 1, 99.5, 1);
+    is(1, "rmsnorm_forward", 2, 4 * 1.25 + 3 - 2 * 0.5, 3);
+    is(2, "matmul forward 1000 x 1000 x 1000 bf16 to bf16", 1, 10 - 0.5, 6);
+    is(3, "copy", 1, 1, 1);
+    CHECK(bench.ms() == 21);
+    CHECK(bench.exposed() == 2);   // of the step that communication made slow: not 70
+    CHECK(bench.class_ms(OpClass::kMemory) == doctest::Approx(8));   // not what ran beside
+    CHECK(bench.gaps_ms() == doctest::Approx(21 - 2 - 9.5 - 8));
+    CHECK(bench.calls() == 5);
+    CHECK(bench.tokens_per_second() == doctest::Approx(4000 / 21e-3));
+    CHECK(bench.mfu() == doctest::Approx(4000 / 21e-3 * 1e6 / 1e12));
+}
+
+TEST_CASE("bench: steps that ran different calls are no bench") {
+    const Ceilings ceilings = round_ceilings();
+    for (int change : {-1, 1}) {
+        BenchRows rows(ceilings);
+        std::deque<OpCall> calls = one_step(1);
+        rows.add_step(calls, calls.size());
+        if (change > 0) calls.push_back(calls.front());
+        CHECK_THROWS_AS(rows.add_step(calls, calls.size() - (change < 0)), Error);
+    }
+}
+
+TEST_CASE("bench: text and JSON have the same rows") {
+    const StepBench bench = small_bench();
+    const Config config = parse("gpt2", {"--synthetic-data", "--train-iters", "10", "--fp8-recipe", "tensorwise",
+                                         "--first-last-layers-bf16", "--lr-warmup-iters", "0"}).config;
+    DeviceInfo device;
+    device.name = "some device";
+    const std::vector<std::string> notes = {"a note"};
+    const BenchSubject subject{config, "gpt2", "abc", device, 1, notes};
+    const std::string text = bench_text(subject, bench);
+    for (const char* part : {"some device", "tensorwise, ends BF16", "bf16 matmul 1 TFLOP/s, e4m3 matmul 2 TFLOP/s",
+                             "a note", "MFU", "micro-batch 9.000 ms", "85.7 %", "beside compute"})
+        CHECK_MESSAGE(contains(text, part), part);
+    CHECK(text.find("rmsnorm_forward") < text.find("matmul forward"));
+    CHECK(text.find("gaps") < text.find("sum_ranks"));
+    const auto json = nlohmann::json::parse(bench_json(subject, bench));
+    REQUIRE(json["rows"].size() == bench.rows.size());
+    for (size_t i = 0; i < bench.rows.size(); i++) {
+        CHECK(json["rows"][i]["name"] == bench.rows[i].name);
+        CHECK(json["rows"][i]["difference_ms"] == bench.rows[i].difference_ms());
+    }
+    double sum = 0;
+    for (const auto& part : json["totals"]) sum += part["ms"].get<double>();
+    CHECK(sum == doctest::Approx(json["step_ms"].get<double>()));
+}
+
+TEST_CASE("bench: its own options") {
+    auto taken = [](const Words& words, Words* left = nullptr) {
+        std::vector<const char*> argv = {"train", "bench"};
+        for (const std::string& word : words) argv.push_back(word.c_str());
+        const BenchOptions options = take_bench_options(argv);
+        if (left) left->assign(argv.begin(), argv.end());
+        return options;
+    };
+    Words left;
+    const BenchOptions o = taken({"--json", "f", "--lr", "1", "--steps=5", "--warm-up", "2"}, &left);
+    CHECK(o.json == "f");
+    CHECK(o.steps == 5);
+    CHECK(o.warm_up == 2);
+    CHECK(left == Words{"train", "--lr", "1", "--synthetic-data", "--train-iters=1000000"});
+    CHECK(taken({}).steps == 8);
+    for (const Words& bad : std::vector<Words>{{"--json"}, {"--steps", "0"}, {"--steps", "4x"}, {"--steps=-1"},
+                                               {"--warm-up", "--lr"}, {"--train-iters", "4"}, {"--epochs=2"}})
+        CHECK_THROWS_AS(taken(bad), Error);
+}
+
+TEST_CASE("bench: clocks") {
+    CHECK_EQ(throttle_text(0), "none");
+    CHECK_EQ(throttle_text(1), "none");   // idle
+    CHECK_EQ(throttle_text(kThrottlePowerCap | kThrottleHardwareThermal), "power cap, hardware thermal");
+    ClockSampler none("");
+    CHECK_EQ(none.stop().count, 0);
+    ClockSampler missing("0000:01:00.0", "libno-such-library.so.1");
+    const ClockSamples samples = missing.stop();
+    CHECK_EQ(samples.count, 0);
+    CHECK(contains(samples.error, "cannot be opened"));
+}

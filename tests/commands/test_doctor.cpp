@@ -1,0 +1,243 @@
+// The items of `doctor` on the CPU device: what is computed passes, and fails once an element is changed; how what the
+// ranks and the machine say is judged.
+#include "tests/support/doctest.h"
+
+#include <memory>
+
+#include "llmc/base/environment.h"
+#include "llmc/commands/doctor.h"
+#include "llmc/commands/doctor_items.h"
+
+namespace {
+
+struct Examined {
+    std::unique_ptr<Comm> comm = open_single();
+    Patient patient{*comm};
+    Examined(const DoctorOptions& options = {}) {
+        patient.options = options;
+        patient.info = device::device_info(-1);
+        look("GPU");   // opens it
+    }
+    Findings look(const std::string& name) {
+        for (const Item& item : doctor_items())
+            if (name == item.name) return look_at(item, patient);
+        return {};
+    }
+};
+
+std::string error_of(const std::vector<std::string>& words) {
+    try {
+        doctor_options(words);
+    } catch (const Error& error) {
+        CHECK_EQ(error.exit_code, kExitBadInput);
+        CHECK_EQ(std::string(error.what()).find('\n'), std::string::npos);
+        return error.what();
+    }
+    return "";
+}
+
+Finding named(Finding finding, const std::string& name) {
+    finding.name = name;
+    return finding;
+}
+
+}  // namespace
+
+#ifndef LLMC_CUDA
+TEST_CASE("doctor: matmuls of every recipe and attention pass, and a changed element is reported") {
+    Examined sound;
+    Findings findings = sound.look("FP8 matmuls");
+    REQUIRE_EQ(findings.size(), 3);
+    for (const char* name : {"attention", "FP8 attention"}) findings.push_back(sound.look(name).at(0));
+    for (const Finding& finding : findings) {
+        INFO(finding.name << ": " << finding.text);
+        CHECK(finding.verdict == Verdict::kOk);
+    }
+    CHECK_EQ(findings[0].name, "FP8 delayed");
+    CHECK_EQ(findings[2].name, "FP8 blockwise");
+
+    Examined fp8({.save = "", .spoil = "FP8 matmuls"});
+    for (const Finding& finding : fp8.look("FP8 matmuls")) {
+        INFO(finding.name << ": " << finding.text);
+        CHECK(finding.verdict == Verdict::kFailed);
+        CHECK_NE(finding.text.find("fprop: element 5760 of 11520"), std::string::npos);
+    }
+    CHECK(fp8.look("attention").at(0).verdict == Verdict::kOk);
+    Examined attention({.save = "", .spoil = "attention"});
+    CHECK(attention.look("attention").at(0).verdict == Verdict::kFailed);
+    CHECK(attention.look("FP8 matmuls").at(0).verdict == Verdict::kOk);
+    CHECK(attention.look("FP8 attention").at(0).verdict == Verdict::kOk);
+    Examined fp8_attention({.save = "", .spoil = "FP8 attention"});
+    const Finding wrong = fp8_attention.look("FP8 attention").at(0);
+    CHECK(wrong.verdict == Verdict::kFailed);
+    CHECK_NE(wrong.text.find("head size 64: out: element 16512 of 33024"), std::string::npos);
+    CHECK_EQ(wrong.advice, "leave --fp8-attention out here; run make test-gpu");
+    CHECK(fp8_attention.look("attention").at(0).verdict == Verdict::kOk);
+}
+
+TEST_CASE("doctor: FP8 attention is not checked on another compute capability, and it says why") {
+    Examined doctor;
+    doctor.patient.info.sm = 100;
+    CHECK(doctor.look("FP8 attention").at(0).verdict == Verdict::kNotChecked);
+    CHECK_NE(doctor.look("FP8 attention").at(0).text.find("for compute capability 9.0, found 10.0"), std::string::npos);
+    doctor.patient.info.sm = 90;   // of a build without its code
+    CHECK(doctor.look("FP8 attention").at(0).verdict == Verdict::kNotChecked);
+    CHECK_NE(doctor.look("FP8 attention").at(0).text.find("make ARCH=90a"), std::string::npos);
+}
+
+TEST_CASE("doctor: without a GPU and with one rank it says what it could not check") {
+    Examined doctor;
+    for (const char* name : {"GPU", "driver", "cuBLASLt", "recipe", "GPU state", "NCCL", "ranks", "collectives",
+                             "links", "disk"}) {
+        INFO(name);
+        const Findings findings = doctor.look(name);
+        CHECK_FALSE(findings.empty());
+        for (const Finding& finding : findings) CHECK(finding.verdict == Verdict::kNotChecked);
+    }
+}
+#endif
+
+TEST_CASE("doctor: an item without a device is not checked, one that throws has failed") {
+    std::unique_ptr<Comm> comm = open_single();
+    Patient patient(*comm);
+    for (const Finding& finding : look_at_fp8_matmuls(patient)) CHECK(finding.verdict == Verdict::kNotChecked);
+    CHECK(look_at_attention(patient).at(0).verdict == Verdict::kNotChecked);
+    CHECK(look_at_fp8_attention(patient).at(0).verdict == Verdict::kNotChecked);
+    const Item item{"item", "", [](Patient&) -> Findings { throw Error(kExitBadInput, "no such thing"); }};
+    const Findings findings = look_at(item, patient);
+    REQUIRE_EQ(findings.size(), 1);
+    CHECK(findings[0].verdict == Verdict::kFailed);
+    CHECK_EQ(findings[0].text, "no such thing");
+    CHECK_EQ(findings[0].name, "item");
+}
+
+TEST_CASE("doctor: options") {
+    const DoctorOptions options = doctor_options({"--json", "--save", "out", "--spoil=attention"});
+    CHECK(options.json);
+    CHECK_EQ(options.save, "out");
+    CHECK_EQ(options.spoil, "attention");
+    CHECK_EQ(doctor_options({"--save=a=b"}).save, "a=b");
+    CHECK_EQ(error_of({"--jsno"}), "doctor has no option --jsno: did you mean --json?");
+    CHECK_EQ(error_of({"--json=1"}), "--json takes no value");
+    CHECK_EQ(error_of({"--save"}), "--save needs a value");
+    CHECK_EQ(error_of({"--save", "--json"}), "--save needs a value");
+    CHECK_EQ(error_of({"--spoil", "links"}), "--spoil links: no such item; did you mean attention?");
+    CHECK_NE(error_of({"here"}), "");
+}
+
+TEST_CASE("doctor: findings of ranks are merged to the worst") {
+    const std::vector<std::string> hosts = {"a", "a", "b"};
+    const Findings good = {named(ok("fine"), "x"), named(ok("own 0"), "y")};
+    const Findings other = {named(ok("fine"), "x"), named(ok("own 1"), "y"), named(warning("hot", "cool it"), "z")};
+    const Findings bad = {named(failed("broken", "mend it"), "x"), named(ok("own 2"), "y")};
+    const Findings all = merged({good, other, bad}, hosts);
+    REQUIRE_EQ(all.size(), 3);
+    CHECK(all[0].verdict == Verdict::kFailed);
+    CHECK_EQ(all[0].text, "rank 2 (b): broken");
+    CHECK_EQ(all[0].advice, "mend it");
+    CHECK_EQ(all[0].rank, 2);
+    CHECK_EQ(all[1].text, "rank 0 (a): own 0; ok on 3 of 3 ranks");
+    CHECK(all[2].verdict == Verdict::kWarning);
+    CHECK_EQ(all[2].text, "rank 1 (a): hot");
+    // What all say alike names no rank; two findings of one name stay two.
+    const Findings twice = {named(ok("one"), "links"), named(ok("two"), "links")};
+    const Findings same = merged({twice, twice, twice}, hosts);
+    REQUIRE_EQ(same.size(), 2);
+    CHECK_EQ(same[0].text, "one");
+    CHECK_EQ(same[1].text, "two");
+    CHECK_EQ(same[1].rank, -1);
+    // From bad to good: failed, warning, not checked, ok.
+    const auto worst = [&](Finding a, Finding b) { return merged({{a}, {b}}, hosts).at(0).verdict; };
+    CHECK(worst(warning("", ""), not_checked("")) == Verdict::kWarning);
+    CHECK(worst(ok(""), not_checked("")) == Verdict::kNotChecked);
+    CHECK(worst(failed("", ""), warning("", "")) == Verdict::kFailed);
+}
+
+TEST_CASE("doctor: what travels between ranks and what is printed") {
+    const Findings findings = {named(warning("a \"quoted\" \xff line", "do\nit"), "x"), named(ok("b"), "y")};
+    const Findings again = findings_from_json(findings_to_json(findings));
+    REQUIRE_EQ(again.size(), 2);
+    CHECK(again[0].verdict == Verdict::kWarning);
+    CHECK_EQ(again[0].advice, "do\nit");
+    CHECK_EQ(again[1].name, "y");
+    CHECK_EQ(Report::line(named(warning("hot", "cool\nit"), "GPU")),
+             "warning      GPU                hot -> cool it\n");
+    Report report;
+    const Item item{"x", "looks", nullptr};
+    report.add(item, findings);
+    CHECK_FALSE(report.failed());
+    CHECK_EQ(report.last_line(), "doctor: usable, with warnings: 1 ok, 1 warnings, 0 failed, 0 not checked\n");
+    report.add(item, {failed("c", "")});
+    CHECK(report.failed());
+    CHECK_EQ(report.last_line(), "doctor: failed: 1 ok, 1 warnings, 1 failed, 0 not checked\n");
+}
+
+TEST_CASE("doctor: limits of the machine") {
+    constexpr int64_t kMiB = 1 << 20, kGiB = 1 << 30;
+    CHECK(shared_memory_finding(32 * kGiB, 16 * kGiB, 8).verdict == Verdict::kOk);
+    CHECK(shared_memory_finding(64 * kMiB, 64 * kMiB, 8).verdict == Verdict::kWarning);   // Docker's default
+    CHECK(shared_memory_finding(kGiB, 0, 2).verdict == Verdict::kFailed);
+    CHECK(shared_memory_finding(kGiB, 0, 1).verdict == Verdict::kWarning);
+    CHECK(locked_memory_finding(-1, true).verdict == Verdict::kOk);
+    CHECK(locked_memory_finding(8 * kMiB, false).verdict == Verdict::kOk);
+    CHECK(locked_memory_finding(8 * kMiB, true).verdict == Verdict::kWarning);
+    CHECK(open_files_finding(-1, 64).verdict == Verdict::kOk);
+    CHECK(open_files_finding(1024, 8).verdict == Verdict::kOk);
+    CHECK(open_files_finding(1024, 64).verdict == Verdict::kWarning);
+    CHECK(open_files_finding(1023, 1).verdict == Verdict::kWarning);
+}
+
+TEST_CASE("doctor: the state of a GPU") {
+    const GpuState sound{.persistence = true, .mig = false, .ecc = true, .uncorrected_errors = 0, .sm_mhz = 345,
+                         .max_sm_mhz = 1980, .memory_mhz = 3201, .max_memory_mhz = 3201,
+                         .throttle = 0x1 | kThrottlePowerCap, .power_limit_mw = 700000,
+                         .default_power_limit_mw = 700000, .celsius = 31};
+    for (const Finding& finding : gpu_state_findings(sound)) {
+        INFO(finding.name << ": " << finding.text);
+        CHECK(finding.verdict == Verdict::kOk);
+    }
+    auto verdict_of = [](const GpuState& state, const std::string& name) {
+        for (const Finding& finding : gpu_state_findings(state))
+            if (finding.name == name) return finding.verdict;
+        return Verdict::kNotChecked;
+    };
+    GpuState s = sound;
+    s.uncorrected_errors = 2;
+    CHECK(verdict_of(s, "GPU ECC") == Verdict::kFailed);
+    s.ecc = false;
+    CHECK(verdict_of(s, "GPU ECC") == Verdict::kWarning);
+    s.mig = true, s.persistence = false, s.power_limit_mw = 500000;
+    CHECK(verdict_of(s, "GPU MIG") == Verdict::kWarning);
+    CHECK(verdict_of(s, "GPU persistence") == Verdict::kWarning);
+    CHECK(verdict_of(s, "GPU power") == Verdict::kWarning);
+    for (const uint64_t bit : {kThrottleClocksSet, kThrottleHardware, kThrottleSoftwareThermal,
+                               kThrottleHardwareThermal, kThrottlePowerBrake}) {
+        s.throttle = bit;
+        CHECK(verdict_of(s, "GPU clocks") == Verdict::kWarning);
+    }
+    CHECK_EQ(gpu_state_findings({}).size(), 1);   // a driver that tells nothing
+    GpuState none;
+    CHECK_NE(read_gpu_state("0000:01:00.0", none, "libno-such-library.so.1").find("cannot be opened"),
+             std::string::npos);
+    CHECK_EQ(read_gpu_state("0000:01:00.0", none, "libm.so.6"), "nvmlInit_v2 returns -1");   // no NVML
+}
+
+TEST_CASE("doctor: the driver's version in either kind of its text") {
+    CHECK_EQ(kernel_driver_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun\nGCC version: 9.4"),
+             "535.183.01");
+    CHECK_EQ(kernel_driver_version("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release"),
+             "580.65.06");
+    CHECK_EQ(kernel_driver_version(""), "");
+}
+
+TEST_CASE("doctor: which variables deserve a warning") {
+    const auto effects = environment_effects({"NVTE_FP8_ALLREDUCE=1", "NCCL_DEBUG=INFO",
+                                              "CUDA_DEVICE_MAX_CONNECTIONS=1", "OMP_NUM_THREADS=4"}, 2, true);
+    REQUIRE_EQ(effects.size(), 3);
+    CHECK_EQ(effects[0].name, "CUDA_DEVICE_MAX_CONNECTIONS");
+    CHECK(effects[0].warn);
+    CHECK_FALSE(effects[1].warn);
+    CHECK_EQ(effects[1].value, "INFO");
+    CHECK(effects[2].warn);
+    CHECK_FALSE(environment_effects({"CUDA_DEVICE_MAX_CONNECTIONS=8"}, 2, true).at(0).warn);
+}

@@ -1,0 +1,383 @@
+// The step line, the JSON records and what is cut from them on a resume, the table of peaks.
+#include "tests/support/doctest.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/files.h"
+#include "llmc/train/log.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+StepRecord example() {
+    StepRecord r;
+    r.step = 120;
+    r.train_iters = 5000;
+    r.loss = 3.28412;
+    r.grad_norm = 0.7149;
+    r.lr = 3e-4;
+    r.step_seconds = 0.4121;
+    r.tokens_per_second = 318123;
+    r.mfu = 0.4119;
+    r.memory_gib = 61.28;
+    r.eta_seconds = 33 * 60 + 31.2;
+    return r;
+}
+
+struct TempDir {
+    fs::path path = fs::temp_directory_path() / strf("llmc_log_%d", getpid());
+    TempDir() { fs::create_directories(path); }
+    ~TempDir() { fs::remove_all(path); }
+    std::string operator/(const std::string& name) const { return (path / name).string(); }
+};
+
+std::vector<Json> records(const std::string& path) {
+    std::vector<Json> all;
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) all.push_back(Json::parse(line));
+    return all;
+}
+
+void write_steps(RunLog& log, int64_t first, int64_t last) {
+    for (int64_t step = first; step <= last; step++) {
+        StepRecord r = example();
+        r.step = step;
+        log.step(r, false);
+    }
+}
+
+std::vector<int64_t> steps_of(const std::vector<Json>& all, const std::string& type) {
+    std::vector<int64_t> steps;
+    for (const Json& record : all)
+        if (record.at("type") == type) steps.push_back(record.at("step").get<int64_t>());
+    return steps;
+}
+
+int refused(const std::string& path, bool append, const std::string& why = "") {
+    try {
+        RunLog log(path, append, 0);
+        return kExitOk;
+    } catch (const Error& error) {
+        CHECK(std::string(error.what()).find("--log-file " + path) != std::string::npos);
+        CHECK(std::string(error.what()).find(why) != std::string::npos);
+        return error.exit_code;
+    }
+}
+
+}  // namespace
+
+TEST_CASE("log: the step line, to the character") {
+    CHECK(step_line(example())
+          == "step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it |  318k tok/s | 41.2% MFU | 61.3 GiB | "
+             "eta 00:33:31");
+    StepRecord r = example();
+    r.loss = -kNan;
+    r.grad_norm = kInf;
+    r.lr = 0;
+    r.step_seconds = 0;
+    r.tokens_per_second = kNan;
+    r.mfu = -1;
+    r.memory_gib = 0;
+    r.eta_seconds = -1;
+    r.skipped = true;
+    CHECK(step_line(r)
+          == "step 120/5000 | loss    nan | norm  inf | lr 0.0e+00 |   n/a s/it |   n/a tok/s |   n/a MFU |  n/a GiB | "
+             "eta      n/a | not finite: update skipped");
+    r = StepRecord();
+    r.step = 7;
+    CHECK(step_line(r).substr(0, 16) == "step 7 | loss 0.");
+    r = example();
+    r.exposed_comm_seconds = 0.00321;
+    CHECK(step_line(r).find(" | 0.412 s/it (comm   3.2 ms) |  318k tok/s | ") != std::string::npos);
+    r = example();
+    r.eta_seconds = 100 * 3600 + 59.6;   // rounds up to a minute, hours go on
+    CHECK(step_line(r).substr(step_line(r).find("eta")) == "eta 100:01:00");
+    const std::pair<double, const char*> rates[] = {
+        {0.5, " 0.50"},    {5, " 5.00"},       {9.994, " 9.99"},  {9.996, " 10.0"},  {51.234, " 51.2"},
+        {99.94, " 99.9"},  {99.96, "  100"},   {845, "  845"},    {999.4, "  999"},  {999.6, "1.00k"},
+        {2040, "2.04k"},   {51234, "51.2k"},   {144e3, " 144k"},  {999.4e3, " 999k"}, {999.6e3, "1.00M"},
+        {1.234e6, "1.23M"}, {12.56e6, "12.6M"}, {999.6e6, "1.00G"}, {-3, "  n/a"}};
+    for (const auto& [rate, text] : rates) {
+        r.tokens_per_second = rate;
+        CHECK(step_line(r).find(" | " + std::string(text) + " tok/s") != std::string::npos);
+    }
+}
+
+TEST_CASE("log: lines of usual figures are equally long") {
+    StepRecord a = example(), b = example();
+    b.loss = 10.98765 / 2;
+    b.grad_norm = 9.99;
+    b.lr = 1e-7;
+    b.tokens_per_second = 1200;
+    b.mfu = -1;
+    b.memory_gib = 3.1;
+    b.eta_seconds = 5;
+    CHECK(step_line(a).size() == step_line(b).size());
+}
+
+TEST_CASE("log: records read back to the same bits, the header first, each flushed at once") {
+    TempDir dir;
+    std::string path = dir / "a/b/log.jsonl";
+    RunLog log(path, false, 0);
+    RunHeader header;
+    header.command = "train --lr \"1\"";
+    header.commit = "abc123";
+    header.config_json = "{\"lr\": 0.1}";
+    header.device.name = "NVIDIA H200";
+    header.params = int64_t{1} << 40;
+    header.flops_per_token = 1.0 / 3;
+    log.header(header);
+    CHECK(records(path).size() == 1);   // before the log is closed
+
+    StepRecord r = example();
+    r.loss = 0.1 + 0.2;
+    r.grad_norm = kNan;
+    r.grad_mul = -kInf;
+    r.lr = 5e-324;
+    r.step_seconds = 1.0 / 3;
+    r.exposed_comm_seconds = 1e-3 / 7;
+    r.tokens_per_second = 1.7976931348623157e308;
+    r.samples_per_second = kInf;
+    r.eta_seconds = 12345.678901234567;
+    r.samples = (int64_t{1} << 53) + 1;
+    r.tokens = INT64_MAX;
+    r.counted_tokens = 1023;
+    r.skipped = true;
+    r.skips = 2;
+    log.step(r, false);
+    r.mfu = r.exposed_comm_seconds = -1;
+    log.step(r, false);
+    log.eval({.step = 121, .loss = 2.0 / 3, .counted_tokens = 77, .seconds = 0.25});
+    log.checkpoint(120, "out/step-120", 1.5, 0.5);
+    log.event("warning", "low disk");
+    log.gradient_wire(121, {{.name = "linears in FP8", .relative_l2 = 0.1 + 0.2, .cosine = 1.0 / 3, .saturated = 0.25,
+                             .flushed = 1e-9, .nonfinite = 7}, {.name = "linears in BF16", .relative_l2 = kInf}});
+    log.hellaswag({.step = 121, .correct = 1, .examples = 3, .seconds = 0.1 + 0.2});
+    log.sample(122, "caf\xc3\xa9 \xff\x80 \"q\"\n\x01");
+
+    std::vector<Json> all = records(path);
+    REQUIRE(all.size() == 9);
+    CHECK(all[0]["type"] == "header");
+    CHECK(all[0]["step"] == 0);
+    CHECK(all[0]["command"] == "train --lr \"1\"");
+    CHECK(all[0]["commit"] == "abc123");
+    CHECK(all[0]["config"]["lr"] == 0.1);
+    CHECK(all[0]["device"]["name"] == "NVIDIA H200");
+    CHECK(all[0]["device"]["peak_flops_bf16"] == peak_flops("NVIDIA H200", Dtype::kBf16));
+    CHECK(all[0]["device"]["peak_flops_fp8"] == peak_flops("NVIDIA H200", Dtype::kE4m3));
+    CHECK(all[0]["device"]["peak_flops_fp32"] == peak_flops("NVIDIA H200", Dtype::kFp32));
+    CHECK(all[0]["params"] == int64_t{1} << 40);
+    CHECK(all[0]["flops_per_token"].get<double>() == 1.0 / 3);
+    const Json& s = all[1];
+    CHECK(s["type"] == "step");
+    CHECK(s["step"] == 120);
+    CHECK(s["train_iters"] == 5000);
+    CHECK(s["loss"].get<double>() == 0.1 + 0.2);
+    CHECK(s["grad_norm"] == "nan");
+    CHECK(s["grad_mul"] == "-inf");
+    CHECK(s["lr"].get<double>() == 5e-324);
+    CHECK(s["step_seconds"].get<double>() == 1.0 / 3);
+    CHECK(s["exposed_comm_seconds"].get<double>() == 1e-3 / 7);
+    CHECK(s["tokens_per_second"].get<double>() == 1.7976931348623157e308);
+    CHECK(s["samples_per_second"] == "inf");
+    CHECK(s["mfu"].get<double>() == 0.4119);
+    CHECK(s["memory_gib"].get<double>() == 61.28);
+    CHECK(s["eta_seconds"].get<double>() == 12345.678901234567);
+    CHECK(s["samples"].get<int64_t>() == (int64_t{1} << 53) + 1);
+    CHECK(s["tokens"].get<int64_t>() == INT64_MAX);
+    CHECK(s["counted_tokens"] == 1023);
+    CHECK(s["skipped"] == true);
+    CHECK(s["skips"] == 2);
+    CHECK(s.size() == 19);   // a new field of StepRecord belongs here
+    CHECK(all[2]["mfu"].is_null());
+    CHECK(all[2]["exposed_comm_seconds"].is_null());   // one rank
+    CHECK(all[3]["loss"].get<double>() == 2.0 / 3);
+    CHECK(all[3]["counted_tokens"] == 77);
+    CHECK(all[4]["path"] == "out/step-120");
+    CHECK(all[4]["step"] == 120);
+    CHECK(all[4]["stall_seconds"] == 0.5);
+    CHECK(all[5]["kind"] == "warning");
+    CHECK(all[5]["step"] == 121);
+    CHECK(all[6]["type"] == "grad_wire");
+    CHECK(all[6]["step"] == 121);
+    REQUIRE(all[6]["gradients"].size() == 2);
+    const Json& wire = all[6]["gradients"][0];
+    CHECK(wire == Json{{"name", "linears in FP8"}, {"relative_l2", 0.1 + 0.2}, {"cosine", 1.0 / 3},
+                       {"saturated", 0.25}, {"flushed", 1e-9}, {"nonfinite", 7}});
+    CHECK(all[6]["gradients"][1]["relative_l2"] == "inf");
+    CHECK(all[7] == Json{{"type", "hellaswag"}, {"step", 121}, {"accuracy", 1.0 / 3}, {"correct", 1}, {"examples", 3},
+                         {"seconds", 0.1 + 0.2}});
+    CHECK(hellaswag_line({.step = 250, .correct = 2967, .examples = 10042, .seconds = 12.3454})
+          == "hellaswag step 250 | accuracy 0.2955 | 2967 of 10042 examples | 12.345 s");
+    CHECK(all[8]["text"] == "caf\xc3\xa9 \xef\xbf\xbd\xef\xbf\xbd \"q\"\n\x01");
+    CHECK(screen_text("caf\xc3\xa9 \xff\n\t\x1b[2J\x07\xc2\x9b\x7f") == "caf\xc3\xa9 \xef\xbf\xbd\n\t.[2J....");
+    CHECK(eval_line({.step = 250, .loss = 3.21, .counted_tokens = 20480, .seconds = 1.2344})
+          == "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s");
+}
+
+TEST_CASE("log: a resume cuts later steps, wherever the run was killed") {
+    TempDir dir;
+    std::string path = dir / "log.jsonl";
+    {
+        RunLog log(path, false, 0);
+        log.header({});
+        write_steps(log, 1, 10);
+        log.checkpoint(10, "step-10", 1, 1);
+        write_steps(log, 11, 13);
+        log.event("note", "of step 13");
+    }
+    std::ofstream(path, std::ios::app) << "{\"type\": \"step\", \"step\": 1";   // torn by the kill
+    {
+        RunLog log(path, true, 10);
+        log.header({});
+        write_steps(log, 11, 20);
+    }
+    std::vector<Json> all = records(path);
+    CHECK(steps_of(all, "header") == std::vector<int64_t>{0, 10});
+    CHECK(steps_of(all, "checkpoint") == std::vector<int64_t>{10});
+    CHECK(steps_of(all, "event").empty());
+    std::vector<int64_t> steps = steps_of(all, "step");
+    REQUIRE(steps.size() == 20);
+    for (int64_t i = 0; i < 20; i++) CHECK(steps[static_cast<size_t>(i)] == i + 1);
+    CHECK(all[all.size() - 11]["type"] == "header");   // between steps 10 and 11
+
+    // Walking back behind an earlier resume drops that header too; a resume from where the log ends cuts nothing.
+    { RunLog log(path, true, 5); }
+    CHECK(steps_of(records(path), "header") == std::vector<int64_t>{0});
+    CHECK(steps_of(records(path), "step").size() == 5);
+    { RunLog log(path, true, 5); }
+    CHECK(records(path).size() == 6);
+    CHECK(!fs::exists(path + ".tmp"));
+
+    // Without append, and with append to nothing, the log is new.
+    { RunLog log(path, false, 0); }
+    CHECK(records(path).empty());
+    {
+        RunLog log(dir / "new.jsonl", true, 7);
+        log.header({});
+    }
+    CHECK(steps_of(records(dir / "new.jsonl"), "header") == std::vector<int64_t>{7});
+}
+
+TEST_CASE("log: a new run keeps the logs of earlier ones") {
+    TempDir dir;
+    const std::string path = dir / "log.jsonl";
+    const auto text = [](const std::string& file) { return read_text_file(file, 1 << 20); };
+    std::string runs[3];
+    for (int run = 0; run < 3; run++) {
+        RunLog log(path, false, 0);
+        CHECK(log.earlier_log() == (run ? path + "." + std::to_string(run) : ""));
+        RunHeader header;
+        header.command = "run " + std::to_string(run);
+        log.header(header);
+        log.event("note", "told");
+        runs[run] = text(path);
+    }
+    CHECK(text(path) == runs[2]);
+    CHECK(text(path + ".1") == runs[0]);
+    CHECK(text(path + ".2") == runs[1]);
+    CHECK(RunLog(path, true, 0, {}, true).earlier_log().empty());   // nothing is cut off
+    // What a resume cuts off is kept where it may be of another branch; a link stays one.
+    const std::string whole = text(path), link = dir / "link.jsonl";
+    fs::create_symlink(path, link);
+    {
+        RunLog log(link, true, -1, {}, true);
+        CHECK(log.earlier_log() == fs::canonical(path).string() + ".3");
+    }
+    CHECK(text(path + ".3") == whole);
+    CHECK(text(path).empty());
+    CHECK(fs::is_symlink(link));
+}
+
+TEST_CASE("log: whose it is") {
+    TempDir dir;
+    const std::string path = dir / "log.jsonl";
+    CHECK(log_saves_in(path, "out"));   // there is none
+    RunHeader header;
+    header.config_json = R"({"save": "out"})";
+    RunLog(path, false, 0).header(header);
+    CHECK(log_saves_in(path, "out"));
+    CHECK_FALSE(log_saves_in(path, "elsewhere"));
+    header.config_json = R"({"save": 7})";
+    RunLog(path, false, 0).header(header);
+    CHECK_FALSE(log_saves_in(path, "out"));
+}
+
+TEST_CASE("log: what cannot be a log is refused and left as it is") {
+    TempDir dir;
+    std::string text = dir / "notes.txt";
+    std::ofstream(text) << "my notes\n";
+    for (bool append : {true, false}) {
+        CHECK(refused(text, append, "exists and is not a log of a run") == kExitBadInput);
+        CHECK(fs::file_size(text) == 9);
+        CHECK_FALSE(fs::exists(text + ".tmp"));
+    }
+    std::ofstream(dir / "cut.jsonl") << R"({"type":"header","format":1,"st)";   // the disk was full
+    CHECK(refused(dir / "cut.jsonl", false) == kExitOk);
+    std::ofstream(dir / "spaced.jsonl") << R"({"step": 0, "type": "header"})" << "\n";   // written by a tool
+    CHECK(refused(dir / "spaced.jsonl", true) == kExitOk);
+    std::ofstream(dir / "empty.jsonl");
+    CHECK(refused(dir / "empty.jsonl", false) == kExitOk);
+    CHECK(refused(dir.path.string(), false) == kExitBadInput);
+    CHECK(refused(text + "/log.jsonl", false) == kExitBadInput);
+    // Why the folder could not be made, not that the file in it is missing.
+    fs::create_symlink(dir / "nowhere", dir / "link");
+    CHECK(refused(dir / "link/log.jsonl", false, "cannot be opened: its folder cannot be made: ") == kExitBadInput);
+    if (fs::exists("/dev/full")) {
+        RunLog log("/dev/full", false, 0);
+        int code = kExitOk;
+        try {
+            log.header({});
+        } catch (const Error& error) {
+            code = error.exit_code;
+        }
+        CHECK(code == kExitDisk);
+    }
+    RunLog none("", true, 3);   // no file: nothing happens
+    none.header({});
+    write_steps(none, 1, 2);
+}
+
+TEST_CASE("log: peaks of devices whose whole name is known") {
+    struct Case {
+        const char* name;
+        double bf16, fp8, fp32;
+    };
+    const Case cases[] = {
+        {"NVIDIA H100 80GB HBM3", 989.4e12, 1978.9e12, 66.9e12},
+        {"NVIDIA H200", 989.4e12, 1978.9e12, 66.9e12},
+        {"NVIDIA H200 NVL", 835.5e12, 1670.5e12, 60e12},
+        {"NVIDIA H100 NVL", 835.5e12, 1670.5e12, 60e12},
+        {"NVIDIA H100 PCIe", 756.5e12, 1513e12, 51.2e12},
+        {"NVIDIA B200", 2250e12, 4500e12, 0},
+        {"NVIDIA A100-SXM4-80GB", 312e12, 0, 19.5e12},
+        {"NVIDIA A100 80GB PCIe", 312e12, 0, 19.5e12},
+        {"NVIDIA A10", 125e12, 0, 31.2e12},
+        {"NVIDIA L40S", 362.05e12, 733e12, 91.6e12},
+        {"NVIDIA GeForce RTX 4090", 165.2e12, 330.3e12, 82.6e12},
+    };
+    for (const Case& c : cases) {
+        CAPTURE(std::string(c.name));
+        CHECK(peak_flops(c.name, Dtype::kBf16) == doctest::Approx(c.bf16).epsilon(1e-12));
+        CHECK(peak_flops(c.name, Dtype::kE4m3) == doctest::Approx(c.fp8).epsilon(1e-12));
+        CHECK(peak_flops(c.name, Dtype::kE5m2) == peak_flops(c.name, Dtype::kE4m3));
+        CHECK(peak_flops(c.name, Dtype::kFp32) == doctest::Approx(c.fp32).epsilon(1e-12));
+        CHECK(peak_flops(c.name, Dtype::kFp64) == 0);
+    }
+    // 132 SMs x 4 tensor cores x 512 multiply-adds a cycle at 1.83 GHz.
+    CHECK(peak_flops("NVIDIA H200", Dtype::kBf16) == doctest::Approx(132 * 4 * 1024 * 1.83e9).epsilon(1e-3));
+    for (const char* name : {"", "CPU", "NVIDIA H20", "NVIDIA H100", "NVIDIA H200 NVL MIG 1g.18gb", "NVIDIA A10G",
+                             "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 D",
+                             "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA L40", "nvidia h200", "AMD H200"})
+        CHECK_MESSAGE(peak_flops(name, Dtype::kBf16) == 0, name);
+}

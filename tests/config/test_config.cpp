@@ -1,0 +1,490 @@
+// Options: the frozen list, every way to write a value, what is refused and how it is said, resolved configurations.
+#include "tests/support/config_test.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+
+namespace {
+
+std::string option_lines() {
+    std::string text;
+    Config gpt2 = parse("gpt2", {"--dry-run"}).config, llama = parse("llama", {"--dry-run"}).config;
+    for (const OptionRow& row : option_table()) {
+        const char* resume[] = {"must match on resume", "reported on resume", "free on resume"};
+        Json a = row.value.get(gpt2), b = row.value.get(llama);
+        text += strf("--%s | %s | gpt2 %s | llama %s | %s%s%s\n", row.name, row.value.expects.c_str(),
+                     a.is_null() ? "unset" : a.dump().c_str(), b.is_null() ? "unset" : b.dump().c_str(),
+                     resume[static_cast<int>(row.on_resume)], row.llmc ? " | llm.c " : "",
+                     row.llmc ? row.llmc : "");
+    }
+    return text;
+}
+
+}  // namespace
+
+// A new option is a new line here; a changed or missing line breaks somebody's script, so it has to be meant.
+// UPDATE_GOLDEN=1 writes the file anew.
+TEST_CASE("config: the list of options is frozen") {
+    fs::path path = fs::path(__FILE__).parent_path() / "golden" / "cli_options.txt";
+    std::string now = option_lines();
+    if (std::getenv("UPDATE_GOLDEN")) std::ofstream(path) << now;
+    std::ifstream file(path);
+    std::stringstream frozen;
+    frozen << file.rdbuf();
+    CHECK(frozen.str() == now);
+}
+
+TEST_CASE("config: every option parses on the command line and in a file, and round-trips") {
+    for (const OptionRow& row : option_table()) {
+        CAPTURE(std::string(row.name));
+        REQUIRE(samples().count(row.name) == 1);
+        for (const std::string& value : samples().at(row.name).values) {
+            CAPTURE(value);
+            Words without = joined(base(row.name), beside(row.name));
+            Config config = parse("gpt2", run_with(row.name, value)).config;
+            Json got = row.value.get(config);
+            Config check = config;
+            CHECK(row.value.set(check, got));
+            CHECK(check == config);
+            Json expected = row.value.parse(value);
+            if (row.value.list) expected = Json::array({expected});
+            CHECK(got == expected);
+
+            // Two words instead of one; true-or-false options alone mean true.
+            Words apart = joined(without, {"--" + std::string(row.name)});
+            if (!row.value.flag) apart.push_back(value);
+            CHECK(parse("gpt2", apart).config == config);
+
+            // The same in a file, with _ for -, wins over nothing and equals the command line.
+            std::string key = row.name;
+            std::replace(key.begin(), key.end(), '-', '_');
+            TempFile file(Json{{key, expected}}.dump());
+            CHECK(parse("gpt2", joined(without, {"--config", file.path})).config == config);
+
+            // Its default is another value, so an option that is ignored would be seen.
+            if (std::string(row.name) != "train-data" && std::string(row.name) != "train-iters")
+                CHECK(row.value.get(parse("gpt2", joined(without, {"--dry-run"})).config)
+                      != (std::string(row.name) == "dry-run" ? Json(false) : got));
+
+            TempFile resolved(config_to_json(config, "gpt2"));
+            CHECK(parse("gpt2", {"--config", resolved.path}).config == config);
+        }
+    }
+}
+
+TEST_CASE("config: values of the wrong kind or out of range are named") {
+    for (const OptionRow& row : option_table()) {
+        CAPTURE(std::string(row.name));
+        if (row.value.any_text) continue;
+        for (const char* junk : {"x", "nan", "1e999", "-1", "1:2:3", "5 5", ""}) {
+            CAPTURE(std::string(junk));
+            if (!*junk && std::string(row.name) == "token-dtype") continue;   // unsets it
+            std::string message = refusal("gpt2", {"--" + std::string(row.name) + "=" + junk});
+            CHECK(contains(message, "--" + std::string(row.name) + " " + junk + ": must be "));
+            CHECK(contains(message, row.value.expects));
+        }
+        for (const char* json : {"null", "{}", "[true]", "\"x\""}) {
+            CAPTURE(std::string(json));
+            TempFile file("{\"" + std::string(row.name) + "\": " + json + "}");
+            CHECK(contains(refusal("gpt2", {"--config", file.path}), file.path + ": " + row.name));
+        }
+    }
+    CHECK(contains(refusal("gpt2", {"--lr=10.000001"}), "in (0, 10]"));
+    CHECK(contains(refusal("gpt2", {"--lr=0"}), "in (0, 10]"));
+    CHECK(contains(refusal("gpt2", {"--adam-beta2=1"}), "in [0, 1)"));
+    CHECK(contains(refusal("gpt2", {"--adam-beta2=0.99999999"}), "in [0, 1), also in FP32"));   // there 1
+    CHECK(contains(refusal("gpt2", {"--adam-eps=1e-46"}), "in (0, 1), also in FP32"));           // there 0
+    CHECK(contains(refusal("gpt2", {"--norm-epsilon=1e-50"}), "in (0, 1)"));
+    CHECK(contains(refusal("gpt2", {"--num-layers=1025"}), "in [1, 1024]"));
+    CHECK(contains(refusal("gpt2", {"--num-layers=2.0"}), "an integer"));
+    CHECK(contains(refusal("gpt2", {"--seed=18446744073709551616"}), "2^64"));
+    CHECK(contains(refusal("gpt2", {"--train-data="}), "--train-data"));
+}
+
+TEST_CASE("config: unknown names are answered with the nearest one") {
+    CHECK(contains(refusal("gpt2", {"--train-itres", "3"}), "option --train-itres: did you mean --train-iters?"));
+    CHECK(contains(refusal("gpt2", {"--micro_batch_sizes", "3"}), "did you mean --micro-batch-size?"));
+    CHECK(contains(refusal("gpt2", {"-lr", "3"}), "did you mean --lr?"));
+    CHECK(contains(refusal("gpt2", {"--model", "gpt2-1558"}), "did you mean gpt2-1558M?"));
+    CHECK(contains(refusal("gpt2", {"--model", "llama-tiny"}), "train_llama"));
+    CHECK(contains(refusal("gpt2", {"word"}), "unexpected word \"word\""));
+    CHECK(contains(refusal("gpt2", {"--swiglu", "false"}), "unexpected word \"false\""));
+    CHECK(contains(refusal("gpt2", {"--dry-run", "--lr"}), "--lr needs a value"));
+    CHECK(contains(refusal("gpt2", {"--lr", "--dry-run"}), "--lr needs a value"));
+    CHECK(contains(refusal("gpt2", {"--train-data", "--dry-run"}), "--train-data needs a value"));
+    TempFile file("{\"grad_dtyp\": \"fp32\"}");
+    CHECK(contains(refusal("gpt2", {"--config", file.path}), "\"grad_dtyp\": did you mean \"grad-dtype\"?"));
+}
+
+TEST_CASE("config: options of other trainers are answered with what to write here") {
+    for (const ForeignRow& row : foreign_rows()) {
+        const std::string text = row.text;
+        std::istringstream patterns(row.names);
+        for (std::string name; patterns >> name;) {
+            const size_t star = name.find('*');
+            if (star != std::string::npos) name.replace(star, 1, "anything-else");
+            const std::string option = (name[0] == '-' ? "" : "--") + name;
+            CAPTURE(option);
+            CHECK_FALSE(find_option(name));      // else the row would never be read
+            CHECK_FALSE(find_spelling(name));
+            const std::string said = refusal("gpt2", {option, "1"});
+            CHECK(contains(said, "unknown option " + option + " (" + row.trainer + "): "));
+            CHECK(contains(said, text.substr(text.find('}') == std::string::npos ? 0 : text.find('}') + 1)));
+            CHECK_EQ(said.find('\n'), std::string::npos);
+        }
+        // What is to be written here exists.
+        for (size_t at = text.find("--"); at != std::string::npos; at = text.find("--", at + 2)) {
+            const std::string name = text.substr(at + 2, text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-",
+                                                                                at + 2) - at - 2);
+            CAPTURE(name);
+            CHECK((find_option(name) || name == "config" || name == "out" || name == "to"));
+        }
+    }
+    auto said = [](const Words& words) { return refusal("llama", words); };
+    CHECK_EQ(said({"--deepspeed", "ds.json"}), "unknown option --deepspeed (DeepSpeed): scripts/import_config ds.json "
+             "--out run.json makes a file of it for --config");
+    CHECK_EQ(said({"--deepspeed_config=a.json"}), "unknown option --deepspeed_config (DeepSpeed): "
+             "scripts/import_config a.json --out run.json makes a file of it for --config");
+    CHECK(contains(said({"--deepspeed", "--bf16"}), "scripts/import_config FILE"));
+    CHECK(contains(said({"--use-flash-attn"}), "(Megatron-LM): leave it out"));
+    CHECK(contains(said({"--zero-stage", "2"}), "(DeepSpeed): use --zero 1"));
+    // A slip of the fingers is nearer than what begins alike; without either no name is made up.
+    CHECK(contains(said({"--log-fil", "x"}), "did you mean --log-file?"));
+    CHECK(contains(said({"--wandb-mode", "x"}), "scripts/export_log"));
+    for (const char* far : {"--frobnicate", "-B", "--hidden-activation-function"})
+        CHECK_EQ(said({far, "1"}), std::string("unknown option ") + far + ": --help lists all; scripts/import_config "
+                 "translates scripts and files of other trainers");
+    // Ours with their spelling of a value.
+    for (const char* option : {"--fp8-format=hybrid", "--micro-batch-size=1", "--use-distributed-optimizer"})
+        CHECK_EQ(said({option, "--dry-run"}), "");
+}
+
+TEST_CASE("config: a file of another trainer is answered with the script that translates it") {
+    auto said = [](const std::string& text) {
+        TempFile file(text);
+        const std::string error = refusal("llama", {"--config", file.path});
+        const size_t at = error.find("scripts/import_config " + file.path);
+        CHECK_EQ(error.find('\n'), std::string::npos);
+        return at == std::string::npos ? error : error.substr(0, at);
+    };
+    CHECK(contains(said("{\"zero_optimization\": {\"stage\": 1}}"), "of a configuration of DeepSpeed"));
+    CHECK(contains(said("{\"gradient_accumulation_steps\": 4}"), "of a configuration of DeepSpeed"));
+    CHECK(contains(said("{\"bf16\": {\"enabled\": true}, \"train_batch_size\": 4}"), "configuration of DeepSpeed"));
+    CHECK(contains(said("{\"finetuning_type\": \"full\"}"), "of a configuration of LLaMA-Factory"));
+    CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "of a configuration of another trainer"));
+    CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): leave it out"));
+    CHECK(contains(said("{\"frobnicate\": 1}"), "--help lists all"));
+    // One key of theirs among ours makes no file of theirs.
+    CHECK(contains(said("{\"lr\": 1e-3, \"gradient_accumulation_steps\": 4}"), "use --global-batch-size"));
+    TempFile yaml("use_fp8: true\n");
+    const std::string path = yaml.path.substr(0, yaml.path.size() - 5) + ".yaml";
+    fs::rename(yaml.path, path);
+    CHECK(contains(refusal("llama", {"--config", path}), "; scripts/import_config makes JSON of"));
+    fs::remove(path);
+    CHECK_EQ(refusal("llama", {"--config", "/"}), "--config /: a folder, not a JSON file");
+}
+
+TEST_CASE("config: an option without effect is refused with the reason") {
+    struct Case {
+        std::string family;
+        Words words;
+        std::string option, reason;
+    };
+    const std::vector<Case> cases = {
+        {"gpt2", {"--rotary-base", "10000"}, "--rotary-base", "learned"},
+        {"llama", {"--position-embedding-type=learned_absolute", "--rotary-base=1e4"}, "--rotary-base", "learned"},
+        {"gpt2", {"--rope-scaling-factor", "8"}, "--rope-scaling-factor", "learned"},
+        {"llama", {"--rope-scaling-low-freq-factor", "1"}, "--rope-scaling-low-freq-factor", "--rope-scaling-factor 0"},
+        {"llama", {"--rope-scaling-high-freq-factor", "4"}, "--rope-scaling-high-freq-factor", "factor 0"},
+        {"gpt2", {"--rope-scaling-original-max-positions", "8"}, "--rope-scaling-original", "learned"},
+        {"gpt2", {"--fuse-gelu", "--swiglu"}, "--fuse-gelu", "swiglu"},
+        {"llama", {"--fuse-gelu=false"}, "--fuse-gelu", "swiglu"},
+        {"gpt2", {"--fuse-gelu", "--recompute", "norm-act"}, "--fuse-gelu", "norm-act"},
+        {"gpt2", {"--fuse-gelu", "--fp8-recipe", "delayed"}, "--fuse-gelu", "FP8"},
+        {"gpt2", {"--fp8-attention", "--dtype", "fp32"}, "--fp8-attention", "BF16"},
+        {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "64 and 128 channels"},
+        {"gpt2", {"--attention", "fast", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
+        {"llama", {"--attention", "fast", "--kv-channels", "80"}, "--attention", "64 and 128 channels"},
+        {"gpt2", {"--attention", "deterministic", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
+        {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
+        {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},
+        {"gpt2", {"--keep", "3"}, "--keep", "--save"},
+        {"gpt2", {"--save-async"}, "--save-async", "--save"},
+        {"gpt2", {"--save-interval", "3"}, "--save-interval", "--save"},
+        {"gpt2", {"--tokenizer", "t"}, "--tokenizer", "--save"},
+        {"gpt2", {"--min-lr", "0", "--lr-decay-style", "constant"}, "--min-lr", "constant"},
+        {"gpt2", {"--lr-wsd-decay-iters", "10"}, "--lr-wsd-decay-iters", "wsd"},
+        {"gpt2", {"--sample-tokens", "10"}, "--sample-tokens", "--sample-every 0"},
+        {"gpt2", {"--prompt-ids", "1"}, "--prompt-ids", "--sample-every 0"},
+        {"gpt2", {"--prompt-bytes", "a"}, "--prompt-bytes", "--sample-every 0"},
+        {"gpt2", {"--prompts", "p"}, "--prompts", "--sample-every 0"},
+        {"gpt2", {"--temperature", "1"}, "--temperature", "--sample-every 0"},
+        {"gpt2", {"--top-k", "5"}, "--top-k", "--sample-every 0"},
+        {"gpt2", {"--sample-every", "9", "--temperature", "0", "--top-k", "5"}, "--top-k", "--temperature 0"},
+        {"gpt2", {"--print", "ids"}, "--print", "--sample-every 0"},
+        {"gpt2", {"--hellaswag-interval", "9"}, "--hellaswag-interval", "--hellaswag-data"},
+        {"gpt2", {"--hellaswag-examples", "9"}, "--hellaswag-examples", "--hellaswag-data"},
+        {"gpt2", {"--init-method-std", "0.1", "--load", "d"}, "--init-method-std", "--load"},
+        {"gpt2", {"--init-method-std", "0.1", "--resume", "d"}, "--init-method-std", "--resume"},
+        {"gpt2", {"--load", "d", "--resume", "e"}, "--load", "--resume"},
+        {"gpt2", {"--epochs", "2"}, "--train-iters", "--epochs"},
+        {"gpt2", {"--gpu", "H200"}, "--gpu", "only plan"},
+        {"gpt2", {"--json"}, "--json", "only plan"},
+    };
+    for (const Case& c : cases) {
+        Words words = joined(base(""), c.words);
+        CAPTURE(c.option);
+        CHECK(contains(refusal(c.family, words), c.option));
+        CHECK(contains(refusal(c.family, words), "has no effect: "));
+        CHECK(contains(refusal(c.family, words), c.reason));
+    }
+    // From a file the place is named, and nothing is said about what the user left alone.
+    TempFile file("{\"keep\": 3}");
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--config", file.path})), file.path + ": keep has no effect"));
+    CHECK(refusal("gpt2", base("")) == "");
+    // A command line that is used again after a crash: --resume auto may start from nothing.
+    CHECK(refusal("gpt2", joined(base(""), {"--save", "s", "--resume", "auto", "--load", "d"})) == "");
+    // Every row that can be without effect has a case above; those of FP8, of ranks and of data are in
+    // test_fp8_options.cpp, test_rank_options.cpp and test_synthetic.cpp.
+    const auto elsewhere = [](const OptionRow& row) {
+        return row.group == OptionGroup::kFp8 || row.group == OptionGroup::kRanks || row.group == OptionGroup::kData
+               || std::string(row.name) == "epochs";
+    };
+    for (const OptionRow& row : option_table())
+        if (row.inert && !elsewhere(row))
+            CHECK_MESSAGE(std::any_of(cases.begin(), cases.end(), [&](const Case& c) {
+                return contains("--" + std::string(row.name), c.option);
+            }), row.name);
+}
+
+TEST_CASE("config: rules between options") {
+    auto refused = [](const Words& words, const std::string& part, const Machine& machine = {}) {
+        CAPTURE(part);
+        CHECK(contains(refusal("gpt2", joined(base(""), words), machine), part));
+    };
+    CHECK(contains(refusal("gpt2", {}), "--train-data is missing"));
+    CHECK(contains(refusal("gpt2", {"--train-data", "t"}), "how long to train?"));
+    CHECK(refusal("gpt2", {"--dry-run"}) == "");
+    refused({"--global-batch-size", "9"}, "--global-batch-size 9 must be a multiple of --micro-batch-size 8 x 1 rank");
+    refused({"--global-batch-size", "24"}, "x 2 ranks", {.ranks = 2});
+    refused({"--rampup-batch-size", "4 8 100", "--global-batch-size", "64"}, "START 4");
+    refused({"--rampup-batch-size", "8 12 100", "--global-batch-size", "64"}, "INC 12");
+    refused({"--rampup-batch-size", "8 16 100", "--global-batch-size", "64"}, "do not lead from 8");
+    refused({"--rampup-batch-size", "64 8 100", "--global-batch-size", "64"}, "do not lead from 64");
+    refused({"--seq-length", "1025"}, "--seq-length 1025 exceeds --max-position-embeddings 1024");
+    refused({"--min-lr", "1e-3"}, "--min-lr 0.001 exceeds --lr 0.0006");
+    refused({"--lr-warmup-iters", "101"}, "--lr-warmup-iters 101 exceeds --train-iters 100");
+    refused({"--lr-decay-style=wsd", "--lr-wsd-decay-iters=60", "--lr-warmup-iters=41"}, "exceed --train-iters 100");
+    refused({"--profile", "5:4"}, "--profile 5:4 ends before it starts");
+    refused({"--profile", "101:104"}, "step 101 of 100");
+    refused({"--resume", "auto"}, "--save");
+    refused({"--num-query-groups", "5"}, "must be a multiple of --num-query-groups 5");
+    refused({"--hidden-size", "100"}, "set --kv-channels");
+    refused({"--position-embedding-type=rope", "--rope-scaling-factor=0.5"}, "at least 1");
+    refused({"--position-embedding-type=rope", "--rope-scaling-factor=8", "--rope-scaling-low-freq-factor=4"},
+            "must be below");
+}
+
+TEST_CASE("config: presets, and defaults that follow from other options") {
+    for (const ModelPreset& preset : model_presets()) {
+        Config c = parse(preset.family, {"--dry-run", "--model", preset.name}).config;
+        CHECK(c.shape == preset.config);
+        CHECK(c.seq_length == preset.seq_length);
+    }
+    Config c = parse("gpt2", base("")).config;
+    CHECK(c.model == "gpt2-124M");
+    CHECK(c.lr == 6e-4);
+    CHECK(c.min_lr == 6e-5);
+    CHECK(c.lr_warmup_iters == 1);
+    CHECK(c.global_batch_size == c.micro_batch_size);
+    CHECK(c.profile_first == -1);
+    CHECK(c.log_file == "");
+    CHECK(parse("llama", base("")).config.lr == 3e-4);
+    CHECK(parse("gpt2", base(""), {.ranks = 4}).config.global_batch_size == 4 * c.micro_batch_size);
+    CHECK(parse("gpt2", joined(base(""), {"--save", "out"})).config.log_file == "out/log.jsonl");
+    CHECK(parse("gpt2", joined(base(""), {"--save", "out", "--log-file="})).config.log_file == "");
+    CHECK(parse("gpt2", {"--train-data", "t", "--train-iters", "1000000"}).config.lr_warmup_iters == 2000);
+    CHECK(parse("gpt2", {"--train-data", "t", "--epochs", "1"}).config.lr_warmup_iters == 0);
+
+    // Sizes that follow when the user reshapes the model, and stay the preset's otherwise.
+    ModelConfig s = parse("gpt2", {"--dry-run", "--hidden-size", "512", "--num-attention-heads", "8"}).config.shape;
+    CHECK(s.ffn_hidden_size == 2048);
+    CHECK(s.kv_channels == 64);
+    CHECK(s.num_query_groups == 8);
+    CHECK(parse("gpt2", {"--dry-run", "--swiglu"}).config.shape.ffn_hidden_size == 2048);
+    CHECK(parse("llama", {"--dry-run", "--hidden-size=1024"}).config.shape.ffn_hidden_size == 2688);
+    CHECK(parse("llama", {"--dry-run", "--num-attention-heads", "32"}).config.shape.num_query_groups == 4);
+    CHECK(parse("llama", {"--dry-run", "--swiglu=false"}).config.shape.activation == Activation::kGelu);
+    CHECK(parse("llama", {"--dry-run", "--seq-length", "4096"}).config.shape.max_positions == 4096);
+    CHECK(parse("gpt2", {"--dry-run", "--max-position-embeddings", "64"}).config.seq_length == 64);
+}
+
+TEST_CASE("config: --load brings the shape of its directory") {
+    Machine machine;
+    machine.read_shape = [](const std::string& directory) {
+        ModelConfig shape = find_model_preset("gpt2-tiny")->config;
+        shape.num_layers = directory == "deep" ? 9 : 2;
+        return shape;
+    };
+    Config c = parse("gpt2", joined(base(""), {"--load", "deep"}), machine).config;
+    CHECK(c.shape == machine.read_shape("deep"));
+    CHECK(c.seq_length == 256);   // no longer than its learned positions
+    TempFile resolved(config_to_json(c, "gpt2"));
+    CHECK(parse("gpt2", {"--config", resolved.path}, machine).config == c);
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--load", "flat", "--num-layers", "3"}), machine),
+                   "--num-layers is 3, and the model in flat has 2"));
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--load", "flat", "--model", "gpt2-tiny"}), machine),
+                   "--num-layers is 4"));
+}
+
+TEST_CASE("config: a rope model that is loaded keeps its length, unless asked for another") {
+    Machine machine;
+    machine.read_shape = [](const std::string&) { return find_model_preset("llama-tiny")->config; };
+    const Words load = joined(base(""), {"--load", "tiny"});
+    const int64_t positions = machine.read_shape("tiny").max_positions;
+    const Config own = parse("llama", load, machine).config;   // the preset has longer sequences
+    CHECK(own.seq_length == positions);
+    CHECK(own.shape.max_positions == positions);
+    const Config longer = parse("llama", joined(load, {"--seq-length", "512"}), machine).config;
+    CHECK(longer.seq_length == 512);
+    CHECK(longer.shape.max_positions == 512);
+    CHECK(contains(refusal("llama", joined(load, {"--seq-length", "512", "--max-position-embeddings", "300"}), machine),
+                   "exceeds --max-position-embeddings 300"));
+    // What its files say stays in its checkpoints.
+    CHECK(contains(refusal("llama", joined(load, {"--max-position-embeddings", "100"}), machine),
+                   "--max-position-embeddings is 100, and the model in tiny has 256"));
+}
+
+TEST_CASE("config: the command line wins over the file, lists are replaced, globs may be many words") {
+    TempFile file("{\"lr\": 1e-3, // peak\n \"min_lr\": 0, \"train-data\": [\"x\", \"y\"], \"train-iters\": 1e2}");
+    Words words = {"--config", file.path};
+    Config c = parse("gpt2", words).config;
+    CHECK(c.lr == 1e-3);
+    CHECK(c.min_lr == 0);
+    CHECK(c.train_iters == 100);
+    CHECK(c.train_data == Words{"x", "y"});
+    c = parse("gpt2", joined(words, {"--lr", "2e-3", "--train-data", "a", "b", "--train-data=c", "d"})).config;
+    CHECK(c.lr == 2e-3);
+    CHECK(c.min_lr == 0);
+    CHECK(c.train_data == Words{"a", "b", "c", "d"});
+    c = parse("gpt2", {"--lr=1e-4", "--config", file.path, "--lr=5e-4", "--save=two\nlines"}).config;
+    CHECK(c.lr == 5e-4);
+    CHECK(c.save == "two\nlines");
+
+    CHECK(contains(refusal("gpt2", {"--config", "no/such.json"}), "no/such.json"));
+    for (const char* text : {"[1]", "{\"lr\": }", "", "{\"lr\": 1, \"lr\": 2}", "{\"min-lr\": 0, \"min_lr\": 0}",
+                             "{\"config\": \"x\"}", "{\"lr\": \"1e-3\"}", "{\"seed\": 1.5}"}) {
+        TempFile bad(text);
+        CHECK(contains(refusal("gpt2", {"--dry-run", "--config", bad.path}), bad.path));
+    }
+}
+
+TEST_CASE("config: llm.c's options are taken where they mean the same, and said") {
+    ParsedConfig p = parse("gpt2", {"-i", "a", "b", "-j", "v", "-b", "4", "-t", "512", "-x", "100", "-l", "1e-3", "-u",
+                                    "7", "-c", "0.2", "-v", "9", "-m", "8", "-s", "6", "-g", "5", "--save", "o", "-n",
+                                    "50", "-nk", "2"});
+    const Config& c = p.config;
+    CHECK(c.train_data == Words{"a", "b"});
+    CHECK(c.valid_data == Words{"v"});
+    CHECK(std::vector<int64_t>{c.micro_batch_size, c.seq_length, c.train_iters, c.lr_warmup_iters, c.eval_interval,
+                               c.eval_iters, c.sample_every, c.sample_tokens, c.save_interval, c.keep}
+          == std::vector<int64_t>{4, 512, 100, 7, 9, 8, 6, 5, 50, 2});
+    CHECK(c.lr == 1e-3);
+    CHECK(c.weight_decay == 0.2);
+    CHECK(p.notes.size() == 14);
+    CHECK(p.notes[2] == "-b is --micro-batch-size");
+}
+
+TEST_CASE("config: any accepted set of options survives the way through JSON") {
+    uint64_t state = 88172645463325252ull;   // xorshift64
+    auto random = [&](size_t n) {
+        state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+        return static_cast<size_t>(state % n);
+    };
+    const auto& rows = option_table();
+    int accepted = 0, refused = 0;
+    for (int trial = 0; trial < 1500; trial++) {
+        const std::string family = trial % 2 ? "llama" : "gpt2";
+        std::map<std::string, std::string> chosen = {{"train-data", "t"}, {"train-iters", "90"}};
+        for (size_t i = 0, n = 1 + random(8); i < n; i++) {
+            const OptionRow& row = rows[random(rows.size())];
+            const Words& values = samples().at(row.name).values;
+            if (family == "llama" && std::string(row.name) == "model") continue;
+            if (std::string(row.name) == "epochs") chosen.erase("train-iters");
+            chosen[row.name] = row.value.flag && random(2) ? "false" : values[random(values.size())];
+            const Words& beside = samples().at(row.name).beside;
+            for (size_t j = 0; j + 1 < beside.size(); j += 2) chosen[beside[j].substr(2)] = beside[j + 1];
+        }
+        Words words;
+        for (const auto& [name, value] : chosen) words.push_back("--" + name + "=" + value);
+        bool taken = refusal(family, words).empty();
+        (taken ? accepted : refused)++;
+        if (!taken) continue;
+        Config config = parse(family, words).config;
+        std::string json = config_to_json(config, family);
+        TempFile file(json);
+        Config again = parse(family, {"--config", file.path}).config;
+        CHECK_MESSAGE(again == config, json);
+        CHECK(config_to_json(again, family) == json);
+        ConfigDiff diff = config_diff(json, config, family);
+        CHECK(diff.must_match.empty());
+        CHECK(diff.changed.empty());
+    }
+    CHECK(accepted > 400);
+    CHECK(refused > 100);
+}
+
+TEST_CASE("config: what differs from a checkpoint's options") {
+    const Words run = {"--train-data", "t", "--train-iters", "100"};
+    const std::string saved = config_to_json(parse("gpt2", run).config, "gpt2");
+    for (const OptionRow& row : option_table()) {
+        CAPTURE(std::string(row.name));
+        Config now = parse("gpt2", run_with(row.name, samples().at(row.name).values[0])).config;
+        ConfigDiff diff = config_diff(saved, now, "gpt2");
+        auto names = [&](const std::vector<std::string>& lines) {
+            return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+                return contains(line, "--" + std::string(row.name) + ": ");
+            });
+        };
+        CHECK(names(diff.must_match) == (row.on_resume == OnResume::kMustMatch));
+        CHECK(names(diff.changed) == (row.on_resume == OnResume::kReport));
+        // A setting that matters is also missed when it is gone.
+        ConfigDiff back = config_diff(config_to_json(now, "gpt2"), parse("gpt2", run).config, "gpt2");
+        for (const ConfigDiff& both : {diff, back})
+            for (const std::string& line : both.changed) CHECK_FALSE(contains(line, "  "));   // a value that is empty
+        CHECK(names(back.must_match) == (row.on_resume == OnResume::kMustMatch));
+    }
+    ConfigDiff diff = config_diff(saved, parse("gpt2", joined(run, {"--lr", "1e-3", "--seed", "5"})).config, "gpt2");
+    CHECK(diff.must_match == std::vector<std::string>{"--seed: 1234 in the checkpoint, 5 now"});
+    CHECK(diff.changed[0] == "--lr: 0.0006 in the checkpoint, 0.001 now");
+    Json old = Json::parse(saved);
+    old["gone-option"] = 7;
+    old.erase("max-skips");   // an option that the checkpoint's version did not have
+    diff = config_diff(old.dump(), parse("gpt2", run).config, "gpt2");
+    CHECK(diff.must_match.empty());
+    CHECK(diff.changed == std::vector<std::string>{"gone-option: 7 in the checkpoint, unknown to this version"});
+}
+
+TEST_CASE("config: help, banner, and what is idle on this machine") {
+    for (const char* family : {"gpt2", "llama"}) {
+        ParsedConfig p = parse(family, {"--help"});
+        CHECK(p.help);
+        for (const OptionRow& row : option_table()) CHECK(contains(p.text, "  --" + std::string(row.name)));
+        for (const ModelPreset& preset : model_presets())
+            CHECK(contains(p.text, "  " + std::string(preset.name) + " ") == (std::string(preset.family) == family));
+        std::stringstream lines(p.text);
+        for (std::string line; std::getline(lines, line);) CHECK_MESSAGE(line.size() <= 100, line);
+    }
+    CHECK(contains(parse("llama", {"--help", "--model", "llama3-8B"}).text, "an integer in [1, 1024] (default: 32)"));
+    std::string banner = config_to_text(parse("gpt2", joined(base(""), {"--seed", "99"})).config, "gpt2");
+    CHECK(contains(banner, "Numbers\n  dtype = bf16\n"));
+    CHECK(contains(banner, "  seed = 99\n"));
+    CHECK(!contains(banner, "rotary-base"));
+
+    Words words = joined(base(""), {"--gemm-search", "off", "--profile", "2:3", "--attention", "fast"});
+    CHECK(parse("gpt2", words).idle.empty());
+    CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 3);
+    CHECK(parse("gpt2", base(""), {.gpu = false}).idle.empty());
+}

@@ -1,0 +1,78 @@
+// Options of runs on several ranks: Megatron's spellings, what is without effect, and what one rank leaves idle.
+#include "tests/support/config_test.h"
+
+namespace {
+
+Config parsed(const Words& words) { return parse("gpt2", joined(base(""), words)).config; }
+
+}  // namespace
+
+TEST_CASE("rank options: gradients travel as they are unless asked otherwise") {
+    CHECK(parsed({}).grad_comm_dtype == Dtype::kFp32);
+    CHECK(parsed({"--grad-dtype", "bf16"}).grad_comm_dtype == Dtype::kBf16);
+    CHECK(parsed({"--grad-dtype", "bf16", "--grad-comm-dtype", "fp8"}).grad_comm_dtype == Dtype::kE4m3);
+    CHECK(parsed({"--grad-comm-dtype", "bf16"}).grad_comm_dtype == Dtype::kBf16);
+    const ParsedConfig finer = parse("gpt2", joined(base(""), {"--grad-dtype", "bf16", "--grad-comm-dtype", "fp32"}));
+    REQUIRE(finer.notes.size() == 1);
+    CHECK(contains(finer.notes[0], "travel as that"));
+    CHECK(contains(config_to_text(parsed({"--grad-dtype", "bf16"}), "gpt2"), "  grad-comm-dtype = bf16\n"));
+}
+
+TEST_CASE("rank options: Megatron's flags are taken and said, on the command line and in files") {
+    const Words fp8 = {"--fp8-recipe", "delayed"};
+    const ParsedConfig p = parse("gpt2", joined(joined(base(""), fp8), {"--fp8-param-gather"}));
+    CHECK(p.config.param_comm_dtype == Dtype::kE4m3);
+    CHECK(p.notes == Words{"--fp8-param-gather is --param-comm-dtype fp8"});
+    CHECK(parsed(joined(fp8, {"--fp8-param-gather=false"})).param_comm_dtype == Dtype::kBf16);
+    CHECK(!parsed({"--overlap-grad-reduce=false"}).overlap);
+    CHECK(parsed({"--overlap", "off", "--overlap_param_gather"}).overlap);
+    CHECK(parsed({"--use-distributed-optimizer=off"}).zero == 0);
+    CHECK(parsed({"--use-distributed-optimizer"}).zero == 1);
+    const TempFile file("{\"fp8_recipe\": \"tensorwise\", \"fp8_param_gather\": true, \"overlap-grad-reduce\": false}");
+    const Config c = parsed({"--config", file.path});
+    CHECK(c.param_comm_dtype == Dtype::kE4m3);
+    CHECK(!c.overlap);
+
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--fp8-param-gather=3"})), "must be true or false"));
+    const TempFile number("{\"fp8_param_gather\": 1}");
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--config", number.path})), "must be true or false"));
+    CHECK(contains(refusal("gpt2", {"--fp8-param-gathr"}), "did you mean --fp8-param-gather?"));
+    for (const Spelling& spelling : spellings()) {
+        const OptionRow* row = find_option(spelling.option);
+        REQUIRE(row);
+        CHECK(!find_option(spelling.name));
+        Config config;
+        CHECK(row->value.set(config, row->value.parse(spelling.when_true)));
+        CHECK(row->value.set(config, row->value.parse(spelling.when_false)));
+    }
+}
+
+TEST_CASE("rank options: what cannot act is refused") {
+    auto refused = [](const Words& words, const std::string& part) {
+        const std::string text = refusal("gpt2", joined(base(""), words));
+        CAPTURE(text);
+        CHECK(contains(text, "has no effect: "));
+        CHECK(contains(text, part));
+    };
+    refused({"--fp8-param-gather"}, "no weights in FP8");
+    refused({"--param-comm-dtype", "bf16"}, "no weights in FP8");
+    refused({"--param-comm-dtype", "fp8", "--fp8-recipe", "delayed", "--zero", "0"}, "--zero 0");
+    refused({"--fp8-check-interval", "1"}, "FP8 is off");
+    refused({"--fp8-check-interval", "1", "--fp8-recipe", "blockwise"}, "no factor of a whole tensor");
+    refused({"--fp8-health-interval", "1"}, "FP8 is off");
+    CHECK(parsed({"--fp8-health-interval", "1", "--grad-comm-dtype", "fp8"}).fp8_health_interval == 1);
+    for (const char* stage : {"2", "3"})   // of DeepSpeed
+        CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", stage})),
+                       std::string("--zero ") + stage + ": gradients and weights are whole on every rank"));
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "4"})), "--zero 4: must be an integer in [0, 1]"));
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--bucket-mb", "0"})), "--bucket-mb 0: must be a number in (0"));
+}
+
+TEST_CASE("rank options: with one rank they are idle, and it is said of those that were set") {
+    const Words words = joined(base(""), {"--overlap", "off", "--bucket-mb", "25", "--grad-comm-dtype", "fp8"});
+    const ParsedConfig one = parse("gpt2", words);
+    CHECK(one.idle == Words{"--bucket-mb: nothing to do with one rank", "--overlap: nothing to do with one rank",
+                            "--grad-comm-dtype: nothing to do with one rank"});
+    CHECK(parse("gpt2", words, {.ranks = 2}).idle.empty());
+    CHECK(parse("gpt2", base("")).idle.empty());
+}

@@ -1,0 +1,147 @@
+// Synthetic data: tokens that are a function of (vocabulary, seed, sample number), and the options that go with them.
+#include <cmath>
+#include <limits>
+
+#include "tests/support/config_test.h"
+#include "tests/support/data_test.h"
+
+#include "llmc/train/log.h"
+
+namespace {
+
+DataConfig synthetic(int64_t seq_length, int64_t vocab_size, uint64_t seed = 1) {
+    DataConfig config = data_test::config_of({}, seq_length, vocab_size);
+    config.synthetic = true;
+    config.seed = seed;
+    return config;
+}
+
+std::vector<int32_t> tokens_of(const DataConfig& config, int64_t sample) {
+    return data_test::read_inputs(DataLoader(config), sample);
+}
+
+const Words kRun = {"--synthetic-data", "--train-iters", "100"};
+
+}  // namespace
+
+// A change of these makes runs on synthetic data other runs: it needs another kSyntheticVersion.
+TEST_CASE("synthetic: the tokens are frozen") {
+    CHECK(tokens_of(synthetic(6, 50257), 0) == std::vector<int32_t>{2, 8139, 29, 2, 14, 5259});
+    const int64_t far = (int64_t{1} << 40) + 3;
+    CHECK(tokens_of(synthetic(6, 50257, 7), far) == std::vector<int32_t>{11446, 651, 13054, 0, 13, 0});
+}
+
+TEST_CASE("synthetic: a sample depends on its number, the seed and the vocabulary alone") {
+    const DataLoader loader(synthetic(33, 1000)), other(synthetic(33, 1000));
+    std::vector<std::vector<int32_t>> samples;
+    for (int64_t s = 0; s < 50; s++) samples.push_back(data_test::read_inputs(loader, s));
+    for (int64_t s = 49; s >= 0; s--) CHECK(data_test::read_inputs(other, s) == samples[static_cast<size_t>(s)]);
+    for (size_t a = 0; a < samples.size(); a++)
+        for (size_t b = 0; b < a; b++) CHECK(samples[a] != samples[b]);
+    CHECK(tokens_of(synthetic(33, 1000, 2), 0) != samples[0]);
+    // Longer sequences begin as shorter ones, odd lengths included; read_inputs compares targets with inputs.
+    for (int64_t T : {1, 2, 3, 4, 5, 31, 32}) {
+        const std::vector<int32_t> begin(samples[3].begin(), samples[3].begin() + T);
+        CHECK(tokens_of(synthetic(T, 1000), 3) == begin);
+        std::vector<int32_t> inputs(begin.size()), targets(begin.size());
+        CHECK(DataLoader(synthetic(T, 1000)).read(3, inputs.data(), targets.data()) == T);
+        CHECK(targets.back() == samples[3][begin.size()]);
+    }
+}
+
+TEST_CASE("synthetic: ids lie in the vocabulary and follow Zipf's law") {
+    constexpr int64_t kLargest = std::numeric_limits<int32_t>::max();
+    for (int64_t vocab : {int64_t{1}, int64_t{2}, int64_t{3}, int64_t{61}, int64_t{50257}, int64_t{128256}, kLargest}) {
+        CAPTURE(vocab);
+        for (int32_t token : tokens_of(synthetic(5000, vocab), 0)) {
+            REQUIRE(token >= 0);
+            REQUIRE(token < vocab);
+        }
+    }
+    // Nothing is folded back from a vocabulary of 2^10 - 1: each octave of token + 1 has a tenth of the tokens, and
+    // each half of it a half of that. Five standard deviations of a binomial count.
+    constexpr int kOctaves = 10, kTokens = 200000;
+    std::vector<int64_t> lower(kOctaves), upper(kOctaves);
+    for (int32_t token : tokens_of(synthetic(kTokens, 1023), 9)) {
+        const int octave = std::bit_width(static_cast<uint32_t>(token + 1)) - 1;
+        const bool high = octave > 0 && ((token + 1) >> (octave - 1) & 1);
+        (high ? upper : lower)[static_cast<size_t>(octave)]++;
+    }
+    auto near = [&](int64_t count, double share) {
+        CHECK(std::abs(static_cast<double>(count) - kTokens * share) < 5 * std::sqrt(kTokens * share * (1 - share)));
+    };
+    near(lower[0], 0.1);
+    for (size_t octave = 1; octave < kOctaves; octave++) {
+        CAPTURE(octave);
+        near(lower[octave], 0.05);
+        near(upper[octave], 0.05);
+    }
+}
+
+TEST_CASE("synthetic: no end, no shards, and not to be taken for shards") {
+    data_test::TempDir dir;
+    data_test::write(dir / "a.bin", data_test::llmc_v1(data_test::counting(0, 40)));
+    const DataLoader loader(synthetic(4, 1000)), shards(data_test::config_of({dir / "a.bin"}));
+    require_samples(loader, std::numeric_limits<int64_t>::max(), "one step");
+    loader.prefetch(0, 1 << 20);
+    CHECK(loader.shards().empty());
+    CHECK(loader.check_fingerprint(loader.fingerprint_json()) == "");
+    CHECK(shards.check_fingerprint(shards.fingerprint_json()) == "");
+    CHECK(contains(loader.check_fingerprint(shards.fingerprint_json()), "shards, here it is synthetic"));
+    CHECK(contains(shards.check_fingerprint(loader.fingerprint_json()), "synthetic (--synthetic-data), here"));
+    CHECK(contains(loader.check_fingerprint("{\"synthetic\": 2}"), "version 2, here by 1"));
+    CHECK(contains(loader.check_fingerprint("{\"synthetic\": []}"), "not readable"));
+}
+
+TEST_CASE("synthetic: options about shards are refused beside it") {
+    const ParsedConfig run = parse("gpt2", kRun);
+    CHECK(run.config.synthetic_data);
+    REQUIRE(run.notes.size() == 1);
+    CHECK(contains(run.notes[0], "SYNTHETIC DATA"));
+    CHECK(contains(config_to_text(run.config, "gpt2"), "  synthetic-data = true\n"));
+    CHECK(!contains(config_to_json(run.config, "gpt2"), "train-data"));
+    for (const OptionRow& row : option_table()) {
+        const std::string name = row.name;
+        if (row.group != OptionGroup::kData || name == "synthetic-data") continue;
+        CAPTURE(name);
+        const std::string value = row.value.flag ? "true" : name == "token-dtype" ? "uint16" : "3";
+        CHECK(contains(refusal("gpt2", joined(kRun, {"--" + name + "=" + value})), "--" + name + " has no effect: "));
+    }
+    CHECK(contains(refusal("gpt2", joined(kRun, {"--train-data", "t"})), "--synthetic-data draws tokens"));
+    CHECK(contains(refusal("gpt2", {"--synthetic-data", "--epochs", "2"}), "--synthetic-data has no end"));
+    CHECK(contains(refusal("gpt2", {"--train-iters", "5"}), "--train-data is missing"));
+    CHECK(refusal("gpt2", joined(base(""), {"--synthetic-data=false"})) == "");
+}
+
+TEST_CASE("synthetic: another run than one on shards") {
+    const Config with = parse("gpt2", kRun).config, without = parse("gpt2", base("")).config;
+    for (const auto& [saved, now] : {std::pair{with, without}, std::pair{without, with}}) {
+        const ConfigDiff diff = config_diff(config_to_json(saved, "gpt2"), now, "gpt2");
+        REQUIRE(diff.must_match.size() == 1);
+        CHECK(contains(diff.must_match[0], "--synthetic-data: "));
+    }
+    // A checkpoint from before there was the option.
+    Json old = Json::parse(config_to_json(without, "gpt2"));
+    old.erase("synthetic-data");
+    CHECK(config_diff(old.dump(), without, "gpt2").must_match.empty());
+    CHECK(config_diff(old.dump(), with, "gpt2").must_match.size() == 1);
+}
+
+TEST_CASE("synthetic: every line of a step says so") {
+    StepRecord record;
+    CHECK(!contains(step_line(record), "synthetic"));
+    record.synthetic = true;
+    CHECK(step_line(record).ends_with(" | synthetic data"));
+}
+
+TEST_CASE("ranks: what a dry run plans for, and what a run must have") {
+    const Words plan = {"--dry-run", "--ranks", "8", "--micro-batch-size", "2"};
+    CHECK(parse("gpt2", plan).config.global_batch_size == 16);
+    CHECK(parse("gpt2", joined(plan, {"--overlap", "off"})).idle.empty());
+    CHECK(parse("gpt2", {"--dry-run", "--overlap", "off"}).idle.size() == 1);
+    CHECK(contains(refusal("gpt2", joined(plan, {"--global-batch-size", "24"})), "--micro-batch-size 2 x 8 ranks"));
+    CHECK(contains(refusal("gpt2", joined(kRun, {"--ranks", "8"})), "--ranks 8, and 1 was started"));
+    CHECK(contains(refusal("gpt2", joined(kRun, {"--ranks", "8"}), {.ranks = 2}), "and 2 were started"));
+    CHECK(refusal("gpt2", joined(kRun, {"--ranks", "2"}), {.ranks = 2}) == "");
+    CHECK(refusal("gpt2", kRun, {.ranks = 2}) == "");
+}

@@ -1,9 +1,0 @@
-// doctest with its short macro names. The project's own CHECK, REQUIRE and FAIL have the same names: headers that use
-// them come first, then tests get doctest's. Include this before any other header of the project.
-#pragma once
-#include "llmc/check.h"
-#include "llmc/dtype.h"
-#undef CHECK
-#undef REQUIRE
-#undef FAIL
-#include <doctest/doctest.h>

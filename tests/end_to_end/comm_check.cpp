@@ -1,0 +1,462 @@
+// Every collective of comm.h between the ranks of this run, on the device of this build, against what it must give:
+//
+//   mpirun -np N build/cpu/comm_check [--large] [--nccl] [--seconds S] [--stall RANK]
+//
+// Sums of small integers and moved bytes must be exact, sums of reals within the bound of their roundings; all ranks
+// get equal bits, two runs too (the digest printed at the end is that of every sum of reals); what lies around the
+// values is untouched; one changed element of one rank's contribution is found. --large adds sizes over 8 million
+// elements. --nccl goes through comm_nccl.cpp on the CPU device, too, to a library that a test puts in NCCL's place.
+// --stall: one rank stays away from the last collective, and the others cut it off. Exit 0, 1 for a wrong result, 6 for
+// a lost rank.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "llmc/base/check.h"
+#include "llmc/base/rng.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/parallel/gpu_assignment.h"
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+using Clock = std::chrono::steady_clock;
+
+enum class Call { kSum, kMax, kReduceScatter, kAllGather, kAllToAll, kExchange };
+constexpr const char* kCallNames[] = {"sum", "max", "reduce_scatter", "all_gather", "all_to_all", "exchange"};
+enum class Values { kIntegers, kReals, kSpecial, kBits };
+
+struct Case {
+    Call call;
+    Dtype dtype;      // of max: int32 stands for uint32
+    int64_t elems;    // of one block, or of the whole where the call knows no blocks
+    Values values;
+    std::string name(int64_t total) const {
+        return strf("%s of %lld %s", kCallNames[static_cast<int>(call)], (long long)total, dtype_name(dtype));
+    }
+};
+
+uint64_t number(const Case& c, int rank, int64_t i) {
+    const auto key = static_cast<uint64_t>(c.elems) * 8 + static_cast<uint64_t>(c.call);
+    const Philox4 p = philox(key, static_cast<uint64_t>(i), static_cast<uint64_t>(rank));
+    return (static_cast<uint64_t>(p.word[1]) << 32) | p.word[0];
+}
+
+// Element i of the contribution of `rank`, where it is a number.
+double value_of(const Case& c, int rank, int ranks, int64_t i) {
+    const uint64_t bits = number(c, rank, i);
+    if (c.values == Values::kSpecial) {
+        if (i % 5 == 0 && rank == 0) return NAN;
+        if (i % 5 == 1 && rank == ranks - 1) return INFINITY;
+        if (i % 5 == 2 && rank < 2) return rank == 0 ? INFINITY : -INFINITY;
+    }
+    if (c.values == Values::kReals) {
+        const double real = std::ldexp(static_cast<double>(static_cast<int64_t>(bits)), -60 + static_cast<int>(i % 9));
+        return c.dtype == Dtype::kBf16 ? static_cast<double>(static_cast<float>(bf16(static_cast<float>(real))))
+                                       : static_cast<double>(static_cast<float>(real));
+    }
+    return static_cast<double>(static_cast<int64_t>(bits % 511) - 255);   // exact in bf16, the sum of two is not
+}
+
+void store(uint8_t* to, Dtype dtype, double value) {
+    auto put = [&](auto v) { std::memcpy(to, &v, sizeof v); };
+    switch (dtype) {
+        case Dtype::kFp32: return put(static_cast<float>(value));
+        case Dtype::kFp64: return put(value);
+        case Dtype::kBf16: return put(bf16(static_cast<float>(value)));
+        case Dtype::kInt32: return put(static_cast<int32_t>(value));
+        default: FAIL(kExitBug, "%s is no number here", dtype_name(dtype));
+    }
+}
+
+double load(const uint8_t* from, Dtype dtype) {
+    auto get = [&](auto v) {
+        std::memcpy(&v, from, sizeof v);
+        return static_cast<double>(v);
+    };
+    switch (dtype) {
+        case Dtype::kFp32: return get(float{});
+        case Dtype::kFp64: return get(double{});
+        case Dtype::kInt32: return get(int32_t{});
+        default: break;
+    }
+    bf16 v;
+    std::memcpy(&v, from, sizeof v);
+    return static_cast<double>(static_cast<float>(v));
+}
+
+// Device memory between guards.
+class DeviceBytes {
+public:
+    DeviceBytes(Ctx& ctx, int64_t bytes) : ctx_(ctx), bytes_(bytes) {
+        memory_ = static_cast<uint8_t*>(device::device_alloc(bytes + 2 * kGuard));
+        device::fill_bytes(ctx, memory_, kGuardByte, bytes + 2 * kGuard);
+    }
+    ~DeviceBytes() { device::device_free(memory_); }
+    DeviceBytes(const DeviceBytes&) = delete;
+
+    Tensor view(Dtype dtype) const { return {memory_ + kGuard, dtype, bytes_ / dtype_bytes(dtype)}; }
+    void upload(const Bytes& bytes) {
+        device::copy_to_device(ctx_, memory_ + kGuard, bytes.data(), bytes_);
+        device::synchronize(ctx_);
+    }
+    // Empty if a guard changed.
+    Bytes download() {
+        Bytes all(static_cast<size_t>(bytes_ + 2 * kGuard));
+        device::copy_to_host(ctx_, all.data(), memory_, bytes_ + 2 * kGuard);
+        device::synchronize(ctx_);
+        const Bytes guard(kGuard, kGuardByte);
+        if (!std::equal(guard.begin(), guard.end(), all.begin())) return {};
+        if (!std::equal(guard.begin(), guard.end(), all.end() - kGuard)) return {};
+        return {all.begin() + kGuard, all.end() - kGuard};
+    }
+
+private:
+    static constexpr int64_t kGuard = 256;
+    static constexpr uint8_t kGuardByte = 0x5a;
+    Ctx& ctx_;
+    const int64_t bytes_;
+    uint8_t* memory_;
+};
+
+class Checker {
+public:
+    Checker(Comm& comm, Ctx& ctx) : comm_(comm), ctx_(ctx), rank_(comm.world().rank), ranks_(comm.world().ranks) {}
+
+    void check(const Case& c) {
+        if (c.call == Call::kExchange && partner() < 0) return skip_exchange();
+        const Bytes mine = input(c, rank_), expected = expect(c);
+        expect_no_error(c, difference(c, run(c, mine), expected));
+        // The element in the middle, of the last rank: somebody must see it. Its partner has sent it on to nobody else.
+        Bytes changed = mine;
+        const bool last = rank_ == (c.call == Call::kExchange ? ranks_ / 2 * 2 : ranks_) - 1;
+        if (last) change(c, changed);
+        const bool seen = !difference(c, run(c, changed), expected).empty();
+        const int64_t found = comm_.sum(std::vector<int64_t>{seen})[0];
+        if (found == 0) expect_no_error(c, "a changed element of the last rank changed nothing");
+        cases_++;
+    }
+
+    // Equal bits on every rank (of a reduce-scatter every rank has another block) and in two runs.
+    void check_bits(const Case& c) {
+        const Bytes mine = input(c, rank_);
+        const Bytes first = run(c, mine), second = run(c, mine);
+        expect_no_error(c, difference(c, first, expect(c)));
+        expect_no_error(c, first == second ? "" : "two runs have different bits");
+        const auto [begin, end] = defined(c);
+        const std::string own(first.begin() + begin, first.begin() + end);
+        const std::vector<std::string> all = comm_.gather(own);
+        for (const std::string& theirs : all) {
+            if (c.call == Call::kSum) expect_no_error(c, theirs == own ? "" : "ranks have different bits");
+            for (const char byte : theirs) digest_ = (digest_ ^ static_cast<uint8_t>(byte)) * 0x100000001b3ull;
+        }
+        cases_++;
+    }
+
+    // Ordered between two streams by events alone, bf16 sums on both at once.
+    void check_side_stream() {
+        const Case c{Call::kSum, Dtype::kBf16, 300'007, Values::kIntegers};
+        const Bytes mine = input(c, rank_), expected = expect(c);
+        Ctx side;
+        device::side_open(side, ctx_);
+        Event *ready = device::event_create(), *reduced = device::event_create();
+        DeviceBytes a(ctx_, bytes(c)), b(ctx_, bytes(c)), moved(ctx_, bytes(c));
+        a.upload(mine);
+        b.upload(mine);
+        for (int i = 0; i < 20; i++) device::fill_bytes(ctx_, moved.view(c.dtype).data, i, bytes(c));
+        device::copy_on_device(ctx_, moved.view(c.dtype).data, a.view(c.dtype).data, bytes(c));
+        device::event_record(ctx_, ready);
+        device::event_order(side, ready);
+        comm_.sum(side, moved.view(c.dtype));
+        comm_.sum(ctx_, b.view(c.dtype));
+        device::event_record(side, reduced);
+        device::event_order(ctx_, reduced);
+        device::copy_on_device(ctx_, a.view(c.dtype).data, moved.view(c.dtype).data, bytes(c));
+        expect_no_error(c, difference(c, a.download(), expected));
+        expect_no_error(c, difference(c, b.download(), expected));
+        device::event_destroy(ready);
+        device::event_destroy(reduced);
+        device::side_close(side);
+        cases_++;
+    }
+
+    // A rehearsal touches nothing, whatever the pointers.
+    void check_rehearsal() {
+        Ctx rehearsal = ctx_;
+        rehearsal.rehearsal = true;
+        const Tensor none{nullptr, Dtype::kFp32, 12 * ranks_};
+        comm_.sum(rehearsal, none);
+        comm_.max(rehearsal, nullptr, 12);
+        comm_.reduce_scatter(rehearsal, none);
+        comm_.all_gather(rehearsal, none);
+        comm_.all_to_all(rehearsal, none, none);
+        Ctx side;
+        device::side_open(side, rehearsal);
+        device::side_close(side);
+        cases_++;
+    }
+
+    void check_host() {
+        const std::vector<std::string> texts = comm_.gather(std::string(static_cast<size_t>(rank_) * 3, 'x'));
+        for (size_t r = 0; r < texts.size(); r++) CHECK(texts[r] == std::string(3 * r, 'x'), "gather: rank %zu", r);
+        const std::vector<int64_t> total = comm_.sum(std::vector<int64_t>{1, rank_, int64_t{1} << 40});
+        CHECK(total[0] == ranks_ && total[1] == ranks_ * (ranks_ - 1) / 2 && total[2] == ranks_ * (int64_t{1} << 40),
+              "sum of integers");
+        cases_++;
+    }
+
+    // What a call costs the host, and from start to end.
+    void print_latency() {
+        DeviceBytes one(ctx_, 4);
+        one.upload(Bytes(4, 0));
+        constexpr int kCalls = 200;
+        comm_.sum(ctx_, one.view(Dtype::kInt32));
+        device::synchronize(ctx_);
+        const Clock::time_point start = Clock::now();
+        for (int i = 0; i < kCalls; i++) comm_.sum(ctx_, one.view(Dtype::kInt32));
+        const Clock::time_point called = Clock::now();
+        device::synchronize(ctx_);
+        auto us = [&](Clock::time_point end) {
+            return std::chrono::duration<double, std::micro>(end - start).count() / kCalls;
+        };
+        if (comm_.root())
+            std::printf("sum of one value: %.1f us on the host, %.1f us until done\n", us(called), us(Clock::now()));
+    }
+
+    int cases() const { return cases_; }
+    uint64_t digest() const { return digest_; }
+
+private:
+    bool in_blocks(const Case& c) const {
+        return c.call == Call::kReduceScatter || c.call == Call::kAllGather || c.call == Call::kAllToAll;
+    }
+    int64_t elems(const Case& c) const { return in_blocks(c) ? c.elems * ranks_ : c.elems; }
+    int64_t bytes(const Case& c) const { return elems(c) * dtype_bytes(c.dtype); }
+    int partner() const { return (rank_ ^ 1) < ranks_ ? rank_ ^ 1 : -1; }
+    // A rank without a partner takes part in what the others tell each other.
+    void skip_exchange() {
+        comm_.gather("");
+        comm_.sum(std::vector<int64_t>{0});
+        cases_++;
+    }
+
+    Bytes input(const Case& c, int rank) const {
+        Bytes data(static_cast<size_t>(bytes(c)));
+        const int64_t size = dtype_bytes(c.dtype);
+        for (int64_t i = 0; i < elems(c); i++) {
+            uint8_t* at = data.data() + i * size;
+            const uint64_t bits = number(c, rank, i);
+            if (c.values == Values::kBits) std::memcpy(at, &bits, static_cast<size_t>(size));
+            else store(at, c.dtype, value_of(c, rank, ranks_, i));
+        }
+        return data;
+    }
+
+    // Bytes of the result that mean something.
+    std::pair<int64_t, int64_t> defined(const Case& c) const {
+        const int64_t block = c.elems * dtype_bytes(c.dtype);
+        if (c.call == Call::kReduceScatter) return {rank_ * block, (rank_ + 1) * block};
+        return {0, bytes(c)};
+    }
+
+    Bytes expect(const Case& c) const {
+        const int64_t block = c.elems * dtype_bytes(c.dtype);
+        if (c.call == Call::kExchange) return input(c, partner());
+        std::vector<Bytes> all;
+        for (int r = 0; r < ranks_; r++) all.push_back(input(c, r));
+        Bytes result(static_cast<size_t>(bytes(c)));
+        if (c.call == Call::kAllGather || c.call == Call::kAllToAll) {
+            for (int r = 0; r < ranks_; r++) {
+                const int from = c.call == Call::kAllGather ? r : rank_;
+                std::copy_n(all[static_cast<size_t>(r)].begin() + from * block, block, result.begin() + r * block);
+            }
+            return result;
+        }
+        const int64_t size = dtype_bytes(c.dtype);
+        for (int64_t i = 0; i < elems(c); i++) {
+            double sum = 0;
+            uint32_t largest = 0, bits = 0;
+            for (const Bytes& theirs : all) {
+                std::memcpy(&bits, theirs.data() + i * size, static_cast<size_t>(std::min<int64_t>(size, 4)));
+                largest = std::max(largest, bits);
+                sum += load(theirs.data() + i * size, c.dtype);
+            }
+            if (c.call == Call::kMax) std::memcpy(result.data() + i * size, &largest, sizeof largest);
+            else store(result.data() + i * size, c.dtype, sum);
+        }
+        return result;
+    }
+
+    Bytes run(const Case& c, const Bytes& mine) {
+        const bool moves = c.call == Call::kAllToAll || c.call == Call::kExchange;
+        DeviceBytes data(ctx_, bytes(c));
+        // In an all-gather what the others hold in their place is not looked at.
+        Bytes start = mine;
+        if (c.call == Call::kAllGather) {
+            const int64_t block = c.elems * dtype_bytes(c.dtype);
+            for (int64_t i = 0; i < bytes(c); i++)
+                if (i / block != rank_) start[static_cast<size_t>(i)] ^= 0xff;
+        }
+        data.upload(start);
+        const Tensor view = data.view(c.dtype);
+        if (moves) {
+            DeviceBytes out(ctx_, bytes(c));
+            out.upload(Bytes(mine.size(), 0));
+            if (c.call == Call::kAllToAll) comm_.all_to_all(ctx_, out.view(c.dtype), view);
+            else comm_.exchange(ctx_, out.view(c.dtype), view, partner());
+            const Bytes result = out.download();
+            return data.download() == mine ? result : Bytes{};
+        }
+        switch (c.call) {
+            case Call::kSum: comm_.sum(ctx_, view); break;
+            case Call::kMax: comm_.max(ctx_, static_cast<uint32_t*>(view.data), view.elems); break;
+            case Call::kReduceScatter: comm_.reduce_scatter(ctx_, view); break;
+            default: comm_.all_gather(ctx_, view); break;
+        }
+        return data.download();
+    }
+
+    // How far a sum of reals may be from the exact one: a rounding for every addition, one to bf16.
+    double bound(const Case& c, int64_t i) const {
+        if (c.values != Values::kReals) return 0;
+        double magnitude = 0;
+        for (int r = 0; r < ranks_; r++) magnitude += std::fabs(value_of(c, r, ranks_, i));
+        const double roundoff = c.dtype == Dtype::kFp64 ? 0x1p-53 : 0x1p-24;
+        return ranks_ * roundoff * magnitude + (c.dtype == Dtype::kBf16 ? 0x1p-7 * magnitude : 0);
+    }
+
+    // The first element that is not as expected, "" if none.
+    std::string difference(const Case& c, const Bytes& found, const Bytes& expected) const {
+        if (found.empty()) return "bytes outside of the result changed";
+        const int64_t size = dtype_bytes(c.dtype);
+        const auto [begin, end] = defined(c);
+        if (std::equal(found.begin() + begin, found.begin() + end, expected.begin() + begin)) return "";
+        for (int64_t at = begin; at < end; at += size) {
+            const uint8_t *a = found.data() + at, *b = expected.data() + at;
+            if (std::equal(a, a + size, b)) continue;
+            if (c.values == Values::kBits) return strf("element %lld has other bytes", (long long)(at / size));
+            const double x = load(a, c.dtype), y = load(b, c.dtype);
+            if ((std::isnan(x) && std::isnan(y)) || std::fabs(x - y) <= bound(c, at / size)) continue;
+            return strf("element %lld is %.9g, not %.9g", (long long)(at / size), x, y);
+        }
+        return "";
+    }
+
+    void change(const Case& c, Bytes& data) const {
+        // In blocks: an element that moves, that is of the own block in an all-gather.
+        const int64_t size = dtype_bytes(c.dtype);
+        int64_t i = c.call == Call::kAllGather ? rank_ * c.elems + c.elems / 2 : elems(c) / 2;
+        while (c.values == Values::kSpecial && i % 5 < 3) i++;
+        uint8_t* at = data.data() + i * size;
+        if (c.call == Call::kMax) std::memset(at, 0xff, static_cast<size_t>(size));
+        else if (c.values == Values::kBits) at[size - 1] ^= 0x40;
+        else store(at, c.dtype, load(at, c.dtype) + (load(at, c.dtype) > 0 ? -64 : 64));
+    }
+
+    void expect_no_error(const Case& c, const std::string& error) {
+        const std::vector<std::string> all = comm_.gather(error);
+        for (size_t r = 0; r < all.size(); r++)
+            if (!all[r].empty()) FAIL(kExitBug, "%s: rank %zu: %s", c.name(elems(c)).c_str(), r, all[r].c_str());
+    }
+
+    Comm& comm_;
+    Ctx& ctx_;
+    const int rank_, ranks_;
+    int cases_ = 0;
+    uint64_t digest_ = 0xcbf29ce484222325ull;
+};
+
+void check_all(Checker& checker, bool large) {
+    using enum Call;
+    const Dtype bytes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64, Dtype::kInt32, Dtype::kE4m3, Dtype::kE5m2};
+    std::vector<int64_t> sizes = {1, 2, 3, 31, 1000, 4099, 65'537};
+    // Over what bf16 sums take at a time, and over what goes in one message.
+    if (large) sizes.push_back(8'400'001);
+    for (const int64_t size : sizes) {
+        for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64, Dtype::kInt32}) {
+            checker.check({kSum, dtype, size, Values::kIntegers});
+            if (dtype != Dtype::kInt32) checker.check_bits({kSum, dtype, size, Values::kReals});
+        }
+        checker.check({kMax, Dtype::kInt32, size, Values::kBits});
+        checker.check({kReduceScatter, Dtype::kFp32, size, Values::kIntegers});
+        checker.check_bits({kReduceScatter, Dtype::kFp32, size, Values::kReals});
+        for (const Call call : {kAllGather, kAllToAll, kExchange})
+            for (const Dtype dtype : bytes) checker.check({call, dtype, size, Values::kBits});
+    }
+    for (const Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        checker.check({kSum, dtype, 1003, Values::kSpecial});
+    checker.check({kReduceScatter, Dtype::kFp32, 1003, Values::kSpecial});
+    checker.check_side_stream();
+    checker.check_rehearsal();
+    checker.check_host();
+}
+
+// One rank stays away from a collective for `seconds`; the others notice after two, cut it off and have their stream
+// back.
+void stall(Comm& comm, Ctx& ctx, int away, int seconds) {
+    if (comm.world().rank == away) {
+        std::this_thread::sleep_for(std::chrono::seconds(seconds));
+        comm.cut();
+        return;
+    }
+    DeviceBytes values(ctx, 1 << 24);
+    Event* done = device::event_create();
+    comm.sum(ctx, values.view(Dtype::kFp32));
+    device::event_record(ctx, done);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    CHECK(!device::event_reached(done), "a sum ended without rank %d", away);
+    const Clock::time_point start = Clock::now();
+    std::thread([&] { comm.cut(); }).join();
+    device::synchronize(ctx);
+    std::fprintf(stderr, "rank %d: cut off in %.3f s, late error \"%s\"\n", comm.world().rank,
+                 std::chrono::duration<double>(Clock::now() - start).count(), comm.late_error().c_str());
+    device::event_destroy(done);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::unique_ptr<Comm> comm;
+    try {
+        bool large = false, nccl = false;
+        int seconds = 60, away = -1;
+        for (int i = 1; i < argc; i++) {
+            const std::string option = argv[i];
+            if (option == "--large") large = true;
+            else if (option == "--nccl") nccl = true;
+            else if (option == "--seconds" && i + 1 < argc) seconds = std::stoi(argv[++i]);
+            else if (option == "--stall" && i + 1 < argc) away = std::stoi(argv[++i]);
+            else FAIL(kExitBadInput, "no option %s", option.c_str());
+        }
+        comm = open_comm();
+        if (nccl) comm = open_nccl(std::move(comm));
+        std::vector<std::string> notes;
+        Ctx ctx;
+        device::device_open(ctx, place_rank(*comm, notes));
+        notes.push_back(comm->connect(ctx, seconds));
+        Checker checker(*comm, ctx);
+        check_all(checker, large);
+        checker.print_latency();
+        if (comm->root()) {
+            for (const std::string& note : notes) std::printf("%s\n", note.c_str());
+            std::printf("comm_check: %d ranks, %d cases as expected, digest %016llx\n", comm->world().ranks,
+                        checker.cases(), (unsigned long long)checker.digest());
+        }
+        const std::string late = comm->late_error();
+        if (!late.empty()) {
+            comm->cut();
+            FAIL(kExitPeerLost, "%s", late.c_str());
+        }
+        if (away >= 0) stall(*comm, ctx, away, seconds);
+        device::device_close(ctx);
+        return kExitOk;
+    } catch (const Error& error) {
+        return end_with_error(comm.get(), error.what(), error.exit_code);
+    } catch (const std::exception& error) {
+        return end_with_error(comm.get(), error.what(), kExitBug);
+    }
+}

@@ -1,0 +1,166 @@
+// Stands in for NCCL's library where there is no GPU: the same functions on host memory over MPI, so that comm_nccl.cpp
+// runs in tests. FAKE_NCCL, words apart by spaces, makes it fail:
+//
+//   version=21500            what ncclGetVersion says
+//   stall=ncclSend           the first call of that name on rank 1 does not return
+//   fail=ncclAllGather:3     on rank 1 the third call of that name returns an error
+//   late                     an asynchronous error once the collectives of the start are done
+#include <mpi.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "llmc/parallel/comm_nccl_api.h"
+
+using namespace nccl_api;
+
+struct nccl_api::Communicator {
+    int rank, ranks;
+};
+
+namespace {
+
+constexpr Result kSystemError = Result{2};
+
+struct Message {
+    bool send;
+    void* data;
+    size_t bytes;
+    int peer;
+};
+std::vector<Message> group;
+int depth = 0;
+std::map<std::string, int> calls;
+
+// The value of "name=value" in FAKE_NCCL, "" if it is not there, "yes" without a value.
+std::string asked(const std::string& name) {
+    const char* text = std::getenv("FAKE_NCCL");
+    std::istringstream words(text ? text : "");
+    for (std::string word; words >> word;) {
+        if (word == name) return "yes";
+        if (word.rfind(name + "=", 0) == 0) return word.substr(name.size() + 1);
+    }
+    return "";
+}
+
+int rank_of_process() {
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    return rank;
+}
+
+Result enter(const std::string& name) {
+    const int call = ++calls[name];
+    if (rank_of_process() != 1) return kSuccess;
+    while (asked("stall") == name) std::this_thread::sleep_for(std::chrono::seconds(1));
+    return asked("fail") == name + ":" + std::to_string(call) ? kSystemError : kSuccess;
+}
+
+MPI_Datatype type_of(Type type) {
+    switch (type) {
+        case kFloat32: return MPI_FLOAT;
+        case kFloat64: return MPI_DOUBLE;
+        case kInt32: return MPI_INT32_T;
+        case kUint32: return MPI_UINT32_T;
+        default: return MPI_BYTE;
+    }
+}
+
+size_t bytes_of(Type type) { return type == kFloat64 ? 8 : type == kUint8 ? 1 : 4; }
+MPI_Op op_of(Reduction op) { return op == kMax ? MPI_MAX : MPI_SUM; }
+Result result_of(int status) { return status == MPI_SUCCESS ? kSuccess : kSystemError; }
+
+// Messages between two ranks meet in the order of their calls, as NCCL's do.
+Result run_group() {
+    std::vector<MPI_Request> requests;
+    int status = MPI_SUCCESS;
+    for (const Message& m : group) {
+        MPI_Request& request = requests.emplace_back();
+        const int bytes = static_cast<int>(m.bytes);
+        status |= m.send ? MPI_Isend(m.data, bytes, MPI_BYTE, m.peer, 7, MPI_COMM_WORLD, &request)
+                         : MPI_Irecv(m.data, bytes, MPI_BYTE, m.peer, 7, MPI_COMM_WORLD, &request);
+    }
+    status |= MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
+    group.clear();
+    return result_of(status);
+}
+
+Result add(const char* name, Message message) {
+    if (const Result result = enter(name)) return result;
+    group.push_back(message);
+    return depth == 0 ? run_group() : kSuccess;
+}
+
+}  // namespace
+
+extern "C" {
+
+Result ncclGetVersion(int* version) {
+    const std::string wanted = asked("version");
+    *version = wanted.empty() ? 22803 : std::stoi(wanted);
+    return kSuccess;
+}
+Result ncclGetUniqueId(UniqueId* id) {
+    std::memset(id->bytes, 'i', sizeof id->bytes);
+    return kSuccess;
+}
+Result ncclCommInitRank(Communicator** comm, int ranks, UniqueId id, int rank) {
+    if (const Result result = enter("ncclCommInitRank")) return result;
+    for (const char byte : id.bytes)
+        if (byte != 'i') return kInvalidArgument;
+    *comm = new Communicator{rank, ranks};
+    return kSuccess;
+}
+Result ncclCommDestroy(Communicator* comm) {
+    delete comm;
+    return kSuccess;
+}
+Result ncclCommAbort(Communicator* comm) { return ncclCommDestroy(comm); }
+Result ncclCommGetAsyncError(Communicator*, Result* state) {
+    *state = asked("late").empty() || calls["ncclSend"] < 9 ? kSuccess : kRemoteError;
+    return kSuccess;
+}
+const char* ncclGetErrorString(Result result) { return result == kRemoteError ? "remote error" : "system error"; }
+const char* ncclGetLastError(Communicator*) { return "the last\nword"; }
+
+Result ncclAllReduce(const void* in, void* out, size_t count, Type type, Reduction op, Communicator*, Stream) {
+    if (const Result result = enter("ncclAllReduce")) return result;
+    if (in != out) return kInvalidArgument;
+    return result_of(MPI_Allreduce(MPI_IN_PLACE, out, static_cast<int>(count), type_of(type), op_of(op),
+                                   MPI_COMM_WORLD));
+}
+Result ncclReduceScatter(const void* in, void* out, size_t count, Type type, Reduction op, Communicator* comm, Stream) {
+    if (const Result result = enter("ncclReduceScatter")) return result;
+    if (static_cast<const char*>(in) + static_cast<size_t>(comm->rank) * count * bytes_of(type) != out)
+        return kInvalidArgument;
+    std::vector<char> own(count * bytes_of(type));
+    const int status = MPI_Reduce_scatter_block(in, own.data(), static_cast<int>(count), type_of(type), op_of(op),
+                                                MPI_COMM_WORLD);
+    std::memcpy(out, own.data(), own.size());
+    return result_of(status);
+}
+Result ncclAllGather(const void* in, void* out, size_t count, Type type, Communicator* comm, Stream) {
+    if (const Result result = enter("ncclAllGather")) return result;
+    if (static_cast<char*>(out) + static_cast<size_t>(comm->rank) * count * bytes_of(type) != in)
+        return kInvalidArgument;
+    return result_of(MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, out, static_cast<int>(count * bytes_of(type)), MPI_BYTE,
+                                   MPI_COMM_WORLD));
+}
+Result ncclSend(const void* in, size_t count, Type type, int peer, Communicator*, Stream) {
+    return add("ncclSend", {true, const_cast<void*>(in), count * bytes_of(type), peer});
+}
+Result ncclRecv(void* out, size_t count, Type type, int peer, Communicator*, Stream) {
+    return add("ncclRecv", {false, out, count * bytes_of(type), peer});
+}
+Result ncclGroupStart() {
+    depth++;
+    return kSuccess;
+}
+Result ncclGroupEnd() { return --depth == 0 ? run_group() : kSuccess; }
+
+}  // extern "C"

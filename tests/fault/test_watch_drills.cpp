@@ -1,0 +1,287 @@
+// Faults on demand, the connection between the boards of two hosts, and settings that differ between ranks.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <future>
+#include <thread>
+#include <utility>
+
+#include "llmc/base/fault_injection.h"
+#include "llmc/fault/heartbeat_link.h"
+#include "llmc/fault/watchdog.h"
+#include "llmc/parallel/device_marks.h"
+#include "llmc/parallel/rank_preflight.h"
+#include "tests/support/config_test.h"
+
+namespace {
+
+std::string refused_fault(const std::string& word) {
+    try {
+        parse_fault(word);
+    } catch (const Error& error) {
+        CHECK(error.exit_code == kExitBadInput);
+        return error.what();
+    }
+    return "";
+}
+
+}  // namespace
+
+TEST_CASE("drills: what strikes, whom and where") {
+    struct Case {
+        const char* word;
+        Fault::Kind kind;
+        Fault::At at;
+        int rank;
+        int64_t number;
+    };
+    const Case cases[] = {
+        {"kill:rank=3@step=50", Fault::Kind::kKill, Fault::At::kStep, 3, 50},
+        {"stop:rank=0@7", Fault::Kind::kStop, Fault::At::kStep, 0, 7},
+        {"stall:rank=12@eval", Fault::Kind::kStall, Fault::At::kEvaluation, 12, 1},
+        {"term:rank=1@save=4", Fault::Kind::kTerm, Fault::At::kSave, 1, 4},
+        {"nan:grad@77", Fault::Kind::kNan, Fault::At::kStep, 0, 77},
+        {"nan:grad:rank=2@step=77", Fault::Kind::kNan, Fault::At::kStep, 2, 77},
+        {"enospc@save", Fault::Kind::kEnospc, Fault::At::kSave, 0, 1},
+        {"enospc:rank=1@save=2", Fault::Kind::kEnospc, Fault::At::kSave, 1, 2},
+    };
+    for (const Case& c : cases) {
+        CAPTURE(std::string(c.word));
+        const Fault fault = parse_fault(c.word);
+        CHECK(fault.kind == c.kind);
+        CHECK(fault.at == c.at);
+        CHECK(fault.rank == c.rank);
+        CHECK(fault.number == c.number);
+        CHECK(fault.text == c.word);
+    }
+}
+
+TEST_CASE("drills: what cannot be read is refused with an example") {
+    CHECK(contains(refused_fault("kil:rank=1@step=2"), "unknown fault \"kil\", did you mean kill?"));
+    CHECK(contains(refused_fault("kill@step=2"), "which rank? (like kill:rank=3@step=50)"));
+    for (const char* place : {"", "@", "@step=0", "@step=", "@0", "@-1", "@save=0", "@evaluate", "@step=5@save",
+                              "@step=5x", "@9999999999999"})
+        CHECK(contains(refused_fault(std::string("kill:rank=1") + place), "needs step=S, save or eval (like kill"));
+    for (const char* who : {"kill:rank=", "kill:rank=-1", "kill:rank=1:rank=2", "kill:grad:rank=1", "kill:host=a",
+                            "enospc:grad", "kill:rank=9999999999"})
+        CHECK(contains(refused_fault(std::string(who) + "@save"), "is not understood"));
+    CHECK(contains(refused_fault("nan:grad@save"), "nan cannot strike there"));
+    CHECK(contains(refused_fault("enospc@step=3"), "enospc cannot strike there"));
+}
+
+TEST_CASE("drills: a fault that does not fit the run is refused") {
+    auto refused = [](const Words& words, int ranks) {
+        return refusal("gpt2", joined(base(""), words), {.ranks = ranks});
+    };
+    CHECK(contains(refused({"--inject", "kill:rank=2@step=1"}, 2), "there are 2 ranks, counted from 0"));
+    CHECK(contains(refused({"--inject", "kill:rank=1@step=1"}, 1), "there is 1 rank, counted"));
+    CHECK(contains(refused({"--inject", "stall:rank=0@step=1"}, 1), "with one rank nothing would end it"));
+    CHECK(contains(refused({"--inject", "enospc@save"}, 1), "nothing is saved without --save"));
+    CHECK(contains(refused({"--inject", "term:rank=0@eval"}, 1), "no --valid-data to evaluate on"));
+    CHECK(refused({"--inject", "term:rank=0@eval", "--hellaswag-data", "h.bin"}, 1) == "");
+    CHECK(contains(refused({"--inject", "nan:grad@9", "--train-iters", "8"}, 1), "the run ends with step 8"));
+    CHECK(refused({"--inject", "nan:grad@8,kill:rank=1@step=2", "--train-iters", "8"}, 2) == "");
+}
+
+TEST_CASE("drills: each strikes its own rank, at its own number") {
+    const std::vector<std::string> words = {"nan:grad:rank=1@3", "enospc:rank=1@save=2"};
+    Faults ours(words, 1), theirs(words, 0);
+    for (int64_t step = 1; step < 6; step++) {
+        CHECK(ours.spoils_gradient(step) == (step == 3));
+        CHECK(!theirs.spoils_gradient(step));
+    }
+    for (int save = 1; save <= 3; save++) {
+        ours.in_save();
+        theirs.in_save();
+        CHECK(ours.disk_error("write") == (save == 2 ? ENOSPC : 0));
+        CHECK(ours.disk_error("rename") == 0);
+        CHECK(theirs.disk_error("write") == 0);
+    }
+}
+
+// ---- devices
+
+TEST_CASE("device marks: the row follows the device through its collectives, however many") {
+    const auto row = std::make_unique<BoardRow>();
+    Ctx ctx;
+    device::device_open(ctx, 0);
+    {
+        DeviceMarks marks(ctx);
+        int wrong = 0;
+        for (int64_t number = 1; number <= 9000; number++) {
+            wrong += row->give(kDeviceLane, "reduce") != number;
+            marks.post(*row);
+            const LanePost before = row->read().lanes[kDeviceLane];
+            wrong += before.begun != number - 1 || before.finished != number - 1;
+            marks.begins(ctx, number);
+            device::synchronize(ctx);
+            marks.post(*row);
+            wrong += !row->read().lanes[kDeviceLane].waits();
+            marks.ends(ctx, number);
+            device::synchronize(ctx);
+        }
+        CHECK(wrong == 0);
+        for (int i = 0; i < 3; i++) CHECK(row->give(kDeviceLane, "gather") == 9001 + i);
+        marks.begins(ctx, 9001);   // ahead of the device
+        device::synchronize(ctx);
+        marks.post(*row);
+        CHECK(row->read().lanes[kDeviceLane].begun == 9001);
+        CHECK(row->read().lanes[kDeviceLane].finished == 9000);
+        const int64_t before = row->read().progress;
+        marks.post(*row);
+        CHECK(row->read().progress == before);
+        marks.progress(ctx);
+        marks.progress(ctx);
+        device::synchronize(ctx);
+        marks.post(*row);
+        marks.post(*row);
+        CHECK(row->read().progress == before + 1);
+    }
+    device::device_close(ctx);
+}
+
+// ---- hosts
+
+TEST_CASE("board link: hosts with the secret meet, and what one sends the other gets, in order") {
+    auto root = BoardLink::listen("secret", 2);
+    std::unique_ptr<BoardLink> one, two;
+    std::string error;
+    std::thread meeting([&] {
+        one = BoardLink::connect(root->address(), "secret", 1, 10, &error);
+        two = BoardLink::connect(root->address(), "secret", 2, 10, &error);
+    });
+    CHECK(root->accept_all(20).empty());
+    meeting.join();
+    REQUIRE(one);
+    REQUIRE(two);
+    CHECK(error == "");
+    const std::string large(3 << 20, 'x');   // more than a socket takes at once
+    two->send(0, BoardLink::kRows, large);
+    two->send(0, BoardLink::kVerdict, "last");
+    root->send(1, BoardLink::kVerdict, "to one");
+    std::vector<std::string> got;
+    auto take = [&](BoardLink& link) {
+        link.receive([&](int peer, BoardLink::Kind kind, const std::string& bytes) {
+            got.push_back(std::to_string(peer) + (kind == BoardLink::kRows ? " rows " : " verdict ")
+                          + (bytes == large ? "large" : bytes));
+        });
+    };
+    const auto start = std::chrono::steady_clock::now();
+    while (got.size() < 3 && std::chrono::steady_clock::now() - start < std::chrono::seconds(20)) {
+        take(*root);
+        take(*one);
+        take(*two);
+    }
+    std::sort(got.begin(), got.end());
+    CHECK(got == std::vector<std::string>{"0 verdict to one", "2 rows large", "2 verdict last"});
+    CHECK(!root->lost(1));
+    one.reset();
+    for (int i = 0; i < 200 && !root->lost(1); i++) {
+        take(*root);
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(root->lost(1));
+    CHECK(!root->lost(2));
+}
+
+TEST_CASE("board link: strangers are turned away, and it is said how rank 0 was looked for") {
+    auto root = BoardLink::listen("secret", 1);
+    std::string error;
+    std::unique_ptr<BoardLink> stranger;
+    std::thread meeting([&] { stranger = BoardLink::connect(root->address(), "guess", 1, 1, &error); });
+    CHECK(root->accept_all(1.5) == std::vector<int>{1});
+    meeting.join();
+    CHECK(!stranger);
+    CHECK(contains(error, "no answer"));
+    const std::string address = root->address();
+    root.reset();
+    error.clear();
+    CHECK(!BoardLink::connect(address, "secret", 1, 1, &error));
+    CHECK(contains(error, "Connection refused"));
+}
+
+TEST_CASE("watchdog: ranks are of one host where they see each other's memory and processes") {
+    std::vector<RankCard> cards(5);
+    const char* places[] = {"a", "b", "a", "c", "b"};
+    for (size_t r = 0; r < cards.size(); r++) cards[r].place = places[r];
+    CHECK(number_hosts(cards) == std::vector<int>{0, 1, 3});
+    CHECK(cards[4].host_number == 1);
+    CHECK(cards[3].host_number == 2);
+    const RankCard mine = own_card();
+    CHECK(process_state(mine.pid, mine.started) == RankView::Process::kRuns);
+    CHECK(process_state(mine.pid, mine.started - 1) == RankView::Process::kGone);   // another one of that number
+}
+
+TEST_CASE("watchdog: a process of which nothing can be read for want of a file is not taken for gone") {
+    const RankCard mine = own_card();
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    const rlimit none{0, before.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    const RankView::Process state = process_state(mine.pid, mine.started);
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(state == RankView::Process::kRuns);
+}
+
+// A process can end between the opening of its file in /proc and the reading, which then fails (ESRCH).
+TEST_CASE("watchdog: a process that ends while it is looked at is gone, whenever that is") {
+    for (int trial = 0; trial < 300; trial++) {
+        int said[2], hold[2];
+        REQUIRE(::pipe(said) == 0);
+        REQUIRE(::pipe(hold) == 0);
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {   // ends when the other end of `hold` is closed
+            ::close(hold[1]);
+            int64_t own = own_card().started;
+            const bool written = ::write(said[1], &own, sizeof own) == sizeof own;
+            ::_exit(written && ::read(hold[0], &own, 1) == 0 ? 0 : 1);
+        }
+        ::close(hold[0]);
+        int64_t started = 0;
+        REQUIRE(::read(said[0], &started, sizeof started) == sizeof started);
+        ::close(said[0]);
+        ::close(said[1]);
+        CHECK(process_state(child, started) == RankView::Process::kRuns);
+        std::thread reaper([&] {
+            ::close(hold[1]);
+            ::waitpid(child, nullptr, 0);
+        });
+        while (process_state(child, started) != RankView::Process::kGone) {}
+        reaper.join();
+    }
+}
+
+TEST_CASE("watchdog: a library that does not answer keeps no rank from giving signs of life") {
+    const std::string name = "llmfp8-test-asked-" + std::to_string(::getpid());
+    Board ours = Board::create(name, 1);
+    Board::remove(name);
+    std::promise<void> asked, answer;
+    Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
+    watchdog.set_device({.error = [&, once = true]() mutable -> std::string {
+                             if (!std::exchange(once, false)) return "";
+                             asked.set_value();
+                             answer.get_future().wait();
+                             return "";
+                         }, .cut = {}, .post = {}});
+    REQUIRE(asked.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready);
+    const int64_t before = watchdog.own_row().read().signs;
+    for (int i = 0; i < 250 && watchdog.own_row().read().signs < before + 3; i++)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CHECK(watchdog.own_row().read().signs >= before + 3);
+    answer.set_value();
+}
+
+TEST_CASE("launch checks: a line for every variable of NCCL's that differs") {
+    const std::vector<std::string> hosts = {"north", "north", "south"};
+    CHECK(environment_differences({"NCCL_DEBUG=INFO\n", "NCCL_DEBUG=INFO\n", "NCCL_DEBUG=INFO\n"}, hosts).empty());
+    const auto lines = environment_differences({"NCCL_ALGO=Ring\nNCCL_DEBUG=INFO\n", "NCCL_ALGO=Ring\n",
+                                                "NCCL_ALGO=Tree\nNCCL_DEBUG=INFO\nNCCL_IB_HCA=mlx5\n"}, hosts);
+    REQUIRE(lines.size() == 3);
+    CHECK(contains(lines[0], "NCCL_ALGO differs: rank 0 (host north) has \"Ring\", rank 2 (host south) has \"Tree\""));
+    CHECK(contains(lines[1], "NCCL_DEBUG differs: rank 0 (host north) has \"INFO\", rank 1 (host north) has none"));
+    CHECK(contains(lines[2], "NCCL_IB_HCA differs: rank 0 (host north) has none, rank 2 (host south) has \"mlx5\""));
+}

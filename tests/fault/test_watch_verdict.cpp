@@ -1,0 +1,288 @@
+// Who waits for whom, of ranks that are put together here; and the posts that it is made of.
+#include <atomic>
+#include <cstdlib>
+#include <fcntl.h>
+#include <memory>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+
+#include "llmc/base/check.h"
+#include "llmc/fault/hang_report.h"
+#include "llmc/fault/heartbeat.h"
+#include "tests/support/doctest.h"
+
+namespace {
+
+constexpr double kTimeout = 30;
+
+Mark mark(int64_t step, int number, const char* name) {
+    Mark m;
+    m.step = step;
+    m.number = number;
+    m.phase = Phase::kBackward;
+    std::snprintf(m.name, sizeof m.name, "%s", name);
+    return m;
+}
+
+// In backward of step 41, long past the first step, with a sign of life just now.
+RankView computing() {
+    RankView view;
+    view.post.step = 41;
+    view.post.phase = Phase::kBackward;
+    view.post.past_first_step = 1;
+    view.process = RankView::Process::kRuns;
+    view.where = "on north";
+    return view;
+}
+
+RankView waiting(const Mark& at, double idle_s, Lane lane = kHostLane) {
+    RankView view = computing();
+    view.post.lanes[lane] = {.given = 9, .begun = 9, .finished = 8, .at = at, .next = {}};
+    view.idle_s = idle_s;
+    return view;
+}
+
+}  // namespace
+
+TEST_CASE("verdict: as long as somebody makes progress there is none") {
+    const Mark reduce = mark(41, 7, "reduce layers.3");
+    CHECK(verdict({}, kTimeout) == "");
+    CHECK(verdict({computing(), computing()}, kTimeout) == "");
+    // Others wait for a rank that computes, however long.
+    CHECK(verdict({computing(), waiting(reduce, 1000), waiting(reduce, 1000)}, kTimeout) == "");
+    RankView slow = computing();
+    slow.idle_s = kTimeout;
+    CHECK(verdict({slow, waiting(reduce, kTimeout)}, kTimeout) == "");
+    slow.idle_s = 1e6;
+    CHECK(verdict({slow, waiting(reduce, 1e6)}, 0) == "");   // no limit
+    RankView ended = waiting(reduce, 1e6);
+    ended.post.end_code = 0;
+    ended.silent_s = 1e6;
+    ended.process = RankView::Process::kGone;
+    CHECK(verdict({ended, ended}, kTimeout) == "");
+}
+
+TEST_CASE("verdict: a rank that is gone is named at once, with what the others wait for") {
+    const Mark reduce = mark(41, 7, "reduce layers.3");
+    std::vector<RankView> ranks = {waiting(reduce, 1.25), computing(), waiting(reduce, 0.5), computing()};
+    ranks[1].process = RankView::Process::kGone;
+    ranks[3].post.phase = Phase::kForward;
+    for (double timeout : {0.0, kTimeout})
+        CHECK(verdict(ranks, timeout) == "rank 1 (on north) is gone, last seen in step 41, backward, before "
+              "collective 7 (reduce layers.3); ranks 0,2 wait in collective 7 (reduce layers.3) of step 41 since 0.5 "
+              "s; rank 3 is in step 41, forward");
+    // It was through with that collective.
+    ranks[1].post.lanes[kHostLane] = {.given = 7, .begun = 7, .finished = 7, .at = reduce, .next = {}};
+    CHECK(verdict(ranks, kTimeout).rfind("rank 1 (on north) is gone, last seen in step 41, backward; ranks 0,2",
+                                         0) == 0);
+}
+
+TEST_CASE("verdict: a rank without a sign of life, and one that is stopped") {
+    const Mark gather = mark(41, 2, "gather layers.0");
+    std::vector<RankView> ranks = {waiting(gather, 31), computing()};
+    ranks[1].silent_s = 30.5;
+    ranks[1].process = RankView::Process::kUnknown;   // on another host
+    CHECK(verdict(ranks, kTimeout) == "rank 1 (on north) gives no sign of life since 30.5 s, last seen in step "
+          "41, backward, before collective 2 (gather layers.0); rank 0 waits in collective 2 (gather layers.0) of step "
+          "41 since 31 s (--comm-timeout 30)");
+    ranks[1].process = RankView::Process::kStopped;
+    CHECK(verdict(ranks, kTimeout).find("rank 1 (on north) is stopped by a signal since 30.5 s") == 0);
+    ranks[1].known = false;   // its host is not connected: nothing is known of it
+    CHECK(verdict(ranks, kTimeout) == "");
+    ranks[1].known = true;
+    ranks[1].silent_s = kTimeout;
+    CHECK(verdict(ranks, kTimeout) == "");
+}
+
+TEST_CASE("verdict: a rank that is stuck; slow phases and the first step take ten times as long") {
+    const Mark reduce = mark(41, 7, "reduce layers.3");
+    RankView stuck = computing();
+    stuck.idle_s = 30.1;
+    CHECK(verdict({stuck, waiting(reduce, 40)}, kTimeout) == "rank 0 (on north) is in step 41, backward, before "
+          "collective 7 (reduce layers.3), without progress since 30.1 s; rank 1 waits in collective 7 (reduce "
+          "layers.3) of step 41 since 40 s (--comm-timeout 30)");
+    RankView first = stuck, saves = stuck;
+    first.post.past_first_step = 0;
+    saves.post.phase = Phase::kSave;
+    for (RankView slow : {first, saves}) {
+        CHECK(verdict({slow, waiting(reduce, 40)}, kTimeout) == "");
+        slow.idle_s = kSlowFactor * kTimeout + 1;
+        const std::string text = verdict({slow, waiting(reduce, 400)}, kTimeout);
+        CHECK(text.find("without progress since 301 s") != std::string::npos);
+    }
+    // A device that has not come to what it was given: where the device is counts, not where the host is.
+    stuck.post.lanes[kDeviceLane] = {.given = 12, .begun = 9, .finished = 9, .at = mark(40, 8, "gather layers.0"),
+                                     .next = reduce};
+    stuck.post.step = 42;
+    CHECK(verdict({stuck, waiting(reduce, 40, kDeviceLane)}, kTimeout).find("rank 0 (on north) is in step 41, "
+          "backward, before collective 7 (reduce layers.3), without") == 0);
+}
+
+TEST_CASE("verdict: where everybody waits, the connection or the order of calls is to blame") {
+    const Mark reduce = mark(41, 7, "reduce layers.3"), gather = mark(41, 8, "gather layers.0");
+    CHECK(verdict({waiting(reduce, 31), waiting(reduce, 30)}, kTimeout) == "");
+    CHECK(verdict({waiting(reduce, 31), waiting(reduce, 32)}, kTimeout) == "all ranks wait in the same collective, the "
+          "connection between them is gone; ranks 0,1 wait in collective 7 (reduce layers.3) of step 41 since 31 s "
+          "(--comm-timeout 30)");
+    CHECK(verdict({waiting(reduce, 31), waiting(gather, 32)}, kTimeout) == "the ranks wait for each other in different "
+          "collectives; rank 0 waits in collective 7 (reduce layers.3) of step 41 since 31 s; rank 1 waits in "
+          "collective 8 (gather layers.0) of step 41 since 32 s (--comm-timeout 30)");
+    RankView far = waiting(reduce, 31);
+    far.known = false;
+    CHECK(verdict({waiting(reduce, 31), far}, kTimeout) == "");
+}
+
+TEST_CASE("verdict: the lowest rank that can speak does; ranks in a row are a range") {
+    std::vector<RankView> ranks(4, computing());
+    CHECK(lowest_living(ranks) == 0);
+    ranks[0].process = RankView::Process::kStopped;
+    ranks[1].silent_s = 5;
+    ranks[2].post.end_code = 2;
+    CHECK(lowest_living(ranks) == 3);
+    ranks[3].process = RankView::Process::kGone;
+    CHECK(lowest_living(ranks) == -1);
+    CHECK(ranks_text({0, 1, 2, 3, 5, 7, 8}) == "0-3,5,7,8");
+    CHECK(ranks_text({}) == "");
+}
+
+// ---- the board
+
+TEST_CASE("board: a row of zeros says nothing, and what is posted is read back") {
+    const auto row = std::make_unique<BoardRow>();   // value-initialised: zeros, as new memory is
+    RankPost post = row->read();
+    CHECK(post.end_code == -1);
+    CHECK(post.step == 0);
+    CHECK(!post.lanes[kHostLane].waits());
+    CHECK(place_text(post) == "start");
+
+    set_own_row(row.get());
+    post_step(3);
+    post_phase(Phase::kBackward);
+    int64_t number;
+    {
+        const CollectivePurpose purpose("reduce layers.1");
+        number = row->give(kHostLane, collective_name("sum"));
+    }
+    CHECK(row->give(kDeviceLane, collective_name("sum of 4 fp32")) == 1);
+    CHECK(place_text(row->read()) == "step 3, backward, before collective 2 (sum of 4 fp32)");
+    row->set_begun(kHostLane, number);
+    CHECK(row->read().lanes[kHostLane].waits());
+    CHECK(place_text(row->read()) == "collective 1 (reduce layers.1) of step 3");
+    row->set_finished(kHostLane, number);
+    row->set_begun(kDeviceLane, 1);
+    row->set_finished(kDeviceLane, 1);
+    CHECK(place_text(row->read()) == "step 3, backward");
+    post_first_step();
+    post_end(kExitDisk);
+    post = row->read();
+    CHECK(post.past_first_step == 1);
+    CHECK(post.end_code == kExitDisk);
+
+    const auto copy = std::make_unique<BoardRow>();   // on another host
+    copy->write(post);
+    const RankPost again = copy->read();
+    CHECK(again.step == 3);
+    CHECK(again.end_code == kExitDisk);
+    CHECK(again.progress == post.progress);
+    CHECK(std::string(again.lanes[kHostLane].at.name) == "reduce layers.1");
+    post_step(4);
+    CHECK(row->give(kHostLane, "again") == 2);
+    CHECK(row->read().lanes[kHostLane].next.number == 1);   // counted in the step
+    set_own_row(nullptr);
+    post_step(9);   // goes nowhere
+    CHECK(row->read().step == 4);
+}
+
+TEST_CASE("board: other threads' progress counts in slow phases only, and a drill hears of every phase") {
+    const auto row = std::make_unique<BoardRow>();
+    set_own_row(row.get());
+    auto progress_of = [&](Phase phase) {
+        post_phase(phase);
+        const int64_t before = row->read().progress;
+        post_slow_progress();
+        return row->read().progress - before;
+    };
+    CHECK(progress_of(Phase::kSave) == 1);
+    CHECK(progress_of(Phase::kData) == 1);
+    CHECK(progress_of(Phase::kBackward) == 0);
+    set_own_row(nullptr);
+    std::vector<Phase> heard;
+    on_phase([&](int64_t step, Phase phase) {
+        CHECK(step == 12);
+        heard.push_back(phase);
+    });
+    post_step(12);
+    post_phase(Phase::kSave);
+    post_phase(Phase::kEvaluation);
+    on_phase({});
+    post_phase(Phase::kSave);
+    CHECK(heard == std::vector<Phase>{Phase::kSave, Phase::kEvaluation});
+}
+
+TEST_CASE("board: a reader never sees more finished than begun, nor more begun than given") {
+    const auto row = std::make_unique<BoardRow>();
+    std::atomic<bool> done{false};
+    std::thread poster([&] {
+        for (int i = 0; i < 20000; i++) {
+            const int64_t number = row->give(kHostLane, "x");
+            row->set_begun(kHostLane, number);
+            row->set_finished(kHostLane, number);
+        }
+        done = true;
+    });
+    int wrong = 0;
+    while (!done) {
+        const LanePost lane = row->read().lanes[kHostLane];
+        wrong += lane.finished > lane.begun || lane.begun > lane.given;
+    }
+    poster.join();
+    CHECK(wrong == 0);
+    CHECK(row->read().lanes[kHostLane].finished == 20000);
+}
+
+TEST_CASE("board: a device far behind its host is where it is, not where its host is") {
+    const auto row = std::make_unique<BoardRow>();
+    const int given = 2 * (2 * 224 + 67 + 291);   // two steps of an 8B model, each parameter a bucket, all wires FP8
+    row->begin_step(5);
+    for (int i = 1; i <= given; i++) row->give(kDeviceLane, strf("gather %d", i).c_str());
+    row->set_begun(kDeviceLane, 1);
+    LanePost lane = row->read().lanes[kDeviceLane];
+    CHECK(std::string(lane.at.name) == "gather 1");
+    CHECK(lane.next.number == 2);
+    row->set_begun(kDeviceLane, given);
+    lane = row->read().lanes[kDeviceLane];
+    CHECK(lane.at.number == given);
+    CHECK(lane.next.number == 0);   // none
+}
+
+TEST_CASE("board: memory of one name is shared, and made once or by the launch wrapper") {
+    const std::string name = "llmfp8-test-" + std::to_string(::getpid());
+    {
+        Board ours = Board::create(name, 3);
+        Board theirs = Board::open(name, 3);
+        ours.row(2).begin_step(17);
+        CHECK(theirs.row(2).read().step == 17);
+        CHECK(theirs.row(1).read().step == 0);
+        CHECK(!Board::exists_empty(name));
+        CHECK_THROWS_AS(Board::create(name, 3), Error);
+        Board::remove(name);
+        CHECK(theirs.row(2).read().step == 17);
+    }
+    CHECK_THROWS_AS(Board::open(name, 3), Error);
+
+    const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+    REQUIRE(fd >= 0);
+    CHECK(Board::exists_empty(name));
+    ::setenv(kBoardVariable, name.c_str(), 1);
+    leave_outcome(kExitDisk);
+    ::unsetenv(kBoardVariable);
+    char text[16] = "";
+    CHECK(::pread(fd, text, sizeof text - 1, 0) == 12);
+    CHECK(std::string(text) == "outcome 007\n");
+    CHECK(::ftruncate(fd, 0) == 0);
+    Board made = Board::create(name, 2);
+    CHECK(made.row(1).read().end_code == -1);
+    ::close(fd);
+    Board::remove(name);
+}

@@ -1,0 +1,76 @@
+// Fuzzer of what a model directory brings: any bytes as a safetensors file, as its header, or as config.json.
+// Allowed outcomes are views that can be read to the last byte, a configuration that can be written again, or
+// an Error with exit code 2. The first byte selects: a a file, b a header, c a configuration.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llmc/base/check.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/safetensors.h"
+
+namespace {
+
+void require(bool condition, const char* what) {
+    if (condition) return;
+    std::fprintf(stderr, "fuzz_safetensors: %s\n", what);
+    std::abort();
+}
+
+// Touches every byte, so that a view beyond the file is seen by the address sanitizer.
+void read_everything(const std::map<std::string, SafetensorsView>& views) {
+    unsigned sum = 0;
+    std::vector<float> values;
+    for (const auto& [name, view] : views) {
+        for (int64_t i = 0; i < view.bytes; i++) sum += static_cast<const unsigned char*>(view.data)[i];
+        values.resize(static_cast<size_t>(view.elems()));
+        require(view.elems() <= view.bytes, "more elements than bytes");
+        const bool is_float = view.dtype == "F32" || view.dtype == "F16" || view.dtype == "BF16";
+        require(read_as_fp32(view, 0, view.elems(), values.data()) == is_float, "a dtype read as another");
+    }
+    volatile unsigned sink = sum;
+    (void)sink;
+}
+
+void try_file(const std::string& bytes) {
+    // A heap block of exactly this size: reading past it is an error of its own.
+    const auto block = std::make_unique<char[]>(bytes.size());
+    std::memcpy(block.get(), bytes.data(), bytes.size());
+    read_everything(parse_safetensors("fuzz", block.get(), static_cast<int64_t>(bytes.size())));
+}
+
+void try_config(const std::string& text) {
+    const ModelConfig config = model_config_from_json(text, "fuzz");
+    require(model_config_errors(config).empty(), "an unsound configuration was let through");
+    if (config.num_layers <= 8)
+        require(make_param_table(config).param_elems > 0, "a model without parameters");
+    const std::string written = hf_config_json(config, Dtype::kBf16);
+    require(hf_config_json(model_config_from_json(written, "fuzz"), Dtype::kBf16) == written,
+            "a configuration changed on its way out and in");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    if (size < 2) return 0;
+    const std::string rest(reinterpret_cast<const char*>(data) + 1, size - 1);
+    try {
+        if (data[0] % 3 == 'a' % 3) try_file(rest);
+        if (data[0] % 3 == 'b' % 3) {
+            // The second byte is the number of data bytes, so that headers need no matching length to get
+            // far.
+            const uint64_t length = rest.size() - 1;
+            try_file(std::string(reinterpret_cast<const char*>(&length), 8) + rest.substr(1)
+                     + std::string(static_cast<unsigned char>(rest[0]), 'x'));
+        }
+        if (data[0] % 3 == 'c' % 3) try_config(rest);
+    } catch (const Error& error) {
+        require(error.exit_code == kExitBadInput && error.what()[0] != '\0', error.what());
+        require(!std::strchr(error.what(), '\n'), "a message of several lines");
+    }
+    return 0;
+}

@@ -1,0 +1,182 @@
+// Producers of FP8 on the GPU: what an operation makes for QuantOut must be, bit for bit, what the CPU makes of the
+// bf16 result that the same operation writes without it.
+#pragma once
+#include <map>
+
+#include "tests/gpu/gpu_op.h"
+
+#include "llmc/base/fp8.h"
+
+namespace op_test {
+
+using HostTensors = std::map<std::string, HostTensor>;
+using View = std::function<Tensor(const std::string&)>;
+
+// What to ask for.
+struct QuantVariant {
+    const char* name;
+    Granularity granularity;
+    Scaling scaling;
+    Dtype format;
+    bool rowwise, transposed, record, counts, dbias;
+    bool keep_out;   // the bf16 result too, where it is optional
+    bool copies() const { return rowwise || transposed; }
+};
+inline std::vector<QuantVariant> quant_variants() {
+    constexpr auto kTensor = Granularity::kTensor, kBlock = Granularity::kBlock1x128;
+    constexpr auto kDelayed = Scaling::kDelayed, kCurrent = Scaling::kCurrent;
+    constexpr Dtype k4 = Dtype::kE4m3, k5 = Dtype::kE5m2;
+    return {{"delayed", kTensor, kDelayed, k4, true, true, true, true, false, false},
+            {"delayed e5m2, out kept, nothing recorded", kTensor, kDelayed, k5, true, true, false, true, false, true},
+            {"delayed, not counted", kTensor, kDelayed, k4, true, true, true, false, false, false},
+            {"delayed rowwise", kTensor, kDelayed, k4, true, false, true, false, false, false},
+            {"delayed e5m2 transposed", kTensor, kDelayed, k5, false, true, false, false, false, false},
+            {"delayed with dbias", kTensor, kDelayed, k5, true, true, true, true, true, false},
+            {"record", kTensor, kDelayed, k4, false, false, true, false, false, true},
+            {"record with dbias", kTensor, kDelayed, k4, false, false, true, false, true, true},
+            {"dbias", kTensor, kDelayed, k4, false, false, false, false, true, true},
+            {"current", kTensor, kCurrent, k4, true, true, true, true, false, false},
+            {"blocks", kBlock, kDelayed, k4, true, true, true, true, false, false},
+            {"blocks e5m2 transposed, out kept", kBlock, kDelayed, k5, false, true, false, true, false, true},
+            {"blocks rowwise with dbias", kBlock, kDelayed, k4, true, false, false, false, true, false}};
+}
+
+inline QuantVariant quant_variant(const std::string& name) {
+    for (const QuantVariant& v : quant_variants())
+        if (v.name == name) return v;
+    FAIL("no variant " << name);
+    return {};
+}
+
+inline Fp8Slot& slot_in(HostTensor& t) { return *static_cast<Fp8Slot*>(t.data()); }
+
+// The tensors of a request for X (N, C), as they are before. Factors that make E4M3 saturate and E5M2 flush.
+inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, uint32_t amax_bits) {
+    HostTensors t;
+    t["slot"] = HostTensor(Dtype::kInt32, 4);
+    t["counts"] = HostTensor(Dtype::kInt32, 8).fill(3);
+    t["first"] = HostTensor(Dtype::kInt32, 1).fill(1000);
+    slot_in(t["slot"]) = {.dequant_mul = -1.0f, .quant_mul = v.format == Dtype::kE4m3 ? 300.5f : 0x1.4p-13f,
+                          .amax_bits = v.scaling == Scaling::kCurrent ? amax_bits : 7u, .step_amax_bits = 5u};
+    const bool blocks = v.granularity != Granularity::kTensor;
+    if (v.rowwise) t["rowwise"] = HostTensor(v.format, N * C);
+    if (v.transposed) t["transposed"] = HostTensor(v.format, N * C);
+    if (v.rowwise && blocks) t["rowwise_grid"] = HostTensor(Dtype::kFp32, grid_elems(v.granularity, N, C));
+    if (v.transposed && blocks) t["transposed_grid"] = HostTensor(Dtype::kFp32, grid_elems(v.granularity, C, N));
+    if (v.dbias) {
+        t["quant_dbias"] = random_tensor(Dtype::kFp32, C, rng_key(8, "quant_dbias"));
+        t["quant_dbias_scratch"] = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);
+    }
+    return t;
+}
+inline QuantOut quant_out(const QuantVariant& v, const View& view) {
+    return {.rowwise = view("rowwise"), .transposed = view("transposed"), .granularity = v.granularity,
+            .scaling = v.scaling, .slot = static_cast<Fp8Slot*>(view("slot").data),
+            .rowwise_grid = view("rowwise_grid"), .transposed_grid = view("transposed_grid"), .record = v.record,
+            .counts = v.counts ? static_cast<Fp8Counts*>(view("counts").data) : nullptr,
+            .first_nonfinite = v.counts ? static_cast<uint32_t*>(view("first").data) : nullptr, .event = 17,
+            .dbias = view("quant_dbias"), .dbias_scratch = view("quant_dbias_scratch")};
+}
+
+// One producer: its tensors before the operation, and how to run it on the GPU.
+struct Producer {
+    std::string name;
+    HostTensors tensors;
+    std::string result;               // X of shape (N, C)
+    int64_t N, C;
+    std::vector<std::string> same;    // other outputs, whose bits quant must not change
+    std::vector<std::string> close;   // sums over rows, which may go in another order
+    bool result_optional;             // may be absent when there are copies
+    bool result_kept;                 // X is written though there are copies
+    std::function<void(const View&, const QuantOut&)> run;
+};
+
+// Runs it with the request of v (null: none) and returns all tensors afterwards.
+inline HostTensors run_producer(const Producer& p, const QuantVariant* v, const HostTensors& request) {
+    std::map<std::string, DeviceTensor> device;
+    for (const HostTensors* all : {&p.tensors, &request})
+        for (auto& [name, tensor] : *all) {
+            if (v && v->copies() && !v->keep_out && p.result_optional && name == p.result) continue;
+            device.try_emplace(name, tensor);
+        }
+    const View view = [&](const std::string& name) {
+        auto found = device.find(name);
+        return found == device.end() ? Tensor{} : found->second.view();
+    };
+    p.run(view, v ? quant_out(*v, view) : QuantOut{});
+    cuda::synchronize(gpu());
+    HostTensors after;
+    for (auto& [name, tensor] : device) after[name] = tensor.download();
+    return after;
+}
+inline HostTensors quantize_on_cpu(const QuantVariant& v, HostTensors request, HostTensor x, int64_t N, int64_t C) {
+    const View view = [&](const std::string& name) {
+        auto found = request.find(name);
+        return found == request.end() ? Tensor{} : found->second.view();
+    };
+    Ctx ctx;
+    cpu::quantize(ctx, {.quant = quant_out(v, view), .in = x.view(), .N = N, .C = C});
+    return request;
+}
+
+inline uint32_t amax_bits_of_all(HostTensor& x) {
+    uint32_t amax = 0;
+    for (int64_t i = 0; i < x.elems(); i++) amax = std::max(amax, amax_bits_of(static_cast<float>(x.as<bf16>()[i])));
+    return amax;
+}
+
+inline void check_dbias(const Producer& p, HostTensor& x, const HostTensor& before, const HostTensor& after) {
+    HostTensor want(Dtype::kFp64, p.C), sizes(Dtype::kFp64, p.C);
+    for (int64_t c = 0; c < p.C; c++) {
+        double sum = before.get(c), size = std::fabs(sum);
+        for (int64_t n = 0; n < p.N; n++) sum += x.get(n * p.C + c), size += std::fabs(x.get(n * p.C + c));
+        want.set(c, sum);
+        sizes.set(c, size);
+    }
+    check_close("dbias of X", after, want, [&](int64_t c) { return column_chain(p.N) * 0x1p-24 * sizes.get(c); });
+}
+
+// All variants. `finite`: X has no NaN and infinity, and enough elements that some saturate or flush.
+inline void check_producer(const Producer& p, bool finite = true) {
+    HostTensors plain = run_producer(p, nullptr, {});
+    HostTensor& x = plain.at(p.result);
+    const uint32_t amax = amax_bits_of_all(x);
+    const bool large = x.elems() > 4000000;
+    for (const QuantVariant& v : quant_variants()) {
+        if (v.transposed && p.N % 16 != 0) continue;
+        const bool sums_alone = v.dbias && !v.copies() && !v.record;
+        if (large && !sums_alone && !(v.transposed && v.record && v.scaling == Scaling::kDelayed)) continue;
+        INFO(p.name << ", " << v.name);
+        const HostTensors request = quant_tensors(v, p.N, p.C, amax);
+        HostTensors got = run_producer(p, &v, request);
+        HostTensors want = quantize_on_cpu(v, request, x, p.N, p.C);
+        for (auto& [name, tensor] : want) {
+            if (name == "quant_dbias" || name == "quant_dbias_scratch") continue;
+            INFO(name);
+            CHECK(got.at(name).same_bits(tensor));
+        }
+        for (const std::string& name : p.same) {
+            INFO(name);
+            CHECK(got.at(name).same_bits(plain.at(name)));
+        }
+        for (const std::string& name : p.close)   // terms of size 16 at most
+            check_close(name, got.at(name), plain.at(name),
+                        [&](int64_t) { return column_chain(p.N) * 0x1p-24 * static_cast<double>(p.N) * 16; }, 1);
+        if (!v.copies() || p.result_kept || (v.keep_out && p.result_optional)) CHECK(got.at(p.result).same_bits(x));
+        if (!finite) continue;
+        if (v.dbias) check_dbias(p, x, request.at("quant_dbias"), got.at("quant_dbias"));
+        const auto* counts = static_cast<const Fp8Counts*>(want.at("counts").data());
+        if (v.counts && v.granularity == Granularity::kTensor && v.scaling == Scaling::kDelayed && x.elems() > 10000)
+            CHECK((v.format == Dtype::kE4m3 ? counts->saturated : counts->flushed) > 3ull + (3ull << 32));
+        if (!v.copies() || large) continue;
+        // One element with the other sign is noticed.
+        HostTensor wrong = x;
+        const int64_t i = x.elems() / 3;
+        wrong.set(i, -wrong.get(i));
+        HostTensors other = quantize_on_cpu(v, request, wrong, p.N, p.C);
+        for (const char* name : {"rowwise", "transposed"})
+            if (other.count(name)) CHECK(!got.at(name).same_bits(other.at(name)));
+    }
+}
+
+}  // namespace op_test

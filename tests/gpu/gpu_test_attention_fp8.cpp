@@ -1,0 +1,180 @@
+// FP8 attention of the GPU: the copies bit for bit against the CPU's, the forward against loops in double with a bound
+// that follows every rounding, and against the CPU, whose error it may at most double.
+#include "tests/gpu/gpu_tensor.h"
+#include "tests/support/fp8_attention_test.h"
+
+using namespace documents_test;
+using namespace op_test;
+
+namespace {
+
+bool has_fp8_attention() {
+    return std::string(cuda::attention_kernel(gpu(), Dtype::kBf16, 128)).find("wgmma") != std::string::npos;
+}
+
+// turn: by the kernel that quantises; else turned before, if at all.
+Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool turn = false) {
+    Fp8Attention::Result r = a.fresh(input);
+    HostTensor host_table = angles_of(a);
+    DeviceTensor qkv(r.qkv), bytes(r.bytes), factors(r.factors), out(r.out), lse(r.lse), table(host_table);
+    HostTensor host_borders(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
+    if (a.borders()) std::memcpy(host_borders.data(), a.borders(), static_cast<size_t>(host_borders.bytes()));
+    DeviceTensor border_tensor(host_borders);
+    const Fp8Heads copies{bytes.view(), factors.view()};
+    cuda::quantize_heads(gpu(), a.quantize_args(copies, qkv.view(), turn ? table.view() : Tensor{}));
+    if (has_fp8_attention()) {
+        cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), copies,
+                                                      !a.borders() ? nullptr : border_tensor.view().as<int32_t>()));
+    }
+    cuda::synchronize(gpu());
+    return {qkv.download(), bytes.download(), factors.download(), out.download(), lse.download()};
+}
+
+void check_copies(const Fp8Attention::Result& got, const Fp8Attention::Result& want) {
+    CHECK(got.qkv.same_bits(want.qkv));
+    CHECK(got.factors.same_bits(want.factors));
+    CHECK(got.bytes.same_bits(want.bytes));
+}
+
+void check_against_loops(const Fp8Attention& a) {
+    INFO(name_of(a));
+    const HostTensor qkv = a.random_qkv();
+    const Fp8Attention::Result got = on_gpu(a, qkv), cpu = a.on_cpu(qkv);
+    check_copies(got, cpu);
+    if (!has_fp8_attention()) return;
+    check_fp8_attention(a, got, true);
+    const Fp8Attention::Result again = on_gpu(a, qkv);
+    CHECK(again.out.same_bits(got.out));
+    CHECK(again.lse.same_bits(got.lse));
+}
+
+void check_against_cpu(const Fp8Attention& a) {
+    INFO(name_of(a));
+    const HostTensor qkv = a.random_qkv();
+    const Fp8Attention::Result got = on_gpu(a, qkv), cpu = a.on_cpu(qkv);
+    check_copies(got, cpu);
+    if (!has_fp8_attention()) return;
+    // Exact: attention of the same numbers in double.
+    HostTensor exact(Dtype::kFp64, got.out.elems()), lse(Dtype::kFp64, got.lse.elems());
+    HostTensor wide = got.qkv.to(Dtype::kFp64);
+    Ctx ctx;
+    cpu::attention_forward(ctx, a.forward_args(exact.view(), lse.view(), wide.view(), {}, nullptr));
+    INFO("out: rms error " << rms_error(got.out, exact) << ", CPU " << rms_error(cpu.out, exact));
+    CHECK_LE(rms_error(got.out, exact), 2 * rms_error(cpu.out, exact));
+    INFO("lse: rms error " << rms_error(got.lse, lse));
+    // What the tensor cores drop of a score lies 2^-13 below its largest term, which grows with the square of the size.
+    CHECK_LE(rms_error(got.lse, lse), std::max(0.01, 1e-3 * a.magnitude * a.magnitude));
+}
+
+}  // namespace
+
+TEST_CASE("gpu quantize_heads: the bits of the CPU") {
+    for (int64_t HS : {64, 128})
+        for (const Fp8Attention& a :
+             {Fp8Attention{2, 1, 2, 1, HS}, Fp8Attention{1, 17, 4, 2, HS}, Fp8Attention{3, 128, 1, 1, HS, 1e3},
+              Fp8Attention{1, 129, 8, 1, HS, 1e-3}, Fp8Attention{2, 1000, 6, 2, HS},
+              Fp8Attention{9, 700, 12, 12, HS}}) {
+            INFO(name_of(a));
+            HostTensor qkv = a.random_qkv();
+            for (int64_t i = a.q(a.B - 1, a.T - 1, 0); i < a.q(a.B - 1, a.T - 1, 1); i++) qkv.set(i, 0);
+            check_copies(on_gpu(a, qkv), a.on_cpu(qkv));
+        }
+}
+
+TEST_CASE("gpu quantize_heads turns as rope does, to the bit") {
+    for (const Fp8Attention& a : {Fp8Attention{2, 150, 4, 2, 64}, Fp8Attention{2, 1000, 6, 2, 128},
+                                  Fp8Attention{1, 1, 1, 1, 128}}) {
+        INFO(name_of(a));
+        const HostTensor qkv = a.random_qkv();
+        DeviceTensor turned(qkv), table(angles_of(a));
+        cuda::rope_forward(gpu(), {.qkv = turned.view(), .cos_sin = table.view(), .N = a.B * a.T, .T = a.T, .NH = a.NH,
+                                   .NKV = a.NKV, .HS = a.HS});
+        cuda::synchronize(gpu());
+        check_copies(on_gpu(a, qkv, true), on_gpu(a, turned.download()));
+    }
+}
+
+TEST_CASE("gpu quantize_heads: a value that is not finite spoils its block, and no other") {
+    const Fp8Attention a{1, 300, 2, 1, 64};
+    for (double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+        for (int64_t head = 0; head < a.heads(); head++) {
+            HostTensor qkv = a.random_qkv();
+            qkv.set(a.q(0, 130, head) + 5, bad);
+            const Fp8Attention::Result got = on_gpu(a, qkv), cpu = a.on_cpu(qkv);
+            CHECK(got.bytes.same_bits(cpu.bytes));
+            CHECK(got.factors.same_bits(cpu.factors));
+            int64_t differences = 0;
+            for (int64_t i = 0; i < qkv.elems(); i++) {
+                const double want = cpu.qkv.get(i), value = got.qkv.get(i);
+                differences += std::isnan(want) ? !std::isnan(value) : value != want;
+            }
+            CHECK_EQ(differences, 0);
+            if (!has_fp8_attention()) continue;
+            int64_t finite = 0;   // of the queries that see the whole block
+            for (int64_t i = 256 * a.NH * a.HS; i < 300 * a.NH * a.HS; i++) {
+                if (head >= a.NH) finite += std::isfinite(got.out.get(i));
+            }
+            CHECK_EQ(finite, 0);
+        }
+    }
+}
+
+TEST_CASE("gpu FP8 attention against loops in double") {
+    for (int64_t HS : {64, 128}) {
+        for (const Fp8Attention& a :
+             {Fp8Attention{2, 1, 2, 1, HS}, Fp8Attention{1, 7, 4, 2, HS}, Fp8Attention{1, 17, 1, 1, HS},
+              Fp8Attention{2, 63, 2, 2, HS}, Fp8Attention{1, 64, 2, 1, HS}, Fp8Attention{2, 65, 4, 1, HS},
+              Fp8Attention{1, 127, 2, 2, HS}, Fp8Attention{1, 128, 4, 2, HS}, Fp8Attention{2, 129, 8, 1, HS},
+              Fp8Attention{2, 200, 3, 3, HS}, Fp8Attention{1, 257, 8, 2, HS}, Fp8Attention{2, 400, 2, 1, HS},
+              Fp8Attention{1, 193, 4, 2, HS, 1.5}, Fp8Attention{1, 700, 2, 1, HS}}) {
+            check_against_loops(a);
+        }
+    }
+}
+
+TEST_CASE("gpu FP8 attention within documents against loops in double") {
+    for (int64_t HS : {64, 128}) {
+        for (const Lengths& lengths :
+             {Lengths{{400}, {1, 399}}, Lengths{{399, 1}, {1, 1, 1, 61, 64, 64, 1, 15, 192}},
+              Lengths{{63, 1, 64, 65, 207}, {127, 1, 1, 127, 144}}, Lengths{equal_parts(400, 1), equal_parts(400, 7)},
+              Lengths{equal_parts(400, 16), equal_parts(400, 128)}, Lengths{{129, 271}, {191, 1, 1, 207}}}) {
+            check_against_loops(with_documents({2, 400, 4, 2, HS}, lengths));
+        }
+    }
+}
+
+// Also of large magnitude, where what the tensor cores may drop of a score moves a weight by more than itself, so that
+// no bound says anything.
+TEST_CASE("gpu FP8 attention: at most twice the CPU's error") {
+    for (const Fp8Attention& a : {Fp8Attention{6, 500, 8, 4, 64}, Fp8Attention{5, 400, 8, 1, 128},
+                                  Fp8Attention{1, 193, 4, 2, 64, 6}, Fp8Attention{1, 193, 4, 2, 128, 6},
+                                  Fp8Attention{1, 1000, 8, 2, 128, 3}, Fp8Attention{1, 4096, 2, 2, 64},
+                                  Fp8Attention{1, 8192, 2, 1, 128}}) {
+        check_against_cpu(a);
+    }
+}
+
+// Every block of a sequence is its own: NaN in one neither reaches another sequence nor what its documents do not see.
+TEST_CASE("gpu FP8 attention: tiles of others are not looked at") {
+    if (!has_fp8_attention()) return;
+    for (int64_t HS : {64, 128}) {
+        const Fp8Attention a = with_documents({3, 1152, 4, 2, HS}, Lengths(3, equal_parts(1152, 384)));
+        const HostTensor clean = a.random_qkv();
+        const Fp8Attention::Result before = on_gpu(a, clean);
+        for (int64_t spoilt : {0, 1, 2}) {
+            HostTensor qkv = clean;
+            const int64_t begin = a.q(1, 384 * spoilt, 0);
+            for (int64_t i = begin; i < begin + 384 * a.width(); i++) qkv.set(i, std::nan(""));
+            const Fp8Attention::Result after = on_gpu(a, qkv);
+            int64_t touched = 0, intact = 0;
+            for (int64_t i = 0; i < after.out.elems(); i++) {
+                const int64_t document = i / (384 * a.NH * HS);
+                if (document == 3 + spoilt) intact += !std::isnan(after.out.get(i));
+                else touched += after.out.get(i) != before.out.get(i);
+            }
+            INFO(name_of(a) << "spoilt document " << spoilt);
+            CHECK_EQ(touched, 0);
+            CHECK_EQ(intact, 0);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+// Attention of the GPU where a few weights are all, as in trained models: scores that a tile gets wrong, or puts at a
+// wrong place, then change results by powers of e and not by a little.
+#include "tests/gpu/gpu_attention.h"
+
+using namespace attention_test;
+
+namespace {
+
+enum class Sharp { kSink, kSameToken, kPreviousToken, kOwnHeight };
+constexpr Sharp kAllSharp[] = {Sharp::kSink, Sharp::kSameToken, Sharp::kPreviousToken, Sharp::kOwnHeight};
+
+// A number of its own for each pair.
+int64_t mixed(int64_t key, int64_t channel) {
+    uint64_t x = static_cast<uint64_t>(key) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(channel) + 1;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<int64_t>(x >> 40);
+}
+// +1 or -1 in each channel, from numbers that nothing else uses.
+double sign_of(int64_t key, int64_t channel) { return mixed(key, channel) % 2 ? 1 : -1; }
+
+// Every query head looks at a key of its own, 5 to 60 high, and at a later one 80 high, which must not be seen; in
+// every second key head all scores lie 80 lower. So lse differs from row to row and head to head by powers of e: a
+// score that meets the statistic of another row, a tile of another place or head, or zeros, gives a weight far from
+// what it should be.
+void add_own_heights(Attention& a) {
+    const Shape& s = a.s;
+    const double unit = static_cast<double>(a.softmax_mul) * static_cast<double>(s.HS), each = std::sqrt(40 / unit);
+    auto add = [&](int64_t at, int64_t key, double amount) {
+        for (int64_t d = 0; d < s.HS; d++) a.qkv.set(at + d, a.qkv.get(at + d) + amount * sign_of(key, d));
+    };
+    const int64_t lower = s.B * s.NKV * s.T;   // vector of what lowers scores
+    for (int64_t b = 0; b < s.B; b++) {
+        for (int64_t t = 0; t < s.T; t++) {
+            for (int64_t h = 0; h < s.NH; h++) {
+                const int64_t group = s.NH / s.NKV, head = h / group, own = (b * s.NKV + head) * s.T;
+                const int64_t pick = mixed(a.row(b, t, h), 1000), later = t + 1 + mixed(a.row(b, t, h), 1001) % s.T;
+                add(a.q(b, t, h), own + pick % (t + 1), static_cast<double>(5 + pick / 4096 % 56) / (unit * each));
+                if (later < s.T) add(a.q(b, t, h), own + later, 80 / (unit * each));
+                if (head % 2) add(a.q(b, t, h), lower, -80 / (unit * each));
+                if (h % group > 0) continue;
+                add(a.k(b, t, h), own + t, each);
+                if (head % 2) add(a.k(b, t, h), lower, each);
+            }
+        }
+    }
+}
+
+// Scores about 40 above the others: of the first key (far from the diagonal for most queries), of every key with the
+// token of the query (keys that come later too, which must not be seen), of the key before; or as add_own_heights.
+Attention sharp_problem(Shape shape, Sharp kind) {
+    Attention a(shape, Dtype::kBf16, 0.3);
+    if (kind == Sharp::kOwnHeight) {
+        add_own_heights(a);
+        return a;
+    }
+    const int64_t HS = shape.HS;
+    const double height = 40 / (static_cast<double>(a.softmax_mul) * static_cast<double>(HS)), each = std::sqrt(height);
+    auto add = [&](int64_t at, int64_t key) {
+        for (int64_t d = 0; d < HS; d++) a.qkv.set(at + d, a.qkv.get(at + d) + each * sign_of(key, d));
+    };
+    for (int64_t b = 0; b < shape.B; b++) {
+        for (int64_t t = 0; t < shape.T; t++) {
+            const int64_t token = (t * t + 31 * t + 7 * b) % 89;
+            for (int64_t h = 0; h < shape.NH + shape.NKV; h++) {
+                const bool query = h < shape.NH;
+                const int64_t at = a.q(b, t, h), head = query ? h / (shape.NH / shape.NKV) : h - shape.NH;
+                const int64_t own = (b * shape.NKV + head) * (shape.T + 100);   // keys of vectors of this key head
+                if (kind == Sharp::kSink) {
+                    if (query || t == 0) add(at, own);
+                } else if (kind == Sharp::kSameToken) {
+                    add(at, own + token);
+                } else if (!query || t > 0) {
+                    add(at, own + t - query);
+                }
+            }
+        }
+    }
+    return a;
+}
+
+// The kernels that know nothing of compute capability 9.0.
+Ctx older() {
+    Ctx ctx = gpu();
+    ctx.sm = 89;
+    return ctx;
+}
+
+struct OnDevice {
+    DeviceTensor qkv, dout, out, lse, dqkv, delta, sums;
+
+    OnDevice(const Attention& a, const Attention::Result& r)
+        : qkv(a.qkv), dout(a.dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta),
+          sums(HostTensor(Dtype::kFp32, cuda::attention_sums_elems(a.type, a.s.B, a.s.T, a.s.NH, a.s.HS))) {}
+    // Forward, and the backward from what it gave.
+    Attention::Result run(Ctx& ctx, const Attention& a, bool fast) {
+        cuda::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), nullptr));
+        cuda::attention_backward(ctx, a.backward_args(dqkv.view(), delta.view(), dout.view(), out.view(), lse.view(),
+                                                      qkv.view(), nullptr, sums.view(), fast));
+        cuda::synchronize(ctx);
+        return {out.download(), lse.download(), dqkv.download(), delta.download()};
+    }
+};
+
+// The first element that is further from `want` than atol + rtol |want|.
+std::string far_off(const HostTensor& got, const HostTensor& want, double atol, double rtol) {
+    for (int64_t i = 0; i < got.elems(); i++) {
+        const double x = got.get(i), y = want.get(i);
+        if (!(std::fabs(x - y) <= atol + rtol * std::fabs(y)))
+            return strf("element %lld of %lld is %g, not %g", (long long)i, (long long)got.elems(), x, y);
+    }
+    return "";
+}
+
+// Which vectors of `width` elements have other bits: "" if none.
+std::string differing(const HostTensor& x, const HostTensor& y, int64_t width) {
+    if (x.same_bits(y)) return "";
+    std::string places;
+    int64_t count = 0;
+    for (int64_t i = 0; i < x.elems(); i += width) {
+        int64_t at = i;
+        while (at < i + width && x.get(at) == y.get(at)) at++;
+        if (at < i + width && count++ < 8)
+            places += strf("; %lld of element %lld: %g, %g", (long long)(i / width), (long long)(at - i), x.get(at),
+                           y.get(at));
+    }
+    return count ? strf("%lld vectors differ%s", (long long)count, places.c_str()) : "";
+}
+
+}  // namespace
+
+TEST_CASE("gpu attention: a few weights are all, against loops in double") {
+    for (int64_t HS : {64, 128}) {
+        for (Sharp kind : kAllSharp) {
+            INFO("kind " << static_cast<int>(kind));
+            check_against_loops(sharp_problem({1, 400, 4, 1, HS}, kind));
+            check_against_loops(sharp_problem({2, 257, 4, 2, HS}, kind));
+            if (kind != Sharp::kOwnHeight) continue;
+            check_against_loops(sharp_problem({50, 260, 2, 1, HS}, kind));   // blocks take several items
+        }
+    }
+}
+
+// Many rounds of every block, several heads to a key head, long sequences: against the kernels for older devices, to
+// what roundings of weights add up to, and equal bits every time.
+TEST_CASE("gpu attention: a few weights are all, at the trainer's shapes") {
+    struct Case {
+        Shape shape;
+        Sharp kind;
+        int runs;
+    };
+    for (const Case& c :
+         {Case{{2, 2048, 16, 4, 128}, Sharp::kOwnHeight, 200}, Case{{8, 2048, 16, 4, 128}, Sharp::kSink, 4},
+          Case{{8, 2048, 16, 4, 128}, Sharp::kOwnHeight, 10}, Case{{1, 8192, 32, 8, 128}, Sharp::kOwnHeight, 4},
+          Case{{2, 1024, 12, 12, 64}, Sharp::kSameToken, 200}, Case{{16, 1024, 12, 12, 64}, Sharp::kOwnHeight, 4}}) {
+        const Attention a = sharp_problem(c.shape, c.kind);
+        INFO(a.name() << "kind " << static_cast<int>(c.kind));
+        OnDevice device(a, a.fresh(a.type));
+        Ctx plain = older();
+        const Attention::Result want = device.run(plain, a, false), got = device.run(gpu(), a, false);
+        CHECK_EQ(far_off(got.lse, want.lse, 2e-3, 0), "");
+        CHECK_EQ(far_off(got.out, want.out, 0.02, 0.02), "");
+        CHECK_EQ(far_off(got.dqkv, want.dqkv, 0.25, 0.05), "");
+        CHECK_EQ(far_off(device.run(gpu(), a, true).dqkv, want.dqkv, 0.25, 0.05), "");
+        for (int i = 0; i < c.runs; i++) {
+            const Attention::Result again = device.run(gpu(), a, false);
+            CHECK_EQ(differing(again.out, got.out, c.shape.HS), "");
+            CHECK_EQ(differing(again.lse, got.lse, 1), "");
+            CHECK_EQ(differing(again.dqkv, got.dqkv, c.shape.HS), "");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+// Our own matmul of blockwise FP8 operands (compute capability 9.0): exact on whole numbers, otherwise within what
+// tensor cores may lose; the library's bits where both are exact; what it takes and what stays with the library.
+#include "llmc/cuda/gemm.h"
+#include "tests/gpu/gpu_op.h"
+#include "tests/support/fp8_gemm_test.h"
+
+using namespace op_test;
+
+namespace {
+
+struct Shape {
+    int64_t M, N, K;
+};
+// Tiles are 256 x 128 of blocks that stand in pairs along N, 128 of K at a time, four of them in shared memory: below,
+// at and above each of these, last columns that only the first block of a pair has, an M of a few rows.
+const Shape kShapes[] = {{4, 16, 16},      {4, 32, 144},    {100, 16, 272},   {128, 128, 128}, {256, 256, 512},
+                         {144, 272, 528},  {260, 144, 640}, {388, 384, 1168}, {48, 1600, 400}, {112, 400, 1600}};
+const Fp8Kind kKind = {Dtype::kE4m3, Dtype::kE4m3, Granularity::kBlock1x128, Granularity::kBlock128x128};
+
+bool takes(const Ctx& ctx, const Fp8Kind& kind) {
+    GemmArgs args{};
+    args.A.dtype = kind.a, args.B.dtype = kind.b;
+    args.A_granularity = kind.a_granularity, args.B_granularity = kind.b_granularity;
+    return cuda::gemm_blocks_fits(ctx, args);
+}
+// One for all cases; null where the kernel does not run.
+Ctx* context() {
+    struct Opened {
+        Ctx ctx;
+        Opened() { cuda::device_open(ctx, 0); }
+        ~Opened() { cuda::device_close(ctx); }
+    };
+    static Opened opened;
+    return takes(opened.ctx, kKind) ? &opened.ctx : nullptr;
+}
+
+HostTensor on_gpu(const Fp8Product& p, void (*gemm)(Ctx&, const GemmArgs&) = cuda::gemm_blocks) {
+    DeviceTensor a(p.a), b(p.b), d(p.d), bias(p.bias), a_grid(p.a_grid), b_grid(p.b_grid);
+    gemm(*context(), p.args(d.view(), a.view(), b.view(), a_grid.view(), b_grid.view(), bias.view()));
+    cuda::synchronize(*context());
+    return d.download();
+}
+
+void for_products(const std::function<void(Fp8Product&)>& f) {
+    for (const Shape& s : kShapes)
+        for (Dtype result : {Dtype::kBf16, Dtype::kFp32})
+            for (bool accumulate : {false, true}) {
+                if (left_out(s.M * s.N)) continue;
+                Fp8Product p{.M = s.M, .N = s.N, .K = s.K, .kind = kKind, .result = result, .accumulate = accumulate};
+                f(p);
+            }
+}
+
+}  // namespace
+
+TEST_CASE("gpu own blockwise gemm is exact on whole numbers and powers of two, with and without a bias") {
+    if (!context()) return;
+    for_products([](Fp8Product& p) {
+        fill(p, 2, p.M % 8 == 0);
+        // What is added to a bf16 D is not rounded before.
+        check_close(p.name(), on_gpu(p), expected_of(p).product.to(p.result), [](int64_t) { return 0.0; });
+    });
+}
+
+TEST_CASE("gpu own blockwise gemm loses no more than tensor cores may") {
+    if (!context()) return;
+    for_products([](Fp8Product& p) {
+        fill(p, 0, p.M % 8 == 0);
+        const Fp8Expected e = expected_of(p);
+        check_close(p.name(), on_gpu(p), e.product, gpu_bound(p, e), 1.0 / 16);
+    });
+}
+
+TEST_CASE("gpu own blockwise gemm: a changed code, a changed factor and a grid in the other order do not pass") {
+    if (!context()) return;
+    Fp8Product p{.M = 272, .N = 416, .K = 272, .kind = kKind, .result = Dtype::kFp32};
+    fill(p, 0);
+    const Fp8Expected e = expected_of(p);
+    auto difference = [&](const Fp8Product& other) {
+        return first_difference(on_gpu(other), e.product, gpu_bound(p, e));
+    };
+    CHECK_EQ(difference(p), "");
+    Fp8Product wrong = p;
+    const std::vector<double> b = decoded(p.b);
+    const auto smaller = [](double x, double y) { return std::fabs(x) < std::fabs(y); };
+    const auto largest = std::max_element(b.end() - p.K, b.end(), smaller);   // of the last column
+    codes_of(wrong.b)[largest - b.begin()] ^= 0x80;   // another sign
+    CHECK_NE(difference(wrong), "");
+    for (int64_t k : {int64_t{0}, p.K - 1}) {
+        wrong = p;
+        const int64_t of_a = grid_index(kKind.a_granularity, p.M, p.K, p.M - 1, k);
+        wrong.a_grid.set(of_a, 1.5 * p.a_grid.get(of_a));
+        CHECK_NE(difference(wrong), "");
+        wrong = p;
+        const int64_t of_b = grid_index(kKind.b_granularity, p.N, p.K, p.N - 1, k);
+        wrong.b_grid.set(of_b, 1.5 * p.b_grid.get(of_b));
+        CHECK_NE(difference(wrong), "");
+    }
+    wrong = p;
+    wrong.a_grid = transposed_grid(p.a_grid, p.M);
+    CHECK_NE(difference(wrong), "");
+    wrong = p;
+    wrong.b_grid = transposed_grid(p.b_grid, 4);
+    CHECK_NE(difference(wrong), "");
+}
+
+// More tiles than multiprocessors: blocks that do several, the last group of the order of work with one row of tiles.
+TEST_CASE("gpu own blockwise gemm over many tiles has the library's bits, again and again") {
+    if (!context() || left_out(1 << 20)) return;
+    for (Dtype result : {Dtype::kBf16, Dtype::kFp32})
+        for (const Shape& s : {Shape{2308, 2128, 656}, {1028, 4368, 128}})
+            for (int64_t limit : {1, 0}) {   // exact sums, sums that are rounded
+                Fp8Product p{.M = s.M, .N = s.N, .K = s.K, .kind = kKind, .result = result,
+                             .accumulate = result == Dtype::kFp32};
+                fill(p, limit);
+                CAPTURE(p.name());
+                const HostTensor first = on_gpu(p);
+                CHECK_EQ(first_difference(first, on_gpu(p, cuda::gemm), [](int64_t) { return 0.0; }), "");
+                for (int i = 0; i < 3; i++) CHECK(on_gpu(p).same_bits(first));
+            }
+}
+
+// Into a bf16 D that is added to, the library rounds twice and our kernel once: the bits tell which one ran.
+TEST_CASE("gpu own blockwise gemm: a plan that names it runs it, a search keeps the bits, and all count as FP8") {
+    if (!context()) return;
+    Ctx& ctx = *context();
+    Fp8Product p{.M = 48, .N = 80, .K = 272, .kind = kKind, .accumulate = true};
+    fill(p, 0);
+    const HostTensor own = on_gpu(p);
+    const int64_t before = cuda::fp8_matmuls(ctx);
+    const HostTensor library = on_gpu(p, cuda::gemm);   // its first answer
+    CHECK(!library.same_bits(own));
+    for (bool by_own : {true, false}) {
+        std::string plans = cuda::gemm_export_plans(ctx);
+        const std::string name = "\"own_kernel\":", no = name + (by_own ? "false" : "true");
+        for (size_t at = 0; (at = plans.find(no, at)) != std::string::npos;)
+            plans.replace(at, no.size(), name + (by_own ? "true" : "false"));
+        CHECK_EQ(cuda::gemm_import_plans(ctx, plans), "");
+        CHECK_EQ(cuda::gemm_export_plans(ctx), plans);
+        CHECK(on_gpu(p, cuda::gemm).same_bits(by_own ? own : library));
+    }
+    CHECK_EQ(cuda::fp8_matmuls(ctx), before + 3);
+    cuda::gemm_set_search(ctx, true);
+    for (bool accumulate : {true, false}) {
+        p = {.M = 64, .N = 80, .K = 272, .kind = kKind, .accumulate = accumulate};
+        fill(p, 0);
+        const HostTensor found = on_gpu(p, cuda::gemm), direct = on_gpu(p);
+        CHECK_NE(found.same_bits(direct), accumulate);
+    }
+    cuda::gemm_set_search(ctx, false);
+    CHECK_EQ(cuda::fp8_matmuls(ctx), before + 5);   // searches do not count
+}
+
+TEST_CASE("gpu own blockwise gemm takes E4M3 of 1x128 and 128x128 factors alone; a plan for others is refused") {
+    if (!context()) return;
+    Ctx& ctx = *context();
+    for (const Fp8Kind& kind : fp8_kinds()) {
+        const bool same = kind.a == kKind.a && kind.b == kKind.b && kind.a_granularity == kKind.a_granularity
+                          && kind.b_granularity == kKind.b_granularity;
+        CHECK_EQ(takes(ctx, kind), same);
+    }
+    Fp8Product p{.M = 16, .N = 32, .K = 400, .kind = fp8_kinds()[0]};
+    fill(p, 0);
+    CHECK_THROWS_WITH_AS(on_gpu(p), doctest::Contains("not a product that it makes"), Error);
+    on_gpu(p, cuda::gemm);
+    std::string plans = cuda::gemm_export_plans(ctx);
+    const size_t row = plans.find("\"K\":400");
+    REQUIRE_NE(row, std::string::npos);
+    const std::string no = "\"own_kernel\":false";
+    plans.replace(plans.find(no, row), no.size(), "\"own_kernel\":true");
+    CHECK_EQ(cuda::gemm_import_plans(ctx, plans), "");
+    CHECK_THROWS_WITH_AS(on_gpu(p, cuda::gemm), doctest::Contains("names our own kernel"), Error);
+}

@@ -1,0 +1,198 @@
+// Activations, conversions, initial values and the optimizer of the GPU against the CPU.
+#include "tests/gpu/gpu_op.h"
+
+using namespace op_test;
+
+namespace {
+
+struct Shape {
+    int64_t N, F;
+};
+// One element, odd ends, rows that are no whole vectors, more than one block, odd numbers of rows.
+const Shape kShapes[] = {{1, 1}, {1, 7}, {3, 8}, {5, 24}, {1, 4099}, {7, 1001}, {33, 2056}, {3, 14336}};
+
+std::string name_of(const char* op, const Shape& s) {
+    return strf("%s %lld x %lld", op, (long long)s.N, (long long)s.F);
+}
+
+// Values from -30 to 30 as well as small ones: the tails of sigmoid and tanh.
+HostTensor wide_values(Dtype dtype, int64_t elems, uint64_t key) {
+    HostTensor t = random_tensor(dtype, elems, key, 2);
+    for (int64_t i = 0; i < elems; i += 5) t.set(i, t.get(i) * 6);
+    return t;
+}
+
+void check_activation(bool swiglu, const Shape& s, Dtype work, int64_t shift_bytes) {
+    const int64_t inputs = (swiglu ? 2 : 1) * s.N * s.F, outputs = s.N * s.F;
+    OpCase forward(name_of(swiglu ? "swiglu_forward" : "gelu_forward", s), work, Dtype::kFp32, shift_bytes);
+    forward.add("in", Kind::kWork, wide_values(work, inputs, 1));
+    forward.poison("out", Kind::kWork, outputs);
+    forward.run(swiglu ? cuda::swiglu_forward : cuda::gelu_forward,
+                swiglu ? cpu::swiglu_forward : cpu::gelu_forward, [&](auto view) {
+                    return ActivationForwardArgs{.out = view("out"), .in = view("in"), .N = s.N, .F = s.F};
+                });
+    forward.check("out");
+    for (bool in_place : {false, true}) {
+        OpCase backward(name_of(swiglu ? "swiglu_backward" : "gelu_backward", s), work, Dtype::kFp32,
+                        shift_bytes);
+        backward.add("in", Kind::kWork, wide_values(work, inputs, 1));
+        backward.random("dout", Kind::kWork, outputs);
+        if (!in_place) backward.poison("din", Kind::kWork, inputs);
+        backward.run(swiglu ? cuda::swiglu_backward : cuda::gelu_backward,
+                     swiglu ? cpu::swiglu_backward : cpu::gelu_backward, [&](auto view) {
+                         return ActivationBackwardArgs{.din = view(in_place ? "in" : "din"),
+                                                       .dout = view("dout"),
+                                                       .in = view("in"),
+                                                       .N = s.N,
+                                                       .F = s.F};
+                     });
+        backward.check(in_place ? "in" : "din");
+    }
+}
+
+const Dtype kFloats[] = {Dtype::kFp32, Dtype::kBf16};
+const int64_t kLengths[] = {1, 3, 8, 31, 1000, 4096, 70001};
+
+struct Types {
+    Dtype param, moment, grad;
+};
+
+StepState step_state(int64_t adam_step, int32_t skip) {
+    StepState state{};
+    state.lr = 3e-4f;
+    state.grad_mul = 0.37f;
+    state.adam_step = adam_step;
+    state.skip = skip;
+    return state;
+}
+HostTensor state_tensor(const StepState& state) {
+    HostTensor t(Dtype::kInt32, sizeof state / 4);
+    std::memcpy(t.data(), &state, sizeof state);
+    return t;
+}
+
+void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepState& state) {
+    OpCase c(strf("adamw of %lld, moments %s, step %lld", (long long)n, dtype_name(types.moment),
+                  (long long)state.adam_step),
+             types.param, types.grad, shift_bytes);
+    c.random("param", Kind::kWork, n);
+    c.random("master", Kind::kStat, n);
+    c.add("m", Kind::kFixed, random_tensor(types.moment, n, 3, 1e-2));
+    HostTensor v = random_tensor(types.moment, n, 4, 1e-2);
+    for (int64_t i = 0; i < n; i++) v.set(i, i % 7 == 0 ? 0.0 : v.get(i) * v.get(i));
+    c.add("v", Kind::kFixed, v);
+    HostTensor grad = random_tensor(types.grad, n, 5, 1e-2);
+    for (int64_t i = 0; i < n; i += 14) grad.set(i, 0);
+    c.add("grad", Kind::kGrad, grad);
+    c.add("state", Kind::kFixed, state_tensor(state));
+    // On the CPU in these types only: the bits are the yardstick.
+    auto args = [&](auto view) {
+        return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
+                         .grad = view("grad"), .state = static_cast<const StepState*>(view("state").data),
+                         .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0.1f,
+                         .rng_key = rng_key(3, "model.norm.weight"), .element_offset = (1ll << 33) + 5};
+    };
+    c.run_same_types(cuda::adamw, cpu::adamw, args);
+    for (const char* tensor : {"param", "master", "m", "v"}) {
+        if (state.skip) c.check_unchanged(tensor);
+        else c.check_bits(tensor);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("gpu ops: gelu and swiglu") {
+    for (const Shape& s : kShapes) {
+        if (left_out(s.N * s.F)) continue;
+        for (Dtype work : kFloats) {
+            for (bool swiglu : {false, true}) {
+                check_activation(swiglu, s, work, 0);
+                check_activation(swiglu, s, work, 4);
+            }
+        }
+    }
+}
+
+TEST_CASE("gpu ops: casts round as the CPU does, bit for bit") {
+    for (int64_t n : kLengths) {
+        if (left_out(n)) continue;
+        for (Dtype from : kFloats) {
+            for (Dtype to : kFloats) {
+                for (int64_t shift_bytes : {0, 4}) {
+                    OpCase c(strf("cast of %lld to %s", (long long)n, dtype_name(to)), from, to, shift_bytes);
+                    HostTensor in = random_tensor(from, n, 11);
+                    // Ties to even in bf16, the largest float (rounds to infinity), infinities, subnormals.
+                    const double special[] = {1 + 0x1p-8, 1 + 3 * 0x1p-8, 0x1.fffffep127, -0x1p-140, 0x1p-133,
+                                              -HUGE_VAL, HUGE_VAL, -0.0, 0x1.fefffep0};
+                    for (int64_t i = 0; i < n; i++) {
+                        if (i % 3 == 0) in.set(i, special[i / 3 % 9]);
+                    }
+                    c.add("in", Kind::kWork, in);
+                    c.poison("out", Kind::kGrad, n);
+                    c.run_same_types(cuda::cast, cpu::cast, [&](auto view) {
+                        return CastArgs{.out = view("out"), .in = view("in")};
+                    });
+                    c.check_bits("out");
+                }
+            }
+        }
+    }
+    // NaN stays NaN; its payload is the device's.
+    HostTensor in(Dtype::kFp32, 9), out(Dtype::kBf16, 9);
+    DeviceTensor device_in(in), device_out(out.fill(1));
+    cuda::cast(gpu(), {.out = device_out.view(), .in = device_in.view()});
+    HostTensor got = device_out.download();
+    for (int64_t i = 0; i < 9; i++) CHECK(std::isnan(got.get(i)));
+}
+
+TEST_CASE("gpu ops: initial values have the CPU's bits") {
+    for (int64_t n : {int64_t{1}, int64_t{9}, int64_t{1000003}}) {
+        if (left_out(n)) continue;
+        for (Dtype work : kFloats) {
+            OpCase normal(strf("fill_normal of %lld", (long long)n), work, Dtype::kFp32);
+            normal.poison("out", Kind::kWork, n);
+            normal.run_same_types(cuda::fill_normal, cpu::fill_normal, [&](auto view) {
+                return FillNormalArgs{.out = view("out"), .key = rng_key(42, "wte"),
+                                      .element_offset = (1ll << 35) + 17, .mean = 0.125f, .std = 0.02f};
+            });
+            normal.check_bits("out");
+            for (int64_t shift_bytes : {0, 4}) {
+                OpCase constant(strf("fill_constant of %lld", (long long)n), work, Dtype::kFp32, shift_bytes);
+                constant.poison("out", Kind::kWork, n);
+                constant.run_same_types(cuda::fill_constant, cpu::fill_constant, [&](auto view) {
+                    return FillConstantArgs{.out = view("out"), .value = 1.7f};
+                });
+                constant.check_bits("out");
+            }
+        }
+    }
+}
+
+TEST_CASE("gpu ops: adamw has the CPU's bits, stochastic rounding included") {
+    for (Dtype param : kFloats) {
+        for (Dtype moment : kFloats) {
+            for (Dtype grad : kFloats) {
+                for (int64_t n : kLengths) {
+                    if (left_out(n)) continue;
+                    check_adamw(n, {param, moment, grad}, 0, step_state(1, 0));
+                    check_adamw(n, {param, moment, grad}, 4, step_state(123457, 0));
+                }
+                check_adamw(1000, {param, moment, grad}, 0, step_state(7, 1));
+            }
+        }
+    }
+    // A bit of the stream decides: another step gives other moments in bf16.
+    HostTensor first, second;
+    for (int64_t step : {5, 6}) {
+        HostTensor param = random_tensor(Dtype::kFp32, 1000, 1), m = random_tensor(Dtype::kBf16, 1000, 2);
+        HostTensor v = random_tensor(Dtype::kBf16, 1000, 3, 0, 0.5);
+        HostTensor state = state_tensor(step_state(step, 0));
+        DeviceTensor p(param), master(param), dm(m), dv(v), grad(param), ds(state);
+        cuda::adamw(gpu(), {.param = p.view(), .master = master.view(), .m = dm.view(), .v = dv.view(),
+                            .grad = grad.view(), .state = static_cast<const StepState*>(ds.view().data),
+                            .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .weight_decay = 0, .rng_key = 1,
+                            .element_offset = 0});
+        (step == 5 ? first : second) = dm.download();
+    }
+    CHECK_FALSE(first.same_bits(second));
+}

@@ -1,0 +1,276 @@
+// Embedding, bias gradient, classifier and the sums of a step on the GPU against the CPU.
+#include "tests/gpu/gpu_op.h"
+
+#include <numeric>
+
+using namespace op_test;
+
+namespace {
+
+HostTensor int_tensor(const std::vector<int32_t>& values) {
+    HostTensor t(Dtype::kInt32, static_cast<int64_t>(values.size()));
+    for (size_t i = 0; i < values.size(); i++) t.set(static_cast<int64_t>(i), values[i]);
+    return t;
+}
+
+struct Text {
+    int64_t N, T, C, V;
+    int repeats;   // how often the most frequent token comes, about
+};
+// One token; odd widths; one token 29, 30, 31 and 32 times, where runs change hands between the sum of a thread
+// and that of several warps; a text of one token; a run of more parts than a long one has; several windows of
+// positions and a run that leaves the first; rows of several blocks.
+const Text kTexts[] = {{1, 1, 1, 1, 1},           {6, 3, 7, 5, 2},          {50, 50, 24, 9, 29},
+                       {64, 16, 264, 12, 30},     {64, 16, 264, 12, 31},    {70, 7, 96, 12, 32},
+                       {300, 100, 40, 1, 300},    {700, 100, 768, 50, 600}, {40, 13, 1000, 100, 3},
+                       {2500, 500, 8, 40, 1300},  {90, 30, 2052, 20, 40}};
+
+// Token 1 comes `repeats` times, others at random, and some ids outside [0, V).
+std::vector<int32_t> tokens_of(const Text& text, bool with_bad) {
+    std::vector<int32_t> tokens(static_cast<size_t>(text.N));
+    for (int64_t n = 0; n < text.N; n++) {
+        const uint32_t random = philox(17, static_cast<uint64_t>(n)).word[0];
+        const int64_t others = std::max<int64_t>(text.V - 1, 1);
+        const int64_t frequent = text.V > 1 ? 1 : 0;
+        int64_t token = n < text.repeats ? frequent : static_cast<int64_t>(random) % others;
+        if (token >= frequent && n >= text.repeats) token = std::min(token + 1, text.V - 1);
+        if (with_bad && n % 11 == 5) token = n % 2 ? -3 : text.V + n;
+        tokens[static_cast<size_t>((n * 7919) % text.N)] = static_cast<int32_t>(token);
+    }
+    return tokens;
+}
+std::vector<int32_t> order_of(const std::vector<int32_t>& tokens) {
+    std::vector<int32_t> order(tokens.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+        return tokens[static_cast<size_t>(a)] < tokens[static_cast<size_t>(b)];
+    });
+    return order;
+}
+
+std::string name_of(const char* op, const Text& t) {
+    return strf("%s N %lld T %lld C %lld V %lld, %d times", op, (long long)t.N, (long long)t.T,
+                (long long)t.C, (long long)t.V, t.repeats);
+}
+
+void check_embedding(const Text& t, Dtype work, Dtype grad, int64_t shift_bytes, bool positions,
+                     bool with_bad) {
+    const std::vector<int32_t> tokens = tokens_of(t, with_bad);
+    OpCase forward(name_of("embedding_forward", t), work, grad, shift_bytes);
+    forward.random("wte", Kind::kWork, (t.V + 3) * t.C);
+    if (positions) forward.random("wpe", Kind::kWork, t.T * t.C);
+    forward.add("tokens", Kind::kFixed, int_tensor(tokens));
+    forward.add("bad", Kind::kFixed, int_tensor({5}));
+    forward.poison("out", Kind::kWork, t.N * t.C);
+    forward.run(cuda::embedding_forward, cpu::embedding_forward, [&](auto view) {
+        return EmbeddingForwardArgs{.out = view("out"), .wte = view("wte"), .wpe = view("wpe"),
+                                    .tokens = view("tokens").template as<int32_t>(),
+                                    .bad_tokens = view("bad").template as<int32_t>(), .N = t.N, .T = t.T,
+                                    .C = t.C, .V = t.V};
+    });
+    forward.check_bits("bad");
+    forward.check_bits("out");   // at most one addition: its rounding is the CPU's
+
+    OpCase backward(name_of("embedding_backward", t), work, grad, shift_bytes);
+    backward.random("dout", Kind::kWork, t.N * t.C);
+    backward.random("dwte", Kind::kGrad, (t.V + 3) * t.C);
+    if (positions) backward.random("dwpe", Kind::kGrad, t.T * t.C);
+    backward.add("tokens", Kind::kFixed, int_tensor(tokens));
+    backward.add("order", Kind::kFixed, int_tensor(order_of(tokens)));
+    backward.run(cuda::embedding_backward, cpu::embedding_backward, [&](auto view) {
+        return EmbeddingBackwardArgs{.dwte = view("dwte"), .dwpe = view("dwpe"), .dout = view("dout"),
+                                     .tokens = view("tokens").template as<int32_t>(),
+                                     .token_order = view("order").template as<int32_t>(), .N = t.N, .T = t.T,
+                                     .C = t.C, .V = t.V};
+    });
+    backward.check("dwte");
+    if (positions) backward.check("dwpe");
+}
+
+void check_bias(int64_t N, int64_t C, Dtype work, Dtype grad, int64_t shift_bytes) {
+    OpCase c(strf("bias_backward %lld x %lld", (long long)N, (long long)C), work, grad, shift_bytes);
+    c.random("dout", Kind::kWork, N * C);
+    c.random("dbias", Kind::kGrad, C);
+    c.poison("scratch", Kind::kScratch, kPartialRows * C);
+    c.run(cuda::bias_backward, cpu::bias_backward, [&](auto view) {
+        return BiasBackwardArgs{.dbias = view("dbias"), .scratch = view("scratch"), .dout = view("dout"),
+                                .N = N, .C = C};
+    });
+    c.check("dbias");
+}
+
+struct Logits {
+    int64_t N, V, Vp;
+};
+// No vector fits; a block of few threads; of many; rows of 2, 4 and 8 blocks in bf16 or fp32; longer than any
+// cluster; more rows than blocks fit the GPU.
+const Logits kLogits[] = {{1, 1, 1},         {3, 7, 9},          {5, 250, 256},      {1400, 97, 128},
+                          {2, 8192, 8192},   {300, 8200, 8320},  {3, 20001, 20096},  {2, 50257, 50304},
+                          {5, 66000, 66048}, {70, 66001, 66048}, {2, 128256, 128256}, {2, 250001, 250112},
+                          {1, 530000, 530048}};
+
+HostTensor state_tensor(float dloss_mul, int32_t bad_tokens) {
+    StepState state{};
+    state.dloss_mul = dloss_mul;
+    state.bad_tokens = bad_tokens;
+    HostTensor t(Dtype::kInt32, sizeof state / 4);
+    std::memcpy(t.data(), &state, sizeof state);
+    return t;
+}
+
+void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool write) {
+    OpCase c(strf("classifier %lld x %lld of %lld%s", (long long)l.N, (long long)l.V, (long long)l.Vp,
+                  write ? "" : ", losses only"),
+             work, Dtype::kFp32, shift_bytes);
+    HostTensor logits = random_tensor(work, l.N * l.Vp, 31, 3);
+    std::vector<int32_t> targets(static_cast<size_t>(l.N));
+    for (int64_t n = 0; n < l.N; n++) {
+        const auto random = static_cast<int64_t>(philox(19, static_cast<uint64_t>(n)).word[1]);
+        int64_t target = n == 0 ? l.V - 1 : n == 1 ? 0 : random % l.V;
+        if (n % 7 == 3) target = kIgnoreIndex;
+        if (n % 7 == 5) target = n % 2 ? l.V : -2;
+        targets[static_cast<size_t>(n)] = static_cast<int32_t>(target);
+        // A padded column must not matter, however large; nor a row's offset, which the losses do not see.
+        for (int64_t v = l.V; v < l.Vp; v++) logits.set(n * l.Vp + v, 60);
+        if (n % 3 == 1) logits.set(n * l.Vp + random % l.V, 40);
+    }
+    c.add("logits", Kind::kWork, logits);
+    c.poison("losses", Kind::kStat, l.N);
+    c.add("targets", Kind::kFixed, int_tensor(targets));
+    c.add("state", Kind::kFixed, state_tensor(1.0f / 64, 2));
+    c.run(cuda::classifier, cpu::classifier, [&](auto view) {
+        return ClassifierArgs{.logits = view("logits"), .losses = view("losses"),
+                              .targets = view("targets").template as<int32_t>(),
+                              .state = static_cast<StepState*>(view("state").data), .N = l.N, .V = l.V,
+                              .Vp = l.Vp, .write_dlogits = write};
+    });
+    c.check("losses");
+    c.check_bits("state");
+    if (!write) return c.check_unchanged("logits");
+    c.check("logits");
+    // Exactly 0 where nothing may flow.
+    int64_t wrong = 0;
+    for (int64_t n = 0; n < l.N; n++) {
+        const int32_t target = targets[static_cast<size_t>(n)];
+        const bool counted = target >= 0 && target < l.V;
+        for (int64_t v = counted ? l.V : 0; v < l.Vp; v++) wrong += c.on_gpu("logits").get(n * l.Vp + v) != 0;
+    }
+    INFO(c.name());
+    CHECK_EQ(wrong, 0);
+}
+
+double as_double(const HostTensor& t) { return t.get(0); }
+
+}  // namespace
+
+TEST_CASE("gpu ops: embedding, forward and backward") {
+    for (const Text& t : kTexts) {
+        if (left_out(t.N * t.C)) continue;
+        for_gpu_types([&](Dtype work, Dtype grad, int64_t shift_bytes) {
+            check_embedding(t, work, grad, shift_bytes, true, true);
+            check_embedding(t, work, grad, shift_bytes, false, false);
+        });
+    }
+}
+
+TEST_CASE("gpu ops: bias gradient") {
+    for (auto [N, C] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {9, 24}, {200, 96}, {5000, 96},
+                        {700, 1000}, {33, 3072}, {129, 5001}}) {
+        if (left_out(N * C)) continue;
+        for_gpu_types([&](Dtype work, Dtype grad, int64_t shift_bytes) {
+            check_bias(N, C, work, grad, shift_bytes);
+        });
+    }
+}
+
+TEST_CASE("gpu ops: classifier") {
+    for (const Logits& l : kLogits) {
+        if (left_out(l.N * l.Vp / 20)) continue;
+        for (Dtype work : {Dtype::kFp32, Dtype::kBf16}) {
+            check_classifier(l, work, 0, true);
+            check_classifier(l, work, 0, false);
+            if (l.N * l.Vp < 200000) check_classifier(l, work, 4, true);
+        }
+    }
+}
+
+TEST_CASE("gpu ops: the classifier of one-hot certainty and of equal logits") {
+    for (int64_t V : {int64_t{128}, int64_t{20000}}) {
+        HostTensor logits(Dtype::kFp32, 2 * V), losses(Dtype::kFp32, 2);
+        logits.fill(0);
+        for (int64_t v = 0; v < V; v++) logits.set(v, v == 5 ? 0 : -1e4);
+        DeviceTensor dl(logits), dlosses(losses), targets(int_tensor({5, 7})), state(state_tensor(1, 0));
+        cuda::classifier(gpu(), {.logits = dl.view(), .losses = dlosses.view(),
+                                 .targets = targets.view().as<int32_t>(),
+                                 .state = static_cast<StepState*>(state.view().data), .N = 2, .V = V, .Vp = V,
+                                 .write_dlogits = true});
+        losses = dlosses.download();
+        CHECK_EQ(losses.get(0), 0);
+        CHECK(std::fabs(losses.get(1) - std::log(static_cast<double>(V))) < 1e-5);
+        CHECK_EQ(dl.download().get(5), 0);
+    }
+}
+
+TEST_CASE("gpu ops: sums of squares and of losses in fp64") {
+    for (int64_t n : {int64_t{1}, int64_t{3}, int64_t{8}, int64_t{8191}, int64_t{3000007}}) {
+        if (left_out(n)) continue;
+        for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
+            for (int64_t shift_bytes : {0, 4}) {
+                double results[2] = {};
+                for (int moved : {0, 1}) {
+                    OpCase c(strf("sum_squares of %lld", (long long)n), type, Dtype::kFp32, shift_bytes);
+                    HostTensor in = random_tensor(type, n, 41);
+                    if (moved) in.set(n - 1, 3);   // the last element counts
+                    c.add("in", Kind::kFixed, in);
+                    c.add("sum", Kind::kFixed, HostTensor(Dtype::kFp64, 1).fill(0.5));
+                    c.add("scratch", Kind::kFixed, HostTensor(Dtype::kFp64, kPartialSums));
+                    c.run_same_types(cuda::sum_squares, cpu::sum_squares, [&](auto view) {
+                        return SumSquaresArgs{.sum = view("sum").template as<double>(), .in = view("in"),
+                                              .scratch = view("scratch")};
+                    });
+                    INFO(c.name());
+                    results[moved] = as_double(c.on_gpu("sum"));
+                    const double want = as_double(c.on_cpu("sum"));
+                    CHECK(std::fabs(results[moved] - want) <= 1e-14 * static_cast<double>(n) + 1e-12 * want);
+                }
+                CHECK(results[0] != results[1]);
+            }
+        }
+        OpCase c(strf("sum_losses of %lld", (long long)n), Dtype::kFp32);
+        HostTensor losses = random_tensor(Dtype::kFp32, n, 43, 1, 9);
+        c.add("losses", Kind::kFixed, losses);
+        c.add("sum", Kind::kFixed, HostTensor(Dtype::kFp64, 1).fill(-2));
+        c.add("scratch", Kind::kFixed, HostTensor(Dtype::kFp64, kPartialSums));
+        c.run_same_types(cuda::sum_losses, cpu::sum_losses, [&](auto view) {
+            return SumLossesArgs{.sum = view("sum").template as<double>(), .losses = view("losses"),
+                                 .scratch = view("scratch"), .N = n};
+        });
+        INFO(c.name());
+        const double want = as_double(c.on_cpu("sum"));
+        CHECK(std::fabs(as_double(c.on_gpu("sum")) - want) <= 1e-13 * std::fabs(want));
+    }
+}
+
+TEST_CASE("gpu ops: the guard decides as the CPU does") {
+    const double kNan = std::nan(""), kInf = HUGE_VAL;
+    struct Situation {
+        double loss, squares;
+        int32_t bad;
+        float clip;
+    };
+    for (const Situation& s : {Situation{1, 4, 0, 1}, {1, 0.25, 0, 1}, {1, 4, 0, 0}, {kNan, 4, 0, 1},
+                               {1, kNan, 0, 1}, {kInf, 4, 0, 1}, {1, kInf, 0, 1}, {1, 1e300, 0, 1},
+                               {1, 4, 1, 1}, {1, 0, 0, 1}}) {
+        StepState state{};
+        state.loss_sum = s.loss, state.sum_squares = s.squares;
+        state.bad_tokens = s.bad, state.adam_step = 41;
+        HostTensor start(Dtype::kInt32, sizeof state / 4);
+        std::memcpy(start.data(), &state, sizeof state);
+        OpCase c("step_guard", Dtype::kFp32);
+        c.add("state", Kind::kFixed, start);
+        c.run_same_types(cuda::step_guard, cpu::step_guard, [&](auto view) {
+            return StepGuardArgs{.state = static_cast<StepState*>(view("state").data), .clip = s.clip};
+        });
+        c.check_bits("state");
+    }
+}

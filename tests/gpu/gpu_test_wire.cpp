@@ -1,0 +1,335 @@
+// What travels between ranks, on the GPU: gradients in chunks and their sums, weights made in runs; against the CPU's,
+// bit for bit but for the payloads of NaN.
+#include "tests/gpu/gpu_op.h"
+#include "tests/support/wire_test.h"
+
+using namespace op_test;
+
+namespace {
+
+constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32, kCodes = Dtype::kE4m3, kBits = Dtype::kInt32;
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+struct OnGpu {
+    using Memory = DeviceTensor;
+    static Ctx& ctx() { return gpu(); }
+    static constexpr auto amax = cuda::amax;
+    static constexpr auto quantize = cuda::quantize;
+    static constexpr auto block_amax = cuda::block_amax;
+    static constexpr auto fp8_factors = cuda::fp8_factors;
+    static constexpr auto quantize_run = cuda::quantize_run;
+    static constexpr auto block_grids = cuda::block_grids;
+    static constexpr auto transpose_bytes = cuda::transpose_bytes;
+};
+
+HostTensor random_codes(int64_t elems, uint64_t key) {
+    HostTensor codes(kCodes, elems);
+    for (int64_t i = 0; i < elems; i++) {
+        const uint8_t code = static_cast<uint8_t>(philox(key, static_cast<uint64_t>(i)).word[0]);
+        static_cast<uint8_t*>(codes.data())[i] = code % 128 == 127 ? static_cast<uint8_t>(code - 1) : code;
+    }
+    return codes;
+}
+
+void check_chunks(const HostTensor& x, bool counted = true) {
+    OpCase c(strf("quantize_chunks of %lld", (long long)x.elems()), x.dtype());
+    c.add("in", Kind::kFixed, x);
+    c.add("out", Kind::kFixed, HostTensor(kCodes, x.elems()));
+    c.add("factors", Kind::kFixed, HostTensor(kF, x.elems() / kWireChunk));
+    c.add("counts", Kind::kFixed, HostTensor(kBits, 8).fill(3));
+    c.run_same_types(cuda::quantize_chunks, cpu::quantize_chunks, [&](auto view) {
+        return QuantizeChunksArgs{.out = view("out"), .factors = view("factors"), .in = view("in"),
+                                  .counts = counted ? object_in<Fp8Counts>(view("counts")) : nullptr};
+    });
+    for (const char* name : {"in", "out", "factors", "counts"}) {
+        INFO(name);
+        CHECK(c.on_gpu(name).same_bits(c.on_cpu(name)));
+    }
+    const Fp8Counts got = object_of<Fp8Counts>(c.on_gpu("counts"));
+    CHECK_EQ(got.elems, 3 + (3ull << 32) + (counted ? static_cast<unsigned long long>(x.elems()) : 0));
+    CHECK_EQ(got.saturated, 3 + (3ull << 32));
+    // Not vacuous: where the largest value of a chunk grows by an eighth, the factor is another.
+    int64_t chunk = 0;
+    while (chunk < x.elems() / kWireChunk && !(c.on_gpu("factors").get(chunk) > 0)) chunk++;
+    if (chunk == x.elems() / kWireChunk) return;   // all are NaN
+    HostTensor moved = x;
+    for (int64_t i = chunk * kWireChunk; i < (chunk + 1) * kWireChunk; i++) moved.set(i, 1.125 * x.get(i) + 1e-30);
+    Ctx ctx;
+    HostTensor codes(kCodes, x.elems()), factors(kF, x.elems() / kWireChunk);
+    cpu::quantize_chunks(ctx, {.out = codes.view(), .factors = factors.view(), .in = moved.view()});
+    CHECK_FALSE(factors.same_bits(c.on_gpu("factors")));
+}
+
+// One value a chunk: 18 significands of every power of two of fp32, denormals included.
+HostTensor lone_values() {
+    HostTensor x(kF, 277 * 18 * kWireChunk);
+    x.fill(0);
+    for (int64_t i = 0; i < 277 * 18; i++) {
+        const uint32_t random = philox(1, static_cast<uint64_t>(i)).word[0] >> 9;
+        const double low = i % 18 == 0 ? 0 : i % 18 == 1 ? 1 - 0x1p-23 : 0x1p-23 * random;
+        x.set(i * kWireChunk + i % kWireChunk, std::ldexp(i % 2 ? -1 - low : 1 + low, static_cast<int>(i / 18 - 149)));
+    }
+    return x;
+}
+
+void check_sum(const HostTensor& in, int64_t ranks, const HostTensor& factors, int64_t shift_bytes) {
+    OpCase c(strf("sum_ranks of %lld by %lld", (long long)ranks, (long long)(in.elems() / ranks)), in.dtype(), kF,
+             shift_bytes);
+    c.add("in", Kind::kFixed, in);
+    c.add("factors", Kind::kFixed, factors);
+    c.add("out", Kind::kFixed, HostTensor(kF, in.elems() / ranks));
+    c.run_same_types(cuda::sum_ranks, cpu::sum_ranks, [&](auto view) {
+        return SumRanksArgs{.out = view("out"), .in = view("in"), .factors = view("factors"), .ranks = ranks};
+    });
+    c.check_bits("out");
+    c.check_unchanged("in");
+}
+
+void check_runs(const HostTensor& x, int64_t N, int64_t C, const std::vector<Run>& runs, bool spoilt = false,
+                int64_t shift_bytes = 0) {
+    for (const QuantRequest& request : weight_requests()) {
+        INFO(request.name << " " << std::string(dtype_name(request.format)) << " " << N << " x " << C << " in "
+                          << runs.size() << " runs, the second from " << runs[runs.size() > 1].begin << ", shift "
+                          << shift_bytes);
+        const QuantMemory got = quantize_in_runs<OnGpu>(request, x, N, C, runs, shift_bytes);
+        CHECK_EQ(got.difference(quantize_whole<OnGpu>(request, x, N, C)), "");
+        QuantMemory want = quantize_whole<OnCpu>(request, x, N, C);
+        if (spoilt) want.slot.amax_bits = got.slot.amax_bits;   // a payload
+        CHECK_EQ(got.difference(want), "");
+    }
+}
+
+// Device memory that a test does not read as a whole.
+struct Bulk {
+    Tensor tensor;
+    Bulk(Dtype dtype, int64_t elems) : tensor{nullptr, dtype, elems} {
+        tensor.data = cuda::device_alloc(tensor.bytes());
+    }
+    ~Bulk() { cuda::device_free(tensor.data); }
+    Bulk(const Bulk&) = delete;
+    Bulk& operator=(const Bulk&) = delete;
+    HostTensor part(int64_t begin, int64_t elems) const {
+        HostTensor host(tensor.dtype, elems);
+        const Tensor slice = tensor.slice(begin, elems);
+        cuda::copy_to_host(gpu(), host.data(), slice.data, slice.bytes());
+        cuda::synchronize(gpu());
+        return host;
+    }
+};
+
+}  // namespace
+
+TEST_CASE("gpu wire: quantize_chunks") {
+    for (Dtype dtype : {kF, kB})
+        for (int64_t chunks : {1, 7, 8, 9, 64, 65, 3001})
+            for (int powers : {1, 40, 250}) {
+                if (left_out(chunks * kWireChunk)) continue;
+                HostTensor x = uneven_tensor(dtype, chunks, kWireChunk, 5, powers);
+                check_chunks(x);
+                check_chunks(x, false);
+                for (int64_t i = 0; i < chunks; i += 5)   // some chunks that are not finite
+                    x.set(i * kWireChunk + i % kWireChunk, i % 3 == 0 ? kNan : i % 3 == 1 ? HUGE_VAL : -HUGE_VAL);
+                check_chunks(x);
+            }
+    check_chunks(HostTensor(kF, 5 * kWireChunk).fill(0));
+}
+
+TEST_CASE("gpu wire: quantize_chunks of every size of number") {
+    if (left_out(1 << 20)) return;
+    check_chunks(lone_values());
+    HostTensor all(kB, 65536);   // every bf16 number, each chunk of one exponent or of many
+    for (int64_t stride : {1, 40503}) {
+        for (int64_t i = 0; i < 65536; i++) all.as<bf16>()[i] = bf16::from_bits(static_cast<uint16_t>(i * stride));
+        check_chunks(all);
+    }
+}
+
+TEST_CASE("gpu wire: sum_ranks") {
+    for (Dtype dtype : {kF, kB})
+        for (int64_t ranks : {1, 2, 3, 4, 5, 8, 13})
+            for (int64_t n : {1, 7, 8, 1020, 4096, 10007, 70004})
+                for (int64_t shift_bytes : {0, 4})
+                    if (!left_out(n * ranks))
+                        check_sum(uneven_tensor(dtype, ranks, n, 3), ranks, HostTensor(), shift_bytes);
+    for (int64_t ranks : {1, 2, 3, 4, 5, 8, 13})
+        for (int64_t chunks : {1, 2, 31, 33, 500}) {
+            if (left_out(chunks * kWireChunk * ranks)) continue;
+            const HostTensor factors = uneven_tensor(kF, ranks, chunks, 4, 100);
+            check_sum(random_codes(ranks * chunks * kWireChunk, 6), ranks, factors, 0);
+        }
+}
+
+TEST_CASE("gpu wire: what is not finite on one rank is not finite in the sum") {
+    const int64_t ranks = 3, n = 4 * kWireChunk;
+    HostTensor codes = random_codes(ranks * n, 7), factors = random_tensor(kF, ranks * 4, 8);
+    factors.set(4 + 2, kNan);                                // chunk 2 of rank 1
+    static_cast<uint8_t*>(codes.data())[2 * n + 5] = 0xff;   // element 5 of rank 2
+    HostTensor values = random_tensor(kB, ranks * n, 9);
+    values.set(n + 300, HUGE_VAL), values.set(2 * n + 300, -HUGE_VAL), values.set(7, kNan);
+    const DeviceTensor device_codes(codes), device_factors(factors), device_values(values);
+    DeviceTensor sum(HostTensor(kF, n)), other(HostTensor(kF, n));
+    cuda::sum_ranks(gpu(), {.out = sum.view(), .in = device_codes.view(), .factors = device_factors.view(),
+                            .ranks = ranks});
+    cuda::sum_ranks(gpu(), {.out = other.view(), .in = device_values.view(), .factors = {}, .ranks = ranks});
+    const HostTensor of_codes = sum.download(), of_values = other.download();
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < n; i++) {
+        wrong += std::isnan(of_codes.get(i)) != (i / kWireChunk == 2 || i == 5);
+        wrong += std::isnan(of_values.get(i)) != (i == 300 || i == 7);
+    }
+    CHECK_EQ(wrong, 0);
+}
+
+TEST_CASE("gpu wire: compare_sums") {
+    for (int64_t n : {1, 3, 4, 1000, 70001, 3000003})
+        for (int64_t shift_bytes : {0, 4}) {
+            if (left_out(n)) continue;
+            OpCase c(strf("compare_sums of %lld", (long long)n), kF, kF, shift_bytes);
+            const HostTensor a = random_tensor(kF, n, 1), b = random_tensor(kF, n, 2, 3);
+            c.add("a", Kind::kFixed, a);
+            c.add("b", Kind::kFixed, b);
+            c.add("sums", Kind::kFixed, HostTensor(Dtype::kFp64, 4).fill(5));
+            c.add("scratch", Kind::kFixed, HostTensor(Dtype::kFp64, 4 * kPartialSums));
+            c.run_same_types(cuda::compare_sums, cpu::compare_sums, [&](auto view) {
+                return CompareSumsArgs{.sums = view("sums").template as<double>(), .a = view("a"), .b = view("b"),
+                                       .scratch = view("scratch")};
+            });
+            double sizes[4] = {5, 5, 5, 5};
+            for (int64_t i = 0; i < n; i++) {
+                const double x = a.get(i), y = b.get(i), terms[4] = {x * x, y * y, x * y, (x - y) * (x - y)};
+                for (int k = 0; k < 4; k++) sizes[k] += std::fabs(terms[k]);
+            }
+            // Both are off by a rounding a step; one element that moves by half is far more.
+            const double chain = 2 * 0x1p-53 * static_cast<double>(n + 8);
+            check_close(c.name(), c.on_gpu("sums"), c.on_cpu("sums"), [&](int64_t k) { return chain * sizes[k]; },
+                        1e-5);
+        }
+}
+
+TEST_CASE("gpu wire: weights made in runs are those of one quantize") {
+    struct Shape {
+        int64_t N, C;
+    };
+    for (const Shape& s : {Shape{16, 16}, {128, 128}, {48, 144}, {144, 48}, {256, 400}, {16, 640}, {640, 16},
+                           {272, 1600}, {1040, 528}}) {
+        const int64_t elems = s.N * s.C;
+        if (left_out(elems)) continue;
+        const HostTensor x = uneven_tensor(kF, s.N, s.C, 11);
+        check_runs(x, s.N, s.C, {{0, elems}});
+        check_runs(x, s.N, s.C, random_runs(elems, 4, 128, 12));
+        check_runs(x, s.N, s.C, random_runs(elems, 3, 4, 13));
+        check_runs(x, s.N, s.C, random_runs(elems, 3, 1, 14));
+        check_runs(x, s.N, s.C, random_runs(elems, 2, 128, 15), false, 4);
+        HostTensor odd = x;
+        spoil(odd, 16);
+        check_runs(odd, s.N, s.C, random_runs(elems, 3, 16, 17), true);
+    }
+    HostTensor tiny(kF, 256 * 256);
+    tiny.fill(0);
+    tiny.set(5, 0x1p-149), tiny.set(200, -0x1p-133), tiny.set(40000, 0x1p-126);
+    check_runs(tiny, 256, 256, random_runs(tiny.elems(), 2, 16, 18));
+}
+
+TEST_CASE("gpu wire: random matrices, cuts and numbers of ranks") {
+    for (uint64_t trial = 0; trial < 30; trial++) {
+        const Philox4 random = philox(98, trial);
+        const int64_t N = 16 + 16 * (random.word[0] % 24), C = 16 + 16 * (random.word[1] % 24);
+        const int64_t aligns[] = {1, 4, 16, 128}, align = aligns[random.word[2] % 4];
+        if (left_out(N * C)) continue;
+        HostTensor x = uneven_tensor(kF, N, C, trial, 1 + static_cast<int>(random.word[3] % 200));
+        if (trial % 3 == 0) spoil(x, trial);
+        check_runs(x, N, C, random_runs(N * C, 1 + random.word[3] % 6, align, trial), trial % 3 == 0);
+    }
+}
+
+TEST_CASE("gpu wire: fp8_factors") {
+    const float amaxes[] = {0, 3.5f, 1e-44f, 3e38f, HUGE_VALF, std::nanf(""), 1e-3f};
+    HostTensor slots(kBits, 300 * 4);
+    for (int64_t i = 0; i < 300; i++)
+        object_in<Fp8Slot>(slots.view())[i] = {.dequant_mul = -1, .quant_mul = 24.0f + static_cast<float>(i),
+                                               .amax_bits = amax_bits_of(amaxes[i % 7]), .step_amax_bits = 9};
+    for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2})
+        for (Scaling scaling : {Scaling::kDelayed, Scaling::kCurrent})
+            for (int skip : {0, 1}) {
+                StepState state{};
+                state.skip = skip;
+                OpCase c("fp8_factors", kF);
+                c.add("slots", Kind::kFixed, slots);
+                c.add("state", Kind::kFixed, tensor_of(state));
+                c.run_same_types(cuda::fp8_factors, cpu::fp8_factors, [&](auto view) {
+                    return Fp8FactorsArgs{.slots = object_in<Fp8Slot>(view("slots")), .count = 299, .scaling = scaling,
+                                          .format = format, .state = object_in<const StepState>(view("state"))};
+                });
+                CHECK(c.on_gpu("slots").same_bits(c.on_cpu("slots")));
+                CHECK_EQ(c.on_gpu("slots").same_bits(slots), skip == 1);
+            }
+}
+
+TEST_CASE("gpu wire: more than 2^31 elements") {
+    if (left_out(int64_t{1} << 31)) return;
+    // Each check is of the last elements, which a 32-bit count would miss.
+    const int64_t n = (int64_t{1} << 31) + 3 * kWireChunk, last = 64 * kWireChunk;
+    {
+        Bulk in(kB, n), codes(kCodes, n), factors(kF, n / kWireChunk);
+        cuda::fill_normal(gpu(), {in.tensor, 1, 0, 0.0f, 1.0f});
+        cuda::quantize_chunks(gpu(), {.out = codes.tensor, .factors = factors.tensor, .in = in.tensor});
+        HostTensor x = in.part(n - last, last), want(kCodes, last), want_factors(kF, 64);
+        Ctx ctx;
+        cpu::quantize_chunks(ctx, {.out = want.view(), .factors = want_factors.view(), .in = x.view()});
+        CHECK(codes.part(n - last, last).same_bits(want));
+        CHECK(factors.part(n / kWireChunk - 64, 64).same_bits(want_factors));
+        // The same codes as if 3 ranks had sent them.
+        const int64_t mine = n / 3 / kWireChunk * kWireChunk;
+        Bulk sum(kF, mine);
+        cuda::sum_ranks(gpu(), {.out = sum.tensor, .in = codes.tensor.slice(0, 3 * mine),
+                                .factors = factors.tensor.slice(0, 3 * mine / kWireChunk), .ranks = 3});
+        HostTensor sent(kCodes, 3 * last), sent_factors(kF, 3 * 64), want_sum(kF, last);
+        for (int64_t r = 0; r < 3; r++) {
+            const int64_t begin = (r + 1) * mine - last;
+            put_part(sent, {r * last, last}, codes.part(begin, last));
+            put_part(sent_factors, {r * 64, 64}, factors.part(begin / kWireChunk, 64));
+        }
+        cpu::sum_ranks(ctx, {.out = want_sum.view(), .in = sent.view(), .factors = sent_factors.view(), .ranks = 3});
+        CHECK(sum.part(mine - last, last).same_bits(want_sum));
+    }
+    // A run far into a matrix of 2^33 elements, by the factors of its blocks.
+    const int64_t R = int64_t{1} << 21, C = 4096, begin = R * C - 300 * C - 16;
+    const HostTensor x = random_tensor(kF, 300 * C + 16, 2);
+    HostTensor amaxes(kBits, R / 128 * (C / 128));
+    amaxes.fill(0);
+    OpCase c("quantize_run far into a matrix", kF);
+    c.add("in", Kind::kFixed, x);
+    c.add("out", Kind::kFixed, HostTensor(kCodes, x.elems()));
+    c.add("amaxes", Kind::kFixed, amaxes);
+    c.run_same_types(cuda::block_amax, cpu::block_amax, [&](auto view) {
+        return BlockAmaxArgs{.amaxes = object_in<uint32_t>(view("amaxes")), .in = view("in"), .begin = begin, .R = R,
+                             .C = C};
+    });
+    CHECK(c.on_gpu("amaxes").same_bits(c.on_cpu("amaxes")));
+    CHECK_FALSE(c.on_gpu("amaxes").same_bits(amaxes));
+    c.add("amaxes", Kind::kFixed, c.on_cpu("amaxes"));
+    c.run_same_types(cuda::quantize_run, cpu::quantize_run, [&](auto view) {
+        return QuantizeRunArgs{.out = view("out"), .in = view("in"), .begin = begin, .R = R, .C = C,
+                               .block_amaxes = object_in<const uint32_t>(view("amaxes"))};
+    });
+    CHECK(c.on_gpu("out").same_bits(c.on_cpu("out")));
+}
+
+TEST_CASE("gpu wire: transposes of more than 2^31 bytes") {
+    if (left_out(int64_t{1} << 31)) return;
+    const int64_t R = 65536 + 16, C = 32768 + 144;
+    Bulk in(kF, R * C / 4), out(kCodes, R * C);   // random numbers as random bytes
+    cuda::fill_normal(gpu(), {in.tensor, 3, 0, 0.0f, 1.0f});
+    cuda::transpose_bytes(gpu(), {.out = out.tensor, .in = {in.tensor.data, kCodes, R * C}, .R = R, .C = C});
+    Ctx ctx;
+    int64_t wrong = 0;
+    for (int64_t c : {int64_t{0}, C / 2 + 3, C - 1}) {
+        const HostTensor row = out.part(c * R, R);
+        for (int64_t r = 0; r < R; r += 37) {
+            HostTensor word(kF, 1);
+            cpu::fill_normal(ctx, {word.view(), 3, (r * C + c) / 4, 0.0f, 1.0f});
+            wrong += byte_of(row, r) != byte_of(word, (r * C + c) % 4);
+        }
+    }
+    CHECK_EQ(wrong, 0);
+}

@@ -1,0 +1,358 @@
+// The whole decoder: gradients against finite differences, and what must not change its result.
+#include "tests/support/doctest.h"
+
+#include <cmath>
+
+#include "tests/support/model_test.h"
+
+namespace {
+
+struct Variant {
+    const char* name;
+    ModelConfig shape;
+};
+
+std::vector<Variant> variants() {
+    ModelConfig gpt2_gqa = tiny_gpt2();
+    gpt2_gqa.num_query_groups = 1;
+    gpt2_gqa.tied_head = false;
+    ModelConfig qwen = tiny_llama();
+    qwen.qk_norm = true;
+    qwen.tied_head = true;
+    ModelConfig mixed = tiny_llama();   // combinations no published model has
+    mixed.norm = Norm::kLayerNorm;
+    mixed.linear_bias = true;
+    mixed.activation = Activation::kGelu;
+    mixed.qk_norm = true;
+    return {{"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
+            {"mixed", mixed}};
+}
+
+// Initial weights of 0.02 make tiny models almost linear; widen them so that every term matters.
+Config test_config(const ModelConfig& shape, Dtype dtype, int64_t B, int64_t T) {
+    Config config = tiny_config(shape, dtype, B, T);
+    config.shape.init_std = 0.3;
+    return config;
+}
+
+std::vector<std::vector<double>> all_grads(TestModel& model) {
+    std::vector<std::vector<double>> grads;
+    for (size_t i = 0; i < model.table.params.size(); i++) grads.push_back(model.grad(static_cast<int>(i)));
+    return grads;
+}
+
+}  // namespace
+
+#ifndef LLMC_CUDA
+TEST_CASE("decoder gradients agree with central differences in double") {
+    for (const Variant& variant : variants()) {
+        CAPTURE(variant.name);
+        TestModel model(test_config(variant.shape, Dtype::kFp64, 2, 5));
+        model.set_random_batch(2, 11);
+        model.gradients();
+        const std::vector<std::vector<double>> grads = all_grads(model);
+        StateAccess access = model.trainer->optimizer().access(model.ctx);
+        double worst = 0;
+        for (size_t p = 0; p < model.table.params.size(); p++) {
+            const Param& param = model.table.params[p];
+            // A few elements of each parameter, spread by the generator.
+            for (uint64_t k = 0; k < 6; k++) {
+                const int64_t at = philox(5, k, p).word[0] % param.elems();
+                double value;
+                const double h = 1e-5;
+                access.read(StateKind::kWeight, static_cast<int>(p), at, 1, &value);
+                double losses[2];
+                for (int side = 0; side < 2; side++) {
+                    const double moved = value + (side ? h : -h);
+                    access.write(StateKind::kWeight, static_cast<int>(p), at, 1, &moved);
+                    model.gradients();
+                    // lr 0 leaves masters alone but rounds weights from them: restore below
+                    losses[side] = model.loss();
+                }
+                access.write(StateKind::kWeight, static_cast<int>(p), at, 1, &value);
+                // dloss_mul is a float: the gradient carries its rounding, 2^-24 relative.
+                const double numeric = (losses[1] - losses[0]) / (2 * h);
+                const double analytic = grads[p][static_cast<size_t>(at)];
+                const double error = std::fabs(numeric - analytic) / (1e-4 + std::fabs(numeric));
+                worst = std::fmax(worst, error);
+                CHECK_MESSAGE(error < 1e-5, param.name, "[", at, "] numeric ", numeric, " analytic ", analytic);
+            }
+        }
+        CHECK(worst > 0);
+    }
+}
+#endif
+
+TEST_CASE("recomputation and poisoned scratch leave every gradient bit alone") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        for (const Variant& variant : variants()) {
+            CAPTURE(variant.name);
+            Config config = test_config(variant.shape, dtype, 3, 7);
+            TestModel reference(config, false);
+            reference.set_random_batch(6, 3);
+            reference.gradients();
+            CHECK(std::isfinite(reference.loss()));
+            const auto expected = all_grads(reference);
+            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock}) {
+                config.recompute = level;
+                TestModel model(config, true);
+                model.set_random_batch(6, 3);
+                model.gradients();
+                CHECK(model.result.loss_sum == reference.result.loss_sum);
+                CHECK(all_grads(model) == expected);
+                CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+            }
+        }
+    }
+}
+
+// In bf16 the kernels that make dy add up the gradients of the biases, in FP32 a pass of its own does.
+TEST_CASE("gradients in bf16 are those of FP32 but for rounding, whoever adds up the biases'") {
+    std::vector<Variant> all = variants();
+    ModelConfig biased = tiny_llama();
+    biased.linear_bias = true;
+    all.push_back({"llama with biases", biased});
+    biased.qk_norm = true;
+    biased.position = PositionEmbedding::kLearned;
+    all.push_back({"qk-norm and biases", biased});
+    for (const Variant& variant : all) {
+        CAPTURE(variant.name);
+        std::vector<std::vector<double>> grads[2];
+        for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+            TestModel model(tiny_config(variant.shape, dtype, 3, 7));
+            model.set_random_batch(6, 3);   // two micro-batches: gradients are added to
+            model.gradients();
+            grads[dtype == Dtype::kBf16] = all_grads(model);
+        }
+        for (size_t p = 0; p < grads[0].size(); p++) {
+            // bf16 rounds to 2^-9, a few dozen times on the way to a gradient; what is added twice or left out is off
+            // by all of itself.
+            const double off = distance(grads[1][p], grads[0][p]);
+            CHECK_MESSAGE(off < 0.15, variant.name, " ", p, ": off by ", off);
+        }
+    }
+}
+
+TEST_CASE("gelu inside the matmul changes rounding only, and recomputation repeats it") {
+    Config config = test_config(tiny_gpt2(), Dtype::kFp32, 2, 7);
+    TestModel plain(config);
+    plain.set_random_batch(2, 3);
+    plain.gradients();
+    config.fuse_gelu = true;
+    TestModel fused(config);
+    fused.set_random_batch(2, 3);
+    fused.gradients();
+    CHECK(fused.loss() == doctest::Approx(plain.loss()).epsilon(1e-6));
+    CHECK(fused.result.grad_norm == doctest::Approx(plain.result.grad_norm).epsilon(1e-5));
+    config.recompute = Recompute::kBlock;
+    TestModel block(config);
+    block.set_random_batch(2, 3);
+    block.gradients();
+    CHECK(block.result.loss_sum == fused.result.loss_sum);
+    CHECK(all_grads(block) == all_grads(fused));
+}
+
+TEST_CASE("loss and gradient norm do not depend on how the batch is cut") {
+    for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
+        double loss = 0, norm = 0;
+        for (int64_t B : {1, 2, 3, 6}) {
+            TestModel model(test_config(shape, Dtype::kFp32, B, 9));
+            model.set_random_batch(6, 21);
+            model.gradients();
+            if (B == 1) {
+                loss = model.loss();
+                norm = static_cast<double>(model.result.grad_norm);
+            }
+            CHECK(std::fabs(model.loss() - loss) <= 1e-6 * std::fabs(loss));
+            CHECK(std::fabs(static_cast<double>(model.result.grad_norm) - norm) <= 1e-6 * norm);
+        }
+        // A mean of means would differ: the micro-batches have different numbers of counted targets.
+        TestModel ignoring(test_config(shape, Dtype::kFp32, 1, 9));
+        ignoring.set_random_batch(6, 21, false);
+        ignoring.gradients();
+        CHECK(std::fabs(ignoring.loss() - loss) > 1e-4);
+    }
+}
+
+TEST_CASE("hooks see every layer before it is read and after its gradients are complete") {
+    TestModel model(test_config(tiny_llama(), Dtype::kFp32, 1, 4));
+    std::vector<int> before, ready;
+    model.trainer->decoder().hooks = {.before_layer = [&](int l) { before.push_back(l); },
+                                      .grads_ready = [&](int l) { ready.push_back(l); }};
+    model.set_random_batch(1, 1);
+    model.gradients();
+    CHECK(before == std::vector<int>{-1, 0, 1, 2, 1, 0});
+    CHECK(ready == std::vector<int>{2, 1, 0, -1});
+}
+
+TEST_CASE("training steps lower the loss of one batch, and equal runs give equal bits") {
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
+        for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
+            Config config = tiny_config(shape, dtype, 2, 8);
+            config.lr = 1e-2;
+            double first = 0, last[2] = {0, 0};
+            for (int run = 0; run < 2; run++) {
+                TestModel model(config);
+                model.set_random_batch(4, 77);
+                for (int i = 0; i < 40; i++) {
+                    model.step();
+                    if (i == 0) first = model.loss();
+                }
+                last[run] = model.loss();
+                CHECK(model.result.adam_step == 40);
+            }
+            CHECK(last[0] < 0.5 * first);
+            CHECK(last[0] == last[1]);
+        }
+    }
+}
+
+TEST_CASE("a batch that is not finite changes nothing but the report") {
+    TestModel model(tiny_config(tiny_gpt2(), Dtype::kFp32, 1, 8));
+    model.set_random_batch(2, 5);
+    model.step();
+    StateAccess access = model.trainer->optimizer().access(model.ctx);
+    const int poisoned = model.table.find("layers.1.up.bias");
+    const float nan = std::nanf("");
+    float value;
+    access.read(StateKind::kWeight, poisoned, 3, 1, &value);
+    std::vector<double> before;
+    for (size_t i = 0; i < model.table.params.size(); i++)
+        for (double w : model.weight(static_cast<int>(i))) before.push_back(w);
+    access.write(StateKind::kWeight, poisoned, 3, 1, &nan);
+    model.step();
+    CHECK(model.result.skip == 1);
+    CHECK(model.result.adam_step == 1);
+    access.write(StateKind::kWeight, poisoned, 3, 1, &value);
+    std::vector<double> after;
+    for (size_t i = 0; i < model.table.params.size(); i++)
+        for (double w : model.weight(static_cast<int>(i))) after.push_back(w);
+    CHECK(before == after);
+    model.step();
+    CHECK(model.result.skip == 0);
+    CHECK(model.result.adam_step == 2);
+}
+
+namespace {
+
+// Two sequences of 16, with documents of one token and one that began before; random tokens that are no separators.
+std::vector<int32_t> text_with_documents(uint64_t key) {
+    std::vector<int32_t> tokens;
+    for (uint64_t i = 0; i < 32; i++)
+        tokens.push_back(2 + static_cast<int32_t>(philox(key, i).word[0] % static_cast<uint32_t>(27)));
+    for (size_t at : {4u, 5u, 11u, 16u, 25u}) tokens[at] = TestModel::kSeparator;
+    return tokens;
+}
+
+}  // namespace
+
+TEST_CASE("documents: a token reaches the losses and gradients of its own document only, in every layer") {
+    // Learned positions and rope, qk-norm; recomputed blocks mask again.
+    for (const Variant& variant : variants())
+        for (Recompute level : {Recompute::kNone, Recompute::kBlock})
+            for (bool masked : {true, false}) {
+                CAPTURE(variant.name);
+                CAPTURE(masked);
+                Config config = test_config(variant.shape, Dtype::kFp32, 2, 16);
+                config.recompute = level;
+                config.reset_attention_mask = masked;
+                // Only positions 5..10 of the first sequence, one document, count.
+                std::vector<int32_t> targets(32, kIgnoreIndex);
+                for (size_t i = 5; i < 11; i++) targets[i] = static_cast<int32_t>(i);
+                TestModel model(config);
+                auto loss_of = [&](const std::vector<int32_t>& tokens) {
+                    model.set_batch(tokens, targets);
+                    model.gradients();
+                    return model.result.loss_sum;
+                };
+                const std::vector<int32_t> tokens = text_with_documents(3);
+                const double loss = loss_of(tokens);
+                const float norm = model.result.grad_norm;
+                for (size_t at = 0; at < 32; at++) {
+                    if (tokens[at] == TestModel::kSeparator) continue;
+                    std::vector<int32_t> changed = tokens;
+                    changed[at] = changed[at] == 28 ? 2 : changed[at] + 1;
+                    const bool own = at >= 5 && at < 11, before = at < 5;
+                    const bool same = loss_of(changed) == loss;
+                    CAPTURE(at);
+                    CHECK(same == !(own || (before && !masked)));
+                    if (same) CHECK(model.result.grad_norm == norm);
+                }
+            }
+}
+
+#ifndef LLMC_CUDA
+TEST_CASE("documents: gradients agree with central differences in double") {
+    Config config = test_config(tiny_llama(), Dtype::kFp64, 2, 16);
+    config.reset_attention_mask = true;
+    TestModel model(config);
+    const std::vector<int32_t> tokens = text_with_documents(7), next = text_with_documents(8);
+    model.set_batch(tokens, next);
+    model.gradients();
+    StateAccess access = model.trainer->optimizer().access(model.ctx);
+    const BlockParams& block = model.table.blocks[0];
+    for (int p : {block.qkv_weight, block.norm1_weight, model.table.wte}) {
+        const Param& param = model.table.params[static_cast<size_t>(p)];
+        const std::vector<double> grad = model.grad(p);
+        for (uint64_t k = 0; k < 8; k++) {
+            const int64_t at = philox(5, k, static_cast<uint64_t>(p)).word[0] % param.elems();
+            double value, losses[2];
+            const double h = 1e-5;
+            access.read(StateKind::kWeight, p, at, 1, &value);
+            for (int side = 0; side < 2; side++) {
+                const double moved = value + (side ? h : -h);
+                access.write(StateKind::kWeight, p, at, 1, &moved);
+                model.gradients();
+                losses[side] = model.loss();
+            }
+            access.write(StateKind::kWeight, p, at, 1, &value);
+            model.gradients();
+            const double numeric = (losses[1] - losses[0]) / (2 * h), analytic = grad[static_cast<size_t>(at)];
+            CHECK_MESSAGE(std::fabs(numeric - analytic) < 1e-5 * (1e-4 + std::fabs(numeric)), param.name, "[", at,
+                          "] numeric ", numeric, " analytic ", analytic);
+        }
+    }
+}
+#endif
+
+TEST_CASE("evaluation and sampling change nothing that training reads") {
+    for (bool disturb : {false, true}) {
+        static double expected = 0;
+        TestModel model(tiny_config(tiny_llama(), Dtype::kBf16, 2, 8));
+        for (int i = 0; i < 4; i++) {
+            model.set_random_batch(2, static_cast<uint64_t>(100 + i));
+            model.step();
+            if (!disturb) continue;
+            std::vector<int32_t> tokens(32), targets(32), order(32);
+            StepState inputs{}, result{};
+            StagedStep staging{.tokens = tokens.data(), .targets = targets.data(), .order = order.data(),
+                               .inputs = &inputs, .result = &result};
+            const auto text =
+                model.trainer->generate(model.ctx, {1, 2, 3}, {.tokens = 12, .temperature = 0.8}, 9, staging);
+            CHECK(text.size() == 15);
+            for (int32_t token : text) CHECK((token >= 0 && token < model.config.shape.vocab_size));
+        }
+        if (!disturb) expected = model.loss();
+        else CHECK(model.loss() == expected);
+    }
+}
+
+TEST_CASE("a sampled token follows the distribution") {
+    const std::vector<float> logits = {0.0f, std::log(3.0f), -1e30f};
+    CHECK(sample_token(logits, 1.0, 0.24) == 0);
+    CHECK(sample_token(logits, 1.0, 0.26) == 1);
+    CHECK(sample_token(logits, 1.0, 0.999999) == 1);
+    CHECK(sample_token(logits, 0.0, 0.1) == 1);
+}
+
+TEST_CASE("the llama3 rope rule keeps short waves, stretches long ones") {
+    ModelConfig c = tiny_llama();
+    c.kv_channels = 8;
+    c.rotary_base = 500000;
+    const std::vector<double> plain = rope_table(c, 3);
+    c.rope_scaling = {.factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_positions = 8192};
+    const std::vector<double> scaled = rope_table(c, 3);
+    // Pair 0 turns by 1 radian a position: wavelength 6.3, kept. Pair 3: wavelength 1.2e5 > 8192, divided by 8.
+    CHECK(scaled[(1 * 4 + 0) * 2] == plain[(1 * 4 + 0) * 2]);
+    CHECK(std::acos(scaled[(2 * 4 + 3) * 2]) == doctest::Approx(std::acos(plain[(2 * 4 + 3) * 2]) / 8).epsilon(1e-6));
+}

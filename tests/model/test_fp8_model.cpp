@@ -1,0 +1,244 @@
+// FP8 through the whole model: near BF16, equal under recomputation, untouched by evaluation and by skipped steps.
+#include "tests/support/doctest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tests/support/fp8_model_test.h"
+
+namespace {
+
+std::vector<std::vector<double>> all_grads(TestModel& model) {
+    std::vector<std::vector<double>> grads;
+    for (size_t i = 0; i < model.table.params.size(); i++) grads.push_back(model.grad(static_cast<int>(i)));
+    return grads;
+}
+
+double cosine(const std::vector<double>& a, const std::vector<double>& b) {
+    double ab = 0, aa = 0, bb = 0;
+    for (size_t i = 0; i < a.size(); i++) ab += a[i] * b[i], aa += a[i] * a[i], bb += b[i] * b[i];
+    return ab / std::sqrt(aa * bb);
+}
+
+// The bytes of every FP8 weight.
+std::vector<std::vector<char>> fp8_weights(TestModel& model) {
+    std::vector<std::vector<char>> all;
+    for (const LinearPlan& plan : model.trainer->fp8().plan().linears) {
+        const Fp8Linear* linear = model.trainer->fp8().linear(plan.layer, plan.kind);
+        if (!linear) continue;
+        all.push_back(raw(model, linear->weight.data));
+        all.push_back(raw(model, linear->weight_transposed.data));
+    }
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every planned matmul runs in FP8") {
+    for (const ModelConfig& shape : fp8_shapes()) {
+        TestModel reference(fp8_config(shape, Fp8Recipe::kNone));
+        reference.set_random_batch(4, 3);
+        reference.gradients();
+        const auto expected = all_grads(reference);
+        for (Fp8Recipe recipe : kFp8Recipes) {
+            CAPTURE(static_cast<int>(recipe));
+            TestModel model(fp8_config(shape, recipe));
+            model.set_random_batch(4, 3);
+            const int64_t before = device::fp8_matmuls(model.ctx);
+            model.gradients();
+            const int64_t micro_batches = model.trainer->executed_micro_batches();
+            CHECK(micro_batches == (recipe == Fp8Recipe::kDelayed ? 3 : 2));   // one primes
+            CHECK(device::fp8_matmuls(model.ctx) - before == 12 * shape.num_layers * micro_batches);
+            CHECK(planned_fp8_matmuls(model.trainer->fp8().plan(), Recompute::kNone, 1) == 12 * shape.num_layers);
+            CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
+            CHECK(model.loss() != reference.loss());
+            const auto grads = all_grads(model);
+            for (size_t i = 0; i < grads.size(); i++) {
+                // E4M3 rounds to 2^-4 at worst and about 2.5 % rms, E5M2 twice that; a gradient sees three rounded
+                // operands and a handful of linears behind it: 15 % rms leave a cosine of 0.98. The few sums of a
+                // vector's gradient cancel, which leaves them less.
+                const double c = cosine(grads[i], expected[i]);
+                const Param& p = model.table.params[i];
+                CHECK_MESSAGE(c > (p.is_vector() ? 0.95 : 0.98), p.name, " cosine ", c);
+                // A cosine does not see what is added twice.
+                const double d = distance(grads[i], expected[i]);
+                CHECK_MESSAGE(d < 0.5, p.name, " distance ", d);
+            }
+        }
+    }
+}
+
+TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so the first gradients are equal") {
+    for (const ModelConfig& shape : fp8_shapes()) {
+        TestModel current(fp8_config(shape, Fp8Recipe::kTensorwise)), delayed(fp8_config(shape, Fp8Recipe::kDelayed));
+        for (TestModel* model : {&current, &delayed}) {
+            model->set_random_batch(2, 5);
+            model->gradients();
+        }
+        CHECK(delayed.trainer->executed_micro_batches() == 2);
+        CHECK(delayed.result.loss_sum == current.result.loss_sum);
+        const auto grads = all_grads(delayed), expected = all_grads(current);
+        for (size_t i = 0; i < grads.size(); i++) {
+            const Param& p = delayed.table.params[i];
+            // Kernels that make FP8 copies in one pass may add the rows of a vector's gradient in another order.
+            if (!p.is_vector()) CHECK_MESSAGE(grads[i] == expected[i], p.name);
+            else CHECK_MESSAGE(distance(grads[i], expected[i]) < 1e-5, p.name);
+        }
+        CHECK(fp8_weights(delayed) == fp8_weights(current));
+        CHECK(!delayed.trainer->fp8().needs_priming());
+        // Factors follow the history from now on: other data, other factors than current scaling.
+        for (TestModel* model : {&current, &delayed}) {
+            model->set_random_batch(2, 6);
+            model->gradients();
+        }
+        CHECK(delayed.trainer->executed_micro_batches() == 1);
+        CHECK(all_grads(delayed) != all_grads(current));
+    }
+}
+
+// Loss masks may leave nothing of a micro-batch: its gradients are zero and say nothing of those of the others.
+TEST_CASE("fp8: what primes delayed scaling is a micro-batch with a target that counts") {
+    const ModelConfig shape = fp8_shapes()[1];
+    TestModel current(fp8_config(shape, Fp8Recipe::kTensorwise)), delayed(fp8_config(shape, Fp8Recipe::kDelayed));
+    for (TestModel* model : {&current, &delayed}) {
+        model->set_random_batch(4, 5);
+        std::fill_n(model->staged.targets, 2 * model->config.seq_length, kIgnoreIndex);   // of the first micro-batch
+        model->gradients();
+    }
+    CHECK(delayed.trainer->executed_micro_batches() == 3);
+    const auto grads = all_grads(delayed), expected = all_grads(current);
+    for (size_t i = 0; i < grads.size(); i++)
+        CHECK_MESSAGE(distance(grads[i], expected[i]) < 1e-5, delayed.table.params[i].name);
+}
+
+TEST_CASE("fp8: recomputation and poisoned scratch leave every bit alone") {
+    for (const ModelConfig& shape : fp8_shapes()) {
+        for (Fp8Recipe recipe : kFp8Recipes) {
+            CAPTURE(static_cast<int>(recipe));
+            Config config = fp8_config(shape, recipe);
+            config.num_layers_at_end_in_bf16 = 1;
+            config.first_last_layers_bf16 = true;   // mixed: shared buffers serve both kinds
+            TestModel reference(config, false);
+            reference.set_random_batch(4, 3);
+            for (int i = 0; i < 2; i++) reference.step();
+            const auto expected = all_grads(reference);
+            const std::string expected_state = state_text(reference);
+            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock}) {
+                config.recompute = level;
+                TestModel model(config, true);
+                model.set_random_batch(4, 3);
+                model.step();
+                const int64_t before = device::fp8_matmuls(model.ctx);
+                model.step();
+                CHECK(device::fp8_matmuls(model.ctx) - before
+                      == planned_fp8_matmuls(model.trainer->fp8().plan(), level, 2));
+                CHECK(model.result.loss_sum == reference.result.loss_sum);
+                CHECK(all_grads(model) == expected);
+                CHECK(state_text(model) == expected_state);
+                CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+            }
+        }
+    }
+}
+
+TEST_CASE("fp8: generating text between steps changes nothing") {
+    for (Fp8Recipe recipe : kFp8Recipes) {
+        CAPTURE(static_cast<int>(recipe));
+        const Config config = fp8_config(fp8_shapes()[1], recipe);
+        TestModel straight(config), interrupted(config);
+        for (int i = 0; i < 3; i++) {
+            for (TestModel* model : {&straight, &interrupted}) {
+                model->set_random_batch(4, static_cast<uint64_t>(10 + i));
+                model->step();
+            }
+            const std::string before = state_text(interrupted);
+            const auto text = interrupted.trainer->generate(
+                interrupted.ctx, {1, 2, 3}, {.tokens = 4, .temperature = 0.8}, 1, interrupted.staged);
+            CHECK(text.size() == 7);
+            CHECK(state_text(interrupted) == before);
+        }
+        CHECK(all_grads(straight) == all_grads(interrupted));
+        CHECK(fp8_weights(straight) == fp8_weights(interrupted));
+        CHECK(state_text(straight) == state_text(interrupted));
+    }
+}
+
+TEST_CASE("fp8: a step that is not finite is named, skipped, and leaves factors and weights as they were") {
+    for (Fp8Recipe recipe : kFp8Recipes) {
+        CAPTURE(static_cast<int>(recipe));
+        const Config config = fp8_config(fp8_shapes()[1], recipe);
+        TestModel model(config), undisturbed(config);
+        std::vector<char> report(static_cast<size_t>(model.trainer->fp8().report_bytes()));
+        model.staged.fp8_report = report.data();
+        for (TestModel* m : {&model, &undisturbed}) {
+            m->set_random_batch(4, 20);
+            m->step();
+        }
+        CHECK(model.trainer->fp8().first_nonfinite(report.data()) == "");
+        const auto weights = fp8_weights(model);
+        const std::string state = state_text(model);
+        // The norm before block 1's up projection becomes infinite.
+        const int norm = model.table.blocks[1].norm2_weight;
+        StateAccess access = model.trainer->optimizer().access(model.ctx);
+        bf16 good, bad(INFINITY);
+        access.read(StateKind::kWeight, norm, 5, 1, &good);
+        access.write(StateKind::kWeight, norm, 5, 1, &bad);
+        model.step();
+        CHECK(model.result.skip == 1);
+        CHECK(model.trainer->fp8().first_nonfinite(report.data()) == "micro-batch 0, 1.up.x");
+        CHECK(state_text(model) == state);
+        CHECK(fp8_weights(model) == weights);
+        access.write(StateKind::kWeight, norm, 5, 1, &good);
+        for (TestModel* m : {&model, &undisturbed}) m->step();
+        CHECK(model.result.skip == 0);
+        CHECK(all_grads(model) == all_grads(undisturbed));
+        CHECK(fp8_weights(model) == fp8_weights(undisturbed));
+        CHECK(fp8_weights(model) != weights);   // an update reaches the FP8 copies
+    }
+}
+
+TEST_CASE("fp8: the report counts what was cast, once per tensor and micro-batch") {
+    for (Fp8Recipe recipe : kFp8Recipes) {
+        Config config = fp8_config(fp8_shapes()[1], recipe);
+        config.recompute = Recompute::kNormAct;   // what is made again is not counted again
+        TestModel model(config);
+        std::vector<char> report(static_cast<size_t>(model.trainer->fp8().report_bytes()));
+        model.set_random_batch(4, 20);
+        model.staged.fp8_report = report.data();
+        model.staged.count_fp8 = true;
+        model.step();
+        const int64_t N = 80;
+        for (const auto& r : model.trainer->fp8().read_report(report.data())) {
+            CAPTURE(r.name);
+            CHECK(r.counts.nonfinite == 0);
+            CHECK(static_cast<double>(r.counts.flushed) < 0.05 * static_cast<double>(r.counts.elems));
+            CHECK((r.slot.amax_bits | r.slot.step_amax_bits) != 0);
+            if (r.name == "0.down.x") CHECK(r.counts.elems == 2 * N * config.shape.ffn_hidden_size);
+            if (r.name == "1.up.dy") CHECK(r.counts.elems == 2 * N * config.shape.up_width());
+            if (r.name == "1.up.weight") CHECK(r.counts.elems == config.shape.up_width() * config.shape.hidden_size);
+        }
+    }
+}
+
+TEST_CASE("fp8: an FP8 head, tied or not") {
+    for (bool tied : {false, true}) {
+        for (Fp8Recipe recipe : kFp8Recipes) {
+            Config config = fp8_config(fp8_shapes()[1], recipe);
+            config.shape.tied_head = tied;
+            TestModel reference(config);
+            config.fp8_lm_head = true;
+            TestModel model(config);
+            for (TestModel* m : {&reference, &model}) {
+                m->set_random_batch(4, 20);
+                m->step();
+            }
+            CHECK(model.result.loss_sum != reference.result.loss_sum);
+            CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
+            const int head = model.table.head;
+            CHECK(cosine(model.grad(head), reference.grad(head)) > 0.98);
+            CHECK(model.trainer->generate(model.ctx, {1, 2, 3}, {.tokens = 2}, 1, model.staged).size() == 5);
+            CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+        }
+    }
+}

@@ -1,0 +1,380 @@
+// The plan of FP8: which linears run in it and why not, how many matmuls that makes, what shapes and devices it needs,
+// what it is expected to gain.
+#include "tests/support/config_test.h"
+
+#include "llmc/ops/ops.h"
+#include "llmc/perf/fp8_speedup.h"
+
+namespace {
+
+struct Planned {
+    Config config;
+    Fp8Plan plan;
+};
+
+Planned planned(const std::string& family, const Words& words) {
+    const Config config = parse(family, joined({"--dry-run"}, words)).config;
+    return {config, make_fp8_plan(config, make_param_table(config.shape))};
+}
+
+Fp8Plan tiny_plan(const Words& words) {
+    return planned("gpt2", joined({"--model=gpt2-tiny", "--fp8-recipe=delayed"}, words)).plan;
+}
+
+// The error of exit 2 that the plan must give; "" if there is a plan.
+std::string plan_refusal(const std::string& family, const Words& words) {
+    try {
+        planned(family, words);
+        return "";
+    } catch (const Error& error) {
+        CHECK(error.exit_code == kExitBadInput);
+        return error.what();
+    }
+}
+
+std::string tiny_refusal(const Words& words) {
+    return plan_refusal("gpt2", joined({"--model=gpt2-tiny", "--fp8-recipe=delayed"}, words));
+}
+
+// Names of the linears in BF16, the head aside.
+Words bf16_names(const Fp8Plan& plan) {
+    Words names;
+    for (const LinearPlan& linear : plan.linears)
+        if (!linear.fp8 && linear.kind != LinearKind::kHead) names.push_back(linear.name);
+    return names;
+}
+
+DeviceInfo h200() {
+    DeviceInfo d;
+    d.name = "NVIDIA H200";
+    d.sm = 90;
+    d.driver = "13.0";
+    d.toolkit = "13.0";
+    d.cublaslt_version = 130100;
+    return d;
+}
+
+}  // namespace
+
+TEST_CASE("fp8 recipe: rows") {
+    const RecipeRow& delayed = recipe_row(Fp8Recipe::kDelayed);
+    CHECK(delayed.history);
+    CHECK(delayed.scaling == Scaling::kDelayed);
+    const RecipeRow& tensorwise = recipe_row(Fp8Recipe::kTensorwise);
+    CHECK(!tensorwise.history);
+    CHECK(tensorwise.scaling == Scaling::kCurrent);
+    const RecipeRow& blockwise = recipe_row(Fp8Recipe::kBlockwise);
+    CHECK(!blockwise.fast_accumulation);
+    CHECK(blockwise.x == Granularity::kBlock1x128);
+    CHECK(blockwise.weight == Granularity::kBlock128x128);
+    CHECK(blockwise.dy == Granularity::kBlock1x128);
+    for (Fp8Recipe recipe : {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
+        CHECK(recipe_row(recipe).recipe == recipe);
+        // A format without option is the row's.
+        const Fp8Plan plan = planned("llama", {"--fp8-recipe", recipe_row(recipe).name}).plan;
+        CHECK(plan.recipe == recipe);
+        CHECK(plan.dy_format == recipe_row(recipe).dy_format);
+    }
+    CHECK_THROWS_AS(recipe_row(Fp8Recipe::kNone), Error);
+}
+
+TEST_CASE("fp8 plan: every linear with its weight, name and shape") {
+    for (const char* model : {"gpt2-124M", "llama3-small"}) {
+        const std::string family = std::string(model) == "gpt2-124M" ? "gpt2" : "llama";
+        const auto [config, plan] = planned(family, {"--fp8-recipe", "tensorwise"});
+        const ParamTable table = make_param_table(config.shape);
+        CHECK(plan.linears.size() == static_cast<size_t>(config.shape.num_layers * 4 + 1));
+        CHECK(plan.fp8_linears() == config.shape.num_layers * 4);
+        CHECK(plan.linear(3, LinearKind::kDown).name == "3.down");
+        CHECK(plan.linear(3, LinearKind::kDown).in == config.shape.ffn_hidden_size);
+        CHECK(plan.linear(3, LinearKind::kDown).out == config.shape.hidden_size);
+        CHECK(plan.linear(11, LinearKind::kQkv).weight == table.find("layers.11.qkv.weight"));
+        CHECK(plan.linear(0, LinearKind::kProj).in == config.shape.q_width());
+        CHECK(plan.linear(0, LinearKind::kUp).out == config.shape.up_width());
+        const LinearPlan& head = plan.linear(static_cast<int>(config.shape.num_layers), LinearKind::kHead);
+        CHECK(head.name == "head");
+        CHECK(head.weight == table.head);
+        CHECK(head.out == config.shape.padded_vocab());
+        CHECK(!head.fp8);
+        CHECK(head.reason == "no --fp8-lm-head");
+    }
+    const Fp8Plan off = planned("gpt2", {}).plan;
+    CHECK(!off.on());
+    CHECK(off.fp8_linears() == 0);
+    CHECK(planned_fp8_matmuls(off, Recompute::kBlock, 4) == 0);
+}
+
+TEST_CASE("fp8 plan: fast accumulation") {
+    auto fast = [](const Words& words) {
+        const Fp8Plan plan = tiny_plan(words);
+        return std::pair(plan.fast_fprop, plan.fast_backward);
+    };
+    CHECK(fast({}) == std::pair(true, false));
+    CHECK(fast({"--fp8-fast-accum=fprop"}) == std::pair(true, false));
+    CHECK(fast({"--fp8-fast-accum=all"}) == std::pair(true, true));
+    CHECK(fast({"--fp8-fast-accum=none"}) == std::pair(false, false));
+    CHECK(fast({"--fp8-recipe=blockwise"}) == std::pair(false, false));
+}
+
+TEST_CASE("fp8 plan: what stays in BF16, and why") {
+    CHECK(bf16_names(tiny_plan({})).empty());
+    CHECK(bf16_names(tiny_plan({"--first-last-layers-bf16"}))
+          == Words{"0.qkv", "0.proj", "0.up", "0.down", "3.qkv", "3.proj", "3.up", "3.down"});
+    CHECK(tiny_plan({"--first-last-layers-bf16"}).linear(3, LinearKind::kUp).reason == "--first-last-layers-bf16");
+    CHECK(bf16_names(tiny_plan({"--first-last-layers-bf16", "--num-layers-at-start-in-bf16=2",
+                                "--num-layers-at-end-in-bf16=0"})).back() == "1.down");
+    CHECK(bf16_names(tiny_plan({"--bf16-linears=3.down"})) == Words{"3.down"});
+    CHECK(bf16_names(tiny_plan({"--bf16-linears=3.*"})) == Words{"3.qkv", "3.proj", "3.up", "3.down"});
+    CHECK(bf16_names(tiny_plan({"--bf16-linears=*.proj"})) == Words{"0.proj", "1.proj", "2.proj", "3.proj"});
+    CHECK(bf16_names(tiny_plan({"--bf16-linears=*.*o*,0.up"})).size() == 9);   // proj and down
+    CHECK(bf16_names(tiny_plan({"--bf16-linears=2*n"})) == Words{"2.down"});
+    const Fp8Plan both = tiny_plan({"--first-last-layers-bf16", "--bf16-linears=*.down"});
+    CHECK(both.linear(0, LinearKind::kDown).reason == "--first-last-layers-bf16");   // the first reason stays
+    CHECK(both.linear(1, LinearKind::kDown).reason == "--bf16-linears *.down");
+
+    // A layer number is a whole number: 1.* is not 11.*.
+    const Fp8Plan twelve = planned("gpt2", {"--fp8-recipe=blockwise", "--bf16-linears=1.*"}).plan;
+    CHECK(bf16_names(twelve).size() == 4);
+    CHECK(twelve.linear(11, LinearKind::kQkv).fp8);
+
+    const Fp8Plan head = tiny_plan({"--fp8-lm-head"});
+    CHECK(head.linears.back().fp8);
+    CHECK(tiny_plan({"--fp8-lm-head", "--bf16-linears=*.*"}).fp8_linears() == 1);
+}
+
+TEST_CASE("fp8 plan: an exception that changes nothing, or leaves nothing, is refused") {
+    const std::string unknown = tiny_refusal({"--bf16-linears=0.up,4.down"});
+    CHECK(contains(unknown, "--bf16-linears 4.down names no linear"));
+    CHECK(contains(unknown, "LAYER.qkv, LAYER.proj, LAYER.up, LAYER.down with layers 0 to 3, and head"));
+    CHECK(contains(tiny_refusal({"--bf16-linears=0.gate"}), "0.gate names no linear"));
+    CHECK(contains(tiny_refusal({"--bf16-linears=dow"}), "names no linear"));
+    CHECK(contains(tiny_refusal({"--bf16-linears=head"}), "has no effect: head is in BF16 already (no --fp8-lm-head)"));
+    for (const char* pattern : {"head", "h*", "0.up,head"})
+        CHECK(contains(tiny_refusal({"--fp8-lm-head", std::string("--bf16-linears=") + pattern}),
+                       "--fp8-lm-head has no effect: --bf16-linears "));
+    CHECK(contains(tiny_refusal({"--first-last-layers-bf16", "--bf16-linears=0.*"}),
+                   "is in BF16 already (--first-last-layers-bf16)"));
+    CHECK(tiny_refusal({"--bf16-linears=0.*,0.down"}) == "");   // patterns may overlap
+    const std::string all = tiny_refusal({"--bf16-linears=*"});
+    CHECK(contains(all, "--fp8-recipe delayed has no effect: no linear is left"));
+    CHECK(contains(all, "--bf16-linears *"));
+    CHECK(contains(tiny_refusal({"--first-last-layers-bf16", "--num-layers-at-start-in-bf16=3"}), "no linear is left"));
+    CHECK(contains(tiny_refusal({"--fp8-min-gain=10"}), "predicted gain"));
+}
+
+TEST_CASE("fp8 plan: shapes that the matmuls cannot take are all named at once") {
+    CHECK(tiny_refusal({"--seq-length=40", "--micro-batch-size=2"}) == "");
+    const Words odd = {"--seq-length=9", "--micro-batch-size=3", "--hidden-size=136", "--num-attention-heads=17",
+                       "--ffn-hidden-size=360", "--fp8-lm-head", "--first-last-layers-bf16"};
+    for (const char* recipe : {"delayed", "tensorwise", "blockwise"}) {
+        const std::string text = tiny_refusal(joined(odd, {std::string("--fp8-recipe=") + recipe}));
+        CAPTURE(text);
+        CHECK(contains(text, std::string("--fp8-recipe ") + recipe));
+        CHECK(contains(text, "tokens 3 x 9 = 27 (--micro-batch-size x --seq-length)"));
+        CHECK(contains(text, "qkv of layers 1-2: in-features 136 out-features 408;"));
+        CHECK(contains(text, "proj of layers 1-2: in-features 136 out-features 136;"));
+        CHECK(contains(text, "up of layers 1-2: in-features 136 out-features 360;"));
+        CHECK(contains(text, "down of layers 1-2: in-features 360 out-features 136;"));
+        CHECK(contains(text, "head: in-features 136 ("));
+    }
+    // Only what runs in FP8 has to fit, and only the dimension that does not is named.
+    const Words ffn = {"--ffn-hidden-size=360"};
+    CHECK(contains(tiny_refusal(ffn), "up of layers 0-3: out-features 360; down of layers 0-3: in-features 360 ("));
+    CHECK(!contains(tiny_refusal(ffn), "tokens 8"));
+    CHECK(tiny_refusal(joined(ffn, {"--bf16-linears=*.up,*.down"})) == "");
+    const std::string rest = tiny_refusal(joined(ffn, {"--bf16-linears=*.up,1.down"}));
+    CHECK(contains(rest, "down of layers 0, 2-3: in-features 360 ("));
+    // Samples are one sequence, whose rows have block factors.
+    const Words six = {"--seq-length=6", "--micro-batch-size=8", "--fp8-recipe=blockwise"};
+    CHECK(tiny_refusal(six) == "");
+    CHECK(contains(tiny_refusal(joined(six, {"--sample-every=5"})),
+                   "--fp8-recipe blockwise with --sample-every: an FP8 matmul of one sequence needs --seq-length in "
+                   "multiples of 4, not 6"));
+    CHECK(tiny_refusal(joined(six, {"--sample-every=5", "--seq-length=4"})) == "");
+    CHECK(tiny_refusal(joined(six, {"--sample-every=5", "--fp8-recipe=tensorwise"})) == "");
+    // Multiples of 16 that are none of 128 are taken: GPT-2 1558M has 1600.
+    CHECK(plan_refusal("gpt2", {"--model=gpt2-1558M", "--fp8-recipe=blockwise"}) == "");
+}
+
+TEST_CASE("fp8 plan: number of matmuls") {
+    const Fp8Plan plan = tiny_plan({});
+    CHECK(planned_fp8_matmuls(plan, Recompute::kNone, 1) == 12 * 4);
+    CHECK(planned_fp8_matmuls(plan, Recompute::kNormAct, 5) == 12 * 4 * 5);
+    CHECK(planned_fp8_matmuls(plan, Recompute::kBlock, 5) == (12 + 3) * 4 * 5);
+    CHECK(planned_fp8_matmuls(tiny_plan({"--fp8-lm-head"}), Recompute::kBlock, 2) == (15 * 4 + 3) * 2);
+    CHECK(planned_fp8_matmuls(tiny_plan({"--bf16-linears=0.down"}), Recompute::kBlock, 1) == 15 * 4 - 3);
+    CHECK(planned_fp8_matmuls(tiny_plan({"--bf16-linears=0.up"}), Recompute::kBlock, 1) == 15 * 4 - 4);
+    CHECK(planned_fp8_matmuls(tiny_plan({"--first-last-layers-bf16"}), Recompute::kNone, 3) == 12 * 2 * 3);
+}
+
+TEST_CASE("fp8 device: number needed and number found") {
+    auto error = [](const char* recipe, int sm, int64_t cublaslt, const char* driver) {
+        DeviceInfo d = h200();
+        d.sm = sm;
+        d.cublaslt_version = cublaslt;
+        d.driver = driver;
+        return fp8_device_error(planned("llama", {"--fp8-recipe", recipe}).plan, d);
+    };
+    for (const char* recipe : {"delayed", "tensorwise", "blockwise"}) {
+        CHECK(error(recipe, 90, 130100, "13.0") == "");
+        CHECK(contains(error(recipe, 80, 130100, "13.0"), std::string("--fp8-recipe ") + recipe + " on NVIDIA H200: "));
+        CHECK(contains(error(recipe, 80, 130100, "13.0"), "found 8.0"));
+        CHECK(contains(error(recipe, 90, 130100, "12.8"), "driver for CUDA 13.0 or newer, found one for 12.8"));
+        CHECK(contains(error(recipe, 90, 110803, "13.0"), "found 11.8.3"));
+        CHECK(error(recipe, 0, 0, "") == "");   // the CPU, or no GPU in sight
+    }
+    CHECK(error("delayed", 89, 120103, "13.0") == "");
+    CHECK(error("tensorwise", 100, 130100, "13.0") == "");
+    CHECK(contains(error("delayed", 89, 120102, "13.0"), "needs cuBLASLt 12.1.3 or newer, found 12.1.2"));
+    CHECK(contains(error("blockwise", 89, 130100, "13.0"), "needs compute capability 9.0, found 8.9"));
+    CHECK(contains(error("blockwise", 100, 130100, "13.0"), "needs compute capability 9.0, found 10.0"));
+    CHECK(error("blockwise", 90, 120900, "13.0") == "");
+    CHECK(contains(error("blockwise", 90, 120803, "13.0"), "needs cuBLASLt 12.9.0 or newer, found 12.8.3"));
+    const std::string all = error("blockwise", 80, 120000, "11.4");
+    CHECK(contains(all, "found 8.0; "));
+    CHECK(contains(all, "found 12.0.0; "));
+    CHECK(contains(all, "found one for 11.4"));
+    DeviceInfo old = h200();
+    old.sm = 70;
+    CHECK(fp8_device_error(planned("llama", {}).plan, old) == "");
+}
+
+TEST_CASE("fp8 attention: refused where its kernels are not, by the device and by the build") {
+    DeviceInfo d = h200();
+    CHECK(contains(fp8_attention_error(d), "on NVIDIA H200: this build has no code for sm_90a"));
+    CHECK(contains(fp8_attention_error(d), "make ARCH=90a"));
+    d.sm90a_code = true;
+    CHECK(fp8_attention_error(d) == "");
+    for (const int sm : {89, 100}) {
+        d.sm = sm;
+        CHECK(contains(fp8_attention_error(d), strf("found %d.%d", sm / 10, sm % 10).c_str()));
+    }
+    CHECK(fp8_attention_error({}) == "");   // the CPU
+}
+
+TEST_CASE("fp8 plan: the banner's text") {
+    auto text = [](const Words& words) {
+        const auto [config, plan] = planned("gpt2", joined({"--model=gpt2-tiny"}, words));
+        return fp8_plan_text(plan, config);
+    };
+    CHECK(text({}) == "");
+    CHECK(text({"--fp8-recipe=delayed", "--first-last-layers-bf16", "--bf16-linears=2.down,*.proj", "--fp8-margin=2"})
+          == "FP8               delayed: one factor a tensor, from the largest amax of the last 16 optimizer steps "
+             "(the history counts steps, not micro-batches), margin 2, new factors every step\n"
+             "  fprop           x E4M3 by w E4M3, fast accumulation\n"
+             "  dgrad           dy E5M2 by w E4M3, precise accumulation\n"
+             "  wgrad           dy E5M2 by x E4M3, precise accumulation\n"
+             "  layers 0, 3     qkv proj up down in BF16 (--first-last-layers-bf16)\n"
+             "  layer 1         qkv up down in FP8 | proj in BF16 (--bf16-linears *.proj)\n"
+             "  layer 2         qkv up in FP8 | proj in BF16 (--bf16-linears *.proj) | down in BF16 (--bf16-linears "
+             "2.down)\n"
+             "  head            BF16 (no --fp8-lm-head)\n"
+             "  always BF16     embedding, norms, residual stream, attention, softmax and loss\n");
+    const std::string blockwise = text({"--fp8-recipe=blockwise", "--fp8-format=hybrid", "--fp8-lm-head"});
+    CHECK(contains(blockwise, "blockwise: factors are powers of two, one for each 1x128 of x and dy"));
+    CHECK(contains(blockwise, "dgrad           dy E5M2 by w E4M3, precise"));
+    CHECK(contains(blockwise, "layers 0-3      qkv proj up down in FP8\n"));
+    CHECK(contains(blockwise, "head            FP8\n"));
+    CHECK(contains(text({"--fp8-recipe=blockwise"}), "wgrad           dy E4M3 by x E4M3"));
+    const std::string all_fast = text({"--fp8-recipe=tensorwise", "--fp8-fast-accum=all"});
+    CHECK(contains(all_fast, "wgrad           dy E5M2 by x E4M3, fast"));
+    const std::string recent = text({"--fp8-format=hybrid", "--fp8-amax-compute-algo=most_recent", "--fp8-interval=8"});
+    CHECK(contains(recent, "amax of the latest optimizer step"));
+    CHECK(contains(recent, "every 8 steps"));
+}
+
+TEST_CASE("gain: measured shapes come back as measured, others lie on a smooth curve") {
+    int exact = 0;
+    for (const MeasuredGemm& m : measured_gemms()) {
+        for (int mode = 0; mode < kGemmModes; mode++) {
+            if (m.us[mode] == 0) continue;
+            const double us = predicted_gemm_us(static_cast<GemmMode>(mode), m.pass, m.M, m.N, m.K);
+            CHECK(us == doctest::Approx(m.us[mode]).epsilon(1e-6));
+            exact++;
+        }
+    }
+    CHECK(exact > 1000);
+    // Never faster than the tensor cores allow, never slower than a launch and 50 TFLOP/s, longer with every size from
+    // where it is more than the launch.
+    const double peak[] = {989e6, 1979e6, 1979e6, 1979e6};   // FLOP a microsecond
+    for (GemmLayout pass : {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad}) {
+        for (int mode = 0; mode < kGemmModes; mode++) {
+            for (int64_t size = 128; size <= 65536; size *= 2) {
+                const GemmMode m = static_cast<GemmMode>(mode);
+                const double us = predicted_gemm_us(m, pass, size, size, size);
+                CHECK(us > 2.0 * static_cast<double>(size * size * size) / peak[mode]);
+                CHECK(us < 10 + 2.0 * static_cast<double>(size * size * size) / 50e6);
+                if (size < 512) continue;
+                CHECK(predicted_gemm_us(m, pass, size * 2, size, size) > us);
+                CHECK(predicted_gemm_us(m, pass, size, size * 2, size) > us);
+                CHECK(predicted_gemm_us(m, pass, size, size, size * 2) > us);
+            }
+        }
+    }
+}
+
+TEST_CASE("gain: what the predictions say") {
+    auto gain = [](const Words& words, LinearKind kind) {
+        const auto [config, plan] = planned("llama", joined({"--fp8-lm-head"}, words));
+        return predict_gain(config, plan, plan.linear(kind == LinearKind::kHead
+                                                      ? static_cast<int>(config.shape.num_layers) : 0, kind)).gain();
+    };
+    const Words big = {"--model=llama3-8B"}, tiny = {"--model=llama-tiny"};
+    const Words delayed = {"--fp8-recipe=delayed"}, tensorwise = {"--fp8-recipe=tensorwise"};
+    const Words blockwise = {"--fp8-recipe=blockwise"};
+    for (LinearKind kind : {LinearKind::kQkv, LinearKind::kProj, LinearKind::kUp, LinearKind::kDown,
+                            LinearKind::kHead}) {
+        CAPTURE(std::string(linear_kind_name(kind)));
+        const double most = gain(joined(big, joined(delayed, {"--fp8-fast-accum=all"})), kind);
+        const double usual = gain(joined(big, delayed), kind);
+        CHECK(most > usual);
+        CHECK(usual > gain(joined(big, joined(delayed, {"--fp8-fast-accum=none"})), kind));
+        CHECK(usual > gain(joined(big, tensorwise), kind));
+        CHECK(usual > gain(joined(big, blockwise), kind));
+        CHECK(usual > 1.2);
+        CHECK(usual < 2.0);
+        // More micro-batches share one quantisation of the weights.
+        CHECK(gain(joined(big, joined(delayed, {"--global-batch-size=16"})), kind) > usual);
+        CHECK(gain(joined(tiny, tensorwise), kind) < usual);
+    }
+    CHECK(gain(joined(tiny, tensorwise), LinearKind::kProj) < 1);
+
+    // The rule keeps exactly those in BF16 whose prediction is below.
+    const Words run = {"--fp8-recipe=tensorwise", "--fp8-lm-head", "--num-layers=2"};
+    const auto [config, plan] = planned("gpt2", run);
+    double low = 1e9, high = 0;
+    for (const LinearPlan& linear : plan.linears) {
+        low = std::min(low, predict_gain(config, plan, linear).gain());
+        high = std::max(high, predict_gain(config, plan, linear).gain());
+    }
+    const double middle = (low + high) / 2;
+    const Fp8Plan kept = planned("gpt2", joined(run, {strf("--fp8-min-gain=%.6f", middle)})).plan;
+    for (size_t i = 0; i < plan.linears.size(); i++) {
+        const double predicted = predict_gain(config, plan, plan.linears[i]).gain();
+        CHECK(kept.linears[i].fp8 == (predicted >= middle));
+        if (!kept.linears[i].fp8)
+            CHECK(kept.linears[i].reason == strf("predicted gain %.2f < --fp8-min-gain %g", predicted,
+                                                 std::stod(strf("%.6f", middle))));
+    }
+}
+
+TEST_CASE("gain: the text of --dry-run") {
+    auto text = [](const std::string& family, const Words& words, const DeviceInfo& device) {
+        const Config config = parse(family, joined({"--dry-run"}, words)).config;
+        return fp8_dry_run_text(config, make_param_table(config.shape), device);
+    };
+    CHECK(text("gpt2", {}, {}) == "");
+    const Words words = {"--model=llama3-8B", "--fp8-recipe=delayed", "--first-last-layers-bf16"};
+    const std::string big = text("llama", words, h200());
+    CHECK(contains(big, "layers 1-30     qkv proj up down in FP8\n"));
+    CHECK(contains(big, "one micro-batch of 8192 tokens"));
+    CHECK(contains(big, "  qkv           6144       4096  30 of 32 "));
+    CHECK(contains(big, "  head        128256       4096    0 of 1 "));
+    CHECK(!contains(big, "FP8 loses"));
+    CHECK(!contains(big, "CANNOT"));
+    DeviceInfo old = h200();
+    old.sm = 80;
+    const std::string tiny = text("llama", {"--model=llama-tiny", "--fp8-recipe=tensorwise"}, old);
+    CHECK(contains(tiny, "FP8 loses\n"));
+    CHECK(contains(tiny, "CANNOT RUN HERE --fp8-recipe tensorwise on NVIDIA H200: needs compute capability 8.9"));
+}

@@ -1,0 +1,179 @@
+// FP8 over the steps of a run: factors follow the options, weights follow the masters, reports name what is off.
+#include "tests/support/doctest.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "llmc/train/fp8_monitor.h"
+#include "tests/support/fp8_model_test.h"
+#include "tests/support/quant_test.h"
+
+namespace {
+
+using Json = nlohmann::json;
+using Report = Fp8State::TensorReport;
+
+bool ends_with(const std::string& text, const std::string& end) {
+    return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+}
+
+Json tensors_of(TestModel& model) { return Json::parse(state_text(model)).at("tensors"); }
+
+// quant_mul after an update by the rule of delayed scaling, as bits; the ring of `after` has the newest amax already.
+uint32_t factor_after(const Config& c, const std::string& name, const Json& before, const Json& after) {
+    const auto updates = before.at("updates").get<size_t>();
+    if (updates % static_cast<size_t>(c.fp8_interval) != 0) return before.at("quant_mul_bits").get<uint32_t>();
+    const auto ring = after.at("history_bits").get<std::vector<uint32_t>>();
+    const bool newest_only = c.fp8_amax_compute_algo == AmaxAlgo::kMostRecent;
+    const uint32_t amax = newest_only ? ring[updates % ring.size()] : *std::max_element(ring.begin(), ring.end());
+    const float largest = ends_with(name, ".dy") && c.fp8_format == Fp8Format::kHybrid ? 57344.0f : 448.0f;
+    const float quant_mul = std::ldexp(largest, -static_cast<int>(c.fp8_margin)) / std::bit_cast<float>(amax);
+    return std::bit_cast<uint32_t>(quant_mul);
+}
+
+// How many tensors have another factor than before.
+int check_update(const Config& c, const Json& before, const Json& after) {
+    int changed = 0;
+    for (const auto& [name, now] : after.items()) {
+        CAPTURE(name);
+        const Json& then = before.at(name);
+        CHECK(now.at("updates").get<int>() == then.at("updates").get<int>() + 1);
+        const uint32_t factor = now.at("quant_mul_bits").get<uint32_t>();
+        CHECK(factor == factor_after(c, name, then, now));
+        changed += factor != then.at("quant_mul_bits").get<uint32_t>();
+        // All but the oldest entry of the ring stay where they are.
+        Json kept = then.at("history_bits");
+        const size_t slot = then.at("updates").get<size_t>() % kept.size();
+        kept[slot] = now.at("history_bits")[slot];
+        CHECK(now.at("history_bits") == kept);
+    }
+    return changed;
+}
+
+std::vector<float> masters_of(TestModel& model, const Fp8Linear& linear) {
+    std::vector<float> masters(static_cast<size_t>(linear.in * linear.out));
+    model.trainer->optimizer().access(model.ctx).read(StateKind::kMaster, linear.param, 0, linear.in * linear.out,
+                                                      masters.data());
+    return masters;
+}
+
+bool same_bytes(TestModel& model, const Tensor& tensor, const op_test::HostTensor& expected) {
+    const std::vector<char> bytes = raw(model, tensor);
+    return std::memcmp(bytes.data(), expected.data(), bytes.size()) == 0;
+}
+
+// The FP8 weights of one linear, made anew from its masters and its factor.
+void check_weights(TestModel& model, const Fp8Linear& linear) {
+    const std::vector<char> slot = raw(model, {model.trainer->fp8().weight_slot(linear.param), Dtype::kFp32,
+                                               sizeof(Fp8Slot) / 4});
+    std::vector<float> masters = masters_of(model, linear);
+    op_test::QuantMemory expected({.name = "weight", .granularity = linear.weight.granularity}, linear.out, linear.in);
+    std::memcpy(&expected.slot, slot.data(), sizeof(Fp8Slot));
+    const Fp8Slot found = expected.slot;
+    const Tensor in{masters.data(), Dtype::kFp32, linear.in * linear.out};
+    Ctx ctx;
+    cpu::quantize(ctx, {.quant = expected.out(), .in = in, .N = linear.out, .C = linear.in});
+    CHECK(same_bytes(model, linear.weight.data, expected.rowwise));
+    CHECK(same_bytes(model, linear.weight_transposed.data, expected.transposed));
+    if (linear.weight.granularity == Granularity::kTensor) {
+        CHECK(found.dequant_mul == 1 / found.quant_mul);
+    } else {
+        CHECK(same_bytes(model, linear.weight.grid, expected.rowwise_grid));
+        CHECK(same_bytes(model, linear.weight_transposed.grid, expected.transposed_grid));
+    }
+    // AdamW recorded the amax of what it wrote; a checkpoint's weights are the masters, rounded.
+    std::vector<bf16> saved(masters.size());
+    model.trainer->optimizer().access(model.ctx).read(StateKind::kWeight, linear.param, 0, in.elems, saved.data());
+    uint32_t amax = 0;
+    int64_t unequal = 0;
+    for (size_t i = 0; i < masters.size(); i++) {
+        amax = std::max(amax, amax_bits_of(static_cast<float>(bf16(masters[i]))));
+        unequal += saved[i].bits != bf16(masters[i]).bits;
+    }
+    CHECK(std::max(found.amax_bits, found.step_amax_bits) == amax);
+    CHECK(unequal == 0);
+}
+
+Report report(const std::string& name, const Fp8Counts& counts) {
+    return {.name = name, .format = Dtype::kE4m3, .slot = {1, 1, 0, 0}, .counts = counts};
+}
+
+}  // namespace
+
+TEST_CASE("fp8 state: margin, interval, history and algorithm decide the factors of every step") {
+    Config plain = fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed);
+    std::vector<Config> configs(6, plain);
+    configs[1].fp8_margin = 2;
+    configs[2].fp8_interval = 3;
+    configs[3].fp8_amax_history_len = 1;
+    configs[4].fp8_amax_compute_algo = AmaxAlgo::kMostRecent;
+    configs[5].fp8_format = Fp8Format::kE4m3;
+    for (const Config& config : configs) {
+        CAPTURE(&config - configs.data());
+        TestModel model(config);
+        const Json fresh = tensors_of(model);
+        CHECK(fresh.at("1.up.weight").at("updates") == 1);
+        CHECK(fresh.at("1.up.x").at("updates") == 0);
+        model.set_random_batch(4, 30);
+        model.step();
+        Json before = tensors_of(model);
+        CHECK(before.at("1.up.x").at("updates") == 2);   // priming and the step
+        CHECK(before.at("1.up.dy").at("updates") == 2);
+        CHECK(before.at("1.up.weight").at("updates") == 2);
+        int changed = 0;
+        for (uint64_t i = 1; i < 6; i++) {
+            model.set_random_batch(4, 30 + i);
+            model.step();
+            const Json after = tensors_of(model);
+            changed += check_update(config, before, after);
+            before = after;
+        }
+        CHECK(changed > 24);   // of 24 tensors
+    }
+}
+
+TEST_CASE("fp8 state: the FP8 weights are those of the masters, before and after every step") {
+    for (bool tied : {false, true}) {
+        for (Fp8Recipe recipe : kFp8Recipes) {
+            CAPTURE(static_cast<int>(recipe));
+            Config config = fp8_config(fp8_shapes()[1], recipe);
+            config.shape.tied_head = tied;
+            config.fp8_lm_head = true;
+            config.lr = 0.05;
+            TestModel model(config);
+            const Fp8State& fp8 = model.trainer->fp8();
+            for (uint64_t i = 0; i < 4; i++) {
+                for (const LinearPlan& linear : fp8.plan().linears)
+                    check_weights(model, *fp8.linear(linear.layer, linear.kind));
+                model.set_random_batch(4, 40 + i);
+                model.step();
+                CHECK(model.result.skip == 0);
+            }
+        }
+    }
+}
+
+TEST_CASE("fp8 health: nothing to say of healthy tensors") {
+    Fp8Plan plan;
+    plan.recipe = Fp8Recipe::kDelayed;
+    // At the limits: a share of 1e-3 saturated, of 0.2 flushed.
+    CHECK(fp8_health_line({report("0.qkv.x", {1000, 1, 200, 0}), report("0.qkv.dy", {0, 0, 0, 0})}, plan) == "");
+    CHECK(fp8_health_line({}, plan) == "");
+}
+
+TEST_CASE("fp8 health: the worst tensors come first, and the advice fits recipe and linear") {
+    Fp8Plan delayed, tensorwise;
+    delayed.recipe = Fp8Recipe::kDelayed;
+    tensorwise.recipe = Fp8Recipe::kTensorwise;
+    const std::vector<Report> saturated = {report("0.up.x", {1000, 2, 0, 0}), report("31.down.x", {1000, 40, 0, 0}),
+                                           report("1.up.x", {1000, 3, 0, 0}), report("2.up.x", {1000, 4, 0, 0}),
+                                           report("3.up.x", {1000, 0, 0, 0})};
+    const std::string what = "saturated: 31.down.x 4%, 2.up.x 0.4%, 1.up.x 0.3% and 1 more; ";
+    const std::string keep = "keep it in BF16 with --bf16-linears 31.down";
+    CHECK(fp8_health_line(saturated, delayed) == what + "give headroom with --fp8-margin, or " + keep);
+    CHECK(fp8_health_line(saturated, tensorwise) == what + keep);
+    CHECK(fp8_health_line({report("5.proj.dy", {1000, 0, 300, 0}), report("head.dy", {1000, 0, 500, 2})}, delayed)
+          == "flushed to zero: head.dy 50%, 5.proj.dy 30%; leave out --fp8-lm-head | not finite: head.dy 0.2%");
+}

@@ -1,0 +1,176 @@
+// The decoder against transformers: logits, loss and every gradient of stored tiny models, in FP32. The fixtures and
+// the script that made them: tests/fixtures, tests/make_hf_fixtures.py.
+#include "tests/support/doctest.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "tests/support/checkpoint_test.h"
+#include "tests/support/model_test.h"
+
+namespace {
+
+std::vector<double> floats(const SafetensorsReader& file, const std::string& name) {
+    const SafetensorsReader::View& view = file.tensor(name);
+    REQUIRE(view.dtype == "F32");
+    const float* data = static_cast<const float*>(view.data);
+    return {data, data + view.bytes / 4};
+}
+
+std::vector<int32_t> ints(const SafetensorsReader& file, const std::string& name) {
+    const SafetensorsReader::View& view = file.tensor(name);
+    REQUIRE(view.dtype == "I32");
+    const int32_t* data = static_cast<const int32_t*>(view.data);
+    return {data, data + view.bytes / 4};
+}
+
+// |ours - reference| / |reference| over all elements.
+double relative_error(const std::vector<double>& ours, const std::vector<double>& reference) {
+    REQUIRE(ours.size() == reference.size());
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < ours.size(); i++) {
+        difference += (ours[i] - reference[i]) * (ours[i] - reference[i]);
+        norm += reference[i] * reference[i];
+    }
+    return std::sqrt(difference / norm);
+}
+
+// Rows of a parameter as the Hugging Face tensor holds them.
+std::vector<double> hf_layout(const Param& p, const HfPart& part, const std::vector<double>& values) {
+    std::vector<double> out;
+    if (!part.transposed) {
+        const auto begin = values.begin() + part.row_begin * p.cols;
+        out.assign(begin, begin + part.rows * p.cols);
+        return out;
+    }
+    for (int64_t c = 0; c < p.cols; c++)
+        for (int64_t r = 0; r < part.rows; r++)
+            out.push_back(values[static_cast<size_t>((part.row_begin + r) * p.cols + c)]);
+    return out;
+}
+
+// Logits (N, true vocabulary) of the model's last forward.
+std::vector<double> logits_of(TestModel& model) {
+    const int64_t N = model.config.micro_batch_size * model.config.seq_length;
+    const int64_t V = model.config.shape.vocab_size, Vp = model.config.shape.padded_vocab();
+    const Tensor logits = {device::device_alloc(N * Vp * 4), Dtype::kFp32, N * Vp};
+    model.trainer->decoder().logits_all(model.ctx, logits, N);
+    const std::vector<double> padded = model.read(logits);
+    device::device_free(logits.data);
+    std::vector<double> values;
+    for (int64_t n = 0; n < N; n++) {
+        const auto row = padded.begin() + n * Vp;
+        values.insert(values.end(), row, row + V);
+    }
+    return values;
+}
+
+void check_model(const std::string& name) {
+    CAPTURE(name);
+    const std::string directory = "tests/fixtures/" + name;
+    const SafetensorsReader reference(directory + "/reference.safetensors");
+    const int64_t B = 2, T = 16, N = B * T;
+    TestModel model(tiny_config(model_config_from_hf(directory), Dtype::kFp32, B, T));
+    load_hf_weights(directory, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx),
+                    model.comm);
+    model.trainer->optimizer().weights_from_masters(model.ctx, true);
+    model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
+    REQUIRE(model.counted < N);   // some targets are ignored
+
+    // Gradients first: the forward that they end with also serves the logits.
+    model.gradients();
+    const double loss = floats(reference, "loss")[0];
+    CHECK(std::fabs(model.loss() - loss) < 1e-4 * loss);
+    for (size_t i = 0; i < model.table.params.size(); i++) {
+        const Param& p = model.table.params[i];
+        const std::vector<double> grad = model.grad(static_cast<int>(i));
+        for (const HfPart& part : p.hf) {
+            CAPTURE(part.name);
+            const std::vector<double> expected = floats(reference, "grad." + part.name);
+            std::vector<double> ours = hf_layout(p, part, grad);
+            // A key bias shifts all scores of a row alike, so its gradient is 0 up to rounding: compare absolutely.
+            double norm = 0;
+            for (double g : expected) norm += g * g;
+            if (std::sqrt(norm) < 1e-6) continue;
+            CHECK(relative_error(ours, expected) < 1e-4);
+            ours[ours.size() / 2] += 1e-3 * std::sqrt(norm);
+            CHECK(relative_error(ours, expected) > 1e-4);   // the check can fail
+        }
+    }
+
+    CHECK(relative_error(logits_of(model), floats(reference, "logits")) < 1e-4);
+}
+
+// Loads a fixture, saves it as a checkpoint of ours, and compares every tensor with the original, bit for bit. With
+// LLMC_HF_OUT set, trained checkpoints and their logits go there, for tests/check_hf_load.py.
+void check_export(const std::string& name) {
+    CAPTURE(name);
+    namespace fs = std::filesystem;
+    const std::string fixture = "tests/fixtures/" + name;
+    const char* out = std::getenv("LLMC_HF_OUT");
+    const std::string root = out ? std::string(out) + "/" + name
+                                 : (fs::temp_directory_path() / ("llmc-hf-" + std::to_string(getpid()))).string();
+    fs::remove_all(root);
+    const int64_t B = 2, T = 16;
+    TestModel model(tiny_config(model_config_from_hf(fixture), Dtype::kFp32, B, T));
+    const StateAccess access = model.trainer->optimizer().access(model.ctx);
+    load_hf_weights(fixture, model.config.shape, model.table, access, model.comm);
+    model.trainer->optimizer().weights_from_masters(model.ctx, true);
+    checkpoint_test::CheckpointRequest request;
+    request.root = root;
+    request.seq_length = T;
+    request.state_json = "{}";
+    const std::string saved = save_checkpoint(request, model.config.shape, model.table, access);
+    const SafetensorsReader ours(saved + "/model.safetensors");
+    size_t count = 0;
+    for (const fs::directory_entry& entry : fs::directory_iterator(fixture)) {
+        const std::string file = entry.path().filename().string();
+        if (!file.starts_with("model") || !file.ends_with(".safetensors")) continue;
+        const SafetensorsReader theirs(entry.path().string());
+        for (const auto& [tensor, view] : theirs.tensors()) {
+            CAPTURE(tensor);
+            const SafetensorsReader::View& copy = ours.tensor(tensor);
+            CHECK(copy.shape == view.shape);
+            count++;
+            if (view.dtype != "F32") continue;   // one fixture is in half precision, and we save FP32 here
+            REQUIRE(copy.bytes == view.bytes);
+            CHECK(std::memcmp(copy.data, view.data, static_cast<size_t>(view.bytes)) == 0);
+        }
+    }
+    CHECK(count == ours.tensors().size());
+    CHECK(model_config_from_hf(saved) == model.config.shape);
+    if (!out) {
+        fs::remove_all(root);
+        return;
+    }
+    model.set_random_batch(2, 17);
+    for (int i = 0; i < 3; i++) model.step();
+    request.step = 3;
+    const std::string trained = save_checkpoint(request, model.config.shape, model.table, access);
+    model.gradients();
+    const std::vector<double> logits = logits_of(model);
+    const std::vector<float> narrow(logits.begin(), logits.end());
+    const std::string tokens(reinterpret_cast<const char*>(model.staged.tokens), static_cast<size_t>(B * T * 4));
+    const std::string values(reinterpret_cast<const char*>(narrow.data()), narrow.size() * 4);
+    checkpoint_test::spill_tensors(root + "/logits.safetensors",
+                                   {{"input_ids", Dtype::kInt32, {B, T}},
+                                    {"logits", Dtype::kFp32, {B, T, model.config.shape.vocab_size}}},
+                                   tokens + values);
+}
+
+}  // namespace
+
+TEST_CASE("GPT-2: logits, loss and every gradient as in transformers") { check_model("gpt2"); }
+TEST_CASE("Llama with llama3 rope scaling and grouped queries, as in transformers") { check_model("llama"); }
+TEST_CASE("Llama with a tied head, as in transformers") { check_model("llama_tied"); }
+TEST_CASE("Qwen3 with qk-norm, as in transformers") { check_model("qwen3"); }
+TEST_CASE("a checkpoint of ours holds the tensors of transformers, bit for bit") {
+    for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3"}) check_export(name);
+}

@@ -1,0 +1,280 @@
+// Delayed scaling on the CPU: hand-worked histories, a model of the rule written another way, and broken variants that
+// must be noticed.
+#include "tests/support/quant_test.h"
+
+#include <deque>
+
+using namespace op_test;
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+// The state of `count` tensors and the settings of their update.
+struct Delayed {
+    int64_t length, interval = 1;
+    bool most_recent = false;
+    std::vector<float> largest{448};
+    std::vector<Fp8Slot> slots = std::vector<Fp8Slot>(largest.size(), Fp8Slot{.dequant_mul = -1, .quant_mul = 1,
+                                                                              .amax_bits = 0, .step_amax_bits = 0});
+    std::vector<float> history = std::vector<float>(largest.size() * static_cast<size_t>(length));
+    std::vector<int32_t> updates = std::vector<int32_t>(largest.size());
+
+    void update(const StepState* state = nullptr) {
+        Ctx ctx;
+        cpu::fp8_update(ctx, {.slots = slots.data(), .history = history.data(), .updates = updates.data(),
+                              .largest = largest.data(), .count = static_cast<int64_t>(slots.size()), .length = length,
+                              .interval = interval, .most_recent = most_recent, .state = state});
+    }
+    // quant_mul after an update that recorded `amax`.
+    float after(float amax, const StepState* state = nullptr) {
+        slots[0].amax_bits = amax_bits_of(amax);
+        update(state);
+        return slots[0].quant_mul;
+    }
+    std::vector<float> after_all(const std::vector<float>& amaxes) {
+        std::vector<float> factors;
+        for (float amax : amaxes) factors.push_back(after(amax));
+        return factors;
+    }
+};
+using Factors = std::vector<float>;
+
+// The rule once more, in double and with a list of the amaxes seen.
+struct Model {
+    int64_t length, interval;
+    bool most_recent;
+    double largest, quant_mul = 1;
+    std::deque<double> seen{};
+    int64_t updates = 0;
+
+    void update(double amax, bool skip) {
+        if (skip || amax == 0) return;
+        seen.push_front(amax);
+        if (static_cast<int64_t>(seen.size()) > length) seen.pop_back();
+        double used = 0;
+        for (size_t i = 0; i < (most_recent ? 1 : seen.size()); i++)
+            if (!(seen[i] <= used)) used = std::isnan(used) ? used : seen[i];
+        if (updates++ % interval == 0 && std::isfinite(used))
+            quant_mul = std::min(static_cast<double>(static_cast<float>(largest / used)),
+                                 static_cast<double>(std::numeric_limits<float>::max()));
+    }
+};
+
+// x (N, C) into `bytes` by the slot's factor, recorded.
+void cast_into(HostTensor& bytes, HostTensor& x, Fp8Slot& slot, int64_t N, int64_t C) {
+    Ctx ctx;
+    QuantOut quant;
+    quant.rowwise = bytes.view(), quant.slot = &slot, quant.record = true;
+    cpu::quantize(ctx, {.quant = quant, .in = x.view(), .N = N, .C = C});
+}
+
+// One recorded amax of a long run: mostly ordinary, sometimes none, huge, infinite or NaN.
+float random_amax(uint64_t i) {
+    const Philox4 random = philox(17, i);
+    switch (random.word[0] % 40) {
+        case 0:
+        case 1: return 0;
+        case 2: return 1e30f;
+        case 3: return random.word[1] % 2 ? kInf : std::nanf("");
+        case 4: return 1e-39f;
+        default: return std::exp2f(static_cast<float>(random.word[1] % 1000) / 100 - 5);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("fp8_update: a history of one") {
+    Delayed d{.length = 1};
+    CHECK_EQ(d.after_all({2, 4, 1, 448, 0.5f}), Factors{224, 112, 448, 1, 896});
+    CHECK_EQ(d.updates[0], 5);
+    Delayed recent{.length = 1, .most_recent = true};
+    CHECK_EQ(recent.after_all({2, 4, 1, 448, 0.5f}), Factors{224, 112, 448, 1, 896});
+}
+
+TEST_CASE("fp8_update: a history of two") {
+    Delayed d{.length = 2};
+    CHECK_EQ(d.after_all({2, 4, 1, 1, 0.5f, 0.25f}), Factors{224, 112, 112, 448, 448, 896});
+    CHECK_EQ(d.history, std::vector<float>{0.5f, 0.25f});
+    Delayed recent{.length = 2, .most_recent = true};
+    CHECK_EQ(recent.after_all({2, 4, 1, 1, 0.5f, 0.25f}), Factors{224, 112, 448, 448, 896, 1792});
+}
+
+TEST_CASE("fp8_update: an outlier leaves a history of 1024 after exactly as many updates") {
+    Delayed d{.length = 1024};
+    CHECK_EQ(d.after(7), 64);
+    for (int i = 1; i < 1024; i++) REQUIRE_EQ(d.after(1), 64);
+    CHECK_EQ(d.after(1), 448);
+    CHECK_EQ(d.updates[0], 1025);
+}
+
+TEST_CASE("fp8_update: a tensor that was not produced keeps everything") {
+    Delayed d{.length = 2};
+    CHECK_EQ(d.after_all({2, 4, 0, 0, 0, 1, 1}), Factors{224, 112, 112, 112, 112, 112, 448});
+    CHECK_EQ(d.updates[0], 4);
+}
+
+TEST_CASE("fp8_update: an amax that is not finite keeps the factor until it has left the history") {
+    for (float odd : {kInf, std::nanf("")}) {
+        Delayed d{.length = 2};
+        CHECK_EQ(d.after_all({2, odd, 1, 1}), Factors{224, 224, 224, 448});
+        CHECK_EQ(d.updates[0], 4);
+        Delayed recent{.length = 2, .most_recent = true};
+        CHECK_EQ(recent.after_all({2, odd, 1}), Factors{224, 224, 448});
+        Delayed one{.length = 1};
+        CHECK_EQ(one.after_all({odd, 4}), Factors{1, 112});
+    }
+}
+
+TEST_CASE("fp8_update: tiny amaxes give the largest float, never infinity") {
+    Delayed d{.length = 1};
+    for (float tiny : {std::bit_cast<float>(1u), 1e-40f, 1e-37f})
+        CHECK_EQ(d.after(tiny), std::numeric_limits<float>::max());
+    CHECK_EQ(d.after(1e-35f), 448 / 1e-35f);
+}
+
+TEST_CASE("fp8_update: margins give exactly halved factors on the same history") {
+    Delayed d{.length = 3, .largest = {448, 224, 112, 56, 28, 57344, 57344 / 16}};
+    for (float amax : {3.0f, 0.7f, 11.0f, 0.3f, 0.2f, 1.9f}) {
+        for (Fp8Slot& slot : d.slots) slot.amax_bits = amax_bits_of(amax);
+        d.update();
+        for (int margin = 1; margin <= 4; margin++)
+            CHECK_EQ(d.slots[static_cast<size_t>(margin)].quant_mul, std::ldexp(d.slots[0].quant_mul, -margin));
+        CHECK_EQ(d.slots[6].quant_mul, d.slots[5].quant_mul / 16);
+    }
+}
+
+TEST_CASE("fp8_update: interval, every amax is recorded and every n-th update makes a factor") {
+    Delayed d{.length = 2, .interval = 3};
+    CHECK_EQ(d.after_all({2, 4, 8, 1, 1, 0.5f, 0.5f}), Factors{224, 224, 224, 56, 56, 56, 896});
+    CHECK_EQ(d.updates[0], 7);
+    // A tensor that was not produced does not count as an update.
+    Delayed gaps{.length = 1, .interval = 2};
+    CHECK_EQ(gaps.after_all({2, 0, 4, 0, 8}), Factors{224, 224, 224, 224, 56});
+}
+
+TEST_CASE("fp8_update: a skipped step forgets its amax and keeps the rest") {
+    StepState state{};
+    Delayed d{.length = 2};
+    CHECK_EQ(d.after(2, &state), 224);
+    const Delayed before = d;
+    state.skip = 1;
+    CHECK_EQ(d.after(1000, &state), 224);
+    CHECK_EQ(d.history, before.history);
+    CHECK_EQ(d.updates, before.updates);
+    CHECK_EQ(d.slots[0].amax_bits, 0);
+    CHECK_EQ(d.slots[0].step_amax_bits, amax_bits_of(1000));   // for reports all the same
+    state.skip = 0;
+    CHECK_EQ(d.after(1, &state), 224);
+    CHECK_EQ(d.after(1, &state), 448);
+}
+
+TEST_CASE("fp8_update: amax_bits is moved to the step's amax, the cast's factor stays") {
+    Delayed d{.length = 1, .largest = {448, 448}};
+    d.slots[0] = {0.125f, 8, amax_bits_of(2), amax_bits_of(1)};
+    d.slots[1] = {0.5f, 2, 0, amax_bits_of(3)};
+    d.update();
+    CHECK_EQ(d.slots[0].step_amax_bits, amax_bits_of(2));
+    CHECK_EQ(d.slots[1].step_amax_bits, amax_bits_of(3));
+    CHECK_EQ(d.slots[0].amax_bits, 0);
+    CHECK_EQ(d.slots[0].quant_mul, 224);
+    CHECK_EQ(d.slots[0].dequant_mul, 0.125f);
+    CHECK_EQ(d.slots[1].quant_mul, 2);
+    CHECK_THROWS_AS((Delayed{.length = 0}.update()), Error);
+    CHECK_THROWS_AS((Delayed{.length = 1, .interval = 0}.update()), Error);
+}
+
+TEST_CASE("fp8_clear: the step's amax survives the clearing of one micro-batch, not that of a step") {
+    Ctx ctx;
+    StepState state{};
+    for (uint32_t amax : {5u, 9u})
+        for (bool step : {false, true})
+            for (int32_t skip : {0, 1}) {
+                std::vector<Fp8Slot> slots(3, {3, 4, amax, 6});
+                state.skip = skip;
+                cpu::fp8_clear(ctx, {.slots = slots.data(), .count = 2, .step = step, .state = &state});
+                for (size_t i = 0; i < 3; i++) {
+                    const bool cleared = i < 2 && !skip;
+                    CHECK_EQ(slots[i].amax_bits, cleared ? 0 : amax);
+                    CHECK_EQ(slots[i].step_amax_bits, !cleared ? 6 : step ? 0 : std::max(amax, 6u));
+                    CHECK_EQ(slots[i].dequant_mul, 3);
+                    CHECK_EQ(slots[i].quant_mul, 4);
+                }
+            }
+}
+
+TEST_CASE("fp8_update: long random runs follow the rule; a run that misses one update does not") {
+    for (int64_t length : {1, 2, 5, 1024})
+        for (int64_t interval : {1, 3})
+            for (bool most_recent : {false, true}) {
+                INFO("length " << length << ", interval " << interval << ", most_recent " << most_recent);
+                Delayed d{.length = length, .interval = interval, .most_recent = most_recent, .largest = {448, 28}};
+                Delayed broken = d;
+                Model model{length, interval, most_recent, 448}, small{length, interval, most_recent, 28};
+                int wrong = 0, different = 0;
+                StepState state{};
+                for (uint64_t i = 0; i < 3000; i++) {
+                    const float a = random_amax(2 * i), b = random_amax(2 * i + 1);
+                    state.skip = philox(18, i).word[0] % 20 == 0;
+                    d.slots[0].amax_bits = broken.slots[0].amax_bits = amax_bits_of(a);
+                    d.slots[1].amax_bits = broken.slots[1].amax_bits = amax_bits_of(b);
+                    d.update(&state);
+                    if (i != 1500) broken.update(&state);
+                    model.update(static_cast<double>(a), state.skip);
+                    small.update(static_cast<double>(b), state.skip);
+                    wrong += static_cast<double>(d.slots[0].quant_mul) != model.quant_mul;
+                    wrong += static_cast<double>(d.slots[1].quant_mul) != small.quant_mul;
+                    different += std::memcmp(&d.slots[0], &broken.slots[0], sizeof(Fp8Slot)) != 0;
+                }
+                CHECK_EQ(wrong, 0);
+                CHECK_GT(different, 0);
+            }
+}
+
+TEST_CASE("delayed scaling: the cast uses the old factor, the update makes the next one") {
+    Delayed d{.length = 2};
+    HostTensor x(Dtype::kBf16, 32), bytes(Dtype::kE4m3, 32);
+    auto cast = [&](double value) {
+        x.fill(value);
+        cast_into(bytes, x, d.slots[0], 1, 32);
+        return static_cast<int>(static_cast<const uint8_t*>(bytes.data())[31]);
+    };
+    CHECK_EQ(cast(2), to_fp8(Dtype::kE4m3, 2));   // factor 1 at first
+    CHECK_EQ(d.slots[0].dequant_mul, 1);
+    d.update();
+    CHECK_EQ(cast(1), to_fp8(Dtype::kE4m3, 224));
+    CHECK_EQ(d.slots[0].dequant_mul, 1 / 224.0f);
+    CHECK_EQ(cast(4), 0x7e);   // 896: an outlier saturates until its amax is in the history
+    d.update();                // the largest of the two casts, 4, counts
+    CHECK_EQ(cast(4), 0x7e);
+    CHECK_EQ(d.slots[0].quant_mul, 112);
+}
+
+TEST_CASE("dequant_mul lives with the bytes: a factor that is newer than the cast is noticed") {
+    Ctx ctx;
+    constexpr int64_t N = 16, C = 32;
+    for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
+        Delayed d{.length = 1, .largest = {fp8_largest(format)}};
+        HostTensor x = random_tensor(Dtype::kBf16, N * C, 1), bytes(format, N * C);
+        cpu::amax(ctx, {.slot = d.slots.data(), .in = x.view()});
+        d.update();
+        cast_into(bytes, x, d.slots[0], N, C);
+        // Half a unit of the last place, or half of the smallest number, and the roundings of product and factor.
+        auto share_restored = [&](float dequant_mul) {
+            int64_t good = 0;
+            const double mul = static_cast<double>(dequant_mul);
+            for (int64_t i = 0; i < N * C; i++) {
+                const double code = static_cast<double>(from_fp8(format, static_cast<const uint8_t*>(bytes.data())[i]));
+                const double relative = format == Dtype::kE4m3 ? 0x1p-4 : 0x1p-3;
+                const double smallest = format == Dtype::kE4m3 ? 0x1p-9 : 0x1p-16;
+                const double limit = std::max(relative * std::fabs(x.get(i)), smallest / 2 * mul) * (1 + 0x1p-20);
+                good += std::fabs(code * mul - x.get(i)) <= limit;
+            }
+            return static_cast<double>(good) / static_cast<double>(N * C);
+        };
+        CHECK_EQ(share_restored(d.slots[0].dequant_mul), 1);
+        d.after(100);   // the next step saw something larger
+        CHECK_EQ(share_restored(d.slots[0].dequant_mul), 1);
+        CHECK_LT(share_restored(1 / d.slots[0].quant_mul), 0.1);
+    }
+}

@@ -1,0 +1,185 @@
+// Matmul of the CPU against plain loops.
+#include "tests/support/op_test.h"
+
+#include "llmc/cpu/threads.h"
+
+using op_test::Bound;
+using op_test::HostTensor;
+using op_test::random_integers;
+using op_test::random_tensor;
+
+namespace {
+
+struct Shape {
+    int64_t M, N, K;
+};
+// Below, at and above the sizes of the kernel (6 x 16), of a block of K (256) and of a strip (512).
+const Shape kShapes[] = {{1, 1, 1},     {1, 37, 5},    {6, 16, 256}, {7, 17, 257},
+                         {97, 45, 300}, {33, 530, 31}, {5, 3, 1030}};
+const GemmLayout kLayouts[] = {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad};
+
+double element_a(const HostTensor& a, const Shape& s, GemmLayout layout, int64_t m, int64_t k) {
+    return a.get(layout == GemmLayout::kWgrad ? k * s.M + m : m * s.K + k);
+}
+double element_b(const HostTensor& b, const Shape& s, GemmLayout layout, int64_t n, int64_t k) {
+    return b.get(layout == GemmLayout::kForward ? n * s.K + k : k * s.N + n);
+}
+
+// The product in double, and the sum of the terms' absolute values.
+struct Expected {
+    HostTensor product, magnitude;
+};
+Expected plain_product(const HostTensor& a, const HostTensor& b, const Shape& s, GemmLayout layout) {
+    Expected e{HostTensor(Dtype::kFp64, s.M * s.N), HostTensor(Dtype::kFp64, s.M * s.N)};
+    for (int64_t m = 0; m < s.M; m++)
+        for (int64_t n = 0; n < s.N; n++) {
+            double sum = 0, magnitude = 0;
+            for (int64_t k = 0; k < s.K; k++) {
+                double term = element_a(a, s, layout, m, k) * element_b(b, s, layout, n, k);
+                sum += term;
+                magnitude += std::fabs(term);
+            }
+            e.product.set(m * s.N + n, sum);
+            e.magnitude.set(m * s.N + n, magnitude);
+        }
+    return e;
+}
+
+// Roundings on the longest way of a term into the sum: a chain of a block of 256, then the blocks.
+double chain(int64_t K) { return static_cast<double>(std::min<int64_t>(K, 256) + K / 256 + 1); }
+
+GemmArgs arguments(HostTensor& d, HostTensor& a, HostTensor& b, const Shape& s, GemmLayout layout) {
+    return {.D = d.view(), .A = a.view(), .B = b.view(), .bias = {}, .pre = {}, .M = s.M, .N = s.N, .K = s.K,
+            .layout = layout};
+}
+
+double gelu_reference(double x) {
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+}  // namespace
+
+TEST_CASE("cpu gemm is exact on small integers") {
+    Ctx ctx;
+    for (auto [in, out] :
+         {std::pair{Dtype::kFp32, Dtype::kFp32}, {Dtype::kBf16, Dtype::kFp32}, {Dtype::kFp64, Dtype::kFp64}})
+        for (const Shape& s : kShapes)
+            for (GemmLayout layout : kLayouts) {
+                HostTensor a = random_integers(in, s.M * s.K, 1, 9), b = random_integers(in, s.N * s.K, 2, 9);
+                HostTensor d(out, s.M * s.N);
+                Expected e = plain_product(a, b, s, layout);
+                GemmArgs args = arguments(d, a, b, s, layout);
+                cpu::gemm(ctx, args);
+                op_test::check_equal("gemm", d, e.product);
+                args.accumulate = true;   // a second time on top
+                cpu::gemm(ctx, args);
+                for (int64_t i = 0; i < d.elems(); i++) e.product.set(i, 2 * e.product.get(i));
+                op_test::check_equal("gemm that accumulates", d, e.product);
+            }
+}
+
+TEST_CASE("cpu gemm stays within the bound of its roundings") {
+    Ctx ctx;
+    for (auto [in, out] : {std::pair{Dtype::kFp32, Dtype::kFp32}, {Dtype::kBf16, Dtype::kFp32},
+                           {Dtype::kBf16, Dtype::kBf16}, {Dtype::kFp64, Dtype::kFp64}})
+        for (const Shape& s : kShapes)
+            for (GemmLayout layout : kLayouts)
+                for (bool accumulate : {false, true}) {
+                    HostTensor a = random_tensor(in, s.M * s.K, 1), b = random_tensor(in, s.N * s.K, 2);
+                    HostTensor before = random_tensor(out, s.M * s.N, 3), d(out, s.M * s.N);
+                    Expected e = plain_product(a, b, s, layout);
+                    if (accumulate) d = before;
+                    GemmArgs args = arguments(d, a, b, s, layout);
+                    args.accumulate = accumulate;
+                    cpu::gemm(ctx, args);
+                    HostTensor want = e.product;
+                    for (int64_t i = 0; accumulate && i < d.elems(); i++)
+                        want.set(i, want.get(i) + before.get(i));
+                    op_test::check_close("gemm", d, want, [&](int64_t i) {
+                        // in the double case the plain loops round as well
+                        double sums = 2 * chain(s.K) * op_test::acc_roundoff(in) * e.magnitude.get(i);
+                        return sums + 1.01 * op_test::unit_roundoff(out) * (std::fabs(want.get(i)) + sums);
+                    });
+                }
+}
+
+TEST_CASE("cpu gemm epilogues") {
+    Ctx ctx;
+    const Shape s{19, 35, 70};
+    for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        for (bool with_bias : {false, true})
+            for (bool with_gelu : {false, true}) {
+                if (!with_bias && !with_gelu) continue;
+                HostTensor a = random_tensor(dtype, s.M * s.K, 1, 0.3),
+                           b = random_tensor(dtype, s.N * s.K, 2, 0.3);
+                HostTensor bias = random_tensor(dtype, s.N, 3), d(dtype, s.M * s.N), pre(dtype, s.M * s.N);
+                Expected e = plain_product(a, b, s, GemmLayout::kForward);
+                GemmArgs args = arguments(d, a, b, s, GemmLayout::kForward);
+                args.epilogue = with_gelu ? GemmEpilogue::kBiasGelu : GemmEpilogue::kBias;
+                if (with_bias) args.bias = bias.view();
+                if (with_gelu) args.pre = pre.view();
+                cpu::gemm(ctx, args);
+                HostTensor sum = e.product, want(Dtype::kFp64, s.M * s.N);
+                for (int64_t i = 0; i < d.elems(); i++) {
+                    if (with_bias) sum.set(i, sum.get(i) + bias.get(i % s.N));
+                    want.set(i, with_gelu ? gelu_reference(sum.get(i)) : sum.get(i));
+                }
+                double acc = op_test::acc_roundoff(dtype), round = 1.01 * op_test::unit_roundoff(dtype);
+                auto sum_error = [&](int64_t i) {
+                    return 2 * chain(s.K) * acc * e.magnitude.get(i) + acc * std::fabs(sum.get(i));
+                };
+                if (with_gelu)
+                    op_test::check_close("pre", pre, sum, [&](int64_t i) {
+                        return sum_error(i) + round * std::fabs(sum.get(i));
+                    });
+                // The slope of gelu is below 1.13; its own error is below 40 roundoffs of x.
+                op_test::check_close("D", d, want, [&](int64_t i) {
+                    double own = with_gelu ? 40 * acc * std::fabs(sum.get(i)) : 0;
+                    return 1.13 * sum_error(i) + own + round * std::fabs(want.get(i));
+                });
+            }
+}
+
+TEST_CASE("cpu gemm does not depend on the number of threads") {
+    Ctx ctx;
+    int threads = cpu::thread_count();
+    for (const Shape& s : {Shape{97, 545, 300}, Shape{1, 530, 700}, Shape{203, 33, 64}})
+        for (GemmLayout layout : kLayouts) {
+            HostTensor a = random_tensor(Dtype::kBf16, s.M * s.K, 1),
+                       b = random_tensor(Dtype::kBf16, s.N * s.K, 2);
+            HostTensor one(Dtype::kFp32, s.M * s.N);
+            cpu::set_thread_count(1);
+            cpu::gemm(ctx, arguments(one, a, b, s, layout));
+            for (int n : {2, 3, 7}) {
+                HostTensor many(Dtype::kFp32, s.M * s.N);
+                cpu::set_thread_count(n);
+                cpu::gemm(ctx, arguments(many, a, b, s, layout));
+                CHECK(one.same_bits(many));
+            }
+        }
+    cpu::set_thread_count(threads);
+}
+
+TEST_CASE("cpu gemm refuses what it cannot do") {
+    Ctx ctx;
+    const Shape s{4, 4, 4};
+    HostTensor a = random_tensor(Dtype::kFp32, 16, 1), b = random_tensor(Dtype::kFp32, 16, 2),
+               d(Dtype::kFp32, 16);
+    HostTensor narrow(Dtype::kBf16, 16), bias(Dtype::kFp32, 4), integers(Dtype::kInt32, 16);
+    auto refused = [&](auto change) {
+        GemmArgs args = arguments(d, a, b, s, GemmLayout::kForward);
+        change(args);
+        CHECK_THROWS_AS(cpu::gemm(ctx, args), Error);
+    };
+    refused([](GemmArgs& g) { g.M = 5; });
+    refused([](GemmArgs& g) { g.K = 0; });
+    refused([&](GemmArgs& g) { g.B = narrow.view(); });
+    refused([&](GemmArgs& g) { g.A = g.B = integers.view(); });
+    refused([&](GemmArgs& g) { g.D = narrow.view(); });
+    refused([&](GemmArgs& g) { g.bias = bias.view(); });
+    refused([&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBias; });
+    refused([&](GemmArgs& g) { g.pre = d.view(); });
+    refused([&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBiasGelu, g.accumulate = true; });
+    refused(
+        [&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBias, g.bias = bias.view(), g.accumulate = true; });
+}

@@ -1,0 +1,376 @@
+// Embedding, activations, bias gradient and classifier of the CPU.
+#include "tests/support/op_test.h"
+
+#include <numeric>
+
+using namespace op_test;
+
+namespace {
+
+const Dtype kTypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64};
+// Elements for scalar functions: around 0, ordinary, and far out on both sides, where results vanish.
+HostTensor activation_inputs(Dtype type, int64_t elems) {
+    HostTensor t = random_tensor(type, elems, 1, 2);
+    for (int64_t i = 0; i < elems; i += 5) t.set(i, t.get(i) * (i % 3 ? 10 : 1e-3));
+    return t;
+}
+
+std::vector<int32_t> token_order(const std::vector<int32_t>& tokens) {
+    std::vector<int32_t> order(tokens.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+        return static_cast<uint32_t>(tokens[a]) < static_cast<uint32_t>(tokens[b]);   // negative ids last
+    });
+    return order;
+}
+
+struct Embedding {
+    int64_t N, T, C, V, Vp = V + 3;
+    HostTensor wte, wpe, out, dout, dwte, dwpe;
+    std::vector<int32_t> tokens, order;
+    int32_t bad = 0;
+    Embedding(int64_t n, int64_t t, int64_t c, int64_t v, Dtype type, Dtype grad) : N(n), T(t), C(c), V(v) {
+        wte = random_tensor(type, Vp * C, 1), wpe = random_tensor(type, (T + 2) * C, 2),
+        out = HostTensor(type, N * C);
+        dout = random_tensor(type, N * C, 3), dwte = random_tensor(grad, Vp * C, 4);
+        dwpe = random_tensor(grad, (T + 2) * C, 5);
+        for (int64_t i = 0; i < N; i++) tokens.push_back(static_cast<int32_t>(philox(6, i).word[0] % V));
+        order = token_order(tokens);
+    }
+    void forward(bool positions = true) {
+        Ctx ctx;
+        cpu::embedding_forward(ctx, {.out = out.view(),
+                                     .wte = wte.view(),
+                                     .wpe = positions ? wpe.view() : Tensor{},
+                                     .tokens = tokens.data(),
+                                     .bad_tokens = &bad,
+                                     .N = N,
+                                     .T = T,
+                                     .C = C,
+                                     .V = V});
+    }
+    void backward(bool positions = true) {
+        Ctx ctx;
+        cpu::embedding_backward(ctx, {.dwte = dwte.view(),
+                                      .dwpe = positions ? dwpe.view() : Tensor{},
+                                      .dout = dout.view(),
+                                      .tokens = tokens.data(),
+                                      .token_order = order.data(),
+                                      .N = N,
+                                      .T = T,
+                                      .C = C,
+                                      .V = V});
+    }
+};
+
+// want[i] within the roundings of a sum of `magnitude`, `chain` long, added to start[i].
+void check_added(const char* name, const HostTensor& got, const HostTensor& start,
+                 const std::vector<double>& sum, const std::vector<double>& magnitude, double chain,
+                 Dtype working) {
+    HostTensor want(Dtype::kFp64, got.elems());
+    for (int64_t i = 0; i < got.elems(); i++) want.set(i, start.get(i) + sum[i]);
+    const double u = 2 * acc_roundoff(working), round = 1.01 * unit_roundoff(got.dtype());
+    check_close(name, got, want, [&](int64_t i) {
+        return chain * u * magnitude[i] + u * std::fabs(start.get(i))
+               + (magnitude[i] > 0 ? round : 0) * std::fabs(want.get(i));
+    });
+}
+
+}  // namespace
+
+TEST_CASE("cpu embedding") {
+    for (Dtype type : kTypes)
+        for (auto [N, T, C, V] : {std::tuple{1, 1, 1, 1}, {12, 4, 5, 3}, {66, 33, 24, 50}})
+            for (bool positions : {false, true}) {
+                Embedding e(N, T, C, V, type,
+                            type == Dtype::kFp64 ? type
+                            : positions          ? Dtype::kBf16
+                                                 : Dtype::kFp32);
+                e.forward(positions);
+                HostTensor want(Dtype::kFp64, N * C);
+                for (int64_t i = 0; i < N * C; i++) {
+                    int64_t n = i / C, c = i % C;
+                    want.set(i, e.wte.get(e.tokens[n] * C + c) + (positions ? e.wpe.get(n % T * C + c) : 0));
+                }
+                check_equal("out", e.out, want.to(type));   // one addition, one rounding
+                CHECK_EQ(e.bad, 0);
+
+                const Embedding before = e;
+                e.backward(positions);
+                std::vector<double> sum(e.Vp * C), magnitude(sum), position_sum((T + 2) * C),
+                    position_magnitude(position_sum);
+                for (int64_t i = 0; i < N * C; i++) {
+                    int64_t n = i / C, c = i % C;
+                    double term = e.dout.get(i);
+                    sum[e.tokens[n] * C + c] += term, magnitude[e.tokens[n] * C + c] += std::fabs(term);
+                    position_sum[n % T * C + c] += term, position_magnitude[n % T * C + c] += std::fabs(term);
+                }
+                check_added("dwte", e.dwte, before.dwte, sum, magnitude, N + 1, type);
+                if (positions)
+                    check_added("dwpe", e.dwpe, before.dwpe, position_sum, position_magnitude, N / T + 1,
+                                type);
+                else CHECK(e.dwpe.same_bits(before.dwpe));
+            }
+}
+
+TEST_CASE("cpu embedding counts ids outside the vocabulary") {
+    Embedding e(8, 4, 3, 5, Dtype::kFp32, Dtype::kFp32), good = e;
+    e.tokens[1] = -5, e.tokens[4] = 5, e.tokens[6] = 1 << 30;
+    good.tokens[1] = good.tokens[4] = good.tokens[6] = 0;
+    e.bad = 2;
+    e.forward(), good.forward();
+    CHECK_EQ(e.bad, 5);
+    CHECK(e.out.same_bits(good.out));
+    // Positions get their gradients, tokens do not: as if those rows of dout were 0.
+    e.order = token_order(e.tokens), good.order = token_order(good.tokens);
+    Embedding without = good;
+    for (int64_t n : {1, 4, 6})
+        for (int64_t c = 0; c < 3; c++) without.dout.set(n * 3 + c, 0);
+    e.backward(), good.backward(), without.backward();
+    CHECK(e.dwte.same_bits(without.dwte));
+    CHECK(e.dwpe.same_bits(good.dwpe));
+    CHECK(!e.dwte.same_bits(good.dwte));
+}
+
+TEST_CASE("cpu embedding gradients match finite differences") {
+    Embedding e(6, 3, 2, 4, Dtype::kFp64, Dtype::kFp64);
+    auto loss = [&] {
+        e.forward();
+        return dot_product(e.out, e.dout);
+    };
+    e.dwte.fill(0), e.dwpe.fill(0);
+    e.backward();
+    check_gradient("wte", e.wte, e.dwte, loss);
+    check_gradient("wpe", e.wpe, e.dwpe, loss);
+}
+
+namespace {
+
+double sigmoid(double x) { return x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x)); }
+double gelu(double x) {
+    // 0.5 (1 + tanh(z)) as a sigmoid, for tanh alone loses the digits of large negative x.
+    return x * sigmoid(2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x));
+}
+double gelu_argument(double x) { return 2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x); }
+double gelu_slope(double x) {
+    double s = sigmoid(gelu_argument(x)), t = sigmoid(-gelu_argument(x));
+    return s + x * s * t * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+}
+
+}  // namespace
+
+TEST_CASE("cpu gelu") {
+    Ctx ctx;
+    CHECK_LT(std::fabs(gelu(1) - 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * 1.044715))), 1e-15);
+    for (Dtype type : kTypes)
+        for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
+            HostTensor in = activation_inputs(type, N * F), dout = random_tensor(type, N * F, 2);
+            HostTensor out(type, N * F), din(type, N * F), want(Dtype::kFp64, N * F), dwant(want);
+            cpu::gelu_forward(ctx, {.out = out.view(), .in = in.view(), .N = N, .F = F});
+            cpu::gelu_backward(ctx,
+                               {.din = din.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = F});
+            const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
+            for (int64_t i = 0; i < N * F; i++)
+                want.set(i, gelu(in.get(i))), dwant.set(i, gelu_slope(in.get(i)) * dout.get(i));
+            // A sigmoid of z carries the relative error of z times |z|; beyond 110 it is 0 or 1.
+            auto relative = [&](int64_t i) {
+                return (4 * std::min(std::fabs(gelu_argument(in.get(i))), 110.0) + 12) * u;
+            };
+            check_close("gelu", out, want, [&](int64_t i) {
+                return (relative(i) + round) * std::fabs(want.get(i)) + kTiny;
+            });
+            check_close("gelu gradient", din, dwant, [&](int64_t i) {
+                double x = in.get(i), s = sigmoid(gelu_argument(x)), t = sigmoid(-gelu_argument(x));
+                double terms = s + std::fabs(x) * s * t * (1.6 + 0.22 * x * x);
+                return relative(i) * terms * std::fabs(dout.get(i)) + round * std::fabs(dwant.get(i)) + kTiny;
+            });
+            cpu::gelu_backward(ctx, {.din = in.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = F});
+            CHECK(in.same_bits(din));   // in place
+        }
+}
+
+TEST_CASE("cpu swiglu") {
+    Ctx ctx;
+    for (Dtype type : kTypes)
+        for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
+            HostTensor in = activation_inputs(type, 2 * N * F), dout = random_tensor(type, N * F, 2);
+            HostTensor out(type, N * F), din(type, 2 * N * F), want(Dtype::kFp64, N * F),
+                dwant(Dtype::kFp64, 2 * N * F);
+            cpu::swiglu_forward(ctx, {.out = out.view(), .in = in.view(), .N = N, .F = F});
+            cpu::swiglu_backward(ctx,
+                                 {.din = din.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = F});
+            const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
+            HostTensor terms(Dtype::kFp64, 2 * N * F);
+            for (int64_t n = 0; n < N; n++)
+                for (int64_t f = 0; f < F; f++) {
+                    int64_t at = n * 2 * F + f;
+                    double gate = in.get(at), up = in.get(at + F), dy = dout.get(n * F + f),
+                           s = sigmoid(gate);
+                    want.set(n * F + f, gate * s * up);
+                    dwant.set(at, dy * up * (s + gate * s * sigmoid(-gate))),
+                        dwant.set(at + F, dy * gate * s);
+                    terms.set(at, std::fabs(dy * up) * (s + std::fabs(gate) * s * sigmoid(-gate)));
+                    terms.set(at + F, std::fabs(dy * gate) * s);
+                }
+            check_close("swiglu", out, want,
+                        [&](int64_t i) { return (16 * u + round) * std::fabs(want.get(i)) + kTiny; });
+            check_close("swiglu gradient", din, dwant, [&](int64_t i) {
+                return 20 * u * terms.get(i) + round * std::fabs(dwant.get(i)) + kTiny;
+            });
+            cpu::swiglu_backward(ctx,
+                                 {.din = in.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = F});
+            CHECK(in.same_bits(din));   // in place
+        }
+}
+
+TEST_CASE("cpu activation gradients match finite differences") {
+    Ctx ctx;
+    const int64_t N = 3, F = 5;
+    HostTensor in = random_tensor(Dtype::kFp64, 2 * N * F, 1),
+               dout = random_tensor(Dtype::kFp64, 2 * N * F, 2);
+    HostTensor out(Dtype::kFp64, 2 * N * F), din(Dtype::kFp64, 2 * N * F);
+    cpu::gelu_backward(ctx, {.din = din.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = 2 * F});
+    check_gradient("gelu", in, din, [&] {
+        cpu::gelu_forward(ctx, {.out = out.view(), .in = in.view(), .N = N, .F = 2 * F});
+        return dot_product(out, dout);
+    });
+    HostTensor half = random_tensor(Dtype::kFp64, N * F, 3), half_out(Dtype::kFp64, N * F);
+    cpu::swiglu_backward(ctx, {.din = din.view(), .dout = half.view(), .in = in.view(), .N = N, .F = F});
+    check_gradient("swiglu", in, din, [&] {
+        cpu::swiglu_forward(ctx, {.out = half_out.view(), .in = in.view(), .N = N, .F = F});
+        return dot_product(half_out, half);
+    });
+}
+
+TEST_CASE("cpu bias_backward adds column sums") {
+    Ctx ctx;
+    for (Dtype type : kTypes)
+        for (auto [N, C] : {std::pair{1, 1}, {5, 3}, {33, 130}, {8300, 5}}) {
+            HostTensor dout = random_tensor(type, N * C, 1), scratch(stat_dtype(type), kPartialRows * C);
+            HostTensor before =
+                random_tensor(N == 33 && type != Dtype::kFp64 ? Dtype::kBf16 : stat_dtype(type), C, 2);
+            HostTensor dbias = before;
+            cpu::bias_backward(
+                ctx, {.dbias = dbias.view(), .scratch = scratch.view(), .dout = dout.view(), .N = N, .C = C});
+            std::vector<double> sum(C), magnitude(C);
+            for (int64_t i = 0; i < N * C; i++)
+                sum[i % C] += dout.get(i), magnitude[i % C] += std::fabs(dout.get(i));
+            check_added("dbias", dbias, before, sum, magnitude, column_chain(N), type);
+            CHECK(scratch.guards_intact());
+        }
+}
+
+namespace {
+
+struct Classifier {
+    int64_t N, V, Vp;
+    HostTensor logits, losses;
+    std::vector<int32_t> targets;
+    StepState state{};
+    Classifier(int64_t n, int64_t v, int64_t vp, Dtype type, double mul = 3) : N(n), V(v), Vp(vp) {
+        logits = random_tensor(type, N * Vp, 1, mul), losses = HostTensor(stat_dtype(type), N);
+        for (int64_t i = 0; i < N; i++) targets.push_back(static_cast<int32_t>(philox(2, i).word[0] % V));
+        state.dloss_mul = 0.37f;
+    }
+    void run(bool write = true) {
+        Ctx ctx;
+        cpu::classifier(ctx, {.logits = logits.view(),
+                              .losses = losses.view(),
+                              .targets = targets.data(),
+                              .state = &state,
+                              .N = N,
+                              .V = V,
+                              .Vp = Vp,
+                              .write_dlogits = write});
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cpu classifier") {
+    for (Dtype type : kTypes)
+        for (auto [N, V, Vp] : {std::tuple{1, 1, 1}, {3, 5, 8}, {9, 29, 128}, {20, 1001, 1024}}) {
+            Classifier c(N, V, Vp, type);
+            if (N > 2) c.targets[2] = kIgnoreIndex;
+            // What the padding holds must not matter.
+            for (int64_t n = 0; n < N; n++)
+                for (int64_t i = V; i < Vp; i++) c.logits.set(n * Vp + i, 1e30);
+            const HostTensor logits = c.logits;
+            const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
+            HostTensor loss(Dtype::kFp64, N), dlogits(Dtype::kFp64, N * Vp), loss_error(loss), error(dlogits);
+            loss.fill(0), dlogits.fill(0), loss_error.fill(0), error.fill(0);
+            for (int64_t n = 0; n < N; n++) {
+                if (c.targets[n] == kIgnoreIndex) continue;
+                double largest = -1e300, sum = 0, chain = V / 4.0 + 12;
+                for (int64_t i = 0; i < V; i++) largest = std::max(largest, logits.get(n * Vp + i));
+                for (int64_t i = 0; i < V; i++) sum += std::exp(logits.get(n * Vp + i) - largest);
+                double gap = largest - logits.get(n * Vp + c.targets[n]);
+                loss.set(n, gap + std::log(sum));
+                loss_error.set(n, (chain + 40) * u + 4 * u * (std::fabs(gap) + std::log(sum)));
+                for (int64_t i = 0; i < V; i++) {
+                    double below = largest - logits.get(n * Vp + i), p = std::exp(-below) / sum,
+                           hit = i == c.targets[n];
+                    double value = (p - hit) * static_cast<double>(c.state.dloss_mul);
+                    dlogits.set(n * Vp + i, value);
+                    error.set(n * Vp + i, 0.37 * (p * (2 * chain + 40 + below) + hit) * u
+                                              + round * std::fabs(value) + kTiny);
+                }
+            }
+            c.run(false);
+            CHECK(c.logits.same_bits(logits));
+            HostTensor first = c.losses;
+            c.run(true);
+            CHECK(c.losses.same_bits(first));
+            CHECK_EQ(c.state.bad_tokens, 0);
+            if (V == 1) {   // certain: no loss and no gradient
+                CHECK_EQ(c.losses.get(0), 0);
+                CHECK_EQ(c.logits.get(0), 0);
+                continue;
+            }
+            check_close("losses", c.losses, loss, [&](int64_t n) { return loss_error.get(n); });
+            check_close("dlogits", c.logits, dlogits, [&](int64_t i) { return error.get(i); });
+        }
+}
+
+TEST_CASE("cpu classifier ignores and counts targets") {
+    Classifier c(5, 7, 9, Dtype::kBf16);
+    c.targets = {3, kIgnoreIndex, 7, -2, 0};
+    c.state.bad_tokens = 1;
+    c.run();
+    CHECK_EQ(c.state.bad_tokens, 3);   // 7 and -2; the ignored one is no mistake
+    for (int64_t n : {1, 2, 3}) {
+        CHECK_EQ(c.losses.get(n), 0);
+        for (int64_t i = 0; i < 9; i++) CHECK_EQ(c.logits.get(n * 9 + i), 0);
+    }
+    CHECK_GT(c.losses.get(0), 0);
+    CHECK_GT(c.losses.get(4), 0);
+}
+
+TEST_CASE("cpu classifier passes on what is not finite and survives large logits") {
+    for (double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
+        Classifier c(2, 20, 24, Dtype::kFp32);
+        c.logits.set(3, bad);
+        c.run();
+        CHECK_FALSE(std::isfinite(c.losses.get(0)));
+        CHECK(std::isfinite(c.losses.get(1)));
+    }
+    Classifier c(2, 20, 24, Dtype::kFp32, 1e4);
+    c.run();
+    for (int64_t n = 0; n < 2; n++) CHECK(std::isfinite(c.losses.get(n)));
+    for (int64_t i = 0; i < c.logits.elems(); i++) CHECK(std::isfinite(c.logits.get(i)));
+}
+
+TEST_CASE("cpu classifier gradient matches finite differences") {
+    Classifier c(3, 6, 8, Dtype::kFp64, 1);
+    c.targets[1] = kIgnoreIndex;
+    HostTensor logits = c.logits;
+    c.run();
+    HostTensor gradient = c.logits;
+    check_gradient("logits", logits, gradient, [&] {
+        c.logits = logits;
+        c.run(false);
+        double sum = 0;
+        for (int64_t n = 0; n < 3; n++) sum += c.losses.get(n);
+        return sum * static_cast<double>(c.state.dloss_mul);
+    });
+}

@@ -1,0 +1,378 @@
+// quantize and amax of the CPU against the definition, element by element.
+#include "tests/support/fp8_format.h"
+#include "tests/support/quant_test.h"
+
+using namespace op_test;
+
+namespace {
+
+struct Shape {
+    int64_t N, C;
+};
+// Transposed copies need N % 16 == 0; the last ones do without.
+constexpr Shape kShapes[] = {{16, 16}, {128, 128}, {48, 144}, {144, 48}, {256, 400}, {16, 640}, {640, 16}, {272, 272}};
+constexpr Shape kOddRows[] = {{1, 16}, {130, 272}, {257, 128}};
+
+// Values whose blocks have very different sizes, so that a factor of the wrong block shows.
+HostTensor uneven(Shape shape, uint64_t key, Dtype dtype = Dtype::kBf16) {
+    HostTensor x = random_tensor(dtype, shape.N * shape.C, key);
+    for (int64_t n = 0; n < shape.N; n++)
+        for (int64_t c = 0; c < shape.C; c++) {
+            const uint64_t block = static_cast<uint64_t>(n / 32 * 1000 + c / 32);
+            const int power = static_cast<int>(philox(key, block).word[1] % 33) - 16;
+            x.set(n * shape.C + c, std::ldexp(x.get(n * shape.C + c), power));
+        }
+    return x;
+}
+
+void run(const HostTensor& x, Shape shape, QuantMemory& to, const StepState* state = nullptr) {
+    Ctx ctx;
+    HostTensor in = x;
+    cpu::quantize(ctx, {.quant = to.out(), .in = in.view(), .N = shape.N, .C = shape.C, .state = state});
+    CHECK(in.same_bits(x));
+}
+
+bool equal(const HostTensor& got, const std::vector<uint8_t>& want) {
+    return got.bytes() == static_cast<int64_t>(want.size()) && std::memcmp(got.data(), want.data(), want.size()) == 0;
+}
+bool equal(const HostTensor& got, const std::vector<float>& want) {
+    return got.elems() == static_cast<int64_t>(want.size())
+           && std::memcmp(got.data(), want.data(), want.size() * sizeof(float)) == 0;
+}
+
+double amax_of(const HostTensor& x) {
+    double amax = 0;
+    for (double value : x.values()) amax = std::max(amax, std::fabs(value));
+    return amax;
+}
+
+float factor_of(const QuantRequest& request, const QuantMemory& before) {
+    if (request.scaling == Scaling::kDelayed) return before.slot.quant_mul;
+    return fp8_largest(request.format) / std::bit_cast<float>(before.slot.amax_bits);
+}
+
+void check_against_definition(const QuantRequest& request, Shape shape, const HostTensor& x) {
+    QuantMemory got(request, shape.N, shape.C, static_cast<float>(amax_of(x))), before = got;
+    run(x, shape, got);
+    const float quant_mul = factor_of(request, before);
+    if (request.rowwise) {
+        PlainQuantized want = quantize_plainly(x, shape.N, shape.C, request.granularity, request.format, quant_mul);
+        CHECK(equal(got.rowwise, want.codes));
+        if (got.rowwise_grid.elems()) CHECK(equal(got.rowwise_grid, want.grid));
+    }
+    if (request.transposed) {
+        PlainQuantized want = quantize_plainly(transpose_of(x, shape.N, shape.C), shape.C, shape.N,
+                                               request.granularity, request.format, quant_mul);
+        CHECK(equal(got.transposed, want.codes));
+        if (got.transposed_grid.elems()) CHECK(equal(got.transposed_grid, want.grid));
+    }
+    const bool whole = request.granularity == Granularity::kTensor && (request.rowwise || request.transposed);
+    CHECK_EQ(got.slot.dequant_mul, whole ? 1 / quant_mul : before.slot.dequant_mul);
+    CHECK_EQ(got.slot.quant_mul, whole ? quant_mul : before.slot.quant_mul);
+    CHECK_EQ(got.slot.amax_bits, before.slot.amax_bits);
+    CHECK_EQ(got.first_nonfinite, before.first_nonfinite);
+    CHECK(got.guards_intact());
+}
+
+}  // namespace
+
+TEST_CASE("cpu quantize: bytes, grids and factors by definition") {
+    for (const QuantRequest& request : quant_requests()) {
+        std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
+        if (!request.transposed) shapes.insert(shapes.end(), std::begin(kOddRows), std::end(kOddRows));
+        for (Shape shape : shapes) {
+            INFO(request.name << ", " << shape.N << " x " << shape.C);
+            check_against_definition(request, shape, uneven(shape, 7));
+        }
+    }
+}
+
+TEST_CASE("cpu quantize: the token-axis copy is a direct quantisation of the transposed source") {
+    const Shape shape{272, 400}, turned{400, 272};
+    const HostTensor x = uneven(shape, 3);
+    for (Granularity granularity : {Granularity::kBlock1x128, Granularity::kBlock128x128, Granularity::kTensor}) {
+        const QuantRequest both{.name = "both", .granularity = granularity};
+        const QuantRequest direct{.name = "direct", .transposed = false, .granularity = granularity};
+        QuantMemory got(both, shape.N, shape.C), want(direct, turned.N, turned.C);
+        run(x, shape, got);
+        run(transpose_of(x, shape.N, shape.C), turned, want);
+        CHECK(got.transposed.same_bits(want.rowwise));
+        CHECK(got.transposed_grid.same_bits(want.rowwise_grid));
+        // Blocks along the other axis: turning the bytes of the rowwise copy is not the same, but for square ones.
+        const bool turned_bytes = transpose_of(got.rowwise, shape.N, shape.C).same_bits(got.transposed);
+        CHECK_EQ(turned_bytes, granularity != Granularity::kBlock1x128);
+    }
+}
+
+TEST_CASE("cpu quantize: the grid of a transposed weight is the exact transpose, padded with 0") {
+    const Shape shape{400, 272};   // blocks: 4 x 3, stored 4 x 4 and 3 x 4
+    QuantMemory got({.name = "128x128", .granularity = Granularity::kBlock128x128}, shape.N, shape.C);
+    run(uneven(shape, 5), shape, got);
+    REQUIRE_EQ(got.rowwise_grid.elems(), 16);
+    REQUIRE_EQ(got.transposed_grid.elems(), 12);
+    int distinct = 0;
+    for (int64_t i = 0; i < 4; i++)
+        for (int64_t j = 0; j < 4; j++) {
+            const double factor = got.rowwise_grid.get(i * 4 + j);
+            if (j < 3) CHECK_EQ(factor, got.transposed_grid.get(j * 4 + i));
+            CHECK_EQ(factor == 0, j == 3);
+            distinct += j < 3 && factor != got.rowwise_grid.get(0);
+        }
+    CHECK_GT(distinct, 4);   // a transposed grid read as if it were not would be noticed
+}
+
+TEST_CASE("cpu quantize: one changed element changes the copies") {
+    const Shape shape{144, 272};
+    for (const QuantRequest& request : quant_requests()) {
+        if (!request.rowwise && !request.transposed) continue;
+        const HostTensor x = uneven(shape, 11);
+        QuantMemory before(request, shape.N, shape.C);
+        run(x, shape, before);
+        for (int64_t i : {int64_t{0}, x.elems() / 2 + 5, x.elems() - 1}) {
+            HostTensor moved = x;
+            moved.set(i, std::copysign(4 * amax_of(x), -x.get(i)));
+            QuantMemory after(request, shape.N, shape.C);
+            run(moved, shape, after);
+            INFO(request.name << ", element " << i);
+            CHECK_NE(after.difference(before), "");
+        }
+    }
+}
+
+TEST_CASE("cpu quantize: an fp32 source is rounded to bf16 first") {
+    const Shape shape{144, 272};
+    const HostTensor wide = uneven(shape, 13, Dtype::kFp32), narrow = wide.to(Dtype::kBf16);
+    for (const QuantRequest& request : quant_requests()) {
+        QuantMemory from_wide(request, shape.N, shape.C), from_narrow = from_wide;
+        run(wide, shape, from_wide);
+        run(narrow, shape, from_narrow);
+        INFO(request.name);
+        CHECK_EQ(from_wide.difference(from_narrow), "");
+    }
+    // A double rounding would show: just above the tie of two bf16 numbers, both of which are ties of E4M3.
+    HostTensor x(Dtype::kFp32, 16);
+    x.fill(1.0625 + 0x1p-10);
+    QuantMemory got({.name = "delayed", .transposed = false}, 1, 16);
+    got.slot.quant_mul = 1;
+    run(x, {1, 16}, got);
+    CHECK_EQ(static_cast<const uint8_t*>(got.rowwise.data())[0], 0x38);   // 1.0625 in bf16, a tie, to even 1.0
+}
+
+TEST_CASE("cpu quantize: what is recorded, and what is not") {
+    const Shape shape{48, 32};
+    HostTensor x = random_tensor(Dtype::kBf16, shape.N * shape.C, 1);
+    x.set(700, -9.5);
+    const uint32_t amax = amax_bits_of(9.5f);
+    for (QuantRequest request : quant_requests())
+        for (bool record : {false, true}) {
+            request.record = record;
+            request.dbias = true;   // asks for something even without copies or a record
+            const bool copies = request.rowwise || request.transposed;
+            const bool recorded = record && !(copies && request.scaling == Scaling::kCurrent);
+            for (float before : {2.0f, 100.0f}) {
+                INFO(request.name << ", record " << record << ", before " << before);
+                QuantMemory got(request, shape.N, shape.C, before);
+                run(x, shape, got);
+                CHECK_EQ(got.slot.amax_bits, recorded ? std::max(amax, amax_bits_of(before)) : amax_bits_of(before));
+                CHECK_EQ(got.slot.step_amax_bits, 0);
+                CHECK_EQ(got.first_nonfinite, 77);
+            }
+        }
+    // A NaN is larger than everything; the event of the earliest is kept.
+    for (double odd : {std::nan(""), -std::numeric_limits<double>::infinity()}) {
+        x.set(5, odd);
+        QuantMemory got({.name = "record", .rowwise = false, .transposed = false, .record = true}, shape.N, shape.C);
+        run(x, shape, got);
+        CHECK_GE(got.slot.amax_bits, kInfinityBits);
+        CHECK_EQ(got.slot.amax_bits > kInfinityBits, std::isnan(odd));
+        CHECK_EQ(got.first_nonfinite, 5);
+        got.first_nonfinite = 2;
+        run(x, shape, got);
+        CHECK_EQ(got.first_nonfinite, 2);
+    }
+}
+
+TEST_CASE("cpu quantize: factors of blocks of zeros and of values that are not finite") {
+    const Shape shape{128, 512};
+    HostTensor x(Dtype::kBf16, shape.N * shape.C);
+    x.fill(0);
+    x.set(128 + 7, std::nan("")), x.set(256, std::numeric_limits<double>::infinity());
+    x.set(384, 0x1p-133);   // a bf16 denormal: the quotient is beyond the floats
+    for (Granularity granularity : {Granularity::kBlock1x128, Granularity::kBlock128x128}) {
+        QuantMemory got({.name = "blocks", .transposed = false, .granularity = granularity}, shape.N, shape.C);
+        run(x, shape, got);
+        auto code = [&](int64_t i) { return static_cast<const uint8_t*>(got.rowwise.data())[i]; };
+        const int64_t stride = granularity == Granularity::kBlock1x128 ? shape.N : 1;
+        for (int64_t block = 0; block < 3; block++) CHECK_EQ(got.rowwise_grid.get(block * stride), 1);
+        CHECK_EQ(got.rowwise_grid.get(3 * stride), 0x1p-127);
+        CHECK_EQ(code(128 + 7), 0x7f);
+        CHECK_EQ(code(256), 0x7e);
+        CHECK_EQ(code(384), 8);   // 2^-133 * 2^127 = 2^-6, the smallest normal number
+        CHECK_EQ(got.counts.nonfinite, 4002);
+        CHECK_EQ(got.counts.saturated, 2000);
+        CHECK_EQ(got.first_nonfinite, 5);
+    }
+    // Current scaling with an amax of 0, or one that is not finite, leaves the values as they are.
+    for (float amax : {0.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+        QuantMemory got({.name = "current", .transposed = false, .scaling = Scaling::kCurrent}, shape.N, shape.C, amax);
+        run(x, shape, got);
+        CHECK_EQ(got.slot.quant_mul, 1.0f);
+        CHECK_EQ(got.slot.dequant_mul, 1.0f);
+    }
+}
+
+TEST_CASE("cpu quantize: exact counts, once for two copies") {
+    const double inf = std::numeric_limits<double>::infinity();
+    struct Value {
+        double x;
+        bool saturated, flushed, nonfinite;
+    };
+    // With quant_mul 2 in E4M3: largest 448, half of the smallest number 2^-10.
+    const Value values[] = {{0, false, false, false},        {-0.0, false, false, false},
+                            {224, false, false, false},      {225, true, false, false},
+                            {-232, true, false, false},      {1e30, true, false, false},
+                            {-3e38, true, false, false},     // the product is infinite, the value is not
+                            {inf, false, false, true},       {-inf, false, false, true},
+                            {std::nan(""), false, false, true}, {0x1p-11, false, true, false},
+                            {-0x1p-11, false, true, false},  {0x1.02p-11, false, false, false},
+                            {0x1p-130, false, true, false},  {1, false, false, false}};
+    const Shape shape{144, 16};
+    HostTensor x(Dtype::kBf16, shape.N * shape.C);
+    unsigned long long saturated = 2000, flushed = 3000, nonfinite = 4000;
+    for (int64_t i = 0; i < x.elems(); i++) {
+        const Value& v = values[static_cast<size_t>(i) % std::size(values)];
+        x.set(i, v.x);
+        saturated += v.saturated, flushed += v.flushed, nonfinite += v.nonfinite;
+    }
+    for (auto [rowwise, transposed] : {std::pair{true, true}, {true, false}, {false, true}}) {
+        QuantMemory got({.name = "counts", .rowwise = rowwise, .transposed = transposed}, shape.N, shape.C);
+        got.slot.quant_mul = 2;
+        run(x, shape, got);
+        CHECK_EQ(got.counts.elems, 1000 + static_cast<unsigned long long>(x.elems()));
+        CHECK_EQ(got.counts.saturated, saturated);
+        CHECK_EQ(got.counts.flushed, flushed);
+        CHECK_EQ(got.counts.nonfinite, nonfinite);
+    }
+    // Without copies there is no cast.
+    QuantMemory got({.name = "record", .rowwise = false, .transposed = false, .record = true}, shape.N, shape.C);
+    run(x, shape, got);
+    CHECK_EQ(got.counts.elems, 1000);
+}
+
+TEST_CASE("cpu quantize: the counts of blocks are of the rowwise copy") {
+    // A tiny value beside a large one in its row is flushed there, but not in its column; two below it the other way.
+    const Shape shape{16, 128};
+    HostTensor x(Dtype::kBf16, shape.N * shape.C);
+    x.fill(0);
+    x.set(0, 1), x.set(1, 0x1p-40), x.set(5 * 128, 0x1p-40), x.set(6 * 128, 0x1p-40);
+    for (auto [rowwise, transposed] : {std::pair{true, true}, {true, false}, {false, true}}) {
+        QuantMemory got({.name = "1x128", .rowwise = rowwise, .transposed = transposed,
+                         .granularity = Granularity::kBlock1x128}, shape.N, shape.C);
+        run(x, shape, got);
+        CHECK_EQ(got.counts.flushed, rowwise ? 3001 : 3002);
+        CHECK_EQ(got.counts.elems, 1000 + 16 * 128);
+    }
+}
+
+TEST_CASE("cpu quantize: dbias is bias_backward of the same values") {
+    Ctx ctx;
+    for (Shape shape : {Shape{16, 16}, Shape{144, 272}, Shape{640, 48}, Shape{257, 16}})
+        for (Dtype grad : {Dtype::kFp32, Dtype::kBf16})
+            for (bool integers : {true, false}) {
+                INFO(shape.N << " x " << shape.C << ", " << dtype_name(grad) << ", integers " << integers);
+                HostTensor x = integers ? random_integers(Dtype::kBf16, shape.N * shape.C, 1, 3)
+                                        : random_tensor(Dtype::kBf16, shape.N * shape.C, 1);
+                QuantMemory got({.name = "dbias", .transposed = false, .dbias = true}, shape.N, shape.C);
+                got.dbias = random_integers(grad, shape.C, 2, 100);
+                HostTensor want = got.dbias, scratch(Dtype::kFp32, kPartialRows * shape.C);
+                cpu::bias_backward(ctx, {.dbias = want.view(), .scratch = scratch.view(), .dout = x.view(),
+                                         .N = shape.N, .C = shape.C});
+                run(x, shape, got);
+                CHECK(got.guards_intact());
+                // Integers below 2^24 add up exactly; else both sums are off by a rounding a step at most.
+                const double chain = integers ? 0 : column_chain(shape.N) + 128
+                                                        + static_cast<double>(quant_partial_rows(shape.N));
+                auto bound = [&](int64_t c) {
+                    double sizes = std::fabs(want.get(c));
+                    for (int64_t n = 0; n < shape.N; n++) sizes += std::fabs(x.get(n * shape.C + c));
+                    const double rounding = grad == Dtype::kBf16 && !integers ? 2 * 0x1p-8 * std::fabs(want.get(c)) : 0;
+                    return chain * 0x1p-24 * sizes + rounding;
+                };
+                check_close("dbias", got.dbias, want, bound);
+            }
+}
+
+TEST_CASE("cpu quantize: nothing happens in a skipped step") {
+    const Shape shape{144, 48};
+    const HostTensor x = random_tensor(Dtype::kBf16, shape.N * shape.C, 1);
+    StepState state{};
+    for (QuantRequest request : quant_requests()) {
+        if (!request.rowwise && !request.transposed && !request.record) continue;
+        request.dbias = false;
+        QuantMemory got(request, shape.N, shape.C), before = got, done = got;
+        state.skip = 1;
+        run(x, shape, got, &state);
+        CHECK_EQ(got.difference(before), "");
+        state.skip = 0;
+        run(x, shape, got, &state);
+        run(x, shape, done);
+        INFO(request.name);
+        CHECK_EQ(got.difference(done), "");
+        CHECK_NE(got.difference(before), "");
+    }
+}
+
+TEST_CASE("cpu quantize refuses what cannot be done") {
+    Ctx ctx;
+    HostTensor x = random_tensor(Dtype::kBf16, 64 * 48, 1);
+    auto attempt = [&](auto change) {
+        QuantMemory memory({.name = "delayed", .dbias = true}, 64, 48);
+        QuantizeArgs args{.quant = memory.out(), .in = x.view(), .N = 64, .C = 48};
+        change(args);
+        cpu::quantize(ctx, args);
+    };
+    CHECK_NOTHROW(attempt([](QuantizeArgs&) {}));
+    const std::function<void(QuantizeArgs&)> mistakes[] = {
+        [](QuantizeArgs& a) { a.N = 128, a.C = 24; },
+        [](QuantizeArgs& a) { a.N = 24, a.C = 128; },
+        [](QuantizeArgs& a) { a.quant.slot = nullptr; },
+        [](QuantizeArgs& a) { a.quant.granularity = Granularity::kBlock1x128; },
+        [](QuantizeArgs& a) { a.quant.rowwise.dtype = Dtype::kE5m2; },
+        [](QuantizeArgs& a) { a.quant.rowwise.dtype = Dtype::kFp32; },
+        [](QuantizeArgs& a) { a.quant.transposed.elems -= 16; },
+        [](QuantizeArgs& a) { a.quant.dbias_scratch = {}; },
+        [](QuantizeArgs& a) { a.quant.dbias.elems -= 1; },
+        [](QuantizeArgs& a) { a.in.dtype = Dtype::kFp64; },
+        [](QuantizeArgs& a) { a.quant = {}; }};
+    for (auto& mistake : mistakes) CHECK_THROWS_AS(attempt(mistake), Error);
+}
+
+TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never forgotten") {
+    Ctx ctx;
+    for (Dtype type : {Dtype::kBf16, Dtype::kFp32})
+        for (int64_t elems : {1, 7, 1000, 40001}) {
+            HostTensor x = random_tensor(type, elems, 1, 1e-3);
+            for (int64_t at : {int64_t{0}, elems / 2, elems - 1}) {
+                HostTensor larger = x;
+                larger.set(at, -5.003);
+                Fp8Slot slot{.dequant_mul = 1, .quant_mul = 2, .amax_bits = 3, .step_amax_bits = 4};
+                cpu::amax(ctx, {.slot = &slot, .in = larger.view()});
+                CHECK_EQ(slot.amax_bits, amax_bits_of(static_cast<float>(bf16(5.003f))));
+                cpu::amax(ctx, {.slot = &slot, .in = x.view()});
+                CHECK_EQ(slot.amax_bits, amax_bits_of(static_cast<float>(bf16(5.003f))));
+                larger.set(at, std::nan(""));
+                cpu::amax(ctx, {.slot = &slot, .in = larger.view()});
+                CHECK_GT(slot.amax_bits, kInfinityBits);
+                CHECK_EQ(slot.dequant_mul, 1.0f);
+                CHECK_EQ(slot.quant_mul, 2.0f);
+                CHECK_EQ(slot.step_amax_bits, 4);
+            }
+        }
+    HostTensor x(Dtype::kFp32, 1);
+    x.set(0, 3.4e38);   // rounds to infinity in bf16
+    Fp8Slot slot{};
+    cpu::amax(ctx, {.slot = &slot, .in = x.view()});
+    CHECK_EQ(slot.amax_bits, kInfinityBits);
+    x.set(0, 1);
+    CHECK_THROWS_AS(cpu::amax(ctx, {.slot = &slot, .in = HostTensor(Dtype::kInt32, 1).view()}), Error);
+}

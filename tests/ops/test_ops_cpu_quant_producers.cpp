@@ -1,0 +1,238 @@
+// Every CPU operation with a QuantOut: its copies are those of quantize on its own bf16 result, and nothing else
+// changes; on any number of threads.
+#include "tests/support/quant_test.h"
+
+#include <map>
+
+#include "llmc/cpu/threads.h"
+#include "tests/support/random_inputs.h"
+
+using namespace op_test;
+
+namespace {
+
+// Tiles of 128 x 128 with an edge both ways, and large enough to go parallel.
+constexpr int64_t B = 3, T = 48, N = B * T, C = 144, NH = 4, NKV = 2, HS = 24, kWidth = (NH + 2 * NKV) * HS;
+
+// What a producer wrote: the result that is quantised, and everything else.
+struct Produced {
+    HostTensor result;
+    std::vector<HostTensor> others;
+};
+struct Setting {
+    QuantOut quant{};
+    bool with_out = true;   // where `out` is optional
+    Dtype type = Dtype::kBf16;
+};
+struct Producer {
+    int64_t columns;
+    bool out_optional, in_place;
+    std::function<Produced(const Setting&)> run;
+};
+
+template <auto forward> Produced norm_forward(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor x = in.random(N * C), residual = in.random(N * C), w = in.random(C), b = in.random(C);
+    HostTensor out = in.empty(N * C), sum = out, mean = in.scratch(N).fill(0), rstd = in.scratch(N);
+    forward(in.ctx, {.out = setting.with_out ? out.view() : Tensor{}, .residual_out = sum.view(), .mean = mean.view(),
+                     .rstd = rstd.view(), .in = x.view(), .residual = residual.view(), .weight = w.view(),
+                     .bias = b.view(), .N = N, .C = C, .eps = 1e-5f, .quant = setting.quant});
+    return {out, {sum, mean, rstd}};
+}
+
+template <auto backward> Produced norm_backward(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor dx = in.random(N * C), dw = in.random(C), db = in.random(C), dout = in.random(N * C);
+    HostTensor x = in.random(N * C), mean = in.statistics(N), rstd = in.statistics(N), w = in.random(C);
+    HostTensor scratch = in.scratch(2 * kPartialRows * C);
+    backward(in.ctx, {.dx = dx.view(), .dresidual = dx.view(), .dweight = dw.view(), .dbias = db.view(),
+                      .scratch = scratch.view(), .dout = dout.view(), .x = x.view(), .mean = mean.view(),
+                      .rstd = rstd.view(), .weight = w.view(), .N = N, .C = C, .quant = setting.quant});
+    return {dx, {dw, db}};
+}
+
+template <auto rotate> Produced rope(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor qkv = in.random(N * kWidth), table = in.statistics(T * HS);
+    rotate(in.ctx, {.qkv = qkv.view(), .cos_sin = table.view(), .N = N, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
+                    .quant = setting.quant});
+    return {qkv, {}};
+}
+
+Produced qk_norm_backward(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor x = in.random(N * kWidth), rstd = in.statistics(N * (NH + NKV)), dqkv = in.random(N * kWidth);
+    HostTensor q = in.random(HS), k = in.random(HS), dq = in.random(HS), dk = in.random(HS);
+    HostTensor scratch = in.scratch(2 * kPartialRows * HS);
+    cpu::qk_norm_backward(in.ctx, {.dqkv = dqkv.view(), .dq_weight = dq.view(), .dk_weight = dk.view(),
+                                   .scratch = scratch.view(), .in = x.view(), .rstd = rstd.view(),
+                                   .q_weight = q.view(), .k_weight = k.view(), .N = N, .NH = NH, .NKV = NKV,
+                                   .HS = HS, .quant = setting.quant});
+    return {dqkv, {dq, dk}};
+}
+
+Produced attention_forward(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor qkv = in.random(N * kWidth), out = in.empty(N * NH * HS), lse = in.scratch(N * NH);
+    cpu::attention_forward(in.ctx, {.out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = B, .T = T, .NH = NH,
+                                    .NKV = NKV, .HS = HS, .softmax_mul = 0.2f, .quant = setting.quant});
+    return {out, {lse}};
+}
+
+Produced attention_backward(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor qkv = in.random(N * kWidth), out = in.empty(N * NH * HS), lse = in.scratch(N * NH), delta = lse;
+    HostTensor dout = in.random(N * NH * HS), dqkv = in.empty(N * kWidth);
+    cpu::attention_forward(in.ctx, {.out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = B, .T = T, .NH = NH,
+                                    .NKV = NKV, .HS = HS, .softmax_mul = 0.2f});
+    cpu::attention_backward(in.ctx, {.dqkv = dqkv.view(), .delta = delta.view(), .dout = dout.view(),
+                                     .out = out.view(), .lse = lse.view(), .qkv = qkv.view(), .B = B, .T = T,
+                                     .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = 0.2f, .quant = setting.quant});
+    return {dqkv, {delta}};
+}
+
+template <auto forward, int64_t inputs> Produced activation_forward(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor x = in.random(inputs * N * C), out = in.empty(N * C);
+    forward(in.ctx, {.out = setting.with_out ? out.view() : Tensor{}, .in = x.view(), .N = N, .F = C,
+                     .quant = setting.quant});
+    return {out, {}};
+}
+
+template <auto backward, int64_t inputs> Produced activation_backward(const Setting& setting) {
+    Inputs in{setting.type};
+    HostTensor x = in.random(inputs * N * C), dout = in.random(N * C);
+    backward(in.ctx, {.din = setting.with_out ? x.view() : Tensor{}, .dout = dout.view(), .in = x.view(), .N = N,
+                      .F = C, .quant = setting.quant});   // in place
+    return {x, {}};
+}
+
+const std::map<std::string, Producer> kProducers = {
+    {"layernorm_forward", {C, true, false, norm_forward<cpu::layernorm_forward>}},
+    {"rmsnorm_forward", {C, true, false, norm_forward<cpu::rmsnorm_forward>}},
+    {"layernorm_backward", {C, false, false, norm_backward<cpu::layernorm_backward>}},
+    {"rmsnorm_backward", {C, false, false, norm_backward<cpu::rmsnorm_backward>}},
+    {"rope_forward", {kWidth, false, true, rope<cpu::rope_forward>}},
+    {"rope_backward", {kWidth, false, true, rope<cpu::rope_backward>}},
+    {"qk_norm_backward", {kWidth, false, true, qk_norm_backward}},
+    {"attention_forward", {NH * HS, false, false, attention_forward}},
+    {"attention_backward", {kWidth, false, false, attention_backward}},
+    {"gelu_forward", {C, true, false, activation_forward<cpu::gelu_forward, 1>}},
+    {"gelu_backward", {C, true, false, activation_backward<cpu::gelu_backward, 1>}},
+    {"swiglu_forward", {C, true, false, activation_forward<cpu::swiglu_forward, 2>}},
+    {"swiglu_backward", {2 * C, true, false, activation_backward<cpu::swiglu_backward, 2>}},
+};
+
+void check_same(const std::vector<HostTensor>& got, const std::vector<HostTensor>& want) {
+    REQUIRE_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); i++) {
+        INFO("output " << i);
+        CHECK(got[i].same_bits(want[i]));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("cpu producers: the copies are those of quantize on the producer's own bf16 result") {
+    Ctx ctx;
+    for (auto& [name, producer] : kProducers) {
+        Produced plain = producer.run({});
+        for (const QuantRequest& request : quant_requests()) {
+            QuantMemory want(request, N, producer.columns);
+            cpu::quantize(ctx, {.quant = want.out(), .in = plain.result.view(), .N = N, .C = producer.columns});
+            const bool copies = request.rowwise || request.transposed;
+            for (bool with_out : {true, false}) {
+                if (!with_out && !(producer.out_optional && copies)) continue;
+                INFO(name << ", " << request.name << ", out " << with_out);
+                QuantMemory got(request, N, producer.columns);
+                const Produced fused = producer.run({.quant = got.out(), .with_out = with_out});
+                CHECK_EQ(got.difference(want), "");
+                CHECK(fused.result.guards_intact());
+                check_same(fused.others, plain.others);
+                // In place, a result that has copies is promised to nobody, and here it is NaN.
+                if (with_out) CHECK_EQ(fused.result.same_bits(plain.result), !(producer.in_place && copies));
+            }
+            // The comparison can fail: one element of the result, larger than all, changes what was asked for.
+            HostTensor moved = plain.result;
+            moved.set(moved.elems() / 2, 1e4);
+            QuantMemory changed(request, N, producer.columns);
+            cpu::quantize(ctx, {.quant = changed.out(), .in = moved.view(), .N = N, .C = producer.columns});
+            CHECK_NE(changed.difference(want), "");
+        }
+    }
+}
+
+TEST_CASE("cpu producers: copies do not depend on the number of threads") {
+    const int threads = cpu::thread_count();
+    for (auto& [name, producer] : kProducers)
+        for (const QuantRequest& request : quant_requests()) {
+            cpu::set_thread_count(1);
+            QuantMemory one(request, N, producer.columns);
+            producer.run({.quant = one.out()});
+            for (int n : {2, 5}) {
+                cpu::set_thread_count(n);
+                QuantMemory many(request, N, producer.columns);
+                producer.run({.quant = many.out()});
+                INFO(name << ", " << request.name << ", " << n << " threads");
+                CHECK_EQ(many.difference(one), "");
+                CHECK(many.dbias_scratch.same_bits(one.dbias_scratch));
+            }
+        }
+    cpu::set_thread_count(threads);
+}
+
+TEST_CASE("cpu producers refuse copies of results that are not bf16, and to write nothing") {
+    for (auto& [name, producer] : kProducers) {
+        INFO(name);
+        QuantMemory memory({.name = "delayed"}, N, producer.columns);
+        for (Dtype type : {Dtype::kFp32, Dtype::kFp64}) {
+            CHECK_NOTHROW(producer.run({.type = type}));
+            CHECK_THROWS_AS(producer.run({.quant = memory.out(), .type = type}), Error);
+        }
+        if (!producer.out_optional) continue;
+        CHECK_THROWS_AS(producer.run({.with_out = false}), Error);
+        QuantMemory record({.name = "record", .rowwise = false, .transposed = false, .record = true}, N,
+                           producer.columns);
+        CHECK_THROWS_AS(producer.run({.quant = record.out(), .with_out = false}), Error);
+    }
+}
+
+TEST_CASE("cpu adamw: the amax of the new weights, with and without bf16 ones") {
+    constexpr int64_t n = 20001;
+    struct Result {
+        HostTensor param, master, m, v;
+        Fp8Slot slot;
+    };
+    auto run = [&](Dtype moments, bool with_param, bool with_slot, int32_t skip, double largest) {
+        Ctx ctx;
+        Result r{HostTensor(Dtype::kBf16, n), random_tensor(Dtype::kFp32, n, 1), random_tensor(moments, n, 2, 0.01),
+                 HostTensor(moments, n).fill(0.5), {3, 4, 5, 6}};
+        r.master.set(n - 2, largest);
+        HostTensor grad = random_tensor(Dtype::kBf16, n, 3);
+        StepState state{};
+        state.lr = 0.01f, state.grad_mul = 1, state.adam_step = 3, state.skip = skip;
+        cpu::adamw(ctx, {.param = with_param ? r.param.view() : Tensor{}, .master = r.master.view(), .m = r.m.view(),
+                         .v = r.v.view(), .grad = grad.view(), .state = &state, .beta1 = 0.9f, .beta2 = 0.95f,
+                         .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 3, .element_offset = 11,
+                         .slot = with_slot ? &r.slot : nullptr});
+        return r;
+    };
+    for (Dtype moments : {Dtype::kFp32, Dtype::kBf16})
+        for (double largest : {-20.0, std::nan("")}) {
+            const Result plain = run(moments, true, false, 0, largest), both = run(moments, true, true, 0, largest);
+            const Result alone = run(moments, false, true, 0, largest);
+            for (const Result* r : {&both, &alone}) {
+                check_same({r->master, r->m, r->v}, {plain.master, plain.m, plain.v});
+                CHECK(r->param.same_bits(r == &both ? plain.param : HostTensor(Dtype::kBf16, n)));
+                // What the op amax finds in the bf16 weights.
+                Fp8Slot want = plain.slot;
+                HostTensor weights = plain.param;
+                Ctx ctx;
+                cpu::amax(ctx, {.slot = &want, .in = weights.view()});
+                CHECK_EQ(std::memcmp(&want, &r->slot, sizeof want), 0);
+                CHECK_EQ(want.amax_bits > kInfinityBits, std::isnan(largest));
+            }
+            CHECK_EQ(plain.slot.amax_bits, 5);
+            CHECK_EQ(run(moments, true, true, 1, largest).slot.amax_bits, 5);
+        }
+}

@@ -1,0 +1,175 @@
+// FP8 weights that several ranks make of their runs of a matrix: bytes, factors and grids of one quantize of it all.
+#include "tests/support/fp8_format.h"
+#include "tests/support/wire_test.h"
+
+using namespace op_test;
+
+namespace {
+
+struct Shape {
+    int64_t N, C;
+};
+constexpr Shape kShapes[] = {{16, 16}, {128, 128}, {48, 144}, {144, 48}, {256, 400}, {16, 640}, {640, 16}, {272, 272}};
+
+void check_runs(const HostTensor& x, Shape shape, const std::vector<Run>& runs) {
+    for (const QuantRequest& request : weight_requests()) {
+        INFO(request.name << " " << std::string(dtype_name(request.format)) << " " << shape.N << " x " << shape.C
+                          << " in " << runs.size() << " runs, the second from " << runs[runs.size() > 1].begin);
+        const QuantMemory want = quantize_whole<OnCpu>(request, x, shape.N, shape.C);
+        CHECK_EQ(quantize_in_runs<OnCpu>(request, x, shape.N, shape.C, runs).difference(want), "");
+    }
+}
+
+uint32_t* bits_of(HostTensor& amaxes) { return object_in<uint32_t>(amaxes.view()); }
+
+}  // namespace
+
+TEST_CASE("cpu quantize_run: whatever the cut, the weights of one quantize") {
+    for (Shape shape : kShapes) {
+        const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 3);
+        const int64_t elems = shape.N * shape.C;
+        check_runs(x, shape, {{0, elems}});
+        check_runs(x, shape, {{0, elems / 2}, {elems / 2, elems - elems / 2}});
+        for (int64_t ranks : {2, 3, 8}) {
+            check_runs(x, shape, random_runs(elems, ranks, 128, static_cast<uint64_t>(ranks)));
+            check_runs(x, shape, random_runs(elems, ranks, 1, static_cast<uint64_t>(ranks)));
+        }
+    }
+}
+
+TEST_CASE("cpu quantize_run: an element a run, and cuts on every side of a block's corner") {
+    const Shape tiny{16, 16}, shape{144, 144};
+    std::vector<Run> singles;
+    for (int64_t i = 0; i < 256; i++) singles.push_back({i, 1});
+    check_runs(uneven_tensor(Dtype::kFp32, 16, 16, 4), tiny, singles);
+    const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 5);
+    const int64_t corner = 128 * shape.C + 128;
+    for (int64_t cut : {corner - shape.C, corner - 1, corner, corner + 1, corner + 16, corner + shape.C})
+        check_runs(x, shape, {{0, cut}, {cut, shape.N * shape.C - cut}});
+}
+
+TEST_CASE("cpu quantize_run: values that are not finite, denormals and ties") {
+    for (uint64_t key = 0; key < 8; key++) {
+        const Shape shape = kShapes[key];
+        HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, key, 250);
+        spoil(x, key);
+        check_runs(x, shape, random_runs(shape.N * shape.C, 3, 1, key));
+        HostTensor tiny(Dtype::kFp32, shape.N * shape.C);
+        tiny.fill(0);
+        check_runs(tiny, shape, {{0, tiny.elems()}});
+        tiny.set(static_cast<int64_t>(key) * 16 + 3, 0x1p-149);   // rounds to 0
+        tiny.set(tiny.elems() - 1, -0x1p-133);                    // the smallest of bf16
+        check_runs(tiny, shape, random_runs(tiny.elems(), 2, 16, key));
+    }
+}
+
+TEST_CASE("cpu quantize_run: random matrices, cuts and numbers of ranks") {
+    for (uint64_t trial = 0; trial < 60; trial++) {
+        const Philox4 random = philox(99, trial);
+        const Shape shape{16 + 16 * (random.word[0] % 20), 16 + 16 * (random.word[1] % 20)};
+        const int64_t aligns[] = {1, 4, 16, 128}, align = aligns[random.word[2] % 4];
+        HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, trial, 1 + random.word[3] % 200);
+        if (trial % 3 == 0) spoil(x, trial);
+        check_runs(x, shape, random_runs(shape.N * shape.C, 1 + random.word[3] % 9, align, trial));
+    }
+}
+
+TEST_CASE("cpu quantize_run: one moved element is noticed, and only its block moves") {
+    const Shape shape{272, 400};
+    const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 6);
+    const std::vector<Run> runs = random_runs(x.elems(), 3, 16, 6);
+    for (const QuantRequest& request : weight_requests()) {
+        const QuantMemory before = quantize_in_runs<OnCpu>(request, x, shape.N, shape.C, runs);
+        for (int64_t i : {int64_t{0}, x.elems() / 2 + 5, x.elems() - 1}) {
+            HostTensor moved = x;
+            moved.set(i, std::copysign(0x1p30, -x.get(i)));
+            const QuantMemory after = quantize_in_runs<OnCpu>(request, moved, shape.N, shape.C, runs);
+            CHECK_NE(after.difference(before), "");
+            if (request.granularity == Granularity::kTensor) continue;
+            int64_t others = 0;
+            for (int64_t j = 0; j < x.elems(); j++) {
+                const bool same_block = i / shape.C / 128 == j / shape.C / 128
+                                        && i % shape.C / 128 == j % shape.C / 128;
+                others += !same_block && byte_of(before.rowwise, j) != byte_of(after.rowwise, j);
+            }
+            CHECK_EQ(others, 0);
+        }
+    }
+}
+
+TEST_CASE("cpu block_amax: by definition, and never lowered") {
+    Ctx ctx;
+    const Shape shape{272, 400};
+    const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 8), rounded = x.to(Dtype::kBf16);
+    HostTensor amaxes = amaxes_of_runs<OnCpu>(x, shape.N, shape.C, random_runs(x.elems(), 4, 1, 8));
+    for (int64_t i = 0; i < 3; i++)
+        for (int64_t j = 0; j < 4; j++) {
+            const double want = plain_amax(rounded, shape.N, shape.C, i * 128, j * 128, 128);
+            CHECK_EQ(std::bit_cast<float>(bits_of(amaxes)[i * 4 + j]), static_cast<float>(want));
+        }
+    for (int64_t i = 0; i < amaxes.elems(); i++) bits_of(amaxes)[i] = kInfinityBits + static_cast<uint32_t>(i);
+    const HostTensor before = amaxes;
+    HostTensor in = x;
+    cpu::block_amax(ctx, {.amaxes = bits_of(amaxes), .in = in.view(), .begin = 0, .R = shape.N, .C = shape.C});
+    CHECK(amaxes.same_bits(before));
+}
+
+TEST_CASE("cpu fp8_factors: what quantize makes of a slot") {
+    Ctx ctx;
+    std::vector<Fp8Slot> slots;
+    for (float amax : {0.0f, 3.5f, 1e-44f, 3e38f, HUGE_VALF, std::nanf("")})
+        slots.push_back({.dequant_mul = -1, .quant_mul = 24, .amax_bits = amax_bits_of(amax), .step_amax_bits = 9});
+    for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2})
+        for (Scaling scaling : {Scaling::kDelayed, Scaling::kCurrent})
+            for (int skip : {0, 1}) {
+                std::vector<Fp8Slot> got = slots;
+                StepState state{};
+                state.skip = skip;
+                cpu::fp8_factors(ctx, {.slots = got.data(), .count = static_cast<int64_t>(got.size()) - 1,
+                                       .scaling = scaling, .format = format, .state = &state});
+                for (size_t i = 0; i < slots.size(); i++) {
+                    HostTensor x(Dtype::kBf16, 16), codes(format, 16);
+                    x.fill(1);
+                    Fp8Slot want = slots[i];
+                    QuantOut quant;
+                    quant.rowwise = codes.view(), quant.scaling = scaling, quant.slot = &want;
+                    if (i + 1 < slots.size() && !skip)
+                        cpu::quantize(ctx, {.quant = quant, .in = x.view(), .N = 1, .C = 16});
+                    CHECK_EQ(std::memcmp(&got[i], &want, sizeof want), 0);
+                }
+            }
+}
+
+TEST_CASE("cpu transpose_bytes") {
+    Ctx ctx;
+    for (Shape shape : kShapes) {
+        HostTensor in(Dtype::kE5m2, shape.N * shape.C), out(Dtype::kE5m2, in.elems());
+        for (int64_t i = 0; i < in.elems(); i++)
+            static_cast<uint8_t*>(in.data())[i] = static_cast<uint8_t>(philox(1, static_cast<uint64_t>(i)).word[0]);
+        cpu::transpose_bytes(ctx, {.out = out.view(), .in = in.view(), .R = shape.N, .C = shape.C});
+        CHECK(out.same_bits(transpose_of(in, shape.N, shape.C)));
+    }
+}
+
+TEST_CASE("cpu quantize_run and its like refuse what cannot be done") {
+    Ctx ctx;
+    HostTensor in = random_tensor(Dtype::kFp32, 64, 1), out(Dtype::kE4m3, 64), grid(Dtype::kFp32, 4);
+    uint32_t amaxes[1] = {};
+    Fp8Slot slot{};
+    auto run = [&](auto change) {
+        QuantizeRunArgs args{.out = out.view(), .in = in.view(), .begin = 0, .R = 16, .C = 16, .slot = &slot};
+        change(args);
+        cpu::quantize_run(ctx, args);
+    };
+    run([](QuantizeRunArgs&) {});
+    CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.begin = 193; }), Error);
+    CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.begin = -1; }), Error);
+    CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.slot = nullptr; }), Error);
+    CHECK_THROWS_AS(run([&](QuantizeRunArgs& a) { a.block_amaxes = amaxes; }), Error);
+    CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.out.elems = 63; }), Error);
+    CHECK_THROWS_AS(run([&](QuantizeRunArgs& a) { a.out = in.view(); }), Error);
+    CHECK_THROWS_AS(cpu::block_amax(ctx, {.amaxes = amaxes, .in = in.view(), .begin = 200, .R = 16, .C = 16}), Error);
+    CHECK_THROWS_AS(cpu::block_grids(ctx, {.grid = grid.view(), .transposed_grid = grid.view(), .amaxes = amaxes,
+                                           .R = 16, .C = 16, .format = Dtype::kBf16}), Error);
+    CHECK_THROWS_AS(cpu::transpose_bytes(ctx, {.out = out.view(), .in = out.view(), .R = 8, .C = 8}), Error);
+}

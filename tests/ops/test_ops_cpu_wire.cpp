@@ -1,0 +1,306 @@
+// Gradients between ranks on the CPU: chunks against their definition, sums in rank order, sums that compare.
+#include "tests/support/fp8_format.h"
+#include "tests/support/wire_test.h"
+
+using namespace op_test;
+
+namespace {
+
+constexpr Dtype kF = Dtype::kFp32, kB = Dtype::kBf16, kCodes = Dtype::kE4m3;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+const Fp8Numbers& numbers() {
+    static const Fp8Numbers all(kCodes);
+    return all;
+}
+
+struct Chunks {
+    HostTensor codes, factors;
+    Fp8Counts counts{1000, 2000, 3000, 4000};
+    explicit Chunks(const HostTensor& x) : codes(kCodes, x.elems()), factors(kF, x.elems() / kWireChunk) {
+        Ctx ctx;
+        HostTensor in = x;
+        cpu::quantize_chunks(ctx, {.out = codes.view(), .factors = factors.view(), .in = in.view(),
+                                   .counts = &counts});
+        CHECK(codes.guards_intact());
+        CHECK(factors.guards_intact());
+        CHECK(in.same_bits(x));
+    }
+    // What the other side makes of element i.
+    double arrives(int64_t i) const { return fp8_value(kCodes, byte_of(codes, i)) * factors.get(i / kWireChunk); }
+};
+
+// 448 / amax in fp32 (a quotient of floats, in double, rounds as it should), one float less if that went beyond 448.
+float plain_factor(double amax) {
+    if (amax == 0) return 1;
+    const float largest = std::numeric_limits<float>::max();
+    const double quotient = 448 / amax;
+    float factor = quotient > static_cast<double>(largest) ? largest : static_cast<float>(quotient);
+    if (static_cast<float>(amax * static_cast<double>(factor)) > 448) factor = std::nextafter(factor, 0.0f);
+    return factor;
+}
+
+// All chunks of x, which is finite, against the definition, and against the size that an error may have.
+void check_chunks(const HostTensor& x) {
+    const Chunks got(x);
+    unsigned long long flushed = 0;
+    int64_t wrong = 0, far = 0;
+    for (int64_t begin = 0; begin < x.elems(); begin += kWireChunk) {
+        double amax = 0;
+        for (int64_t i = begin; i < begin + kWireChunk; i++) amax = std::max(amax, std::fabs(x.get(i)));
+        const float factor = plain_factor(amax);
+        wrong += got.factors.get(begin / kWireChunk) != static_cast<double>(1 / factor);
+        for (int64_t i = begin; i < begin + kWireChunk; i++) {
+            const float product = static_cast<float>(x.get(i) * static_cast<double>(factor));
+            const int code = numbers().nearest(static_cast<double>(product));
+            wrong += byte_of(got.codes, i) != code;
+            flushed += x.get(i) != 0 && (code & 0x7f) == 0;
+            // Half a step of a normal or of a subnormal number; roundings of the factors, of the product.
+            const double size = std::fabs(x.get(i)), step = 0x1p-10 / static_cast<double>(factor);
+            far += std::fabs(got.arrives(i) - x.get(i)) > std::max(0x1p-4 * size, step) * (1 + 0x1p-18) + 0x1p-149;
+        }
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(far, 0);
+    CHECK_EQ(got.counts.elems, 1000 + static_cast<unsigned long long>(x.elems()));
+    CHECK_EQ(got.counts.saturated, 2000);
+    CHECK_EQ(got.counts.flushed, 3000 + flushed);
+    CHECK_EQ(got.counts.nonfinite, 4000);
+}
+
+// in[rank] of all ranks, one after the other.
+HostTensor joined(const std::vector<HostTensor>& parts) {
+    HostTensor all(parts[0].dtype(), parts[0].elems() * static_cast<int64_t>(parts.size()));
+    for (size_t r = 0; r < parts.size(); r++)
+        put_part(all, {static_cast<int64_t>(r) * parts[0].elems(), parts[0].elems()}, parts[r]);
+    return all;
+}
+HostTensor sum_of_ranks(HostTensor in, int64_t ranks, HostTensor factors = {}) {
+    Ctx ctx;
+    HostTensor out(kF, in.elems() / ranks);
+    cpu::sum_ranks(ctx, {.out = out.view(), .in = in.view(), .factors = factors.view(), .ranks = ranks});
+    CHECK(out.guards_intact());
+    return out;
+}
+// Term by term in float; order: the ranks.
+HostTensor plain_sum(const std::vector<HostTensor>& terms, const std::vector<size_t>& order) {
+    HostTensor sum = terms[order[0]].to(kF);
+    for (size_t r = 1; r < order.size(); r++)
+        for (int64_t i = 0; i < sum.elems(); i++)
+            sum.as<float>()[i] += static_cast<float>(terms[order[r]].get(i));
+    return sum;
+}
+
+struct Distance {
+    double sums[4] = {5, 6, 7, 8};
+    Distance(const HostTensor& a, const HostTensor& b) {
+        Ctx ctx;
+        HostTensor x = a, y = b, scratch(Dtype::kFp64, 4 * kPartialSums);
+        cpu::compare_sums(ctx, {.sums = sums, .a = x.view(), .b = y.view(), .scratch = scratch.view()});
+        CHECK(scratch.guards_intact());
+    }
+};
+
+}  // namespace
+
+TEST_CASE("cpu quantize_chunks: codes, factors and counts by definition") {
+    for (Dtype dtype : {kF, kB})
+        for (int64_t chunks : {1, 3, 65, 300})
+            for (int powers : {1, 40, 250}) {
+                INFO(std::string(dtype_name(dtype)) << ", " << chunks << " chunks, " << powers << " powers of two");
+                check_chunks(uneven_tensor(dtype, chunks, kWireChunk, static_cast<uint64_t>(powers), powers));
+            }
+}
+
+TEST_CASE("cpu quantize_chunks: whatever the largest value, it arrives and nothing saturates") {
+    // 18 significands of each power of two alone in a chunk: from the denormals to the largest float.
+    std::vector<double> amaxes;
+    for (int power = -149; power < 128; power++)
+        for (uint64_t i = 0; i < 18; i++) {
+            const double low = i < 16 ? 0x1p-23 * (philox(1, i + 20 * static_cast<uint64_t>(power + 149)).word[0] >> 9)
+                                      : (i == 16 ? 0.0 : 1 - 0x1p-23);
+            amaxes.push_back(static_cast<double>(static_cast<float>(std::ldexp(1 + low, power))));
+        }
+    HostTensor x(kF, static_cast<int64_t>(amaxes.size()) * kWireChunk);
+    x.fill(0);
+    for (size_t i = 0; i < amaxes.size(); i++)
+        x.set(static_cast<int64_t>(i * kWireChunk + i % kWireChunk), i % 2 ? -amaxes[i] : amaxes[i]);
+    check_chunks(x);
+    const Chunks got(x);
+    int64_t missed = 0, invented = 0;
+    for (int64_t i = 0; i < x.elems(); i++) {
+        const double want = x.get(i), size = std::fabs(want), error = std::fabs(got.arrives(i) - want);
+        if (size == 0) invented += got.arrives(i) != 0;
+        else if (size >= 448 * 0x1p-126) missed += byte_of(got.codes, i) % 128 != 0x7e || error > 0x1p-22 * size;
+        else missed += error > std::max(size / 16, 0x1p-138);   // half a step, quant_mul being the largest float
+    }
+    CHECK_EQ(invented, 0);
+    CHECK_EQ(missed, 0);
+    for (int64_t i = 0; i < got.factors.elems(); i++) {
+        const double factor = got.factors.get(i);
+        if (!(factor > 0 && std::isfinite(factor))) CHECK_EQ(factor, 1);
+    }
+}
+
+TEST_CASE("cpu quantize_chunks: a chunk of zeros") {
+    HostTensor x(kF, 3 * kWireChunk);
+    x.fill(0);
+    x.set(5, -0.0);
+    x.set(2 * kWireChunk, 1e-30);
+    const Chunks got(x);
+    CHECK_EQ(got.factors.get(0), 1);
+    CHECK_EQ(got.factors.get(1), 1);
+    CHECK_EQ(byte_of(got.codes, 5), 0x80);
+    CHECK_EQ(byte_of(got.codes, 6), 0);
+    CHECK_EQ(got.counts.flushed, 3000);
+}
+
+TEST_CASE("cpu quantize_chunks: what is not finite makes its chunk NaN on the other side, and is counted") {
+    for (Dtype dtype : {kF, kB})
+        for (double odd : {std::nan(""), kInfinity, -kInfinity})
+            for (int64_t at : {int64_t{128}, int64_t{200}, int64_t{255}}) {
+                HostTensor x = uneven_tensor(dtype, 4, kWireChunk, 3), plain = x;
+                x.set(130, 1e30), x.set(131, 1e-30), x.set(at, odd);
+                plain.set(130, 1e30), plain.set(131, 1e-30), plain.set(at, 0);
+                const Chunks got(x), without(plain);
+                CHECK(std::isnan(got.factors.get(1)));
+                CHECK_EQ(got.counts.nonfinite, 4001);
+                CHECK_EQ(got.counts.saturated, 2000);
+                CHECK_EQ(got.counts.elems, 1000 + 4 * 128);
+                // Nothing of the chunk counts as flushed, though 1e-30 beside 1e30 would be.
+                CHECK_LT(got.counts.flushed, without.counts.flushed);
+                const HostTensor sum = sum_of_ranks(joined({got.codes, without.codes}), 2,
+                                                    joined({got.factors, without.factors}));
+                int64_t wrong = 0;
+                for (int64_t i = 0; i < sum.elems(); i++) wrong += std::isnan(sum.get(i)) != (i / 128 == 1);
+                CHECK_EQ(wrong, 0);
+            }
+}
+
+TEST_CASE("cpu sum_ranks: in rank order, bit for bit") {
+    for (Dtype dtype : {kF, kB})
+        for (int64_t ranks : {1, 2, 3, 4, 8, 13})
+            for (int64_t n : {1, 7, 4096, 10007}) {
+                INFO(std::string(dtype_name(dtype)) << ", " << ranks << " ranks of " << n);
+                std::vector<HostTensor> terms;
+                std::vector<size_t> order;
+                for (int64_t r = 0; r < ranks; r++) {
+                    terms.push_back(random_tensor(dtype, n, static_cast<uint64_t>(r) + 1, std::exp2(r % 3 * 5)));
+                    order.push_back(static_cast<size_t>(r));
+                }
+                const HostTensor got = sum_of_ranks(joined(terms), ranks);
+                CHECK(got.same_bits(plain_sum(terms, order)));
+                std::reverse(order.begin(), order.end());
+                if (ranks > 2 && n > 100) CHECK_FALSE(got.same_bits(plain_sum(terms, order)));
+            }
+    HostTensor minus(kF, 1);
+    minus.fill(-0.0);
+    CHECK(sum_of_ranks(minus, 1).same_bits(minus));   // the sum begins with the first value, not with 0
+}
+
+TEST_CASE("cpu sum_ranks: codes are multiplied by the factor of their own chunk and rank, then added") {
+    const int64_t n = 5 * kWireChunk;
+    for (int64_t ranks : {1, 2, 5, 8}) {
+        std::vector<HostTensor> codes, factors, terms;
+        std::vector<size_t> order;
+        for (int64_t r = 0; r < ranks; r++) {
+            HostTensor code(kCodes, n), factor = random_tensor(kF, n / kWireChunk, static_cast<uint64_t>(r) + 50);
+            HostTensor term(kF, n);
+            for (int64_t i = 0; i < n; i++) {
+                uint32_t random = philox(static_cast<uint64_t>(r), static_cast<uint64_t>(i)).word[0] % 256;
+                if (random % 128 == 127) random--;   // NaN
+                static_cast<uint8_t*>(code.data())[i] = static_cast<uint8_t>(random);
+                term.set(i, fp8_value(kCodes, static_cast<int>(random)) * factor.get(i / kWireChunk));
+            }
+            codes.push_back(code), factors.push_back(factor), terms.push_back(term);
+            order.push_back(static_cast<size_t>(r));
+        }
+        const HostTensor got = sum_of_ranks(joined(codes), ranks, joined(factors));
+        CHECK(got.same_bits(plain_sum(terms, order)));
+        factors.back().set(2, factors.back().get(2) * 1.5);
+        CHECK_FALSE(sum_of_ranks(joined(codes), ranks, joined(factors)).same_bits(got));
+    }
+    // Every code.
+    HostTensor all(kCodes, 256), factors(kF, 2);
+    for (int code = 0; code < 256; code++) static_cast<uint8_t*>(all.data())[code] = static_cast<uint8_t>(code);
+    factors.fill(0.375);
+    const HostTensor got = sum_of_ranks(all, 1, factors);
+    for (int code = 0; code < 256; code++) {
+        const double want = fp8_value(kCodes, code) * 0.375;
+        CHECK((std::isnan(want) ? std::isnan(got.get(code)) : got.get(code) == want));
+    }
+}
+
+TEST_CASE("cpu compare_sums: against plain sums, and it sees one element") {
+    for (int64_t n : {1, 3, 64, 1000, 70001}) {
+        HostTensor a = random_tensor(kF, n, 1), b = random_tensor(kF, n, 2, 3);
+        double want[4] = {5, 6, 7, 8}, sizes[4] = {5, 6, 7, 8};
+        for (int64_t i = 0; i < n; i++) {
+            const double x = a.get(i), y = b.get(i), terms[4] = {x * x, y * y, x * y, (x - y) * (x - y)};
+            for (int k = 0; k < 4; k++) want[k] += terms[k], sizes[k] += std::fabs(terms[k]);
+        }
+        const Distance got(a, b);
+        for (int k = 0; k < 4; k++) CHECK_LE(std::fabs(got.sums[k] - want[k]), (n + 3) * 0x1p-52 * sizes[k]);
+        const Distance again(a, b);
+        CHECK_EQ(std::memcmp(got.sums, again.sums, sizeof got.sums), 0);
+        CHECK_EQ(Distance(a, a).sums[3], 8);
+        HostTensor moved = b;
+        moved.set(n / 2, moved.get(n / 2) + 0.5);
+        const Distance other(a, moved);
+        for (int k = 1; k < 4; k++) CHECK_GT(std::fabs(other.sums[k] - got.sums[k]), 1e-6);
+        CHECK_EQ(other.sums[0], got.sums[0]);
+        moved.set(n / 2, std::nan(""));
+        CHECK(std::isnan(Distance(a, moved).sums[3]));
+    }
+}
+
+TEST_CASE("cpu gradient wire: the reduced gradient is as near to the exact sum as its roundings allow") {
+    // Eight ranks; an outlier on one, zeros on another.
+    const int64_t ranks = 8, n = 40 * kWireChunk;
+    std::vector<HostTensor> grads, codes, factors;
+    HostTensor exact(kF, n), bound(kF, n);
+    exact.fill(0), bound.fill(0);
+    for (int64_t r = 0; r < ranks; r++) {
+        HostTensor grad = random_tensor(kF, n, static_cast<uint64_t>(r) + 9, 1e-3);
+        if (r == 2) grad.set(1000, 0.5);
+        if (r == 5) grad.fill(0);
+        const Chunks chunks(grad);
+        CHECK_EQ(chunks.counts.saturated, 2000);
+        for (int64_t i = 0; i < n; i++) {
+            exact.set(i, exact.get(i) + grad.get(i));
+            const double step = 0x1p-10 * chunks.factors.get(i / kWireChunk);
+            bound.set(i, bound.get(i) + std::max(0x1p-4 * std::fabs(grad.get(i)), step));
+        }
+        grads.push_back(grad), codes.push_back(chunks.codes), factors.push_back(chunks.factors);
+    }
+    const HostTensor got = sum_of_ranks(joined(codes), ranks, joined(factors));
+    check_close("reduced gradient", got, exact, [&](int64_t i) { return bound.get(i) * 1.001; }, 0.1);
+    // Over all elements the roundings are independent: 2^-4 / sqrt(3) of a value at most, less where it is not small.
+    const Distance d(exact, got);
+    CHECK_LT(std::sqrt((d.sums[3] - 8) / (d.sums[0] - 5)), 0x1p-4 / std::sqrt(3.0));
+    CHECK_GT(std::sqrt((d.sums[3] - 8) / (d.sums[0] - 5)), 1e-3);
+}
+
+TEST_CASE("cpu gradient wire refuses what cannot be done") {
+    Ctx ctx;
+    HostTensor x = random_tensor(kF, 256, 1), codes(kCodes, 256), factors(kF, 2), out(kF, 128);
+    auto chunks = [&](auto change) {
+        QuantizeChunksArgs args{.out = codes.view(), .factors = factors.view(), .in = x.view()};
+        change(args);
+        cpu::quantize_chunks(ctx, args);
+    };
+    chunks([](QuantizeChunksArgs&) {});
+    CHECK_THROWS_AS(chunks([](QuantizeChunksArgs& a) { a.in.elems = 255; }), Error);
+    CHECK_THROWS_AS(chunks([](QuantizeChunksArgs& a) { a.factors.elems = 1; }), Error);
+    CHECK_THROWS_AS(chunks([](QuantizeChunksArgs& a) { a.out.dtype = Dtype::kE5m2; }), Error);
+    auto sum = [&](auto change) {
+        SumRanksArgs args{.out = out.view(), .in = codes.view(), .factors = factors.view(), .ranks = 2};
+        change(args);
+        cpu::sum_ranks(ctx, args);
+    };
+    sum([](SumRanksArgs&) {});
+    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.ranks = 0; }), Error);
+    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.ranks = 3; }), Error);
+    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.factors = {}; }), Error);
+    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.in.dtype = Dtype::kE5m2; }), Error);
+    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.out.elems = 127, a.in.elems = 254; }), Error);
+}

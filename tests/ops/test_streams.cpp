@@ -1,0 +1,168 @@
+// The two streams of the CPU device: what is late is done when something waits for it, no earlier and in order. What
+// training makes of that: test_zero_streams.cpp.
+#include "tests/support/local_ranks.h"
+
+#include "llmc/ops/deferred_stream.h"
+#include "llmc/ops/ops.h"
+#include "tests/support/doctest.h"
+
+namespace {
+
+// Two streams over a few integers: the first or the second is late.
+struct Pair {
+    explicit Pair(bool first_late, int64_t* orders = nullptr) {
+        cpu::device_open(compute, 0);
+        compute.orders = orders;
+        if (first_late) cpu::run_late(compute);
+        cpu::side_open(side, compute);
+    }
+    ~Pair() {
+        for (Event* event : {a, b}) cpu::event_destroy(event);
+        cpu::side_close(side);
+        cpu::device_close(compute);
+    }
+    Pair(const Pair&) = delete;
+    void put(Ctx& ctx, int i, int value) { cpu::fill_bytes(ctx, &bytes[i], value, 1); }
+
+    Ctx compute, side;
+    Event *a = cpu::event_create(), *b = cpu::event_create();
+    char bytes[4] = {};
+};
+
+}  // namespace
+
+TEST_CASE("streams: what is late is done up to the point that something waits for, in order") {
+    for (bool first_late : {false, true}) {
+        CAPTURE(first_late);
+        Pair p(first_late);
+        Ctx &late = first_late ? p.compute : p.side, &other = first_late ? p.side : p.compute;
+        p.put(late, 0, 1);
+        p.put(other, 3, 9);
+        CHECK(p.bytes[3] == 9);
+        cpu::event_record(late, p.a);
+        cpu::copy_on_device(late, &p.bytes[1], &p.bytes[0], 1);
+        p.put(late, 0, 2);
+        cpu::event_record(late, p.b);
+        cpu::copy_to_host(late, &p.bytes[2], &p.bytes[0], 1);
+        cpu::event_order(late, p.b);   // its own stream: nothing to wait for
+        CHECK(!cpu::event_reached(p.a));
+        CHECK(std::string(p.bytes, 3) == std::string(3, '\0'));
+        cpu::event_order(other, p.a);
+        CHECK(cpu::event_reached(p.a));
+        CHECK(!cpu::event_reached(p.b));
+        CHECK(std::string(p.bytes, 3) == std::string("\1\0\0", 3));
+        cpu::event_wait(p.b);
+        CHECK(std::string(p.bytes, 3) == std::string("\2\1\0", 3));
+        CHECK(cpu::event_elapsed_ms(p.a, p.b) >= 0);
+        cpu::synchronize(late);
+        CHECK(std::string(p.bytes, 3) == "\2\1\2");
+        cpu::event_wait(p.a);   // reached long ago
+        p.put(late, 0, 7);
+        cpu::event_record(late, p.a);   // anew
+        CHECK(!cpu::event_reached(p.a));
+        cpu::event_wait(p.a);
+        CHECK(p.bytes[0] == 7);
+    }
+}
+
+TEST_CASE("streams: one order is left out where a test asks for it") {
+    int64_t orders = 1;
+    Pair p(false, &orders);
+    for (int i = 0; i < 3; i++) {
+        p.put(p.side, i, 1);
+        cpu::event_record(p.side, p.a);
+        cpu::event_order(p.compute, p.a);
+        CHECK(p.bytes[i] == (i != 1));
+        cpu::synchronize(p.side);
+    }
+    CHECK(orders == -2);
+}
+
+TEST_CASE("streams: what is left is done at the end, and operations keep their own arguments") {
+    float values[4] = {1, 2, 3, 4}, sums[2] = {};
+    {
+        Ctx compute, side;
+        cpu::device_open(compute, 0);
+        cpu::side_open(side, compute);
+        {
+            SumRanksArgs args{.out = {sums, Dtype::kFp32, 2}, .in = {values, Dtype::kFp32, 4}, .factors = {},
+                              .ranks = 2};
+            ops::sum_ranks(side, args);
+            args = {};
+        }
+        CHECK(sums[0] == 0);
+        cpu::side_close(side);
+        cpu::device_close(compute);
+    }
+    CHECK(sums[0] == 4);
+    CHECK(sums[1] == 6);
+}
+
+TEST_CASE("streams: an error of late work comes out where it is waited for, and what follows can still be done") {
+    Pair p(false);
+    cpu::put_off(p.side, [] { throw Error(kExitDisk, "late"); });
+    p.put(p.side, 0, 1);
+    cpu::event_record(p.side, p.a);
+    CHECK_THROWS_AS(cpu::event_order(p.compute, p.a), Error);
+    CHECK(p.bytes[0] == 0);
+    cpu::event_order(p.compute, p.a);
+    CHECK(p.bytes[0] == 1);
+}
+
+TEST_CASE("streams: what is left when an error ends a stream is not done, and nobody waits for it") {
+    Event* end = cpu::event_create();
+    char byte = 0;
+    try {
+        Pair p(false);
+        cpu::fill_bytes(p.side, &byte, 1, 1);
+        cpu::event_record(p.side, end);
+        throw Error(kExitDisk, "disk");
+    } catch (const Error&) {
+    }
+    cpu::event_wait(end);
+    CHECK(byte == 0);
+    cpu::event_destroy(end);
+}
+
+// Notes what sums are for.
+class NotingComm : public LocalExchange {
+public:
+    using LocalExchange::LocalExchange;
+    void sum(Ctx& ctx, Tensor values) override {
+        purposes.push_back(collective_name("none"));
+        LocalExchange::sum(ctx, values);
+    }
+    std::vector<std::string> purposes;
+};
+
+TEST_CASE("streams: collectives keep the order of the calls, wherever a rank waits, and what they are for") {
+    if (!device::device_info(-1).toolkit.empty()) return;   // there NCCL sees to the order
+    const auto ends = run_ranks(3, [](LocalComm& ranks) {
+        InTurn<NotingComm> comm(ranks.all(), ranks.world().rank);
+        const bool root = comm.root();
+        int32_t one = 1, two = 2, three = 3;
+        auto sum = [&comm](Ctx& ctx, int32_t& value) { comm.sum(ctx, {&value, Dtype::kInt32, 1}); };
+        Pair p(false);
+        {
+            const CollectivePurpose purpose("first");
+            sum(p.side, one);
+        }
+        p.put(p.side, 0, 5);
+        CHECK(one == 1);
+        if (root) cpu::synchronize(p.side);   // alone, as where it draws a sample
+        const CollectivePurpose purpose("second");
+        comm.gather("");
+        CHECK(one == 3);
+        CHECK(p.bytes[0] == (root ? 5 : 0));   // behind the collective: nobody waits for it
+        sum(p.side, two);
+        sum(p.side, three);
+        CHECK(two == 2);
+        if (root) cpu::synchronize(p.side);
+        sum(p.compute, one);
+        CHECK(two == 6);
+        CHECK(three == 9);
+        CHECK(one == 9);
+        CHECK(comm.purposes == std::vector<std::string>{"first", "second", "second", "second"});
+    });
+    CHECK(ends == std::vector<std::string>(3, "nothing"));
+}

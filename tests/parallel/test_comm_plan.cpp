@@ -1,0 +1,147 @@
+// What a run says it exchanges in a step is what its steps exchange, to the byte.
+#include "tests/support/zero_test.h"
+
+namespace {
+
+// Passes everything on, and keeps count as long as `counting`.
+class CountingComm : public Comm {
+public:
+    explicit CountingComm(Comm& inner) : Comm(inner.world()), inner_(inner) {}
+    bool counting = false;
+    std::map<std::string, PlannedCollective> calls;   // by name and type
+
+    std::vector<std::string> gather(const std::string& mine) override { return inner_.gather(mine); }
+    void sum(Ctx& ctx, Tensor values) override {
+        note(ctx, "all-reduce sum", values);
+        inner_.sum(ctx, values);
+    }
+    void max(Ctx& ctx, uint32_t* values, int64_t count) override {
+        note(ctx, "all-reduce max", {values, Dtype::kInt32, count});
+        inner_.max(ctx, values, count);
+    }
+    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+        note(ctx, "reduce-scatter", blocks);
+        inner_.reduce_scatter(ctx, blocks);
+    }
+    void all_gather(Ctx& ctx, Tensor blocks) override {
+        note(ctx, "all-gather", blocks);
+        inner_.all_gather(ctx, blocks);
+    }
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        note(ctx, "all-to-all", in);
+        inner_.all_to_all(ctx, out, in);
+    }
+    [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }
+
+private:
+    void note(const Ctx& ctx, const char* name, const Tensor& tensor) {
+        if (!counting || ctx.rehearsal) return;
+        PlannedCollective& c = calls[std::string(name) + dtype_name(tensor.dtype)];
+        c.calls++;
+        c.bytes += tensor.bytes();
+    }
+    Comm& inner_;
+};
+
+Config small(Fp8Recipe recipe) {
+    Config config = in_small_buckets(fp8_config(fp8_shapes()[1], recipe));
+    config.global_batch_size = 12;
+    return config;
+}
+
+MemoryPlan plan_of(const Config& config, int ranks) {
+    return plan_memory(config, make_param_table(config.shape), ranks);
+}
+
+void check_plan(const Config& config, int ranks) {
+    LocalRanks(ranks).run([&](Comm& comm) {
+        CountingComm counted(comm);
+        TestModel model(config, true, &counted);
+        model.set_random_batch(config.global_batch_size, 5);
+        model.step();   // a delayed recipe primes in it
+        counted.counting = true;
+        model.set_random_batch(config.global_batch_size, 6);
+        model.step();
+        size_t found = 0;
+        for (const PlannedCollective& planned : model.plan.collectives) {
+            const auto at = counted.calls.find(std::string(planned.name) + dtype_name(planned.dtype));
+            CAPTURE(planned.name);
+            if (at == counted.calls.end()) continue;
+            found++;
+            CHECK(planned.calls == at->second.calls);
+            CHECK(planned.bytes == at->second.bytes);
+        }
+        CHECK(found == model.plan.collectives.size());
+        CHECK(found == counted.calls.size());
+    });
+}
+
+int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
+    for (const PlannedCollective& c : plan.collectives)
+        if (c.name == name && c.dtype == dtype) return c.bytes;
+    return 0;
+}
+
+}  // namespace
+
+TEST_CASE("comm plan: a step exchanges what the plan says, whatever the recipe, the wires and who owns what") {
+    for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
+        for (Dtype grad : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
+            for (int zero : {0, 1}) {
+                Config config = small(recipe);
+                config.grad_comm_dtype = grad;
+                config.zero = zero;
+                if (recipe != Fp8Recipe::kNone && zero == 1) config.param_comm_dtype = Dtype::kE4m3;
+                CAPTURE(static_cast<int>(recipe));
+                CAPTURE(dtype_name(grad));
+                CAPTURE(zero);
+                check_plan(config, 3);
+            }
+        }
+    }
+}
+
+TEST_CASE("comm plan: bytes are those of the numbers that travel") {
+    const Config config = small(Fp8Recipe::kDelayed);
+    const MemoryPlan bf16 = plan_of(config, 4);
+    const int64_t flat = bf16.flat_elems;
+    CHECK(bytes_of(bf16, "reduce-scatter", Dtype::kFp32) == 4 * flat);
+    CHECK(bytes_of(bf16, "all-gather", Dtype::kBf16) == 2 * flat);
+    CHECK(bytes_of(bf16, "all-gather", Dtype::kE4m3) == 0);
+
+    const MemoryPlan fp8 = plan_of(changed(config, [](Config& c) { c.param_comm_dtype = Dtype::kE4m3; }), 4);
+    const int64_t in_fp8 = bytes_of(fp8, "all-gather", Dtype::kE4m3);
+    CHECK(in_fp8 > flat / 2);
+    CHECK(bytes_of(fp8, "all-gather", Dtype::kBf16) == 2 * (flat - in_fp8));
+
+    // One byte and its share of a factor for each gradient of a linear, the others as they are.
+    const MemoryPlan coded = plan_of(changed(config, [](Config& c) { c.grad_comm_dtype = Dtype::kE4m3; }), 4);
+    const int64_t codes = bytes_of(coded, "all-to-all", Dtype::kE4m3);
+    CHECK(codes >= in_fp8);
+    CHECK(bytes_of(coded, "all-to-all", Dtype::kFp32) == codes / kWireChunk * 4);
+    CHECK(bytes_of(coded, "reduce-scatter", Dtype::kFp32) == 4 * (flat - codes));
+    for (const MemoryPlan* plan : {&bf16, &fp8, &coded}) {
+        for (const PlannedCollective& c : plan->collectives) {
+            const bool both_ways = std::string(c.name).rfind("all-reduce", 0) == 0;
+            if (c.bytes < 100) continue;   // of a number or two no rank sends three quarters
+            CHECK(c.sent_bytes == c.bytes / 4 * (both_ways ? 6 : 3));
+        }
+    }
+}
+
+TEST_CASE("comm plan: the table has a line for each collective and their sum, and one rank has none") {
+    const Config config = small(Fp8Recipe::kNone);
+    const MemoryPlan plan = plan_of(config, 2);
+    const std::string text = communication_text(config, plan.collectives, 2, plan.buckets);
+    CHECK(std::count(text.begin(), text.end(), '\n') == static_cast<long>(plan.collectives.size()) + 3);
+    int64_t all = 0;
+    for (const PlannedCollective& c : plan.collectives) all += c.bytes;
+    const size_t last = text.rfind("  all ");
+    REQUIRE(last != std::string::npos);
+    CHECK(text.find(" " + std::to_string(all) + " ", last) != std::string::npos);
+    CHECK(text.find(strf("of each of 2 ranks in a step, %lld buckets", static_cast<long long>(plan.buckets)))
+          != std::string::npos);
+    const MemoryPlan one = plan_of(config, 1);
+    CHECK(one.collectives.empty());
+    CHECK(communication_text(config, one.collectives, 1, one.buckets).empty());
+}

@@ -1,0 +1,164 @@
+// The two streams of a run on several ranks: all that orders them is events, and each of them is needed. The CPU takes
+// the extremes that events allow, one stream as late as possible and the other at once, and its results are those of
+// no overlap only as long as no event is missing.
+#include "tests/support/zero_test.h"
+
+#include "llmc/train/rank_consistency.h"
+#include "tests/support/data_test.h"
+
+namespace {
+
+constexpr int kSteps = 3;
+
+// Everything that the ranks get to see of a run, by rank, in bytes.
+using Seen = std::vector<std::vector<Bytes>>;
+
+class Witness {
+public:
+    Witness(TestModel& model, std::vector<Bytes>& seen, const DataLoader& data)
+        : model_(model), seen_(seen), data_(data),
+          fp8_report_(static_cast<size_t>(model.trainer->fp8().report_bytes())) {
+        take_batch(0);
+    }
+
+    void step(int number, bool count) {
+        take_batch(number);
+        model_.staged.count_fp8 = count;
+        if (count) {
+            model_.staged.fp8_report = fp8_report_.empty() ? nullptr : fp8_report_.data();
+            model_.staged.wire_report = model_.trainer->zero().report_bytes() ? &wire_report_ : nullptr;
+        }
+        model_.step();
+        note(model_.result);
+        if (count) seen_.push_back(fp8_report_), note(wire_report_);
+        model_.staged.fp8_report = model_.staged.wire_report = nullptr;
+    }
+    // One micro-batch: rank 0 has it, the others have none.
+    void evaluate() { note(model_.trainer->evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum); }
+    void sample() {
+        if (!model_.comm.root()) return;
+        note(model_.trainer->generate(model_.ctx, {30, 60, 119},
+                                      {.tokens = 1, .temperature = 0.8}, 9, model_.staged).back());
+        // A token drawn hides much of what it was drawn from.
+        const int64_t T = model_.config.seq_length, elems = T * model_.config.shape.padded_vocab();
+        const Dtype dtype = model_.config.dtype;
+        model_.trainer->decoder().logits_all(model_.ctx, {add(elems * dtype_bytes(dtype)), dtype, elems}, T);
+        device::synchronize(model_.ctx);
+    }
+    // What a checkpoint reads.
+    void save() {
+        const StateAccess access = model_.trainer->optimizer().access(model_.ctx);
+        for (size_t i = 0; i < model_.table.params.size(); i++) {
+            const int param = static_cast<int>(i);
+            const Tensor weight = model_.trainer->decoder().weight(param);   // empty if in FP8 alone
+            if (weight) access.read(StateKind::kWeight, param, 0, weight.elems, add(weight.bytes()));
+        }
+        std::map<std::string, Bytes> rest;
+        add_state(model_, rest);
+        for (const auto& [name, bytes] : rest) seen_.push_back(bytes);
+        for (const auto& [name, bytes] : read_weights(model_)) seen_.push_back(bytes);
+        const std::string factors = state_text(model_);
+        seen_.push_back(Bytes(factors.begin(), factors.end()));
+        check_collected(model_);
+    }
+
+private:
+    void take_batch(int number) {
+        model_.set_random_batch(model_.config.global_batch_size, 100 + static_cast<uint64_t>(number));
+    }
+    char* add(int64_t bytes) { return seen_.emplace_back(static_cast<size_t>(bytes)).data(); }
+    template <typename T> void note(const T& value) { std::memcpy(add(sizeof value), &value, sizeof value); }
+
+    TestModel& model_;
+    std::vector<Bytes>& seen_;
+    const DataLoader& data_;
+    Bytes fp8_report_;
+    WireReport wire_report_{};
+};
+
+// Steps with what a run does between them: each finds weights on their way. orders: of rank 0.
+Seen watch(const Config& config, const DataLoader& data, bool late, int64_t* orders = nullptr) {
+    Seen seen(2);
+    LocalRanks(2).run([&](Comm& comm) {
+        TestModel model(config, true, &comm, {late, comm.root() ? orders : nullptr});
+        Witness witness(model, seen[static_cast<size_t>(comm.world().rank)], data);
+        witness.evaluate();
+        witness.step(0, false);
+        witness.sample();
+        witness.step(1, true);
+        witness.step(2, false);
+        witness.save();
+    });
+    return seen;
+}
+
+struct Case {
+    std::string name;
+    Config config;
+};
+// Together they take every way of gradients and weights.
+std::vector<Case> cases() {
+    std::vector<Case> cases;
+    const auto shapes = fp8_shapes();
+    auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
+        Config config = in_small_buckets(fp8_config(shapes[shape], recipe));
+        config.seq_length = 16;
+        config.global_batch_size = 2;
+        config.shape.vocab_size = 120;   // rows on either rank
+        config.lr = 0.03;                // every step changes every weight
+        config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;   // and every factor
+        return cases.emplace_back(Case{name, config}).config;
+    };
+    add("bf16", 0, Fp8Recipe::kNone);
+    Config& delayed = add("delayed, gradients in FP8", 1, Fp8Recipe::kDelayed);
+    delayed.grad_comm_dtype = Dtype::kE4m3;
+    delayed.fp8_health_interval = 1;
+    Config& tensorwise = add("tensorwise, weights in FP8, bf16 gradients", 1, Fp8Recipe::kTensorwise);
+    tensorwise.param_comm_dtype = Dtype::kE4m3;
+    tensorwise.grad_dtype = Dtype::kBf16;
+    add("blockwise, replicated", 0, Fp8Recipe::kBlockwise).zero = 0;
+    return cases;
+}
+
+constexpr int64_t kMany = 1 << 20;
+
+}  // namespace
+
+TEST_CASE("streams: either may be as late as the events allow, and each event is needed") {
+    if (!device::device_info(-1).toolkit.empty()) return;   // a GPU takes some order in between
+    const data_test::TempDir dir;
+    data_test::write(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 120)));
+    for (const Case& c : cases()) {
+        CAPTURE(c.name);
+        const DataLoader data(data_test::config_of({dir / "valid.bin"}, c.config.seq_length));
+        const auto alone = [](Config& config) { config.overlap = false; };
+        const Seen expected = watch(changed(c.config, alone), data, false);
+        int64_t left = kMany;
+        CHECK(watch(c.config, data, false, &left) == expected);
+        const int64_t orders = kMany - left;
+        left = kMany;
+        CHECK(watch(c.config, data, true, &left) == expected);
+        CHECK(kMany - left == orders);
+        // What compute waits for shows where the other stream is late, and the reverse.
+        int64_t of_compute = 0, of_side = 0;
+        for (int64_t n = 0; n < orders; n++) {
+            int64_t missing = n;
+            if (watch(c.config, data, false, &missing) != expected) of_compute++;
+            else if (watch(c.config, data, true, &(missing = n)) != expected) of_side++;
+        }
+        CHECK(of_compute + of_side == orders);
+        CHECK(of_compute >= kSteps);
+        CHECK(of_side >= kSteps);
+    }
+}
+
+TEST_CASE("streams: weights made anew while others are on their way are the same in either order") {
+    const Actions again{{}, [](TestModel& model, int) {
+        model.trainer->optimizer().weights_from_masters(model.ctx, true);
+    }};
+    for (const Case& c : cases()) {
+        CAPTURE(c.name);
+        const Run expected = train(changed(c.config, [](Config& config) { config.overlap = false; }), 2, 2, again);
+        for (bool late : {false, true}) CHECK(train(c.config, 2, 2, again, {.late = late}) == expected);
+    }
+}

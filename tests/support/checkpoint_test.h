@@ -1,0 +1,287 @@
+// Shared by the tests of checkpoints: a training state in host memory, small models of every class, folders.
+#pragma once
+#include "tests/support/doctest.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "llmc/base/rng.h"
+#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/checkpoint/safetensors.h"
+
+namespace checkpoint_test {
+
+inline bool full_run() { return std::getenv("LLMC_FULL") != nullptr; }
+
+// In memory where there is such a file system, because hundreds of fsyncs take long; `on_disk` and full runs
+// do not.
+struct TempDir {
+    std::string path;
+    explicit TempDir(bool on_disk = full_run()) {
+        const bool in_memory = !on_disk && access("/dev/shm", W_OK) == 0;
+        std::string name = in_memory ? "/dev/shm" : std::filesystem::temp_directory_path().string();
+        name += "/llmc_checkpoint_XXXXXX";
+        REQUIRE(mkdtemp(name.data()) != nullptr);
+        path = name;
+    }
+    ~TempDir() { std::filesystem::remove_all(path); }
+    std::string operator/(const std::string& name) const { return path + "/" + name; }
+};
+
+inline std::string fixture(const std::string& name) {
+    const std::string path = (std::filesystem::path(__FILE__).parent_path() / "fixtures" / name).string();
+    REQUIRE_MESSAGE(std::filesystem::exists(path), "run the tests from the repository's top folder");
+    return path;
+}
+
+inline std::string slurp(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+inline void spill(const std::string& path, const std::string& bytes) {
+    std::ofstream file(path, std::ios::binary);
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    REQUIRE(file.good());
+}
+
+// A safetensors file of these tensors with this data, one after the other.
+inline void spill_tensors(const std::string& path, const std::vector<SafetensorsEntry>& entries,
+                          const std::string& data) {
+    spill(path, safetensors_header(entries) + data);
+}
+
+// "exit 2: message" of the error, "nothing" if there was none. A message is one line.
+template <typename Body> std::string error_of(Body&& body) {
+    try {
+        body();
+    } catch (const Error& error) {
+        CHECK(std::string(error.what()).find('\n') == std::string::npos);
+        return "exit " + std::to_string(error.exit_code) + ": " + error.what();
+    }
+    return "nothing";
+}
+
+inline void check_contains(const std::string& text, const std::vector<std::string>& parts) {
+    for (const std::string& part : parts) {
+        CAPTURE(part);
+        CAPTURE(text);
+        CHECK(text.find(part) != std::string::npos);
+    }
+}
+
+inline std::vector<std::string> files_under(const std::string& directory) {
+    std::vector<std::string> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory))
+        if (entry.is_regular_file())
+            files.push_back(std::filesystem::relative(entry.path(), directory).string());
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+// ---- models: sizes are no multiples of each other or of a block, the vocabulary needs padding
+
+inline ModelConfig gpt2_config() {
+    ModelConfig c;
+    c.num_layers = 2;
+    c.hidden_size = 40;
+    c.ffn_hidden_size = 56;
+    c.num_attention_heads = c.num_query_groups = 5;
+    c.kv_channels = 8;
+    c.vocab_size = 131;
+    c.max_positions = 19;
+    return c;
+}
+
+inline ModelConfig llama_config() {
+    ModelConfig c = gpt2_config();
+    c.num_attention_heads = 4;
+    c.num_query_groups = 2;
+    c.kv_channels = 16;  // wider than hidden_size / heads
+    c.norm = Norm::kRmsNorm;
+    c.position = PositionEmbedding::kRope;
+    c.activation = Activation::kSwiglu;
+    c.rotary_base = 500000;
+    c.rope_scaling = {.factor = 8, .original_max_positions = 8};
+    c.linear_bias = false;
+    c.tied_head = false;
+    c.norm_eps = 1e-6;
+    return c;
+}
+
+struct NamedConfig {
+    const char* name;
+    HfClass hf;
+    ModelConfig config;
+};
+
+inline std::vector<NamedConfig> all_configs() {
+    ModelConfig tied = llama_config(), qwen3 = llama_config(), mixed = gpt2_config(), biased = llama_config();
+    tied.tied_head = true;
+    tied.rope_scaling = {};
+    qwen3.qk_norm = true;
+    qwen3.rope_scaling = {};
+    // Every branch that no class of transformers has: rope and grouped queries on a GPT-2 body.
+    mixed.position = PositionEmbedding::kRope;
+    mixed.num_query_groups = 1;
+    mixed.qk_norm = true;
+    mixed.tied_head = false;
+    biased.linear_bias = true;
+    biased.norm = Norm::kLayerNorm;
+    biased.position = PositionEmbedding::kLearned;
+    return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
+            {"llama, tied", HfClass::kLlama, tied},  {"qwen3", HfClass::kQwen3, qwen3},
+            {"mixed", HfClass::kOwn, mixed},         {"biased", HfClass::kOwn, biased}};
+}
+
+inline ModelConfig one_layer() {
+    ModelConfig c = llama_config();
+    c.num_layers = 1;
+    c.hidden_size = c.ffn_hidden_size = 16;
+    c.num_attention_heads = c.num_query_groups = 2;
+    c.kv_channels = 8;
+    c.vocab_size = 30;
+    return c;
+}
+
+// ---- state
+
+// A training state in host memory whose every byte is a function of (seed, kind, parameter).
+struct FakeState {
+    ModelConfig config;
+    ParamTable table;
+    Dtype weight_dtype, moment_dtype;
+    std::vector<std::vector<char>> bytes[4];  // by kind, then by parameter
+    int64_t largest_request_bytes = 0;
+
+    explicit FakeState(const ModelConfig& c, Dtype weight = Dtype::kBf16, Dtype moment = Dtype::kFp32)
+        : config(c), table(make_param_table(c)), weight_dtype(weight), moment_dtype(moment) {
+        for (StateKind kind : kinds())
+            for (const Param& param : table.params)
+                of(kind).emplace_back(static_cast<size_t>(param.elems() * dtype_bytes(dtype(kind))), '\x5a');
+    }
+
+    static std::vector<StateKind> kinds() {
+        return {StateKind::kWeight, StateKind::kMaster, StateKind::kMomentM, StateKind::kMomentV};
+    }
+    std::vector<std::vector<char>>& of(StateKind kind) { return bytes[static_cast<int>(kind)]; }
+    Dtype dtype(StateKind kind) const {
+        if (kind == StateKind::kWeight) return weight_dtype;
+        return kind == StateKind::kMaster ? Dtype::kFp32 : moment_dtype;
+    }
+
+    // Any bits at all, NaN included; weights are rounded masters, as the optimizer leaves them.
+    void randomise(uint64_t seed) {
+        for (StateKind kind : kinds())
+            for (size_t p = 0; p < table.params.size(); p++) {
+                std::vector<char>& data = of(kind)[p];
+                const uint64_t key = rng_key(seed + static_cast<uint64_t>(kind), table.params[p].name);
+                for (size_t i = 0; i < data.size(); i += 2) {
+                    const uint32_t word = philox(key, i).word[0];
+                    std::memcpy(&data[i], &word, 2);
+                }
+            }
+        round_masters();
+    }
+    void round_masters() {
+        for (size_t p = 0; p < table.params.size(); p++)
+            round_values(p, 0, of(StateKind::kMaster)[p].data(), table.params[p].elems());
+    }
+    // Weights from fp32 values.
+    void round_values(size_t p, int64_t begin, const char* values, int64_t count) {
+        for (int64_t i = 0; i < count; i++) {
+            char* weight = of(StateKind::kWeight)[p].data() + (begin + i) * dtype_bytes(weight_dtype);
+            float value;
+            std::memcpy(&value, values + i * 4, 4);
+            const bf16 rounded(value);
+            if (weight_dtype == Dtype::kFp32) std::memcpy(weight, values + i * 4, 4);
+            else std::memcpy(weight, &rounded, 2);
+        }
+    }
+    float master(int param, int64_t row, int64_t col) {
+        float value;
+        const int64_t i = row * table.params[static_cast<size_t>(param)].cols + col;
+        std::memcpy(&value, of(StateKind::kMaster)[static_cast<size_t>(param)].data() + i * 4, 4);
+        return value;
+    }
+    bool same_as(FakeState& other) {
+        return std::equal(std::begin(bytes), std::end(bytes), std::begin(other.bytes));
+    }
+
+    StateAccess access() {
+        auto place = [this](StateKind kind, int index, int64_t begin, int64_t count) {
+            std::vector<char>& data = of(kind).at(static_cast<size_t>(index));
+            const int64_t element = dtype_bytes(dtype(kind));
+            REQUIRE(begin >= 0);
+            REQUIRE(count > 0);
+            REQUIRE((begin + count) * element <= static_cast<int64_t>(data.size()));
+            largest_request_bytes = std::max(largest_request_bytes, count * element);
+            return std::pair(data.data() + begin * element, static_cast<size_t>(count * element));
+        };
+        StateAccess access;
+        access.weight_dtype = weight_dtype;
+        access.moment_dtype = moment_dtype;
+        access.read = [place](StateKind kind, int index, int64_t begin, int64_t count, void* host) {
+            auto [data, n] = place(kind, index, begin, count);
+            std::memcpy(host, data, n);
+        };
+        access.write = [place](StateKind kind, int index, int64_t begin, int64_t count, const void* host) {
+            auto [data, n] = place(kind, index, begin, count);
+            std::memcpy(data, host, n);
+        };
+        return access;
+    }
+};
+
+// ---- one rank
+
+struct CheckpointRequest : SaveOptions {
+    int64_t step = 0;
+    std::string state_json;
+};
+
+// Saves at once and returns the path.
+inline std::string save_checkpoint(const CheckpointRequest& request, const ModelConfig& config,
+                                   const ParamTable& table, const StateAccess& access) {
+    const auto comm = open_single();
+    CheckpointSaver saver(request, config, table, access, *comm);
+    std::string path;
+    saver.on_saved([&](const SavedCheckpoint& saved) { path = saved.path; });
+    saver.save(request.step, request.state_json);
+    return path;
+}
+
+inline FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root) {
+    return ::find_checkpoint(where, root, *open_single());
+}
+
+inline CheckpointRequest request_of(const std::string& root, int64_t step) {
+    CheckpointRequest request;
+    request.root = root;
+    request.step = step;
+    request.state_json = "{\"step\": " + std::to_string(step) + "}";
+    return request;
+}
+
+inline std::string save(FakeState& state, const CheckpointRequest& request) {
+    return save_checkpoint(request, state.config, state.table, state.access());
+}
+
+// The state that a checkpoint directory holds.
+inline FakeState load(const std::string& path, const FakeState& like) {
+    FakeState state(like.config, like.weight_dtype, like.moment_dtype);
+    load_checkpoint(path, state.config, state.table, state.access());
+    return state;
+}
+
+}  // namespace checkpoint_test

@@ -1,0 +1,157 @@
+// Command lines for tests of options: parsing them, what is refused, values of every option other than its default.
+#pragma once
+#include "tests/support/doctest.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/config/config_table.h"
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+inline ParsedConfig parse(const std::string& family, const Words& words, const Machine& machine = {}) {
+    std::vector<const char*> argv = {"train"};
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    return parse_config(static_cast<int>(argv.size()), argv.data(), family, machine);
+}
+
+// The message of the error that these options must give (exit 2); "" if they are taken.
+inline std::string refusal(const std::string& family, const Words& words, const Machine& machine = {}) {
+    try {
+        parse(family, words, machine);
+        return "";
+    } catch (const Error& error) {
+        CHECK_MESSAGE(error.exit_code == kExitBadInput, error.what());
+        return error.what();
+    }
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+inline Words joined(Words a, const Words& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+// A file of the test, removed with it.
+struct TempFile {
+    std::string path;
+    explicit TempFile(const std::string& text) {
+        static int count = 0;
+        path = (fs::temp_directory_path() / strf("llmc_config_%d_%d.json", getpid(), count++)).string();
+        std::ofstream(path) << text;
+    }
+    ~TempFile() { fs::remove(path); }
+};
+
+// For every option: two values that differ from its default, and what it needs beside it to act (option, value, ...).
+struct Sample {
+    Words values;
+    Words beside;
+};
+
+inline const std::map<std::string, Sample>& samples() {
+    static const Words rope = {"--position-embedding-type", "rope"};
+    static const Words scaled = joined(rope, {"--rope-scaling-factor", "8"});
+    static const Words valid = {"--valid-data", "v"};
+    static const Words sampled = {"--sample-every", "10"};
+    static const Words hellaswag = {"--hellaswag-data", "h.bin"};
+    static const Words save = {"--save", "out"};
+    static const Words fp8 = {"--fp8-recipe", "delayed"};
+    static const Words some_bf16 = joined(fp8, {"--first-last-layers-bf16", "true"});
+    static const std::map<std::string, Sample> table = {
+        {"model", {{"gpt2-tiny", "gpt2-350M"}, {}}},          {"num-layers", {{"1", "7"}, {}}},
+        {"hidden-size", {{"384", "1536"}, {}}},               {"swiglu", {{"true"}, {}}},
+        {"ffn-hidden-size", {{"8", "1000"}, {}}},             {"num-attention-heads", {{"6", "24"}, {}}},
+        {"num-query-groups", {{"1", "4"}, {}}},               {"kv-channels", {{"128", "8"}, {}}},
+        {"vocab-size", {{"2", "50304"}, {}}},                 {"seq-length", {{"1", "511"}, {}}},
+        {"max-position-embeddings", {{"2048", "1100"}, {}}},  {"normalization", {{"RMSNorm"}, {}}},
+        {"norm-epsilon", {{"1e-6", "0.000123456789012345"}, {}}},
+        {"position-embedding-type", {{"rope"}, {}}},          {"rotary-base", {{"500000", "12345.678"}, rope}},
+        {"rope-scaling-factor", {{"8", "32.5"}, rope}},
+        {"rope-scaling-low-freq-factor", {{"2", "0.5"}, scaled}},
+        {"rope-scaling-high-freq-factor", {{"8", "4.5"}, scaled}},
+        {"rope-scaling-original-max-positions", {{"4096", "1"}, scaled}},
+        {"qk-layernorm", {{"true"}, {}}},                     {"disable-bias-linear", {{"true"}, {}}},
+        {"untie-embeddings-and-output-weights", {{"true"}, {}}},
+        {"init-method-std", {{"0.01", "0.006"}, {}}},         {"micro-batch-size", {{"1", "3"}, {}}},
+        {"global-batch-size", {{"32", "1024"}, {}}},
+        {"rampup-batch-size", {{"8 8 1000", "16 24 1"}, {"--global-batch-size", "64"}}},
+        {"train-iters", {{"77", "1"}, {}}},                   {"epochs", {{"1", "0.3"}, {}}},
+        {"train-data", {{"a/*.bin", "b"}, {}}},               {"valid-data", {{"v/*.bin", "w"}, {}}},
+        {"token-dtype", {{"uint16", "uint32"}, {}}},          {"reset-attention-mask", {{"true"}, {}}},
+        {"eval-interval", {{"0", "33"}, valid}},
+        {"eval-iters", {{"1", "1000"}, valid}},               {"lr", {{"1e-3", "0.1"}, {}}},
+        {"min-lr", {{"0", "1.7e-5"}, {}}},
+        {"lr-decay-style", {{"constant", "wsd", "linear"}, {}}},
+        {"lr-warmup-iters", {{"3", "70"}, {}}},
+        {"lr-wsd-decay-iters", {{"5", "20"}, {"--lr-decay-style", "wsd"}}},
+        {"weight-decay", {{"0", "0.01"}, {}}},                {"adam-beta1", {{"0", "0.85"}, {}}},
+        {"adam-beta2", {{"0.999", "0.98"}, {}}},              {"adam-eps", {{"1e-5", "3e-9"}, {}}},
+        {"clip-grad", {{"0", "0.5"}, {}}},                    {"max-skips", {{"0", "3"}, {}}},
+        {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
+        {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block"}, {}}},
+        {"attention", {{"fast"}, {}}},
+        {"gemm-search", {{"off"}, {}}},                       {"fuse-gelu", {{"true"}, {}}},
+        {"seed", {{"0", "18446744073709551615"}, {}}},
+        {"fp8-recipe", {{"delayed", "tensorwise", "blockwise"}, {}}},
+        {"fp8-format", {{"e4m3"}, fp8}},                      {"fp8-margin", {{"1", "4"}, fp8}},
+        {"fp8-interval", {{"2", "10"}, fp8}},                 {"fp8-amax-history-len", {{"1", "1024"}, fp8}},
+        {"fp8-amax-compute-algo", {{"most_recent"}, fp8}},    {"fp8-fast-accum", {{"all", "none"}, fp8}},
+        {"first-last-layers-bf16", {{"true"}, fp8}},
+        {"num-layers-at-start-in-bf16", {{"0", "3"}, some_bf16}},
+        {"num-layers-at-end-in-bf16", {{"2", "0"}, some_bf16}},
+        {"bf16-linears", {{"3.down", "0.*"}, fp8}},           {"fp8-lm-head", {{"true"}, fp8}},
+        {"fp8-attention", {{"true"}, {}}},
+        {"fp8-min-gain", {{"1", "0.95"}, fp8}},               {"fp8-health-interval", {{"0", "10"}, fp8}},
+        {"ranks", {{"4", "1"}, {"--dry-run", "true"}}},       {"synthetic-data", {{"true"}, {}}},
+        {"zero", {{"0"}, {}}},                                {"bucket-mb", {{"25", "0.5"}, {}}},
+        {"overlap", {{"off"}, {}}},                           {"grad-comm-dtype", {{"bf16", "fp8"}, {}}},
+        {"param-comm-dtype", {{"fp8"}, fp8}},                 {"fp8-check-interval", {{"1", "100"}, fp8}},
+        {"save", {{"out", "ckpt dir"}, {}}},
+        {"save-interval", {{"0", "20"}, save}},               {"keep", {{"1", "5"}, save}},
+        {"save-async", {{"true"}, save}},
+        {"load", {{"hf", "other"}, {}}},                      {"resume", {{"auto", "out/step-1"}, save}},
+        {"tokenizer", {{"tok.json"}, save}},                  {"log-interval", {{"10", "99"}, {}}},
+        {"log-file", {{"x.jsonl", "y/z"}, {}}},               {"sample-every", {{"10", "500"}, {}}},
+        {"gpu", {{"H200"}, {"--dry-run", "true"}}},           {"json", {{"true"}, {"--dry-run", "true"}}},
+        {"sample-tokens", {{"1", "100"}, sampled}},           {"prompt-ids", {{"1 2 3", "7"}, sampled}},
+        {"prompt-bytes", {{"a text", "b"}, sampled}},         {"prompts", {{"p.txt", "q"}, sampled}},
+        {"temperature", {{"0", "1.5"}, sampled}},             {"top-k", {{"1", "50"}, sampled}},
+        {"print", {{"ids", "bytes"}, sampled}},               {"hellaswag-data", {{"h.bin", "i"}, {}}},
+        {"hellaswag-interval", {{"1", "250"}, hellaswag}},    {"hellaswag-examples", {{"1", "1000"}, hellaswag}},
+        {"dry-run", {{"true"}, {}}},                          {"check-comm", {{"true"}, {}}},
+        {"profile", {{"1:1", "3:50"}, {}}},                   {"exit-duration-in-mins", {{"90", "0.5"}, {}}},
+        {"comm-timeout", {{"0", "7.5"}, {}}},                 {"inject", {{"kill:rank=0@step=5", "nan:grad@3"}, {}}},
+        {"overfit-one-batch", {{"true"}, {}}},
+    };
+    return table;
+}
+
+// What a run needs beside the option under test.
+inline Words base(const std::string& option) {
+    Words words;
+    if (option != "train-data" && option != "synthetic-data") words = {"--train-data", "t"};
+    if (option != "train-iters" && option != "epochs") words = joined(words, {"--train-iters", "100"});
+    return words;
+}
+
+// What an option needs beside it to act, one word an option.
+inline Words beside(const std::string& name) {
+    const Words& pairs = samples().at(name).beside;
+    Words words;
+    for (size_t i = 0; i + 1 < pairs.size(); i += 2) words.push_back(pairs[i] + "=" + pairs[i + 1]);
+    return words;
+}
+
+// The option under test, what it needs, and what every run needs.
+inline Words run_with(const std::string& name, const std::string& value) {
+    return joined(joined(base(name), beside(name)), {"--" + name + "=" + value});
+}

@@ -1,0 +1,127 @@
+// Shared by the tests of token shards and of the loader: shard files of every format, written by hand.
+#pragma once
+#include "tests/support/doctest.h"
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "llmc/data/dataloader.h"
+
+namespace data_test {
+
+struct TempDir {
+    std::string path;
+    TempDir() {
+        std::string name = (std::filesystem::temp_directory_path() / "llmc_data_XXXXXX").string();
+        REQUIRE(mkdtemp(name.data()) != nullptr);
+        path = name;
+    }
+    ~TempDir() { std::filesystem::remove_all(path); }
+    std::string operator/(const std::string& name) const { return path + "/" + name; }
+};
+
+using Bytes = std::string;
+
+template <typename T>
+void append(Bytes& bytes, T value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof(T));
+}
+
+template <typename T>
+Bytes token_bytes(const std::vector<uint32_t>& tokens) {
+    Bytes bytes;
+    for (uint32_t token : tokens)
+        append(bytes, static_cast<T>(token));
+    return bytes;
+}
+
+inline Bytes llmc_header(uint32_t magic, uint32_t version, uint32_t count) {
+    Bytes bytes;
+    append(bytes, magic);
+    append(bytes, version);
+    append(bytes, count);
+    bytes.resize(1024);
+    return bytes;
+}
+
+inline Bytes llmc_v1(const std::vector<uint32_t>& tokens) {
+    return llmc_header(20240520, 1, static_cast<uint32_t>(tokens.size())) + token_bytes<uint16_t>(tokens);
+}
+
+inline Bytes llmc_v7(const std::vector<uint32_t>& tokens) {
+    return llmc_header(20240801, 7, static_cast<uint32_t>(tokens.size())) + token_bytes<uint32_t>(tokens);
+}
+
+// A Megatron index of documents with these lengths, one sequence each.
+inline Bytes megatron_index(const std::vector<int32_t>& lengths, int code) {
+    Bytes bytes("MMIDIDX\0\0", 9);
+    append(bytes, uint64_t{1});
+    append(bytes, static_cast<uint8_t>(code));
+    append(bytes, static_cast<uint64_t>(lengths.size()));
+    append(bytes, static_cast<uint64_t>(lengths.size() + 1));
+    int64_t position = 0;
+    for (int32_t length : lengths)
+        append(bytes, length);
+    for (int32_t length : lengths) {
+        append(bytes, position);
+        position += int64_t{length} * (code == 8 ? 2 : 4);
+    }
+    for (size_t d = 0; d <= lengths.size(); d++)
+        append(bytes, static_cast<int64_t>(d));
+    return bytes;
+}
+
+inline void write(const std::string& path, const Bytes& bytes) {
+    std::ofstream file(path, std::ios::binary);
+    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    REQUIRE(file.good());
+}
+
+inline std::vector<uint32_t> counting(uint32_t first, uint32_t n) {
+    std::vector<uint32_t> tokens(n);
+    std::iota(tokens.begin(), tokens.end(), first);
+    return tokens;
+}
+
+inline DataConfig config_of(std::vector<std::string> globs, int64_t seq_length = 4,
+                            int64_t vocab_size = 1 << 20) {
+    DataConfig config;
+    config.globs = std::move(globs);
+    config.seq_length = seq_length;
+    config.vocab_size = vocab_size;
+    return config;
+}
+
+// "exit 2: message", "opened" if nothing was refused.
+inline std::string refusal(const DataConfig& config) {
+    try {
+        DataLoader loader(config);
+    } catch (const Error& error) {
+        CHECK(std::string(error.what()).find('\n') == std::string::npos);
+        return "exit " + std::to_string(error.exit_code) + ": " + error.what();
+    }
+    return "opened";
+}
+
+// Every part must stand in the text.
+inline void check_contains(const std::string& text, const std::vector<std::string>& parts) {
+    for (const std::string& part : parts) {
+        CAPTURE(part);
+        CAPTURE(text);
+        CHECK(text.find(part) != std::string::npos);
+    }
+}
+
+inline std::vector<int32_t> read_inputs(const DataLoader& loader, int64_t sample) {
+    std::vector<int32_t> inputs(static_cast<size_t>(loader.seq_length())), targets(inputs.size());
+    CHECK(loader.read(sample, inputs.data(), targets.data()) == loader.seq_length());
+    for (size_t t = 1; t < inputs.size(); t++)
+        CHECK(inputs[t] == targets[t - 1]);
+    return inputs;
+}
+
+}  // namespace data_test

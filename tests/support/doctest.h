@@ -1,0 +1,9 @@
+// doctest with its short macro names. The project's own CHECK, REQUIRE and FAIL have the same names: headers that use
+// them come first, then tests get doctest's. Include this before any other header of the project.
+#pragma once
+#include "llmc/base/check.h"
+#include "llmc/base/dtype.h"
+#undef CHECK
+#undef REQUIRE
+#undef FAIL
+#include <doctest/doctest.h>

@@ -1,0 +1,38 @@
+// FP8 attention for the tests of both devices: angles of rope, names, and proof that a wrong element is caught.
+#pragma once
+#include "tests/support/documents_test.h"
+#include "tests/support/op_test.h"
+
+#include "llmc/base/fp8.h"
+#include "llmc/ops/reference_attention_fp8.h"
+
+namespace op_test {
+
+inline HostTensor angles_of(const Fp8Attention& a) {
+    HostTensor angles(Dtype::kFp32, a.T * a.HS);
+    for (int64_t i = 0; i < angles.elems(); i++) {
+        const double angle = static_cast<double>(i / a.HS) / (1.0 + static_cast<double>(i % a.HS / 2));
+        angles.set(i, i % 2 ? std::sin(angle) : std::cos(angle));
+    }
+    return angles;
+}
+inline Fp8Attention with_documents(Fp8Attention a, const documents_test::Lengths& lengths) {
+    a.documents = documents_test::documents_of(lengths, a.T);
+    return a;
+}
+inline std::string name_of(const Fp8Attention& a) {
+    std::string text = strf("B %lld T %lld heads %lld over %lld head size %lld magnitude %g ", (long long)a.B,
+                            (long long)a.T, (long long)a.NH, (long long)a.NKV, (long long)a.HS, a.magnitude);
+    for (int64_t row = 0; row < a.B * a.T && !a.documents.empty(); row++)   // first positions of documents
+        if (a.documents[static_cast<size_t>(row)] == row % a.T) text += strf("%lld ", (long long)(row % a.T));
+    return text;
+}
+
+// One wrong element must be seen, of an error that E4M3 does not hide.
+inline void check_fp8_attention(const Fp8Attention& a, const Fp8Attention::Result& got, bool tensor_cores) {
+    const Fp8Reference want = fp8_attention_reference(a, got.qkv, tensor_cores);
+    check_close("out", got.out, want.out, [&](int64_t i) { return want.out_error[i]; }, 1.0 / 4);
+    check_close("lse", got.lse, want.lse, [&](int64_t i) { return want.lse_error[i]; }, 1.0 / 4);
+}
+
+}  // namespace op_test

@@ -1,0 +1,116 @@
+// An FP8 format from its definition alone, in double, and the quantisation of a matrix element by element: what the
+// casts and the operations of both devices are held against. Uses none of the project's casts.
+#pragma once
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/support/op_test.h"
+
+namespace op_test {
+
+// sign, exponent and mantissa fields of arXiv 2209.05433, table 1.
+inline double fp8_value(Dtype format, int code) {
+    const int mantissa_bits = format == Dtype::kE4m3 ? 3 : 2, exponent_bits = 7 - mantissa_bits;
+    const int bias = (1 << (exponent_bits - 1)) - 1, last = (1 << exponent_bits) - 1;
+    const int exponent = code >> mantissa_bits & last, mantissa = code & ((1 << mantissa_bits) - 1);
+    const double sign = code & 0x80 ? -1 : 1, fraction = mantissa * std::exp2(-mantissa_bits);
+    if (format == Dtype::kE4m3 && exponent == last && fraction == 0.875) return std::nan("");
+    if (format == Dtype::kE5m2 && exponent == last)
+        return fraction == 0 ? sign * std::numeric_limits<double>::infinity() : std::nan("");
+    if (exponent == 0) return sign * fraction * std::exp2(1 - bias);
+    return sign * (1 + fraction) * std::exp2(exponent - bias);
+}
+
+// The finite values that are not negative, by code.
+class Fp8Numbers {
+public:
+    explicit Fp8Numbers(Dtype format) {
+        for (int code = 0; code < 128 && std::isfinite(fp8_value(format, code)); code++)
+            values_.push_back(fp8_value(format, code));
+    }
+    int count() const { return static_cast<int>(values_.size()); }
+    double value(int code) const { return values_[static_cast<size_t>(code)]; }
+    double largest() const { return values_.back(); }
+    // Nearest by distance over all numbers; of two equally near ones the even code. What is larger than all becomes
+    // the largest; NaN is 0x7f.
+    int nearest(double x) const {
+        if (std::isnan(x)) return 0x7f;
+        const double size = std::min(std::fabs(x), largest());
+        int best = 0;
+        for (int code = 1; code < count(); code++) {
+            const double gain = std::fabs(value(best) - size) - std::fabs(value(code) - size);
+            if (gain > 0 || (gain == 0 && code % 2 == 0)) best = code;
+        }
+        return best | (std::signbit(x) ? 0x80 : 0);
+    }
+
+private:
+    std::vector<double> values_;
+};
+
+// A quantised (R, K) matrix.
+struct PlainQuantized {
+    std::vector<uint8_t> codes;
+    std::vector<float> grid;   // dequant_mul, as ops.h lays it out
+};
+
+// Blocks by definition: the factor is the power of two below largest / amax; 1 for blocks of zeros or with a value
+// that is not finite.
+inline float plain_block_factor(double amax, double largest) {
+    if (amax == 0 || !std::isfinite(amax)) return 1;
+    return static_cast<float>(std::exp2(std::min(127.0, std::floor(std::log2(largest / amax)))));
+}
+
+// Largest |x| of rows [top, top + rows), columns [left, left + 128); NaN if there is one.
+inline double plain_amax(const HostTensor& x, int64_t R, int64_t K, int64_t top, int64_t left, int64_t rows) {
+    double amax = 0;
+    for (int64_t r = top; r < std::min(R, top + rows); r++)
+        for (int64_t k = left; k < std::min(K, left + 128); k++) {
+            const double size = std::fabs(x.get(r * K + k));
+            if (std::isnan(size)) return size;
+            amax = std::max(amax, size);
+        }
+    return amax;
+}
+
+// x (R, K) bf16. quant_mul is used for kTensor only.
+inline PlainQuantized quantize_plainly(const HostTensor& x, int64_t R, int64_t K, Granularity granularity,
+                                       Dtype format, float quant_mul) {
+    const Fp8Numbers numbers(format);
+    const bool whole = granularity == Granularity::kTensor;
+    const int64_t rows = granularity == Granularity::kBlock128x128 ? 128 : 1, stride = (K + 511) / 512 * 4;
+    PlainQuantized result;
+    result.codes.resize(static_cast<size_t>(R * K));
+    result.grid.assign(static_cast<size_t>(grid_elems(granularity, R, K)), whole ? 1 / quant_mul : 0.0f);
+    for (int64_t top = 0; top < R; top += rows)
+        for (int64_t left = 0; left < K; left += 128) {
+            float factor = quant_mul;
+            if (!whole) {
+                factor = plain_block_factor(plain_amax(x, R, K, top, left, rows), numbers.largest());
+                const int64_t at = rows == 1 ? left / 128 * R + top : top / 128 * stride + left / 128;
+                result.grid[static_cast<size_t>(at)] = 1 / factor;
+            }
+            for (int64_t r = top; r < std::min(R, top + rows); r++)
+                for (int64_t k = left; k < std::min(K, left + 128); k++) {
+                    const float product = static_cast<float>(x.get(r * K + k)) * factor;   // one rounding, as in ops.h
+                    result.codes[static_cast<size_t>(r * K + k)] =
+                        static_cast<uint8_t>(numbers.nearest(static_cast<double>(product)));
+                }
+        }
+    return result;
+}
+
+// (C, N) from (N, C).
+inline HostTensor transpose_of(const HostTensor& x, int64_t N, int64_t C) {
+    HostTensor t(x.dtype(), N * C);
+    const int64_t size = dtype_bytes(x.dtype());
+    const char* from = static_cast<const char*>(x.data());
+    char* to = static_cast<char*>(t.data());
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t c = 0; c < C; c++)
+            std::memcpy(to + (c * N + n) * size, from + (n * C + c) * size, static_cast<size_t>(size));
+    return t;
+}
+
+}  // namespace op_test

@@ -1,0 +1,50 @@
+// Small models in FP8, for the tests of its recipes.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "tests/support/model_test.h"
+
+inline constexpr Fp8Recipe kFp8Recipes[] = {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise};
+
+// Sizes are multiples of 16, not of 128, and differ from each other.
+inline std::vector<ModelConfig> fp8_shapes() {
+    ModelConfig gpt2 = tiny_gpt2();
+    gpt2.hidden_size = 48;
+    gpt2.ffn_hidden_size = 80;
+    gpt2.num_attention_heads = gpt2.num_query_groups = 3;
+    gpt2.kv_channels = 16;
+    gpt2.max_positions = 48;
+    ModelConfig llama = tiny_llama();
+    llama.hidden_size = 64;
+    llama.ffn_hidden_size = 144;
+    llama.num_attention_heads = 4;
+    llama.num_query_groups = 2;
+    llama.kv_channels = 16;
+    llama.max_positions = 48;
+    ModelConfig mixed = llama;   // biases behind rope and qk-norm
+    mixed.norm = Norm::kLayerNorm;
+    mixed.linear_bias = true;
+    mixed.activation = Activation::kGelu;
+    mixed.qk_norm = true;
+    return {gpt2, llama, mixed};
+}
+
+inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {
+    Config config = tiny_config(shape, Dtype::kBf16, 2, 40);
+    config.shape.init_std = 0.1;
+    config.fp8_recipe = recipe;
+    config.fp8_format = recipe == Fp8Recipe::kBlockwise ? Fp8Format::kE4m3 : Fp8Format::kHybrid;
+    config.fp8_amax_history_len = 3;
+    return config;
+}
+
+inline std::vector<char> raw(TestModel& model, const Tensor& tensor) {
+    std::vector<char> bytes(static_cast<size_t>(tensor.bytes()));
+    device::copy_to_host(model.ctx, bytes.data(), tensor.data, tensor.bytes());
+    device::synchronize(model.ctx);
+    return bytes;
+}
+
+// Factors and histories of a delayed run.
+inline std::string state_text(TestModel& model) { return model.trainer->fp8().export_json(model.ctx); }

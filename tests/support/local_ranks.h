@@ -1,0 +1,192 @@
+// Several ranks as threads of one process: a Comm whose collectives are copies between them. What a collective leaves
+// undefined becomes NaN. On a GPU build they share the first GPU.
+#pragma once
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "llmc/parallel/comm_in_order.h"
+
+class LocalExchange;
+using LocalComm = InTurn<LocalExchange>;
+
+class LocalRanks {
+public:
+    explicit LocalRanks(int ranks) : posted_(static_cast<size_t>(ranks)) {}
+
+    // body(comm) on a thread for each rank; the first error of any ends all.
+    void run(const std::function<void(Comm&)>& body);
+    // The same; by rank how it ended, "nothing" or "exit 7: message".
+    std::vector<std::string> errors(const std::function<void(LocalComm&)>& body);
+    // Returns when all other ranks wait for this one, or one failed.
+    void wait_for_the_others() {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return waiting_ + 1 == posted_.size() || failed_; });
+    }
+
+private:
+    friend class LocalExchange;
+    // Returns once all ranks are here.
+    void meet() {
+        std::unique_lock lock(mutex_);
+        const int64_t round = round_;
+        if (++waiting_ == posted_.size()) {
+            waiting_ = 0;
+            round_++;
+        }
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return round_ != round || failed_; });
+        if (round_ == round) throw Error(kExitPeerLost, "another rank failed");
+    }
+    void fail(const Error& error) {
+        const std::lock_guard lock(mutex_);
+        if (!failed_) first_ = error;
+        failed_ = true;
+        changed_.notify_all();
+    }
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    size_t waiting_ = 0;
+    int64_t round_ = 0;
+    bool failed_ = false;
+    Error first_{kExitOk, ""};
+    std::vector<const void*> posted_;   // by rank
+};
+
+class LocalExchange : public Comm {
+public:
+    LocalExchange(LocalRanks& all, int rank)
+        : Comm({.rank = rank, .ranks = static_cast<int>(all.posted_.size()), .local_rank = rank,
+                .local_ranks = static_cast<int>(all.posted_.size())}),
+          all_(all) {}
+
+    std::vector<std::string> gather(const std::string& mine) override {
+        post(&mine);
+        std::vector<std::string> texts;
+        for (const void* text : all_.posted_) texts.push_back(*static_cast<const std::string*>(text));
+        all_.meet();
+        return texts;
+    }
+    void sum(Ctx& ctx, Tensor values) override {
+        if (ctx.rehearsal) return;
+        Bytes bytes = fetch(ctx, values);
+        switch (values.dtype) {
+            case Dtype::kFp64: reduce<double>(bytes, 0, values.elems, add<double>); break;
+            case Dtype::kFp32: reduce<float>(bytes, 0, values.elems, add<float>); break;
+            case Dtype::kInt32: reduce<int32_t>(bytes, 0, values.elems, add<int32_t>); break;
+            default: throw Error(kExitBug, strf("sum of %s", dtype_name(values.dtype)));
+        }
+        store(ctx, values, bytes);
+    }
+    void max(Ctx& ctx, uint32_t* values, int64_t count) override {
+        if (ctx.rehearsal) return;
+        const Tensor tensor{values, Dtype::kInt32, count};
+        Bytes bytes = fetch(ctx, tensor);
+        reduce<uint32_t>(bytes, 0, count, [](uint32_t a, uint32_t b) { return std::max(a, b); });
+        store(ctx, tensor, bytes);
+    }
+    void reduce_scatter(Ctx& ctx, Tensor blocks) override {
+        if (ctx.rehearsal) return;
+        const int64_t block = blocks.elems / world().ranks, begin = world().rank * block;
+        Bytes bytes = fetch(ctx, blocks);
+        reduce<float>(bytes, begin, block, add<float>);
+        std::fill(bytes.begin(), bytes.begin() + begin * 4, '\xff');
+        std::fill(bytes.begin() + (begin + block) * 4, bytes.end(), '\xff');
+        store(ctx, blocks, bytes);
+    }
+    void all_gather(Ctx& ctx, Tensor blocks) override {
+        if (ctx.rehearsal) return;
+        copy_blocks(ctx, blocks, blocks, [](int from, int) { return from; });
+    }
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        if (ctx.rehearsal) return;
+        copy_blocks(ctx, out, in, [](int, int own) { return own; });
+    }
+    [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }
+    LocalRanks& all() { return all_; }
+
+private:
+    using Bytes = std::vector<char>;
+
+    template <typename T> static T add(T a, T b) { return a + b; }
+    // A device's memory by way of the host's, so that the threads can share one GPU.
+    static Bytes fetch(Ctx& ctx, const Tensor& tensor) {
+        Bytes bytes(static_cast<size_t>(tensor.bytes()));
+        device::copy_to_host(ctx, bytes.data(), tensor.data, tensor.bytes());
+        device::synchronize(ctx);
+        return bytes;
+    }
+    static void store(Ctx& ctx, const Tensor& tensor, const Bytes& bytes) {
+        device::copy_to_device(ctx, tensor.data, bytes.data(), tensor.bytes());
+        device::synchronize(ctx);
+    }
+    void post(const void* mine) {
+        all_.posted_[static_cast<size_t>(world().rank)] = mine;
+        all_.meet();
+    }
+    // Elements [begin, begin + count) = those of all ranks, joined in rank order.
+    template <typename T, typename Join> void reduce(Bytes& bytes, int64_t begin, int64_t count, Join&& join) {
+        post(bytes.data());
+        const T* first = static_cast<const T*>(all_.posted_[0]) + begin;
+        std::vector<T> result(first, first + count);
+        for (size_t r = 1; r < all_.posted_.size(); r++) {
+            const T* theirs = static_cast<const T*>(all_.posted_[r]) + begin;
+            for (size_t i = 0; i < result.size(); i++) result[i] = join(result[i], theirs[i]);
+        }
+        all_.meet();   // everyone has read
+        std::memcpy(bytes.data() + begin * static_cast<int64_t>(sizeof(T)), result.data(), result.size() * sizeof(T));
+    }
+    // Block r of out = block which(r, own) of rank r's in.
+    template <typename Which> void copy_blocks(Ctx& ctx, Tensor out, Tensor in, Which&& which) {
+        if (in.elems % world().ranks != 0 || out.bytes() != in.bytes()) throw Error(kExitBug, "blocks that differ");
+        const Bytes mine = fetch(ctx, in);
+        post(mine.data());
+        const size_t block = mine.size() / all_.posted_.size();
+        Bytes result(mine.size());
+        for (size_t r = 0; r < all_.posted_.size(); r++) {
+            const char* theirs = static_cast<const char*>(all_.posted_[r]);
+            const auto from = static_cast<size_t>(which(static_cast<int>(r), world().rank));
+            std::memcpy(result.data() + r * block, theirs + from * block, block);
+        }
+        all_.meet();
+        store(ctx, out, result);
+    }
+
+    LocalRanks& all_;
+};
+
+inline std::vector<std::string> LocalRanks::errors(const std::function<void(LocalComm&)>& body) {
+    std::vector<std::string> ends(posted_.size(), "nothing");
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < posted_.size(); rank++)
+        threads.emplace_back([&, rank] {
+            LocalComm comm(*this, static_cast<int>(rank));
+            auto end = [&](const Error& error) {
+                ends[rank] = strf("exit %d: %s", error.exit_code, error.what());
+                fail(error);
+            };
+            try {
+                body(comm);
+            } catch (const Error& error) {
+                end(error);
+            } catch (const std::exception& error) {
+                end(Error(kExitBug, error.what()));
+            }
+        });
+    for (std::thread& thread : threads) thread.join();
+    return ends;
+}
+
+inline void LocalRanks::run(const std::function<void(Comm&)>& body) {
+    errors(body);
+    if (failed_) throw first_;
+}
+
+inline std::vector<std::string> run_ranks(int ranks, const std::function<void(LocalComm&)>& body) {
+    return LocalRanks(ranks).errors(body);
+}

@@ -1,0 +1,195 @@
+// A small model on the device of this build, with access to everything a test compares.
+#pragma once
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "llmc/base/rng.h"
+#include "llmc/train/plan.h"
+#include "llmc/train/trainer.h"
+
+// Small but complete shapes: odd row counts, a vocabulary that needs padding, grouped queries.
+inline ModelConfig tiny_gpt2() {
+    ModelConfig c;
+    c.num_layers = 2;
+    c.hidden_size = 24;
+    c.ffn_hidden_size = 40;
+    c.num_attention_heads = c.num_query_groups = 3;
+    c.kv_channels = 8;
+    c.vocab_size = 29;
+    c.max_positions = 16;
+    return c;
+}
+
+inline ModelConfig tiny_llama() {
+    ModelConfig c = tiny_gpt2();
+    c.hidden_size = 32;
+    c.num_attention_heads = 4;
+    c.num_query_groups = 2;
+    c.norm = Norm::kRmsNorm;
+    c.position = PositionEmbedding::kRope;
+    c.activation = Activation::kSwiglu;
+    c.linear_bias = false;
+    c.tied_head = false;
+    return c;
+}
+
+inline Config tiny_config(const ModelConfig& shape, Dtype dtype, int64_t B, int64_t T) {
+    Config c;
+    c.shape = shape;
+    c.seq_length = T;
+    c.micro_batch_size = c.global_batch_size = B;
+    c.train_iters = 1;
+    c.dtype = dtype;
+    c.lr = 1e-3;
+    c.adam_beta1 = 0.9;
+    c.adam_beta2 = 0.95;
+    c.adam_eps = 1e-8;
+    c.weight_decay = 0.1;
+    c.clip_grad = 1.0;
+    c.seed = 7;
+    return c;
+}
+
+// In which order the CPU takes its two streams.
+struct Streams {
+    bool late = false;           // that of compute is late, not the other; see device::run_late
+    int64_t* orders = nullptr;   // see Ctx
+};
+
+class TestModel {
+public:
+    static constexpr int32_t kSeparator = 1;   // with --reset-attention-mask
+
+    // one_of: of several ranks; else there is one.
+    explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr, const Streams& streams = {})
+        : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape)) {
+        device::device_open(ctx, 0);
+        ctx.orders = streams.orders;
+        if (streams.late) device::run_late(ctx);
+        plan = plan_memory(config, table, comm.world().ranks);
+        memory_ = device::device_alloc(plan.arena_bytes);
+        device::fill_bytes(ctx, memory_, 0xff, plan.arena_bytes);
+        arena = Arena(memory_, plan.arena_bytes);
+        arena.set_poison(poison);
+        trainer = std::make_unique<Trainer>(config, table, arena, comm);
+        device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
+        trainer->decoder().upload_constants(ctx);
+        trainer->optimizer().initialise(ctx);
+    }
+    ~TestModel() {
+        trainer.reset();
+        device::device_close(ctx);   // what is late may still want the memory
+        device::device_free(memory_);
+    }
+
+    // Any number of micro-batches of micro_batch_size sequences, which the ranks share.
+    void set_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) {
+        const int64_t N = config.micro_batch_size * config.seq_length;
+        counted = 0;
+        for (int32_t target : targets) counted += target != kIgnoreIndex;
+        tokens_.clear();
+        targets_.clear();
+        for (int64_t begin = comm.world().rank * N; begin < static_cast<int64_t>(tokens.size());
+             begin += comm.world().ranks * N) {
+            tokens_.insert(tokens_.end(), tokens.begin() + begin, tokens.begin() + begin + N);
+            targets_.insert(targets_.end(), targets.begin() + begin, targets.begin() + begin + N);
+        }
+        order_.resize(tokens_.size());
+        std::vector<int64_t> scratch;
+        staged.micro_batches = static_cast<int64_t>(tokens_.size()) / N;
+        for (int64_t i = 0; i < staged.micro_batches; i++)
+            sort_rows_by_token(tokens_.data() + i * N, N, config.shape.vocab_size, order_.data() + i * N, scratch);
+        inputs_ = {};
+        inputs_.lr = static_cast<float>(config.lr);
+        inputs_.dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
+        if (config.reset_attention_mask) {
+            documents_.resize(2 * tokens_.size());
+            for (int64_t i = 0; i < staged.micro_batches; i++)
+                mark_documents(tokens_.data() + i * N, config.micro_batch_size, config.seq_length, kSeparator,
+                               documents_.data() + 2 * i * N);
+            staged.documents = documents_.data();
+        }
+        staged.tokens = tokens_.data();
+        staged.targets = targets_.data();
+        staged.order = order_.data();
+        staged.inputs = &inputs_;
+        staged.result = &result;
+        staged.counted_tokens = counted;
+    }
+    void set_random_batch(int64_t sequences, uint64_t key, bool with_ignored = true) {
+        const int64_t n = sequences * config.seq_length;
+        std::vector<int32_t> tokens, targets;
+        for (int64_t i = 0; i < n; i++) {
+            const Philox4 p = philox(key, static_cast<uint64_t>(i));
+            tokens.push_back(static_cast<int32_t>(p.word[0] % static_cast<uint32_t>(config.shape.vocab_size)));
+            const bool ignored = with_ignored && p.word[2] % 5 == 0;
+            const uint32_t target = p.word[1] % static_cast<uint32_t>(config.shape.vocab_size);
+            targets.push_back(ignored ? kIgnoreIndex : static_cast<int32_t>(target));
+        }
+        set_batch(tokens, targets);
+    }
+
+    void step() {
+        trainer->step(ctx, staged);
+        device::synchronize(ctx);
+    }
+    // Gradients of the batch without an update: the learning rate is 0 for this step.
+    void gradients() {
+        inputs_.lr = 0;
+        step();
+        inputs_.lr = static_cast<float>(config.lr);
+    }
+    double loss() const { return result.loss_sum / static_cast<double>(counted); }
+
+    // Every float type as double.
+    std::vector<double> read(const Tensor& tensor) {
+        std::vector<char> raw(static_cast<size_t>(tensor.bytes()));
+        device::copy_to_host(ctx, raw.data(), tensor.data, tensor.bytes());
+        device::synchronize(ctx);
+        std::vector<double> values;
+        for (int64_t i = 0; i < tensor.elems; i++) {
+            const size_t at = static_cast<size_t>(i);
+            switch (tensor.dtype) {
+                case Dtype::kFp32:
+                    values.push_back(static_cast<double>(reinterpret_cast<float*>(raw.data())[at]));
+                    break;
+                case Dtype::kFp64: values.push_back(reinterpret_cast<double*>(raw.data())[at]); break;
+                case Dtype::kBf16:
+                    values.push_back(static_cast<double>(static_cast<float>(reinterpret_cast<bf16*>(raw.data())[at])));
+                    break;
+                default: throw Error(kExitBug, "not a float tensor");
+            }
+        }
+        return values;
+    }
+    std::vector<double> grad(int param) { return read(trainer->decoder().grad(param)); }
+    std::vector<double> weight(int param) { return read(trainer->decoder().weight(param)); }
+
+private:
+    const std::unique_ptr<Comm> single_ = open_single();
+
+public:
+    Comm& comm;
+    const Config config;
+    const ParamTable table;
+    Ctx ctx;
+    MemoryPlan plan;
+    Arena arena;
+    std::unique_ptr<Trainer> trainer;
+    StagedStep staged;
+    StepState result{};
+    int64_t counted = 0;
+
+private:
+    void* memory_ = nullptr;
+    std::vector<int32_t> tokens_, targets_, order_, documents_;
+    StepState inputs_{};
+};
+
+// |a - b| / |b|
+inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
+    double difference = 0, bb = 0;
+    for (size_t i = 0; i < a.size(); i++) difference += (a[i] - b[i]) * (a[i] - b[i]), bb += b[i] * b[i];
+    return std::sqrt(difference / bb);
+}

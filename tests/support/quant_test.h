@@ -1,0 +1,93 @@
+// Everything that a QuantOut may point to, in guarded host memory, for the tests of producers on either device.
+#pragma once
+#include "tests/support/op_test.h"
+
+#include "llmc/base/fp8.h"
+
+namespace op_test {
+
+// What is asked for.
+struct QuantRequest {
+    std::string name;
+    bool rowwise = true, transposed = true;
+    Granularity granularity = Granularity::kTensor;
+    Scaling scaling = Scaling::kDelayed;
+    Dtype format = Dtype::kE4m3;
+    bool record = false, dbias = false;
+};
+
+// Every kind of request that the recipes make, and some that they do not.
+inline std::vector<QuantRequest> quant_requests() {
+    using enum Granularity;
+    return {{.name = "delayed", .record = true},
+            {.name = "delayed e5m2 with dbias", .format = Dtype::kE5m2, .record = true, .dbias = true},
+            {.name = "delayed, rowwise only", .transposed = false, .record = true},
+            {.name = "delayed, transposed only", .rowwise = false},
+            {.name = "current", .scaling = Scaling::kCurrent, .format = Dtype::kE5m2},
+            {.name = "record only", .rowwise = false, .transposed = false, .record = true, .dbias = true},
+            {.name = "dbias only", .rowwise = false, .transposed = false, .dbias = true},
+            {.name = "1x128", .granularity = kBlock1x128, .record = true, .dbias = true},
+            {.name = "1x128 e5m2, transposed only", .rowwise = false, .granularity = kBlock1x128,
+             .format = Dtype::kE5m2},
+            {.name = "1x128, rowwise only", .transposed = false, .granularity = kBlock1x128},
+            {.name = "128x128", .granularity = kBlock128x128},
+            {.name = "128x128 e5m2, transposed only", .rowwise = false, .granularity = kBlock128x128,
+             .format = Dtype::kE5m2}};
+}
+
+struct QuantMemory {
+    QuantRequest request;
+    HostTensor rowwise, transposed, rowwise_grid, transposed_grid, dbias, dbias_scratch;
+    Fp8Slot slot{.dequant_mul = -1, .quant_mul = 24, .amax_bits = 0, .step_amax_bits = 0};
+    Fp8Counts counts{1000, 2000, 3000, 4000};
+    uint32_t first_nonfinite = 77;
+
+    // Of an (N, C) result. The slot starts with the amax that a pass before recorded.
+    QuantMemory(const QuantRequest& asked, int64_t N, int64_t C, float amax_before = 3.5f) : request(asked) {
+        const bool blocks = asked.granularity != Granularity::kTensor;
+        if (asked.rowwise) rowwise = HostTensor(asked.format, N * C);
+        if (asked.transposed) transposed = HostTensor(asked.format, N * C);
+        if (asked.rowwise && blocks) rowwise_grid = {Dtype::kFp32, grid_elems(asked.granularity, N, C)};
+        if (asked.transposed && blocks) transposed_grid = {Dtype::kFp32, grid_elems(asked.granularity, C, N)};
+        if (asked.dbias) {
+            dbias = random_tensor(Dtype::kFp32, C, 99);
+            dbias_scratch = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);
+        }
+        slot.amax_bits = amax_bits_of(amax_before);
+    }
+    QuantOut out() {
+        return {.rowwise = rowwise.view(),
+                .transposed = transposed.view(),
+                .granularity = request.granularity,
+                .scaling = request.scaling,
+                .slot = &slot,
+                .rowwise_grid = rowwise_grid.view(),
+                .transposed_grid = transposed_grid.view(),
+                .record = request.record,
+                .counts = &counts,
+                .first_nonfinite = &first_nonfinite,
+                .event = 5,
+                .dbias = dbias.view(),
+                .dbias_scratch = dbias_scratch.view()};
+    }
+    // "" or what differs; scratch aside.
+    std::string difference(const QuantMemory& other) const {
+        if (!rowwise.same_bits(other.rowwise)) return "rowwise";
+        if (!transposed.same_bits(other.transposed)) return "transposed";
+        if (!rowwise_grid.same_bits(other.rowwise_grid)) return "rowwise_grid";
+        if (!transposed_grid.same_bits(other.transposed_grid)) return "transposed_grid";
+        if (!dbias.same_bits(other.dbias)) return "dbias";
+        if (std::memcmp(&slot, &other.slot, sizeof slot) != 0) return "slot";
+        if (std::memcmp(&counts, &other.counts, sizeof counts) != 0) return "counts";
+        if (first_nonfinite != other.first_nonfinite) return "first_nonfinite";
+        return guards_intact() && other.guards_intact() ? "" : "guards";
+    }
+    bool guards_intact() const {
+        bool intact = true;
+        for (const HostTensor* t : {&rowwise, &transposed, &rowwise_grid, &transposed_grid, &dbias, &dbias_scratch})
+            intact &= t->guards_intact();
+        return intact;
+    }
+};
+
+}  // namespace op_test

@@ -1,0 +1,134 @@
+// A training state in host memory that is cut over ranks as buckets cut it, for tests of checkpoints.
+#pragma once
+#include <map>
+
+#include "llmc/model/params.h"
+#include "tests/support/checkpoint_test.h"
+#include "tests/support/local_ranks.h"
+
+namespace checkpoint_test {
+
+using Held = std::vector<std::vector<ElementRange>>;   // by parameter
+
+// What rank `rank` of `ranks` owns: parameters fill buckets of at least bucket_elems, linears apart from the others;
+// each bucket is cut into equal blocks, a multiple of kParamAlign elements long. One rank, or zero 0: everything.
+inline Held held_by(const ParamTable& table, int rank, int ranks, int64_t bucket_elems, bool zero) {
+    Held held;
+    if (!zero) {
+        for (const Param& param : table.params) held.push_back({{0, param.elems()}});
+        return held;
+    }
+    held.resize(table.params.size());
+    for (bool matrices : {true, false}) {
+        std::vector<std::pair<size_t, int64_t>> bucket;   // parameters and where they begin
+        int64_t elems = 0;
+        auto close = [&] {
+            const int64_t unit = ranks * kParamAlign, block = (elems + unit - 1) / unit * kParamAlign;
+            for (const auto& [p, offset] : bucket) {
+                const int64_t begin = std::max<int64_t>(0, rank * block - offset);
+                const int64_t end = std::min(table.params[p].elems(), (rank + 1) * block - offset);
+                if (begin < end) held[p].push_back({begin, end - begin});
+            }
+            bucket.clear();
+            elems = 0;
+        };
+        for (size_t p = 0; p < table.params.size(); p++) {
+            const Param& param = table.params[p];
+            if ((param.layer >= 0 && !param.is_vector()) != matrices) continue;
+            bucket.emplace_back(p, elems);
+            elems += (param.elems() + kParamAlign - 1) / kParamAlign * kParamAlign;
+            if (elems >= bucket_elems) close();
+        }
+        close();
+    }
+    return held;
+}
+
+// One rank's part of a state. Elements of others must not be touched, weights must be collected before they are read.
+struct ShardedState : FakeState {
+    Held held;
+    Comm& comm;
+    bool zero;
+    int collected = -1;
+
+    ShardedState(const FakeState& like, Comm& comm_, bool zero_ = true, int64_t bucket_elems = 3000)
+        : FakeState(like.config, like.weight_dtype, like.moment_dtype),
+          held(held_by(table, comm_.world().rank, comm_.world().ranks, bucket_elems, zero_)), comm(comm_),
+          zero(zero_ && comm_.world().ranks > 1) {}
+
+    static std::vector<StateKind> sharded_kinds() {
+        return {StateKind::kMaster, StateKind::kMomentM, StateKind::kMomentV};
+    }
+
+    // What this rank holds of another state.
+    void take(FakeState& whole) {
+        for (StateKind kind : sharded_kinds()) each_held([&](size_t p, const ElementRange& part) {
+            const int64_t element = dtype_bytes(dtype(kind));
+            std::memcpy(of(kind)[p].data() + part.begin * element, whole.of(kind)[p].data() + part.begin * element,
+                        static_cast<size_t>(part.count * element));
+        });
+        if (!zero) of(StateKind::kWeight) = whole.of(StateKind::kWeight);
+    }
+    // Whether what this rank holds is what `whole` has there, and the rest is untouched.
+    bool part_of(FakeState& whole) {
+        ShardedState expected(whole, comm, zero);
+        expected.held = held;
+        expected.take(whole);
+        for (StateKind kind : sharded_kinds())
+            if (expected.of(kind) != of(kind)) return false;
+        return true;
+    }
+
+    StateAccess access() {
+        StateAccess access = FakeState::access();
+        access.held = [this](int index) { return held.at(static_cast<size_t>(index)); };
+        if (zero) access.collect_weight = [this](int index) { collect(index); };
+        access.read = [this, read = access.read](StateKind kind, int index, int64_t begin, int64_t count, void* host) {
+            if (kind == StateKind::kWeight && zero) CHECK_MESSAGE(collected == index, "weight read uncollected");
+            if (kind != StateKind::kWeight) check_held(index, begin, count);
+            read(kind, index, begin, count, host);
+        };
+        access.write = [this, write = access.write](StateKind kind, int index, int64_t begin, int64_t count,
+                                                    const void* host) {
+            if (kind != StateKind::kWeight) check_held(index, begin, count);
+            write(kind, index, begin, count, host);
+        };
+        return access;
+    }
+
+private:
+    template <typename Use> void each_held(Use&& use) {
+        for (size_t p = 0; p < held.size(); p++)
+            for (const ElementRange& part : held[p]) use(p, part);
+    }
+    void check_held(int index, int64_t begin, int64_t count) {
+        bool inside = false;
+        for (const ElementRange& part : held.at(static_cast<size_t>(index)))
+            inside |= part.begin <= begin && begin + count <= part.begin + part.count;
+        CHECK_MESSAGE(inside, "an element of another rank was touched");
+    }
+
+    // Every rank's masters, rounded: as the real one does, all ranks must come with the same index.
+    void collect(int index) {
+        CHECK(index == (collected + 1) % static_cast<int>(table.params.size()));
+        const size_t p = static_cast<size_t>(index);
+        std::string mine(reinterpret_cast<const char*>(&index), sizeof index);
+        for (const ElementRange& part : held[p]) {
+            mine.append(reinterpret_cast<const char*>(&part), sizeof part);
+            mine.append(of(StateKind::kMaster)[p].data() + part.begin * 4, static_cast<size_t>(part.count * 4));
+        }
+        for (const std::string& text : comm.gather(mine)) {
+            CHECK(text.substr(0, sizeof index) == mine.substr(0, sizeof index));
+            for (size_t at = sizeof index; at < text.size();) {
+                ElementRange part;
+                std::memcpy(&part, text.data() + at, sizeof part);
+                at += sizeof part;
+                round_values(p, part.begin, text.data() + at, part.count);
+                at += static_cast<size_t>(part.count * 4);
+            }
+        }
+        collected = index;
+    }
+};
+
+}  // namespace checkpoint_test

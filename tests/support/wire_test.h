@@ -1,0 +1,207 @@
+// Inputs of the tests of what travels between ranks, for either device.
+#pragma once
+#include "tests/support/quant_test.h"
+
+namespace op_test {
+
+// (N, C) values whose neighbourhoods of 32 x 32 have very different sizes, so that a factor of the wrong block shows;
+// some zeros.
+inline HostTensor uneven_tensor(Dtype dtype, int64_t N, int64_t C, uint64_t key, int powers = 33) {
+    HostTensor x = random_tensor(dtype, N * C, key);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t c = 0; c < C; c++) {
+            const int64_t i = n * C + c;
+            const uint32_t random = philox(key, static_cast<uint64_t>(n / 32 * 1000 + c / 32)).word[1];
+            const int power = static_cast<int>(random % static_cast<uint32_t>(powers)) - powers / 2;
+            x.set(i, i % 61 == 7 ? 0 : std::ldexp(x.get(i), power));
+        }
+    return x;
+}
+
+// A run of the elements of a tensor.
+struct Run {
+    int64_t begin, elems;
+};
+// [0, elems) cut at random places, multiples of `align`, into `count` runs; some may be empty.
+inline std::vector<Run> random_runs(int64_t elems, int64_t count, int64_t align, uint64_t key) {
+    std::vector<int64_t> cuts = {0, elems};
+    for (int64_t i = 1; i < count; i++) {
+        const int64_t random = philox(key, static_cast<uint64_t>(i)).word[0];
+        cuts.push_back(random % (elems / align + 1) * align);
+    }
+    std::sort(cuts.begin(), cuts.end());
+    std::vector<Run> runs;
+    for (size_t i = 0; i + 1 < cuts.size(); i++) runs.push_back({cuts[i], cuts[i + 1] - cuts[i]});
+    return runs;
+}
+
+// Elements [begin, begin + elems) in guarded memory of their own, and back.
+inline HostTensor part_of(const HostTensor& whole, Run run) {
+    HostTensor part(whole.dtype(), run.elems);
+    const int64_t size = dtype_bytes(whole.dtype());
+    std::memcpy(part.data(), static_cast<const char*>(whole.data()) + run.begin * size,
+                static_cast<size_t>(part.bytes()));
+    return part;
+}
+inline void put_part(HostTensor& whole, Run run, const HostTensor& part) {
+    const int64_t size = dtype_bytes(whole.dtype());
+    std::memcpy(static_cast<char*>(whole.data()) + run.begin * size, part.data(), static_cast<size_t>(part.bytes()));
+}
+
+inline uint8_t byte_of(const HostTensor& t, int64_t i) { return static_cast<const uint8_t*>(t.data())[i]; }
+
+// The weights that several ranks may make together: rowwise and transposed, with one factor or square blocks.
+inline std::vector<QuantRequest> weight_requests() {
+    std::vector<QuantRequest> requests;
+    for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
+        requests.push_back({.name = "delayed", .format = format});
+        requests.push_back({.name = "current", .scaling = Scaling::kCurrent, .format = format});
+        requests.push_back({.name = "squares", .granularity = Granularity::kBlock128x128, .format = format});
+    }
+    return requests;
+}
+
+// ---- those weights on either device. A Device has Memory, a copy of a HostTensor between guards, ctx() and the
+// operations.
+
+// Memory of the CPU device.
+class HostMemory {
+public:
+    explicit HostMemory(const HostTensor& start, int64_t = 0) : tensor_(start) {}
+    Tensor view() { return tensor_.view(); }
+    HostTensor download() const {
+        CHECK(tensor_.guards_intact());
+        return tensor_;
+    }
+
+private:
+    HostTensor tensor_;
+};
+struct OnCpu {
+    using Memory = HostMemory;
+    static Ctx& ctx() {
+        static Ctx one;
+        return one;
+    }
+    static constexpr auto amax = cpu::amax;
+    static constexpr auto quantize = cpu::quantize;
+    static constexpr auto block_amax = cpu::block_amax;
+    static constexpr auto fp8_factors = cpu::fp8_factors;
+    static constexpr auto quantize_run = cpu::quantize_run;
+    static constexpr auto block_grids = cpu::block_grids;
+    static constexpr auto transpose_bytes = cpu::transpose_bytes;
+};
+
+template <typename T> T* object_in(Tensor t) { return static_cast<T*>(t.data); }
+template <typename T> HostTensor tensor_of(const T& object) {
+    HostTensor t(Dtype::kInt32, sizeof(T) / 4);
+    std::memcpy(t.data(), &object, sizeof object);
+    return t;
+}
+template <typename T> T object_of(const HostTensor& t) {
+    T object;
+    std::memcpy(&object, t.data(), sizeof object);
+    return object;
+}
+
+// A QuantMemory on a device.
+template <typename Device> struct WeightMemory {
+    using Memory = typename Device::Memory;
+    const QuantRequest& request;
+    int64_t N, C;
+    QuantMemory host;
+    Memory rowwise, transposed, rowwise_grid, transposed_grid, slot, counts;
+
+    WeightMemory(const QuantRequest& asked, int64_t N_, int64_t C_)
+        : request(asked), N(N_), C(C_), host(asked, N_, C_, 0), rowwise(host.rowwise), transposed(host.transposed),
+          rowwise_grid(host.rowwise_grid), transposed_grid(host.transposed_grid), slot(tensor_of(host.slot)),
+          counts(tensor_of(host.counts)) {}
+    Fp8Slot* slot_here() { return object_in<Fp8Slot>(slot.view()); }
+    Fp8Counts* counts_here() { return object_in<Fp8Counts>(counts.view()); }
+    bool current() const { return request.scaling == Scaling::kCurrent; }
+    QuantMemory download() {
+        host.rowwise = rowwise.download(), host.transposed = transposed.download();
+        host.rowwise_grid = rowwise_grid.download(), host.transposed_grid = transposed_grid.download();
+        host.slot = object_of<Fp8Slot>(slot.download()), host.counts = object_of<Fp8Counts>(counts.download());
+        return host;
+    }
+};
+
+// x (N, C) fp32 in one go.
+template <typename Device> QuantMemory quantize_whole(const QuantRequest& request, const HostTensor& x, int64_t N,
+                                                      int64_t C) {
+    WeightMemory<Device> to(request, N, C);
+    typename Device::Memory in(x);
+    if (to.current()) Device::amax(Device::ctx(), {.slot = to.slot_here(), .in = in.view()});
+    QuantOut quant;
+    quant.rowwise = to.rowwise.view(), quant.transposed = to.transposed.view();
+    quant.granularity = request.granularity, quant.scaling = request.scaling;
+    quant.slot = to.slot_here(), quant.counts = to.counts_here();
+    quant.rowwise_grid = to.rowwise_grid.view(), quant.transposed_grid = to.transposed_grid.view();
+    Device::quantize(Device::ctx(), {.quant = quant, .in = in.view(), .N = N, .C = C});
+    return to.download();
+}
+
+// The amaxes of the blocks: each rank's, then the maximum.
+template <typename Device> HostTensor amaxes_of_runs(const HostTensor& x, int64_t N, int64_t C,
+                                                     const std::vector<Run>& runs, int64_t shift_bytes = 0) {
+    HostTensor all(Dtype::kInt32, (N + 127) / 128 * ((C + 127) / 128));
+    all.fill(0);
+    const HostTensor none = all;
+    for (Run run : runs) {
+        typename Device::Memory mine(none), in(part_of(x, run), shift_bytes);
+        Device::block_amax(Device::ctx(), {.amaxes = object_in<uint32_t>(mine.view()), .in = in.view(),
+                                           .begin = run.begin, .R = N, .C = C});
+        HostTensor host = mine.download();
+        for (int64_t i = 0; i < all.elems(); i++) {
+            uint32_t* most = object_in<uint32_t>(all.view()) + i;
+            *most = std::max(*most, object_in<uint32_t>(host.view())[i]);
+        }
+    }
+    return all;
+}
+
+// The same as quantize_whole in the steps that ranks go through together. shift_bytes: of the runs in device memory.
+template <typename Device> QuantMemory quantize_in_runs(const QuantRequest& request, const HostTensor& x, int64_t N,
+                                                        int64_t C, const std::vector<Run>& runs,
+                                                        int64_t shift_bytes = 0) {
+    using Memory = typename Device::Memory;
+    Ctx& ctx = Device::ctx();
+    WeightMemory<Device> to(request, N, C);
+    const bool blocks = request.granularity != Granularity::kTensor;
+    Memory amaxes(blocks ? amaxes_of_runs<Device>(x, N, C, runs, shift_bytes) : HostTensor{});
+    const auto* block_amaxes = object_in<const uint32_t>(amaxes.view());
+    if (blocks) {
+        Device::block_grids(ctx, {.grid = to.rowwise_grid.view(), .transposed_grid = to.transposed_grid.view(),
+                                  .amaxes = block_amaxes, .R = N, .C = C, .format = request.format});
+    } else {
+        for (Run run : runs) {
+            Memory in(part_of(x, run), shift_bytes);
+            if (to.current()) Device::amax(ctx, {.slot = to.slot_here(), .in = in.view()});
+        }
+        Device::fp8_factors(ctx, {.slots = to.slot_here(), .count = 1, .scaling = request.scaling,
+                                  .format = request.format});
+    }
+    HostTensor bytes(request.format, N * C);
+    for (Run run : runs) {
+        Memory in(part_of(x, run), shift_bytes), out(HostTensor(request.format, run.elems), shift_bytes);
+        Device::quantize_run(ctx, {.out = out.view(), .in = in.view(), .begin = run.begin, .R = N, .C = C,
+                                   .slot = blocks ? nullptr : to.slot_here(), .block_amaxes = block_amaxes,
+                                   .counts = to.counts_here()});
+        put_part(bytes, run, out.download());
+    }
+    Memory gathered(bytes);
+    Device::transpose_bytes(ctx, {.out = to.transposed.view(), .in = gathered.view(), .R = N, .C = C});
+    QuantMemory result = to.download();
+    result.rowwise = gathered.download();
+    return result;
+}
+
+// Values that make trouble: not finite, fp32 that rounds to infinity in bf16, denormals, ties.
+inline void spoil(HostTensor& x, uint64_t key) {
+    const double values[] = {HUGE_VAL, -HUGE_VAL, std::nan(""), 0x1.fffffep127, 0x1p-149, -0x1p-133, 0x1p-126, -0.0,
+                             0, 0x1.01p0, 1.0625, 0x1.8p-10};
+    for (size_t i = 0; i < std::size(values); i++) x.set(philox(key, i).word[0] % x.elems(), values[i]);
+}
+
+}  // namespace op_test

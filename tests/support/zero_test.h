@@ -1,0 +1,151 @@
+// Training on several ranks, which are threads of the test: what is left of such a run, for comparisons by bits.
+#pragma once
+#include "tests/support/doctest.h"
+
+#include <bit>
+#include <map>
+#include <mutex>
+
+#include "tests/support/fp8_model_test.h"
+#include "tests/support/local_ranks.h"
+
+using Bytes = std::vector<char>;
+
+// A number that equals only the same bits: the norm of a skipped step is NaN on all ranks.
+struct Figure {
+    double value;
+    bool operator==(const Figure& other) const {
+        return std::bit_cast<uint64_t>(value) == std::bit_cast<uint64_t>(other.value);
+    }
+};
+
+// What is left of a run of some steps.
+struct Run {
+    std::vector<Figure> losses, norms;
+    std::vector<int> skips;
+    std::map<std::string, Bytes> state;     // "m 0.qkv.weight", of all ranks together
+    std::map<std::string, Bytes> weights;   // every form of every weight
+    std::string factors;                    // with histories
+
+    bool operator==(const Run& other) const = default;
+};
+
+// What this rank holds, into the state of all.
+inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
+    const StateAccess access = model.trainer->optimizer().access(model.ctx);
+    const std::pair<const char*, StateKind> kinds[] = {
+        {"master ", StateKind::kMaster}, {"m ", StateKind::kMomentM}, {"v ", StateKind::kMomentV}};
+    for (const auto& [name, kind] : kinds) {
+        const int64_t size = dtype_bytes(kind == StateKind::kMaster ? Dtype::kFp32 : access.moment_dtype);
+        for (size_t i = 0; i < model.table.params.size(); i++) {
+            const Param& p = model.table.params[i];
+            std::vector<ElementRange> ranges{{0, p.elems()}};
+            if (access.held) ranges = access.held(static_cast<int>(i));
+            Bytes& bytes = state[name + p.name];
+            bytes.resize(static_cast<size_t>(p.elems() * size));
+            for (const ElementRange& range : ranges)
+                access.read(kind, static_cast<int>(i), range.begin, range.count, bytes.data() + range.begin * size);
+        }
+    }
+}
+
+inline std::map<std::string, Bytes> read_weights(TestModel& model) {
+    std::map<std::string, Bytes> weights;
+    model.trainer->zero().wait_for_weights(model.ctx);
+    for (size_t i = 0; i < model.table.params.size(); i++) {
+        const Tensor weight = model.trainer->decoder().weight(static_cast<int>(i));
+        if (weight) weights[model.table.params[i].name] = raw(model, weight);
+    }
+    const Fp8State& fp8 = model.trainer->fp8();
+    for (const LinearPlan& plan : fp8.plan().linears) {
+        const Fp8Linear* linear = fp8.linear(plan.layer, plan.kind);
+        if (!linear) continue;
+        weights[plan.name + " rowwise"] = raw(model, linear->weight.data);
+        weights[plan.name + " transposed"] = raw(model, linear->weight_transposed.data);
+        if (linear->weight.granularity == Granularity::kTensor) {
+            const Tensor slot{fp8.weight_slot(linear->param), Dtype::kFp32, 1};
+            weights[plan.name + " dequant_mul"] = raw(model, slot);
+        } else {
+            weights[plan.name + " grid"] = raw(model, linear->weight.grid);
+            weights[plan.name + " transposed grid"] = raw(model, linear->weight_transposed.grid);
+        }
+    }
+    return weights;
+}
+
+// What a checkpoint would have as the weights of a parameter that is in FP8 alone: its masters, rounded.
+inline void check_collected(TestModel& model) {
+    const StateAccess access = model.trainer->optimizer().access(model.ctx);
+    if (!access.held) return;
+    for (size_t i = 0; i < model.table.params.size(); i++) {
+        const int index = static_cast<int>(i);
+        access.collect_weight(index);
+        std::vector<bf16> weight(static_cast<size_t>(model.table.params[i].elems()));
+        if (access.weight_dtype == Dtype::kBf16)
+            access.read(StateKind::kWeight, index, 0, model.table.params[i].elems(), weight.data());
+        for (const ElementRange& range : access.held(index)) {
+            std::vector<float> master(static_cast<size_t>(range.count));
+            access.read(StateKind::kMaster, index, range.begin, range.count, master.data());
+            int64_t unequal = 0;
+            for (size_t k = 0; k < master.size() && access.weight_dtype == Dtype::kBf16; k++)
+                unequal += weight[static_cast<size_t>(range.begin) + k].bits != bf16(master[k]).bits;
+            CHECK(unequal == 0);
+        }
+    }
+}
+
+using Action = std::function<void(TestModel&, int step)>;
+struct Actions {
+    Action before_step, after_step;
+};
+
+// 12 micro-batches a step.
+inline Run train(Config config, int ranks, int steps = 3, const Actions& actions = {}, const Streams& streams = {}) {
+    config.global_batch_size = 12 * config.micro_batch_size;
+    LocalRanks all(ranks);
+    std::vector<Run> runs(static_cast<size_t>(ranks));
+    std::mutex mutex;
+    all.run([&](Comm& comm) {
+        Run& run = runs[static_cast<size_t>(comm.world().rank)];
+        TestModel model(config, true, &comm, streams);
+        for (int i = 0; i < steps; i++) {
+            model.set_random_batch(config.global_batch_size, 100 + static_cast<uint64_t>(i));
+            if (actions.before_step) actions.before_step(model, i);
+            model.step();
+            run.losses.push_back({model.loss()});
+            run.norms.push_back({static_cast<double>(model.result.grad_norm)});
+            run.skips.push_back(model.result.skip);
+            if (actions.after_step) actions.after_step(model, i);
+        }
+        CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+        run.weights = read_weights(model);
+        run.factors = state_text(model);
+        check_collected(model);
+        const std::lock_guard lock(mutex);
+        add_state(model, runs[0].state);
+    });
+    for (Run& run : runs) {
+        if (&run != &runs[0]) run.state = runs[0].state;
+        CHECK(run == runs[0]);
+    }
+    return runs[0];
+}
+
+// Buckets of a few parameters each, which end between layers.
+inline Config in_small_buckets(Config config) {
+    config.bucket_mb = 0.03;
+    config.micro_batch_size = 1;
+    config.seq_length = 32;
+    return config;
+}
+
+template <typename Change> Config changed(Config config, Change&& change) {
+    change(config);
+    return config;
+}
+
+inline void check_near(const std::vector<Figure>& found, const std::vector<Figure>& expected, double tolerance) {
+    REQUIRE(found.size() == expected.size());
+    for (size_t i = 0; i < found.size(); i++)
+        CHECK(found[i].value == doctest::Approx(expected[i].value).epsilon(tolerance));
+}
