@@ -28,7 +28,10 @@ class SmokeError(Exception):
 
 def repository_text():
     """Source and documentation files, in a fixed order: tracked ones, or without git what is in the folders."""
-    git = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    try:
+        git = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        git = subprocess.CompletedProcess([], 127, stdout="")
     if git.returncode == 0 and git.stdout:
         names = git.stdout.split("\n")
     else:
