@@ -138,7 +138,7 @@ bool has_fp8(const Ctx& ctx, Dtype dtype, int64_t HS) {
 Fp8Heads heads_for(Memory& memory, int64_t B, int64_t T, int64_t heads, int64_t HS) {
     const int64_t blocks = B * heads * head_blocks(T);
     return {.bytes = memory.zeros(Dtype::kE4m3, blocks * kHeadBlock * HS),
-            .factors = memory.zeros(Dtype::kFp32, blocks)};
+            .scales = memory.zeros(Dtype::kFp32, blocks)};
 }
 
 // FP8 attention against the CPU's.
@@ -155,14 +155,14 @@ void check_fp8(Ctx& ctx) {
                                      .HS = HS, .softmax_mul = 1 / std::sqrt(static_cast<float>(HS)),
                                      .heads = quantize.heads};
         std::vector<bf16> h_qkv(N * width), h_out(N * NH * HS);
-        std::vector<float> h_lse(N * NH), h_factors(quantize.heads.factors.elems);
+        std::vector<float> h_lse(N * NH), h_scales(quantize.heads.scales.elems);
         std::vector<uint8_t> h_bytes(quantize.heads.bytes.elems);
         cuda::copy_to_host(ctx, h_qkv.data(), qkv.data, qkv.bytes());
         cuda::synchronize(ctx);
         cuda::quantize_heads(ctx, quantize);
         cuda::attention_forward(ctx, forward);
         quantize.qkv.data = forward.qkv.data = h_qkv.data();
-        quantize.heads.bytes.data = h_bytes.data(), quantize.heads.factors.data = h_factors.data();
+        quantize.heads.bytes.data = h_bytes.data(), quantize.heads.scales.data = h_scales.data();
         forward.out.data = h_out.data(), forward.lse.data = h_lse.data(), forward.heads = quantize.heads;
         cpu::quantize_heads(ctx, quantize);
         cpu::attention_forward(ctx, forward);

@@ -5,7 +5,7 @@
 //                                     into bf16, wgrad += fp32
 //        bench_gemm_fp8 accuracy      what each way of adding up loses, against double
 // Algorithms are searched, operands random and rotated beyond the L2 cache; fast and precise accumulation have one
-// factor a tensor, "block" 1x128 factors with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), by the library's
+// scale a tensor, "block" 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), by the library's
 // algorithms; "own block" is our own kernel, which the trainer's search has among its choices.
 #include <cmath>
 #include <cstdio>
@@ -87,16 +87,16 @@ private:
     int64_t at_ = 0;
 };
 struct Pools {
-    Pool bf16, e4m3, e5m2, factors, bf16_result, fp32_result;
+    Pool bf16, e4m3, e5m2, scales, bf16_result, fp32_result;
     explicit Pools(Ctx& ctx)
         : bf16(ctx, Dtype::kBf16, kPoolElems), e4m3(ctx, Dtype::kE4m3, kPoolElems),
           e5m2(ctx, Dtype::kE5m2, kPoolElems),
-          factors(ctx, Dtype::kFp32, 64 << 20, 1, 0.25f), bf16_result(ctx, Dtype::kBf16, kPoolElems),
+          scales(ctx, Dtype::kFp32, 64 << 20, 1, 0.25f), bf16_result(ctx, Dtype::kBf16, kPoolElems),
           fp32_result(ctx, Dtype::kFp32, kFp32PoolElems) {}
     Pool& of(Dtype dtype) { return dtype == Dtype::kBf16 ? bf16 : dtype == Dtype::kE4m3 ? e4m3 : e5m2; }
 };
 
-// dy, the A of dgrad and wgrad, is E5M2 unless factors are blocks.
+// dy, the A of dgrad and wgrad, is E5M2 unless scales are blocks.
 GemmArgs args_of(Pools& pools, const Shape& s, Way way) {
     const bool backward = s.layout != GemmLayout::kForward;
     const Dtype b = way == kBf16Way ? Dtype::kBf16 : Dtype::kE4m3;
@@ -111,8 +111,8 @@ GemmArgs args_of(Pools& pools, const Shape& s, Way way) {
         args.A_granularity = Granularity::kBlock1x128;
         args.B_granularity = s.layout == GemmLayout::kWgrad ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
     }
-    args.A_grid = pools.factors.take(grid_elems(args.A_granularity, s.M, s.K));
-    args.B_grid = pools.factors.take(grid_elems(args.B_granularity, s.N, s.K));
+    args.A_scale_inv = pools.scales.take(scale_inv_elems(args.A_granularity, s.M, s.K));
+    args.B_scale_inv = pools.scales.take(scale_inv_elems(args.B_granularity, s.N, s.K));
     return args;
 }
 
@@ -205,7 +205,7 @@ std::vector<double> decoded(Ctx& ctx, const Tensor& codes) {
     return values;
 }
 
-// With factors of 1, at a mean of 0 and where all terms add up.
+// With scales of 1, at a mean of 0 and where all terms add up.
 void print_accuracy(Ctx& ctx) {
     constexpr int64_t M = 128, N = 256;
     Pools pools(ctx);
@@ -234,7 +234,7 @@ void print_accuracy(Ctx& ctx) {
             for (Way way : {kFast, kPrecise, kBlock}) {
                 GemmArgs args = args_of(pools, {GemmLayout::kForward, M, N, K, Dtype::kFp32}, way);
                 args.A = a, args.B = b;
-                for (const Tensor& grid : {args.A_grid, args.B_grid})
+                for (const Tensor& grid : {args.A_scale_inv, args.B_scale_inv})
                     cuda::fill_constant(ctx, {.out = grid, .value = 1});
                 cuda::gemm(ctx, args);
                 std::vector<float> got(M * N);

@@ -38,8 +38,8 @@ QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C, bool dbias = false) 
     if (ask == Ask::kCounts) quant.counts = t.object("counts", Fp8Counts{});
     if (ask != Ask::kBlocks && ask != Ask::kSquares) return quant;
     quant.granularity = ask == Ask::kBlocks ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
-    quant.rowwise_grid = t("rowwise_grid", kF, grid_elems(quant.granularity, N, C));
-    quant.transposed_grid = t("transposed_grid", kF, grid_elems(quant.granularity, C, N));
+    quant.rowwise_scale_inv = t("rowwise_grid", kF, scale_inv_elems(quant.granularity, N, C));
+    quant.transposed_scale_inv = t("transposed_grid", kF, scale_inv_elems(quant.granularity, C, N));
     return quant;
 }
 

@@ -57,8 +57,8 @@ QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C) {
     if (ask != Ask::kBlocks) return quant;
     quant.record = false;
     quant.granularity = Granularity::kBlock1x128;
-    quant.rowwise_grid = t("rowwise_grid", kF, grid_elems(quant.granularity, N, C));
-    quant.transposed_grid = t("transposed_grid", kF, grid_elems(quant.granularity, C, N));
+    quant.rowwise_scale_inv = t("rowwise_grid", kF, scale_inv_elems(quant.granularity, N, C));
+    quant.transposed_scale_inv = t("transposed_grid", kF, scale_inv_elems(quant.granularity, C, N));
     return quant;
 }
 // The second half of tensorwise.

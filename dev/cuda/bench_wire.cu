@@ -28,7 +28,8 @@ const Shape kDown = {"4096 x 14336", 4096, 14336}, kQkv = {"6144 x 4096", 6144, 
 using Operation = void (*)(Ctx&, Tensors&, const Shape&);
 
 template <Dtype from, bool count> void chunks(Ctx& ctx, Tensors& t, const Shape& s) {
-    cuda::quantize_chunks(ctx, {.out = t("codes", kCodes, s.elems()), .factors = t("sent", kF, s.elems() / kWireChunk),
+    cuda::quantize_chunks(ctx, {.out = t("codes", kCodes, s.elems()),
+                                .scales = t("sent", kF, s.elems() / kGradCommChunk),
                                 .in = t("in", from, s.elems()),
                                 .counts = count ? t.object("counts", Fp8Counts{}) : nullptr});
 }
@@ -36,7 +37,7 @@ template <Dtype from, bool count> void chunks(Ctx& ctx, Tensors& t, const Shape&
 template <Dtype from, int ranks> void sum(Ctx& ctx, Tensors& t, const Shape& s) {
     const bool codes = from == kCodes;
     cuda::sum_ranks(ctx, {.out = t("out", kF, s.elems()), .in = t("in", from, ranks * s.elems()),
-                          .factors = codes ? t("factors", kF, ranks * s.elems() / kWireChunk) : Tensor{},
+                          .scales = codes ? t("factors", kF, ranks * s.elems() / kGradCommChunk) : Tensor{},
                           .ranks = ranks});
 }
 void compare(Ctx& ctx, Tensors& t, const Shape& s) {
@@ -80,16 +81,16 @@ struct Row {
     const Shape& shape;
     double bytes;   // an element of the shape
 };
-constexpr double kFactor = 4.0 / kWireChunk, kPart = 5.0 / 8;
+constexpr double kScale = 4.0 / kGradCommChunk, kPart = 5.0 / 8;
 const Row kRows[] = {
-    {"quantize_chunks fp32", chunks<kF, false>, kBucket, 5 + kFactor},
-    {"quantize_chunks fp32, counts", chunks<kF, true>, kBucket, 5 + kFactor},
-    {"quantize_chunks bf16", chunks<kB, false>, kBucket, 3 + kFactor},
-    {"quantize_chunks fp32", chunks<kF, false>, kBlock, 5 + kFactor},
-    {"sum_ranks e4m3, 2 ranks", sum<kCodes, 2>, kBucket, 4 + 2 * (1 + kFactor)},
-    {"sum_ranks e4m3, 4 ranks", sum<kCodes, 4>, kBlock, 4 + 4 * (1 + kFactor)},
-    {"sum_ranks e4m3, 8 ranks", sum<kCodes, 8>, kBlock, 4 + 8 * (1 + kFactor)},
-    {"sum_ranks e4m3, 64 ranks", sum<kCodes, 64>, kSmall, 4 + 64 * (1 + kFactor)},
+    {"quantize_chunks fp32", chunks<kF, false>, kBucket, 5 + kScale},
+    {"quantize_chunks fp32, counts", chunks<kF, true>, kBucket, 5 + kScale},
+    {"quantize_chunks bf16", chunks<kB, false>, kBucket, 3 + kScale},
+    {"quantize_chunks fp32", chunks<kF, false>, kBlock, 5 + kScale},
+    {"sum_ranks e4m3, 2 ranks", sum<kCodes, 2>, kBucket, 4 + 2 * (1 + kScale)},
+    {"sum_ranks e4m3, 4 ranks", sum<kCodes, 4>, kBlock, 4 + 4 * (1 + kScale)},
+    {"sum_ranks e4m3, 8 ranks", sum<kCodes, 8>, kBlock, 4 + 8 * (1 + kScale)},
+    {"sum_ranks e4m3, 64 ranks", sum<kCodes, 64>, kSmall, 4 + 64 * (1 + kScale)},
     {"sum_ranks bf16, 2 ranks", sum<kB, 2>, kBucket, 8},
     {"sum_ranks bf16, 8 ranks", sum<kB, 8>, kBlock, 20},
     {"sum_ranks fp32, 8 ranks", sum<kF, 8>, kBlock, 36},

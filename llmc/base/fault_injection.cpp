@@ -107,7 +107,7 @@ Faults::Faults(const std::vector<std::string>& words, int rank) : rank_(rank) {
     done_.assign(faults_.size(), false);
 }
 
-bool Faults::spoils_gradient(int64_t step) const {
+bool Faults::corrupts_gradient(int64_t step) const {
     return std::any_of(faults_.begin(), faults_.end(),
                        [&](const Fault& f) { return f.kind == Kind::kNan && f.number == step; });
 }

@@ -33,7 +33,7 @@ public:
     void in_evaluation() { strike(Fault::At::kEvaluation, ++evaluations_); }
     void in_save() { strike(Fault::At::kSave, ++saves_); }
     // The gradients of this step get a value that is not a number.
-    bool spoils_gradient(int64_t step) const;
+    bool corrupts_gradient(int64_t step) const;
     // errno of this call to the disk, 0: it goes through. Any thread.
     int disk_error(const char* call) const;
 

@@ -18,7 +18,7 @@ HOST_DEVICE constexpr float fp8_largest(Dtype format) { return format == Dtype::
 uint8_t to_fp8(Dtype format, float value);
 float from_fp8(Dtype format, uint8_t code);
 
-// ---- factors. One factor is quant_mul = largest / amax; its inverse, dequant_mul, is stored with the bytes.
+// ---- scales. One scale is scale = largest / amax; its inverse, scale_inv, is stored with the bytes.
 
 // Bits of |x|: as unsigned integers they order like the numbers, with infinity and then NaN on top, so that a maximum
 // over them never loses a NaN.
@@ -33,37 +33,37 @@ HOST_DEVICE inline float float_of_bits(uint32_t bits) {
 
 // The rule of current scaling: largest / amax, rounded to nearest; the largest float if that overflows; 1 if amax is 0
 // or not finite. `largest` is that of the format, already divided by 2^margin where a margin applies.
-HOST_DEVICE inline float quant_mul_of(uint32_t amax_bits, float largest) {
+HOST_DEVICE inline float scale_of(uint32_t amax_bits, float largest) {
     if (amax_bits == 0 || amax_bits >= kInfinityBits) return 1.0f;
-    const float factor = largest / float_of_bits(amax_bits);
-    return factor <= 3.402823466e38f ? factor : 3.402823466e38f;
+    const float scale = largest / float_of_bits(amax_bits);
+    return scale <= 3.402823466e38f ? scale : 3.402823466e38f;
 }
 
-// Blocks of blockwise scaling have factors that are powers of two: quant_mul_of rounded down, so nothing overflows.
-HOST_DEVICE inline float block_quant_mul_of(uint32_t amax_bits, float largest) {
-    const float factor = quant_mul_of(amax_bits, largest);
-    return float_of_bits(bf16::to_bits(factor) & 0x7f800000u);
+// Blocks of blockwise scaling have scales that are powers of two: scale_of rounded down, so nothing overflows.
+HOST_DEVICE inline float block_scale_of(uint32_t amax_bits, float largest) {
+    const float scale = scale_of(amax_bits, largest);
+    return float_of_bits(bf16::to_bits(scale) & 0x7f800000u);
 }
 
-// The factor of a block of a head for FP8 attention: block_quant_mul_of for E4M3, at most 2^32, so that products and
-// quotients of such factors stay within fp32; NaN if a value is not finite, which makes all of the block NaN.
-HOST_DEVICE inline float head_quant_mul_of(uint32_t amax_bits) {
+// The scale of a block of a head for FP8 attention: block_scale_of for E4M3, at most 2^32, so that products and
+// quotients of such scales stay within fp32; NaN if a value is not finite, which makes all of the block NaN.
+HOST_DEVICE inline float head_scale_of(uint32_t amax_bits) {
     if (amax_bits >= kInfinityBits) return float_of_bits(0x7fc00000u);
-    const float factor = block_quant_mul_of(amax_bits, fp8_largest(Dtype::kE4m3));
-    return factor < 0x1p32f ? factor : 0x1p32f;
+    const float scale = block_scale_of(amax_bits, fp8_largest(Dtype::kE4m3));
+    return scale < 0x1p32f ? scale : 0x1p32f;
 }
 
-// A chunk of a gradient on its way to another rank: E4M3 with quant_mul_of(amax), or the float below it where the
+// A chunk of a gradient on its way to another rank: E4M3 with scale_of(amax), or the float below it where the
 // rounded product would lie beyond the largest number, so nothing saturates. NaN if a value is not finite, which makes
 // all of the chunk NaN.
-struct ChunkFactor {
-    float quant_mul, dequant_mul;
+struct ChunkScale {
+    float scale, scale_inv;
 };
-HOST_DEVICE inline ChunkFactor chunk_factor(uint32_t amax_bits) {
+HOST_DEVICE inline ChunkScale chunk_scale(uint32_t amax_bits) {
     constexpr float kLargest = fp8_largest(Dtype::kE4m3);
     if (amax_bits >= kInfinityBits) return {float_of_bits(0x7fc00000u), float_of_bits(0x7fc00000u)};
-    const float nearest = quant_mul_of(amax_bits, kLargest);
+    const float nearest = scale_of(amax_bits, kLargest);
     const bool beyond = float_of_bits(amax_bits) * nearest > kLargest;
-    const float quant_mul = float_of_bits(bf16::to_bits(nearest) - (beyond ? 1 : 0));
-    return {quant_mul, 1.0f / quant_mul};
+    const float scale = float_of_bits(bf16::to_bits(nearest) - (beyond ? 1 : 0));
+    return {scale, 1.0f / scale};
 }

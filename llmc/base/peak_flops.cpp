@@ -1,8 +1,8 @@
 // The audited table behind every MFU. Figures are NVIDIA's for matmuls without sparsity (data sheets that print
 // the sparse ones are halved) with FP32 accumulation.
-#include <string_view>
+#include "llmc/base/peak_flops.h"
 
-#include "llmc/train/log.h"
+#include <string_view>
 
 namespace {
 
@@ -24,7 +24,7 @@ constexpr Peak kPeaks[] = {
     {"H200 NVL", 835.5, 1670.5, 60.0},
     // Blackwell: HGX B200 at 1000 W. Data sheets print 75 and 80 for FP32.
     {"B200", 2250.0, 4500.0, 0},
-    // A100 data sheet: equal for both form factors and memories. No FP8.
+    // A100 data sheet: equal for both form scales and memories. No FP8.
     {"A100-SXM4-40GB", 312.0, 0, 19.5},
     {"A100-SXM4-80GB", 312.0, 0, 19.5},
     {"A100-PCIE-40GB", 312.0, 0, 19.5},

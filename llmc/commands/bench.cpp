@@ -7,13 +7,13 @@
 
 #include "llmc/base/files.h"
 #include "llmc/base/nearest.h"
+#include "llmc/base/peak_flops.h"
 #include "llmc/base/version.h"
 #include "llmc/config/config_value.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm_benchmark.h"
 #include "llmc/parallel/rank_preflight.h"
-#include "llmc/train/log.h"
 
 namespace {
 

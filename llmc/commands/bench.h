@@ -7,6 +7,7 @@
 
 #include "llmc/commands/bench_table.h"
 #include "llmc/parallel/comm.h"
+#include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run_setup.h"
 
 struct BenchOptions {
@@ -40,7 +41,8 @@ private:
     std::vector<std::string> notes_;
     const ParamTable table_;
     const DataLoader loader_;
-    RunDevice run_device_{config_, table_, comm_};
+    const Fp8Plan fp8_plan_ = fp8_plan_of(config_, table_);
+    RunDevice run_device_{config_, table_, fp8_plan_, comm_};
     Ctx& ctx_ = run_device_.ctx;
     std::array<OpTimer, 2> timers_{OpTimer(ctx_), OpTimer(ctx_)};   // by turns, as the steps' host memory
     struct Marks {

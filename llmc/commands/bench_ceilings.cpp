@@ -86,7 +86,7 @@ Tensor random_operand(Ctx& ctx, DeviceMemory& memory, Dtype dtype, int64_t n, co
 double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
     DeviceMemory memory;
     const bool fp8 = dtype_bytes(dtype) == 1;
-    const Fp8Slot start{.dequant_mul = 1, .quant_mul = 64, .amax_bits = 0, .step_amax_bits = 0};
+    const Fp8Slot start{.scale_inv = 1, .scale = 64, .amax_bits = 0, .step_amax_bits = 0};
     const Tensor slot_bytes = memory.take(Dtype::kInt32, sizeof start / 4);
     device::copy_to_device(ctx, slot_bytes.data, &start, sizeof start);
     device::synchronize(ctx);
@@ -95,7 +95,7 @@ double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
                   .A = random_operand(ctx, memory, dtype, n, slot, 1),
                   .B = random_operand(ctx, memory, dtype, n, slot, 2), .bias = {}, .pre = {}, .M = n, .N = n, .K = n};
     if (fp8) {
-        args.A_grid = args.B_grid = {&slot->dequant_mul, Dtype::kFp32, 1};
+        args.A_scale_inv = args.B_scale_inv = {&slot->scale_inv, Dtype::kFp32, 1};
         args.fast_accumulation = true;
     }
     return 2e3 * d(n) * d(n) * d(n) / best_ms(ctx, [&] { ops::gemm(ctx, args); });

@@ -46,10 +46,10 @@ const std::vector<Item> kItems = {
     {"processors", "processors that this process may use", look_at_processors},
 };
 
-std::vector<std::string> names_to_spoil() {
+std::vector<std::string> names_to_corrupt() {
     std::vector<std::string> names;
     for (const Item& item : kItems)
-        if (item.can_be_spoilt) names.push_back(item.name);
+        if (item.can_be_corrupted) names.push_back(item.name);
     return names;
 }
 
@@ -67,8 +67,8 @@ std::string help_text() {
     return text;
 }
 
-void check_spoil(const std::string& name) {
-    const std::vector<std::string> names = names_to_spoil();
+void check_corrupt(const std::string& name) {
+    const std::vector<std::string> names = names_to_corrupt();
     for (const std::string& known : names)
         if (name == known) return;
     FAIL(kExitBadInput, "--spoil %s: no such item; did you mean %s?", name.c_str(), nearest(name, names).c_str());
@@ -79,16 +79,16 @@ int examine(Patient& patient) {
     Comm& comm = patient.comm;
     const std::vector<std::string> hosts = comm.gather(host_name());
     Report report;
-    std::string unspoilt;   // what the item of --spoil said, if it did not fail
+    std::string intact;   // what the item of --spoil said, if it did not fail
     for (const Item& item : kItems) {
         std::vector<Findings> ranks;
         for (const std::string& text : comm.gather(findings_to_json(look_at(item, patient))))
             ranks.push_back(findings_from_json(text));
         const Findings findings = merged(ranks, hosts);
         report.add(item, findings);
-        const auto fails = [](const Finding& finding) { return finding.verdict == Verdict::kFailed; };
-        if (patient.spoilt(item.name) && std::none_of(findings.begin(), findings.end(), fails))
-            unspoilt = findings[0].text + (findings[0].advice.empty() ? "" : "; " + findings[0].advice);
+        const auto fails = [](const Finding& finding) { return finding.status == Status::kFailed; };
+        if (patient.corrupted(item.name) && std::none_of(findings.begin(), findings.end(), fails))
+            intact = findings[0].text + (findings[0].advice.empty() ? "" : "; " + findings[0].advice);
         if (!patient.options.json)
             for (const Finding& finding : findings) std::fputs(Report::line(finding).c_str(), stdout);
         std::fflush(stdout);
@@ -96,7 +96,7 @@ int examine(Patient& patient) {
     std::fputs((patient.options.json ? report.json(patient) : report.last_line()).c_str(), stdout);
     std::fflush(stdout);
     // A drill that changed nothing must not look like a machine that passed it.
-    REQUIRE(unspoilt.empty(), "--spoil %s has no effect: %s", patient.options.spoil.c_str(), unspoilt.c_str());
+    REQUIRE(intact.empty(), "--spoil %s has no effect: %s", patient.options.corrupt.c_str(), intact.c_str());
     return report.failed() ? kExitItemFailed : kExitOk;
 }
 
@@ -132,7 +132,7 @@ DoctorOptions doctor_options(const std::vector<std::string>& words) {
             REQUIRE(!value.empty() && value.rfind("--", 0) != 0, "%s needs a value", name.c_str());
         }
         if (name == "--save") options.save = value;
-        else if (name == "--spoil") check_spoil(options.spoil = value);
+        else if (name == "--spoil") check_corrupt(options.corrupt = value);
         else if (name == "--json") options.json = true;
         else if (name == "--help") options.help = true;
         else FAIL(kExitBadInput, "doctor has no option %s: did you mean %s?", name.c_str(),

@@ -126,7 +126,7 @@ Findings look_at_matmul_library(Patient& patient) {
     return {warning(text + "; too old for " + missing, "build with CUDA 12.9 or newer")};
 }
 
-// What needs one factor a tensor is what FP8 is about; blocks are an option.
+// What needs one scale a tensor is what FP8 is about; blocks are an option.
 Findings look_at_recipes(Patient& patient) {
     Findings findings;
     for (const Fp8Recipe recipe : kRecipes) {

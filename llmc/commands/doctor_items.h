@@ -9,11 +9,11 @@
 #include "llmc/parallel/comm.h"
 
 // From good to bad.
-enum class Verdict { kOk, kNotChecked, kWarning, kFailed };
-const char* verdict_name(Verdict verdict);   // "ok", "not checked", "warning", "failed"
+enum class Status { kOk, kNotChecked, kWarning, kFailed };
+const char* status_name(Status status);   // "ok", "not checked", "warning", "failed"
 
 struct Finding {
-    Verdict verdict = Verdict::kOk;
+    Status status = Status::kOk;
     std::string text;     // what was found, one line
     std::string advice;   // what to do about it, "" for nothing
     std::string name;     // "" for that of the item
@@ -29,7 +29,7 @@ Finding not_checked(const std::string& text, const std::string& advice = "");
 struct DoctorOptions {
     bool json = false, help = false;
     std::string save;    // the folder that checkpoints are to go to
-    std::string spoil;   // a drill: the item whose result is spoilt, to see that it is then reported
+    std::string corrupt;   // a drill: the item whose result is corrupted, to see that it is then reported
 };
 
 // What the items share.
@@ -45,14 +45,14 @@ struct Patient {
     explicit Patient(Comm& of) : comm(of) {}
     ~Patient();
     bool gpu() const { return info.sm > 0; }
-    bool spoilt(const std::string& item) const { return options.spoil == item; }
+    bool corrupted(const std::string& item) const { return options.corrupt == item; }
 };
 
 struct Item {
     const char* name;
     const char* checks;
     Findings (*look)(Patient&);
-    bool can_be_spoilt = false;
+    bool can_be_corrupted = false;
 };
 const std::vector<Item>& doctor_items();
 // From the words after "doctor". Exit 2 for what is no option.
@@ -69,13 +69,13 @@ Findings findings_from_json(const std::string& text);
 class Report {
 public:
     void add(const Item& item, const Findings& findings);
-    bool failed() const { return count(Verdict::kFailed) > 0; }
+    bool failed() const { return count(Status::kFailed) > 0; }
     static std::string line(const Finding& finding);
     std::string last_line() const;
     std::string json(const Patient& patient) const;
 
 private:
-    int64_t count(Verdict verdict) const;
+    int64_t count(Status status) const;
     std::vector<std::pair<std::string, Finding>> rows_;   // what the item checks
 };
 

@@ -46,7 +46,7 @@ bool has_infiniband() {
     return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
 }
 
-// As a run makes its board there.
+// As a run makes its heartbeat table there.
 std::string shared_memory_error() {
     const std::string name = strf("/llmfp8.doctor.%d", static_cast<int>(::getpid()));
     const int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

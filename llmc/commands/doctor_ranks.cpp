@@ -62,7 +62,7 @@ template <typename Want> std::string wrong_element(const char* call, RankValues&
 
 // All-reduce, reduce-scatter, all-gather and all-to-all of `block` elements for each rank. Every rank makes all calls,
 // whatever it found before.
-std::string collectives_error(Patient& patient, int64_t block, bool spoil) {
+std::string collectives_error(Patient& patient, int64_t block, bool corrupt) {
     Comm& comm = patient.comm;
     Ctx& ctx = patient.ctx;
     const int rank = comm.world().rank, ranks = comm.world().ranks;
@@ -76,7 +76,7 @@ std::string collectives_error(Patient& patient, int64_t block, bool spoil) {
     RankValues a(ctx, elems), b(ctx, elems);
     a.fill(rank);
     comm.sum(ctx, a.view());
-    if (spoil && rank == ranks - 1) a.add_to(elems / 2, 1);
+    if (corrupt && rank == ranks - 1) a.add_to(elems / 2, 1);
     wrong.push_back(wrong_element("all-reduce", a, 0, elems, total));
     a.fill(rank);
     comm.reduce_scatter(ctx, a.view());
@@ -154,10 +154,10 @@ Findings look_at_collectives(Patient& patient) {
     if (patient.comm.world().ranks == 1) return {not_checked("one rank", kStartRanks)};
     std::string line;
     if (!connect_devices(patient, line)) return {not_checked("the devices cannot be connected: see above")};
-    const bool spoil = patient.spoilt("collectives");
+    const bool corrupt = patient.corrupted("collectives");
     // Some and many: libraries choose by the size.
     for (const int64_t block : {int64_t{1003}, int64_t{1} << 20}) {
-        const std::string wrong = collectives_error(patient, block, spoil);
+        const std::string wrong = collectives_error(patient, block, corrupt);
         const bool any = patient.comm.sum(std::vector<int64_t>{!wrong.empty()})[0] > 0;
         if (!wrong.empty())
             return {failed(wrong, "do not train here; NCCL_DEBUG=INFO tells which way messages take, and "

@@ -8,13 +8,13 @@
 #include "llmc/base/version.h"
 #include "llmc/commands/doctor_items.h"
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, verdict, text, advice, name, rank)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Finding, status, text, advice, name, rank)
 
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr Verdict kVerdicts[] = {Verdict::kOk, Verdict::kWarning, Verdict::kFailed, Verdict::kNotChecked};
+constexpr Status kStatuses[] = {Status::kOk, Status::kWarning, Status::kFailed, Status::kNotChecked};
 
 // Texts may hold bytes of file names.
 template <typename AnyJson> std::string json_text(const AnyJson& json) {
@@ -28,11 +28,11 @@ Finding worst_of(const std::vector<const Finding*>& by_rank, const std::vector<s
     for (size_t rank = 0; rank < by_rank.size(); rank++) {
         if (!by_rank[rank]) continue;
         there++;
-        if (worst == by_rank.size() || by_rank[rank]->verdict > by_rank[worst]->verdict) worst = rank;
+        if (worst == by_rank.size() || by_rank[rank]->status > by_rank[worst]->status) worst = rank;
     }
     bool equal = there == static_cast<int64_t>(by_rank.size());
     for (const Finding* f : by_rank) {
-        likewise += f && f->verdict == by_rank[worst]->verdict;
+        likewise += f && f->status == by_rank[worst]->status;
         equal = equal && f && f->text == by_rank[worst]->text;
     }
     Finding finding = *by_rank[worst];
@@ -40,32 +40,32 @@ Finding worst_of(const std::vector<const Finding*>& by_rank, const std::vector<s
     finding.rank = static_cast<int>(worst);
     finding.text = strf("rank %zu (%s): ", worst, hosts[worst].c_str()) + finding.text;
     if (likewise > 1)
-        finding.text += strf("; %s on %lld of %zu ranks", verdict_name(finding.verdict), (long long)likewise,
+        finding.text += strf("; %s on %lld of %zu ranks", status_name(finding.status), (long long)likewise,
                              by_rank.size());
     return finding;
 }
 
 }  // namespace
 
-const char* verdict_name(Verdict verdict) {
-    switch (verdict) {
-        case Verdict::kOk: return "ok";
-        case Verdict::kNotChecked: return "not checked";
-        case Verdict::kWarning: return "warning";
-        case Verdict::kFailed: return "failed";
+const char* status_name(Status status) {
+    switch (status) {
+        case Status::kOk: return "ok";
+        case Status::kNotChecked: return "not checked";
+        case Status::kWarning: return "warning";
+        case Status::kFailed: return "failed";
     }
     return "?";
 }
 
-Finding ok(const std::string& text) { return {.verdict = Verdict::kOk, .text = text, .advice = "", .name = ""}; }
+Finding ok(const std::string& text) { return {.status = Status::kOk, .text = text, .advice = "", .name = ""}; }
 Finding warning(const std::string& text, const std::string& advice) {
-    return {.verdict = Verdict::kWarning, .text = text, .advice = advice, .name = ""};
+    return {.status = Status::kWarning, .text = text, .advice = advice, .name = ""};
 }
 Finding failed(const std::string& text, const std::string& advice) {
-    return {.verdict = Verdict::kFailed, .text = text, .advice = advice, .name = ""};
+    return {.status = Status::kFailed, .text = text, .advice = advice, .name = ""};
 }
 Finding not_checked(const std::string& text, const std::string& advice) {
-    return {.verdict = Verdict::kNotChecked, .text = text, .advice = advice, .name = ""};
+    return {.status = Status::kNotChecked, .text = text, .advice = advice, .name = ""};
 }
 
 std::string findings_to_json(const Findings& findings) { return json_text(nlohmann::json(findings)); }
@@ -97,29 +97,29 @@ void Report::add(const Item& item, const Findings& findings) {
     for (const Finding& finding : findings) rows_.emplace_back(item.checks, finding);
 }
 
-int64_t Report::count(Verdict verdict) const {
-    return std::count_if(rows_.begin(), rows_.end(), [&](const auto& row) { return row.second.verdict == verdict; });
+int64_t Report::count(Status status) const {
+    return std::count_if(rows_.begin(), rows_.end(), [&](const auto& row) { return row.second.status == status; });
 }
 
 std::string Report::line(const Finding& f) {
-    std::string text = strf("%-11s  %-17s  %s", verdict_name(f.verdict), f.name.c_str(), f.text.c_str());
+    std::string text = strf("%-11s  %-17s  %s", status_name(f.status), f.name.c_str(), f.text.c_str());
     if (!f.advice.empty()) text += " -> " + f.advice;
     std::replace(text.begin(), text.end(), '\n', ' ');
     return text + "\n";
 }
 
 std::string Report::last_line() const {
-    const char* passed = count(Verdict::kWarning) > 0 ? "usable, with warnings" : "nothing failed";
+    const char* passed = count(Status::kWarning) > 0 ? "usable, with warnings" : "nothing failed";
     return strf("doctor: %s: %lld ok, %lld warnings, %lld failed, %lld not checked\n", failed() ? "failed" : passed,
-                (long long)count(Verdict::kOk), (long long)count(Verdict::kWarning),
-                (long long)count(Verdict::kFailed), (long long)count(Verdict::kNotChecked));
+                (long long)count(Status::kOk), (long long)count(Status::kWarning),
+                (long long)count(Status::kFailed), (long long)count(Status::kNotChecked));
 }
 
 std::string Report::json(const Patient& patient) const {
     Json counts, items = Json::array();
-    for (const Verdict verdict : kVerdicts) counts[verdict_name(verdict)] = count(verdict);
+    for (const Status status : kStatuses) counts[status_name(status)] = count(status);
     for (const auto& [checks, f] : rows_) {
-        Json item = {{"name", f.name}, {"checks", checks}, {"verdict", verdict_name(f.verdict)}, {"text", f.text},
+        Json item = {{"name", f.name}, {"checks", checks}, {"verdict", status_name(f.status)}, {"text", f.text},
                      {"advice", f.advice}};
         if (f.rank >= 0) item["rank"] = f.rank;
         items.push_back(item);

@@ -14,8 +14,8 @@
 
 namespace {
 
-using oracle::Bound;
-using oracle::HostTensor;
+using reference::Bound;
+using reference::HostTensor;
 
 // A host tensor's copy in device memory.
 class OnDevice {
@@ -43,17 +43,17 @@ private:
 };
 
 // What is wrong with a result, "" if nothing. The bound must see an element that is moved by `share` of the largest;
-// `spoil` moves one.
+// `corrupt` moves one.
 std::string wrong_result(const char* name, HostTensor got, const HostTensor& want, const Bound& bound, double share,
-                         bool spoil) {
+                         bool corrupt) {
     double largest = 0;
     for (int64_t i = 0; i < want.elems(); i++) largest = std::max(largest, std::fabs(want.get(i)));
     const int64_t middle = want.elems() / 2;
-    if (spoil) got.set(middle, got.get(middle) + share * largest);
-    const std::string wrong = oracle::first_difference(got, want, bound);
+    if (corrupt) got.set(middle, got.get(middle) + share * largest);
+    const std::string wrong = reference::first_difference(got, want, bound);
     if (!wrong.empty()) return std::string(name) + ": " + wrong;
     got.set(middle, got.get(middle) + share * largest);
-    return oracle::first_difference(got, want, bound).empty() ? std::string(name) + ": its bound is blind" : "";
+    return reference::first_difference(got, want, bound).empty() ? std::string(name) + ": its bound is blind" : "";
 }
 
 // ---- FP8
@@ -63,7 +63,7 @@ constexpr int64_t kTokens = 80, kIn = 272, kOut = 144;
 
 // What quantising a tensor reads and writes, on either device.
 template <typename Place> struct Quantised {
-    Place in, slot, history, updates, largest, rowwise, transposed, rowwise_grid, transposed_grid;
+    Place in, slot, history, updates, largest, rowwise, transposed, rowwise_scale_inv, transposed_scale_inv;
 };
 struct QuantOps {
     void (*amax)(Ctx&, const AmaxArgs&);
@@ -73,7 +73,7 @@ struct QuantOps {
 constexpr QuantOps kOnDevice = {ops::amax, ops::fp8_update, ops::quantize};
 constexpr QuantOps kOnCpu = {cpu::amax, cpu::fp8_update, cpu::quantize};
 
-// (N, C) in BF16 becomes an operand as Fp8State makes one of it: with the factor of an update, its own, or blocks.
+// (N, C) in BF16 becomes an operand as Fp8State makes one of it: with the scale of an update, its own, or blocks.
 void quantise(Ctx& ctx, const QuantOps& call, const Quantised<Tensor>& t, const RecipeRow& row, Granularity granularity,
               int64_t N, int64_t C) {
     auto* slot = static_cast<Fp8Slot*>(t.slot.data);
@@ -90,8 +90,8 @@ void quantise(Ctx& ctx, const QuantOps& call, const Quantised<Tensor>& t, const 
     quant.scaling = row.scaling;
     quant.slot = slot;
     if (blocks) {
-        quant.rowwise_grid = t.rowwise_grid;
-        quant.transposed_grid = t.transposed_grid;
+        quant.rowwise_scale_inv = t.rowwise_scale_inv;
+        quant.transposed_scale_inv = t.transposed_scale_inv;
     }
     call.quantize(ctx, {.quant = quant, .in = t.in, .N = N, .C = C});
 }
@@ -109,38 +109,40 @@ public:
     std::string difference() const {
         if (!got_.rowwise.same_bits(host_.rowwise)) return name_ + " differs from the CPU's bytes";
         if (!got_.transposed.same_bits(host_.transposed)) return name_ + " transposed differs from the CPU's bytes";
-        const bool same = same_factors(rowwise_factors(got_), rowwise_factors(host_), N_, C_)
-                          && same_factors(transposed_factors(got_), transposed_factors(host_), C_, N_);
+        const bool same = same_scales(rowwise_scales(got_), rowwise_scales(host_), N_, C_)
+                          && same_scales(transposed_scales(got_), transposed_scales(host_), C_, N_);
         return same ? "" : "factors of " + name_ + " differ from the CPU's";
     }
-    Fp8Operand rowwise() const { return {device_->rowwise.view(), grid(device_->rowwise_grid), granularity_}; }
-    Fp8Operand transposed() const { return {device_->transposed.view(), grid(device_->transposed_grid), granularity_}; }
-    // Codes and factors for the oracle.
-    void give(HostTensor& codes, HostTensor& factors, bool turned) const {
+    Fp8Operand rowwise() const { return {device_->rowwise.view(), scale_inv(device_->rowwise_scale_inv), granularity_}; }
+    Fp8Operand transposed() const {
+        return {device_->transposed.view(), scale_inv(device_->transposed_scale_inv), granularity_};
+    }
+    // Codes and scales for the reference.
+    void give(HostTensor& codes, HostTensor& scales, bool turned) const {
         codes = turned ? got_.transposed : got_.rowwise;
-        factors = turned ? transposed_factors(got_) : rowwise_factors(got_);
+        scales = turned ? transposed_scales(got_) : rowwise_scales(got_);
     }
 
 private:
     bool whole() const { return granularity_ == Granularity::kTensor; }
-    Tensor grid(const OnDevice& of_blocks) const {
+    Tensor scale_inv(const OnDevice& of_blocks) const {
         return whole() ? device_->slot.view().slice(0, 1) : of_blocks.view();
     }
-    HostTensor rowwise_factors(const Quantised<HostTensor>& q) const {
-        return whole() ? first(q.slot) : q.rowwise_grid;
+    HostTensor rowwise_scales(const Quantised<HostTensor>& q) const {
+        return whole() ? first(q.slot) : q.rowwise_scale_inv;
     }
-    HostTensor transposed_factors(const Quantised<HostTensor>& q) const {
-        return whole() ? first(q.slot) : q.transposed_grid;
+    HostTensor transposed_scales(const Quantised<HostTensor>& q) const {
+        return whole() ? first(q.slot) : q.transposed_scale_inv;
     }
-    static HostTensor first(const HostTensor& slot) {   // dequant_mul
-        HostTensor factor(Dtype::kFp32, 1);
-        factor.set(0, slot.get(0));
-        return factor;
+    static HostTensor first(const HostTensor& slot) {   // scale_inv
+        HostTensor scale(Dtype::kFp32, 1);
+        scale.set(0, slot.get(0));
+        return scale;
     }
-    bool same_factors(const HostTensor& a, const HostTensor& b, int64_t R, int64_t K) const {
+    bool same_scales(const HostTensor& a, const HostTensor& b, int64_t R, int64_t K) const {
         for (int64_t r = 0; r < R; r++)
             for (int64_t k = 0; k < K; k += 128) {
-                const int64_t i = oracle::grid_index(granularity_, R, K, r, k);
+                const int64_t i = reference::scale_inv_index(granularity_, R, K, r, k);
                 if (a.get(i) != b.get(i)) return false;
             }
         return true;
@@ -148,30 +150,36 @@ private:
     Quantised<HostTensor> fresh(double size) const {
         auto zeros = [](Dtype dtype, int64_t elems) { return HostTensor(dtype, elems).fill(0); };
         const uint64_t key = rng_key(11, name_);
-        return {.in = oracle::random_tensor(Dtype::kBf16, N_ * C_, key, size), .slot = zeros(Dtype::kFp32, 4),
+        return {.in = reference::random_tensor(Dtype::kBf16, N_ * C_, key, size), .slot = zeros(Dtype::kFp32, 4),
                 .history = zeros(Dtype::kFp32, 1), .updates = zeros(Dtype::kInt32, 1),
                 .largest = zeros(Dtype::kFp32, 1).fill(fp8_largest(format_)), .rowwise = HostTensor(format_, N_ * C_),
                 .transposed = HostTensor(format_, N_ * C_),
-                .rowwise_grid = zeros(Dtype::kFp32, grid_elems(granularity_, N_, C_)),
-                .transposed_grid = zeros(Dtype::kFp32, grid_elems(granularity_, C_, N_))};
+                .rowwise_scale_inv = zeros(Dtype::kFp32, scale_inv_elems(granularity_, N_, C_)),
+                .transposed_scale_inv = zeros(Dtype::kFp32, scale_inv_elems(granularity_, C_, N_))};
     }
     void quantise_twice(Ctx& ctx, const RecipeRow& row) {
         auto& h = host_;
         auto on = [&](const HostTensor& t) { return OnDevice(ctx, t); };
         device_.reset(new Quantised<OnDevice>{on(h.in), on(h.slot), on(h.history), on(h.updates), on(h.largest),
-                                              on(h.rowwise), on(h.transposed), on(h.rowwise_grid),
-                                              on(h.transposed_grid)});
+                                              on(h.rowwise), on(h.transposed), on(h.rowwise_scale_inv),
+                                              on(h.transposed_scale_inv)});
         const auto& d = *device_;
         quantise(ctx, kOnDevice, {d.in.view(), d.slot.view(), d.history.view(), d.updates.view(), d.largest.view(),
-                                  d.rowwise.view(), d.transposed.view(), d.rowwise_grid.view(),
-                                  d.transposed_grid.view()}, row, granularity_, N_, C_);
-        got_ = {.in = {}, .slot = d.slot.download(), .history = {}, .updates = {}, .largest = {},
-                .rowwise = d.rowwise.download(), .transposed = d.transposed.download(),
-                .rowwise_grid = d.rowwise_grid.download(), .transposed_grid = d.transposed_grid.download()};
+                                  d.rowwise.view(), d.transposed.view(), d.rowwise_scale_inv.view(),
+                                  d.transposed_scale_inv.view()}, row, granularity_, N_, C_);
+        got_ = {.in = {},
+                .slot = d.slot.download(),
+                .history = {},
+                .updates = {},
+                .largest = {},
+                .rowwise = d.rowwise.download(),
+                .transposed = d.transposed.download(),
+                .rowwise_scale_inv = d.rowwise_scale_inv.download(),
+                .transposed_scale_inv = d.transposed_scale_inv.download()};
         Ctx host;
         quantise(host, kOnCpu, {h.in.view(), h.slot.view(), h.history.view(), h.updates.view(), h.largest.view(),
-                                h.rowwise.view(), h.transposed.view(), h.rowwise_grid.view(),
-                                h.transposed_grid.view()}, row, granularity_, N_, C_);
+                                h.rowwise.view(), h.transposed.view(), h.rowwise_scale_inv.view(),
+                                h.transposed_scale_inv.view()}, row, granularity_, N_, C_);
     }
 
     const std::string name_;
@@ -194,21 +202,21 @@ struct Pass {
     HostTensor before;   // what D held
 };
 
-std::string wrong_pass(const Pass& pass, const HostTensor& got, bool gpu, bool spoil) {
-    oracle::Fp8Product p{.M = pass.M, .N = pass.N, .K = pass.K,
+std::string wrong_pass(const Pass& pass, const HostTensor& got, bool gpu, bool corrupt) {
+    reference::Fp8Product p{.M = pass.M, .N = pass.N, .K = pass.K,
                          .kind = {pass.a_format, Dtype::kE4m3, pass.a_granularity, pass.b_granularity},
                          .result = got.dtype(), .layout = pass.layout,
                          .accumulate = pass.layout == GemmLayout::kWgrad, .fast = pass.fast};
-    pass.a.give(p.a, p.a_grid, pass.a_turned);
-    pass.b.give(p.b, p.b_grid, pass.b_turned);
+    pass.a.give(p.a, p.a_scale_inv, pass.a_turned);
+    pass.b.give(p.b, p.b_scale_inv, pass.b_turned);
     p.d = pass.before;
-    const oracle::Fp8Expected e = oracle::expected_of(p);
-    const Bound bound = gpu ? oracle::gpu_bound(p, e) : oracle::cpu_bound(p, e);
-    return wrong_result(pass.name, got, e.product, bound, pass.fast ? 1.0 / 8 : 1.0 / 16, spoil);
+    const reference::Fp8Expected e = reference::expected_of(p);
+    const Bound bound = gpu ? reference::gpu_bound(p, e) : reference::cpu_bound(p, e);
+    return wrong_result(pass.name, got, e.product, bound, pass.fast ? 1.0 / 8 : 1.0 / 16, corrupt);
 }
 
 // The whole of a recipe: quantised equal to the CPU, three matmuls within their bounds, all of them in FP8.
-Finding check_recipe(Patient& patient, const RecipeRow& row, bool spoil) {
+Finding check_recipe(Patient& patient, const RecipeRow& row, bool corrupt) {
     Ctx& ctx = patient.ctx;
     const bool fast = row.fast_accumulation;   // as --fp8-fast-accum fprop has it
     const Operand x(ctx, "x", row, row.x, Dtype::kE4m3, kTokens, kIn, 1.5);
@@ -219,7 +227,7 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool spoil) {
             return failed(wrong, "the cast to FP8 is wrong: do not train here; run make test-gpu");
 
     const HostTensor y0(Dtype::kBf16, kTokens * kOut), dx0(Dtype::kBf16, kTokens * kIn),
-        dw0 = oracle::random_tensor(Dtype::kFp32, kOut * kIn, rng_key(11, "dw"), 1e-4);
+        dw0 = reference::random_tensor(Dtype::kFp32, kOut * kIn, rng_key(11, "dw"), 1e-4);
     const OnDevice y(ctx, y0), dx(ctx, dx0), dw(ctx, dw0);
     const Fp8Linear fp8{.in = kIn, .out = kOut, .weight = w.rowwise(), .weight_transposed = w.transposed(),
                         .fast_fprop = fast};
@@ -240,7 +248,7 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool spoil) {
     const Pass wgrad{"wgrad", GemmLayout::kWgrad, dy, x, true, true, row.dy_format, row.dy, row.x,
                      kOut, kIn, kTokens, false, dw0};
     for (const auto& [pass, result] : {std::pair{&fprop, &y}, {&dgrad, &dx}, {&wgrad, &dw}}) {
-        const std::string wrong = wrong_pass(*pass, result->download(), patient.gpu(), spoil);
+        const std::string wrong = wrong_pass(*pass, result->download(), patient.gpu(), corrupt);
         if (!wrong.empty()) return failed(wrong, "FP8 matmuls are wrong: do not train here; run make test-gpu");
     }
     return ok(strf("fprop, dgrad and wgrad of %lld x %lld x %lld%s: casts equal to the CPU's, sums within their bounds",
@@ -250,9 +258,9 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool spoil) {
 
 // ---- attention
 
-std::string wrong_attention(Patient& patient, const oracle::AttentionShape& shape, bool spoil) {
-    const oracle::AttentionProblem a(shape, Dtype::kBf16);
-    const oracle::AttentionProblem::Result given = a.on_cpu(a.type), fresh = a.fresh(a.type);
+std::string wrong_attention(Patient& patient, const reference::AttentionShape& shape, bool corrupt) {
+    const reference::AttentionProblem a(shape, Dtype::kBf16);
+    const reference::AttentionProblem::Result given = a.on_cpu(a.type), fresh = a.fresh(a.type);
     Ctx& ctx = patient.ctx;
     const OnDevice qkv(ctx, a.qkv), dout(ctx, a.dout), out(ctx, fresh.out), lse(ctx, fresh.lse), dqkv(ctx, fresh.dqkv),
         delta(ctx, fresh.delta), given_out(ctx, given.out), given_lse(ctx, given.lse);
@@ -263,8 +271,8 @@ std::string wrong_attention(Patient& patient, const oracle::AttentionShape& shap
                                                  given_lse.view(), qkv.view(), nullptr, sums.view()));
     device::synchronize(ctx);
     // Tensor cores multiply with weights rounded to BF16.
-    const oracle::Reference want =
-        oracle::reference_of(a, given, patient.gpu() && oracle::on_tensor_cores(a) ? 1.01 * 0x1p-8 : 0);
+    const reference::Reference want =
+        reference::reference_of(a, given, patient.gpu() && reference::on_tensor_cores(a) ? 1.01 * 0x1p-8 : 0);
     std::string wrong;
     auto check = [&](const char* name, const OnDevice& got, const std::vector<double>& expected,
                      const std::vector<double>& error) {
@@ -272,7 +280,7 @@ std::string wrong_attention(Patient& patient, const oracle::AttentionShape& shap
         HostTensor values(Dtype::kFp64, static_cast<int64_t>(expected.size()));
         for (int64_t i = 0; i < values.elems(); i++) values.set(i, expected[static_cast<size_t>(i)]);
         wrong = wrong_result(name, got.download(), values,
-                             [&](int64_t i) { return error[static_cast<size_t>(i)]; }, 1.0 / 16, spoil);
+                             [&](int64_t i) { return error[static_cast<size_t>(i)]; }, 1.0 / 16, corrupt);
     };
     check("out", out, want.out, want.out_error);
     check("log sum exp", lse, want.lse, want.lse_error);
@@ -282,24 +290,24 @@ std::string wrong_attention(Patient& patient, const oracle::AttentionShape& shap
 
 // ---- FP8 attention
 
-std::string wrong_fp8_attention(Patient& patient, const oracle::Fp8Attention& a, bool spoil) {
+std::string wrong_fp8_attention(Patient& patient, const reference::Fp8Attention& a, bool corrupt) {
     Ctx& ctx = patient.ctx;
     const HostTensor input = a.random_qkv();
-    const oracle::Fp8Attention::Result cpu = a.on_cpu(input), fresh = a.fresh(input);
-    const OnDevice qkv(ctx, fresh.qkv), bytes(ctx, fresh.bytes), factors(ctx, fresh.factors), out(ctx, fresh.out),
+    const reference::Fp8Attention::Result cpu = a.on_cpu(input), fresh = a.fresh(input);
+    const OnDevice qkv(ctx, fresh.qkv), bytes(ctx, fresh.bytes), scales(ctx, fresh.scales), out(ctx, fresh.out),
         lse(ctx, fresh.lse);
-    const Fp8Heads copies{bytes.view(), factors.view()};
+    const Fp8Heads copies{bytes.view(), scales.view()};
     ops::quantize_heads(ctx, a.quantize_args(copies, qkv.view(), {}));
     ops::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), copies, nullptr));
     if (!bytes.download().same_bits(cpu.bytes)) return "codes differ from the CPU's bytes";
-    if (!factors.download().same_bits(cpu.factors)) return "factors differ from the CPU's";
+    if (!scales.download().same_bits(cpu.scales)) return "factors differ from the CPU's";
     if (!qkv.download().same_bits(cpu.qkv)) return "qkv is not rounded to what its codes stand for";
-    const oracle::Fp8Reference want = oracle::fp8_attention_reference(a, cpu.qkv, patient.gpu());
+    const reference::Fp8Reference want = reference::fp8_attention_reference(a, cpu.qkv, patient.gpu());
     const auto wrong = [&](const char* name, const OnDevice& got, const HostTensor& exact,
                            const std::vector<double>& error) {
         // A quarter: less than that may hide behind weights rounded to E4M3.
         return wrong_result(name, got.download(), exact, [&](int64_t i) { return error[static_cast<size_t>(i)]; },
-                            1.0 / 4, spoil);
+                            1.0 / 4, corrupt);
     };
     const std::string of_out = wrong("out", out, want.out, want.out_error);
     return of_out.empty() ? wrong("log sum exp", lse, want.lse, want.lse_error) : of_out;
@@ -315,7 +323,7 @@ Findings look_at_fp8_matmuls(Patient& patient) {
         const std::string name = std::string("FP8 ") + plan.row().name;
         if (!patient.opened) findings.push_back(not_checked("no device"));
         else if (!fp8_device_error(plan, patient.info).empty()) findings.push_back(not_checked("does not run here"));
-        else findings.push_back(check_recipe(patient, plan.row(), patient.spoilt("FP8 matmuls")));
+        else findings.push_back(check_recipe(patient, plan.row(), patient.corrupted("FP8 matmuls")));
         findings.back().name = name;
     }
     return findings;
@@ -325,8 +333,8 @@ Findings look_at_attention(Patient& patient) {
     if (!patient.opened) return {not_checked("no device")};
     std::string kernels;
     // The head sizes of GPT-2 and of Llama-3.
-    for (const oracle::AttentionShape& shape : {oracle::AttentionShape{1, 129, 4, 2, 64}, {2, 65, 4, 1, 128}}) {
-        const std::string wrong = wrong_attention(patient, shape, patient.spoilt("attention"));
+    for (const reference::AttentionShape& shape : {reference::AttentionShape{1, 129, 4, 2, 64}, {2, 65, 4, 1, 128}}) {
+        const std::string wrong = wrong_attention(patient, shape, patient.corrupted("attention"));
         if (!wrong.empty())
             return {failed(strf("head size %lld: %s", (long long)shape.HS, wrong.c_str()),
                            "attention is wrong: do not train here; run make test-gpu")};
@@ -340,8 +348,8 @@ Findings look_at_fp8_attention(Patient& patient) {
     if (!patient.opened) return {not_checked("no device")};
     if (const std::string reason = fp8_attention_error(patient.info); !reason.empty()) return {not_checked(reason)};
     // More than one block of 128 keys, the last one cut off.
-    for (const oracle::Fp8Attention& a : {oracle::Fp8Attention{1, 129, 4, 2, 64}, {2, 193, 4, 1, 128}}) {
-        const std::string wrong = wrong_fp8_attention(patient, a, patient.spoilt("FP8 attention"));
+    for (const reference::Fp8Attention& a : {reference::Fp8Attention{1, 129, 4, 2, 64}, {2, 193, 4, 1, 128}}) {
+        const std::string wrong = wrong_fp8_attention(patient, a, patient.corrupted("FP8 attention"));
         if (!wrong.empty())
             return {failed(strf("head size %lld: %s", (long long)a.HS, wrong.c_str()),
                            "leave --fp8-attention out here; run make test-gpu")};

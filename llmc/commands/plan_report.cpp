@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/peak_flops.h"
 #include "llmc/perf/fp8_speedup.h"
-#include "llmc/train/log.h"
 #include "llmc/train/run_checkpoints.h"
 
 namespace {
@@ -14,7 +14,7 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 long long ll(int64_t x) { return static_cast<long long>(x); }
 double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
-// The FP8 copies of one layer's queries, keys and values, with their factors.
+// The FP8 copies of one layer's queries, keys and values, with their scales.
 int64_t fp8_attention_bytes(const Config& c) {
     const int64_t heads = c.shape.num_attention_heads + 2 * c.shape.num_query_groups;
     return c.micro_batch_size * heads * head_blocks(c.seq_length) * (kHeadBlock * c.shape.kv_channels + 4);
@@ -166,11 +166,11 @@ Json memory_json(const PlannedRun& run, const Figures& figures) {
 Json linears_json(const PlannedRun& run) {
     Json list = Json::array();
     if (run.config.fp8_recipe == Fp8Recipe::kNone) return list;
-    const Fp8Plan plan = make_fp8_plan(run.config, run.table);
+    const Fp8Plan plan = fp8_plan_of(run.config, run.table);
     for (const LinearPlan& linear : plan.linears) {
-        const LinearGain gain = predict_gain(run.config, plan, linear);
+        const LinearSpeedup speedup = predict_speedup(run.config, plan, linear);
         list.push_back({{"name", linear.name}, {"out", linear.out}, {"in", linear.in}, {"fp8", linear.fp8},
-                        {"bf16_ms", gain.bf16_ms}, {"fp8_ms", gain.fp8_ms}, {"gain", gain.gain()}});
+                        {"bf16_ms", speedup.bf16_ms}, {"fp8_ms", speedup.fp8_ms}, {"gain", speedup.speedup()}});
     }
     return list;
 }

@@ -8,6 +8,7 @@
 
 #include "llmc/base/environment.h"
 #include "llmc/base/fault_injection.h"
+#include "llmc/base/peak_flops.h"
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/commands/bench.h"
@@ -21,6 +22,7 @@
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/comm_benchmark.h"
 #include "llmc/parallel/rank_preflight.h"
+#include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/fp8_monitor.h"
 #include "llmc/train/log.h"
 #include "llmc/train/rank_consistency.h"
@@ -44,7 +46,7 @@ public:
     TrainLoop(ParsedConfig parsed, std::string family, std::string command, Comm& comm)
         : comm_(comm), config_(std::move(parsed.config)), family_(std::move(family)), command_(std::move(command)),
           idle_(std::move(parsed.idle)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
-          table_(make_param_table(config_.shape)), fp8_plan_(make_fp8_plan(config_, table_)) {}
+          table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan_of(config_, table_)) {}
 
     ~TrainLoop() {
         checkpoints_.reset();
@@ -56,7 +58,7 @@ public:
         if (config_.train_iters == 0 && !config_.train_data.empty()) open_data();
         const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
-        const MemoryPlan plan = plan_memory(config_, table_, ranks);
+        const MemoryPlan plan = plan_memory(config_, table_, fp8_plan_, ranks);
         std::printf("%s", plan_output({config_, family_, table_, plan, info, notes_}).c_str());
         return kExitOk;
     }
@@ -214,7 +216,7 @@ private:
         Staging::Slot* const read = next_batch();
         if (!read) return false;
         Staging::Slot& slot = *read;
-        slot.staged.spoil_gradient = faults_.spoils_gradient(step_ + 1);
+        slot.staged.corrupt_gradient = faults_.corrupts_gradient(step_ + 1);
         if (fp8_plan_.on() && sealed_allocations_ < 0) fp8_watch_.before_first_step(ctx_);
         device::range_push("step");
         trainer_->step(ctx_, slot.staged);
@@ -261,7 +263,7 @@ private:
         }
     }
 
-    // Infinite amaxes of a priming micro-batch would stay in the histories and keep factors from being made.
+    // Infinite amaxes of a calibration micro-batch would stay in the histories and keep scales from being made.
     void prime_again_after_skip(const Staging::Slot& slot) {
         if (trainer_->executed_micro_batches() == slot.staged.micro_batches) return;
         drain();
@@ -341,9 +343,9 @@ private:
         skips_ += r.skipped ? 1 : 0;
         r.skips = skips_;
         r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
-        if (slot.staged.check_fp8) check_factors(comm_, trainer_->fp8(), slot.staged.fp8_report, r.step);
+        if (slot.staged.check_fp8) check_scales(comm_, trainer_->fp8(), slot.staged.fp8_report, r.step);
         if (slot.staged.count_fp8 || r.skipped) gather_fp8_report(slot);
-        report_wire(*log_, comm_, slot.staged, r.step);
+        report_grad_comm(*log_, comm_, slot.staged, r.step);
         fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
         check_plan(slot, 1e3 * r.step_seconds);
@@ -426,7 +428,7 @@ private:
     Faults faults_{config_.inject, comm_.world().rank};
     const Fp8Plan fp8_plan_;              // what the options ask for
     Fp8Watch fp8_watch_{config_, fp8_plan_};
-    RunDevice run_device_{config_, table_, comm_};
+    RunDevice run_device_{config_, table_, fp8_plan_, comm_};
     Ctx& ctx_ = run_device_.ctx;
     const DeviceInfo& info_ = run_device_.info;
     const MemoryPlan& plan_ = run_device_.plan;

@@ -73,7 +73,7 @@ struct Config {
     std::vector<std::string> bf16_linears;   // patterns "31.down", "0.*", "*.proj"
     bool fp8_lm_head = false;
     bool fp8_attention = false;         // the forward's two products; of any recipe, none too
-    double fp8_min_gain = 0;            // keep a linear in BF16 whose predicted FP8 gain is below; 0: no rule
+    double fp8_min_speedup = 0;            // keep a linear in BF16 whose predicted FP8 gain is below; 0: no rule
     int64_t fp8_health_interval = 0;    // steps between reports of every FP8 tensor; 0: none
 
     // several ranks

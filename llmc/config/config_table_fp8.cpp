@@ -127,7 +127,7 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "attention's forward products in E4M3, with any recipe or none: queries, keys and values are rounded, "
                  "and backward is that of the rounded ones in BF16",
          .fallback = "false", .inert = no_fp8_attention},
-        {.name = "fp8-min-gain", .group = kGroup, .value = number(AT(fp8_min_gain), {.low = 0, .high = 10}),
+        {.name = "fp8-min-gain", .group = kGroup, .value = number(AT(fp8_min_speedup), {.low = 0, .high = 10}),
          .help = "keep a linear in BF16 if the predicted BF16 / FP8 time is below this; 1: where FP8 would lose; "
                  "0: no rule",
          .fallback = "0", .inert = fp8_off},

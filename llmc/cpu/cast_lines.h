@@ -41,19 +41,19 @@ inline void round_line(bf16* to, const float* from, int64_t count) {
     for_lanes<float>(count, [&](int64_t i, auto n) { store(to + i, load(from + i, n), n); });
 }
 
-// ---- factors of 128x128 blocks
+// ---- scales of 128x128 blocks
 
 // Floats from one row of blocks of a grid to the next, for K columns.
 inline int64_t block_row_stride(int64_t K) { return (K + 4 * kBlock - 1) / (4 * kBlock) * 4; }
-inline float block_factor(uint32_t amax_bits, Dtype format) {
-    return block_quant_mul_of(amax_bits, fp8_largest(format));
+inline float block_scale(uint32_t amax_bits, Dtype format) {
+    return block_scale_of(amax_bits, fp8_largest(format));
 }
 
 // ---- casts
 
 template <Dtype format, typename T>
-void cast_line(uint8_t* codes, const T* x, const float* quant_mul, int64_t count) {
-    for (int64_t i = 0; i < count; i++) codes[i] = fp8_cast<format>(widen(x[i]) * quant_mul[i]);
+void cast_line(uint8_t* codes, const T* x, const float* scale, int64_t count) {
+    for (int64_t i = 0; i < count; i++) codes[i] = fp8_cast<format>(widen(x[i]) * scale[i]);
 }
 
 struct Tally {
@@ -61,10 +61,10 @@ struct Tally {
 };
 
 template <Dtype format, typename T>
-void count_line(Tally& tally, const uint8_t* codes, const T* x, const float* quant_mul, int64_t count) {
+void count_line(Tally& tally, const uint8_t* codes, const T* x, const float* scale, int64_t count) {
     uint32_t saturated = 0, flushed = 0, nonfinite = 0;
     for (int64_t i = 0; i < count; i++) {
-        const uint32_t size = amax_bits_of(widen(x[i])), product = amax_bits_of(widen(x[i]) * quant_mul[i]);
+        const uint32_t size = amax_bits_of(widen(x[i])), product = amax_bits_of(widen(x[i]) * scale[i]);
         const uint32_t finite = size < kInfinityBits;
         saturated += finite & static_cast<uint32_t>(product > Fp8Format<format>::kLargestBits)
                      & static_cast<uint32_t>(product <= kInfinityBits);   // a chunk of NaN saturates nothing

@@ -1,8 +1,8 @@
 // Matmul of FP8 operands on the CPU: codes are decoded as they are packed, sums run in fp32.
 //
-// An element of a product is defined as follows. One factor a tensor: the sum of gemm_kernel.h over the decoded codes,
-// times the rounded product of the two factors. Blocks: for each run of 128 k one chain of fma from 0 in ascending k,
-// times the rounded product of the run's two factors; the runs are added in ascending order.
+// An element of a product is defined as follows. One scale a tensor: the sum of gemm_kernel.h over the decoded codes,
+// times the rounded product of the two scales. Blocks: for each run of 128 k one chain of fma from 0 in ascending k,
+// times the rounded product of the run's two scales; the runs are added in ascending order.
 #include "llmc/ops/gemm_fp8.h"
 
 #include "llmc/cpu/cast_lines.h"
@@ -22,41 +22,41 @@ template <Dtype format> inline Vec<float> load(const Fp8Code<format>* p) {
 
 namespace {
 
-// B's factors of one run of k, for the columns of a tile.
-void block_factors(float* factors, const GemmArgs& args, int64_t block, int64_t left, int64_t columns) {
-    const float* grid = args.B_grid.as<float>();
+// B's scales of one run of k, for the columns of a tile.
+void block_scales(float* scales, const GemmArgs& args, int64_t block, int64_t left, int64_t columns) {
+    const float* grid = args.B_scale_inv.as<float>();
     const int64_t k_blocks = round_up((args.K + kBlock - 1) / kBlock, 4);   // of kBlock128x128
     for (int64_t j = 0; j < columns; j++) {
         const int64_t n = left + j;
-        factors[j] = args.B_granularity == Granularity::kBlock1x128 ? grid[block * args.N + n]
+        scales[j] = args.B_granularity == Granularity::kBlock1x128 ? grid[block * args.N + n]
                                                                     : grid[n / kBlock * k_blocks + block];
     }
 }
 
-// sums = or += one run of k times its factors.
+// sums = or += one run of k times its scales.
 void add_block_product(const GemmArgs& args, const Tile<float>& tile, int64_t k, int64_t depth, const float* packed_a,
                        const float* packed_b) {
     multiply_packed(tile.rows, tile.columns, depth, packed_a, packed_b, tile.spare, tile.stride, false);
-    float column_factors[kTileColumns];
-    block_factors(column_factors, args, k / kBlock, tile.left, tile.columns);
-    const float* row_factors = args.A_grid.as<float>() + k / kBlock * args.M + tile.top;
+    float column_scales[kTileColumns];
+    block_scales(column_scales, args, k / kBlock, tile.left, tile.columns);
+    const float* row_scales = args.A_scale_inv.as<float>() + k / kBlock * args.M + tile.top;
     for (int64_t row = 0; row < tile.rows; row++) {
         const float* run = tile.spare + row * tile.stride;
         float* sums = tile.sums + row * tile.stride;
-        const Vec<float> row_factor(row_factors[row]);
+        const Vec<float> row_scale(row_scales[row]);
         for_lanes<float>(tile.columns, [&](int64_t i, auto n) {
-            Vec<float> value = row_factor * load(column_factors + i, n) * load(run + i, n);
+            Vec<float> value = row_scale * load(column_scales + i, n) * load(run + i, n);
             if (k > 0) value = load(sums + i, n) + value;
             store(sums + i, value, n);
         });
     }
 }
 
-void multiply_sums(const Tile<float>& tile, float factor) {
+void multiply_sums(const Tile<float>& tile, float scale) {
     for (int64_t row = 0; row < tile.rows; row++) {
         float* sums = tile.sums + row * tile.stride;
         for_lanes<float>(tile.columns,
-                         [&](int64_t i, auto n) { store(sums + i, load(sums + i, n) * Vec<float>(factor), n); });
+                         [&](int64_t i, auto n) { store(sums + i, load(sums + i, n) * Vec<float>(scale), n); });
     }
 }
 
@@ -64,7 +64,7 @@ template <Dtype a_format, Dtype b_format> void run_fp8(const GemmArgs& args) {
     const Operand<Fp8Code<a_format>> a{static_cast<const Fp8Code<a_format>*>(args.A.data), args.K, false, args.M};
     const Operand<Fp8Code<b_format>> b{static_cast<const Fp8Code<b_format>*>(args.B.data), args.K, false, args.N};
     const bool blocks = args.A_granularity != Granularity::kTensor;
-    const float factor = blocks ? 1.0f : args.A_grid.as<float>()[0] * args.B_grid.as<float>()[0];
+    const float scale = blocks ? 1.0f : args.A_scale_inv.as<float>()[0] * args.B_scale_inv.as<float>()[0];
     run_tiles<float>(
         args, a, b, blocks ? kBlock : kDepth,
         [&](const Tile<float>& tile, int64_t k, int64_t depth, const float* packed_a, const float* packed_b) {
@@ -72,7 +72,7 @@ template <Dtype a_format, Dtype b_format> void run_fp8(const GemmArgs& args) {
             else add_product(tile, k, depth, packed_a, packed_b);
         },
         [&](const Tile<float>& tile) {
-            if (!blocks) multiply_sums(tile, factor);
+            if (!blocks) multiply_sums(tile, scale);
             if (args.D.dtype == Dtype::kBf16) finish_tile<bf16, bf16>(args, tile);
             else finish_tile<bf16, float>(args, tile);
         });

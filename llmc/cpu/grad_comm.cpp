@@ -6,26 +6,26 @@ namespace cpu {
 namespace {
 
 template <typename T> void quantize_chunk(const QuantizeChunksArgs& args, int64_t chunk, Tally& tally) {
-    const T* in = args.in.as<T>() + chunk * kWireChunk;
-    uint8_t* out = static_cast<uint8_t*>(args.out.data) + chunk * kWireChunk;
-    const ChunkFactor factor = chunk_factor(amax_of_line(in, kWireChunk));
-    float quant_mul[kWireChunk];
-    std::fill(quant_mul, quant_mul + kWireChunk, factor.quant_mul);
-    cast_line<Dtype::kE4m3>(out, in, quant_mul, kWireChunk);
-    if (args.counts) count_line<Dtype::kE4m3>(tally, out, in, quant_mul, kWireChunk);
-    args.factors.as<float>()[chunk] = factor.dequant_mul;
+    const T* in = args.in.as<T>() + chunk * kGradCommChunk;
+    uint8_t* out = static_cast<uint8_t*>(args.out.data) + chunk * kGradCommChunk;
+    const ChunkScale chunk_scales = chunk_scale(amax_of_line(in, kGradCommChunk));
+    float scale[kGradCommChunk];
+    std::fill(scale, scale + kGradCommChunk, chunk_scales.scale);
+    cast_line<Dtype::kE4m3>(out, in, scale, kGradCommChunk);
+    if (args.counts) count_line<Dtype::kE4m3>(tally, out, in, scale, kGradCommChunk);
+    args.scales.as<float>()[chunk] = chunk_scales.scale_inv;
 }
 
-// What `in` holds at i; codes have a table and a factor.
+// What `in` holds at i; codes have a table and a scale.
 template <typename T> struct Values {
     const T* in;
     float at(int64_t i) const { return widen(in[i]); }
 };
 struct ChunkValues {
     const uint8_t* in;
-    const float* factors;
+    const float* scales;
     const float* table = fp8_values<Dtype::kE4m3>();
-    float at(int64_t i) const { return table[in[i]] * factors[i / kWireChunk]; }
+    float at(int64_t i) const { return table[in[i]] * scales[i / kGradCommChunk]; }
 };
 
 // out[i] = the sum over the ranks of values_of(rank).at(i).
@@ -46,11 +46,11 @@ template <typename ValuesOf> void add_ranks(const SumRanksArgs& args, ValuesOf&&
 }  // namespace
 
 void quantize_chunks(Ctx&, const QuantizeChunksArgs& args) {
-    const int64_t n = args.in.elems, chunks = n / kWireChunk;
-    CHECK(n % kWireChunk == 0, "quantize_chunks: %lld elements, no multiple of %lld", (long long)n,
-          (long long)kWireChunk);
+    const int64_t n = args.in.elems, chunks = n / kGradCommChunk;
+    CHECK(n % kGradCommChunk == 0, "quantize_chunks: %lld elements, no multiple of %lld", (long long)n,
+          (long long)kGradCommChunk);
     check_tensor("quantize_chunks", "out", args.out, Dtype::kE4m3, n);
-    check_tensor("quantize_chunks", "factors", args.factors, Dtype::kFp32, chunks);
+    check_tensor("quantize_chunks", "factors", args.scales, Dtype::kFp32, chunks);
     CHECK(args.in.dtype == Dtype::kFp32 || args.in.dtype == Dtype::kBf16, "quantize_chunks: in is %s",
           dtype_name(args.in.dtype));
     constexpr int64_t kRun = 64;   // chunks
@@ -62,7 +62,7 @@ void quantize_chunks(Ctx&, const QuantizeChunksArgs& args) {
             if (args.in.dtype == Dtype::kFp32) quantize_chunk<float>(args, chunk, tally);
             else quantize_chunk<bf16>(args, chunk, tally);
         }
-        if (args.counts) add_counts(args.counts, count * kWireChunk, tally);
+        if (args.counts) add_counts(args.counts, count * kGradCommChunk, tally);
     }
 }
 
@@ -77,13 +77,13 @@ void sum_ranks(Ctx&, const SumRanksArgs& args) {
         case Dtype::kBf16:
             return add_ranks(args, [&](int64_t r) { return Values<bf16>{args.in.as<bf16>() + r * n}; });
         case Dtype::kE4m3: {
-            CHECK(n % kWireChunk == 0, "sum_ranks: %lld elements, no multiple of %lld", (long long)n,
-                  (long long)kWireChunk);
-            const int64_t chunks = n / kWireChunk;
-            check_tensor("sum_ranks", "factors", args.factors, Dtype::kFp32, args.ranks * chunks);
+            CHECK(n % kGradCommChunk == 0, "sum_ranks: %lld elements, no multiple of %lld", (long long)n,
+                  (long long)kGradCommChunk);
+            const int64_t chunks = n / kGradCommChunk;
+            check_tensor("sum_ranks", "factors", args.scales, Dtype::kFp32, args.ranks * chunks);
             return add_ranks(args, [&](int64_t r) {
                 return ChunkValues{static_cast<const uint8_t*>(args.in.data) + r * n,
-                                   args.factors.as<float>() + r * chunks};
+                                   args.scales.as<float>() + r * chunks};
             });
         }
         default: FAIL(kExitBug, "sum_ranks: in is %s", dtype_name(args.in.dtype));

@@ -219,7 +219,7 @@ void qk_norm_backward(Ctx&, const QkNormBackwardArgs& args) {
         qk_backward<T>(args);
     });
     result.quantize();
-    result.spoil();
+    result.corrupt();
 }
 
 }  // namespace cpu

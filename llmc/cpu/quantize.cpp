@@ -1,4 +1,4 @@
-// Quantisation of the CPU: FP8 copies with their factors, statistics and column sums, a tile of 128 x 128 at a time.
+// Quantisation of the CPU: FP8 copies with their scales, statistics and column sums, a tile of 128 x 128 at a time.
 #include "llmc/cpu/quantize.h"
 
 namespace cpu {
@@ -25,21 +25,21 @@ void amaxes_of_columns(const Tile& tile, uint32_t* amaxes) {
     }
 }
 
-// Factors of a tile: one a row, or one a column.
-struct TileFactors {
+// Scales of a tile: one a row, or one a column.
+struct TileScales {
     bool of_columns = false;
-    float quant_mul[kBlock];
+    float scale[kBlock];
 };
 
 // codes (rows x kBlock) of a tile.
 template <Dtype format>
-void cast_tile(uint8_t* codes, const Tile& tile, const TileFactors& factors, Tally* tally) {
+void cast_tile(uint8_t* codes, const Tile& tile, const TileScales& scales, Tally* tally) {
     float same[kBlock];
     for (int64_t n = 0; n < tile.rows; n++) {
-        std::fill(same, same + kBlock, factors.quant_mul[n]);
-        const float* quant_mul = factors.of_columns ? factors.quant_mul : same;
-        cast_line<format>(codes + n * kBlock, tile.line(n), quant_mul, tile.columns);
-        if (tally) count_line<format>(*tally, codes + n * kBlock, tile.line(n), quant_mul, tile.columns);
+        std::fill(same, same + kBlock, scales.scale[n]);
+        const float* scale = scales.of_columns ? scales.scale : same;
+        cast_line<format>(codes + n * kBlock, tile.line(n), scale, tile.columns);
+        if (tally) count_line<format>(*tally, codes + n * kBlock, tile.line(n), scale, tile.columns);
     }
 }
 
@@ -56,36 +56,36 @@ void store_transposed(const Tensor& to, const Tile& tile, const uint8_t* codes) 
     }
 }
 
-// The factors of the rowwise copy of a tile, with their inverses written to its grids. A 128x128 block has the same
+// The scales of the rowwise copy of a tile, with their inverses written to its grids. A 128x128 block has the same
 // one in the transposed copy, so it goes into both.
-TileFactors row_factors(const QuantOut& quant, const Tile& tile, Dtype format) {
-    TileFactors factors;
+TileScales row_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
+    TileScales scales;
     if (quant.granularity == Granularity::kBlock1x128) {
         for (int64_t n = 0; n < tile.rows; n++) {
-            factors.quant_mul[n] = block_factor(amax_of_line(tile.line(n), tile.columns), format);
-            quant.rowwise_grid.as<float>()[tile.column / kBlock * tile.N + tile.row + n] = 1 / factors.quant_mul[n];
+            scales.scale[n] = block_scale(amax_of_line(tile.line(n), tile.columns), format);
+            quant.rowwise_scale_inv.as<float>()[tile.column / kBlock * tile.N + tile.row + n] = 1 / scales.scale[n];
         }
-        return factors;
+        return scales;
     }
     const bool whole = quant.granularity == Granularity::kTensor;
-    const float quant_mul = whole ? quant.slot->quant_mul : block_factor(amax_of_tile(tile), format);
-    std::fill(factors.quant_mul, factors.quant_mul + kBlock, quant_mul);
-    if (whole) return factors;
+    const float scale = whole ? quant.slot->scale : block_scale(amax_of_tile(tile), format);
+    std::fill(scales.scale, scales.scale + kBlock, scale);
+    if (whole) return scales;
     const int64_t i = tile.row / kBlock, j = tile.column / kBlock;
-    if (quant.rowwise) quant.rowwise_grid.as<float>()[i * block_row_stride(tile.C) + j] = 1 / quant_mul;
-    if (quant.transposed) quant.transposed_grid.as<float>()[j * block_row_stride(tile.N) + i] = 1 / quant_mul;
-    return factors;
+    if (quant.rowwise) quant.rowwise_scale_inv.as<float>()[i * block_row_stride(tile.C) + j] = 1 / scale;
+    if (quant.transposed) quant.transposed_scale_inv.as<float>()[j * block_row_stride(tile.N) + i] = 1 / scale;
+    return scales;
 }
 
-TileFactors column_factors(const QuantOut& quant, const Tile& tile, Dtype format) {
-    TileFactors factors{.of_columns = true, .quant_mul = {}};
+TileScales column_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
+    TileScales scales{.of_columns = true, .scale = {}};
     uint32_t amaxes[kBlock];
     amaxes_of_columns(tile, amaxes);
     for (int64_t c = 0; c < tile.columns; c++) {
-        factors.quant_mul[c] = block_factor(amaxes[c], format);
-        quant.transposed_grid.as<float>()[tile.row / kBlock * tile.C + tile.column + c] = 1 / factors.quant_mul[c];
+        scales.scale[c] = block_scale(amaxes[c], format);
+        quant.transposed_scale_inv.as<float>()[tile.row / kBlock * tile.C + tile.column + c] = 1 / scales.scale[c];
     }
-    return factors;
+    return scales;
 }
 
 // Both copies of a tile. Only 1x128 blocks make them different quantisations.
@@ -93,12 +93,12 @@ template <Dtype format> void quantize_tile(const QuantOut& quant, const Tile& ti
     alignas(64) uint8_t codes[kBlock * kBlock];
     const bool apart = quant.granularity == Granularity::kBlock1x128;
     if (quant.rowwise || !apart) {
-        cast_tile<format>(codes, tile, row_factors(quant, tile, format), tally);
+        cast_tile<format>(codes, tile, row_scales(quant, tile, format), tally);
         if (quant.rowwise) store_rowwise(quant.rowwise, tile, codes);
         if (quant.transposed && !apart) store_transposed(quant.transposed, tile, codes);
     }
     if (quant.transposed && apart) {
-        cast_tile<format>(codes, tile, column_factors(quant, tile, format), quant.rowwise ? nullptr : tally);
+        cast_tile<format>(codes, tile, column_scales(quant, tile, format), quant.rowwise ? nullptr : tally);
         store_transposed(quant.transposed, tile, codes);
     }
 }
@@ -140,7 +140,7 @@ void check_copy(const char* op, const char* name, const QuantOut& quant, const T
     CHECK(is_fp8(copy.dtype) && copy.elems == R * K, "%s: the %s copy is %s with %lld elements, expected FP8 with %lld",
           op, name, dtype_name(copy.dtype), (long long)copy.elems, (long long)(R * K));
     if (quant.granularity != Granularity::kTensor)
-        check_tensor(op, name, grid, Dtype::kFp32, grid_elems(quant.granularity, R, K));
+        check_tensor(op, name, grid, Dtype::kFp32, scale_inv_elems(quant.granularity, R, K));
 }
 
 }  // namespace
@@ -149,8 +149,8 @@ void check_quant(const char* op, const QuantOut& quant, Dtype T, int64_t N, int6
     CHECK(T == Dtype::kBf16, "%s: FP8 copies of a result in %s, they are made of bf16", op, dtype_name(T));
     CHECK((!quant.copies() || C % 16 == 0) && (!quant.transposed || N % 16 == 0),
           "%s: FP8 copies of %lld x %lld, not multiples of 16", op, (long long)N, (long long)C);
-    if (quant.rowwise) check_copy(op, "rowwise", quant, quant.rowwise, quant.rowwise_grid, N, C);
-    if (quant.transposed) check_copy(op, "transposed", quant, quant.transposed, quant.transposed_grid, C, N);
+    if (quant.rowwise) check_copy(op, "rowwise", quant, quant.rowwise, quant.rowwise_scale_inv, N, C);
+    if (quant.transposed) check_copy(op, "transposed", quant, quant.transposed, quant.transposed_scale_inv, C, N);
     CHECK(!quant.rowwise || !quant.transposed || quant.rowwise.dtype == quant.transposed.dtype,
           "%s: copies in %s and %s", op, dtype_name(quant.rowwise.dtype), dtype_name(quant.transposed.dtype));
     const bool whole = quant.copies() && quant.granularity == Granularity::kTensor;
@@ -164,11 +164,11 @@ void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C) {
     if (quant.copies() && quant.granularity == Granularity::kTensor) {
         const Dtype format = (quant.rowwise ? quant.rowwise : quant.transposed).dtype;
         if (quant.scaling == Scaling::kCurrent)
-            quant.slot->quant_mul = quant_mul_of(quant.slot->amax_bits, fp8_largest(format));
-        quant.slot->dequant_mul = 1 / quant.slot->quant_mul;
+            quant.slot->scale = scale_of(quant.slot->amax_bits, fp8_largest(format));
+        quant.slot->scale_inv = 1 / quant.slot->scale;
     }
     if (quant.copies() && quant.granularity == Granularity::kBlock128x128)   // its columns beyond the last block
-        for (const Tensor& grid : {quant.rowwise_grid, quant.transposed_grid})
+        for (const Tensor& grid : {quant.rowwise_scale_inv, quant.transposed_scale_inv})
             if (grid) std::fill_n(grid.as<float>(), grid.elems, 0.0f);
     const int64_t tile_rows = (N + kBlock - 1) / kBlock, tile_columns = (C + kBlock - 1) / kBlock;
 #pragma omp parallel for schedule(static) if (N * C >= kParallelElems)
@@ -228,7 +228,7 @@ void fp8_update(Ctx&, const Fp8UpdateArgs& args) {
         if (!args.most_recent)
             for (int64_t j = 0; j < args.length; j++) amax_bits = std::max(amax_bits, amax_bits_of(ring[j]));
         if (update % args.interval == 0 && amax_bits < kInfinityBits)
-            slot.quant_mul = quant_mul_of(amax_bits, args.largest[i]);
+            slot.scale = scale_of(amax_bits, args.largest[i]);
     }
 }
 

@@ -25,7 +25,7 @@ public:
         if (quant_) apply_quant(quant_, tensor_.as<bf16>(), N_, C_);
     }
     // For what is promised to nobody once it has copies: NaN, so that no caller comes to rely on it.
-    void spoil() const {
+    void corrupt() const {
         if (quant_.copies()) std::fill_n(tensor_.as<bf16>(), tensor_.elems, bf16::from_bits(0x7fff));
     }
 

@@ -11,13 +11,13 @@ struct HeadTokens {
     bf16* row(int64_t t) const { return first + t * row_elems; }
 };
 
-// One block: its codes, its factor, and what it holds from now on. A block of values is transposed.
-void quantize_block(const HeadTokens& tokens, bool transposed, uint8_t* codes, float* dequant_mul) {
+// One block: its codes, its scale, and what it holds from now on. A block of values is transposed.
+void quantize_block(const HeadTokens& tokens, bool transposed, uint8_t* codes, float* scale_inv) {
     const int64_t HS = tokens.HS;
     uint32_t amax_bits = 0;
     for (int64_t t = 0; t < tokens.count; t++) amax_bits = std::max(amax_bits, amax_of_line(tokens.row(t), HS));
-    const float quant_mul = head_quant_mul_of(amax_bits);
-    *dequant_mul = amax_bits < kInfinityBits ? 1 / quant_mul : 1;
+    const float scale = head_scale_of(amax_bits);
+    *scale_inv = amax_bits < kInfinityBits ? 1 / scale : 1;
     for (int64_t place = 0; place < kHeadBlock; place++) {
         const int64_t t = transposed ? place / 16 * 16 + head_token_order(place % 16) : place;
         for (int64_t d = 0; d < HS; d++) {
@@ -25,8 +25,8 @@ void quantize_block(const HeadTokens& tokens, bool transposed, uint8_t* codes, f
             code = 0;
             if (t >= tokens.count) continue;
             bf16& x = tokens.row(t)[d];
-            code = fp8_cast<Dtype::kE4m3>(widen(x) * quant_mul);
-            x = bf16(from_fp8(Dtype::kE4m3, code) * *dequant_mul);
+            code = fp8_cast<Dtype::kE4m3>(widen(x) * scale);
+            x = bf16(from_fp8(Dtype::kE4m3, code) * *scale_inv);
         }
     }
 }
@@ -38,7 +38,7 @@ void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
     const int64_t heads = args.NH + 2 * args.NKV, blocks = head_blocks(args.T), HS = args.HS;
     check_tensor(op, "qkv", args.qkv, Dtype::kBf16, args.B * args.T * heads * HS);
     check_tensor(op, "bytes", args.heads.bytes, Dtype::kE4m3, args.B * heads * blocks * kHeadBlock * HS);
-    check_tensor(op, "factors", args.heads.factors, Dtype::kFp32, args.B * heads * blocks);
+    check_tensor(op, "factors", args.heads.scales, Dtype::kFp32, args.B * heads * blocks);
     if (args.cos_sin) {
         rope_forward(ctx, {.qkv = args.qkv, .cos_sin = args.cos_sin, .N = args.B * args.T, .T = args.T, .NH = args.NH,
                            .NKV = args.NKV, .HS = HS});
@@ -51,7 +51,7 @@ void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
         quantize_block({.first = args.qkv.as<bf16>() + (b * args.T + first) * row_elems + head * HS,
                         .row_elems = row_elems, .count = std::min(kHeadBlock, args.T - first), .HS = HS},
                        head >= args.NH + args.NKV, codes + item * kHeadBlock * HS,
-                       args.heads.factors.as<float>() + item);
+                       args.heads.scales.as<float>() + item);
     }
 }
 

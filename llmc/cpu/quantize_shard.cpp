@@ -36,14 +36,14 @@ template <typename Body> void for_block_lines(int64_t begin, int64_t elems, int6
 template <Dtype format> void quantize_line(const QuantizeRunArgs& args, const Line& line) {
     bf16 x[kBlock];
     round_line(x, args.in.as<float>() + line.at, line.count);
-    float quant_mul[kBlock];
-    std::fill(quant_mul, quant_mul + kBlock,
-              args.slot ? args.slot->quant_mul : block_factor(args.block_amaxes[line.block], format));
+    float scale[kBlock];
+    std::fill(scale, scale + kBlock,
+              args.slot ? args.slot->scale : block_scale(args.block_amaxes[line.block], format));
     uint8_t* codes = static_cast<uint8_t*>(args.out.data) + line.at;
-    cast_line<format>(codes, x, quant_mul, line.count);
+    cast_line<format>(codes, x, scale, line.count);
     if (!args.counts) return;
     Tally tally;
-    count_line<format>(tally, codes, x, quant_mul, line.count);
+    count_line<format>(tally, codes, x, scale, line.count);
     add_counts(args.counts, line.count, tally);
 }
 
@@ -57,13 +57,13 @@ void block_amax(Ctx&, const BlockAmaxArgs& args) {
     });
 }
 
-void fp8_factors(Ctx&, const Fp8FactorsArgs& args) {
+void fp8_scales(Ctx&, const Fp8ScalesArgs& args) {
     CHECK(is_fp8(args.format), "fp8_factors of %s", dtype_name(args.format));
     if (args.state && args.state->skip) return;
     for (int64_t i = 0; i < args.count; i++) {
         Fp8Slot& slot = args.slots[i];
-        if (args.scaling == Scaling::kCurrent) slot.quant_mul = quant_mul_of(slot.amax_bits, fp8_largest(args.format));
-        slot.dequant_mul = 1 / slot.quant_mul;
+        if (args.scaling == Scaling::kCurrent) slot.scale = scale_of(slot.amax_bits, fp8_largest(args.format));
+        slot.scale_inv = 1 / slot.scale;
     }
 }
 
@@ -79,19 +79,19 @@ void quantize_run(Ctx&, const QuantizeRunArgs& args) {
     });
 }
 
-void block_grids(Ctx&, const BlockGridsArgs& args) {
+void block_scales(Ctx&, const BlockScalesArgs& args) {
     const Granularity squares = Granularity::kBlock128x128;
-    CHECK(is_fp8(args.format), "block_grids of %s", dtype_name(args.format));
-    check_tensor("block_grids", "grid", args.grid, Dtype::kFp32, grid_elems(squares, args.R, args.C));
-    check_tensor("block_grids", "transposed_grid", args.transposed_grid, Dtype::kFp32,
-                 grid_elems(squares, args.C, args.R));
-    for (const Tensor& grid : {args.grid, args.transposed_grid}) std::fill_n(grid.as<float>(), grid.elems, 0.0f);
+    CHECK(is_fp8(args.format), "block_scales of %s", dtype_name(args.format));
+    check_tensor("block_scales", "scale_inv", args.scale_inv, Dtype::kFp32, scale_inv_elems(squares, args.R, args.C));
+    check_tensor("block_scales", "transposed_scale_inv", args.transposed_scale_inv, Dtype::kFp32,
+                 scale_inv_elems(squares, args.C, args.R));
+    for (const Tensor& all : {args.scale_inv, args.transposed_scale_inv}) std::fill_n(all.as<float>(), all.elems, 0.0f);
     const int64_t columns = blocks_of(args.C);
     for (int64_t i = 0; i < blocks_of(args.R); i++)
         for (int64_t j = 0; j < columns; j++) {
-            const float dequant_mul = 1 / block_factor(args.amaxes[i * columns + j], args.format);
-            args.grid.as<float>()[i * block_row_stride(args.C) + j] = dequant_mul;
-            args.transposed_grid.as<float>()[j * block_row_stride(args.R) + i] = dequant_mul;
+            const float scale_inv = 1 / block_scale(args.amaxes[i * columns + j], args.format);
+            args.scale_inv.as<float>()[i * block_row_stride(args.C) + j] = scale_inv;
+            args.transposed_scale_inv.as<float>()[j * block_row_stride(args.R) + i] = scale_inv;
         }
 }
 

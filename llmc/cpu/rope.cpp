@@ -35,7 +35,7 @@ void run(const char* op, const RopeArgs& args, int direction) {
         rotate<T>(args, Acc<T>(direction));
     });
     result.quantize();
-    result.spoil();
+    result.corrupt();
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
         const int64_t heads = args.B * (args.NH + 2 * args.NKV), blocks = head_blocks(args.T);
         CHECK(fits_sm90(ctx, T, args.HS), "attention_forward: FP8 heads on this device, or of this type or size");
         expect(args.heads.bytes, Dtype::kE4m3, heads * blocks * kHeadBlock * args.HS, "attention_forward: heads");
-        expect(args.heads.factors, Dtype::kFp32, heads * blocks, "attention_forward: factors");
+        expect(args.heads.scales, Dtype::kFp32, heads * blocks, "attention_forward: factors");
         expect_aligned(args.heads.bytes, "attention_forward: heads");
         expect_aligned(args.out, "attention_forward: out");
         attention_forward_fp8_sm90(ctx, args, shape);

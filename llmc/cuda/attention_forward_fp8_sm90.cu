@@ -3,7 +3,7 @@
 //
 // The tensor cores keep 14 bits of a sum, over 8192 keys too few. So each tile of keys is summed from 0, and added to
 // sums in fp32: one multiplication and addition an element, while the next scores are computed. It also brings old sums
-// to a new reference, and the factor of a tile of values is free.
+// to a new reference, and the scale of a tile of values is free.
 #include "llmc/cuda/attention_forward_sm90.cuh"
 #include "llmc/cuda/fp8.cuh"
 
@@ -84,7 +84,7 @@ template <int count> __device__ void as_weights(uint32_t (&p)[count / 16][4], co
     }
 }
 
-// Sums over the tiles of an item, in units of a reference and of the factor of values added last.
+// Sums over the tiles of an item, in units of a reference and of the scale of values added last.
 template <int HS> struct Sums {
     float all[HS / 2], tile[HS / 2];
     float growth[2] = {1, 1}, next_growth[2] = {1, 1};   // of `all` when `tile` is added, and at the addition after it
@@ -103,7 +103,7 @@ template <int HS> struct Sums {
 // One consumer warpgroup.
 template <int HS, bool kDocuments>
 __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
-                        const float* factors, const AttentionShape& shape, const Schedule& schedule) {
+                        const float* scales, const AttentionShape& shape, const Schedule& schedule) {
     using P = Tiles<HS>;
     const int warp = warp_uniform(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x) % 32;
     const int T = static_cast<int>(shape.T);
@@ -131,14 +131,14 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 
         const int blocks = static_cast<int>(head_blocks(T)), NKV = static_cast<int>(shape.NKV);
         const int64_t first_head = at.b * (shape.NH + 2 * shape.NKV);
-        const float* key_factors = factors + (first_head + shape.NH + at.head / schedule.group) * blocks;
+        const float* key_scales = scales + (first_head + shape.NH + at.head / schedule.group) * blocks;
         const float mul = shape.softmax_mul * kLog2e
-                          * __ldg(factors + (first_head + at.head) * blocks + first / static_cast<int>(kHeadBlock));
-        float value_factor = __ldg(key_factors + NKV * blocks + tile), s[P::kKeys / 2];
+                          * __ldg(scales + (first_head + at.head) * blocks + first / static_cast<int>(kHeadBlock));
+        float value_scale = __ldg(key_scales + NKV * blocks + tile), s[P::kKeys / 2];
         uint32_t p[P::kKeys / 32][4];
         Sums<HS> o;
         RowSoftmaxWith<Fp8Reference<HS>> softmax;
-        float key_mul = mul * __ldg(key_factors + tile);
+        float key_mul = mul * __ldg(key_scales + tile);
         state.keys.wait();
         start_scores<HS>(s, queries, state.key_tile());
         ptx::wgmma_wait<0>();
@@ -150,8 +150,8 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         softmax.exponentials(s, key_mul);
         as_weights(p, s);
         for (; tile > begin; tile--) {
-            const float next_value_factor = __ldg(key_factors + NKV * blocks + tile - 1);
-            key_mul = mul * __ldg(key_factors + tile - 1);
+            const float next_value_scale = __ldg(key_scales + NKV * blocks + tile - 1);
+            key_mul = mul * __ldg(key_scales + tile - 1);
             state.keys.wait();
             if (P::kOrdered) ptx::named_sync<256>(my_turn);
             start_scores<HS>(s, queries, state.key_tile());
@@ -166,11 +166,11 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
             const bool grown = softmax.grow(s, key_mul);
             softmax.exponentials(s, key_mul);
             softmax.evaluate();   // while the products run
-            const float change = __fdividef(value_factor, next_value_factor);
+            const float change = __fdividef(value_scale, next_value_scale);
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 o.next_growth[half] = grown ? change * softmax.correction[half] : change;
-            value_factor = next_value_factor;
+            value_scale = next_value_scale;
             ptx::wgmma_wait<0>();
             ptx::pin(o.tile);
             state.values.release(lane), state.values.next();
@@ -183,7 +183,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float sum = warp_sum<4>(softmax.sum[half]);   // a row's largest weight is 2^8 or more
-            softmax.correction[half] = __fdividef(value_factor, sum);
+            softmax.correction[half] = __fdividef(value_scale, sum);
             const int query = row + 8 * half + lane / 4;
             if (lane % 4 == 0 && query < T) {
                 lse[shape.stat(at.b, query, at.head)] = softmax.reference[half] * kLn2 + logf(sum);
@@ -209,7 +209,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 //           owns 64 queries and meets 128 keys at a time.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
-attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, float* lse, const float* factors,
+attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, float* lse, const float* scales,
                                   AttentionShape shape, Schedule schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using P = Tiles<HS>;
@@ -230,7 +230,7 @@ attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, floa
         if (threadIdx.x == 128 * P::kConsumers) produce<P, kDocuments>(state, copies, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS, kDocuments>(state, group_of_warps, maps.out, lse, factors, shape, schedule);
+        consume<HS, kDocuments>(state, group_of_warps, maps.out, lse, scales, shape, schedule);
     }
 #endif
 }
@@ -247,7 +247,7 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
                            panel_map(args.out.data, shape.B, shape.T, shape.NH * HS, 16, P::kOutPanels)};
     launch_forward(ctx, attention_forward_fp8_sm90_kernel<HS, kDocuments>, P::kThreads, P::kSharedBytes,
                    make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(),
-                   args.heads.factors.as<const float>(), shape);
+                   args.heads.scales.as<const float>(), shape);
     CHECK_LAUNCH("attention_forward_fp8_sm90_kernel");
 }
 

@@ -40,7 +40,7 @@ template <typename T> __device__ inline float largest_of(const uint4& raw) {
 
 // Part of a softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with a whole number as base
 // (bf16): one multiply-add and one fast exponential an element, and changing the base is exact.
-struct Extent {
+struct OnlineSoftmax {
     float base, sum;
 };
 template <typename T> struct Softmax {
@@ -56,11 +56,11 @@ template <typename T> struct Softmax {
         if constexpr (kBase2) return exp2_approx(fmaf(x, kLog2E, -base));
         else return expf(x - base);
     }
-    static __device__ float rebase(const Extent& e, float base) {
+    static __device__ float rebase(const OnlineSoftmax& e, float base) {
         return e.sum * (kBase2 ? exp2_approx(e.base - base) : expf(e.base - base));
     }
     // Adds the elements of some vectors to e, whose base grows if need be.
-    template <int count> static __device__ void add(Extent& e, const uint4 (&raw)[count]) {
+    template <int count> static __device__ void add(OnlineSoftmax& e, const uint4 (&raw)[count]) {
         float largest = -INFINITY;
 #pragma unroll
         for (int k = 0; k < count; k++) largest = fmaxf(largest, largest_of<T>(raw[k]));
@@ -75,18 +75,18 @@ template <typename T> struct Softmax {
         }
     }
     // -log of the probability of a logit.
-    static __device__ float loss(const Extent& e, float logit) {
+    static __device__ float loss(const OnlineSoftmax& e, float logit) {
         const float gap = kBase2 ? fmaf(e.base, kLn2Low, fmaf(e.base, kLn2High, -logit)) : e.base - logit;
         return gap + logf(e.sum);
     }
     // Joins disjoint parts, one a lane; every lane gets the same bits.
-    static __device__ Extent join_lanes(const Extent& e) {
+    static __device__ OnlineSoftmax join_lanes(const OnlineSoftmax& e) {
         const float base = warp_max(e.base);
         return {base, warp_sum(rebase(e, base))};
     }
     // The same for `count` parts in shared memory, by every warp.
-    static __device__ Extent join_all(const Extent* parts, int count) {
-        Extent own = {-1e30f, 0.0f};
+    static __device__ OnlineSoftmax join_all(const OnlineSoftmax* parts, int count) {
+        OnlineSoftmax own = {-1e30f, 0.0f};
         for (int i = threadIdx.x % kLanes; i < count; i += kLanes) {
             const float base = fmaxf(own.base, parts[i].base);
             own = {base, rebase(own, base) + rebase(parts[i], base)};
@@ -115,7 +115,7 @@ __device__ inline void note_bad_target(int target, int64_t V, StepState* state) 
 // What the warps of a cluster tell each other about their row. A barrier of the cluster would wait for memory
 // accesses that have nothing to do with it.
 template <int kCluster, int kWarps> struct Exchange {
-    Extent parts[kCluster * kWarps];
+    OnlineSoftmax parts[kCluster * kWarps];
     uint64_t barrier;
 
     __device__ void open() {
@@ -131,9 +131,9 @@ template <int kCluster, int kWarps> struct Exchange {
 #endif
     }
     // Gives every warp the parts of all, of which `own` is this warp's.
-    __device__ const Extent* swap(int block, const Extent& own) {
+    __device__ const OnlineSoftmax* swap(int block, const OnlineSoftmax& own) {
         const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-        Extent* const to = &parts[block * kWarps + warp];
+        OnlineSoftmax* const to = &parts[block * kWarps + warp];
         if constexpr (kCluster == 1) {
             if (lane == 0) *to = own;
             __syncthreads();
@@ -159,7 +159,7 @@ template <int kCluster, int kWarps> struct Exchange {
 // capability 9.0 for more than one block a row.
 // Parallel: a cluster owns a row, block b of it part_vectors vectors, a thread every kThreads-th of those. A
 // thread copies its vectors into its own slots of shared memory and reads them twice; the warps of a cluster
-// exchange one Extent each in between.
+// exchange one OnlineSoftmax each in between.
 template <typename T, int kThreads, int kCluster>
 __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     classifier_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int V, int Vp,
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
         if (has_padding) raw = mask_tail<T>(raw, V - (begin + slot * kThreads) * kWidth);
         return raw;
     };
-    Extent extent = {-1e30f, 0.0f};
+    OnlineSoftmax softmax = {-1e30f, 0.0f};
 #pragma unroll
     for (int group = 0; group < kSlotGroups; group++) {
         __pipeline_wait_prior(kSlotGroups - 1 - group);
@@ -211,17 +211,17 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
             const int slot = group * kGroup + k;
             raw[k] = slot * kThreads < part_vectors ? take(slot) : mask_tail<T>(uint4{}, 0);
         }
-        S::add(extent, raw);
+        S::add(softmax, raw);
     }
-    extent = S::join_lanes(extent);
-    extent = S::join_all(exchange.swap(part, extent), kCluster * kWarps);
+    softmax = S::join_lanes(softmax);
+    softmax = S::join_all(exchange.swap(part, softmax), kCluster * kWarps);
 
-    if (owns_target) losses[row] = S::loss(extent, target_logit);
+    if (owns_target) losses[row] = S::loss(softmax, target_logit);
     if (!is_counted && part == 0 && thread == 0) {
         losses[row] = 0.0f;
         note_bad_target(target, V, state);
     }
-    const float row_mul = dloss_mul / extent.sum;
+    const float row_mul = dloss_mul / softmax.sum;
 #pragma unroll
     for (int slot = 0; slot < kSlots; slot++) {
         if (slot * kThreads >= part_vectors) continue;
@@ -230,13 +230,13 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
             float value[kWidth];
             unpack<T>(take(slot), value);
 #pragma unroll
-            for (int i = 0; i < kWidth; i++) value[i] = S::term(value[i], extent.base) * row_mul;
+            for (int i = 0; i < kWidth; i++) value[i] = S::term(value[i], softmax.base) * row_mul;
             result = pack<T>(value);
         }
         if (slot * kThreads < count) store_vec(at + slot * kThreads * kWidth, result);
     }
     if (owns_target) {
-        const float p = S::term(target_logit, extent.base) / extent.sum;
+        const float p = S::term(target_logit, softmax.base) / softmax.sum;
         logits[row * Vp + target] = from_float<T>((p - 1.0f) * dloss_mul);
     }
 }
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
     classifier_losses_kernel(const T* logits, float* losses, const int32_t* targets, StepState* state, int V,
                              int Vp) {
     constexpr int kThreads = kManyThreads, kWidth = kVec<T>;
-    __shared__ Extent extents[kThreads / kLanes];
+    __shared__ OnlineSoftmax softmaxes[kThreads / kLanes];
     using S = Softmax<T>;
     const T* row = logits + int64_t{blockIdx.x} * Vp;
     const int target = targets[blockIdx.x];
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
     }
     const float target_logit = to_float(row[target]);
     const int vectors = (V + kWidth - 1) / kWidth;
-    Extent extent = {-1e30f, 0.0f};
+    OnlineSoftmax softmax = {-1e30f, 0.0f};
     for (int first = threadIdx.x; first < vectors; first += kAhead * kThreads) {
         uint4 raw[kAhead];
 #pragma unroll
@@ -277,13 +277,13 @@ __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
             const int left = V - (first + k * kThreads) * kWidth;
             if (left < kWidth) raw[k] = mask_tail<T>(raw[k], left);
         }
-        S::add(extent, raw);
+        S::add(softmax, raw);
     }
-    extent = S::join_lanes(extent);
-    if (threadIdx.x % kLanes == 0) extents[threadIdx.x / kLanes] = extent;
+    softmax = S::join_lanes(softmax);
+    if (threadIdx.x % kLanes == 0) softmaxes[threadIdx.x / kLanes] = softmax;
     __syncthreads();
-    extent = S::join_all(extents, kThreads / kLanes);
-    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(extent, target_logit);
+    softmax = S::join_all(softmaxes, kThreads / kLanes);
+    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit);
 }
 
 // Math: as classifier_kernel.
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kManyThreads)
     classifier_loop_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int64_t V,
                            int64_t Vp) {
     constexpr int kThreads = kManyThreads;
-    __shared__ Extent extents[kThreads / kLanes];
+    __shared__ OnlineSoftmax softmaxes[kThreads / kLanes];
     T* row = logits + blockIdx.x * Vp;
     const int target = targets[blockIdx.x];
     if (!counted(target, V)) {
@@ -311,17 +311,17 @@ __global__ void __launch_bounds__(kManyThreads)
     const float target_logit = to_float(row[target]);
     float largest = -INFINITY;
     for (int64_t i = threadIdx.x; i < V; i += kThreads) largest = fmaxf(largest, to_float(row[i]));
-    Extent extent = {S::base_of(largest), 0.0f};
-    for (int64_t i = threadIdx.x; i < V; i += kThreads) extent.sum += S::term(to_float(row[i]), extent.base);
-    extent = S::join_lanes(extent);
-    if (threadIdx.x % kLanes == 0) extents[threadIdx.x / kLanes] = extent;
+    OnlineSoftmax softmax = {S::base_of(largest), 0.0f};
+    for (int64_t i = threadIdx.x; i < V; i += kThreads) softmax.sum += S::term(to_float(row[i]), softmax.base);
+    softmax = S::join_lanes(softmax);
+    if (threadIdx.x % kLanes == 0) softmaxes[threadIdx.x / kLanes] = softmax;
     __syncthreads();
-    extent = S::join_all(extents, kThreads / kLanes);
-    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(extent, target_logit);
+    softmax = S::join_all(softmaxes, kThreads / kLanes);
+    if (threadIdx.x == 0) losses[blockIdx.x] = S::loss(softmax, target_logit);
     if constexpr (kWrite) {
-        const float dloss_mul = state->dloss_mul, inverse = 1.0f / extent.sum;
+        const float dloss_mul = state->dloss_mul, inverse = 1.0f / softmax.sum;
         for (int64_t i = threadIdx.x; i < Vp; i += kThreads) {
-            float p = i < V ? S::term(to_float(row[i]), extent.base) * inverse : 0.0f;
+            float p = i < V ? S::term(to_float(row[i]), softmax.base) * inverse : 0.0f;
             if (i == target) p -= 1.0f;
             row[i] = from_float<T>(p * dloss_mul);
         }

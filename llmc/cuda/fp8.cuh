@@ -1,4 +1,4 @@
-// What every kernel that quantises shares: casts, amaxes, block factors, counts. A bf16 magnitude here is the 15
+// What every kernel that quantises shares: casts, amaxes, block scales, counts. A bf16 magnitude here is the 15
 // bits of |x|: as integers they order like the numbers, infinity and NaN on top.
 #pragma once
 #include <cuda_fp8.h>
@@ -18,23 +18,23 @@ template <Dtype kFormat> __device__ inline uint32_t to_fp8x2(float low, float hi
 template <Dtype kFormat> __device__ inline uint32_t to_fp8x4(float a, float b, float c, float d) {
     return to_fp8x2<kFormat>(a, b) | to_fp8x2<kFormat>(c, d) << 16;
 }
-// Eight bf16 values times quant_mul.
-template <Dtype kFormat> __device__ inline uint2 to_fp8x8(const uint4& x, float quant_mul) {
+// Eight bf16 values times scale.
+template <Dtype kFormat> __device__ inline uint2 to_fp8x8(const uint4& x, float scale) {
     float v[8];
     unpack<bf16>(x, v);
 #pragma unroll
-    for (int i = 0; i < 8; i++) v[i] *= quant_mul;
+    for (int i = 0; i < 8; i++) v[i] *= scale;
     return make_uint2(to_fp8x4<kFormat>(v[0], v[1], v[2], v[3]), to_fp8x4<kFormat>(v[4], v[5], v[6], v[7]));
 }
-// The numbers of eight E4M3 bytes times dequant_mul, as bf16; exact where bf16 has the product.
-__device__ inline uint4 from_e4m3x8(const uint2& bytes, float dequant_mul) {
+// The numbers of eight E4M3 bytes times scale_inv, as bf16; exact where bf16 has the product.
+__device__ inline uint4 from_e4m3x8(const uint2& bytes, float scale_inv) {
     const uint32_t word[2] = {bytes.x, bytes.y};
     float v[8];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const auto pair = static_cast<__nv_fp8x2_storage_t>(word[i / 2] >> (i % 2 * 16));
         const float2 values = __half22float2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3));
-        v[2 * i] = values.x * dequant_mul, v[2 * i + 1] = values.y * dequant_mul;
+        v[2 * i] = values.x * scale_inv, v[2 * i + 1] = values.y * scale_inv;
     }
     return pack<bf16>(v);
 }
@@ -80,24 +80,24 @@ __device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, u
     record_block_amax<kThreads>(amax_bits, magnitude, shared, *amax_bits);
 }
 
-// ---- factors of blocks: block_quant_mul_of(magnitude, fp8_largest(format)), without the division. The largest number
+// ---- scales of blocks: block_scale_of(magnitude, fp8_largest(format)), without the division. The largest number
 // of both formats is 1.75 * 2^k, so largest / amax rounded down is 2^(k - exponent of amax), less one if the
 // significand of amax is above 1.75.
 
-struct BlockFactor {
-    float quant_mul, dequant_mul;
+struct BlockScale {
+    float scale, scale_inv;
 };
-template <Dtype kFormat> HOST_DEVICE inline BlockFactor block_factor(uint32_t magnitude) {
+template <Dtype kFormat> HOST_DEVICE inline BlockScale block_scale(uint32_t magnitude) {
     constexpr uint32_t kTop = kFormat == Dtype::kE4m3 ? 8 : 15;
     uint32_t exponent = 254 + kTop - (magnitude >> 7) - ((magnitude & 0x7fu) > 0x60u ? 1 : 0);
     exponent = exponent < 254 ? exponent : 254;   // the largest power of two of a float
     if (magnitude == 0 || magnitude >= kInfinityMagnitude) exponent = 127;
     const uint32_t mul_bits = exponent << 23;
     const uint32_t inverse_bits = exponent == 254 ? 0x00400000u : (254 - exponent) << 23;   // 2^-127 is subnormal
-    BlockFactor factor;
-    memcpy(&factor.quant_mul, &mul_bits, 4);
-    memcpy(&factor.dequant_mul, &inverse_bits, 4);
-    return factor;
+    BlockScale block;
+    memcpy(&block.scale, &mul_bits, 4);
+    memcpy(&block.scale_inv, &inverse_bits, 4);
+    return block;
 }
 
 // ---- counts of one thread's casts
@@ -106,32 +106,32 @@ struct CastTally {
     uint32_t saturated = 0, flushed = 0, nonfinite = 0;
 
     // Half of the smallest subnormal and less rounds to 0.
-    template <Dtype kFormat> __device__ void add(float x, float quant_mul) {
+    template <Dtype kFormat> __device__ void add(float x, float scale) {
         constexpr float kFlush = kFormat == Dtype::kE4m3 ? 0x1p-10f : 0x1p-17f;
-        const float cast = fabsf(x * quant_mul);
+        const float cast = fabsf(x * scale);
         const bool finite = amax_bits_of(x) < kInfinityBits;
         nonfinite += !finite;
         saturated += finite && cast > fp8_largest(kFormat);
         flushed += x != 0.0f && cast <= kFlush;
     }
-    template <Dtype kFormat> __device__ void add(const uint4& x, float quant_mul) {
+    template <Dtype kFormat> __device__ void add(const uint4& x, float scale) {
         float v[8];
         unpack<bf16>(x, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++) add<kFormat>(v[i], quant_mul);
+        for (int i = 0; i < 8; i++) add<kFormat>(v[i], scale);
     }
     // The same, value by value only where there is something to count: `amax` is amax_pair(x), `bytes` the cast.
     template <Dtype kFormat>
-    __device__ void add_cast(const uint4& x, uint32_t amax, float quant_mul, const uint2& bytes) {
-        const float largest = __uint_as_float(larger_of_pair(amax) << 16) * quant_mul;
+    __device__ void add_cast(const uint4& x, uint32_t amax, float scale, const uint2& bytes) {
+        const float largest = __uint_as_float(larger_of_pair(amax) << 16) * scale;
         const bool zeros = has_zero(bytes.x & 0x7f7f7f7fu) || has_zero(bytes.y & 0x7f7f7f7fu);
-        if (zeros || !(largest <= fp8_largest(kFormat))) add<kFormat>(x, quant_mul);
+        if (zeros || !(largest <= fp8_largest(kFormat))) add<kFormat>(x, scale);
     }
-    template <Dtype kFormat> __device__ void add_columns(const uint4& x, const float* quant_mul) {
+    template <Dtype kFormat> __device__ void add_columns(const uint4& x, const float* scale) {
         float v[8];
         unpack<bf16>(x, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++) add<kFormat>(v[i], quant_mul[i]);
+        for (int i = 0; i < 8; i++) add<kFormat>(v[i], scale[i]);
     }
     // By all lanes of a warp.
     __device__ void flush_to(Fp8Counts* counts) const {

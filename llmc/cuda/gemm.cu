@@ -10,7 +10,7 @@
 // A bias over our columns is then a bias over its rows, which is what its epilogue adds.
 //
 // FP8 operands come with K innermost, (M, K) and (N, K), whatever the layout: the only form that Hopper multiplies is
-// that of kForward. Each operand's dequant_mul travel along, ours of B as the first operand's. The grids of
+// that of kForward. Each operand's scale_inv travel along, ours of B as the first operand's. The grids of
 // Granularity are what cuBLASLt wants of modes VEC128 (our kBlock1x128) and BLK128x128; what pads them is not read.
 //
 // accumulate into a bf16 D rounds twice, whatever the operands: the product to bf16, then its sum with D (seen on
@@ -114,11 +114,11 @@ cublasLtMatmulMatrixScale_t mode_of(Granularity granularity) {
     FAIL(kExitBug, "granularity %d", static_cast<int>(granularity));
 }
 
-void set_factors(GemmProblem& problem, const GemmArgs& args) {
+void set_scales(GemmProblem& problem, const GemmArgs& args) {
     set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(args.B_granularity));   // its A is our B
     set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(args.A_granularity));
-    set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(args.B_grid.data));
-    set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(args.A_grid.data));
+    set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(args.B_scale_inv.data));
+    set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(args.A_scale_inv.data));
     set(problem, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(args.fast_accumulation));
 }
 
@@ -138,7 +138,7 @@ GemmProblem problem_of(const GemmArgs& args) {
     CUBLAS_CHECK(second_transposed ? cublasLtMatrixLayoutInit(&problem.second, second, M, K, args.M)
                                    : cublasLtMatrixLayoutInit(&problem.second, second, K, M, args.K));
     CUBLAS_CHECK(cublasLtMatrixLayoutInit(&problem.result, cuda_type(args.D.dtype), N, M, args.N));
-    if (fp8) set_factors(problem, args);
+    if (fp8) set_scales(problem, args);
     set_epilogue(problem, args);
     problem.first_data = args.B.data;
     problem.second_data = args.A.data;
@@ -180,15 +180,15 @@ std::string gemm_describe(const GemmKey& key) {
     const char* epilogues[] = {"none", "bias", "bias+gelu"};
     std::string operands = dtype_name(key.a);
     if (key.b != key.a) operands += strf(" x %s", dtype_name(key.b));
-    std::string factors;
+    std::string scales;
     if (is_fp8(key.a)) {
-        factors = strf(", factors %s x %s, fast accumulation %d", granularity_name(key.a_granularity),
+        scales = strf(", factors %s x %s, fast accumulation %d", granularity_name(key.a_granularity),
                        granularity_name(key.b_granularity), key.fast_accumulation);
     }
     return strf("gemm %s M %lld N %lld K %lld, %s -> %s%s, epilogue %s (bias %d, pre-activation %d), "
                 "accumulate %d, alignment A %d B %d D %d bytes", layouts[static_cast<int>(key.layout)],
                 (long long)key.M, (long long)key.N, (long long)key.K, operands.c_str(), dtype_name(key.result),
-                factors.c_str(), epilogues[static_cast<int>(key.epilogue)], key.bias, key.pre, key.accumulate,
+                scales.c_str(), epilogues[static_cast<int>(key.epilogue)], key.bias, key.pre, key.accumulate,
                 key.align_a, key.align_b, key.align_d);
 }
 

@@ -22,7 +22,7 @@ struct GemmKey {
     bool bias, pre, accumulate;
     int align_a, align_b, align_d;  // bytes, the largest power of two that divides the address, at most 16
     int64_t M, N, K;
-    // FP8 operands only; their factors always lie on 16 bytes.
+    // FP8 operands only; their scales always lie on 16 bytes.
     Granularity a_granularity = Granularity::kTensor, b_granularity = Granularity::kTensor;
     bool fast_accumulation = false;
     auto operator<=>(const GemmKey&) const = default;
@@ -50,7 +50,7 @@ inline constexpr int64_t kGemmWorkspaceBytes = 64ll << 20;
 void gemm_state_create(Ctx& ctx);
 void gemm_state_destroy(Ctx& ctx);
 
-// One line for messages: layout, sizes, types, factors, epilogue, alignment.
+// One line for messages: layout, sizes, types, scales, epilogue, alignment.
 std::string gemm_describe(const GemmKey& key);
 // Every error about a call names the whole call, `key`.
 #define CHECK_CALL(condition, what) CHECK(condition, "%s: %s", gemm_describe(key).c_str(), what)
@@ -74,7 +74,7 @@ cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan,
 // ---- blockwise products of our own (gemm_blocks_sm90.cu), with the library's bits but for a bf16 D that is added to,
 // which the library rounds twice
 namespace cuda {
-// This build and device have them; and they take this call: E4M3 operands, A of 1x128 factors, B of 128x128 ones.
+// This build and device have them; and they take this call: E4M3 operands, A of 1x128 scales, B of 128x128 ones.
 bool gemm_blocks_here(const Ctx& ctx);
 bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args);
 void gemm_blocks(Ctx& ctx, const GemmArgs& args);

@@ -50,9 +50,9 @@ json to_json(const GemmKey& key, const GemmPlan& plan) {
 // The fields that only rows of FP8 matmuls have. Programs before our own kernel did not name it.
 void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     if (!is_fp8(key.a)) return;
-    const json& factors = row.at("factors");
+    const json& scales = row.at("factors");
     auto granularity = [&](size_t i) {
-        return static_cast<Granularity>(index_in(kGranularities, factors.at(i).get<std::string>()));
+        return static_cast<Granularity>(index_in(kGranularities, scales.at(i).get<std::string>()));
     };
     key.b = dtype_from(row.at("operand_b").get<std::string>());
     key.a_granularity = granularity(0);

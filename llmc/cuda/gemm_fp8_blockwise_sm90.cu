@@ -1,13 +1,13 @@
-// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3, B with one factor for 128 of its rows: forward and dgrad.
+// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3, B with one scale for 128 of its rows: forward and dgrad.
 //
-// Tensor cores know no factors: a product over 128 of K is made in registers of its own, 4 wgmma of 64 x 128 x 32 that
-// start at 0, and then added to fp32 sums with the two factors. Measured on an H200: both kinds of work take from the
+// Tensor cores know no scales: a product over 128 of K is made in registers of its own, 4 wgmma of 64 x 128 x 32 that
+// start at 0, and then added to fp32 sums with the two scales. Measured on an H200: both kinds of work take from the
 // same register files. While one warpgroup adds (90 cycles for 64 results a thread), the other's product goes on at
 // 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87 of a cycle, whoever starts
 // when: a step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and takes 1210. What counts is thus
-// how few instructions stand beside the products, and that no product waits: reads of factors between its wgmma cost
+// how few instructions stand beside the products, and that no product waits: reads of scales between its wgmma cost
 // 300 cycles a step before they were moved ahead of it. At 700 W the clock is left at 1290 MHz: 1150 TFLOP/s; products
-// that are never added up reach 1280. With two vectors of factors (weight gradients) an addition takes twice the
+// that are never added up reach 1280. With two vectors of scales (weight gradients) an addition takes twice the
 // instructions, 1610 cycles a step: no faster than the library, so that those stay there.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm.h"
@@ -35,31 +35,31 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
         const BlocksSchedule::Place at = schedule.place(item);
         const int row = at.row, column = at.column + rank * B::kColumns;
         const uint32_t a_bytes = 4 * min(B::kRows, p.M - row);
-        const float* a_factors = p.a_factors + row;
-        // The last columns may be beyond N: zeros times any factor.
-        const float* b_factors = p.b_factors + int64_t{min(column, p.N - 1) / B::kColumns} * p.factor_row;
+        const float* a_scales = p.a_scales + row;
+        // The last columns may be beyond N: zeros times any scale.
+        const float* b_scales = p.b_scales + int64_t{min(column, p.N - 1) / B::kColumns} * p.scale_row;
 #pragma unroll 1
         for (int step = 0; step < p.steps; step++) {
-            const uint32_t full = state.ring.full + 8 * state.ring.stage, factors = state.shared + state.factors_at();
+            const uint32_t full = state.ring.full + 8 * state.ring.stage, scales = state.shared + state.scales_at();
             ptx::barrier_wait(state.ring.empty + 8 * state.ring.stage, state.ring.parity ^ 1);
             ptx::barrier_expect(full, B::kRowBytes + B::kColumnBytes + a_bytes + 16);
             ptx::load_matrix_box_to_blocks(state.rows() + rank * B::kShareBytes, &maps.a, full, step * B::kDepth,
                                            row + rank * B::kShareRows, kAll);
             ptx::load_matrix_box(state.columns(), &maps.b, full, step * B::kDepth, column);
-            ptx::bulk_load(factors, a_factors, a_bytes, full);
-            a_factors += p.M;
-            ptx::bulk_load(factors + 4 * B::kRows, b_factors, 16, full);
-            if (step % 4 == 3) b_factors += 4;
+            ptx::bulk_load(scales, a_scales, a_bytes, full);
+            a_scales += p.M;
+            ptx::bulk_load(scales + 4 * B::kRows, b_scales, 16, full);
+            if (step % 4 == 3) b_scales += 4;
             state.ring.next();
         }
     }
 }
 
-// What a thread multiplies its parts of a step's products with: its rows' factors, and B's.
-struct BlocksFactors {
+// What a thread multiplies its parts of a step's products with: its rows' scales, and B's.
+struct BlocksScales {
     float of_row[Blocks::kHalves][2], of_columns;
 
-    // at: the stage's factors in shared memory; row: the thread's first. Starts the loads; they arrive in this order.
+    // at: the stage's scales in shared memory; row: the thread's first. Starts the loads; they arrive in this order.
     __device__ void load(uint32_t at, int row, int step) {
 #pragma unroll
         for (int half = 0; half < Blocks::kHalves; half++)
@@ -81,7 +81,7 @@ struct BlocksConsumer {
     const int consumer, warp, lane;   // warp: of the warpgroup
     const uint32_t empty_there;       // the barriers of free stages in the block of the cluster that the lane tells
     float sums[B::kHalves][64], part[64];
-    BlocksFactors factors;   // of the step
+    BlocksScales scales;   // of the step
 
     // The thread's first row of the block's, in its warpgroup's half 0.
     __device__ int first_row() const { return consumer * 64 * B::kHalves + 16 * warp + lane / 4; }
@@ -101,26 +101,26 @@ struct BlocksConsumer {
         ptx::wgmma_wait<0>();
         ptx::pin(part);
     }
-    __device__ void load_factors(BlocksFactors& to, const BlocksState& from, int number) const {
+    __device__ void load_scales(BlocksScales& to, const BlocksState& from, int number) const {
         from.ring.wait();
-        to.load(from.shared + from.factors_at(), first_row(), number);
+        to.load(from.shared + from.scales_at(), first_row(), number);
     }
-    // Factors are read a step ahead, so that no wgmma waits for them. A stage goes back once what was read of it has
+    // Scales are read a step ahead, so that no wgmma waits for them. A stage goes back once what was read of it has
     // arrived: an arrival at a barrier does not wait for loads before it, and the copy engine is not ordered with them.
-    // The first half's addition has used the factor that was loaded last.
+    // The first half's addition has used the scale that was loaded last.
     __device__ void step(int number, bool last) {
-        BlocksFactors next;
+        BlocksScales next;
         multiply(0, [] {});
-        factors.promote(sums[0], part, 0);
+        scales.promote(sums[0], part, 0);
         multiply(1, [&] {
             if (last) return;
             BlocksState ahead = state;
             ahead.ring.next();
-            load_factors(next, ahead, number + 1);
+            load_scales(next, ahead, number + 1);
         });
         state.release(empty_there, lane);
-        factors.promote(sums[1], part, 1);
-        factors = next;
+        scales.promote(sums[1], part, 1);
+        scales = next;
         state.ring.next();
     }
     // Works out anew what it would otherwise keep in registers across a tile's steps.
@@ -143,7 +143,7 @@ struct BlocksConsumer {
             for (int half = 0; half < B::kHalves; half++)
 #pragma unroll
                 for (int i = 0; i < 64; i++) sums[half][i] = 0;
-            load_factors(factors, state, 0);
+            load_scales(scales, state, 0);
 #pragma unroll 1
             for (int number = 0; number < p.steps; number++) step(number, number + 1 == p.steps);
             store(p, schedule, item);
@@ -154,9 +154,9 @@ struct BlocksConsumer {
 // Math: D (+)= sum over blocks of 128 of K of fa[k / 128, m] fb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
 //       k]) + bias[n]; the sum of a block as tensor cores make it, all else in fp32, D rounded once.
 // Source: DeepSeek-V3, arXiv 2412.19437, section 3.3; PTX ISA 9.0, wgmma of .e4m3.
-// Traffic: M K + N K bytes, 4 M K / 128 of factors, D written; a bf16 D that is added to read.
-// Requires: sm_90a; operands E4M3, A of 1x128 factors, B of 128x128; M a multiple of 4, N and K of 16; A, B, D and
-//           factors 16-byte aligned, as fp8_gemm_error demands.
+// Traffic: M K + N K bytes, 4 M K / 128 of scales, D written; a bf16 D that is added to read.
+// Requires: sm_90a; operands E4M3, A of 1x128 scales, B of 128x128; M a multiple of 4, N and K of 16; A, B, D and
+//           scales 16-byte aligned, as fp8_gemm_error demands.
 // Parallel: a cluster of 2 blocks owns 256 x 256 results, item after item (BlocksSchedule), a block 128 of the columns;
 //           its last warpgroup copies, each other one owns 128 rows, in two halves.
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
@@ -218,13 +218,13 @@ void launch(Ctx& ctx, const GemmArgs& args) {
     const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
                           matrix_map(args.B.data, args.N, args.K, Blocks::kColumns)};
     const int64_t steps = ceil_div(args.K, Blocks::kDepth);
-    const BlocksProblem problem{.a_factors = args.A_grid.as<float>(),
-                                .b_factors = args.B_grid.as<float>(),
+    const BlocksProblem problem{.a_scales = args.A_scale_inv.as<float>(),
+                                .b_scales = args.B_scale_inv.as<float>(),
                                 .result = args.D.data,
                                 .bias = args.bias ? args.bias.as<bf16>() : nullptr,
                                 .M = static_cast<int>(args.M), .N = static_cast<int>(args.N),
                                 .steps = static_cast<int>(steps),
-                                .factor_row = static_cast<int>(ceil_div(steps, 4) * 4),
+                                .scale_row = static_cast<int>(ceil_div(steps, 4) * 4),
                                 .fp32 = args.D.dtype == Dtype::kFp32, .accumulate = args.accumulate};
     const BlocksSchedule schedule{static_cast<uint32_t>(items), static_cast<uint32_t>(rows),
                                   static_cast<uint32_t>(columns)};

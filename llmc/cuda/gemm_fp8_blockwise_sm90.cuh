@@ -15,11 +15,11 @@ struct Blocks {
     static constexpr int kCluster = 2, kShareRows = kRows / kCluster, kStages = 4;
     static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
     static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
-    static constexpr uint32_t kFactorBytes = 4 * (kRows + 4);
-    // Shared memory: stages of A | of B | of factors (A's, then B's of the four blocks of 128x128 among which the stage
+    static constexpr uint32_t kScaleBytes = 4 * (kRows + 4);
+    // Shared memory: stages of A | of B | of scales (A's, then B's of the four blocks of 128x128 among which the stage
     // is) | barriers.
-    static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kFactorsAt = kColumnsAt + kStages * kColumnBytes;
-    static constexpr uint32_t kBarriers = kFactorsAt + kStages * kFactorBytes;
+    static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kScalesAt = kColumnsAt + kStages * kColumnBytes;
+    static constexpr uint32_t kBarriers = kScalesAt + kStages * kScaleBytes;
     static constexpr int kSharedBytes = kBarriers + 16 * kStages;
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
@@ -48,11 +48,11 @@ struct BlocksSchedule {
 
 // What a block's threads are told, next to the maps of A and B.
 struct BlocksProblem {
-    const float *a_factors, *b_factors;
+    const float *a_scales, *b_scales;
     void* result;        // (M, N) fp32 or bf16: = or, if accumulate, +=
     const bf16* bias;    // (N) or null
     int M, N, steps;     // steps of 128 along K
-    int factor_row;      // of B's factors: distance of those of the next 128 rows
+    int scale_row;      // of B's scales: distance of those of the next 128 rows
     bool fp32, accumulate;
 };
 
@@ -65,7 +65,7 @@ struct BlocksState {
         : shared(base), ring{base + Blocks::kBarriers, base + Blocks::kBarriers + 8 * Blocks::kStages} {}
     __device__ uint32_t rows() const { return shared + ring.stage * Blocks::kRowBytes; }
     __device__ uint32_t columns() const { return shared + Blocks::kColumnsAt + ring.stage * Blocks::kColumnBytes; }
-    __device__ uint32_t factors_at() const { return Blocks::kFactorsAt + ring.stage * Blocks::kFactorBytes; }
+    __device__ uint32_t scales_at() const { return Blocks::kScalesAt + ring.stage * Blocks::kScaleBytes; }
     // By one thread, before the cluster meets. Both blocks' consumers free a stage, as half of A goes to both.
     __device__ void init() const {
         ring.init(4 * Blocks::kConsumers * Blocks::kCluster);

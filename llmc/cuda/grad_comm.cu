@@ -10,7 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kLaneElems = 4;   // elements a lane takes at a time; those of a warp are a chunk
-static_assert(kWireChunk == 32 * kLaneElems);
+static_assert(kGradCommChunk == 32 * kLaneElems);
 
 // ---- quantize_chunks
 
@@ -21,26 +21,26 @@ __device__ inline uint32_t amax_of(const float (&value)[kLaneElems]) {
     return max(low, max(amax_bits_of(value[2]), amax_bits_of(value[3])));
 }
 
-// Math: factors = chunk_factor of the amax of each chunk, out = to_fp8(in * quant_mul); counts.
-// Source: fp8.h for casts and factors.
+// Math: scales = chunk_scale of the amax of each chunk, out = to_fp8(in * scale); counts.
+// Source: fp8.h for casts and scales.
 // Traffic: in read, a byte an element and 4 a chunk written, once.
 // Requires: in aligned to 4 elements, out to 4 bytes.
-// Parallel: a warp owns 8 chunks, one after the other but for the loads; lane k works out the factor of chunk k, since
+// Parallel: a warp owns 8 chunks, one after the other but for the loads; lane k works out the scale of chunk k, since
 // two divisions are worth a dozen casts.
 template <typename T, bool kCount>
 __global__ void __launch_bounds__(kThreads, 4)
-    quantize_chunks_kernel(uint8_t* out, float* factors, const T* in, Fp8Counts* counts, int64_t chunks) {
+    quantize_chunks_kernel(uint8_t* out, float* scales, const T* in, Fp8Counts* counts, int64_t chunks) {
     wait_for_kernels_before();
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kChunks;
     if (first >= chunks) return;
     const int count = static_cast<int>(min(chunks - first, int64_t{kChunks}));
-    const int64_t begin = first * kWireChunk + lane * kLaneElems;
+    const int64_t begin = first * kGradCommChunk + lane * kLaneElems;
     Packed<T, kLaneElems> raw[kChunks] = {};
 #pragma unroll
     for (int k = 0; k < kChunks; k++) {
         if (k >= count) break;   // a branch: with predicates the assembler puts off half of the loads
-        raw[k].load(in + begin + k * kWireChunk);
+        raw[k].load(in + begin + k * kGradCommChunk);
     }
     uint32_t amax = 0;   // of chunk `lane`
 #pragma unroll
@@ -50,33 +50,34 @@ __global__ void __launch_bounds__(kThreads, 4)
         const uint32_t of_chunk = __reduce_max_sync(0xffffffffu, amax_of(value));
         amax = lane == k ? of_chunk : amax;
     }
-    const ChunkFactor factor = chunk_factor(amax);
-    if (lane < count) factors[first + lane] = factor.dequant_mul;
+    const ChunkScale chunk = chunk_scale(amax);
+    if (lane < count) scales[first + lane] = chunk.scale_inv;
     CastTally tally;
 #pragma unroll
     for (int k = 0; k < kChunks; k++) {
-        const float quant_mul = __shfl_sync(0xffffffffu, factor.quant_mul, k);
+        const float scale = __shfl_sync(0xffffffffu, chunk.scale, k);
         float v[kLaneElems];
         raw[k].unpack_to(v);
         if constexpr (kCount) {   // a chunk beyond the last is of zeros, which add nothing
 #pragma unroll
-            for (int i = 0; i < kLaneElems; i++) tally.add<Dtype::kE4m3>(v[i], quant_mul);
+            for (int i = 0; i < kLaneElems; i++) tally.add<Dtype::kE4m3>(v[i], scale);
         }
         if (k >= count) continue;
-        *reinterpret_cast<uint32_t*>(out + begin + k * kWireChunk) =
-            to_fp8x4<Dtype::kE4m3>(v[0] * quant_mul, v[1] * quant_mul, v[2] * quant_mul, v[3] * quant_mul);
+        *reinterpret_cast<uint32_t*>(out + begin + k * kGradCommChunk) =
+            to_fp8x4<Dtype::kE4m3>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
     }
     if constexpr (kCount) {
         tally.flush_to(counts);
-        if (first == 0 && lane == 0) atomicAdd(&counts->elems, static_cast<unsigned long long>(chunks * kWireChunk));
+        if (first == 0 && lane == 0)
+            atomicAdd(&counts->elems, static_cast<unsigned long long>(chunks * kGradCommChunk));
     }
 }
 
 template <typename T> void launch_chunks(Ctx& ctx, const QuantizeChunksArgs& args) {
-    const int64_t chunks = args.in.elems / kWireChunk;
+    const int64_t chunks = args.in.elems / kGradCommChunk;
     auto launch = [&](auto kernel) {
         launch_early(ctx, kernel, grid_size(ceil_div(chunks, kWarps * kChunks)), kThreads, 0,
-                     static_cast<uint8_t*>(args.out.data), args.factors.as<float>(), args.in.as<T>(), args.counts,
+                     static_cast<uint8_t*>(args.out.data), args.scales.as<float>(), args.in.as<T>(), args.counts,
                      chunks);
         CHECK_LAUNCH("quantize_chunks_kernel");
     };
@@ -98,33 +99,33 @@ template <typename T, int kWidth> struct Sent {
 };
 template <> struct Sent<E4m3, kLaneElems> {
     uint32_t codes;
-    float factor;
-    __device__ void load(const E4m3* in, const float* factors, int64_t i) {
+    float scale;
+    __device__ void load(const E4m3* in, const float* scales, int64_t i) {
         codes = *reinterpret_cast<const uint32_t*>(in + i);
-        factor = factors[i / kWireChunk];
+        scale = scales[i / kGradCommChunk];
     }
     __device__ void values(float (&value)[kLaneElems]) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const auto pair = static_cast<__nv_fp8x2_storage_t>(codes >> 16 * half);
             const float2 wide = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3)));
-            value[2 * half] = __fmul_rn(wide.x, factor);
-            value[2 * half + 1] = __fmul_rn(wide.y, factor);
+            value[2 * half] = __fmul_rn(wide.x, scale);
+            value[2 * half + 1] = __fmul_rn(wide.y, scale);
         }
     }
 };
 
 constexpr int kRankBatch = 4;   // ranks whose elements are under way together
 
-// Math: out[i] = sum over r of in[r, i], each times the factor of its chunk if there are factors; in the order of r,
+// Math: out[i] = sum over r of in[r, i], each times the scale of its chunk if there are scales; in the order of r,
 // a rounding a product and a rounding a sum.
 // Source: plain sum.
-// Traffic: in and factors read, 4 bytes an element written, once.
+// Traffic: in and scales read, 4 bytes an element written, once.
 // Requires: kWidth = 4 needs n a multiple of 4, out aligned to 16 bytes and in to 4 elements.
 // Parallel: a thread owns kGroups groups of kWidth elements, a block's width apart, of all ranks.
 template <typename T, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kThreads, 3)
-    sum_ranks_kernel(float* out, const T* in, const float* factors, int64_t n, int ranks) {
+    sum_ranks_kernel(float* out, const T* in, const float* scales, int64_t n, int ranks) {
     wait_for_kernels_before();
     const int64_t first = (int64_t{blockIdx.x} * kGroups * kThreads + threadIdx.x) * kWidth;
     constexpr int kStep = kThreads * kWidth;
@@ -139,11 +140,11 @@ __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
         for (int r = 0; r < kRankBatch; r++) {
             const T* from = in + (rank + r) * n;
-            const float* factors_from = factors + (rank + r) * (n / kWireChunk);
+            const float* scales_from = scales + (rank + r) * (n / kGradCommChunk);
 #pragma unroll
             for (int k = 0; k < kGroups; k++) {
                 const int64_t i = first + k * kStep;
-                if (rank + r < ranks && i < n) sent[r][k].load(from, factors_from, i);
+                if (rank + r < ranks && i < n) sent[r][k].load(from, scales_from, i);
             }
         }
 #pragma unroll
@@ -169,7 +170,7 @@ template <typename T, int kWidth, int kGroups> void launch_sum(Ctx& ctx, const S
     const int64_t n = args.out.elems;
     launch_early(ctx, sum_ranks_kernel<T, kWidth, kGroups>,
                  grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, args.out.as<float>(), in,
-                 args.factors.as<float>(), n, args.ranks);
+                 args.scales.as<float>(), n, args.ranks);
     CHECK_LAUNCH("sum_ranks_kernel");
 }
 
@@ -229,11 +230,11 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 void quantize_chunks(Ctx& ctx, const QuantizeChunksArgs& args) {
     const int64_t n = args.in.elems;
-    CHECK(n % kWireChunk == 0, "quantize_chunks: %lld elements, no multiple of %lld", (long long)n,
-          (long long)kWireChunk);
+    CHECK(n % kGradCommChunk == 0, "quantize_chunks: %lld elements, no multiple of %lld", (long long)n,
+          (long long)kGradCommChunk);
     if (n == 0) return;
     expect(args.out, Dtype::kE4m3, n, "quantize_chunks: out");
-    expect(args.factors, Dtype::kFp32, n / kWireChunk, "quantize_chunks: factors");
+    expect(args.scales, Dtype::kFp32, n / kGradCommChunk, "quantize_chunks: factors");
     CHECK(aligned(args.in, kLaneElems) && aligned(args.out, kLaneElems), "quantize_chunks: tensors off %d elements",
           kLaneElems);
     dispatch(args.in.dtype, "quantize_chunks: in", [&](auto type) { launch_chunks<decltype(type)>(ctx, args); });
@@ -247,8 +248,9 @@ void sum_ranks(Ctx& ctx, const SumRanksArgs& args) {
     expect(args.in, args.in.dtype, args.ranks * n, "sum_ranks: in");
     const bool vector = n % kLaneElems == 0 && aligned(args.out, kLaneElems) && aligned(args.in, kLaneElems);
     if (args.in.dtype == Dtype::kE4m3) {
-        CHECK(n % kWireChunk == 0 && vector, "sum_ranks: %lld elements in chunks, or off the alignment", (long long)n);
-        expect(args.factors, Dtype::kFp32, args.ranks * (n / kWireChunk), "sum_ranks: factors");
+        CHECK(n % kGradCommChunk == 0 && vector, "sum_ranks: %lld elements in chunks, or off the alignment",
+              (long long)n);
+        expect(args.scales, Dtype::kFp32, args.ranks * (n / kGradCommChunk), "sum_ranks: factors");
         return launch_sum<E4m3, kLaneElems, 4>(ctx, args, static_cast<const E4m3*>(args.in.data));
     }
     dispatch(args.in.dtype, "sum_ranks: in", [&](auto type) {

@@ -1,4 +1,4 @@
-// The norms with FP8 copies in one pass, for a factor known beforehand: the row kernels' formulas on groups of rows
+// The norms with FP8 copies in one pass, for a scale known beforehand: the row kernels' formulas on groups of rows
 // (quantize_rows.cuh). A block goes round several groups; the rows that come next are always on their way, also while
 // the transposed bytes of a group are stored.
 #include "llmc/cuda/norm.cuh"
@@ -22,7 +22,7 @@ template <int kStages, int kStreams> struct Ring {
     static size_t bytes(dim3 block, int64_t C) { return sizeof(bf16) * kStages * kStreams * block.y * C; }
 };
 
-// Math: norm_forward_kernel's out, and to_fp8(out * quant_mul).
+// Math: norm_forward_kernel's out, and to_fp8(out * scale).
 // Source: as norm_forward_kernel.
 // Traffic: in, residual read; residual_out, out (if asked for) written, 2 bytes an element each; 1 byte a copy.
 // Requires: C a multiple of 16, N too with the transposed copy, aligned rows; 32 rows of bytes in shared memory.
@@ -203,7 +203,7 @@ struct BackwardSums {
     float *weight, *bias, *dx;   // (gridDim.x, C) each; bias and dx may be null
 };
 
-// Math: norm_backward_kernel's dx and partial sums, to_fp8(dx * quant_mul), and partial sums of dx.
+// Math: norm_backward_kernel's dx and partial sums, to_fp8(dx * scale), and partial sums of dx.
 // Source: as norm_backward_kernel.
 // Traffic: dout, x, dresidual read, dx written, 2 bytes an element each; 1 byte a copy; 4 C (8 C, 12 C) bytes a block.
 // Requires: as norm_forward_one_pass_kernel, and kVecs vectors of at most 16 elements together.

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
     for (uint32_t other : shared) amax = max(amax, other);
     ring[newest] = __uint_as_float(last);
     if (updates % args.interval == 0 && amax > 0 && amax < kInfinityBits) {
-        slot.quant_mul = quant_mul_of(amax, args.largest[tensor]);
+        slot.scale = scale_of(amax, args.largest[tensor]);
     }
     args.updates[tensor] = updates + 1;
 }
@@ -136,10 +136,10 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
     if (quant.rowwise) expect(quant.rowwise, format, N * C, op);
     if (quant.transposed) expect(quant.transposed, format, N * C, op);
     if (quant.rowwise && !tensor) {
-        expect(quant.rowwise_grid, Dtype::kFp32, grid_elems(quant.granularity, N, C), op);
+        expect(quant.rowwise_scale_inv, Dtype::kFp32, scale_inv_elems(quant.granularity, N, C), op);
     }
     if (quant.transposed && !tensor) {
-        expect(quant.transposed_grid, Dtype::kFp32, grid_elems(quant.granularity, C, N), op);
+        expect(quant.transposed_scale_inv, Dtype::kFp32, scale_inv_elems(quant.granularity, C, N), op);
     }
     if (quant.dbias) {
         expect(quant.dbias, quant.dbias.dtype, C, op);
@@ -152,8 +152,8 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
     return {.out = out.as<bf16>(),
             .rowwise = static_cast<uint8_t*>(quant.rowwise.data),
             .transposed = static_cast<uint8_t*>(quant.transposed.data),
-            .rowwise_grid = tensor || !quant.rowwise ? nullptr : quant.rowwise_grid.as<float>(),
-            .transposed_grid = tensor || !quant.transposed ? nullptr : quant.transposed_grid.as<float>(),
+            .rowwise_scale_inv = tensor || !quant.rowwise ? nullptr : quant.rowwise_scale_inv.as<float>(),
+            .transposed_scale_inv = tensor || !quant.transposed ? nullptr : quant.transposed_scale_inv.as<float>(),
             .slot = quant.slot,
             .counts = quant.copies() ? quant.counts : nullptr,
             .first_nonfinite = quant.first_nonfinite,

@@ -123,9 +123,9 @@ __device__ inline void produce_staged_tile(const Producer& producer, const Stage
     }
 }
 
-// Math: X = the producer's results rounded to bf16; then what QuantOut says: to_fp8(x * quant_mul), row-major and
+// Math: X = the producer's results rounded to bf16; then what QuantOut says: to_fp8(x * scale), row-major and
 // transposed, amax, counts, column sums.
-// Source: fp8.h for casts and factors.
+// Source: fp8.h for casts and scales.
 // Traffic: the producer's inputs read; 2 bytes an element if bf16 is asked for, 1 a copy; all once.
 // Requires: rows of X and of the transposed copy in whole 16 bytes (C, N multiples of 16), aligned tensors.
 // Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are neighbours in the grid.

@@ -12,7 +12,7 @@ struct HeadsWork {
     bf16* qkv;
     const float* cos_sin;
     uint8_t* bytes;
-    float* factors;
+    float* scales;
     uint32_t T, heads, first_value_head, blocks;   // blocks of a head
     uint32_t items;   // blocks of all heads, the heads innermost: they share a piece of the table
 };
@@ -121,20 +121,20 @@ __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 /
 #pragma unroll
         for (int r = 0; r < 4; r++) most = max_pair(most, max_pair(amax_pair(x[r][0]), amax_pair(x[r][1])));
         const uint32_t largest = block_magnitude<kThreads>(larger_of_pair(most), shared[item % 2]);
-        const float quant_mul = head_quant_mul_of(largest << 16);
-        const float dequant_mul = largest < kInfinityMagnitude ? 1 / quant_mul : 1;
+        const float scale = head_scale_of(largest << 16);
+        const float scale_inv = largest < kInfinityMagnitude ? 1 / scale : 1;
 
         const uint64_t place = (uint64_t{at_work.b} * work.heads + head) * work.blocks + at_work.block;
         uint8_t* const out = work.bytes + place * kTokens * HS;
-        if (threadIdx.x == 0) work.factors[place] = dequant_mul;
+        if (threadIdx.x == 0) work.scales[place] = scale_inv;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint2 bytes[4];
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                bytes[r] = to_fp8x8<Dtype::kE4m3>(x[r][half], quant_mul);
+                bytes[r] = to_fp8x8<Dtype::kE4m3>(x[r][half], scale);
                 bf16* at = own + t.apart(r) * width + half * (HS / 2);
-                if (t.apart(r) < tokens) store_vec_streaming(at, from_e4m3x8(bytes[r], dequant_mul));
+                if (t.apart(r) < tokens) store_vec_streaming(at, from_e4m3x8(bytes[r], scale_inv));
             }
             if (value) {
                 transpose_to(rows, t, bytes, half);
@@ -166,14 +166,14 @@ void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
           "quantize_heads: B %lld T %lld, %lld heads", (long long)args.B, (long long)args.T, (long long)heads);
     expect(args.qkv, Dtype::kBf16, args.B * args.T * heads * HS, "quantize_heads: qkv");
     expect(args.heads.bytes, Dtype::kE4m3, args.B * heads * blocks * kHeadBlock * HS, "quantize_heads: bytes");
-    expect(args.heads.factors, Dtype::kFp32, args.B * heads * blocks, "quantize_heads: factors");
+    expect(args.heads.scales, Dtype::kFp32, args.B * heads * blocks, "quantize_heads: factors");
     if (args.cos_sin) expect_at_least(args.cos_sin, Dtype::kFp32, args.T * HS, "quantize_heads: cos_sin");
     CHECK(vectorizable<bf16>(HS, {args.qkv.data, args.heads.bytes.data, args.cos_sin.data}),
           "quantize_heads: not 16-byte aligned");
     const HeadsWork work{.qkv = args.qkv.as<bf16>(),
                          .cos_sin = args.cos_sin ? args.cos_sin.as<const float>() : nullptr,
                          .bytes = static_cast<uint8_t*>(args.heads.bytes.data),
-                         .factors = args.heads.factors.as<float>(), .T = static_cast<uint32_t>(args.T),
+                         .scales = args.heads.scales.as<float>(), .T = static_cast<uint32_t>(args.T),
                          .heads = static_cast<uint32_t>(heads),
                          .first_value_head = static_cast<uint32_t>(args.NH + args.NKV),
                          .blocks = static_cast<uint32_t>(blocks),

@@ -1,7 +1,7 @@
 // What row kernels do for QuantOut: the amax alone, or copies.
 //
 // Copies are for kernels whose blocks own groups of 32 consecutive rows of a result and make them a row or a few at a
-// time, with a factor known beforehand (one of the whole tensor, delayed scaling). Rowwise bytes are stored as they
+// time, with a scale known beforehand (one of the whole tensor, delayed scaling). Rowwise bytes are stored as they
 // come; for the transposed copy the rows wait in shared memory until the group is complete. 32 rows are a whole sector
 // of each column: with 16, and two blocks a multiprocessor instead of one, rmsnorm forward of 8192 x 4096 took 146 us
 // instead of 81 on an H200.
@@ -109,9 +109,9 @@ public:
     // group: group_bytes of shared memory; stride: bytes from row to row there.
     __device__ RowsWriter(const RowsOut& out, void* group, int64_t first_column, int columns, int stride)
         : out_(out), group_(static_cast<uint8_t*>(group)), first_column_(first_column), columns_(columns),
-          stride_(stride), quant_mul_(out.slot->quant_mul) {
+          stride_(stride), scale_(out.slot->scale) {
         if (blockIdx.x + blockIdx.y + threadIdx.x + threadIdx.y > 0) return;
-        out.slot->dequant_mul = 1.0f / quant_mul_;
+        out.slot->scale_inv = 1.0f / scale_;
         if (kCount && out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
     }
     // Eight values from `column` on, counted from first_column, of a row that is row y of its group.
@@ -165,8 +165,8 @@ private:
         return row * stride_ + column + (row >= 16 ? 64 : 0);
     }
     template <Dtype kFormat> __device__ uint2 cast(const uint4& x, uint32_t amax) {
-        const uint2 bytes = to_fp8x8<kFormat>(x, quant_mul_);
-        if (kCount && out_.counts) tally_.add_cast<kFormat>(x, amax, quant_mul_, bytes);
+        const uint2 bytes = to_fp8x8<kFormat>(x, scale_);
+        if (kCount && out_.counts) tally_.add_cast<kFormat>(x, amax, scale_, bytes);
         return bytes;
     }
 
@@ -174,7 +174,7 @@ private:
     uint8_t* group_;
     int64_t first_column_;
     int columns_, stride_;
-    float quant_mul_;
+    float scale_;
     uint32_t amax_ = 0;
     CastTally tally_;
 };

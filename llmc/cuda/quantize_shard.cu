@@ -1,4 +1,4 @@
-// FP8 weights made by several ranks, each from a run of a matrix's elements: block amaxes, factors, casts, grids, and
+// FP8 weights made by several ranks, each from a run of a matrix's elements: block amaxes, scales, casts, grids, and
 // the transposed copy of bytes that came from all ranks.
 #include "llmc/cuda/fp8.cuh"
 
@@ -88,48 +88,48 @@ __global__ void __launch_bounds__(kThreads, 4)
     record_block_amax<kThreads>(&amaxes[lanes.block()], __uint_as_float(amax), shared);
 }
 
-// Math: dequant_mul = 1 / quant_mul, which in current scaling is first made of the amax.
-// Source: Fp8FactorsArgs.
+// Math: scale_inv = 1 / scale, which in current scaling is first made of the amax.
+// Source: Fp8ScalesArgs.
 // Traffic: a slot read and written each.
 // Requires: nothing.
 // Parallel: a thread a slot.
-__global__ void fp8_factors_kernel(Fp8Slot* slots, int64_t count, bool current, float largest, const StepState* state) {
+__global__ void fp8_scales_kernel(Fp8Slot* slots, int64_t count, bool current, float largest, const StepState* state) {
     wait_for_kernels_before();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
-    const float mul = current ? quant_mul_of(slots[i].amax_bits, largest) : slots[i].quant_mul;
-    slots[i].quant_mul = mul;
-    slots[i].dequant_mul = 1.0f / mul;
+    const float mul = current ? scale_of(slots[i].amax_bits, largest) : slots[i].scale;
+    slots[i].scale = mul;
+    slots[i].scale_inv = 1.0f / mul;
 }
 
 // kWidth floats, rounded to bf16, to bytes.
 template <Dtype kFormat, bool kCount, int kWidth>
-__device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& raw, float quant_mul, CastTally& tally) {
+__device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& raw, float scale, CastTally& tally) {
     float v[kWidth];
     raw.unpack_to(v);
 #pragma unroll
     for (int i = 0; i < kWidth; i++) {
         v[i] = rounded<bf16>(v[i]);
-        if constexpr (kCount) tally.add<kFormat>(v[i], quant_mul);
-        v[i] *= quant_mul;
+        if constexpr (kCount) tally.add<kFormat>(v[i], scale);
+        v[i] *= scale;
     }
     if constexpr (kWidth == 4) *reinterpret_cast<uint32_t*>(out) = to_fp8x4<kFormat>(v[0], v[1], v[2], v[3]);
     else *out = static_cast<uint8_t>(to_fp8x2<kFormat>(v[0], v[0]));
 }
 
-// Math: out = to_fp8(in rounded to bf16 * quant_mul), the factor of the slot or of the block; counts.
-// Source: fp8.h for casts and factors.
+// Math: out = to_fp8(in rounded to bf16 * scale), the scale of the slot or of the block; counts.
+// Source: fp8.h for casts and scales.
 // Traffic: in read, a byte an element written, once.
 // Requires: kWidth = 4 needs begin, elems and C multiples of 4, in aligned to 16 bytes, out to 4.
-// Parallel: a block of threads owns a tile, so that there is one factor.
+// Parallel: a block of threads owns a tile, so that there is one scale.
 template <Dtype kFormat, bool kCount, int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
     quantize_run_kernel(uint8_t* out, const float* in, const __grid_constant__ RunTiles run, const Fp8Slot* slot,
                         const uint32_t* block_amaxes, Fp8Counts* counts) {
     wait_for_kernels_before();
     const TileLanes<kWidth> lanes(run);
-    const float quant_mul = slot != nullptr ? slot->quant_mul
-                                            : block_factor<kFormat>(block_amaxes[lanes.block()] >> 16).quant_mul;
+    const float scale = slot != nullptr ? slot->scale
+                                            : block_scale<kFormat>(block_amaxes[lanes.block()] >> 16).scale;
     CastTally tally;
 #pragma unroll 1
     for (int first = 0; first < lanes.kVectors; first += kBatch) {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 #pragma unroll
         for (int j = 0; j < kBatch; j++) {
             if (!lanes.valid(first + j)) continue;
-            cast_vector<kFormat, kCount, kWidth>(out + lanes.at(first + j), raw[j], quant_mul, tally);
+            cast_vector<kFormat, kCount, kWidth>(out + lanes.at(first + j), raw[j], scale, tally);
         }
     }
     if constexpr (kCount) {
@@ -150,26 +150,27 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
 }
 
-// Math: the dequant_mul of each block in the grid of the matrix and in that of its transpose; 0 beyond the last block
+// Math: the scale_inv of each block in the grid of the matrix and in that of its transpose; 0 beyond the last block
 // of a row.
 // Source: fp8.h.
 // Traffic: the amaxes read, the grids written.
 // Requires: nothing.
 // Parallel: a thread owns an element of either grid.
 template <Dtype kFormat>
-__global__ void block_grids_kernel(float* grid, float* transposed_grid, const uint32_t* amaxes, int rows, int columns) {
+__global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_inv, const uint32_t* amaxes, int rows,
+                                    int columns) {
     wait_for_kernels_before();
     const int padded = (columns + 3) / 4 * 4, transposed_padded = (rows + 3) / 4 * 4;
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), j = i - rows * padded;
     if (j >= columns * transposed_padded) return;
     const bool first = j < 0;
     const int row = first ? i / padded : j % transposed_padded, column = first ? i % padded : j / transposed_padded;
-    float factor = 0.0f;
+    float scale = 0.0f;
     if (row < rows && column < columns) {
-        factor = block_factor<kFormat>(amaxes[int64_t{row} * columns + column] >> 16).dequant_mul;
+        scale = block_scale<kFormat>(amaxes[int64_t{row} * columns + column] >> 16).scale_inv;
     }
-    if (first) grid[i] = factor;
-    else transposed_grid[j] = factor;
+    if (first) scale_inv[i] = scale;
+    else transposed_scale_inv[j] = scale;
 }
 
 constexpr int kTileGroup = 8;   // row tiles that run side by side: 1024 bytes of a row of out at a time
@@ -254,11 +255,11 @@ void block_amax(Ctx& ctx, const BlockAmaxArgs& args) {
     });
 }
 
-void fp8_factors(Ctx& ctx, const Fp8FactorsArgs& args) {
+void fp8_scales(Ctx& ctx, const Fp8ScalesArgs& args) {
     CHECK(is_fp8(args.format), "fp8_factors of %s", dtype_name(args.format));
     if (args.count == 0) return;
     CHECK(args.slots != nullptr, "fp8_factors without slots");
-    launch_early(ctx, fp8_factors_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.slots, args.count,
+    launch_early(ctx, fp8_scales_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.slots, args.count,
                  args.scaling == Scaling::kCurrent, fp8_largest(args.format), args.state);
     CHECK_LAUNCH("fp8_factors_kernel");
 }
@@ -284,18 +285,19 @@ void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
     });
 }
 
-void block_grids(Ctx& ctx, const BlockGridsArgs& args) {
-    const int64_t elems = grid_elems(Granularity::kBlock128x128, args.R, args.C);
-    const int64_t transposed_elems = grid_elems(Granularity::kBlock128x128, args.C, args.R);
-    expect(args.grid, Dtype::kFp32, elems, "block_grids: grid");
-    expect(args.transposed_grid, Dtype::kFp32, transposed_elems, "block_grids: transposed_grid");
-    CHECK(args.amaxes != nullptr && elems + transposed_elems < (1 << 30), "block_grids: %lld elements",
+void block_scales(Ctx& ctx, const BlockScalesArgs& args) {
+    const int64_t elems = scale_inv_elems(Granularity::kBlock128x128, args.R, args.C);
+    const int64_t transposed_elems = scale_inv_elems(Granularity::kBlock128x128, args.C, args.R);
+    expect(args.scale_inv, Dtype::kFp32, elems, "block_scales: scale_inv");
+    expect(args.transposed_scale_inv, Dtype::kFp32, transposed_elems, "block_scales: transposed_scale_inv");
+    CHECK(args.amaxes != nullptr && elems + transposed_elems < (1 << 30), "block_scales: %lld elements",
           (long long)(elems + transposed_elems));
-    with_format(args.format, "block_grids", [&](auto format) {
-        launch_early(ctx, block_grids_kernel<decltype(format)::value>,
-                     grid_size(ceil_div(elems + transposed_elems, 128)), 128, 0, args.grid.as<float>(),
-                     args.transposed_grid.as<float>(), args.amaxes, ceil_div(args.R, kTile), ceil_div(args.C, kTile));
-        CHECK_LAUNCH("block_grids_kernel");
+    with_format(args.format, "block_scales", [&](auto format) {
+        launch_early(ctx, block_scales_kernel<decltype(format)::value>,
+                     grid_size(ceil_div(elems + transposed_elems, 128)), 128, 0, args.scale_inv.as<float>(),
+                     args.transposed_scale_inv.as<float>(), args.amaxes, ceil_div(args.R, kTile),
+                     ceil_div(args.C, kTile));
+        CHECK_LAUNCH("block_scales_kernel");
     });
 }
 

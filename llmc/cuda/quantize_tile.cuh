@@ -1,4 +1,4 @@
-// One tile of bf16 results and what QuantOut of ops.h asks of it: casts in both layouts, factors of blocks, column
+// One tile of bf16 results and what QuantOut of ops.h asks of it: casts in both layouts, scales of blocks, column
 // sums, amax.
 //
 // A tile is 128 x 128 results of X: so the transposed copy gets 128 contiguous bytes a row, and a block of every
@@ -21,14 +21,14 @@ template <TileCast cast, Dtype format, bool count> struct TileKind {
     static constexpr TileCast kCast = cast;
     static constexpr Dtype kFormat = format;
     static constexpr bool kCount = count;
-    static constexpr bool kRowBlocks = cast == TileCast::kBlock1x128;   // rows and columns have factors of their own
+    static constexpr bool kRowBlocks = cast == TileCast::kBlock1x128;   // rows and columns have scales of their own
 };
 
 // QuantOut as the kernel wants it; every pointer may be null.
 struct TileOut {
     bf16* out;
     uint8_t *rowwise, *transposed;
-    float *rowwise_grid, *transposed_grid;
+    float *rowwise_scale_inv, *transposed_scale_inv;
     Fp8Slot* slot;
     Fp8Counts* counts;
     uint32_t* first_nonfinite;
@@ -120,11 +120,11 @@ __device__ inline void add_tile_columns(const TileOut& out, const TileThread& t,
     __syncthreads();
 }
 
-// Factors of 1x128 blocks along the rows, of four rows of the thread. Two rows share a shuffle.
+// Scales of 1x128 blocks along the rows, of four rows of the thread. Two rows share a shuffle.
 template <Dtype kFormat>
-__device__ inline void row_factors(const TileOut& out, const TileThread& t, int first, int64_t output,
-                                   const uint4 (&value)[4], float (&quant_mul)[4]) {
-    float* grid = out.rowwise_grid + (output + t.first_column) / kTile * out.N;
+__device__ inline void row_scales(const TileOut& out, const TileThread& t, int first, int64_t output,
+                                   const uint4 (&value)[4], float (&scale)[4]) {
+    float* scale_inv = out.rowwise_scale_inv + (output + t.first_column) / kTile * out.N;
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
         const uint32_t a = amax_pair(value[j]), b = amax_pair(value[j + 1]);
@@ -135,17 +135,17 @@ __device__ inline void row_factors(const TileOut& out, const TileThread& t, int 
         }
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const BlockFactor factor = block_factor<kFormat>(i == 0 ? both & 0xffffu : both >> 16);
-            quant_mul[j + i] = factor.quant_mul;
+            const BlockScale block = block_scale<kFormat>(i == 0 ? both & 0xffffu : both >> 16);
+            scale[j + i] = block.scale;
             const int r = first + j + i;
-            if (t.column_group == 0 && t.row_in_tile(r) < t.rows_left) grid[t.row(r)] = factor.dequant_mul;
+            if (t.column_group == 0 && t.row_in_tile(r) < t.rows_left) scale_inv[t.row(r)] = block.scale_inv;
         }
     }
 }
 
-// Factors of 1x128 blocks along the columns, into shared.column_mul; ends with a barrier.
+// Scales of 1x128 blocks along the columns, into shared.column_mul; ends with a barrier.
 template <Dtype kFormat, int kOutputs>
-__device__ inline void column_factors(const TileOut& out, const TileThread& t,
+__device__ inline void column_scales(const TileOut& out, const TileThread& t,
                                       const TileValues<kOutputs>& value, TileShared<kOutputs>& shared) {
     const int warp = static_cast<int>(threadIdx.x / 32);
 #pragma unroll
@@ -172,34 +172,34 @@ __device__ inline void column_factors(const TileOut& out, const TileThread& t,
         for (int w = 0; w < TileShared<kOutputs>::kWarps; w++) {
             amax = max_pair(amax, shared.column_amax[o][w][c / 2]);
         }
-        const BlockFactor factor = block_factor<kFormat>(c % 2 == 0 ? amax & 0xffffu : amax >> 16);
-        shared.column_mul[o][c] = factor.quant_mul;
+        const BlockScale block = block_scale<kFormat>(c % 2 == 0 ? amax & 0xffffu : amax >> 16);
+        shared.column_mul[o][c] = block.scale;
         const int64_t width = out.C / kOutputs, column = t.first_column + c;
         if (column < width) {
-            out.transposed_grid[t.first_row / kTile * out.C + o * width + column] = factor.dequant_mul;
+            out.transposed_scale_inv[t.first_row / kTile * out.C + o * width + column] = block.scale_inv;
         }
     }
     __syncthreads();
 }
 
-// The factor of a 128x128 block into both grids; blocks that pad a row of a grid have factor 0.
-__device__ inline void store_block_factor(const TileOut& out, const TileThread& t, float dequant_mul) {
-    auto store = [&](float* grid, int64_t row, int64_t column, int64_t columns) {
-        if (grid == nullptr) return;
+// The scale of a 128x128 block into both grids; blocks that pad a row of a grid have scale 0.
+__device__ inline void store_block_scale(const TileOut& out, const TileThread& t, float scale_inv) {
+    auto store = [&](float* scale_invs, int64_t row, int64_t column, int64_t columns) {
+        if (scale_invs == nullptr) return;
         const int64_t padded = (columns + 3) / 4 * 4;
-        grid[row * padded + column] = dequant_mul;
-        for (int64_t i = columns; column + 1 == columns && i < padded; i++) grid[row * padded + i] = 0.0f;
+        scale_invs[row * padded + column] = scale_inv;
+        for (int64_t i = columns; column + 1 == columns && i < padded; i++) scale_invs[row * padded + i] = 0.0f;
     };
     const int64_t row = t.first_row / kTile, column = t.first_column / kTile;
-    store(out.rowwise_grid, row, column, (out.C + kTile - 1) / kTile);
-    store(out.transposed_grid, column, row, (out.N + kTile - 1) / kTile);
+    store(out.rowwise_scale_inv, row, column, (out.C + kTile - 1) / kTile);
+    store(out.transposed_scale_inv, column, row, (out.N + kTile - 1) / kTile);
 }
 
-// Four rows of 8 columns with one factor each, as they are stored rowwise; the words of their columns.
+// Four rows of 8 columns with one scale each, as they are stored rowwise; the words of their columns.
 template <Dtype kFormat>
-__device__ inline void cast_rows(const uint4 (&value)[4], const float (&quant_mul)[4], uint2 (&bytes)[4]) {
+__device__ inline void cast_rows(const uint4 (&value)[4], const float (&scale)[4], uint2 (&bytes)[4]) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) bytes[j] = to_fp8x8<kFormat>(value[j], quant_mul[j]);
+    for (int j = 0; j < 4; j++) bytes[j] = to_fp8x8<kFormat>(value[j], scale[j]);
 }
 __device__ inline void transpose_rows(const uint2 (&bytes)[4], uint32_t (&word)[8]) {
     uint32_t column[4];
@@ -210,7 +210,7 @@ __device__ inline void transpose_rows(const uint2 (&bytes)[4], uint32_t (&word)[
 #pragma unroll
     for (int i = 0; i < 4; i++) word[4 + i] = column[i];
 }
-// Four rows of 8 columns with one factor a column: the words of their columns.
+// Four rows of 8 columns with one scale a column: the words of their columns.
 template <Dtype kFormat>
 __device__ inline void cast_columns(const uint4 (&value)[4], const float* column_mul, uint32_t (&word)[8]) {
     float x[4][8], mul[8];
@@ -246,13 +246,13 @@ __device__ inline void store_transposed(const TileOut& out, const TileThread& t,
     }
 }
 
-// The factor of a whole tensor; the first thread of the grid also stores it.
-template <Dtype kFormat> __device__ inline float tensor_factor(const TileOut& out, bool first_of_grid) {
+// The scale of a whole tensor; the first thread of the grid also stores it.
+template <Dtype kFormat> __device__ inline float tensor_scale(const TileOut& out, bool first_of_grid) {
     Fp8Slot* slot = out.slot;
-    const float mul = out.current ? quant_mul_of(slot->amax_bits, fp8_largest(kFormat)) : slot->quant_mul;
+    const float mul = out.current ? scale_of(slot->amax_bits, fp8_largest(kFormat)) : slot->scale;
     if (first_of_grid) {
-        slot->dequant_mul = 1.0f / mul;
-        if (out.current) slot->quant_mul = mul;
+        slot->scale_inv = 1.0f / mul;
+        if (out.current) slot->scale = mul;
     }
     return mul;
 }
@@ -309,7 +309,7 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
     }
 }
 
-// Casts what the thread owns. tile_mul: the factor of the tile, unless the kind has row blocks.
+// Casts what the thread owns. tile_mul: the scale of the tile, unless the kind has row blocks.
 template <typename Kind, int kOutputs>
 __device__ inline void cast_tile(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value,
                                  float tile_mul, TileShared<kOutputs>& shared) {
@@ -322,7 +322,7 @@ __device__ inline void cast_tile(const TileOut& out, const TileThread& t, const 
             const uint4 quad[4] = {value[o][r], value[o][r + 1], value[o][r + 2], value[o][r + 3]};
             float mul[4] = {tile_mul, tile_mul, tile_mul, tile_mul};
             if constexpr (Kind::kRowBlocks) {
-                if (out.rowwise != nullptr) row_factors<Kind::kFormat>(out, t, r, o * width, quad, mul);
+                if (out.rowwise != nullptr) row_scales<Kind::kFormat>(out, t, r, o * width, quad, mul);
             }
             const float* column_mul = &shared.column_mul[o][t.column_group * 8];
             cast_quad<Kind>(out, t, r, o * width, quad, mul, column_mul, shared.words[o], tally);
@@ -357,15 +357,15 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
     if (block_amax) share_amax<kOutputs>(value, shared);
     if (out.dbias_partial != nullptr) add_tile_columns<kOutputs>(out, t, value, shared);
     [[maybe_unused]] float tile_mul = 1.0f;
-    if constexpr (kCast == TileCast::kTensor) tile_mul = tensor_factor<kFormat>(out, first_of_grid);
+    if constexpr (kCast == TileCast::kTensor) tile_mul = tensor_scale<kFormat>(out, first_of_grid);
     if constexpr (kCast == TileCast::kBlock128x128) {
         __syncthreads();
-        const BlockFactor factor = block_factor<kFormat>(tile_amax<kOutputs>(shared));
-        tile_mul = factor.quant_mul;
-        if (first_thread) store_block_factor(out, t, factor.dequant_mul);
+        const BlockScale block = block_scale<kFormat>(tile_amax<kOutputs>(shared));
+        tile_mul = block.scale;
+        if (first_thread) store_block_scale(out, t, block.scale_inv);
     }
     if constexpr (Kind::kRowBlocks) {
-        if (out.transposed != nullptr) column_factors<kFormat, kOutputs>(out, t, value, shared);
+        if (out.transposed != nullptr) column_scales<kFormat, kOutputs>(out, t, value, shared);
     }
     if constexpr (kCast != TileCast::kNone) cast_tile<Kind, kOutputs>(out, t, value, tile_mul, shared);
     if (block_amax || out.transposed != nullptr) __syncthreads();

@@ -78,7 +78,7 @@ struct RopeInput {
         return cos_sin + (int64_t{static_cast<uint32_t>(n) % period} * (HS / 2) + i) * 2;
     }
 };
-// Math: to_fp8(X * quant_mul), X = qkv turned by rope_kernel.
+// Math: to_fp8(X * scale), X = qkv turned by rope_kernel.
 // Source: as rope_kernel.
 // Traffic: qkv read, 1 byte a copy written, once; the table once for the heads of a block.
 // Requires: head size 64 or 128, aligned rows, a factor known beforehand.

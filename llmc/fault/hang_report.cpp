@@ -185,7 +185,7 @@ int lowest_living(const std::vector<RankView>& ranks) {
     return -1;
 }
 
-std::string verdict(const std::vector<RankView>& ranks, double timeout_s) {
+std::string hang_report(const std::vector<RankView>& ranks, double timeout_s) {
     const auto gone = those(ranks, [](const RankView& v) { return v.process == RankView::Process::kGone; });
     if (!gone.empty())
         return sentence(ranks, gone, [](const RankView&, const std::string& where) {

@@ -22,7 +22,7 @@ struct RankView {
 inline constexpr double kSlowFactor = 10;
 
 // The line that says why the run cannot go on, "" while it can. timeout_s 0: only because of ranks that are gone.
-std::string verdict(const std::vector<RankView>& ranks, double timeout_s);
+std::string hang_report(const std::vector<RankView>& ranks, double timeout_s);
 
 // The lowest rank that can still speak, -1 if there is none.
 int lowest_living(const std::vector<RankView>& ranks);

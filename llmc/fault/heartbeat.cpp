@@ -29,15 +29,15 @@ constexpr PhaseRow kPhases[] = {
 
 // What posts go to. A process is one rank, and its main thread alone posts.
 struct Poster {
-    std::atomic<BoardRow*> row{nullptr};
-    std::atomic<const BoardHeader*> header{nullptr};
+    std::atomic<Heartbeat*> row{nullptr};
+    std::atomic<const HeartbeatHeader*> header{nullptr};
     int64_t step = 0;
     std::function<void(int64_t, Phase)> strike;
 };
 Poster poster;
 thread_local char purpose[sizeof(Mark::name)] = "";   // of each rank where threads are ranks, in tests
 
-BoardRow* row() { return poster.row.load(std::memory_order_acquire); }
+Heartbeat* row() { return poster.row.load(std::memory_order_acquire); }
 
 const PhaseRow& phase_row(Phase phase) {
     const auto index = static_cast<size_t>(phase);
@@ -53,27 +53,27 @@ bool phase_is_slow(Phase phase) { return phase_row(phase).slow; }
 
 void post_step(int64_t step) {
     poster.step = step;
-    if (BoardRow* r = row()) r->begin_step(step);
+    if (Heartbeat* r = row()) r->begin_step(step);
 }
 void post_phase(Phase phase) {
-    if (BoardRow* r = row()) r->set_phase(phase);
+    if (Heartbeat* r = row()) r->set_phase(phase);
     if (poster.strike) poster.strike(poster.step, phase);
 }
 void post_progress() {
-    if (BoardRow* r = row()) r->add_progress();
+    if (Heartbeat* r = row()) r->add_progress();
 }
 void post_slow_progress() {
-    if (BoardRow* r = row(); r && phase_is_slow(r->phase())) r->add_progress();
+    if (Heartbeat* r = row(); r && phase_is_slow(r->phase())) r->add_progress();
 }
 void post_first_step() {
-    if (BoardRow* r = row()) r->set_past_first_step();
+    if (Heartbeat* r = row()) r->set_past_first_step();
 }
 void post_end(int exit_code) {
-    if (BoardRow* r = row()) r->set_end(exit_code);
+    if (Heartbeat* r = row()) r->set_end(exit_code);
 }
 
 void leave_outcome(int exit_code) {
-    const char* name = row() ? nullptr : std::getenv(kBoardVariable);
+    const char* name = row() ? nullptr : std::getenv(kHeartbeatVariable);
     const int fd = name ? ::shm_open((std::string("/") + name).c_str(), O_WRONLY | O_CLOEXEC, 0600) : -1;
     if (fd < 0) return;
     const std::string line = exit_code == kExitOk ? "outcome end\n" : strf("outcome %03d\n", exit_code);
@@ -88,21 +88,21 @@ CollectivePurpose::~CollectivePurpose() { std::snprintf(purpose, sizeof purpose,
 
 void on_phase(std::function<void(int64_t, Phase)> strike) { poster.strike = std::move(strike); }
 
-void set_own_row(BoardRow* new_row, const BoardHeader* header) {
+void set_own_row(Heartbeat* new_row, const HeartbeatHeader* header) {
     poster.row.store(new_row, std::memory_order_release);
     poster.header.store(header, std::memory_order_release);
 }
-bool stopped_through_board() {
-    static_assert(offsetof(BoardHeader, stop) == BoardHeader::kTextBytes, "scripts/launch_mpi.sh writes there");
-    const BoardHeader* header = poster.header.load(std::memory_order_acquire);
+bool stopped_through_heartbeats() {
+    static_assert(offsetof(HeartbeatHeader, stop) == HeartbeatHeader::kTextBytes, "scripts/launch_mpi.sh writes there");
+    const HeartbeatHeader* header = poster.header.load(std::memory_order_acquire);
     return header && header->stop.load(std::memory_order_relaxed) != 0;
 }
-BoardRow* own_row() { return row(); }
+Heartbeat* own_row() { return row(); }
 const char* collective_name(const char* otherwise) { return purpose[0] ? purpose : otherwise; }
 
 // ---- rows
 
-Mark BoardRow::AtomicMark::load() const {
+Mark Heartbeat::AtomicMark::load() const {
     Mark mark;
     mark.step = step.load(std::memory_order_relaxed);
     mark.number = number.load(std::memory_order_relaxed);
@@ -115,7 +115,7 @@ Mark BoardRow::AtomicMark::load() const {
     return mark;
 }
 
-void BoardRow::AtomicMark::store(const Mark& mark) {
+void Heartbeat::AtomicMark::store(const Mark& mark) {
     step.store(mark.step, std::memory_order_relaxed);
     number.store(mark.number, std::memory_order_relaxed);
     phase.store(static_cast<int32_t>(mark.phase), std::memory_order_relaxed);
@@ -126,7 +126,7 @@ void BoardRow::AtomicMark::store(const Mark& mark) {
     }
 }
 
-RankPost BoardRow::read() const {
+RankPost Heartbeat::read() const {
     RankPost post;
     post.signs = signs_.load(std::memory_order_acquire);
     post.progress = progress_.load(std::memory_order_acquire);
@@ -146,7 +146,7 @@ RankPost BoardRow::read() const {
     return post;
 }
 
-void BoardRow::write(const RankPost& post) {
+void Heartbeat::write(const RankPost& post) {
     step_.store(post.step, std::memory_order_relaxed);
     phase_.store(static_cast<int32_t>(post.phase), std::memory_order_relaxed);
     past_first_step_.store(post.past_first_step, std::memory_order_relaxed);
@@ -163,17 +163,17 @@ void BoardRow::write(const RankPost& post) {
     signs_.store(post.signs, std::memory_order_release);
 }
 
-void BoardRow::begin_step(int64_t step) {
+void Heartbeat::begin_step(int64_t step) {
     step_.store(step, std::memory_order_relaxed);
     collectives_.store(0, std::memory_order_relaxed);
     add_progress();
 }
-void BoardRow::set_phase(Phase phase) {
+void Heartbeat::set_phase(Phase phase) {
     phase_.store(static_cast<int32_t>(phase), std::memory_order_relaxed);
     add_progress();
 }
 
-int64_t BoardRow::give(Lane lane, const char* name) {
+int64_t Heartbeat::give(Lane lane, const char* name) {
     Mark mark;
     mark.step = step_.load(std::memory_order_relaxed);
     mark.number = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -185,8 +185,8 @@ int64_t BoardRow::give(Lane lane, const char* name) {
     add_progress();
     return number;
 }
-void BoardRow::set_begun(Lane lane, int64_t number) { lanes_[lane].begun.store(number, std::memory_order_release); }
-void BoardRow::set_finished(Lane lane, int64_t number) {
+void Heartbeat::set_begun(Lane lane, int64_t number) { lanes_[lane].begun.store(number, std::memory_order_release); }
+void Heartbeat::set_finished(Lane lane, int64_t number) {
     lanes_[lane].finished.store(number, std::memory_order_release);
 }
 
@@ -203,37 +203,37 @@ size_t rounded(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kP
 
 }  // namespace
 
-Board& Board::operator=(Board&& other) noexcept {
+HeartbeatTable& HeartbeatTable::operator=(HeartbeatTable&& other) noexcept {
     std::swap(memory_, other.memory_);
     std::swap(bytes_, other.bytes_);
     return *this;
 }
-Board::~Board() {
+HeartbeatTable::~HeartbeatTable() {
     if (memory_) ::munmap(memory_, bytes_);
 }
 
-BoardRow& Board::row(int rank) const {
-    char* rows = static_cast<char*>(memory_) + rounded(sizeof(BoardHeader));
-    return reinterpret_cast<BoardRow*>(rows)[rank];
+Heartbeat& HeartbeatTable::row(int rank) const {
+    char* rows = static_cast<char*>(memory_) + rounded(sizeof(HeartbeatHeader));
+    return reinterpret_cast<Heartbeat*>(rows)[rank];
 }
 
-Board Board::map(int fd, const std::string& name, int ranks) {
-    Board board;
-    board.bytes_ = rounded(sizeof(BoardHeader)) + static_cast<size_t>(ranks) * sizeof(BoardRow);
+HeartbeatTable HeartbeatTable::map(int fd, const std::string& name, int ranks) {
+    HeartbeatTable heartbeats;
+    heartbeats.bytes_ = rounded(sizeof(HeartbeatHeader)) + static_cast<size_t>(ranks) * sizeof(Heartbeat);
     // Reserved now: a page that cannot be had later would end the process.
-    int error = ::posix_fallocate(fd, 0, static_cast<off_t>(board.bytes_));
+    int error = ::posix_fallocate(fd, 0, static_cast<off_t>(heartbeats.bytes_));
     void* memory = MAP_FAILED;
     if (error == 0) {
-        memory = ::mmap(nullptr, board.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        memory = ::mmap(nullptr, heartbeats.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (memory == MAP_FAILED) error = errno;
     }
     ::close(fd);
     if (error != 0) fail_memory("map", name, error);
-    board.memory_ = memory;
-    return board;
+    heartbeats.memory_ = memory;
+    return heartbeats;
 }
 
-bool Board::exists_empty(const std::string& name) {
+bool HeartbeatTable::exists_empty(const std::string& name) {
     const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0) return false;
     struct stat status {};
@@ -242,7 +242,7 @@ bool Board::exists_empty(const std::string& name) {
     return empty;
 }
 
-Board Board::create(const std::string& name, int ranks) {
+HeartbeatTable HeartbeatTable::create(const std::string& name, int ranks) {
     const bool given = exists_empty(name);
     const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC | (given ? 0 : O_CREAT | O_EXCL), 0600);
     if (fd < 0) fail_memory("create", name, errno);
@@ -254,10 +254,10 @@ Board Board::create(const std::string& name, int ranks) {
     }
 }
 
-Board Board::open(const std::string& name, int ranks) {
+HeartbeatTable HeartbeatTable::open(const std::string& name, int ranks) {
     const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0) fail_memory("open", name, errno);
     return map(fd, name, ranks);
 }
 
-void Board::remove(const std::string& name) { ::shm_unlink(("/" + name).c_str()); }
+void HeartbeatTable::remove(const std::string& name) { ::shm_unlink(("/" + name).c_str()); }

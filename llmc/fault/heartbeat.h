@@ -72,7 +72,7 @@ struct RankPost {
 };
 
 // In shared memory: lock-free atomics only, zero bytes are a row that says nothing.
-class BoardRow {
+class Heartbeat {
 public:
     RankPost read() const;
     void write(const RankPost& post);   // of a rank on another host; by one thread of this one
@@ -122,43 +122,43 @@ private:
 // ---- the memory of one host
 
 // Environment variable: name of the memory that the launch wrapper made.
-inline constexpr const char* kBoardVariable = "LLMFP8_BOARD";
+inline constexpr const char* kHeartbeatVariable = "LLMFP8_BOARD";
 
-struct BoardHeader {
+struct HeartbeatHeader {
     static constexpr size_t kTextBytes = 64 << 10;
     char text[kTextBytes];                // what the launch wrapper shows when all ranks are gone: see Watchdog::report
     std::atomic<int32_t> stop;            // not 0: the launch wrapper, which writes here, was told to stop the run
     std::atomic<int32_t> outcome;         // exit code that a rank ended the run with, 0: none did
-    std::atomic<int32_t> verdict_state;   // 0 none, 1 being written, 2 there
+    std::atomic<int32_t> hang_report_state;   // 0 none, 1 being written, 2 there
     std::atomic<int32_t> told;            // it was printed
-    char verdict[4096];
+    char hang_report[4096];
 };
 
-class Board {
+class HeartbeatTable {
 public:
     // Memory of this name ("llmfp8-..."), zeroed. A name that exists is taken only if nothing was written to it (the
     // launch wrapper's). Errors of the system: exit 7.
-    static Board create(const std::string& name, int ranks);
+    static HeartbeatTable create(const std::string& name, int ranks);
     static bool exists_empty(const std::string& name);
-    static Board open(const std::string& name, int ranks);
+    static HeartbeatTable open(const std::string& name, int ranks);
     static void remove(const std::string& name);   // what is open stays
-    Board() = default;
-    Board(Board&& other) noexcept { *this = std::move(other); }
-    Board& operator=(Board&& other) noexcept;
-    ~Board();
+    HeartbeatTable() = default;
+    HeartbeatTable(HeartbeatTable&& other) noexcept { *this = std::move(other); }
+    HeartbeatTable& operator=(HeartbeatTable&& other) noexcept;
+    ~HeartbeatTable();
 
-    BoardHeader& header() const { return *static_cast<BoardHeader*>(memory_); }
-    BoardRow& row(int rank) const;
+    HeartbeatHeader& header() const { return *static_cast<HeartbeatHeader*>(memory_); }
+    Heartbeat& row(int rank) const;
 
 private:
-    static Board map(int fd, const std::string& name, int ranks);
+    static HeartbeatTable map(int fd, const std::string& name, int ranks);
     void* memory_ = nullptr;
     size_t bytes_ = 0;
 };
 
 // The row that this process's posts go to, and where it is told to stop; null for none.
-void set_own_row(BoardRow* row, const BoardHeader* header = nullptr);
-bool stopped_through_board();
-BoardRow* own_row();
+void set_own_row(Heartbeat* row, const HeartbeatHeader* header = nullptr);
+bool stopped_through_heartbeats();
+Heartbeat* own_row();
 // What the collectives are for now, else `otherwise`.
 const char* collective_name(const char* otherwise);

@@ -91,20 +91,20 @@ int connect_to(const std::string& ip, int port, double seconds) {
 
 }  // namespace
 
-BoardLink::~BoardLink() {
+HeartbeatLink::~HeartbeatLink() {
     for (auto& peer : peers_) close(*peer);
     if (listen_fd_ >= 0) ::close(listen_fd_);
 }
 
-void BoardLink::close(Peer& peer) {
+void HeartbeatLink::close(Peer& peer) {
     if (peer.fd >= 0) ::close(peer.fd);
     peer.fd = -1;
 }
 
 // ---- meeting
 
-std::unique_ptr<BoardLink> BoardLink::listen(const std::string& secret, int hosts) {
-    std::unique_ptr<BoardLink> link(new BoardLink);
+std::unique_ptr<HeartbeatLink> HeartbeatLink::listen(const std::string& secret, int hosts) {
+    std::unique_ptr<HeartbeatLink> link(new HeartbeatLink);
     link->secret_ = secret;
     link->hosts_ = hosts;
     const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -124,7 +124,7 @@ std::unique_ptr<BoardLink> BoardLink::listen(const std::string& secret, int host
     return link;
 }
 
-void BoardLink::accept_one() {
+void HeartbeatLink::accept_one() {
     const int fd = ::accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
     make_prompt(fd);
@@ -132,7 +132,7 @@ void BoardLink::accept_one() {
     peers_.back()->fd = fd;
 }
 
-std::vector<int> BoardLink::accept_all(double seconds) {
+std::vector<int> HeartbeatLink::accept_all(double seconds) {
     const Clock::time_point start = Clock::now();
     while (static_cast<int>(peers().size()) < hosts_ && seconds_since(start) < seconds) {
         wait_for(listen_fd_, POLLIN, 0.02);
@@ -146,7 +146,7 @@ std::vector<int> BoardLink::accept_all(double seconds) {
     return missing;
 }
 
-std::unique_ptr<BoardLink> BoardLink::connect(const std::string& address, const std::string& secret, int host,
+std::unique_ptr<HeartbeatLink> HeartbeatLink::connect(const std::string& address, const std::string& secret, int host,
                                               double seconds, std::string* error) {
     const Clock::time_point start = Clock::now();
     std::istringstream words(address);
@@ -157,7 +157,7 @@ std::unique_ptr<BoardLink> BoardLink::connect(const std::string& address, const 
         const int fd = connect_to(ip, port, try_s);
         std::string why = fd < 0 ? std::strerror(errno) : "";
         if (fd >= 0) {
-            std::unique_ptr<BoardLink> link(new BoardLink);
+            std::unique_ptr<HeartbeatLink> link(new HeartbeatLink);
             link->peers_.push_back(std::make_unique<Peer>());
             Peer& peer = *link->peers_.back();
             peer.fd = fd;
@@ -178,7 +178,7 @@ std::unique_ptr<BoardLink> BoardLink::connect(const std::string& address, const 
 }
 
 // A peer's first frame must name its host and the secret. False: the connection is closed.
-bool BoardLink::greeted(Peer& peer, Kind kind, const std::string& bytes) {
+bool HeartbeatLink::greeted(Peer& peer, Kind kind, const std::string& bytes) {
     const size_t space = bytes.find(' ');
     const int host = std::atoi(bytes.c_str());
     const std::vector<int> here = peers();
@@ -195,18 +195,18 @@ bool BoardLink::greeted(Peer& peer, Kind kind, const std::string& bytes) {
 
 // ---- the run
 
-std::vector<int> BoardLink::peers() const {
+std::vector<int> HeartbeatLink::peers() const {
     std::vector<int> hosts;
     for (const auto& peer : peers_)
         if (peer->host >= 0) hosts.push_back(peer->host);
     return hosts;
 }
 
-bool BoardLink::lost(int host) const {
+bool HeartbeatLink::lost(int host) const {
     return std::any_of(peers_.begin(), peers_.end(), [&](const auto& p) { return p->host == host && p->lost; });
 }
 
-void BoardLink::send(int host, Kind kind, const std::string& bytes) {
+void HeartbeatLink::send(int host, Kind kind, const std::string& bytes) {
     for (auto& peer : peers_) {
         if (peer->host != host || peer->fd < 0) continue;
         if (kind == kRows && !peer->out.empty()) {
@@ -220,7 +220,7 @@ void BoardLink::send(int host, Kind kind, const std::string& bytes) {
     }
 }
 
-void BoardLink::flush(Peer& peer) {
+void HeartbeatLink::flush(Peer& peer) {
     while (!peer.out.empty() && peer.fd >= 0) {
         const ssize_t done = ::send(peer.fd, peer.out.data(), peer.out.size(), MSG_NOSIGNAL);
         if (done < 0 && errno == EINTR) continue;
@@ -232,7 +232,7 @@ void BoardLink::flush(Peer& peer) {
     }
 }
 
-void BoardLink::receive(const Use& use) {
+void HeartbeatLink::receive(const Use& use) {
     for (size_t i = 0; i < peers_.size(); i++) {   // greeted() does not change their number
         Peer& peer = *peers_[i];
         if (peer.fd >= 0) flush(peer);
@@ -241,7 +241,7 @@ void BoardLink::receive(const Use& use) {
     std::erase_if(peers_, [](const auto& peer) { return peer->fd < 0 && peer->host < 0; });
 }
 
-void BoardLink::read(Peer& peer, const Use& use) {
+void HeartbeatLink::read(Peer& peer, const Use& use) {
     char block[16 << 10];
     bool open = true;
     while (open) {
@@ -257,7 +257,7 @@ void BoardLink::read(Peer& peer, const Use& use) {
     close(peer);
 }
 
-void BoardLink::parse(Peer& peer, const Use& use) {
+void HeartbeatLink::parse(Peer& peer, const Use& use) {
     size_t at = 0;
     FrameHead head;
     while (peer.fd >= 0 && peer.in.size() - at >= sizeof head) {

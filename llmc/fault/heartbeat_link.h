@@ -7,25 +7,25 @@
 #include <string>
 #include <vector>
 
-class BoardLink {
+class HeartbeatLink {
 public:
-    // kRows, kVerdict: the sender's business. Both sides are builds of the same code on the same architecture.
-    enum Kind : uint32_t { kHello = 1, kWelcome, kRows, kVerdict };
+    // kRows, kHangReport: the sender's business. Both sides are builds of the same code on the same architecture.
+    enum Kind : uint32_t { kHello = 1, kWelcome, kRows, kHangReport };
     using Use = std::function<void(int peer, Kind kind, const std::string& bytes)>;
 
     // Rank 0: waits for connections from as many hosts, numbered from 1. address(): what the others connect() to.
-    static std::unique_ptr<BoardLink> listen(const std::string& secret, int hosts);
+    static std::unique_ptr<HeartbeatLink> listen(const std::string& secret, int hosts);
     std::string address() const { return address_; }
     // Until all hosts are there, or for so long. Their numbers that did not come.
     std::vector<int> accept_all(double seconds);
 
     // The first rank of host `host`. Null if rank 0 cannot be reached; *error says how it was tried.
-    static std::unique_ptr<BoardLink> connect(const std::string& address, const std::string& secret, int host,
+    static std::unique_ptr<HeartbeatLink> connect(const std::string& address, const std::string& secret, int host,
                                               double seconds, std::string* error);
 
-    ~BoardLink();
-    BoardLink(const BoardLink&) = delete;
-    BoardLink& operator=(const BoardLink&) = delete;
+    ~HeartbeatLink();
+    HeartbeatLink(const HeartbeatLink&) = delete;
+    HeartbeatLink& operator=(const HeartbeatLink&) = delete;
 
     // Peers: hosts from rank 0, host 0 from the others.
     std::vector<int> peers() const;
@@ -41,7 +41,7 @@ private:
         std::string in, out;
         bool lost = false;
     };
-    BoardLink() = default;
+    HeartbeatLink() = default;
     void accept_one();
     void read(Peer& peer, const Use& use);
     void parse(Peer& peer, const Use& use);

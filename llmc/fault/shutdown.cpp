@@ -52,10 +52,10 @@ void catch_stop_signals() {
 
 void stop_after(double minutes) { limit_minutes = minutes; }
 
-bool stop_wanted() { return stop_signal != 0 || stopped_through_board() || time_is_up(); }
+bool stop_wanted() { return stop_signal != 0 || stopped_through_heartbeats() || time_is_up(); }
 
 std::string stop_reason() {
     if (stop_signal) return signal_name(stop_signal);
-    if (stopped_through_board()) return "a signal to the launch wrapper";
+    if (stopped_through_heartbeats()) return "a signal to the launch wrapper";
     return time_is_up() ? strf("--exit-duration-in-mins %g", limit_minutes) : "";
 }

@@ -4,7 +4,7 @@
 #include <string>
 
 // From now on SIGTERM, SIGINT and SIGUSR1 ask for a stop, even if this process was started with them blocked; a second
-// SIGTERM or SIGINT ends it at once. The launch wrapper asks through the board.
+// SIGTERM or SIGINT ends it at once. The launch wrapper asks through the heartbeat table.
 void catch_stop_signals();
 // The longest that this process is to run, 0: no limit.
 void stop_after(double minutes);

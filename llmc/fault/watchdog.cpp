@@ -91,9 +91,16 @@ void yield_to_watchdog(bool patient) {
 
 // ---- the thread
 
-Watchdog::Watchdog(int rank, std::vector<RankCard> cards, Board board, std::unique_ptr<BoardLink> link, bool kept)
-    : rank_(rank), cards_(std::move(cards)), firsts_(number_hosts(cards_)), board_(std::move(board)),
-      link_(std::move(link)), kept_(kept), known_(cards_.size(), true), lost_(cards_.size(), false),
+Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbeats,
+                   std::unique_ptr<HeartbeatLink> link, bool kept)
+    : rank_(rank),
+      cards_(std::move(cards)),
+      firsts_(number_hosts(cards_)),
+      heartbeats_(std::move(heartbeats)),
+      link_(std::move(link)),
+      kept_(kept),
+      known_(cards_.size(), true),
+      lost_(cards_.size(), false),
       seen_(cards_.size()) {
     last_tick_ = Clock::now();
     for (Seen& seen : seen_) seen.moved = seen.sign = last_tick_;
@@ -183,10 +190,10 @@ void Watchdog::tick() {
     }
     observe();
     const std::vector<RankView> ranks = views();
-    if (board_.header().verdict_state.load(std::memory_order_acquire) != 0) leave();
+    if (heartbeats_.header().hang_report_state.load(std::memory_order_acquire) != 0) leave();
     check_link_and_ends();
     if (kept_ && (lowest_living(ranks) == rank_ || ranks[static_cast<size_t>(rank_)].ended())) report(ranks);
-    std::string text = verdict(ranks, timeout_s);
+    std::string text = hang_report(ranks, timeout_s);
     if (text.empty()) text = lasting_error();
     if (text.empty()) return;
     announce(text);
@@ -208,23 +215,24 @@ void Watchdog::exchange_rows() {
             // Rank 0 passes on what it knows of third hosts.
             const int host = cards_[r].host_number;
             if (host == peer || (rank_ != 0 && !local(static_cast<int>(r))) || !known_[r]) continue;
-            const RankPost post = board_.row(static_cast<int>(r)).read();
+            const RankPost post = heartbeats_.row(static_cast<int>(r)).read();
             const auto rank = static_cast<int64_t>(r);
             rows.append(reinterpret_cast<const char*>(&rank), sizeof rank);
             rows.append(reinterpret_cast<const char*>(&post), sizeof post);
         }
-        link_->send(peer, BoardLink::kRows, rows);
+        link_->send(peer, HeartbeatLink::kRows, rows);
     }
-    link_->receive([this](int peer, BoardLink::Kind kind, const std::string& bytes) { receive(peer, kind, bytes); });
+    link_->receive(
+        [this](int peer, HeartbeatLink::Kind kind, const std::string& bytes) { receive(peer, kind, bytes); });
 }
 
-void Watchdog::receive(int peer, BoardLink::Kind kind, const std::string& bytes) {
-    if (kind == BoardLink::kVerdict) {
+void Watchdog::receive(int peer, HeartbeatLink::Kind kind, const std::string& bytes) {
+    if (kind == HeartbeatLink::kHangReport) {
         announce(bytes);
         return;
     }
     constexpr size_t kItem = sizeof(int64_t) + sizeof(RankPost);
-    if (kind != BoardLink::kRows || bytes.size() % kItem != 0) return;
+    if (kind != HeartbeatLink::kRows || bytes.size() % kItem != 0) return;
     for (size_t at = 0; at < bytes.size(); at += kItem) {
         int64_t rank;
         RankPost post;
@@ -232,7 +240,7 @@ void Watchdog::receive(int peer, BoardLink::Kind kind, const std::string& bytes)
         std::memcpy(&post, bytes.data() + at + sizeof rank, sizeof post);
         if (rank < 0 || rank >= static_cast<int64_t>(cards_.size()) || local(static_cast<int>(rank))) continue;
         if (rank_ == 0 && cards_[static_cast<size_t>(rank)].host_number != peer) continue;
-        board_.row(static_cast<int>(rank)).write(post);
+        heartbeats_.row(static_cast<int>(rank)).write(post);
     }
 }
 
@@ -250,7 +258,7 @@ void Watchdog::observe() {
             seen.moved += slept;
             seen.sign += slept;
         }
-        const RankPost post = board_.row(static_cast<int>(r)).read();
+        const RankPost post = heartbeats_.row(static_cast<int>(r)).read();
         bool moved = post.progress != seen.post.progress;
         for (int i = 0; i < kLanes; i++) {
             const LanePost &a = post.lanes[i], &b = seen.post.lanes[i];
@@ -287,7 +295,7 @@ void Watchdog::check_link_and_ends() {
         // A rank that met an error ends all others through the launcher; where that takes its time, they follow.
         const double now_s = seconds(last_tick_.time_since_epoch());
         if (seen_[r].post.end_code <= 0) continue;
-        board_.header().outcome.store(seen_[r].post.end_code);
+        heartbeats_.header().outcome.store(seen_[r].post.end_code);
         if (static_cast<int>(r) != rank_ && now_s - seen_[r].ended_s > kFollowS) {
             leaving = true;
             cut_device();
@@ -301,7 +309,7 @@ void Watchdog::check_link_and_ends() {
 // Text that outlives the ranks: "outcome 006" or "outcome end", why (perhaps empty), a line a rank. Each is overwritten
 // in its place.
 void Watchdog::report(const std::vector<RankView>& ranks) {
-    BoardHeader& header = board_.header();
+    HeartbeatHeader& header = heartbeats_.header();
     size_t end = 0;
     auto put = [&](size_t bytes, const std::string& text) {
         if (end + bytes > sizeof header.text) return;
@@ -315,7 +323,8 @@ void Watchdog::report(const std::vector<RankView>& ranks) {
     const auto is_through = [](const RankView& view) { return view.post.end_code == 0; };
     const bool through = std::all_of(ranks.begin(), ranks.end(), is_through);
     put(kLine, through ? "outcome end" : strf("outcome %03d", header.outcome.load()));
-    put(sizeof header.verdict, header.verdict_state.load(std::memory_order_acquire) == 2 ? header.verdict : "");
+    put(sizeof header.hang_report,
+        header.hang_report_state.load(std::memory_order_acquire) == 2 ? header.hang_report : "");
     for (size_t r = 0; r < ranks.size(); r++) {
         const RankView& view = ranks[r];
         const bool waits = view.post.lanes[kHostLane].waits() || view.post.lanes[kDeviceLane].waits();
@@ -326,20 +335,20 @@ void Watchdog::report(const std::vector<RankView>& ranks) {
 
 // The first one to come to it writes it down for its host; the first ranks of hosts pass it on.
 void Watchdog::announce(const std::string& text) {
-    BoardHeader& header = board_.header();
+    HeartbeatHeader& header = heartbeats_.header();
     int32_t none = 0;
-    if (!header.verdict_state.compare_exchange_strong(none, 1)) return;
-    std::snprintf(header.verdict, sizeof header.verdict, "%s", text.c_str());
+    if (!header.hang_report_state.compare_exchange_strong(none, 1)) return;
+    std::snprintf(header.hang_report, sizeof header.hang_report, "%s", text.c_str());
     int32_t no_outcome = 0;
     header.outcome.compare_exchange_strong(no_outcome, int{kExitPeerLost});
-    header.verdict_state.store(2, std::memory_order_release);
+    header.hang_report_state.store(2, std::memory_order_release);
 }
 
 void Watchdog::tell(const std::vector<RankView>& ranks) {
-    BoardHeader& header = board_.header();
+    HeartbeatHeader& header = heartbeats_.header();
     int32_t not_told = 0;
     if (!header.told.compare_exchange_strong(not_told, 1)) return;
-    const std::string line = strf("error: %s; all ranks end\n", header.verdict);
+    const std::string line = strf("error: %s; all ranks end\n", header.hang_report);
     std::fflush(stdout);
     [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, line.data(), line.size());
     if (kept_) report(ranks);
@@ -347,13 +356,13 @@ void Watchdog::tell(const std::vector<RankView>& ranks) {
 
 void Watchdog::leave() {
     leaving = true;
-    BoardHeader& header = board_.header();
+    HeartbeatHeader& header = heartbeats_.header();
     const Clock::time_point start = Clock::now();
     bool passed_on = false;
     while (seconds(Clock::now() - start) < kTellS) {
-        const bool there = header.verdict_state.load(std::memory_order_acquire) == 2;
+        const bool there = header.hang_report_state.load(std::memory_order_acquire) == 2;
         if (there && link_ && !passed_on) {
-            for (int peer : link_->peers()) link_->send(peer, BoardLink::kVerdict, header.verdict);
+            for (int peer : link_->peers()) link_->send(peer, HeartbeatLink::kHangReport, header.hang_report);
             passed_on = true;
         }
         own_row().add_sign();

@@ -37,17 +37,18 @@ public:
     struct Device {
         std::function<std::string()> error;   // what failed there, "" for nothing; may never return, too
         std::function<void()> cut;            // gives up what waits there; may never return
-        std::function<void(BoardRow&)> post;  // how far it is in the collectives it was given
+        std::function<void(Heartbeat&)> post;  // how far it is in the collectives it was given
     };
-    // board: rows of all ranks; link: null on one host and for ranks that are not the first of theirs. kept: the launch
-    // wrapper shows the board's text.
-    Watchdog(int rank, std::vector<RankCard> cards, Board board, std::unique_ptr<BoardLink> link, bool kept);
+    // heartbeat table: rows of all ranks; link: null on one host and for ranks that are not the first of
+    // theirs. kept: the launch wrapper shows the heartbeat table's text.
+    Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbeats,
+             std::unique_ptr<HeartbeatLink> link, bool kept);
     ~Watchdog();
     Watchdog(const Watchdog&) = delete;
     Watchdog& operator=(const Watchdog&) = delete;
 
-    BoardRow& own_row() { return board_.row(rank_); }
-    const BoardHeader& header() const { return board_.header(); }
+    Heartbeat& own_row() { return heartbeats_.row(rank_); }
+    const HeartbeatHeader& header() const { return heartbeats_.header(); }
     void set_device(Device device);
     // Rows of hosts that cannot be reached say nothing.
     void forget_host(int host_number);
@@ -66,7 +67,7 @@ private:
     void post_own();
     std::string lasting_error();
     void exchange_rows();
-    void receive(int peer, BoardLink::Kind kind, const std::string& bytes);
+    void receive(int peer, HeartbeatLink::Kind kind, const std::string& bytes);
     void observe();
     std::vector<RankView> views() const;
     void check_link_and_ends();
@@ -81,8 +82,8 @@ private:
     const int rank_;
     std::vector<RankCard> cards_;
     const std::vector<int> firsts_;
-    Board board_;
-    std::unique_ptr<BoardLink> link_;
+    HeartbeatTable heartbeats_;
+    std::unique_ptr<HeartbeatLink> link_;
     const bool kept_;
     std::vector<bool> known_, lost_;   // by rank: posts reach this host; its host's connection broke
     std::vector<Seen> seen_;
@@ -107,6 +108,6 @@ private:
 
 // Seconds without progress after which the run ends, 0: never; the same on all ranks. Before it is called, the default.
 void set_comm_timeout(double seconds);
-// The run was given up and the watchdog speaks for it: does not return then. patient: waits a moment for its verdict,
-// because a peer is lost.
+// The run was given up and the watchdog speaks for it: does not return then. patient: waits a moment for its
+// hang report, because a peer is lost.
 void yield_to_watchdog(bool patient);

@@ -266,7 +266,7 @@ Fp8Heads Decoder::place_heads(Ctx& ctx, Tensor qkv, int64_t B, int64_t T) {
     const int64_t NH = config_.num_attention_heads, NKV = config_.num_query_groups, HS = config_.kv_channels;
     const int64_t blocks = B * (NH + 2 * NKV) * head_blocks(T);
     const Fp8Heads heads{.bytes = arena_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
-                         .factors = arena_.scratch(Dtype::kFp32, blocks)};
+                         .scales = arena_.scratch(Dtype::kFp32, blocks)};
     ops::quantize_heads(ctx, {.heads = heads, .qkv = qkv, .cos_sin = cos_sin_, .B = B, .T = T, .NH = NH, .NKV = NKV,
                               .HS = HS});
     return heads;

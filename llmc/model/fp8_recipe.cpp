@@ -3,12 +3,11 @@
 #include <algorithm>
 
 #include "llmc/base/check.h"
-#include "llmc/perf/fp8_speedup.h"
 
 namespace {
 
 constexpr int64_t kAlignment = 16;   // elements: cuBLASLt wants 16 bytes of every dimension that is a leading one
-constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the grid of its block factors needs 16 bytes, too
+constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the grid of its block scales needs 16 bytes, too
 
 long long ll(int64_t x) { return static_cast<long long>(x); }
 
@@ -79,12 +78,14 @@ void keep_by_pattern(const Config& c, Fp8Plan& plan) {
     }
 }
 
-void keep_where_fp8_loses(const Config& c, Fp8Plan& plan) {
+void keep_where_fp8_loses(const Config& c, Fp8Plan& plan, const Fp8SpeedupOf& speedup_of) {
+    if (c.fp8_min_speedup == 0) return;
+    CHECK(speedup_of, "--fp8-min-speedup without a prediction");
     for (LinearPlan& linear : plan.linears) {
-        if (!linear.fp8 || c.fp8_min_gain == 0) continue;
-        const double gain = predict_gain(c, plan, linear).gain();
-        if (gain < c.fp8_min_gain)
-            keep_in_bf16(linear, strf("predicted gain %.2f < --fp8-min-gain %g", gain, c.fp8_min_gain));
+        if (!linear.fp8) continue;
+        const double speedup = speedup_of(c, plan, linear);
+        if (speedup < c.fp8_min_speedup)
+            keep_in_bf16(linear, strf("predicted gain %.2f < --fp8-min-gain %g", speedup, c.fp8_min_speedup));
     }
 }
 
@@ -176,7 +177,7 @@ int64_t Fp8Plan::fp8_linears() const {
     return std::count_if(linears.begin(), linears.end(), [](const LinearPlan& l) { return l.fp8; });
 }
 
-Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table) {
+Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of) {
     Fp8Plan plan;
     plan.recipe = config.fp8_recipe;
     for (size_t l = 0; l < table.blocks.size(); l++) {
@@ -196,7 +197,7 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table) {
     if (!config.fp8_lm_head) keep_in_bf16(plan.linears.back(), "no --fp8-lm-head");
     keep_first_and_last(config, plan);
     keep_by_pattern(config, plan);
-    keep_where_fp8_loses(config, plan);
+    keep_where_fp8_loses(config, plan, speedup_of);
     require_any_fp8(plan);
     require_alignment(config, plan);
     require_samples_fit(config, plan);
@@ -228,7 +229,7 @@ int major_version(const std::string& version) { return std::atoi(version.c_str()
 
 const char* format_name(Dtype format) { return format == Dtype::kE5m2 ? "E5M2" : "E4M3"; }
 
-std::string factors_text(const Fp8Plan& plan, const Config& c) {
+std::string scales_text(const Fp8Plan& plan, const Config& c) {
     if (plan.recipe == Fp8Recipe::kTensorwise) return "one factor a tensor, from its amax as it is now";
     if (plan.recipe == Fp8Recipe::kBlockwise)
         return "factors are powers of two, one for each 1x128 of x and dy and each 128x128 of w, from its amax";
@@ -318,7 +319,7 @@ std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
         return labelled(pass, strf("%s %s by %s %s, %s accumulation", a, format_name(a_format), b,
                                    format_name(b_format), fast ? "fast" : "precise"));
     };
-    return strf("FP8               %s: %s\n", plan.row().name, factors_text(plan, config).c_str())
+    return strf("FP8               %s: %s\n", plan.row().name, scales_text(plan, config).c_str())
            + matmul("fprop", "x", plan.x_format, "w", plan.weight_format, plan.fast_fprop)
            + matmul("dgrad", "dy", plan.dy_format, "w", plan.weight_format, plan.fast_backward)
            + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)

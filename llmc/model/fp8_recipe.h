@@ -1,6 +1,7 @@
 // FP8 recipes as rows of one table, and the plan of a run: which linear runs in FP8, in what formats, and why not.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@ struct RecipeRow {
     const char* name;               // of --fp8-recipe
     Granularity x, weight, dy;
     Scaling scaling;
-    bool history;                   // factors follow a ring of amaxes
+    bool history;                   // scales follow a ring of amaxes
     Dtype dy_format;                // by default; x and weights are E4M3 in every recipe
     bool fast_accumulation;         // the matmul allows the tensor cores' own sums
     int min_sm;                     // compute capability * 10
@@ -56,7 +57,9 @@ struct Fp8Plan {
 // From a resolved configuration. Exit 2, naming every offending linear and dimension, when FP8 was asked for a shape
 // that the matmuls cannot take (tokens, in- and out-features must be multiples of 16; with blocks, the length of a
 // sampled sequence of 4), when no linear is left, or when an option that picks linears changes nothing.
-Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table);
+// speedup_of predicts how many times as fast a linear is in FP8 as in BF16; needed for --fp8-min-speedup alone.
+using Fp8SpeedupOf = std::function<double(const Config&, const Fp8Plan&, const LinearPlan&)>;
+Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of = {});
 
 // FP8 matmuls of one optimizer step with `micro_batches` (3 per linear; one more fprop for what whole-block
 // recomputation runs again), what the trainer compares with the executed ones.
@@ -68,5 +71,5 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
 // The same for --fp8-attention, which any recipe may have.
 std::string fp8_attention_error(const DeviceInfo& device);
 
-// For the banner: recipe, formats, factors and history; per layer range what runs in FP8, what stays in BF16, and why.
+// For the banner: recipe, formats, scales and history; per layer range what runs in FP8, what stays in BF16, and why.
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config);

@@ -32,8 +32,8 @@ uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
 }  // namespace
 
-Fp8Plan running_fp8_plan(const Config& config, const ParamTable& table) {
-    Fp8Plan plan = make_fp8_plan(config, table);
+Fp8Plan running_fp8_plan(const Fp8Plan& planned) {
+    Fp8Plan plan = planned;
     const std::string forced = forced_bf16_linear();
     if (forced.empty()) return plan;
     auto found = std::find_if(plan.linears.begin(), plan.linears.end(),
@@ -134,13 +134,13 @@ Granularity Fp8State::granularity_of(Fp8Role role) const {
     return role == Fp8Role::kX ? plan_.row().x : plan_.row().dy;
 }
 
-static_assert(offsetof(Fp8Slot, dequant_mul) == 0);   // so a slot is the grid of a tensor with one factor
+static_assert(offsetof(Fp8Slot, scale_inv) == 0);   // so a slot is the grid of a tensor with one scale
 Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R,
                                 int64_t K) const {
     const Tensor data = memory.data.slice(0, R * K);
     if (memory.granularity == Granularity::kTensor)
         return {data, {slots() + id(linear, role), Dtype::kFp32, 1}, memory.granularity};
-    return {data, memory.grid.slice(0, grid_elems(memory.granularity, R, K)), memory.granularity};
+    return {data, memory.scale_inv.slice(0, scale_inv_elems(memory.granularity, R, K)), memory.granularity};
 }
 
 Fp8Counts* Fp8State::counts_of(int tensor) const {
@@ -177,7 +177,7 @@ std::string Fp8State::first_nonfinite(const void* host) const {
 
 void Fp8State::initialise(Ctx& ctx) {
     if (!on()) return;
-    primed_ = false;
+    calibrated_ = false;
     device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
     device::fill_bytes(ctx, flat_weights_.data, 0, flat_weights_.bytes());   // the gaps
@@ -205,9 +205,9 @@ void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
     if (!on()) return;
     micro_batch_ = number;
     phase_ = phase;
-    // One factor by current scaling: each micro-batch has its own amaxes. Others collect them until the update.
+    // One scale by current scaling: each micro-batch has its own amaxes. Others collect them until the update.
     const bool own_amaxes = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
-    if (own_amaxes || unprimed_pass()) ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight()});
+    if (own_amaxes || uncalibrated_pass()) ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight()});
 }
 
 QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
@@ -217,13 +217,13 @@ QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
     q.rowwise = args.to.rowwise.data;
     q.transposed = args.to.transposed.data;
     q.granularity = granularity_of(args.role);
-    const bool one_factor = q.granularity == Granularity::kTensor;
-    q.scaling = unprimed_pass() ? Scaling::kCurrent : plan_.row().scaling;
-    if (!one_factor) q.scaling = Scaling::kDelayed;   // blocks bring their own factors
+    const bool one_scale = q.granularity == Granularity::kTensor;
+    q.scaling = uncalibrated_pass() ? Scaling::kCurrent : plan_.row().scaling;
+    if (!one_scale) q.scaling = Scaling::kDelayed;   // blocks bring their own scales
     q.slot = slots() + tensor;
-    if (!one_factor) {
-        q.rowwise_grid = args.to.rowwise.grid;
-        q.transposed_grid = args.to.transposed.grid;
+    if (!one_scale) {
+        q.rowwise_scale_inv = args.to.rowwise.scale_inv;
+        q.transposed_scale_inv = args.to.transposed.scale_inv;
     }
     q.record = training;
     if (training) {
@@ -268,7 +268,7 @@ Fp8State::Shared Fp8State::shared() const {
             .count = (tensors() - first) * kSlotWords + block_amaxes_.elems};
 }
 
-void Fp8State::update_factors(Ctx& ctx, int begin, int count, const StepState* state) {
+void Fp8State::update_scales(Ctx& ctx, int begin, int count, const StepState* state) {
     const int64_t length = config_.fp8_amax_history_len;
     ops::fp8_update(ctx, {.slots = slots() + begin, .history = history_.as<float>() + begin * length,
                           .updates = updates_.as<int32_t>() + begin, .largest = largest_.as<float>() + begin,
@@ -277,12 +277,12 @@ void Fp8State::update_factors(Ctx& ctx, int begin, int count, const StepState* s
 }
 
 void Fp8State::update(Ctx& ctx, const StepState* state) {
-    if (on() && plan_.row().history) update_factors(ctx, 0, tensors(), state);
+    if (on() && plan_.row().history) update_scales(ctx, 0, tensors(), state);
 }
 
-void Fp8State::finish_priming(Ctx& ctx) {
-    update_factors(ctx, 0, first_weight(), nullptr);
-    if (!ctx.rehearsal) primed_ = true;
+void Fp8State::finish_calibration(Ctx& ctx) {
+    update_scales(ctx, 0, first_weight(), nullptr);
+    if (!ctx.rehearsal) calibrated_ = true;
 }
 
 // ---- checkpoint
@@ -296,10 +296,10 @@ std::string Fp8State::export_json(Ctx& ctx) const {
     const auto history = read_back<uint32_t>(ctx, history_.data, history_.elems);
     const auto updates = read_back<int32_t>(ctx, updates_.data, updates_.elems);
     root["history_len"] = length;
-    root["primed"] = primed_;
+    root["primed"] = calibrated_;
     for (int i = 0; i < tensors(); i++) {
         const auto begin = history.begin() + i * length;
-        root["tensors"][tensor_name(i)] = {{"quant_mul_bits", bits_of(slots_now[static_cast<size_t>(i)].quant_mul)},
+        root["tensors"][tensor_name(i)] = {{"quant_mul_bits", bits_of(slots_now[static_cast<size_t>(i)].scale)},
                                            {"updates", updates[static_cast<size_t>(i)]},
                                            {"history_bits", std::vector<uint32_t>(begin, begin + length)}};
     }
@@ -312,7 +312,7 @@ std::string Fp8State::import_json(Ctx& ctx, const std::string& text) {
     const char* ours = on() ? plan_.row().name : "none";
     if (recipe != ours) {
         return strf("FP8 recipe changed from %s to %s%s", recipe.c_str(), ours,
-                    needs_priming() ? ": its factors start anew, primed by the first micro-batch" : "");
+                    needs_calibration() ? ": its factors start anew, primed by the first micro-batch" : "");
     }
     if (!on() || !plan_.row().history) return "";
     const int64_t length = config_.fp8_amax_history_len;
@@ -326,8 +326,8 @@ std::string Fp8State::import_json(Ctx& ctx, const std::string& text) {
     for (int i = 0; same && i < tensors(); i++) {
         const auto found = root.at("tensors").find(tensor_name(i));
         if (found == root.at("tensors").end()) break;
-        const auto quant_mul = std::bit_cast<float>(found->at("quant_mul_bits").get<uint32_t>());
-        slots_now.push_back({1.0f / quant_mul, quant_mul, 0, 0});
+        const auto scale = std::bit_cast<float>(found->at("quant_mul_bits").get<uint32_t>());
+        slots_now.push_back({1.0f / scale, scale, 0, 0});
         updates.push_back(found->at("updates").get<int32_t>());
         for (const Json& bits : found->at("history_bits")) history.push_back(bits.get<uint32_t>());
     }
@@ -338,7 +338,7 @@ std::string Fp8State::import_json(Ctx& ctx, const std::string& text) {
     write_out(ctx, slots_.data, slots_now);
     write_out(ctx, history_.data, history);
     write_out(ctx, updates_.data, updates);
-    primed_ = root.at("primed").get<bool>();
+    calibrated_ = root.at("primed").get<bool>();
     return "";
 }
 

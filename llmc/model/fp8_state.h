@@ -1,4 +1,4 @@
-// The FP8 side of a run on the device: factors, histories, FP8 weights, and the rule by which a tensor becomes an
+// The FP8 side of a run on the device: scales, histories, FP8 weights, and the rule by which a tensor becomes an
 // operand. Everything the recipe decides at run time is here and in linear.cpp.
 //
 // FP8 tensors are numbered: x of every FP8 linear in the order of the model, then dy of each, then the weights. One
@@ -19,7 +19,7 @@ inline constexpr int kFp8Roles = 3;
 // A quantised (R, K) matrix as a matmul takes it.
 struct Fp8Operand {
     Tensor data;   // (R, K) fp8
-    Tensor grid;   // dequant_mul
+    Tensor scale_inv;   // scale_inv
     Granularity granularity = Granularity::kTensor;
 };
 
@@ -41,7 +41,7 @@ struct Fp8Copies {
 
 enum class Fp8Phase : uint8_t {
     kTraining,
-    kPriming,      // current scaling whatever the recipe; only the amaxes stay
+    kCalibration,      // current scaling whatever the recipe; only the amaxes stay
     kEvaluation,   // records nothing that a step reads
 };
 
@@ -62,7 +62,7 @@ struct ProduceArgs {
 
 class Fp8State {
 public:
-    // Takes factors, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. `buckets` is not
+    // Takes scales, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. `buckets` is not
     // owned.
     Fp8State(const Config& config, const Fp8Plan& plan, const Buckets& buckets, Arena& arena);
 
@@ -72,18 +72,18 @@ public:
     const Fp8Plan& plan() const { return plan_; }
     bool on() const { return !linears_.empty(); }
 
-    // Histories empty, factors 1, to be primed. Before any other call that runs on the device.
+    // Histories empty, scales 1, to be calibrated. Before any other call that runs on the device.
     void initialise(Ctx& ctx);
 
     // ---- the step
     void begin_step(Ctx& ctx, bool count);   // count: saturated and flushed values of this step, for the report
     void begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase);   // number: in the step, over all ranks
-    // Runs the producer so that the tensor ends up as its linear wants it: one pass for delayed and block factors, a
+    // Runs the producer so that the tensor ends up as its linear wants it: one pass for delayed and block scales, a
     // second one that casts for current scaling.
     void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);
-    // New factors from the amaxes of the step. Nothing changes where state->skip.
+    // New scales from the amaxes of the step. Nothing changes where state->skip.
     void update(Ctx& ctx, const StepState* state);
-    // What ranks agree on by its maximum before they make factors: amaxes, beside which factors that are equal anyway
+    // What ranks agree on by its maximum before they make scales: amaxes, beside which scales that are equal anyway
     // do no harm. With histories those of all tensors, else those of the weights. May be empty.
     struct Shared {
         uint32_t* values = nullptr;
@@ -97,14 +97,14 @@ public:
     Fp8Slot* weight_slot(int param) const;   // where AdamW records; null if it is not in FP8
     // What AdamW would have recorded, at the start of a run.
     void record_run(Ctx& ctx, int param, const Tensor& run);
-    // The amaxes of its blocks, where bytes are gathered and factors are per block; else nothing.
+    // The amaxes of its blocks, where bytes are gathered and scales are per block; else nothing.
     void record_blocks(Ctx& ctx, int param, int64_t begin, const Tensor& run);
     // At the start of a run, and fresh: the recorded amaxes are the first entries of the histories.
     void start_weight_histories(Ctx& ctx);
     // Both copies of a weight from the whole of it, fp32 or (as gathered) rounded to bf16: the same bytes. Nothing
     // changes where state->skip, if state is given.
     void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
-    // The same in steps where ranks gather bytes: factors of all weights, bytes of runs into flat_weights, there the
+    // The same in steps where ranks gather bytes: scales of all weights, bytes of runs into flat_weights, there the
     // bytes of other ranks, transposed copies. A skipped step repeats the bytes.
     bool gathers_bytes() const { return gathers_bytes_; }
     void prepare_runs(Ctx& ctx, const StepState* state);
@@ -114,14 +114,14 @@ public:
     const Tensor& flat_weights() const { return flat_weights_; }
 
     // ---- start of a run
-    // Delayed scaling that has no factors for x and dy yet: the next step runs its first micro-batch twice.
-    bool needs_priming() const { return on() && plan_.row().history && !primed_; }
-    void finish_priming(Ctx& ctx);
+    // Delayed scaling that has no scales for x and dy yet: the next step runs its first micro-batch twice.
+    bool needs_calibration() const { return on() && plan_.row().history && !calibrated_; }
+    void finish_calibration(Ctx& ctx);
 
-    // Part of the checkpoint: recipe, and by tensor name quant_mul, updates and history, as bits. Blocking.
+    // Part of the checkpoint: recipe, and by tensor name scale, updates and history, as bits. Blocking.
     std::string export_json(Ctx& ctx) const;
     // "" or, where the checkpoint has another recipe, format or history length: what is started anew (explicit
-    // migration: delayed scaling is primed again).
+    // migration: delayed scaling is calibrated again).
     std::string import_json(Ctx& ctx, const std::string& json);
 
     // ---- reports
@@ -132,7 +132,7 @@ public:
         Fp8Counts counts;   // zeros unless the step counted
     };
     int64_t report_bytes() const;   // of pinned host memory
-    // Copies factors, counts and the first non-finite event to the host; valid once the stream got there.
+    // Copies scales, counts and the first non-finite event to the host; valid once the stream got there.
     void copy_report(Ctx& ctx, void* host) const;
     std::vector<TensorReport> read_report(const void* host) const;
     // Into one rank's report the other's: largest amaxes, sums of counts, earliest event.
@@ -141,14 +141,14 @@ public:
     std::string first_nonfinite(const void* host) const;
 
     // ---- memory of operands, the same for all linears of a role
-    // A (R, K) operand; take(dtype, elems) hands out memory. The grid is absent where there is one factor.
+    // A (R, K) operand; take(dtype, elems) hands out memory. The grid is absent where there is one scale.
     template <typename Take> Fp8Operand take_operand(Fp8Role role, int64_t R, int64_t K, Take&& take) const {
         Fp8Operand operand{take(format_of(role), R * K), {}, granularity_of(role)};
         if (operand.granularity != Granularity::kTensor)
-            operand.grid = take(Dtype::kFp32, grid_elems(operand.granularity, R, K));
+            operand.scale_inv = take(Dtype::kFp32, scale_inv_elems(operand.granularity, R, K));
         return operand;
     }
-    // Such memory as the (R, K) operand of one linear: cut to size, with the linear's own factor where there is one.
+    // Such memory as the (R, K) operand of one linear: cut to size, with the linear's own scale where there is one.
     Fp8Operand operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R, int64_t K) const;
 
 private:
@@ -157,8 +157,8 @@ private:
     }
     int tensors() const { return kFp8Roles * static_cast<int>(linears_.size()); }
     int first_weight() const { return static_cast<int>(Fp8Role::kWeight) * static_cast<int>(linears_.size()); }
-    // Factors by current scaling whatever the recipe, because there are no others yet.
-    bool unprimed_pass() const { return phase_ != Fp8Phase::kTraining && needs_priming(); }
+    // Scales by current scaling whatever the recipe, because there are no others yet.
+    bool uncalibrated_pass() const { return phase_ != Fp8Phase::kTraining && needs_calibration(); }
     Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
     Dtype format_of(Fp8Role role) const;
     Granularity granularity_of(Fp8Role role) const;
@@ -168,7 +168,7 @@ private:
     Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
     uint32_t* blocks_of(const Fp8Linear& linear) const;
     QuantOut quant_out(const ProduceArgs& args) const;
-    void update_factors(Ctx& ctx, int begin, int count, const StepState* state);
+    void update_scales(Ctx& ctx, int begin, int count, const StepState* state);
     int step_order(int tensor) const;
     uint32_t event(int tensor) const;
 
@@ -184,9 +184,9 @@ private:
     Tensor history_, updates_, largest_;
     Tensor flat_weights_;
     Fp8Phase phase_ = Fp8Phase::kTraining;
-    bool counting_ = false, primed_ = false;
+    bool counting_ = false, calibrated_ = false;
     int64_t micro_batch_ = 0;
 };
 
-// The plan that runs: make_fp8_plan, and behind its back LLMFP8_FORCE_BF16_LINEAR.
-Fp8Plan running_fp8_plan(const Config& config, const ParamTable& table);
+// The plan that runs: `plan`, and behind its back LLMFP8_FORCE_BF16_LINEAR.
+Fp8Plan running_fp8_plan(const Fp8Plan& plan);

@@ -33,7 +33,7 @@ void Fp8State::record_blocks(Ctx& ctx, int param, int64_t begin, const Tensor& r
 }
 
 void Fp8State::start_weight_histories(Ctx& ctx) {
-    if (on() && plan_.row().history) update_factors(ctx, first_weight(), tensors() - first_weight(), nullptr);
+    if (on() && plan_.row().history) update_scales(ctx, first_weight(), tensors() - first_weight(), nullptr);
 }
 
 void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state) {
@@ -46,8 +46,8 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
     quant.scaling = row.scaling;
     quant.slot = slots() + tensor;
     if (row.weight != Granularity::kTensor) {
-        quant.rowwise_grid = linear.weight.grid;
-        quant.transposed_grid = linear.weight_transposed.grid;
+        quant.rowwise_scale_inv = linear.weight.scale_inv;
+        quant.transposed_scale_inv = linear.weight_transposed.scale_inv;
     }
     quant.counts = counts_of(tensor);
     ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
@@ -55,15 +55,18 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
 
 void Fp8State::prepare_runs(Ctx& ctx, const StepState* state) {
     if (plan_.row().weight == Granularity::kTensor) {
-        ops::fp8_factors(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(),
+        ops::fp8_scales(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(),
                                .scaling = plan_.row().scaling, .format = plan_.weight_format, .state = state});
         return;
     }
     for (const Fp8Linear& linear : linears_) {
         if (!blocks_of(linear)) continue;
-        ops::block_grids(ctx, {.grid = linear.weight.grid, .transposed_grid = linear.weight_transposed.grid,
-                               .amaxes = blocks_of(linear), .R = linear.out, .C = linear.in,
-                               .format = plan_.weight_format});
+        ops::block_scales(ctx, {.scale_inv = linear.weight.scale_inv,
+                                .transposed_scale_inv = linear.weight_transposed.scale_inv,
+                                .amaxes = blocks_of(linear),
+                                .R = linear.out,
+                                .C = linear.in,
+                                .format = plan_.weight_format});
     }
 }
 

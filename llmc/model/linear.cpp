@@ -6,8 +6,19 @@ namespace {
 GemmArgs fp8_gemm(Tensor D, const Fp8Operand& A, const Fp8Operand& B, int64_t M, int64_t N, int64_t K,
                   GemmLayout pass, bool fast) {
     CHECK(A.data && B.data, "an FP8 operand of a linear was not made");
-    return {.D = D, .A = A.data, .B = B.data, .bias = {}, .pre = {}, .M = M, .N = N, .K = K, .layout = pass,
-            .A_granularity = A.granularity, .B_granularity = B.granularity, .A_grid = A.grid, .B_grid = B.grid,
+    return {.D = D,
+            .A = A.data,
+            .B = B.data,
+            .bias = {},
+            .pre = {},
+            .M = M,
+            .N = N,
+            .K = K,
+            .layout = pass,
+            .A_granularity = A.granularity,
+            .B_granularity = B.granularity,
+            .A_scale_inv = A.scale_inv,
+            .B_scale_inv = B.scale_inv,
             .fast_accumulation = fast};
 }
 

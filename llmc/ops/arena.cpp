@@ -10,7 +10,7 @@ const char* purpose_name(Purpose purpose) {
         case Purpose::kMoments: return "Adam moments";
         case Purpose::kActivations: return "activations";
         case Purpose::kFp8: return "FP8 factors, histories";
-        case Purpose::kWire: return "on the wire";
+        case Purpose::kComm: return "on the wire";
         case Purpose::kInputs: return "inputs and step state";
         case Purpose::kScratch: return "scratch";
     }

@@ -9,7 +9,7 @@
 #include "llmc/ops/device.h"
 
 // What a byte of the arena is for: the rows of the memory table.
-enum class Purpose { kWeights, kGradients, kMaster, kMoments, kActivations, kFp8, kWire, kInputs, kScratch };
+enum class Purpose { kWeights, kGradients, kMaster, kMoments, kActivations, kFp8, kComm, kInputs, kScratch };
 inline constexpr int kPurposes = 9;
 const char* purpose_name(Purpose purpose);
 

@@ -10,18 +10,19 @@ inline bool fp8_operands(const GemmArgs& args) { return is_fp8(args.A.dtype) || 
 
 inline bool aligned_to_16(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0; }
 
-// What is wrong with the factors, null if nothing. Slots and grids off 16 bytes pass cuBLASLt's heuristic and fail at
+// What is wrong with the scales, null if nothing. Slots and grids off 16 bytes pass cuBLASLt's heuristic and fail at
 // the launch.
-inline const char* fp8_factors_error(const GemmArgs& args) {
+inline const char* fp8_scales_error(const GemmArgs& args) {
     const bool tensors = args.A_granularity == Granularity::kTensor && args.B_granularity == Granularity::kTensor;
     const bool blocks = args.A_granularity == Granularity::kBlock1x128 && args.B_granularity != Granularity::kTensor;
     if (!tensors && !blocks) return "factors are one a tensor for both operands, or 1x128 of A with blocks of B";
-    if (args.A_grid.dtype != Dtype::kFp32 || args.B_grid.dtype != Dtype::kFp32) return "factors are fp32";
-    if (args.A_grid.elems != grid_elems(args.A_granularity, args.M, args.K))
-        return "A_grid has another number of factors";
-    if (args.B_grid.elems != grid_elems(args.B_granularity, args.N, args.K))
-        return "B_grid has another number of factors";
-    if (!aligned_to_16(args.A_grid) || !aligned_to_16(args.B_grid)) return "A_grid or B_grid not 16-byte aligned";
+    if (args.A_scale_inv.dtype != Dtype::kFp32 || args.B_scale_inv.dtype != Dtype::kFp32) return "factors are fp32";
+    if (args.A_scale_inv.elems != scale_inv_elems(args.A_granularity, args.M, args.K))
+        return "A_scale_inv has another number of elements";
+    if (args.B_scale_inv.elems != scale_inv_elems(args.B_granularity, args.N, args.K))
+        return "B_scale_inv has another number of elements";
+    if (!aligned_to_16(args.A_scale_inv) || !aligned_to_16(args.B_scale_inv))
+        return "A_scale_inv or B_scale_inv not 16-byte aligned";
     if (blocks && args.M % 4 != 0) return "factors of blocks need M in multiples of 4";
     if (blocks && args.fast_accumulation) return "fast accumulation cannot apply block factors";
     return nullptr;
@@ -38,5 +39,5 @@ inline const char* fp8_gemm_error(const GemmArgs& args) {
         return "FP8 operands need A, B and D 16-byte aligned";
     if (args.epilogue == GemmEpilogue::kBiasGelu) return "no gelu in the epilogue of FP8 operands";
     if (args.bias && args.bias.dtype != Dtype::kBf16) return "the bias of FP8 operands is bf16";
-    return fp8_factors_error(args);
+    return fp8_scales_error(args);
 }

@@ -34,7 +34,7 @@ int64_t sum(std::initializer_list<Tensor> tensors) {
 }
 
 int64_t copies(const QuantOut& quant) {
-    return sum({quant.rowwise, quant.transposed, quant.rowwise_grid, quant.transposed_grid});
+    return sum({quant.rowwise, quant.transposed, quant.rowwise_scale_inv, quant.transposed_scale_inv});
 }
 
 OpMode mode(const QuantOut& quant) {
@@ -165,7 +165,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
     note_turn(ctx, kind, read + angles + (a.quant.copies() ? 0 : turned), a.quant, a.qkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeHeadsArgs& a) {
-    note(ctx, kind, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.factors}));
+    note(ctx, kind, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.scales}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const AttentionForwardArgs& a) {
     note(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.out}),
@@ -212,17 +212,17 @@ void rehearse_op(Ctx& ctx, OpKind kind, const Fp8UpdateArgs&) { note(ctx, kind, 
 // ---- between ranks
 
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeChunksArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.out, a.factors}));
+    note(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const SumRanksArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.out, a.factors}));
+    note(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const CompareSumsArgs& a) { note(ctx, kind, a.a.dtype, sum({a.a, a.b})); }
 void rehearse_op(Ctx& ctx, OpKind kind, const BlockAmaxArgs& a) { note(ctx, kind, a.in.dtype, a.in.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const Fp8FactorsArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ScalesArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeRunArgs& a) { note(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
-void rehearse_op(Ctx& ctx, OpKind kind, const BlockGridsArgs& a) {
-    note(ctx, kind, Dtype::kFp32, sum({a.grid, a.transposed_grid}));
+void rehearse_op(Ctx& ctx, OpKind kind, const BlockScalesArgs& a) {
+    note(ctx, kind, Dtype::kFp32, sum({a.scale_inv, a.transposed_scale_inv}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) {
     note(ctx, kind, a.in.dtype, sum({a.in, a.out}));

@@ -1,4 +1,4 @@
-// Operations: argument structs, and the declarations of ops.inl in namespace cpu (the oracle) and namespace
+// Operations: argument structs, and the declarations of ops.inl in namespace cpu (the reference) and namespace
 // cuda. The rest of the project calls ops::name(ctx, args), which runs on the device of the build, or, during
 // a rehearsal, notes its work and returns (op_work.cpp); a stream of the CPU that is late puts it off; under a timer it
 // stands between two events.
@@ -37,7 +37,7 @@ struct StepState {
     // Owned by the device.
     int32_t skip;          // = by step_guard: 1 when nothing is updated
     float grad_norm;       // = by step_guard
-    float grad_mul;        // = by step_guard: clip factor (1 when the norm is within the limit)
+    float grad_mul;        // = by step_guard: clip scale (1 when the norm is within the limit)
     int64_t adam_step;     // updates applied so far; step_guard advances it
 };
 inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);
@@ -67,7 +67,7 @@ struct Fp8ClearArgs {
 //   last = amax_bits; step_amax_bits = max with last; amax_bits = 0
 //   nothing else if state->skip or last == 0 (a tensor that was not produced)
 //   history[updates % length] = last; amax = max over the ring (a NaN or infinity wins), or last (most_recent)
-//   if updates % interval == 0 and amax is finite and > 0: quant_mul = quant_mul_of(amax, largest)
+//   if updates % interval == 0 and amax is finite and > 0: scale = scale_of(amax, largest)
 //   updates += 1
 // Source: the order of TransformerEngine's delayed scaling (amax of `length` updates, this one included).
 struct Fp8UpdateArgs {
@@ -224,7 +224,7 @@ enum class GemmEpilogue {
 };
 // fp32 accumulation (fp64 for fp64); A and B have one dtype; D may differ: fp32 or bf16 D for bf16 operands.
 // FP8 operands (E4M3, one of the two may be E5M2): whatever the layout, which then only names the pass,
-// D(M,N) = A(M,K) B(N,K)^T with each element of A and B multiplied by its dequant_mul; K and N multiples of 16; D is
+// D(M,N) = A(M,K) B(N,K)^T with each element of A and B multiplied by its scale_inv; K and N multiples of 16; D is
 // bf16 or fp32, bias bf16; epilogues kNone and kBias. Granularity pairs: both kTensor, with any M; A kBlock1x128 with B
 // either block kind, and M a multiple of 4.
 struct GemmArgs {
@@ -238,7 +238,8 @@ struct GemmArgs {
     bool accumulate = false;
     // FP8 only.
     Granularity A_granularity = Granularity::kTensor, B_granularity = Granularity::kTensor;
-    Tensor A_grid = {}, B_grid = {};   // fp32: dequant_mul, see Granularity; kTensor: 1 element in a 16-byte slot
+    Tensor A_scale_inv = {},
+           B_scale_inv = {};  // fp32: scale_inv, see Granularity; kTensor: 1 element in a 16-byte slot
     bool fast_accumulation = false;    // the tensor cores' own sums, without promotion to fp32 on the way
 };
 
@@ -292,24 +293,24 @@ struct CastArgs {
 
 // ---- between ranks
 
-// Elements of a gradient that share one factor on the wire.
-inline constexpr int64_t kWireChunk = 128;
+// Elements of a gradient that share one scale on the wire.
+inline constexpr int64_t kGradCommChunk = 128;
 
-// A gradient as it travels in FP8: chunks of kWireChunk elements, each with the factors of chunk_factor of its amax
+// A gradient as it travels in FP8: chunks of kGradCommChunk elements, each with the scales of chunk_scale of its amax
 // (448 / amax and its inverse; 1 for zeros; NaN where a value is not finite, so that the whole chunk arrives as NaN),
-// out = to_fp8(in * quant_mul).
+// out = to_fp8(in * scale).
 struct QuantizeChunksArgs {
-    Tensor out;                    // (n) e4m3, =; n a multiple of kWireChunk
-    Tensor factors;                // (n / kWireChunk) fp32, =: dequant_mul
+    Tensor out;                    // (n) e4m3, =; n a multiple of kGradCommChunk
+    Tensor scales;                // (n / kGradCommChunk) fp32, =: scale_inv
     Tensor in;                     // (n) fp32 or bf16
     Fp8Counts* counts = nullptr;   // +=, optional
 };
-// out[i] = sum over r of in[r][i], in the order of r from rank 0 on, in fp32 from the first value; with factors each
+// out[i] = sum over r of in[r][i], in the order of r from rank 0 on, in fp32 from the first value; with scales each
 // value is first multiplied by its own.
 struct SumRanksArgs {
     Tensor out;       // (n) fp32, =
     Tensor in;        // (ranks, n) fp32, bf16 or e4m3
-    Tensor factors;   // (ranks, n / kWireChunk) fp32; with e4m3 only
+    Tensor scales;   // (ranks, n / kGradCommChunk) fp32; with e4m3 only
     int64_t ranks;
 };
 // How far two vectors are apart: sums[0..3] += a.a, b.b, a.b, (a-b).(a-b), in fp64 and a fixed order.
@@ -326,9 +327,9 @@ struct BlockAmaxArgs {
     Tensor in;        // (n) fp32: elements [begin, begin + n) of the matrix
     int64_t begin, R, C;
 };
-// 2. One factor: what quantize does to the slots before it casts. kCurrent: quant_mul = quant_mul_of(amax_bits);
-//    both: dequant_mul = 1 / quant_mul.
-struct Fp8FactorsArgs {
+// 2. One scale: what quantize does to the slots before it casts. kCurrent: scale = scale_of(amax_bits);
+//    both: scale_inv = 1 / scale.
+struct Fp8ScalesArgs {
     Fp8Slot* slots;   // (count)
     int64_t count;
     Scaling scaling;
@@ -340,14 +341,14 @@ struct QuantizeRunArgs {
     Tensor out;                            // (n) fp8, =
     Tensor in;                             // (n) fp32: elements [begin, begin + n) of the matrix
     int64_t begin, R, C;
-    const Fp8Slot* slot = nullptr;         // one factor: its quant_mul; else
+    const Fp8Slot* slot = nullptr;         // one scale: its scale; else
     const uint32_t* block_amaxes = nullptr;   // those of block_amax, over all ranks
     Fp8Counts* counts = nullptr;           // +=, optional
 };
-// 4. Blocks: the dequant_mul grids (kBlock128x128) of the matrix and of its transpose.
-struct BlockGridsArgs {
-    Tensor grid;              // grid_elems(kBlock128x128, R, C) fp32, =
-    Tensor transposed_grid;   // grid_elems(kBlock128x128, C, R) fp32, =
+// 4. Blocks: the scale_inv grids (kBlock128x128) of the matrix and of its transpose.
+struct BlockScalesArgs {
+    Tensor scale_inv;              // scale_inv_elems(kBlock128x128, R, C) fp32, =
+    Tensor transposed_scale_inv;   // scale_inv_elems(kBlock128x128, C, R) fp32, =
     const uint32_t* amaxes;
     int64_t R, C;
     Dtype format;

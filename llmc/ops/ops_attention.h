@@ -5,12 +5,12 @@
 #include "llmc/ops/quantized_output.h"
 
 // E4M3 copies of packed projections for FP8 attention. 128 tokens of a head are a block with a factor of its own, a
-// power of two (head_quant_mul_of). A block of query and key heads lies as its tokens' rows; one of value heads lies
+// power of two (head_scale_of). A block of query and key heads lies as its tokens' rows; one of value heads lies
 // transposed, HS rows of 128 tokens, where every 16 tokens lie in the order head_token_order. What lies beyond T is 0.
 // A block with a value that is not finite is NaN throughout.
 struct Fp8Heads {
     Tensor bytes;     // (B, NH + 2 NKV, head_blocks(T), 128 HS) e4m3
-    Tensor factors;   // (B, NH + 2 NKV, head_blocks(T)) fp32: dequant_mul
+    Tensor scales;   // (B, NH + 2 NKV, head_blocks(T)) fp32: scale_inv
     explicit operator bool() const { return static_cast<bool>(bytes); }
 };
 inline constexpr int64_t kHeadBlock = 128;

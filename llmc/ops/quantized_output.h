@@ -6,14 +6,14 @@
 
 #include "llmc/base/dtype.h"
 
-// How many elements share one factor, and where the factors lie ("grid"), for a quantised matrix of R rows, K columns:
+// How many elements share one scale, and where the scales lie ("grid"), for a quantised matrix of R rows, K columns:
 enum class Granularity : uint8_t {
-    kTensor,         // one factor, dequant_mul of a slot: grid (1)
+    kTensor,         // one scale, scale_inv of a slot: grid (1)
     kBlock1x128,     // 128 elements of a row: grid (ceil(K / 128), R), the rows innermost
     kBlock128x128,   // 128 rows x 128 columns: grid (ceil(R / 128), ceil(K / 128) rounded up to a multiple of 4)
 };
 // Floats of the grid of a quantised (R, K) matrix.
-constexpr int64_t grid_elems(Granularity granularity, int64_t R, int64_t K) {
+constexpr int64_t scale_inv_elems(Granularity granularity, int64_t R, int64_t K) {
     const int64_t k_blocks = (K + 127) / 128;
     switch (granularity) {
         case Granularity::kTensor: return 1;
@@ -23,10 +23,10 @@ constexpr int64_t grid_elems(Granularity granularity, int64_t R, int64_t K) {
     return 0;
 }
 
-// State of one FP8 tensor in device memory; 16 bytes, the alignment that cuBLASLt wants of dequant_mul.
+// State of one FP8 tensor in device memory; 16 bytes, the alignment that cuBLASLt wants of scale_inv.
 struct alignas(16) Fp8Slot {
-    float dequant_mul;        // of the bytes as cast last (kTensor)
-    float quant_mul;          // delayed: of the next cast, = by fp8_update; current: of the last cast
+    float scale_inv;        // of the bytes as cast last (kTensor)
+    float scale;          // delayed: of the next cast, = by fp8_update; current: of the last cast
     uint32_t amax_bits;       // max with amax_bits_of every value recorded since fp8_clear or fp8_update
     uint32_t step_amax_bits;  // for reports: largest amax of the optimizer step
 };
@@ -39,16 +39,16 @@ struct Fp8Counts {
     unsigned long long nonfinite;   // infinities and NaN
 };
 
-// Where quant_mul comes from. Blocks (granularities other than kTensor) always have their own: block_quant_mul_of the
+// Where scale comes from. Blocks (granularities other than kTensor) always have their own: block_scale_of the
 // block's amax.
 enum class Scaling : uint8_t {
-    kDelayed,   // slot->quant_mul as it is; slot->dequant_mul = 1 / quant_mul
-    kCurrent,   // slot->quant_mul = quant_mul_of(slot->amax_bits), recorded before; slot->dequant_mul = 1 / quant_mul
+    kDelayed,   // slot->scale as it is; slot->scale_inv = 1 / scale
+    kCurrent,   // slot->scale = scale_of(slot->amax_bits), recorded before; slot->scale_inv = 1 / scale
 };
 
 // What an operation does, besides or instead of writing its bf16 result X of shape (N, C), to make X an operand of FP8
 // matmuls, and to add up the bias gradient that X is the dy of, in FP8 or BF16. X is rounded to bf16 first and that
-// value is quantised: to_fp8(x * quant_mul). All parts are optional; a default QuantOut asks for nothing. Columns C
+// value is quantised: to_fp8(x * scale). All parts are optional; a default QuantOut asks for nothing. Columns C
 // must be a multiple of 16, without copies of 8 (swiglu_backward: 16), and with `transposed` rows N of 16 as well.
 struct QuantOut {
     Tensor rowwise;              // (N, C) fp8, =
@@ -56,8 +56,8 @@ struct QuantOut {
     Granularity granularity = Granularity::kTensor;
     Scaling scaling = Scaling::kDelayed;
     Fp8Slot* slot = nullptr;     // needed by kTensor copies, and by record
-    Tensor rowwise_grid;         // blocks: grid_elems(granularity, N, C) fp32, =: dequant_mul
-    Tensor transposed_grid;      // blocks: grid_elems(granularity, C, N) fp32, =: dequant_mul
+    Tensor rowwise_scale_inv;         // blocks: scale_inv_elems(granularity, N, C) fp32, =: scale_inv
+    Tensor transposed_scale_inv;      // blocks: scale_inv_elems(granularity, C, N) fp32, =: scale_inv
     bool record = false;         // slot->amax_bits = max with every |x|; copies made in current scaling record nothing
     Fp8Counts* counts = nullptr; // += of this cast (one cast, though there may be two copies), counted in the rowwise
                                  // one, else in the transposed one

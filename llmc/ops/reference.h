@@ -11,7 +11,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/ops/ops.h"
 
-namespace oracle {
+namespace reference {
 
 // Half the distance of two neighbours, relative to the value: the error of one rounding.
 inline double unit_roundoff(Dtype dtype) {
@@ -123,4 +123,4 @@ inline std::string first_difference(const HostTensor& got, const HostTensor& wan
     return "";
 }
 
-}  // namespace oracle
+}  // namespace reference

@@ -2,7 +2,7 @@
 #pragma once
 #include "llmc/ops/reference.h"
 
-namespace oracle {
+namespace reference {
 
 struct AttentionShape {
     int64_t B, T, NH, NKV, HS;
@@ -167,4 +167,4 @@ inline bool on_tensor_cores(const AttentionProblem& a) {
     return a.type == Dtype::kBf16 && (a.s.HS == 64 || a.s.HS == 128);
 }
 
-}  // namespace oracle
+}  // namespace reference

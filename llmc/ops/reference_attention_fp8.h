@@ -5,7 +5,7 @@
 
 #include "llmc/ops/reference.h"
 
-namespace oracle {
+namespace reference {
 
 struct Fp8Attention {
     int64_t B, T, NH, NKV, HS;
@@ -37,7 +37,7 @@ struct Fp8Attention {
                 .softmax_mul = softmax_mul(), .documents = borders, .heads = copies};
     }
     struct Result {
-        HostTensor qkv, bytes, factors, out, lse;
+        HostTensor qkv, bytes, scales, out, lse;
     };
     Result fresh(const HostTensor& qkv) const {
         return {qkv, HostTensor(Dtype::kE4m3, blocks() * kHeadBlock * HS), HostTensor(Dtype::kFp32, blocks()),
@@ -45,7 +45,7 @@ struct Fp8Attention {
     }
     Result on_cpu(const HostTensor& qkv, Tensor cos_sin = {}) const {
         Result r = fresh(qkv);
-        const Fp8Heads copies{r.bytes.view(), r.factors.view()};
+        const Fp8Heads copies{r.bytes.view(), r.scales.view()};
         Ctx ctx;
         cpu::quantize_heads(ctx, quantize_args(copies, r.qkv.view(), cos_sin));
         cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), r.qkv.view(), copies, borders()));
@@ -133,4 +133,4 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTen
     return r;
 }
 
-}  // namespace oracle
+}  // namespace reference

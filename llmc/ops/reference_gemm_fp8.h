@@ -3,7 +3,7 @@
 #include "llmc/base/fp8.h"
 #include "llmc/ops/reference.h"
 
-namespace oracle {
+namespace reference {
 
 // Types and granularities of the two operands.
 struct Fp8Kind {
@@ -12,8 +12,8 @@ struct Fp8Kind {
     bool blocks() const { return a_granularity != Granularity::kTensor; }
 };
 inline uint8_t* codes_of(HostTensor& t) { return static_cast<uint8_t*>(t.data()); }
-// Where the factor of element (r, k) of an (R, K) matrix lies.
-inline int64_t grid_index(Granularity granularity, int64_t R, int64_t K, int64_t r, int64_t k) {
+// Where the scale of element (r, k) of an (R, K) matrix lies.
+inline int64_t scale_inv_index(Granularity granularity, int64_t R, int64_t K, int64_t r, int64_t k) {
     if (granularity == Granularity::kTensor) return 0;
     if (granularity == Granularity::kBlock1x128) return k / 128 * R + r;
     return r / 128 * ((K + 511) / 512 * 4) + k / 128;
@@ -25,7 +25,7 @@ struct Fp8Product {
     Dtype result = Dtype::kBf16;
     GemmLayout layout = GemmLayout::kForward;
     bool accumulate = false, fast = false;
-    HostTensor a = {}, b = {}, a_grid = {}, b_grid = {}, d = {}, bias = {};
+    HostTensor a = {}, b = {}, a_scale_inv = {}, b_scale_inv = {}, d = {}, bias = {};
 
     std::string name() const {
         return strf("M %lld N %lld K %lld, %s x %s -> %s, granularities %d %d, layout %d%s%s%s", (long long)M,
@@ -35,23 +35,23 @@ struct Fp8Product {
                     bias.elems() ? ", bias" : "");
     }
     // Views on tensors of the caller's device.
-    GemmArgs args(Tensor D, Tensor A, Tensor B, Tensor A_grid, Tensor B_grid, Tensor of_bias) const {
+    GemmArgs args(Tensor D, Tensor A, Tensor B, Tensor A_scale_inv, Tensor B_scale_inv, Tensor of_bias) const {
         return {.D = D, .A = A, .B = B, .bias = of_bias, .pre = {}, .M = M, .N = N, .K = K, .layout = layout,
                 .epilogue = of_bias ? GemmEpilogue::kBias : GemmEpilogue::kNone, .accumulate = accumulate,
-                .A_granularity = kind.a_granularity, .B_granularity = kind.b_granularity, .A_grid = A_grid,
-                .B_grid = B_grid, .fast_accumulation = fast};
+                .A_granularity = kind.a_granularity, .B_granularity = kind.b_granularity, .A_scale_inv = A_scale_inv,
+                .B_scale_inv = B_scale_inv, .fast_accumulation = fast};
     }
     // D as the CPU leaves it.
     HostTensor on_cpu(Ctx& ctx) {
         HostTensor out = d;
-        cpu::gemm(ctx, args(out.view(), a.view(), b.view(), a_grid.view(), b_grid.view(), bias.view()));
+        cpu::gemm(ctx, args(out.view(), a.view(), b.view(), a_scale_inv.view(), b_scale_inv.view(), bias.view()));
         return out;
     }
-    double factor_a(int64_t m, int64_t k) const {
-        return a_grid.get(grid_index(kind.a_granularity, M, K, m, k));
+    double scale_a(int64_t m, int64_t k) const {
+        return a_scale_inv.get(scale_inv_index(kind.a_granularity, M, K, m, k));
     }
-    double factor_b(int64_t n, int64_t k) const {
-        return b_grid.get(grid_index(kind.b_granularity, N, K, n, k));
+    double scale_b(int64_t n, int64_t k) const {
+        return b_scale_inv.get(scale_inv_index(kind.b_granularity, N, K, n, k));
     }
 };
 
@@ -94,7 +94,7 @@ struct TensorCoreRun {
     }
 };
 
-// `run`: how many k tensor cores add up before fp32 registers take over; the factors are constant in 128.
+// `run`: how many k tensor cores add up before fp32 registers take over; the scales are constant in 128.
 inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t run) {
     const int64_t M = p.M, N = p.N, K = p.K;
     const std::vector<double> a = decoded(p.a), b = decoded(p.b);
@@ -105,8 +105,8 @@ inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t run) {
         double sum = 0, magnitude = 0, lost = 0;
         for (int64_t k = 0; k < K; k += run) {
             const TensorCoreRun part(a.data() + i / N * K + k, b.data() + i % N * K + k, std::min(run, K - k), bits);
-            const double factor = p.factor_a(i / N, k) * p.factor_b(i % N, k);
-            sum += factor * part.sum, magnitude += factor * part.magnitude, lost += factor * part.lost;
+            const double scale = p.scale_a(i / N, k) * p.scale_b(i % N, k);
+            sum += scale * part.sum, magnitude += scale * part.magnitude, lost += scale * part.lost;
         }
         if (p.bias.elems()) sum += p.bias.get(i % N);
         if (p.accumulate) sum += p.d.get(i);
@@ -135,8 +135,8 @@ inline Bound gpu_bound(const Fp8Product& p, const Fp8Expected& e) {
     };
 }
 
-// The error of element i: roundings of the longest chain of fp32 sums (runs of 256, or of 128 with factors), the two
-// factors, and the rounding to D's type.
+// The error of element i: roundings of the longest chain of fp32 sums (runs of 256, or of 128 with scales), the two
+// scales, and the rounding to D's type.
 inline Bound cpu_bound(const Fp8Product& p, const Fp8Expected& e) {
     const int64_t run = p.kind.blocks() ? 128 : 256;
     const double chain = static_cast<double>(std::min(p.K, run) + p.K / run + 5);
@@ -147,4 +147,4 @@ inline Bound cpu_bound(const Fp8Product& p, const Fp8Expected& e) {
     };
 }
 
-}  // namespace oracle
+}  // namespace reference

@@ -75,7 +75,7 @@ std::unique_ptr<Comm> open_single();
 // The same ranks on GPUs: what lies in host memory still goes through `host`.
 std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host);
 
-// The same ranks, each with a row on the board and a watchdog (watchdog.h); one rank as it is.
+// The same ranks, each with a row on the heartbeat table and a watchdog (watchdog.h); one rank as it is.
 std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm);
 
 // The ranks that mpirun or srun started, on this build's device; one rank where neither did. Exit 2 where several were

@@ -1,4 +1,4 @@
-// A communicator that posts what it does on the board and has a watchdog: what several ranks get.
+// A communicator that posts what it does on the heartbeat table and has a watchdog: what several ranks get.
 #include <cstdlib>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -48,7 +48,7 @@ public:
         if (ctx.sm == 0) return line;   // the CPU is through when the call returns
         marks_ = std::make_unique<DeviceMarks>(ctx);
         watchdog_->set_device({.error = [this] { return inner_->late_error(); }, .cut = [this] { inner_->cut(); },
-                               .post = [this](BoardRow& row) { marks_->post(row); }});
+                               .post = [this](Heartbeat& row) { marks_->post(row); }});
         return line;
     }
 
@@ -94,7 +94,7 @@ public:
     }
 
 private:
-    // One collective on the board, from the call to its return, or to where the device is past it.
+    // One collective on the heartbeat table, from the call to its return, or to where the device is past it.
     class Posted {
     public:
         Posted(WatchedComm& comm, const char* name) : comm_(comm), lane_(kHostLane) { give(name); }
@@ -105,7 +105,7 @@ private:
         }
         ~Posted() {
             if (number_ == 0 || std::uncaught_exceptions() > 0) return;   // it has failed, and not finished
-            BoardRow& row = comm_.watchdog_->own_row();
+            Heartbeat& row = comm_.watchdog_->own_row();
             if (ctx_) comm_.marks_->ends(*ctx_, number_);
             else row.set_finished(lane_, number_);
             row.add_progress();
@@ -115,7 +115,7 @@ private:
 
     private:
         void give(const char* name) {
-            BoardRow& row = comm_.watchdog_->own_row();
+            Heartbeat& row = comm_.watchdog_->own_row();
             number_ = row.give(lane_, collective_name(name));
             if (ctx_) comm_.marks_->begins(*ctx_, number_);
             else row.set_begun(lane_, number_);
@@ -126,7 +126,7 @@ private:
         int64_t number_ = 0;
     };
 
-    // The board of this host, connected to the others.
+    // The heartbeat table of this host, connected to the others.
     std::unique_ptr<Watchdog> meet() {
         std::vector<RankCard> cards;
         for (const std::string& text : inner_->gather(Json(own_card()).dump()))
@@ -135,35 +135,35 @@ private:
         const int rank = world().rank, host = cards[static_cast<size_t>(rank)].host_number;
         const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
 
-        const char* given = std::getenv(kBoardVariable);
-        const bool kept = rank == 0 && given && Board::exists_empty(given);   // taken by one host
-        Board board;
-        std::unique_ptr<BoardLink> link;
+        const char* given = std::getenv(kHeartbeatVariable);
+        const bool kept = rank == 0 && given && HeartbeatTable::exists_empty(given);   // taken by one host
+        HeartbeatTable heartbeats;
+        std::unique_ptr<HeartbeatLink> link;
         Json offer = Json::object();
         if (rank == first) {
             const std::string name = kept ? given : "llmfp8-" + random_name();
-            board = Board::create(name, world().ranks);
+            heartbeats = HeartbeatTable::create(name, world().ranks);
             offer = {{"name", name}, {"kept", kept}};
         }
         if (rank == 0 && hosts > 1) {
             const std::string secret = random_name();
             offer["secret"] = secret;
-            link = BoardLink::listen(secret, hosts - 1);
+            link = HeartbeatLink::listen(secret, hosts - 1);
             offer["address"] = link->address();
         }
         const std::vector<std::string> offers = inner_->gather(offer.dump());
         const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
         const std::string name = own.at("name").get<std::string>();
-        if (rank != first) board = Board::open(name, world().ranks);
+        if (rank != first) heartbeats = HeartbeatTable::open(name, world().ranks);
         inner_->gather("");   // everybody has it
-        if (rank == first && !kept) Board::remove(name);
+        if (rank == first && !kept) HeartbeatTable::remove(name);
 
         std::string error;
         if (rank == 0 && hosts > 1) link->accept_all(kMeetS);
         if (rank == first && rank != 0)
-            link = BoardLink::connect(root.at("address").get<std::string>(), root.at("secret").get<std::string>(), host,
-                                      kMeetS, &error);
-        auto watchdog = std::make_unique<Watchdog>(rank, cards, std::move(board), std::move(link),
+            link = HeartbeatLink::connect(root.at("address").get<std::string>(),
+                                          root.at("secret").get<std::string>(), host, kMeetS, &error);
+        auto watchdog = std::make_unique<Watchdog>(rank, cards, std::move(heartbeats), std::move(link),
                                                    own.at("kept").get<bool>());
         if (hosts > 1) forget_unreachable(cards, firsts, error, *watchdog);
         return watchdog;

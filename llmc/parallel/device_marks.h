@@ -30,7 +30,7 @@ public:
     void begins(Ctx& ctx, int64_t number) { mark(ctx, kBegun, number); }
     void ends(Ctx& ctx, int64_t number) { mark(ctx, kFinished, number); }
     void progress(Ctx& ctx) { mark(ctx, kProgress, ++progress_); }
-    void post(BoardRow& row) {
+    void post(Heartbeat& row) {
         const LanePost lane = row.read().lanes[kDeviceLane];
         row.set_finished(kDeviceLane, std::max(lane.finished, passed(kFinished, lane.given)));
         row.set_begun(kDeviceLane, std::max(lane.begun, passed(kBegun, lane.given)));

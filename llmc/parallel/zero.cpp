@@ -20,7 +20,7 @@ Zero::Zero(const Config& config, const ParamTable& table, const Buckets& buckets
     int64_t longest = 0;
     for (const Bucket& bucket : buckets.all())
         if (bucket.kind == BucketKind::kFp8Linears) longest = std::max(longest, bucket.elems);
-    if (longest > 0) rounded_ = arena.take(Purpose::kWire, Dtype::kBf16, longest);
+    if (longest > 0) rounded_ = arena.take(Purpose::kComm, Dtype::kBf16, longest);
 }
 
 Zero::~Zero() {
@@ -34,7 +34,7 @@ Zero::~Zero() {
 // ---- streams
 
 // What collectives of buckets run on. A rehearsal opens nothing.
-Ctx& Zero::wire(Ctx& ctx) {
+Ctx& Zero::comm_stream(Ctx& ctx) {
     if (!overlap_ || ctx.rehearsal) return ctx;
     if (!opened_) {
         device::side_open(side_, ctx);
@@ -47,11 +47,11 @@ Ctx& Zero::wire(Ctx& ctx) {
     return side_;
 }
 
-// What is given to the wire from now on finds what ctx was given before.
-void Zero::follow(Ctx& ctx, Ctx& wire) {
-    if (&wire == &ctx) return;
+// What is given to the comm stream from now on finds what ctx was given before.
+void Zero::follow(Ctx& ctx, Ctx& comm_stream) {
+    if (&comm_stream == &ctx) return;
     device::event_record(ctx, ready_);
-    device::event_order(wire, ready_);
+    device::event_order(comm_stream, ready_);
 }
 
 void Zero::begin_step(CommTimer* timer) {
@@ -85,11 +85,11 @@ void Zero::grads_ready(Ctx& ctx, int layer) {
     bool first = true;
     for (const Bucket& bucket : buckets_.all()) {
         if (bucket.first_layer != layer) continue;
-        Ctx& wire = this->wire(ctx);
-        if (first) follow(ctx, wire);
+        Ctx& comm_stream = this->comm_stream(ctx);
+        if (first) follow(ctx, comm_stream);
         first = false;
         const CollectivePurpose purpose(purpose_text("reduce", bucket));
-        reduce_bucket(wire, bucket);
+        reduce_bucket(comm_stream, bucket);
         reduced_buckets_++;
     }
 }
@@ -149,35 +149,35 @@ void Zero::agree_on_amaxes(Ctx& ctx) {
 
 void Zero::publish(Ctx& ctx, const StepState* state) {
     CHECK(next_weights_ == buckets_.all().size(), "weights are on their way already");
-    Ctx& wire = sharded_ ? this->wire(ctx) : ctx;
+    Ctx& comm_stream = sharded_ ? this->comm_stream(ctx) : ctx;
     if (fp8_.gathers_bytes()) fp8_.prepare_runs(ctx, state);
-    follow(ctx, wire);
-    const bool beside = &wire != &ctx;
+    follow(ctx, comm_stream);
+    const bool beside = &comm_stream != &ctx;
     for (size_t b = 0; b < buckets_.all().size(); b++) {   // ascending layers
         const CollectivePurpose purpose(purpose_text("gather", buckets_.all()[b]));
-        publish_bucket(wire, static_cast<int>(b), state);
-        if (beside) device::event_record(wire, published_[b]);
+        publish_bucket(comm_stream, static_cast<int>(b), state);
+        if (beside) device::event_record(comm_stream, published_[b]);
     }
     if (beside) next_weights_ = 0;
 }
 
-void Zero::publish_bucket(Ctx& wire, int b, const StepState* state) {
+void Zero::publish_bucket(Ctx& comm_stream, int b, const StepState* state) {
     const Bucket& bucket = buckets_.all()[static_cast<size_t>(b)];
-    if (bucket.kind == BucketKind::kFp8Linears && fp8_.gathers_bytes()) return gather_bytes(wire, b);
+    if (bucket.kind == BucketKind::kFp8Linears && fp8_.gathers_bytes()) return gather_bytes(comm_stream, b);
     Tensor whole;   // as gathered, in bf16; a rank that has all masters takes those
     if (sharded_ && bucket.kind == BucketKind::kFp8Linears) {
         whole = rounded_.slice(0, bucket.elems);
-        round_masters(wire, b, whole);
+        round_masters(comm_stream, b, whole);
     } else if (sharded_) {
         whole = state_.weights.slice(bucket.weight_begin, bucket.elems);
     }
-    if (whole) timed(wire, [&] { comm_.all_gather(wire, whole); });
+    if (whole) timed(comm_stream, [&] { comm_.all_gather(comm_stream, whole); });
     for (int param : bucket.params) {
         const Fp8Linear* linear = fp8_.linear_of_param(param);
         if (!linear) continue;
         const int64_t offset = table_.params[static_cast<size_t>(param)].offset, elems = linear->in * linear->out;
         const Tensor from = whole ? whole.slice(offset - bucket.begin, elems) : state_.master.slice(offset, elems);
-        fp8_.quantize_weight(wire, *linear, from, state);
+        fp8_.quantize_weight(comm_stream, *linear, from, state);
     }
 }
 
@@ -190,12 +190,14 @@ void Zero::round_masters(Ctx& ctx, int bucket, const Tensor& whole) {
     }
 }
 
-void Zero::gather_bytes(Ctx& wire, int b) {
+void Zero::gather_bytes(Ctx& comm_stream, int b) {
     const Bucket& bucket = buckets_.all()[static_cast<size_t>(b)];
     for (const Piece& piece : pieces_of_[static_cast<size_t>(b)])
-        fp8_.quantize_run(wire, piece.param, piece.begin, master(piece));
-    timed(wire, [&] { comm_.all_gather(wire, fp8_.flat_weights().slice(bucket.weight_begin, bucket.elems)); });
-    for (int param : bucket.params) fp8_.transpose_weight(wire, *fp8_.linear_of_param(param));
+        fp8_.quantize_run(comm_stream, piece.param, piece.begin, master(piece));
+    timed(comm_stream, [&] {
+        comm_.all_gather(comm_stream, fp8_.flat_weights().slice(bucket.weight_begin, bucket.elems));
+    });
+    for (int param : bucket.params) fp8_.transpose_weight(comm_stream, *fp8_.linear_of_param(param));
 }
 
 void Zero::before_layer(Ctx& ctx, int layer) {

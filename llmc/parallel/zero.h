@@ -23,10 +23,10 @@ struct FlatState {
 };
 
 // How a gradient travels.
-enum class GradWire : uint8_t { kFp32, kBf16, kFp8 };
+enum class GradCommDtype : uint8_t { kFp32, kBf16, kFp8 };
 
 // How far gradients that travelled in FP8 are from the same sums in fp32; of one step, and of this rank's blocks.
-struct WireReport {
+struct GradCommReport {
     double sums[kBucketKinds][4];     // see compare_sums: a in fp32, b as it arrived
     Fp8Counts counts[kBucketKinds];   // of this rank's casts
 };
@@ -68,7 +68,7 @@ public:
     void before_layer(Ctx& ctx, int layer);
     void wait_for_weights(Ctx& ctx);
 
-    int64_t report_bytes() const { return report_ ? int64_t{sizeof(WireReport)} : 0; }
+    int64_t report_bytes() const { return report_ ? int64_t{sizeof(GradCommReport)} : 0; }
     void copy_report(Ctx& ctx, void* host) const;
 
     // Between steps, on every rank: a weight in FP8 alone as bf16, whole, from the masters of all ranks. It lies in the
@@ -79,8 +79,8 @@ public:
 
 private:
     std::string purpose_text(const char* verb, const Bucket& bucket) const;
-    Ctx& wire(Ctx& ctx);
-    void follow(Ctx& ctx, Ctx& wire);
+    Ctx& comm_stream(Ctx& ctx);
+    void follow(Ctx& ctx, Ctx& comm_stream);
     // Runs on `ctx` what keeps the compute stream from computing; on a second stream collectives do not.
     template <typename Collective> void timed(Ctx& ctx, Collective&& collective) {
         const bool counts = timer_ && !ctx.rehearsal && &ctx != &side_;
@@ -94,13 +94,13 @@ private:
     Tensor collecting(const Bucket& bucket) const { return {gradients(bucket).data, Dtype::kBf16, bucket.elems}; }
     Tensor master(const Piece& piece) const { return state_.master.slice(piece.shard, piece.elems); }
     void round_masters(Ctx& ctx, int bucket, const Tensor& whole);
-    void publish_bucket(Ctx& wire, int bucket, const StepState* state);
-    void gather_bytes(Ctx& wire, int bucket);
-    GradWire grad_wire(const Bucket& bucket) const;
+    void publish_bucket(Ctx& comm_stream, int bucket, const StepState* state);
+    void gather_bytes(Ctx& comm_stream, int bucket);
+    GradCommDtype grad_comm_dtype(const Bucket& bucket) const;
     void take_staging(Arena& arena);
-    void reduce_bucket(Ctx& wire, const Bucket& bucket);
-    void reduce_bf16(Ctx& wire, const Bucket& bucket);
-    void reduce_fp8(Ctx& wire, const Bucket& bucket);
+    void reduce_bucket(Ctx& comm_stream, const Bucket& bucket);
+    void reduce_bf16(Ctx& comm_stream, const Bucket& bucket);
+    void reduce_fp8(Ctx& comm_stream, const Bucket& bucket);
 
     const Config& config_;
     const ParamTable& table_;
@@ -115,7 +115,7 @@ private:
     // Buckets on their way. Each buffer is as long as the largest bucket that needs it.
     Tensor rounded_;                 // masters of weights in FP8 alone, bf16
     Tensor send_, receive_;          // gradients in bf16
-    Tensor send_codes_, receive_codes_, send_factors_, receive_factors_;   // gradients in FP8
+    Tensor send_codes_, receive_codes_, send_scales_, receive_scales_;   // gradients in FP8
     Tensor exact_, compare_scratch_, report_;   // the comparison with fp32
 
     Ctx side_;

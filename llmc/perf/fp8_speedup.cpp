@@ -101,7 +101,7 @@ double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, i
     return model_us(mode, pass, M, N, K) * std::exp(sum / weights);
 }
 
-LinearGain predict_gain(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
+LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
     const int64_t N = config.micro_batch_size * config.seq_length, in = linear.in, out = linear.out;
     auto all_three = [&](auto mode_of) {
         return predicted_gemm_us(mode_of(GemmLayout::kForward), GemmLayout::kForward, N, out, in)
@@ -114,6 +114,12 @@ LinearGain predict_gain(const Config& config, const Fp8Plan& plan, const LinearP
             .fp8_ms = 1e-3 * (fp8_us + fp8_extra_of(config, plan, linear).us())};
 }
 
+Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table) {
+    return make_fp8_plan(config, table, [](const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
+        return predict_speedup(c, plan, linear).speedup();
+    });
+}
+
 std::string fp8_dry_run_text(const Config& config, const ParamTable& table, const DeviceInfo& device) {
     if (config.fp8_recipe == Fp8Recipe::kNone) return "";
     const Fp8Plan plan = make_fp8_plan(config, table);
@@ -124,10 +130,10 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
                  "adds,\nof one micro-batch of %lld tokens\n", kMeasuredOn,
                  static_cast<long long>(config.micro_batch_size * config.seq_length));
     text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "gain");
-    LinearGain sum;
+    LinearSpeedup sum;
     for (size_t k = 0; k <= kLinearsPerBlock; k++) {
         const LinearPlan& first = k < kLinearsPerBlock ? plan.linears[k] : plan.linears.back();
-        const LinearGain one = predict_gain(config, plan, first);
+        const LinearSpeedup one = predict_speedup(config, plan, first);
         int count = 0, fp8 = 0;
         for (const LinearPlan& linear : plan.linears) {
             if (linear.kind != first.kind) continue;
@@ -139,8 +145,8 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
         }
         text += strf("  %-7s %10lld %10lld %9s %9.3f %9.3f %7.2f%s\n", linear_kind_name(first.kind),
                      static_cast<long long>(first.out), static_cast<long long>(first.in),
-                     strf("%d of %d", fp8, count).c_str(), one.bf16_ms, one.fp8_ms, one.gain(),
-                     one.gain() < 1 ? "  FP8 loses" : "");
+                     strf("%d of %d", fp8, count).c_str(), one.bf16_ms, one.fp8_ms, one.speedup(),
+                     one.speedup() < 1 ? "  FP8 loses" : "");
     }
-    return text + strf("  all that run in FP8 %29s %9.3f %9.3f %7.2f\n", "", sum.bf16_ms, sum.fp8_ms, sum.gain());
+    return text + strf("  all that run in FP8 %29s %9.3f %9.3f %7.2f\n", "", sum.bf16_ms, sum.fp8_ms, sum.speedup());
 }

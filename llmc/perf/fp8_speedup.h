@@ -23,11 +23,14 @@ const std::vector<MeasuredGemm>& measured_gemms();
 double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K);
 
 // One linear, one micro-batch: three matmuls, what quantising adds (FP8), what the bias gradient adds (BF16).
-struct LinearGain {
+struct LinearSpeedup {
     double bf16_ms = 0, fp8_ms = 0;
-    double gain() const { return bf16_ms / fp8_ms; }
+    double speedup() const { return bf16_ms / fp8_ms; }
 };
-LinearGain predict_gain(const Config& config, const Fp8Plan& plan, const LinearPlan& linear);
+LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear);
+
+// make_fp8_plan with these predictions.
+Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table);
 
 // For --dry-run: the FP8 plan of the configuration and a line for each kind of linear, "FP8 loses" where it would; and
 // what the device lacks for it. "" without FP8.

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "llmc/train/log.h"
+#include "llmc/base/peak_flops.h"
 
 namespace {
 
@@ -62,9 +62,9 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::cast:
         case OpKind::fp8_update:
         case OpKind::block_amax:
-        case OpKind::fp8_factors:
+        case OpKind::fp8_scales:
         case OpKind::quantize_run:
-        case OpKind::block_grids:
+        case OpKind::block_scales:
         case OpKind::transpose_bytes: return StepPart::kWeightCopies;
         default: return StepPart::kOptimizer;
     }

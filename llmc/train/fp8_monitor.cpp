@@ -7,7 +7,7 @@
 
 namespace {
 
-// From which share on a tensor is called off. Casts by the amax of the very tensor saturate nothing; delayed factors
+// From which share on a tensor is called off. Casts by the amax of the very tensor saturate nothing; delayed scales
 // clip single outliers now and then, which does no harm. Tiny values flush to zero in every healthy run.
 constexpr double kSaturatedShare = 1e-3, kFlushedShare = 0.2;
 constexpr size_t kNamed = 3;   // worst tensors that a line names
@@ -67,7 +67,7 @@ void Fp8Watch::report(RunLog& log, const Fp8State& state, const StagedStep& stag
     std::vector<Fp8TensorRecord> records;
     for (const auto& r : reports) {
         records.push_back({.name = r.name, .format = dtype_name(r.format), .amax = static_cast<double>(amax_of(r.slot)),
-                           .quant_mul = static_cast<double>(r.slot.quant_mul),
+                           .scale = static_cast<double>(r.slot.scale),
                            .saturated = share(r.counts.saturated, r.counts.elems),
                            .flushed = share(r.counts.flushed, r.counts.elems),
                            .nonfinite = static_cast<int64_t>(r.counts.nonfinite)});

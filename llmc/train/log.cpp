@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
+#include "llmc/base/peak_flops.h"
 
 namespace {
 
@@ -314,7 +315,7 @@ void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
         list.push_back({{"name", t.name},
                         {"format", t.format},
                         {"amax", exact(t.amax)},
-                        {"quant_mul", exact(t.quant_mul)},
+                        {"quant_mul", exact(t.scale)},
                         {"saturated", exact(t.saturated)},
                         {"flushed", exact(t.flushed)},
                         {"nonfinite", t.nonfinite}});
@@ -322,10 +323,10 @@ void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
     write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
 }
 
-void RunLog::gradient_wire(int64_t step, const std::vector<WireRecord>& kinds) {
+void RunLog::grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds) {
     step_ = step;
     Json list = Json::array();
-    for (const WireRecord& k : kinds) {
+    for (const GradCommRecord& k : kinds) {
         list.push_back({{"name", k.name},
                         {"relative_l2", exact(k.relative_l2)},
                         {"cosine", exact(k.cosine)},

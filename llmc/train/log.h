@@ -43,13 +43,13 @@ struct HellaswagRecord {
 // One FP8 tensor in one optimizer step.
 struct Fp8TensorRecord {
     std::string name, format;              // "3.down.dy", "e5m2"
-    double amax = 0, quant_mul = 1;        // quant_mul: of the next step (delayed) or the latest cast; blocks: 1
+    double amax = 0, scale = 1;        // scale: of the next step (delayed) or the latest cast; blocks: 1
     double saturated = 0, flushed = 0;     // shares of the values cast
     int64_t nonfinite = 0;                 // values
 };
 
 // Gradients of one kind that travelled in FP8 in one optimizer step, against the same sums in fp32.
-struct WireRecord {
+struct GradCommRecord {
     std::string name;                      // "linears in FP8"
     double relative_l2 = 0, cosine = 1;
     double saturated = 0, flushed = 0;     // shares of the values cast
@@ -79,7 +79,7 @@ struct RunHeader {
 // Whether the log at `path`, if there is one, is of a run that saves there (--save as its header has it).
 bool log_saves_in(const std::string& path, const std::string& save);
 
-// One JSON object a line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
+// One JSON object a line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_comm_dtype" | "plan" |
 // "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
 // bits; what JSON cannot say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is
 // flushed. Errors of the disk: exit 7.
@@ -100,7 +100,7 @@ public:
     void eval(const EvalRecord& record);
     void hellaswag(const HellaswagRecord& record);
     void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
-    void gradient_wire(int64_t step, const std::vector<WireRecord>& kinds);   // file only
+    void grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds);   // file only
     void plan(const PlanRecord& record);
     // stall_seconds: of these, training stood still. May come after records of later steps.
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
@@ -127,7 +127,3 @@ std::string eval_line(const EvalRecord& record);
 std::string hellaswag_line(const HellaswagRecord& record);
 // Generated text as it may go to a terminal: valid UTF-8, control characters other than newline and tab as dots.
 std::string screen_text(const std::string& text);
-
-// Dense matmul peak in FLOP/s of a device (its whole name, as CUDA reports it) for a dtype, without sparsity and
-// with FP32 accumulation; fp32 means plain FP32, not TF32. 0 when it is not in the audited table.
-double peak_flops(const std::string& device_name, Dtype dtype);

@@ -27,7 +27,7 @@ public:
     void zero_moments(Ctx& ctx);
 
     void zero_grads(Ctx& ctx);
-    // After the backward of the last micro-batch, with the gradients reduced: norm over all ranks, clip factor and
+    // After the backward of the last micro-batch, with the gradients reduced: norm over all ranks, clip scale and
     // guard into *state, then AdamW on what this rank owns, and the new weights to all ranks; nothing is updated when
     // the guard says so. No host synchronisation.
     void update(Ctx& ctx, StepState* state);

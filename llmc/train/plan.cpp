@@ -3,14 +3,14 @@
 #include "llmc/train/run_checkpoints.h"
 #include "llmc/train/trainer.h"
 
-MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks) {
+MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks) {
     StepRecorder recorder;
     Ctx ctx;
     ctx.rehearsal = true;
     ctx.recorder = &recorder;
     Arena arena;
     RehearsalComm comm(ranks);
-    Trainer trainer(config, table, arena, comm);
+    Trainer trainer(config, table, fp8_plan, arena, comm);
     StagedStep staged;
     staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
     trainer.step(ctx, staged);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llmc/config/config.h"
+#include "llmc/model/fp8_recipe.h"
 #include "llmc/model/params.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/op_cost.h"
@@ -27,7 +28,7 @@ struct MemoryPlan {
 };
 
 // Rehearses one optimizer step of one of `ranks` ranks, an evaluation and a sample. The plan is that of every rank.
-MemoryPlan plan_memory(const Config& config, const ParamTable& table, int ranks = 1);
+MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, int ranks = 1);
 
 // Model FLOPs per trained token: 6 per matmul parameter (true vocabulary) and causal attention (half the square),
 // backward twice the forward; recomputation is not counted. Source: Chowdhery et al., arXiv 2204.02311, appendix B,

@@ -28,14 +28,14 @@ template <typename T> T value_of(const char* bytes) {
 
 }  // namespace
 
-void check_factors(Comm& comm, const Fp8State& state, const void* fp8_report, int64_t step) {
+void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int64_t step) {
     if (!state.on() || comm.world().ranks == 1) return;
     std::vector<std::string> names;
     std::string mine;
     for (const Fp8State::TensorReport& report : state.read_report(fp8_report)) {
         if (!outlives_its_tensor(state, report.name)) continue;
         names.push_back(report.name);
-        mine += bytes_of(report.slot.quant_mul);
+        mine += bytes_of(report.slot.scale);
     }
     Xxh3 hash;
     hash.update(mine.data(), static_cast<int64_t>(mine.size()));
@@ -54,12 +54,12 @@ void check_factors(Comm& comm, const Fp8State& state, const void* fp8_report, in
     }
 }
 
-std::vector<WireRecord> wire_records(const std::vector<WireReport>& reports) {
-    std::vector<WireRecord> records;
+std::vector<GradCommRecord> grad_comm_records(const std::vector<GradCommReport>& reports) {
+    std::vector<GradCommRecord> records;
     for (size_t kind = 0; kind < kBucketKinds; kind++) {
         double sums[4] = {};
         Fp8Counts counts{};
-        for (const WireReport& report : reports) {
+        for (const GradCommReport& report : reports) {
             for (int i = 0; i < 4; i++) sums[i] += report.sums[kind][i];
             counts.elems += report.counts[kind].elems;
             counts.saturated += report.counts[kind].saturated;
@@ -79,12 +79,13 @@ std::vector<WireRecord> wire_records(const std::vector<WireReport>& reports) {
     return records;
 }
 
-void report_wire(RunLog& log, Comm& comm, const StagedStep& staged, int64_t step) {
-    if (!staged.wire_report || !staged.count_fp8) return;
-    std::vector<WireReport> reports;
-    for (const std::string& report : comm.gather(bytes_of(*static_cast<const WireReport*>(staged.wire_report))))
-        reports.push_back(value_of<WireReport>(report.data()));
-    log.gradient_wire(step, wire_records(reports));
+void report_grad_comm(RunLog& log, Comm& comm, const StagedStep& staged, int64_t step) {
+    if (!staged.grad_comm_report || !staged.count_fp8) return;
+    std::vector<GradCommReport> reports;
+    for (const std::string& report :
+         comm.gather(bytes_of(*static_cast<const GradCommReport*>(staged.grad_comm_report))))
+        reports.push_back(value_of<GradCommReport>(report.data()));
+    log.grad_comm_record(step, grad_comm_records(reports));
 }
 
 std::string share_matmul_plans(Ctx& ctx, Comm& comm) {

@@ -26,8 +26,7 @@ RunDevice::~RunDevice() {
 
 void RunDevice::open(std::vector<std::string>& notes) {
     info = device::device_info(place_rank(comm_, notes));
-    const Fp8Plan fp8 = make_fp8_plan(config_, table_);
-    std::string error = fp8_device_error(fp8, info);
+    std::string error = fp8_device_error(fp8_plan_, info);
     if (error.empty() && config_.fp8_attention) error = fp8_attention_error(info);
     REQUIRE(error.empty(), "%s", error.c_str());
     device::device_open(ctx, info.index);
@@ -35,7 +34,7 @@ void RunDevice::open(std::vector<std::string>& notes) {
     device::gemm_set_search(ctx, config_.gemm_search);
     const std::string connection = comm_.connect(ctx, kConnectSeconds);
     if (!connection.empty()) notes.push_back(connection);
-    plan = plan_memory(config_, table_, comm_.world().ranks);
+    plan = plan_memory(config_, table_, fp8_plan_, comm_.world().ranks);
 }
 
 void RunDevice::prepare() {
@@ -46,7 +45,7 @@ void RunDevice::prepare() {
             static_cast<double>(plan.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
     arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(arena_memory_, plan.arena_bytes);
-    trainer = std::make_unique<Trainer>(config_, table_, arena, comm_);
+    trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, comm_);
     staging = std::make_unique<Staging>(config_, comm_.world(), *trainer);
     device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
     trainer->decoder().upload_constants(ctx);

@@ -10,8 +10,8 @@
 class RunDevice {
 public:
     // Nothing is owned.
-    RunDevice(const Config& config, const ParamTable& table, Comm& comm)
-        : config_(config), table_(table), comm_(comm) {}
+    RunDevice(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Comm& comm)
+        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm) {}
     ~RunDevice();
     RunDevice(const RunDevice&) = delete;
     RunDevice& operator=(const RunDevice&) = delete;
@@ -33,6 +33,7 @@ public:
 private:
     const Config& config_;
     const ParamTable& table_;
+    const Fp8Plan& fp8_plan_;
     Comm& comm_;
     bool opened_ = false;
     void* arena_memory_ = nullptr;

@@ -21,8 +21,8 @@ StepState* take_state(Arena& arena) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm)
-    : config_(config), comm_(comm), table_(table), plan_(running_fp8_plan(config, table)),
+Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena, Comm& comm)
+    : config_(config), comm_(comm), table_(table), plan_(running_fp8_plan(fp8_plan)),
       buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
       fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
       decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_),
@@ -76,8 +76,8 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
     optimizer_.zero_grads(ctx);
     fp8_.begin_step(ctx, staged.count_fp8);
-    if (fp8_.needs_priming()) prime(ctx, staged);
-    if (staged.spoil_gradient) device::fill_bytes(ctx, optimizer_.grads().data, 0xff, 4);   // NaN in any float type
+    if (fp8_.needs_calibration()) calibrate(ctx, staged);
+    if (staged.corrupt_gradient) device::fill_bytes(ctx, optimizer_.grads().data, 0xff, 4);   // NaN in any float type
     for (int64_t i = 0; i < staged.micro_batches; i++) {
         if (i + 1 == staged.micro_batches) zero().reduce_next_backward(ctx, staged.count_fp8);
         micro_batch(ctx, staged, i, Fp8Phase::kTraining);
@@ -94,13 +94,13 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
     // Casts of weights belong to the report, and may still be running beside.
     if (staged.count_fp8 || staged.check_fp8) zero().wait_for_weights(ctx);
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
-    if (staged.wire_report && staged.count_fp8) zero().copy_report(ctx, staged.wire_report);
+    if (staged.grad_comm_report && staged.count_fp8) zero().copy_report(ctx, staged.grad_comm_report);
     zero().end_step();
 }
 
 // The first micro-batch of a rank with a target that counts. Where loss masks leave none its gradients are zero, and
-// with the factors of those, which stay at 1, the gradients of the others would flush to zero.
-int64_t Trainer::primer(const Ctx& ctx, const StagedStep& staged) const {
+// with the scales of those, which stay at 1, the gradients of the others would flush to zero.
+int64_t Trainer::calibration_micro_batch(const Ctx& ctx, const StagedStep& staged) const {
     const int64_t N = config_.micro_batch_size * config_.seq_length;
     for (int64_t i = 0; i < staged.micro_batches && !ctx.rehearsal; i++) {
         const int32_t* targets = staged.targets + i * N;
@@ -110,13 +110,13 @@ int64_t Trainer::primer(const Ctx& ctx, const StagedStep& staged) const {
 }
 
 // Delayed scaling needs amaxes before its first cast: one micro-batch in current scaling, of which only they are kept.
-void Trainer::prime(Ctx& ctx, const StagedStep& staged) {
+void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
     device::range_push("priming");
-    micro_batch(ctx, staged, primer(ctx, staged), Fp8Phase::kPriming);
+    micro_batch(ctx, staged, calibration_micro_batch(ctx, staged), Fp8Phase::kCalibration);
     device::range_pop();
     zero().agree_on_amaxes(ctx);
-    fp8_.finish_priming(ctx);
+    fp8_.finish_calibration(ctx);
     ctx.recorder = recorder;
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
     optimizer_.zero_grads(ctx);

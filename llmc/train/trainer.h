@@ -23,11 +23,11 @@ struct StagedStep {
     StepState* inputs = nullptr;   // host part of StepState, copied in at the start of the step
     StepState* result = nullptr;   // copied out at its end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
-    void* wire_report = nullptr;   // Zero::report_bytes(), with the counts
+    void* grad_comm_report = nullptr;   // Zero::report_bytes(), with the counts
     CommTimer* comm_timer = nullptr;
     bool count_fp8 = false;        // the reports have counts
-    bool spoil_gradient = false;   // a drill: the gradients get a value that is not a number
-    bool check_fp8 = false;        // the factors in the report are those of after the step, on all ranks
+    bool corrupt_gradient = false;   // a drill: the gradients get a value that is not a number
+    bool check_fp8 = false;        // the scales in the report are those of after the step, on all ranks
     int64_t micro_batches = 0;     // of this rank
     int64_t counted_tokens = 0;    // of all ranks
     double lr = 0;
@@ -36,7 +36,7 @@ struct StagedStep {
 class Trainer {
 public:
     // comm is not owned.
-    Trainer(const Config& config, const ParamTable& table, Arena& arena, Comm& comm);
+    Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena, Comm& comm);
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
@@ -68,7 +68,7 @@ public:
     Fp8State& fp8() { return fp8_; }
     Zero& zero() { return optimizer_.zero(); }
     const Buckets& buckets() const { return buckets_; }
-    // Micro-batches of the latest step that ran, the one that primed delayed scaling included.
+    // Micro-batches of the latest step that ran, the one that calibrated delayed scaling included.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
     StepState* state() { return state_; }
 
@@ -78,8 +78,9 @@ private:
 
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
-    int64_t primer(const Ctx& ctx, const StagedStep& staged) const;   // number of the micro-batch that primes
-    void prime(Ctx& ctx, const StagedStep& staged);
+    int64_t calibration_micro_batch(
+        const Ctx& ctx, const StagedStep& staged) const;  // number of the micro-batch that calibrates
+    void calibrate(Ctx& ctx, const StagedStep& staged);
 
     const Config& config_;
     Comm& comm_;

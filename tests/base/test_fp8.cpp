@@ -1,4 +1,4 @@
-// FP8 casts against the definition of the formats, and the rules that make factors from amaxes.
+// FP8 casts against the definition of the formats, and the rules that make scales from amaxes.
 #include "tests/support/fp8_format.h"
 
 #include "llmc/base/fp8.h"
@@ -125,21 +125,21 @@ TEST_CASE("fp8: amax bits order like the numbers and keep a NaN") {
 TEST_CASE("fp8: factor of an amax") {
     for (float largest : {448.0f, 57344.0f, 28.0f}) {
         for (uint32_t odd : {0u, kInfinityBits, 0x7fc00000u, 0x7fffffffu}) {
-            CHECK_EQ(quant_mul_of(odd, largest), 1.0f);
-            CHECK_EQ(block_quant_mul_of(odd, largest), 1.0f);
+            CHECK_EQ(scale_of(odd, largest), 1.0f);
+            CHECK_EQ(block_scale_of(odd, largest), 1.0f);
         }
-        CHECK_EQ(quant_mul_of(bits_of(largest), largest), 1.0f);
+        CHECK_EQ(scale_of(bits_of(largest), largest), 1.0f);
         // A quotient beyond the floats: the largest float, whose power of two is 2^127.
         for (double tiny : {0x1p-149, 0x1p-140, 0x1p-126}) {
-            CHECK_EQ(quant_mul_of(bits_of(tiny), largest), kMax);
-            CHECK_EQ(block_quant_mul_of(bits_of(tiny), largest), 0x1p127f);
+            CHECK_EQ(scale_of(bits_of(tiny), largest), kMax);
+            CHECK_EQ(block_scale_of(bits_of(tiny), largest), 0x1p127f);
         }
         // The nearest float to the quotient: through double, which has bits enough for one rounding.
         for (uint64_t i = 0; i < 20000; i++) {
             const uint32_t bits = philox(2, i).word[0] % kInfinityBits;
             const double amax = static_cast<double>(float_of(bits)), quotient = static_cast<double>(largest) / amax;
             if (bits == 0 || quotient >= static_cast<double>(kMax)) continue;
-            CHECK_EQ(quant_mul_of(bits, largest), static_cast<float>(quotient));
+            CHECK_EQ(scale_of(bits, largest), static_cast<float>(quotient));
         }
     }
 }
@@ -148,11 +148,11 @@ TEST_CASE("fp8: a margin halves the factor exactly") {
     for (Dtype format : kFormats)
         for (uint64_t i = 0; i < 20000; i++) {
             const uint32_t bits = philox(3, i).word[0] % kInfinityBits;
-            const float whole = quant_mul_of(bits, fp8_largest(format));
+            const float whole = scale_of(bits, fp8_largest(format));
             if (bits == 0 || whole == kMax) continue;
             for (int margin = 0; margin <= 4; margin++) {
                 const float largest = std::ldexp(fp8_largest(format), -margin);
-                CHECK_EQ(quant_mul_of(bits, largest), std::ldexp(whole, -margin));
+                CHECK_EQ(scale_of(bits, largest), std::ldexp(whole, -margin));
             }
         }
 }
@@ -162,13 +162,13 @@ TEST_CASE("fp8: the factor of a block is a power of two, invertible, large, and 
         const double largest = static_cast<double>(fp8_largest(format));
         int wrong = 0;
         auto check = [&](uint32_t bits) {
-            const float factor = block_quant_mul_of(bits, fp8_largest(format));
-            const double amax = static_cast<double>(float_of(bits)), scaled = amax * static_cast<double>(factor);
-            wrong += !is_power_of_two(factor);
-            wrong += (1 / factor) * factor != 1;
+            const float scale = block_scale_of(bits, fp8_largest(format));
+            const double amax = static_cast<double>(float_of(bits)), scaled = amax * static_cast<double>(scale);
+            wrong += !is_power_of_two(scale);
+            wrong += (1 / scale) * scale != 1;
             wrong += scaled > largest;
-            wrong += factor != 0x1p127f && 2 * scaled <= largest;
-            wrong += from_fp8(format, to_fp8(format, float_of(bits) * factor)) > fp8_largest(format);
+            wrong += scale != 0x1p127f && 2 * scaled <= largest;
+            wrong += from_fp8(format, to_fp8(format, float_of(bits) * scale)) > fp8_largest(format);
         };
         for (uint32_t bits = 1; bits < kInfinityBits >> 16; bits++) check(bits << 16);   // every bf16
         for (uint64_t i = 0; i < 20000; i++) check(1 + philox(4, i).word[0] % (kInfinityBits - 1));

@@ -51,37 +51,37 @@ TEST_CASE("doctor: matmuls of every recipe and attention pass, and a changed ele
     for (const char* name : {"attention", "FP8 attention"}) findings.push_back(sound.look(name).at(0));
     for (const Finding& finding : findings) {
         INFO(finding.name << ": " << finding.text);
-        CHECK(finding.verdict == Verdict::kOk);
+        CHECK(finding.status == Status::kOk);
     }
     CHECK_EQ(findings[0].name, "FP8 delayed");
     CHECK_EQ(findings[2].name, "FP8 blockwise");
 
-    Examined fp8({.save = "", .spoil = "FP8 matmuls"});
+    Examined fp8({.save = "", .corrupt = "FP8 matmuls"});
     for (const Finding& finding : fp8.look("FP8 matmuls")) {
         INFO(finding.name << ": " << finding.text);
-        CHECK(finding.verdict == Verdict::kFailed);
+        CHECK(finding.status == Status::kFailed);
         CHECK_NE(finding.text.find("fprop: element 5760 of 11520"), std::string::npos);
     }
-    CHECK(fp8.look("attention").at(0).verdict == Verdict::kOk);
-    Examined attention({.save = "", .spoil = "attention"});
-    CHECK(attention.look("attention").at(0).verdict == Verdict::kFailed);
-    CHECK(attention.look("FP8 matmuls").at(0).verdict == Verdict::kOk);
-    CHECK(attention.look("FP8 attention").at(0).verdict == Verdict::kOk);
-    Examined fp8_attention({.save = "", .spoil = "FP8 attention"});
+    CHECK(fp8.look("attention").at(0).status == Status::kOk);
+    Examined attention({.save = "", .corrupt = "attention"});
+    CHECK(attention.look("attention").at(0).status == Status::kFailed);
+    CHECK(attention.look("FP8 matmuls").at(0).status == Status::kOk);
+    CHECK(attention.look("FP8 attention").at(0).status == Status::kOk);
+    Examined fp8_attention({.save = "", .corrupt = "FP8 attention"});
     const Finding wrong = fp8_attention.look("FP8 attention").at(0);
-    CHECK(wrong.verdict == Verdict::kFailed);
+    CHECK(wrong.status == Status::kFailed);
     CHECK_NE(wrong.text.find("head size 64: out: element 16512 of 33024"), std::string::npos);
     CHECK_EQ(wrong.advice, "leave --fp8-attention out here; run make test-gpu");
-    CHECK(fp8_attention.look("attention").at(0).verdict == Verdict::kOk);
+    CHECK(fp8_attention.look("attention").at(0).status == Status::kOk);
 }
 
 TEST_CASE("doctor: FP8 attention is not checked on another compute capability, and it says why") {
     Examined doctor;
     doctor.patient.info.sm = 100;
-    CHECK(doctor.look("FP8 attention").at(0).verdict == Verdict::kNotChecked);
+    CHECK(doctor.look("FP8 attention").at(0).status == Status::kNotChecked);
     CHECK_NE(doctor.look("FP8 attention").at(0).text.find("for compute capability 9.0, found 10.0"), std::string::npos);
     doctor.patient.info.sm = 90;   // of a build without its code
-    CHECK(doctor.look("FP8 attention").at(0).verdict == Verdict::kNotChecked);
+    CHECK(doctor.look("FP8 attention").at(0).status == Status::kNotChecked);
     CHECK_NE(doctor.look("FP8 attention").at(0).text.find("make ARCH=90a"), std::string::npos);
 }
 
@@ -92,7 +92,7 @@ TEST_CASE("doctor: without a GPU and with one rank it says what it could not che
         INFO(name);
         const Findings findings = doctor.look(name);
         CHECK_FALSE(findings.empty());
-        for (const Finding& finding : findings) CHECK(finding.verdict == Verdict::kNotChecked);
+        for (const Finding& finding : findings) CHECK(finding.status == Status::kNotChecked);
     }
 }
 #endif
@@ -100,13 +100,13 @@ TEST_CASE("doctor: without a GPU and with one rank it says what it could not che
 TEST_CASE("doctor: an item without a device is not checked, one that throws has failed") {
     std::unique_ptr<Comm> comm = open_single();
     Patient patient(*comm);
-    for (const Finding& finding : look_at_fp8_matmuls(patient)) CHECK(finding.verdict == Verdict::kNotChecked);
-    CHECK(look_at_attention(patient).at(0).verdict == Verdict::kNotChecked);
-    CHECK(look_at_fp8_attention(patient).at(0).verdict == Verdict::kNotChecked);
+    for (const Finding& finding : look_at_fp8_matmuls(patient)) CHECK(finding.status == Status::kNotChecked);
+    CHECK(look_at_attention(patient).at(0).status == Status::kNotChecked);
+    CHECK(look_at_fp8_attention(patient).at(0).status == Status::kNotChecked);
     const Item item{"item", "", [](Patient&) -> Findings { throw Error(kExitBadInput, "no such thing"); }};
     const Findings findings = look_at(item, patient);
     REQUIRE_EQ(findings.size(), 1);
-    CHECK(findings[0].verdict == Verdict::kFailed);
+    CHECK(findings[0].status == Status::kFailed);
     CHECK_EQ(findings[0].text, "no such thing");
     CHECK_EQ(findings[0].name, "item");
 }
@@ -115,7 +115,7 @@ TEST_CASE("doctor: options") {
     const DoctorOptions options = doctor_options({"--json", "--save", "out", "--spoil=attention"});
     CHECK(options.json);
     CHECK_EQ(options.save, "out");
-    CHECK_EQ(options.spoil, "attention");
+    CHECK_EQ(options.corrupt, "attention");
     CHECK_EQ(doctor_options({"--save=a=b"}).save, "a=b");
     CHECK_EQ(error_of({"--jsno"}), "doctor has no option --jsno: did you mean --json?");
     CHECK_EQ(error_of({"--json=1"}), "--json takes no value");
@@ -132,12 +132,12 @@ TEST_CASE("doctor: findings of ranks are merged to the worst") {
     const Findings bad = {named(failed("broken", "mend it"), "x"), named(ok("own 2"), "y")};
     const Findings all = merged({good, other, bad}, hosts);
     REQUIRE_EQ(all.size(), 3);
-    CHECK(all[0].verdict == Verdict::kFailed);
+    CHECK(all[0].status == Status::kFailed);
     CHECK_EQ(all[0].text, "rank 2 (b): broken");
     CHECK_EQ(all[0].advice, "mend it");
     CHECK_EQ(all[0].rank, 2);
     CHECK_EQ(all[1].text, "rank 0 (a): own 0; ok on 3 of 3 ranks");
-    CHECK(all[2].verdict == Verdict::kWarning);
+    CHECK(all[2].status == Status::kWarning);
     CHECK_EQ(all[2].text, "rank 1 (a): hot");
     // What all say alike names no rank; two findings of one name stay two.
     const Findings twice = {named(ok("one"), "links"), named(ok("two"), "links")};
@@ -147,17 +147,17 @@ TEST_CASE("doctor: findings of ranks are merged to the worst") {
     CHECK_EQ(same[1].text, "two");
     CHECK_EQ(same[1].rank, -1);
     // From bad to good: failed, warning, not checked, ok.
-    const auto worst = [&](Finding a, Finding b) { return merged({{a}, {b}}, hosts).at(0).verdict; };
-    CHECK(worst(warning("", ""), not_checked("")) == Verdict::kWarning);
-    CHECK(worst(ok(""), not_checked("")) == Verdict::kNotChecked);
-    CHECK(worst(failed("", ""), warning("", "")) == Verdict::kFailed);
+    const auto worst = [&](Finding a, Finding b) { return merged({{a}, {b}}, hosts).at(0).status; };
+    CHECK(worst(warning("", ""), not_checked("")) == Status::kWarning);
+    CHECK(worst(ok(""), not_checked("")) == Status::kNotChecked);
+    CHECK(worst(failed("", ""), warning("", "")) == Status::kFailed);
 }
 
 TEST_CASE("doctor: what travels between ranks and what is printed") {
     const Findings findings = {named(warning("a \"quoted\" \xff line", "do\nit"), "x"), named(ok("b"), "y")};
     const Findings again = findings_from_json(findings_to_json(findings));
     REQUIRE_EQ(again.size(), 2);
-    CHECK(again[0].verdict == Verdict::kWarning);
+    CHECK(again[0].status == Status::kWarning);
     CHECK_EQ(again[0].advice, "do\nit");
     CHECK_EQ(again[1].name, "y");
     CHECK_EQ(Report::line(named(warning("hot", "cool\nit"), "GPU")),
@@ -174,17 +174,17 @@ TEST_CASE("doctor: what travels between ranks and what is printed") {
 
 TEST_CASE("doctor: limits of the machine") {
     constexpr int64_t kMiB = 1 << 20, kGiB = 1 << 30;
-    CHECK(shared_memory_finding(32 * kGiB, 16 * kGiB, 8).verdict == Verdict::kOk);
-    CHECK(shared_memory_finding(64 * kMiB, 64 * kMiB, 8).verdict == Verdict::kWarning);   // Docker's default
-    CHECK(shared_memory_finding(kGiB, 0, 2).verdict == Verdict::kFailed);
-    CHECK(shared_memory_finding(kGiB, 0, 1).verdict == Verdict::kWarning);
-    CHECK(locked_memory_finding(-1, true).verdict == Verdict::kOk);
-    CHECK(locked_memory_finding(8 * kMiB, false).verdict == Verdict::kOk);
-    CHECK(locked_memory_finding(8 * kMiB, true).verdict == Verdict::kWarning);
-    CHECK(open_files_finding(-1, 64).verdict == Verdict::kOk);
-    CHECK(open_files_finding(1024, 8).verdict == Verdict::kOk);
-    CHECK(open_files_finding(1024, 64).verdict == Verdict::kWarning);
-    CHECK(open_files_finding(1023, 1).verdict == Verdict::kWarning);
+    CHECK(shared_memory_finding(32 * kGiB, 16 * kGiB, 8).status == Status::kOk);
+    CHECK(shared_memory_finding(64 * kMiB, 64 * kMiB, 8).status == Status::kWarning);   // Docker's default
+    CHECK(shared_memory_finding(kGiB, 0, 2).status == Status::kFailed);
+    CHECK(shared_memory_finding(kGiB, 0, 1).status == Status::kWarning);
+    CHECK(locked_memory_finding(-1, true).status == Status::kOk);
+    CHECK(locked_memory_finding(8 * kMiB, false).status == Status::kOk);
+    CHECK(locked_memory_finding(8 * kMiB, true).status == Status::kWarning);
+    CHECK(open_files_finding(-1, 64).status == Status::kOk);
+    CHECK(open_files_finding(1024, 8).status == Status::kOk);
+    CHECK(open_files_finding(1024, 64).status == Status::kWarning);
+    CHECK(open_files_finding(1023, 1).status == Status::kWarning);
 }
 
 TEST_CASE("doctor: the state of a GPU") {
@@ -194,26 +194,26 @@ TEST_CASE("doctor: the state of a GPU") {
                          .default_power_limit_mw = 700000, .celsius = 31};
     for (const Finding& finding : gpu_state_findings(sound)) {
         INFO(finding.name << ": " << finding.text);
-        CHECK(finding.verdict == Verdict::kOk);
+        CHECK(finding.status == Status::kOk);
     }
-    auto verdict_of = [](const GpuState& state, const std::string& name) {
+    auto status_of = [](const GpuState& state, const std::string& name) {
         for (const Finding& finding : gpu_state_findings(state))
-            if (finding.name == name) return finding.verdict;
-        return Verdict::kNotChecked;
+            if (finding.name == name) return finding.status;
+        return Status::kNotChecked;
     };
     GpuState s = sound;
     s.uncorrected_errors = 2;
-    CHECK(verdict_of(s, "GPU ECC") == Verdict::kFailed);
+    CHECK(status_of(s, "GPU ECC") == Status::kFailed);
     s.ecc = false;
-    CHECK(verdict_of(s, "GPU ECC") == Verdict::kWarning);
+    CHECK(status_of(s, "GPU ECC") == Status::kWarning);
     s.mig = true, s.persistence = false, s.power_limit_mw = 500000;
-    CHECK(verdict_of(s, "GPU MIG") == Verdict::kWarning);
-    CHECK(verdict_of(s, "GPU persistence") == Verdict::kWarning);
-    CHECK(verdict_of(s, "GPU power") == Verdict::kWarning);
+    CHECK(status_of(s, "GPU MIG") == Status::kWarning);
+    CHECK(status_of(s, "GPU persistence") == Status::kWarning);
+    CHECK(status_of(s, "GPU power") == Status::kWarning);
     for (const uint64_t bit : {kThrottleClocksSet, kThrottleHardware, kThrottleSoftwareThermal,
                                kThrottleHardwareThermal, kThrottlePowerBrake}) {
         s.throttle = bit;
-        CHECK(verdict_of(s, "GPU clocks") == Verdict::kWarning);
+        CHECK(status_of(s, "GPU clocks") == Status::kWarning);
     }
     CHECK_EQ(gpu_state_findings({}).size(), 1);   // a driver that tells nothing
     GpuState none;

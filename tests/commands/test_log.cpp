@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/files.h"
+#include "llmc/base/peak_flops.h"
 #include "llmc/train/log.h"
 
 namespace {
@@ -160,8 +161,13 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     log.eval({.step = 121, .loss = 2.0 / 3, .counted_tokens = 77, .seconds = 0.25});
     log.checkpoint(120, "out/step-120", 1.5, 0.5);
     log.event("warning", "low disk");
-    log.gradient_wire(121, {{.name = "linears in FP8", .relative_l2 = 0.1 + 0.2, .cosine = 1.0 / 3, .saturated = 0.25,
-                             .flushed = 1e-9, .nonfinite = 7}, {.name = "linears in BF16", .relative_l2 = kInf}});
+    log.grad_comm_record(121, {{.name = "linears in FP8",
+                                .relative_l2 = 0.1 + 0.2,
+                                .cosine = 1.0 / 3,
+                                .saturated = 0.25,
+                                .flushed = 1e-9,
+                                .nonfinite = 7},
+                               {.name = "linears in BF16", .relative_l2 = kInf}});
     log.hellaswag({.step = 121, .correct = 1, .examples = 3, .seconds = 0.1 + 0.2});
     log.sample(122, "caf\xc3\xa9 \xff\x80 \"q\"\n\x01");
 
@@ -211,8 +217,8 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(all[6]["type"] == "grad_wire");
     CHECK(all[6]["step"] == 121);
     REQUIRE(all[6]["gradients"].size() == 2);
-    const Json& wire = all[6]["gradients"][0];
-    CHECK(wire == Json{{"name", "linears in FP8"}, {"relative_l2", 0.1 + 0.2}, {"cosine", 1.0 / 3},
+    const Json& comm_stream = all[6]["gradients"][0];
+    CHECK(comm_stream == Json{{"name", "linears in FP8"}, {"relative_l2", 0.1 + 0.2}, {"cosine", 1.0 / 3},
                        {"saturated", 0.25}, {"flushed", 1e-9}, {"nonfinite", 7}});
     CHECK(all[6]["gradients"][1]["relative_l2"] == "inf");
     CHECK(all[7] == Json{{"type", "hellaswag"}, {"step", 121}, {"accuracy", 1.0 / 3}, {"correct", 1}, {"examples", 3},

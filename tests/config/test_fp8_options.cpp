@@ -19,7 +19,7 @@ std::string fp8_refusal(const Words& words) { return refusal("gpt2", joined({"--
 
 // What a step does that depends on FP8 options: the plan, and the fields that the optimizer and the log read.
 std::string effect_of(const Config& c) {
-    const Fp8Plan plan = make_fp8_plan(c, make_param_table(c.shape));
+    const Fp8Plan plan = fp8_plan_of(c, make_param_table(c.shape));
     std::string text = fp8_plan_text(plan, c) + strf(" health %lld", static_cast<long long>(c.fp8_health_interval));
     text += strf(" attention %d", c.fp8_attention);
     return text + strf(" matmuls %lld", static_cast<long long>(planned_fp8_matmuls(plan, c.recompute, 1)));
@@ -28,12 +28,12 @@ std::string effect_of(const Config& c) {
 // A --fp8-min-gain that some linears reach and others do not.
 std::string gain_between(const std::string& recipe) {
     const Config c = fp8_config({"--fp8-recipe", recipe});
-    const Fp8Plan plan = make_fp8_plan(c, make_param_table(c.shape));
+    const Fp8Plan plan = fp8_plan_of(c, make_param_table(c.shape));
     double low = 1e9, high = 0;
     for (int k = 0; k < kLinearsPerBlock; k++) {
-        const double gain = predict_gain(c, plan, plan.linear(0, static_cast<LinearKind>(k))).gain();
-        low = std::min(low, gain);
-        high = std::max(high, gain);
+        const double speedup = predict_speedup(c, plan, plan.linear(0, static_cast<LinearKind>(k))).speedup();
+        low = std::min(low, speedup);
+        high = std::max(high, speedup);
     }
     return strf("%.4f", (low + high) / 2);
 }

@@ -90,8 +90,8 @@ TEST_CASE("drills: each strikes its own rank, at its own number") {
     const std::vector<std::string> words = {"nan:grad:rank=1@3", "enospc:rank=1@save=2"};
     Faults ours(words, 1), theirs(words, 0);
     for (int64_t step = 1; step < 6; step++) {
-        CHECK(ours.spoils_gradient(step) == (step == 3));
-        CHECK(!theirs.spoils_gradient(step));
+        CHECK(ours.corrupts_gradient(step) == (step == 3));
+        CHECK(!theirs.corrupts_gradient(step));
     }
     for (int save = 1; save <= 3; save++) {
         ours.in_save();
@@ -105,7 +105,7 @@ TEST_CASE("drills: each strikes its own rank, at its own number") {
 // ---- devices
 
 TEST_CASE("device marks: the row follows the device through its collectives, however many") {
-    const auto row = std::make_unique<BoardRow>();
+    const auto row = std::make_unique<Heartbeat>();
     Ctx ctx;
     device::device_open(ctx, 0);
     {
@@ -146,12 +146,12 @@ TEST_CASE("device marks: the row follows the device through its collectives, how
 // ---- hosts
 
 TEST_CASE("board link: hosts with the secret meet, and what one sends the other gets, in order") {
-    auto root = BoardLink::listen("secret", 2);
-    std::unique_ptr<BoardLink> one, two;
+    auto root = HeartbeatLink::listen("secret", 2);
+    std::unique_ptr<HeartbeatLink> one, two;
     std::string error;
     std::thread meeting([&] {
-        one = BoardLink::connect(root->address(), "secret", 1, 10, &error);
-        two = BoardLink::connect(root->address(), "secret", 2, 10, &error);
+        one = HeartbeatLink::connect(root->address(), "secret", 1, 10, &error);
+        two = HeartbeatLink::connect(root->address(), "secret", 2, 10, &error);
     });
     CHECK(root->accept_all(20).empty());
     meeting.join();
@@ -159,13 +159,13 @@ TEST_CASE("board link: hosts with the secret meet, and what one sends the other 
     REQUIRE(two);
     CHECK(error == "");
     const std::string large(3 << 20, 'x');   // more than a socket takes at once
-    two->send(0, BoardLink::kRows, large);
-    two->send(0, BoardLink::kVerdict, "last");
-    root->send(1, BoardLink::kVerdict, "to one");
+    two->send(0, HeartbeatLink::kRows, large);
+    two->send(0, HeartbeatLink::kHangReport, "last");
+    root->send(1, HeartbeatLink::kHangReport, "to one");
     std::vector<std::string> got;
-    auto take = [&](BoardLink& link) {
-        link.receive([&](int peer, BoardLink::Kind kind, const std::string& bytes) {
-            got.push_back(std::to_string(peer) + (kind == BoardLink::kRows ? " rows " : " verdict ")
+    auto take = [&](HeartbeatLink& link) {
+        link.receive([&](int peer, HeartbeatLink::Kind kind, const std::string& bytes) {
+            got.push_back(std::to_string(peer) + (kind == HeartbeatLink::kRows ? " rows " : " verdict ")
                           + (bytes == large ? "large" : bytes));
         });
     };
@@ -188,10 +188,10 @@ TEST_CASE("board link: hosts with the secret meet, and what one sends the other 
 }
 
 TEST_CASE("board link: strangers are turned away, and it is said how rank 0 was looked for") {
-    auto root = BoardLink::listen("secret", 1);
+    auto root = HeartbeatLink::listen("secret", 1);
     std::string error;
-    std::unique_ptr<BoardLink> stranger;
-    std::thread meeting([&] { stranger = BoardLink::connect(root->address(), "guess", 1, 1, &error); });
+    std::unique_ptr<HeartbeatLink> stranger;
+    std::thread meeting([&] { stranger = HeartbeatLink::connect(root->address(), "guess", 1, 1, &error); });
     CHECK(root->accept_all(1.5) == std::vector<int>{1});
     meeting.join();
     CHECK(!stranger);
@@ -199,7 +199,7 @@ TEST_CASE("board link: strangers are turned away, and it is said how rank 0 was 
     const std::string address = root->address();
     root.reset();
     error.clear();
-    CHECK(!BoardLink::connect(address, "secret", 1, 1, &error));
+    CHECK(!HeartbeatLink::connect(address, "secret", 1, 1, &error));
     CHECK(contains(error, "Connection refused"));
 }
 
@@ -257,8 +257,8 @@ TEST_CASE("watchdog: a process that ends while it is looked at is gone, whenever
 
 TEST_CASE("watchdog: a library that does not answer keeps no rank from giving signs of life") {
     const std::string name = "llmfp8-test-asked-" + std::to_string(::getpid());
-    Board ours = Board::create(name, 1);
-    Board::remove(name);
+    HeartbeatTable ours = HeartbeatTable::create(name, 1);
+    HeartbeatTable::remove(name);
     std::promise<void> asked, answer;
     Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
     watchdog.set_device({.error = [&, once = true]() mutable -> std::string {

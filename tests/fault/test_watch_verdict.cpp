@@ -47,20 +47,20 @@ RankView waiting(const Mark& at, double idle_s, Lane lane = kHostLane) {
 
 TEST_CASE("verdict: as long as somebody makes progress there is none") {
     const Mark reduce = mark(41, 7, "reduce layers.3");
-    CHECK(verdict({}, kTimeout) == "");
-    CHECK(verdict({computing(), computing()}, kTimeout) == "");
+    CHECK(hang_report({}, kTimeout) == "");
+    CHECK(hang_report({computing(), computing()}, kTimeout) == "");
     // Others wait for a rank that computes, however long.
-    CHECK(verdict({computing(), waiting(reduce, 1000), waiting(reduce, 1000)}, kTimeout) == "");
+    CHECK(hang_report({computing(), waiting(reduce, 1000), waiting(reduce, 1000)}, kTimeout) == "");
     RankView slow = computing();
     slow.idle_s = kTimeout;
-    CHECK(verdict({slow, waiting(reduce, kTimeout)}, kTimeout) == "");
+    CHECK(hang_report({slow, waiting(reduce, kTimeout)}, kTimeout) == "");
     slow.idle_s = 1e6;
-    CHECK(verdict({slow, waiting(reduce, 1e6)}, 0) == "");   // no limit
+    CHECK(hang_report({slow, waiting(reduce, 1e6)}, 0) == "");   // no limit
     RankView ended = waiting(reduce, 1e6);
     ended.post.end_code = 0;
     ended.silent_s = 1e6;
     ended.process = RankView::Process::kGone;
-    CHECK(verdict({ended, ended}, kTimeout) == "");
+    CHECK(hang_report({ended, ended}, kTimeout) == "");
 }
 
 TEST_CASE("verdict: a rank that is gone is named at once, with what the others wait for") {
@@ -69,12 +69,12 @@ TEST_CASE("verdict: a rank that is gone is named at once, with what the others w
     ranks[1].process = RankView::Process::kGone;
     ranks[3].post.phase = Phase::kForward;
     for (double timeout : {0.0, kTimeout})
-        CHECK(verdict(ranks, timeout) == "rank 1 (on north) is gone, last seen in step 41, backward, before "
+        CHECK(hang_report(ranks, timeout) == "rank 1 (on north) is gone, last seen in step 41, backward, before "
               "collective 7 (reduce layers.3); ranks 0,2 wait in collective 7 (reduce layers.3) of step 41 since 0.5 "
               "s; rank 3 is in step 41, forward");
     // It was through with that collective.
     ranks[1].post.lanes[kHostLane] = {.given = 7, .begun = 7, .finished = 7, .at = reduce, .next = {}};
-    CHECK(verdict(ranks, kTimeout).rfind("rank 1 (on north) is gone, last seen in step 41, backward; ranks 0,2",
+    CHECK(hang_report(ranks, kTimeout).rfind("rank 1 (on north) is gone, last seen in step 41, backward; ranks 0,2",
                                          0) == 0);
 }
 
@@ -83,54 +83,58 @@ TEST_CASE("verdict: a rank without a sign of life, and one that is stopped") {
     std::vector<RankView> ranks = {waiting(gather, 31), computing()};
     ranks[1].silent_s = 30.5;
     ranks[1].process = RankView::Process::kUnknown;   // on another host
-    CHECK(verdict(ranks, kTimeout) == "rank 1 (on north) gives no sign of life since 30.5 s, last seen in step "
+    CHECK(hang_report(ranks, kTimeout) == "rank 1 (on north) gives no sign of life since 30.5 s, last seen in step "
           "41, backward, before collective 2 (gather layers.0); rank 0 waits in collective 2 (gather layers.0) of step "
           "41 since 31 s (--comm-timeout 30)");
     ranks[1].process = RankView::Process::kStopped;
-    CHECK(verdict(ranks, kTimeout).find("rank 1 (on north) is stopped by a signal since 30.5 s") == 0);
+    CHECK(hang_report(ranks, kTimeout).find("rank 1 (on north) is stopped by a signal since 30.5 s") == 0);
     ranks[1].known = false;   // its host is not connected: nothing is known of it
-    CHECK(verdict(ranks, kTimeout) == "");
+    CHECK(hang_report(ranks, kTimeout) == "");
     ranks[1].known = true;
     ranks[1].silent_s = kTimeout;
-    CHECK(verdict(ranks, kTimeout) == "");
+    CHECK(hang_report(ranks, kTimeout) == "");
 }
 
 TEST_CASE("verdict: a rank that is stuck; slow phases and the first step take ten times as long") {
     const Mark reduce = mark(41, 7, "reduce layers.3");
     RankView stuck = computing();
     stuck.idle_s = 30.1;
-    CHECK(verdict({stuck, waiting(reduce, 40)}, kTimeout) == "rank 0 (on north) is in step 41, backward, before "
+    CHECK(hang_report({stuck, waiting(reduce, 40)}, kTimeout) == "rank 0 (on north) is in step 41, backward, before "
           "collective 7 (reduce layers.3), without progress since 30.1 s; rank 1 waits in collective 7 (reduce "
           "layers.3) of step 41 since 40 s (--comm-timeout 30)");
     RankView first = stuck, saves = stuck;
     first.post.past_first_step = 0;
     saves.post.phase = Phase::kSave;
     for (RankView slow : {first, saves}) {
-        CHECK(verdict({slow, waiting(reduce, 40)}, kTimeout) == "");
+        CHECK(hang_report({slow, waiting(reduce, 40)}, kTimeout) == "");
         slow.idle_s = kSlowFactor * kTimeout + 1;
-        const std::string text = verdict({slow, waiting(reduce, 400)}, kTimeout);
+        const std::string text = hang_report({slow, waiting(reduce, 400)}, kTimeout);
         CHECK(text.find("without progress since 301 s") != std::string::npos);
     }
     // A device that has not come to what it was given: where the device is counts, not where the host is.
     stuck.post.lanes[kDeviceLane] = {.given = 12, .begun = 9, .finished = 9, .at = mark(40, 8, "gather layers.0"),
                                      .next = reduce};
     stuck.post.step = 42;
-    CHECK(verdict({stuck, waiting(reduce, 40, kDeviceLane)}, kTimeout).find("rank 0 (on north) is in step 41, "
+    CHECK(hang_report({stuck, waiting(reduce, 40, kDeviceLane)}, kTimeout).find("rank 0 (on north) is in step 41, "
           "backward, before collective 7 (reduce layers.3), without") == 0);
 }
 
 TEST_CASE("verdict: where everybody waits, the connection or the order of calls is to blame") {
     const Mark reduce = mark(41, 7, "reduce layers.3"), gather = mark(41, 8, "gather layers.0");
-    CHECK(verdict({waiting(reduce, 31), waiting(reduce, 30)}, kTimeout) == "");
-    CHECK(verdict({waiting(reduce, 31), waiting(reduce, 32)}, kTimeout) == "all ranks wait in the same collective, the "
-          "connection between them is gone; ranks 0,1 wait in collective 7 (reduce layers.3) of step 41 since 31 s "
+    CHECK(hang_report({waiting(reduce, 31), waiting(reduce, 30)}, kTimeout) == "");
+    CHECK(hang_report({waiting(reduce, 31), waiting(reduce, 32)}, kTimeout) ==
+          "all ranks wait in the same collective, the "
+          "connection between them is gone; ranks 0,1 wait in collective 7 (reduce layers.3) of step 41 "
+          "since 31 s "
           "(--comm-timeout 30)");
-    CHECK(verdict({waiting(reduce, 31), waiting(gather, 32)}, kTimeout) == "the ranks wait for each other in different "
-          "collectives; rank 0 waits in collective 7 (reduce layers.3) of step 41 since 31 s; rank 1 waits in "
-          "collective 8 (gather layers.0) of step 41 since 32 s (--comm-timeout 30)");
+    CHECK(
+        hang_report({waiting(reduce, 31), waiting(gather, 32)}, kTimeout) ==
+        "the ranks wait for each other in different "
+        "collectives; rank 0 waits in collective 7 (reduce layers.3) of step 41 since 31 s; rank 1 waits in "
+        "collective 8 (gather layers.0) of step 41 since 32 s (--comm-timeout 30)");
     RankView far = waiting(reduce, 31);
     far.known = false;
-    CHECK(verdict({waiting(reduce, 31), far}, kTimeout) == "");
+    CHECK(hang_report({waiting(reduce, 31), far}, kTimeout) == "");
 }
 
 TEST_CASE("verdict: the lowest rank that can speak does; ranks in a row are a range") {
@@ -146,10 +150,10 @@ TEST_CASE("verdict: the lowest rank that can speak does; ranks in a row are a ra
     CHECK(ranks_text({}) == "");
 }
 
-// ---- the board
+// ---- the heartbeat table
 
 TEST_CASE("board: a row of zeros says nothing, and what is posted is read back") {
-    const auto row = std::make_unique<BoardRow>();   // value-initialised: zeros, as new memory is
+    const auto row = std::make_unique<Heartbeat>();   // value-initialised: zeros, as new memory is
     RankPost post = row->read();
     CHECK(post.end_code == -1);
     CHECK(post.step == 0);
@@ -179,7 +183,7 @@ TEST_CASE("board: a row of zeros says nothing, and what is posted is read back")
     CHECK(post.past_first_step == 1);
     CHECK(post.end_code == kExitDisk);
 
-    const auto copy = std::make_unique<BoardRow>();   // on another host
+    const auto copy = std::make_unique<Heartbeat>();   // on another host
     copy->write(post);
     const RankPost again = copy->read();
     CHECK(again.step == 3);
@@ -195,7 +199,7 @@ TEST_CASE("board: a row of zeros says nothing, and what is posted is read back")
 }
 
 TEST_CASE("board: other threads' progress counts in slow phases only, and a drill hears of every phase") {
-    const auto row = std::make_unique<BoardRow>();
+    const auto row = std::make_unique<Heartbeat>();
     set_own_row(row.get());
     auto progress_of = [&](Phase phase) {
         post_phase(phase);
@@ -221,7 +225,7 @@ TEST_CASE("board: other threads' progress counts in slow phases only, and a dril
 }
 
 TEST_CASE("board: a reader never sees more finished than begun, nor more begun than given") {
-    const auto row = std::make_unique<BoardRow>();
+    const auto row = std::make_unique<Heartbeat>();
     std::atomic<bool> done{false};
     std::thread poster([&] {
         for (int i = 0; i < 20000; i++) {
@@ -242,8 +246,10 @@ TEST_CASE("board: a reader never sees more finished than begun, nor more begun t
 }
 
 TEST_CASE("board: a device far behind its host is where it is, not where its host is") {
-    const auto row = std::make_unique<BoardRow>();
-    const int given = 2 * (2 * 224 + 67 + 291);   // two steps of an 8B model, each parameter a bucket, all wires FP8
+    const auto row = std::make_unique<Heartbeat>();
+    const int given =
+        2 * (2 * 224 + 67 +
+             291);  // two steps of an 8B model, each parameter a bucket, all communication dtypes FP8
     row->begin_step(5);
     for (int i = 1; i <= given; i++) row->give(kDeviceLane, strf("gather %d", i).c_str());
     row->set_begun(kDeviceLane, 1);
@@ -259,30 +265,30 @@ TEST_CASE("board: a device far behind its host is where it is, not where its hos
 TEST_CASE("board: memory of one name is shared, and made once or by the launch wrapper") {
     const std::string name = "llmfp8-test-" + std::to_string(::getpid());
     {
-        Board ours = Board::create(name, 3);
-        Board theirs = Board::open(name, 3);
+        HeartbeatTable ours = HeartbeatTable::create(name, 3);
+        HeartbeatTable theirs = HeartbeatTable::open(name, 3);
         ours.row(2).begin_step(17);
         CHECK(theirs.row(2).read().step == 17);
         CHECK(theirs.row(1).read().step == 0);
-        CHECK(!Board::exists_empty(name));
-        CHECK_THROWS_AS(Board::create(name, 3), Error);
-        Board::remove(name);
+        CHECK(!HeartbeatTable::exists_empty(name));
+        CHECK_THROWS_AS(HeartbeatTable::create(name, 3), Error);
+        HeartbeatTable::remove(name);
         CHECK(theirs.row(2).read().step == 17);
     }
-    CHECK_THROWS_AS(Board::open(name, 3), Error);
+    CHECK_THROWS_AS(HeartbeatTable::open(name, 3), Error);
 
     const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
     REQUIRE(fd >= 0);
-    CHECK(Board::exists_empty(name));
-    ::setenv(kBoardVariable, name.c_str(), 1);
+    CHECK(HeartbeatTable::exists_empty(name));
+    ::setenv(kHeartbeatVariable, name.c_str(), 1);
     leave_outcome(kExitDisk);
-    ::unsetenv(kBoardVariable);
+    ::unsetenv(kHeartbeatVariable);
     char text[16] = "";
     CHECK(::pread(fd, text, sizeof text - 1, 0) == 12);
     CHECK(std::string(text) == "outcome 007\n");
     CHECK(::ftruncate(fd, 0) == 0);
-    Board made = Board::create(name, 2);
+    HeartbeatTable made = HeartbeatTable::create(name, 2);
     CHECK(made.row(1).read().end_code == -1);
     ::close(fd);
-    Board::remove(name);
+    HeartbeatTable::remove(name);
 }

@@ -50,19 +50,19 @@ inline QuantVariant quant_variant(const std::string& name) {
 
 inline Fp8Slot& slot_in(HostTensor& t) { return *static_cast<Fp8Slot*>(t.data()); }
 
-// The tensors of a request for X (N, C), as they are before. Factors that make E4M3 saturate and E5M2 flush.
+// The tensors of a request for X (N, C), as they are before. Scales that make E4M3 saturate and E5M2 flush.
 inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, uint32_t amax_bits) {
     HostTensors t;
     t["slot"] = HostTensor(Dtype::kInt32, 4);
     t["counts"] = HostTensor(Dtype::kInt32, 8).fill(3);
     t["first"] = HostTensor(Dtype::kInt32, 1).fill(1000);
-    slot_in(t["slot"]) = {.dequant_mul = -1.0f, .quant_mul = v.format == Dtype::kE4m3 ? 300.5f : 0x1.4p-13f,
+    slot_in(t["slot"]) = {.scale_inv = -1.0f, .scale = v.format == Dtype::kE4m3 ? 300.5f : 0x1.4p-13f,
                           .amax_bits = v.scaling == Scaling::kCurrent ? amax_bits : 7u, .step_amax_bits = 5u};
     const bool blocks = v.granularity != Granularity::kTensor;
     if (v.rowwise) t["rowwise"] = HostTensor(v.format, N * C);
     if (v.transposed) t["transposed"] = HostTensor(v.format, N * C);
-    if (v.rowwise && blocks) t["rowwise_grid"] = HostTensor(Dtype::kFp32, grid_elems(v.granularity, N, C));
-    if (v.transposed && blocks) t["transposed_grid"] = HostTensor(Dtype::kFp32, grid_elems(v.granularity, C, N));
+    if (v.rowwise && blocks) t["rowwise_grid"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, N, C));
+    if (v.transposed && blocks) t["transposed_grid"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, C, N));
     if (v.dbias) {
         t["quant_dbias"] = random_tensor(Dtype::kFp32, C, rng_key(8, "quant_dbias"));
         t["quant_dbias_scratch"] = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);
@@ -70,12 +70,19 @@ inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, ui
     return t;
 }
 inline QuantOut quant_out(const QuantVariant& v, const View& view) {
-    return {.rowwise = view("rowwise"), .transposed = view("transposed"), .granularity = v.granularity,
-            .scaling = v.scaling, .slot = static_cast<Fp8Slot*>(view("slot").data),
-            .rowwise_grid = view("rowwise_grid"), .transposed_grid = view("transposed_grid"), .record = v.record,
+    return {.rowwise = view("rowwise"),
+            .transposed = view("transposed"),
+            .granularity = v.granularity,
+            .scaling = v.scaling,
+            .slot = static_cast<Fp8Slot*>(view("slot").data),
+            .rowwise_scale_inv = view("rowwise_grid"),
+            .transposed_scale_inv = view("transposed_grid"),
+            .record = v.record,
             .counts = v.counts ? static_cast<Fp8Counts*>(view("counts").data) : nullptr,
-            .first_nonfinite = v.counts ? static_cast<uint32_t*>(view("first").data) : nullptr, .event = 17,
-            .dbias = view("quant_dbias"), .dbias_scratch = view("quant_dbias_scratch")};
+            .first_nonfinite = v.counts ? static_cast<uint32_t*>(view("first").data) : nullptr,
+            .event = 17,
+            .dbias = view("quant_dbias"),
+            .dbias_scratch = view("quant_dbias_scratch")};
 }
 
 // One producer: its tensors before the operation, and how to run it on the GPU.

@@ -30,11 +30,11 @@ TEST_CASE("gpu attention: a sequence has nothing of the next one") {
     for (int64_t HS : {64, 128}) {
         for (int64_t T : {1, 65, 129, 200}) {
             const Attention clean({3, T, 4, 2, HS}, Dtype::kBf16);
-            Attention spoilt = clean;
-            for (int64_t i = T * clean.width; i < 2 * T * clean.width; i++) spoilt.qkv.set(i, std::nan(""));
+            Attention corrupted = clean;
+            for (int64_t i = T * clean.width; i < 2 * T * clean.width; i++) corrupted.qkv.set(i, std::nan(""));
             INFO(clean.name());
             const Attention::Result given = clean.on_cpu(Dtype::kBf16), want = clean.on_gpu(given),
-                                    got = spoilt.on_gpu(given);
+                                    got = corrupted.on_gpu(given);
             int64_t other = 0;
             for (int64_t i = 0; i < got.out.elems(); i++) {
                 if (i / (T * 4 * HS) != 1) other += got.out.get(i) != want.out.get(i);

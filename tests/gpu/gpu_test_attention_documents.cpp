@@ -130,14 +130,14 @@ TEST_CASE("gpu attention: tiles of other documents are skipped, not masked") {
     for (int64_t HS : {48, 64, 128}) {
         const Attention clean = Attention({1, 1152, 4, 2, HS}, Dtype::kBf16).with_documents({{384, 384, 384}});
         const Attention::Result given = clean.on_cpu(clean.type), before = clean.on_gpu(given);
-        for (int64_t spoilt_begin : {0, 384, 768}) {
-            Attention spoilt = clean;
-            for (int64_t i = spoilt_begin * clean.width; i < (spoilt_begin + 384) * clean.width; i++)
-                spoilt.qkv.set(i, std::nan(""));
-            const Attention::Result after = spoilt.on_gpu(given);
+        for (int64_t corrupted_begin : {0, 384, 768}) {
+            Attention corrupted = clean;
+            for (int64_t i = corrupted_begin * clean.width; i < (corrupted_begin + 384) * clean.width; i++)
+                corrupted.qkv.set(i, std::nan(""));
+            const Attention::Result after = corrupted.on_gpu(given);
             for (int64_t begin : {0, 384, 768}) {
-                INFO(clean.name() << "NaN from " << spoilt_begin << ", document at " << begin);
-                CHECK_EQ(differences(clean, before, after, 0, begin, 384) > 0, begin == spoilt_begin);
+                INFO(clean.name() << "NaN from " << corrupted_begin << ", document at " << begin);
+                CHECK_EQ(differences(clean, before, after, 0, begin, 384) > 0, begin == corrupted_begin);
             }
         }
     }

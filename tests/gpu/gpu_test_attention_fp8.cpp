@@ -16,23 +16,23 @@ bool has_fp8_attention() {
 Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool turn = false) {
     Fp8Attention::Result r = a.fresh(input);
     HostTensor host_table = angles_of(a);
-    DeviceTensor qkv(r.qkv), bytes(r.bytes), factors(r.factors), out(r.out), lse(r.lse), table(host_table);
+    DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table);
     HostTensor host_borders(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
     if (a.borders()) std::memcpy(host_borders.data(), a.borders(), static_cast<size_t>(host_borders.bytes()));
     DeviceTensor border_tensor(host_borders);
-    const Fp8Heads copies{bytes.view(), factors.view()};
+    const Fp8Heads copies{bytes.view(), scales.view()};
     cuda::quantize_heads(gpu(), a.quantize_args(copies, qkv.view(), turn ? table.view() : Tensor{}));
     if (has_fp8_attention()) {
         cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), copies,
                                                       !a.borders() ? nullptr : border_tensor.view().as<int32_t>()));
     }
     cuda::synchronize(gpu());
-    return {qkv.download(), bytes.download(), factors.download(), out.download(), lse.download()};
+    return {qkv.download(), bytes.download(), scales.download(), out.download(), lse.download()};
 }
 
 void check_copies(const Fp8Attention::Result& got, const Fp8Attention::Result& want) {
     CHECK(got.qkv.same_bits(want.qkv));
-    CHECK(got.factors.same_bits(want.factors));
+    CHECK(got.scales.same_bits(want.scales));
     CHECK(got.bytes.same_bits(want.bytes));
 }
 
@@ -102,7 +102,7 @@ TEST_CASE("gpu quantize_heads: a value that is not finite spoils its block, and 
             qkv.set(a.q(0, 130, head) + 5, bad);
             const Fp8Attention::Result got = on_gpu(a, qkv), cpu = a.on_cpu(qkv);
             CHECK(got.bytes.same_bits(cpu.bytes));
-            CHECK(got.factors.same_bits(cpu.factors));
+            CHECK(got.scales.same_bits(cpu.scales));
             int64_t differences = 0;
             for (int64_t i = 0; i < qkv.elems(); i++) {
                 const double want = cpu.qkv.get(i), value = got.qkv.get(i);
@@ -161,18 +161,18 @@ TEST_CASE("gpu FP8 attention: tiles of others are not looked at") {
         const Fp8Attention a = with_documents({3, 1152, 4, 2, HS}, Lengths(3, equal_parts(1152, 384)));
         const HostTensor clean = a.random_qkv();
         const Fp8Attention::Result before = on_gpu(a, clean);
-        for (int64_t spoilt : {0, 1, 2}) {
+        for (int64_t corrupted : {0, 1, 2}) {
             HostTensor qkv = clean;
-            const int64_t begin = a.q(1, 384 * spoilt, 0);
+            const int64_t begin = a.q(1, 384 * corrupted, 0);
             for (int64_t i = begin; i < begin + 384 * a.width(); i++) qkv.set(i, std::nan(""));
             const Fp8Attention::Result after = on_gpu(a, qkv);
             int64_t touched = 0, intact = 0;
             for (int64_t i = 0; i < after.out.elems(); i++) {
                 const int64_t document = i / (384 * a.NH * HS);
-                if (document == 3 + spoilt) intact += !std::isnan(after.out.get(i));
+                if (document == 3 + corrupted) intact += !std::isnan(after.out.get(i));
                 else touched += after.out.get(i) != before.out.get(i);
             }
-            INFO(name_of(a) << "spoilt document " << spoilt);
+            INFO(name_of(a) << "spoilt document " << corrupted);
             CHECK_EQ(touched, 0);
             CHECK_EQ(intact, 0);
         }

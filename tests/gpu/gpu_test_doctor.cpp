@@ -7,10 +7,10 @@
 
 namespace {
 
-Findings look(const std::string& spoil, const std::string& name) {
+Findings look(const std::string& corrupt, const std::string& name) {
     std::unique_ptr<Comm> comm = open_single();
     Patient patient(*comm);
-    patient.options.spoil = spoil;
+    patient.options.corrupt = corrupt;
     patient.info = device::device_info(-1);
     patient.cuda_build = true;
     Findings found;
@@ -23,33 +23,33 @@ Findings look(const std::string& spoil, const std::string& name) {
 
 TEST_CASE("gpu doctor: matmuls of the recipes that run here and attention pass, and a changed element is reported") {
     const Findings recipes = look("", "recipe");
-    const Findings sound = look("", "FP8 matmuls"), spoilt = look("FP8 matmuls", "FP8 matmuls");
+    const Findings sound = look("", "FP8 matmuls"), corrupted = look("FP8 matmuls", "FP8 matmuls");
     REQUIRE_EQ(recipes.size(), sound.size());
     for (size_t i = 0; i < recipes.size(); i++) {
         INFO(sound[i].name << ": " << sound[i].text);
-        const bool runs = recipes[i].verdict == Verdict::kOk;
-        CHECK(sound[i].verdict == (runs ? Verdict::kOk : Verdict::kNotChecked));
-        CHECK(spoilt[i].verdict == (runs ? Verdict::kFailed : Verdict::kNotChecked));
+        const bool runs = recipes[i].status == Status::kOk;
+        CHECK(sound[i].status == (runs ? Status::kOk : Status::kNotChecked));
+        CHECK(corrupted[i].status == (runs ? Status::kFailed : Status::kNotChecked));
     }
     for (const Finding& finding : look("", "attention")) {
         INFO(finding.text);
-        CHECK(finding.verdict == Verdict::kOk);
+        CHECK(finding.status == Status::kOk);
     }
-    CHECK(look("attention", "attention").at(0).verdict == Verdict::kFailed);
+    CHECK(look("attention", "attention").at(0).status == Status::kFailed);
     // Its kernels are for compute capability 9.0, in builds for it alone.
     const DeviceInfo info = device::device_info(0);
-    const Verdict fp8_attention = look("", "FP8 attention").at(0).verdict;
+    const Status fp8_attention = look("", "FP8 attention").at(0).status;
     INFO("FP8 attention: " << look("", "FP8 attention").at(0).text);
-    CHECK(fp8_attention == (info.sm == 90 && info.sm90a_code ? Verdict::kOk : Verdict::kNotChecked));
-    if (fp8_attention == Verdict::kOk)
-        CHECK(look("FP8 attention", "FP8 attention").at(0).verdict == Verdict::kFailed);
+    CHECK(fp8_attention == (info.sm == 90 && info.sm90a_code ? Status::kOk : Status::kNotChecked));
+    if (fp8_attention == Status::kOk)
+        CHECK(look("FP8 attention", "FP8 attention").at(0).status == Status::kFailed);
 }
 
 TEST_CASE("gpu doctor: the device, its driver and its state are told") {
     for (const char* name : {"GPU", "driver", "cuBLASLt"}) {
         const Findings findings = look("", name);
         INFO(name << ": " << findings.at(0).text);
-        CHECK(findings.at(0).verdict == Verdict::kOk);
+        CHECK(findings.at(0).status == Status::kOk);
     }
     for (const Finding& finding : look("", "GPU state")) {
         INFO(finding.name << ": " << finding.text);

@@ -29,7 +29,7 @@ public:
         add("scratch", HostTensor(kF, 2 * kPartialRows * kC));
         add("angles", angles());
         add("chunks", HostTensor(kCodes, kElems));
-        add("factors", HostTensor(kF, kElems / kWireChunk).fill(0));
+        add("factors", HostTensor(kF, kElems / kGradCommChunk).fill(0));
         add("slot", tensor_of(Fp8Slot{1.0f, 100.0f, 0, 0}));
         StepState state{};
         state.lr = 0.01f, state.grad_mul = 1.0f, state.adam_step = 1;
@@ -72,10 +72,10 @@ public:
         });
         step([&](Ctx& ctx) { cuda::cast(ctx, {.out = at("grad"), .in = at("c")}); });
         step([&](Ctx& ctx) {
-            cuda::quantize_chunks(ctx, {.out = at("chunks"), .factors = at("factors"), .in = at("grad")});
+            cuda::quantize_chunks(ctx, {.out = at("chunks"), .scales = at("factors"), .in = at("grad")});
         });
         step([&](Ctx& ctx) {
-            cuda::sum_ranks(ctx, {.out = at("grad"), .in = at("chunks"), .factors = at("factors"), .ranks = 1});
+            cuda::sum_ranks(ctx, {.out = at("grad"), .in = at("chunks"), .scales = at("factors"), .ranks = 1});
         });
         step([&](Ctx& ctx) {
             cuda::adamw(ctx, {.param = at("c"), .master = at("master"), .m = at("m"), .v = at("v"),

@@ -35,8 +35,8 @@ Ctx* context() {
 }
 
 HostTensor on_gpu(const Fp8Product& p, void (*gemm)(Ctx&, const GemmArgs&) = cuda::gemm_blocks) {
-    DeviceTensor a(p.a), b(p.b), d(p.d), bias(p.bias), a_grid(p.a_grid), b_grid(p.b_grid);
-    gemm(*context(), p.args(d.view(), a.view(), b.view(), a_grid.view(), b_grid.view(), bias.view()));
+    DeviceTensor a(p.a), b(p.b), d(p.d), bias(p.bias), a_scale_inv(p.a_scale_inv), b_scale_inv(p.b_scale_inv);
+    gemm(*context(), p.args(d.view(), a.view(), b.view(), a_scale_inv.view(), b_scale_inv.view(), bias.view()));
     cuda::synchronize(*context());
     return d.download();
 }
@@ -88,19 +88,19 @@ TEST_CASE("gpu own blockwise gemm: a changed code, a changed factor and a grid i
     CHECK_NE(difference(wrong), "");
     for (int64_t k : {int64_t{0}, p.K - 1}) {
         wrong = p;
-        const int64_t of_a = grid_index(kKind.a_granularity, p.M, p.K, p.M - 1, k);
-        wrong.a_grid.set(of_a, 1.5 * p.a_grid.get(of_a));
+        const int64_t of_a = scale_inv_index(kKind.a_granularity, p.M, p.K, p.M - 1, k);
+        wrong.a_scale_inv.set(of_a, 1.5 * p.a_scale_inv.get(of_a));
         CHECK_NE(difference(wrong), "");
         wrong = p;
-        const int64_t of_b = grid_index(kKind.b_granularity, p.N, p.K, p.N - 1, k);
-        wrong.b_grid.set(of_b, 1.5 * p.b_grid.get(of_b));
+        const int64_t of_b = scale_inv_index(kKind.b_granularity, p.N, p.K, p.N - 1, k);
+        wrong.b_scale_inv.set(of_b, 1.5 * p.b_scale_inv.get(of_b));
         CHECK_NE(difference(wrong), "");
     }
     wrong = p;
-    wrong.a_grid = transposed_grid(p.a_grid, p.M);
+    wrong.a_scale_inv = transposed_scale_inv(p.a_scale_inv, p.M);
     CHECK_NE(difference(wrong), "");
     wrong = p;
-    wrong.b_grid = transposed_grid(p.b_grid, 4);
+    wrong.b_scale_inv = transposed_scale_inv(p.b_scale_inv, 4);
     CHECK_NE(difference(wrong), "");
 }
 

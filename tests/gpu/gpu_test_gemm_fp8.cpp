@@ -1,5 +1,5 @@
 // FP8 matmul of the GPU: exact on whole numbers, otherwise within what tensor cores may lose, in every pair of types
-// and factors; what is refused; what is counted.
+// and scales; what is refused; what is counted.
 #include "tests/gpu/gpu_op.h"
 #include "tests/support/fp8_gemm_test.h"
 
@@ -11,7 +11,7 @@ struct Shape {
     int64_t M, N, K;
 };
 // N and K multiples of 16, mostly odd ones; below, at and above a block of 128; GPT-2 1558M's 1600 = 12.5 blocks in N
-// and K. M need not be a multiple of 16: a few rows, and with one factor a tensor any number.
+// and K. M need not be a multiple of 16: a few rows, and with one scale a tensor any number.
 const Shape kShapes[] = {{4, 32, 144},    {1, 48, 80},     {100, 16, 272},  {16, 48, 80},
                          {128, 128, 128}, {144, 272, 528}, {48, 1600, 400}, {112, 400, 1600}};
 const Fp8Kind kTensors = fp8_kinds()[0], kBlocks = fp8_kinds()[1];
@@ -22,10 +22,11 @@ Fp8Product product(const Shape& s, const Fp8Kind& kind, Dtype result) {
     return p;
 }
 
-// shift_bytes moves the factors off their alignment.
+// shift_bytes moves the scales off their alignment.
 HostTensor on_gpu(Ctx& ctx, const Fp8Product& p, int64_t shift_bytes = 0) {
-    DeviceTensor a(p.a), b(p.b), d(p.d), bias(p.bias), a_grid(p.a_grid, shift_bytes), b_grid(p.b_grid);
-    cuda::gemm(ctx, p.args(d.view(), a.view(), b.view(), a_grid.view(), b_grid.view(), bias.view()));
+    DeviceTensor a(p.a), b(p.b), d(p.d), bias(p.bias), a_scale_inv(p.a_scale_inv, shift_bytes),
+        b_scale_inv(p.b_scale_inv);
+    cuda::gemm(ctx, p.args(d.view(), a.view(), b.view(), a_scale_inv.view(), b_scale_inv.view(), bias.view()));
     cuda::synchronize(ctx);
     return d.download();
 }
@@ -91,10 +92,11 @@ TEST_CASE("gpu fp8 gemm: a changed code and a grid in the other order do not pas
         CHECK_NE(difference(wrong), "");
         if (!kind.blocks()) continue;
         wrong = p;
-        wrong.a_grid = transposed_grid(p.a_grid, p.M);
+        wrong.a_scale_inv = transposed_scale_inv(p.a_scale_inv, p.M);
         CHECK_NE(difference(wrong), "");
         wrong = p;
-        wrong.b_grid = transposed_grid(p.b_grid, kind.b_granularity == Granularity::kBlock128x128 ? 4 : p.N);
+        wrong.b_scale_inv =
+            transposed_scale_inv(p.b_scale_inv, kind.b_granularity == Granularity::kBlock128x128 ? 4 : p.N);
         CHECK_NE(difference(wrong), "");
     }
 }

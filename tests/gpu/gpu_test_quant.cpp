@@ -15,8 +15,8 @@ struct Shape {
 const Shape kShapes[] = {{16, 16},   {16, 128},   {128, 16},   {48, 80},    {112, 144}, {144, 112},
                          {128, 128}, {256, 384}, {272, 1600}, {2320, 144}, {1040, 528}};
 
-// Rows and columns of very different size, so that neighbouring factors differ; zeros, a block of them, subnormals.
-HostTensor uneven_values(Dtype dtype, int64_t N, int64_t C, uint64_t key, bool spoilt) {
+// Rows and columns of very different size, so that neighbouring scales differ; zeros, a block of them, subnormals.
+HostTensor uneven_values(Dtype dtype, int64_t N, int64_t C, uint64_t key, bool corrupted) {
     HostTensor t = random_tensor(dtype, N * C, key);
     for (int64_t n = 0; n < N; n++)
         for (int64_t c = 0; c < C; c++) {
@@ -26,7 +26,7 @@ HostTensor uneven_values(Dtype dtype, int64_t N, int64_t C, uint64_t key, bool s
             if (i % 101 == 0) t.set(i, 0x1p-130 * static_cast<double>(i % 7 + 1));
             if (n / 128 == 1 && c < 128) t.set(i, 0);
         }
-    if (!spoilt) return t;
+    if (!corrupted) return t;
     t.set(N * C / 2, HUGE_VAL);
     t.set(N * C / 3, std::numeric_limits<double>::quiet_NaN());
     t.set(N * C - 1, -HUGE_VAL);
@@ -81,31 +81,31 @@ void check_quantize(const HostTensor& in, int64_t N, int64_t C, const QuantVaria
     CHECK(got.at("in").same_bits(in));
 }
 
-// quantize of one tensor with one factor for the whole of it.
-void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float quant_mul) {
-    INFO(dtype_name(format) << " with factor " << quant_mul);
+// quantize of one tensor with one scale for the whole of it.
+void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float scale) {
+    INFO(dtype_name(format) << " with factor " << scale);
     QuantVariant v = quant_variant("delayed");
     v.format = format;
     HostTensors request = quant_tensors(v, N, C, 0);
-    slot_in(request["slot"]).quant_mul = quant_mul;
+    slot_in(request["slot"]).scale = scale;
     const HostTensors got = run_producer(quantize_of(in, N, C), &v, request);
     const HostTensors want = quantize_on_cpu(v, request, in, N, C);
     for (auto& [name, tensor] : want) {
         INFO(name);
         CHECK(got.at(name).same_bits(tensor));
     }
-    // Not vacuous: another factor gives other bytes.
-    slot_in(request["slot"]).quant_mul = quant_mul * 1.25f;
+    // Not vacuous: another scale gives other bytes.
+    slot_in(request["slot"]).scale = scale * 1.25f;
     CHECK_FALSE(got.at("rowwise").same_bits(quantize_on_cpu(v, request, in, N, C).at("rowwise")));
 }
 
-Producer activation(bool swiglu, const Shape& s, bool spoilt) {
+Producer activation(bool swiglu, const Shape& s, bool corrupted) {
     const int64_t inputs = (swiglu ? 2 : 1) * s.N * s.C;
     Producer p{.name = strf("%s_forward %lld x %lld", swiglu ? "swiglu" : "gelu", (long long)s.N, (long long)s.C),
                .tensors = {}, .result = "out", .N = s.N, .C = s.C, .same = {"in"}, .close = {},
                .result_optional = true, .result_kept = false, .run = {}};
     p.tensors["in"] = random_tensor(kB, inputs, rng_key(9, "in"), 2);
-    if (spoilt) p.tensors["in"].set(inputs / 3, HUGE_VAL);
+    if (corrupted) p.tensors["in"].set(inputs / 3, HUGE_VAL);
     p.tensors["out"] = HostTensor(kB, s.N * s.C);
     p.run = [=](const View& view, const QuantOut& quant) {
         (swiglu ? cuda::swiglu_forward : cuda::gelu_forward)(
@@ -115,7 +115,7 @@ Producer activation(bool swiglu, const Shape& s, bool spoilt) {
 }
 
 // s: of dout.
-Producer activation_backward(bool swiglu, const Shape& s, bool in_place, bool spoilt) {
+Producer activation_backward(bool swiglu, const Shape& s, bool in_place, bool corrupted) {
     const int64_t C = (swiglu ? 2 : 1) * s.C, inputs = s.N * C;
     Producer p{.name = strf("%s_backward %lld x %lld%s", swiglu ? "swiglu" : "gelu", (long long)s.N, (long long)s.C,
                             in_place ? " in place" : ""),
@@ -123,7 +123,7 @@ Producer activation_backward(bool swiglu, const Shape& s, bool in_place, bool sp
                .result_optional = !in_place, .result_kept = in_place, .run = {}};
     p.tensors["in"] = random_tensor(kB, inputs, rng_key(9, "in"), 2);
     p.tensors["dout"] = random_tensor(kB, s.N * s.C, rng_key(9, "dout"));
-    if (spoilt) p.tensors["dout"].set(s.N * s.C / 3, std::numeric_limits<double>::quiet_NaN());
+    if (corrupted) p.tensors["dout"].set(s.N * s.C / 3, std::numeric_limits<double>::quiet_NaN());
     if (!in_place) p.tensors["din"] = HostTensor(kB, inputs);
     p.run = [=](const View& view, const QuantOut& quant) {
         (swiglu ? cuda::swiglu_backward : cuda::gelu_backward)(
@@ -147,7 +147,7 @@ struct Delayed {
         history.fill(0);
         updates.fill(0);
         for (int64_t i = 0; i < count; i++) {
-            slot(i) = {.dequant_mul = 2, .quant_mul = 1, .amax_bits = 0, .step_amax_bits = 0};
+            slot(i) = {.scale_inv = 2, .scale = 1, .amax_bits = 0, .step_amax_bits = 0};
             largest.set(i, i % 2 ? 448 : 57344.0 / 4);
         }
     }
@@ -209,8 +209,8 @@ TEST_CASE("gpu quant: every bf16 value casts as on the CPU") {
     HostTensor all(kB, 65536);
     for (int64_t i = 0; i < 65536; i++) all.as<bf16>()[i] = bf16::from_bits(static_cast<uint16_t>(i * 40503));
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
-        for (float quant_mul : {1.0f, 0x1.555556p0f, 0x1p-20f, 0x1.8p30f, 0x1.fffffep127f}) {
-            check_casts(all, 256, 256, format, quant_mul);
+        for (float scale : {1.0f, 0x1.555556p0f, 0x1p-20f, 0x1.8p30f, 0x1.fffffep127f}) {
+            check_casts(all, 256, 256, format, scale);
         }
     }
 }
@@ -235,9 +235,9 @@ TEST_CASE("gpu quant: quantize") {
     for (const Shape& s : kShapes) {
         if (left_out(s.N * s.C)) continue;
         for (Dtype dtype : {kB, kF}) {
-            for (bool spoilt : {false, true}) {
-                if (spoilt && dtype == kF) continue;   // NaN payloads, below
-                const HostTensor in = uneven_values(dtype, s.N, s.C, 31, spoilt);
+            for (bool corrupted : {false, true}) {
+                if (corrupted && dtype == kF) continue;   // NaN payloads, below
+                const HostTensor in = uneven_values(dtype, s.N, s.C, 31, corrupted);
                 for (const QuantVariant& v : quant_variants()) {
                     if (!v.dbias) check_quantize(in, s.N, s.C, v);
                 }

@@ -23,13 +23,13 @@ const Shape kShapes[] = {{16, 16},     {48, 256},      {272, 768},  {80, 1024}, 
                          {16, 1808},   {12704, 1040},  {32, 4096},  {4240, 2048}, {272, 4096},
                          {272, 5120},  {48, 8192},     {7, 768},    {7, 1600},    {16, 20000}};
 
-Producer forward(bool layer, const Shape& s, bool residual, bool spoilt) {
+Producer forward(bool layer, const Shape& s, bool residual, bool corrupted) {
     const int64_t elems = s.N * s.C;
     Producer p{.name = strf("%s_forward %lld x %lld", layer ? "layernorm" : "rmsnorm", (long long)s.N, (long long)s.C),
                .tensors = {}, .result = "out", .N = s.N, .C = s.C, .same = {"rstd"}, .close = {},
                .result_optional = true, .result_kept = false, .run = {}};
     p.tensors["in"] = random("in", kB, elems, 1, 0.5);
-    if (spoilt) p.tensors["in"].set(elems / 2, std::numeric_limits<double>::infinity());
+    if (corrupted) p.tensors["in"].set(elems / 2, std::numeric_limits<double>::infinity());
     if (residual) {
         p.tensors["residual"] = random("residual", kB, elems);
         p.tensors["residual_out"] = HostTensor(kB, elems);
@@ -52,7 +52,7 @@ Producer forward(bool layer, const Shape& s, bool residual, bool spoilt) {
     return p;
 }
 
-Producer backward(bool layer, const Shape& s, bool in_place, bool spoilt) {
+Producer backward(bool layer, const Shape& s, bool in_place, bool corrupted) {
     const int64_t elems = s.N * s.C;
     Producer p{.name = strf("%s_backward %lld x %lld", layer ? "layernorm" : "rmsnorm", (long long)s.N,
                             (long long)s.C),
@@ -61,7 +61,7 @@ Producer backward(bool layer, const Shape& s, bool in_place, bool spoilt) {
     p.tensors["dx"] = random("dx", kB, elems);
     if (!in_place) p.tensors["dresidual"] = random("dresidual", kB, elems);
     p.tensors["dout"] = random("dout", kB, elems);
-    if (spoilt) p.tensors["dout"].set(elems / 2, std::numeric_limits<double>::quiet_NaN());
+    if (corrupted) p.tensors["dout"].set(elems / 2, std::numeric_limits<double>::quiet_NaN());
     p.tensors["x"] = random("x", kB, elems);
     p.tensors["weight"] = random("weight", kB, s.C, 0.5, 1);
     p.tensors["rstd"] = random("rstd", kF, s.N, 0.25, 1);
@@ -72,7 +72,7 @@ Producer backward(bool layer, const Shape& s, bool in_place, bool spoilt) {
         p.tensors["dbias"] = random("dbias", kF, s.C);
         p.close.push_back("dbias");
     }
-    if (spoilt) p.close.clear();
+    if (corrupted) p.close.clear();
     p.run = [=](const View& view, const QuantOut& quant) {
         (layer ? cuda::layernorm_backward : cuda::rmsnorm_backward)(
             gpu(), {.dx = view("dx"), .dresidual = view(in_place ? "dx" : "dresidual"), .dweight = view("dweight"),

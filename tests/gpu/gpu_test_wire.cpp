@@ -16,9 +16,9 @@ struct OnGpu {
     static constexpr auto amax = cuda::amax;
     static constexpr auto quantize = cuda::quantize;
     static constexpr auto block_amax = cuda::block_amax;
-    static constexpr auto fp8_factors = cuda::fp8_factors;
+    static constexpr auto fp8_scales = cuda::fp8_scales;
     static constexpr auto quantize_run = cuda::quantize_run;
-    static constexpr auto block_grids = cuda::block_grids;
+    static constexpr auto block_scales = cuda::block_scales;
     static constexpr auto transpose_bytes = cuda::transpose_bytes;
 };
 
@@ -35,10 +35,10 @@ void check_chunks(const HostTensor& x, bool counted = true) {
     OpCase c(strf("quantize_chunks of %lld", (long long)x.elems()), x.dtype());
     c.add("in", Kind::kFixed, x);
     c.add("out", Kind::kFixed, HostTensor(kCodes, x.elems()));
-    c.add("factors", Kind::kFixed, HostTensor(kF, x.elems() / kWireChunk));
+    c.add("factors", Kind::kFixed, HostTensor(kF, x.elems() / kGradCommChunk));
     c.add("counts", Kind::kFixed, HostTensor(kBits, 8).fill(3));
     c.run_same_types(cuda::quantize_chunks, cpu::quantize_chunks, [&](auto view) {
-        return QuantizeChunksArgs{.out = view("out"), .factors = view("factors"), .in = view("in"),
+        return QuantizeChunksArgs{.out = view("out"), .scales = view("factors"), .in = view("in"),
                                   .counts = counted ? object_in<Fp8Counts>(view("counts")) : nullptr};
     });
     for (const char* name : {"in", "out", "factors", "counts"}) {
@@ -48,44 +48,46 @@ void check_chunks(const HostTensor& x, bool counted = true) {
     const Fp8Counts got = object_of<Fp8Counts>(c.on_gpu("counts"));
     CHECK_EQ(got.elems, 3 + (3ull << 32) + (counted ? static_cast<unsigned long long>(x.elems()) : 0));
     CHECK_EQ(got.saturated, 3 + (3ull << 32));
-    // Not vacuous: where the largest value of a chunk grows by an eighth, the factor is another.
+    // Not vacuous: where the largest value of a chunk grows by an eighth, the scale is another.
     int64_t chunk = 0;
-    while (chunk < x.elems() / kWireChunk && !(c.on_gpu("factors").get(chunk) > 0)) chunk++;
-    if (chunk == x.elems() / kWireChunk) return;   // all are NaN
+    while (chunk < x.elems() / kGradCommChunk && !(c.on_gpu("factors").get(chunk) > 0)) chunk++;
+    if (chunk == x.elems() / kGradCommChunk) return;   // all are NaN
     HostTensor moved = x;
-    for (int64_t i = chunk * kWireChunk; i < (chunk + 1) * kWireChunk; i++) moved.set(i, 1.125 * x.get(i) + 1e-30);
+    for (int64_t i = chunk * kGradCommChunk; i < (chunk + 1) * kGradCommChunk; i++)
+        moved.set(i, 1.125 * x.get(i) + 1e-30);
     Ctx ctx;
-    HostTensor codes(kCodes, x.elems()), factors(kF, x.elems() / kWireChunk);
-    cpu::quantize_chunks(ctx, {.out = codes.view(), .factors = factors.view(), .in = moved.view()});
-    CHECK_FALSE(factors.same_bits(c.on_gpu("factors")));
+    HostTensor codes(kCodes, x.elems()), scales(kF, x.elems() / kGradCommChunk);
+    cpu::quantize_chunks(ctx, {.out = codes.view(), .scales = scales.view(), .in = moved.view()});
+    CHECK_FALSE(scales.same_bits(c.on_gpu("factors")));
 }
 
 // One value a chunk: 18 significands of every power of two of fp32, denormals included.
 HostTensor lone_values() {
-    HostTensor x(kF, 277 * 18 * kWireChunk);
+    HostTensor x(kF, 277 * 18 * kGradCommChunk);
     x.fill(0);
     for (int64_t i = 0; i < 277 * 18; i++) {
         const uint32_t random = philox(1, static_cast<uint64_t>(i)).word[0] >> 9;
         const double low = i % 18 == 0 ? 0 : i % 18 == 1 ? 1 - 0x1p-23 : 0x1p-23 * random;
-        x.set(i * kWireChunk + i % kWireChunk, std::ldexp(i % 2 ? -1 - low : 1 + low, static_cast<int>(i / 18 - 149)));
+        x.set(i * kGradCommChunk + i % kGradCommChunk,
+              std::ldexp(i % 2 ? -1 - low : 1 + low, static_cast<int>(i / 18 - 149)));
     }
     return x;
 }
 
-void check_sum(const HostTensor& in, int64_t ranks, const HostTensor& factors, int64_t shift_bytes) {
+void check_sum(const HostTensor& in, int64_t ranks, const HostTensor& scales, int64_t shift_bytes) {
     OpCase c(strf("sum_ranks of %lld by %lld", (long long)ranks, (long long)(in.elems() / ranks)), in.dtype(), kF,
              shift_bytes);
     c.add("in", Kind::kFixed, in);
-    c.add("factors", Kind::kFixed, factors);
+    c.add("factors", Kind::kFixed, scales);
     c.add("out", Kind::kFixed, HostTensor(kF, in.elems() / ranks));
     c.run_same_types(cuda::sum_ranks, cpu::sum_ranks, [&](auto view) {
-        return SumRanksArgs{.out = view("out"), .in = view("in"), .factors = view("factors"), .ranks = ranks};
+        return SumRanksArgs{.out = view("out"), .in = view("in"), .scales = view("factors"), .ranks = ranks};
     });
     c.check_bits("out");
     c.check_unchanged("in");
 }
 
-void check_runs(const HostTensor& x, int64_t N, int64_t C, const std::vector<Run>& runs, bool spoilt = false,
+void check_runs(const HostTensor& x, int64_t N, int64_t C, const std::vector<Run>& runs, bool corrupted = false,
                 int64_t shift_bytes = 0) {
     for (const QuantRequest& request : weight_requests()) {
         INFO(request.name << " " << std::string(dtype_name(request.format)) << " " << N << " x " << C << " in "
@@ -94,7 +96,7 @@ void check_runs(const HostTensor& x, int64_t N, int64_t C, const std::vector<Run
         const QuantMemory got = quantize_in_runs<OnGpu>(request, x, N, C, runs, shift_bytes);
         CHECK_EQ(got.difference(quantize_whole<OnGpu>(request, x, N, C)), "");
         QuantMemory want = quantize_whole<OnCpu>(request, x, N, C);
-        if (spoilt) want.slot.amax_bits = got.slot.amax_bits;   // a payload
+        if (corrupted) want.slot.amax_bits = got.slot.amax_bits;   // a payload
         CHECK_EQ(got.difference(want), "");
     }
 }
@@ -123,15 +125,17 @@ TEST_CASE("gpu wire: quantize_chunks") {
     for (Dtype dtype : {kF, kB})
         for (int64_t chunks : {1, 7, 8, 9, 64, 65, 3001})
             for (int powers : {1, 40, 250}) {
-                if (left_out(chunks * kWireChunk)) continue;
-                HostTensor x = uneven_tensor(dtype, chunks, kWireChunk, 5, powers);
+                if (left_out(chunks * kGradCommChunk)) continue;
+                HostTensor x = uneven_tensor(dtype, chunks, kGradCommChunk, 5, powers);
                 check_chunks(x);
                 check_chunks(x, false);
                 for (int64_t i = 0; i < chunks; i += 5)   // some chunks that are not finite
-                    x.set(i * kWireChunk + i % kWireChunk, i % 3 == 0 ? kNan : i % 3 == 1 ? HUGE_VAL : -HUGE_VAL);
+                    x.set(i * kGradCommChunk + i % kGradCommChunk, i % 3 == 0   ? kNan
+                                                                   : i % 3 == 1 ? HUGE_VAL
+                                                                                : -HUGE_VAL);
                 check_chunks(x);
             }
-    check_chunks(HostTensor(kF, 5 * kWireChunk).fill(0));
+    check_chunks(HostTensor(kF, 5 * kGradCommChunk).fill(0));
 }
 
 TEST_CASE("gpu wire: quantize_chunks of every size of number") {
@@ -153,28 +157,28 @@ TEST_CASE("gpu wire: sum_ranks") {
                         check_sum(uneven_tensor(dtype, ranks, n, 3), ranks, HostTensor(), shift_bytes);
     for (int64_t ranks : {1, 2, 3, 4, 5, 8, 13})
         for (int64_t chunks : {1, 2, 31, 33, 500}) {
-            if (left_out(chunks * kWireChunk * ranks)) continue;
-            const HostTensor factors = uneven_tensor(kF, ranks, chunks, 4, 100);
-            check_sum(random_codes(ranks * chunks * kWireChunk, 6), ranks, factors, 0);
+            if (left_out(chunks * kGradCommChunk * ranks)) continue;
+            const HostTensor scales = uneven_tensor(kF, ranks, chunks, 4, 100);
+            check_sum(random_codes(ranks * chunks * kGradCommChunk, 6), ranks, scales, 0);
         }
 }
 
 TEST_CASE("gpu wire: what is not finite on one rank is not finite in the sum") {
-    const int64_t ranks = 3, n = 4 * kWireChunk;
-    HostTensor codes = random_codes(ranks * n, 7), factors = random_tensor(kF, ranks * 4, 8);
-    factors.set(4 + 2, kNan);                                // chunk 2 of rank 1
+    const int64_t ranks = 3, n = 4 * kGradCommChunk;
+    HostTensor codes = random_codes(ranks * n, 7), scales = random_tensor(kF, ranks * 4, 8);
+    scales.set(4 + 2, kNan);                                // chunk 2 of rank 1
     static_cast<uint8_t*>(codes.data())[2 * n + 5] = 0xff;   // element 5 of rank 2
     HostTensor values = random_tensor(kB, ranks * n, 9);
     values.set(n + 300, HUGE_VAL), values.set(2 * n + 300, -HUGE_VAL), values.set(7, kNan);
-    const DeviceTensor device_codes(codes), device_factors(factors), device_values(values);
+    const DeviceTensor device_codes(codes), device_scales(scales), device_values(values);
     DeviceTensor sum(HostTensor(kF, n)), other(HostTensor(kF, n));
-    cuda::sum_ranks(gpu(), {.out = sum.view(), .in = device_codes.view(), .factors = device_factors.view(),
+    cuda::sum_ranks(gpu(), {.out = sum.view(), .in = device_codes.view(), .scales = device_scales.view(),
                             .ranks = ranks});
-    cuda::sum_ranks(gpu(), {.out = other.view(), .in = device_values.view(), .factors = {}, .ranks = ranks});
+    cuda::sum_ranks(gpu(), {.out = other.view(), .in = device_values.view(), .scales = {}, .ranks = ranks});
     const HostTensor of_codes = sum.download(), of_values = other.download();
     int64_t wrong = 0;
     for (int64_t i = 0; i < n; i++) {
-        wrong += std::isnan(of_codes.get(i)) != (i / kWireChunk == 2 || i == 5);
+        wrong += std::isnan(of_codes.get(i)) != (i / kGradCommChunk == 2 || i == 5);
         wrong += std::isnan(of_values.get(i)) != (i == 300 || i == 7);
     }
     CHECK_EQ(wrong, 0);
@@ -221,7 +225,7 @@ TEST_CASE("gpu wire: weights made in runs are those of one quantize") {
         check_runs(x, s.N, s.C, random_runs(elems, 3, 1, 14));
         check_runs(x, s.N, s.C, random_runs(elems, 2, 128, 15), false, 4);
         HostTensor odd = x;
-        spoil(odd, 16);
+        corrupt(odd, 16);
         check_runs(odd, s.N, s.C, random_runs(elems, 3, 16, 17), true);
     }
     HostTensor tiny(kF, 256 * 256);
@@ -237,7 +241,7 @@ TEST_CASE("gpu wire: random matrices, cuts and numbers of ranks") {
         const int64_t aligns[] = {1, 4, 16, 128}, align = aligns[random.word[2] % 4];
         if (left_out(N * C)) continue;
         HostTensor x = uneven_tensor(kF, N, C, trial, 1 + static_cast<int>(random.word[3] % 200));
-        if (trial % 3 == 0) spoil(x, trial);
+        if (trial % 3 == 0) corrupt(x, trial);
         check_runs(x, N, C, random_runs(N * C, 1 + random.word[3] % 6, align, trial), trial % 3 == 0);
     }
 }
@@ -246,7 +250,7 @@ TEST_CASE("gpu wire: fp8_factors") {
     const float amaxes[] = {0, 3.5f, 1e-44f, 3e38f, HUGE_VALF, std::nanf(""), 1e-3f};
     HostTensor slots(kBits, 300 * 4);
     for (int64_t i = 0; i < 300; i++)
-        object_in<Fp8Slot>(slots.view())[i] = {.dequant_mul = -1, .quant_mul = 24.0f + static_cast<float>(i),
+        object_in<Fp8Slot>(slots.view())[i] = {.scale_inv = -1, .scale = 24.0f + static_cast<float>(i),
                                                .amax_bits = amax_bits_of(amaxes[i % 7]), .step_amax_bits = 9};
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2})
         for (Scaling scaling : {Scaling::kDelayed, Scaling::kCurrent})
@@ -256,8 +260,8 @@ TEST_CASE("gpu wire: fp8_factors") {
                 OpCase c("fp8_factors", kF);
                 c.add("slots", Kind::kFixed, slots);
                 c.add("state", Kind::kFixed, tensor_of(state));
-                c.run_same_types(cuda::fp8_factors, cpu::fp8_factors, [&](auto view) {
-                    return Fp8FactorsArgs{.slots = object_in<Fp8Slot>(view("slots")), .count = 299, .scaling = scaling,
+                c.run_same_types(cuda::fp8_scales, cpu::fp8_scales, [&](auto view) {
+                    return Fp8ScalesArgs{.slots = object_in<Fp8Slot>(view("slots")), .count = 299, .scaling = scaling,
                                           .format = format, .state = object_in<const StepState>(view("state"))};
                 });
                 CHECK(c.on_gpu("slots").same_bits(c.on_cpu("slots")));
@@ -268,28 +272,28 @@ TEST_CASE("gpu wire: fp8_factors") {
 TEST_CASE("gpu wire: more than 2^31 elements") {
     if (left_out(int64_t{1} << 31)) return;
     // Each check is of the last elements, which a 32-bit count would miss.
-    const int64_t n = (int64_t{1} << 31) + 3 * kWireChunk, last = 64 * kWireChunk;
+    const int64_t n = (int64_t{1} << 31) + 3 * kGradCommChunk, last = 64 * kGradCommChunk;
     {
-        Bulk in(kB, n), codes(kCodes, n), factors(kF, n / kWireChunk);
+        Bulk in(kB, n), codes(kCodes, n), scales(kF, n / kGradCommChunk);
         cuda::fill_normal(gpu(), {in.tensor, 1, 0, 0.0f, 1.0f});
-        cuda::quantize_chunks(gpu(), {.out = codes.tensor, .factors = factors.tensor, .in = in.tensor});
-        HostTensor x = in.part(n - last, last), want(kCodes, last), want_factors(kF, 64);
+        cuda::quantize_chunks(gpu(), {.out = codes.tensor, .scales = scales.tensor, .in = in.tensor});
+        HostTensor x = in.part(n - last, last), want(kCodes, last), want_scales(kF, 64);
         Ctx ctx;
-        cpu::quantize_chunks(ctx, {.out = want.view(), .factors = want_factors.view(), .in = x.view()});
+        cpu::quantize_chunks(ctx, {.out = want.view(), .scales = want_scales.view(), .in = x.view()});
         CHECK(codes.part(n - last, last).same_bits(want));
-        CHECK(factors.part(n / kWireChunk - 64, 64).same_bits(want_factors));
+        CHECK(scales.part(n / kGradCommChunk - 64, 64).same_bits(want_scales));
         // The same codes as if 3 ranks had sent them.
-        const int64_t mine = n / 3 / kWireChunk * kWireChunk;
+        const int64_t mine = n / 3 / kGradCommChunk * kGradCommChunk;
         Bulk sum(kF, mine);
         cuda::sum_ranks(gpu(), {.out = sum.tensor, .in = codes.tensor.slice(0, 3 * mine),
-                                .factors = factors.tensor.slice(0, 3 * mine / kWireChunk), .ranks = 3});
-        HostTensor sent(kCodes, 3 * last), sent_factors(kF, 3 * 64), want_sum(kF, last);
+                                .scales = scales.tensor.slice(0, 3 * mine / kGradCommChunk), .ranks = 3});
+        HostTensor sent(kCodes, 3 * last), sent_scales(kF, 3 * 64), want_sum(kF, last);
         for (int64_t r = 0; r < 3; r++) {
             const int64_t begin = (r + 1) * mine - last;
             put_part(sent, {r * last, last}, codes.part(begin, last));
-            put_part(sent_factors, {r * 64, 64}, factors.part(begin / kWireChunk, 64));
+            put_part(sent_scales, {r * 64, 64}, scales.part(begin / kGradCommChunk, 64));
         }
-        cpu::sum_ranks(ctx, {.out = want_sum.view(), .in = sent.view(), .factors = sent_factors.view(), .ranks = 3});
+        cpu::sum_ranks(ctx, {.out = want_sum.view(), .in = sent.view(), .scales = sent_scales.view(), .ranks = 3});
         CHECK(sum.part(mine - last, last).same_bits(want_sum));
     }
     // A run far into a matrix of 2^33 elements, by the factors of its blocks.

@@ -58,7 +58,7 @@ TEST_CASE("fp8 attention: its copies are in the plan, once for all layers") {
     ModelConfig deep = shape;
     deep.num_layers *= 3;
     auto scratch = [](const Config& c) {
-        return plan_memory(c, make_param_table(c.shape), 1).purpose_bytes[static_cast<size_t>(Purpose::kScratch)];
+        return memory_of(c, 1).purpose_bytes[static_cast<size_t>(Purpose::kScratch)];
     };
     CHECK(scratch(attention_config(deep, true)) == scratch(attention_config(shape, true)));
     CHECK(scratch(attention_config(shape, true)) >= scratch(attention_config(shape, false)));

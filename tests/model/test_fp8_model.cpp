@@ -48,7 +48,7 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
             const int64_t before = device::fp8_matmuls(model.ctx);
             model.gradients();
             const int64_t micro_batches = model.trainer->executed_micro_batches();
-            CHECK(micro_batches == (recipe == Fp8Recipe::kDelayed ? 3 : 2));   // one primes
+            CHECK(micro_batches == (recipe == Fp8Recipe::kDelayed ? 3 : 2));   // one calibrates
             CHECK(device::fp8_matmuls(model.ctx) - before == 12 * shape.num_layers * micro_batches);
             CHECK(planned_fp8_matmuls(model.trainer->fp8().plan(), Recompute::kNone, 1) == 12 * shape.num_layers);
             CHECK(model.loss() == doctest::Approx(reference.loss()).epsilon(0.01));
@@ -86,8 +86,8 @@ TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so
             else CHECK_MESSAGE(distance(grads[i], expected[i]) < 1e-5, p.name);
         }
         CHECK(fp8_weights(delayed) == fp8_weights(current));
-        CHECK(!delayed.trainer->fp8().needs_priming());
-        // Factors follow the history from now on: other data, other factors than current scaling.
+        CHECK(!delayed.trainer->fp8().needs_calibration());
+        // Scales follow the history from now on: other data, other scales than current scaling.
         for (TestModel* model : {&current, &delayed}) {
             model->set_random_batch(2, 6);
             model->gradients();

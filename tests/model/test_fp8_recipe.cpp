@@ -14,7 +14,7 @@ struct Planned {
 
 Planned planned(const std::string& family, const Words& words) {
     const Config config = parse(family, joined({"--dry-run"}, words)).config;
-    return {config, make_fp8_plan(config, make_param_table(config.shape))};
+    return {config, fp8_plan_of(config, make_param_table(config.shape))};
 }
 
 Fp8Plan tiny_plan(const Words& words) {
@@ -184,7 +184,7 @@ TEST_CASE("fp8 plan: shapes that the matmuls cannot take are all named at once")
     CHECK(tiny_refusal(joined(ffn, {"--bf16-linears=*.up,*.down"})) == "");
     const std::string rest = tiny_refusal(joined(ffn, {"--bf16-linears=*.up,1.down"}));
     CHECK(contains(rest, "down of layers 0, 2-3: in-features 360 ("));
-    // Samples are one sequence, whose rows have block factors.
+    // Samples are one sequence, whose rows have block scales.
     const Words six = {"--seq-length=6", "--micro-batch-size=8", "--fp8-recipe=blockwise"};
     CHECK(tiny_refusal(six) == "");
     CHECK(contains(tiny_refusal(joined(six, {"--sample-every=5"})),
@@ -314,10 +314,10 @@ TEST_CASE("gain: measured shapes come back as measured, others lie on a smooth c
 }
 
 TEST_CASE("gain: what the predictions say") {
-    auto gain = [](const Words& words, LinearKind kind) {
+    auto speedup = [](const Words& words, LinearKind kind) {
         const auto [config, plan] = planned("llama", joined({"--fp8-lm-head"}, words));
-        return predict_gain(config, plan, plan.linear(kind == LinearKind::kHead
-                                                      ? static_cast<int>(config.shape.num_layers) : 0, kind)).gain();
+        return predict_speedup(config, plan, plan.linear(kind == LinearKind::kHead
+                                                      ? static_cast<int>(config.shape.num_layers) : 0, kind)).speedup();
     };
     const Words big = {"--model=llama3-8B"}, tiny = {"--model=llama-tiny"};
     const Words delayed = {"--fp8-recipe=delayed"}, tensorwise = {"--fp8-recipe=tensorwise"};
@@ -325,32 +325,32 @@ TEST_CASE("gain: what the predictions say") {
     for (LinearKind kind : {LinearKind::kQkv, LinearKind::kProj, LinearKind::kUp, LinearKind::kDown,
                             LinearKind::kHead}) {
         CAPTURE(std::string(linear_kind_name(kind)));
-        const double most = gain(joined(big, joined(delayed, {"--fp8-fast-accum=all"})), kind);
-        const double usual = gain(joined(big, delayed), kind);
+        const double most = speedup(joined(big, joined(delayed, {"--fp8-fast-accum=all"})), kind);
+        const double usual = speedup(joined(big, delayed), kind);
         CHECK(most > usual);
-        CHECK(usual > gain(joined(big, joined(delayed, {"--fp8-fast-accum=none"})), kind));
-        CHECK(usual > gain(joined(big, tensorwise), kind));
-        CHECK(usual > gain(joined(big, blockwise), kind));
+        CHECK(usual > speedup(joined(big, joined(delayed, {"--fp8-fast-accum=none"})), kind));
+        CHECK(usual > speedup(joined(big, tensorwise), kind));
+        CHECK(usual > speedup(joined(big, blockwise), kind));
         CHECK(usual > 1.2);
         CHECK(usual < 2.0);
         // More micro-batches share one quantisation of the weights.
-        CHECK(gain(joined(big, joined(delayed, {"--global-batch-size=16"})), kind) > usual);
-        CHECK(gain(joined(tiny, tensorwise), kind) < usual);
+        CHECK(speedup(joined(big, joined(delayed, {"--global-batch-size=16"})), kind) > usual);
+        CHECK(speedup(joined(tiny, tensorwise), kind) < usual);
     }
-    CHECK(gain(joined(tiny, tensorwise), LinearKind::kProj) < 1);
+    CHECK(speedup(joined(tiny, tensorwise), LinearKind::kProj) < 1);
 
     // The rule keeps exactly those in BF16 whose prediction is below.
     const Words run = {"--fp8-recipe=tensorwise", "--fp8-lm-head", "--num-layers=2"};
     const auto [config, plan] = planned("gpt2", run);
     double low = 1e9, high = 0;
     for (const LinearPlan& linear : plan.linears) {
-        low = std::min(low, predict_gain(config, plan, linear).gain());
-        high = std::max(high, predict_gain(config, plan, linear).gain());
+        low = std::min(low, predict_speedup(config, plan, linear).speedup());
+        high = std::max(high, predict_speedup(config, plan, linear).speedup());
     }
     const double middle = (low + high) / 2;
     const Fp8Plan kept = planned("gpt2", joined(run, {strf("--fp8-min-gain=%.6f", middle)})).plan;
     for (size_t i = 0; i < plan.linears.size(); i++) {
-        const double predicted = predict_gain(config, plan, plan.linears[i]).gain();
+        const double predicted = predict_speedup(config, plan, plan.linears[i]).speedup();
         CHECK(kept.linears[i].fp8 == (predicted >= middle));
         if (!kept.linears[i].fp8)
             CHECK(kept.linears[i].reason == strf("predicted gain %.2f < --fp8-min-gain %g", predicted,

@@ -1,4 +1,4 @@
-// FP8 over the steps of a run: factors follow the options, weights follow the masters, reports name what is off.
+// FP8 over the steps of a run: scales follow the options, weights follow the masters, reports name what is off.
 #include "tests/support/doctest.h"
 
 #include <algorithm>
@@ -21,28 +21,28 @@ bool ends_with(const std::string& text, const std::string& end) {
 
 Json tensors_of(TestModel& model) { return Json::parse(state_text(model)).at("tensors"); }
 
-// quant_mul after an update by the rule of delayed scaling, as bits; the ring of `after` has the newest amax already.
-uint32_t factor_after(const Config& c, const std::string& name, const Json& before, const Json& after) {
+// scale after an update by the rule of delayed scaling, as bits; the ring of `after` has the newest amax already.
+uint32_t scale_after(const Config& c, const std::string& name, const Json& before, const Json& after) {
     const auto updates = before.at("updates").get<size_t>();
     if (updates % static_cast<size_t>(c.fp8_interval) != 0) return before.at("quant_mul_bits").get<uint32_t>();
     const auto ring = after.at("history_bits").get<std::vector<uint32_t>>();
     const bool newest_only = c.fp8_amax_compute_algo == AmaxAlgo::kMostRecent;
     const uint32_t amax = newest_only ? ring[updates % ring.size()] : *std::max_element(ring.begin(), ring.end());
     const float largest = ends_with(name, ".dy") && c.fp8_format == Fp8Format::kHybrid ? 57344.0f : 448.0f;
-    const float quant_mul = std::ldexp(largest, -static_cast<int>(c.fp8_margin)) / std::bit_cast<float>(amax);
-    return std::bit_cast<uint32_t>(quant_mul);
+    const float scale = std::ldexp(largest, -static_cast<int>(c.fp8_margin)) / std::bit_cast<float>(amax);
+    return std::bit_cast<uint32_t>(scale);
 }
 
-// How many tensors have another factor than before.
+// How many tensors have another scale than before.
 int check_update(const Config& c, const Json& before, const Json& after) {
     int changed = 0;
     for (const auto& [name, now] : after.items()) {
         CAPTURE(name);
         const Json& then = before.at(name);
         CHECK(now.at("updates").get<int>() == then.at("updates").get<int>() + 1);
-        const uint32_t factor = now.at("quant_mul_bits").get<uint32_t>();
-        CHECK(factor == factor_after(c, name, then, now));
-        changed += factor != then.at("quant_mul_bits").get<uint32_t>();
+        const uint32_t scale = now.at("quant_mul_bits").get<uint32_t>();
+        CHECK(scale == scale_after(c, name, then, now));
+        changed += scale != then.at("quant_mul_bits").get<uint32_t>();
         // All but the oldest entry of the ring stay where they are.
         Json kept = then.at("history_bits");
         const size_t slot = then.at("updates").get<size_t>() % kept.size();
@@ -64,7 +64,7 @@ bool same_bytes(TestModel& model, const Tensor& tensor, const op_test::HostTenso
     return std::memcmp(bytes.data(), expected.data(), bytes.size()) == 0;
 }
 
-// The FP8 weights of one linear, made anew from its masters and its factor.
+// The FP8 weights of one linear, made anew from its masters and its scale.
 void check_weights(TestModel& model, const Fp8Linear& linear) {
     const std::vector<char> slot = raw(model, {model.trainer->fp8().weight_slot(linear.param), Dtype::kFp32,
                                                sizeof(Fp8Slot) / 4});
@@ -78,10 +78,10 @@ void check_weights(TestModel& model, const Fp8Linear& linear) {
     CHECK(same_bytes(model, linear.weight.data, expected.rowwise));
     CHECK(same_bytes(model, linear.weight_transposed.data, expected.transposed));
     if (linear.weight.granularity == Granularity::kTensor) {
-        CHECK(found.dequant_mul == 1 / found.quant_mul);
+        CHECK(found.scale_inv == 1 / found.scale);
     } else {
-        CHECK(same_bytes(model, linear.weight.grid, expected.rowwise_grid));
-        CHECK(same_bytes(model, linear.weight_transposed.grid, expected.transposed_grid));
+        CHECK(same_bytes(model, linear.weight.scale_inv, expected.rowwise_scale_inv));
+        CHECK(same_bytes(model, linear.weight_transposed.scale_inv, expected.transposed_scale_inv));
     }
     // AdamW recorded the amax of what it wrote; a checkpoint's weights are the masters, rounded.
     std::vector<bf16> saved(masters.size());
@@ -119,7 +119,7 @@ TEST_CASE("fp8 state: margin, interval, history and algorithm decide the factors
         model.set_random_batch(4, 30);
         model.step();
         Json before = tensors_of(model);
-        CHECK(before.at("1.up.x").at("updates") == 2);   // priming and the step
+        CHECK(before.at("1.up.x").at("updates") == 2);   // calibration and the step
         CHECK(before.at("1.up.dy").at("updates") == 2);
         CHECK(before.at("1.up.weight").at("updates") == 2);
         int changed = 0;

@@ -26,16 +26,16 @@ void check_copies(const Fp8Attention& a, const HostTensor& before, const Fp8Atte
         for (int64_t t = first; t < end; t++)
             for (int64_t d = 0; d < a.HS; d++)
                 amax = std::max(amax, std::fabs(static_cast<float>(before.get(a.q(b, t, head) + d))));
-        const auto dequant_mul = static_cast<float>(r.factors.get(item));
+        const auto scale_inv = static_cast<float>(r.scales.get(item));
         int exponent;
-        wrong += std::frexp(dequant_mul, &exponent) != 0.5f;                       // a power of two
-        wrong += amax > 0 && (amax / dequant_mul > 448 || amax / dequant_mul <= 224);   // as small as fits
+        wrong += std::frexp(scale_inv, &exponent) != 0.5f;                       // a power of two
+        wrong += amax > 0 && (amax / scale_inv > 448 || amax / scale_inv <= 224);   // as small as fits
         for (int64_t t = first; t < end; t++)
             for (int64_t d = 0; d < a.HS; d++) {
                 const int64_t i = a.q(b, t, head) + d;
                 const uint8_t code = code_at(a, r, b, head, t, d);
-                wrong += code != to_fp8(Dtype::kE4m3, static_cast<float>(before.get(i)) / dequant_mul);
-                wrong += r.qkv.get(i) != static_cast<double>(from_fp8(Dtype::kE4m3, code)) * dequant_mul;
+                wrong += code != to_fp8(Dtype::kE4m3, static_cast<float>(before.get(i)) / scale_inv);
+                wrong += r.qkv.get(i) != static_cast<double>(from_fp8(Dtype::kE4m3, code)) * scale_inv;
             }
     }
     CHECK_EQ(wrong, 0);
@@ -86,7 +86,7 @@ TEST_CASE("cpu quantize_heads: a value that is not finite spoils its block, and 
             if (std::isnan(r.qkv.get(i)) == (head == 2 && t / kHeadBlock == 1)) continue;
             FAIL("token ", t, " head ", head);
         }
-        CHECK_EQ(r.factors.get(2 * 3 + 1), 1.0);
+        CHECK_EQ(r.scales.get(2 * 3 + 1), 1.0);
     }
 }
 
@@ -117,5 +117,5 @@ TEST_CASE("cpu FP8 attention takes bf16 only") {
     HostTensor wide = r.qkv.to(Dtype::kFp32), out(Dtype::kFp32, r.out.elems());
     Ctx ctx;
     CHECK_THROWS_AS(cpu::attention_forward(ctx, a.forward_args(out.view(), r.lse.view(), wide.view(),
-                                                               {r.bytes.view(), r.factors.view()}, nullptr)), Error);
+                                                               {r.bytes.view(), r.scales.view()}, nullptr)), Error);
 }

@@ -15,7 +15,7 @@ struct Delayed {
     int64_t length, interval = 1;
     bool most_recent = false;
     std::vector<float> largest{448};
-    std::vector<Fp8Slot> slots = std::vector<Fp8Slot>(largest.size(), Fp8Slot{.dequant_mul = -1, .quant_mul = 1,
+    std::vector<Fp8Slot> slots = std::vector<Fp8Slot>(largest.size(), Fp8Slot{.scale_inv = -1, .scale = 1,
                                                                               .amax_bits = 0, .step_amax_bits = 0});
     std::vector<float> history = std::vector<float>(largest.size() * static_cast<size_t>(length));
     std::vector<int32_t> updates = std::vector<int32_t>(largest.size());
@@ -26,25 +26,25 @@ struct Delayed {
                               .largest = largest.data(), .count = static_cast<int64_t>(slots.size()), .length = length,
                               .interval = interval, .most_recent = most_recent, .state = state});
     }
-    // quant_mul after an update that recorded `amax`.
+    // scale after an update that recorded `amax`.
     float after(float amax, const StepState* state = nullptr) {
         slots[0].amax_bits = amax_bits_of(amax);
         update(state);
-        return slots[0].quant_mul;
+        return slots[0].scale;
     }
     std::vector<float> after_all(const std::vector<float>& amaxes) {
-        std::vector<float> factors;
-        for (float amax : amaxes) factors.push_back(after(amax));
-        return factors;
+        std::vector<float> scales;
+        for (float amax : amaxes) scales.push_back(after(amax));
+        return scales;
     }
 };
-using Factors = std::vector<float>;
+using Scales = std::vector<float>;
 
 // The rule once more, in double and with a list of the amaxes seen.
 struct Model {
     int64_t length, interval;
     bool most_recent;
-    double largest, quant_mul = 1;
+    double largest, scale = 1;
     std::deque<double> seen{};
     int64_t updates = 0;
 
@@ -56,12 +56,12 @@ struct Model {
         for (size_t i = 0; i < (most_recent ? 1 : seen.size()); i++)
             if (!(seen[i] <= used)) used = std::isnan(used) ? used : seen[i];
         if (updates++ % interval == 0 && std::isfinite(used))
-            quant_mul = std::min(static_cast<double>(static_cast<float>(largest / used)),
+            scale = std::min(static_cast<double>(static_cast<float>(largest / used)),
                                  static_cast<double>(std::numeric_limits<float>::max()));
     }
 };
 
-// x (N, C) into `bytes` by the slot's factor, recorded.
+// x (N, C) into `bytes` by the slot's scale, recorded.
 void cast_into(HostTensor& bytes, HostTensor& x, Fp8Slot& slot, int64_t N, int64_t C) {
     Ctx ctx;
     QuantOut quant;
@@ -86,18 +86,18 @@ float random_amax(uint64_t i) {
 
 TEST_CASE("fp8_update: a history of one") {
     Delayed d{.length = 1};
-    CHECK_EQ(d.after_all({2, 4, 1, 448, 0.5f}), Factors{224, 112, 448, 1, 896});
+    CHECK_EQ(d.after_all({2, 4, 1, 448, 0.5f}), Scales{224, 112, 448, 1, 896});
     CHECK_EQ(d.updates[0], 5);
     Delayed recent{.length = 1, .most_recent = true};
-    CHECK_EQ(recent.after_all({2, 4, 1, 448, 0.5f}), Factors{224, 112, 448, 1, 896});
+    CHECK_EQ(recent.after_all({2, 4, 1, 448, 0.5f}), Scales{224, 112, 448, 1, 896});
 }
 
 TEST_CASE("fp8_update: a history of two") {
     Delayed d{.length = 2};
-    CHECK_EQ(d.after_all({2, 4, 1, 1, 0.5f, 0.25f}), Factors{224, 112, 112, 448, 448, 896});
+    CHECK_EQ(d.after_all({2, 4, 1, 1, 0.5f, 0.25f}), Scales{224, 112, 112, 448, 448, 896});
     CHECK_EQ(d.history, std::vector<float>{0.5f, 0.25f});
     Delayed recent{.length = 2, .most_recent = true};
-    CHECK_EQ(recent.after_all({2, 4, 1, 1, 0.5f, 0.25f}), Factors{224, 112, 448, 448, 896, 1792});
+    CHECK_EQ(recent.after_all({2, 4, 1, 1, 0.5f, 0.25f}), Scales{224, 112, 448, 448, 896, 1792});
 }
 
 TEST_CASE("fp8_update: an outlier leaves a history of 1024 after exactly as many updates") {
@@ -110,19 +110,19 @@ TEST_CASE("fp8_update: an outlier leaves a history of 1024 after exactly as many
 
 TEST_CASE("fp8_update: a tensor that was not produced keeps everything") {
     Delayed d{.length = 2};
-    CHECK_EQ(d.after_all({2, 4, 0, 0, 0, 1, 1}), Factors{224, 112, 112, 112, 112, 112, 448});
+    CHECK_EQ(d.after_all({2, 4, 0, 0, 0, 1, 1}), Scales{224, 112, 112, 112, 112, 112, 448});
     CHECK_EQ(d.updates[0], 4);
 }
 
 TEST_CASE("fp8_update: an amax that is not finite keeps the factor until it has left the history") {
     for (float odd : {kInf, std::nanf("")}) {
         Delayed d{.length = 2};
-        CHECK_EQ(d.after_all({2, odd, 1, 1}), Factors{224, 224, 224, 448});
+        CHECK_EQ(d.after_all({2, odd, 1, 1}), Scales{224, 224, 224, 448});
         CHECK_EQ(d.updates[0], 4);
         Delayed recent{.length = 2, .most_recent = true};
-        CHECK_EQ(recent.after_all({2, odd, 1}), Factors{224, 224, 448});
+        CHECK_EQ(recent.after_all({2, odd, 1}), Scales{224, 224, 448});
         Delayed one{.length = 1};
-        CHECK_EQ(one.after_all({odd, 4}), Factors{1, 112});
+        CHECK_EQ(one.after_all({odd, 4}), Scales{1, 112});
     }
 }
 
@@ -139,18 +139,18 @@ TEST_CASE("fp8_update: margins give exactly halved factors on the same history")
         for (Fp8Slot& slot : d.slots) slot.amax_bits = amax_bits_of(amax);
         d.update();
         for (int margin = 1; margin <= 4; margin++)
-            CHECK_EQ(d.slots[static_cast<size_t>(margin)].quant_mul, std::ldexp(d.slots[0].quant_mul, -margin));
-        CHECK_EQ(d.slots[6].quant_mul, d.slots[5].quant_mul / 16);
+            CHECK_EQ(d.slots[static_cast<size_t>(margin)].scale, std::ldexp(d.slots[0].scale, -margin));
+        CHECK_EQ(d.slots[6].scale, d.slots[5].scale / 16);
     }
 }
 
 TEST_CASE("fp8_update: interval, every amax is recorded and every n-th update makes a factor") {
     Delayed d{.length = 2, .interval = 3};
-    CHECK_EQ(d.after_all({2, 4, 8, 1, 1, 0.5f, 0.5f}), Factors{224, 224, 224, 56, 56, 56, 896});
+    CHECK_EQ(d.after_all({2, 4, 8, 1, 1, 0.5f, 0.5f}), Scales{224, 224, 224, 56, 56, 56, 896});
     CHECK_EQ(d.updates[0], 7);
     // A tensor that was not produced does not count as an update.
     Delayed gaps{.length = 1, .interval = 2};
-    CHECK_EQ(gaps.after_all({2, 0, 4, 0, 8}), Factors{224, 224, 224, 224, 56});
+    CHECK_EQ(gaps.after_all({2, 0, 4, 0, 8}), Scales{224, 224, 224, 224, 56});
 }
 
 TEST_CASE("fp8_update: a skipped step forgets its amax and keeps the rest") {
@@ -177,9 +177,9 @@ TEST_CASE("fp8_update: amax_bits is moved to the step's amax, the cast's factor 
     CHECK_EQ(d.slots[0].step_amax_bits, amax_bits_of(2));
     CHECK_EQ(d.slots[1].step_amax_bits, amax_bits_of(3));
     CHECK_EQ(d.slots[0].amax_bits, 0);
-    CHECK_EQ(d.slots[0].quant_mul, 224);
-    CHECK_EQ(d.slots[0].dequant_mul, 0.125f);
-    CHECK_EQ(d.slots[1].quant_mul, 2);
+    CHECK_EQ(d.slots[0].scale, 224);
+    CHECK_EQ(d.slots[0].scale_inv, 0.125f);
+    CHECK_EQ(d.slots[1].scale, 2);
     CHECK_THROWS_AS((Delayed{.length = 0}.update()), Error);
     CHECK_THROWS_AS((Delayed{.length = 1, .interval = 0}.update()), Error);
 }
@@ -197,8 +197,8 @@ TEST_CASE("fp8_clear: the step's amax survives the clearing of one micro-batch, 
                     const bool cleared = i < 2 && !skip;
                     CHECK_EQ(slots[i].amax_bits, cleared ? 0 : amax);
                     CHECK_EQ(slots[i].step_amax_bits, !cleared ? 6 : step ? 0 : std::max(amax, 6u));
-                    CHECK_EQ(slots[i].dequant_mul, 3);
-                    CHECK_EQ(slots[i].quant_mul, 4);
+                    CHECK_EQ(slots[i].scale_inv, 3);
+                    CHECK_EQ(slots[i].scale, 4);
                 }
             }
 }
@@ -222,8 +222,8 @@ TEST_CASE("fp8_update: long random runs follow the rule; a run that misses one u
                     if (i != 1500) broken.update(&state);
                     model.update(static_cast<double>(a), state.skip);
                     small.update(static_cast<double>(b), state.skip);
-                    wrong += static_cast<double>(d.slots[0].quant_mul) != model.quant_mul;
-                    wrong += static_cast<double>(d.slots[1].quant_mul) != small.quant_mul;
+                    wrong += static_cast<double>(d.slots[0].scale) != model.scale;
+                    wrong += static_cast<double>(d.slots[1].scale) != small.scale;
                     different += std::memcmp(&d.slots[0], &broken.slots[0], sizeof(Fp8Slot)) != 0;
                 }
                 CHECK_EQ(wrong, 0);
@@ -239,15 +239,15 @@ TEST_CASE("delayed scaling: the cast uses the old factor, the update makes the n
         cast_into(bytes, x, d.slots[0], 1, 32);
         return static_cast<int>(static_cast<const uint8_t*>(bytes.data())[31]);
     };
-    CHECK_EQ(cast(2), to_fp8(Dtype::kE4m3, 2));   // factor 1 at first
-    CHECK_EQ(d.slots[0].dequant_mul, 1);
+    CHECK_EQ(cast(2), to_fp8(Dtype::kE4m3, 2));   // scale 1 at first
+    CHECK_EQ(d.slots[0].scale_inv, 1);
     d.update();
     CHECK_EQ(cast(1), to_fp8(Dtype::kE4m3, 224));
-    CHECK_EQ(d.slots[0].dequant_mul, 1 / 224.0f);
+    CHECK_EQ(d.slots[0].scale_inv, 1 / 224.0f);
     CHECK_EQ(cast(4), 0x7e);   // 896: an outlier saturates until its amax is in the history
     d.update();                // the largest of the two casts, 4, counts
     CHECK_EQ(cast(4), 0x7e);
-    CHECK_EQ(d.slots[0].quant_mul, 112);
+    CHECK_EQ(d.slots[0].scale, 112);
 }
 
 TEST_CASE("dequant_mul lives with the bytes: a factor that is newer than the cast is noticed") {
@@ -259,10 +259,10 @@ TEST_CASE("dequant_mul lives with the bytes: a factor that is newer than the cas
         cpu::amax(ctx, {.slot = d.slots.data(), .in = x.view()});
         d.update();
         cast_into(bytes, x, d.slots[0], N, C);
-        // Half a unit of the last place, or half of the smallest number, and the roundings of product and factor.
-        auto share_restored = [&](float dequant_mul) {
+        // Half a unit of the last place, or half of the smallest number, and the roundings of product and scale.
+        auto share_restored = [&](float scale_inv) {
             int64_t good = 0;
-            const double mul = static_cast<double>(dequant_mul);
+            const double mul = static_cast<double>(scale_inv);
             for (int64_t i = 0; i < N * C; i++) {
                 const double code = static_cast<double>(from_fp8(format, static_cast<const uint8_t*>(bytes.data())[i]));
                 const double relative = format == Dtype::kE4m3 ? 0x1p-4 : 0x1p-3;
@@ -272,9 +272,9 @@ TEST_CASE("dequant_mul lives with the bytes: a factor that is newer than the cas
             }
             return static_cast<double>(good) / static_cast<double>(N * C);
         };
-        CHECK_EQ(share_restored(d.slots[0].dequant_mul), 1);
+        CHECK_EQ(share_restored(d.slots[0].scale_inv), 1);
         d.after(100);   // the next step saw something larger
-        CHECK_EQ(share_restored(d.slots[0].dequant_mul), 1);
-        CHECK_LT(share_restored(1 / d.slots[0].quant_mul), 0.1);
+        CHECK_EQ(share_restored(d.slots[0].scale_inv), 1);
+        CHECK_LT(share_restored(1 / d.slots[0].scale), 0.1);
     }
 }

@@ -1,4 +1,4 @@
-// FP8 matmul of the CPU against plain loops in double over the decoded codes and their factors.
+// FP8 matmul of the CPU against plain loops in double over the decoded codes and their scales.
 #include "tests/support/fp8_gemm_test.h"
 
 #include "llmc/cpu/threads.h"
@@ -11,7 +11,7 @@ struct Shape {
     int64_t M, N, K;
 };
 // Below, at and above a block (128) and a run of the plain kernel (256); N and K multiples of 16, M of any kind but
-// with block factors, where it is rounded up to a multiple of 4.
+// with block scales, where it is rounded up to a multiple of 4.
 const Shape kShapes[] = {{1, 16, 16}, {7, 48, 80}, {130, 32, 128}, {33, 144, 272}, {5, 16, 1040}, {3, 528, 48}};
 
 int64_t rows_of(const Shape& s, const Fp8Kind& kind) { return kind.blocks() ? (s.M + 3) / 4 * 4 : s.M; }
@@ -68,14 +68,14 @@ TEST_CASE("cpu fp8 gemm: a moved code, a grid in the other order and a factor fo
             codes_of(wrong.a)[at] ^= 1;
             CHECK_NE(difference(wrong), "");
         }
-        for (HostTensor Fp8Product::*grid : {&Fp8Product::a_grid, &Fp8Product::b_grid}) {
+        for (HostTensor Fp8Product::*grid : {&Fp8Product::a_scale_inv, &Fp8Product::b_scale_inv}) {
             Fp8Product wrong = p;
             (wrong.*grid).set(0, 1 / (p.*grid).get(0));
             CHECK_NE(difference(wrong), "");
             if (!kind.blocks()) continue;
             wrong = p;
-            const bool square = grid == &Fp8Product::b_grid && kind.b_granularity == Granularity::kBlock128x128;
-            wrong.*grid = transposed_grid(p.*grid, square ? 4 : grid == &Fp8Product::a_grid ? p.M : p.N);
+            const bool square = grid == &Fp8Product::b_scale_inv && kind.b_granularity == Granularity::kBlock128x128;
+            wrong.*grid = transposed_scale_inv(p.*grid, square ? 4 : grid == &Fp8Product::a_scale_inv ? p.M : p.N);
             CHECK_NE(difference(wrong), "");
         }
     }
@@ -136,7 +136,7 @@ TEST_CASE("cpu fp8 gemm refuses what cuBLASLt cannot do") {
     auto refused = [&](const Fp8Kind& kind, const std::string& reason, auto change) {
         Fp8Product p = small_product(kind);
         HostTensor d = p.d;
-        GemmArgs args = p.args(d.view(), p.a.view(), p.b.view(), p.a_grid.view(), p.b_grid.view(), {});
+        GemmArgs args = p.args(d.view(), p.a.view(), p.b.view(), p.a_scale_inv.view(), p.b_scale_inv.view(), {});
         change(args);
         std::string error;
         try {
@@ -155,16 +155,16 @@ TEST_CASE("cpu fp8 gemm refuses what cuBLASLt cannot do") {
     refused(kTensors, "bf16 or fp32 D", [](GemmArgs& g) { g.D.dtype = Dtype::kFp64; });
     refused(kTensors, "bias", [&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBias, g.bias = bias.view(); });
     refused(kTensors, "no gelu", [](GemmArgs& g) { g.epilogue = GemmEpilogue::kBiasGelu; });
-    refused(kTensors, "A_grid has another number", [](GemmArgs& g) { g.A_grid = {}; });
-    refused(kTensors, "not 16-byte aligned", [&](GemmArgs& g) { g.A_grid = spare.view().slice(1, 1); });
-    refused(kTensors, "not 16-byte aligned", [&](GemmArgs& g) { g.B_grid = spare.view().slice(1, 1); });
+    refused(kTensors, "A_scale_inv has another number", [](GemmArgs& g) { g.A_scale_inv = {}; });
+    refused(kTensors, "not 16-byte aligned", [&](GemmArgs& g) { g.A_scale_inv = spare.view().slice(1, 1); });
+    refused(kTensors, "not 16-byte aligned", [&](GemmArgs& g) { g.B_scale_inv = spare.view().slice(1, 1); });
     refused(kTensors, "both", [](GemmArgs& g) { g.A_granularity = Granularity::kBlock1x128; });
     refused(kBlocks, "both", [](GemmArgs& g) { g.A_granularity = Granularity::kBlock128x128; });
     refused(kBlocks, "both", [](GemmArgs& g) { g.B_granularity = Granularity::kTensor; });
-    refused(kBlocks, "B_grid has another number", [](GemmArgs& g) { g.B_granularity = Granularity::kBlock1x128; });
-    refused(kBlocks, "factors are fp32", [](GemmArgs& g) { g.A_grid.dtype = Dtype::kBf16; });
+    refused(kBlocks, "B_scale_inv has another number", [](GemmArgs& g) { g.B_granularity = Granularity::kBlock1x128; });
+    refused(kBlocks, "factors are fp32", [](GemmArgs& g) { g.A_scale_inv.dtype = Dtype::kBf16; });
     refused(kBlocks, "M in multiples of 4", [](GemmArgs& g) {
-        g.M = 10, g.A.elems = 10 * 272, g.D.elems = 10 * 160, g.A_grid.elems = 30;
+        g.M = 10, g.A.elems = 10 * 272, g.D.elems = 10 * 160, g.A_scale_inv.elems = 30;
     });
     refused(kBlocks, "fast accumulation", [](GemmArgs& g) { g.fast_accumulation = true; });
 }

@@ -46,29 +46,29 @@ double amax_of(const HostTensor& x) {
     return amax;
 }
 
-float factor_of(const QuantRequest& request, const QuantMemory& before) {
-    if (request.scaling == Scaling::kDelayed) return before.slot.quant_mul;
+float scale_of(const QuantRequest& request, const QuantMemory& before) {
+    if (request.scaling == Scaling::kDelayed) return before.slot.scale;
     return fp8_largest(request.format) / std::bit_cast<float>(before.slot.amax_bits);
 }
 
 void check_against_definition(const QuantRequest& request, Shape shape, const HostTensor& x) {
     QuantMemory got(request, shape.N, shape.C, static_cast<float>(amax_of(x))), before = got;
     run(x, shape, got);
-    const float quant_mul = factor_of(request, before);
+    const float scale = scale_of(request, before);
     if (request.rowwise) {
-        PlainQuantized want = quantize_plainly(x, shape.N, shape.C, request.granularity, request.format, quant_mul);
+        PlainQuantized want = quantize_plainly(x, shape.N, shape.C, request.granularity, request.format, scale);
         CHECK(equal(got.rowwise, want.codes));
-        if (got.rowwise_grid.elems()) CHECK(equal(got.rowwise_grid, want.grid));
+        if (got.rowwise_scale_inv.elems()) CHECK(equal(got.rowwise_scale_inv, want.scale_inv));
     }
     if (request.transposed) {
         PlainQuantized want = quantize_plainly(transpose_of(x, shape.N, shape.C), shape.C, shape.N,
-                                               request.granularity, request.format, quant_mul);
+                                               request.granularity, request.format, scale);
         CHECK(equal(got.transposed, want.codes));
-        if (got.transposed_grid.elems()) CHECK(equal(got.transposed_grid, want.grid));
+        if (got.transposed_scale_inv.elems()) CHECK(equal(got.transposed_scale_inv, want.scale_inv));
     }
     const bool whole = request.granularity == Granularity::kTensor && (request.rowwise || request.transposed);
-    CHECK_EQ(got.slot.dequant_mul, whole ? 1 / quant_mul : before.slot.dequant_mul);
-    CHECK_EQ(got.slot.quant_mul, whole ? quant_mul : before.slot.quant_mul);
+    CHECK_EQ(got.slot.scale_inv, whole ? 1 / scale : before.slot.scale_inv);
+    CHECK_EQ(got.slot.scale, whole ? scale : before.slot.scale);
     CHECK_EQ(got.slot.amax_bits, before.slot.amax_bits);
     CHECK_EQ(got.first_nonfinite, before.first_nonfinite);
     CHECK(got.guards_intact());
@@ -97,7 +97,7 @@ TEST_CASE("cpu quantize: the token-axis copy is a direct quantisation of the tra
         run(x, shape, got);
         run(transpose_of(x, shape.N, shape.C), turned, want);
         CHECK(got.transposed.same_bits(want.rowwise));
-        CHECK(got.transposed_grid.same_bits(want.rowwise_grid));
+        CHECK(got.transposed_scale_inv.same_bits(want.rowwise_scale_inv));
         // Blocks along the other axis: turning the bytes of the rowwise copy is not the same, but for square ones.
         const bool turned_bytes = transpose_of(got.rowwise, shape.N, shape.C).same_bits(got.transposed);
         CHECK_EQ(turned_bytes, granularity != Granularity::kBlock1x128);
@@ -108,15 +108,15 @@ TEST_CASE("cpu quantize: the grid of a transposed weight is the exact transpose,
     const Shape shape{400, 272};   // blocks: 4 x 3, stored 4 x 4 and 3 x 4
     QuantMemory got({.name = "128x128", .granularity = Granularity::kBlock128x128}, shape.N, shape.C);
     run(uneven(shape, 5), shape, got);
-    REQUIRE_EQ(got.rowwise_grid.elems(), 16);
-    REQUIRE_EQ(got.transposed_grid.elems(), 12);
+    REQUIRE_EQ(got.rowwise_scale_inv.elems(), 16);
+    REQUIRE_EQ(got.transposed_scale_inv.elems(), 12);
     int distinct = 0;
     for (int64_t i = 0; i < 4; i++)
         for (int64_t j = 0; j < 4; j++) {
-            const double factor = got.rowwise_grid.get(i * 4 + j);
-            if (j < 3) CHECK_EQ(factor, got.transposed_grid.get(j * 4 + i));
-            CHECK_EQ(factor == 0, j == 3);
-            distinct += j < 3 && factor != got.rowwise_grid.get(0);
+            const double scale = got.rowwise_scale_inv.get(i * 4 + j);
+            if (j < 3) CHECK_EQ(scale, got.transposed_scale_inv.get(j * 4 + i));
+            CHECK_EQ(scale == 0, j == 3);
+            distinct += j < 3 && scale != got.rowwise_scale_inv.get(0);
         }
     CHECK_GT(distinct, 4);   // a transposed grid read as if it were not would be noticed
 }
@@ -153,7 +153,7 @@ TEST_CASE("cpu quantize: an fp32 source is rounded to bf16 first") {
     HostTensor x(Dtype::kFp32, 16);
     x.fill(1.0625 + 0x1p-10);
     QuantMemory got({.name = "delayed", .transposed = false}, 1, 16);
-    got.slot.quant_mul = 1;
+    got.slot.scale = 1;
     run(x, {1, 16}, got);
     CHECK_EQ(static_cast<const uint8_t*>(got.rowwise.data())[0], 0x38);   // 1.0625 in bf16, a tie, to even 1.0
 }
@@ -203,8 +203,8 @@ TEST_CASE("cpu quantize: factors of blocks of zeros and of values that are not f
         run(x, shape, got);
         auto code = [&](int64_t i) { return static_cast<const uint8_t*>(got.rowwise.data())[i]; };
         const int64_t stride = granularity == Granularity::kBlock1x128 ? shape.N : 1;
-        for (int64_t block = 0; block < 3; block++) CHECK_EQ(got.rowwise_grid.get(block * stride), 1);
-        CHECK_EQ(got.rowwise_grid.get(3 * stride), 0x1p-127);
+        for (int64_t block = 0; block < 3; block++) CHECK_EQ(got.rowwise_scale_inv.get(block * stride), 1);
+        CHECK_EQ(got.rowwise_scale_inv.get(3 * stride), 0x1p-127);
         CHECK_EQ(code(128 + 7), 0x7f);
         CHECK_EQ(code(256), 0x7e);
         CHECK_EQ(code(384), 8);   // 2^-133 * 2^127 = 2^-6, the smallest normal number
@@ -216,8 +216,8 @@ TEST_CASE("cpu quantize: factors of blocks of zeros and of values that are not f
     for (float amax : {0.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
         QuantMemory got({.name = "current", .transposed = false, .scaling = Scaling::kCurrent}, shape.N, shape.C, amax);
         run(x, shape, got);
-        CHECK_EQ(got.slot.quant_mul, 1.0f);
-        CHECK_EQ(got.slot.dequant_mul, 1.0f);
+        CHECK_EQ(got.slot.scale, 1.0f);
+        CHECK_EQ(got.slot.scale_inv, 1.0f);
     }
 }
 
@@ -227,7 +227,7 @@ TEST_CASE("cpu quantize: exact counts, once for two copies") {
         double x;
         bool saturated, flushed, nonfinite;
     };
-    // With quant_mul 2 in E4M3: largest 448, half of the smallest number 2^-10.
+    // With scale 2 in E4M3: largest 448, half of the smallest number 2^-10.
     const Value values[] = {{0, false, false, false},        {-0.0, false, false, false},
                             {224, false, false, false},      {225, true, false, false},
                             {-232, true, false, false},      {1e30, true, false, false},
@@ -246,7 +246,7 @@ TEST_CASE("cpu quantize: exact counts, once for two copies") {
     }
     for (auto [rowwise, transposed] : {std::pair{true, true}, {true, false}, {false, true}}) {
         QuantMemory got({.name = "counts", .rowwise = rowwise, .transposed = transposed}, shape.N, shape.C);
-        got.slot.quant_mul = 2;
+        got.slot.scale = 2;
         run(x, shape, got);
         CHECK_EQ(got.counts.elems, 1000 + static_cast<unsigned long long>(x.elems()));
         CHECK_EQ(got.counts.saturated, saturated);
@@ -355,7 +355,7 @@ TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never forgotten") {
             for (int64_t at : {int64_t{0}, elems / 2, elems - 1}) {
                 HostTensor larger = x;
                 larger.set(at, -5.003);
-                Fp8Slot slot{.dequant_mul = 1, .quant_mul = 2, .amax_bits = 3, .step_amax_bits = 4};
+                Fp8Slot slot{.scale_inv = 1, .scale = 2, .amax_bits = 3, .step_amax_bits = 4};
                 cpu::amax(ctx, {.slot = &slot, .in = larger.view()});
                 CHECK_EQ(slot.amax_bits, amax_bits_of(static_cast<float>(bf16(5.003f))));
                 cpu::amax(ctx, {.slot = &slot, .in = x.view()});
@@ -363,8 +363,8 @@ TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never forgotten") {
                 larger.set(at, std::nan(""));
                 cpu::amax(ctx, {.slot = &slot, .in = larger.view()});
                 CHECK_GT(slot.amax_bits, kInfinityBits);
-                CHECK_EQ(slot.dequant_mul, 1.0f);
-                CHECK_EQ(slot.quant_mul, 2.0f);
+                CHECK_EQ(slot.scale_inv, 1.0f);
+                CHECK_EQ(slot.scale, 2.0f);
                 CHECK_EQ(slot.step_amax_bits, 4);
             }
         }

@@ -1,4 +1,4 @@
-// FP8 weights that several ranks make of their runs of a matrix: bytes, factors and grids of one quantize of it all.
+// FP8 weights that several ranks make of their runs of a matrix: bytes, scales and grids of one quantize of it all.
 #include "tests/support/fp8_format.h"
 #include "tests/support/wire_test.h"
 
@@ -52,7 +52,7 @@ TEST_CASE("cpu quantize_run: values that are not finite, denormals and ties") {
     for (uint64_t key = 0; key < 8; key++) {
         const Shape shape = kShapes[key];
         HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, key, 250);
-        spoil(x, key);
+        corrupt(x, key);
         check_runs(x, shape, random_runs(shape.N * shape.C, 3, 1, key));
         HostTensor tiny(Dtype::kFp32, shape.N * shape.C);
         tiny.fill(0);
@@ -69,7 +69,7 @@ TEST_CASE("cpu quantize_run: random matrices, cuts and numbers of ranks") {
         const Shape shape{16 + 16 * (random.word[0] % 20), 16 + 16 * (random.word[1] % 20)};
         const int64_t aligns[] = {1, 4, 16, 128}, align = aligns[random.word[2] % 4];
         HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, trial, 1 + random.word[3] % 200);
-        if (trial % 3 == 0) spoil(x, trial);
+        if (trial % 3 == 0) corrupt(x, trial);
         check_runs(x, shape, random_runs(shape.N * shape.C, 1 + random.word[3] % 9, align, trial));
     }
 }
@@ -118,14 +118,14 @@ TEST_CASE("cpu fp8_factors: what quantize makes of a slot") {
     Ctx ctx;
     std::vector<Fp8Slot> slots;
     for (float amax : {0.0f, 3.5f, 1e-44f, 3e38f, HUGE_VALF, std::nanf("")})
-        slots.push_back({.dequant_mul = -1, .quant_mul = 24, .amax_bits = amax_bits_of(amax), .step_amax_bits = 9});
+        slots.push_back({.scale_inv = -1, .scale = 24, .amax_bits = amax_bits_of(amax), .step_amax_bits = 9});
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2})
         for (Scaling scaling : {Scaling::kDelayed, Scaling::kCurrent})
             for (int skip : {0, 1}) {
                 std::vector<Fp8Slot> got = slots;
                 StepState state{};
                 state.skip = skip;
-                cpu::fp8_factors(ctx, {.slots = got.data(), .count = static_cast<int64_t>(got.size()) - 1,
+                cpu::fp8_scales(ctx, {.slots = got.data(), .count = static_cast<int64_t>(got.size()) - 1,
                                        .scaling = scaling, .format = format, .state = &state});
                 for (size_t i = 0; i < slots.size(); i++) {
                     HostTensor x(Dtype::kBf16, 16), codes(format, 16);
@@ -169,7 +169,12 @@ TEST_CASE("cpu quantize_run and its like refuse what cannot be done") {
     CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.out.elems = 63; }), Error);
     CHECK_THROWS_AS(run([&](QuantizeRunArgs& a) { a.out = in.view(); }), Error);
     CHECK_THROWS_AS(cpu::block_amax(ctx, {.amaxes = amaxes, .in = in.view(), .begin = 200, .R = 16, .C = 16}), Error);
-    CHECK_THROWS_AS(cpu::block_grids(ctx, {.grid = grid.view(), .transposed_grid = grid.view(), .amaxes = amaxes,
-                                           .R = 16, .C = 16, .format = Dtype::kBf16}), Error);
+    CHECK_THROWS_AS(cpu::block_scales(ctx, {.scale_inv = grid.view(),
+                                            .transposed_scale_inv = grid.view(),
+                                            .amaxes = amaxes,
+                                            .R = 16,
+                                            .C = 16,
+                                            .format = Dtype::kBf16}),
+                    Error);
     CHECK_THROWS_AS(cpu::transpose_bytes(ctx, {.out = out.view(), .in = out.view(), .R = 8, .C = 8}), Error);
 }

@@ -14,29 +14,29 @@ const Fp8Numbers& numbers() {
 }
 
 struct Chunks {
-    HostTensor codes, factors;
+    HostTensor codes, scales;
     Fp8Counts counts{1000, 2000, 3000, 4000};
-    explicit Chunks(const HostTensor& x) : codes(kCodes, x.elems()), factors(kF, x.elems() / kWireChunk) {
+    explicit Chunks(const HostTensor& x) : codes(kCodes, x.elems()), scales(kF, x.elems() / kGradCommChunk) {
         Ctx ctx;
         HostTensor in = x;
-        cpu::quantize_chunks(ctx, {.out = codes.view(), .factors = factors.view(), .in = in.view(),
+        cpu::quantize_chunks(ctx, {.out = codes.view(), .scales = scales.view(), .in = in.view(),
                                    .counts = &counts});
         CHECK(codes.guards_intact());
-        CHECK(factors.guards_intact());
+        CHECK(scales.guards_intact());
         CHECK(in.same_bits(x));
     }
     // What the other side makes of element i.
-    double arrives(int64_t i) const { return fp8_value(kCodes, byte_of(codes, i)) * factors.get(i / kWireChunk); }
+    double arrives(int64_t i) const { return fp8_value(kCodes, byte_of(codes, i)) * scales.get(i / kGradCommChunk); }
 };
 
 // 448 / amax in fp32 (a quotient of floats, in double, rounds as it should), one float less if that went beyond 448.
-float plain_factor(double amax) {
+float plain_scale(double amax) {
     if (amax == 0) return 1;
     const float largest = std::numeric_limits<float>::max();
     const double quotient = 448 / amax;
-    float factor = quotient > static_cast<double>(largest) ? largest : static_cast<float>(quotient);
-    if (static_cast<float>(amax * static_cast<double>(factor)) > 448) factor = std::nextafter(factor, 0.0f);
-    return factor;
+    float scale = quotient > static_cast<double>(largest) ? largest : static_cast<float>(quotient);
+    if (static_cast<float>(amax * static_cast<double>(scale)) > 448) scale = std::nextafter(scale, 0.0f);
+    return scale;
 }
 
 // All chunks of x, which is finite, against the definition, and against the size that an error may have.
@@ -44,18 +44,18 @@ void check_chunks(const HostTensor& x) {
     const Chunks got(x);
     unsigned long long flushed = 0;
     int64_t wrong = 0, far = 0;
-    for (int64_t begin = 0; begin < x.elems(); begin += kWireChunk) {
+    for (int64_t begin = 0; begin < x.elems(); begin += kGradCommChunk) {
         double amax = 0;
-        for (int64_t i = begin; i < begin + kWireChunk; i++) amax = std::max(amax, std::fabs(x.get(i)));
-        const float factor = plain_factor(amax);
-        wrong += got.factors.get(begin / kWireChunk) != static_cast<double>(1 / factor);
-        for (int64_t i = begin; i < begin + kWireChunk; i++) {
-            const float product = static_cast<float>(x.get(i) * static_cast<double>(factor));
+        for (int64_t i = begin; i < begin + kGradCommChunk; i++) amax = std::max(amax, std::fabs(x.get(i)));
+        const float scale = plain_scale(amax);
+        wrong += got.scales.get(begin / kGradCommChunk) != static_cast<double>(1 / scale);
+        for (int64_t i = begin; i < begin + kGradCommChunk; i++) {
+            const float product = static_cast<float>(x.get(i) * static_cast<double>(scale));
             const int code = numbers().nearest(static_cast<double>(product));
             wrong += byte_of(got.codes, i) != code;
             flushed += x.get(i) != 0 && (code & 0x7f) == 0;
-            // Half a step of a normal or of a subnormal number; roundings of the factors, of the product.
-            const double size = std::fabs(x.get(i)), step = 0x1p-10 / static_cast<double>(factor);
+            // Half a step of a normal or of a subnormal number; roundings of the scales, of the product.
+            const double size = std::fabs(x.get(i)), step = 0x1p-10 / static_cast<double>(scale);
             far += std::fabs(got.arrives(i) - x.get(i)) > std::max(0x1p-4 * size, step) * (1 + 0x1p-18) + 0x1p-149;
         }
     }
@@ -74,10 +74,10 @@ HostTensor joined(const std::vector<HostTensor>& parts) {
         put_part(all, {static_cast<int64_t>(r) * parts[0].elems(), parts[0].elems()}, parts[r]);
     return all;
 }
-HostTensor sum_of_ranks(HostTensor in, int64_t ranks, HostTensor factors = {}) {
+HostTensor sum_of_ranks(HostTensor in, int64_t ranks, HostTensor scales = {}) {
     Ctx ctx;
     HostTensor out(kF, in.elems() / ranks);
-    cpu::sum_ranks(ctx, {.out = out.view(), .in = in.view(), .factors = factors.view(), .ranks = ranks});
+    cpu::sum_ranks(ctx, {.out = out.view(), .in = in.view(), .scales = scales.view(), .ranks = ranks});
     CHECK(out.guards_intact());
     return out;
 }
@@ -107,7 +107,7 @@ TEST_CASE("cpu quantize_chunks: codes, factors and counts by definition") {
         for (int64_t chunks : {1, 3, 65, 300})
             for (int powers : {1, 40, 250}) {
                 INFO(std::string(dtype_name(dtype)) << ", " << chunks << " chunks, " << powers << " powers of two");
-                check_chunks(uneven_tensor(dtype, chunks, kWireChunk, static_cast<uint64_t>(powers), powers));
+                check_chunks(uneven_tensor(dtype, chunks, kGradCommChunk, static_cast<uint64_t>(powers), powers));
             }
 }
 
@@ -120,10 +120,10 @@ TEST_CASE("cpu quantize_chunks: whatever the largest value, it arrives and nothi
                                       : (i == 16 ? 0.0 : 1 - 0x1p-23);
             amaxes.push_back(static_cast<double>(static_cast<float>(std::ldexp(1 + low, power))));
         }
-    HostTensor x(kF, static_cast<int64_t>(amaxes.size()) * kWireChunk);
+    HostTensor x(kF, static_cast<int64_t>(amaxes.size()) * kGradCommChunk);
     x.fill(0);
     for (size_t i = 0; i < amaxes.size(); i++)
-        x.set(static_cast<int64_t>(i * kWireChunk + i % kWireChunk), i % 2 ? -amaxes[i] : amaxes[i]);
+        x.set(static_cast<int64_t>(i * kGradCommChunk + i % kGradCommChunk), i % 2 ? -amaxes[i] : amaxes[i]);
     check_chunks(x);
     const Chunks got(x);
     int64_t missed = 0, invented = 0;
@@ -131,24 +131,24 @@ TEST_CASE("cpu quantize_chunks: whatever the largest value, it arrives and nothi
         const double want = x.get(i), size = std::fabs(want), error = std::fabs(got.arrives(i) - want);
         if (size == 0) invented += got.arrives(i) != 0;
         else if (size >= 448 * 0x1p-126) missed += byte_of(got.codes, i) % 128 != 0x7e || error > 0x1p-22 * size;
-        else missed += error > std::max(size / 16, 0x1p-138);   // half a step, quant_mul being the largest float
+        else missed += error > std::max(size / 16, 0x1p-138);   // half a step, scale being the largest float
     }
     CHECK_EQ(invented, 0);
     CHECK_EQ(missed, 0);
-    for (int64_t i = 0; i < got.factors.elems(); i++) {
-        const double factor = got.factors.get(i);
-        if (!(factor > 0 && std::isfinite(factor))) CHECK_EQ(factor, 1);
+    for (int64_t i = 0; i < got.scales.elems(); i++) {
+        const double scale = got.scales.get(i);
+        if (!(scale > 0 && std::isfinite(scale))) CHECK_EQ(scale, 1);
     }
 }
 
 TEST_CASE("cpu quantize_chunks: a chunk of zeros") {
-    HostTensor x(kF, 3 * kWireChunk);
+    HostTensor x(kF, 3 * kGradCommChunk);
     x.fill(0);
     x.set(5, -0.0);
-    x.set(2 * kWireChunk, 1e-30);
+    x.set(2 * kGradCommChunk, 1e-30);
     const Chunks got(x);
-    CHECK_EQ(got.factors.get(0), 1);
-    CHECK_EQ(got.factors.get(1), 1);
+    CHECK_EQ(got.scales.get(0), 1);
+    CHECK_EQ(got.scales.get(1), 1);
     CHECK_EQ(byte_of(got.codes, 5), 0x80);
     CHECK_EQ(byte_of(got.codes, 6), 0);
     CHECK_EQ(got.counts.flushed, 3000);
@@ -158,18 +158,18 @@ TEST_CASE("cpu quantize_chunks: what is not finite makes its chunk NaN on the ot
     for (Dtype dtype : {kF, kB})
         for (double odd : {std::nan(""), kInfinity, -kInfinity})
             for (int64_t at : {int64_t{128}, int64_t{200}, int64_t{255}}) {
-                HostTensor x = uneven_tensor(dtype, 4, kWireChunk, 3), plain = x;
+                HostTensor x = uneven_tensor(dtype, 4, kGradCommChunk, 3), plain = x;
                 x.set(130, 1e30), x.set(131, 1e-30), x.set(at, odd);
                 plain.set(130, 1e30), plain.set(131, 1e-30), plain.set(at, 0);
                 const Chunks got(x), without(plain);
-                CHECK(std::isnan(got.factors.get(1)));
+                CHECK(std::isnan(got.scales.get(1)));
                 CHECK_EQ(got.counts.nonfinite, 4001);
                 CHECK_EQ(got.counts.saturated, 2000);
                 CHECK_EQ(got.counts.elems, 1000 + 4 * 128);
                 // Nothing of the chunk counts as flushed, though 1e-30 beside 1e30 would be.
                 CHECK_LT(got.counts.flushed, without.counts.flushed);
                 const HostTensor sum = sum_of_ranks(joined({got.codes, without.codes}), 2,
-                                                    joined({got.factors, without.factors}));
+                                                    joined({got.scales, without.scales}));
                 int64_t wrong = 0;
                 for (int64_t i = 0; i < sum.elems(); i++) wrong += std::isnan(sum.get(i)) != (i / 128 == 1);
                 CHECK_EQ(wrong, 0);
@@ -198,32 +198,32 @@ TEST_CASE("cpu sum_ranks: in rank order, bit for bit") {
 }
 
 TEST_CASE("cpu sum_ranks: codes are multiplied by the factor of their own chunk and rank, then added") {
-    const int64_t n = 5 * kWireChunk;
+    const int64_t n = 5 * kGradCommChunk;
     for (int64_t ranks : {1, 2, 5, 8}) {
-        std::vector<HostTensor> codes, factors, terms;
+        std::vector<HostTensor> codes, scales, terms;
         std::vector<size_t> order;
         for (int64_t r = 0; r < ranks; r++) {
-            HostTensor code(kCodes, n), factor = random_tensor(kF, n / kWireChunk, static_cast<uint64_t>(r) + 50);
+            HostTensor code(kCodes, n), scale = random_tensor(kF, n / kGradCommChunk, static_cast<uint64_t>(r) + 50);
             HostTensor term(kF, n);
             for (int64_t i = 0; i < n; i++) {
                 uint32_t random = philox(static_cast<uint64_t>(r), static_cast<uint64_t>(i)).word[0] % 256;
                 if (random % 128 == 127) random--;   // NaN
                 static_cast<uint8_t*>(code.data())[i] = static_cast<uint8_t>(random);
-                term.set(i, fp8_value(kCodes, static_cast<int>(random)) * factor.get(i / kWireChunk));
+                term.set(i, fp8_value(kCodes, static_cast<int>(random)) * scale.get(i / kGradCommChunk));
             }
-            codes.push_back(code), factors.push_back(factor), terms.push_back(term);
+            codes.push_back(code), scales.push_back(scale), terms.push_back(term);
             order.push_back(static_cast<size_t>(r));
         }
-        const HostTensor got = sum_of_ranks(joined(codes), ranks, joined(factors));
+        const HostTensor got = sum_of_ranks(joined(codes), ranks, joined(scales));
         CHECK(got.same_bits(plain_sum(terms, order)));
-        factors.back().set(2, factors.back().get(2) * 1.5);
-        CHECK_FALSE(sum_of_ranks(joined(codes), ranks, joined(factors)).same_bits(got));
+        scales.back().set(2, scales.back().get(2) * 1.5);
+        CHECK_FALSE(sum_of_ranks(joined(codes), ranks, joined(scales)).same_bits(got));
     }
     // Every code.
-    HostTensor all(kCodes, 256), factors(kF, 2);
+    HostTensor all(kCodes, 256), scales(kF, 2);
     for (int code = 0; code < 256; code++) static_cast<uint8_t*>(all.data())[code] = static_cast<uint8_t>(code);
-    factors.fill(0.375);
-    const HostTensor got = sum_of_ranks(all, 1, factors);
+    scales.fill(0.375);
+    const HostTensor got = sum_of_ranks(all, 1, scales);
     for (int code = 0; code < 256; code++) {
         const double want = fp8_value(kCodes, code) * 0.375;
         CHECK((std::isnan(want) ? std::isnan(got.get(code)) : got.get(code) == want));
@@ -255,8 +255,8 @@ TEST_CASE("cpu compare_sums: against plain sums, and it sees one element") {
 
 TEST_CASE("cpu gradient wire: the reduced gradient is as near to the exact sum as its roundings allow") {
     // Eight ranks; an outlier on one, zeros on another.
-    const int64_t ranks = 8, n = 40 * kWireChunk;
-    std::vector<HostTensor> grads, codes, factors;
+    const int64_t ranks = 8, n = 40 * kGradCommChunk;
+    std::vector<HostTensor> grads, codes, scales;
     HostTensor exact(kF, n), bound(kF, n);
     exact.fill(0), bound.fill(0);
     for (int64_t r = 0; r < ranks; r++) {
@@ -267,12 +267,12 @@ TEST_CASE("cpu gradient wire: the reduced gradient is as near to the exact sum a
         CHECK_EQ(chunks.counts.saturated, 2000);
         for (int64_t i = 0; i < n; i++) {
             exact.set(i, exact.get(i) + grad.get(i));
-            const double step = 0x1p-10 * chunks.factors.get(i / kWireChunk);
+            const double step = 0x1p-10 * chunks.scales.get(i / kGradCommChunk);
             bound.set(i, bound.get(i) + std::max(0x1p-4 * std::fabs(grad.get(i)), step));
         }
-        grads.push_back(grad), codes.push_back(chunks.codes), factors.push_back(chunks.factors);
+        grads.push_back(grad), codes.push_back(chunks.codes), scales.push_back(chunks.scales);
     }
-    const HostTensor got = sum_of_ranks(joined(codes), ranks, joined(factors));
+    const HostTensor got = sum_of_ranks(joined(codes), ranks, joined(scales));
     check_close("reduced gradient", got, exact, [&](int64_t i) { return bound.get(i) * 1.001; }, 0.1);
     // Over all elements the roundings are independent: 2^-4 / sqrt(3) of a value at most, less where it is not small.
     const Distance d(exact, got);
@@ -282,25 +282,25 @@ TEST_CASE("cpu gradient wire: the reduced gradient is as near to the exact sum a
 
 TEST_CASE("cpu gradient wire refuses what cannot be done") {
     Ctx ctx;
-    HostTensor x = random_tensor(kF, 256, 1), codes(kCodes, 256), factors(kF, 2), out(kF, 128);
+    HostTensor x = random_tensor(kF, 256, 1), codes(kCodes, 256), scales(kF, 2), out(kF, 128);
     auto chunks = [&](auto change) {
-        QuantizeChunksArgs args{.out = codes.view(), .factors = factors.view(), .in = x.view()};
+        QuantizeChunksArgs args{.out = codes.view(), .scales = scales.view(), .in = x.view()};
         change(args);
         cpu::quantize_chunks(ctx, args);
     };
     chunks([](QuantizeChunksArgs&) {});
     CHECK_THROWS_AS(chunks([](QuantizeChunksArgs& a) { a.in.elems = 255; }), Error);
-    CHECK_THROWS_AS(chunks([](QuantizeChunksArgs& a) { a.factors.elems = 1; }), Error);
+    CHECK_THROWS_AS(chunks([](QuantizeChunksArgs& a) { a.scales.elems = 1; }), Error);
     CHECK_THROWS_AS(chunks([](QuantizeChunksArgs& a) { a.out.dtype = Dtype::kE5m2; }), Error);
     auto sum = [&](auto change) {
-        SumRanksArgs args{.out = out.view(), .in = codes.view(), .factors = factors.view(), .ranks = 2};
+        SumRanksArgs args{.out = out.view(), .in = codes.view(), .scales = scales.view(), .ranks = 2};
         change(args);
         cpu::sum_ranks(ctx, args);
     };
     sum([](SumRanksArgs&) {});
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.ranks = 0; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.ranks = 3; }), Error);
-    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.factors = {}; }), Error);
+    CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.scales = {}; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.in.dtype = Dtype::kE5m2; }), Error);
     CHECK_THROWS_AS(sum([](SumRanksArgs& a) { a.out.elems = 127, a.in.elems = 254; }), Error);
 }

@@ -85,7 +85,7 @@ TEST_CASE("streams: what is left is done at the end, and operations keep their o
         cpu::device_open(compute, 0);
         cpu::side_open(side, compute);
         {
-            SumRanksArgs args{.out = {sums, Dtype::kFp32, 2}, .in = {values, Dtype::kFp32, 4}, .factors = {},
+            SumRanksArgs args{.out = {sums, Dtype::kFp32, 2}, .in = {values, Dtype::kFp32, 4}, .scales = {},
                               .ranks = 2};
             ops::sum_ranks(side, args);
             args = {};

@@ -50,7 +50,7 @@ Config small(Fp8Recipe recipe) {
 }
 
 MemoryPlan plan_of(const Config& config, int ranks) {
-    return plan_memory(config, make_param_table(config.shape), ranks);
+    return memory_of(config, ranks);
 }
 
 void check_plan(const Config& config, int ranks) {
@@ -58,7 +58,7 @@ void check_plan(const Config& config, int ranks) {
         CountingComm counted(comm);
         TestModel model(config, true, &counted);
         model.set_random_batch(config.global_batch_size, 5);
-        model.step();   // a delayed recipe primes in it
+        model.step();   // a delayed recipe calibrates in it
         counted.counting = true;
         model.set_random_batch(config.global_batch_size, 6);
         model.step();
@@ -114,11 +114,11 @@ TEST_CASE("comm plan: bytes are those of the numbers that travel") {
     CHECK(in_fp8 > flat / 2);
     CHECK(bytes_of(fp8, "all-gather", Dtype::kBf16) == 2 * (flat - in_fp8));
 
-    // One byte and its share of a factor for each gradient of a linear, the others as they are.
+    // One byte and its share of a scale for each gradient of a linear, the others as they are.
     const MemoryPlan coded = plan_of(changed(config, [](Config& c) { c.grad_comm_dtype = Dtype::kE4m3; }), 4);
     const int64_t codes = bytes_of(coded, "all-to-all", Dtype::kE4m3);
     CHECK(codes >= in_fp8);
-    CHECK(bytes_of(coded, "all-to-all", Dtype::kFp32) == codes / kWireChunk * 4);
+    CHECK(bytes_of(coded, "all-to-all", Dtype::kFp32) == codes / kGradCommChunk * 4);
     CHECK(bytes_of(coded, "reduce-scatter", Dtype::kFp32) == 4 * (flat - codes));
     for (const MemoryPlan* plan : {&bf16, &fp8, &coded}) {
         for (const PlannedCollective& c : plan->collectives) {

@@ -26,12 +26,12 @@ public:
         model_.staged.count_fp8 = count;
         if (count) {
             model_.staged.fp8_report = fp8_report_.empty() ? nullptr : fp8_report_.data();
-            model_.staged.wire_report = model_.trainer->zero().report_bytes() ? &wire_report_ : nullptr;
+            model_.staged.grad_comm_report = model_.trainer->zero().report_bytes() ? &grad_comm_report_ : nullptr;
         }
         model_.step();
         note(model_.result);
-        if (count) seen_.push_back(fp8_report_), note(wire_report_);
-        model_.staged.fp8_report = model_.staged.wire_report = nullptr;
+        if (count) seen_.push_back(fp8_report_), note(grad_comm_report_);
+        model_.staged.fp8_report = model_.staged.grad_comm_report = nullptr;
     }
     // One micro-batch: rank 0 has it, the others have none.
     void evaluate() { note(model_.trainer->evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum); }
@@ -57,8 +57,8 @@ public:
         add_state(model_, rest);
         for (const auto& [name, bytes] : rest) seen_.push_back(bytes);
         for (const auto& [name, bytes] : read_weights(model_)) seen_.push_back(bytes);
-        const std::string factors = state_text(model_);
-        seen_.push_back(Bytes(factors.begin(), factors.end()));
+        const std::string scales = state_text(model_);
+        seen_.push_back(Bytes(scales.begin(), scales.end()));
         check_collected(model_);
     }
 
@@ -73,7 +73,7 @@ private:
     std::vector<Bytes>& seen_;
     const DataLoader& data_;
     Bytes fp8_report_;
-    WireReport wire_report_{};
+    GradCommReport grad_comm_report_{};
 };
 
 // Steps with what a run does between them: each finds weights on their way. orders: of rank 0.
@@ -106,7 +106,7 @@ std::vector<Case> cases() {
         config.global_batch_size = 2;
         config.shape.vocab_size = 120;   // rows on either rank
         config.lr = 0.03;                // every step changes every weight
-        config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;   // and every factor
+        config.fp8_amax_compute_algo = AmaxAlgo::kMostRecent;   // and every scale
         return cases.emplace_back(Case{name, config}).config;
     };
     add("bf16", 0, Fp8Recipe::kNone);

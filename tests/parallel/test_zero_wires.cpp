@@ -1,5 +1,5 @@
-// Gradients on their way between ranks: every wire brings exactly the sum of what each rank sent in its form, values
-// that are not finite reach all ranks, and the error against fp32 is measured right.
+// Gradients on their way between ranks: every comm stream brings exactly the sum of what each rank sent in
+// its form, values that are not finite reach all ranks, and the error against fp32 is measured right.
 #include "tests/support/zero_test.h"
 
 #include <cmath>
@@ -23,21 +23,21 @@ struct Journey {
     std::vector<std::map<int, Floats>> local;   // by rank, parameter
     std::map<int, Floats> sums;
     std::map<int, BucketKind> kinds;
-    std::vector<WireReport> reports;            // by rank
+    std::vector<GradCommReport> reports;            // by rank
     int skip = 0;
 };
-using Spoil = std::function<void(int rank, int param, Tensor grad)>;   // a copy on the host, which goes back
+using Corrupt = std::function<void(int rank, int param, Tensor grad)>;   // a copy on the host, which goes back
 
-void capture_gradients(TestModel& model, std::map<int, Floats>& local, const Spoil& spoil) {
+void capture_gradients(TestModel& model, std::map<int, Floats>& local, const Corrupt& corrupt) {
     DecoderHooks& hooks = model.trainer->decoder().hooks;
-    hooks.grads_ready = [&model, &local, spoil, next = hooks.grads_ready](int layer) {
+    hooks.grads_ready = [&model, &local, corrupt, next = hooks.grads_ready](int layer) {
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const int param = static_cast<int>(i);
             if (layer_of(model.table, param) != layer) continue;
             const Tensor grad = model.trainer->decoder().grad(param);
-            if (spoil) {
+            if (corrupt) {
                 Bytes bytes = raw(model, grad);
-                spoil(model.comm.world().rank, param, {bytes.data(), grad.dtype, grad.elems});
+                corrupt(model.comm.world().rank, param, {bytes.data(), grad.dtype, grad.elems});
                 device::copy_to_device(model.ctx, grad.data, bytes.data(), grad.bytes());
             }
             const std::vector<double> values = model.read(grad);
@@ -47,7 +47,7 @@ void capture_gradients(TestModel& model, std::map<int, Floats>& local, const Spo
     };
 }
 
-Journey travel(Config config, int ranks, const Spoil& spoil = {}) {
+Journey travel(Config config, int ranks, const Corrupt& corrupt = {}) {
     config.global_batch_size = 12 * config.micro_batch_size;
     Journey journey;
     journey.local.resize(static_cast<size_t>(ranks));
@@ -56,10 +56,10 @@ Journey travel(Config config, int ranks, const Spoil& spoil = {}) {
     LocalRanks(ranks).run([&](Comm& comm) {
         const auto rank = static_cast<size_t>(comm.world().rank);
         TestModel model(config, true, &comm);
-        capture_gradients(model, journey.local[rank], spoil);
+        capture_gradients(model, journey.local[rank], corrupt);
         model.set_random_batch(config.global_batch_size, 5);
         model.staged.count_fp8 = config.fp8_health_interval > 0;
-        model.staged.wire_report = model.trainer->zero().report_bytes() ? &journey.reports[rank] : nullptr;
+        model.staged.grad_comm_report = model.trainer->zero().report_bytes() ? &journey.reports[rank] : nullptr;
         model.step();
         const std::lock_guard lock(mutex);
         journey.skip += model.result.skip;
@@ -76,29 +76,29 @@ Journey travel(Config config, int ranks, const Spoil& spoil = {}) {
     return journey;
 }
 
-// What one rank's gradient of a parameter is after the way through a wire.
-Floats arrived(Floats gradient, GradWire wire) {
-    if (wire == GradWire::kFp32) return gradient;
-    if (wire == GradWire::kBf16) {
+// What one rank's gradient of a parameter is after the way through a comm stream.
+Floats arrived(Floats gradient, GradCommDtype comm_stream) {
+    if (comm_stream == GradCommDtype::kFp32) return gradient;
+    if (comm_stream == GradCommDtype::kBf16) {
         for (float& x : gradient) x = static_cast<float>(bf16(x));
         return gradient;
     }
-    const auto n = static_cast<int64_t>((gradient.size() + kWireChunk - 1) / kWireChunk * kWireChunk);
-    Floats padded = gradient, factors(static_cast<size_t>(n / kWireChunk));
+    const auto n = static_cast<int64_t>((gradient.size() + kGradCommChunk - 1) / kGradCommChunk * kGradCommChunk);
+    Floats padded = gradient, scales(static_cast<size_t>(n / kGradCommChunk));
     padded.resize(static_cast<size_t>(n));
     std::vector<uint8_t> codes(static_cast<size_t>(n));
     Ctx ctx;
-    cpu::quantize_chunks(ctx, {.out = {codes.data(), Dtype::kE4m3, n}, .factors = {factors.data(), Dtype::kFp32,
-                               n / kWireChunk}, .in = {padded.data(), Dtype::kFp32, n}});
+    cpu::quantize_chunks(ctx, {.out = {codes.data(), Dtype::kE4m3, n}, .scales = {scales.data(), Dtype::kFp32,
+                               n / kGradCommChunk}, .in = {padded.data(), Dtype::kFp32, n}});
     for (size_t i = 0; i < gradient.size(); i++)
-        gradient[i] = from_fp8(Dtype::kE4m3, codes[i]) * factors[i / static_cast<size_t>(kWireChunk)];
+        gradient[i] = from_fp8(Dtype::kE4m3, codes[i]) * scales[i / static_cast<size_t>(kGradCommChunk)];
     return gradient;
 }
 
-Floats sum_of(const Journey& journey, int param, GradWire wire) {
-    Floats sum = arrived(journey.local[0].at(param), wire);
+Floats sum_of(const Journey& journey, int param, GradCommDtype comm_stream) {
+    Floats sum = arrived(journey.local[0].at(param), comm_stream);
     for (size_t rank = 1; rank < journey.local.size(); rank++) {
-        const Floats other = arrived(journey.local[rank].at(param), wire);
+        const Floats other = arrived(journey.local[rank].at(param), comm_stream);
         for (size_t i = 0; i < sum.size(); i++) sum[i] += other[i];
     }
     return sum;
@@ -111,10 +111,10 @@ bool same_bits(const Floats& a, const Floats& b) {
     return true;
 }
 
-GradWire wire_of(const Config& config, BucketKind kind) {
-    if (config.grad_comm_dtype == Dtype::kE4m3 && kind != BucketKind::kOthers) return GradWire::kFp8;
+GradCommDtype wire_of(const Config& config, BucketKind kind) {
+    if (config.grad_comm_dtype == Dtype::kE4m3 && kind != BucketKind::kOthers) return GradCommDtype::kFp8;
     const bool bf16_anyway = config.grad_dtype == Dtype::kBf16 || config.grad_comm_dtype == Dtype::kBf16;
-    return bf16_anyway ? GradWire::kBf16 : GradWire::kFp32;
+    return bf16_anyway ? GradCommDtype::kBf16 : GradCommDtype::kFp32;
 }
 
 void check_journey(const Config& config, const Journey& journey) {
@@ -124,20 +124,20 @@ void check_journey(const Config& config, const Journey& journey) {
     }
 }
 
-struct WireCase {
+struct GradCommCase {
     std::string name;
     Config config;
 };
-// Every wire under every type of gradient, without FP8 matmuls and with.
-std::vector<WireCase> wires() {
-    std::vector<WireCase> cases;
+// Every comm stream under every type of gradient, without FP8 matmuls and with.
+std::vector<GradCommCase> comm_dtypes() {
+    std::vector<GradCommCase> cases;
     for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed}) {
         for (Dtype grad : {Dtype::kFp32, Dtype::kBf16}) {
-            for (Dtype wire : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
+            for (Dtype comm_stream : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
                 Config config = in_small_buckets(fp8_config(fp8_shapes()[recipe == Fp8Recipe::kNone], recipe));
                 config.grad_dtype = grad;
-                config.grad_comm_dtype = wire;
-                cases.push_back({strf("%s gradients, %s wire", dtype_name(grad), dtype_name(wire)), config});
+                config.grad_comm_dtype = comm_stream;
+                cases.push_back({strf("%s gradients, %s wire", dtype_name(grad), dtype_name(comm_stream)), config});
             }
         }
     }
@@ -147,13 +147,13 @@ std::vector<WireCase> wires() {
 }  // namespace
 
 TEST_CASE("wires: what arrives is the sum in rank order of what each rank sent in its form") {
-    for (const WireCase& wire : wires()) {
+    for (const GradCommCase& comm_stream : comm_dtypes()) {
         for (int ranks : {2, 3, 4}) {
-            CAPTURE(wire.name);
+            CAPTURE(comm_stream.name);
             CAPTURE(ranks);
-            const Journey journey = travel(wire.config, ranks);
+            const Journey journey = travel(comm_stream.config, ranks);
             CHECK(journey.skip == 0);
-            check_journey(wire.config, journey);
+            check_journey(comm_stream.config, journey);
         }
     }
 }
@@ -163,69 +163,69 @@ TEST_CASE("wires: a gradient that is one element off is seen") {
     Journey journey = travel(config, 3);
     Floats& sum = journey.sums.begin()->second;
     sum.back() = std::nextafter(sum.back(), 1.0f);
-    CHECK(!same_bits(sum, sum_of(journey, journey.sums.begin()->first, GradWire::kFp32)));
+    CHECK(!same_bits(sum, sum_of(journey, journey.sums.begin()->first, GradCommDtype::kFp32)));
 }
 
 TEST_CASE("wires: bits of a run depend neither on overlap nor on who owns what, and it learns") {
-    for (const WireCase& wire : wires()) {
+    for (const GradCommCase& comm_stream : comm_dtypes()) {
         for (int ranks : {2, 3}) {
-            CAPTURE(wire.name);
+            CAPTURE(comm_stream.name);
             CAPTURE(ranks);
-            const Run run = train(wire.config, ranks, 2);
+            const Run run = train(comm_stream.config, ranks, 2);
             CHECK(run.skips == std::vector<int>(2, 0));
-            CHECK(run == train(wire.config, ranks, 2, {}, {.late = true}));
-            CHECK(run == train(changed(wire.config, [](Config& c) { c.overlap = false; }), ranks, 2));
-            CHECK(run == train(changed(wire.config, [](Config& c) { c.zero = 0; }), ranks, 2));
+            CHECK(run == train(comm_stream.config, ranks, 2, {}, {.late = true}));
+            CHECK(run == train(changed(comm_stream.config, [](Config& c) { c.overlap = false; }), ranks, 2));
+            CHECK(run == train(changed(comm_stream.config, [](Config& c) { c.zero = 0; }), ranks, 2));
         }
     }
 }
 
 TEST_CASE("wires: an outlier and zeros on one rank cost their chunks alone, what is not finite stops all ranks") {
     const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-    for (WireCase& wire : wires()) {
-        if (wire.config.fp8_recipe != Fp8Recipe::kNone) continue;
-        CAPTURE(wire.name);
+    for (GradCommCase& comm_stream : comm_dtypes()) {
+        if (comm_stream.config.fp8_recipe != Fp8Recipe::kNone) continue;
+        CAPTURE(comm_stream.name);
         auto put = [](Tensor grad, int64_t i, float value) {
             if (grad.dtype == Dtype::kBf16) grad.as<bf16>()[i] = bf16(value);
             else grad.as<float>()[i] = value;
         };
-        const Journey tame = travel(wire.config, 3, [&](int rank, int, Tensor grad) {
+        const Journey tame = travel(comm_stream.config, 3, [&](int rank, int, Tensor grad) {
             if (rank != 1 || grad.elems < 600) return;
             put(grad, 130, 1e4f);
             for (int64_t i = 256; i < 512; i++) put(grad, i, 0.0f);
         });
         CHECK(tame.skip == 0);
-        check_journey(wire.config, tame);
+        check_journey(comm_stream.config, tame);
         for (float value : {infinity, -infinity, nan}) {
-            const Journey wild = travel(wire.config, 3, [&](int rank, int param, Tensor grad) {
+            const Journey wild = travel(comm_stream.config, 3, [&](int rank, int param, Tensor grad) {
                 if (rank == 2 && param == 4) put(grad, grad.elems - 1, value);
             });
             CHECK(wild.skip == 3);
-            check_journey(wire.config, wild);
+            check_journey(comm_stream.config, wild);
         }
     }
 }
 
 TEST_CASE("wires: a step that is not finite on one rank changes nothing on any, and the next one goes on") {
-    for (const WireCase& wire : wires()) {
-        CAPTURE(wire.name);
-        static thread_local bool spoiling;   // a thread is a rank
-        auto spoil = [](TestModel& model, int step) {
-            spoiling = model.comm.world().rank == 1 && step == 1;
+    for (const GradCommCase& comm_stream : comm_dtypes()) {
+        CAPTURE(comm_stream.name);
+        static thread_local bool corrupting;   // a thread is a rank
+        auto corrupt = [](TestModel& model, int step) {
+            corrupting = model.comm.world().rank == 1 && step == 1;
             if (step > 0) return;
             DecoderHooks& hooks = model.trainer->decoder().hooks;
             hooks.grads_ready = [&model, next = hooks.grads_ready](int layer) {
                 const Tensor grad = model.trainer->decoder().grad(model.table.blocks[1].up_weight);
-                if (layer == 1 && spoiling) device::fill_bytes(model.ctx, grad.data, 0xff, grad.bytes());
+                if (layer == 1 && corrupting) device::fill_bytes(model.ctx, grad.data, 0xff, grad.bytes());
                 next(layer);
             };
         };
-        const Run one = train(wire.config, 3, 1), skipped = train(wire.config, 3, 2, {spoil, {}});
+        const Run one = train(comm_stream.config, 3, 1), skipped = train(comm_stream.config, 3, 2, {corrupt, {}});
         CHECK(skipped.skips == std::vector<int>{0, 1});
         CHECK(std::isnan(skipped.norms[1].value));
         CHECK(skipped.weights == one.weights);
         CHECK(skipped.state == one.state);
-        const Run on = train(wire.config, 3, 3, {spoil, {}});
+        const Run on = train(comm_stream.config, 3, 3, {corrupt, {}});
         CHECK(on.skips == std::vector<int>{0, 1, 0});
         CHECK(on.state != one.state);
     }
@@ -241,7 +241,7 @@ TEST_CASE("wires: the error of gradients in FP8 is that against the fp32 sums, a
         config.fp8_health_interval = 1;
         const Journey journey = travel(config, 3);
         CHECK(journey.sums == silent.sums);
-        const auto records = wire_records(journey.reports);
+        const auto records = grad_comm_records(journey.reports);
         REQUIRE(records.size() == 2);
         CHECK(records[0].name == "linears in FP8");
         CHECK(records[1].name == "linears in BF16");
@@ -249,13 +249,13 @@ TEST_CASE("wires: the error of gradients in FP8 is that against the fp32 sums, a
             double exact = 0, found = 0, both = 0, apart = 0;
             for (const auto& [param, sum] : journey.sums) {
                 if (journey.kinds.at(param) != static_cast<BucketKind>(kind)) continue;
-                const Floats fp32 = sum_of(journey, param, GradWire::kFp32);
+                const Floats fp32 = sum_of(journey, param, GradCommDtype::kFp32);
                 for (size_t i = 0; i < sum.size(); i++) {
                     const double a = static_cast<double>(fp32[i]), b = static_cast<double>(sum[i]);
                     exact += a * a, found += b * b, both += a * b, apart += (a - b) * (a - b);
                 }
             }
-            const WireRecord& r = records[kind];
+            const GradCommRecord& r = records[kind];
             CHECK(r.relative_l2 == doctest::Approx(std::sqrt(apart / exact)).epsilon(1e-12));
             CHECK(r.cosine == doctest::Approx(both / std::sqrt(exact * found)).epsilon(1e-12));
             // E4M3 rounds by 2^-4 at most, and by about 2.5 % rms; sums of three cancel a little.
@@ -280,18 +280,18 @@ TEST_CASE("ranks that do not agree on a factor are named, with the tensor") {
             model.set_random_batch(3, 5);
             model.staged.fp8_report = report.data();
             model.step();
-            check_factors(comm, model.trainer->fp8(), report.data(), 1);
+            check_scales(comm, model.trainer->fp8(), report.data(), 1);
             auto* slots = reinterpret_cast<Fp8Slot*>(report.data());
-            if (rank == 2) slots[17].quant_mul *= 2, slots[20].quant_mul *= 2;   // of 24: 16 and on are weights
-            if (rank == 1) slots[3].amax_bits++, slots[18].step_amax_bits++, slots[21].dequant_mul = 0;
+            if (rank == 2) slots[17].scale *= 2, slots[20].scale *= 2;   // of 24: 16 and on are weights
+            if (rank == 1) slots[3].amax_bits++, slots[18].step_amax_bits++, slots[21].scale_inv = 0;
             try {
-                check_factors(comm, model.trainer->fp8(), report.data(), 7);
+                check_scales(comm, model.trainer->fp8(), report.data(), 7);
             } catch (const Error& error) {
                 errors[rank] = error.what();
             }
-            if (rank == 2) slots[17].quant_mul /= 2, slots[20].quant_mul /= 2, slots[4].quant_mul *= 2;
+            if (rank == 2) slots[17].scale /= 2, slots[20].scale /= 2, slots[4].scale *= 2;
             try {
-                check_factors(comm, model.trainer->fp8(), report.data(), 7);
+                check_scales(comm, model.trainer->fp8(), report.data(), 7);
             } catch (const Error& error) {
                 later[rank] = error.what();
             }
@@ -301,7 +301,7 @@ TEST_CASE("ranks that do not agree on a factor are named, with the tensor") {
             CHECK(error.rfind("step 7: ranks do not agree on FP8 factors: quant_mul of 0.proj.weight is ", 0) == 0);
             CHECK(error.find("on rank 2") != std::string::npos);
         }
-        // The factors of current scaling are each rank's own, except of weights.
+        // The scales of current scaling are each rank's own, except of weights.
         for (const std::string& error : later) {
             const bool named = error.find("quant_mul of 1.qkv.x ") != std::string::npos;
             CHECK(named == (recipe == Fp8Recipe::kDelayed));

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/peak_flops.h"
 #include "llmc/commands/plan_report.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/log.h"
@@ -19,7 +20,7 @@ Config planned_config(const std::string& family, const Words& words) {
 
 MemoryPlan planned(const Config& config) {
     const int ranks = config.ranks > 0 ? static_cast<int>(config.ranks) : 1;
-    return plan_memory(config, make_param_table(config.shape), ranks);
+    return memory_of(config, ranks);
 }
 
 // A step time that was measured on H200 with the kernels of that day.
@@ -39,7 +40,7 @@ const Words kSmall = {"--model", "llama3-small", "--micro-batch-size", "8", "--g
 const Words kTwo = {"--model", "llama3-small", "--fp8-recipe", "delayed", "--micro-batch-size", "1", "--ranks", "2"};
 const Words kDelayed = {"--fp8-recipe", "delayed"}, kTensorwise = {"--fp8-recipe", "tensorwise"},
             kBlockwise = {"--fp8-recipe", "blockwise"}, kEnds = {"--first-last-layers-bf16"},
-            kGain = {"--fp8-min-gain", "1"}, kSixteen = {"--global-batch-size", "32"},
+            kSpeedup = {"--fp8-min-gain", "1"}, kSixteen = {"--global-batch-size", "32"},
             kOne = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
 
 // dev/results/2026-11-21-h200-fp8.md, -fp8-small.md and -zero.md. Of two ranks with one micro-batch each, which hides
@@ -55,15 +56,15 @@ const std::vector<MeasuredStep> kMeasuredSteps = {
     {"124M tensorwise", "gpt2", {kGpt2, kTensorwise}, 782, 24.0},
     {"124M blockwise", "gpt2", {kGpt2, kBlockwise}, 830, 24.2},
     {"124M BF16, again", "gpt2", {kGpt2}, 913},
-    {"124M delayed, again", "gpt2", {kGpt2, kDelayed, kGain}, 756},
-    {"124M tensorwise, again", "gpt2", {kGpt2, kTensorwise, kGain}, 805},
-    {"124M tensorwise, ends BF16", "gpt2", {kGpt2, kTensorwise, kGain, kEnds}, 824},
-    {"124M blockwise, again", "gpt2", {kGpt2, kBlockwise, kGain}, 852},
+    {"124M delayed, again", "gpt2", {kGpt2, kDelayed, kSpeedup}, 756},
+    {"124M tensorwise, again", "gpt2", {kGpt2, kTensorwise, kSpeedup}, 805},
+    {"124M tensorwise, ends BF16", "gpt2", {kGpt2, kTensorwise, kSpeedup, kEnds}, 824},
+    {"124M blockwise, again", "gpt2", {kGpt2, kBlockwise, kSpeedup}, 852},
     {"small BF16", "llama", {kSmall}, 1219},
-    {"small delayed", "llama", {kSmall, kDelayed, kGain}, 943},
-    {"small tensorwise", "llama", {kSmall, kTensorwise, kGain}, 976},
-    {"small tensorwise, ends BF16", "llama", {kSmall, kTensorwise, kGain, kEnds}, 1015},
-    {"small blockwise", "llama", {kSmall, kBlockwise, kGain}, 1052},
+    {"small delayed", "llama", {kSmall, kDelayed, kSpeedup}, 943},
+    {"small tensorwise", "llama", {kSmall, kTensorwise, kSpeedup}, 976},
+    {"small tensorwise, ends BF16", "llama", {kSmall, kTensorwise, kSpeedup, kEnds}, 1015},
+    {"small blockwise", "llama", {kSmall, kBlockwise, kSpeedup}, 1052},
     {"small delayed, FP8 head", "llama", {kSmall, kDelayed, {"--fp8-lm-head"}}, 824},
     {"small, 16 micro-batches of 1", "llama", {kTwo, {"--ranks", "1", "--global-batch-size", "16"}}, 289.66, 19.46},
     {"two ranks, FP32 gradients", "llama", {kTwo, kSixteen}, 295.98, 13.70},
@@ -89,15 +90,15 @@ const std::vector<MeasuredStep> kStepsAfterRates = {
     {"8B, two ranks, one micro-batch", "llama", {kLlama8, kTwo8, kOne8}, 552.2, 107.95, 0.08},
     {"the same, no overlap", "llama", {kLlama8, kTwo8, kOne8, {"--overlap", "off"}}, 581.9, 107.95, 0.08},
     {"124M BF16", "gpt2", {kGpt2}, 850.6, 26.75},
-    {"124M delayed", "gpt2", {kGpt2, kDelayed, kGain}, 687.0, 24.03},
-    {"124M tensorwise", "gpt2", {kGpt2, kTensorwise, kGain}, 736.9, 24.03},
-    {"124M tensorwise, ends BF16", "gpt2", {kGpt2, kTensorwise, kGain, kEnds}, 752.7, 24.50},
-    {"124M blockwise", "gpt2", {kGpt2, kBlockwise, kGain}, 784.2, 24.16},
+    {"124M delayed", "gpt2", {kGpt2, kDelayed, kSpeedup}, 687.0, 24.03},
+    {"124M tensorwise", "gpt2", {kGpt2, kTensorwise, kSpeedup}, 736.9, 24.03},
+    {"124M tensorwise, ends BF16", "gpt2", {kGpt2, kTensorwise, kSpeedup, kEnds}, 752.7, 24.50},
+    {"124M blockwise", "gpt2", {kGpt2, kBlockwise, kSpeedup}, 784.2, 24.16},
     {"small BF16", "llama", {kSmall}, 1145, 32.89},
-    {"small delayed", "llama", {kSmall, kDelayed, kGain}, 859.9, 31.57},
-    {"small tensorwise", "llama", {kSmall, kTensorwise, kGain}, 898.2, 31.57},
-    {"small tensorwise, ends BF16", "llama", {kSmall, kTensorwise, kGain, kEnds}, 935.3, 31.80},
-    {"small blockwise", "llama", {kSmall, kBlockwise, kGain}, 952.2, 31.64},
+    {"small delayed", "llama", {kSmall, kDelayed, kSpeedup}, 859.9, 31.57},
+    {"small tensorwise", "llama", {kSmall, kTensorwise, kSpeedup}, 898.2, 31.57},
+    {"small tensorwise, ends BF16", "llama", {kSmall, kTensorwise, kSpeedup, kEnds}, 935.3, 31.80},
+    {"small blockwise", "llama", {kSmall, kBlockwise, kSpeedup}, 952.2, 31.64},
 };
 
 // Later words win over those that came before.
@@ -118,7 +119,7 @@ Words last_words(const std::vector<Words>& parts) {
 
 constexpr Purpose kAllPurposes[] = {Purpose::kWeights,     Purpose::kGradients, Purpose::kMaster,
                                     Purpose::kMoments,     Purpose::kActivations, Purpose::kFp8,
-                                    Purpose::kWire,        Purpose::kInputs,    Purpose::kScratch};
+                                    Purpose::kComm,        Purpose::kInputs,    Purpose::kScratch};
 static_assert(std::size(kAllPurposes) == kPurposes);
 
 const PlannedOp* find_op(const MemoryPlan& plan, OpKind kind) {
@@ -225,13 +226,13 @@ TEST_CASE("plan: bias gradients in BF16 cost what the kernels that add them up t
     CHECK(rope->mode == OpMode::kPlain);
     // With them BF16 is slower, and FP8 gains more.
     const Words fp8 = joined(kGpt2, {"--fp8-recipe", "delayed"});
-    auto gain = [](const Words& words, size_t linear) {
+    auto speedup = [](const Words& words, size_t linear) {
         const Config config = planned_config("gpt2", words);
-        const Fp8Plan recipe = make_fp8_plan(config, make_param_table(config.shape));
-        return predict_gain(config, recipe, recipe.linears[linear]).gain();
+        const Fp8Plan recipe = fp8_plan_of(config, make_param_table(config.shape));
+        return predict_speedup(config, recipe, recipe.linears[linear]).speedup();
     };
     for (size_t i = 0; i < kLinearsPerBlock; i++)
-        CHECK(gain(fp8, i) > gain(joined(fp8, {"--disable-bias-linear"}), i));
+        CHECK(speedup(fp8, i) > speedup(joined(fp8, {"--disable-bias-linear"}), i));
 }
 
 TEST_CASE("plan: rates are scaled by peaks and bandwidths, and the text says so") {

@@ -39,8 +39,8 @@ public:
         const double size = std::min(std::fabs(x), largest());
         int best = 0;
         for (int code = 1; code < count(); code++) {
-            const double gain = std::fabs(value(best) - size) - std::fabs(value(code) - size);
-            if (gain > 0 || (gain == 0 && code % 2 == 0)) best = code;
+            const double closer = std::fabs(value(best) - size) - std::fabs(value(code) - size);
+            if (closer > 0 || (closer == 0 && code % 2 == 0)) best = code;
         }
         return best | (std::signbit(x) ? 0x80 : 0);
     }
@@ -52,12 +52,12 @@ private:
 // A quantised (R, K) matrix.
 struct PlainQuantized {
     std::vector<uint8_t> codes;
-    std::vector<float> grid;   // dequant_mul, as ops.h lays it out
+    std::vector<float> scale_inv;   // scale_inv, as ops.h lays it out
 };
 
-// Blocks by definition: the factor is the power of two below largest / amax; 1 for blocks of zeros or with a value
+// Blocks by definition: the scale is the power of two below largest / amax; 1 for blocks of zeros or with a value
 // that is not finite.
-inline float plain_block_factor(double amax, double largest) {
+inline float plain_block_scale(double amax, double largest) {
     if (amax == 0 || !std::isfinite(amax)) return 1;
     return static_cast<float>(std::exp2(std::min(127.0, std::floor(std::log2(largest / amax)))));
 }
@@ -74,26 +74,26 @@ inline double plain_amax(const HostTensor& x, int64_t R, int64_t K, int64_t top,
     return amax;
 }
 
-// x (R, K) bf16. quant_mul is used for kTensor only.
+// x (R, K) bf16. tensor_scale is used for kTensor only.
 inline PlainQuantized quantize_plainly(const HostTensor& x, int64_t R, int64_t K, Granularity granularity,
-                                       Dtype format, float quant_mul) {
+                                       Dtype format, float tensor_scale) {
     const Fp8Numbers numbers(format);
     const bool whole = granularity == Granularity::kTensor;
     const int64_t rows = granularity == Granularity::kBlock128x128 ? 128 : 1, stride = (K + 511) / 512 * 4;
     PlainQuantized result;
     result.codes.resize(static_cast<size_t>(R * K));
-    result.grid.assign(static_cast<size_t>(grid_elems(granularity, R, K)), whole ? 1 / quant_mul : 0.0f);
+    result.scale_inv.assign(static_cast<size_t>(scale_inv_elems(granularity, R, K)), whole ? 1 / tensor_scale : 0.0f);
     for (int64_t top = 0; top < R; top += rows)
         for (int64_t left = 0; left < K; left += 128) {
-            float factor = quant_mul;
+            float scale = tensor_scale;
             if (!whole) {
-                factor = plain_block_factor(plain_amax(x, R, K, top, left, rows), numbers.largest());
+                scale = plain_block_scale(plain_amax(x, R, K, top, left, rows), numbers.largest());
                 const int64_t at = rows == 1 ? left / 128 * R + top : top / 128 * stride + left / 128;
-                result.grid[static_cast<size_t>(at)] = 1 / factor;
+                result.scale_inv[static_cast<size_t>(at)] = 1 / scale;
             }
             for (int64_t r = top; r < std::min(R, top + rows); r++)
                 for (int64_t k = left; k < std::min(K, left + 128); k++) {
-                    const float product = static_cast<float>(x.get(r * K + k)) * factor;   // one rounding, as in ops.h
+                    const float product = static_cast<float>(x.get(r * K + k)) * scale;   // one rounding, as in ops.h
                     result.codes[static_cast<size_t>(r * K + k)] =
                         static_cast<uint8_t>(numbers.nearest(static_cast<double>(product)));
                 }

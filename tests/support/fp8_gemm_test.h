@@ -1,4 +1,4 @@
-// Products of FP8 operands for the tests of both devices: codes and strongly non-uniform factors.
+// Products of FP8 operands for the tests of both devices: codes and strongly non-uniform scales.
 #pragma once
 #include "tests/support/op_test.h"
 
@@ -18,12 +18,12 @@ inline std::vector<Fp8Kind> fp8_kinds() {
     return kinds;
 }
 
-// Factors of an (R, K) matrix between 2^-4 and 2^4, powers of two or not; those that no element uses stay NaN.
-inline HostTensor random_factors(Granularity granularity, int64_t R, int64_t K, uint64_t key, bool powers) {
-    HostTensor grid(Dtype::kFp32, grid_elems(granularity, R, K));
+// Scales of an (R, K) matrix between 2^-4 and 2^4, powers of two or not; those that no element uses stay NaN.
+inline HostTensor random_scales(Granularity granularity, int64_t R, int64_t K, uint64_t key, bool powers) {
+    HostTensor grid(Dtype::kFp32, scale_inv_elems(granularity, R, K));
     for (int64_t r = 0; r < R; r++)
         for (int64_t k = 0; k < K; k += 128) {
-            const int64_t at = grid_index(granularity, R, K, r, k);
+            const int64_t at = scale_inv_index(granularity, R, K, r, k);
             const Philox4 random = philox(key, static_cast<uint64_t>(at));
             const double mantissa = powers ? 1 : 1 + random.word[1] * 0x1p-32;
             grid.set(at, std::ldexp(mantissa, static_cast<int>(random.word[0] % 8) - 4));
@@ -40,12 +40,12 @@ inline HostTensor random_codes(Dtype format, int64_t elems, uint64_t key, int64_
     return t;
 }
 
-// Fills operands, factors and what D holds before. limit != 0: whole numbers and powers of two, for exact sums.
+// Fills operands, scales and what D holds before. limit != 0: whole numbers and powers of two, for exact sums.
 inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false) {
     p.a = random_codes(p.kind.a, p.M * p.K, 1, limit);
     p.b = random_codes(p.kind.b, p.N * p.K, 2, limit);
-    p.a_grid = random_factors(p.kind.a_granularity, p.M, p.K, 3, limit != 0);
-    p.b_grid = random_factors(p.kind.b_granularity, p.N, p.K, 4, limit != 0);
+    p.a_scale_inv = random_scales(p.kind.a_granularity, p.M, p.K, 3, limit != 0);
+    p.b_scale_inv = random_scales(p.kind.b_granularity, p.N, p.K, 4, limit != 0);
     p.d = HostTensor(p.result, p.M * p.N);
     const double size = limit ? 0 : 100 * std::sqrt(static_cast<double>(p.K));
     if (p.accumulate) p.d = limit ? random_integers(p.result, p.M * p.N, 5, 50)
@@ -55,8 +55,8 @@ inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false) {
     return p;
 }
 
-// A grid of blocks in the other order of its two axes, its number of factors as it was.
-inline HostTensor transposed_grid(const HostTensor& grid, int64_t inner) {
+// A grid of blocks in the other order of its two axes, its number of scales as it was.
+inline HostTensor transposed_scale_inv(const HostTensor& grid, int64_t inner) {
     HostTensor t = grid;
     const int64_t outer = grid.elems() / inner;
     for (int64_t i = 0; i < grid.elems(); i++) t.set(i % inner * outer + i / inner, grid.get(i));

@@ -46,5 +46,5 @@ inline std::vector<char> raw(TestModel& model, const Tensor& tensor) {
     return bytes;
 }
 
-// Factors and histories of a delayed run.
+// Scales and histories of a delayed run.
 inline std::string state_text(TestModel& model) { return model.trainer->fp8().export_json(model.ctx); }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "llmc/base/rng.h"
+#include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/plan.h"
 #include "llmc/train/trainer.h"
 
@@ -51,6 +52,12 @@ inline Config tiny_config(const ModelConfig& shape, Dtype dtype, int64_t B, int6
     return c;
 }
 
+// What a run of this configuration on so many ranks needs.
+inline MemoryPlan memory_of(const Config& config, int ranks) {
+    const ParamTable table = make_param_table(config.shape);
+    return plan_memory(config, table, fp8_plan_of(config, table), ranks);
+}
+
 // In which order the CPU takes its two streams.
 struct Streams {
     bool late = false;           // that of compute is late, not the other; see device::run_late
@@ -67,12 +74,12 @@ public:
         device::device_open(ctx, 0);
         ctx.orders = streams.orders;
         if (streams.late) device::run_late(ctx);
-        plan = plan_memory(config, table, comm.world().ranks);
+        plan = plan_memory(config, table, fp8_plan, comm.world().ranks);
         memory_ = device::device_alloc(plan.arena_bytes);
         device::fill_bytes(ctx, memory_, 0xff, plan.arena_bytes);
         arena = Arena(memory_, plan.arena_bytes);
         arena.set_poison(poison);
-        trainer = std::make_unique<Trainer>(config, table, arena, comm);
+        trainer = std::make_unique<Trainer>(config, table, fp8_plan, arena, comm);
         device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
         trainer->decoder().upload_constants(ctx);
         trainer->optimizer().initialise(ctx);
@@ -173,6 +180,7 @@ public:
     Comm& comm;
     const Config config;
     const ParamTable table;
+    const Fp8Plan fp8_plan = fp8_plan_of(config, table);
     Ctx ctx;
     MemoryPlan plan;
     Arena arena;

@@ -13,7 +13,7 @@
 
 namespace op_test {
 
-using namespace oracle;
+using namespace reference;
 
 // Of the type that operations on `working` accumulate in.
 inline double acc_roundoff(Dtype working) { return working == Dtype::kFp64 ? 0x1p-53 : 0x1p-24; }

@@ -37,8 +37,8 @@ inline std::vector<QuantRequest> quant_requests() {
 
 struct QuantMemory {
     QuantRequest request;
-    HostTensor rowwise, transposed, rowwise_grid, transposed_grid, dbias, dbias_scratch;
-    Fp8Slot slot{.dequant_mul = -1, .quant_mul = 24, .amax_bits = 0, .step_amax_bits = 0};
+    HostTensor rowwise, transposed, rowwise_scale_inv, transposed_scale_inv, dbias, dbias_scratch;
+    Fp8Slot slot{.scale_inv = -1, .scale = 24, .amax_bits = 0, .step_amax_bits = 0};
     Fp8Counts counts{1000, 2000, 3000, 4000};
     uint32_t first_nonfinite = 77;
 
@@ -47,8 +47,8 @@ struct QuantMemory {
         const bool blocks = asked.granularity != Granularity::kTensor;
         if (asked.rowwise) rowwise = HostTensor(asked.format, N * C);
         if (asked.transposed) transposed = HostTensor(asked.format, N * C);
-        if (asked.rowwise && blocks) rowwise_grid = {Dtype::kFp32, grid_elems(asked.granularity, N, C)};
-        if (asked.transposed && blocks) transposed_grid = {Dtype::kFp32, grid_elems(asked.granularity, C, N)};
+        if (asked.rowwise && blocks) rowwise_scale_inv = {Dtype::kFp32, scale_inv_elems(asked.granularity, N, C)};
+        if (asked.transposed && blocks) transposed_scale_inv = {Dtype::kFp32, scale_inv_elems(asked.granularity, C, N)};
         if (asked.dbias) {
             dbias = random_tensor(Dtype::kFp32, C, 99);
             dbias_scratch = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);
@@ -61,8 +61,8 @@ struct QuantMemory {
                 .granularity = request.granularity,
                 .scaling = request.scaling,
                 .slot = &slot,
-                .rowwise_grid = rowwise_grid.view(),
-                .transposed_grid = transposed_grid.view(),
+                .rowwise_scale_inv = rowwise_scale_inv.view(),
+                .transposed_scale_inv = transposed_scale_inv.view(),
                 .record = request.record,
                 .counts = &counts,
                 .first_nonfinite = &first_nonfinite,
@@ -74,8 +74,8 @@ struct QuantMemory {
     std::string difference(const QuantMemory& other) const {
         if (!rowwise.same_bits(other.rowwise)) return "rowwise";
         if (!transposed.same_bits(other.transposed)) return "transposed";
-        if (!rowwise_grid.same_bits(other.rowwise_grid)) return "rowwise_grid";
-        if (!transposed_grid.same_bits(other.transposed_grid)) return "transposed_grid";
+        if (!rowwise_scale_inv.same_bits(other.rowwise_scale_inv)) return "rowwise_grid";
+        if (!transposed_scale_inv.same_bits(other.transposed_scale_inv)) return "transposed_grid";
         if (!dbias.same_bits(other.dbias)) return "dbias";
         if (std::memcmp(&slot, &other.slot, sizeof slot) != 0) return "slot";
         if (std::memcmp(&counts, &other.counts, sizeof counts) != 0) return "counts";
@@ -84,7 +84,8 @@ struct QuantMemory {
     }
     bool guards_intact() const {
         bool intact = true;
-        for (const HostTensor* t : {&rowwise, &transposed, &rowwise_grid, &transposed_grid, &dbias, &dbias_scratch})
+        for (const HostTensor* t :
+             {&rowwise, &transposed, &rowwise_scale_inv, &transposed_scale_inv, &dbias, &dbias_scratch})
             intact &= t->guards_intact();
         return intact;
     }

@@ -50,7 +50,7 @@ inline void put_part(HostTensor& whole, Run run, const HostTensor& part) {
 
 inline uint8_t byte_of(const HostTensor& t, int64_t i) { return static_cast<const uint8_t*>(t.data())[i]; }
 
-// The weights that several ranks may make together: rowwise and transposed, with one factor or square blocks.
+// The weights that several ranks may make together: rowwise and transposed, with one scale or square blocks.
 inline std::vector<QuantRequest> weight_requests() {
     std::vector<QuantRequest> requests;
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
@@ -86,9 +86,9 @@ struct OnCpu {
     static constexpr auto amax = cpu::amax;
     static constexpr auto quantize = cpu::quantize;
     static constexpr auto block_amax = cpu::block_amax;
-    static constexpr auto fp8_factors = cpu::fp8_factors;
+    static constexpr auto fp8_scales = cpu::fp8_scales;
     static constexpr auto quantize_run = cpu::quantize_run;
-    static constexpr auto block_grids = cpu::block_grids;
+    static constexpr auto block_scales = cpu::block_scales;
     static constexpr auto transpose_bytes = cpu::transpose_bytes;
 };
 
@@ -110,18 +110,26 @@ template <typename Device> struct WeightMemory {
     const QuantRequest& request;
     int64_t N, C;
     QuantMemory host;
-    Memory rowwise, transposed, rowwise_grid, transposed_grid, slot, counts;
+    Memory rowwise, transposed, rowwise_scale_inv, transposed_scale_inv, slot, counts;
 
     WeightMemory(const QuantRequest& asked, int64_t N_, int64_t C_)
-        : request(asked), N(N_), C(C_), host(asked, N_, C_, 0), rowwise(host.rowwise), transposed(host.transposed),
-          rowwise_grid(host.rowwise_grid), transposed_grid(host.transposed_grid), slot(tensor_of(host.slot)),
+        : request(asked),
+          N(N_),
+          C(C_),
+          host(asked, N_, C_, 0),
+          rowwise(host.rowwise),
+          transposed(host.transposed),
+          rowwise_scale_inv(host.rowwise_scale_inv),
+          transposed_scale_inv(host.transposed_scale_inv),
+          slot(tensor_of(host.slot)),
           counts(tensor_of(host.counts)) {}
     Fp8Slot* slot_here() { return object_in<Fp8Slot>(slot.view()); }
     Fp8Counts* counts_here() { return object_in<Fp8Counts>(counts.view()); }
     bool current() const { return request.scaling == Scaling::kCurrent; }
     QuantMemory download() {
         host.rowwise = rowwise.download(), host.transposed = transposed.download();
-        host.rowwise_grid = rowwise_grid.download(), host.transposed_grid = transposed_grid.download();
+        host.rowwise_scale_inv = rowwise_scale_inv.download(),
+        host.transposed_scale_inv = transposed_scale_inv.download();
         host.slot = object_of<Fp8Slot>(slot.download()), host.counts = object_of<Fp8Counts>(counts.download());
         return host;
     }
@@ -137,7 +145,7 @@ template <typename Device> QuantMemory quantize_whole(const QuantRequest& reques
     quant.rowwise = to.rowwise.view(), quant.transposed = to.transposed.view();
     quant.granularity = request.granularity, quant.scaling = request.scaling;
     quant.slot = to.slot_here(), quant.counts = to.counts_here();
-    quant.rowwise_grid = to.rowwise_grid.view(), quant.transposed_grid = to.transposed_grid.view();
+    quant.rowwise_scale_inv = to.rowwise_scale_inv.view(), quant.transposed_scale_inv = to.transposed_scale_inv.view();
     Device::quantize(Device::ctx(), {.quant = quant, .in = in.view(), .N = N, .C = C});
     return to.download();
 }
@@ -172,14 +180,18 @@ template <typename Device> QuantMemory quantize_in_runs(const QuantRequest& requ
     Memory amaxes(blocks ? amaxes_of_runs<Device>(x, N, C, runs, shift_bytes) : HostTensor{});
     const auto* block_amaxes = object_in<const uint32_t>(amaxes.view());
     if (blocks) {
-        Device::block_grids(ctx, {.grid = to.rowwise_grid.view(), .transposed_grid = to.transposed_grid.view(),
-                                  .amaxes = block_amaxes, .R = N, .C = C, .format = request.format});
+        Device::block_scales(ctx, {.scale_inv = to.rowwise_scale_inv.view(),
+                                   .transposed_scale_inv = to.transposed_scale_inv.view(),
+                                   .amaxes = block_amaxes,
+                                   .R = N,
+                                   .C = C,
+                                   .format = request.format});
     } else {
         for (Run run : runs) {
             Memory in(part_of(x, run), shift_bytes);
             if (to.current()) Device::amax(ctx, {.slot = to.slot_here(), .in = in.view()});
         }
-        Device::fp8_factors(ctx, {.slots = to.slot_here(), .count = 1, .scaling = request.scaling,
+        Device::fp8_scales(ctx, {.slots = to.slot_here(), .count = 1, .scaling = request.scaling,
                                   .format = request.format});
     }
     HostTensor bytes(request.format, N * C);
@@ -198,7 +210,7 @@ template <typename Device> QuantMemory quantize_in_runs(const QuantRequest& requ
 }
 
 // Values that make trouble: not finite, fp32 that rounds to infinity in bf16, denormals, ties.
-inline void spoil(HostTensor& x, uint64_t key) {
+inline void corrupt(HostTensor& x, uint64_t key) {
     const double values[] = {HUGE_VAL, -HUGE_VAL, std::nan(""), 0x1.fffffep127, 0x1p-149, -0x1p-133, 0x1p-126, -0.0,
                              0, 0x1.01p0, 1.0625, 0x1.8p-10};
     for (size_t i = 0; i < std::size(values); i++) x.set(philox(key, i).word[0] % x.elems(), values[i]);

@@ -25,7 +25,7 @@ struct Run {
     std::vector<int> skips;
     std::map<std::string, Bytes> state;     // "m 0.qkv.weight", of all ranks together
     std::map<std::string, Bytes> weights;   // every form of every weight
-    std::string factors;                    // with histories
+    std::string scales;                    // with histories
 
     bool operator==(const Run& other) const = default;
 };
@@ -66,8 +66,8 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
             const Tensor slot{fp8.weight_slot(linear->param), Dtype::kFp32, 1};
             weights[plan.name + " dequant_mul"] = raw(model, slot);
         } else {
-            weights[plan.name + " grid"] = raw(model, linear->weight.grid);
-            weights[plan.name + " transposed grid"] = raw(model, linear->weight_transposed.grid);
+            weights[plan.name + " grid"] = raw(model, linear->weight.scale_inv);
+            weights[plan.name + " transposed grid"] = raw(model, linear->weight_transposed.scale_inv);
         }
     }
     return weights;
@@ -119,7 +119,7 @@ inline Run train(Config config, int ranks, int steps = 3, const Actions& actions
         }
         CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
         run.weights = read_weights(model);
-        run.factors = state_text(model);
+        run.scales = state_text(model);
         check_collected(model);
         const std::lock_guard lock(mutex);
         add_state(model, runs[0].state);
