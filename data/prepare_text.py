@@ -19,12 +19,12 @@ import hashlib
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES, token_bytes_for  # noqa: E402
-from shard_pipeline import SPLITS, Plan, report, run  # noqa: E402
-from support import InputError, run_main  # noqa: E402
-from text_sources import Reader, find_sources  # noqa: E402
-from text_tokenizers import load_tokenizer  # noqa: E402
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES, token_bytes_for  # noqa: E402
+from llmfp8.shard_pipeline import SPLITS, Plan, report, run  # noqa: E402
+from llmfp8.support import InputError, run_main  # noqa: E402
+from llmfp8.text_sources import Reader, find_sources  # noqa: E402
+from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
 
 def add_options(parser, out="", tokenizer="", valid_fraction=0.01):

@@ -93,7 +93,7 @@ void set_own_row(BoardRow* new_row, const BoardHeader* header) {
     poster.header.store(header, std::memory_order_release);
 }
 bool stopped_through_board() {
-    static_assert(offsetof(BoardHeader, stop) == BoardHeader::kTextBytes, "scripts/launch_mpi.sh writes there");
+    static_assert(offsetof(BoardHeader, stop) == BoardHeader::kTextBytes, "scripts/launch/launch_mpi.sh writes there");
     const BoardHeader* header = poster.header.load(std::memory_order_acquire);
     return header && header->stop.load(std::memory_order_relaxed) != 0;
 }
