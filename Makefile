@@ -194,12 +194,14 @@ smoke:
 
 test:
 	@scripts/setup.sh test
-	@$(MAKE) run-test
+	@$(MAKE) --keep-going run-test
 
-run-test: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu) $(MAINS) $(RANK_TESTS)
-	@for exe in $(filter $(BUILD)/tests%,$^); do echo "RUN $$exe"; $$exe || failed=1; done; \
-	 echo "RUN tests/*/test_*.py"; \
-	 LLMC_BUILD=$(CURDIR)/$(BUILD) python3 -m unittest -b tests/*/test_*.py || failed=1; [ -z "$$failed" ]
+# The executables come first: tests in Python run them while those in C++ are still being compiled.
+run-test: run-test-python run-test-cpp
+run-test-python: $(MAINS) $(RANK_TESTS)
+	@echo "RUN tests/run.py"; LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/run.py
+run-test-cpp: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu)
+	@for exe in $^; do echo "RUN $$exe"; $$exe || failed=1; done; [ -z "$$failed" ]
 
 test-gpu:
 	@scripts/setup.sh test
@@ -209,7 +211,7 @@ run-test-gpu: $(BUILD)/tests_gpu
 
 test-full:
 	@scripts/setup.sh test
-	@$(MAKE) run-test
+	@$(MAKE) --keep-going run-test
 	+@dev/ci/test_full.sh
 
 bench:

@@ -37,6 +37,9 @@ MAY_INCLUDE = {
 
 CUDA_FILES = r"llmc/cuda/|dev/bench/"
 COMM_FILES = r"llmc/parallel/comm_\w+\.(cpp|h)$|tests/(end_to_end/fake|gpu/gpu_test)_nccl\w*\.cpp$"
+# How whatever uses scripts/llmfp8 finds it, from any depth.
+FIND_PACKAGE = ('sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents '
+                'if (p / "scripts/llmfp8").is_dir()]')
 # Written apart, so that this file does not break its own rule.
 MACHINE_PATHS = re.compile("/(?:wo" "rk|ro" "ot|ho" "me|opt/hf" "env|mnt)/")
 
@@ -227,6 +230,22 @@ def json_values(path, text):
                    strip_comments(text, strings=False), "comparison with a json: %(found)s")
 
 
+def python_package(path, text):
+    """package: what uses scripts/llmfp8 finds it by one line, the same everywhere; nothing else changes sys.path"""
+    is_python = path.endswith(".py") or text.startswith("#!/usr/bin/env python3\n")
+    if not is_python or path.startswith("tests/"):
+        return []
+    out = [(line_of(text, m.start(1)), f"a change of sys.path that is not: {FIND_PACKAGE}")
+           for m in re.finditer(r"(?m)^[ \t]*((?:sys\.path\b|site\.addsitedir).*)$", text)
+           if m.group(1) != FIND_PACKAGE]
+    uses = re.search(r"(?m)^[ \t]*(?:from|import) llmfp8\b", text)
+    if uses and path.startswith("scripts/llmfp8/"):
+        out.append((line_of(text, uses.start()), "files of the package import each other by relative names"))
+    elif uses and f"\n{FIND_PACKAGE}\n" not in text[:uses.start()]:
+        out.append((line_of(text, uses.start()), f"llmfp8 is imported without this line before: {FIND_PACKAGE}"))
+    return out
+
+
 def links(path, text):
     """links: relative links of Markdown files lead somewhere"""
     if not path.endswith(".md"):
@@ -239,7 +258,7 @@ def links(path, text):
 
 
 RULES = [launches, cuda_symbols, communication_symbols, includes, inline_assembly, kernel_headers, file_length,
-         line_width, white_space, machine_paths, unfinished, namespaces, fast_math, json_values, links]
+         line_width, white_space, machine_paths, unfinished, namespaces, fast_math, json_values, python_package, links]
 
 
 def repository_files():

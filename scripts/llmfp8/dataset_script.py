@@ -6,7 +6,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import prepare_text   # of data/, where the scripts that use this lie
+from . import text_shards
 from .support import InputError
 
 
@@ -34,20 +34,20 @@ def download(url, path, sha256):
 
 def run_dataset(doc, choose, add_options=None, **defaults):
     """choose(args): sets args.inputs to the data set and what belongs to it; not called with --input.
-    defaults: of prepare_text.add_options."""
+    defaults: of text_shards.add_options."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", nargs="+", default=[], metavar="PATH",
                         help="files or folders of the data set that are here already; nothing is downloaded")
     if add_options:
         add_options(parser)
-    prepare_text.add_options(parser, **defaults)
-    prepare_text.add_text_options(parser)
+    text_shards.add_options(parser, **defaults)
+    text_shards.add_text_options(parser)
     args = parser.parse_args()
     args.inputs = args.input
     if not args.inputs:
         choose(args)
     try:
-        return prepare_text.prepare(args)
+        return text_shards.prepare(args)
     except InputError as error:
         if args.input or not str(error).startswith("dataset "):
             raise

@@ -6,8 +6,8 @@ import subprocess
 import tempfile
 import unittest
 
-from tests.end_to_end.test_ranks import HAVE_RANKS, MPIRUN
-from tests.end_to_end.test_train import GPT2, LLAMA, ROOT
+from tests.support.ranks import HAVE_RANKS, MPIRUN
+from tests.support.train import GPT2, LLAMA, ROOT
 
 SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48", "--num-attention-heads", "4",
          "--kv-channels", "8", "--vocab-size", "61", "--max-position-embeddings", "16", "--seq-length", "16",
@@ -16,10 +16,6 @@ SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48", 
 
 def matmul_name(m):
     return f"matmul {m['pass']} {m['M']} x {m['N']} x {m['K']} {m['in']}"
-
-
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(BenchTest)   # not once more those of the modules imported above
 
 
 class BenchTest(unittest.TestCase):

@@ -3,21 +3,15 @@ import os
 import subprocess
 import unittest
 
-from tests.end_to_end.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.end_to_end.test_train import GPT2, TrainTest, make_tokens, records, state_of, write_shard
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import GPT2, TrainTest, make_tokens, records, state_of, write_shard
 
 BLEND = ["0.7", "train_0.bin", "0.3", "train_1.bin", "small.bin"]   # 187 samples; 125 and 31
 
 
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(BlendTest)   # not once more those of the modules imported above
-
-
-class BlendTest(unittest.TestCase):
-    path, SHAPE = TrainTest.path, TrainTest.SHAPE
-
+class BlendTest(TrainTest):
     def setUp(self):
-        TrainTest.setUp(self)
+        super().setUp()
         write_shard(self.path("small.bin"), make_tokens(500, 4))
 
     def train(self, *options, data=BLEND, ranks=1, expect=0):

@@ -2,26 +2,21 @@
 stands in for NCCL; what happens when that library is too old, fails or hangs; the rates of --check-comm."""
 import os
 import re
-import shutil
 import subprocess
 import time
 import unittest
 
-from tests.end_to_end.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.end_to_end.test_train import BUILD, GPT2, TrainTest, records
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import BUILD, GPT2, TrainTest, records
 
 CHECK = os.path.join(BUILD, "comm_check")
 FAKE = os.path.join(BUILD, "fake")
 HAVE_CHECK = HAVE_RANKS and os.path.exists(os.path.join(FAKE, "libnccl.so.2"))
 
 
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(CommTest)   # not once more those of the modules imported above
-
-
 @unittest.skipUnless(HAVE_CHECK, "needs OpenMPI and the CPU device")
-class CommTest(unittest.TestCase):
-    setUp, path, command, SHAPE = TrainTest.setUp, TrainTest.path, TrainTest.command, TrainTest.SHAPE
+class CommTest(TrainTest):
+    measures_time = True   # of tests/run.py
 
     def check(self, ranks, *options, expect=0, fake=""):
         environment = dict(ENVIRONMENT, FAKE_NCCL=fake, LD_LIBRARY_PATH=FAKE)

@@ -6,16 +6,12 @@ import subprocess
 import tempfile
 import unittest
 
-from tests.end_to_end.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.end_to_end.test_train import BUILD, GPT2, LLAMA, ROOT
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import BUILD, GPT2, LLAMA, ROOT
 
 ON_CPU = not os.path.basename(BUILD).startswith("cuda")
 VERDICTS = ("ok", "warning", "failed", "not checked")
 CLEAN = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("NCCL_", "NVTE_", "LLMFP8_"))}
-
-
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(DoctorTest)   # not once more those of the modules imported above
 
 
 @unittest.skipUnless(ON_CPU, "what it says without a GPU")

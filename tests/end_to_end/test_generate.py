@@ -11,23 +11,15 @@ import sys
 import unittest
 import unittest.mock
 
-from tests.end_to_end.test_train import GPT2, LLAMA, ROOT, TrainTest, records
-
-from tests.support.data_scripts import ScriptTest
 import prepare_hellaswag
 from llmfp8.text_tokenizers import BytesTokenizer
+from tests.support.data_scripts import ScriptTest
+from tests.support.train import GPT2, LLAMA, ROOT, TrainTest, records
 
 SCRIPT = os.path.join(ROOT, "scripts", "generate")
 
 
-def load_tests(loader, _tests, _pattern):
-    cases = [loader.loadTestsFromTestCase(case) for case in (GenerateTest, PrepareHellaswag)]
-    return unittest.TestSuite(cases)   # not once more those of the modules imported above
-
-
-class GenerateTest(unittest.TestCase):
-    setUp, path, command, run_train, SHAPE = (TrainTest.setUp, TrainTest.path, TrainTest.command, TrainTest.run_train,
-                                              TrainTest.SHAPE)
+class GenerateTest(TrainTest):
     # Text of bytes; of two equal options the later one wins.
     BYTES = ["--vocab-size", "257", "--max-position-embeddings", "64", "--seq-length", "64", "--init-method-std", "0.3"]
 

@@ -5,13 +5,9 @@ import re
 import struct
 import unittest
 
-from tests.end_to_end.test_train import GPT2, LLAMA, TrainTest, make_tokens, records, state_of, write_shard
+from tests.support.train import GPT2, LLAMA, TrainTest, make_tokens, records, state_of, write_shard
 
 STEPS = 6
-
-
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(LossMaskTest)   # not once more those of the modules imported above
 
 
 def write_mask(path, flags):
@@ -22,11 +18,9 @@ def write_mask(path, flags):
         f.write(struct.pack("<8sQQQ", b"LOSSMASK", 1, len(flags), sum(flags)) + bits)
 
 
-class LossMaskTest(unittest.TestCase):
-    path, command, SHAPE, run_train = TrainTest.path, TrainTest.command, TrainTest.SHAPE, TrainTest.run_train
-
+class LossMaskTest(TrainTest):
     def setUp(self):
-        TrainTest.setUp(self)
+        super().setUp()
         os.unlink(self.path("train_1.bin"))
         # 24 samples of 16 tokens, all of them in 6 steps of 4; the last token is a target and never an input.
         self.tokens = make_tokens(24 * 16 + 1, 1)

@@ -3,17 +3,10 @@ import json
 import subprocess
 import unittest
 
-from tests.end_to_end.test_train import GPT2, LLAMA, TrainTest, records
+from tests.support.train import GPT2, LLAMA, TrainTest, records
 
 
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(PlanTest)   # not once more those of the module imported above
-
-
-class PlanTest(unittest.TestCase):
-    setUp, path, SHAPE = TrainTest.setUp, TrainTest.path, TrainTest.SHAPE
-    command, run_train = TrainTest.command, TrainTest.run_train
-
+class PlanTest(TrainTest):
     def test_dry_run_needs_neither_data_nor_gpu(self):
         for binary, model, parameters in ((LLAMA, "llama3-8B", "8030261248"), (GPT2, "gpt2-124M", "124439808"),
                                           (GPT2, "gpt2-1558M", "1557611200")):

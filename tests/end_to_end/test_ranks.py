@@ -3,31 +3,14 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import unittest
 
-from tests.end_to_end.test_train import BUILD, GPT2, LLAMA, TrainTest, records, state_of, write_hellaswag
-
-MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root"]
-HAVE_RANKS = shutil.which("mpirun") and not os.path.basename(BUILD).startswith("cuda")
-ONE_EACH = ["--micro-batch-size", "1", "--global-batch-size", "8"]
-ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
-
-
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(RanksTest)   # not once more those of the module imported above
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest
+from tests.support.train import GPT2, LLAMA, records, state_of, write_hellaswag
 
 
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
-class RanksTest(unittest.TestCase):
-    setUp, path, command, SHAPE = TrainTest.setUp, TrainTest.path, TrainTest.command, TrainTest.SHAPE
-
-    def ranks(self, ranks, binary, *options, expect=0):
-        command = [*MPIRUN, "-np", str(ranks), *self.command(binary, *ONE_EACH, *options)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
-        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
-        return done
-
+class Ranks(RanksTest):
     def losses(self, ranks, binary, *options):
         log = self.path(f"{ranks}.jsonl")
         self.ranks(ranks, binary, "--train-iters", "6", "--log-file", log, *options)
@@ -123,32 +106,6 @@ class RanksTest(unittest.TestCase):
         process.communicate(timeout=60)
         self.assertNotEqual(process.returncode, 0)
         self.wait_until_gone(children[0])
-
-    @staticmethod
-    def children(parent):
-        """Processes named after the executable, by /proc: ps and pgrep are not everywhere."""
-        found = []
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    name, rest = stat.read().split("(", 1)[1].rsplit(")", 1)
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if name == "train_gpt2" and int(rest.split()[1]) == parent:
-                found.append(pid)
-        return found
-
-    def wait_until_gone(self, pid, seconds=20):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                with open(f"/proc/{pid}/stat") as stat:
-                    if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
-                        return
-            except (FileNotFoundError, ProcessLookupError):   # the latter, if it ends before the reading
-                return
-            time.sleep(0.05)
-        self.fail(f"process {pid} lives on")
 
     def test_a_stop_signal_saves_once_and_leaves_with_0(self):
         """SIGUSR1 is what mpirun passes on; at SIGTERM it kills the ranks a second later."""

@@ -10,14 +10,10 @@ import subprocess
 import time
 import unittest
 
-from tests.end_to_end.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, RanksTest
-from tests.end_to_end.test_train import GPT2, LLAMA, TrainTest, records, state_of
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, RanksTest
+from tests.support.train import GPT2, LLAMA, records, state_of
 
 BATCH = ["--micro-batch-size", "1", "--global-batch-size", "12"]   # for 1, 2, 3 and 4 ranks
-
-
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(RankCheckpointsTest)   # not once more those of the modules imported above
 
 
 def step_directory(step):
@@ -34,10 +30,7 @@ def flip(path, place):
 
 
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
-class RankCheckpointsTest(unittest.TestCase):
-    setUp, path, command, SHAPE = TrainTest.setUp, TrainTest.path, TrainTest.command, TrainTest.SHAPE
-    children = staticmethod(RanksTest.children)
-
+class RankCheckpointsTest(RanksTest):
     def mpirun(self, ranks, binary, *options):
         return [*MPIRUN, "-np", str(ranks), *self.command(binary, *BATCH, *options)]
 

@@ -3,17 +3,10 @@ import os
 import shutil
 import unittest
 
-from tests.end_to_end.test_train import LLAMA, TrainTest, records, write_hellaswag
+from tests.support.train import LLAMA, TrainTest, records, write_hellaswag
 
 
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(ResumeTest)   # not once more those of the module imported above
-
-
-class ResumeTest(unittest.TestCase):
-    setUp, path, command, SHAPE = TrainTest.setUp, TrainTest.path, TrainTest.command, TrainTest.SHAPE
-    run_train, checkpoints = TrainTest.run_train, TrainTest.checkpoints
-
+class ResumeTest(TrainTest):
     def test_a_branch_that_was_left_is_not_gone_on_from(self):
         """Who goes back to step 2 leaves step 6 behind, which a restart would take for the newest of this run."""
         save = ["--save", self.path("run"), "--save-interval", "2", "--lr-decay-style", "constant"]

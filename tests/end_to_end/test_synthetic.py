@@ -6,20 +6,13 @@ import subprocess
 import unittest
 from pathlib import Path
 
-from tests.end_to_end.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.end_to_end.test_train import GPT2, LLAMA, TrainTest, records
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import GPT2, LLAMA, TrainTest, records
 
 
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(SyntheticTest)   # not once more those of the modules imported above
-
-
-class SyntheticTest(unittest.TestCase):
-    setUp, path, SHAPE = TrainTest.setUp, TrainTest.path, TrainTest.SHAPE
-    run_train, check_resume, checkpoints = TrainTest.run_train, TrainTest.check_resume, TrainTest.checkpoints
-
+class SyntheticTest(TrainTest):
     def command(self, binary, *options):
-        shape = TrainTest.command(self, binary)
+        shape = super().command(binary)
         del shape[shape.index("--train-data"):]
         return shape + [*options, *([] if "--train-data" in options else ["--synthetic-data"])]
 

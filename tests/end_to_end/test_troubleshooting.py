@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import unittest
 
-from tests.end_to_end.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.end_to_end.test_train import BUILD, GPT2, LLAMA, ROOT, TrainTest, make_tokens, write_shard
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import BUILD, GPT2, LLAMA, ROOT, TrainTest, make_tokens, write_shard
 
 EXIT_CODES = {"kExitBug": 1, "kExitBadInput": 2, "kExitFp8NotEffective": 3, "kExitDiverged": 4,
               "kExitNoCheckpoint": 5, "kExitPeerLost": 6, "kExitDisk": 7}
@@ -16,10 +16,6 @@ PLACEHOLDER = re.compile(r"<[a-z][^<>`]*>")
 # What is put around a message where it is printed.
 FRAME = re.compile(r"^(?:error|note|warning|fp8|stop): |; all ranks end$")
 GAP = "\0"   # in templates: what is filled in
-
-
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(TroubleshootingTest)   # not once more those of the modules imported above
 
 
 def read(path):
@@ -142,9 +138,7 @@ def tiled(part, pieces):
     return any(i == len(part) or GAP + part[i:] in all_pieces for i in reached)
 
 
-class TroubleshootingTest(unittest.TestCase):
-    path, command, SHAPE = TrainTest.path, TrainTest.command, TrainTest.SHAPE
-
+class TroubleshootingTest(TrainTest):
     @classmethod
     def setUpClass(cls):
         cls.quotes, cls.templates, cls.pieces = quotes(), templates(), {}
@@ -153,7 +147,7 @@ class TroubleshootingTest(unittest.TestCase):
                 cls.pieces.setdefault(path, set()).update(template.split(GAP))
 
     def setUp(self):
-        TrainTest.setUp(self)
+        super().setUp()
 
     # ---- quotes against sources
 

@@ -9,16 +9,12 @@ import subprocess
 import time
 import unittest
 
-from tests.end_to_end.test_ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH
-from tests.end_to_end.test_train import GPT2, ROOT, TrainTest, make_tokens, records, write_shard
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH
+from tests.support.train import GPT2, ROOT, TrainTest, make_tokens, records, write_shard
 
 WRAPPER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
 TIMEOUT = 3   # --comm-timeout; all ranks are gone 5 s later
 FOREVER = ["--train-iters", "1000000", "--comm-timeout", str(TIMEOUT)]
-
-
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(WatchTest)   # not once more those of the modules imported above
 
 
 def shared_memory(pid):
@@ -69,11 +65,11 @@ def processes(parent):
 
 
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
-class WatchTest(unittest.TestCase):
-    path, command, checkpoints, SHAPE = TrainTest.path, TrainTest.command, TrainTest.checkpoints, TrainTest.SHAPE
+class WatchTest(TrainTest):
+    measures_time = True   # of tests/run.py
 
     def setUp(self):
-        TrainTest.setUp(self)
+        super().setUp()
         self.save, self.log = self.path("run"), self.path("log.jsonl")
 
     def command_of(self, ranks, *options, launcher=WRAPPER):

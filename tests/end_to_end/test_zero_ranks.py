@@ -4,21 +4,14 @@ import os
 import re
 import unittest
 
-from tests.end_to_end.test_ranks import HAVE_RANKS, RanksTest
-from tests.end_to_end.test_train import GPT2, LLAMA, TrainTest, records
+from tests.support.ranks import HAVE_RANKS, RanksTest
+from tests.support.train import GPT2, LLAMA, records
 
 TWELVE = ["--global-batch-size", "12", "--train-iters", "4", "--bucket-mb", "0.02"]
 
 
-def load_tests(loader, _tests, _pattern):
-    return loader.loadTestsFromTestCase(ZeroTest)   # not once more those of the modules imported above
-
-
 @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
-class ZeroTest(unittest.TestCase):
-    setUp, path, command, SHAPE, ranks = (TrainTest.setUp, TrainTest.path, TrainTest.command, TrainTest.SHAPE,
-                                          RanksTest.ranks)
-
+class ZeroTest(RanksTest):
     def run_log(self, ranks, binary, *options):
         log = self.path("log.jsonl")
         if os.path.exists(log):

@@ -5,10 +5,9 @@ import struct
 import sys
 import unittest
 import unittest.mock
-from pathlib import Path
 
-from tests.support.data_scripts import ScriptTest, has, lines
 import check_shards
+from tests.support.data_scripts import ScriptTest, has, lines
 
 
 class CheckShards(ScriptTest):

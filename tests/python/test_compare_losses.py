@@ -6,7 +6,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from tests.python.test_compare import TOKENS, a_log
+from tests.support.comparison import TOKENS, a_log
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,12 +9,9 @@ import sys
 import time
 import unittest
 import unittest.mock
-from pathlib import Path
 
+from llmfp8 import shard_format, shard_pipeline, text_shards
 from tests.support.data_scripts import DATA, ScriptTest, has, lines
-import prepare_text
-from llmfp8 import shard_format
-from llmfp8 import shard_pipeline
 
 
 class InterruptedRuns(ScriptTest):
@@ -36,14 +33,14 @@ class InterruptedRuns(ScriptTest):
 
     def run_once(self, *arguments, stop_at=0, code=0):
         """Stopped while the batch of this number is encoded; 0: not."""
-        calls, encode = [], prepare_text.Tokenize.__call__
+        calls, encode = [], text_shards.Tokenize.__call__
 
         def counting(self, documents):
             calls.append(len(documents))
             if len(calls) == stop_at:
                 raise KeyboardInterrupt
             return encode(self, documents)
-        with unittest.mock.patch.object(prepare_text.Tokenize, "__call__", counting):
+        with unittest.mock.patch.object(text_shards.Tokenize, "__call__", counting):
             text = self.prepare_bytes("--valid-fraction", "0.2", "--shard-tokens", "70000", "--workers", "1",
                                       *arguments, code=code)
         return text, calls

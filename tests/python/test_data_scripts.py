@@ -3,12 +3,10 @@ import gzip
 import hashlib
 import json
 import math
-import sys
 import unittest
-from pathlib import Path
 
+from llmfp8.text_shards import is_validation
 from tests.support.data_scripts import DATA, ScriptTest, documents_of, has, lines, tokens_of
-from prepare_text import is_validation
 
 
 class PrepareText(ScriptTest):

@@ -6,14 +6,12 @@ import math
 import random
 import shutil
 import struct
-import sys
 import unittest
-from pathlib import Path
 
-from tests.support.data_scripts import ScriptTest, documents_of, has, lines, tokens_of
-from llmfp8 import text_tokenizers
 from inspect_shards import bigram_entropy
+from llmfp8 import text_tokenizers
 from llmfp8.shard_format import MIN_TAIL_TOKENS, Shard, SplitWriter
+from tests.support.data_scripts import ScriptTest, documents_of, has, lines, tokens_of
 
 
 class Sharding(ScriptTest):

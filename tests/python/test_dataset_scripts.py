@@ -6,13 +6,12 @@ import sys
 import threading
 import unittest
 import unittest.mock
-from pathlib import Path
 
-from tests.support.data_scripts import ScriptTest, documents_of, has, lines
 import prepare_fineweb
 import prepare_slimpajama
-import prepare_text
 import prepare_tinyshakespeare
+from llmfp8 import text_shards
+from tests.support.data_scripts import ScriptTest, documents_of, has, lines
 
 SCRIPTS = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B",
            "fineweb": "HuggingFaceFW/fineweb"}
@@ -43,7 +42,7 @@ class DatasetScripts(ScriptTest):
                  ("fineweb", "--dataset-config", "CC"): (["hf:HuggingFaceFW/fineweb"], "gpt2", "shards/fineweb", 0.001,
                                                          "CC")}
         for (name, *arguments), expected in cases.items():
-            with unittest.mock.patch.object(prepare_text, "prepare", return_value=0) as prepare:
+            with unittest.mock.patch.object(text_shards, "prepare", return_value=0) as prepare:
                 self.script(f"prepare_{name}.py", *arguments)
             args = prepare.call_args[0][0]
             got = (args.inputs, args.tokenizer, args.out, args.valid_fraction, args.dataset_config)

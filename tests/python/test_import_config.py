@@ -10,15 +10,16 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from llmfp8.importer.engine import Import, is_open
+from llmfp8.importer.main import SOURCES, read_input
+from llmfp8.importer.report import report
+from llmfp8.importer.rows import NONE, TAKEN, InputError
+from llmfp8.importer.shared_rows import ACTS, ENVIRONMENT, LAUNCHER, SEVEN
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
 FIXTURES = ROOT / "tests" / "fixtures" / "import"
 GOLDEN = ROOT / "tests" / "golden" / "import"
-from llmfp8.importer.main import SOURCES, read_input
-from llmfp8.importer.engine import Import, is_open
-from llmfp8.importer.report import report
-from llmfp8.importer.rows import NONE, TAKEN, InputError
-from llmfp8.importer.shared_rows import ACTS, ENVIRONMENT, LAUNCHER, SEVEN
 
 NO_YAML = importlib.util.find_spec("yaml") is None
 

@@ -1,7 +1,5 @@
 """Each rule of dev/ci/lint.py must catch a violation and pass its neighbour that is sound."""
-import sys
 import unittest
-from pathlib import Path
 
 import lint
 
@@ -66,6 +64,15 @@ CASES = {
                     [("Makefile", "DEFINES := -DJSON_USE_IMPLICIT_CONVERSIONS=0\n"),
                      ("llmc/train/log.cpp", '#include <nlohmann/json.hpp>\nbool a = x == j["type"].get<int>();\n'),
                      ("llmc/train/log.cpp", 'bool a = map["type"] == 3;\n')]),
+    "python_package": ([("data/a.py", "import sys\nsys.path.insert(0, '.')\n"),
+                        ("data/a.py", "from llmfp8.support import x\n"),
+                        ("scripts/a", "#!/usr/bin/env python3\nimport llmfp8.support\n"),
+                        ("data/a.py", f"from llmfp8.support import x\n{lint.FIND_PACKAGE}\n"),
+                        ("dev/a.py", f"if True:\n    {lint.FIND_PACKAGE} + []\n"),
+                        ("scripts/llmfp8/a.py", "from llmfp8.support import x\n")],
+                       [("data/a.py", f"import sys\n{lint.FIND_PACKAGE}\nfrom llmfp8.support import x\n"),
+                        ("scripts/llmfp8/a.py", "from .support import x\n"), ("scripts/a", "import llmfp8\n"),
+                        ("tests/__init__.py", "sys.path[:0] = []\n"), ("data/a.py", "import sys\nprint(sys.path)\n")]),
     "links": ([("README.md", "[x](no/such/file.md)\n")],
               [("README.md", "[x](Makefile) [y](https://example.org/z) [z](#part) [s](dev/ci/lint.py#L3)\n")]),
 }

@@ -19,13 +19,13 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+from llmfp8 import run_export, run_figure
+from llmfp8.run_log import InputError, RunLog, read_log
+
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "tests" / "fixtures" / "logs"
 GOLDEN = ROOT / "tests" / "golden" / "logs"
 BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
-from llmfp8 import run_export
-from llmfp8 import run_figure
-from llmfp8.run_log import InputError, RunLog, read_log
 
 
 def has(package):

@@ -4,13 +4,12 @@ import struct
 import sys
 import unittest
 import unittest.mock
-from pathlib import Path
 
-from tests.support.data_scripts import ScriptTest, has, tokens_of
 import prepare_chat
 from llmfp8 import shard_pipeline
-from prepare_text import is_validation
 from llmfp8.shard_format import pack_bits, unpack_bits
+from llmfp8.text_shards import is_validation
+from tests.support.data_scripts import ScriptTest, has, tokens_of
 
 # What comes before a message's content and whether the content counts, by role; for --template plain.
 HEADS = {"system": ("System: ", 0), "user": ("User: ", 0), "assistant": ("Assistant: ", 1)}

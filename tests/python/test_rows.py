@@ -9,8 +9,8 @@ import sys
 import tempfile
 import unittest
 
-from tests.end_to_end.test_ranks import HAVE_RANKS
-from tests.end_to_end.test_train import BUILD, ROOT, records
+from tests.support.ranks import HAVE_RANKS
+from tests.support.train import BUILD, ROOT, records
 
 SCRIPTS = os.path.join(ROOT, "scripts", "recipes")
 LLAMA8B = {"ranks": 8, "model": "llama3-8B", "seq-length": 8192, "micro-batch-size": 1, "global-batch-size": 128,

@@ -17,8 +17,9 @@ import unittest.mock
 import warnings
 from pathlib import Path
 
-DATA = Path(__file__).resolve().parents[2] / "data"
 from llmfp8.support import run_main
+
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 def has(package):
