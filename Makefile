@@ -27,7 +27,7 @@ WERROR ?= -Werror
 comma := ,
 WRAPPERS := smoke test test-full test-gpu bench cuda lint clean help
 ifneq ($(filter-out $(WRAPPERS),$(or $(MAKECMDGOALS),all)),)
-include dev/detect.mk
+include dev/ci/detect.mk
 BUILDING := 1
 endif
 
@@ -100,7 +100,7 @@ MAINS := $(basename $(wildcard train_*.cu))
 LLMC_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(LLMC_CXX) $(LLMC_CUDA))) $(BUILD)/version.o
 TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/*/test_*.cpp))
 GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
-BENCHES := $(patsubst dev/cuda/%.cu,$(BUILD)/%,$(wildcard dev/cuda/bench_*.cu dev/cuda/check_*.cu))
+BENCHES := $(patsubst dev/bench/%.cu,$(BUILD)/%,$(wildcard dev/bench/bench_*.cu dev/bench/check_*.cu))
 FUZZERS := $(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/fuzz_*.cpp))
 
 .PHONY: all syntax $(MAINS) tests tests_gpu benches cuda_all cuda_kernels fuzzers $(WRAPPERS) force
@@ -135,7 +135,7 @@ $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 $(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm_nccl_api.h $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@ $(LIBS)
-$(BENCHES): $(BUILD)/%: $(OBJ)/dev/cuda/%.o $(LLMC_OBJ)
+$(BENCHES): $(BUILD)/%: $(OBJ)/dev/bench/%.o $(LLMC_OBJ)
 	$(LINK)
 
 $(OBJ)/%.o: %.cpp $(BUILD)/flags
@@ -194,12 +194,14 @@ smoke:
 
 test:
 	@scripts/setup.sh test
-	@$(MAKE) run-test
+	@$(MAKE) --keep-going run-test
 
-run-test: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu) $(MAINS) $(RANK_TESTS)
-	@for exe in $(filter $(BUILD)/tests%,$^); do echo "RUN $$exe"; $$exe || failed=1; done; \
-	 echo "RUN tests/test_*.py"; \
-	 LLMC_BUILD=$(CURDIR)/$(BUILD) python3 -m unittest discover -b -s tests || failed=1; [ -z "$$failed" ]
+# The executables come first: tests in Python run them while those in C++ are still being compiled.
+run-test: run-test-python run-test-cpp
+run-test-python: $(MAINS) $(RANK_TESTS)
+	@echo "RUN tests/run.py"; LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/run.py
+run-test-cpp: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu)
+	@for exe in $^; do echo "RUN $$exe"; $$exe || failed=1; done; [ -z "$$failed" ]
 
 test-gpu:
 	@scripts/setup.sh test
@@ -209,12 +211,12 @@ run-test-gpu: $(BUILD)/tests_gpu
 
 test-full:
 	@scripts/setup.sh test
-	@$(MAKE) run-test
-	+@dev/test_full.sh
+	@$(MAKE) --keep-going run-test
+	+@dev/ci/test_full.sh
 
 bench:
 	@$(MAKE) DEVICE=cuda train_gpt2 train_llama benches
-	@dev/bench.sh $(OUT)
+	@dev/bench/bench.sh $(OUT)
 
 # Other architectures have no kernels of their own: what is left out of their build must still leave a program.
 # Registers that are spilled there are no error, since kernels are cut for the other one.
@@ -223,7 +225,7 @@ cuda:
 	@$(MAKE) DEVICE=cuda ARCH=80 VARIANT=sm80 cuda_kernels
 
 lint:
-	@python3 dev/lint.py
+	@python3 dev/ci/lint.py
 
 clean:
 	rm -rf build train_gpt2 train_llama

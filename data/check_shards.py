@@ -16,9 +16,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
-from support import InputError, run_main  # noqa: E402
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
+from llmfp8.support import InputError, run_main  # noqa: E402
 
 CHUNK = 1 << 22   # tokens looked at together
 

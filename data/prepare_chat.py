@@ -20,11 +20,11 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from prepare_text import Tokenize, add_options, plan_of  # noqa: E402
-from shard_pipeline import report, run  # noqa: E402
-from support import InputError, run_main  # noqa: E402
-from text_tokenizers import load_tokenizer  # noqa: E402
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.shard_pipeline import report, run  # noqa: E402
+from llmfp8.support import InputError, run_main  # noqa: E402
+from llmfp8.text_shards import Tokenize, add_options, plan_of  # noqa: E402
+from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
 ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}   # ShareGPT's names
 

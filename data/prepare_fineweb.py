@@ -11,9 +11,9 @@ reads everything; --dataset-config CC-MAIN-2024-10 one crawl.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from dataset_script import run_dataset  # noqa: E402
-from support import InputError, run_main  # noqa: E402
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.dataset_script import run_dataset  # noqa: E402
+from llmfp8.support import InputError, run_main  # noqa: E402
 
 SAMPLES = {"10BT": "sample-10BT", "100BT": "sample-100BT", "350BT": "sample-350BT", "all": "default"}
 

@@ -17,10 +17,10 @@ import struct
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
-from support import InputError, need, one_line, run_main  # noqa: E402
-from text_tokenizers import load_tokenizer  # noqa: E402
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
+from llmfp8.support import InputError, need, one_line, run_main  # noqa: E402
+from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
 DATASET = "Rowan/hellaswag"
 MAGIC = 20240522

@@ -11,9 +11,9 @@ or test reads its own held-out parts.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from dataset_script import run_dataset  # noqa: E402
-from support import run_main  # noqa: E402
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.dataset_script import run_dataset  # noqa: E402
+from llmfp8.support import run_main  # noqa: E402
 
 NAMES = {"627B": "slimpajama", "6B": "hf:DKYoon/SlimPajama-6B"}
 

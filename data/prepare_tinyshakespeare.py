@@ -10,9 +10,9 @@ Downloads the text over HTTP next to the shards and checks its SHA-256.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from dataset_script import download, run_dataset  # noqa: E402
-from support import run_main  # noqa: E402
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.dataset_script import download, run_dataset  # noqa: E402
+from llmfp8.support import run_main  # noqa: E402
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"

@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int kConnectSeconds = 120;
-constexpr const char* kStartRanks = "mpirun -np N checks them, as scripts/launch_mpi.sh does";
+constexpr const char* kStartRanks = "mpirun -np N checks them, as scripts/launch/launch_mpi.sh does";
 
 // fp32 values in device memory. Whole numbers, whose sums over 2000 ranks are exact in any order.
 class RankValues {

@@ -113,7 +113,9 @@ public:
                           && same_scales(transposed_scales(got_), transposed_scales(host_), C_, N_);
         return same ? "" : "factors of " + name_ + " differ from the CPU's";
     }
-    Fp8Operand rowwise() const { return {device_->rowwise.view(), scale_inv(device_->rowwise_scale_inv), granularity_}; }
+    Fp8Operand rowwise() const {
+        return {device_->rowwise.view(), scale_inv(device_->rowwise_scale_inv), granularity_};
+    }
     Fp8Operand transposed() const {
         return {device_->transposed.view(), scale_inv(device_->transposed_scale_inv), granularity_};
     }

@@ -11,7 +11,7 @@
 namespace {
 
 constexpr const char* kNoParallel = "leave it out: every rank holds the whole model and has its part of the batch";
-constexpr const char* kLaunch = "leave it out: scripts/launch_mpi.sh -np N starts N ranks";
+constexpr const char* kLaunch = "leave it out: scripts/launch/launch_mpi.sh -np N starts N ranks";
 constexpr const char* kFile = "scripts/import_config {file} --out run.json makes a file of it for --config";
 constexpr const char* kLog =
     "leave it out: --log-file FILE has every step, scripts/export_log --to wandb or tensorboard reads it";

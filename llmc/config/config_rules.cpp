@@ -91,8 +91,8 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
                       "--train-iters or --epochs is missing: how long to train? (--dry-run works without)");
     }
     rules.require(c.ranks == 0 || c.ranks == ranks,
-                  strf("--ranks %lld, and %d %s started: scripts/launch_mpi.sh -np %lld starts them", ll(c.ranks),
-                       ranks, ranks == 1 ? "was" : "were", ll(c.ranks)));
+                  strf("--ranks %lld, and %d %s started: scripts/launch/launch_mpi.sh -np %lld starts them",
+                       ll(c.ranks), ranks, ranks == 1 ? "was" : "were", ll(c.ranks)));
     rules.require(c.dtype == Dtype::kBf16 || c.grad_dtype != Dtype::kBf16,
                   "--grad-dtype bf16 needs --dtype bf16: no matmul takes FP32 operands to BF16 gradients");
     rules.require(c.resume != "auto" || !c.save.empty(),

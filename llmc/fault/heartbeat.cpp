@@ -93,7 +93,8 @@ void set_own_row(Heartbeat* new_row, const HeartbeatHeader* header) {
     poster.header.store(header, std::memory_order_release);
 }
 bool stopped_through_heartbeats() {
-    static_assert(offsetof(HeartbeatHeader, stop) == HeartbeatHeader::kTextBytes, "scripts/launch_mpi.sh writes there");
+    static_assert(offsetof(HeartbeatHeader, stop) == HeartbeatHeader::kTextBytes,
+                  "scripts/launch/launch_mpi.sh writes there");
     const HeartbeatHeader* header = poster.header.load(std::memory_order_acquire);
     return header && header->stop.load(std::memory_order_relaxed) != 0;
 }

@@ -1,6 +1,6 @@
 #include "llmc/perf/fp8_speedup.h"
 
-// NVIDIA H200 (700 W), cuBLASLt 13.1.0, CUDA 13.0, 2026-11-21, by `bench_gemm_fp8 rates` of dev/cuda: algorithms
+// NVIDIA H200 (700 W), cuBLASLt 13.1.0, CUDA 13.0, 2026-11-21, by `bench_gemm_fp8 rates` of dev/bench: algorithms
 // searched, random operands rotated beyond the L2 cache, the four ways in turn. Outputs are BF16, weight gradients add
 // to FP32. The card is power-limited: a shape measured twice differs by 3.5 % in the median, 20 at worst, and stands
 // here with its mean.

@@ -407,7 +407,7 @@ TEST_CASE("import: the model of a checkpoint as its manifest knows it, others as
 TEST_CASE("checkpoint: transformers computes the stored logits from what we save") {
     TempDir dir;
     const char* python = std::getenv("PYTHON");
-    const std::string script = (std::filesystem::path(__FILE__).parent_path() / "check_hf_load.py").string();
+    const std::string script = "tests/support/check_hf_load.py";
     std::string command = std::string(python ? python : "python3") + " " + script;
     for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3"}) {
         FakeState state(model_config_from_hf(fixture(name)), Dtype::kFp32);

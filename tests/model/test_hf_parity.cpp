@@ -1,5 +1,5 @@
 // The decoder against transformers: logits, loss and every gradient of stored tiny models, in FP32. The fixtures and
-// the script that made them: tests/fixtures, tests/make_hf_fixtures.py.
+// the script that made them: tests/fixtures, tests/support/make_hf_fixtures.py.
 #include "tests/support/doctest.h"
 
 #include <unistd.h>
@@ -109,7 +109,7 @@ void check_model(const std::string& name) {
 }
 
 // Loads a fixture, saves it as a checkpoint of ours, and compares every tensor with the original, bit for bit. With
-// LLMC_HF_OUT set, trained checkpoints and their logits go there, for tests/check_hf_load.py.
+// LLMC_HF_OUT set, trained checkpoints and their logits go there, for tests/support/check_hf_load.py.
 void check_export(const std::string& name) {
     CAPTURE(name);
     namespace fs = std::filesystem;

@@ -39,7 +39,7 @@ struct TempDir {
 };
 
 inline std::string fixture(const std::string& name) {
-    const std::string path = (std::filesystem::path(__FILE__).parent_path() / "fixtures" / name).string();
+    const std::string path = "tests/fixtures/" + name;
     REQUIRE_MESSAGE(std::filesystem::exists(path), "run the tests from the repository's top folder");
     return path;
 }

@@ -1,0 +1,380 @@
+// Speed of the memory-bound operations at the shapes of Llama-3-8B and GPT-2 124M.
+//
+// Each operation is compared with the CPU on a small shape, then timed: random data, input sets that rotate
+// through more than three times the L2 cache, launches back to back for a quarter of a second. The bytes are
+// those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
+//   usage: bench_memory [part of a name]
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "dev/bench/bench_harness.h"
+
+namespace {
+
+struct Dims {
+    int64_t N, T, C, F, V, Vp, NH, NKV, HS, elems;
+};
+const Dims kSmall = {.N = 48, .T = 24, .C = 256, .F = 512, .V = 1000, .Vp = 1024, .NH = 4, .NKV = 2, .HS = 64,
+                     .elems = 10007};
+const Dims kLlama8B = {.N = 8192, .T = 8192, .C = 4096, .F = 14336, .V = 128256, .Vp = 128256, .NH = 32,
+                       .NKV = 8, .HS = 128, .elems = int64_t{1} << 27};
+const Dims kGpt2 = {.N = 65536, .T = 1024, .C = 768, .F = 3072, .V = 50257, .Vp = 50304, .NH = 12, .NKV = 12,
+                    .HS = 64, .elems = int64_t{1} << 25};
+
+enum class Fill { kNormal, kSmallSquares, kScratch, kTokens, kOrder, kState, kZero };
+struct Field {
+    std::string name;
+    Dtype dtype;
+    int64_t elems;
+    Fill fill = Fill::kNormal;
+};
+using View = std::function<Tensor(const std::string&)>;
+
+int64_t vocabulary_rank(int64_t n, int64_t V) {
+    // Ranks whose frequency falls as 1 / rank, roughly as words do.
+    const double u = (philox(5, static_cast<uint64_t>(n)).word[0] + 0.5) * 0x1p-32;
+    return std::min(V - 1, static_cast<int64_t>(std::pow(static_cast<double>(V), u)) - 1);
+}
+// Scattered over the vocabulary, so that frequent tokens are not neighbours.
+std::vector<int32_t> make_tokens(int64_t N, int64_t V) {
+    std::vector<int32_t> tokens(static_cast<size_t>(N));
+    for (int64_t n = 0; n < N; n++)
+        tokens[static_cast<size_t>(n)] = static_cast<int32_t>(vocabulary_rank(n, V) * 7919 % V);
+    return tokens;
+}
+std::vector<int32_t> make_order(const std::vector<int32_t>& tokens) {
+    std::vector<int32_t> order(tokens.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+        return tokens[static_cast<size_t>(a)] < tokens[static_cast<size_t>(b)];
+    });
+    return order;
+}
+int64_t distinct_tokens(const Dims& d) {
+    std::vector<int32_t> tokens = make_tokens(d.N, d.V);
+    std::sort(tokens.begin(), tokens.end());
+    return std::unique(tokens.begin(), tokens.end()) - tokens.begin();
+}
+
+StepState make_state() {
+    StepState state{};
+    state.lr = 1e-4f, state.dloss_mul = 1e-3f, state.grad_mul = 0.5f, state.adam_step = 100;
+    return state;
+}
+
+// The first values of a field; whatever fill_normal makes has the same bits on both devices.
+template <typename Normal>
+void fill(const Field& field, const Dims& d, uint64_t key, Tensor at, Normal fill_normal,
+          const std::function<void(const void*, int64_t)>& copy_in) {
+    auto copy_ints = [&](const std::vector<int32_t>& values) { copy_in(values.data(), at.bytes()); };
+    switch (field.fill) {
+        case Fill::kNormal: fill_normal({at, key, 0, 0.0f, 1.0f}); break;
+        case Fill::kSmallSquares: fill_normal({at, key, 0, 1.0f, 0.125f}); break;  // positive
+        case Fill::kTokens: copy_ints(make_tokens(field.elems, d.V)); break;
+        case Fill::kOrder: copy_ints(make_order(make_tokens(field.elems, d.V))); break;
+        case Fill::kState: {
+            const StepState state = make_state();
+            copy_in(&state, sizeof state);
+            break;
+        }
+        case Fill::kScratch:
+        case Fill::kZero:
+            copy_in(std::vector<char>(static_cast<size_t>(at.bytes())).data(), at.bytes());
+            break;
+    }
+}
+
+struct Bench {
+    std::string name;
+    Dims dims;
+    std::vector<Field> (*fields)(const Dims&);
+    std::function<void(Ctx&, const View&, const Dims&)> on_gpu, on_cpu;
+    double bytes;   // that must move
+};
+
+struct DeviceSet {
+    std::vector<Field> fields;
+    std::map<std::string, Tensor> tensors;
+    DeviceSet(Ctx& ctx, const Bench& bench, const Dims& d, uint64_t number) : fields(bench.fields(d)) {
+        uint64_t key = number * 100;
+        for (const Field& field : fields) {
+            Tensor t{nullptr, field.dtype, field.elems};
+            t.data = cuda::device_alloc(t.bytes());
+            tensors[field.name] = t;
+            fill(field, d, key++, t, [&](const FillNormalArgs& args) { cuda::fill_normal(ctx, args); },
+                 [&](const void* from, int64_t bytes) {
+                     cuda::copy_to_device(ctx, t.data, from, bytes);
+                     cuda::synchronize(ctx);
+                 });
+        }
+    }
+    ~DeviceSet() {
+        for (auto& [name, t] : tensors) cuda::device_free(t.data);
+    }
+    DeviceSet(const DeviceSet&) = delete;
+    DeviceSet& operator=(const DeviceSet&) = delete;
+    Tensor view(const std::string& name) const { return tensors.at(name); }
+    int64_t bytes() const {
+        int64_t sum = 0;
+        for (auto& [name, t] : tensors) sum += t.bytes();
+        return sum;
+    }
+};
+
+double element(const Tensor& t, int64_t i) {
+    if (t.dtype == Dtype::kBf16) return static_cast<float>(static_cast<const bf16*>(t.data)[i]);
+    if (t.dtype == Dtype::kFp32) return static_cast<const float*>(t.data)[i];
+    if (t.dtype == Dtype::kFp64) return static_cast<const double*>(t.data)[i];
+    return static_cast<const int32_t*>(t.data)[i];
+}
+
+// Relative distance between both devices over every tensor of the small shape but scratch; the worst tensor.
+double small_shape_error(Ctx& ctx, const Bench& bench) {
+    DeviceSet gpu(ctx, bench, kSmall, 0);
+    bench.on_gpu(ctx, [&](const std::string& name) { return gpu.view(name); }, kSmall);
+    std::map<std::string, std::vector<char>> host;
+    auto host_view = [&](const std::string& name) {
+        const Tensor t = gpu.view(name);
+        return Tensor{host.at(name).data(), t.dtype, t.elems};
+    };
+    Ctx cpu_ctx;
+    uint64_t key = 0;
+    for (const Field& field : gpu.fields) {
+        host[field.name].resize(static_cast<size_t>(field.elems * dtype_bytes(field.dtype)));
+        fill(field, kSmall, key++, host_view(field.name),
+             [&](const FillNormalArgs& args) { cpu::fill_normal(cpu_ctx, args); },
+             [&](const void* from, int64_t bytes) { std::memcpy(host[field.name].data(), from, bytes); });
+    }
+    bench.on_cpu(cpu_ctx, host_view, kSmall);
+    double worst = 0;
+    for (const Field& field : gpu.fields) {
+        if (field.fill == Fill::kScratch || field.dtype == Dtype::kInt32) continue;
+        const Tensor want = host_view(field.name);
+        std::vector<char> copy(static_cast<size_t>(want.bytes()));
+        cuda::copy_to_host(ctx, copy.data(), gpu.view(field.name).data, want.bytes());
+        cuda::synchronize(ctx);
+        const Tensor got{copy.data(), field.dtype, field.elems};
+        double difference = 0, size = 0;
+        for (int64_t i = 0; i < field.elems; i++) {
+            difference += std::pow(element(got, i) - element(want, i), 2);
+            size += std::pow(element(want, i), 2);
+        }
+        const double error = std::sqrt(difference / std::max(size, 1e-30));
+        worst = error <= worst ? worst : error;  // NaN stays
+    }
+    return worst;
+}
+
+// One row of the table: an operation, its tensors, its argument struct and its bytes.
+template <typename Args>
+Bench bench(std::string name, const Dims& dims, std::vector<Field> (*fields)(const Dims&),
+            void (*on_gpu)(Ctx&, const Args&), void (*on_cpu)(Ctx&, const Args&),
+            Args (*make)(const View&, const Dims&), double bytes) {
+    return {std::move(name), dims, fields,
+            [=](Ctx& ctx, const View& view, const Dims& d) { on_gpu(ctx, make(view, d)); },
+            [=](Ctx& ctx, const View& view, const Dims& d) { on_cpu(ctx, make(view, d)); }, bytes};
+}
+
+constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32, kI = Dtype::kInt32;
+
+std::vector<Field> norm_fields(const Dims& d) {
+    const int64_t NC = d.N * d.C;
+    return {{"x", kB, NC}, {"residual", kB, NC}, {"out", kB, NC}, {"sum", kB, NC}, {"weight", kB, d.C},
+            {"bias", kB, d.C}, {"dweight", kF, d.C}, {"dbias", kF, d.C}, {"mean", kF, d.N},
+            {"rstd", kF, d.N, Fill::kSmallSquares}, {"scratch", kF, 2 * kPartialRows * d.C, Fill::kScratch}};
+}
+template <bool layer> NormForwardArgs norm_forward(const View& v, const Dims& d) {
+    return {.out = v("out"), .residual_out = v("sum"), .mean = layer ? v("mean") : Tensor{},
+            .rstd = v("rstd"), .in = v("x"), .residual = v("residual"), .weight = v("weight"),
+            .bias = layer ? v("bias") : Tensor{}, .N = d.N, .C = d.C, .eps = 1e-5f};
+}
+template <bool layer> NormBackwardArgs norm_backward(const View& v, const Dims& d) {
+    return {.dx = v("out"), .dresidual = v("residual"), .dweight = v("dweight"),
+            .dbias = layer ? v("dbias") : Tensor{}, .scratch = v("scratch"), .dout = v("sum"), .x = v("x"),
+            .mean = layer ? v("mean") : Tensor{}, .rstd = v("rstd"), .weight = v("weight"), .N = d.N,
+            .C = d.C};
+}
+
+std::vector<Field> qkv_fields(const Dims& d) {
+    const int64_t elems = d.N * (d.NH + 2 * d.NKV) * d.HS;
+    return {{"qkv", kB, elems}, {"out", kB, elems}, {"cos_sin", kF, d.T * d.HS},
+            {"rstd", kF, d.N * (d.NH + d.NKV), Fill::kSmallSquares}, {"q_weight", kB, d.HS},
+            {"k_weight", kB, d.HS}, {"dq_weight", kF, d.HS}, {"dk_weight", kF, d.HS},
+            {"scratch", kF, 2 * kPartialRows * d.HS, Fill::kScratch}};
+}
+std::vector<Field> rope_fields(const Dims& d) {
+    return {{"qkv", kB, d.N * (d.NH + 2 * d.NKV) * d.HS}, {"cos_sin", kF, d.T * d.HS, Fill::kSmallSquares}};
+}
+RopeArgs rope_args(const View& v, const Dims& d) {
+    return {.qkv = v("qkv"), .cos_sin = v("cos_sin"), .N = d.N, .T = d.T, .NH = d.NH, .NKV = d.NKV,
+            .HS = d.HS};
+}
+QkNormForwardArgs qk_forward(const View& v, const Dims& d) {
+    return {.out = v("out"), .rstd = v("rstd"), .in = v("qkv"), .q_weight = v("q_weight"),
+            .k_weight = v("k_weight"), .N = d.N, .NH = d.NH, .NKV = d.NKV, .HS = d.HS, .eps = 1e-6f};
+}
+QkNormBackwardArgs qk_backward(const View& v, const Dims& d) {
+    return {.dqkv = v("out"), .dq_weight = v("dq_weight"), .dk_weight = v("dk_weight"),
+            .scratch = v("scratch"), .in = v("qkv"), .rstd = v("rstd"), .q_weight = v("q_weight"),
+            .k_weight = v("k_weight"), .N = d.N, .NH = d.NH, .NKV = d.NKV, .HS = d.HS};
+}
+
+template <int inputs> std::vector<Field> activation_fields(const Dims& d) {
+    return {{"in", kB, inputs * d.N * d.F}, {"out", kB, d.N * d.F}};
+}
+template <int inputs> std::vector<Field> activation_backward_fields(const Dims& d) {
+    return {{"in", kB, inputs * d.N * d.F}, {"dout", kB, d.N * d.F}, {"din", kB, inputs * d.N * d.F}};
+}
+ActivationForwardArgs activation(const View& v, const Dims& d) {
+    return {.out = v("out"), .in = v("in"), .N = d.N, .F = d.F};
+}
+ActivationBackwardArgs activation_backward(const View& v, const Dims& d) {
+    return {.din = v("din"), .dout = v("dout"), .in = v("in"), .N = d.N, .F = d.F};
+}
+std::vector<Field> bias_fields(const Dims& d) {
+    return {{"dout", kB, d.N * d.F}, {"dbias", kF, d.F}, {"scratch", kF, kPartialRows * d.F, Fill::kScratch}};
+}
+BiasBackwardArgs bias_args(const View& v, const Dims& d) {
+    return {.dbias = v("dbias"), .scratch = v("scratch"), .dout = v("dout"), .N = d.N, .C = d.F};
+}
+
+std::vector<Field> classifier_fields(const Dims& d) {
+    return {{"logits", kB, d.N * d.Vp}, {"losses", kF, d.N}, {"targets", kI, d.N, Fill::kTokens},
+            {"state", kI, sizeof(StepState) / 4, Fill::kState}};
+}
+template <bool write> ClassifierArgs classifier_args(const View& v, const Dims& d) {
+    return {.logits = v("logits"), .losses = v("losses"), .targets = v("targets").as<int32_t>(),
+            .state = static_cast<StepState*>(v("state").data), .N = d.N, .V = d.V, .Vp = d.Vp,
+            .write_dlogits = write};
+}
+
+std::vector<Field> embedding_fields(const Dims& d) {
+    return {{"wte", kB, d.Vp * d.C}, {"out", kB, d.N * d.C}, {"tokens", kI, d.N, Fill::kTokens},
+            {"bad", kI, 1, Fill::kZero}};
+}
+std::vector<Field> embedding_backward_fields(const Dims& d) {
+    return {{"dwte", kF, d.Vp * d.C}, {"dout", kB, d.N * d.C}, {"tokens", kI, d.N, Fill::kTokens},
+            {"order", kI, d.N, Fill::kOrder}};
+}
+EmbeddingForwardArgs embedding_args(const View& v, const Dims& d) {
+    return {.out = v("out"), .wte = v("wte"), .wpe = {}, .tokens = v("tokens").as<int32_t>(),
+            .bad_tokens = v("bad").as<int32_t>(), .N = d.N, .T = d.T, .C = d.C, .V = d.V};
+}
+EmbeddingBackwardArgs embedding_backward_args(const View& v, const Dims& d) {
+    return {.dwte = v("dwte"), .dwpe = {}, .dout = v("dout"), .tokens = v("tokens").as<int32_t>(),
+            .token_order = v("order").as<int32_t>(), .N = d.N, .T = d.T, .C = d.C, .V = d.V};
+}
+
+template <Dtype moment, Dtype grad> std::vector<Field> adamw_fields(const Dims& d) {
+    return {{"param", kB, d.elems}, {"master", kF, d.elems}, {"m", moment, d.elems},
+            {"v", moment, d.elems, Fill::kSmallSquares}, {"grad", grad, d.elems},
+            {"state", kI, sizeof(StepState) / 4, Fill::kState}};
+}
+AdamWArgs adamw_args(const View& v, const Dims&) {
+    return {.param = v("param"), .master = v("master"), .m = v("m"), .v = v("v"), .grad = v("grad"),
+            .state = static_cast<const StepState*>(v("state").data), .beta1 = 0.9f, .beta2 = 0.95f,
+            .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 99, .element_offset = 0};
+}
+template <Dtype type> std::vector<Field> squares_fields(const Dims& d) {
+    return {{"in", type, d.elems}, {"sum", Dtype::kFp64, 1, Fill::kZero},
+            {"scratch", Dtype::kFp64, kPartialSums, Fill::kScratch}};
+}
+SumSquaresArgs squares_args(const View& v, const Dims&) {
+    return {.sum = v("sum").as<double>(), .in = v("in"), .scratch = v("scratch")};
+}
+template <Dtype to, Dtype from> std::vector<Field> cast_fields(const Dims& d) {
+    return {{"out", to, d.elems}, {"in", from, d.elems}};
+}
+CastArgs cast_args(const View& v, const Dims&) { return {.out = v("out"), .in = v("in")}; }
+
+std::vector<Bench> benches() {
+    std::vector<Bench> all;
+    const Dims &L = kLlama8B, &G = kGpt2;
+    auto NC = [](const Dims& d) { return static_cast<double>(d.N * d.C); };
+    auto NF = [](const Dims& d) { return static_cast<double>(d.N * d.F); };
+    auto NV = [](const Dims& d) { return static_cast<double>(d.N * d.Vp); };
+    auto heads = [](const Dims& d, int64_t count) { return static_cast<double>(d.N * count * d.HS); };
+    all.push_back(bench("rmsnorm_forward 8B", L, norm_fields, cuda::rmsnorm_forward, cpu::rmsnorm_forward,
+                        norm_forward<false>, 8 * NC(L)));
+    all.push_back(bench("rmsnorm_backward 8B", L, norm_fields, cuda::rmsnorm_backward,
+                        cpu::rmsnorm_backward, norm_backward<false>, 8 * NC(L)));
+    all.push_back(bench("swiglu_forward 8B", L, activation_fields<2>, cuda::swiglu_forward,
+                        cpu::swiglu_forward, activation, 6 * NF(L)));
+    all.push_back(bench("swiglu_backward 8B", L, activation_backward_fields<2>, cuda::swiglu_backward,
+                        cpu::swiglu_backward, activation_backward, 10 * NF(L)));
+    all.push_back(bench("rope_forward 8B", L, rope_fields, cuda::rope_forward, cpu::rope_forward, rope_args,
+                        4 * heads(L, L.NH + L.NKV) + 4.0 * static_cast<double>(L.T * L.HS)));
+    all.push_back(bench("qk_norm_forward 8B", L, qkv_fields, cuda::qk_norm_forward, cpu::qk_norm_forward,
+                        qk_forward, 4 * heads(L, L.NH + 2 * L.NKV)));
+    all.push_back(bench("qk_norm_backward 8B", L, qkv_fields, cuda::qk_norm_backward, cpu::qk_norm_backward,
+                        qk_backward, 6 * heads(L, L.NH + L.NKV)));
+    all.push_back(bench("classifier 8B", L, classifier_fields, cuda::classifier, cpu::classifier,
+                        classifier_args<true>, 4 * NV(L)));
+    all.push_back(bench("classifier 8B losses only", L, classifier_fields, cuda::classifier, cpu::classifier,
+                        classifier_args<false>, 2 * NV(L)));
+    for (const Dims* d : {&L, &G}) {
+        const double distinct = static_cast<double>(distinct_tokens(*d) * d->C);
+        const std::string shape = d == &L ? " 8B" : " 124M";
+        // A row read for every token, though L2 serves the frequent ones: that is what bounds this gather.
+        all.push_back(bench("embedding_forward" + shape, *d, embedding_fields, cuda::embedding_forward,
+                            cpu::embedding_forward, embedding_args, 4 * NC(*d)));
+        all.push_back(bench("embedding_backward" + shape, *d, embedding_backward_fields,
+                            cuda::embedding_backward, cpu::embedding_backward, embedding_backward_args,
+                            2 * NC(*d) + 8 * distinct));
+    }
+    const double n = static_cast<double>(L.elems);
+    all.push_back(bench("adamw fp32 moments, fp32 grads", L, adamw_fields<kF, kF>, cuda::adamw, cpu::adamw,
+                        adamw_args, 30 * n));
+    all.push_back(bench("adamw bf16 moments, fp32 grads", L, adamw_fields<kB, kF>, cuda::adamw, cpu::adamw,
+                        adamw_args, 22 * n));
+    all.push_back(bench("adamw bf16 moments, bf16 grads", L, adamw_fields<kB, kB>, cuda::adamw, cpu::adamw,
+                        adamw_args, 20 * n));
+    all.push_back(bench("sum_squares fp32", L, squares_fields<kF>, cuda::sum_squares, cpu::sum_squares,
+                        squares_args, 4 * n));
+    all.push_back(bench("sum_squares bf16", L, squares_fields<kB>, cuda::sum_squares, cpu::sum_squares,
+                        squares_args, 2 * n));
+    all.push_back(bench("cast fp32 to bf16", L, cast_fields<kB, kF>, cuda::cast, cpu::cast, cast_args,
+                        6 * n));
+    all.push_back(bench("cast bf16 to fp32", L, cast_fields<kF, kB>, cuda::cast, cpu::cast, cast_args,
+                        6 * n));
+    all.push_back(bench("layernorm_forward 124M", G, norm_fields, cuda::layernorm_forward,
+                        cpu::layernorm_forward, norm_forward<true>, 8 * NC(G)));
+    all.push_back(bench("layernorm_backward 124M", G, norm_fields, cuda::layernorm_backward,
+                        cpu::layernorm_backward, norm_backward<true>, 8 * NC(G)));
+    all.push_back(bench("gelu_forward 124M", G, activation_fields<1>, cuda::gelu_forward, cpu::gelu_forward,
+                        activation, 4 * NF(G)));
+    all.push_back(bench("gelu_backward 124M", G, activation_backward_fields<1>, cuda::gelu_backward,
+                        cpu::gelu_backward, activation_backward, 6 * NF(G)));
+    all.push_back(bench("bias_backward 124M (3072)", G, bias_fields, cuda::bias_backward, cpu::bias_backward,
+                        bias_args, 2 * NF(G)));
+    all.push_back(bench("classifier 124M", G, classifier_fields, cuda::classifier, cpu::classifier,
+                        classifier_args<true>, 4 * NV(G)));
+    return all;
+}
+
+void run_bench(Ctx& ctx, const Bench& bench, double ceiling_gbps) {
+    const double error = small_shape_error(ctx, bench);
+    if (!(error < 0x1p-7)) {
+        std::printf("%-34s | WRONG on the small shape: relative error %.3g\n", bench.name.c_str(), error);
+        return;
+    }
+    auto make = [&](uint64_t number) { return std::make_unique<DeviceSet>(ctx, bench, bench.dims, number); };
+    const double us = time_in_turn_us(ctx, make, [&](const DeviceSet& set) {
+        bench.on_gpu(ctx, [&](const std::string& name) { return set.view(name); }, bench.dims);
+    });
+    const double gbps = bench.bytes / us * 1e-3;
+    std::printf("%-34s | %9.1f | %6.0f | %5.1f\n", bench.name.c_str(), us, gbps, 100 * gbps / ceiling_gbps);
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::string columns = strf("%-34s | %9s | %6s | %s", "kernel", "us", "GB/s", "% of the copy");
+    return bench_main(argc, argv, "bench_memory", columns, [](Ctx& ctx, double ceiling_gbps, const Wanted& wanted) {
+        for (const Bench& bench : benches()) {
+            if (wanted(bench.name)) run_bench(ctx, bench, ceiling_gbps);
+        }
+    });
+}

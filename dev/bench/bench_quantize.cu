@@ -1,0 +1,145 @@
+// Speed of the elementwise kernels that make FP8: quantize, activations, adamw with an amax; shapes of Llama-3-8B
+// and GPT-2 124M.
+//
+// Random data, sets of tensors that rotate through more than three times the L2 cache, launches back to back. Bytes are
+// those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
+// tests/gpu/gpu_test_quant.cpp checks the results.
+//   usage: bench_quantize [part of a name]
+#include "dev/bench/bench_harness.h"
+#include "llmc/base/fp8.h"
+
+namespace {
+
+constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
+
+enum class Ask { kDelayed, kDelayedE5m2, kCounts, kCurrent, kBlocks, kSquares, kRecord, kSums };
+const char* ask_name(Ask ask) {
+    const char* names[] = {"delayed", "delayed e5m2", "delayed, counts", "current", "blocks", "squares", "record",
+                           "sums alone"};
+    return names[static_cast<int>(ask)];
+}
+
+// "v" holds squares.
+Tensors::Normal normal_of(const std::string& name) { return {name == "v" ? 1.0f : 0.0f, 0.125f}; }
+
+QuantOut request(Tensors& t, Ask ask, int64_t N, int64_t C, bool dbias = false) {
+    QuantOut quant;
+    quant.slot = t.object("slot", Fp8Slot{1.0f, 100.0f, amax_bits_of(4.5f), 0});
+    quant.record = ask == Ask::kDelayed || ask == Ask::kDelayedE5m2 || ask == Ask::kCounts || ask == Ask::kRecord;
+    if (dbias) {
+        quant.dbias = t("quant_dbias", kF, C);
+        quant.dbias_scratch = t("quant_dbias_scratch", kF, quant_partial_rows(N) * C);
+    }
+    if (ask == Ask::kRecord || ask == Ask::kSums) return quant;
+    const Dtype format = ask == Ask::kDelayedE5m2 ? Dtype::kE5m2 : Dtype::kE4m3;
+    quant.rowwise = t("rowwise", format, N * C);
+    quant.transposed = t("transposed", format, N * C);
+    if (ask == Ask::kCurrent) quant.scaling = Scaling::kCurrent;
+    if (ask == Ask::kCounts) quant.counts = t.object("counts", Fp8Counts{});
+    if (ask != Ask::kBlocks && ask != Ask::kSquares) return quant;
+    quant.granularity = ask == Ask::kBlocks ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
+    quant.rowwise_scale_inv = t("rowwise_grid", kF, scale_inv_elems(quant.granularity, N, C));
+    quant.transposed_scale_inv = t("transposed_grid", kF, scale_inv_elems(quant.granularity, C, N));
+    return quant;
+}
+
+struct Shape {
+    const char* name;
+    int64_t N, C;
+};
+const Shape kX = {"8192 x 4096", 8192, 4096}, kUp = {"8192 x 14336", 8192, 14336};
+const Shape kSmallX = {"65536 x 768", 65536, 768}, kSmallUp = {"65536 x 3072", 65536, 3072};
+const Shape kDownWeight = {"4096 x 14336", 4096, 14336}, kQkvWeight = {"6144 x 4096", 6144, 4096};
+
+using Operation = void (*)(Ctx&, Tensors&, const Shape&, Ask);
+
+template <Dtype from> void quantize(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
+    cuda::quantize(ctx, {.quant = request(t, ask, s.N, s.C), .in = t("in", from, s.N * s.C), .N = s.N, .C = s.C});
+}
+void amax(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
+    cuda::amax(ctx, {.slot = request(t, Ask::kRecord, s.N, s.C).slot, .in = t("in", kB, s.N * s.C)});
+}
+template <bool swiglu> void forward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
+    const Tensor out = ask == Ask::kRecord ? t("out", kB, s.N * s.C) : Tensor{};
+    (swiglu ? cuda::swiglu_forward : cuda::gelu_forward)(
+        ctx, {.out = out, .in = t("in", kB, (swiglu ? 2 : 1) * s.N * s.C), .N = s.N, .F = s.C,
+              .quant = request(t, ask, s.N, s.C)});
+}
+// GPT-2 has biases.
+template <bool swiglu> void backward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
+    const int64_t C = (swiglu ? 2 : 1) * s.C;
+    const Tensor din = ask == Ask::kRecord || ask == Ask::kSums ? t("din", kB, s.N * C) : Tensor{};
+    (swiglu ? cuda::swiglu_backward : cuda::gelu_backward)(
+        ctx, {.din = din, .dout = t("dout", kB, s.N * s.C), .in = t("in", kB, s.N * C), .N = s.N, .F = s.C,
+              .quant = request(t, ask, s.N, C, !swiglu)});
+}
+// Weights that exist as fp32 masters and FP8 only, with bf16 moments.
+template <bool with_amax> void adamw(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
+    StepState state{};
+    state.lr = 1e-4f, state.grad_mul = 0.5f, state.adam_step = 100;
+    const int64_t n = s.N * s.C;
+    cuda::adamw(ctx, {.param = {}, .master = t("master", kF, n), .m = t("m", kB, n), .v = t("v", kB, n),
+                      .grad = t("grad", kF, n), .state = t.object("state", state), .beta1 = 0.9f, .beta2 = 0.95f,
+                      .eps = 1e-8f, .weight_decay = 0.1f, .rng_key = 99, .element_offset = 0,
+                      .slot = with_amax ? request(t, Ask::kRecord, s.N, s.C).slot : nullptr});
+}
+
+struct Row {
+    const char* op;
+    Operation operation;
+    const Shape& shape;
+    Ask ask;
+    double bytes;   // an element of the shape
+};
+constexpr double kGrids = 2 * 4 / 128.0;
+const Row kRows[] = {
+    {"quantize bf16", quantize<kB>, kX, Ask::kCurrent, 4},
+    {"quantize bf16", quantize<kB>, kUp, Ask::kCurrent, 4},
+    {"quantize bf16", quantize<kB>, kUp, Ask::kBlocks, 4 + kGrids},
+    {"quantize bf16", quantize<kB>, kSmallX, Ask::kCurrent, 4},
+    {"quantize bf16", quantize<kB>, kSmallUp, Ask::kCurrent, 4},
+    {"quantize fp32", quantize<kF>, kDownWeight, Ask::kDelayed, 6},
+    {"quantize fp32", quantize<kF>, kDownWeight, Ask::kCurrent, 6},
+    {"quantize fp32", quantize<kF>, kDownWeight, Ask::kSquares, 6},
+    {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kCurrent, 6},
+    {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kSquares, 6},
+    {"amax", amax, kX, Ask::kRecord, 2},
+    {"swiglu_forward", forward<true>, kUp, Ask::kDelayed, 6},
+    {"swiglu_forward", forward<true>, kUp, Ask::kCounts, 6},
+    {"swiglu_forward", forward<true>, kUp, Ask::kRecord, 6},
+    {"swiglu_forward", forward<true>, kUp, Ask::kBlocks, 6 + kGrids},
+    {"swiglu_backward", backward<true>, kUp, Ask::kDelayed, 10},
+    {"swiglu_backward", backward<true>, kUp, Ask::kDelayedE5m2, 10},
+    {"swiglu_backward", backward<true>, kUp, Ask::kCounts, 10},
+    {"swiglu_backward", backward<true>, kUp, Ask::kRecord, 10},
+    {"swiglu_backward", backward<true>, kUp, Ask::kBlocks, 10 + 2 * kGrids},
+    {"gelu_forward", forward<false>, kSmallUp, Ask::kDelayed, 4},
+    {"gelu_forward", forward<false>, kSmallUp, Ask::kRecord, 4},
+    {"gelu_forward", forward<false>, kSmallUp, Ask::kBlocks, 4 + kGrids},
+    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kDelayedE5m2, 6},
+    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kRecord, 6},
+    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kBlocks, 6 + kGrids},
+    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kSums, 6},
+    {"adamw without amax", adamw<false>, kDownWeight, Ask::kRecord, 20},
+    {"adamw with amax", adamw<true>, kDownWeight, Ask::kRecord, 20},
+};
+
+void run_bench(Ctx& ctx, const Row& row, const std::string& name, double ceiling_gbps) {
+    auto run = [&](Tensors& set) { row.operation(ctx, set, row.shape, row.ask); };
+    const double us = time_tensors_us(ctx, normal_of, run);
+    const double gbps = row.bytes * static_cast<double>(row.shape.N * row.shape.C) / us * 1e-3;
+    std::printf("%-52s | %8.1f | %6.0f | %5.1f\n", name.c_str(), us, gbps, 100 * gbps / ceiling_gbps);
+    std::fflush(stdout);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::string columns = strf("%-52s | %8s | %6s | %s", "kernel", "us", "GB/s", "% of the copy");
+    return bench_main(argc, argv, "bench_quantize", columns, [](Ctx& ctx, double ceiling_gbps, const Wanted& wanted) {
+        for (const Row& row : kRows) {
+            const std::string name = strf("%s %s, %s", row.op, row.shape.name, ask_name(row.ask));
+            if (wanted(name)) run_bench(ctx, row, name, ceiling_gbps);
+        }
+    });
+}

@@ -1,0 +1,56 @@
+#!/bin/bash
+# The part of `make test-full` beyond `make test`: the CPU suite under AddressSanitizer and UBSan, the threads of the
+# data loader under ThreadSanitizer, the long tests, and each fuzzer for FUZZ_SECONDS (60). Every part runs even if one
+# before it failed.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+seconds=${FUZZ_SECONDS:-60}
+failed=()
+
+part() {
+    local name=$1
+    shift
+    echo "=== $name"
+    "$@" || { failed+=("$name"); echo "=== $name: FAILED" >&2; }
+}
+
+build() { make DEVICE=cpu TABLE=0 "$@"; }
+
+sanitized_suite() {
+    build VARIANT=asan tests &&
+        ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 build/cpu-asan/tests
+}
+# Threads other than OpenMP's, whose barriers the sanitizer does not know, read data, write checkpoints and post what
+# ranks do.
+threads() {
+    local async="*async: what*,*async: the files*,*async: a failure*,*async: an error*"
+    build VARIANT=tsan tests && build/cpu-tsan/tests --test-case="data:*,board*,watchdog: a library*,$async"
+}
+long_tests() { build tests && LLMC_FULL=1 build/cpu/tests; }
+
+fuzz() {
+    local name=$1 corpus
+    corpus=build/cpu/corpus/$name
+    mkdir -p "$corpus"
+    # Seeds of the repository, if it has some for this fuzzer, are read and not written.
+    local seeds=()
+    [ -d "tests/fuzz/corpus/$name" ] && seeds=("tests/fuzz/corpus/$name")
+    "build/cpu/$name" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 -verbosity=0 \
+        -artifact_prefix="build/cpu/$name-" "$corpus" "${seeds[@]}"
+}
+
+part "ASan and UBSan" sanitized_suite
+part "TSan" threads
+part "long tests" long_tests
+if compgen -G "tests/fuzz/fuzz_*.cpp" >/dev/null; then
+    part "build of the fuzzers" build fuzzers
+    for source in tests/fuzz/fuzz_*.cpp; do
+        part "fuzzing $(basename "$source" .cpp), $seconds s" fuzz "$(basename "$source" .cpp)"
+    done
+fi
+
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "test-full: failed: ${failed[*]}" >&2
+    exit 1
+fi
+echo "test-full: all parts passed"

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Losses of runs at equal tokens beside a baseline of the same seed: a table, a CSV and a plot.
+
+    python3 dev/losses/compare_losses.py --out DIR NAME=LOG.jsonl ...
+
+A NAME is CONFIGURATION.SEED, for instance bf16.1 and delayed.1; the baseline of a seed is bf16.SEED. The table has
+the last validation loss of each run and its last training losses, their gaps to the baseline, the mean of a
+configuration's gaps, and the baselines' own gap between seeds. losses.csv has every training and validation loss, a
+column a run. The plot needs matplotlib and is left out without it.
+"""
+import argparse
+import csv
+import os
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8 import run_log  # noqa: E402
+from llmfp8.support import InputError  # noqa: E402
+
+
+def read_log(path):
+    """Training losses {tokens: loss} and validation losses {tokens: loss}."""
+    run = run_log.read_log(path)
+    if not run.evals:
+        raise InputError(f"{path} has no validation loss (--valid-data)")
+    train = {record["tokens"]: record["loss"] for record in run.step_list()}
+    return train, {run.tokens_at(step): run.evals[step]["loss"] for step in sorted(run.evals)}
+
+
+LAST_STEPS = 100   # of the mean training loss
+
+
+def ends(run, tokens):
+    """Validation loss at `tokens`, and mean training loss of the last steps until then."""
+    train, valid = run
+    last = [t for t in sorted(train) if t <= tokens][-LAST_STEPS:]
+    return valid[tokens], sum(train[t] for t in last) / max(1, len(last))
+
+
+def gap(loss, reference):
+    return 100 * (loss / reference - 1)
+
+
+def gaps_at(run, base, tokens):
+    """Of the validation loss and of the last training losses, in percent."""
+    return [gap(loss, reference) for loss, reference in zip(ends(run, tokens), ends(base, tokens))]
+
+
+def mean_line(configuration, pairs):
+    """Of runs and their baselines, one a seed, at the last validation that all of them have."""
+    tokens = max(set.intersection(*(set(run[1]) for pair in pairs for run in pair)), default=None)
+    if tokens is None:
+        raise InputError(f"the seeds of {configuration} have no validation at equal tokens")
+    valid, train = (sum(column) / len(pairs) for column in zip(*(gaps_at(run, base, tokens) for run, base in pairs)))
+    return f"| {configuration} | mean of {len(pairs)} | {tokens / 1e6:.1f}M | | {valid:+.2f} % | | {train:+.2f} % |"
+
+
+def table(runs):
+    """Lines of a Markdown table: each run beside its baseline at the last validation that both have, and the means of
+    the gaps of a configuration that ran with several seeds."""
+    lines = [f"| configuration | seed | tokens | validation loss | gap to BF16 | loss of the last {LAST_STEPS} steps "
+             "| gap to BF16 |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    baselines = {name.rsplit(".", 1)[1]: run for name, run in runs.items() if name.startswith("bf16.")}
+    pairs = {}   # of a configuration: runs and their baselines
+    for name, run in sorted(runs.items(), key=lambda item: item[0].rsplit(".", 1)[::-1]):
+        configuration, seed = name.rsplit(".", 1)
+        base = baselines.get(seed)
+        common = run[1].keys() if base is None else run[1].keys() & base[1].keys()
+        if not common:
+            raise InputError(f"{name} and bf16.{seed} have no validation at equal tokens")
+        tokens = max(common)
+        valid, train = ends(run, tokens)
+        shown = ["no baseline"] * 2
+        if base:
+            shown = [f"{value:+.2f} %" for value in gaps_at(run, base, tokens)]
+            pairs.setdefault(configuration, []).append((run, base))
+        lines.append(f"| {configuration} | {seed} | {tokens / 1e6:.1f}M | {valid:.4f} | {shown[0]} | {train:.4f} "
+                     f"| {shown[1]} |")
+    lines += [mean_line(configuration, of_it) for configuration, of_it in pairs.items()
+              if configuration != "bf16" and len(of_it) > 1]
+    if len(baselines) > 1:
+        common = set.intersection(*(set(base[1]) for base in baselines.values()))
+        if not common:
+            raise InputError("the seeds of bf16 have no validation at equal tokens")
+        tokens = max(common)
+        losses = [base[1][tokens] for base in baselines.values()]
+        lines.append(f"\nBF16 between seeds, {tokens / 1e6:.1f}M: {gap(max(losses), min(losses)):.2f} %")
+    return lines
+
+
+def write_csv(path, runs):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["split", "tokens", *runs])
+        for i, split in enumerate(("train", "valid")):
+            losses = [run[i] for run in runs.values()]
+            for tokens in sorted(set().union(*losses)):
+                writer.writerow([split, tokens, *(f"{run[tokens]:.6f}" if tokens in run else "" for run in losses)])
+
+
+SMOOTH_STEPS = 31
+
+
+def smooth(points):
+    """Moving mean of (tokens, value)."""
+    windows = [points[i:i + SMOOTH_STEPS] for i in range(len(points) - SMOOTH_STEPS + 1)]
+    return [(window[SMOOTH_STEPS // 2][0], sum(value for _, value in window) / SMOOTH_STEPS)
+            for window in windows]
+
+
+def plot(path, runs):
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("no matplotlib: no plot", file=sys.stderr)
+        return
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, height_ratios=[3, 2])
+    colours = plt.get_cmap("tab20").colors
+    for i, (name, (train, _)) in enumerate(runs.items()):
+        seed = name.rsplit(".", 1)[1]
+        top.plot([t / 1e6 for t in train], list(train.values()), linewidth=0.8, label=name,
+                 color=colours[i % len(colours)])
+        base = runs.get(f"bf16.{seed}")
+        if base and not name.startswith("bf16."):
+            gaps = smooth([(t, 100 * (train[t] / base[0][t] - 1)) for t in sorted(train) if t in base[0]])
+            bottom.plot([t / 1e6 for t, _ in gaps], [gap for _, gap in gaps], linewidth=0.8,
+                        color=colours[i % len(colours)])
+    top.set_ylabel("training loss")
+    top.legend(fontsize=7, ncols=2)
+    bottom.set_ylabel(f"gap to BF16, %, mean of {SMOOTH_STEPS} steps")
+    bottom.set_ylim(-2, 2)
+    bottom.axhline(0, color="black", linewidth=0.5)
+    bottom.set_xlabel("million tokens")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", required=True, help="folder of losses.csv and losses.png")
+    parser.add_argument("runs", nargs="+", metavar="NAME=LOG")
+    options = parser.parse_args()
+    runs = {}
+    try:
+        for run in options.runs:
+            name, _, path = run.partition("=")
+            if not path or "." not in name:
+                raise InputError(f"{run}: not CONFIGURATION.SEED=LOG")
+            runs[name] = read_log(path)
+        lines = table(runs)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    os.makedirs(options.out, exist_ok=True)
+    write_csv(os.path.join(options.out, "losses.csv"), runs)
+    plot(os.path.join(options.out, "losses.png"), runs)
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

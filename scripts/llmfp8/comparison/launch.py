@@ -1,0 +1,232 @@
+"""Measuring: configurations started in turn, each start a process of its own with a log of its own."""
+import contextlib
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ..run_log import InputError, read_log
+
+from .gpu import Sampler, samples_path
+from .report import write_text
+
+MEASURED = "measured.json"   # in the folder of a measurement: what its logs do not say
+NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+# Options that the measurement sets itself.
+OWN_OPTIONS = {"train-iters", "x", "epochs", "e", "log-file", "save", "o", "resume", "save-interval", "n", "keep",
+               "exit-duration-in-mins", "dry-run", "help"}
+
+
+@contextlib.contextmanager
+def held_back():
+    """A stop (Ctrl-C, SIGTERM) during the block comes at its end."""
+    came = []
+    before = {number: signal.signal(number, lambda *_, number=number: came.append(number))
+              for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
+
+
+class Failed(Exception):
+    """A run of one configuration ended with an error; the others go on."""
+
+
+def check_command(name, words):
+    if not NAME.fullmatch(name):
+        raise InputError(f"--run {name}=: a name is letters, digits and . _ + - (files are called by it)")
+    if not words:
+        raise InputError(f"--run {name}=: no command after the name")
+    check_options(f"--run {name}=", words)
+
+
+def check_options(where, words):
+    for word in words:
+        option = word.lstrip("-").partition("=")[0].replace("_", "-")
+        if word.startswith("-") and option in OWN_OPTIONS:
+            raise InputError(f"{where}: {word} is set by the comparison itself: leave it out (--iters, --warmup and "
+                             "--rounds, or --train-iters before the --, say how long runs are)")
+
+
+def error_of(text):
+    """The line that says what went wrong in the output of a run, or else its last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["no output"])[-1].removeprefix("error: ")
+
+
+def refuse_bad_options(commands):
+    """Every configuration's --dry-run, which needs no data and no GPU, before the first minute is spent."""
+    for name, words in commands.items():
+        try:
+            done = subprocess.run([*words, "--dry-run"], text=True, errors="replace", stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT)
+        except OSError as error:
+            raise InputError(f"{name}: {words[0]}: {error.strerror}") from None
+        if done.returncode:
+            raise InputError(f"{name}: {error_of(done.stdout)} (exit code {done.returncode} of "
+                             f"{shlex.join([*words, '--dry-run'])})")
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def read_measured(folder):
+    """What a measurement wrote beside its logs, None if this folder has none."""
+    path = Path(folder) / MEASURED
+    if not path.exists():
+        return None
+    try:
+        measured = json.loads(path.read_text(encoding="utf-8"))
+        return {key: kind(measured[key]) if measured[key] is not None else None
+                for key, kind in (("table", str), ("warmup", int), ("train_iters", int), ("failures", dict),
+                                  ("commands", dict))}
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: damaged; name the logs instead of the folder, or choose another one") from None
+
+
+class Measurement:
+    """options: out, table, rounds, iters, warmup, train_iters, slice_minutes."""
+
+    def __init__(self, commands, options):
+        self.commands, self.options = commands, options
+        self.out = Path(options.out)
+        self.logs = {name: [] for name in commands}
+        self.failures = {}   # name: what it said
+        self.begin, self.starts = time.monotonic(), 0
+
+    def log(self, name, number):
+        return self.out / f"{name}.{number}.jsonl"
+
+    def words(self, name, number):
+        """The command of a start. Long runs go on in their one log from their checkpoint."""
+        options = self.options
+        if options.train_iters is None:
+            length = ["--train-iters", str(options.warmup + options.iters)]
+        else:
+            length = ["--train-iters", str(options.train_iters), "--save", str(self.out / name), "--save-interval", "0",
+                      "--keep", "1", "--resume", "auto", "--exit-duration-in-mins", str(options.slice_minutes)]
+        return [*self.commands[name], *length, "--log-file", str(self.log(name, number))]
+
+    def check(self):
+        """What can be wrong, before anything is started."""
+        refuse_bad_options({name: self.words(name, 1) for name in self.commands})
+        if self.options.train_iters is not None:
+            self.check_continued()
+        else:
+            there = [str(path) for name in self.commands for path in sorted(self.out.glob(f"{name}.*.jsonl"))]
+            if there:
+                raise InputError(f"--out {self.out}: has {there[0]} of an earlier measurement: choose another folder "
+                                 f"(scripts/compare {self.out} makes the tables of what is there)")
+
+    def check_continued(self):
+        """What is there is gone on with only if it is of the same commands."""
+        measured = read_measured(self.out) or {"commands": {}, "train_iters": None}
+        for name, words in self.commands.items():
+            if not self.log(name, 1).exists():
+                continue
+            before = measured["commands"].get(name)
+            if before != words or measured["train_iters"] != self.options.train_iters:
+                what = f"{shlex.join(before)}, {measured['train_iters']} steps" if before else "another measurement"
+                raise InputError(f"--out {self.out}: its {name} is of {what}: repeat that, or choose another folder")
+
+    def record(self):
+        text = json.dumps({"table": self.options.table, "warmup": self.options.warmup,
+                           "train_iters": self.options.train_iters, "failures": self.failures,
+                           "commands": self.commands}, indent=1)
+        write_text(self.out / MEASURED, text + "\n")
+
+    def start(self, name, number):
+        """One process; its log is beside what it printed."""
+        log, words = self.log(name, number), self.words(name, number)
+        self.starts += 1
+        with open(log.with_suffix(".txt"), "a", encoding="utf-8") as text, Sampler(log):
+            print("$", shlex.join(words), file=text, flush=True)
+            # In a session of its own, so that Ctrl-C comes from here and only once: twice would end it without a save.
+            process = None
+            try:
+                with held_back():   # or there might be a process that nobody can name
+                    process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
+                code = process.wait()
+            except BaseException:
+                if process:
+                    process.terminate()
+                    process.wait()
+                raise
+        if code:
+            said = error_of(log.with_suffix(".txt").read_text(encoding="utf-8", errors="replace"))
+            if self.options.train_iters is None and log.exists():
+                log.replace(log.with_suffix(".failed"))   # no round to be counted
+            raise Failed(f"exit code {code}: {said}")
+        if log not in self.logs[name]:
+            self.logs[name].append(log)
+
+    def tried(self, name, number, label):
+        """Starts one, and says how it went; a configuration that failed is not started again."""
+        begin = time.monotonic()
+        try:
+            self.start(name, number)
+        except Failed as failure:
+            self.failures[name] = str(failure)
+            say(f"{label} {name}: FAILED: {failure}")
+            return
+        steps = read_log(self.log(name, number)).step_list()
+        say(f"{label} {name}: step {steps[-1]['step']}, {steps[-1]['step_seconds']:.4g} s/it, "
+            f"{time.monotonic() - begin:.0f} s")
+
+    def left(self):
+        return [name for name in self.commands if name not in self.failures]
+
+    def run_rounds(self):
+        """Every configuration anew in each round: the same steps on the same tokens."""
+        for number in range(1, self.options.rounds + 1):
+            for name in self.left():
+                self.tried(name, number, f"round {number}/{self.options.rounds}")
+            if number < self.options.rounds and self.left():
+                each = (time.monotonic() - self.begin) / number
+                say(f"about {each * (self.options.rounds - number) / 60:.1f} minutes left")
+
+    def run_slices(self):
+        """One run of each configuration, cut into slices of some minutes that take turns."""
+        number, done = 0, {}
+        for name in self.left():
+            done[name] = self.steps_done(name)
+            if done[name] >= self.options.train_iters:
+                self.logs[name].append(self.log(name, 1))
+        while any(done[name] < self.options.train_iters for name in self.left()):
+            number += 1
+            for name in self.left():
+                if done[name] >= self.options.train_iters:
+                    continue
+                before = done[name]
+                self.tried(name, 1, f"slice {number}")
+                done[name] = self.steps_done(name)
+                if name not in self.failures and done[name] <= before:
+                    self.failures[name] = f"no step was done in a slice of {self.options.slice_minutes:g} minutes"
+
+    def steps_done(self, name):
+        if not self.log(name, 1).exists():
+            return 0
+        return max(read_log(self.log(name, 1)).steps, default=0)
+
+    def run(self):
+        """{name: logs} of the configurations that ran."""
+        self.record()
+        if self.options.train_iters is None:
+            for name in self.commands:
+                for number in range(1, self.options.rounds + 1):
+                    samples_path(self.log(name, number)).unlink(missing_ok=True)
+            self.run_rounds()
+        else:
+            self.run_slices()
+        self.record()
+        return {name: logs for name, logs in self.logs.items() if logs}

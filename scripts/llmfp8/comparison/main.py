@@ -1,0 +1,242 @@
+"""The command line of scripts/compare."""
+import argparse
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+from .. import run_figure
+from ..run_log import InputError, read_log
+from ..support import need
+
+from . import figure
+from .launch import Measurement, check_command, check_options, read_measured
+from .report import markdown, write_csv, write_text
+from .results import Comparison
+from .runs import Configuration
+from .tables import TABLES, commands, title
+
+ABOUT = """Runs configurations in turn, or takes finished logs, and says which is faster and what they learnt.
+
+  scripts/compare --table llama3-small --out runs/small -- --synthetic-data   a named table, measured
+  scripts/compare --run 'a=./train_gpt2 --model gpt2-124M ...' --run 'b=...' --out runs/ab
+  scripts/compare bf16=a.jsonl fp8=b.jsonl --out runs/tables                  finished logs; a name twice: two rounds
+  scripts/compare runs/small                                                  once more of what was measured there
+
+Writes compare.md (printed as well), compare.csv, speed.png and loss.png. What is after -- goes to every run.
+scripts/README.md says what the columns mean. Leaves with 0, with 1 if a run failed, with 2 if the input is wrong."""
+LOG_NAME = re.compile(r"(.+)\.(\d+)\.jsonl")
+# Options of measurements, without effect on finished logs, and their defaults.
+MEASURING = {"rounds": 2, "iters": 10, "train_iters": None, "slice_minutes": None, "only": None, "dry_run": False}
+
+
+def positive(kind, at_least):
+    def read(text):
+        value = kind(text)
+        if not at_least <= value < 1e9:
+            raise ValueError
+        return value
+    read.__name__ = f"{kind.__name__} of at least {at_least}"
+    return read
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors as everywhere here: one line, exit code 2."""
+
+    def error(self, message):
+        raise InputError(f"{message} (--help lists the options)")
+
+
+def parser():
+    p = Parser(prog="compare", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter,
+               allow_abbrev=False)
+    p.add_argument("logs", nargs="*", metavar="[NAME=]LOG|FOLDER", help="finished logs, or a folder of a measurement")
+    p.add_argument("--out", help="folder for logs, tables and plots (default for a FOLDER: itself)")
+    p.add_argument("--baseline", metavar="NAME", help="what ratios are against (default: the table's, or the first)")
+    p.add_argument("--allow", default="", metavar="KEY,...",
+                   help="compare although these differ: options, gpu, gpus, synthetic-data")
+    p.add_argument("--warmup", type=positive(int, 0), metavar="STEPS",
+                   help="first steps of every start that are not counted (default: 3, or as the FOLDER was measured)")
+    p.add_argument("--loss-steps", type=positive(int, 1), default=10, metavar="STEPS",
+                   help="training losses are means of so many (default: 10)")
+    p.add_argument("--no-plots", action="store_true", help="without PNGs, which need matplotlib")
+    m = p.add_argument_group("measuring")
+    m.add_argument("--table", choices=sorted(TABLES), help="; ".join(f"{name}: {title(name)}" for name in TABLES))
+    m.add_argument("--only", metavar="NAME,...", help="these rows of the table")
+    m.add_argument("--run", action="append", default=[], metavar="NAME=COMMAND",
+                   help="a configuration; its options must leave --log-file, --save and the length to the comparison")
+    m.add_argument("--rounds", type=positive(int, 1), help="starts of each configuration, in turn (default: 2)")
+    m.add_argument("--iters", type=positive(int, 1), help="timed steps of a start (default: 10)")
+    m.add_argument("--train-iters", type=positive(int, 1), metavar="STEPS",
+                   help="instead of rounds: one run of so many steps each, which goes on from checkpoints")
+    m.add_argument("--slice-minutes", type=positive(float, 0.001), metavar="MINUTES",
+                   help="with --train-iters: how long each trains before the next one's turn (default: 10)")
+    m.add_argument("--dry-run", action="store_true", help="check every configuration and print the commands")
+    return p
+
+
+def parse(arguments):
+    """Options with what they are together checked, and the words after --."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    options, extra = parser().parse_args(arguments[:at]), arguments[at + 1:]
+    measuring = bool(options.table or options.run)
+    if measuring == bool(options.logs):
+        raise InputError("give either logs, or --table or --run" if measuring else
+                         "nothing to compare: give logs, --table or --run (--help has examples)")
+    if options.table and options.run:
+        raise InputError("--table and --run: one or the other")
+    given = [name for name in MEASURING if getattr(options, name) not in (None, False)]
+    if not measuring and (given or extra):
+        option = "--" + given[0].replace("_", "-") if given else shlex.join(["--", *extra])
+        raise InputError(f"{option}: has no effect on finished logs")
+    if options.only and not options.table:
+        raise InputError("--only: chooses rows of a --table")
+    if options.train_iters is None and options.slice_minutes is not None:
+        raise InputError("--slice-minutes: has no effect without --train-iters")
+    for name in ("rounds", "iters"):
+        if options.train_iters is not None and getattr(options, name) is not None:
+            raise InputError(f"--{name}: has no effect with --train-iters, which trains one run of each in slices")
+    for name, default in {**MEASURING, "slice_minutes": 10}.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    if options.out is None and (measuring or len(options.logs) != 1 or not Path(options.logs[0]).is_dir()):
+        raise InputError("--out FOLDER is needed: where logs, tables and plots go")
+    options.failures = {}
+    if measuring and options.warmup is None:
+        options.warmup = 3
+    options.allow = [key for key in options.allow.split(",") if key]
+    return options, extra
+
+
+def chosen_commands(options, extra):
+    """{name: words} of --table or --run."""
+    if options.table:
+        rows = list(TABLES[options.table].rows)
+        only = options.only.split(",") if options.only else rows
+        for name in only:
+            if name not in rows:
+                raise InputError(f"--only {name}: not in --table {options.table}, which has {', '.join(rows)}")
+        found = commands(options.table, only)
+    else:
+        found = {}
+        for run in options.run:
+            name, equals, command = run.partition("=")
+            try:
+                words = shlex.split(command)
+            except ValueError as error:
+                raise InputError(f"--run {run}: {error}") from None
+            if not equals:
+                raise InputError(f"--run {run}: not NAME=COMMAND")
+            if name in found:
+                raise InputError(f"--run {name}=: given twice")
+            check_command(name, words)
+            found[name] = words
+    check_options("after --", extra)
+    return {name: [*words, *extra] for name, words in found.items()}
+
+
+def measure(options, extra):
+    """{name: logs} of the configurations that ran; those that failed are in options.failures."""
+    measurement = Measurement(chosen_commands(options, extra), options)
+    measurement.check()
+    if options.dry_run:
+        for name in measurement.commands:
+            print(f"{name}: {shlex.join(measurement.words(name, 1))}")
+        return {}
+    logs = measurement.run()
+    if not logs:
+        name, said = next(iter(measurement.failures.items()))
+        raise InputError(f"no run ended well; {name}: {said}")
+    options.failures = measurement.failures
+    return logs
+
+
+def folder_logs(folder, options):
+    """Logs of a measurement, configurations in the order in which they were started; sets what was chosen then."""
+    found = {}
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        match = LOG_NAME.fullmatch(path.name)
+        if match:
+            found.setdefault(match[1], []).append((int(match[2]), path))
+    if not found:
+        raise InputError(f"{folder}: no log NAME.NUMBER.jsonl of a measurement in this folder")
+    measured = read_measured(folder)
+    if measured:
+        options.table, options.failures = measured["table"], measured["failures"]
+        options.warmup = measured["warmup"] if options.warmup is None else options.warmup
+    logs = {name: [path for _, path in sorted(paths)] for name, paths in found.items()}
+    return dict(sorted(logs.items(), key=lambda item: read_log(item[1][0]).headers[0]["unix_time"]))
+
+
+def named_logs(options):
+    """{name: logs} of NAME=LOG, LOG or one folder."""
+    logs, arguments = {}, options.logs
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
+        if not equals or Path(argument).exists():
+            name, path = Path(argument).stem, argument
+        if Path(path).is_dir():
+            if len(arguments) > 1:
+                raise InputError(f"{path}: a folder is compared alone; name the logs in it")
+            return folder_logs(path, options)
+        if not name:
+            raise InputError(f"{argument}: no name before the =")
+        paths = logs.setdefault(name, [])
+        if not equals and paths:
+            raise InputError(f"{path}: another log is called {name} already: give them names, NAME={path}")
+        if path in map(str, paths):
+            raise InputError(f"{argument}: given twice")
+        paths.append(path)
+    return logs
+
+
+def compare(logs, options):
+    table = TABLES.get(options.table)
+    configurations = []
+    for name, paths in logs.items():
+        runs = [read_log(path, name) for path in paths]
+        for run in runs:
+            if not run.steps:
+                raise InputError(f"{run.path}: no step yet")
+        configurations.append(Configuration(name, runs, 3 if options.warmup is None else options.warmup))
+    baseline = options.baseline
+    if baseline is None and table and table.baseline in logs:
+        baseline = table.baseline
+    comparison = Comparison(configurations, baseline, table.allowed if table else (), options.loss_steps, options.allow)
+    comparison.failures = options.failures
+    return comparison
+
+
+def write(comparison, options):
+    out = Path(options.out or options.logs[0])
+    heading = title(options.table) if options.table else f"Comparison with {comparison.base.name}"
+    text = markdown(comparison, heading)
+    write_text(out / "compare.md", text)
+    write_csv(comparison, out / "compare.csv")
+    print(text)
+    (out / "loss.png").unlink(missing_ok=True)   # of an earlier comparison
+    if not options.no_plots:
+        run_figure.save(figure.speed_figure(comparison, heading), out / "speed.png")
+        drawn = figure.loss_figure(comparison, heading)
+        if drawn:
+            run_figure.save(drawn, out / "loss.png")
+        else:
+            print("no loss.png: synthetic data", file=sys.stderr)
+    print(out / "compare.md")
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+def main():
+    options, extra = parse(sys.argv[1:])
+    if not options.no_plots:
+        need("matplotlib", "matplotlib", "scripts/compare without --no-plots")
+    signal.signal(signal.SIGTERM, stop)   # the run that goes on is told as well
+    logs = named_logs(options) if options.logs else measure(options, extra)
+    if options.dry_run:
+        return 0
+    write(compare(logs, options), options)
+    return 1 if options.failures else 0

@@ -1,0 +1,150 @@
+"""The numbers of a comparison: each configuration beside the baseline, at equal tokens and at equal time."""
+import math
+
+from ..run_log import InputError
+
+from .differences import Verdict, precision_text, run_differences
+from .gpu import Clocks
+from .runs import Rate
+
+SYNTHETIC = "synthetic data: no loss"
+
+
+class Losses:
+    """A configuration's losses; None where there is none, `reason` says why."""
+
+    def __init__(self, configuration, limits):
+        self.reason = self.time_reason = self.valid_reason = ""
+        self.train = self.train_tokens = self.valid = self.valid_tokens = self.timed = self.timed_tokens = None
+        self.valid_of = None   # tokens validated on
+        if configuration.synthetic:
+            self.reason = self.time_reason = self.valid_reason = SYNTHETIC
+            return
+        step = configuration.step_at_tokens(limits.tokens)
+        if step is None:
+            self.reason = f"its log has no step up to {limits.tokens:,} tokens"
+        else:
+            self.train = configuration.mean_loss(step, limits.window)
+            self.train_tokens = configuration.first.steps[step]["tokens"]
+        self._validation(configuration, limits)
+        step = configuration.step_at_seconds(limits.seconds) if limits.seconds else None
+        if configuration.clock() is None:
+            self.time_reason = "its log does not begin with step 1"
+        elif step is None:
+            self.time_reason = "no step was done in that time"
+        else:
+            self.timed = configuration.mean_loss(step, limits.window)
+            self.timed_tokens = configuration.first.steps[step]["tokens"]
+
+    def _validation(self, configuration, limits):
+        losses = configuration.validations()
+        if not losses:
+            self.valid_reason = "none"
+        elif limits.valid_tokens is None:
+            self.valid_reason = "at no equal tokens"
+        else:
+            self.valid, self.valid_tokens = losses[limits.valid_tokens]["loss"], limits.valid_tokens
+            self.valid_of = losses[limits.valid_tokens]["counted_tokens"]
+
+
+class Limits:
+    """Where losses are compared: what the run with the fewest tokens, and the one with the least time, had."""
+
+    def __init__(self, configurations, window):
+        self.window = window
+        real = [c for c in configurations if not c.synthetic]
+        self.tokens = min((c.first.step_list()[-1]["tokens"] for c in real), default=None)
+        clocks = [c.clock() for c in real]
+        self.seconds = min((max(clock.values()) for clock in clocks if clock), default=None)
+        common = None
+        for losses in [c.validations() for c in real]:
+            if losses:
+                common = set(losses) if common is None else common & set(losses)
+        self.valid_tokens = max((tokens for tokens in common or () if tokens <= self.tokens), default=None)
+
+
+class Row:
+    def __init__(self, configuration, base, allowed, limits):
+        self.configuration, self.name = configuration, configuration.name
+        self.is_base = configuration is base
+        self.verdict = Verdict(base, configuration, allowed)
+        self.precision = precision_text(configuration.config)
+        self.seconds, self.samples = configuration.seconds(), configuration.samples()
+        self.tokens_per_gpu = configuration.tokens_per_gpu()
+        self.tflops = configuration.flops_per_second / 1e12
+        self.round_medians = configuration.medians("step_seconds")
+        self.losses = Losses(configuration, limits)
+        self.clocks = Clocks(configuration)
+        self.ratio = self.ratio_low = self.ratio_high = None
+        if self.verdict.comparable:
+            self._compare(base)
+
+    def mfu(self, dtype):
+        peak = self.configuration.peak(dtype)
+        return self.tflops * 1e12 / peak if peak else None
+
+    def _compare(self, base):
+        """Speed is tokens/s/GPU, which for equal batches is the inverse of s/it. Of rounds measured in turn it is the
+        median of their ratios: what a drift of clocks takes from both is left out."""
+        self.ratio = self.tokens_per_gpu.median / base.tokens_per_gpu().median
+        mine, other = (c.medians("tokens_per_second") for c in (self.configuration, base))
+        if len(mine) == len(other) > 1:
+            each = Rate([a / self.configuration.world / (b / base.world) for a, b in zip(mine, other)])
+            self.ratio, self.ratio_low, self.ratio_high = each.median, each.low, each.high
+
+    def gap(self, mine, other):
+        """Relative difference of losses; None where there is nothing to compare."""
+        if self.is_base or not self.verdict.comparable or mine is None or other is None:
+            return None
+        return mine / other - 1 if other else math.nan
+
+    def valid_gap(self, base):
+        """(relative difference to the baseline's validation loss, why there is none)."""
+        if self.losses.valid_of != base.valid_of and None not in (self.losses.valid_of, base.valid_of):
+            return None, f"validated on {self.losses.valid_of:,} tokens, not {base.valid_of:,}"
+        return self.gap(self.losses.valid, base.valid), ""
+
+
+class Comparison:
+    def __init__(self, configurations, baseline=None, allowed=(), window=10, asked=()):
+        """asked: keys that the user allowed, each of which must do something."""
+        self.configurations, self.warmup, self.failures = configurations, configurations[0].warmup, {}
+        names = [c.name for c in configurations]
+        if baseline is not None and baseline not in names:
+            raise InputError(f"--baseline {baseline}: none of the configurations: {', '.join(names)}")
+        self.base = configurations[names.index(baseline)] if baseline is not None else configurations[0]
+        self.limits = Limits(configurations, window)
+        self.rows = [Row(c, self.base, {*allowed, *asked}, self.limits) for c in configurations]
+        self.base_row = next(row for row in self.rows if row.is_base)
+        differing = sorted(set().union(*(row.verdict.keys for row in self.rows)))
+        for key in asked:
+            if key not in differing:
+                raise InputError(f"--allow {key}: nothing to allow; what keeps runs here from being compared: "
+                                 f"{', '.join(differing) or 'nothing'}")
+
+    @property
+    def synthetic(self):
+        return [c.name for c in self.configurations if c.synthetic]
+
+    def notes(self):
+        """What a reader must know beside the tables."""
+        lines = [f"{name}: FAILED: {said}" for name, said in self.failures.items()]
+        for c in self.configurations:
+            for run in c.runs:
+                lines += [f"{c.name}: {d.key} {d.other} in {run.path}, {d.base} in {c.first.path}"
+                          for header in run.headers for d in run_differences(c.header, header)]
+                if not run.finished:
+                    lines.append(f"{c.name}: {run.path} does not say that its run ended")
+                lines += [line for line in run.warnings() if "synthetic data" not in line]
+                warned = [event for event in run.events if event["kind"] not in ("note", "stop")]
+                if warned:
+                    lines.append(f"{c.name}: {len(warned)} warnings in {run.path}, the first in step "
+                                 f"{warned[0]['step']}: {' '.join(warned[0]['text'].split())}")
+            skipped = sum(record["skipped"] for run in c.runs for record in run.step_list())
+            if skipped:
+                lines.append(f"{c.name}: {skipped} steps were skipped: their updates were not finite")
+            repeats = c.repeats()
+            if repeats and not c.synthetic:
+                lines.append(f"{c.name}: losses of its rounds differ by up to {100 * repeats:.2g} %; those of the "
+                             "first round are shown")
+        return lines

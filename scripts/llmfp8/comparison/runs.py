@@ -1,0 +1,152 @@
+"""Configurations: logs of equal runs under one name, their timed steps, and their losses at given tokens or times."""
+import math
+import statistics
+
+from ..run_log import InputError
+
+from .differences import run_differences
+
+
+class Rate:
+    """What a quantity was over the timed steps."""
+
+    def __init__(self, values):
+        self.count = len(values)
+        self.median, self.low, self.high = statistics.median(values), min(values), max(values)
+        self.quarter, _, self.three_quarters = statistics.quantiles(values, n=4, method="inclusive")
+
+
+def lives(run):
+    """Records of steps by life of the run, each life's first one first: the steps after a start or a resume."""
+    parts = {}
+    for record in run.step_list():
+        parts.setdefault(run.header_at(record["step"])["step"], []).append(record)
+    return [(begin, parts[begin]) for begin in sorted(parts)]
+
+
+class Configuration:
+    """Runs of one name. Each log, and in a log each life, is a round of its own: it had its own warm-up."""
+
+    def __init__(self, name, runs, warmup):
+        self.name, self.runs, self.warmup = name, runs, warmup
+        self.header = runs[0].headers[0]
+        self.config = self.header["config"]
+        self.world = self.header["world"]
+        self._check_equal()
+        self.rounds = [timed for run in runs for timed in self._timed(run)]
+        self.timed = [record for timed in self.rounds for record in timed]
+        if len(self.timed) < 2:
+            raise InputError(f"{runs[0].path}: {len(self.timed)} steps after {warmup} of warm-up in each start, at "
+                             f"least 2 are needed: train longer, or lower --warmup")
+
+    def _timed(self, run):
+        for begin, records in lives(run):
+            timed = [record for record in records if record["step"] - begin > self.warmup]
+            for record in timed:
+                seconds = record["step_seconds"]
+                if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0):
+                    raise InputError(f"{run.path}: step {record['step']} took {seconds} s: no time to compare")
+            if timed:
+                yield timed
+
+    def _check_equal(self):
+        """One name is one configuration on one kind of GPU, precision included."""
+        for run in self.runs:
+            for header in run.headers:
+                if not isinstance(header["config"], dict):
+                    raise InputError(f"{run.path}: a header without configuration, so it cannot be compared")
+                for difference in run_differences(run.headers[0], header):
+                    if difference.kind != "said":   # within one log names cannot help
+                        raise InputError(f"{run.path}: {difference.key} is {difference.other} since step "
+                                         f"{header['step']} and was {difference.base}: no one configuration; put the "
+                                         "lines from that header on into a log of their own")
+                for difference in run_differences(self.header, header):
+                    if difference.kind != "said":
+                        raise InputError(f"{run.path}: {difference.key} is {difference.other}, but "
+                                         f"{self.runs[0].path} of the same name {self.name} has {difference.base}: "
+                                         "give them different names")
+
+    # ---- speed ----
+
+    def rate(self, value):
+        """value: of a step's record."""
+        return Rate([value(record) for record in self.timed])
+
+    def seconds(self):
+        return self.rate(lambda record: record["step_seconds"])
+
+    def tokens_per_gpu(self):
+        return self.rate(lambda record: record["tokens_per_second"] / self.world)
+
+    def samples(self):
+        return self.rate(lambda record: record["samples_per_second"])
+
+    def medians(self, field):
+        """Of each round."""
+        return [statistics.median(record[field] for record in timed) for timed in self.rounds]
+
+    @property
+    def flops_per_second(self):
+        """Of one GPU: the model's FLOPs, whatever was computed again."""
+        return self.tokens_per_gpu().median * self.header["flops_per_token"]
+
+    def peak(self, dtype):
+        """FLOP/s of the GPU's matmuls in that type; None where the log or the table of peaks does not know it."""
+        return self.header["device"].get("peak_flops_" + dtype) or None
+
+    @property
+    def memory_gib(self):
+        return max(record["memory_gib"] for run in self.runs for record in run.step_list())
+
+    # ---- losses: of the first log; further rounds that begin anew repeat it ----
+
+    @property
+    def first(self):
+        return self.runs[0]
+
+    @property
+    def synthetic(self):
+        return any(run.synthetic for run in self.runs)
+
+    @property
+    def tokens(self):
+        """Consumed by the longest of the runs."""
+        return max(run.step_list()[-1]["tokens"] for run in self.runs)
+
+    def clock(self):
+        """{step: seconds of training since the first step}, None if the log does not begin there."""
+        times, total = {}, 0.0
+        for number, record in enumerate(self.first.step_list(), 1):
+            if record["step"] != number:
+                return None
+            total += record["step_seconds"]
+            times[number] = total
+        return times
+
+    def mean_loss(self, step, window):
+        """Mean training loss of the last `window` steps up to this one; nan if one of them is not finite."""
+        losses = [record["loss"] for record in self.first.step_list() if step - window < record["step"] <= step]
+        return statistics.fmean(losses) if losses else math.nan
+
+    def step_at_tokens(self, tokens):
+        """The last step that ends within so many tokens, None without one."""
+        steps = [record["step"] for record in self.first.step_list() if record["tokens"] <= tokens]
+        return steps[-1] if steps else None
+
+    def step_at_seconds(self, seconds):
+        times = self.clock() or {}
+        steps = [step for step, at in times.items() if at <= seconds * (1 + 1e-12)]
+        return steps[-1] if steps else None
+
+    def validations(self):
+        """{tokens trained on: record of the validation}, without the one before training."""
+        found = {self.first.tokens_at(step): record for step, record in self.first.evals.items() if step > 0}
+        return {tokens: record for tokens, record in found.items() if tokens is not None}
+
+    def repeats(self):
+        """Largest difference of losses between rounds that began anew, relative; None if only one did."""
+        first = self.first.steps
+        gaps = [abs(record["loss"] / first[step]["loss"] - 1) if record["loss"] != first[step]["loss"] else 0.0
+                for run in self.runs[1:] for step, record in run.steps.items()
+                if step in first and first[step]["loss"]]
+        return max(gaps) if gaps else None

@@ -1,0 +1,52 @@
+"""The tables that can be measured by name: the reference guides' tables, and llama3-small as the first thing to try."""
+import os
+from collections import namedtuple
+from pathlib import Path
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
+# rows: name -> script of the row (scripts/*.sh) and the options after it. allowed: what may differ beyond precision.
+# gpus: of each row, unless RANKS says otherwise (scripts/recipes/rows.sh).
+Table = namedtuple("Table", "about rows baseline allowed gpus", defaults=(None, (), 1))
+
+
+def recipes(script, fp8_script, *options):
+    """The five recipes of a model on one GPU; a linear that FP8 would slow down stays in BF16."""
+    def fp8(recipe, *more):
+        return [script, "--fp8-recipe", recipe, "--fp8-min-gain", "1", *more, *options]
+    return {"bf16": [script, *options], "delayed": [fp8_script, *options], "tensorwise": fp8("tensorwise"),
+            "tensorwise-1F1L": fp8("tensorwise", "--first-last-layers-bf16"), "blockwise": fp8("blockwise")}
+
+
+SMALL, SMALL_FP8 = "train_llama_1gpu_bf16_slimpajama.sh", "train_llama_1gpu_fp8_slimpajama.sh"
+GPT2, GPT2_FP8 = "train_gpt2_124M_bf16.sh", "train_gpt2_124M_fp8.sh"
+LLAMA_8B = "train_llama3_8b_h200_"
+
+TABLES = {
+    "llama3-8b": Table(
+        "Llama-3-8B, T 8192, {gpus}: s/it of each recipe",
+        {"bf16": [LLAMA_8B + "bf16.sh"], "delayed": [LLAMA_8B + "fp8.sh"], "tensorwise": [LLAMA_8B + "fp8_cs.sh"],
+         "tensorwise-1F1L": [LLAMA_8B + "fp8_cs_1F1L.sh"], "blockwise": [LLAMA_8B + "fp8_blockwise.sh"]}, gpus=8),
+    "llama3-small": Table("llama3-small, T 2048, {gpus}: s/it of each recipe", recipes(SMALL, SMALL_FP8)),
+    "gpt2": Table(
+        "GPT-2 124M, T 1024, {gpus}: time per step, samples/s and memory by micro-batch",
+        {"bf16-32": [GPT2, "--micro-batch-size", "32"], "bf16-64": [GPT2], "fp8-64": [GPT2_FP8],
+         "fp8-128": [GPT2_FP8, "--micro-batch-size", "128"]},
+        baseline="bf16-64", allowed=("micro-batch-size",)),
+    "gpt2-recipes": Table("GPT-2 124M, T 1024, {gpus}: s/it of each recipe", recipes(GPT2, GPT2_FP8)),
+    "formats": Table(
+        "GPT-2 124M, T 1024, {gpus}: number formats",
+        {"fp32": [GPT2, "--dtype", "fp32"], "bf16": [GPT2], "fp8-e4m3": [GPT2_FP8, "--fp8-format", "e4m3"],
+         "fp8-hybrid": [GPT2_FP8, "--fp8-format", "hybrid"]}, baseline="bf16"),
+}
+
+
+def title(table):
+    gpus = os.environ.get("RANKS") or str(TABLES[table].gpus)
+    return TABLES[table].about.format(gpus=f"{gpus} GPU" + ("" if gpus == "1" else "s"))
+
+
+def commands(table, only=None):
+    """{name: words of the command} of a table's rows."""
+    return {name: [str(RECIPES / words[0]), *words[1:]] for name, words in TABLES[table].rows.items()
+            if only is None or name in only}

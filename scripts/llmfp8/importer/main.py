@@ -1,0 +1,145 @@
+"""The command line of scripts/import_config."""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ..support import InputError
+from .deepspeed import DEEPSPEED
+from .engine import Import, find_row, is_open, plain
+from .guide import GUIDE
+from .huggingface import ACCELERATE, LLAMAFACTORY
+from .megatron import MEGATRON
+from .read_files import read_json, read_yaml
+from .report import report
+from .script import Script
+
+SOURCES = [DEEPSPEED, MEGATRON, LLAMAFACTORY, ACCELERATE, GUIDE]
+ABOUT = """Turn the configuration of another trainer into one of ours, and explain every line of it.
+
+  scripts/import_config train.sh --out run.json            a Megatron-LM or LLaMA-Factory launch script
+  scripts/import_config ds_config.json                     a DeepSpeed configuration; the JSON follows the report
+  scripts/import_config sft.yaml ds_config.json --ranks 8  several files about one run
+  ./train_llama --config run.json --dry-run
+
+Nothing of the input is run. Leaves with 0 if every line was understood and can be done, with 1 if the JSON was
+written but a line was not understood or has no equal here, with 2 if an input cannot be read."""
+
+
+def parse_arguments(arguments):
+    parser = argparse.ArgumentParser(prog="import_config", description=ABOUT,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", metavar="FILE", help="JSON, YAML or bash, told apart by what is in it")
+    parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: alone to standard output)")
+    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="GPUs of the run, where the input is silent")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
+                        help="value of a variable that a script takes from elsewhere")
+    args = parser.parse_args(arguments)
+    args.given = {}
+    for word in args.set:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"--set {word}: must be NAME=VALUE")
+        args.given[name] = value
+    if args.ranks < 0:
+        raise InputError(f"--ranks {args.ranks}: must be 1 or more")
+    return args
+
+
+def read_text(path):
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; name a file that exists and that you may read") from None
+    if b"\0" in data:
+        raise InputError(f"{path}:1: is no text; name a JSON, YAML or bash file")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}:{line}: byte {data[error.start]:#04x} is no UTF-8; save the file as UTF-8") from None
+    if not text.strip():
+        raise InputError(f"{path}:1: the file is empty")
+    return text
+
+
+def format_of(path, text):
+    """"json", "yaml" or "shell": by its ending, or by how it begins."""
+    ending = Path(path).suffix.lower()
+    if ending in (".json", ".yaml", ".yml", ".sh", ".bash", ".sbatch", ".slurm"):
+        return {".json": "json", ".yaml": "yaml", ".yml": "yaml"}.get(ending, "shell")
+    first = text.lstrip()
+    if first.startswith("{"):
+        return "json"
+    return "shell" if first.startswith(("#!", "--")) or "\n--" in text or " --" in text else "yaml"
+
+
+def source_of(path, settings):
+    """The kind of input whose own keys it has most of."""
+    keys = {plain(s.key) for s in settings}
+    if "architectures" in keys and "model-type" in keys:
+        raise InputError(f"{path}:1: is the config.json of a Hugging Face model; give its directory to the trainer, "
+                         f"--load {Path(path).parent}")
+    known = [sum(find_row([row for row in source.rows if row.keys != "*"], s) is not None for s in settings)
+             for source in SOURCES]
+    marks = [sum(any(matches(key, mark) for key in keys) for mark in source.marks.split()) for source in SOURCES]
+    best = max(range(len(SOURCES)), key=lambda i: (marks[i], known[i]))
+    if not marks[best]:
+        shown = ", ".join(s.key for s in settings[:4]) or "no settings at all"
+        line = settings[0].line if settings else 1
+        raise InputError(f"{path}:{line}: neither a DeepSpeed, Megatron-LM, LLaMA-Factory or accelerate configuration "
+                         f"nor one with use_fp8 keys ({shown}); name the file that holds them")
+    return SOURCES[best]
+
+
+def matches(key, mark):
+    mark = plain(mark)
+    return key.startswith(mark[:-1]) if mark.endswith("*") else key == mark
+
+
+def read_input(run, path, given):
+    """Applies one file; returns the line that the report begins with."""
+    text = read_text(path)
+    kind = format_of(path, text)
+    name = Path(path).name
+    if name in run.inputs:
+        raise InputError(f"{path}: a file of that name was read already; give each input once, under its own name")
+    run.inputs.append(name)
+    if kind == "shell":
+        script = Script(name, text, given)
+        source = source_of(path, script.settings)
+        run.findings += script.findings
+        run.apply_launcher(script.launcher)
+        run.apply(source, script.settings)
+        run.apply_environment(script.environment)
+        run.note_absent(name, script.environment)
+        kind_name = source.name if source is MEGATRON else f"a launch script with {source.name}"
+    else:
+        settings = (read_json if kind == "json" else read_yaml)(name, text)
+        source = source_of(path, settings)
+        run.apply(source, settings)
+        kind_name = source.name
+    return name, kind_name, len(text.splitlines())
+
+
+def main(arguments=None):
+    args = parse_arguments(arguments)
+    run = Import(args.ranks)
+    try:
+        inputs = [read_input(run, path, args.given) for path in args.inputs]
+    except RecursionError:
+        raise InputError(f"{', '.join(args.inputs)}: nested too deeply to be a configuration") from None
+    run.finish()
+    text = json.dumps(run.options(), indent=2, ensure_ascii=False) + "\n"
+    alone = args.out == "-"
+    out_name = "run.json" if alone or not args.out else args.out
+    print(report(run, inputs, out_name), file=sys.stderr if alone else sys.stdout)
+    if args.out and not alone:
+        try:
+            Path(args.out).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--out {args.out}: {error.strerror}; name a file in a folder you may write to") from None
+    else:
+        print("" if alone else "\n", end="")
+        print(text, end="")
+    return 1 if is_open(run) else 0

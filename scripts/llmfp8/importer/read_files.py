@@ -1,0 +1,96 @@
+"""JSON and YAML files as settings with the line each stands in."""
+import json
+import re
+
+from ..support import InputError, need
+from .rows import Setting
+
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\]:,]|[^\s{}\[\]:,"]+|\n|[ \t\r]+')
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.S)
+_LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(?=\s*[}\]])')
+
+
+def shown(key, value):
+    """How the report shows a key of a file."""
+    text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
+    return f"{key} = {text if len(text) <= 70 else text[:67] + '...'}"
+
+
+def read_json(name, text):
+    """Leaves of the object by dotted path; a list of plain values is one leaf."""
+    # Comments and a comma after the last entry are no JSON, but guides print them and DeepSpeed, which reads Hjson,
+    # takes them; lines stay where they are.
+    plain = _COMMENT.sub(lambda m: m.group(1) or re.sub(r"[^\n]", " ", m.group()), text)
+    plain = _LAST_COMMA.sub(lambda m: m.group(1) or " ", plain)
+    try:
+        top = json.loads(plain)
+    except ValueError as error:
+        line = getattr(error, "lineno", 1)
+        raise InputError(f"{name}:{line}: not JSON: {getattr(error, 'msg', error)}: "
+                         f"{text.split(chr(10))[line - 1].strip()}; correct "
+                         "that place") from None
+    if not isinstance(top, dict):
+        raise InputError(f"{name}:1: not a JSON object {{\"key\": value, ...}}")
+    lines = _key_lines(name, plain)
+    return [Setting(name, lines[path], path, value, shown(path, value)) for path, value in _leaves(top, "")]
+
+
+def _leaves(value, path):
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    else:
+        yield path, value
+
+
+def _key_lines(name, text):
+    """Line of each key of sound JSON, by dotted path. The text was parsed before, so only its shape matters."""
+    lines, line, stack, key, word = {}, 1, [], "", None
+    for token in _TOKEN.findall(text):
+        if token == "\n":
+            line += 1
+        elif token == "{" or token == "[":
+            in_list = bool(stack) and stack[-1] is None
+            stack.append(key if token == "{" and not in_list else None)
+            word = None
+        elif token in "}]":
+            stack.pop()
+            key = ""
+        elif token == ":" and word is not None and stack[-1] is not None:
+            key = ".".join(part for part in (stack[-1], word) if part)
+            if key in lines:
+                raise InputError(f"{name}:{line}: \"{word}\" is there twice (first in line {lines[key]}): DeepSpeed "
+                                 "refuses that; take one out")
+            lines[key] = line
+        elif token[0] == '"':
+            word = json.loads(token)
+    return lines
+
+
+def read_yaml(name, text):
+    """The same of a YAML file; of two equal keys the later one wins, as in PyYAML."""
+    yaml = need("yaml", "PyYAML", f"{name}: reading YAML")
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None or not isinstance(node, yaml.MappingNode):
+            raise InputError(f"{name}:1: no mapping of keys to values (key: value)")
+        loader = yaml.SafeLoader("")
+        settings = []
+
+        def walk(mapping, path):
+            for key_node, value_node in mapping.value:
+                key = f"{path}.{key_node.value}" if path else str(key_node.value)
+                if isinstance(value_node, yaml.MappingNode) and value_node.value:
+                    walk(value_node, path if key_node.value == "<<" else key)
+                    continue
+                value = loader.construct_object(value_node, deep=True)
+                settings.append(Setting(name, key_node.start_mark.line + 1, key, value, shown(key, value)))
+        walk(node, "")
+        return settings
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line = mark.line + 1 if mark else 1
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        lines = text.split("\n")
+        at = lines[line - 1].strip() if line <= len(lines) else "the end of the file"
+        raise InputError(f"{name}:{line}: not YAML: {problem}: {at}; correct that place") from None

@@ -1,0 +1,156 @@
+"""What the tables of import_config are made of: settings as they were read, rows that say what becomes of them, and
+findings, one a setting, that the report prints."""
+import dataclasses
+
+from ..support import InputError
+
+# What becomes of a setting.
+TAKEN = "taken over"
+OTHER = "done differently"
+NONE = "no effect anywhere"
+CANNOT = "not done here"
+VARIABLE = "no setting"
+UNKNOWN = "not understood"
+# The run is another one than the input describes as long as one of these is left.
+OPEN = (CANNOT, UNKNOWN)
+
+
+@dataclasses.dataclass
+class Setting:
+    """One key of the input with its value."""
+    file: str
+    line: int
+    key: str        # dotted path in JSON and YAML, the option's name without dashes in a script
+    value: object   # of JSON or YAML; of a script True, a word, or a list of words
+    text: str       # as the report shows it
+
+    @property
+    def where(self):
+        return f"{self.file}:{self.line}"
+
+    def word(self):
+        """The value as the tables match it."""
+        if isinstance(self.value, bool) or self.value is None:
+            return {True: "true", False: "false", None: "null"}[self.value]
+        if isinstance(self.value, list):
+            return " ".join(str(x) for x in self.value).lower()
+        return str(self.value).strip().lower()
+
+
+@dataclasses.dataclass
+class Row:
+    """What becomes of a key. Several rows may name one key: the first whose `when` holds counts."""
+    keys: str               # separated by spaces; a star stands for any text
+    action: str
+    fact: str = ""
+    option: str = ""        # ours, for TAKEN
+    read: str = "text"      # how the value is read, see READERS
+    when: str = ""          # values, separated by spaces, for which the row is; empty: all
+    value: object = None    # ours, in place of the one that was read
+    sets: dict = dataclasses.field(default_factory=dict)   # further options of ours
+    weak: dict = dataclasses.field(default_factory=dict)   # the same, where no other setting decides
+    keep: str = ""          # the name under which the source's `finish` finds the value
+    error: int = 0          # of the seven configuration errors
+
+
+def take(keys, option, read="text", fact="", **more):
+    return Row(keys, TAKEN, fact, option=option, read=read, **more)
+
+
+def same(keys, value, option, ours, fact="", **more):
+    """A value of theirs that has another name here."""
+    return Row(keys, TAKEN, fact, option=option, when=value, value=ours, **more)
+
+
+def other(keys, fact, **more):
+    return Row(keys, OTHER, fact, **more)
+
+
+def none(keys, fact, **more):
+    return Row(keys, NONE, fact, **more)
+
+
+def cannot(keys, fact, **more):
+    return Row(keys, CANNOT, fact, **more)
+
+
+@dataclasses.dataclass
+class Finding:
+    """What became of one setting, or of one line of a script."""
+    file: str
+    line: int
+    text: str
+    action: str
+    fact: str = ""
+    error: int = 0
+
+
+@dataclasses.dataclass
+class Default:
+    """A default of the other trainer that ours does not share: written out where the input leaves it open."""
+    option: str
+    value: object
+    fact: str = ""
+    unless: str = ""   # option of ours whose presence makes it meaningless
+
+
+@dataclasses.dataclass
+class Source:
+    """A kind of input."""
+    name: str                  # "a DeepSpeed configuration"
+    rows: list
+    marks: str                 # keys that only this kind has, separated by spaces
+    defaults: list = dataclasses.field(default_factory=list)
+    finish: object = None      # function(Import) for what follows from several settings together
+
+
+def _fail(setting, expects):
+    shown = setting.word() or "without a value"
+    raise InputError(f"{setting.where}: {setting.key} {shown}: must be {expects}; correct it there, or take the line "
+                     "out and give our option on the command line")
+
+
+def _number(setting, expects="a number"):
+    value = setting.value
+    if isinstance(value, bool) or value is None:
+        _fail(setting, expects)
+    try:
+        # YAML 1.1 reads 5e-5 as text, and people write 1_000.
+        number = float(str(value).replace("_", ""))
+    except ValueError:
+        _fail(setting, expects)
+    if number != number or number in (float("inf"), float("-inf")):
+        _fail(setting, "a finite number")
+    return int(number) if number == int(number) and "e-" not in str(value) else number
+
+
+def _integer(setting):
+    number = _number(setting, "a whole number")
+    if number != int(number):
+        _fail(setting, "a whole number")
+    return int(number)
+
+
+def _flag(setting):
+    word = setting.word()
+    if word in ("true", "yes", "on", "1"):
+        return True
+    if word in ("false", "no", "off", "0"):
+        return False
+    return _fail(setting, "true or false")
+
+
+def _text(setting):
+    if setting.value is None or isinstance(setting.value, (bool, list)):
+        _fail(setting, "one word or path")
+    return str(setting.value)
+
+
+def _words(setting):
+    return [str(x) for x in setting.value] if isinstance(setting.value, list) else [_text(setting)]
+
+
+READERS = {"integer": _integer, "number": _number, "flag": _flag, "text": _text, "words": _words,
+           "lower": lambda setting: _text(setting).lower(),
+           "not": lambda setting: not _flag(setting),
+           "joined": lambda setting: " ".join(_words(setting))}

@@ -1,0 +1,191 @@
+"""A run's log in the formats of others: what scripts/export_log writes."""
+import csv
+import math
+import time
+from pathlib import Path
+
+from .run_log import InputError
+from .support import need
+
+# (tag, unit, field of the step record). The tag is also the column's name.
+STEP_COLUMNS = [
+    ("train/loss", "nats/token", "loss"),
+    ("train/grad_norm", "", "grad_norm"),
+    ("train/grad_mul", "", "grad_mul"),
+    ("train/lr", "", "lr"),
+    ("train/skipped", "0 or 1", "skipped"),
+    ("train/counted_tokens", "tokens", "counted_tokens"),
+    ("progress/samples", "samples", "samples"),
+    ("progress/tokens", "tokens", "tokens"),
+    ("speed/step_time", "s", "step_seconds"),
+    ("speed/exposed_comm", "s", "exposed_comm_seconds"),
+    ("speed/tokens_per_second", "tokens/s", "tokens_per_second"),
+    ("speed/samples_per_second", "samples/s", "samples_per_second"),
+    ("speed/mfu", "share of the BF16 peak", "mfu"),
+    ("memory/device", "GiB", "memory_gib"),
+]
+OTHER_COLUMNS = [
+    ("valid/loss", "nats/token"),
+    ("valid/counted_tokens", "tokens"),
+    ("valid/hellaswag_accuracy", "share of examples"),
+    ("fp8/largest_flushed", "share of values"),
+    ("fp8/largest_saturated", "share of values"),
+    ("fp8/nonfinite", "values"),
+    ("wire/largest_relative_l2", "share of the gradient"),
+]
+
+
+def tag_of(run, tag):
+    """Losses on tokens that mean nothing are named so."""
+    return tag + "_of_synthetic_data" if run.synthetic and tag.endswith("/loss") else tag
+
+
+def row_of(run, step):
+    """{tag: number} of one step; tags without a value are left out."""
+    row = {}
+    if step in run.steps:
+        row.update((tag, run.steps[step].get(field)) for tag, _, field in STEP_COLUMNS)
+        row["train/skipped"] = int(row["train/skipped"])
+    if step in run.evals:
+        row["valid/loss"] = run.evals[step]["loss"]
+        row["valid/counted_tokens"] = run.evals[step]["counted_tokens"]
+    if step in run.hellaswag:
+        row["valid/hellaswag_accuracy"] = run.hellaswag[step]["accuracy"]
+    tensors = run.fp8.get(step, {}).values()
+    if tensors:
+        row["fp8/largest_flushed"] = max(tensor["flushed"] for tensor in tensors)
+        row["fp8/largest_saturated"] = max(tensor["saturated"] for tensor in tensors)
+        row["fp8/nonfinite"] = sum(tensor["nonfinite"] for tensor in tensors)
+    if run.wire.get(step):
+        row["wire/largest_relative_l2"] = max(kind["relative_l2"] for kind in run.wire[step].values())
+    return {tag_of(run, tag): value for tag, value in row.items() if value is not None}
+
+
+def all_steps(run):
+    return sorted({*run.steps, *run.evals, *run.hellaswag, *run.fp8, *run.wire})
+
+
+def rows(run):
+    """[(step, {tag: number})] in the order of steps; step 0 has the validation before training."""
+    return [(step, row_of(run, step)) for step in all_steps(run)]
+
+
+def wall_times(run):
+    """{step: seconds since 1970}: the start of the process plus the times of its steps."""
+    times, header, now = {}, None, 0.0
+    for step in all_steps(run):
+        if run.header_at(step) is not header:
+            header = run.header_at(step)
+            now = header["unix_time"]
+        seconds = run.steps.get(step, {}).get("step_seconds")
+        now += seconds if seconds is not None and math.isfinite(seconds) else 0
+        times[step] = now
+    return times
+
+
+# ---- text ----
+
+def write_csv(run, file):
+    """A row a step, at full precision; empty where there is no value."""
+    columns = [(tag, unit) for tag, unit, _ in STEP_COLUMNS] + OTHER_COLUMNS
+    columns = [(tag_of(run, tag), unit) for tag, unit in columns]
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["step", *(f"{tag} ({unit})" if unit else tag for tag, unit in columns)])
+    for step, row in rows(run):
+        writer.writerow([step, *(repr(row[tag]) if tag in row else "" for tag, _ in columns)])
+
+
+def write_llmc(run, file):
+    """main.log of llm.c. It counts from 0: the update that we call step 1 is its step 0."""
+    for step in sorted({*run.steps, *run.evals, *run.hellaswag}):
+        if step in run.steps:
+            r = run.steps[step]
+            file.write(f"s:{step - 1} trl:{r['loss']:.4f} lr:{r['lr']:.6f} norm:{r['grad_norm']:.2f}\n")
+        if step in run.evals:
+            file.write(f"s:{step} tel:{run.evals[step]['loss']:.4f}\n")
+        if step in run.hellaswag:
+            file.write(f"s:{step} eval:{run.hellaswag[step]['accuracy']:.4f}\n")
+
+
+def megatron_step(run, r, seconds):
+    """One line of Megatron-LM's training_log. Like there, a skipped step has no loss."""
+    header = run.header_at(r["step"])
+    tflops = header["flops_per_token"] * r["tokens_per_second"] / header["world"] / 1e12
+    parts = [time.strftime("[%Y-%m-%d %H:%M:%S] ", time.gmtime(seconds))
+             + f"iteration {r['step']:8d}/{r['train_iters']:8d}",
+             f"consumed samples: {r['samples']:12d}",
+             f"elapsed time per iteration (ms): {1e3 * r['step_seconds']:.1f}",
+             f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}",
+             f"learning rate: {r['lr']:.6E}",
+             f"global batch size: {round(r['samples_per_second'] * r['step_seconds']):5d}"]
+    if not r["skipped"]:
+        parts.append(f"lm loss{' of synthetic data' * run.synthetic}: {r['loss']:.6E}")
+    parts += ["loss scale: 1.0",
+              f"grad norm: {r['grad_norm']:.3f}",
+              f"number of skipped iterations: {int(r['skipped']):3d}",
+              f"number of nan iterations: {int(not math.isfinite(r['loss'])):3d}"]
+    return " " + " | ".join(parts) + " |\n"
+
+
+def write_megatron(run, file):
+    """The log lines of Megatron-LM; times of day are UTC."""
+    times = wall_times(run)
+    for step in sorted({*run.steps, *run.evals}):
+        if step in run.steps:
+            file.write(megatron_step(run, run.steps[step], times[step]))
+        if step in run.evals:
+            loss = run.evals[step]["loss"]
+            perplexity = math.exp(min(20, loss)) if not math.isnan(loss) else math.nan   # 20: its own bound
+            line = (f" validation loss at iteration {step} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E}"
+                    " | ")
+            rule = "-" * (len(line) + 1)
+            file.write(f"{rule}\n{line}\n{rule}\n")
+
+
+# ---- through packages ----
+
+def all_scalars(run, step):
+    """What a browser of curves gets: the row, and every FP8 tensor by name."""
+    scalars = row_of(run, step)
+    for name, tensor in run.fp8.get(step, {}).items():
+        for field in ("amax", "quant_mul", "flushed", "saturated"):
+            scalars[f"fp8_{field}/{name}"] = tensor[field]
+    return scalars
+
+
+def to_tensorboard(run, folder):
+    """One event file in the folder."""
+    need("tensorboard", "tensorboard", "--to tensorboard")
+    writer_class = need("tensorboard.summary.writer.event_file_writer", "tensorboard", "--to tensorboard")
+    event_pb2 = need("tensorboard.compat.proto.event_pb2", "tensorboard", "--to tensorboard")
+    summary_pb2 = need("tensorboard.compat.proto.summary_pb2", "tensorboard", "--to tensorboard")
+    if list(Path(folder).glob("events.out.tfevents.*")):
+        raise InputError(f"{folder}: has event files already; TensorBoard would draw both: choose another folder")
+    times = wall_times(run)
+    writer = writer_class.EventFileWriter(str(folder))
+    for step, seconds in times.items():
+        values = [summary_pb2.Summary.Value(tag=tag, simple_value=value)
+                  for tag, value in all_scalars(run, step).items()]
+        writer.add_event(event_pb2.Event(wall_time=seconds, step=step, summary=summary_pb2.Summary(value=values)))
+    writer.close()
+    return f"tensorboard --logdir {folder}"
+
+
+def to_wandb(run, folder):
+    """An offline run under the folder, to be sent with `wandb sync`."""
+    wandb = need("wandb", "wandb", "--to wandb")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    header = run.headers[-1]
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True, save_code=False)
+    session = wandb.init(mode="offline", project="llm.fp8", name=run.name, dir=str(folder), settings=settings,
+                         config={"options": header["config"], "command": header["command"],
+                                 "commit": header["commit"], "device": header["device"], "world": header["world"]})
+    for step in wall_times(run):
+        session.log(all_scalars(run, step), step=step)
+    place = Path(session.dir).parent
+    session.finish()
+    return f"wandb sync {place}"
+
+
+TEXT_FORMATS = {"csv": write_csv, "llmc": write_llmc, "megatron": write_megatron}
+PACKAGE_FORMATS = {"tensorboard": to_tensorboard, "wandb": to_wandb}

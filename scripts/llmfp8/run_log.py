@@ -1,0 +1,198 @@
+"""Reads the JSONL log of a run (llmc/train/log.h has its fields), whole or while the run goes on.
+
+Standard library only."""
+import json
+import math
+import os
+from pathlib import Path
+
+from .support import InputError
+
+LOG_FORMAT = 1
+# What the readers of a log rely on; a record may have more.
+FIELDS = {
+    "header": ("step", "unix_time", "command", "commit", "device", "world", "flops_per_token", "config"),
+    "step": ("step", "train_iters", "loss", "grad_norm", "grad_mul", "lr", "step_seconds",
+             "tokens_per_second", "samples_per_second", "mfu", "memory_gib", "eta_seconds", "samples", "tokens",
+             "counted_tokens", "skipped"),
+    "eval": ("step", "loss", "counted_tokens"),
+    "hellaswag": ("step", "accuracy", "examples"),
+    "fp8": ("step", "tensors"),
+    "grad_wire": ("step", "gradients"),
+    "checkpoint": ("step", "path"),
+    "event": ("step", "kind", "text"),
+}
+NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def numbers(record):
+    """A record without text, with what JSON cannot say as floats again."""
+    return {key: NOT_IN_JSON.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+class RunLog:
+    """One run's log. A resume takes back what came after the checkpoint: of a step that was done twice the later
+    record counts, and what followed the checkpoint in the earlier life is dropped.
+
+    poll() reads what is new, so that a log can be followed. A last line without its end is not there yet (or was cut
+    off by the end of the machine): `torn`. Any other line that is no record is an error with file and line, or is
+    left out and listed in `damaged` with skip_damaged.
+    """
+
+    def __init__(self, path, name=None, skip_damaged=False):
+        self.path, self.skip_damaged = str(path), skip_damaged
+        self.name = name or Path(path).stem
+        self._file = None   # device and inode of the file that was read
+        self._forget()
+
+    def _forget(self):
+        self._offset = self._line = 0
+        self._begin = b""   # of the file: holds the time of its first header
+        self.headers, self.events, self.checkpoints = [], [], []
+        self.steps, self.evals, self.hellaswag, self.fp8, self.wire = {}, {}, {}, {}, {}   # records by step
+        self.torn, self.damaged = False, []
+        self.redone = 0   # steps that a resume did again
+
+    # ---- reading ----
+
+    def poll(self):
+        """Reads what the file has beyond the last call; whether anything was new."""
+        with open(self.path, "rb") as file:
+            status = os.fstat(file.fileno())
+            # A resume writes the log anew, without the steps it does again; a new run begins in the same file, with a
+            # header of another time.
+            if ((status.st_dev, status.st_ino) != self._file or status.st_size < self._offset
+                    or file.read(len(self._begin)) != self._begin):
+                self._forget()
+                self._file = status.st_dev, status.st_ino
+            file.seek(self._offset)
+            new = file.read()
+        if self._offset == 0:
+            self._begin = new[:200]
+        whole, end, rest = new.rpartition(b"\n")
+        if end:
+            for line in whole.split(b"\n"):
+                self._line += 1
+                self._take(line)
+        self._offset += len(whole) + len(end)
+        self.torn = bool(rest)
+        return bool(end)
+
+    def _take(self, line):
+        try:
+            record = json.loads(line)
+            kind = record["type"]
+            for field in FIELDS.get(kind, ()):
+                if field not in record:
+                    raise ValueError(f"a record of type {kind} without {field}")
+            if not isinstance(record.get("step", 0), int):
+                raise ValueError(f"a record of type {kind} whose step is no number")
+        except (ValueError, TypeError, KeyError) as error:
+            if not self.headers:
+                raise self._not_a_log() from None
+            reason = str(error) if "a record of type" in str(error) else "not a record of a log"
+            where = f"{self.path}:{self._line}: damaged line: {reason}"
+            if not self.skip_damaged:
+                raise InputError(f"{where}") from None
+            self.damaged.append(where)
+            return
+        if not self.headers and kind != "header":
+            raise self._not_a_log()
+        take = getattr(self, "_take_" + str(kind), None)
+        if take:   # samples, and what later versions add, are of no use here
+            take(record)
+
+    def _not_a_log(self):
+        return InputError(f"{self.path}:{self._line}: not the log of a run, which begins with a header")
+
+    def _take_header(self, record):
+        if record.get("format") != LOG_FORMAT:
+            raise InputError(f"{self.path}:{self._line}: a log of format {record.get('format')}; this reads format "
+                             f"{LOG_FORMAT}")
+        begin = record["step"]
+        self.redone += sum(step > begin for step in self.steps)
+        for records in (self.steps, self.evals, self.hellaswag, self.fp8, self.wire):
+            for step in [step for step in records if step > begin]:
+                del records[step]
+        self.events = [event for event in self.events if event["step"] <= begin]
+        self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint["step"] <= begin]
+        self.headers.append(record)
+
+    def _take_step(self, record):
+        self.steps[record["step"]] = numbers(record)
+
+    def _take_eval(self, record):
+        self.evals[record["step"]] = numbers(record)
+
+    def _take_hellaswag(self, record):
+        self.hellaswag[record["step"]] = numbers(record)
+
+    def _take_fp8(self, record):
+        self.fp8[record["step"]] = {tensor["name"]: numbers(tensor) for tensor in record["tensors"]}
+
+    def _take_grad_wire(self, record):
+        self.wire[record["step"]] = {kind["name"]: numbers(kind) for kind in record["gradients"]}
+
+    def _take_checkpoint(self, record):
+        self.checkpoints.append(record)
+
+    def _take_event(self, record):
+        self.events.append(record)
+
+    # ---- what was read ----
+
+    @property
+    def finished(self):
+        """Whether the run said that it ends; a killed one does not."""
+        return bool(self.events) and self.events[-1]["kind"] == "stop"
+
+    @property
+    def synthetic(self):
+        """Whether the run learnt from tokens that mean nothing; its losses are for nothing but to look at."""
+        return any(header.get("synthetic_data") for header in self.headers)
+
+    @property
+    def resumed_at(self):
+        """Steps that a life of the run went on from."""
+        return [header["step"] for header in self.headers if header["step"] > 0]
+
+    def step_list(self):
+        return [self.steps[step] for step in sorted(self.steps)]
+
+    def header_at(self, step):
+        """The header of the life of the run that did this step (step 0: the first)."""
+        begun = [header for header in self.headers if header["step"] < max(step, 1)]
+        return begun[-1] if begun else self.headers[0]
+
+    def tokens_at(self, step):
+        """Tokens consumed when `step` steps were done; None if the log does not say."""
+        if step in self.steps:
+            return self.steps[step]["tokens"]
+        if step == 0:
+            return 0
+        after = self.steps.get(step + 1)   # a log that begins with a resume
+        tokens = after["tokens_per_second"] * after["step_seconds"] if after else math.nan
+        return after["tokens"] - round(tokens) if math.isfinite(tokens) else None
+
+    def warnings(self):
+        """What a reader of the log should know about it."""
+        lines = list(self.damaged)
+        if self.synthetic:
+            lines.append(f"{self.path}: synthetic data: the losses mean nothing")
+        if self.torn:
+            lines.append(f"{self.path}: the last line is cut off and left out")
+        if self.redone:
+            lines.append(f"{self.path}: {self.redone} steps were done again after a resume; the later ones count")
+        return lines
+
+
+def read_log(path, name=None, skip_damaged=False):
+    """A whole log; one without a record is an error."""
+    run = RunLog(path, name, skip_damaged)
+    try:
+        run.poll()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    if not run.headers:
+        raise InputError(f"{path}: no log of a run: no line is complete")
+    return run

@@ -1,0 +1,256 @@
+"""Documents -> shards: batches through worker processes, the writers of both splits, and going on with a run that was
+interrupted. Which documents there are and what becomes of one is the caller's business (Plan).
+
+Every CHECKPOINT_SECONDS the state of the run goes to prepare.state.json in the folder: how far the inputs were read,
+and how far each split was written, all of it synced. The same command finds it and goes on from there; the shards are
+byte for byte those of a run that was not interrupted.
+"""
+import collections
+import dataclasses
+import json
+import os
+import re
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Callable
+
+from .shard_format import SplitWriter
+from .support import InputError, Progress
+from .text_sources import Reader
+
+SPLITS = ("train", "valid")
+BATCH_BYTES = 1 << 19      # text a worker gets at a time
+INLINE_BYTES = 4 << 20     # less text than this is not worth starting workers
+CHECKPOINT_SECONDS = 60
+STATE_NAME = "prepare.state.json"
+OWN_NAME = re.compile(r"(train|valid)_\d{6}\.(bin|mask|meta\.json)(\.tmp)?")
+
+
+@dataclasses.dataclass
+class Plan:
+    folder: Path
+    reader: Reader
+    make_encoder: Callable      # of a module; called with encoder_arguments, in each worker anew
+    encoder_arguments: tuple    # -> batch of documents -> {split: (tokens as bytes, lengths, mask or b"")}
+    token_bytes: int
+    shard_tokens: int
+    meta: dict                  # what every sidecar says
+    signature: dict             # what must be the same for an interrupted run to go on, by the name for messages
+    valid_fraction: float
+    masked: bool = False
+    empty: str = "documents without text"
+    max_documents: int = 0
+    workers: int = 0
+    overwrite: bool = False
+    quiet: bool = False
+
+
+def choose_workers(plan):
+    sources = plan.reader.sources
+    small = sum(source.bytes for source in sources) < INLINE_BYTES and all(s.kind != "dataset" for s in sources)
+    return plan.workers or (1 if small else min(64, os.cpu_count() or 1))
+
+
+def batches(reader, max_documents):
+    """(documents, how far the inputs are read after them, bytes of them)."""
+    if 0 < max_documents <= reader.documents:
+        return
+    batch, size = [], 0
+    for document in reader:
+        batch.append(document)
+        size += len(document)
+        last = reader.documents == max_documents
+        if size >= BATCH_BYTES or last:
+            yield batch, reader.position(), reader.done_bytes
+            batch, size = [], 0
+        if last:
+            return
+    if batch:
+        yield batch, reader.position(), reader.done_bytes
+
+
+def start_worker(make_encoder, arguments):
+    """A worker process builds its encoder once: the libraries' objects do not travel between processes."""
+    work.encode = make_encoder(*arguments)
+
+
+def work(documents):
+    return work.encode(documents)
+
+
+def encoded(plan, workers):
+    """(result, position, bytes read) of every batch, in order."""
+    all_batches = batches(plan.reader, plan.max_documents)
+    if workers == 1:
+        encode = plan.make_encoder(*plan.encoder_arguments)
+        for documents, position, done_bytes in all_batches:
+            yield encode(documents), position, done_bytes
+        return
+    with ProcessPoolExecutor(workers, initializer=start_worker,
+                             initargs=(plan.make_encoder, plan.encoder_arguments)) as pool:
+        ahead = collections.deque()   # bounded, so that reading does not run away from writing
+
+        def next_result():
+            future, position, done_bytes = ahead.popleft()
+            return future.result(), position, done_bytes
+        try:
+            for documents, position, done_bytes in all_batches:
+                ahead.append((pool.submit(work, documents), position, done_bytes))
+                if len(ahead) >= 4 * workers:
+                    yield next_result()
+            while ahead:
+                yield next_result()
+        except BrokenProcessPool:
+            raise InputError("a worker process died, likely for lack of memory; lower --workers") from None
+        finally:
+            for future, _, _ in ahead:
+                future.cancel()
+
+
+class StateFile:
+    """What an interrupted run left, {} if nothing; saves what this one would leave."""
+
+    def __init__(self, plan):
+        self.path, self.signature = plan.folder / STATE_NAME, plan.signature
+        self.state = self._read(plan)
+        self.saved = bool(self.state)
+        self.next = time.monotonic() + CHECKPOINT_SECONDS
+
+    def _read(self, plan):
+        try:
+            state = json.loads(self.path.read_text())
+            was, now = state["signature"], json.loads(json.dumps(plan.signature))
+            differs = next((name for name in {**was, **now} if was.get(name) != now.get(name)), "")
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            state, differs = {}, "its state, which is not readable"
+        if not differs:
+            return state
+        if not plan.overwrite:
+            raise InputError(f"{plan.folder} holds an interrupted run that differs in {differs}: repeat its command to "
+                             "go on with it, choose another --out, or pass --overwrite")
+        self.path.unlink()
+        return {}
+
+    def save(self, writers, position, finished=False):
+        state = {"signature": self.signature, "position": position, "finished": finished,
+                 "writers": {split: writer.export_state() for split, writer in writers.items()}}
+        temporary = Path(f"{self.path}.tmp")
+        with open(temporary, "w") as file:
+            json.dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+        self.saved = True
+        self.next = time.monotonic() + CHECKPOINT_SECONDS
+
+    def save_now_and_then(self, writers, position):
+        if time.monotonic() >= self.next:
+            self.save(writers, position)
+
+
+def prepare_folder(folder, overwrite, keep_temporary):
+    """Returns the shards in the folder that are to be replaced."""
+    own = sorted(path for path in folder.iterdir() if OWN_NAME.fullmatch(path.name))
+    old = [path for path in own if path.suffix != ".tmp"]
+    if old and not overwrite:
+        raise InputError(f"{folder} already has {old[0].name}; choose another --out, or pass --overwrite")
+    for path in own:
+        if path.suffix == ".tmp" and not keep_temporary:   # of a run that was killed before it had a state
+            path.unlink()
+    return old
+
+
+def check_splits(writers, plan):
+    if not any(writer.total_documents for writer in writers.values()):
+        raise InputError(f"the inputs hold no text ({plan.reader.empty} {plan.empty}, "
+                         f"{len(plan.reader.skipped_files)} binary files)")
+    wanted = SPLITS if plan.valid_fraction > 0 else SPLITS[:1]
+    for split in wanted:
+        if not writers[split].total_documents:
+            others = sum(writer.total_documents for writer in writers.values())
+            raise InputError(f"none of {others} documents falls into the {split} split with --valid-fraction "
+                             f"{plan.valid_fraction}; change it, or lower --document-bytes (text files)")
+
+
+def write_all(plan, writers, state):
+    progress = Progress(sum(source.bytes for source in plan.reader.sources), plan.quiet)
+    try:
+        for result, position, done_bytes in encoded(plan, choose_workers(plan)):
+            for split in SPLITS:
+                writers[split].write(*result[split])
+            progress.update(done_bytes, sum(len(result[split][1]) for split in SPLITS),
+                            sum(sum(result[split][1]) for split in SPLITS))
+            state.save_now_and_then(writers, position)
+    finally:
+        progress.close()
+    check_splits(writers, plan)
+    for writer in writers.values():
+        writer.finish()
+
+
+def make_files(plan, writers, state):
+    """All shards under their temporary names. What went wrong leaves nothing, or a state to go on from."""
+    try:
+        write_all(plan, writers, state)
+        # The names that follow are not given in one go.
+        state.save(writers, plan.reader.position(), finished=True)
+    except BaseException as error:
+        if not state.saved:
+            for writer in writers.values():
+                writer.discard()
+        hint = "the same command goes on from where it was"
+        if state.saved and isinstance(error, InputError):
+            raise InputError(f"{error}; {hint}") from None
+        if state.saved and isinstance(error, KeyboardInterrupt):
+            print(hint, file=sys.stderr)
+        raise
+
+
+def run(plan):
+    """Writes the shards and returns the writers by split."""
+    writers = {}
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        state = StateFile(plan)
+        # A run that was giving its files their final names has some of them already.
+        finished = bool(state.state.get("finished"))
+        old = prepare_folder(plan.folder, plan.overwrite or finished, state.saved)
+        writers = {split: SplitWriter(plan.folder, split, plan.token_bytes, plan.shard_tokens, plan.meta, plan.masked)
+                   for split in SPLITS}
+        if state.saved:
+            for split, writer in writers.items():
+                writer.import_state(state.state["writers"][split])
+            plan.reader.start(state.state["position"])
+            print(f"going on after {plan.reader.documents} documents of an interrupted run", flush=True)
+        if not finished:
+            make_files(plan, writers, state)
+        new = {final for writer in writers.values() for _, final in writer.published}
+        for writer in writers.values():
+            writer.publish()
+        for path in old:
+            if path not in new:
+                path.unlink()
+        state.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{error.filename or plan.folder}: cannot write: {error.strerror or error}") from None
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return writers
+
+
+def report(plan, writers):
+    reader = plan.reader
+    if reader.skipped_files:
+        print(f"passed over {len(reader.skipped_files)} binary files, the first is {reader.skipped_files[0]}")
+    if reader.empty:
+        print(f"passed over {reader.empty} {plan.empty}")
+    for split, writer in writers.items():
+        counted = f", {writer.total_counted} count as targets" if plan.masked else ""
+        print(f"{split}: {writer.total_tokens} tokens in {writer.total_documents} documents{counted}, "
+              f"{writer.shards} shards: {plan.folder}/{split}_*.bin (vocabulary {plan.meta['vocab_size']})")

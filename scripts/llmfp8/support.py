@@ -1,0 +1,104 @@
+"""What the scripts of this folder share: errors, optional packages, progress."""
+import importlib
+import sys
+import time
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
+
+
+class InputError(Exception):
+    """Something the user controls is wrong. One line; the script prints it and leaves with 2."""
+
+
+def one_line(error):
+    """A library's exception as one line, whatever it wrote."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def run_main(main):
+    """Calls main() and turns its outcome into the exit status."""
+    try:
+        sys.exit(main())
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:   # the reader of our output (head) has seen enough
+        sys.stderr.close()
+        sys.exit(0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def pinned(package):
+    """The requirement line of a package, without its environment marker."""
+    for line in REQUIREMENTS.read_text().splitlines():
+        if line.startswith(package + "=="):
+            requirement = line.split(";")[0].strip()
+            marker = line.partition(";")[2].strip()
+            if not marker or (sys.version_info < (3, 11)) == ("<" in marker):
+                return requirement
+    return package
+
+
+def need(module, package, purpose):
+    """Imports an optional package, or says which line installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{purpose} needs the Python package {package} ({error}): "
+                         f"python3 -m pip install '{pinned(package)}'") from None
+
+
+class Progress:
+    """A bar of bytes read on a terminal (tqdm where it is installed), a plain line now and then in a log."""
+
+    def __init__(self, total_bytes, quiet=False):
+        self.total = total_bytes   # 0: unknown
+        self.quiet = quiet
+        self.documents = self.tokens = self.done = 0
+        self.begin = time.monotonic()
+        self.terminal = sys.stderr.isatty()
+        self.next_line = self.begin + (0.5 if self.terminal else 10)
+        self.bar = None
+        if quiet or not self.terminal:
+            return
+        try:
+            tqdm = importlib.import_module("tqdm").tqdm
+        except (ImportError, AttributeError):
+            return
+        self.bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, mininterval=0.5, leave=False,
+                        file=sys.stderr)
+
+    def update(self, done_bytes, documents, tokens):
+        """done_bytes is the place in all inputs, the other two are added."""
+        self.documents += documents
+        self.tokens += tokens
+        if self.quiet:
+            return
+        if self.bar is not None:
+            self.bar.update(done_bytes - self.done)
+            self.bar.set_postfix_str(f"{self.documents} documents, {self.tokens} tokens", refresh=False)
+        elif time.monotonic() >= self.next_line:
+            self.next_line = time.monotonic() + (0.5 if self.terminal else 10)
+            print(("\r" if self.terminal else "") + self.line(done_bytes), end="" if self.terminal else "\n",
+                  file=sys.stderr, flush=True)
+        self.done = done_bytes
+
+    def line(self, done_bytes):
+        seconds = time.monotonic() - self.begin
+        rate = done_bytes / seconds if seconds > 0 else 0.0
+        text = f"{done_bytes / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s"
+        text += f" | {self.documents} documents | {self.tokens} tokens"
+        if self.total and rate > 0:
+            left = max(0, self.total - done_bytes) / rate
+            text = f"{100.0 * done_bytes / self.total:.1f}% | " + text
+            text += f" | eta {int(left // 3600):02d}:{int(left // 60 % 60):02d}:{int(left % 60):02d}"
+        return text
+
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()
+        elif self.terminal and not self.quiet:
+            print(file=sys.stderr)

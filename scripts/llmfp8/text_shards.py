@@ -1,0 +1,131 @@
+"""Text to token shards: what data/prepare_text.py and the scripts for one data set do."""
+import array
+import hashlib
+import sys
+from pathlib import Path
+
+from .shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES, token_bytes_for
+from .shard_pipeline import SPLITS, Plan, report, run
+from .support import InputError
+from .text_sources import Reader, find_sources
+from .text_tokenizers import load_tokenizer
+
+
+def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
+    """All but the inputs and how their documents are read. Without a default, --out and --tokenizer must be given."""
+    parser.add_argument("--out", default=out, required=not out, metavar="DIR",
+                        help="where the shards go; made if missing" + (" (default %(default)s)" if out else ""))
+    parser.add_argument("--tokenizer", default=tokenizer, required=not tokenizer, metavar="NAME",
+                        help="bytes, gpt2, or a tokenizer.json" + (" (default %(default)s)" if tokenizer else ""))
+    parser.add_argument("--vocab-bpe", default="", metavar="FILE",
+                        help="gpt2 without a network: its vocab.bpe ...")
+    parser.add_argument("--encoder-json", default="", metavar="FILE", help="... and encoder.json")
+    parser.add_argument("--separator", default="", metavar="TOKEN",
+                        help="of a tokenizer.json: the token that starts a document (default: a known one)")
+    parser.add_argument("--valid-fraction", type=float, default=valid_fraction, metavar="F",
+                        help="share of the documents for validation, 0 to below 1 (default %(default)s)")
+    parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
+                        help="tokens of a shard (default %(default)s)")
+    parser.add_argument("--dataset-config", default="", metavar="NAME",
+                        help="configuration of a Hugging Face dataset")
+    parser.add_argument("--dataset-split", default="train", metavar="NAME",
+                        help="split of it (default %(default)s)")
+    parser.add_argument("--max-documents", type=int, default=0, metavar="N", help="stop after N; 0: all")
+    parser.add_argument("--workers", type=int, default=0, metavar="N",
+                        help="processes; 0: one a core, at most 64")
+    parser.add_argument("--overwrite", action="store_true", help="replace the shards in DIR")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def add_text_options(parser):
+    parser.add_argument("--document-bytes", type=int, default=8192, metavar="N",
+                        help="text files are cut into documents of about N bytes, at ends of lines, so that "
+                             "both splits get parts of a large file; 0: a file is a document "
+                             "(default %(default)s)")
+    parser.add_argument("--format", default="auto", choices=("auto", "text", "jsonl", "parquet"),
+                        help="of the files (default: by their names)")
+    parser.add_argument("--text-field", default="text", metavar="NAME",
+                        help="field or column with the text (default %(default)s)")
+
+
+def check_options(args):
+    if not 0 <= args.valid_fraction < 1:
+        raise InputError(f"--valid-fraction {args.valid_fraction}: must be at least 0 and below 1")
+    most = MAX_SHARD_TOKENS - MIN_TAIL_TOKENS
+    if not 1 <= args.shard_tokens <= most:
+        raise InputError(f"--shard-tokens {args.shard_tokens}: must be 1 to {most}")
+    for name in ("document_bytes", "max_documents", "workers"):
+        if getattr(args, name) < 0:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: must not be negative")
+
+
+def is_validation(document, fraction):
+    """By the hash of the text alone: repeated documents stay on one side, their order does not matter."""
+    digest = hashlib.blake2b(document, digest_size=8).digest()
+    return int.from_bytes(digest, "little") < fraction * 2 ** 64
+
+
+class Tokenize:
+    """Batch of documents -> for each split (bytes of the tokens, number of tokens of each document, loss mask)."""
+
+    def __init__(self, tokenizer, token_bytes, valid_fraction):
+        self.tokenizer, self.typecode, self.valid_fraction = tokenizer, TYPECODES[token_bytes], valid_fraction
+
+    def __call__(self, documents):
+        tokens = {split: array.array(self.typecode) for split in SPLITS}
+        lengths = {split: [] for split in SPLITS}
+        masks = {split: bytearray() for split in SPLITS}
+        for document in documents:
+            split = SPLITS[is_validation(document, self.valid_fraction)]
+            out = tokens[split]
+            before = len(out)
+            masks[split] += self.encode_into(out, document)
+            lengths[split].append(len(out) - before)
+        if sys.byteorder != "little":
+            for out in tokens.values():
+                out.byteswap()
+        return {split: (tokens[split].tobytes(), lengths[split], bytes(masks[split])) for split in SPLITS}
+
+    def encode_into(self, out, document):
+        """Appends the tokens of a document; returns a byte for each, whether it counts as a target, or nothing."""
+        out.append(self.tokenizer.separator)
+        out.extend(self.tokenizer.encode(document))
+        return b""
+
+
+def make_encoder(load_arguments, token_bytes, valid_fraction):
+    return Tokenize(load_tokenizer(*load_arguments), token_bytes, valid_fraction)
+
+
+def signature_of(args, sources, tokenizer):
+    """What an interrupted run must have in common with this one."""
+    names = ("valid_fraction", "shard_tokens", "document_bytes", "text_field", "dataset_config", "dataset_split",
+             "max_documents")
+    return {"the inputs": [source.identity() for source in sources],
+            "the tokenizer": [tokenizer.sha256, tokenizer.separator],
+            **{"--" + name.replace("_", "-"): getattr(args, name) for name in names}}
+
+
+def plan_of(args, make, *encoder_arguments, **fields):
+    """The plan of the options above for args.inputs; make(tokenizer's arguments, bytes of a token, validation share,
+    *encoder_arguments) is what encodes documents."""
+    check_options(args)
+    load_arguments = (args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
+    tokenizer = load_tokenizer(*load_arguments)
+    sources = find_sources(args.inputs, args.format)
+    token_bytes = token_bytes_for(tokenizer.vocab_size)
+    reader = Reader(sources, args.text_field, args.document_bytes, args.dataset_config, args.dataset_split)
+    return Plan(folder=Path(args.out), reader=reader, make_encoder=make, token_bytes=token_bytes,
+                encoder_arguments=(load_arguments, token_bytes, args.valid_fraction, *encoder_arguments),
+                shard_tokens=args.shard_tokens, valid_fraction=args.valid_fraction,
+                meta={"vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.meta(),
+                      "valid_fraction": args.valid_fraction},
+                signature=signature_of(args, sources, tokenizer), max_documents=args.max_documents,
+                workers=args.workers, overwrite=args.overwrite, quiet=args.quiet, **fields)
+
+
+def prepare(args):
+    """args: the options above, and inputs."""
+    plan = plan_of(args, make_encoder)
+    report(plan, run(plan))
+    return 0

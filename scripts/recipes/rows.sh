@@ -1,0 +1,103 @@
+# shellcheck shell=bash
+# What the rows of scripts/README.md share, sourced by each of them: a row is a model below and the options after it.
+#
+# Environment: DATA, folder of the token shards; TOKENIZER, tokenizer.json of Llama-3; MODEL, folder of the Hugging Face
+# model to fine-tune; RANKS, another number of GPUs; LLMC_BUILD, folder of the executables.
+set -u
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+row=$(basename "$0" .sh)
+
+refuse() { echo "$row: $*" >&2; exit 2; }
+
+# given OPTION WORD...: whether the option is among the words.
+given() {
+    local option=$1 word
+    shift
+    for word in "$@"; do
+        word=${word//_/-}
+        [[ $word = "$option" || ( $word = "$option"=* && $word != *=false ) ]] && return 0
+    done
+    return 1
+}
+# Needs no data, no model and no other ranks.
+dry() { given --dry-run "$@" || given --help "$@"; }
+
+# shards FOLDER TOKENIZER SOURCE... -- WORD...: sets `data` to the options for the shards of this source, and says how
+# they are made where there are none. Nothing with --synthetic-data, or --train-data of the user's own.
+shards() {
+    local folder=${DATA:-$1} make source=()
+    make=$(printf ' %q' "$root/data/prepare_text.py" --tokenizer "$2" --valid-fraction 0.005 --out "$folder")
+    shift 2
+    while [ "$1" != -- ]; do source+=("$1"); shift; done
+    shift
+    data=()
+    ! given --synthetic-data "$@" && ! given --train-data "$@" && ! given -i "$@" || return 0
+    data=(--train-data "$folder/train_*.bin")
+    ! compgen -G "$folder/valid_*.bin" >/dev/null && ! dry "$@" \
+        || data+=(--valid-data "$folder/valid_*.bin" --eval-interval 250 --eval-iters 64)
+    dry "$@" || compgen -G "$folder/train_*.bin" >/dev/null || refuse "no shards in $folder; this makes them:
+ $make ${source[*]}
+(or DATA=FOLDER with shards of your own; or --synthetic-data, for timing alone)"
+}
+# 1.2 M documents are about 1.3 B tokens, enough for every row.
+slimpajama() {
+    shards shards/slimpajama "${TOKENIZER:-Meta-Llama-3-8B/tokenizer.json}" --max-documents 1200000 slimpajama -- "$@"
+}
+openwebtext() { shards shards/openwebtext gpt2 openwebtext -- "$@"; }
+
+# steps NUMBER WARMUP WORD...: sets `length`, unless the user says how long; then the trainer's default warm-up.
+steps() {
+    length=()
+    given --train-iters "${@:3}" || given -x "${@:3}" || given --epochs "${@:3}" \
+        || length=(--train-iters "$1" --lr-warmup-iters "$2")
+}
+
+# run RANKS EXECUTABLE OPTION...: later options win. A log that --log-file or --save does not place is logs/ROW.jsonl.
+run() {
+    local ranks=${RANKS:-$1} executable=${LLMC_BUILD:-$root}/$2 log=()
+    shift 2
+    [ -x "$executable" ] || refuse "$executable is missing: run make"
+    dry "$@" && exec "$executable" --ranks "$ranks" "$@"
+    given --log-file "$@" || given --save "$@" || log=(--log-file "logs/$row.jsonl")
+    [ "$ranks" = 1 ] && exec "$executable" "${log[@]}" "$@"
+    exec "$root/scripts/launch/launch_mpi.sh" -np "$ranks" "$executable" --ranks "$ranks" "${log[@]}" "$@"
+}
+
+llama3_8b_h200() {
+    slimpajama "$@"
+    steps 1000 100 "$@"
+    run 8 train_llama --model llama3-8B --seq-length 8192 --micro-batch-size 1 --global-batch-size 128 \
+        --lr 3e-4 "${length[@]}" "${data[@]}" "$@"
+}
+llama3_small() {
+    slimpajama "$@"
+    steps 3000 150 "$@"
+    run 1 train_llama --model llama3-small --seq-length 2048 --micro-batch-size 8 --global-batch-size 64 \
+        --lr 3e-4 "${length[@]}" "${data[@]}" "$@"
+}
+gpt2_124m() {
+    openwebtext "$@"
+    steps 17200 700 "$@"
+    run 1 train_gpt2 --model gpt2-124M --seq-length 1024 --micro-batch-size 64 --global-batch-size 512 \
+        --lr 6e-4 "${length[@]}" "${data[@]}" "$@"
+}
+gpt2_modern() {
+    steps 2000 200 "$@"
+    gpt2_124m --normalization RMSNorm --position-embedding-type rope --num-query-groups 4 --qk-layernorm \
+        "${length[@]}" "$@"
+}
+finetune_llama31_8b() {
+    local model=${MODEL:-Llama-3.1-8B} weights=()
+    weights=(--load "$model")
+    if [ ! -e "$model/config.json" ]; then
+        dry "$@" || given --synthetic-data "$@" || refuse "no Hugging Face model in $model; this fetches it:
+  hf download meta-llama/Llama-3.1-8B --local-dir $model
+(or MODEL=FOLDER; or --synthetic-data, for timing alone, from initial weights)"
+        echo "$row: no model in $model: its shape, with initial weights" >&2
+        weights=(--model llama3-8B --rope-scaling-factor 8 --max-position-embeddings 131072)
+    fi
+    slimpajama "$@"
+    steps 480 100 "$@"
+    run 8 train_llama "${weights[@]}" --seq-length 4096 --micro-batch-size 4 \
+        --global-batch-size "$((32 * ${RANKS:-8}))" --recompute block --lr 2e-4 "${length[@]}" "${data[@]}" "$@"
+}

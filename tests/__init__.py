@@ -1,0 +1,5 @@
+"""Tests import what scripts/, data/ and dev/ consist of."""
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / folder) for folder in ("scripts", "data", "dev/ci")]

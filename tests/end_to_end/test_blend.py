@@ -1,0 +1,95 @@
+"""Weighted blends in runs of the real executables: shares in the banner, resume, epochs, bad weights."""
+import os
+import subprocess
+import unittest
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import GPT2, TrainTest, make_tokens, records, state_of, write_shard
+
+BLEND = ["0.7", "train_0.bin", "0.3", "train_1.bin", "small.bin"]   # 187 samples; 125 and 31
+
+
+class BlendTest(TrainTest):
+    def setUp(self):
+        super().setUp()
+        write_shard(self.path("small.bin"), make_tokens(500, 4))
+
+    def train(self, *options, data=BLEND, ranks=1, expect=0):
+        words = [self.path(word) if word.endswith(".bin") else word for word in data]
+        command = [*(MPIRUN if ranks > 1 else []), *(["-np", str(ranks)] if ranks > 1 else []), GPT2, "--model",
+                   "gpt2-tiny", *self.SHAPE, "--num-query-groups", "4", "--dtype", "fp32", "--train-data", *words,
+                   *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False,
+                              env=ENVIRONMENT if ranks > 1 else None)
+        self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
+        return done
+
+    def losses(self, log, after=0):
+        return {r["step"]: r["loss"] for r in records(self.path(log), "step") if r["step"] > after}
+
+    def test_shares_in_the_banner_and_the_same_samples_after_resume(self):
+        steps = 20
+        common = ["--train-iters", str(steps)]
+        text = self.train(*common, "--save", self.path("straight"), "--save-interval", "7", "--log-file",
+                          self.path("straight.jsonl")).stdout
+        self.assertIn(f"training data: 70 % of the samples from {self.path('train_0.bin')}: 1 shards, 187 samples, "
+                      "each read 0.299 times", text)
+        self.assertIn(f"training data: 30 % of the samples from {self.path('train_1.bin')} and 1 more: 2 shards, "
+                      "156 samples, each read 0.154 times", text)
+        straight = self.losses("straight.jsonl")
+        saved, last = self.path("straight", "step-00000007"), f"step-{steps:08d}"
+        self.train(*common, "--resume", saved, "--save", self.path("resumed"), "--log-file", self.path("resumed.jsonl"))
+        self.assertEqual(self.losses("resumed.jsonl", 7), {s: l for s, l in straight.items() if s > 7})
+        self.assertEqual(state_of(self.path("resumed", last)), state_of(self.path("straight", last)))
+        # The weights are those of the checkpoint: the same shares in other words, and nothing else.
+        same = ["7", "train_0.bin", "3", "train_1.bin", "small.bin"]
+        self.train(*common, "--resume", saved, "--log-file", self.path("same.jsonl"), data=same)
+        self.assertEqual(self.losses("same.jsonl", 7), {s: l for s, l in straight.items() if s > 7})
+        for data, why in ((["0.6", "train_0.bin", "0.4", "train_1.bin", "small.bin"], "7 : 3 of 1, 2 shards, here 3"),
+                          (["0.7", "train_0.bin", "train_1.bin", "0.3", "small.bin"], "here 7 : 3 of 2, 1 shards"),
+                          (["train_0.bin", "train_1.bin", "small.bin"], "here no weights")):
+            self.assertIn(why, self.train(*common, "--resume", saved, data=data, expect=2).stderr)
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+    def test_ranks_do_not_change_the_samples(self):
+        common = ["--train-iters", "12"]
+        self.train(*common, "--log-file", self.path("one.jsonl"), "--save", self.path("save"), "--save-interval", "5")
+        one = self.losses("one.jsonl")
+        self.train(*common, "--log-file", self.path("two.jsonl"), ranks=2)
+        self.train(*common, "--log-file", self.path("resumed.jsonl"), "--resume", self.path("save", "step-00000005"),
+                   ranks=2)
+        for log, after in (("two.jsonl", 0), ("resumed.jsonl", 5)):
+            losses = self.losses(log, after)
+            self.assertEqual(set(losses), {s for s in one if s > after})
+            for step, loss in losses.items():   # sums in another order
+                self.assertLess(abs(loss - one[step]), 1e-5 * one[step])
+        # The samples of other weights are no rounding error.
+        self.train(*common, "--log-file", self.path("other.jsonl"), data=["0.5", *BLEND[1:2], "0.5", *BLEND[3:]])
+        other = self.losses("other.jsonl")
+        self.assertGreater(max(abs(other[s] - one[s]) / one[s] for s in one), 1e-3)
+
+    def test_an_epoch_has_as_many_samples_as_all_sources(self):
+        self.train("--epochs", "0.5", "--log-file", self.path("log.jsonl"))
+        self.assertEqual(len(self.losses("log.jsonl")), (187 + 125 + 31) // 2 // 4)
+
+    def test_validation_may_be_a_blend_and_never_reads_a_sample_twice(self):
+        valid = ["--valid-data", "0.9", self.path("valid.bin"), "0.1", self.path("small.bin"), "--eval-interval", "4"]
+        text = self.train("--train-iters", "4", "--eval-iters", "20", *valid).stdout
+        self.assertIn(f"validation data: 90 % of the samples from {self.path('valid.bin')}: 1 shards, 43 samples, each "
+                      "read 0.837 times", text)
+        self.assertIn("needs 54, its share of 60 (one evaluation", self.train(
+            "--train-iters", "4", "--eval-iters", "30", *valid, expect=2).stderr)
+
+    def test_bad_weights_end_with_2(self):
+        for data, why in ((["train_0.bin", "0.3", "small.bin"], "has no weight and 0.3 is one"),
+                          (["0.7", "0.3", "small.bin"], "weight 0.7 has no shards after it"),
+                          (["0", "train_0.bin", "0.3", "small.bin"], "weight 0 must be above 0")):
+            done = self.train("--train-iters", "4", data=data, expect=2)
+            self.assertIn("--train-data: ", done.stderr)
+            self.assertIn(why, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1)
+
+
+if __name__ == "__main__":
+    os.chdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    unittest.main()

@@ -1,0 +1,89 @@
+"""Collectives between ranks: comm_check over MPI on the CPU device, and through comm_nccl.cpp with a library that
+stands in for NCCL; what happens when that library is too old, fails or hangs; the rates of --check-comm."""
+import os
+import re
+import subprocess
+import time
+import unittest
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import BUILD, GPT2, TrainTest, records
+
+CHECK = os.path.join(BUILD, "comm_check")
+FAKE = os.path.join(BUILD, "fake")
+HAVE_CHECK = HAVE_RANKS and os.path.exists(os.path.join(FAKE, "libnccl.so.2"))
+
+
+@unittest.skipUnless(HAVE_CHECK, "needs OpenMPI and the CPU device")
+class CommTest(TrainTest):
+    measures_time = True   # of tests/run.py
+
+    def check(self, ranks, *options, expect=0, fake=""):
+        environment = dict(ENVIRONMENT, FAKE_NCCL=fake, LD_LIBRARY_PATH=FAKE)
+        done = subprocess.run([*MPIRUN, "-np", str(ranks), CHECK, *options], capture_output=True, text=True,
+                              timeout=120, env=environment)
+        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
+        return done
+
+    def digest(self, done, ranks):
+        found = re.search(rf"comm_check: {ranks} ranks, (\d+) cases as expected, digest (\w+)", done.stdout)
+        self.assertTrue(found, done.stdout)
+        self.assertGreater(int(found[1]), 200)
+        return found[2]
+
+    def test_every_collective_gives_what_it_must_and_repeats_itself(self):
+        digests = {}
+        for ranks in (1, 2, 4, 3, 3):
+            with self.subTest(ranks=ranks):
+                digest = self.digest(self.check(ranks), ranks)
+                self.assertEqual(digests.setdefault(ranks, digest), digest)
+
+    def test_the_same_through_a_library_in_nccls_place(self):
+        for ranks in (1, 3):
+            with self.subTest(ranks=ranks):
+                done = self.check(ranks, "--nccl")
+                self.digest(done, ranks)
+                self.assertEqual("NCCL 2.28.3" in done.stdout, ranks > 1, done.stdout)   # one rank opens none
+
+    def test_a_library_that_does_not_serve_ends_all_ranks_with_one_line(self):
+        for fake, code, text in (
+                ("version=21500", 2, "is NCCL 2.15.0, and 2.16.2 or newer is needed: install NCCL"),
+                ("fail=ncclCommInitRank:1", 2, "rank 1: ncclCommInitRank of 2 ranks: system error (2); the last word"),
+                ("fail=ncclAllGather:1", 2, "rank 1: ncclAllGather of 4194304 fp32: system error (2); the last word"),
+                ("fail=ncclAllGather:3", 6, "rank 1: ncclAllGather of 2 fp32: system error (2); the last word"),
+                ("fail=ncclRecv:4", 6, "rank 1: ncclSend and ncclRecv (all to all) of 2 fp32: system error"),
+                ("late", 6, "NCCL: remote error (6); the last word")):
+            with self.subTest(fake):
+                errors = self.check(2, "--nccl", expect=code, fake=fake).stderr
+                self.assertIn(text, errors)
+                self.assertEqual(errors.count("error: "), 1, errors)
+
+    def test_ranks_that_do_not_come_are_given_up(self):
+        for fake, text in (("stall=ncclCommInitRank", "2 ranks have not all come through in 3 s"),
+                           ("stall=ncclSend", "first collectives: 2 ranks have not all come through in 3 s")):
+            with self.subTest(fake):
+                start = time.monotonic()
+                self.assertIn(text, self.check(2, "--nccl", "--seconds", "3", expect=6, fake=fake).stderr)
+                self.assertLess(time.monotonic() - start, 20)
+
+    def test_check_comm_tells_the_rates_and_training_goes_on(self):
+        log = self.path("log.jsonl")
+        run = subprocess.run([*MPIRUN, "-np", "3", *self.command(GPT2, "--micro-batch-size", "1", "--global-batch-size",
+                                                                 "3", "--train-iters", "2", "--check-comm",
+                                                                 "--log-file", log)],
+                             capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        sizes = re.findall(r"^ +(\d+ [KM]iB)((?: +\d+\.\d\d){4})$", run.stdout, re.M)
+        self.assertEqual([size for size, _ in sizes], ["64 KiB", "256 KiB", "1 MiB", "4 MiB"], run.stdout)
+        pairs = re.findall(r"^ +(\d)((?: +(?:\d+\.\d\d|-)){3})  \S", run.stdout, re.M)
+        rates = [line.split() for _, line in pairs]
+        self.assertEqual([row[i] for i, row in enumerate(rates)], ["-", "-", "-"], run.stdout)
+        self.assertEqual([rates[0][1], rates[0][2], rates[1][2]], [rates[1][0], rates[2][0], rates[2][1]])
+        notes = [r["text"] for r in records(log, "event")]
+        self.assertTrue(any(n.startswith("check-comm: 4 MiB: all-reduce ") for n in notes), notes)
+        self.assertTrue(any(n.startswith("check-comm: 3 pairs of ranks: slowest ") for n in notes), notes)
+        self.assertEqual(len(records(log, "step")), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

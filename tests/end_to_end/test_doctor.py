@@ -1,0 +1,133 @@
+"""`train_llama doctor` and `train_gpt2 doctor` as users call them: lines, JSON, exit codes, ranks. CPU device."""
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import BUILD, GPT2, LLAMA, ROOT
+
+ON_CPU = not os.path.basename(BUILD).startswith("cuda")
+VERDICTS = ("ok", "warning", "failed", "not checked")
+CLEAN = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("NCCL_", "NVTE_", "LLMFP8_"))}
+
+
+@unittest.skipUnless(ON_CPU, "what it says without a GPU")
+class DoctorTest(unittest.TestCase):
+    def doctor(self, *options, expect=0, binary=LLAMA, ranks=0, **environment):
+        start = [*MPIRUN, "-np", str(ranks)] if ranks else []
+        done = subprocess.run([*start, binary, "doctor", *options], capture_output=True, text=True, timeout=120,
+                              env=dict(CLEAN, **environment))
+        self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr[-2000:])
+        return done
+
+    def items(self, *options, **others):
+        report = json.loads(self.doctor("--json", *options, **others).stdout)
+        self.assertEqual(report["verdict"], "failed" if report["counts"]["failed"] else "ok")
+        self.assertEqual(sum(report["counts"].values()), len(report["items"]))
+        self.assertEqual(tuple(report["counts"]), VERDICTS)
+        for item in report["items"]:
+            self.assertIn(item["verdict"], VERDICTS)
+            self.assertTrue(item["text"] and item["checks"], item)
+            self.assertNotIn("\n", item["text"])
+        self.assertEqual(report["ranks"], others.get("ranks", 1) or 1)
+        return {item["name"]: item for item in report["items"]}
+
+    def test_lines_and_json_tell_the_same(self):
+        for binary in (LLAMA, GPT2):
+            items = self.items(binary=binary)
+            lines = self.doctor(binary=binary).stdout.splitlines()
+            self.assertEqual(len(lines), len(items) + 1)   # every item once, and the sum of them
+            for line, item in zip(lines, items.values()):
+                if item["name"] not in ("links", "disk", "shared memory", "processors"):
+                    self.assertTrue(line.startswith(f"{item['verdict']:11}  {item['name']:17}  {item['text']}"), line)
+            self.assertRegex(lines[-1], r"^doctor: [\w, ]+: \d+ ok, \d+ warnings, 0 failed, \d+ not checked$")
+
+    def test_without_a_gpu_the_rest_is_checked(self):
+        items = self.items()
+        for name in ("GPU", "driver", "cuBLASLt", "recipe blockwise", "GPU state", "NCCL", "collectives", "links"):
+            self.assertEqual(items[name]["verdict"], "not checked", items[name])
+        for name in ("build", "FP8 delayed", "FP8 tensorwise", "FP8 blockwise", "attention", "FP8 attention",
+                     "environment"):
+            self.assertEqual(items[name]["verdict"], "ok", items[name])
+
+    def test_a_spoilt_result_fails_alone(self):
+        for spoil, names in (("FP8 matmuls", {"FP8 delayed", "FP8 tensorwise", "FP8 blockwise"}),
+                             ("attention", {"attention"}), ("FP8 attention", {"FP8 attention"})):
+            items = self.items("--spoil", spoil, expect=1)
+            self.assertEqual({n for n, i in items.items() if i["verdict"] == "failed"}, names)
+            self.assertEqual(self.doctor("--spoil", spoil, expect=1).stdout.count("failed      "), len(names))
+
+    def test_a_drill_that_changed_nothing_is_no_success(self):
+        for save in (), ("--save", "/proc/none"):   # also where another item fails
+            done = self.doctor("--spoil", "collectives", *save, expect=2)
+            self.assertEqual(done.stderr, "error: --spoil collectives has no effect: one rank; mpirun -np N checks "
+                             "them, as scripts/launch/launch_mpi.sh does\n")
+
+    def test_bad_options_are_refused_in_one_line(self):
+        for options, text in ((["--jsn"], "doctor has no option --jsn: did you mean --json?"),
+                              (["--save"], "--save needs a value"), (["--model", "x"], "no option --model"),
+                              (["--spoil", "driver"], "--spoil driver: no such item")):
+            done = self.doctor(*options, expect=2)
+            self.assertEqual(done.stdout, "")
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+            self.assertIn(text, done.stderr)
+
+    def test_help_lists_the_items(self):
+        text = self.doctor("--help").stdout
+        for name in ("--save DIR", "--json", "FP8 matmuls", "shared memory", "Exit codes: 0"):
+            self.assertIn(name, text)
+        done = subprocess.run([LLAMA, "--help"], capture_output=True, text=True, timeout=60, env=CLEAN)
+        self.assertIn("train_llama doctor", done.stdout)
+
+    def test_the_folder_for_checkpoints(self):
+        folder = tempfile.mkdtemp(prefix="llmc-doctor-")
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        deep = os.path.join(folder, "a", "b")
+        disk = self.items("--save", deep)["disk"]
+        self.assertIn(disk["verdict"], ("ok", "warning"))
+        self.assertIn("free for " + deep, disk["text"])
+        self.assertFalse(os.path.exists(os.path.join(folder, "a")))   # it only looks
+        file = os.path.join(folder, "file")
+        with open(file, "w"):
+            pass
+        for wrong in (file, os.path.join(file, "below")):
+            self.assertEqual(self.items("--save", wrong, expect=1)["disk"]["verdict"], "failed")
+
+    def test_the_environment_is_judged_as_the_banner_does(self):
+        items = self.items(NVTE_FP8_ALLREDUCE="1", NCCL_DEBUG="INFO")
+        self.assertEqual(items["environment NVTE_FP8_ALLREDUCE"]["verdict"], "warning")
+        self.assertEqual(items["environment NCCL_DEBUG"]["verdict"], "ok")
+        unknown = self.items(LLMFP8_BORD="1", expect=1)["environment"]
+        self.assertEqual(unknown["verdict"], "failed")
+        self.assertIn("did you mean LLMFP8_BOARD?", unknown["text"])
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI")
+    def test_several_ranks_check_their_collectives(self):
+        for ranks in (2, 3):
+            items = self.items(ranks=ranks)
+            for name in ("ranks", "collectives", "links", "FP8 blockwise"):
+                self.assertEqual(items[name]["verdict"], "ok", items[name])
+            self.assertIn(f"{ranks} ranks on 1 host", items["ranks"]["text"])
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI")
+    def test_the_launch_wrapper_passes_the_exit_code_on(self):
+        launch = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:], "-np", "2", LLAMA, "doctor"]
+        for options, code in (([], 0), (["--spoil", "attention"], 1)):
+            done = subprocess.run(launch + options, capture_output=True, text=True, timeout=120, env=CLEAN)
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+            self.assertEqual("doctor: failed: " in done.stdout, code == 1, done.stdout)
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI")
+    def test_a_wrong_sum_of_one_rank_is_found(self):
+        done = self.doctor("--json", "--spoil", "collectives", ranks=3, expect=1)
+        items = {item["name"]: item for item in json.loads(done.stdout)["items"]}
+        self.assertEqual({n for n, i in items.items() if i["verdict"] == "failed"}, {"collectives"})
+        self.assertEqual(items["collectives"]["rank"], 2)
+        self.assertIn("all-reduce: element 1504 is 2977, and the sum on the host 2976", items["collectives"]["text"])
+
+
+if __name__ == "__main__":
+    unittest.main()

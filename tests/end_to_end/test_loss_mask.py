@@ -1,0 +1,122 @@
+"""Training with loss masks: targets that do not count have no part in losses, gradients and the log's counts."""
+import json
+import os
+import re
+import struct
+import unittest
+
+from tests.support.train import GPT2, LLAMA, TrainTest, make_tokens, records, state_of, write_shard
+
+STEPS = 6
+
+
+def write_mask(path, flags):
+    bits = bytearray((len(flags) + 7) // 8)
+    for i, flag in enumerate(flags):
+        bits[i // 8] |= flag << (i % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<8sQQQ", b"LOSSMASK", 1, len(flags), sum(flags)) + bits)
+
+
+class LossMaskTest(TrainTest):
+    def setUp(self):
+        super().setUp()
+        os.unlink(self.path("train_1.bin"))
+        # 24 samples of 16 tokens, all of them in 6 steps of 4; the last token is a target and never an input.
+        self.tokens = make_tokens(24 * 16 + 1, 1)
+        write_shard(self.path("train_0.bin"), self.tokens)
+
+    def train(self, name, *options, binary=GPT2):
+        text = self.run_train(binary, "--train-iters", str(STEPS), "--save", self.path(name), "--log-file",
+                              self.path(name + ".jsonl"), *options).stdout
+        return records(self.path(name + ".jsonl"), "step"), text
+
+    def weights(self, name):
+        return state_of(self.path(name, f"step-{STEPS:08d}"))["model.safetensors"]
+
+    def test_a_mask_of_ones_changes_nothing(self):
+        plain, _ = self.train("plain")
+        write_mask(self.path("train_0.mask"), [1] * len(self.tokens))
+        masked, text = self.train("masked")
+        self.assertEqual([r["loss"] for r in masked], [r["loss"] for r in plain])
+        self.assertEqual(self.weights("masked"), self.weights("plain"))
+        self.assertIn("training data: loss masks of 1 of 1 shards: 385 of 385 tokens count as targets, 100 %", text)
+
+    def test_a_target_that_does_not_count_has_no_part(self):
+        for binary, options in ((GPT2, []), (LLAMA, ["--fp8-recipe", "tensorwise"])):
+            weights, losses = {}, {}
+            for counts in (0, 1):
+                for last in (3, 4):
+                    write_shard(self.path("train_0.bin"), self.tokens[:-1] + [last])
+                    write_mask(self.path("train_0.mask"), [i % 3 == 0 for i in range(len(self.tokens) - 1)] + [counts])
+                    name = f"{os.path.basename(binary)}-{counts}-{last}"
+                    steps, _ = self.train(name, *options, binary=binary)
+                    losses[counts, last], weights[counts, last] = [r["loss"] for r in steps], self.weights(name)
+                    expected = sum(i % 3 == 0 for i in range(1, len(self.tokens) - 1)) + counts
+                    self.assertEqual(sum(r["counted_tokens"] for r in steps), expected)
+            self.assertEqual(losses[0, 3], losses[0, 4])
+            self.assertEqual(weights[0, 3], weights[0, 4])
+            self.assertNotEqual(losses[1, 3], losses[1, 4])
+            self.assertNotEqual(weights[1, 3], weights[1, 4])
+            self.assertNotEqual(weights[0, 3], weights[1, 3])
+
+    def test_whole_samples_without_a_target_that_counts(self):
+        """Micro-batches of one sample whose gradient is zero, in FP8 too; the mean is over what counts."""
+        flags = [i == 0 or (i - 1) // 16 % 2 for i in range(len(self.tokens))]
+        write_mask(self.path("train_0.mask"), list(map(int, flags)))
+        for recipe in ("none", "delayed", "tensorwise", "blockwise"):
+            options = [] if recipe == "none" else ["--fp8-recipe", recipe]
+            steps, _ = self.train(recipe, "--micro-batch-size", "1", *options)
+            self.assertEqual(sum(r["counted_tokens"] for r in steps), 12 * 16)
+            self.assertTrue(all(0 < r["loss"] < 10 and r["grad_norm"] > 0 for r in steps))
+            self.assertEqual(sum(r["skipped"] for r in steps), 0)
+
+    def test_batches_without_a_target_that_counts_are_passed_over(self):
+        """Of 24 samples one counts, so of six batches one an epoch; a resume finds the place."""
+        write_mask(self.path("train_0.mask"), [0] * 17 + [1] * 16 + [0] * (len(self.tokens) - 33))
+        note = re.compile(r"note: step (\d+): none of (\d+) samples has a target that counts, they are passed over")
+        for recipe in ("none", "delayed"):
+            options = [] if recipe == "none" else ["--fp8-recipe", recipe]
+            steps, text = self.train(recipe, *options, "--save-interval", "2")
+            self.assertEqual([r["step"] for r in steps], list(range(1, STEPS + 1)))
+            self.assertTrue(all(r["counted_tokens"] == 16 and r["loss"] > 0 and not r["skipped"] for r in steps))
+            self.assertGreater(steps[-1]["samples"], 24 * (STEPS - 1))
+            passed = [(int(step), int(samples)) for step, samples in note.findall(text)]
+            self.assertEqual(sum(samples for _, samples in passed), steps[-1]["samples"] - 4 * STEPS)
+            self.assertEqual(len({step for step, _ in passed}), len(passed))
+            resumed = self.path(recipe + "-resumed")
+            self.run_train(GPT2, "--train-iters", str(STEPS), *options, "--save", resumed, "--resume",
+                           self.path(recipe, "step-00000004"))
+            last = f"step-{STEPS:08d}"
+            self.assertEqual(state_of(os.path.join(resumed, last)), state_of(self.path(recipe, last)))
+
+    def test_nothing_that_counts_ends_with_2(self):
+        write_mask(self.path("train_0.mask"), [0] * len(self.tokens))
+        done = self.run_train(GPT2, "--train-iters", "3", expect=2)
+        self.assertIn("--train-data: no token counts as a target (loss masks)", done.stderr)
+        write_mask(self.path("train_0.mask"), [1] + [0] * (len(self.tokens) - 1))   # the first is no target
+        done = self.run_train(GPT2, "--train-iters", "3", expect=2)
+        self.assertIn("step 1: none of 48 samples has a target that counts", done.stderr)
+        done = self.run_train(GPT2, "--train-iters", "3", "--overfit-one-batch", expect=2)
+        self.assertIn("step 1: none of 4 samples has a target that counts", done.stderr)
+        os.unlink(self.path("train_0.mask"))
+        write_mask(self.path("valid.mask"), [0] * 700)
+        done = self.run_train(GPT2, "--train-iters", "3", "--valid-data", self.path("valid.bin"), "--eval-iters", "2",
+                              expect=2)
+        self.assertIn("--valid-data: no token of an evaluation counts as a target", done.stderr)
+
+    def test_a_mask_that_is_missing_or_changed_ends_with_2(self):
+        write_mask(self.path("train_0.mask"), [1] * len(self.tokens))
+        self.train("saved")
+        write_mask(self.path("train_0.mask"), [0] + [1] * (len(self.tokens) - 1))
+        done = self.run_train(GPT2, "--train-iters", "8", "--resume", self.path("saved", f"step-{STEPS:08d}"), expect=2)
+        self.assertIn("changed since the checkpoint", done.stderr)
+        os.unlink(self.path("train_0.mask"))
+        with open(self.path("train_0.meta.json"), "w") as f:
+            json.dump({"loss_mask": {"file": "train_0.mask"}}, f)
+        done = self.run_train(GPT2, "--train-iters", "3", expect=2)
+        self.assertIn("train_0.mask' is missing", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

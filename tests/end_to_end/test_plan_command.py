@@ -1,0 +1,43 @@
+"""`plan`, `--dry-run`, and what a run says of its plan. Standard library only."""
+import json
+import subprocess
+import unittest
+
+from tests.support.train import GPT2, LLAMA, TrainTest, records
+
+
+class PlanTest(TrainTest):
+    def test_dry_run_needs_neither_data_nor_gpu(self):
+        for binary, model, parameters in ((LLAMA, "llama3-8B", "8030261248"), (GPT2, "gpt2-124M", "124439808"),
+                                          (GPT2, "gpt2-1558M", "1557611200")):
+            done = subprocess.run([binary, "--model", model, "--dry-run"], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(parameters, done.stdout)
+
+    def test_plan_is_the_dry_run_and_json_has_its_figures(self):
+        def said(*words, expect=0):
+            done = subprocess.run([LLAMA, *words], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, expect, done.stderr)
+            return done.stdout if expect == 0 else done.stderr
+        options = ("--model", "llama3-8B", "--seq-length", "8192", "--ranks", "8", "--fp8-recipe", "delayed")
+        text = said("plan", *options, "--gpu", "H100 SXM")
+        self.assertEqual(text, said(*options, "--dry-run", "--gpu", "H100 SXM"))
+        self.assertIn("SCALED, not measured", text)
+        plan = json.loads(said("plan", *options, "--json"))
+        self.assertEqual((plan["type"], plan["gpu"]["name"], plan["ranks"]), ("plan", "H200", 8))
+        self.assertAlmostEqual(sum(plan["time"]["parts_ms"].values()), plan["time"]["step_ms"], places=6)
+        self.assertIn("H100 PCIe", said("plan", "--gpu", "H300", expect=2))
+
+    def test_after_twenty_steps_the_log_has_the_plan_beside_what_was_measured(self):
+        done = self.run_train(GPT2, "--train-iters", "21", "--log-file", self.path("log.jsonl"))
+        self.assertEqual(done.stdout.count("\nplan: no time is predicted on this device, measured "), 1)
+        self.assertIn("(median of steps 11-20); memory planned ", done.stdout)
+        [plan] = records(self.path("log.jsonl"), "plan")
+        self.assertEqual((plan["step"], plan["predicted_ms"]), (20, None))
+        times = sorted(r["step_seconds"] for r in records(self.path("log.jsonl"), "step")[10:20])
+        self.assertAlmostEqual(plan["measured_ms"], 500 * (times[4] + times[5]), places=6)
+        self.assertEqual(plan["planned_bytes"], records(self.path("log.jsonl"), "header")[0]["arena_bytes"])
+
+
+if __name__ == "__main__":
+    unittest.main()

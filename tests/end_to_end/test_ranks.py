@@ -1,0 +1,121 @@
+"""Several ranks over MPI on the CPU device: equal results for any number of them, and no rank that goes its own way."""
+import os
+import shutil
+import signal
+import subprocess
+import unittest
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest
+from tests.support.train import GPT2, LLAMA, records, state_of, write_hellaswag
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class Ranks(RanksTest):
+    def losses(self, ranks, binary, *options):
+        log = self.path(f"{ranks}.jsonl")
+        self.ranks(ranks, binary, "--train-iters", "6", "--log-file", log, *options)
+        return [(r["loss"], r["grad_norm"]) for r in records(log, "step")]
+
+    def test_any_number_of_ranks_gives_the_losses_of_one(self):
+        for binary, options in ((GPT2, ["--dtype", "fp32"]), (LLAMA, ["--dtype", "fp32", "--recompute", "block"]),
+                                (LLAMA, ["--rampup-batch-size", "4 4 16", "--dtype", "fp32"])):
+            expected = self.losses(1, binary, *options)
+            for ranks in (2, 4):
+                with self.subTest(binary=binary, options=options, ranks=ranks):
+                    for (loss, norm), (one_loss, one_norm) in zip(self.losses(ranks, binary, *options), expected):
+                        self.assertLess(abs(loss - one_loss), 1e-6 * one_loss)
+                        self.assertLess(abs(norm - one_norm), 1e-6 * one_norm)
+
+    def test_fp8_on_ranks_repeats_itself_and_resumes_to_the_bit(self):
+        for recipe in ("delayed", "tensorwise", "blockwise"):
+            with self.subTest(recipe):
+                options = ["--fp8-recipe", recipe, "--micro-batch-size", "1", "--fp8-health-interval", "2",
+                           "--train-iters", "6"]
+                near = self.losses(1, LLAMA, "--fp8-recipe", recipe)
+                for (loss, _), (one, _) in zip(self.losses(2, LLAMA, "--fp8-recipe", recipe), near):
+                    self.assertLess(abs(loss - one), 0.01 * one)   # priming saw two micro-batches
+                straight, again = self.path("straight"), self.path("again")
+                self.ranks(2, LLAMA, *options, "--save", straight, "--save-interval", "3")
+                self.ranks(2, LLAMA, *options, "--save", again, "--resume", os.path.join(straight, "step-00000003"))
+                last = "step-00000006"
+                self.assertEqual(state_of(os.path.join(again, last)), state_of(os.path.join(straight, last)))
+                shutil.rmtree(straight)
+                shutil.rmtree(again)
+
+    def test_a_checkpoint_goes_on_with_another_number_of_ranks(self):
+        log, save = self.path("log.jsonl"), self.path("run")
+        common = ["--save", save, "--save-interval", "2", "--resume", "auto", "--log-file", log, "--dtype", "fp32",
+                  "--valid-data", self.path("valid.bin"), "--eval-interval", "2", "--eval-iters", "3"]
+        expected = self.losses(1, LLAMA, "--dtype", "fp32")
+        for ranks, steps in ((4, 2), (1, 4), (2, 6)):
+            self.ranks(ranks, LLAMA, *common, "--train-iters", str(steps), "--lr-decay-style", "constant")
+        found = [r["loss"] for r in records(log, "step")]
+        self.assertEqual(len(found), 6)
+        self.assertLess(abs(found[0] - expected[0][0]), 1e-5)
+        self.assertLess(records(log, "eval")[-1]["loss"], records(log, "eval")[0]["loss"])
+
+    def test_hellaswag_is_shared_and_scored_as_by_one(self):
+        write_hellaswag(self.path("hellaswag.bin"), 41, 16)
+        for recipe in ("none", "delayed", "tensorwise", "blockwise"):
+            found = []
+            for ranks in (1, 3):
+                log = self.path(f"{recipe}-{ranks}.jsonl")
+                self.ranks(ranks, LLAMA, "--train-iters", "1", "--global-batch-size", "6", "--fp8-recipe", recipe,
+                           "--hellaswag-data", self.path("hellaswag.bin"), "--log-file", log)
+                found.append(records(log, "hellaswag")[0])
+                del found[-1]["seconds"]
+            self.assertEqual(found[0], found[1])
+            self.assertEqual((found[0]["step"], found[0]["examples"]), (0, 41))
+
+    def test_ranks_that_differ_are_named(self):
+        first = self.command(GPT2, *ONE_EACH, "--train-iters", "2")
+        done = subprocess.run([*MPIRUN, "-np", "1", *first, ":", "-np", "1", *first, "--seed", "6"],
+                              capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, r"rank 1 \(host .*\) has another set of options than rank 0")
+        self.assertIn('seed', done.stderr)
+
+    def test_a_launcher_that_openmpi_does_not_know_is_refused(self):
+        """Each process would train alone, as rank 0, into the same folder."""
+        for variables in ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {"PMIX_RANK": "1", "SLURM_STEP_NUM_TASKS": "2"}):
+            with self.subTest(variables):
+                done = subprocess.run(self.command(GPT2, *ONE_EACH, "--train-iters", "2"), capture_output=True,
+                                      text=True, timeout=60, env=dict(ENVIRONMENT, **variables), check=False)
+                self.assertEqual(done.returncode, 2, done.stdout[-500:] + done.stderr)
+                self.assertIn("is 2, but each process finds itself alone", done.stderr)
+
+    def test_bad_input_of_all_ranks_is_told_once(self):
+        done = self.ranks(3, GPT2, "--train-iters", "2", expect=2)
+        self.assertIn("--global-batch-size 8 must be a multiple of --micro-batch-size 1 x 3 ranks", done.stderr)
+        self.assertEqual(sum(line.startswith("error:") for line in done.stderr.splitlines()), 1, done.stderr)
+
+    def start(self, *options):
+        command = [*MPIRUN, "-np", "2", *self.command(GPT2, *ONE_EACH, "--train-iters", "100000", *options)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=ENVIRONMENT)
+        for line in process.stdout:
+            if line.startswith("step 3/"):
+                return process
+        self.fail(process.stderr.read())
+
+    def test_a_killed_rank_ends_the_run(self):
+        process = self.start()
+        children = self.children(process.pid)
+        self.assertEqual(len(children), 2)
+        os.kill(int(children[1]), signal.SIGKILL)
+        process.communicate(timeout=60)
+        self.assertNotEqual(process.returncode, 0)
+        self.wait_until_gone(children[0])
+
+    def test_a_stop_signal_saves_once_and_leaves_with_0(self):
+        """SIGUSR1 is what mpirun passes on; at SIGTERM it kills the ranks a second later."""
+        process = self.start("--save", self.path("run"), "--log-file", self.path("log.jsonl"))
+        process.send_signal(signal.SIGUSR1)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, error)
+        last = records(self.path("log.jsonl"), "step")[-1]["step"]
+        self.assertEqual(os.listdir(self.path("run")), [f"step-{last:08d}"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,227 @@
+"""Checkpoints of several ranks over MPI on the CPU device: written by all, resumed on any number, never half."""
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, RanksTest
+from tests.support.train import GPT2, LLAMA, records, state_of
+
+BATCH = ["--micro-batch-size", "1", "--global-batch-size", "12"]   # for 1, 2, 3 and 4 ranks
+
+
+def step_directory(step):
+    return f"step-{step:08d}"
+
+
+def flip(path, place):
+    """One bit of the byte there."""
+    with open(path, "r+b") as f:
+        f.seek(place)
+        byte = f.read(1)[0]
+        f.seek(place)
+        f.write(bytes([byte ^ 32]))
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class RankCheckpointsTest(RanksTest):
+    def mpirun(self, ranks, binary, *options):
+        return [*MPIRUN, "-np", str(ranks), *self.command(binary, *BATCH, *options)]
+
+    def ranks(self, ranks, binary, *options, expect=0):
+        done = subprocess.run(self.mpirun(ranks, binary, *options), capture_output=True, text=True, timeout=120,
+                              env=ENVIRONMENT, check=False)
+        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
+        return done
+
+    def process_of(self, rank, mpirun):
+        for pid in map(int, self.children(mpirun.pid)):
+            with open(f"/proc/{pid}/environ", "rb") as f:
+                if f"OMPI_COMM_WORLD_RANK={rank}".encode() in f.read().split(b"\0"):
+                    return pid
+        return self.fail(f"no process of rank {rank}")
+
+    def steps(self, log):
+        return {r["step"]: r for r in records(self.path(log), "step")}
+
+    def test_saved_on_two_and_resumed_on_others(self):
+        """Across the end of an epoch: 312 samples are 26 steps."""
+        recipes = {"fp32": (GPT2, ["--dtype", "fp32"]),
+                   "delayed": (LLAMA, ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "3", "--fp8-param-gather"]),
+                   "1F1L": (LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16",
+                                    "--num-layers-at-end-in-bf16", "0"]),
+                   "blockwise": (GPT2, ["--fp8-recipe", "blockwise"])}
+        for name, (binary, options) in recipes.items():
+            common = ["--train-iters", "30", *options]
+            self.ranks(2, binary, *common, "--save", self.path(name), "--save-interval", "24", "--save-async",
+                       "--log-file", self.path(name + ".jsonl"))
+            straight = self.steps(name + ".jsonl")
+            saved = self.path(name, step_directory(24))
+            expected = state_of(saved)
+            self.assertGreater(len(expected), 5)
+            for ranks in (1, 2, 3, 4):
+                with self.subTest(recipe=name, ranks=ranks):
+                    again, log = self.path(f"{name}-{ranks}"), f"{name}-{ranks}.jsonl"
+                    self.ranks(ranks, binary, *common, "--resume", saved, "--save", again, "--save-interval", "24",
+                               "--train-iters", "24")
+                    found = state_of(os.path.join(again, step_directory(24)))
+                    self.assertEqual(found["state.json"]["config"]["train-iters"], 24)
+                    found["state.json"]["config"]["train-iters"] = 30
+                    self.assertEqual(found, expected)
+                    self.ranks(ranks, binary, *common, "--resume", saved, "--log-file", self.path(log))
+                    resumed = self.steps(log)
+                    self.assertEqual(list(resumed), list(range(25, 31)))
+                    for step, record in resumed.items():
+                        self.assertEqual(record["samples"], straight[step]["samples"])
+                        tolerance = 0 if ranks == 2 else 1e-5 if name == "fp32" else 1e-2
+                        self.assertLessEqual(abs(record["loss"] / straight[step]["loss"] - 1), tolerance)
+
+    def test_another_order_of_samples_would_show(self):
+        """What the comparison of losses above can see: two samples of a step that belong elsewhere."""
+        common = ["--dtype", "fp32", "--train-iters", "3"]
+        self.ranks(2, GPT2, *common, "--log-file", self.path("a.jsonl"))
+        self.ranks(2, GPT2, *common, "--log-file", self.path("b.jsonl"), "--rampup-batch-size", "10 2 24")
+        a, b = self.steps("a.jsonl"), self.steps("b.jsonl")
+        for step in a:
+            self.assertGreater(abs(a[step]["loss"] / b[step]["loss"] - 1), 1e-4)
+
+    def test_damage_is_named_by_file_and_rank(self):
+        save = self.path("run")
+        common = ["--save", save, "--save-interval", "2", "--log-file", self.path("log.jsonl"), "--resume", "auto"]
+        self.ranks(3, LLAMA, "--train-iters", "4", *common)
+        newest = os.path.join(save, step_directory(4))
+        with open(os.path.join(newest, "manifest.json")) as f:
+            ranges = json.load(f)["files"]["optimizer/m.safetensors"]["ranges"]
+        self.assertEqual({r["rank"] for r in ranges}, {0, 1, 2})
+        victim = next(r for r in ranges if r["rank"] == 2)
+        damaged = os.path.join(newest, "optimizer", "m.safetensors")
+        flip(damaged, victim["begin"] + victim["bytes"] // 2)
+        text = f"bytes {victim['begin']} to {victim['begin'] + victim['bytes']}, written by rank 2"
+        for ranks in (1, 2):
+            done = self.ranks(ranks, LLAMA, "--train-iters", "6", "--resume", newest, expect=5)
+            self.assertIn("optimizer/m.safetensors is damaged", done.stderr)
+            self.assertIn(text, done.stderr)
+        whole = os.path.getsize(damaged)
+        os.truncate(damaged, whole - 8)
+        done = self.ranks(2, LLAMA, "--train-iters", "6", "--resume", newest, expect=5)
+        self.assertIn(f"optimizer/m.safetensors has {whole - 8} bytes instead of {whole}", done.stderr)
+        done = self.ranks(4, LLAMA, "--train-iters", "6", *common)
+        self.assertIn(f"skipped checkpoint: {newest}", done.stdout)
+        self.assertEqual(list(self.steps("log.jsonl")), [1, 2, 3, 4, 5, 6])
+
+    def test_damaged_weights_are_found_whichever_rank_looks(self):
+        save = self.path("run")
+        self.ranks(3, LLAMA, "--train-iters", "1", "--save", save)
+        checkpoint = os.path.join(save, step_directory(1))
+        with open(os.path.join(checkpoint, "manifest.json")) as f:
+            ranges = json.load(f)["files"]["model.safetensors"]["ranges"]
+        self.assertGreater(len(ranges), 2)
+        load = ["--train-iters", "1", "--load", checkpoint]
+        self.ranks(2, LLAMA, *load)
+        for part in ranges[:3]:
+            flip(os.path.join(checkpoint, "model.safetensors"), part["begin"] + part["bytes"] // 2)
+            done = self.ranks(2, LLAMA, *load, expect=5)
+            self.assertIn(f"no usable model at {checkpoint}: model.safetensors is damaged: the XXH3 of bytes "
+                          f"{part['begin']} to", done.stderr)
+            flip(os.path.join(checkpoint, "model.safetensors"), part["begin"] + part["bytes"] // 2)
+        self.ranks(2, LLAMA, *load)
+
+    def test_a_rank_killed_while_it_saves_costs_no_checkpoint(self):
+        save, log = self.path("run"), self.path("log.jsonl")
+        draw = random.Random(1)
+        common = ["--save", save, "--save-interval", "1", "--keep", "3", "--resume", "auto", "--log-file", log,
+                  "--lr-decay-style", "constant"]
+        left_half = 0
+        for trial in range(8):
+            mode = ["--save-async"] if trial % 2 else []
+            process = subprocess.Popen(self.mpirun(2, GPT2, "--train-iters", "100000", *common, *mode),
+                                       stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+            saves = 0
+            while saves < 3:
+                line = process.stdout.readline()
+                self.assertTrue(line, "the run ended by itself")
+                saves += line.startswith("checkpoint step")
+            time.sleep(draw.random() * 0.05)
+            os.kill(self.process_of(trial // 2 % 2, process), signal.SIGKILL)
+            process.communicate(timeout=60)
+            names = os.listdir(save)
+            left_half += any(name.startswith(".tmp-") for name in names)
+            newest = max(int(name[5:]) for name in names if name.startswith("step-"))
+            done = self.ranks(1 + trial % 3, GPT2, "--train-iters", str(newest + 1), *common, *mode)
+            self.assertIn(f"resumed {save}/{step_directory(newest)} at step {newest}", done.stdout)
+            self.assertNotIn("skipped checkpoint", done.stdout)
+            self.assertFalse([name for name in os.listdir(save) if not name.startswith("step-")])
+            self.assertLess(newest, 90000)
+        self.assertGreater(left_half, 0, "no kill fell into a save")
+
+    def test_a_full_disk_under_any_rank_ends_the_run_with_7_and_costs_nothing(self):
+        without_signal = ["bash", "-c", 'trap "" XFSZ; exec "$0" "$@"']   # past the limit, a write fails
+        for victim in (0, 1):
+            for mode in ([], ["--save-async"]):
+                with self.subTest(mode=mode, victim=victim):
+                    save = self.path(f"run-{victim}-{len(mode)}")
+                    options = ["--save", save, "--save-interval", "2", "--lr-decay-style", "constant", "--log-file",
+                               self.path("log.jsonl")]
+                    command = self.mpirun(2, GPT2, "--train-iters", "100000", *options, *mode)
+                    process = subprocess.Popen(command[:command.index(GPT2)] + without_signal
+                                               + command[command.index(GPT2):], env=ENVIRONMENT, text=True,
+                                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                    for line in process.stdout:
+                        if line.startswith("checkpoint step 4 "):
+                            break
+                    resource.prlimit(self.process_of(victim, process), resource.RLIMIT_FSIZE, (20000, 20000))
+                    _, error = process.communicate(timeout=60)
+                    self.assertEqual(process.returncode, 7, error)
+                    failed = re.search(r"error: rank 0: step-(\d+) was not saved, rank (\d): cannot .*: File too large",
+                                       error)
+                    self.assertTrue(failed, error)
+                    self.assertEqual(int(failed[2]), victim)
+                    last = int(failed[1])
+                    self.assertEqual(sorted(os.listdir(save)), [step_directory(s) for s in range(2, last, 2)])
+                    done = self.ranks(1, GPT2, "--train-iters", str(last), *options, "--resume", "auto")
+                    self.assertIn(f"resumed {save}/{step_directory(last - 2)}", done.stdout)
+                    self.assertNotIn("skipped checkpoint", done.stdout)
+
+    def test_saving_behind_training_changes_nothing(self):
+        for mode in ("sync", "async"):
+            options = ["--save-async"] if mode == "async" else []
+            self.ranks(2, LLAMA, "--train-iters", "9", "--save", self.path(mode), "--save-interval", "2",
+                       "--fp8-recipe", "delayed", "--log-file", self.path(mode + ".jsonl"), *options)
+        for step in (2, 4, 6, 8, 9):
+            self.assertEqual(state_of(self.path("sync", step_directory(step))),
+                             state_of(self.path("async", step_directory(step))))
+        told = records(self.path("async.jsonl"), "checkpoint")
+        self.assertEqual([r["step"] for r in told], [2, 4, 6, 8, 9])
+        for record in told:
+            self.assertLessEqual(0, record["stall_seconds"])
+            self.assertLessEqual(record["stall_seconds"], record["seconds"])
+        self.assertEqual([r["loss"] for r in self.steps("sync.jsonl").values()],
+                         [r["loss"] for r in self.steps("async.jsonl").values()])
+
+    def test_a_stop_signal_waits_for_the_save_behind_training(self):
+        process = subprocess.Popen(self.mpirun(2, GPT2, "--train-iters", "100000", "--save", self.path("run"),
+                                               "--save-interval", "5", "--save-async", "--log-file",
+                                               self.path("log.jsonl")),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        for line in process.stdout:
+            if line.startswith("step 12/"):
+                break
+        process.send_signal(signal.SIGUSR1)
+        _, error = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, error)
+        last = max(self.steps("log.jsonl"))
+        names = sorted(os.listdir(self.path("run")))
+        self.assertEqual(names, [step_directory(s) for s in sorted({*range(5, last + 1, 5), last})])
+        shutil.rmtree(self.path("run", names[0]))
+        for name in names[1:]:
+            self.assertTrue(os.path.isfile(self.path("run", name, "manifest.json")))
+
+
+if __name__ == "__main__":
+    unittest.main()

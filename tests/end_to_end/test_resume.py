@@ -1,0 +1,101 @@
+"""What a run finds in the folder that it goes on in, and what its log has of the part before."""
+import os
+import shutil
+import unittest
+
+from tests.support.train import LLAMA, TrainTest, records, write_hellaswag
+
+
+class ResumeTest(TrainTest):
+    def test_a_branch_that_was_left_is_not_gone_on_from(self):
+        """Who goes back to step 2 leaves step 6 behind, which a restart would take for the newest of this run."""
+        save = ["--save", self.path("run"), "--save-interval", "2", "--lr-decay-style", "constant"]
+        self.run_train(LLAMA, "--train-iters", "6", *save)
+        back = ["--train-iters", "5", *save, "--resume", self.path("run", "step-00000002"), "--lr", "1e-3"]
+        os.symlink("step-00000002", self.path("run", "latest"))
+        for resume in (self.path("run", "step-00000002"), self.path("run", "step-00000002", ""),
+                       self.path("run", "latest")):
+            done = self.run_train(LLAMA, *back, "--resume", resume, expect=2)
+            self.assertIn("later checkpoints than --resume " + resume + ", up to step-00000006,", done.stderr)
+        self.assertEqual(self.checkpoints("run"), [f"step-{step:08d}" for step in (2, 4, 6)])
+        self.run_train(LLAMA, *back, "--resume", self.path("run", "step-00000003"), expect=5)
+        # Elsewhere it may go on, and here without what is later or cannot be resumed.
+        self.run_train(LLAMA, *back, "--save", self.path("branch"))
+        # A copy of the latest under another name is that step; nothing is left to train.
+        shutil.copytree(self.path("run", "step-00000006"), self.path("run", "best"))
+        self.run_train(LLAMA, "--train-iters", "6", *save, "--resume", self.path("run", "best"))
+        self.assertFalse(os.path.exists(self.path("run", "log.jsonl.1")))   # nothing was cut off
+        shutil.rmtree(self.path("run", "step-00000006"))
+        os.unlink(self.path("run", "step-00000004", "model.safetensors"))
+        done = self.run_train(LLAMA, *back)
+        # What the branch that is left logged is not lost with it.
+        self.assertIn("earlier log is kept: " + os.path.realpath(self.path("run", "log.jsonl.1")), done.stdout)
+        self.assertEqual([r["step"] for r in records(self.path("run", "log.jsonl.1"), "step")], [1, 2, 3, 4, 5, 6])
+        done = self.run_train(LLAMA, "--train-iters", "7", *save, "--lr", "1e-3", "--resume", "auto")
+        self.assertIn("resumed " + self.path("run", "step-00000005"), done.stdout)
+        self.assertEqual([r["step"] for r in records(self.path("run", "log.jsonl"), "step")], [1, 2, 3, 4, 5, 6, 7])
+        done = self.run_train(LLAMA, "--train-iters", "6", *save, "--lr", "1e-3", "--resume", "auto")
+        self.assertIn("note: nothing is left to train: the checkpoint is of step 7, --train-iters is 6\n", done.stdout)
+        self.assertEqual(self.checkpoints("run")[-1], "step-00000007")
+
+    def test_the_log_of_another_run_is_kept(self):
+        """Two runs under one --log-file: the one that goes on cuts off nothing of the other's that is not kept."""
+        log = ["--log-file", self.path("log.jsonl"), "--lr-decay-style", "constant"]
+        self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("a"), *log)
+        self.run_train(LLAMA, "--train-iters", "3", "--save", self.path("b"), *log)
+        self.assertEqual(len(records(self.path("log.jsonl.1"), "step")), 2)
+        self.run_train(LLAMA, "--train-iters", "4", "--save", self.path("a"), "--resume", "auto", *log)
+        self.assertEqual(len(records(self.path("log.jsonl.2"), "step")), 3)
+        self.run_train(LLAMA, "--train-iters", "5", "--save", self.path("b"), "--resume", "auto", "--log-file",
+                       self.path("b.jsonl"), "--lr-decay-style", "constant")
+        self.run_train(LLAMA, "--train-iters", "6", "--save", self.path("b"), "--resume", "auto", "--log-file",
+                       self.path("b.jsonl"), "--lr-decay-style", "constant")
+        self.assertEqual(sorted(n for n in os.listdir(self.path()) if "jsonl" in n),
+                         ["b.jsonl", "log.jsonl", "log.jsonl.1", "log.jsonl.2"])
+
+    def test_a_run_that_diverges_ends_however_often_it_is_started(self):
+        """Restarts, each with the steps of --max-skips, would otherwise burn time for ever."""
+        def run(steps, spoilt, expect=0):
+            faults = [word for step in spoilt for word in ("--inject", f"nan:grad@{step}")]
+            return self.run_train(LLAMA, "--train-iters", str(steps), "--max-skips", "2", "--lr-decay-style",
+                                  "constant", "--save", self.path("run"), "--resume", "auto", *faults, expect=expect)
+
+        run(3, [1, 2])   # an update was made since
+        run(5, [4, 5])
+        self.assertIn("step 6: loss or gradient norm not finite for 3 steps in a row", run(8, [6], expect=4).stderr)
+        self.assertEqual(self.checkpoints("run")[-1], "step-00000005")
+        run(6, [])       # as an operator would: what spoilt it is gone
+        run(9, [8, 9])
+
+    def test_an_evaluation_that_was_cut_short_is_made_up(self):
+        """Once the last step is done nothing else would say its loss."""
+        write_hellaswag(self.path("hellaswag.bin"), 5, 16)
+        options = ["--train-iters", "4", "--valid-data", self.path("valid.bin"), "--eval-interval", "2",
+                   "--hellaswag-data", self.path("hellaswag.bin"), "--hellaswag-interval", "2", "--sample-every", "2",
+                   "--sample-tokens", "3"]
+        kinds = ("eval", "hellaswag", "sample")
+
+        def found(log):
+            return [[{**r, "seconds": 0} for r in records(log, kind)] for kind in kinds]
+
+        self.run_train(LLAMA, *options, "--log-file", self.path("straight.jsonl"))
+        expected = found(self.path("straight.jsonl"))
+        # Evaluations are counted from step 0 on, both kinds of each step.
+        for number, steps in ((3, 2), (4, 2), (5, 4), (6, 4)):
+            with self.subTest(number):
+                save = ["--save", self.path(str(number)), "--save-interval", "2", "--resume", "auto"]
+                done = self.run_train(LLAMA, *options, *save, "--inject", f"term:rank=0@eval={number}")
+                self.assertIn(f"note: step {steps}: its evaluation was cut short", done.stdout)
+                self.assertEqual(self.checkpoints(str(number))[-1], f"step-{steps:08d}")
+                for _ in range(2):   # again: of the last step the checkpoint stays as it is
+                    self.run_train(LLAMA, *options, *save)
+                    log = self.path(str(number), "log.jsonl")
+                    self.assertEqual(found(log)[:2], expected[:2])
+                    self.assertEqual([r["step"] for r in records(log, "sample")], [0, 2, 4])
+                # A run that cannot make it up leaves what was made up.
+                self.run_train(LLAMA, "--train-iters", "4", *save)
+                self.assertEqual(found(log)[:2], expected[:2])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,130 @@
+"""Runs on synthetic data: what they repeat, what they refuse, and that every output says what they are."""
+import json
+import os
+import shutil
+import subprocess
+import unittest
+from pathlib import Path
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import GPT2, LLAMA, TrainTest, records
+
+
+class SyntheticTest(TrainTest):
+    def command(self, binary, *options):
+        shape = super().command(binary)
+        del shape[shape.index("--train-data"):]
+        return shape + [*options, *([] if "--train-data" in options else ["--synthetic-data"])]
+
+    def losses(self, log):
+        return [(r["loss"], r["grad_norm"]) for r in records(self.path(log), "step")]
+
+    def test_resume_at_every_step(self):
+        self.check_resume(LLAMA, "--fp8-recipe", "delayed", "--fp8-amax-history-len", "3")
+
+    def test_the_folder_of_another_run_stays_as_it_is(self):
+        run = ["--train-iters", "1", "--save", self.path("run")]
+        self.run_train(LLAMA, *run)
+
+        def bytes_of_all():
+            names = [os.path.join(at, name) for at, _, files in os.walk(self.path("run")) for name in files]
+            return {name: Path(name).read_bytes() for name in names}
+        before = bytes_of_all()
+        self.assertIn(self.path("run", "log.jsonl"), before)
+        done = self.run_train(LLAMA, *run, "--seed", "9", expect=2)
+        self.assertIn("holds checkpoints of an earlier run, up to step-00000001", done.stderr)
+        self.assertIn("no such file", self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("other"),
+                                                     "--tokenizer", self.path("none"), expect=2).stderr)
+        self.assertFalse(os.path.exists(self.path("other")))   # before the first step
+        # Nor may another run be resumed into it; its own may, however its checkpoint is written.
+        self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("other"))
+        done = self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume",
+                              self.path("other", "step-00000001"), expect=2)
+        self.assertIn("holds checkpoints of an earlier run", done.stderr)
+        for save in (".", self.path("run")):   # from within it, too
+            done = self.run_train(LLAMA, "--train-iters", "2", "--save", save, cwd=self.path("run"), expect=2)
+            self.assertIn("holds checkpoints of an earlier run", done.stderr)
+        self.assertEqual(bytes_of_all(), before)
+        for name, folder in (("step-00000001", self.path("run")), (self.path("run", "step-00000001") + "/", None)):
+            self.run_train(LLAMA, "--train-iters", "2", "--save", self.path("run"), "--resume", name, cwd=folder)
+            shutil.rmtree(self.path("run", "step-00000002"))
+
+    def test_runs_repeat_themselves_and_depend_on_the_seed(self):
+        for name, more in (("a", []), ("b", []), ("c", ["--seed", "6"])):
+            self.run_train(GPT2, "--train-iters", "4", "--log-file", self.path(name), *more)
+        self.assertEqual(self.losses("a"), self.losses("b"))
+        self.assertNotEqual(self.losses("a"), self.losses("c"))
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+    def test_any_number_of_ranks_and_micro_batches_sees_the_same_tokens(self):
+        for ranks, micro in ((1, 4), (1, 1), (2, 2), (4, 1)):
+            run = self.command(GPT2, "--dtype", "fp32", "--train-iters", "4", "--micro-batch-size", str(micro),
+                               "--global-batch-size", "8", "--ranks", str(ranks), "--log-file", self.path("log"))
+            done = subprocess.run([*MPIRUN, "-np", str(ranks), *run], capture_output=True, text=True, timeout=120,
+                                  env=ENVIRONMENT)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            if ranks == 1 and micro == 4:
+                expected = self.losses("log")
+            for pair, one in zip(self.losses("log"), expected):
+                for value, first in zip(pair, one):
+                    self.assertLess(abs(value - first), 1e-6 * first)
+
+    def test_every_output_says_so(self):
+        options = ["--train-iters", "3", "--save", self.path("run"), "--sample-every", "2"]
+        done = self.run_train(LLAMA, *options)
+        banner, _, rest = done.stdout.partition("\nstep 1/3 ")
+        self.assertIn("\n  synthetic-data = true\n", banner)
+        self.assertIn("\nnote: SYNTHETIC DATA", banner)
+        steps = [line for line in ("step 1/3 " + rest).splitlines() if line.startswith("step ")]
+        self.assertEqual(len(steps), 3)
+        self.assertTrue(all(line.endswith(" | synthetic data") for line in steps), steps)
+        log = self.path("run", "log.jsonl")
+        self.assertIs(records(log, "header")[0]["synthetic_data"], True)
+        self.assertTrue(any("SYNTHETIC DATA" in r["text"] for r in records(log, "event")))
+        with open(self.path("run", "step-00000003", "state.json")) as f:
+            state = json.load(f)
+        self.assertEqual((state["train_data"], state["config"]["synthetic-data"]), ({"synthetic": 1}, True))
+        # Again in the header of the resumed part.
+        self.run_train(LLAMA, *options, "--train-iters", "5", "--resume", "auto")
+        self.assertEqual([r["synthetic_data"] for r in records(log, "header")], [True, True])
+        plan = self.run_train(LLAMA, "--dry-run").stdout
+        self.assertIn("\n  synthetic-data = true\n", plan)
+        self.assertIn("\nnote: SYNTHETIC DATA", plan)
+
+    def test_runs_on_shards_do_not_say_it(self):
+        done = self.run_train(GPT2, "--train-data", self.path("train_*.bin"), "--train-iters", "2", "--log-file",
+                              self.path("log"))
+        self.assertNotIn("SYNTHETIC", done.stdout)
+        self.assertNotIn("| synthetic", done.stdout)
+        self.assertIs(records(self.path("log"), "header")[0]["synthetic_data"], False)
+
+    def test_neither_goes_on_from_the_other(self):
+        shards = ["--train-data", self.path("train_*.bin")]
+        for name, first, then in (("a", [], shards), ("b", shards, [])):
+            run = ["--save", self.path(name), "--resume", "auto"]
+            self.run_train(GPT2, *first, "--train-iters", "2", *run)
+            done = self.run_train(GPT2, *then, "--train-iters", "4", *run, expect=2)
+            self.assertIn("--synthetic-data", done.stderr)
+            # Weights alone may come from anywhere.
+            self.run_train(GPT2, *then, "--train-iters", "1", "--load", self.path(name, "step-00000002"))
+            # The record of the data says it, too.
+            state_file = self.path(name, "step-00000002", "state.json")
+            with open(state_file) as f:
+                self.assertEqual(json.load(f)["train_data"].get("synthetic", 0), 0 if first else 1)
+            shutil.rmtree(self.path(name))
+
+    def test_refusals(self):
+        valid = ["--valid-data", self.path("valid.bin")]
+        for options, word in (([*valid], "--valid-data has no effect"), (["--epochs", "1"], "has no effect"),
+                              (["--token-dtype", "uint16"], "--token-dtype has no effect"),
+                              (["--ranks", "2"], "--ranks 2, and 1 was started")):
+            with self.subTest(options=options):
+                self.assertIn(word, self.run_train(GPT2, "--train-iters", "1", *options, expect=2).stderr)
+        both = [*self.command(GPT2, "--train-iters", "1"), "--train-data", self.path("train_*.bin")]
+        done = subprocess.run(both, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--train-data has no effect: --synthetic-data", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,390 @@
+"""Runs of the real executables: resume, stop, divergence, bad input. Standard library only."""
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import unittest
+
+from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, TrainTest, VOCAB, make_tokens, records, state_of,
+                                 write_hellaswag, write_shard)
+
+
+class Train(TrainTest):
+    def test_resume_at_every_step_gpt2_bf16_moments(self):
+        self.check_resume(GPT2, "--moment-dtype", "bf16", "--grad-dtype", "bf16")
+
+    def test_resume_at_every_step_llama(self):
+        self.check_resume(LLAMA, "--recompute", "norm-act")
+
+    FP8 = {"delayed": ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "3"],
+           "delayed-interval": ["--fp8-recipe", "delayed", "--fp8-amax-history-len", "4", "--fp8-interval", "2",
+                                "--fp8-margin", "1", "--fp8-format", "e4m3"],
+           "tensorwise": ["--fp8-recipe", "tensorwise", "--fp8-lm-head"],
+           "tensorwise-1F1L": ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16",
+                               "--num-layers-at-end-in-bf16", "0"],
+           "blockwise": ["--fp8-recipe", "blockwise"]}
+
+    FP8_ATTENTION = ["--kv-channels", "64", "--fp8-attention"]
+
+    def test_fp8_attention(self):
+        self.check_resume(LLAMA, *self.FP8_ATTENTION, "--recompute", "block")
+        done = self.run_train(LLAMA, "--train-iters", "2", *self.FP8_ATTENTION)
+        self.assertIn("attention: forward in E4M3, ", done.stdout)
+        done = self.run_train(LLAMA, "--dry-run", "--train-iters", "2", *self.FP8_ATTENTION)
+        self.assertIn("of the scratch, for every layer in turn", done.stdout)
+        for options in (["--fp8-attention"], ["--kv-channels", "64", "--fp8-attention", "--dtype", "fp32"]):
+            self.assertIn("--fp8-attention has no effect: ", self.run_train(GPT2, *options, expect=2).stderr)
+
+    def test_attention_mode(self):
+        """Which kernel runs is known at the start only: without the one that has modes, the banner says so."""
+        asked = self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64", "--attention", "fast")
+        self.assertIn("row by row on the CPU; --attention fast has no effect on it", asked.stdout)
+        self.assertIn("has nothing to do here: --attention: nothing to do without a GPU", asked.stdout)
+        self.assertNotIn("--attention", self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64").stdout)
+        refused = self.run_train(LLAMA, "--train-iters", "2", "--kv-channels", "64", "--dtype", "fp32", "--attention",
+                                 "fast", expect=2)
+        self.assertIn("--attention has no effect: --dtype fp32", refused.stderr)
+        dry = self.run_train(LLAMA, "--dry-run", "--train-iters", "2", "--kv-channels", "64", "--attention",
+                             "fast")
+        self.assertIn("attention = fast", dry.stdout)
+
+    def test_resume_at_every_step_fp8(self):
+        for i, (name, options) in enumerate(self.FP8.items()):
+            with self.subTest(name):
+                self.check_resume((GPT2, LLAMA)[i % 2], *options)
+                shutil.rmtree(self.path("straight"))
+
+    def test_fp8_that_did_not_run_ends_with_3(self):
+        options = ["--train-iters", "2", "--fp8-recipe", "tensorwise"]
+        out = self.run_train(LLAMA, *options).stdout
+        self.assertIn("FP8 matmuls ran in the first step", out)
+        self.assertRegex(out, r"first step done after [\d.]+ s: launch .*, data .*, weights .*, step [\d.]+\n")
+        environment = dict(os.environ, LLMFP8_FORCE_BF16_LINEAR="1.down")
+        done = self.run_train(LLAMA, *options, expect=3, env=environment)
+        self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)
+
+    def test_fp8_matmuls_are_those_the_profiler_saw(self):
+        """The second step under Nsight Compute: kernels whose names say FP8 operands, against the plan."""
+        if not os.path.basename(BUILD).startswith("cuda") or not shutil.which("ncu"):
+            self.skipTest("needs a CUDA build and ncu")
+        for recipe, planned in (("none", 0), ("delayed", 48), ("tensorwise", 48), ("blockwise", 48)):
+            with self.subTest(recipe):
+                run = self.command(LLAMA, "--train-iters", "2", "--profile", "2:2", "--fp8-recipe", recipe)
+                done = subprocess.run(["ncu", "--csv", "--profile-from-start", "off", "--metrics",
+                                       "gpu__time_duration.sum", *run], capture_output=True, text=True, timeout=300)
+                if "ERR_NVGPUCTRPERM" in done.stdout + done.stderr:
+                    self.skipTest("this user may not read the GPU's counters")
+                self.assertEqual(done.returncode, 0, done.stderr + done.stdout[-2000:])
+                table = csv.DictReader(line for line in done.stdout.splitlines() if line.startswith('"'))
+                names = [row["Kernel Name"] for row in table]
+                # cuBLASLt's letters for E4M3 and E5M2 are q and r.
+                fp8 = [name for name in names if re.search(r"nvjet\w*_[qr][qr]|gemm\w*e[45]m[23]", name)]
+                self.assertEqual(len(fp8), planned, sorted(set(names)))
+
+    def test_a_changed_fp8_recipe_is_a_logged_migration(self):
+        save = ["--save", self.path("run"), "--save-interval", "2", "--log-file", self.path("log.jsonl")]
+        self.run_train(LLAMA, "--train-iters", "2", *save)
+        for steps, recipe, said in ((4, "delayed", "changed from none to delayed"),
+                                    (6, "tensorwise", "changed from delayed to tensorwise"),
+                                    (8, "delayed", "changed from tensorwise to delayed")):
+            done = self.run_train(LLAMA, "--train-iters", str(steps), *save, "--resume", "auto", "--fp8-recipe", recipe)
+            self.assertIn(said, done.stdout)
+            self.assertEqual(records(self.path("log.jsonl"), "step")[-1]["step"], steps)
+        # Never out of FP8 by forgetting the option.
+        done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", expect=2)
+        self.assertIn("--fp8-recipe delayed", done.stderr)
+        done = self.run_train(LLAMA, "--train-iters", "10", *save, "--resume", "auto", "--fp8-recipe", "none")
+        self.assertIn("changed from delayed to none", done.stdout)
+
+    def test_fp8_state_of_other_histories_or_linears_is_started_anew_and_told(self):
+        save = ["--save", self.path("run"), "--save-interval", "2", "--log-file", self.path("log.jsonl"), "--resume",
+                "auto", "--fp8-recipe", "delayed"]
+        length = ["--fp8-amax-history-len", "3"]
+        anew = "factors start anew, primed by the first micro-batch"
+        for steps, options, told in ((2, [], None), (4, length, anew), (6, [*length, "--bf16-linears", "1.up"], anew),
+                                     (8, length, anew), (10, [*length, "--fp8-format", "e4m3"], anew),
+                                     (12, [*length, "--fp8-format", "e4m3", "--fp8-margin", "1"], None)):
+            with self.subTest(options):
+                done = self.run_train(LLAMA, "--train-iters", str(steps), *save, *options)
+                self.assertEqual(anew in done.stdout, told is not None, done.stdout)
+                # One more where the first micro-batch primes.
+                primes = steps == 2 or told is not None
+                self.assertIn(f"in the first step ({2 + primes} micro-batches)", done.stdout)
+        self.assertIn("--fp8-margin", done.stdout)
+        self.assertEqual([r["step"] for r in records(self.path("log.jsonl"), "step")], list(range(1, 13)))
+
+    def test_evaluation_hellaswag_and_samples_leave_a_run_alone(self):
+        evaluation = ["--valid-data", self.path("valid.bin"), "--eval-iters", "2"]
+        write_hellaswag(self.path("hellaswag.bin"), 5, 16)
+        all_of_it = [*evaluation, "--eval-interval", "1", "--sample-every", "1", "--sample-tokens", "3",
+                     "--prompt-ids", "1 2", "--top-k", "4", "--hellaswag-data", self.path("hellaswag.bin"),
+                     "--hellaswag-interval", "1"]
+        first = {}
+        for name, options in {"bf16": [], **self.FP8}.items():
+            with self.subTest(name):
+                found = {}
+                for kind, more in (("straight", []), ("evaluated", all_of_it)):
+                    self.run_train(LLAMA, "--train-iters", "6", *options, "--save", self.path(kind), "--log-file",
+                                   self.path(kind + ".jsonl"), *more)
+                    state = state_of(self.path(kind, "step-00000006"))
+                    del state["state.json"]["config"]
+                    found[kind] = state, [(r["loss"], r["grad_norm"], r["samples"])
+                                          for r in records(self.path(kind + ".jsonl"), "step")]
+                    shutil.rmtree(self.path(kind))
+                self.assertEqual(found["straight"], found["evaluated"])
+                scores = records(self.path("evaluated.jsonl"), "hellaswag")
+                self.assertEqual([(r["step"], r["examples"]) for r in scores], [(step, 5) for step in range(7)])
+                first[name] = records(self.path("evaluated.jsonl"), "eval")[0]["loss"]
+                os.unlink(self.path("straight.jsonl"))
+                os.unlink(self.path("evaluated.jsonl"))
+        # Before the first step there is no history: delayed scaling evaluates as current scaling does.
+        self.run_train(LLAMA, "--train-iters", "1", "--fp8-recipe", "tensorwise", *evaluation, "--eval-interval", "1",
+                       "--log-file", self.path("log.jsonl"))
+        self.assertEqual(records(self.path("log.jsonl"), "eval")[0]["loss"], first["delayed"])
+
+    def test_a_skipped_step_does_not_prime_fp8(self):
+        # One token has an infinite embedding: steps that read it are skipped, the others are sound.
+        rare = VOCAB - 1
+        shards = [[t % rare for t in make_tokens(3000, 1)], [t % rare for t in make_tokens(2001, 2)]]
+        self.run_train(LLAMA, "--train-iters", "1", "--save", self.path("run"))
+        model = self.path("run", "step-00000001", "model.safetensors")
+        with open(model, "r+b") as f:
+            header = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+            begin = header["model.embed_tokens.weight"]["data_offsets"][0]
+            f.seek(f.tell() + begin + rare * 32 * 2)
+            f.write(b"\x80\x7f" * 32)   # infinity in BF16
+        os.remove(self.path("run", "step-00000001", "manifest.json"))   # changed on purpose
+        for i in range(0, 3000, 200):
+            shards[0][i] = rare
+        for i, tokens in enumerate(shards):
+            write_shard(self.path(f"train_{i}.bin"), tokens)
+        log = self.path("log.jsonl")
+        for seed in range(60):
+            done = self.run_train(LLAMA, "--train-iters", "3", "--load", self.path("run", "step-00000001"), "--seed",
+                                  str(seed), "--fp8-recipe", "delayed", "--save", self.path("fp8"), "--log-file", log)
+            skipped = [r["skipped"] for r in records(log, "step")]
+            with open(self.path("fp8", "step-00000003", "state.json")) as f:
+                state = json.load(f)["fp8"]
+            shutil.rmtree(self.path("fp8"))
+            os.unlink(log)
+            primed = "not finite is in micro-batch 0," in done.stdout   # the micro-batch that primes
+            if skipped == [True, False, False] and primed:
+                break
+        self.assertTrue(primed and skipped == [True, False, False], "no seed skips the first step alone")
+        self.assertIn("the next one primes again", done.stdout)
+        infinity = 0x7f800000
+        self.assertTrue(all(bits < infinity for t in state["tensors"].values() for bits in t["history_bits"]))
+        self.assertEqual({t["updates"] for t in state["tensors"].values()}, {3})   # priming and two steps
+
+    def test_fp8_health_is_recorded(self):
+        self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-health-interval", "2",
+                       "--log-file", self.path("log.jsonl"))
+        health = records(self.path("log.jsonl"), "fp8")
+        self.assertEqual([r["step"] for r in health], [2, 4])
+        names = {t["name"]: t for t in health[0]["tensors"]}
+        self.assertEqual(len(names), 2 * 4 * 3)
+        for tensor in names.values():
+            self.assertGreater(tensor["amax"], 0)
+            self.assertEqual(tensor["nonfinite"], 0)
+        self.assertEqual(names["1.up.dy"]["format"], "e5m2")
+
+    def test_golden_losses(self):
+        """Losses of committed runs, bit for bit: a refactoring shows the same, a numeric change shows both curves.
+        LLMC_UPDATE_GOLDEN=1 rewrites the file."""
+        if os.path.basename(BUILD).startswith("cuda"):
+            self.skipTest("golden losses are those of the CPU device")
+        runs = {
+            "gpt2-bf16": (GPT2, []),
+            "gpt2-fp32": (GPT2, ["--dtype", "fp32"]),
+            "llama-bf16": (LLAMA, []),
+            "llama-bf16-states": (LLAMA, ["--grad-dtype", "bf16", "--moment-dtype", "bf16"]),
+            "llama-qk-norm-fp32": (LLAMA, ["--qk-layernorm", "--dtype", "fp32"]),
+        }
+        runs.update({f"{family}-{name}": (binary, options) for name, options in self.FP8.items()
+                     for family, binary in (("gpt2", GPT2), ("llama", LLAMA))})
+        runs["gpt2-fp8-attention"] = (GPT2, self.FP8_ATTENTION)
+        runs["llama-delayed-fp8-attention"] = (LLAMA, [*self.FP8["delayed"], *self.FP8_ATTENTION])
+        losses = {}
+        for name, (binary, options) in runs.items():
+            log = self.path(name + ".jsonl")
+            self.run_train(binary, "--train-iters", "12", "--log-file", log, *options)
+            losses[name] = [r["loss"] for r in records(log, "step")]
+        golden = os.path.join(ROOT, "tests", "golden", "losses.json")
+        if os.environ.get("LLMC_UPDATE_GOLDEN"):
+            with open(golden, "w") as f:
+                json.dump(losses, f, indent=1)
+                f.write("\n")
+        with open(golden) as f:
+            self.assertEqual(losses, json.load(f))
+        self.assertNotEqual(losses["gpt2-bf16"], losses["gpt2-fp32"])
+
+    def test_rampup_consumes_what_it_says(self):
+        self.run_train(GPT2, "--train-iters", "6", "--rampup-batch-size", "2 2 8", "--log-file", self.path("log.jsonl"))
+        # Two samples a step for the first eight, then four.
+        self.assertEqual([r["samples"] for r in records(self.path("log.jsonl"), "step")], [2, 4, 6, 8, 12, 16])
+
+    def test_resume_auto_walks_back_and_keeps_the_log_whole(self):
+        save, log = self.path("run"), self.path("log.jsonl")
+        common = ["--save", save, "--save-interval", "2", "--log-file", log, "--valid-data", self.path("valid.bin"),
+                  "--eval-interval", "2", "--eval-iters", "3", "--resume", "auto"]
+        self.run_train(GPT2, "--train-iters", "6", *common)
+        with open(os.path.join(save, "step-00000006", "optimizer", "m.safetensors"), "r+b") as f:
+            f.seek(-1, os.SEEK_END)
+            byte = f.read(1)[0]
+            f.seek(-1, os.SEEK_END)
+            f.write(bytes([byte ^ 4]))
+        out = self.run_train(GPT2, "--train-iters", "8", *common)
+        self.assertIn("m.safetensors", out.stdout)
+        self.assertEqual([r["step"] for r in records(log, "step")], [1, 2, 3, 4, 5, 6, 7, 8])
+        self.assertLess(records(log, "eval")[-1]["loss"], records(log, "eval")[0]["loss"])
+
+    def test_keep_leaves_the_newest(self):
+        self.run_train(GPT2, "--train-iters", "6", "--save", self.path("run"), "--save-interval", "1", "--keep", "2")
+        self.assertEqual(self.checkpoints("run"), ["step-00000005", "step-00000006"])
+
+    def test_a_disk_without_room_is_refused_before_the_first_step(self):
+        many = ["--train-iters", str(10 ** 9), "--save-interval", "1", "--save", self.path("new", "run")]
+        done = self.run_train(GPT2, *many, "--keep", str(10 ** 9), expect=7)
+        self.assertRegex(done.stderr, r"no space for 1000000001 checkpoints of --save \S*new/run under \S+: \d+ bytes "
+                                      r"needed, \d+ free; free some, choose another --save or a smaller --keep")
+        self.assertNotIn("step 1 ", done.stdout)
+        self.assertFalse(os.path.exists(self.path("new")))
+        few = ["--train-iters", "3", "--save-interval", "1", "--save", self.path("run")]
+        self.run_train(GPT2, *few, "--keep", str(10 ** 9))   # as many as are written must fit, not as many as are kept
+        self.assertEqual(len(self.checkpoints("run")), 3)
+
+    def test_load_starts_from_the_weights_only(self):
+        self.run_train(LLAMA, "--train-iters", "30", "--save", self.path("run"), "--log-file", self.path("a.jsonl"))
+        self.run_train(LLAMA, "--train-iters", "1", "--load", self.path("run", "step-00000030"),
+                       "--log-file", self.path("b.jsonl"))
+        first = records(self.path("a.jsonl"), "step")[0]["loss"]
+        loaded = records(self.path("b.jsonl"), "step")[0]["loss"]
+        self.assertLess(loaded, first - 0.5)
+
+    def test_load_takes_the_shape_from_a_model_of_transformers(self):
+        fixture = os.path.join(ROOT, "tests", "fixtures", "llama")
+        base = [LLAMA, "--load", fixture, "--train-data", self.path("train_*.bin"), "--train-iters", "2",
+                "--seq-length", "16", "--micro-batch-size", "2", "--dtype", "fp32", "--save", self.path("run")]
+        done = subprocess.run(base, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(fixture, "config.json")) as a, \
+                open(self.path("run", "step-00000002", "config.json")) as b:
+            theirs, ours = json.load(a), json.load(b)
+        for field in ("hidden_size", "num_key_value_heads", "vocab_size", "tie_word_embeddings", "rms_norm_eps"):
+            self.assertEqual(ours[field], theirs[field], field)
+        done = subprocess.run(base + ["--model", "llama3-small"], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("leave out --model", done.stderr)
+
+    def test_stop_signal_saves_and_leaves_with_0(self):
+        process = subprocess.Popen(self.command(GPT2, "--train-iters", "100000", "--save", self.path("run"),
+                                                "--log-file", self.path("log.jsonl"), "--log-interval", "1"),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if line.startswith("step "):
+                break
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, err)
+        last = records(self.path("log.jsonl"), "step")[-1]["step"]
+        self.assertEqual(self.checkpoints("run"), [f"step-{last:08d}"])
+
+    def test_divergence_is_reported_skipped_and_ends_with_4(self):
+        self.run_train(GPT2, "--train-iters", "1", "--save", self.path("run"))
+        model = self.path("run", "step-00000001", "model.safetensors")
+        with open(model, "r+b") as f:
+            f.seek(-2, os.SEEK_END)
+            f.write(b"\xc0\x7f")   # NaN in BF16
+        os.remove(self.path("run", "step-00000001", "manifest.json"))   # changed on purpose
+        done = self.run_train(GPT2, "--train-iters", "50", "--load", self.path("run", "step-00000001"),
+                              "--max-skips", "2", "--log-file", self.path("log.jsonl"), expect=4)
+        self.assertIn("--max-skips 2", done.stderr)
+        steps = records(self.path("log.jsonl"), "step")
+        self.assertEqual([r["skipped"] for r in steps], [True] * 3)
+        done = self.run_train(GPT2, "--train-iters", "50", "--load", self.path("run", "step-00000001"),
+                              "--max-skips", "1", "--fp8-recipe", "delayed", expect=4)
+        self.assertRegex(done.stdout, r"step 1: the first value that is not finite is in micro-batch 0, \d\.\w+\.\w+")
+
+    def write_documents(self):
+        """Shards with documents of every length from 1 to 30, and the sidecars that name their separator, 1."""
+        for name, count, seed in (("train_0", 3000, 1), ("train_1", 2001, 2), ("valid", 700, 3)):
+            tokens = [token if token != 1 else 2 for token in make_tokens(count, seed)]
+            length, at = 1, 0
+            while at + length <= count:
+                tokens[at] = 1
+                at += length
+                length = length % 30 + 1
+            write_shard(self.path(name + ".bin"), tokens)
+            with open(self.path(name + ".meta.json"), "w") as f:
+                json.dump({"tokenizer": {"separator": 1}}, f)
+
+    def test_attention_stays_within_documents(self):
+        self.write_documents()
+        options = ["--train-iters", "6", "--valid-data", self.path("valid.bin"), "--eval-iters", "3",
+                   "--eval-interval", "3"]
+        for binary in (GPT2, LLAMA):
+            losses, evaluations = {}, {}
+            for name, more in (("off", []), ("off again", ["--reset-attention-mask=false"]),
+                               ("on", ["--reset-attention-mask"]),
+                               ("recomputed", ["--reset-attention-mask", "--recompute", "block"])):
+                log = self.path("log.jsonl")
+                self.run_train(binary, *options, *more, "--log-file", log)
+                losses[name] = [r["loss"] for r in records(log, "step")]
+                evaluations[name] = [r["loss"] for r in records(log, "eval")]
+                os.unlink(log)
+            self.assertEqual(losses["off"], losses["off again"])
+            self.assertEqual(losses["on"], losses["recomputed"])
+            self.assertEqual(evaluations["on"], evaluations["recomputed"])
+            # Even before the first step, on the same weights.
+            self.assertNotEqual(losses["on"][0], losses["off"][0])
+            self.assertNotEqual(evaluations["on"][0], evaluations["off"][0])
+            self.assertAlmostEqual(losses["on"][0], losses["off"][0], delta=0.1)
+        self.check_resume(LLAMA, "--reset-attention-mask")
+        done = self.run_train(LLAMA, "--train-iters", "21", "--save", self.path("straight"), "--resume", "auto",
+                              expect=2)
+        self.assertIn("reset-attention-mask", done.stderr)
+        os.unlink(self.path("valid.meta.json"))
+        done = self.run_train(GPT2, *options, "--reset-attention-mask", expect=2)
+        self.assertIn("valid.bin' does not name the token that separates documents", done.stderr)
+
+    def test_bad_input_is_one_line_and_exit_2(self):
+        few = self.path("few.bin")
+        write_shard(few, make_tokens(40, 4))
+        high = self.path("high.bin")
+        write_shard(high, [1] * 500 + [VOCAB] + [2] * 500)
+        cases = [
+            (["--train-iters", "1", "--no-such-option", "1"], "no-such-option"),
+            (["--train-iters", "1", "--rotary-base", "10"], "rotary-base"),
+            (["--train-iters", "1", "--token-dtype", "uint16"], "token-dtype"),
+            (["--epochs", "1", "--lr-warmup-iters", "79"], "79 exceeds the 78 steps of --epochs 1"),
+            (["--train-iters", "1", "--valid-data", self.path("none_*.bin")], "none_*.bin"),
+            (["--train-iters", "1", "--valid-data", high, "--eval-iters", "1"], "high.bin"),
+            (["--train-iters", "1", "--valid-data", few, "--eval-iters", "9"], "evaluation"),
+            (["--train-iters", "1", "--load", self.path("nowhere")], "nowhere"),
+        ]
+        for options, word in cases:
+            with self.subTest(options=options):
+                self.assertIn(word, self.run_train(GPT2, *options, expect=2).stderr)
+        self.run_train(GPT2, "--train-iters", "1", "--resume", self.path("nowhere"), expect=5)
+
+    def test_another_run_is_not_resumed(self):
+        self.run_train(GPT2, "--train-iters", "2", "--save", self.path("run"))
+        done = self.run_train(GPT2, "--train-iters", "4", "--save", self.path("run"), "--resume", "auto",
+                              "--seed", "6", expect=2)
+        self.assertIn("seed", done.stderr)
+        write_shard(self.path("train_0.bin"), make_tokens(3000, 9))
+        done = self.run_train(GPT2, "--train-iters", "4", "--save", self.path("run"), "--resume", "auto", expect=2)
+        self.assertIn("train_0.bin", done.stderr)
+
+    def test_epochs_decide_the_number_of_steps(self):
+        # floor(2999/16) + floor(2000/16) = 187 + 125 samples, 4 a step.
+        self.run_train(GPT2, "--epochs", "1", "--log-file", self.path("log.jsonl"))
+        self.assertEqual(records(self.path("log.jsonl"), "step")[-1]["step"], (187 + 125) // 4)
+
+
+if __name__ == "__main__":
+    unittest.main()

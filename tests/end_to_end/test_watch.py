@@ -1,0 +1,347 @@
+"""Ranks that are lost, stuck or told to stop, over MPI on the CPU device: all are gone in time, with the right exit
+code, and it is said who waits for whom."""
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH
+from tests.support.train import GPT2, ROOT, TrainTest, make_tokens, records, write_shard
+
+WRAPPER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
+TIMEOUT = 3   # --comm-timeout; all ranks are gone 5 s later
+FOREVER = ["--train-iters", "1000000", "--comm-timeout", str(TIMEOUT)]
+
+
+def shared_memory(pid):
+    """Its files, of OpenMPI too, that a process has mapped or open."""
+    found = set()
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            found.update(re.findall(r"/dev/shm/[\w.-]+", maps.read()))
+        for entry in os.listdir(f"/proc/{pid}/fd"):
+            found.update(re.findall(r"^/dev/shm/[\w.-]+", os.readlink(f"/proc/{pid}/fd/{entry}")))
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def fields(pid):
+    """Of /proc/PID/stat from the state on; none if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def catchable():
+    """A shell cannot catch what was ignored before it, as SIGINT is in what another shell runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def with_sigusr1_blocked():
+    catchable()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+
+
+def processes(parent):
+    """Living ones below `parent`, each with its command, by number."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        state = fields(pid)
+        if state and state[0] != "Z" and int(state[1]) == parent:
+            try:
+                with open(f"/proc/{pid}/cmdline") as line:
+                    found[int(pid)] = line.read().split("\0")[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            found.update(processes(int(pid)))
+    return found
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class WatchTest(TrainTest):
+    measures_time = True   # of tests/run.py
+
+    def setUp(self):
+        super().setUp()
+        self.save, self.log = self.path("run"), self.path("log.jsonl")
+
+    def command_of(self, ranks, *options, launcher=WRAPPER):
+        return [*launcher, "-np", str(ranks), *self.command(GPT2, *ONE_EACH[:3], str(4 * ranks), *options)]
+
+    def start(self, command, until="step 3/", before=catchable, **environment):
+        """The launcher's process, and what it printed until that line."""
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=dict(ENVIRONMENT, **environment), preexec_fn=before)
+        self.addCleanup(self.end, process)
+        for line in process.stdout:
+            if until in line:
+                below = processes(process.pid)
+                self.ranks = {pid for pid, name in below.items() if "train_" in name}
+                self.shared = set().union(*(shared_memory(pid) for pid in [process.pid, *below]))
+                return process
+        self.fail(process.stderr.read())
+
+    def end(self, process):
+        """What a test that failed left behind."""
+        if process.poll() is None:
+            for pid in [process.pid, *processes(process.pid)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+    def finish(self, process, expect):
+        """Seconds until it ended, and its errors. Nothing of the run may be left."""
+        start = time.monotonic()
+        out, errors = process.communicate(timeout=60)
+        took = time.monotonic() - start
+        self.assertEqual(process.returncode, expect, out[-2000:] + errors)
+        self.assertEqual([pid for pid in self.ranks if fields(pid)[:1] not in ([], ["Z"])], [])
+        self.assertEqual([path for path in self.shared if os.path.exists(path)], [])
+        return took, errors
+
+    def run_all(self, command, expect=0, **environment):
+        process = self.start(command, until="model", **environment)
+        return self.finish(process, expect)[1]
+
+    def rank_pids(self):
+        pids = sorted(self.ranks)   # mpirun starts them in their order
+        self.assertGreater(len(pids), 1)
+        return pids
+
+    # ---- a rank is lost, or does not go on
+
+    def test_a_killed_rank_ends_all_and_the_others_say_so(self):
+        process = self.start(self.command_of(3, *FOREVER))
+        os.kill(self.rank_pids()[1], signal.SIGKILL)
+        took, errors = self.finish(process, 6)
+        self.assertLess(took, TIMEOUT + 5)
+        self.assertRegex(errors, r"rank 1 \(process \d+ on [^)]+\) is gone, last seen in (step \d+|collective \d+)")
+        for rank in (0, 2):   # what each did last
+            self.assertRegex(errors, rf"launch_mpi.sh: rank {rank} \(process \d+ on [^)]+\): .*step \d+")
+
+    def test_a_stopped_rank_ends_all_also_when_it_is_the_first(self):
+        for rank in (0, 1):
+            with self.subTest(rank=rank):
+                process = self.start(self.command_of(2, *FOREVER))
+                os.kill(self.rank_pids()[rank], signal.SIGSTOP)
+                took, errors = self.finish(process, 6)
+                self.assertLess(took, TIMEOUT + 5)
+                self.assertGreater(took, TIMEOUT - 0.5)
+                self.assertRegex(errors, rf"error: rank {rank} \(process \d+ on [^)]+\) is stopped by a signal since "
+                                 rf"3[.\d]* s, last seen in .*; rank {1 - rank} waits in collective \d+ \(.*\) of step "
+                                 r"\d+ since .* s \(--comm-timeout 3\); all ranks end")
+                self.assertEqual(errors.count("error: "), 1, errors)
+
+    def test_drills_strike_where_they_are_told(self):
+        valid = ["--valid-data", self.path("valid.bin"), "--eval-interval", "4", "--eval-iters", "4"]
+        for fault, code, text in (
+                ("kill:rank=0@step=7", 6, r"rank 0 \(.*\) is gone, last seen in step 7, backward"),
+                ("stop:rank=1@step=7", 6, r"rank 1 \(.*\) is stopped by a signal .* step 7, backward, before "
+                                          r"collective \d+ \(reduce .*rank 0 waits in collective \d+ \(reduce "),
+                ("stall:rank=1@step=7", 6, r"rank 1 \(.*\) is in step 7, backward, before collective \d+ \(reduce "
+                                           r".*\), without progress since 3"),
+                ("stall:rank=0@eval=3", 6, r"rank 0 \(.*\) is in step 8, evaluation, before collective \d+")):
+            with self.subTest(fault):
+                command = self.command_of(2, *FOREVER, "--inject", fault, *valid)
+                start = time.monotonic()
+                errors = self.run_all(command, expect=6)
+                self.assertLess(time.monotonic() - start, TIMEOUT + 8)
+                self.assertRegex(errors, text)
+                self.assertIn(f"drill: rank {fault[fault.index('=') + 1]}: --inject {fault}", errors)
+        notes = self.start(self.command_of(2, "--train-iters", "3", "--inject", "nan:grad@2"), until="DRILL")
+        self.finish(notes, 0)
+
+    def test_without_the_wrapper_a_rank_that_hangs_gives_6_too(self):
+        command = self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=5", launcher=MPIRUN)
+        self.assertRegex(self.run_all(command, expect=6), r"error: rank 1 .* without progress since .*; rank 0 waits")
+
+    def test_ranks_that_read_or_write_files_have_more_time(self):
+        save = ["--save", self.save, "--save-interval", "2", "--comm-timeout", "0.5"]
+        start = time.monotonic()
+        errors = self.run_all(self.command_of(2, *FOREVER, *save, "--inject", "stall:rank=0@save=2"), expect=6)
+        self.assertGreater(time.monotonic() - start, 5)
+        self.assertRegex(errors, r"rank 0 \(.*\) is in step 4, save.*, without progress since 5.*--comm-timeout 0.5")
+        self.assertEqual(self.checkpoints("run"), ["step-00000002"])
+
+    # Ranks that do not share memory, as on two hosts: what they post goes through a socket.
+    def two_hosts(self, *options):
+        one, command = [], self.command_of(1, *options)
+        launcher, program = command[:len(WRAPPER)], command[len(WRAPPER) + 2:]
+        program[program.index("--global-batch-size") + 1] = "8"
+        for host in ("here", "there"):
+            one += [":"] * bool(one) + ["-np", "1", "-x", f"LLMFP8_HOST={host}", *program]
+        return launcher + one
+
+    def test_between_hosts_it_is_said_who_waits_for_whom(self):
+        process = self.start(self.two_hosts(*FOREVER))
+        time.sleep(1.5)   # rows travel twice a second
+        os.kill(self.rank_pids()[1], signal.SIGSTOP)
+        took, errors = self.finish(process, 6)
+        self.assertLess(took, TIMEOUT + 5)
+        self.assertRegex(errors, r"rank 1 \(process \d+ on there\) gives no sign of life since 3.*, last seen in "
+                                 r".*step \d+.*; rank 0 waits in collective \d+ .* of step \d+ since")
+        for fault, text in (
+                ("stall:rank=0@step=9", r"rank 0 \(process \d+ on here\) is in step 9, backward.*, without progress "
+                                        r"since 3.*; rank 1 waits in collective \d+ .* of step 9 since"),
+                ("kill:rank=1@step=9", r"rank 1 \(process \d+ on there\) is gone, last seen in .*; rank 0 ")):
+            with self.subTest(fault):
+                errors = self.run_all(self.two_hosts(*FOREVER, "--inject", fault), expect=6)
+                self.assertRegex(errors, text)
+
+    # ---- it is told to stop
+
+    def last_step(self):
+        steps = [r["step"] for r in records(self.log, "step")]
+        return max(steps, default=0)
+
+    def saved_and_stopped(self, reason):
+        """The run ended with a checkpoint of its last step, and goes on from there."""
+        stops = [r["text"] for r in records(self.log, "event") if r["kind"] == "stop"]
+        self.assertEqual(len(stops), 1, stops)
+        found = re.fullmatch(r"(.*) after step (\d+)", stops[0])
+        self.assertTrue(found, stops)
+        self.assertIn(found[1], (reason, "stop of another rank"))
+        last = int(found[2])
+        self.assertEqual(self.last_step(), last)
+        self.assertEqual(self.checkpoints("run")[-1], f"step-{last:08d}")
+        shutil.rmtree(self.save)
+        os.unlink(self.log)
+
+    def saving(self, *options):
+        return [*FOREVER, "--save", self.save, "--log-file", self.log, "--log-interval", "1", *options]
+
+    def test_signals_to_the_wrapper_save_and_leave_with_0(self):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            with self.subTest(number.name):
+                process = self.start(self.command_of(2, *self.saving()))
+                process.send_signal(number)
+                took, _ = self.finish(process, 0)
+                self.assertLess(took, 5)
+                self.saved_and_stopped("a signal to the launch wrapper")
+
+    def test_blocked_signals_do_not_keep_the_run_going(self):
+        process = self.start(self.command_of(2, *self.saving()), before=with_sigusr1_blocked)
+        process.send_signal(signal.SIGTERM)
+        self.finish(process, 0)
+        self.saved_and_stopped("a signal to the launch wrapper")
+
+    def test_a_signal_to_every_process_does_the_same(self):
+        process = self.start(self.command_of(2, *self.saving()))
+        for pid in [*processes(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):   # the wrapper's sleep may be over
+                os.kill(pid, signal.SIGTERM)
+        self.finish(process, 0)
+        self.saved_and_stopped("SIGTERM")
+
+    def test_a_signal_before_the_first_step_leaves_with_0(self):
+        process = self.start(self.command_of(2, *self.saving("--check-comm")), until="")
+        process.send_signal(signal.SIGTERM)
+        self.finish(process, 0)
+
+    def test_a_second_signal_ends_all_at_once(self):
+        process = self.start(self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=12"), until="step 10/")
+        time.sleep(0.5)   # it hangs, and cannot finish its step
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        took, errors = self.finish(process, 143)
+        self.assertLess(took, 5)
+        self.assertIn("second signal", errors)
+
+    def test_caught_in_evaluation_or_saving(self):
+        options = ["--valid-data", self.path("valid.bin"), "--eval-interval", "4", "--eval-iters", "8",
+                   "--save-interval", "6"]
+        for fault, step, more in (("term:rank=1@eval=2", 4, []), ("term:rank=0@eval=3", 8, []),
+                                  ("term:rank=1@save", 6, []), ("term:rank=1@save", 6, ["--save-async"])):
+            with self.subTest(fault, more=more):
+                self.run_all(self.command_of(2, *self.saving(*options, "--inject", fault, *more)))
+                self.assertEqual(self.last_step(), step)
+                self.saved_and_stopped("SIGTERM")
+
+    def test_the_time_is_up(self):
+        start = time.monotonic()
+        self.run_all(self.command_of(2, *self.saving("--exit-duration-in-mins", "0.05")))
+        self.assertLess(time.monotonic() - start, 10)
+        self.saved_and_stopped("--exit-duration-in-mins 0.05")
+
+    # ---- drills that no rank dies of
+
+    def test_a_gradient_that_is_no_number_skips_one_step(self):
+        for ranks, fault in ((1, "nan:grad@3"), (2, "nan:grad:rank=1@3")):
+            with self.subTest(fault):
+                self.run_all(self.command_of(ranks, "--train-iters", "5", "--log-file", self.log, "--inject", fault))
+                self.assertEqual([r["skipped"] for r in records(self.log, "step")], [False, False, True, False, False])
+                os.unlink(self.log)
+
+    def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before(self):
+        for fault, more in (("enospc@save=2", []), ("enospc:rank=1@save=2", ["--save-async"])):
+            with self.subTest(fault):
+                command = self.command_of(2, *self.saving("--save-interval", "2", "--inject", fault, *more))
+                errors = self.run_all(command, expect=7)
+                self.assertRegex(errors, r"step-00000004 was not saved, rank \d: .*No space left on device")
+                self.assertEqual(self.checkpoints("run"), ["step-00000002"])
+                shutil.rmtree(self.save)
+
+    # ---- Slurm
+
+    def slurm(self, script, *command, expect=0, **environment):
+        tools = self.path("tools")
+        os.makedirs(tools, exist_ok=True)
+        with open(os.path.join(tools, "srun"), "w") as file:   # stands in for Slurm's
+            file.write('#!/bin/bash\necho "srun $*"; [ "$1 $2" = "--mpi=pmix --kill-on-bad-exit=1" ] || exit 9\n'
+                       'shift 2; exec "$@"\n')
+        os.chmod(os.path.join(tools, "srun"), 0o755)
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "OMPI_MCA_rmaps_base_oversubscribe": "1", "SLURM_SUBMIT_DIR": ROOT, "SLURM_NTASKS": "2"}
+        done = subprocess.run([os.path.join(ROOT, "scripts", "launch", script), *command], capture_output=True,
+                              text=True, timeout=60,
+                              env=dict(ENVIRONMENT, PATH=tools + ":" + os.environ["PATH"], **root))
+        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr)
+        return done.stdout
+
+    def test_the_scripts_for_slurm_start_the_ranks_and_give_6_for_a_lost_one(self):
+        run = self.command(GPT2, *ONE_EACH, "--train-iters", "3")
+        self.assertIn("step 3/3", self.slurm("train.sbatch", *run))
+        self.slurm("train.sbatch", "bash", "-c", "exit 137", expect=6)
+        self.slurm("train.sbatch", "bash", "-c", "exit 4", expect=4)
+        self.assertIn("step 3/3", self.slurm("train_mpirun.sbatch", *run, "--log-file", self.log))
+        self.assertEqual(records(self.log, "header")[0]["world"], 2)
+        for script in ("train.sbatch", "train_mpirun.sbatch"):
+            self.assertIn("one rank per GPU", self.slurm(script, expect=2))
+
+    # ---- ranks that do not belong together
+
+    def differing(self, first, second, text):
+        """One line, exit 2."""
+        command = [*WRAPPER, "-np", "1", *first, ":", "-np", "1", *second]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, text)
+        self.assertEqual(done.stderr.count("error: "), 1, done.stderr)
+
+    def test_ranks_of_other_builds_options_or_data_are_refused(self):
+        ours = self.command(GPT2, *ONE_EACH, "--train-iters", "2")
+        other = self.path("train_gpt2")
+        shutil.copy(GPT2, other)
+        with open(other, "ab") as file:
+            file.write(b"\0")
+        self.differing(ours, [other, *ours[1:]], r"rank 1 \(host .*\) has another executable than rank 0")
+        self.differing(ours, [*ours, "--seed", "6"], r"rank 1 \(host .*\) has another set of options than rank 0.*seed")
+        os.mkdir(self.path("other"))
+        write_shard(self.path("other", "train_0.bin"), make_tokens(3000, 9))
+        write_shard(self.path("other", "train_1.bin"), make_tokens(2001, 9))
+        glob = ours.index(self.path("train_*.bin"))
+        ours[glob] = "train_*.bin"
+        self.differing(["-wdir", self.dir, *ours], ["-wdir", self.path("other"), *ours],
+                       r"rank 1 \(host .*\) has another training data than rank 0")
+
+
+if __name__ == "__main__":
+    unittest.main()

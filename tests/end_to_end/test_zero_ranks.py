@@ -1,0 +1,78 @@
+"""ZeRO-1 over MPI on the CPU device: bits that depend on nothing but the number of ranks and the wire of gradients, and
+what a run says of its communication. Every recipe with every wire and any number of ranks is in test_zero*.cpp."""
+import os
+import re
+import unittest
+
+from tests.support.ranks import HAVE_RANKS, RanksTest
+from tests.support.train import GPT2, LLAMA, records
+
+TWELVE = ["--global-batch-size", "12", "--train-iters", "4", "--bucket-mb", "0.02"]
+
+
+@unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+class ZeroTest(RanksTest):
+    def run_log(self, ranks, binary, *options):
+        log = self.path("log.jsonl")
+        if os.path.exists(log):
+            os.unlink(log)
+        self.text = self.ranks(ranks, binary, *TWELVE, "--log-file", log, *options).stdout
+        return log
+
+    def figures(self, *args):
+        return [(r["loss"], r["grad_norm"]) for r in records(self.run_log(*args), "step")]
+
+    def test_fp32_on_1_to_4_ranks(self):
+        for binary in (GPT2, LLAMA):
+            expected = self.figures(1, binary, "--dtype", "fp32")
+            for ranks in (2, 3, 4):
+                for found, one in zip(self.figures(ranks, binary, "--dtype", "fp32"), expected, strict=True):
+                    for x, y in zip(found, one):
+                        self.assertLess(abs(x - y), 1e-6 * y, f"{ranks} ranks of {binary}")
+
+    def test_bits_depend_on_ranks_and_wire_alone(self):
+        cases = [(2, GPT2, ["--fp8-recipe", "delayed", "--grad-comm-dtype", "fp32"]),
+                 (3, LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16", "--grad-dtype", "bf16",
+                             "--num-layers-at-end-in-bf16", "0"]),
+                 (4, LLAMA, ["--fp8-recipe", "blockwise", "--grad-comm-dtype", "fp8"])]
+        for ranks, binary, options in cases:
+            expected = self.figures(ranks, binary, *options)
+            reports = ["--fp8-health-interval", "2"]
+            if "blockwise" not in options:   # has no factor that lasts
+                reports += ["--fp8-check-interval", "1"]
+            for same in ([], ["--overlap", "off"], ["--zero", "0"], ["--fp8-param-gather", *reports]):
+                with self.subTest(ranks=ranks, options=options, same=same):
+                    self.assertEqual(self.figures(ranks, binary, *options, *same), expected)
+
+    def test_a_run_says_what_it_exchanges_and_how_long_nothing_hid_it(self):
+        wires = ["--grad-comm-dtype", "fp8", "--fp8-recipe", "delayed"]
+        log = self.run_log(2, LLAMA, "--fp8-health-interval", "2", *wires)
+        header = records(log, "header")[0]["communication"]
+        self.assertIn({"all-to-all"}, [{c["collective"]} for c in header if c["dtype"] == "e4m3"])
+        total = re.search(r"^  all +(\d+) +(\d+)$", self.text, re.M)
+        self.assertEqual([int(n) for n in total.groups()],
+                         [sum(c[key] for c in header) for key in ("bytes", "sent_bytes")])
+        for step in records(log, "step"):
+            self.assertGreater(step["exposed_comm_seconds"], 0)
+            self.assertLess(step["exposed_comm_seconds"], step["step_seconds"])
+        wire = records(log, "grad_wire")
+        self.assertEqual([r["step"] for r in wire], [2, 4])
+        for record in wire:
+            self.assertEqual([g["name"] for g in record["gradients"]], ["linears in FP8", "linears in BF16"])
+            for gradients in record["gradients"]:
+                self.assertGreater(gradients["relative_l2"], 0.01)
+                self.assertLess(gradients["relative_l2"], 0.0625)   # E4M3 rounds by 2^-4 at most
+                self.assertGreater(gradients["cosine"], 0.998)      # of two that are 2^-4 apart
+                self.assertEqual((gradients["saturated"], gradients["nonfinite"]), (0, 0))
+        plan = self.ranks(2, LLAMA, *TWELVE, "--dry-run", *wires).stdout
+        self.assertIn(total.group(0), plan)
+
+    def test_one_rank_exchanges_nothing(self):
+        log = self.run_log(1, LLAMA, "--bucket-mb", "1")
+        self.assertIn("has nothing to do here: --bucket-mb: nothing to do with one rank", self.text)
+        self.assertEqual(records(log, "header")[0]["communication"], [])
+        self.assertEqual({r["exposed_comm_seconds"] for r in records(log, "step")}, {None})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,36 @@
+"""What the Makefile finds on a machine. Standard library only."""
+import os
+import subprocess
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+HEADERS = ("nlohmann/json.hpp", "cxxopts.hpp", "xxhash.h", "doctest/doctest.h")
+
+
+def planned(flags):
+    """`make -n` with only the headers that `flags` name, without what a make around the tests says."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", "-n", "DEVICE=cpu", "all", f"CPPFLAGS=-nostdinc {flags}"], cwd=ROOT, env=env,
+                          capture_output=True, text=True, timeout=120, check=False)
+
+
+class HeadersTest(unittest.TestCase):
+    def test_each_missing_header_is_named(self):
+        with tempfile.TemporaryDirectory(prefix="llmc-build-") as folder:
+            for header in HEADERS:
+                path = os.path.join(folder, header)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w", encoding="utf-8"):
+                    pass
+            self.assertEqual(planned(f"-I{folder}").returncode, 0)
+            for header, name in (("xxhash.h", "xxhash"), ("nlohmann/json.hpp", "nlohmann/json")):
+                os.rename(os.path.join(folder, header), os.path.join(folder, "away"))
+                done = planned(f"-I{folder}")
+                self.assertEqual(done.returncode, 2, done.stdout)
+                self.assertIn(f"missing: {name};", done.stderr)
+                os.rename(os.path.join(folder, "away"), os.path.join(folder, header))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,384 @@
+"""scripts/compare on logs that this test writes: golden tables, what may not be compared, bad input.
+
+UPDATE_GOLDEN=1 writes tests/golden/compare anew. Plots need matplotlib. Measurements: test_compare_measure.py."""
+import importlib.util
+import json
+import statistics
+import unittest
+
+from llmfp8.comparison import figure
+from llmfp8.comparison.differences import NEUTRAL, precision_text
+from llmfp8.comparison.results import Comparison
+from llmfp8.comparison.runs import Configuration
+from llmfp8.run_log import read_log
+from tests.support.comparison import (BF16, CompareTest, DELAYED, FP8, FP8_AGAIN, H200, SAMPLES, TOKENS, a_log,
+                                      losses_of, step_record)
+
+HAVE_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+
+
+class Tables(CompareTest):
+    def test_golden(self):
+        done = self.call(*self.recorded(), "--out", "out")
+        text = (self.folder / "out" / "compare.md").read_text()
+        self.assertEqual(done.stdout, f"{text}\nout/compare.md\n")
+        self.golden("recorded.md", text)
+        self.golden("recorded.csv", (self.folder / "out" / "compare.csv").read_text())
+
+    def test_golden_with_differences_allowed(self):
+        self.call(*self.recorded(), "--out", "out", "--allow", "gpu,micro-batch-size", "--baseline", "delayed",
+                  "--loss-steps", "1")
+        self.golden("allowed.md", (self.folder / "out" / "compare.md").read_text())
+
+    def test_golden_of_synthetic_data(self):
+        for name, log in (("bf16", BF16), ("delayed", FP8)):
+            self.write(f"{name}.jsonl", [{**log[0], "synthetic_data": True}, *log[1:]])
+        self.call("bf16.jsonl", "delayed.jsonl", "--out", "out")
+        text = (self.folder / "out" / "compare.md").read_text()
+        self.golden("synthetic.md", text)
+        self.assertEqual(text.count("SYNTHETIC DATA (bf16, delayed)"), 1)
+        for row in self.rows().values():
+            self.assertEqual(row["synthetic_data"], "1")
+            for column in ("loss_equal_tokens", "valid_loss_equal_tokens", "loss_equal_time", "equal_time_tokens"):
+                self.assertEqual(row[column], "", column)
+            for column in ("loss_reason", "valid_reason", "equal_time_reason"):
+                self.assertEqual(row[column], "synthetic data: no loss")
+
+    def test_numbers_by_hand(self):
+        self.call(*self.recorded(), "--out", "out")
+        rows = self.rows()
+        bf16 = [1.219, 1.218, 1.226, 1.22, 1.221, 1.223, 1.221, 1.23, 1.224, 1.222]   # 3 of each start left out
+        fp8 = [0.943, 0.941, 0.946, 0.944, 0.942, 0.944, 0.942, 0.947, 0.945, 0.943]
+
+        def close(name, column, value):
+            self.assertAlmostEqual(float(rows[name][column]) / value, 1, 12, f"{name} {column}")
+        close("bf16", "s_per_it_median", statistics.median(bf16))
+        close("bf16", "s_per_it_min", 1.218)
+        close("bf16", "s_per_it_max", 1.23)
+        close("delayed", "s_per_it_median", statistics.median(fp8))
+        rate = {name: statistics.median(TOKENS / s for s in seconds)
+                for name, seconds in (("bf16", bf16), ("delayed", fp8))}
+        for name in rate:
+            close(name, "tokens_per_s_per_gpu", rate[name])
+            close(name, "samples_per_s", rate[name] / 2048)
+            close(name, "tflops_per_gpu", rate[name] * 5067767808.0 / 1e12)
+            close(name, "mfu_bf16_peak", rate[name] * 5067767808.0 / 989.4e12)
+            close(name, "mfu_fp8_peak", rate[name] * 5067767808.0 / 1978.9e12)
+            close(name, "memory_gib", 32.5)
+        close("h100", "tokens_per_s_per_gpu", TOKENS / 1.65)
+        each = [1.22 / 0.943, 1.223 / 0.944]   # medians of rounds
+        close("delayed", "speed_ratio", sum(each) / 2)
+        close("delayed", "speed_ratio_min", min(each))
+        close("delayed", "speed_ratio_max", max(each))
+        # Equal tokens: BIG's 5 steps; means of the 5 steps (of at most 10) until then.
+        equal = {"bf16": statistics.fmean(losses_of(5)), "delayed": statistics.fmean(losses_of(5, 0.001))}
+        for name, loss in equal.items():
+            self.assertEqual(rows[name]["equal_tokens"], str(5 * TOKENS))
+            close(name, "loss_equal_tokens", loss)
+        close("delayed", "loss_equal_tokens_gap", equal["delayed"] / equal["bf16"] - 1)
+        # BIG and h100 have no validation, the others one in step 4.
+        self.assertEqual([rows[n]["valid_tokens"] for n in rows], [str(4 * TOKENS)] * 2 + [""] * 2)
+        close("delayed", "valid_loss_gap", 5.6 / 5.5 - 1)
+        # Equal time: BIG's 11.79 s; BF16 did 5 steps in 10.987 s, FP8 6 in 11.78 s, h100 4 in 11.0 s.
+        close("bf16", "equal_time_s", 7.0 + 1.2 + 1.2 + 1.19 + 1.2)
+        self.assertEqual([rows[n]["equal_time_tokens"] for n in rows], [str(k * TOKENS) for k in (5, 6, 5, 4)])
+        close("delayed", "loss_equal_time", statistics.fmean(losses_of(6, 0.001)))
+        # Of the samples, those in steps 4 to 8 on the GPU of the rank.
+        self.assertEqual((rows["bf16"]["clock_samples"], rows["bf16"]["sm_mhz_median"], rows["bf16"]["sm_mhz_min"],
+                          rows["bf16"]["power_w_median"], rows["bf16"]["celsius_max"]),
+                         ("3", "1755.0", "1750.0", "695.0", "63.0"))
+        self.assertEqual(rows["bf16"]["throttle_reasons"], f"heat (software) {1 / 3!r}; power cap {2 / 3!r}")
+        self.assertEqual(rows["delayed"]["clock_reason"], "nvidia-smi failed: no driver")
+        self.assertEqual(rows["big"]["clock_reason"], "not sampled")
+
+    def test_lives_of_a_resumed_run_have_warm_up_each(self):
+        second = a_log([9.0] * 3, [5.0] * 3)
+        for i, record in enumerate(r for r in second if r["type"] == "step"):
+            record.update(step_record(9 + i, [5.0, 1.21, 1.22][i], 5.0))
+        self.write("a.jsonl", [*BF16, {**second[0], "step": 8}, *second[2:]])
+        self.call("a.jsonl", "--out", "out", "--warmup", "1")
+        row = self.rows()["a"]
+        self.assertEqual((row["rounds"], row["timed_steps"], row["s_per_it_max"]), ("2", str(7 + 2), "1.3"))
+
+    def test_a_folder_of_a_measurement(self):
+        arguments = self.recorded()
+        self.call(*arguments, "--out", "named")
+        said = self.call(".", "--baseline", "bf16").stdout
+        self.assertIn("not sampled", said)
+        self.assertEqual(self.rows("."), self.rows("named"))
+        self.write("measured.json", '{"table": "gpt2", "warmup": 2, "failures": {"fp8-128": "exit code 6: x"}, '
+                                    '"commands": {}, "train_iters": null}')
+        said = self.call(".", code=1).stdout   # some run had failed
+        self.assertIn("# GPT-2 124M, T 1024, 1 GPU: time per step", said)
+        self.assertIn("* fp8-128: FAILED: exit code 6: x\n", said)
+        self.assertEqual(self.rows(".")["bf16"]["warmup_steps"], "2")
+        self.assertNotEqual(self.rows(".")["big"]["speed_ratio"], "")   # the table lets micro-batches differ
+
+    @unittest.skipUnless(HAVE_MATPLOTLIB, "matplotlib is not installed")
+    def test_plots(self):
+        self.call(*self.recorded(), "--out", "out", plots=True)
+        for name in ("speed.png", "loss.png"):
+            self.assertEqual((self.folder / "out" / name).read_bytes()[:4], b"\x89PNG")
+        self.write("s.jsonl", [{**BF16[0], "synthetic_data": True}, *BF16[1:]])
+        said = self.call("s.jsonl", "--out", "out", plots=True).stderr
+        self.assertFalse((self.folder / "out" / "loss.png").exists())   # nor the one from before
+        self.assertIn("no loss.png: synthetic data", said)
+
+    @unittest.skipUnless(HAVE_MATPLOTLIB, "matplotlib is not installed")
+    def test_what_plots_show(self):
+        names = {argument.split("=")[1]: argument.split("=")[0] for argument in self.recorded()}
+        runs = {}
+        for path, name in names.items():
+            runs.setdefault(name, []).append(read_log(self.folder / path, name))
+        comparison = Comparison([Configuration(name, logs, 3) for name, logs in runs.items()])
+        drawn = figure.speed_figure(comparison, "t").axes[0].lines
+        self.assertEqual([list(line.get_ydata()) for line in drawn[:2]],
+                         [[1.219, 1.218, 1.226, 1.22, 1.221], [1.223, 1.221, 1.23, 1.224, 1.222]])
+        losses = figure.loss_figure(comparison, "t")
+        self.assertEqual([text.get_text() for text in losses.axes[0].get_legend().get_texts()], list(runs))
+        gaps = figure.gaps(comparison)
+        self.assertEqual(list(gaps), ["delayed"])   # the others are not compared
+        self.assertEqual(gaps["delayed"][3], (4 * TOKENS, losses_of(4, 0.001)[3] / losses_of(4)[3] - 1))
+
+
+class Perturbed(CompareTest):
+    """One number of a log that is another shows in every place where it should, and in no other column."""
+
+    def change(self, name, changed, columns):
+        arguments = self.recorded()
+        self.call(*arguments, "--out", "before")
+        changed()
+        self.call(*arguments, "--out", "after")
+        before, after = self.rows("before")[name], self.rows("after")[name]
+        self.assertEqual({column for column in before if before[column] != after[column]}, columns)
+
+    def edit(self, name, log, kind, step, **values):
+        def changed():
+            self.write(name, [{**r, **values} if r["type"] == kind and r["step"] == step else r for r in log])
+        return changed
+
+    def test_each(self):
+        speed = {"tokens_per_s_per_gpu", "samples_per_s", "tflops_per_gpu", "mfu_bf16_peak", "mfu_fp8_peak",
+                 "mfu_fp32_peak", "speed_ratio"}
+        longest = {"s_per_it_max"}
+        loss = {"loss_equal_tokens", "loss_equal_tokens_gap", "loss_equal_time", "loss_equal_time_gap"}
+        slow = dict(tokens_per_second=TOKENS / 1.0, samples_per_second=TOKENS / 1.0 / 2048)
+        cases = [
+            (self.edit("delayed.2.jsonl", FP8_AGAIN, "step", 6, step_seconds=0.95), longest),
+            (self.edit("delayed.2.jsonl", FP8_AGAIN, "step", 3, step_seconds=2.0), set()),   # warm-up of another round
+            (self.edit("delayed.1.jsonl", FP8, "step", 4, **slow), speed | {"speed_ratio_min"}),
+            (self.edit("delayed.1.jsonl", FP8, "step", 5, loss=9.0), loss),
+            (self.edit("delayed.1.jsonl", FP8, "step", 6, loss=9.0), {"loss_equal_time", "loss_equal_time_gap"}),
+            (self.edit("delayed.1.jsonl", FP8, "step", 7, loss=9.0), set()),   # beyond equal tokens and equal time
+            (self.edit("delayed.1.jsonl", FP8, "step", 2, memory_gib=40.0), {"memory_gib"}),
+            (self.edit("delayed.1.jsonl", FP8, "step", 1, step_seconds=7.9),
+             {"equal_time_tokens", "loss_equal_time", "loss_equal_time_gap"}),
+        ]
+        for changed, columns in cases:
+            with self.subTest(columns=columns):
+                self.change("delayed", changed, columns)
+        clocks = (SAMPLES.replace("5.0,5,0,1760", "5.0,5,0,1765"), {"sm_mhz_max"})
+        self.change("bf16", lambda: self.write("bf16.1.gpu.csv", clocks[0]), clocks[1])
+
+    def test_validation(self):
+        for name, log in (("a", BF16), ("b", FP8)):
+            self.write(f"{name}.jsonl", log)
+        self.call("a.jsonl", "b.jsonl", "--out", "out")
+        row = self.rows()["b"]
+        self.assertEqual((row["valid_tokens"], row["valid_loss_equal_tokens"]), (str(8 * TOKENS), "3.5"))
+        self.assertAlmostEqual(float(row["valid_loss_gap"]), 3.5 / 3.4 - 1, 12)
+        self.edit("b.jsonl", FP8, "eval", 8, counted_tokens=8192)()   # another part of the text
+        said = self.call("a.jsonl", "b.jsonl", "--out", "out").stdout
+        self.assertIn("| 3.5000 | validated on 8,192 tokens, not 4,096 |", said)
+        self.assertEqual(self.rows()["b"]["valid_loss_gap"], "")
+        # Without a validation at equal tokens there is none.
+        self.write("b.jsonl", a_log([1.0] * 8, losses_of(8), DELAYED, evals={5: 3.5}))
+        self.call("a.jsonl", "b.jsonl", "--out", "out")
+        self.assertEqual(self.rows()["a"]["valid_reason"], "at no equal tokens")
+
+
+class Comparability(CompareTest):
+    """What two runs may differ in, and what the tables say of it."""
+
+    def verdict(self, config=None, other=None, **header):
+        """(ratio in the table, lines below it) of a run beside BF16."""
+        self.write("base.jsonl", BF16)
+        self.write("other.jsonl", other or a_log([7.0] + [1.0] * 7, losses_of(8), config, evals={8: 3.4}, **header))
+        said = self.call("base.jsonl", "other.jsonl", "--out", "out").stdout
+        return self.rows()["other"]["speed_ratio"], said
+
+    def test_precision_is_what_comparisons_are_about(self):
+        for config in (DELAYED, {"grad-dtype": "bf16"}, {"dtype": "fp32"}, {"fp8-recipe": "tensorwise",
+                       "first-last-layers-bf16": True}, {"fp8-something-new": True}, {"bf16-linears": ["0.*"]}):
+            ratio, said = self.verdict(config)
+            self.assertNotEqual(ratio, "", config)
+            self.assertNotIn("\n[1]", said)
+
+    def test_other_configurations_get_no_ratio(self):
+        """Every option of a log that is not known to make no difference, whatever later versions add."""
+        for key, value in H200["config"].items():
+            other = {**(value if isinstance(value, dict) else {})} or (["x"] if isinstance(value, list) else
+                     not value if isinstance(value, bool) else value + 1 if isinstance(value, (int, float)) else "x")
+            if key in NEUTRAL or precision_text({**H200["config"], key: other}) != precision_text(H200["config"]) \
+                    or key in ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"):
+                continue
+            with self.subTest(key):
+                ratio, said = self.verdict({key: other})
+                self.assertEqual(ratio, "")
+                self.assertIn(f"[1] not compared: {key} ", said)
+                self.assertIn(f"(--allow {key} compares all the same)", said)
+                self.assertEqual(said.count("not compared [1]"), 4)   # speed, and the three losses
+
+    def test_other_gpus_and_data_get_no_ratio(self):
+        for header, text in (({"device": {"name": "NVIDIA H100"}}, "gpu NVIDIA H100, base has NVIDIA H200"),
+                             ({"world": 2}, "gpus 2, base has 1"),
+                             ({"synthetic_data": True}, "synthetic-data true, base has false")):
+            ratio, said = self.verdict(**header)
+            self.assertEqual(ratio, "")
+            self.assertIn(f"[1] not compared: {text} (--allow ", said)
+
+    def test_figures_a_gpu_of_several(self):
+        for i in (1, 2):
+            self.write(f"one.{i}.jsonl", BF16)
+            self.write(f"four.{i}.jsonl", [{**BF16[0], "world": 4}, *BF16[1:]])
+        self.call(*[f"{n}={n}.{i}.jsonl" for n in ("one", "four") for i in (1, 2)], "--out", "out", "--allow", "gpus",
+                  "--baseline", "four")
+        one, four = self.rows().values()
+        for column in ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_bf16_peak", "mfu_fp8_peak"):
+            self.assertEqual(float(one[column]), 4 * float(four[column]))
+        self.assertEqual([one[f"speed_ratio{end}"] for end in ("", "_min", "_max")], ["4.0"] * 3)
+        self.assertEqual(four["samples_per_s"], one["samples_per_s"])
+
+    def test_what_is_said_beside_a_ratio(self):
+        for header, text in (({"commit": "1234567"}, "commit 1234567, base has aab928652549"),
+                             ({"device": {"driver": "12.8"}}, "driver 12.8, base has 13.0"),
+                             ({"other": a_log([7.0] + [1.0] * 6, losses_of(7))},
+                              f"{7 * TOKENS:,} tokens trained on, base {8 * TOKENS:,}")):
+            ratio, said = self.verdict(**header)
+            self.assertNotEqual(ratio, "")
+            self.assertIn(f"[1] differs: {text}", said)
+            self.assertRegex(said, r"\| 1\.22\d \[1\] \|")
+
+    def test_what_makes_no_difference(self):
+        self.assertEqual(NEUTRAL, {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval",
+                                   "log-file", "sample-every", "sample-tokens", "prompt-ids", "prompt-bytes",
+                                   "prompts", "temperature", "top-k", "print", "hellaswag-data",
+                                   "hellaswag-interval", "hellaswag-examples", "eval-interval", "dry-run",
+                                   "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config"})
+        # Absent in the other log: off.
+        ratio, said = self.verdict({"log-file": "b", "save": "x", "save-interval": 5, "eval-interval": 7,
+                                    "resume": "auto", "fuse-gelu": False, "rampup-batch-size": None})
+        self.assertNotEqual(ratio, "")
+        self.assertNotIn("\n[1]", said)
+        self.assertEqual(self.verdict({"fuse-gelu": True})[0], "")
+
+    def test_what_went_wrong_in_a_run_is_told(self):
+        log = [{**r, "skipped": True} if r.get("step") in (5, 6) else r for r in FP8[:-1]]
+        log.append({"type": "event", "step": 7, "kind": "warning", "text": "memory | grew"})
+        _, said = self.verdict(other=log)
+        for text in ("* other: other.jsonl does not say that its run ended\n", "* other: 2 steps were skipped",
+                     "* other: 1 warnings in other.jsonl, the first in step 7: memory \\| grew\n"):
+            self.assertIn(text, said)
+
+    def test_rounds_that_do_not_repeat_their_losses(self):
+        said = self.call(*self.recorded(), "--out", "out").stdout
+        self.assertIn("* delayed: losses of its rounds differ by up to ", said)
+        self.assertNotIn("* bf16: losses", said)
+
+    def test_precision_in_words(self):
+        for config, words in (({}, "BF16"), ({"dtype": "fp32"}, "FP32"),
+                              (DELAYED, "FP8 delayed hybrid, fp8-min-gain 1.0, fp8-amax-history-len 1024"),
+                              ({"fp8-recipe": "tensorwise", "fp8-format": "hybrid", "first-last-layers-bf16": True,
+                                "num-layers-at-start-in-bf16": 2, "bf16-linears": ["0.*", "head"], "fp8-margin": 0},
+                               "FP8 tensorwise hybrid, first 2 and last 1 layers BF16, bf16-linears 0.*,head"),
+                              ({"grad-dtype": "bf16", "grad-comm-dtype": "bf16"}, "BF16, grad-dtype bf16"),
+                              ({"grad-comm-dtype": "fp8"}, "BF16, grad-comm-dtype fp8")):
+            self.assertEqual(precision_text({"dtype": "bf16", **config}), words)
+
+
+class BadInput(CompareTest):
+    def refused(self, text, *arguments):
+        done = self.call(*arguments, code=2)
+        self.assertEqual((done.stdout, len(done.stderr.splitlines())), ("", 1), done.stderr)
+        self.assertIn(text, done.stderr)
+        self.assertTrue(done.stderr.startswith("error: "), done.stderr)
+
+    def test_options(self):
+        self.write("a.jsonl", BF16)
+        self.write("b.jsonl", BF16)
+        run = ["--run", "a=./train_gpt2", "--out", "out"]
+        for text, arguments in (
+                ("nothing to compare", []),
+                ("unrecognized arguments: --roundz", ["a.jsonl", "--roundz", "3"]),
+                ("--rounds: invalid int of at least 1 value: '0'", [*run, "--rounds", "0"]),
+                ("--warmup: invalid int of at least 0 value: '-1'", ["a.jsonl", "--out", "o", "--warmup", "-1"]),
+                ("--slice-minutes: invalid float of at least 0.001 value: 'nan'", [*run, "--slice-minutes", "nan"]),
+                ("give either logs, or --table or --run", ["a.jsonl", *run]),
+                ("--table and --run: one or the other", ["--table", "gpt2", *run]),
+                ("invalid choice: 'gpt3'", ["--table", "gpt3"]),
+                ("--only bf17: not in --table formats, which has fp32, bf16, fp8-e4m3, fp8-hybrid",
+                 ["--table", "formats", "--only", "bf16,bf17", "--out", "o"]),
+                ("--only: chooses rows of a --table", [*run, "--only", "a"]),
+                ("--out FOLDER is needed", ["a.jsonl", "b.jsonl"]), ("--out FOLDER is needed", run[:2]),
+                ("--rounds: has no effect on finished logs", ["a.jsonl", "--out", "o", "--rounds", "2"]),
+                ("--dry-run: has no effect on finished logs", ["a.jsonl", "--out", "o", "--dry-run"]),
+                ("-- --lr 1: has no effect on finished logs", ["a.jsonl", "--out", "o", "--", "--lr", "1"]),
+                ("--slice-minutes: has no effect without --train-iters", [*run, "--slice-minutes", "1"]),
+                ("--iters: has no effect with --train-iters", [*run, "--train-iters", "9", "--iters", "3"]),
+                ("--baseline c: none of the configurations: a, b",
+                 ["a.jsonl", "b.jsonl", "--out", "o", "--baseline", "c"]),
+                ("--allow seed: nothing to allow; what keeps runs here from being compared: nothing",
+                 ["a.jsonl", "b.jsonl", "--out", "o", "--allow", "seed"]),
+                ("--run ./train_gpt2: not NAME=COMMAND", ["--run", "./train_gpt2", "--out", "o"]),
+                ("--run a=: no command", ["--run", "a=", "--out", "o"]),
+                ("--run a=x 'y: No closing quotation", ["--run", "a=x 'y", "--out", "o"]),
+                ("--run a/b=: a name is", ["--run", "a/b=x", "--out", "o"]),
+                ("--run a=: given twice", [*run, "--run", "a=y"]),
+                ("--run a=: --log_file=x is set by the comparison itself", ["--run", "a=x --log_file=x", "--out", "o"]),
+                ("--run a=: -x is set by the comparison itself", ["--run", "a=x -x 5", "--out", "o"]),
+                ("after --: --train-iters is set by the comparison", [*run, "--", "--train-iters", "5"]),
+                ("a: ./train_gpt2: No such file or directory", run)):
+            with self.subTest(text):
+                self.refused(text, *arguments)
+        self.assertFalse((self.folder / "out").exists())
+
+    def test_logs(self):
+        self.write("a.jsonl", BF16)
+        self.write("x/a.jsonl", FP8)
+        self.write("short.jsonl", BF16[:7])
+        self.write("none.jsonl", BF16[:2])
+        self.write("text.jsonl", "hello\n")
+        self.write("damaged.jsonl", "".join(json.dumps(r) + "\n" for r in BF16[:4]) + "{\n{}\n")
+        self.write("config.jsonl", [{**BF16[0], "config": "{"}, *BF16[1:]])
+        self.write("zero.jsonl", [{**r, "step_seconds": "nan"} if r.get("step") == 5 else r for r in BF16])
+        self.write("resumed.jsonl", [*BF16, {**FP8[0], "step": 8}])
+        self.write("gpu.jsonl", BF16)
+        self.write("gpu.gpu.csv", SAMPLES + "1,2,3\n")
+        for text, arguments in (
+                ("absent.jsonl: No such file", ["absent.jsonl"]), ("text.jsonl:1: not the log", ["text.jsonl"]),
+                ("damaged.jsonl:5: damaged line", ["damaged.jsonl"]), ("none.jsonl: no step yet", ["none.jsonl"]),
+                ("short.jsonl: 1 steps after 3 of warm-up in each start, at least 2 are needed", ["short.jsonl"]),
+                ("config.jsonl: a header without configuration", ["config.jsonl"]),
+                ("zero.jsonl: step 5 took nan s", ["zero.jsonl"]),
+                ("resumed.jsonl: fp8-recipe is delayed since step 8 and was none: no one configuration; put the lines "
+                 "from that header on into a log of their own", ["resumed.jsonl"]),
+                ("x/a.jsonl: fp8-recipe is delayed, but a.jsonl of the same name n has none: give them different names",
+                 ["n=a.jsonl", "n=x/a.jsonl"]),
+                ("x/a.jsonl: another log is called a already: give them names", ["a.jsonl", "x/a.jsonl"]),
+                ("n=a.jsonl: given twice", ["n=a.jsonl", "n=a.jsonl"]),
+                ("=a.jsonl: no name before the =", ["=a.jsonl"]),
+                ("gpu.gpu.csv: a line without the columns unix_time,", ["gpu.jsonl"]),
+                ("x: no log NAME.NUMBER.jsonl of a measurement", ["x"]),
+                ("x: a folder is compared alone", ["a.jsonl", "x"]),
+                ("a.jsonl/out/compare.md: Not a directory", ["a.jsonl", "--out", "a.jsonl/out"])):
+            with self.subTest(text):
+                self.refused(text, *arguments, *([] if "--out" in arguments else ["--out", "out"]))
+        self.write("x/a.1.jsonl", BF16)
+        self.write("x/measured.json", "{}")
+        self.refused("x/measured.json: damaged", "x")
+
+    def test_missing_matplotlib_is_named(self):
+        self.write("a.jsonl", BF16)
+        self.write("none/matplotlib.py", "raise ImportError('none')\n")
+        done = self.call("a.jsonl", "--out", "out", code=2, plots=True, PYTHONPATH=str(self.folder / "none"))
+        self.assertRegex(done.stderr, r"^error: scripts/compare without --no-plots needs .*: python3 -m pip install ")

@@ -1,0 +1,228 @@
+"""scripts/compare measuring: the CPU trainer in turn, GPUs sampled by an nvidia-smi of this test, runs that fail, and
+the tables that can be measured by name."""
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from unittest import mock
+
+from llmfp8.comparison import gpu, tables
+from llmfp8.run_log import read_log
+from tests.support.comparison import COMPARE, ROOT, CompareTest
+from tests.support.train import BUILD, GPT2, TrainTest, make_tokens, write_shard
+
+HAVE_TRAINER = os.access(GPT2, os.X_OK) and not os.path.basename(BUILD).startswith("cuda")
+TINY = [GPT2, "--model", "gpt2-tiny", "--num-query-groups", "4", *TrainTest.SHAPE]
+# Answers like nvidia-smi of a driver before 535: no event reasons, throttle reasons instead.
+NVIDIA_SMI = """#!/bin/sh
+case "$*" in *clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field'; exit 2;; esac
+line="0, 1980, 3201, 412.50, 55, 0x0000000000000004"
+case "$*" in
+    *--loop-ms=*) while :; do echo "$line" || exit; sleep 0.005; done;;
+    *) echo "$line";;
+esac
+"""
+
+
+@unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
+class Measuring(CompareTest):
+    def runs(self, *options, **more):
+        words = {"bf16": TINY, "fp8": [*TINY, "--fp8-recipe", "delayed"], **more}
+        named = [f"{name}={shlex.join(command)}" for name, command in words.items()]
+        return [word for run in named for word in ("--run", run)] + [*options]
+
+    def data(self):
+        write_shard(self.folder / "train.bin", make_tokens(20000, 1))
+        write_shard(self.folder / "valid.bin", make_tokens(700, 2))
+        return ["--train-data", "train.bin", "--valid-data", "valid.bin", "--eval-iters", "4"]
+
+    def script(self, name, text):
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return str(path)
+
+    def test_rounds_take_turns_on_the_same_tokens(self):
+        done = self.call(*self.runs("--rounds", "3", "--iters", "4", "--warmup", "2", "--out", "out", "--",
+                                    *self.data()))
+        logs = {(name, i): read_log(self.folder / "out" / f"{name}.{i}.jsonl")
+                for i in (1, 2, 3) for name in ("bf16", "fp8")}
+        begins = [log.headers[0]["unix_time"] for log in logs.values()]
+        self.assertEqual(begins, sorted(begins))   # in the order written here: A B, A B, A B
+        for (name, i), log in logs.items():
+            self.assertEqual(sorted(log.steps), [1, 2, 3, 4, 5, 6])
+            self.assertEqual([r["loss"] for r in log.step_list()], [r["loss"] for r in logs[name, 1].step_list()])
+            self.assertEqual(log.headers[0]["config"]["train-data"], ["train.bin"])
+        self.assertNotEqual(logs["bf16", 1].steps[6]["loss"], logs["fp8", 1].steps[6]["loss"])
+        row = self.rows()["fp8"]
+        times = [record["step_seconds"] for i in (1, 2, 3) for record in logs["fp8", i].step_list()[2:]]
+        self.assertEqual((row["timed_steps"], row["rounds"]), ("12", "3"))
+        self.assertEqual((float(row["s_per_it_min"]), float(row["s_per_it_max"])), (min(times), max(times)))
+        self.assertEqual(float(row["loss_equal_tokens_gap"]),
+                         float(row["loss_equal_tokens"]) / float(self.rows()["bf16"]["loss_equal_tokens"]) - 1)
+        self.assertEqual(float(row["valid_loss_equal_tokens"]), logs["fp8", 1].evals[6]["loss"])
+        self.assertIn("| no nvidia-smi |" if not shutil.which("nvidia-smi") else "| 1 x", done.stdout)
+        self.assertEqual(done.stderr.count("round 2/3 "), 2)
+        said = self.call("out", "--warmup", "3").stdout   # once more, of what is there
+        self.assertIn("The first 3 steps", said)
+        self.assertIn("--out out: has out/bf16.1.jsonl of an earlier measurement",
+                      self.call(*self.runs("--out", "out", "--", *self.data()), code=2).stderr)
+
+    def test_gpus_are_sampled_in_the_timed_steps(self):
+        self.script("bin/nvidia-smi", NVIDIA_SMI)
+        # Steps of some milliseconds, so that samples fall into them.
+        wide = ["--hidden-size", "128", "--ffn-hidden-size", "512", "--kv-channels", "32", "--seq-length", "64",
+                "--max-position-embeddings", "64", "--global-batch-size", "16"]
+        self.call("--run", f"a={shlex.join([*TINY, *wide])}", "--rounds", "2", "--iters", "8", "--out", "out", "--",
+                  "--synthetic-data", path=self.folder / "bin")
+        row = self.rows()["a"]
+        self.assertGreater(int(row["clock_samples"]), 2)
+        self.assertEqual((row["sm_mhz_median"], row["power_w_median"], row["throttle_reasons"].split(" 0.9")[0][:9]),
+                         ("1980.0", "412.5", "power cap"))
+        lines = (self.folder / "out" / "a.1.gpu.csv").read_text().splitlines()
+        self.assertEqual(lines[0], ",".join(gpu.COLUMNS))
+        self.assertLess(int(row["clock_samples"]), 2 * len(lines))   # warm-up is left out
+        self.assertEqual(row["loss_reason"], "synthetic data: no loss")
+
+    def test_an_nvidia_smi_that_fails_is_named(self):
+        self.script("bin/nvidia-smi", "#!/bin/sh\necho 'NVIDIA-SMI has failed: no driver'\nexit 9\n")
+        self.call("--run", f"a={shlex.join(TINY)}", "--rounds", "1", "--out", "out", "--", "--synthetic-data",
+                  path=self.folder / "bin")
+        self.assertEqual(self.rows()["a"]["clock_reason"], "nvidia-smi failed: NVIDIA-SMI has failed: no driver")
+
+    def test_long_runs_in_slices_are_the_uninterrupted_ones(self):
+        data = self.data()
+        done = self.call(*self.runs("--train-iters", "400", "--slice-minutes", "0.003", "--out", "out", "--", *data,
+                                    "--eval-interval", "200"))
+        self.assertIn("slice 2 ", done.stderr)
+        for name, extra in (("bf16", []), ("fp8", ["--fp8-recipe", "delayed"])):
+            log = read_log(self.folder / "out" / f"{name}.1.jsonl")
+            subprocess.run([*TINY, *extra, *data, "--eval-interval", "200", "--train-iters", "400", "--log-file",
+                            "whole"], cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
+            whole = read_log(self.folder / "whole")
+            self.assertEqual([r["loss"] for r in log.step_list()], [r["loss"] for r in whole.step_list()])
+            row = self.rows()[name]
+            # Each slice has a warm-up of three steps of its own; on a busy machine one may be no longer than that.
+            begins = [header["step"] for header in log.headers] + [400]
+            timed = [max(0, end - begin - 3) for begin, end in zip(begins, begins[1:])]
+            self.assertEqual(int(row["rounds"]), sum(steps > 0 for steps in timed))
+            self.assertEqual(int(row["timed_steps"]), sum(timed))
+            self.assertEqual(float(row["valid_loss_equal_tokens"]), whole.evals[400]["loss"])
+        # The same command once more: nothing is left to do.
+        again = self.call(*self.runs("--train-iters", "400", "--slice-minutes", "0.003", "--out", "out", "--", *data,
+                                     "--eval-interval", "200"))
+        self.assertNotIn("slice", again.stderr)
+        # Other options, or the logs of rounds, are not gone on with.
+        said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
+        self.assertRegex(said, r"^error: --out out: its bf16 is of .*, 400 steps: repeat that, or choose another .*\n$")
+        (self.folder / "out" / "measured.json").unlink()
+        said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
+        self.assertIn("its bf16 is of another measurement", said)
+
+    def test_bad_options_are_found_before_anything_runs(self):
+        said = self.call(*self.runs("--out", "out", "--", "--synthetic-data", bad=[*TINY, "--seq-lenght", "3"]), code=2)
+        self.assertRegex(said.stderr, r"^error: bad: .*seq-lenght.*seq-length.*\(exit code 2 of .*\n$")
+        self.assertFalse((self.folder / "out").exists())
+
+    def test_a_run_that_fails_is_told_and_the_others_go_on(self):
+        fails = self.script("fails", "#!/bin/sh\nfor w; do [ $w = --dry-run ] && exit; done\n"
+                                     "echo 'error: out of luck' >&2\necho later\nexit 6\n")
+        said = self.call(*self.runs("--rounds", "2", "--iters", "3", "--out", "out", "--", "--synthetic-data",
+                                    bad=[fails]), code=1)
+        self.assertIn("round 1/2 bad: FAILED: exit code 6: out of luck\n", said.stderr)
+        self.assertNotIn("round 2/2 bad", said.stderr)
+        self.assertIn("* bad: FAILED: exit code 6: out of luck\n", said.stdout)
+        self.assertEqual(list(self.rows()), ["bf16", "fp8"])
+        self.assertIn("* bad: FAILED", self.call("out", code=1).stdout)
+        said = self.call("--run", f"bad={fails}", "--out", "none", code=2)
+        self.assertIn("error: no run ended well; bad: exit code 6: out of luck", said.stderr)
+        said = self.call("--run", f"bad={fails}", "--out", "fails/x", code=2)
+        self.assertIn("error: --out fails/x/measured.json: Not a directory\n", said.stderr)
+
+    def stopped(self, more, while_it_runs):
+        """The process of a run that a stop came to; `more`, Python, is run in scripts/compare before anything else."""
+        pid = self.folder / "pid"
+        waits = self.script("waits", "#!/bin/sh\nfor w; do [ $w = --dry-run ] && exit; done\nexec sleep 100\n")
+        told = ("import os, runpy, signal, subprocess, sys\n"
+                "start = subprocess.Popen.__init__\n"
+                "def init(self, words, *args, **named):\n"
+                "    start(self, words, *args, **named)\n"
+                "    if named.get('start_new_session'):\n"
+                f"        with open({str(pid)!r}, 'w') as file: print(self.pid, file=file, flush=True)\n{more}"
+                "subprocess.Popen.__init__ = init\n"
+                f"sys.argv[1:] = {['--no-plots', '--run', f'a={waits}', '--out', 'out']!r}\n"
+                f"runpy.run_path({str(COMPARE)!r}, run_name='__main__')\n")
+        process = subprocess.Popen([sys.executable, "-c", told], cwd=self.folder, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True)
+        end = time.monotonic() + 30
+        while while_it_runs and not (pid.exists() and pid.read_text().strip()) and time.monotonic() < end:
+            time.sleep(0.02)
+        if while_it_runs:
+            process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=30)[0]
+        self.assertEqual((process.returncode, said), (130, "interrupted\n"))
+        return int(pid.read_text())
+
+    def test_a_stop_reaches_the_run(self):
+        for what, more in (("while it runs", ""),
+                           ("as it starts", "        os.kill(os.getpid(), signal.SIGTERM)\n"),
+                           ("twice", "        os.kill(os.getpid(), signal.SIGINT)\n"
+                                     "        os.kill(os.getpid(), signal.SIGTERM)\n")):
+            with self.subTest(what):
+                shutil.rmtree(self.folder / "out", ignore_errors=True)
+                (self.folder / "pid").unlink(missing_ok=True)
+                with self.assertRaises(ProcessLookupError):
+                    os.kill(self.stopped(more, not more), 0)
+
+
+class NamedTables(CompareTest):
+    @unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
+    def test_every_row_is_a_configuration_of_the_trainer(self):
+        for name, table in tables.TABLES.items():
+            with self.subTest(name):
+                said = self.call("--table", name, "--out", "out", "--dry-run", "--", "--synthetic-data").stdout
+                lines = dict(line.split(": ", 1) for line in said.splitlines())
+                self.assertEqual(list(lines), list(table.rows))
+                for row, command in lines.items():
+                    self.assertTrue(command.endswith(
+                        f" --synthetic-data --train-iters 13 --log-file out/{row}.1.jsonl"))
+        self.assertFalse((self.folder / "out").exists())
+
+    def test_the_readme_has_a_command_for_every_table(self):
+        readme = (ROOT / "scripts" / "README.md").read_text()
+        self.assertEqual(set(re.findall(r"scripts/compare --table (\S+)", readme)), set(tables.TABLES))
+
+    def test_a_table_is_called_after_the_gpus_that_run_it(self):
+        for ranks, words in ((None, ("8 GPUs", "1 GPU:")), ("4", ("4 GPUs", "4 GPUs:")), ("1", ("1 GPU:", "1 GPU:"))):
+            with mock.patch.dict(os.environ, {"RANKS": ranks} if ranks else {}):
+                if not ranks:
+                    os.environ.pop("RANKS", None)
+                self.assertIn(words[0], tables.title("llama3-8b"))
+                self.assertIn(words[1], tables.title("llama3-small"))
+
+    @unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
+    def test_a_named_table_is_measured(self):
+        tiny = ["--num-layers", "1", "--hidden-size", "32", "--ffn-hidden-size", "32", "--num-attention-heads", "2",
+                "--kv-channels", "16", "--vocab-size", "100", "--seq-length", "8", "--synthetic-data"]
+        short = ["--rounds", "1", "--iters", "2", "--warmup", "1", "--out", "out"]
+        # Without effect in BF16, so refused, before anything runs.
+        self.call("--table", "gpt2", *short, "--", *tiny, "--fp8-min-gain", "0", code=2)
+        self.call("--table", "gpt2", "--only", "bf16-32,bf16-64", *short, "--", *tiny)
+        rows = self.rows()
+        self.assertEqual(list(rows), ["bf16-32", "bf16-64"])
+        self.assertEqual({row["baseline"] for row in rows.values()}, {"bf16-64"})
+        self.assertNotEqual(rows["bf16-32"]["speed_ratio"], "")
+        self.assertEqual(rows["bf16-32"]["differences"], "differs: micro-batch-size 32, bf16-64 has 64")
+        measured = json.loads((self.folder / "out" / "measured.json").read_text())
+        self.assertEqual([measured[key] for key in ("table", "warmup", "failures")], ["gpt2", 1, {}])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,215 @@
+"""data/prepare_text.py: what it reads, writes and refuses. Standard library only."""
+import gzip
+import hashlib
+import json
+import math
+import unittest
+
+from llmfp8.text_shards import is_validation
+from tests.support.data_scripts import DATA, ScriptTest, documents_of, has, lines, tokens_of
+
+
+class PrepareText(ScriptTest):
+    def test_text_becomes_both_splits_and_nothing_is_lost(self):
+        text = lines(3000)
+        path = self.file("a.txt", text)
+        summary = self.prepare_bytes("--valid-fraction", "0.1", path)
+        train, valid = documents_of(self.out, "train"), documents_of(self.out, "valid")
+        size = len(text.encode())
+        self.assertEqual(sum(map(len, train + valid)), size)
+        self.assertIn(f"valid: {sum(map(len, valid)) + len(valid)} tokens in {len(valid)} documents", summary)
+        # Documents end at ends of lines, and together they are the text.
+        for document in train + valid:
+            self.assertTrue(document.endswith(b"\n"))
+            self.assertLess(len(document), 8192 + 200)
+        self.assertEqual(sorted(b"".join(train + valid).splitlines()), sorted(text.encode().splitlines()))
+        # 3000 lines give about 26 documents; 0.1 of them is 2.6, and 13 would be far off.
+        self.assertTrue(0 < len(valid) < 13, len(valid))
+        for document in train:
+            self.assertFalse(is_validation(document, 0.1))
+        for document in valid:
+            self.assertTrue(is_validation(document, 0.1))
+
+    def test_split_depends_on_the_text_only(self):
+        one = self.file("one.txt", lines(2000, seed=1))
+        two = self.file("two.txt", lines(2000, seed=2))
+        self.prepare_bytes("--valid-fraction", "0.2", one, two)
+        first = set(documents_of(self.out, "valid"))
+        self.prepare_bytes("--valid-fraction", "0.2", "--overwrite", two, one)
+        self.assertEqual(first, set(documents_of(self.out, "valid")))
+        # A larger fraction keeps what a smaller one had.
+        self.prepare_bytes("--valid-fraction", "0.5", "--overwrite", two, one)
+        self.assertLess(first, set(documents_of(self.out, "valid")))
+
+    def test_fraction_is_met(self):
+        documents = [f"document {i}".encode() for i in range(20000)]
+        share = sum(is_validation(document, 0.1) for document in documents) / len(documents)
+        self.assertLess(abs(share - 0.1), 5 * math.sqrt(0.1 * 0.9 / 20000))
+
+    def test_workers_do_not_change_a_byte(self):
+        path = self.file("a.txt", lines(40000))   # several batches
+        contents = []
+        for workers in ("1", "3"):
+            self.prepare_bytes("--workers", workers, "--overwrite", "--shard-tokens", "500000", path,
+                               packages=self.folder)
+            contents.append({file.name: file.read_bytes() for file in self.out.iterdir()})
+        self.assertEqual(contents[0], contents[1])
+        self.assertGreater(len(contents[0]), 6)
+
+    def test_folders_skip_hidden_and_binary_files(self):
+        self.file("in/b/z.md", "last\n")
+        self.file("in/a.txt", "first\n")
+        self.file("in/.git/config", "hidden\n")
+        self.file("in/picture.png", b"\x89PNG\0\0")
+        self.file("in/empty.txt", "")
+        summary = self.prepare_bytes("--valid-fraction", "0", self.folder / "in")
+        self.assertEqual(documents_of(self.out, "train"), [b"first\n", b"last\n"])
+        self.assertEqual(list(self.out.glob("valid*")), [])
+        self.assertIn("passed over 1 binary files", summary)
+
+    def test_json_lines_and_compression(self):
+        rows = [{"text": "one \u00e9"}, {"text": ""}, {"text": None}, {"text": "half \ud800 pair", "id": 3}]
+        content = "\n".join(map(json.dumps, rows)) + "\n\n"
+        self.file("a.jsonl", content)
+        with gzip.open(self.folder / "b.jsonl.gz", "wb") as file:
+            file.write(content.encode())
+        with gzip.open(self.folder / "c.txt.gz", "wb") as file:
+            file.write(b"plain")
+        inputs = [self.folder / "a.jsonl", self.folder / "b.jsonl.gz", self.folder / "c.txt.gz"]
+        if has("zstandard"):
+            import zstandard
+            frame = zstandard.ZstdCompressor().compress
+            # Two frames, as tools that compress in parallel write them.
+            frames = frame(content[:20].encode()) + frame(content[20:].encode())
+            inputs.append(self.file("d.jsonl.zst", frames))
+        summary = self.prepare_bytes("--valid-fraction", "0", *inputs)
+        both = ["one \u00e9".encode(), b"half ? pair"]
+        expected = both + both + [b"plain"] + (both if has("zstandard") else [])
+        self.assertEqual(documents_of(self.out, "train"), expected)
+        self.assertIn("documents without text", summary)
+
+    def test_document_bytes(self):
+        # One line without end: cut near 16 bytes and never inside of a character of 3.
+        path = self.file("a.txt", "\u4e2d" * 40)
+        self.prepare_bytes("--valid-fraction", "0", "--document-bytes", "16", path)
+        documents = documents_of(self.out, "train")
+        self.assertGreater(len(documents), 2)
+        self.assertEqual(b"".join(documents).decode(), "\u4e2d" * 40)
+        for document in documents:
+            document.decode()
+        self.prepare_bytes("--valid-fraction", "0", "--document-bytes", "0", "--overwrite", path)
+        self.assertEqual(len(documents_of(self.out, "train")), 1)
+
+    def test_max_documents(self):
+        path = self.file("a.jsonl", "".join(json.dumps({"body": str(i)}) + "\n" for i in range(10)))
+        self.prepare_bytes("--valid-fraction", "0", "--text-field", "body", "--max-documents", "4", path)
+        self.assertEqual(documents_of(self.out, "train"), [b"0", b"1", b"2", b"3"])
+
+    def test_sidecar(self):
+        self.prepare_bytes("--valid-fraction", "0.3", self.file("a.txt", lines(2000)))
+        for split in ("train", "valid"):
+            path = self.out / f"{split}_000000.bin"
+            meta = json.loads((self.out / f"{split}_000000.meta.json").read_text())
+            tokens = tokens_of(path)
+            self.assertEqual(meta["tokens"], len(tokens))
+            self.assertEqual((meta["split"], meta["dtype"], meta["vocab_size"]), (split, "uint16", 257))
+            self.assertEqual(meta["tokenizer"]["separator"], 256)
+            self.assertEqual(meta["document_offsets"], [i for i, token in enumerate(tokens) if token == 256])
+            self.assertEqual(meta["documents"], len(meta["document_offsets"]))
+            self.assertEqual(meta["checksum"]["value"], hashlib.sha256(path.read_bytes()).hexdigest())
+        self.assertEqual(list(self.out.glob("*.tmp")), [])
+
+    def test_bad_input_is_refused(self):
+        good = self.file("good.txt", "text\n")
+        bytes_of = ["--tokenizer", "bytes"]
+        self.refused(["nowhere.txt: no such file", "hf:OWNER/NAME"], *bytes_of, "nowhere.txt")
+        self.refused(["b.txt: not a text file"], *bytes_of, self.file("b.txt", b"a\0b"))
+        self.refused(["bad.jsonl: line 2: not JSON"], *bytes_of,
+                     self.file("bad.jsonl", '{"text": "a"}\n{"te'))
+        self.refused(["no.jsonl: line 1: no field 'text' (there is: body, id)", "--text-field"], *bytes_of,
+                     self.file("no.jsonl", '{"id": 1, "body": "a"}\n'))
+        self.refused(["number.jsonl: line 1: field 'text' is int"], *bytes_of,
+                     self.file("number.jsonl", '{"text": 1}\n'))
+        self.refused(["list.jsonl: line 1: no field"], *bytes_of, self.file("list.jsonl", "[1, 2]\n"))
+        self.refused(["bad.txt.gz: "], *bytes_of, self.file("bad.txt.gz", b"\x1f\x8b\x08 not gzip at all"))
+        self.refused(["cut.txt.gz: ", "truncated"], *bytes_of,
+                     self.file("cut.txt.gz", gzip.compress(lines(100).encode())[:-20]))
+        self.refused(["hold no text"], *bytes_of, self.file("empty.txt", ""))
+        self.refused(["none of 1 documents falls into the valid split", "--document-bytes"], *bytes_of, good)
+        self.refused(["--valid-fraction 1.0"], *bytes_of, "--valid-fraction", "1", good)
+        self.refused(["--valid-fraction nan"], *bytes_of, "--valid-fraction", "nan", good)
+        self.refused(["--shard-tokens 0"], *bytes_of, "--shard-tokens", "0", good)
+        self.refused(["--shard-tokens 2147483648"], *bytes_of, "--shard-tokens", 2 ** 31, good)
+        self.refused(["--workers -1"], *bytes_of, "--workers", "-1", good)
+        self.refused(["--tokenizer nothing: not bytes, gpt2 or"], "--tokenizer", "nothing", good)
+        self.refused(["--separator has no effect"], *bytes_of, "--separator", "<s>", good)
+        self.refused(["only go with --tokenizer gpt2"], *bytes_of, "--vocab-bpe", "x", good)
+
+    def test_existing_shards_are_kept_unless_told(self):
+        path = self.file("a.txt", lines(1000))
+        other = self.file("out/notes.txt", "mine")
+        stale = self.file("out/train_000007.bin.tmp", "of a killed run")
+        self.prepare_bytes("--valid-fraction", "0.2", "--shard-tokens", "20000", path)
+        self.assertFalse(stale.exists())
+        before = {file.name: file.read_bytes() for file in self.out.iterdir()}
+        self.assertIn("already has train_000000.bin", self.prepare_bytes(path, code=2))
+        # A run that fails leaves the old shards alone, too.
+        self.prepare_bytes("--overwrite", self.file("bad.jsonl", "{"), code=2)
+        self.assertEqual(before, {file.name: file.read_bytes() for file in self.out.iterdir()})
+        self.prepare_bytes("--valid-fraction", "0", "--overwrite", path)
+        self.assertEqual(sorted(file.name for file in self.out.iterdir()),
+                         ["notes.txt", "train_000000.bin", "train_000000.meta.json"])
+        self.assertEqual(other.read_text(), "mine")
+
+    def test_missing_package_is_named(self):
+        path = self.file("a.txt", "text\n")
+        for package in ("tiktoken", "tokenizers", "zstandard", "pyarrow", "datasets"):
+            self.file(f"none/{package}.py", f"raise ImportError('no {package} here')\n")
+        packages = self.folder / "none"
+        cases = [("tiktoken", "gpt2", path), ("tokenizers", self.file("tokenizer.json", "{}"), path),
+                 ("zstandard", "bytes", self.file("a.txt.zst", "x")),
+                 ("pyarrow", "bytes", self.file("a.parquet", "x")), ("datasets", "bytes", "openwebtext")]
+        requirements = (DATA.parent / "requirements.txt").read_text().splitlines()
+        for package, tokenizer, source in cases:
+            pin = next(line for line in requirements if line.startswith(package + "=="))
+            self.refused([f"python3 -m pip install '{pin}'"], "--tokenizer", tokenizer, source,
+                         packages=packages)
+
+    def test_progress_without_tqdm(self):
+        self.file("none/tqdm.py", "raise ImportError\n")
+        path = self.file("a.txt", "text\n")
+        self.prepare_bytes("--valid-fraction", "0", path, packages=self.folder / "none")
+
+    def test_hugging_face_dataset(self):
+        # A stand-in for the package: it streams, and refuses a dataset that is a script as the real one does.
+        self.file("fake/datasets.py", """
+def load_dataset(path, split, streaming, name=None, revision=None):
+    assert streaming
+    if path == "owner/absent":
+        raise FileNotFoundError("no such dataset")
+    if path == "Skylion007/openwebtext" and revision is None:
+        raise RuntimeError("Dataset scripts are no longer supported, but found openwebtext.py")
+    return ({"text": f"{path} {split} {name} {revision} {i}"} for i in range(10 ** 9))
+""")
+        fake = self.folder / "fake"
+
+        def documents(*arguments):
+            self.prepare_bytes("--valid-fraction", "0", "--max-documents", "2", "--overwrite", *arguments,
+                               packages=fake)
+            return [document.decode() for document in documents_of(self.out, "train")]
+
+        self.assertEqual(documents("slimpajama"),
+                         [f"cerebras/SlimPajama-627B train None None {i}" for i in (0, 1)])
+        self.assertEqual(documents("hf:owner/name", "--dataset-config", "en", "--dataset-split", "test")[1],
+                         "owner/name test en None 1")
+        self.assertEqual(documents("openwebtext")[0],
+                         "Skylion007/openwebtext train None refs/convert/parquet 0")
+        self.assertIn("dataset owner/absent: FileNotFoundError: no such dataset",
+                      self.prepare_bytes("--overwrite", "hf:owner/absent", packages=fake, code=2))
+        self.assertIn("row 1: no field 'body'",
+                      self.prepare_bytes("--overwrite", "--text-field", "body", "slimpajama", packages=fake,
+                                         code=2))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,244 @@
+"""Shards of data/*.py: cutting, tokenizers, data/inspect_shards.py. Standard library only; what needs an
+optional package is skipped where it is missing."""
+import array
+import json
+import math
+import random
+import shutil
+import struct
+import unittest
+
+from inspect_shards import bigram_entropy
+from llmfp8 import text_tokenizers
+from llmfp8.shard_format import MIN_TAIL_TOKENS, Shard, SplitWriter
+from tests.support.data_scripts import ScriptTest, documents_of, has, lines, tokens_of
+
+
+class Sharding(ScriptTest):
+    def write(self, shard_tokens, lengths, chunk=1):
+        self.out.mkdir(exist_ok=True)
+        writer = SplitWriter(self.out, "train", 2, shard_tokens, {"tokenizer": {"separator": 7}})
+        for at in range(0, len(lengths), chunk):
+            part = lengths[at:at + chunk]
+            tokens = array.array("H")
+            for length in part:
+                tokens.extend([7] + [1] * (length - 1))
+            writer.write(tokens.tobytes(), part)
+        writer.finish()
+        writer.publish()
+        return [(path, json.loads(path.with_suffix("").with_suffix(".meta.json").read_text()))
+                for path in sorted(self.out.glob("*.bin"))]
+
+    def check(self, shards, lengths):
+        stream, starts = [], []
+        for path, meta in shards:
+            tokens = tokens_of(path)
+            self.assertEqual(meta["tokens"], len(tokens))
+            self.assertEqual(meta["document_offsets"], [i for i, token in enumerate(tokens) if token == 7])
+            starts += [len(stream) + offset for offset in meta["document_offsets"]]
+            stream += tokens
+        expected = [sum(lengths[:i]) for i in range(len(lengths))]
+        self.assertEqual(starts, expected)
+        self.assertEqual(len(stream), sum(lengths))
+
+    def test_documents_run_on_into_the_next_shard(self):
+        for shard_tokens, lengths, chunk, sizes in [
+                (10, [4, 4, 4, 4, 4, 20], 1, [10, 10, 10, 10]),
+                (10, [10, 10], 2, [10, 10]),
+                (10, [10, 9], 1, [19]),            # 9 tokens would be a short shard
+                (10, [35], 1, [10, 10, 15]),
+                (10, [1], 1, [1]),
+                (10, [3] * 11, 4, [10, 10, 13])]:
+            shutil.rmtree(self.out, ignore_errors=True)
+            shards = self.write(shard_tokens, lengths, chunk)
+            self.check(shards, lengths)
+            self.assertEqual([meta["tokens"] for _, meta in shards], sizes)
+
+    def test_tail_shorter_than_a_sample_joins_the_last_shard(self):
+        lengths = [50000] * 5
+        shards = self.write(100000, lengths)
+        self.check(shards, lengths)
+        self.assertEqual([meta["tokens"] for _, meta in shards], [100000, 150000])
+        self.assertLess(50000, MIN_TAIL_TOKENS)
+
+    def test_unpublished_shards_are_removed(self):
+        self.out.mkdir()
+        writer = SplitWriter(self.out, "train", 2, 10, {})
+        writer.write(bytes(2 * 45), [45])
+        self.assertNotEqual(list(self.out.glob("*.tmp")), [])
+        self.assertEqual(list(self.out.glob("*.bin")), [])
+        writer.discard()
+        self.assertEqual(list(self.out.iterdir()), [])
+
+
+class Tokenizers(ScriptTest):
+    def test_bytes_round_trip(self):
+        tokenizer = text_tokenizers.load_tokenizer("bytes")
+        text = "a\u00e9\u4e2d\n"
+        ids = [256, *tokenizer.encode(text.encode())]
+        self.assertEqual(tokenizer.decode(ids), "<|endoftext|>" + text)
+        self.assertEqual(tokenizer.decode([0xe9, 256, 300]), "\ufffd<|endoftext|><300?>")
+        self.assertEqual(tokenizer.vocab_size, 257)
+
+    @unittest.skipUnless(has("tiktoken"), "needs tiktoken")
+    def test_gpt2_from_local_files(self):
+        # A small vocabulary in GPT-2's files: the 256 bytes, three merges, the end-of-text token.
+        printable = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+        others = [b for b in range(256) if b not in printable]
+        letters = [chr(b) for b in printable] + [chr(256 + i) for i in range(len(others))]
+        merges = [("a", "b"), ("ab", "c"), ("\u0120", "a")]
+        names = letters + ["".join(merge) for merge in merges] + ["<|endoftext|>"]
+        vocab = self.file("vocab.bpe", "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
+        encoder = self.file("encoder.json", json.dumps({name: i for i, name in enumerate(names)}))
+        local = ["--vocab-bpe", vocab, "--encoder-json", encoder]
+        text = self.file("a.txt", "abc a\n<|endoftext|>\u00e9")
+        self.prepare("--tokenizer", "gpt2", *local, "--valid-fraction", "0", text)
+        tokens = list(tokens_of(self.out / "train_000000.bin"))
+        self.assertEqual(tokens[:3], [259, 257, 258])   # separator, "abc", " a"
+        self.assertEqual(tokens.count(259), 1)          # a spelled-out separator is text
+        shown = self.inspect("--verify", *local, self.out / "train_000000.bin")
+        self.assertIn("    | <|endoftext|>abc a", shown)
+        self.assertIn("    | <|endoftext|>\u00e9", shown)
+        self.assertIn("verified", shown)
+        self.file("encoder.json", json.dumps({name: i for i, name in enumerate(reversed(names))}))
+        self.assertIn("not a matching GPT-2 vocabulary",
+                      self.prepare("--tokenizer", "gpt2", *local, "--overwrite", text, code=2))
+        self.assertIn("belong together",
+                      self.prepare("--tokenizer", "gpt2", *local[:2], "--overwrite", text, code=2))
+
+    @unittest.skipUnless(has("tokenizers"), "needs tokenizers")
+    def test_tokenizer_json(self):
+        import tokenizers
+        # Ids above 65535 and a gap below them: shards must be uint32, sized by the largest id.
+        vocabulary = {"[UNK]": 0, "hello": 1, "world": 70000}
+        model = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+        model.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        model.add_special_tokens(["<|begin_of_text|>"])
+        path = self.folder / "tokenizer.json"
+        model.save(str(path))
+        start = json.loads(path.read_text())["added_tokens"][0]["id"]
+        text = self.file("a.txt", "hello world <|begin_of_text|> hello\n")
+        self.prepare("--tokenizer", path, "--valid-fraction", "0", text)
+        shard = self.out / "train_000000.bin"
+        tokens = list(tokens_of(shard))
+        self.assertEqual(tokens, [start, 1, 70000, 0, 1])   # the spelled-out special token is an unknown word
+        meta = json.loads((self.out / "train_000000.meta.json").read_text())
+        self.assertEqual((meta["dtype"], meta["format"]), ("uint32", "llm.c v7"))
+        self.assertEqual(meta["vocab_size"], max(start, 70000) + 1)
+        self.assertIn("hello world", self.inspect("--verify", "--tokenizer", path, shard))
+        self.assertIn("pass --tokenizer to decode (tokenizer.json)", self.inspect(shard))
+        self.assertIn("no token <nope>",
+                      self.prepare("--tokenizer", path, "--separator", "<nope>", "--overwrite", text, code=2))
+
+    @unittest.skipUnless(has("pyarrow"), "needs pyarrow")
+    def test_parquet(self):
+        import pyarrow
+        import pyarrow.parquet
+        path = self.folder / "a.parquet"
+        texts = [f"row {i} \u00e9" for i in range(1000)] + [None, ""]
+        table = pyarrow.table({"text": texts, "id": list(range(1002))})
+        pyarrow.parquet.write_table(table, path, row_group_size=300)
+        self.prepare_bytes("--valid-fraction", "0", path)
+        self.assertEqual(documents_of(self.out, "train"), [text.encode() for text in texts[:1000]])
+        self.assertIn("no column 'body' (there is: text, id)",
+                      self.prepare_bytes("--overwrite", "--text-field", "body", path, code=2))
+        self.assertIn("not a readable parquet file",
+                      self.prepare_bytes("--overwrite", self.file("bad.parquet", "PAR1 nothing"), code=2))
+
+
+class InspectShards(ScriptTest):
+    def shard(self, tokens, name="a.bin", magic=20240520, version=1, typecode="H"):
+        return self.file(name, struct.pack("<III", magic, version, len(tokens)) + bytes(1012)
+                         + array.array(typecode, tokens).tobytes())
+
+    def refused(self, parts, *arguments):
+        text = self.inspect(*arguments, code=2)
+        for part in parts:
+            self.assertIn(part, text)
+
+    def test_shows_every_format(self):
+        ids = [256] + list(b"hello\n") + [256] + list(b"you")
+        paths = [self.shard(ids), self.shard(ids, "b.bin", 20240801, 7, "I")]
+        for path, code, typecode in ((self.folder / "c.bin", 8, "H"), (self.folder / "d.bin", 4, "I")):
+            path.write_bytes(array.array(typecode, ids).tobytes())
+            path.with_suffix(".idx").write_bytes(
+                b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, 2, 3) + struct.pack("<ii", 7, 4)
+                + struct.pack("<qq", 0, 7 * array.array(typecode).itemsize) + struct.pack("<qqq", 0, 1, 2))
+            paths.append(path)
+        paths.append(self.file("e.bin", array.array("H", ids).tobytes()))
+        text = self.inspect("--tokenizer", "bytes", "--token-dtype", "uint16", *paths)
+        for name in ("llm.c v1, uint16", "llm.c v7, uint32", "Megatron, uint16", "Megatron, uint32",
+                     "raw, uint16"):
+            self.assertIn(f"format     {name}", text)
+        self.assertEqual(text.count("    | <|endoftext|>hello\n    | <|endoftext|>you\n"), 5)
+        self.assertEqual(text.count("11 tokens"), 5)
+        self.assertEqual(text.count("ids        10 to 256"), 5)
+        self.assertEqual(text.count("documents  2"), 2)
+        shown = self.inspect("--tokenizer", "bytes", "--show", "8:2", paths[0])
+        self.assertIn("tokens     8 to 9: 121 111\n", shown)
+        self.assertIn("    | yo\n", shown)
+        self.assertIn("pass --tokenizer to decode", self.inspect(paths[0]))
+
+    def test_verify_finds_a_flipped_bit(self):
+        self.prepare_bytes("--valid-fraction", "0", self.file("a.txt", lines(50)))
+        path = self.out / "train_000000.bin"
+        meta_path = self.out / "train_000000.meta.json"
+        self.assertIn("verified", self.inspect("--verify", path))
+        good, meta = path.read_bytes(), json.loads(meta_path.read_text())
+        for at in (1024, len(good) - 2, 700):
+            bad = bytearray(good)
+            bad[at] ^= 1
+            path.write_bytes(bad)
+            self.refused(["train_000000.bin: sha256 is"], "--verify", path)
+        path.write_bytes(good)
+        for key, value, part in (("tokens", 5, "tokens is"), ("dtype", "uint32", "dtype is"),
+                                 ("vocab_size", 100, "not below the vocabulary size 100"),
+                                 ("document_offsets", [3], "token 3 does not start a document")):
+            meta_path.write_text(json.dumps({**meta, key: value}))
+            self.refused([part], "--verify", path)
+        meta_path.write_text("{")
+        self.refused(["meta.json: not readable"], path)
+        meta_path.unlink()
+        self.refused(["has no .meta.json"], "--verify", path)
+
+    def test_damaged_shards_are_refused(self):
+        good = self.shard([1, 2, 3]).read_bytes()
+        for content, part in [(b"", "the file is empty"), (good[:100], "truncated in the header"),
+                              (good[:-1], "says 3 tokens"), (good + b"x", "says 3 tokens"),
+                              (good[:4] + b"\x02" + good[5:], "byte 4: version 2"),
+                              (b"ab\0cdefg", "wrong magic 0x63006261"),
+                              (b"abcdefgh\n", "wrong magic: this is text; data/prepare_text.py makes"),
+                              (b"PAR1" + bytes(99), "wrong magic: this is a parquet file")]:
+            self.refused([part], self.file("a.bin", content))
+        self.refused(["this is a gzip file"], "--token-dtype", "uint16", self.file("a.bin", b"\x1f\x8b\x08\0"))
+        self.refused(["odd size"], "--token-dtype", "uint16", self.file("a.bin", b"abc"))
+        self.refused(["cannot open"], self.folder / "absent.bin")
+        self.file("a.bin", bytes(8))
+        self.refused(["wrong magic"], self.folder / "a.bin", self.file("a.idx", b"MMIDIDX"))
+        self.refused(["--show"], "--show", "5", self.folder / "a.bin")
+        self.refused(["--show"], "--show", "-1:5", self.folder / "a.bin")
+
+    def test_bigram_entropy(self):
+        def entropy(*token_lists):
+            paths = [self.shard(tokens, f"{i}.bin") for i, tokens in enumerate(token_lists)]
+            return bigram_entropy([Shard(path) for path in paths])
+
+        self.assertEqual(entropy([5, 5, 5, 5]), (0.0, 3))
+        self.assertEqual(entropy([1, 2, 3] * 10)[0], 0.0)     # a cycle: the next token is certain
+        # After 1 come 2 and 3 equally often, after 2 and 3 always 1: half of the pairs cost ln 2.
+        value, pairs = entropy([1, 2, 1, 3] * 50 + [1])
+        self.assertEqual(pairs, 200)
+        self.assertAlmostEqual(value, 0.5 * math.log(2), places=12)
+        # Pairs do not cross shards.
+        self.assertEqual(entropy([1, 2], [1, 2], [3]), (0.0, 2))
+        # Independent tokens: near ln 16, below it by about (cells - rows) / (2 pairs) = 240 / 2e5.
+        generator = random.Random(3)
+        value, _ = entropy([generator.randrange(16) for _ in range(100001)])
+        self.assertAlmostEqual(value, math.log(16) - 225 / 2e5, delta=5e-4)
+        text = self.inspect("--bigram-entropy", self.shard([1, 2, 1, 3] * 50 + [1]))
+        self.assertEqual(text, "bigram entropy 0.346574 nats a token (200 pairs, 1 shards)\n")
+        self.refused(["no two tokens"], "--bigram-entropy", self.shard([1]))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,374 @@
+"""scripts/import_config: golden reports, the seven configuration errors one by one, and that the trainer accepts every
+JSON that it writes. UPDATE_GOLDEN=1 writes tests/golden/import anew. Needs PyYAML for the YAML cases."""
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from llmfp8.importer.engine import Import, is_open
+from llmfp8.importer.main import SOURCES, read_input
+from llmfp8.importer.report import report
+from llmfp8.importer.rows import NONE, TAKEN, InputError
+from llmfp8.importer.shared_rows import ACTS, ENVIRONMENT, LAUNCHER, SEVEN
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
+FIXTURES = ROOT / "tests" / "fixtures" / "import"
+GOLDEN = ROOT / "tests" / "golden" / "import"
+
+NO_YAML = importlib.util.find_spec("yaml") is None
+
+# name of the golden file: (inputs, further arguments, exit code)
+CASES = {
+    "deepspeed_wrong": (["wrong_zero1.json"], [], 1),
+    "deepspeed_right": (["right_zero1.json"], [], 0),
+    "sft_wrong": (["wrong_sft.yaml", "wrong_zero1.json"], ["--ranks", "8"], 1),
+    "launch_wrong": (["wrong_launch.sh"], [], 0),
+    "launch_right": (["right_launch.sh"], [], 0),
+    "megatron_8b": (["megatron_8b.sh"], ["--set", "DATA_PREFIX=data/pile"], 1),
+    "megatron_gpt2": (["megatron_gpt2.sh"], [], 1),
+    "guide": (["guide.yaml"], [], 1),
+    "accelerate": (["accelerate.yaml"], [], 0),
+}
+
+MEGATRON = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 " \
+           "--seq-length 32 --max-position-embeddings 32 --train-iters 10 --lr 1e-3 --bf16 "
+LLAMAFACTORY = "torchrun train.py --stage pt --finetuning_type full --per_device_train_batch_size 1 --max_steps 10 "
+ZERO1 = '{"zero_optimization": {"stage": 1}, '
+
+# error: [(file, text with it, what the JSON must have, the text without it)]
+SEVEN_CASES = {
+    1: [("a.json", ZERO1 + '"fp8": {"enabled": true}}', {"fp8-recipe": "delayed"}, ZERO1 + '"steps_per_print": 1}'),
+        ("a.json", ZERO1 + '"fp8": {"enabled": false}}', {"fp8-recipe": None}, ZERO1 + '"seed": 1}')],
+    2: [("a.json", ZERO1 + '"data_types": {"grad_accum_dtype": "fp32"}}', {"grad-dtype": "fp32"},
+         ZERO1 + '"data_types": {"grad_accum_dtype": "bf16"}}')],
+    3: [("a.json", ZERO1 + '"communication_data_type": "fp32"}', {"grad-comm-dtype": "bf16"},
+         ZERO1 + '"communication_data_type": "bf16"}')],
+    4: [("a.sh", LLAMAFACTORY + "--fp8 true --fp8_backend auto", {"fp8-recipe": "delayed"},
+         LLAMAFACTORY + "--fp8 true --fp8_backend te"),
+        ("a.sh", LLAMAFACTORY + "--fp8 true", {"fp8-recipe": "delayed"},
+         LLAMAFACTORY + "--fp8 true --fp8_backend torchao"),
+        ("a.yaml", "mixed_precision: fp8\nfp8_config: {fp8_format: HYBRID}", {"fp8-recipe": "delayed"},
+         "mixed_precision: fp8\nfp8_config: {backend: TE}")],
+    5: [("a.sh", "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" + MEGATRON, {"overlap": None},
+         "export CUDA_DEVICE_MAX_CONNECTIONS=32\n" + MEGATRON),
+        ("a.sh", MEGATRON + "--fp8-format hybrid", {"fp8-recipe": "delayed"},
+         "export CUDA_DEVICE_MAX_CONNECTIONS=8\n" + MEGATRON + "--fp8-format hybrid")],
+    6: [("a.sh", "export NVTE_FP8_ALLREDUCE=1\n" + MEGATRON, {"grad-comm-dtype": None}, MEGATRON),
+        ("a.sh", MEGATRON + "--fp8-format e4m3", {"fp8-format": "e4m3"}, MEGATRON)],
+    7: [("a.sh", LLAMAFACTORY + "--deepspeed ds.json", {"train-iters": 10}, LLAMAFACTORY),
+        ("a.yaml", "mixed_precision: bf16\ndeepspeed_config: {deepspeed_config_file: x.json}", {"dtype": "bf16"},
+         "mixed_precision: bf16")],
+}
+
+# (file, content, what the one line of the error must name)
+BAD = [
+    ("a.json", '{"zero_optimization": {"stage": 1,\n}', ["a.json:2", "not JSON", "correct"]),
+    ("a.json", '{"zero_optimization": {"stage": 1},\n', ["a.json:2", "not JSON"]),
+    ("a.json", '[1]', ["a.json:1", "object"]),
+    ("a.json", '{"seed": 1,\n "zero_optimization": {},\n "seed": 2}', ["a.json:3", '"seed"', "twice", "line 1"]),
+    ("a.json", '{"zero_optimization": {"stage": 1},\n"gradient_clipping": "high"}', ["a.json:2", "high", "a number"]),
+    ("a.json", '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}', ["a.json:1", "--load"]),
+    ("a.json", '{"apples": 1}', ["a.json:1", "apples", "neither"]),
+    ("a.json", "", ["a.json:1", "empty"]),
+    ("a.json", b"\xff\xfe{}", ["a.json:1", "UTF-8"]),
+    ("a.json", b"{\0}", ["a.json:1", "no text"]),
+    ("a.json", "[" * 100000, ["a.json", "nested"]),
+    ("a.sh", MEGATRON.replace("--num-layers 2", "--num-layers two"), ["a.sh:1", "num-layers", "two", "whole number"]),
+    ("a.sh", MEGATRON.replace("--lr 1e-3", "--lr"), ["a.sh:1", "lr", "a number"]),
+    ("a.sh", "A=(\n--num-layers 2\n", ["a.sh:1", "A=(", "add the )"]),
+    ("a.sh", "\n\necho 'never closed\n", ["a.sh:3", "never closed"]),
+    ("a.sh", "X=${A:-b\n", ["a.sh:1", "never closed"]),
+    ("a.sh", "cat <<EOF\nabc\n", ["a.sh:1", "EOF"]),
+    ("a.sh", "ls -la\n", ["a.sh:1", "neither"]),
+]
+BAD_YAML = [
+    ("a.yaml", "use_fp8: true\nfp8_margin: [1\n", ["a.yaml:3", "not YAML", "correct"]),
+    ("a.yaml", "use_fp8: true\nfp8_margin: low\n", ["a.yaml:2", "fp8_margin", "low"]),
+    ("a.yaml", "- use_fp8\n", ["a.yaml:1", "mapping"]),
+    ("a.yaml", "use_fp8: !!python/object:os.system x\n", ["a.yaml:1", "not YAML"]),
+    ("a.yaml", "use_fp8: &a\n  b: *a\n", ["a.yaml", "nested"]),
+]
+
+
+def import_file(folder, name, text, given=None):
+    """The import of one file with that text."""
+    path = Path(folder) / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    run = Import()
+    read_input(run, str(path), given or {})
+    run.finish()
+    return run
+
+
+def table_options():
+    """Our options and what they expect, as the trainer's own golden file has them."""
+    lines = (ROOT / "tests" / "golden" / "cli_options.txt").read_text().splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("--")]
+    return {row[0][2:]: row[1] for row in rows}
+
+
+class ImportTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="llmc-import-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def run_script(self, *arguments):
+        command = [sys.executable, str(ROOT / "scripts" / "import_config"), *map(str, arguments)]
+        return subprocess.run(command, cwd=FIXTURES, capture_output=True, text=True)
+
+    def assert_accepted(self, options, family):
+        path = self.folder / "accepted.json"
+        path.write_text(json.dumps(options))
+        done = subprocess.run([BUILD / f"train_{family}", "--config", path, "--dry-run"], cwd=self.folder,
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{options}\n{done.stderr}")
+
+    # ---- whole files ----
+
+    def test_golden_reports_and_the_trainer_accepts_what_they_end_with(self):
+        for name, (inputs, more, code) in CASES.items():
+            if NO_YAML and any(i.endswith(".yaml") for i in inputs):
+                continue
+            with self.subTest(name):
+                out = self.folder / "run.json"
+                done = self.run_script(*inputs, *more)
+                self.assertEqual((done.returncode, done.stderr), (code, ""))
+                golden = GOLDEN / f"{name}.txt"
+                if os.environ.get("UPDATE_GOLDEN"):
+                    golden.write_text(done.stdout)
+                self.assertEqual(done.stdout, golden.read_text())
+                # --out writes the very JSON that stands at the end of the report.
+                self.assertEqual(self.run_script(*inputs, *more, "--out", out).returncode, code)
+                self.assertTrue(done.stdout.endswith("\n\n" + out.read_text()))
+                self.assert_accepted(json.loads(out.read_text()), "gpt2" if "./train_gpt2 " in done.stdout else "llama")
+
+    def test_every_line_with_a_setting_is_in_the_report(self):
+        text = (FIXTURES / "megatron_8b.sh").read_text()
+        run = import_file(self.folder, "a.sh", text, {"DATA_PREFIX": "x"})
+        lines = {f.line for f in run.findings}
+        for number, line in enumerate(text.split("\n"), 1):
+            code = line.split(" # ")[0].strip()
+            if "--" in code and not code.startswith("#"):
+                self.assertIn(number, lines, line)
+
+    # ---- the seven errors ----
+
+    def test_each_of_the_seven_is_named_and_corrected_and_absent_from_its_correction(self):
+        self.assertEqual(set(SEVEN_CASES), set(SEVEN))
+        for error, cases in SEVEN_CASES.items():
+            for name, wrong, expected, right in cases:
+                if NO_YAML and name.endswith(".yaml"):
+                    continue
+                with self.subTest(error=error, text=wrong):
+                    run = import_file(self.folder, name, wrong)
+                    text = report(run, [(name, "x", 1)], "run.json")
+                    self.assertIn(error, {f.error for f in run.findings})
+                    self.assertIn(f"\n  {error} {SEVEN[error][0]} ({name}", text)
+                    for option, value in expected.items():
+                        self.assertEqual(run.get(option), value)
+                    self.assert_accepted(run.options(), run.family())
+                    fixed = import_file(self.folder, name, right)
+                    self.assertNotIn(error, {f.error for f in fixed.findings})
+                    self.assert_accepted(fixed.options(), fixed.family())
+
+    def test_contradicting_files_are_error_7_and_the_later_one_wins(self):
+        run = Import()
+        for name, text in (("a.sh", LLAMAFACTORY + "--max_grad_norm 1.0 --learning_rate 1e-4"),
+                           ("b.json", ZERO1 + '"gradient_clipping": 0.5, "optimizer": {"params": {"lr": 1e-4}}}')):
+            (self.folder / name).write_text(text)
+            read_input(run, str(self.folder / name), {})
+        run.finish()
+        self.assertEqual((run.get("clip-grad"), run.get("lr")), (0.5, 1e-4))
+        marked = {f.text for f in run.findings if f.error == 7}
+        self.assertEqual(marked, {"--max_grad_norm 1.0", "gradient_clipping = 0.5"})
+
+    def test_contradicting_parts_of_a_batch_are_told_too(self):
+        run = Import(ranks=2)
+        for name, steps in (("a.sh", None), ("b.json", 4), ("c.json", 4)):
+            text = LLAMAFACTORY + "--gradient_accumulation_steps 8" if steps is None else \
+                ZERO1 + f'"gradient_accumulation_steps": {steps}' + "}"
+            (self.folder / name).write_text(text)
+            read_input(run, str(self.folder / name), {})
+        run.finish()
+        self.assertEqual(run.get("global-batch-size"), 4 * 2)
+        found = [f for f in run.findings if "gradient_accumulation_steps" in f.text]
+        self.assertEqual([f.error for f in found], [7, 7, 0])   # the third says what the second does
+        self.assertEqual(found[0].action, NONE)
+        self.assertIn("b.json:1, which says gradient_accumulation_steps = 4", found[0].fact)
+
+    def test_what_guides_print_and_deepspeed_reads_is_taken(self):
+        run = import_file(self.folder, "a.json", '{// guide\n"zero_optimization": {"stage": 1, },\n'
+                          '"tags": [1, 2,\n], /* the ,} of a text stays */ "note": ",}",\n"gradient_clipping": 0.5,\n}')
+        self.assertEqual(run.get("clip-grad"), 0.5)
+        self.assertEqual([f.line for f in run.findings if f.text == "gradient_clipping = 0.5"], [5])
+        self.assertTrue(any(f.text == "note = ,}" for f in run.findings))
+
+    # ---- options without effect, defaults ----
+
+    def test_what_has_no_effect_is_said_and_not_written(self):
+        for more, option, word in (
+                ("--fp8-format e4m3 --fp8-recipe tensorwise --fp8-amax-history-len 9", "fp8-amax-history-len", "only"),
+                ("--fp8-format hybrid --fp8-recipe blockwise --fp8-margin 1", "fp8-margin", "only delayed"),
+                ("--fp8-format hybrid --fp8-amax-history-len 8", "fp8-amax-history-len", "most_recent"),
+                ("--fp8-recipe tensorwise", "fp8-recipe", "without --fp8-format"),
+                ("--eval-iters 5", "eval-iters", "validation"), ("--save-interval 5", "save-interval", "--save"),
+                ("--rotary-base 5", "rotary-base", "learned"), ("--num-query-groups 2", "num-query-groups", "--group")):
+            with self.subTest(more):
+                run = import_file(self.folder, "a.sh", MEGATRON + more)
+                last = run.findings[[f.text.split()[0][2:] for f in run.findings].index(option)]
+                self.assertEqual(last.action, "no effect anywhere")
+                self.assertIn(word, last.fact)
+                self.assertNotIn(str(run.get(option)), more.split())
+                self.assert_accepted(run.options(), run.family())
+
+    def test_defaults_of_the_other_trainer_are_written_where_ours_differ(self):
+        run = import_file(self.folder, "a.sh", MEGATRON)
+        wanted = {"weight-decay": 0.01, "adam-beta2": 0.999, "lr-decay-style": "linear", "min-lr": 0,
+                  "lr-warmup-iters": 0, "num-query-groups": 4, "model": "gpt2-124M", "dtype": "bf16"}
+        self.assertEqual({option: run.get(option) for option in wanted}, wanted)
+        self.assertIn("adam-beta2 0.999", report(run, [("a.sh", "x", 1)], "run.json"))
+        run = import_file(self.folder, "a.sh", MEGATRON.replace("--bf16", "--adam-beta2 0.9"))
+        self.assertEqual((run.get("dtype"), run.get("adam-beta2")), ("fp32", 0.9))
+
+    def test_weights_of_a_directory_are_loaded(self):
+        model = ROOT / "tests" / "fixtures" / "llama"
+        run = import_file(self.folder, "a.sh", LLAMAFACTORY + f"--model_name_or_path {model} --cutoff_len 32")
+        self.assertEqual(run.get("load"), str(model))
+        self.assert_accepted(run.options(), "llama")
+
+    # ---- bash ----
+
+    def test_bash_is_read_as_bash_reads_it(self):
+        for text, option, value in (
+                ("A=(--seed 7)\ntorchrun p.py ${A[@]} " + MEGATRON[24:], "seed", 7),
+                ("A=(--seed)\nA+=(8)\ntorchrun p.py \"${A[@]}\" " + MEGATRON[24:], "seed", 8),
+                ("A=\"--seed 9\"\nB=\"$A --clip-grad 2\"\ntorchrun p.py $B " + MEGATRON[24:], "clip-grad", 2),
+                ("N=4\nM=$((N * 3 + ${N}))\n" + MEGATRON + "--seed $M", "seed", 16),
+                (MEGATRON + "--seed ${S:-${T:-5}}", "seed", 5), (MEGATRON + "--seed=6", "seed", 6),
+                (MEGATRON + "\\\n  --save 'a b'/\"c d\"", "save", "a b/c d"),
+                (MEGATRON + "--save x # --save y", "save", "x"),
+                ("cat > f <<EOF\n--seed 1\nEOF\n" + MEGATRON + "--seed 2", "seed", 2),
+                (MEGATRON + "--seed 3 > log 2>&1 &\nwait", "seed", 3),
+                (MEGATRON + "--seed 1 --seed 2", "seed", 2)):
+            with self.subTest(text):
+                self.assertEqual(import_file(self.folder, "a.sh", text).get(option), value)
+
+    def test_variables_from_elsewhere_are_asked_for(self):
+        run = import_file(self.folder, "a.sh", MEGATRON + "--seed $SEED")
+        self.assertIn("--set", run.findings[-1].fact)
+        self.assertTrue(is_open(run))
+        run = import_file(self.folder, "a.sh", "SEED=3\n" + MEGATRON + "--seed $SEED", {"SEED": "4"})
+        self.assertEqual(run.get("seed"), 4)
+
+    def test_conditions_are_told_once_and_their_variables_count_as_used(self):
+        run = import_file(self.folder, "a.sh", "A=1\nif [[ $A == 1 ]] || [[ $A == 2 ]]; then\n  B=(--seed 4)\nfi\n"
+                          + MEGATRON + "${B[@]}")
+        self.assertEqual([f.action for f in run.findings if f.line in (1, 2)], ["not understood", "no setting"])
+        self.assertEqual(run.get("seed"), 4)
+
+    def test_one_quoted_word_is_not_two(self):
+        """"${A[@]}" hands "--seed 7" over as one argument, which no program knows."""
+        run = import_file(self.folder, "a.sh", 'A=("--seed 7")\ntorchrun p.py "${A[@]}" ' + MEGATRON[24:])
+        self.assertIsNone(run.get("seed"))
+        self.assertTrue(is_open(run))
+
+    # ---- bad input ----
+
+    def test_errors_are_one_line_with_the_place_and_leave_with_2(self):
+        for name, text, words in BAD + ([] if NO_YAML else BAD_YAML):
+            with self.subTest(text=text[:60]):
+                path = self.folder / name
+                path.write_bytes(text if isinstance(text, bytes) else text.encode())
+                done = self.run_script(path)
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                for word in words:
+                    self.assertIn(word, done.stderr)
+        for arguments in (["missing.json"], ["--set", "1x", "right_zero1.json"], ["--ranks", "-1", "right_zero1.json"],
+                          ["right_zero1.json", "right_zero1.json"], ["right_zero1.json", "--out", "no/such/folder"]):
+            done = self.run_script(*arguments)
+            self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1), done.stderr)
+
+    def test_unknown_keys_are_listed_and_leave_with_1(self):
+        path = self.folder / "a.json"
+        path.write_text(ZERO1 + '"gradient_cliping": 1, "seed": 3}')
+        done = self.run_script(path, "--out", "-")
+        self.assertEqual((done.returncode, json.loads(done.stdout)), (1, {"zero": 1, "seed": 3}))
+        self.assertIn("not understood: not in our tables: did you mean gradient_clipping?", done.stderr)
+
+    def test_documents_that_do_not_see_each_other_stay_so(self):
+        script, yaml = self.folder / "train.sh", self.folder / "sft.yaml"
+        script.write_text("torchrun pretrain_gpt.py --num-layers 2 --reset-attention-mask --reset-position-ids\n")
+        yaml.write_text("model_name_or_path: m\nstage: sft\nfinetuning_type: full\nneat_packing: true\n")
+        for path in [script] if NO_YAML else [script, yaml]:
+            done = self.run_script(path, "--out", "-")
+            self.assertIs(json.loads(done.stdout)["reset-attention-mask"], True, done.stderr)
+            self.assertEqual("positions go on counting" in done.stderr, path == script, done.stderr)
+
+    def test_no_input_ends_in_a_traceback(self):
+        draw = random.Random(6)
+        texts = {path.name: path.read_text() for path in sorted(FIXTURES.iterdir())}
+        for i in range(200):
+            name = draw.choice([n for n in texts if not (NO_YAML and n.endswith(".yaml"))])
+            text = texts[name]
+            for _ in range(draw.randrange(1, 4)):
+                at, end = sorted(draw.randrange(len(text) + 1) for _ in range(2))
+                mark = draw.choice("\"'${}()[]#\\\n:,-=<&*0")
+                text = draw.choice([text[:at] + text[min(end, at + 9):], text[:at] + mark + text[at:],
+                                    text[:end] + text[at:]])
+            with self.subTest(i=i, name=name):
+                try:
+                    json.dumps(import_file(self.folder, name, text).options())
+                except InputError as error:
+                    self.assertNotIn("\n", str(error))
+
+    # ---- the tables ----
+
+    def test_tables_name_options_that_exist_and_values_that_they_take(self):
+        expects = table_options()
+
+        def check(option, value):
+            self.assertIn(option, expects)
+            if value is not None and expects[option].startswith("one of "):
+                self.assertIn(str(value), expects[option][len("one of "):].split(", "))
+        for source in SOURCES:
+            for row in source.rows:
+                if row.action == TAKEN and row.option == "*":
+                    for key in row.keys.split():
+                        check(key, None)
+                elif row.option:
+                    check(row.option, row.value)
+                for option, value in {**row.sets, **row.weak}.items():
+                    check(option, value)
+            for default in source.defaults:
+                check(default.option, default.value)
+        for option, decider, _, _ in ACTS:
+            check(option, None)
+            check(decider, None)
+
+    def test_rows_say_why_and_all_seven_errors_are_in_them(self):
+        rows = [row for source in SOURCES for row in source.rows] + ENVIRONMENT + LAUNCHER
+        for row in rows:
+            if row.action != TAKEN:
+                self.assertGreater(len(row.fact), 8, row)
+        self.assertEqual({row.error for row in rows} - {0}, set(SEVEN))
+
+    def test_no_row_is_hidden_by_an_earlier_one(self):
+        for source in SOURCES:
+            closed = {}
+            for row in source.rows:
+                for key in row.keys.split():
+                    self.assertNotIn(key, closed, f"{source.name}: {key}")
+                    if not row.when and "*" not in key:
+                        closed[key] = row
+
+
+if __name__ == "__main__":
+    unittest.main()

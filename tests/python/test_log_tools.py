@@ -1,0 +1,487 @@
+"""scripts/plot, scripts/export_log and what they read. Standard library; matplotlib, tensorboard, wandb where present.
+
+tests/fixtures/logs are logs that the trainer wrote: killed.jsonl is of a run with FP8 that was killed in step 9 after
+a checkpoint at step 5, resumed.jsonl of its second life; bf16.jsonl is a run in BF16, h200.jsonl the begin of one on a
+GPU. tests/golden/logs are their exports: scripts/export_log --to csv LOG --out tests/golden/logs/NAME.csv.
+"""
+import csv
+import importlib.machinery
+import importlib.util
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+import unittest.mock
+from pathlib import Path
+
+from llmfp8 import run_export, run_figure
+from llmfp8.run_log import InputError, RunLog, read_log
+
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "tests" / "fixtures" / "logs"
+GOLDEN = ROOT / "tests" / "golden" / "logs"
+BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
+
+
+def has(package):
+    return importlib.util.find_spec(package) is not None
+
+
+def script(name):
+    """A script without suffix as a module."""
+    loader = importlib.machinery.SourceFileLoader(name + "_script", str(ROOT / "scripts" / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    with unittest.mock.patch.object(sys, "dont_write_bytecode", True):
+        loader.exec_module(module)
+    return module
+
+
+def records(*names):
+    """What is in the fixtures, read by this test's own hand."""
+    return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
+
+
+class LogToolTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="llmc-logs-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def file(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def twice(self):
+        """The log of both lives in one file, steps 6 to 8 in it twice."""
+        return self.file("twice.jsonl", (LOGS / "killed.jsonl").read_bytes() + (LOGS / "resumed.jsonl").read_bytes())
+
+    def call(self, *command, packages=None, code=0):
+        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+        if packages:
+            environment["PYTHONPATH"] = str(packages)
+        run = subprocess.run([sys.executable, *map(str, command)], cwd=self.folder, env=environment, text=True,
+                             capture_output=True, timeout=300)
+        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        return run.stdout + run.stderr
+
+
+class Reading(LogToolTest):
+    def test_records_by_step(self):
+        run = read_log(LOGS / "killed.jsonl")
+        expected = [r for r in records("killed.jsonl") if r["type"] == "step"]
+        self.assertEqual([r["loss"] for r in run.step_list()], [r["loss"] for r in expected])
+        self.assertTrue(math.isnan(run.steps[4]["grad_norm"]))   # "nan" in the file
+        self.assertEqual(sorted(run.evals), [0, 4, 8])
+        self.assertEqual(sorted(run.fp8), [3, 6])
+        self.assertEqual(run.fp8[3]["0.qkv.x"]["amax"], 2.984375)
+        self.assertFalse(run.finished)
+        self.assertTrue(read_log(LOGS / "bf16.jsonl").finished)
+
+    def test_of_steps_done_twice_the_later_count(self):
+        lines = self.twice().read_text().splitlines()
+        # The first life's step 7 shall be recognisable.
+        old = next(i for i, line in enumerate(lines) if '"type":"step","step":7,' in line)
+        lines[old] = json.dumps(dict(json.loads(lines[old]), loss=99.0))
+        run = read_log(self.file("changed.jsonl", "\n".join(lines) + "\n"))
+        self.assertEqual(sorted(run.steps), list(range(1, 13)))
+        self.assertEqual(run.steps[7]["loss"], read_log(LOGS / "resumed.jsonl").steps[7]["loss"])
+        self.assertEqual((run.redone, run.resumed_at), (3, [5]))
+        self.assertIn("3 steps were done again", run.warnings()[0])
+        # What the first life had after the checkpoint is gone, though the second has no such record.
+        run = read_log(self.file("cut.jsonl", (LOGS / "killed.jsonl").read_text() + lines[21] + "\n"))
+        self.assertEqual((sorted(run.steps), sorted(run.evals), sorted(run.fp8)), ([1, 2, 3, 4, 5], [0, 4], [3]))
+        self.assertEqual([event["step"] for event in run.events if event["kind"] == "fp8"], [3])
+
+    def test_any_cut_of_the_last_line_is_no_damage(self):
+        whole = (LOGS / "bf16.jsonl").read_bytes()
+        lines = whole.split(b"\n")
+        begin = len(whole) - len(lines[-2]) - len(lines[-3]) - 2
+        for end in range(begin + 1, len(whole), 7):
+            run = read_log(self.file("cut.jsonl", whole[:end]))
+            self.assertEqual(run.torn, whole[end - 1:end] != b"\n")
+            self.assertEqual(len(run.steps), 12)
+
+    def test_damaged_lines_are_named(self):
+        lines = (LOGS / "bf16.jsonl").read_text().splitlines()
+        for damage in ("", lines[6][:40], lines[6] + "}", "[1]", "\0" * 50, '{"type":"step","step":5}',
+                       lines[6].replace('"step":4', '"step":"4"')):
+            path = self.file("bad.jsonl", "\n".join(lines[:6] + [damage] + lines[7:]) + "\n")
+            with self.assertRaisesRegex(InputError, r"bad\.jsonl:7: damaged line"):
+                read_log(path)
+            run = read_log(path, skip_damaged=True)
+            self.assertEqual(sorted(run.steps), [step for step in range(1, 13) if step != 4])
+            self.assertIn("bad.jsonl:7", run.warnings()[0])
+
+    def test_what_is_no_log_is_refused(self):
+        for content in ("text\n", "{}\n", '{"type":"step"}\n', "\n".join((LOGS / "bf16.jsonl").read_text()
+                                                                          .splitlines()[1:]) + "\n"):
+            with self.assertRaisesRegex(InputError, "other:1: not the log of a run"):
+                read_log(self.file("other", content), skip_damaged=True)
+        with self.assertRaisesRegex(InputError, "no line is complete"):
+            read_log(self.file("empty", ""))
+        with self.assertRaisesRegex(InputError, "format 2"):
+            read_log(self.file("new", (LOGS / "bf16.jsonl").read_text().replace('"format":1', '"format":2')))
+        with self.assertRaisesRegex(InputError, "No such file"):
+            read_log(self.folder / "absent")
+
+    def test_following_gives_what_reading_gives(self):
+        whole = self.twice().read_bytes()
+        expected = read_log(self.folder / "twice.jsonl")
+        for piece in (1, 700, 4096):
+            path = self.file("grows.jsonl", b"")
+            run = RunLog(path)
+            with open(path, "ab", buffering=0) as file:
+                for begin in range(0, len(whole), piece):
+                    file.write(whole[begin:begin + piece])
+                    if piece > 1 or begin % 50 == 0:
+                        run.poll()
+            run.poll()
+            self.assertFalse(run.poll())
+            for field in ("steps", "evals", "fp8", "events", "checkpoints", "headers", "redone", "torn"):
+                self.assertEqual(repr(getattr(run, field)), repr(getattr(expected, field)), field)
+
+    def test_a_log_that_a_resume_wrote_anew_is_read_anew(self):
+        path = self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
+        run = RunLog(path)
+        run.poll()
+        self.assertEqual(len(run.steps), 8)
+        # As the trainer does: another file, renamed.
+        cut = b"\n".join(line for line in path.read_bytes().split(b"\n")[:15]) + b"\n"
+        self.file("log.tmp", cut + (LOGS / "resumed.jsonl").read_bytes()).replace(path)
+        self.assertTrue(run.poll())
+        self.assertEqual((sorted(run.steps), run.redone), (list(range(1, 13)), 0))
+
+    def test_a_new_run_in_the_same_file_is_read_anew(self):
+        killed, bf16 = (LOGS / "killed.jsonl").read_bytes(), (LOGS / "bf16.jsonl").read_bytes()
+        for old, new in ((killed, bf16), (bf16, killed)):   # shorter than what was read, and longer
+            path = self.file("log.jsonl", old)
+            run = RunLog(path)
+            run.poll()
+            path.write_bytes(new)   # the same inode
+            self.assertTrue(run.poll())
+            self.assertEqual(repr(run.steps), repr(read_log(path).steps))
+            self.assertEqual(len(run.headers), 1)
+
+    def test_tokens(self):
+        run = read_log(LOGS / "resumed.jsonl")
+        self.assertEqual([run.tokens_at(step) for step in (0, 3, 5, 6, 12)], [0, None, 320, 384, 768])
+
+
+class Exports(LogToolTest):
+    def test_golden(self):
+        self.twice()
+        for to in ("csv", "llmc", "megatron"):
+            self.call(ROOT / "scripts" / "export_log", "--to", to, "twice.jsonl", "--out", f"new/{to}")
+            self.assertEqual((self.folder / "new" / to).read_text(), (GOLDEN / f"twice.{to}").read_text())
+        shown = self.call(ROOT / "scripts" / "export_log", "--to", "megatron", LOGS / "h200.jsonl", "--out", "-")
+        self.assertEqual(shown, (GOLDEN / "h200.megatron").read_text())
+
+    def test_csv_has_the_log_at_full_precision(self):
+        text = io.StringIO()
+        run_export.write_csv(read_log(self.twice()), text)
+        rows = {int(row["step"]): row for row in csv.DictReader(io.StringIO(text.getvalue()))}
+        self.assertEqual(list(rows), list(range(13)))
+        for record in records("killed.jsonl", "resumed.jsonl"):   # the later life overwrites nothing that it did not do
+            if record["type"] == "step" and record["step"] not in (6, 7, 8):
+                row = rows[record["step"]]
+                for column, field in (("train/loss (nats/token)", "loss"), ("train/grad_norm", "grad_norm"),
+                                      ("speed/step_time (s)", "step_seconds"), ("train/lr", "lr")):
+                    self.assertEqual(str(float(row[column])), str(float(record[field])))
+                self.assertEqual(row["train/skipped (0 or 1)"], "1" if record["step"] == 4 else "0")
+        tensors = next(r for r in records("killed.jsonl") if r["type"] == "fp8" and r["step"] == 3)["tensors"]
+        self.assertEqual(float(rows[3]["fp8/largest_saturated (share of values)"]),
+                         max(t["saturated"] for t in tensors))
+        self.assertEqual(rows[0]["valid/loss (nats/token)"], "4.076896887272596")
+
+    def test_hellaswag(self):
+        lines = (LOGS / "bf16.jsonl").read_text().splitlines()
+        at = next(i for i, line in enumerate(lines) if '"type":"eval","step":4' in line) + 1
+        lines.insert(at, '{"type":"hellaswag","step":4,"accuracy":0.29546,"correct":2967,"examples":10042,"seconds":1}')
+        run = read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
+        out = io.StringIO()
+        run_export.write_llmc(run, out)
+        self.assertRegex(out.getvalue(), r"\ns:4 tel:[\d.]+\ns:4 eval:0.2955\ns:4 trl")
+        out = io.StringIO()
+        run_export.write_csv(run, out)
+        rows = list(csv.DictReader(io.StringIO(out.getvalue())))
+        column = "valid/hellaswag_accuracy (share of examples)"
+        self.assertEqual([row[column] for row in rows if row[column]], ["0.29546"])
+        self.assertEqual(rows[4][column], "0.29546")
+
+    def test_synthetic_data_is_said_everywhere(self):
+        text = (LOGS / "bf16.jsonl").read_text().replace('"world":1', '"synthetic_data":true,"world":1')
+        run = read_log(self.file("log.jsonl", text))
+        self.assertIn("synthetic data", run.warnings()[0])
+        self.assertEqual(run_figure.label_of(run), "log, synthetic data")
+        self.assertIn("train/loss_of_synthetic_data", run_export.all_scalars(run, 1))
+        for write, expected in ((run_export.write_csv, "valid/loss_of_synthetic_data (nats/token)"),
+                                (run_export.write_megatron, "| lm loss of synthetic data: 4.11")):
+            out = io.StringIO()
+            write(run, out)
+            self.assertIn(expected, out.getvalue())
+            self.assertEqual("4.112360026687384" in out.getvalue(), write is run_export.write_csv)
+
+    def test_times_of_day_follow_the_lives(self):
+        run = read_log(self.twice())
+        times = run_export.wall_times(run)
+        self.assertEqual(times[0], run.headers[0]["unix_time"])
+        self.assertAlmostEqual(times[5] - times[0], sum(run.steps[s]["step_seconds"] for s in range(1, 6)), 5)
+        self.assertAlmostEqual(times[6], run.headers[1]["unix_time"] + run.steps[6]["step_seconds"], 5)
+
+    def test_missing_packages_are_named(self):
+        self.twice()
+        requirements = (ROOT / "requirements.txt").read_text().splitlines()
+        for package, command in (("matplotlib", ["plot", "twice.jsonl"]),
+                                 ("tensorboard", ["export_log", "--to", "tensorboard", "twice.jsonl", "--out", "b"]),
+                                 ("wandb", ["export_log", "--to", "wandb", "twice.jsonl", "--out", "b"])):
+            self.file(f"none/{package}.py", f"raise ImportError('no {package} here')\n")
+            said = self.call(ROOT / "scripts" / command[0], *command[1:], packages=self.folder / "none", code=2)
+            pins = [line.split(";")[0].strip() for line in requirements if line.startswith(package + "==")]
+            self.assertTrue(any(f"python3 -m pip install '{pin}'" in said for pin in pins), said)
+
+    def test_errors_are_one_line(self):
+        bad = self.file("bad.jsonl", (LOGS / "bf16.jsonl").read_text().replace('{"type":"eval","step":4', "{{", 1))
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", code=2)
+        self.assertRegex(said, r"^error: \S*bad\.jsonl:8: damaged line: not a record of a log\n$")
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", "--skip-damaged")
+        self.assertIn("note: ", said)
+        good = LOGS / "bf16.jsonl"
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", good, "--out", bad / "x", code=2)
+        self.assertEqual(len(said.splitlines()), 1)
+
+    @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
+    def test_tensorboard_reads_it_back(self):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        run = read_log(self.twice())
+        board = self.folder / "board"
+        run_export.to_tensorboard(run, board)
+        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
+        read.Reload()
+        losses = read.Scalars("train/loss")
+        self.assertEqual([e.step for e in losses], list(range(1, 13)))
+        for event in losses:   # stored as 32-bit floats
+            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
+        self.assertEqual([(e.step, e.value) for e in read.Scalars("fp8_amax/0.qkv.x")],
+                         [(step, run.fp8[step]["0.qkv.x"]["amax"]) for step in sorted(run.fp8)])
+        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
+        with self.assertRaisesRegex(InputError, "has event files already"):
+            run_export.to_tensorboard(run, board)
+
+    def test_wandb_is_given_every_step(self):
+        # A stand-in for the package.
+        session = unittest.mock.Mock(dir=str(self.folder / "wandb" / "offline-run-1" / "files"))
+        wandb = types.ModuleType("wandb")
+        wandb.Settings, wandb.init = dict, unittest.mock.Mock(return_value=session)
+        run = read_log(self.twice())
+        with unittest.mock.patch.dict(sys.modules, wandb=wandb):
+            said = run_export.to_wandb(run, self.folder)
+        self.assertEqual(said, f"wandb sync {self.folder / 'wandb' / 'offline-run-1'}")
+        self.assertEqual(wandb.init.call_args.kwargs["mode"], "offline")
+        self.assertEqual(wandb.init.call_args.kwargs["config"]["options"]["fp8-recipe"], "delayed")
+        self.assertEqual([call.kwargs["step"] for call in session.log.call_args_list], list(range(13)))
+        self.assertEqual(session.log.call_args_list[8].args[0]["valid/loss"], run.evals[8]["loss"])
+
+    @unittest.skipUnless(has("wandb"), "wandb is not installed")
+    def test_wandb_takes_it_offline(self):
+        self.call(ROOT / "scripts" / "export_log", "--to", "wandb", LOGS / "bf16.jsonl", "--out", self.folder)
+        written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
+        self.assertEqual(len(written), 1)
+        content = written[0].read_bytes()
+        for record in records("bf16.jsonl"):
+            if record["type"] in ("step", "eval"):
+                self.assertIn(repr(record["loss"]).encode(), content)
+
+
+class PlotData(LogToolTest):
+    def test_curves(self):
+        run = read_log(self.twice())
+        data = run_figure.curves(run)
+        # The killed life up to its checkpoint, then the resumed one.
+        expected = {r["step"]: r for r in records("killed.jsonl", "resumed.jsonl") if r["type"] == "step"}
+        steps = list(range(1, 13))
+        self.assertEqual(data["loss"], (steps, [expected[step]["loss"] for step in steps]))
+        self.assertEqual(data["seconds"], (steps, [expected[step]["step_seconds"] for step in steps]))
+        self.assertEqual(data["rate"], (steps, [expected[step]["tokens_per_second"] for step in steps]))
+        norms = dict(zip(*data["norm"]))
+        self.assertTrue(math.isnan(norms.pop(4)))
+        self.assertEqual(norms, {step: expected[step]["grad_norm"] for step in steps if step != 4})
+        validation = {r["step"]: r["loss"] for r in records("killed.jsonl", "resumed.jsonl") if r["type"] == "eval"}
+        self.assertEqual(data["valid"], ([0, 4, 8, 12], [validation[step] for step in (0, 4, 8, 12)]))
+        by_tokens = run_figure.curves(run, "tokens")
+        self.assertEqual(by_tokens["loss"], ([64 * step for step in steps], data["loss"][1]))
+        self.assertEqual(by_tokens["valid"], ([0, 256, 512, 768], data["valid"][1]))
+
+    def test_marks(self):
+        run = read_log(self.twice())
+        self.assertEqual(run_figure.marks(run), {"skipped": [4], "resumed": [5], "checkpoint": [5, 10, 12],
+                                                 "fp8": [3, 6], "stop": [12]})
+        self.assertEqual(run_figure.marks(run, "tokens")["checkpoint"], [320, 640, 768])
+
+    def test_health(self):
+        run = read_log(self.twice())
+        at, groups, rows = run_figure.health(run)
+        self.assertEqual(at, [3, 6, 9, 12])
+        self.assertEqual([group for group, _ in groups[:5]], ["qkv.x", "proj.x", "up.x", "down.x", "qkv.dy"])
+        self.assertEqual(groups[3][1], ["0.down.x", "1.down.x"])
+        names = [name for _, members in groups for name in members]
+        last = {r["step"]: r for r in records("killed.jsonl", "resumed.jsonl") if r["type"] == "fp8"}
+        for field in run_figure.HEALTH:
+            for i, step in enumerate(at):
+                expected = {tensor["name"]: tensor[field] for tensor in last[step]["tensors"]}
+                self.assertEqual([row[i] for row in rows[field]], [expected[name] for name in names])
+        largest = max((t["saturated"], t["name"], r["step"]) for r in last.values() for t in r["tensors"])
+        self.assertEqual(run_figure.worst(run, "saturated"), largest)
+
+    def test_tensors_are_ordered_by_layer_number(self):
+        order = run_figure.tensor_order(["10.up.x", "2.up.x", "lm_head.x", "0.up.dy"])
+        self.assertEqual(order, [("up.x", ["2.up.x", "10.up.x"]), ("lm_head.x", ["lm_head.x"]),
+                                 ("up.dy", ["0.up.dy"])])
+
+    def test_a_tensor_that_is_not_in_all_records(self):
+        run = read_log(self.twice())
+        del run.fp8[6]["0.qkv.x"]
+        _, _, rows = run_figure.health(run)
+        self.assertEqual([math.isnan(value) for value in rows["amax"][0]], [False, True, False, False])
+
+    def test_smooth(self):
+        self.assertEqual(run_figure.smooth([1, 2, 6, 4], 3), [1.5, 3, 4, 5])
+        self.assertEqual(run_figure.smooth([1, math.nan, 3], 1)[::2], [1, 3])
+        self.assertEqual(run_figure.smooth([1, math.nan, 3], 3), [1, 2, 3])
+
+    def test_edges(self):
+        self.assertEqual(run_figure.edges([100, 200, 400]), [50, 150, 300, 500])
+        self.assertEqual(run_figure.edges([7]), [6.5, 7.5])
+
+    def test_an_axis_is_not_squeezed_by_the_first_step(self):
+        self.assertIsNone(run_figure.robust_top([1.0] * 50))
+        top = run_figure.robust_top([60.0] + [1.0, 1.1] * 50)
+        self.assertTrue(1.1 < top < 1.5, top)
+
+    def test_names(self):
+        plot = script("plot")
+        path = self.file("a=b.jsonl", "")
+        self.assertEqual(plot.named_logs(["one/log.jsonl", "two/log.jsonl", "fp8=x.jsonl", str(path)]),
+                         [("one/log.jsonl", "one/log"), ("two/log.jsonl", "two/log"), ("x.jsonl", "fp8"),
+                          (str(path), "a=b")])
+
+    def test_follow_draws_until_the_run_ends(self):
+        plot = script("plot")
+        pieces = [(LOGS / "killed.jsonl").read_text()[:-30], (LOGS / "killed.jsonl").read_text()[-30:],
+                  (LOGS / "resumed.jsonl").read_text()]
+        path = self.folder / "run.jsonl"
+        run = RunLog(path)
+        drawn = []
+
+        def grow(_seconds):
+            with open(path, "a") as file:
+                file.write(pieces.pop(0))
+        options = types.SimpleNamespace(x="step", smooth=0, every=1)
+        shown = io.StringIO()
+        with unittest.mock.patch.object(plot, "draw", lambda runs, *_: sorted(runs[0].steps)), \
+                unittest.mock.patch.object(plot, "save", lambda steps, _: drawn.append((len(steps), steps[-1]))), \
+                unittest.mock.patch.object(plot.time, "sleep", grow), \
+                unittest.mock.patch.object(sys, "stdout", shown):
+            plot.follow([run], "out.png", options)   # begins before the log is there
+        self.assertEqual(drawn, [(8, 8), (8, 8), (12, 12)])
+        self.assertTrue(shown.getvalue().startswith(f"note: {path}: not there yet, waiting for it\n"), shown.getvalue())
+        self.assertIn("run: step 8/12 | loss 3.8660 |", shown.getvalue())
+        self.assertIn("| eta 00:00:00", shown.getvalue())
+        self.assertTrue(shown.getvalue().endswith("finished 12 steps\n"), shown.getvalue())
+
+
+@unittest.skipUnless(has("matplotlib"), "matplotlib is not installed")
+class Figures(LogToolTest):
+    def axes_of(self, figure):
+        return {axes.get_label(): axes for axes in figure.axes}
+
+    def test_what_is_drawn(self):
+        fp8, bf16 = read_log(self.twice()), read_log(LOGS / "bf16.jsonl")
+        figure = run_figure.draw([fp8, bf16])
+        # Four panels, the marks, three heat maps of the one run with FP8 and their colour bars.
+        self.assertEqual(len(figure.axes), 4 + 1 + 3 + 3)
+        axes = self.axes_of(figure)
+        for panel, (_, label, _) in run_figure.PANELS.items():
+            self.assertEqual(axes[panel].get_ylabel(), label)
+            lines = [line for line in axes[panel].get_lines() if len(line.get_xdata()) == 12]
+            self.assertEqual(len(lines), 2)
+            for run, line in zip((fp8, bf16), lines):
+                at, values = run_figure.curves(run)[panel]
+                self.assertEqual(list(line.get_xdata()), at)
+                self.assertEqual(str([float(v) for v in line.get_ydata()]), str(values))
+            skipped = [line for line in axes[panel].get_lines() if list(line.get_xdata()) == [4, 4]]
+            self.assertEqual(len(skipped), 1)
+        self.assertEqual(axes["norm"].get_yscale(), "log")
+        self.assertEqual(axes["seconds"].get_yscale(), "linear")
+        self.assertIn([0, 4, 8, 12], [list(line.get_xdata()) for line in axes["loss"].get_lines()])
+        self.assertEqual([text.get_text() for legend in figure.legends + sum((p.legends for p in figure.subfigs), [])
+                          for text in legend.get_texts()], ["twice", "bf16", "validation", "skipped step"])
+        self.assertEqual([label.get_text() for label in axes["marks"].get_yticklabels()],
+                         ["skipped", "fp8", "resumed", "checkpoint", "stop"])
+
+    def test_heat_maps_have_the_values(self):
+        run = read_log(self.twice())
+        figure = run_figure.draw([run])
+        _, groups, rows = run_figure.health(run)
+        meshes = [mesh for axes in figure.axes for mesh in axes.collections if mesh.get_array() is not None
+                  and getattr(mesh.get_array(), "shape", None) == (24, 4)]
+        self.assertEqual(len(meshes), 3)
+        for mesh, field in zip(meshes, run_figure.HEALTH):
+            for drawn, row in zip(mesh.get_array().tolist(), rows[field]):
+                # Zero stands below the range of the colours.
+                self.assertTrue(all(a == b or (b == 0 and a < mesh.norm.vmin) for a, b in zip(drawn, row)))
+        self.assertEqual([t.get_text() for t in meshes[0].axes.get_yticklabels()], [group for group, _ in groups])
+
+    def test_short_and_strange_runs_are_drawn(self):
+        run = read_log(LOGS / "bf16.jsonl")
+        for step in list(run.steps)[1:]:
+            del run.steps[step]
+        run_figure.save(run_figure.draw([run], "tokens"), self.folder / "one.png")   # one step
+        run.steps[1].update(loss=math.nan, grad_norm=math.inf, step_seconds=0.0)
+        run.evals.clear()
+        run_figure.save(run_figure.draw([run]), self.folder / "none.png")   # nothing finite
+        fp8 = read_log(LOGS / "resumed.jsonl")
+        for tensors in fp8.fp8.values():
+            for tensor in tensors.values():
+                tensor.update(amax=0.0, flushed=math.nan)
+        run_figure.save(run_figure.draw([fp8] + [run] * 11, "tokens"), self.folder / "twelve.svg")
+
+    def test_command(self):
+        self.twice()
+        said = self.call(ROOT / "scripts" / "plot", "FP8=twice.jsonl", LOGS / "bf16.jsonl", "--x", "tokens", "--out",
+                         "new/both.png")
+        self.assertIn("new/both.png", said)
+        self.assertEqual((self.folder / "new" / "both.png").read_bytes()[:8], b"\x89PNG\r\n\x1a\n")
+        self.assertEqual(sorted(p.name for p in (self.folder / "new").iterdir()), ["both.png"])   # nothing aside
+        self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--follow", "--every", "0.1")
+        self.assertTrue((self.folder / "twice.png").stat().st_size > 20000)
+        said = self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--out", "both.nothing", code=2)
+        self.assertEqual(said, "error: --out both.nothing: its suffix says the format: .png, .svg or .pdf\n")
+
+
+class Trainer(LogToolTest):
+    @unittest.skipUnless((BUILD / "train_gpt2").exists(), "train_gpt2 is not built")
+    def test_a_log_written_now(self):
+        """The fixtures are of an earlier trainer; this one's log must say the same to the readers."""
+        import struct
+        self.file("train.bin", struct.pack("<256i", 20240520, 1, 500, *[0] * 253)
+                  + struct.pack("<500H", *(i * i % 61 for i in range(500))))
+        shape = ("--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --kv-channels 8 "
+                 "--vocab-size 61 --max-position-embeddings 16 --seq-length 16 --micro-batch-size 2 "
+                 "--global-batch-size 4 --lr 1e-2 --lr-warmup-iters 0").split()
+        said = subprocess.run([str(BUILD / "train_gpt2"), "--model", "gpt2-tiny", *shape, "--train-data", "train.bin",
+                               "--valid-data", "train.bin", "--eval-iters", "2", "--train-iters", "4",
+                               "--fp8-recipe", "delayed", "--fp8-health-interval", "2", "--log-file", "log.jsonl"],
+                              cwd=self.folder, text=True, capture_output=True, timeout=300)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        run = read_log(self.folder / "log.jsonl")
+        self.assertEqual((sorted(run.steps), sorted(run.fp8), run.finished), ([1, 2, 3, 4], [2, 4], True))
+        self.assertEqual(set(run.steps[1]), set(read_log(LOGS / "bf16.jsonl").steps[1]))
+        for write in run_export.TEXT_FORMATS.values():
+            write(run, io.StringIO())

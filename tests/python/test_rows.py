@@ -1,0 +1,208 @@
+"""The scripts of published rows: each one's plan against its comment and the table, and what they do without data."""
+import glob
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from tests.support.ranks import HAVE_RANKS
+from tests.support.train import BUILD, ROOT, records
+
+SCRIPTS = os.path.join(ROOT, "scripts", "recipes")
+LLAMA8B = {"ranks": 8, "model": "llama3-8B", "seq-length": 8192, "micro-batch-size": 1, "global-batch-size": 128,
+           "fp8-recipe": "none", "recompute": "none"}
+SMALL = {"ranks": 1, "model": "llama3-small", "seq-length": 2048, "global-batch-size": 64, "fp8-recipe": "none"}
+GPT2 = {"ranks": 1, "model": "gpt2-124M", "seq-length": 1024, "global-batch-size": 512, "fp8-recipe": "none",
+        "normalization": "LayerNorm"}
+MODERN = {**GPT2, "normalization": "RMSNorm", "position-embedding-type": "rope", "num-query-groups": 4,
+          "qk-layernorm": "true"}
+TUNE = {"ranks": 8, "seq-length": 4096, "micro-batch-size": 4, "global-batch-size": 256, "recompute": "block",
+        "fp8-recipe": "none", "rope-scaling-factor": 8}
+DELAYED = {"fp8-recipe": "delayed"}
+ROWS = {
+    "train_llama3_8b_h200_bf16": LLAMA8B,
+    "train_llama3_8b_h200_fp8": {**LLAMA8B, **DELAYED, "fp8-amax-history-len": 1024, "param-comm-dtype": "fp8",
+                                 "fp8-format": "hybrid"},
+    "train_llama3_8b_h200_fp8_cs": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": "false"},
+    "train_llama3_8b_h200_fp8_cs_1F1L": {**LLAMA8B, "fp8-recipe": "tensorwise", "first-last-layers-bf16": "true",
+                                         "num-layers-at-start-in-bf16": 1, "num-layers-at-end-in-bf16": 1},
+    "train_llama3_8b_h200_fp8_blockwise": {**LLAMA8B, "fp8-recipe": "blockwise"},
+    "train_llama_1gpu_bf16_slimpajama": SMALL,
+    "train_llama_1gpu_fp8_slimpajama": {**SMALL, **DELAYED},
+    "train_gpt2_124M_bf16": GPT2,
+    "train_gpt2_124M_fp8": {**GPT2, **DELAYED},
+    "train_gpt2_modern_bf16": MODERN,
+    "train_gpt2_modern_fp8": {**MODERN, **DELAYED},
+    "finetune_llama31_8b_bf16": TUNE,
+    "finetune_llama31_8b_fp8": {**TUNE, **DELAYED},
+}
+# A run of any row in a second.
+TINY = ["--num-layers", "3", "--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "4",
+        "--train-iters", "2"]
+
+
+def number(text):
+    return float(text.replace(",", ""))
+
+
+def read(path):
+    with open(path) as f:
+        return f.read()
+
+
+class RowsTest(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="llmc-rows-")
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+
+    def row(self, name, *options, expect=0, **environment):
+        """Runs a script in an empty folder, as one rank without a launcher unless RANKS says otherwise."""
+        plain = {k: v for k, v in os.environ.items() if k not in ("DATA", "MODEL", "TOKENIZER", "RANKS")}
+        done = subprocess.run([os.path.join(SCRIPTS, name + ".sh"), *options], cwd=self.dir, capture_output=True,
+                              text=True, timeout=120, env={**plain, "LLMC_BUILD": BUILD, "OMP_NUM_THREADS": "1",
+                                                           **environment})
+        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
+        return done
+
+    def comment(self, name):
+        lines = read(os.path.join(SCRIPTS, name + ".sh")).splitlines()
+        self.assertEqual(lines[0], "#!/bin/bash")
+        self.assertLessEqual(len(lines), 10, "a row is what it adds to its model")
+        return " ".join(line[2:] for line in lines[1:] if line.startswith("# "))
+
+    def test_every_script_of_a_row_is_tested_and_listed(self):
+        scripts = {n[:-3] for n in os.listdir(SCRIPTS) if re.match(r"(train|finetune)_.*\.sh$", n)}
+        self.assertEqual(scripts, set(ROWS))
+        listed = re.findall(r"^\| \[(\w+)\]\(recipes/\1\.sh\) ", read(os.path.join(ROOT, "scripts", "README.md")), re.M)
+        self.assertEqual(sorted(listed), sorted(ROWS))
+        for name in ROWS:
+            self.assertTrue(os.access(os.path.join(SCRIPTS, name + ".sh"), os.X_OK), name)
+
+    def test_dry_runs_are_what_comments_and_the_table_say(self):
+        table = read(os.path.join(ROOT, "scripts", "README.md"))
+        for name, facts in ROWS.items():
+            with self.subTest(name):
+                plan = self.row(name, "--dry-run", MPIRUN="/nowhere").stdout
+                for option, value in facts.items():
+                    self.assertIn(f"\n  {option} = {value}\n", plan)
+                found = re.search(r"\nranks +(\d+), (\d+) micro-batches of (\d+) x (\d+) tokens", plan)
+                ranks, micro_batches, sequences, length = map(int, found.groups())
+                self.assertEqual((ranks, ranks * micro_batches * sequences, length),
+                                 (facts["ranks"], facts["global-batch-size"], facts["seq-length"]))
+                tokens, steps, whole = re.search(r"\ntokens +(\d+) per step, (\d+) steps, (\S+) in all", plan).groups()
+                self.assertEqual(int(tokens), facts["global-batch-size"] * facts["seq-length"])
+                self.assertEqual("FP8 against BF16, predicted" in plan, facts["fp8-recipe"] != "none")
+                # The comment.
+                text = self.comment(name)
+                said = re.search(r"([\d,]+) steps of (\d+) x (\d+) tokens", text).groups()
+                self.assertEqual([number(s) for s in said],
+                                 [int(steps), facts["global-batch-size"], facts["seq-length"]])
+                total, unit = re.search(r"= ([\d.]+) ([BM]) tokens", text).groups()
+                total = float(total) * {"B": 1e9, "M": 1e6}[unit]
+                self.assertLess(abs(total - float(whole)), 0.005 * total)
+                seconds, hours = map(float, re.search(r"([\d.]+) s/it.*?([\d.]+) hours", text).groups())
+                self.assertLess(abs(int(steps) * seconds / 3600 - hours), 0.051)
+                predicted = float(re.search(r"\npredicted +([\d.]+) s/it", plan).group(1))
+                if "Predicted by plan" in text:
+                    self.assertLess(abs(predicted - seconds), 0.51 * 10 ** -len(str(seconds).split(".")[1]))
+                self.assertIn("8 " if ranks == 8 else "one H200", text)
+                # The table: GPUs, tokens, steps, seconds and hours.
+                cells = re.search(r"^\| \[%s\]\(.*" % name, table, re.M).group().split(" | ")[2:]
+                cells = [number(c.strip(" |*")) for c in cells]
+                self.assertEqual(cells[:3] + cells[4:], [ranks, int(tokens), int(steps), hours])
+                self.assertLess(abs(cells[3] - seconds), 0.006)
+                self.assertEqual("*" in table.split(f"[{name}]")[1].split("\n")[0], "not measured" in text)
+
+    def test_options_of_the_user_win(self):
+        plan = self.row("train_gpt2_modern_fp8", "--dry-run", "--train-iters", "7", "--global-batch-size=128").stdout
+        self.assertIn("tokens            131072 per step, 7 steps", plan)
+        self.assertIn("\n  lr-warmup-iters = 0\n", plan)
+        plan = self.row("train_llama3_8b_h200_bf16", "--dry-run", RANKS="4").stdout
+        self.assertIn("ranks             4, 32 micro-batches", plan)
+        self.assertIn("--fp8-recipe", self.row("train_gpt2_124M_fp8", "--help").stdout)
+        done = self.row("train_gpt2_124M_fp8", "--dry-run", "--no-such-option", expect=2)
+        self.assertIn("no-such-option", done.stderr)
+
+    def test_without_data_the_command_that_makes_it_is_printed_and_works(self):
+        for name in ROWS:
+            model = {"MODEL": os.path.join(ROOT, "tests", "fixtures", "llama")} if "finetune" in name else {}
+            done = self.row(name, expect=2, **model)
+            self.assertEqual(done.stdout, "")
+            command = re.search(r"^  (\S+prepare_text\.py .*)$", done.stderr, re.M).group(1)
+            folder = "shards/openwebtext" if "gpt2" in name else "shards/slimpajama"
+            self.assertIn(f" --out {folder} ", command)
+        done = self.row("finetune_llama31_8b_fp8", expect=2, MODEL="nowhere")
+        self.assertRegex(done.stderr, r"no Hugging Face model in nowhere; .*\n  hf download meta-llama/\S+ --local-dir")
+
+        # The same with bytes of a file in place of the dataset, which is elsewhere.
+        with open(os.path.join(self.dir, "text"), "w") as f:
+            f.write("".join(f"{i * i} is the square of {i}.\n" for i in range(40000)))
+        command = self.row("train_gpt2_124M_fp8", expect=2).stderr.splitlines()[1].split()
+        self.assertEqual(command[-1], "openwebtext")
+        command[command.index("gpt2")], command[-1] = "bytes", "text"
+        tiny = [*TINY, "--model", "gpt2-tiny"]
+        subprocess.run([sys.executable, *command, "--quiet", "--document-bytes", "256"], cwd=self.dir,
+                       check=True, timeout=120)
+        done = self.row("train_gpt2_124M_fp8", *tiny, "--fp8-min-gain", "0", "--eval-iters", "2")
+        self.assertRegex(done.stdout, r"\neval step 2 \| loss ")
+        self.assertNotIn("| synthetic data", done.stdout)
+        self.assertIs(records(os.path.join(self.dir, "logs", "train_gpt2_124M_fp8.jsonl"), "header")[0]
+                      ["synthetic_data"], False)
+        # Validation is left out where there is none.
+        for shard in glob.glob(os.path.join(self.dir, "shards", "openwebtext", "valid_*")):
+            os.unlink(shard)
+        self.assertNotIn("eval step", self.row("train_gpt2_124M_bf16", *tiny).stdout)
+        # DATA, and shards named on the command line.
+        os.rename(os.path.join(self.dir, "shards", "openwebtext"), os.path.join(self.dir, "mine"))
+        self.row("train_gpt2_124M_bf16", expect=2)
+        for options, environment in (([], {"DATA": "mine"}), (["--train-data", "mine/train_*.bin"], {})):
+            self.row("train_gpt2_124M_bf16", *tiny, *options, **environment)
+
+    def test_synthetic_data_runs_each_row_for_timing(self):
+        for name in ROWS:
+            with self.subTest(name):
+                tiny = ["gpt2-tiny", "--num-query-groups", "4"] if "gpt2" in name else ["llama-tiny"]
+                if ROWS[name]["fp8-recipe"] != "none":
+                    tiny += ["--fp8-min-gain", "0"]
+                if "finetune" in name:
+                    tiny += ["--rope-scaling-factor", "0"]
+                done = self.row(name, *TINY, "--synthetic-data", "--model", *tiny, RANKS="1")
+                self.assertRegex(done.stdout, r"\nstep 2/2 .* \| synthetic data\n")
+                header = records(os.path.join(self.dir, "logs", name + ".jsonl"), "header")[0]
+                self.assertEqual((header["synthetic_data"], header["world"]), (True, 1))
+
+    @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
+    def test_ranks_are_started_by_the_launcher(self):
+        mpi = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+               "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        self.row("train_llama3_8b_h200_fp8", *TINY, "--synthetic-data", "--model", "llama-tiny", "--save", "out",
+                 RANKS="2", **mpi)
+        self.assertEqual(records(os.path.join(self.dir, "out", "log.jsonl"), "header")[0]["world"], 2)
+        self.assertFalse(os.path.exists(os.path.join(self.dir, "logs")))
+
+    def test_fine_tuning_takes_the_weights_and_shape_of_the_model(self):
+        model = os.path.join(ROOT, "tests", "fixtures", "llama")
+        tiny = TINY[2:]   # the layers are the model's
+        plan = self.row("finetune_llama31_8b_bf16", "--dry-run", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
+        self.assertIn(f"\n  load = {model}\n", plan.stdout)
+        done = self.row("finetune_llama31_8b_bf16", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
+        self.assertIn("\nstep 2/2 ", done.stdout)
+        self.assertNotIn("initial weights", done.stderr)
+
+    def test_missing_executables_are_said(self):
+        done = self.row("train_gpt2_124M_bf16", "--dry-run", expect=2, LLMC_BUILD="/nowhere")
+        self.assertIn("run make", done.stderr)
+
+    def test_command_lines_survive_odd_folders(self):
+        folder = os.path.join(self.dir, "with space")
+        done = self.row("train_gpt2_124M_bf16", expect=2, DATA=folder)
+        command = shlex.split(done.stderr.splitlines()[1])
+        self.assertEqual(command[command.index("--out") + 1], folder)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,121 @@
+"""Shared by the tests of data/*.py: folders, running a script, reading shards. Standard library only."""
+import array
+import contextlib
+import gc
+import importlib
+import importlib.util
+import io
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import unittest.mock
+import warnings
+from pathlib import Path
+
+from llmfp8.support import run_main
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+
+
+def has(package):
+    return importlib.util.find_spec(package) is not None
+
+
+def lines(count, seed=1):
+    """Text of about 60 bytes a line, no line twice."""
+    generator = random.Random(seed)
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta \u00e9t\u00e9", "\u4e2d\u6587"]
+    return "".join(f"{i} " + " ".join(generator.choice(words) for _ in range(9)) + "\n" for i in range(count))
+
+
+def tokens_of(path):
+    """Ids of an llm.c shard, read by this test's own hand."""
+    content = Path(path).read_bytes()
+    magic, version, count = struct.unpack_from("<III", content)
+    typecode = {(20240520, 1): "H", (20240801, 7): "I"}[magic, version]
+    tokens = array.array(typecode, content[1024:])
+    assert len(tokens) == count and not any(content[12:1024])
+    return tokens
+
+
+def documents_of(folder, split):
+    """The documents of a bytes-tokenised split, over all shards."""
+    stream = [token for path in sorted(Path(folder).glob(f"{split}_*.bin")) for token in tokens_of(path)]
+    documents = []
+    for token in stream:
+        if token == 256:
+            documents.append(bytearray())
+        else:
+            documents[-1].append(token)   # fails if the stream does not begin with a separator
+    return [bytes(document) for document in documents]
+
+
+class ScriptTest(unittest.TestCase):
+    def setUp(self):
+        # In memory where there is such a folder: every shard is synced, and that waits for the disk.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix="llmc_data_", dir=memory))
+        self.out = self.folder / "out"
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def file(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def script(self, name, *arguments, code=0, packages=None):
+        """Runs a script and returns what it prints. packages: a folder that is searched first for imports;
+        only then it is a process of its own, because those cost more than what is tested."""
+        command = [str(DATA / name), *map(str, arguments)]
+        if packages is None:
+            printed = io.StringIO()
+            main = importlib.import_module(name[:-len(".py")]).main
+            with unittest.mock.patch.object(sys, "argv", command), self.assertRaises(SystemExit) as leave, \
+                    contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), \
+                    warnings.catch_warnings():
+                # What an earlier test left open may be found just now; the script has not printed that.
+                warnings.simplefilter("ignore", ResourceWarning)
+                run_main(main)
+            status, text = leave.exception.code, printed.getvalue()
+        else:
+            environment = dict(os.environ, PYTHONPATH=str(packages), PYTHONDONTWRITEBYTECODE="1")
+            result = subprocess.run([sys.executable, *command], env=environment, stdout=subprocess.PIPE,
+                                    stderr=subprocess.STDOUT, text=True, timeout=120)
+            status, text = result.returncode, result.stdout
+        self.assertEqual(status, code, text)
+        self.assertNotIn("Traceback", text)
+        return text
+
+    @contextlib.contextmanager
+    def nothing_left_open(self):
+        """Files and connections that the block leaves to the garbage collector fail the test."""
+        gc.collect()   # what others left
+        yield
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            gc.collect()
+        self.assertEqual([str(warning.message) for warning in found], [])
+
+    def prepare(self, *arguments, **keywords):
+        return self.script("prepare_text.py", "--out", self.out, *arguments, **keywords)
+
+    def prepare_bytes(self, *arguments, **keywords):
+        return self.prepare("--tokenizer", "bytes", *arguments, **keywords)
+
+    def inspect(self, *arguments, **keywords):
+        return self.script("inspect_shards.py", *arguments, **keywords)
+
+    def refused(self, parts, *arguments, **keywords):
+        """The command leaves with 2, one line that has every part, and no shard."""
+        text = self.prepare(*arguments, code=2, **keywords)
+        for part in parts:
+            self.assertIn(part, text)
+        self.assertEqual(len(text.strip().splitlines()), 1, text)
+        if self.out.is_dir():
+            self.assertEqual([path.name for path in self.out.iterdir()], [])

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Make tests/fixtures: tiny models of transformers and what transformers computes with them.
+
+    python3 tests/support/make_hf_fixtures.py [OUTPUT_DIRECTORY]
+
+Needs torch, transformers and safetensors; the files it made are committed, so that tests need none of them.
+Each model is saved by save_pretrained, in one directory, with reference.safetensors beside it:
+
+    input_ids  (B, T) int32
+    targets    (B, T) int32; -1 is ignored
+    logits     (B, T, V)
+    loss       (1)    mean over the counted targets
+    grad.NAME  like the parameter NAME, gradient of the loss
+
+Everything is computed in float64 and stored as float32. Weights, norms and biases are random and far from
+their neutral values, so that leaving one out or swapping two shows.
+"""
+
+import contextlib
+import pathlib
+import shutil
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM)
+
+BATCH, LENGTH, VOCAB = 2, 16, 97
+
+SHAPE = dict(vocab_size=VOCAB, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+             intermediate_size=96, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+             attn_implementation="eager")
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=32, n_inner=128, bos_token_id=None,
+        eos_token_id=None, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager"))
+
+
+def llama():
+    # Wavelengths 6.3, 19.9, 62.8 ...: with 32 original positions one frequency stays, one lies in the smooth
+    # band, the others are divided by the factor.
+    rope = dict(rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=32)
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, rope_parameters=rope, rms_norm_eps=1e-5,
+                                        tie_word_embeddings=False, **SHAPE))
+
+
+def llama_tied():
+    rope = dict(rope_type="default", rope_theta=500.0)
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, rope_parameters=rope, rms_norm_eps=1e-6,
+                                        tie_word_embeddings=True, **SHAPE))
+
+
+def qwen3():
+    rope = dict(rope_type="default", rope_theta=10000.0)
+    return Qwen3ForCausalLM(Qwen3Config(num_hidden_layers=2, rope_parameters=rope, rms_norm_eps=1e-6,
+                                        tie_word_embeddings=False, **SHAPE))
+
+
+# name: constructor, dtype of the saved weights, size of a part. The reading of each dtype, of one file and of
+# several is covered by a file that transformers wrote.
+MODELS = {
+    "gpt2": (gpt2, torch.float32, "1GB"),
+    "llama": (llama, torch.float32, "120KB"),
+    "llama_tied": (llama_tied, torch.bfloat16, "1GB"),
+    "qwen3": (qwen3, torch.float16, "1GB"),
+}
+
+
+def randomise(model, dtype, seed):
+    """Random values that `dtype` holds exactly."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        is_norm = any(part.startswith(("ln_", "norm")) or part.endswith("norm") for part in name.split("."))
+        if name.endswith(".bias"):
+            value = 0.3 * noise
+        elif is_norm or "layernorm" in name:
+            value = 1 + 0.3 * noise
+        elif any(part in name for part in ("wte", "wpe", "embed_tokens", "lm_head")):
+            value = 0.3 * noise
+        else:
+            value = 0.15 * noise
+        parameter.data = value.to(dtype).to(torch.float64)
+
+
+@contextlib.contextmanager
+def everything_in_double():
+    """transformers upcasts norms and rope to float32 whatever the model's dtype is; here to float64."""
+    single, to_single = torch.float32, torch.Tensor.float
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    try:
+        yield
+    finally:
+        torch.float32 = torch.float = single
+        torch.Tensor.float = to_single
+
+
+def run(model, ids, targets):
+    """Logits, loss and gradients in the model's dtype."""
+    model.zero_grad()
+    logits = model(input_ids=ids, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.view(-1, VOCAB), targets.view(-1), ignore_index=-1)
+    loss.backward()
+    return logits.detach(), loss.detach(), {n: p.grad.detach().clone() for n, p in model.named_parameters()}
+
+
+def check_against_single(model, ids, targets, logits, loss):
+    """The unpatched model in float32 must agree, or the patch above changed the arithmetic."""
+    logits32, loss32, _ = run(model.float(), ids, targets)
+    assert logits.dtype == torch.float64 and logits32.dtype == torch.float32
+    error = (logits32 - logits).abs().max().item()
+    assert 0 < error < 1e-4 and abs(loss32.item() - loss.item()) < 1e-5, (error, loss32, loss)
+
+
+def make(name, directory, seed):
+    constructor, dtype, part_size = MODELS[name]
+    model = constructor().double().eval()
+    randomise(model, dtype, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    ids = torch.randint(VOCAB, (BATCH, LENGTH), generator=generator)
+    targets = torch.randint(VOCAB, (BATCH, LENGTH), generator=generator)
+    targets[0, 3] = targets[1, 0] = targets[1, LENGTH - 1] = -1
+    with everything_in_double():
+        logits, loss, grads = run(model, ids, targets)
+    check_against_single(model, ids, targets, logits, loss)
+
+    shutil.rmtree(directory, ignore_errors=True)
+    model.to(dtype).save_pretrained(directory, max_shard_size=part_size)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    tensors = {"input_ids": ids.int(), "targets": targets.int(), "logits": logits.float(),
+               "loss": loss.float().reshape(1)}
+    tensors |= {"grad." + n: g.float().contiguous() for n, g in grads.items()}
+    assert all(g.abs().max() > 1e-6 for g in grads.values()), "a parameter without effect"
+    save_file(tensors, directory / "reference.safetensors")
+    for path in directory.iterdir():
+        path.chmod(0o644)
+    size = sum(path.stat().st_size for path in directory.iterdir())
+    print(f"{directory}: loss {loss.item():.6f}, largest logit {logits.abs().max().item():.2f}, {size} bytes")
+
+
+def main():
+    output = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "fixtures")
+    for seed, name in enumerate(MODELS):
+        make(name, output / name, 100 * (seed + 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What the tests of several ranks over MPI share."""
+import os
+import shutil
+import subprocess
+import time
+
+from tests.support.train import BUILD, TrainTest
+
+MPIRUN = ["mpirun", "--oversubscribe", "--allow-run-as-root"]
+HAVE_RANKS = shutil.which("mpirun") and not os.path.basename(BUILD).startswith("cuda")
+ONE_EACH = ["--micro-batch-size", "1", "--global-batch-size", "8"]
+ENVIRONMENT = dict(os.environ, OMP_NUM_THREADS="1")
+
+
+class RanksTest(TrainTest):
+    def ranks(self, ranks, binary, *options, expect=0):
+        command = [*MPIRUN, "-np", str(ranks), *self.command(binary, *ONE_EACH, *options)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
+        return done
+
+    @staticmethod
+    def children(parent):
+        """Processes named after the executable, by /proc: ps and pgrep are not everywhere."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    name, rest = stat.read().split("(", 1)[1].rsplit(")", 1)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if name == "train_gpt2" and int(rest.split()[1]) == parent:
+                found.append(pid)
+        return found
+
+    def wait_until_gone(self, pid, seconds=20):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
+                        return
+            except (FileNotFoundError, ProcessLookupError):   # the latter, if it ends before the reading
+                return
+            time.sleep(0.05)
+        self.fail(f"process {pid} lives on")

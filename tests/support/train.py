@@ -1,0 +1,121 @@
+"""What the tests of the real executables share: data, options of a small model, a run of it, a resumed one."""
+import hashlib
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.environ.get("LLMC_BUILD", os.path.join(ROOT, "build", "cpu"))
+GPT2 = os.path.join(BUILD, "train_gpt2")
+LLAMA = os.path.join(BUILD, "train_llama")
+VOCAB = 61
+
+
+def write_shard(path, tokens):
+    """llm.c's format with 16-bit tokens."""
+    header = [20240520, 1, len(tokens)] + [0] * 253
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", *header))
+        f.write(struct.pack(f"<{len(tokens)}H", *tokens))
+
+
+def write_hellaswag(path, count, longest, seed=0, labels=()):
+    """llm.c's format, questions of random tokens in rows of at most `longest` inputs; returns the questions."""
+    draw, words, most, questions = random.Random(seed), [], 0, []
+    for i in range(count):
+        texts = [[draw.randrange(VOCAB) for _ in range(draw.randint(1, longest // 2))] for _ in range(5)]
+        body = [i, labels[i] if labels else draw.randrange(4), 4, *(w for text in texts for w in (len(text), *text))]
+        words += [0xffff, 2 * len(body) + 4, *body]
+        most = max(most, 2 * len(body) + 4)
+        questions.append(texts)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<256i", 20240522, 1, count, most, *[0] * 252))
+        f.write(struct.pack(f"<{len(words)}H", *words))
+    return questions
+
+
+def make_tokens(count, seed):
+    """Text with structure: each token mostly determines the next."""
+    draw = random.Random(seed)
+    tokens = [0]
+    while len(tokens) < count:
+        tokens.append((tokens[-1] * 7 + 3) % VOCAB if draw.random() < 0.8 else draw.randrange(VOCAB))
+    return tokens
+
+
+def state_of(directory):
+    """Hash of every file of a checkpoint, without the folders and intervals of the run that wrote it."""
+    state = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(folder, name)
+            with open(path, "rb") as f:
+                state[os.path.relpath(path, directory)] = hashlib.sha256(f.read()).hexdigest()
+    with open(os.path.join(directory, "state.json")) as f:
+        state["state.json"] = json.load(f)
+    for option in ("save", "save-interval", "resume", "log-file", "init-method-std",
+                   "load", "save-async"):
+        state["state.json"]["config"].pop(option, None)
+    del state["manifest.json"]   # hashes of the others
+    return state
+
+
+def records(path, kind):
+    with open(path) as f:
+        return [r for r in map(json.loads, f) if r["type"] == kind]
+
+
+class TrainTest(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="llmc-train-")
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        write_shard(self.path("train_0.bin"), make_tokens(3000, 1))
+        write_shard(self.path("train_1.bin"), make_tokens(2001, 2))
+        write_shard(self.path("valid.bin"), make_tokens(700, 3))
+
+    def path(self, *parts):
+        return os.path.join(self.dir, *parts)
+
+    SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48", "--num-attention-heads", "4",
+             "--kv-channels", "8", "--vocab-size", str(VOCAB), "--max-position-embeddings", "16",
+             "--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "4",
+             "--lr", "1e-2", "--lr-warmup-iters", "0", "--seed", "5"]
+
+    def command(self, binary, *extra, model=None):
+        model = model or ("llama-tiny" if binary == LLAMA else "gpt2-tiny")
+        groups = ["--num-query-groups", "2" if binary == LLAMA else "4"]
+        return [binary, "--model", model, *self.SHAPE, *groups, "--train-data", self.path("train_*.bin"), *extra]
+
+    def checkpoints(self, save):
+        return sorted(name for name in os.listdir(self.path(save)) if name.startswith("step-"))
+
+    def run_train(self, *args, expect=0, env=None, cwd=None, **how):
+        done = subprocess.run(self.command(*args, **how), capture_output=True, text=True, timeout=300, env=env, cwd=cwd)
+        self.assertEqual(done.returncode, expect, done.stdout[-3000:] + done.stderr)
+        if expect:
+            self.assertEqual(done.stderr.count("\n"), 1, "one line on standard error: " + done.stderr)
+        return done
+
+    def check_resume(self, binary, *options):
+        """A straight run against stopping after every k and resuming: all files of the last checkpoint equal."""
+        steps = 20
+        common = ["--train-iters", str(steps), "--save-interval", "1", *options]
+        self.run_train(binary, *common, "--save", self.path("straight"), "--log-file", self.path("straight.jsonl"))
+        last = f"step-{steps:08d}"
+        expected = state_of(self.path("straight", last))
+        self.assertIn("model.safetensors", expected)
+        lines = {r["step"]: r["loss"] for r in records(self.path("straight.jsonl"), "step")}
+        for k in range(1, steps):
+            log = self.path("resumed.jsonl")
+            self.run_train(binary, *common, "--save", self.path("resumed"), "--save-interval", str(steps),
+                           "--resume", self.path("straight", f"step-{k:08d}"), "--log-file", log)
+            self.assertEqual(state_of(self.path("resumed", last)), expected, f"resumed at step {k}")
+            resumed = {r["step"]: r["loss"] for r in records(log, "step") if r["step"] > k}
+            self.assertEqual(resumed, {s: l for s, l in lines.items() if s > k})
+            shutil.rmtree(self.path("resumed"))
+            os.unlink(log)
