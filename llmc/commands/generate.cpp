@@ -24,27 +24,47 @@ int64_t longest_text(const Prompts& prompts, const Config& config) {
     return static_cast<int64_t>(longest) + config.sample_tokens;
 }
 
+// Weights of the working type, and nothing to train them.
+class InferenceStore : public ParamStore {
+public:
+    InferenceStore(const Config& config, const ParamTable& table, const Buckets& buckets, Arena& arena)
+        : all(arena.take(Purpose::kWeights, config.dtype, buckets.weight_elems())), table_(table), buckets_(buckets) {}
+
+    void before_layer(Ctx&, int, Pass) override {}
+    void after_layer(Ctx&, int, Pass) override {}
+    Tensor weight(int param) const override {
+        return all.slice(buckets_.weight_offset(param), table_.params[static_cast<size_t>(param)].elems());
+    }
+    Tensor grad(int) const override { return {}; }
+
+    const Tensor all;
+
+private:
+    const ParamTable& table_;
+    const Buckets& buckets_;
+};
+
 // The buffers and the decoder of one text; made twice, first to measure them.
 class Model {
 public:
     Model(const Config& config, const ParamTable& table, Arena& arena)
         : table_(table), buckets_(table_, {}, 1, INT64_MAX), fp8_(config, {}, buckets_, arena),
-          weights_(arena.take(Purpose::kWeights, config.dtype, buckets_.weight_elems())),
+          store_(config, table_, buckets_, arena),
           tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, config.seq_length)),
           bad_tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, 1)),
           decoder_(config.shape, table_, {.max_batch = 1, .max_seq = config.seq_length, .dtype = config.dtype,
                                           .recompute = Recompute::kBlock, .fuse_gelu = false, .fp8_attention = false},
-                   arena, views(), {nullptr, config.dtype, table_.flat_elems}, fp8_),
+                   arena, store_, fp8_),
           sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, arena) {}
 
     void load(Ctx& ctx, const Config& config) {
-        device::fill_bytes(ctx, weights_.data, 0, weights_.bytes());
+        device::fill_bytes(ctx, store_.all.data, 0, store_.all.bytes());
         device::fill_bytes(ctx, bad_tokens_.data, 0, bad_tokens_.bytes());
         decoder_.upload_constants(ctx);
         StateAccess access;   // masters, which only pass by
         std::vector<bf16> rounded;
         access.write = [&](StateKind, int index, int64_t begin, int64_t count, const void* host) {
-            const Tensor to = decoder_.weight(index).slice(begin, count);
+            const Tensor to = store_.weight(index).slice(begin, count);
             const auto* values = static_cast<const float*>(host);
             rounded.resize(static_cast<size_t>(count));
             std::transform(values, values + count, rounded.begin(), [](float x) { return bf16(x); });
@@ -64,17 +84,11 @@ public:
     }
 
 private:
-    std::vector<Tensor> views() const {
-        std::vector<Tensor> views;
-        for (size_t i = 0; i < table_.params.size(); i++)
-            views.push_back(weights_.slice(buckets_.weight_offset(static_cast<int>(i)), table_.params[i].elems()));
-        return views;
-    }
-
     ParamTable table_;   // with the places that buckets_ gives
     const Buckets buckets_;
     Fp8State fp8_;
-    const Tensor weights_, tokens_, bad_tokens_;
+    InferenceStore store_;
+    const Tensor tokens_, bad_tokens_;
     Decoder decoder_;
     Sampler sampler_;
 };

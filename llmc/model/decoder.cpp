@@ -35,16 +35,10 @@ std::vector<double> rope_table(const ModelConfig& config, int64_t T) {
 }
 
 Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const DecoderOptions& options, Arena& arena,
-                 std::vector<Tensor> weights, Tensor grads, Fp8State& fp8)
-    : config_(config), table_(table), options_(options), arena_(arena), weights_(std::move(weights)), grads_(grads),
-      fp8_(fp8), stat_(stat_dtype(options.dtype)) {
+                 ParamStore& store, Fp8State& fp8)
+    : config_(config), table_(table), options_(options), arena_(arena), store_(&store), fp8_(fp8),
+      stat_(stat_dtype(options.dtype)) {
     take_activations(arena);
-}
-
-Tensor Decoder::grad(int param) const {
-    if (param < 0) return {};
-    const Param& p = table_.params[static_cast<size_t>(param)];
-    return grads_.slice(p.offset, p.elems());
 }
 
 Linear Decoder::linear(int layer, LinearKind kind) const {
@@ -159,14 +153,6 @@ Decoder::BlockActs Decoder::acts(int layer, int64_t N) const {
             .mid = rows(a.mid, N * C), .norm2 = x_view(a.norm2, layer, LinearKind::kUp, N),
             .mean2 = rows(a.mean2, N), .rstd2 = rows(a.rstd2, N),
             .up = rows(a.up, N * config_.up_width()), .act = x_view(a.act, layer, LinearKind::kDown, N)};
-}
-
-void Decoder::ready(int layer) {
-    if (hooks.grads_ready) hooks.grads_ready(layer);
-}
-
-void Decoder::before(int layer) {
-    if (hooks.before_layer) hooks.before_layer(layer);
 }
 
 float Decoder::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
@@ -322,12 +308,13 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
           (long long)B, (long long)T, (long long)options_.max_batch, (long long)options_.max_seq);
     training_ = training;
     Tensor branch = rows(branch_, N * C), previous_mid;
-    before(-1);
+    store_->before_layer(ctx, -1, Pass::kForward);
     ops::embedding_forward(ctx, {.out = rows(blocks_[0].x, N * C), .wte = weight(table_.wte),
                                  .wpe = weight(table_.wpe), .tokens = batch.tokens, .bad_tokens = batch.bad_tokens,
                                  .N = N, .T = T, .C = C, .V = config_.vocab_size});
+    store_->after_layer(ctx, -1, Pass::kForward);
     for (int l = 0; l < config_.num_layers; l++) {
-        before(l);
+        store_->before_layer(ctx, l, Pass::kForward);
         const BlockActs a = acts(l, N);
         {
             Arena::Scope scope(ctx, arena_);
@@ -338,9 +325,11 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
         }
         mlp_half_forward(ctx, l, a, branch, N, false);
         previous_mid = a.mid;
+        store_->after_layer(ctx, l, Pass::kForward);
     }
-    before(static_cast<int>(config_.num_layers));
+    store_->before_layer(ctx, head_layer(), Pass::kForward);
     final_norm_forward(ctx, branch, previous_mid, N);
+    store_->after_layer(ctx, head_layer(), Pass::kForward);
 }
 
 void Decoder::final_norm_forward(Ctx& ctx, Tensor branch, Tensor residual, int64_t N) {
@@ -368,13 +357,17 @@ LinearOperand Decoder::head_input(int64_t N) const {
 }
 
 void Decoder::logits_all(Ctx& ctx, Tensor logits, int64_t N) {
+    store_->before_layer(ctx, head_layer(), Pass::kForward);
     linear_forward(ctx, head(), logits, head_input(N), N);
+    store_->after_layer(ctx, head_layer(), Pass::kForward);
 }
 
 void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits) {
     const int64_t C = config_.hidden_size, Vp = config_.padded_vocab();
     if (!head().fp8) {
+        store_->before_layer(ctx, head_layer(), Pass::kForward);
         linear_forward(ctx, head(), logits, {.high = final_norm_.high.slice(row * C, C), .fp8 = {}}, 1);
+        store_->after_layer(ctx, head_layer(), Pass::kForward);
         return;
     }
     // FP8 grids are laid out for all rows: run them all, once per sampled token.

@@ -4,11 +4,11 @@
 //   down_l = down(act(up(norm2(mid_l))))
 // where every residual addition happens inside the norm that follows it.
 #pragma once
-#include <functional>
 #include <vector>
 
 #include "llmc/config/config.h"
 #include "llmc/model/linear.h"
+#include "llmc/model/param_store.h"
 #include "llmc/model/params.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
@@ -32,20 +32,12 @@ struct DecoderOptions {
     bool attention_fast = false;   // AttentionBackwardArgs::fast
 };
 
-// Called around the layers, so that sharding can overlap with compute. Layer numbers: -1 embeddings, 0..L-1 blocks,
-// L final norm and head.
-struct DecoderHooks {
-    std::function<void(int layer)> before_layer;   // its parameters are about to be read
-    std::function<void(int layer)> grads_ready;    // its gradients are complete for this micro-batch
-};
-
 class Decoder {
 public:
-    // weights: one view per parameter, empty for those that only FP8 copies hold. grads: a flat buffer of
-    // table.flat_elems elements. Neither is owned, nor is `fp8`. Takes its saved activations from the arena; scratch is
-    // taken and given back within each call.
+    // Neither the store nor `fp8` is owned. Takes its saved activations from the arena; scratch is taken and given back
+    // within each call.
     Decoder(const ModelConfig& config, const ParamTable& table, const DecoderOptions& options, Arena& arena,
-            std::vector<Tensor> weights, Tensor grads, Fp8State& fp8);
+            ParamStore& store, Fp8State& fp8);
 
     // Constants of the model that live on the device (rope table). Once, after construction.
     void upload_constants(Ctx& ctx);
@@ -66,9 +58,11 @@ public:
     // After forward: all logits (B*T, padded_vocab) T; for tests.
     void logits_all(Ctx& ctx, Tensor logits, int64_t N);
 
-    Tensor weight(int param) const { return param < 0 ? Tensor{} : weights_[static_cast<size_t>(param)]; }
-    Tensor grad(int param) const;
-    DecoderHooks hooks;
+    // Empty for a parameter that the model does not have (-1).
+    Tensor weight(int param) const { return param < 0 ? Tensor{} : store_->weight(param); }
+    Tensor grad(int param) const { return param < 0 ? Tensor{} : store_->grad(param); }
+    ParamStore& store() const { return *store_; }
+    void set_store(ParamStore& store) { store_ = &store; }
 
 private:
     // The input of a linear as backward finds it: bf16, or the transposed FP8 copy, or both where others read it too.
@@ -135,8 +129,7 @@ private:
                                 const DeviceBatch& batch);
     void classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward,
                   void* host_losses = nullptr);
-    void ready(int layer);
-    void before(int layer);
+    int head_layer() const { return static_cast<int>(config_.num_layers); }
     float softmax_mul() const;
     RopeArgs rope_args(Tensor qkv, int64_t N, int64_t T) const;
 
@@ -144,8 +137,7 @@ private:
     const ParamTable& table_;
     DecoderOptions options_;
     Arena& arena_;
-    std::vector<Tensor> weights_;
-    Tensor grads_;
+    ParamStore* store_;
     Fp8State& fp8_;
     Dtype stat_;
     bool training_ = true;                  // of the forward that runs

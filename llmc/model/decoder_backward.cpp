@@ -43,20 +43,23 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
     const int64_t N = batch.B * batch.T, C = config_.hidden_size;
     const int last = static_cast<int>(config_.num_layers) - 1;
     const LinearOperand dresidual = take_grad(N, C, arena_.scratch(options_.dtype, N * C), fp8_.on());
+    // A layer opens the one below it, too: its last norm makes the dy of that layer and adds the gradient of its bias.
+    store_->before_layer(ctx, last + 1, Pass::kBackward);
+    store_->before_layer(ctx, last, Pass::kBackward);
     LinearOperand dy = head_backward(ctx, batch, state, dresidual);
-    ready(last + 1);
+    store_->after_layer(ctx, last + 1, Pass::kBackward);
     for (int l = last; l >= 0; l--) {
-        before(l);
+        store_->before_layer(ctx, l - 1, Pass::kBackward);
         const BlockActs a = acts(l, N);
         if (options_.recompute == Recompute::kBlock) recompute_block(ctx, l, a, batch);
         mlp_backward(ctx, l, a, dresidual, dy, N);
         attention_half_backward(ctx, l, a, dresidual, dy, batch);
-        ready(l);
+        store_->after_layer(ctx, l, Pass::kBackward);
     }
     ops::embedding_backward(ctx, {.dwte = grad(table_.wte), .dwpe = grad(table_.wpe), .dout = dresidual.high,
                                   .tokens = batch.tokens, .token_order = batch.token_order, .N = N, .T = batch.T,
                                   .C = C, .V = config_.vocab_size});
-    ready(-1);
+    store_->after_layer(ctx, -1, Pass::kBackward);
 }
 
 // Loss, head and final norm; returns the dy of the last block's down projection, in `dresidual`.
@@ -67,7 +70,7 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
     const Linear lm_head = head(), down = linear(static_cast<int>(config_.num_layers) - 1, LinearKind::kDown);
     Tensor logits = arena_.scratch(options_.dtype, N * Vp);
     Tensor dnorm = arena_.scratch(options_.dtype, N * C);
-    logits_all(ctx, logits, N);
+    linear_forward(ctx, lm_head, logits, head_input(N), N);
     classify(ctx, batch, state, logits, true);
     LinearOperand dlogits{.high = logits, .fp8 = {}};
     if (lm_head.fp8) {

@@ -10,7 +10,7 @@ namespace {
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 int64_t stored_elems(const Param& p) { return round_up(p.elems(), kParamAlign); }
 
-// When the gradients are complete and the weights are read first, as DecoderHooks numbers layers.
+// When the gradients are complete and the weights are read first, as ParamStore numbers layers.
 int layer_of(const ParamTable& table, int param) {
     if (param == table.wte || param == table.wpe) return -1;
     const int layer = table.params[static_cast<size_t>(param)].layer;

@@ -20,7 +20,7 @@ struct Bucket {
     BucketKind kind = BucketKind::kOthers;
     int64_t begin = 0, elems = 0;            // in the flat buffers; elems a multiple of ranks * kParamAlign
     int64_t weight_begin = 0;                // among the weights of its form: working type, or FP8
-    int first_layer = 0, last_layer = 0;     // of its parameters, as DecoderHooks numbers them
+    int first_layer = 0, last_layer = 0;     // of its parameters, as ParamStore numbers them
     std::vector<int> params;                 // ascending offsets
 };
 

@@ -25,15 +25,13 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
     : config_(config), comm_(comm), table_(table), plan_(running_fp8_plan(fp8_plan)),
       buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
       fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
-      decoder_(config.shape, table_, decoder_options(config), arena, optimizer_.weights(), optimizer_.grads(), fp8_),
+      store_(table_, optimizer_.weights(), optimizer_.grads(), optimizer_.zero()),
+      decoder_(config.shape, table_, decoder_options(config), arena, store_, fp8_),
       inputs_(arena.take(Purpose::kInputs, Dtype::kInt32,
                          input_rows(config) * config.micro_batch_size * config.seq_length)),
       sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, arena) {
     state_ = take_state(arena);
     eval_state_ = take_state(arena);
-    if (comm.world().ranks == 1) return;
-    decoder_.hooks = {.before_layer = [this](int layer) { zero().before_layer(*compute_, layer); },
-                      .grads_ready = [this](int layer) { zero().grads_ready(*compute_, layer); }};
 }
 
 DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
@@ -70,7 +68,6 @@ void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp
 }
 
 void Trainer::step(Ctx& ctx, const StagedStep& staged) {
-    compute_ = &ctx;
     executed_micro_batches_ = 0;
     zero().begin_step(staged.comm_timer);
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
@@ -124,7 +121,6 @@ void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
 
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
     const int64_t B = config_.micro_batch_size, T = config_.seq_length;
-    compute_ = &ctx;
     EvalResult result;
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
     const auto stopped = [&] { return !ctx.rehearsal && stop_wanted(); };
@@ -153,7 +149,6 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
 }
 
 const float* Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging) {
-    compute_ = &ctx;
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
     const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, nullptr, B, T, eval_state_);
     fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
@@ -166,7 +161,6 @@ const float* Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedS
 
 std::vector<int32_t> Trainer::generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
                                        uint64_t stream, const StagedStep& staging) {
-    compute_ = &ctx;
     return sampler_.continue_text(ctx, prompt, sampling, stream,
                                   {.device_tokens = static_cast<int32_t*>(inputs_.data),
                                    .bad_tokens = &eval_state_->bad_tokens, .host_tokens = staging.tokens});

@@ -8,6 +8,7 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/model/decoder.h"
 #include "llmc/parallel/comm.h"
+#include "llmc/parallel/zero_store.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/sampler.h"
 
@@ -89,11 +90,11 @@ private:
     const Buckets buckets_;
     Fp8State fp8_;
     Optimizer optimizer_;
+    ZeroStore store_;
     Decoder decoder_;
     Tensor inputs_;          // (input_rows, B*T) int32
     Sampler sampler_;
     StepState* state_;       // device
     StepState* eval_state_;  // device
-    Ctx* compute_ = nullptr; // of the call that runs, for the decoder's hooks
     int64_t executed_micro_batches_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tests/support/model_test.h"
+#include "tests/support/watched_store.h"
 
 namespace {
 
@@ -174,15 +175,19 @@ TEST_CASE("loss and gradient norm do not depend on how the batch is cut") {
     }
 }
 
-TEST_CASE("hooks see every layer before it is read and after its gradients are complete") {
-    TestModel model(test_config(tiny_llama(), Dtype::kFp32, 1, 4));
-    std::vector<int> before, ready;
-    model.trainer->decoder().hooks = {.before_layer = [&](int l) { before.push_back(l); },
-                                      .grads_ready = [&](int l) { ready.push_back(l); }};
-    model.set_random_batch(1, 1);
-    model.gradients();
-    CHECK(before == std::vector<int>{-1, 0, 1, 2, 1, 0});
-    CHECK(ready == std::vector<int>{2, 1, 0, -1});
+TEST_CASE("the store is told of every layer before it is read and after its gradients are complete") {
+    for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
+        TestModel model(test_config(shape, Dtype::kFp32, 1, 4));
+        WatchedStore store(model);
+        model.set_random_batch(1, 1);
+        model.gradients();
+        WatchedStore::Calls calls;
+        for (int layer : {-1, 0, 1, 2}) calls.push_back({layer, Pass::kForward});
+        for (int layer : {2, 1, 0, -1}) calls.push_back({layer, Pass::kBackward});
+        CHECK(store.before == calls);
+        CHECK(store.after == calls);
+        CHECK(store.closed_reads == 0);
+    }
 }
 
 TEST_CASE("training steps lower the loss of one batch, and equal runs give equal bits") {

@@ -4,19 +4,15 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "llmc/base/fp8.h"
 #include "llmc/train/rank_consistency.h"
+#include "tests/support/watched_store.h"
 
 namespace {
 
 using Floats = std::vector<float>;
-
-int layer_of(const ParamTable& table, int param) {
-    if (param == table.wte || param == table.wpe) return -1;
-    const int layer = table.params[static_cast<size_t>(param)].layer;
-    return layer >= 0 ? layer : static_cast<int>(table.blocks.size());
-}
 
 // Gradients of every parameter by every rank before they travel, and their sums as AdamW reads them.
 struct Journey {
@@ -28,12 +24,11 @@ struct Journey {
 };
 using Corrupt = std::function<void(int rank, int param, Tensor grad)>;   // a copy on the host, which goes back
 
-void capture_gradients(TestModel& model, std::map<int, Floats>& local, const Corrupt& corrupt) {
-    DecoderHooks& hooks = model.trainer->decoder().hooks;
-    hooks.grads_ready = [&model, &local, corrupt, next = hooks.grads_ready](int layer) {
+void capture_gradients(TestModel& model, WatchedStore& store, std::map<int, Floats>& local, const Corrupt& corrupt) {
+    store.gradients_ready = [&model, &local, corrupt](int layer) {
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const int param = static_cast<int>(i);
-            if (layer_of(model.table, param) != layer) continue;
+            if (store_layer_of(model.table, param) != layer) continue;
             const Tensor grad = model.trainer->decoder().grad(param);
             if (corrupt) {
                 Bytes bytes = raw(model, grad);
@@ -43,7 +38,6 @@ void capture_gradients(TestModel& model, std::map<int, Floats>& local, const Cor
             const std::vector<double> values = model.read(grad);
             local[param] = Floats(values.begin(), values.end());
         }
-        next(layer);
     };
 }
 
@@ -56,7 +50,8 @@ Journey travel(Config config, int ranks, const Corrupt& corrupt = {}) {
     LocalRanks(ranks).run([&](Comm& comm) {
         const auto rank = static_cast<size_t>(comm.world().rank);
         TestModel model(config, true, &comm);
-        capture_gradients(model, journey.local[rank], corrupt);
+        WatchedStore store(model);
+        capture_gradients(model, store, journey.local[rank], corrupt);
         model.set_random_batch(config.global_batch_size, 5);
         model.staged.count_fp8 = config.fp8_health_interval > 0;
         model.staged.grad_comm_report = model.trainer->zero().report_bytes() ? &journey.reports[rank] : nullptr;
@@ -209,23 +204,21 @@ TEST_CASE("wires: an outlier and zeros on one rank cost their chunks alone, what
 TEST_CASE("wires: a step that is not finite on one rank changes nothing on any, and the next one goes on") {
     for (const GradCommCase& comm_stream : comm_dtypes()) {
         CAPTURE(comm_stream.name);
-        static thread_local bool corrupting;   // a thread is a rank
+        static thread_local std::optional<WatchedStore> store;   // a thread is a rank
         auto corrupt = [](TestModel& model, int step) {
-            corrupting = model.comm.world().rank == 1 && step == 1;
-            if (step > 0) return;
-            DecoderHooks& hooks = model.trainer->decoder().hooks;
-            hooks.grads_ready = [&model, next = hooks.grads_ready](int layer) {
+            if (model.comm.world().rank != 1 || step != 1) return;
+            store.emplace(model).gradients_ready = [&model](int layer) {
                 const Tensor grad = model.trainer->decoder().grad(model.table.blocks[1].up_weight);
-                if (layer == 1 && corrupting) device::fill_bytes(model.ctx, grad.data, 0xff, grad.bytes());
-                next(layer);
+                if (layer == 1) device::fill_bytes(model.ctx, grad.data, 0xff, grad.bytes());
             };
         };
-        const Run one = train(comm_stream.config, 3, 1), skipped = train(comm_stream.config, 3, 2, {corrupt, {}});
+        auto mend = [](TestModel&, int) { store.reset(); };
+        const Run one = train(comm_stream.config, 3, 1), skipped = train(comm_stream.config, 3, 2, {corrupt, mend});
         CHECK(skipped.skips == std::vector<int>{0, 1});
         CHECK(std::isnan(skipped.norms[1].value));
         CHECK(skipped.weights == one.weights);
         CHECK(skipped.state == one.state);
-        const Run on = train(comm_stream.config, 3, 3, {corrupt, {}});
+        const Run on = train(comm_stream.config, 3, 3, {corrupt, mend});
         CHECK(on.skips == std::vector<int>{0, 1, 0});
         CHECK(on.state != one.state);
     }

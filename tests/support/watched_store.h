@@ -1,0 +1,55 @@
+// A store between the decoder of a model and its own: tests see what the decoder asks for, and when.
+#pragma once
+#include <functional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "tests/support/model_test.h"
+
+// The layer that a parameter belongs to, as ParamStore numbers layers.
+inline int store_layer_of(const ParamTable& table, int param) {
+    if (param == table.wte || param == table.wpe) return -1;
+    const int layer = table.params[static_cast<size_t>(param)].layer;
+    return layer >= 0 ? layer : static_cast<int>(table.blocks.size());
+}
+
+class WatchedStore : public ParamStore {
+public:
+    using Calls = std::vector<std::pair<int, Pass>>;
+
+    explicit WatchedStore(TestModel& model) : table_(model.table), decoder_(model.trainer->decoder()),
+                                              inner_(decoder_.store()) {
+        decoder_.set_store(*this);
+    }
+    ~WatchedStore() override { decoder_.set_store(inner_); }
+
+    void before_layer(Ctx& ctx, int layer, Pass pass) override {
+        before.push_back({layer, pass});
+        open_.insert(layer);
+        inner_.before_layer(ctx, layer, pass);
+    }
+    void after_layer(Ctx& ctx, int layer, Pass pass) override {
+        after.push_back({layer, pass});
+        open_.erase(layer);
+        if (pass == Pass::kBackward && gradients_ready) gradients_ready(layer);
+        inner_.after_layer(ctx, layer, pass);
+    }
+    Tensor weight(int param) const override { return look(param), inner_.weight(param); }
+    Tensor grad(int param) const override { return look(param), inner_.grad(param); }
+
+    Calls before, after;
+    mutable int closed_reads = 0;                      // views asked for while their layer was not open
+    std::function<void(int layer)> gradients_ready;   // after a layer's backward, before the gradients are reduced
+
+private:
+    void look(int param) const {
+        const bool tied_head = param == table_.head && open_.count(static_cast<int>(table_.blocks.size()));
+        closed_reads += !tied_head && !open_.count(store_layer_of(table_, param));
+    }
+
+    const ParamTable& table_;
+    Decoder& decoder_;
+    ParamStore& inner_;
+    std::set<int> open_;
+};
