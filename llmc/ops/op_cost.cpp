@@ -71,6 +71,11 @@ void note_turn(Ctx& ctx, OpKind kind, int64_t bytes, const QuantOut& quant, cons
 
 const char* op_name(OpKind kind) { return kOpNames[static_cast<int>(kind)]; }
 
+const char* op_mode_name(OpMode mode) {
+    constexpr const char* kNames[] = {"plain", "sums", "amax", "copies", "blocks"};
+    return kNames[static_cast<int>(mode)];
+}
+
 const char* layout_name(GemmLayout layout) {
     switch (layout) {
         case GemmLayout::kForward: return "forward";

@@ -32,6 +32,7 @@ struct PlannedOp {
     int64_t count = 0;
 };
 const char* op_name(OpKind kind);
+const char* op_mode_name(OpMode mode);   // "plain", "copies"
 const char* layout_name(GemmLayout layout);
 
 // One kind of matmul and how often the rehearsed phase runs it.

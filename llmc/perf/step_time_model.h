@@ -24,7 +24,7 @@ struct StepTime {
 
 // Of a plan for CUDA's working types; FP64 has no kernels on GPUs and no time (total 0).
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu,
-                      const AttentionTable& attention = measured_attention());
+                      const Rates& rates = measured_rates());
 
 // The GPU that --gpu names, else the one that was found, else the measured one. Exit 2, with all names, for another.
 const Gpu& planned_gpu(const Config& config, const DeviceInfo& found);
