@@ -10,6 +10,7 @@
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/version.h"
 #include "llmc/config/config_value.h"
+#include "llmc/config/data_config.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm_benchmark.h"

@@ -12,6 +12,7 @@
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/commands/plan_report.h"
+#include "llmc/config/data_config.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
@@ -29,8 +30,6 @@
 #include "llmc/train/startup_timer.h"
 
 namespace {
-
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 // Whether there are shards without a header.
 bool has_raw(const DataLoader& data) {

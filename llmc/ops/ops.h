@@ -17,7 +17,6 @@
 #include "llmc/ops/ops_attention.h"
 #include "llmc/ops/quantized_output.h"
 
-inline constexpr int32_t kIgnoreIndex = -1;  // a target that is not counted
 
 // Rows of the partial sums that column reductions (norm and bias gradients) keep in scratch memory.
 inline constexpr int64_t kPartialRows = 512;

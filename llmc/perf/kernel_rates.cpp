@@ -90,7 +90,7 @@ double attention_us(const PlannedOp& op, const Rates& rates) {
         return B * NH * T * T * HS * (1 + kHalfTiles / (B * NH * std::ceil(T / 128)));
     };
     NearbyMean mean;
-    const AttentionShape& s = op.attention;
+    const PlannedAttention& s = op.attention;
     for (const MeasuredAttention& row : rates.attention) {
         const double us = s.backward ? row.backward_us : s.fp8 ? row.fp8_forward_us : row.forward_us;
         if (us == 0 || (row.dtype == Dtype::kBf16) != (op.dtype == Dtype::kBf16)) continue;

@@ -8,10 +8,10 @@ extern const char* const kH200Rates;   // rates/h200.txt; the Makefile makes it 
 
 namespace {
 
-template <typename Name> auto word_of(std::istream& words, std::initializer_list<Name> values, const char* (*name)(Name)) {
+template <typename T> T word_of(std::istream& words, std::initializer_list<T> values, const char* (*name)(T)) {
     std::string word;
     words >> word;
-    for (Name value : values)
+    for (T value : values)
         if (word == name(value)) return value;
     words.setstate(std::ios::failbit);
     return *values.begin();

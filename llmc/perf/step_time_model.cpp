@@ -172,13 +172,6 @@ bool StepTimeCheck::add(int64_t step, double ms) {
     return steps_ == kLast;
 }
 
-double StepTimeCheck::measured_ms() const {
-    std::vector<double> sorted = ms_;
-    std::sort(sorted.begin(), sorted.end());
-    const size_t n = sorted.size();
-    return n == 0 ? 0 : (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
-}
-
 std::string StepTimeCheck::text() const {
     const double measured = measured_ms();
     const std::string told = strf("measured %.1f ms (median of steps %lld-%lld)", measured,

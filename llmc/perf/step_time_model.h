@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/median.h"
 #include "llmc/perf/kernel_rates.h"
 #include "llmc/train/plan.h"
 
@@ -38,7 +39,7 @@ public:
     // A step and its time. True after the twentieth.
     bool add(int64_t step, double ms);
     double predicted_ms() const { return predicted_ms_; }   // 0: none
-    double measured_ms() const;   // the median
+    double measured_ms() const { return median_of(ms_); }
     // "predicted 571.3 ms a step, measured 573.0 ms (median of steps 11-20), -0.3 %"
     std::string text() const;
 

@@ -1,4 +1,4 @@
-// The two streams of the CPU device: what is deferred is done when something waits for it, no earlier and in order. What
+// Deferred streams of the CPU: what they are given is done when something waits for it, no earlier and in order. What
 // training makes of that: test_zero_streams.cpp.
 #include "tests/support/local_ranks.h"
 

@@ -209,7 +209,7 @@ TEST_CASE("plan: operations of a step, with their bytes") {
     CHECK(adam_bytes == params * (2 * (4 + 2 + 2) + 2) + 2 * (params - in_fp8));
     const PlannedOp* attention = find_op(plan, OpKind::attention_backward);
     REQUIRE(attention);
-    CHECK(attention->attention == AttentionShape{.B = 1, .T = 8192, .NH = 32, .HS = 128, .backward = true});
+    CHECK(attention->attention == PlannedAttention{.B = 1, .T = 8192, .NH = 32, .HS = 128, .backward = true});
     CHECK(attention->count == blocks);
     CHECK(find_op(plan, OpKind::bias_backward) == nullptr);
 }
