@@ -79,7 +79,7 @@ NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -line
 
 # Fuzzers: libFuzzer where clang++ is installed, else the same entry point under g++ with a main that mutates blindly.
 FUZZ_CXX ?= $(shell command -v clang++ 2>/dev/null)
-FUZZ_SRC := $(filter-out llmc/cpu/%,$(LLMC_CXX)) llmc/cpu/device.cpp
+FUZZ_SRC := $(filter-out llmc/cpu/%,$(LLMC_CXX)) llmc/cpu/device.cpp llmc/cpu/stream.cpp
 FUZZ_OBJ := $(FUZZ_SRC:%.cpp=$(OBJ)/fuzz/%.o)
 FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) \
               -fno-sanitize-recover=all
@@ -97,9 +97,12 @@ FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(CXX_FLAGS) $(NVCC) $(NVCC_VERSION) $(NVCC_
 
 # ---- files -------------------------------------------------------------------------------------------------
 MAINS := $(basename $(wildcard train_*.cu))
-LLMC_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(LLMC_CXX) $(LLMC_CUDA))) $(BUILD)/version.o
+LLMC_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(LLMC_CXX) $(LLMC_CUDA))) $(BUILD)/version.o $(BUILD)/rates.o
 TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/*/test_*.cpp))
 GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
+# The product in tests: the CPU's streams defer what they are given.
+TEST_LLMC_OBJ := $(filter-out $(OBJ)/llmc/cpu/stream.o $(OBJ)/llmc/ops/ops.o,$(LLMC_OBJ)) \
+                 $(OBJ)/tests/support/deferred_stream.o
 BENCHES := $(patsubst dev/bench/%.cu,$(BUILD)/%,$(wildcard dev/bench/bench_*.cu dev/bench/check_*.cu))
 FUZZERS := $(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/fuzz_*.cpp))
 
@@ -126,9 +129,9 @@ define LINK
 endef
 $(addprefix $(BUILD)/,$(MAINS)): $(BUILD)/%: $(OBJ)/%.o $(LLMC_OBJ)
 	$(LINK)
-$(BUILD)/tests: $(TEST_OBJ) $(LLMC_OBJ)
+$(BUILD)/tests: $(TEST_OBJ) $(TEST_LLMC_OBJ)
 	$(LINK)
-$(BUILD)/tests_gpu: $(GPU_TEST_OBJ) $(LLMC_OBJ)
+$(BUILD)/tests_gpu: $(GPU_TEST_OBJ) $(TEST_LLMC_OBJ)
 	$(LINK)
 $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 	$(LINK)
@@ -165,7 +168,9 @@ $(BUILD)/flags: ;
 COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
 VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
-$(BUILD)/version.o: $(BUILD)/version.cpp $(BUILD)/flags llmc/base/version.h
+$(BUILD)/rates.cpp: llmc/perf/rates/h200.txt
+	@{ echo 'extern const char* const kH200Rates;'; echo 'const char* const kH200Rates = R"('; cat $<; echo ')";'; } > $@
+$(BUILD)/version.o $(BUILD)/rates.o: %.o: %.cpp $(BUILD)/flags llmc/base/version.h
 	@$(CXX) $(CXX_FLAGS) -c $< -o $@
 endif
 

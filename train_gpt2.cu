@@ -1,4 +1,4 @@
 // GPT-2 pretraining. Everything that is not a preset lives in llmc/; see README.md.
-#include "llmc/commands/train_loop.h"
+#include "llmc/commands/main.h"
 
-int main(int argc, char** argv) { return train_main(argc, argv, "gpt2"); }
+int main(int argc, char** argv) { return run_command(argc, argv, "gpt2"); }

@@ -1,4 +1,4 @@
 // Llama-3 pretraining. Everything that is not a preset lives in llmc/; see README.md.
-#include "llmc/commands/train_loop.h"
+#include "llmc/commands/main.h"
 
-int main(int argc, char** argv) { return train_main(argc, argv, "llama"); }
+int main(int argc, char** argv) { return run_command(argc, argv, "llama"); }

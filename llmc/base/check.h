@@ -2,6 +2,7 @@
 // Includes nothing of llmc.
 #pragma once
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
@@ -34,6 +35,10 @@ struct Error : std::runtime_error {
     va_end(args);
     return text;
 }
+
+// What strf prints as %lld and in GiB.
+constexpr long long ll(int64_t x) { return x; }
+constexpr double kGiB = 0x1p30;
 
 // Raise an Error. The message is one line: what is wrong, the value, the fix.
 #define FAIL(exit_code, ...) throw Error(exit_code, strf(__VA_ARGS__))

@@ -38,6 +38,8 @@ constexpr const char* dtype_name(Dtype dtype) {
     return "?";
 }
 
+inline constexpr int32_t kIgnoreIndex = -1;   // a target that is not counted
+
 // bfloat16 on the host and as plain bits on the device: float's upper half.
 // From float: round to nearest even; NaN stays NaN (quiet), infinities stay.
 struct bf16 {

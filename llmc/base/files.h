@@ -15,9 +15,8 @@
 // outside tests and drills (inject.h).
 using IoHook = std::function<int(const char* call, const std::string& path)>;
 
-// Called after every block that was read or written, by the thread that did it: whoever waits may know that it goes on.
-// Set while no other thread is at it; {} for none.
-void on_file_block(std::function<void()> progress);
+// Blocks of files that this process has read or written so far, by any thread: while they become more it goes on.
+int64_t file_blocks();
 
 // XXH3-128 of bytes that come piece by piece.
 class Xxh3 {

@@ -15,8 +15,6 @@ constexpr const char* kManifestFile = "manifest.json";
 constexpr int kVersion = 2;   // 1: one hash for each file
 constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
 
-long long ll(int64_t x) { return static_cast<long long>(x); }
-
 // The manifest carries the hash of its own content and is compared as text, so that a flipped bit in it is
 // found too.
 std::string sealed(Json manifest) {

@@ -1,8 +1,8 @@
 #include "llmc/commands/bench.h"
 
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
+#include <memory>
 #include <utility>
 
 #include "llmc/base/files.h"
@@ -10,6 +10,7 @@
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/version.h"
 #include "llmc/config/config_value.h"
+#include "llmc/config/data_config.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm_benchmark.h"
@@ -46,12 +47,10 @@ void replace_file(const std::string& path, const std::string& text) {
 
 }  // namespace
 
-bool asks_for_bench(int argc, const char* const* argv) { return argc > 1 && std::strcmp(argv[1], "bench") == 0; }
-
 BenchOptions take_bench_options(std::vector<const char*>& words) {
     BenchOptions options;
     std::vector<const char*> left = {words[0]};
-    for (size_t i = 2; i < words.size(); i++) {
+    for (size_t i = 1; i < words.size(); i++) {
         const std::string word = words[i], name = word.substr(0, word.find('='));
         REQUIRE(name != "--train-iters" && name != "--epochs", "%s has no effect: bench takes --warm-up and --steps",
                 name.c_str());
@@ -72,7 +71,7 @@ BenchOptions take_bench_options(std::vector<const char*>& words) {
     return options;
 }
 
-std::string bench_help_text(const std::string& family) {
+static std::string help_text(const std::string& family) {
     const std::string name = "train_" + family;
     return "Usage: " + name + " bench [--json FILE] [--steps N] [--warm-up N] [training options]\n"
            "       mpirun -np N " + name + " bench ...      also the links between ranks and exposed communication\n\n"
@@ -84,6 +83,16 @@ std::string bench_help_text(const std::string& family) {
            "The training options are those of " + name + " --help that say what a step is.\n";
 }
 
+Job parse_bench(const Invocation& call, Comm& comm) {
+    std::vector<const char*> words = call.words;
+    const BenchOptions options = take_bench_options(words);
+    ParsedConfig parsed = parse_training(call, words, comm);
+    if (!parsed.help)
+        return [run = std::make_shared<BenchRun>(std::move(parsed), options, call.family, comm)] { return run->run(); };
+    std::printf("%s", help_text(call.family).c_str());
+    return {};
+}
+
 BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, std::string family, Comm& comm)
     : comm_(comm), config_(std::move(parsed.config)), options_(std::move(options)), family_(std::move(family)),
       notes_(std::move(parsed.notes)), table_(make_param_table(config_.shape)),
@@ -93,7 +102,6 @@ BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, std::string family
 }
 
 BenchRun::~BenchRun() {
-    on_phase({});
     for (const Marks& m : marks_)
         for (Event* event : {m.begin, m.last_backward, m.done}) device::event_destroy(event);
 }
@@ -119,14 +127,13 @@ void BenchRun::enqueue(OpTimer* timer, size_t number) {
     run_device_.staging->set_inputs(slot, counted[0], learning_rate(config_, step_));
     if (timer) timer->restart();
     bool begun = false;
-    on_phase([&](int64_t, Phase phase) {
+    slot.staged.on_phase = [&](Phase phase) {
         if (phase == Phase::kForward && !std::exchange(begun, true)) device::event_record(ctx_, marks.begin);
         if (phase == Phase::kReduce) device::event_record(ctx_, marks.last_backward);
-    });
+    };
     ctx_.timer = timer;
     run_device_.trainer->step(ctx_, slot.staged);
     ctx_.timer = nullptr;
-    on_phase({});
     device::event_record(ctx_, marks.done);
     step_++;
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "llmc/commands/bench_table.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/commands/train.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run_setup.h"
 
@@ -15,10 +15,9 @@ struct BenchOptions {
     int64_t steps = 8;        // timed as they are, and as many with events
     int64_t warm_up = 3;
 };
-bool asks_for_bench(int argc, const char* const* argv);
-// Takes `bench` and its own options out of the words of a command line and adds the training options that it implies.
+// Takes its own options out of the words of a command line and adds the training options that it implies.
 BenchOptions take_bench_options(std::vector<const char*>& words);
-std::string bench_help_text(const std::string& family);
+Job parse_bench(const Invocation& call, Comm& comm);
 
 class BenchRun {
 public:

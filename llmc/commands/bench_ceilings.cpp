@@ -136,7 +136,7 @@ void measure_events(Ctx& ctx, Ceilings& ceilings) {
 
 }  // namespace
 
-double attention_flop(const AttentionShape& s) {
+double attention_flop(const PlannedAttention& s) {
     return (s.backward ? 5 : 2) * d(s.B) * d(s.NH) * d(s.T) * d(s.T) * d(s.HS);
 }
 

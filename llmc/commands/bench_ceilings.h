@@ -21,7 +21,7 @@ struct Ceilings {
 };
 
 // FLOP of causal attention as written, half of the square: two products forward, five backward.
-double attention_flop(const AttentionShape& shape);
+double attention_flop(const PlannedAttention& shape);
 
 // Of the types whose matmuls, or attention, these operations have. Takes memory of the device and gives it back.
 Ceilings measure_ceilings(Ctx& ctx, const StepRecorder& work);

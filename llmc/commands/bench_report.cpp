@@ -9,7 +9,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-long long ll(int64_t x) { return static_cast<long long>(x); }
 double least(const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); }
 double most(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
 

@@ -39,12 +39,6 @@ const char* op_class_name(OpClass op_class) {
     return "?";
 }
 
-double median_of(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    const size_t n = values.size();
-    return n == 0 ? 0 : (values[(n - 1) / 2] + values[n / 2]) / 2;
-}
-
 void BenchRows::add_step(const std::deque<OpCall>& calls, size_t count) {
     std::map<std::pair<bool, std::string>, int64_t> seen;
     for (size_t i = 0; i < count; i++) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/median.h"
 #include "llmc/base/nvml.h"
 #include "llmc/commands/bench_ceilings.h"
 #include "llmc/config/config.h"
@@ -42,8 +43,6 @@ private:
     std::map<std::pair<bool, std::string>, Sums> sums_;
     size_t steps_ = 0;
 };
-
-double median_of(std::vector<double> values);
 
 // One rank's view; steps are as long on all.
 struct StepBench {

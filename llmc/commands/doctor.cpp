@@ -1,23 +1,18 @@
 #include "llmc/commands/doctor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <memory>
-#include <thread>
 
 #include "llmc/base/check.h"
 #include "llmc/base/environment.h"
 #include "llmc/base/nearest.h"
 #include "llmc/commands/doctor_items.h"
-#include "llmc/fault/heartbeat.h"
 #include "llmc/fault/watchdog.h"
 
 namespace {
 
 constexpr int kExitItemFailed = 1;
-constexpr int kHearMs = 700;
 constexpr double kTimeoutSeconds = 20;   // without progress; ten times that until ranks are connected
 
 const std::vector<Item> kItems = {
@@ -100,14 +95,6 @@ int examine(Patient& patient) {
     return report.failed() ? kExitItemFailed : kExitOk;
 }
 
-// The launch wrapper learns the exit code from the ranks' watchdogs, which look several times a second.
-void leave(const Comm& comm, int exit_code) {
-    leave_outcome(exit_code);
-    if (exit_code == kExitOk || comm.world().ranks == 1) return;
-    post_end(exit_code);
-    std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));
-}
-
 }  // namespace
 
 const std::vector<Item>& doctor_items() { return kItems; }
@@ -153,33 +140,16 @@ Findings look_at(const Item& item, Patient& patient) {
     return findings;
 }
 
-bool asks_for_doctor(int argc, const char* const* argv) { return argc > 1 && std::strcmp(argv[1], "doctor") == 0; }
-
-int doctor_main(int argc, const char* const* argv) {
-    std::unique_ptr<Comm> comm;
-    try {
-        const DoctorOptions options = doctor_options({argv + 2, argv + argc});
-        if (options.help) {
-            std::printf("%s", help_text().c_str());
-            return kExitOk;
-        }
-        comm = open_comm();
-        set_comm_timeout(kTimeoutSeconds);
-        if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
-        Patient patient(*comm);
-        patient.options = options;
-        patient.info = device::device_info(-1);
-        patient.cuda_build = !patient.info.toolkit.empty();
-        try {
-            const int exit_code = examine(patient);
-            leave(*comm, exit_code);
-            return exit_code;
-        } catch (const std::exception& error) {
-            // As in training: on its way up the device would be closed, which waits for what other ranks do not finish.
-            if (comm->world().ranks == 1) throw;
-            return end_with_error(comm.get(), error);
-        }
-    } catch (const std::exception& error) {
-        return end_with_error(comm.get(), error);
+Job parse_doctor(const Invocation& call, Comm& comm) {
+    const DoctorOptions options = doctor_options({call.words.begin() + 1, call.words.end()});
+    if (options.help) {
+        std::printf("%s", help_text().c_str());
+        return {};
     }
+    set_comm_timeout(kTimeoutSeconds);
+    const auto patient = std::make_shared<Patient>(comm);
+    patient->options = options;
+    patient->info = device::device_info(-1);
+    patient->cuda_build = !patient->info.toolkit.empty();
+    return [patient] { return examine(*patient); };
 }

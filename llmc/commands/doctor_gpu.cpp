@@ -12,7 +12,6 @@
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise};
 constexpr const char* kBuiltForCpu = "this executable was built for the CPU";
 constexpr const char* kBuildForGpu = "make DEVICE=cuda";

@@ -20,7 +20,6 @@
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr int64_t kMiB = 1 << 20;
 // Docker's default is 64 MiB; NCCL takes some MiB of shared memory for each pair of ranks of a host.
 constexpr int64_t kSharedMemoryBytes = 512 * kMiB;

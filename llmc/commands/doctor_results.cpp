@@ -260,7 +260,7 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool corrupt) {
 
 // ---- attention
 
-std::string wrong_attention(Patient& patient, const reference::AttentionShape& shape, bool corrupt) {
+std::string wrong_attention(Patient& patient, const reference::QkvShape& shape, bool corrupt) {
     const reference::AttentionProblem a(shape, Dtype::kBf16);
     const reference::AttentionProblem::Result given = a.on_cpu(a.type), fresh = a.fresh(a.type);
     Ctx& ctx = patient.ctx;
@@ -335,7 +335,7 @@ Findings look_at_attention(Patient& patient) {
     if (!patient.opened) return {not_checked("no device")};
     std::string kernels;
     // The head sizes of GPT-2 and of Llama-3.
-    for (const reference::AttentionShape& shape : {reference::AttentionShape{1, 129, 4, 2, 64}, {2, 65, 4, 1, 128}}) {
+    for (const reference::QkvShape& shape : {reference::QkvShape{1, 129, 4, 2, 64}, {2, 65, 4, 1, 128}}) {
         const std::string wrong = wrong_attention(patient, shape, patient.corrupted("attention"));
         if (!wrong.empty())
             return {failed(strf("head size %lld: %s", (long long)shape.HS, wrong.c_str()),

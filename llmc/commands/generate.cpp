@@ -124,7 +124,9 @@ struct OpenDevice {
     }
 };
 
-void generate(Config config) {
+int generate(Config config) {
+    config.load = model_directory(config.load);
+    std::fprintf(stderr, "weights: %s\n", config.load.c_str());
     const int64_t limit = config.shape.max_positions;
     const Prompts prompts = read_prompts(config, limit, "the model's positions", true);
     REQUIRE(!prompts.empty(), "generate needs a prompt: --prompt-ids '1 2 3', --prompt-bytes TEXT or --prompts FILE");
@@ -144,6 +146,7 @@ void generate(Config config) {
                             .seed = config.seed};
     for (size_t i = 0; i < prompts.size(); i++)
         print(model.continue_text(device.ctx, prompts[i], sampling, i, static_cast<int32_t*>(device.pinned)), form);
+    return kExitOk;
 }
 
 }  // namespace
@@ -155,26 +158,14 @@ std::string model_directory(const std::string& path) {
     return path + "/" + step_directory_name(steps.back());
 }
 
-bool asks_for_generate(int argc, const char* const* argv) { return argc > 1 && std::strcmp(argv[1], "generate") == 0; }
-
-int generate_main(int argc, const char* const* argv, const std::string& family) {
-    try {
-        std::vector<const char*> words(argv, argv + argc);
-        words.erase(words.begin() + 1);
-        const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = 1,
-                              .read_shape = [](const std::string& directory) {
-                                  return model_config_from_hf(model_directory(directory));
-                              }};
-        ParsedConfig parsed = parse_generate_config(argc - 1, words.data(), family, machine);
-        if (parsed.help) {
-            std::printf("%s", parsed.text.c_str());
-            return kExitOk;
-        }
-        parsed.config.load = model_directory(parsed.config.load);
-        std::fprintf(stderr, "weights: %s\n", parsed.config.load.c_str());
-        generate(std::move(parsed.config));
-        return kExitOk;
-    } catch (const std::exception& error) {
-        return end_with_error(nullptr, error);
-    }
+Job parse_generate(const Invocation& call, Comm&) {
+    const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = 1,
+                          .read_shape = [](const std::string& directory) {
+                              return model_config_from_hf(model_directory(directory));
+                          }};
+    ParsedConfig parsed = parse_generate_config(static_cast<int>(call.words.size()), call.words.data(), call.family,
+                                                machine);
+    if (!parsed.help) return [config = std::move(parsed.config)] { return generate(config); };
+    std::printf("%s", parsed.text.c_str());
+    return {};
 }

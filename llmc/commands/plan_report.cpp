@@ -3,15 +3,13 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "llmc/base/check.h"
 #include "llmc/base/peak_flops.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run_checkpoints.h"
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-long long ll(int64_t x) { return static_cast<long long>(x); }
 double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
 // The FP8 copies of one layer's queries, keys and values, with their scales.

@@ -22,5 +22,3 @@ std::string plan_json(const PlannedRun& run);
 
 // With --json the latter, else the resolved options, the text and the notes.
 std::string plan_output(const PlannedRun& run);
-
-inline bool asks_for_plan(int argc, const char* const* argv) { return argc > 1 && std::string(argv[1]) == "plan"; }

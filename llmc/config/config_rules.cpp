@@ -5,8 +5,6 @@
 
 namespace {
 
-long long ll(int64_t x) { return static_cast<long long>(x); }
-
 // Collects the text of every rule that does not hold.
 struct Rules {
     std::vector<std::string> broken;

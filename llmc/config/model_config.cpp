@@ -82,7 +82,6 @@ std::vector<std::string> model_config_errors(const ModelConfig& c) {
     auto rule = [&](bool holds, const std::string& text) {
         if (!holds) errors.push_back(text);
     };
-    auto ll = [](int64_t x) { return static_cast<long long>(x); };
     rule(c.num_query_groups > 0 && c.num_attention_heads % c.num_query_groups == 0,
          strf("--num-attention-heads %lld must be a multiple of --num-query-groups %lld",
               ll(c.num_attention_heads), ll(c.num_query_groups)));

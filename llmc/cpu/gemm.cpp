@@ -1,4 +1,6 @@
 // Matmul of the CPU.
+#include <nlohmann/json.hpp>
+
 #include "llmc/cpu/gemm_tiles.h"
 #include "llmc/ops/gemm_fp8.h"
 
@@ -51,6 +53,23 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     else if (T == Dtype::kBf16 && D == Dtype::kFp32) run_gemm<bf16, float>(args);
     else if (T == Dtype::kFp64 && D == Dtype::kFp64) run_gemm<double, double>(args);
     else FAIL(kExitBug, "gemm: no CPU operation for %s operands and %s D", dtype_name(T), dtype_name(D));
+}
+
+void gemm_set_search(Ctx&, bool) {}
+
+int64_t fp8_matmuls(const Ctx& ctx) { return ctx.fp8_matmuls; }
+
+std::string gemm_export_plans(Ctx&) { return R"({"library":"cpu","plans":[]})"; }
+
+std::string gemm_import_plans(Ctx&, const std::string& json) {
+    nlohmann::json plans = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+    bool sound = plans.is_object() && plans.contains("library") && plans["library"].is_string()
+                 && plans.contains("plans") && plans["plans"].is_array();
+    REQUIRE(sound, "matmul plans are not of the form {\"library\": text, \"plans\": [...]}: \"%.60s\"",
+            json.c_str());
+    const std::string library = plans["library"].get<std::string>();
+    if (library == "cpu") return "";
+    return strf("the matmul plans were made by %s and this run uses the CPU's own matmul", library.c_str());
 }
 
 }  // namespace cpu

@@ -1,7 +1,9 @@
 // Products of blockwise FP8 operands on compute capability 9.0: tiles, shared memory, order of work.
 #pragma once
-#include "llmc/cuda/attention_sm90.cuh"
 #include "llmc/cuda/gemm.h"
+#include "llmc/cuda/pipeline_sm90.cuh"
+#include "llmc/cuda/tensor_map.h"
+#include "llmc/cuda/wgmma.cuh"
 
 namespace cuda {
 

@@ -7,6 +7,10 @@
 
 namespace cuda {
 
+// 64 rows of results in the registers of a warpgroup: register i of a lane is row 16 warp + 8 half_of(i) + lane / 4,
+// column 8 (i / 4) + 2 (lane % 4) + i % 2.
+__device__ constexpr int half_of(int i) { return i / 2 % 2; }
+
 inline constexpr uint32_t kPanelRowBytes = 128;
 inline constexpr uint32_t kSwizzleRowsBytes = 8 * kPanelRowBytes;   // after which the swizzle repeats
 

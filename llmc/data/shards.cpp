@@ -137,16 +137,6 @@ uint64_t check_megatron_header(const MappedFile& index, const char* name, int* t
 
 }  // namespace
 
-const char* shard_format_name(ShardFormat format) {
-    switch (format) {
-        case ShardFormat::kLlmcV1: return "llm.c v1";
-        case ShardFormat::kLlmcV7: return "llm.c v7";
-        case ShardFormat::kMegatron: return "Megatron";
-        case ShardFormat::kRaw: return "raw";
-    }
-    return "?";
-}
-
 MappedFile::MappedFile(const std::string& path) {
     int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     REQUIRE(fd >= 0, "data shard '%s': cannot open: %s", path.c_str(), std::strerror(errno));

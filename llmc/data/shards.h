@@ -8,7 +8,6 @@
 
 enum class ShardFormat { kLlmcV1, kLlmcV7, kMegatron, kRaw };
 
-const char* shard_format_name(ShardFormat format);
 
 struct ShardInfo {
     std::string path;  // the .bin file

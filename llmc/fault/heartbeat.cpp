@@ -31,8 +31,6 @@ constexpr PhaseRow kPhases[] = {
 struct Poster {
     std::atomic<Heartbeat*> row{nullptr};
     std::atomic<const HeartbeatHeader*> header{nullptr};
-    int64_t step = 0;
-    std::function<void(int64_t, Phase)> strike;
 };
 Poster poster;
 thread_local char purpose[sizeof(Mark::name)] = "";   // of each rank where threads are ranks, in tests
@@ -52,18 +50,13 @@ bool phase_is_slow(Phase phase) { return phase_row(phase).slow; }
 // ---- posts
 
 void post_step(int64_t step) {
-    poster.step = step;
     if (Heartbeat* r = row()) r->begin_step(step);
 }
 void post_phase(Phase phase) {
     if (Heartbeat* r = row()) r->set_phase(phase);
-    if (poster.strike) poster.strike(poster.step, phase);
 }
 void post_progress() {
     if (Heartbeat* r = row()) r->add_progress();
-}
-void post_slow_progress() {
-    if (Heartbeat* r = row(); r && phase_is_slow(r->phase())) r->add_progress();
 }
 void post_first_step() {
     if (Heartbeat* r = row()) r->set_past_first_step();
@@ -85,8 +78,6 @@ CollectivePurpose::CollectivePurpose(const std::string& text) : outer_(purpose) 
     std::snprintf(purpose, sizeof purpose, "%s", text.c_str());
 }
 CollectivePurpose::~CollectivePurpose() { std::snprintf(purpose, sizeof purpose, "%s", outer_.c_str()); }
-
-void on_phase(std::function<void(int64_t, Phase)> strike) { poster.strike = std::move(strike); }
 
 void set_own_row(Heartbeat* new_row, const HeartbeatHeader* header) {
     poster.row.store(new_row, std::memory_order_release);

@@ -1,10 +1,10 @@
 // What every rank is doing, where the others can read it: one row a rank, in memory that the ranks of a host share and
-// that board_link keeps equal between hosts. Posting is a few stores; with one rank, or before watch_ranks(), nothing.
+// that heartbeat_link keeps equal between hosts. Posting is a few stores; with one rank, or before watch_ranks(),
+// nothing.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 
@@ -20,7 +20,6 @@ bool phase_is_slow(Phase phase);
 void post_step(int64_t step);              // begins; counted from 1
 void post_phase(Phase phase);
 void post_progress();                      // still at it: a micro-batch, a block of a file
-void post_slow_progress();                 // the same from any thread, for as long as the main one is in a slow phase
 void post_first_step();                    // is done: from now on nothing takes long
 void post_end(int exit_code);              // on its way out by its own decision; also from a signal handler
 // The same for the launch wrapper alone, of a process without a row: one rank, or several before they met.
@@ -37,9 +36,6 @@ public:
 private:
     const std::string outer_;
 };
-
-// Called at every post_phase, also with one rank: where a drill may strike (see inject.h). {} removes it.
-void on_phase(std::function<void(int64_t step, Phase phase)> strike);
 
 // ---- rows
 

@@ -9,9 +9,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "llmc/base/check.h"
 #include "llmc/base/environment.h"
+#include "llmc/base/files.h"
 #include "llmc/base/proc_stat.h"
 
 namespace {
@@ -201,9 +203,12 @@ void Watchdog::tick() {
 }
 
 void Watchdog::post_own() {
-    own_row().add_sign();
+    Heartbeat& row = own_row();
+    row.add_sign();
+    const int64_t blocks = file_blocks();
+    if (std::exchange(file_blocks_, blocks) != blocks && phase_is_slow(row.phase())) row.add_progress();
     const std::lock_guard<std::mutex> lock(device_mutex_);
-    if (device_.post) device_.post(own_row());
+    if (device_.post) device_.post(row);
 }
 
 // ---- other hosts

@@ -87,6 +87,7 @@ private:
     const bool kept_;
     std::vector<bool> known_, lost_;   // by rank: posts reach this host; its host's connection broke
     std::vector<Seen> seen_;
+    int64_t file_blocks_ = 0;   // at the last look
     Clock::time_point last_tick_, last_rows_;
 
     std::mutex device_mutex_;

@@ -9,8 +9,6 @@ namespace {
 constexpr int64_t kAlignment = 16;   // elements: cuBLASLt wants 16 bytes of every dimension that is a leading one
 constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the grid of its block scales needs 16 bytes, too
 
-long long ll(int64_t x) { return static_cast<long long>(x); }
-
 // cuBLASLt has per-tensor FP8 on 8.9 since 12.1 update 1, and the block modes on 9.0 since 12.9.
 constexpr int64_t kTensorCublaslt = 120103, kBlockCublaslt = 120900;
 

@@ -8,7 +8,6 @@
 
 struct Event;        // a point in a device's stream; opaque
 struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the CPU
-struct LateWork;     // what a stream of the CPU was given and has not done; see late_work.h
 struct StepRecorder; // what a rehearsal collects; see plan.h
 class OpTimer;       // times operations as they run; see op_timer.h
 
@@ -28,17 +27,15 @@ struct DeviceInfo {
 
 // What every operation gets first. Owned by the caller; device_open fills it.
 struct Ctx {
-    void* stream = nullptr;             // cudaStream_t; unused on the CPU
+    void* stream = nullptr;             // cudaStream_t; on the CPU only tests have streams
     GemmState* gemm = nullptr;          // matmul plans and workspace
     int index = 0;                      // device number
     int sm = 0;                         // compute capability * 10
     int sm_count = 0;
     bool rehearsal = false;             // operations record what they would do and return
     StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
-    int64_t fp8_matmuls = 0;            // executed; see gemm_plan.inl
+    int64_t fp8_matmuls = 0;            // executed; see gemm_algorithms.inl
     OpTimer* timer = nullptr;           // null: nothing is timed
-    LateWork* late = nullptr;           // CPU: null where everything is done when a call returns
-    int64_t* orders = nullptr;          // CPU, tests: each event_order counts it down, and is left out where it is 0
 };
 
 namespace cpu {

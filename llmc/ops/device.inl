@@ -42,10 +42,6 @@ void side_open(Ctx& side, const Ctx& ctx);
 void side_close(Ctx& side);
 // What ctx.stream is given from now on waits for the point, wherever it was recorded; the host does not.
 void event_order(Ctx& ctx, Event* event);
-// The CPU has no streams that run by themselves, and takes an extreme of what events allow, so that one that is missing
-// shows: what a side stream is given is done as late as possible, and everything else at once. After this call, before
-// the side stream of ctx is opened, it is the reverse. Nothing on a GPU.
-void run_late(Ctx& ctx);
 
 // Which attention kernel runs for a working type and head size on an open device, for the banner.
 const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size);

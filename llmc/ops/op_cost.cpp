@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "llmc/base/check.h"
+
 namespace {
 
 constexpr const char* kOpNames[] = {
@@ -24,8 +26,6 @@ bool same_kind(const PlannedOp& a, const PlannedOp& b) {
 
 const GemmArgs& kind_of(const PlannedGemm& gemm) { return gemm.shape; }
 const PlannedOp& kind_of(const PlannedOp& op) { return op; }
-
-long long ll(int64_t x) { return static_cast<long long>(x); }
 
 int64_t sum(std::initializer_list<Tensor> tensors) {
     int64_t bytes = 0;
@@ -71,6 +71,11 @@ void note_turn(Ctx& ctx, OpKind kind, int64_t bytes, const QuantOut& quant, cons
 
 const char* op_name(OpKind kind) { return kOpNames[static_cast<int>(kind)]; }
 
+const char* op_mode_name(OpMode mode) {
+    constexpr const char* kNames[] = {"plain", "sums", "amax", "copies", "blocks"};
+    return kNames[static_cast<int>(mode)];
+}
+
 const char* layout_name(GemmLayout layout) {
     switch (layout) {
         case GemmLayout::kForward: return "forward";
@@ -82,7 +87,7 @@ const char* layout_name(GemmLayout layout) {
 
 std::string op_text(const PlannedOp& op) {
     std::string text = op_name(op.kind);
-    const AttentionShape& s = op.attention;
+    const PlannedAttention& s = op.attention;
     if (s.HS > 0) text += strf(" %lld x %lld, %lld heads of %lld", ll(s.B), ll(s.T), ll(s.NH), ll(s.HS));
     text += std::string(" ") + (s.fp8 ? "e4m3" : dtype_name(op.dtype));
     switch (op.mode) {

@@ -16,10 +16,10 @@ enum class OpMode {
 };
 
 // Head sizes and so on of attention; HS = 0 for all others.
-struct AttentionShape {
+struct PlannedAttention {
     int64_t B = 0, T = 0, NH = 0, HS = 0;
     bool backward = false, fp8 = false;
-    bool operator==(const AttentionShape&) const = default;
+    bool operator==(const PlannedAttention&) const = default;
 };
 
 // One kind of operation and how often the rehearsed phase runs it.
@@ -28,10 +28,11 @@ struct PlannedOp {
     OpMode mode = OpMode::kPlain;
     Dtype dtype = Dtype::kBf16;   // working type; of adamw the moments', of casts and sums that of what is read
     int64_t bytes = 0;            // read and written by one call, each tensor of its arguments once
-    AttentionShape attention;
+    PlannedAttention attention;
     int64_t count = 0;
 };
 const char* op_name(OpKind kind);
+const char* op_mode_name(OpMode mode);   // "plain", "copies"
 const char* layout_name(GemmLayout layout);
 
 // One kind of matmul and how often the rehearsed phase runs it.

@@ -37,10 +37,8 @@ OpSpan::OpSpan(Ctx& ctx) : ctx_(ctx), timer_(ctx.timer) {
     if (call_) number_ = timer_->used_ - 1;
 }
 
-OpSpan::OpSpan(Ctx& ctx, const char* transfer, int64_t bytes) : ctx_(ctx), timer_(ctx.late ? nullptr : ctx.timer) {
-    if (timer_) call_ = timer_->next(ctx);
+OpSpan::OpSpan(Ctx& ctx, const char* transfer, int64_t bytes) : OpSpan(ctx) {
     if (!call_) return;
-    number_ = timer_->used_ - 1;
     call_->transfer = transfer;
     call_->bytes = bytes;
     begin();
@@ -57,11 +55,3 @@ Ctx& OpSpan::noting() { return timer_->noting_; }
 void OpSpan::begin() {
     if (call_) device::event_record(ctx_, timer_->events_[2 * number_]);
 }
-
-#define OP(name, Args)                               \
-    void timed::name(Ctx& ctx, const Args& args) {   \
-        const OpSpan span(ctx, OpKind::name, args);  \
-        device::name(ctx, args);                     \
-    }
-#include "llmc/ops/ops.inl"
-#undef OP

@@ -1,6 +1,6 @@
 // Times every operation of a step as it runs: one event before it and one after, on the stream that it was given to.
 // What each call was is learned as in a rehearsal, from its arguments (op_work.cpp), so that calls can be held against
-// a plan. ops.h leads here where Ctx::timer is set; otherwise an operation costs one test of that pointer.
+// a plan. Where Ctx::timer is null an operation costs one test of that pointer.
 //
 // On a GPU an event ends what was launched before it: a kernel that would have been launched early (cuda/common.cuh)
 // starts only when the one before it is complete. Time of an operation is therefore that of its kernels one after the
@@ -46,14 +46,14 @@ private:
     bool open_ = false;           // inside a call; what that does by calls of its own is part of it
 };
 
-// A call is timed while this lives.
+// A call is timed while this lives; nothing without a timer.
 class OpSpan {
 public:
     template <typename Args> OpSpan(Ctx& ctx, OpKind kind, const Args& args) : OpSpan(ctx) {
         if (call_) rehearse_op(noting(), kind, args);
         begin();
     }
-    // A transfer; nothing without a timer, or on a stream of the CPU that is late.
+    // A transfer.
     OpSpan(Ctx& ctx, const char* transfer, int64_t bytes);
     ~OpSpan();
     OpSpan(const OpSpan&) = delete;

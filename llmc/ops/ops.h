@@ -1,7 +1,6 @@
 // Operations: argument structs, and the declarations of ops.inl in namespace cpu (the reference) and namespace
 // cuda. The rest of the project calls ops::name(ctx, args), which runs on the device of the build, or, during
-// a rehearsal, notes its work and returns (op_work.cpp); a stream of the CPU that is late puts it off; under a timer it
-// stands between two events.
+// a rehearsal, notes its work and returns (op_cost.cpp); under a timer it stands between two events.
 //
 // Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH
 // query heads, NKV key/value heads, HS head size, F feed-forward width; M, N, K in gemm only. Matrices are
@@ -18,7 +17,6 @@
 #include "llmc/ops/ops_attention.h"
 #include "llmc/ops/quantized_output.h"
 
-inline constexpr int32_t kIgnoreIndex = -1;  // a target that is not counted
 
 // Rows of the partial sums that column reductions (norm and bias gradients) keep in scratch memory.
 inline constexpr int64_t kPartialRows = 512;
@@ -364,17 +362,14 @@ struct TransposeBytesArgs {
 namespace cpu {
 #include "llmc/ops/ops.inl"
 }
-namespace late {
-#include "llmc/ops/ops.inl"
-}
-namespace timed {   // with an event before and one after; see op_timer.h
-#include "llmc/ops/ops.inl"
-}
 #ifdef LLMC_CUDA
 namespace cuda {
 #include "llmc/ops/ops.inl"
 }
 #endif
+namespace ops {   // what everybody calls
+#include "llmc/ops/ops.inl"
+}
 #undef OP
 
 // The rows of ops.inl, in their order.
@@ -385,19 +380,7 @@ enum class OpKind {
 };
 
 // A rehearsal sees the arguments of every operation here and runs nothing. One overload for each kind of arguments, in
-// op_work.cpp: an operation whose work is not counted there does not link.
+// op_cost.cpp: an operation whose work is not counted there does not link.
 #define OP(name, Args) void rehearse_op(Ctx& ctx, OpKind kind, const Args& args);
 #include "llmc/ops/ops.inl"
-#undef OP
-
-#define OP(name, Args)                                           \
-    inline void name(Ctx& ctx, const Args& args) {               \
-        if (ctx.rehearsal) rehearse_op(ctx, OpKind::name, args); \
-        else if (ctx.late) late::name(ctx, args);                \
-        else if (ctx.timer) timed::name(ctx, args);              \
-        else device::name(ctx, args);                            \
-    }
-namespace ops {
-#include "llmc/ops/ops.inl"
-}
 #undef OP

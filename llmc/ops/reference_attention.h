@@ -4,21 +4,21 @@
 
 namespace reference {
 
-struct AttentionShape {
+struct QkvShape {
     int64_t B, T, NH, NKV, HS;
 };
 
 // One problem. `out` and `lse` that the backward reads come from the CPU, so that both devices start from the same
 // values.
 struct AttentionProblem {
-    AttentionShape s;
+    QkvShape s;
     Dtype type;
     int64_t width = (s.NH + 2 * s.NKV) * s.HS, N = s.B * s.T;
     float softmax_mul = 1.3f / std::sqrt(static_cast<float>(s.HS));
     HostTensor qkv, dout;
     std::vector<int32_t> documents;   // or none, as attention takes them
 
-    AttentionProblem(AttentionShape shape, Dtype dtype, double magnitude = 1) : s(shape), type(dtype) {
+    AttentionProblem(QkvShape shape, Dtype dtype, double magnitude = 1) : s(shape), type(dtype) {
         qkv = random_tensor(type, N * width, 1, magnitude);
         dout = random_tensor(type, N * s.NH * s.HS, 2, 1, 0.1);
         // Keys that grow along the sequence: the largest score keeps moving, in some heads by a lot.

@@ -8,10 +8,10 @@
 #include <set>
 
 #include "llmc/base/check.h"
+#include "llmc/base/median.h"
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr int64_t kMiB = 1 << 20;
 constexpr double kSlow = 0.7;
 constexpr int kPasses = 5;
@@ -19,11 +19,6 @@ constexpr int kMatrixRanks = 16;   // a wider table does not fit a screen
 constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
                                        Collective::kAllToAll};
 constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather", "all-to-all"};
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values.empty() ? 0 : values[values.size() / 2];
-}
 
 class CommCheck {
 public:
@@ -58,7 +53,7 @@ public:
         for (size_t a = 0; a < rates.size(); a++)
             for (size_t b = 0; b < a; b++) all.push_back(rates[a][b]);
         notes.push_back(strf("check-comm: %zu pairs of ranks: slowest %.2f, median %.2f, fastest %.2f GiB/s each way",
-                             all.size(), *std::min_element(all.begin(), all.end()), median(all),
+                             all.size(), *std::min_element(all.begin(), all.end()), median_of(all),
                              *std::max_element(all.begin(), all.end())));
         for (const std::string& line : slow_links(rates, hosts_, labels_)) notes.push_back("check-comm: " + line);
         return notes;
@@ -100,7 +95,7 @@ private:
                     mine = std::max(mine, std::stod(text));
             passes.push_back(mine / static_cast<double>(calls));
         }
-        return std::max(median(passes), 1e-9);
+        return std::max(median_of(passes), 1e-9);
     }
 
     void call(Collective collective, const Tensor& in, const Tensor& out) {
@@ -216,7 +211,7 @@ std::vector<std::string> slow_links(const std::vector<std::vector<double>>& rate
     std::vector<double> kinds[2];
     for (size_t a = 0; a < ranks; a++)
         for (size_t b = 0; b < a; b++) kinds[hosts[a] == hosts[b]].push_back(rates[a][b]);
-    const double medians[2] = {median(kinds[0]), median(kinds[1])};
+    const double medians[2] = {median_of(kinds[0]), median_of(kinds[1])};
     auto usual = [&](size_t a, size_t b) { return medians[hosts[a] == hosts[b]]; };
     auto slow = [&](size_t a, size_t b) { return a != b && rates[a][b] < kSlow * usual(a, b); };
 

@@ -9,7 +9,6 @@
 #include "llmc/fault/heartbeat_link.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm.h"
-#include "llmc/parallel/comm_in_order.h"
 #include "llmc/parallel/device_marks.h"
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankCard, host, place, pid, started)
@@ -195,5 +194,5 @@ private:
 
 std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm) {
     if (comm->world().ranks == 1) return comm;
-    return std::make_unique<InTurn<WatchedComm>>(std::move(comm));
+    return std::make_unique<WatchedComm>(std::move(comm));
 }

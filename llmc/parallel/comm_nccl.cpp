@@ -16,7 +16,6 @@
 #include "llmc/base/check.h"
 #include "llmc/ops/ops.h"
 #include "llmc/parallel/comm.h"
-#include "llmc/parallel/comm_in_order.h"
 #include "llmc/parallel/comm_nccl_api.h"
 
 namespace {
@@ -292,5 +291,5 @@ private:
 }  // namespace
 
 std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host) {
-    return std::make_unique<InTurn<NcclComm>>(std::move(host));
+    return std::make_unique<NcclComm>(std::move(host));
 }

@@ -1,43 +1,21 @@
 #include "llmc/perf/fp8_speedup.h"
 
-#include <cmath>
-
 #include "llmc/base/check.h"
+#include "llmc/perf/kernel_rates.h"
 
 namespace {
 
 // Bytes a second, read and written together, of a copy on the device; an H200 measures 4.2 to 4.25e12.
-constexpr double kCopyRate = 4.2e12;
-constexpr double kKernelUs = 3;   // of one more kernel: its launch, first loads and last stores; an estimate
+constexpr double kQuantizeRate = 4.2e12;
 
 double d(int64_t x) { return static_cast<double>(x); }
-
-// time = fixed + 2 M N K / rate, rate = best * K / (K + half_k) * area / (area + half_area), area = M N: short
-// contractions pay for filling and emptying the pipeline, small results for tiles that do not fill the multiprocessors.
-// Least squares of log time over the measured shapes; 6 % root mean square.
-struct RateModel {
-    double best;           // FLOP/s
-    double half_k;
-    double wgrad;          // time of a weight gradient, which also reads and writes FP32 sums, against this curve
-};
-constexpr RateModel kRates[kGemmModes] = {{726e12, 11, 1.03}, {1433e12, 99, 1.06}, {1394e12, 386, 1.05},
-                                          {1178e12, 305, 1.39}};
-constexpr double kHalfArea = 6e4;
-constexpr double kFixedUs = 9.3;
-
-double model_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) {
-    const RateModel& rate = kRates[static_cast<int>(mode)];
-    const double area = d(M) * d(N);
-    const double share = d(K) / (d(K) + rate.half_k) * area / (area + kHalfArea);
-    return kFixedUs + 1e6 * 2 * area * d(K) / (rate.best * share) * (pass == GemmLayout::kWgrad ? rate.wgrad : 1.0);
-}
 
 // ---- what FP8 adds around the matmuls ----
 
 // Of one linear and micro-batch, besides the matmuls and what BF16 and FP8 have in common.
 struct Extra {
     double bytes = 0, kernels = 0;
-    double us() const { return 1e6 * bytes / kCopyRate + kKernelUs * kernels; }
+    double us() const { return 1e6 * bytes / kQuantizeRate + kKernelUs * kernels; }
 };
 
 // A producer in BF16 writes 2 bytes an element. In FP8 it writes two copies of 1 byte instead, so what counts is a
@@ -85,22 +63,6 @@ GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
 
 }  // namespace
 
-double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) {
-    // Logarithm of measured / model, as a mean over the measured shapes weighted by 1 / distance^2, where the distance
-    // counts factors of e in M, N and K. A shape that is there decides alone; far from all of them the model stands.
-    constexpr double kModelWeight = 0.5, kSame = 1e-9;
-    double sum = 0, weights = kModelWeight;
-    for (const MeasuredGemm& m : measured_gemms()) {
-        const double us = m.us[static_cast<int>(mode)];
-        if (m.pass != pass || us == 0) continue;
-        const double dm = std::log(d(M) / d(m.M)), dn = std::log(d(N) / d(m.N)), dk = std::log(d(K) / d(m.K));
-        const double weight = 1 / (dm * dm + dn * dn + dk * dk + kSame);
-        sum += weight * std::log(us / model_us(mode, pass, m.M, m.N, m.K));
-        weights += weight;
-    }
-    return model_us(mode, pass, M, N, K) * std::exp(sum / weights);
-}
-
 LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
     const int64_t N = config.micro_batch_size * config.seq_length, in = linear.in, out = linear.out;
     auto all_three = [&](auto mode_of) {
@@ -127,7 +89,7 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
     const std::string lacks = fp8_device_error(plan, device);
     if (!lacks.empty()) text += "  CANNOT RUN HERE " + lacks + "\n";
     text += strf("FP8 against BF16, predicted from rates measured on an %s; ms of three matmuls and of what quantising "
-                 "adds,\nof one micro-batch of %lld tokens\n", kMeasuredOn,
+                 "adds,\nof one micro-batch of %lld tokens\n", measured_rates().gpu.c_str(),
                  static_cast<long long>(config.micro_batch_size * config.seq_length));
     text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "gain");
     LinearSpeedup sum;

@@ -1,11 +1,9 @@
-// What was measured of kernels, and how it is carried over to other GPUs: the tables behind `plan`. The matmuls' own is
-// in gain_rates.cpp.
+// How long operations take, made from what was measured of kernels, and the GPUs that this is carried over to.
 #pragma once
 #include <string>
 #include <vector>
 
-#include "llmc/ops/op_cost.h"
-#include "llmc/perf/fp8_speedup.h"
+#include "llmc/perf/rates.h"
 
 // A GPU that can be planned for.
 struct Gpu {
@@ -22,32 +20,14 @@ const Gpu* find_gpu(const std::string& name);
 // The rates were measured on this one.
 const Gpu& measured_gpu();
 
-// One call of a kernel of the kind and mode that moves so many bytes.
-struct MeasuredOp {
-    OpKind kind;
-    OpMode mode;
-    Dtype dtype;        // as in PlannedOp
-    double mega_elems;  // of the benchmark's shape, and bytes an element as PlannedOp counts them
-    double elem_bytes;
-    double us;
-};
-const std::vector<MeasuredOp>& measured_ops();
-
-// Attention of one shape; 0: not measured.
-struct MeasuredAttention {
-    Dtype dtype;
-    int64_t B, NH, T, HS;
-    double forward_us, backward_us, fp8_forward_us;
-};
-using AttentionTable = std::vector<MeasuredAttention>;
-const AttentionTable& measured_attention();
-// The kernels that the step times of 2026-11-21 were measured with, for tests of predictions against those.
-const AttentionTable& earlier_attention();
-
-// On the measured GPU.
-double predicted_op_us(const PlannedOp& op, const AttentionTable& attention = measured_attention());
+// On the measured GPU. A matmul: measured where the shape was, else a smooth model of size and K, corrected by what was
+// measured nearby. Operations without rates, which move next to nothing: at the rate of a copy.
+double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K);
 double predicted_matmul_us(const GemmArgs& args);
+double predicted_op_us(const PlannedOp& op, const Rates& rates = measured_rates());
 
+// Of one more kernel: its launch, first loads and last stores; an estimate.
+inline constexpr double kKernelUs = 3;
 // Bytes a second.
 extern const double kCopyRate;        // of a copy, read and written
 extern const double kLinkRate;        // that a rank sends to others of its host, in training

@@ -66,8 +66,14 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::quantize_run:
         case OpKind::block_scales:
         case OpKind::transpose_bytes: return StepPart::kWeightCopies;
-        default: return StepPart::kOptimizer;
+        case OpKind::sum_squares:
+        case OpKind::step_guard:
+        case OpKind::adamw:
+        case OpKind::fill_normal:
+        case OpKind::fill_constant: return StepPart::kOptimizer;
+        case OpKind::gemm: break;   // a PlannedGemm
     }
+    FAIL(kExitBug, "%s is no operation of a step's plan", op_name(op.kind));
 }
 
 bool runs_backward(const PlannedOp& op) {
@@ -105,7 +111,7 @@ const char* step_part_name(StepPart part) { return kPartNames[static_cast<int>(p
 
 double StepTime::total_ms() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
 
-StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const AttentionTable& attention) {
+StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates) {
     StepTime time{.gpu = &gpu};
     if (config.dtype == Dtype::kFp64) return time;
     const Slower slower(gpu);
@@ -125,7 +131,7 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
         const double factor = op.attention.HS == 0 ? slower.memory
                               : op.attention.fp8   ? slower.matmul8
                                                    : slower.matmul16;
-        add(part_of(op), runs_backward(op), 1e-3 * predicted_op_us(op, attention) * factor * d(op.count));
+        add(part_of(op), runs_backward(op), 1e-3 * predicted_op_us(op, rates) * factor * d(op.count));
     }
     forward_ms *= 1 + kBesideShare;
     backward_ms *= 1 + kBesideShare;
@@ -164,13 +170,6 @@ bool StepTimeCheck::add(int64_t step, double ms) {
     last_step_ = step;
     if (steps_ >= kFirst) ms_.push_back(ms);
     return steps_ == kLast;
-}
-
-double StepTimeCheck::measured_ms() const {
-    std::vector<double> sorted = ms_;
-    std::sort(sorted.begin(), sorted.end());
-    const size_t n = sorted.size();
-    return n == 0 ? 0 : (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
 }
 
 std::string StepTimeCheck::text() const {

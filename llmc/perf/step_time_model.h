@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/median.h"
 #include "llmc/perf/kernel_rates.h"
 #include "llmc/train/plan.h"
 
@@ -24,7 +25,7 @@ struct StepTime {
 
 // Of a plan for CUDA's working types; FP64 has no kernels on GPUs and no time (total 0).
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu,
-                      const AttentionTable& attention = measured_attention());
+                      const Rates& rates = measured_rates());
 
 // The GPU that --gpu names, else the one that was found, else the measured one. Exit 2, with all names, for another.
 const Gpu& planned_gpu(const Config& config, const DeviceInfo& found);
@@ -38,7 +39,7 @@ public:
     // A step and its time. True after the twentieth.
     bool add(int64_t step, double ms);
     double predicted_ms() const { return predicted_ms_; }   // 0: none
-    double measured_ms() const;   // the median
+    double measured_ms() const { return median_of(ms_); }
     // "predicted 571.3 ms a step, measured 573.0 ms (median of steps 11-20), -0.3 %"
     std::string text() const;
 

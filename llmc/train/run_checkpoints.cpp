@@ -116,10 +116,12 @@ void require_save(const Config& config, Comm& comm) {
 }
 
 RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,
-                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer, const IoHook& io_hook)
-    : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer) {
+                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer, Faults& faults)
+    : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer),
+      faults_(faults) {
     if (config.save.empty()) return;
-    saver_ = std::make_unique<CheckpointSaver>(save_options(config, io_hook), config.shape, table,
+    const auto fault = [this](const char* call, const std::string&) { return faults_.disk_error(call); };
+    saver_ = std::make_unique<CheckpointSaver>(save_options(config, fault), config.shape, table,
                                                trainer.optimizer().access(ctx), comm);
     saver_->require_room(checkpoints_to_come(config));
 }
@@ -193,6 +195,7 @@ void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     saved_step_ = progress.step;
     finish();   // the save before: a drill counts them
     post_phase(Phase::kSave);
+    faults_.in_save();
     saver_->on_saved([&log](const SavedCheckpoint& saved) {
         log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
     });

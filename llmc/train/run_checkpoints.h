@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "llmc/base/files.h"
+#include "llmc/base/fault_injection.h"
 #include "llmc/checkpoint/checkpoint_save.h"
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
@@ -37,9 +37,9 @@ void require_save(const Config& config, Comm& comm);
 
 class RunCheckpoints {
 public:
-    // Nothing is owned. Takes the host memory of saving, if there is --save. io_hook: a drill's, see SaveOptions.
+    // Nothing is owned. Takes the host memory of saving, if there is --save.
     RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table, const DataLoader& data,
-                   Comm& comm, Ctx& ctx, Trainer& trainer, const IoHook& io_hook);
+                   Comm& comm, Ctx& ctx, Trainer& trainer, Faults& faults);
 
     // Brings the state of --resume to the device; nothing where "auto" finds no checkpoint. fp8_given: the user chose
     // whether there is FP8. What the log should say goes to notes.
@@ -64,6 +64,7 @@ private:
     Comm& comm_;
     Ctx& ctx_;
     Trainer& trainer_;
+    Faults& faults_;
     std::unique_ptr<CheckpointSaver> saver_;
     int64_t saved_step_ = -1;   // under --save
 };

@@ -17,8 +17,9 @@ bool every(int64_t step, int64_t interval) { return interval > 0 && step % inter
 
 }  // namespace
 
-RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid)
-    : config_(config), comm_(comm), train_(train), valid_(valid) {
+RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid,
+                               Faults& faults)
+    : config_(config), comm_(comm), train_(train), valid_(valid), faults_(faults) {
     if (config.sample_every > 0) prompts_ = read_prompts(config, config.seq_length, "--seq-length", false);
     if (config.hellaswag_data.empty()) return;
     hellaswag_.emplace(config.hellaswag_data, config.shape.vocab_size, config.seq_length, config.hellaswag_examples);
@@ -76,6 +77,7 @@ std::vector<std::string> RunEvaluations::make_up(const Place& place, const std::
 bool RunEvaluations::validate(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
+    faults_.in_evaluation();
     const Trainer::EvalResult e = place.trainer.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
     if (e.stopped) return false;
     REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
@@ -87,6 +89,7 @@ bool RunEvaluations::validate(const Place& place) {
 bool RunEvaluations::hellaswag(const Place& place) {
     const Clock::time_point start = Clock::now();
     post_phase(Phase::kEvaluation);
+    faults_.in_evaluation();
     const HellaswagRun::Result result = hellaswag_run_->evaluate(place.ctx, place.trainer, place.staging);
     if (result.stopped) return false;
     place.log.hellaswag({.step = place.step, .correct = result.correct, .examples = hellaswag_->examples(),

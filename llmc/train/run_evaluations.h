@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/fault_injection.h"
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/parallel/comm.h"
@@ -15,7 +16,7 @@
 class RunEvaluations {
 public:
     // Opens --hellaswag-data and reads the prompts. Nothing is owned; valid: null without --valid-data.
-    RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid);
+    RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid, Faults& faults);
 
     // Of the file of HellaSwag and of the prompts, which must be the same on all ranks.
     std::string fingerprint() const;
@@ -48,6 +49,7 @@ private:
     Comm& comm_;
     const DataLoader& train_;
     const DataLoader* valid_;
+    Faults& faults_;
     std::optional<Hellaswag> hellaswag_;
     std::optional<HellaswagRun> hellaswag_run_;
     std::vector<std::vector<int32_t>> prompts_;   // none: the beginning of the data

@@ -2,20 +2,14 @@
 
 #include <algorithm>
 
+#include "llmc/base/check.h"
 #include "llmc/parallel/gpu_assignment.h"
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
 
 }  // namespace
-
-DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle) {
-    return {.globs = globs, .token_dtype = config.token_dtype, .seq_length = config.seq_length,
-            .vocab_size = config.shape.vocab_size, .seed = config.seed, .shuffle = shuffle, .check_ids = true,
-            .documents = config.reset_attention_mask, .synthetic = config.synthetic_data};
-}
 
 RunDevice::~RunDevice() {
     staging.reset();

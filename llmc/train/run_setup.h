@@ -38,6 +38,3 @@ private:
     bool opened_ = false;
     void* arena_memory_ = nullptr;
 };
-
-// How a run of this configuration reads shards.
-DataConfig data_config(const Config& config, const std::vector<std::string>& globs, bool shuffle);

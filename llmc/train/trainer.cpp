@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
 
 namespace {
@@ -12,6 +11,11 @@ DecoderOptions decoder_options(const Config& config) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.seq_length, .dtype = config.dtype,
             .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
             .fp8_attention = config.fp8_attention, .attention_fast = config.attention_fast};
+}
+
+void enter(const StagedStep& staged, Phase phase) {
+    post_phase(phase);
+    if (staged.on_phase) staged.on_phase(phase);
 }
 
 StepState* take_state(Arena& arena) {
@@ -55,11 +59,11 @@ void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp
     const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at,
                                      staged.documents ? staged.documents + 2 * at : nullptr, B, T, state_);
     fp8_.begin_micro_batch(ctx, number * comm_.world().ranks + comm_.world().rank, phase);
-    post_phase(Phase::kForward);
+    enter(staged, Phase::kForward);
     device::range_push("forward");
     decoder_.forward(ctx, batch, true);
     device::range_pop();
-    post_phase(Phase::kBackward);
+    enter(staged, Phase::kBackward);
     device::range_push("backward");
     decoder_.loss_and_backward(ctx, batch, state_);
     device::range_pop();
@@ -79,11 +83,11 @@ void Trainer::step(Ctx& ctx, const StagedStep& staged) {
         if (i + 1 == staged.micro_batches) zero().reduce_next_backward(ctx, staged.count_fp8);
         micro_batch(ctx, staged, i, Fp8Phase::kTraining);
     }
-    post_phase(Phase::kReduce);
+    enter(staged, Phase::kReduce);
     device::range_push("reduce");
     zero().finish_reduce(ctx);
     device::range_pop();
-    post_phase(Phase::kUpdate);
+    enter(staged, Phase::kUpdate);
     device::range_push("update");
     optimizer_.update(ctx, state_);
     device::range_pop();

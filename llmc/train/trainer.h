@@ -1,11 +1,13 @@
 // Model, optimizer and device inputs of one run, and the three things done with them: a training step, an evaluation,
 // a sample. The same calls rehearse (null arena) and run.
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/fault/heartbeat.h"
 #include "llmc/model/decoder.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/parallel/zero_store.h"
@@ -26,6 +28,7 @@ struct StagedStep {
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
     void* grad_comm_report = nullptr;   // Zero::report_bytes(), with the counts
     CommTimer* comm_timer = nullptr;
+    std::function<void(Phase)> on_phase = {};   // told where each phase begins, as the host gives it to the device
     bool count_fp8 = false;        // the reports have counts
     bool corrupt_gradient = false;   // a drill: the gradients get a value that is not a number
     bool check_fp8 = false;        // the scales in the report are those of after the step, on all ranks

@@ -97,7 +97,7 @@ Straight train_and_save(const Config& config, int ranks, const std::string& root
     Straight straight;
     straight.saved.resize(static_cast<size_t>(ranks));
     CHECK(run_ranks(ranks, [&](LocalComm& comm) {
-        TestModel model(config, true, &comm, {.late = config.save_async});
+        TestModel model(config, true, &comm, {.defers_compute = config.save_async});
         const auto saver = saver_of(model, comm, root);
         train_step(model, 0);
         train_step(model, 1);
@@ -136,7 +136,7 @@ TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all 
                 CAPTURE(readers);
                 const std::string again = dir / ("again" + std::to_string(readers));
                 CHECK(run_ranks(readers, [&](LocalComm& comm) {
-                    TestModel model(config, true, &comm, {.late = readers % 2 == 0});
+                    TestModel model(config, true, &comm, {.defers_compute = readers % 2 == 0});
                     const Left fresh = left_of(model);
                     resume(model, comm, dir / "first");
                     const Left left = left_of(model);

@@ -254,7 +254,7 @@ TEST_CASE("bench: text and JSON have the same rows") {
 
 TEST_CASE("bench: its own options") {
     auto taken = [](const Words& words, Words* left = nullptr) {
-        std::vector<const char*> argv = {"train", "bench"};
+        std::vector<const char*> argv = {"train"};
         for (const std::string& word : words) argv.push_back(word.c_str());
         const BenchOptions options = take_bench_options(argv);
         if (left) left->assign(argv.begin(), argv.end());

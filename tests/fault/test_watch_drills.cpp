@@ -10,11 +10,13 @@
 #include <utility>
 
 #include "llmc/base/fault_injection.h"
+#include "llmc/base/files.h"
 #include "llmc/fault/heartbeat_link.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/device_marks.h"
 #include "llmc/parallel/rank_preflight.h"
 #include "tests/support/config_test.h"
+#include "tests/support/data_test.h"
 
 namespace {
 
@@ -273,6 +275,36 @@ TEST_CASE("watchdog: a library that does not answer keeps no rank from giving si
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(watchdog.own_row().read().signs >= before + 3);
     answer.set_value();
+}
+
+TEST_CASE("watchdog: files that other threads read and write are progress in slow phases only") {
+    const data_test::TempDir dir;
+    const std::string name = "llmfp8-test-files-" + std::to_string(::getpid());
+    HeartbeatTable ours = HeartbeatTable::create(name, 1);
+    HeartbeatTable::remove(name);
+    Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
+    Heartbeat& row = watchdog.own_row();
+    auto looks = [&] {   // so often that it saw all blocks
+        const int64_t before = row.read().signs;
+        for (int i = 0; i < 250 && row.read().signs < before + 2; i++)
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        REQUIRE(row.read().signs >= before + 2);
+    };
+    auto progress_of = [&](Phase phase) {
+        looks();
+        row.set_phase(phase);
+        const int64_t before = row.read().progress;
+        std::thread([&] {
+            OutputFile file(dir / "block.bin");
+            file.write("block", 5);
+            file.close();
+        }).join();
+        looks();
+        return row.read().progress - before;
+    };
+    CHECK(progress_of(Phase::kSave) >= 1);
+    CHECK(progress_of(Phase::kData) >= 1);
+    CHECK(progress_of(Phase::kBackward) == 0);
 }
 
 TEST_CASE("launch checks: a line for every variable of NCCL's that differs") {

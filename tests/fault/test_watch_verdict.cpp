@@ -198,32 +198,6 @@ TEST_CASE("board: a row of zeros says nothing, and what is posted is read back")
     CHECK(row->read().step == 4);
 }
 
-TEST_CASE("board: other threads' progress counts in slow phases only, and a drill hears of every phase") {
-    const auto row = std::make_unique<Heartbeat>();
-    set_own_row(row.get());
-    auto progress_of = [&](Phase phase) {
-        post_phase(phase);
-        const int64_t before = row->read().progress;
-        post_slow_progress();
-        return row->read().progress - before;
-    };
-    CHECK(progress_of(Phase::kSave) == 1);
-    CHECK(progress_of(Phase::kData) == 1);
-    CHECK(progress_of(Phase::kBackward) == 0);
-    set_own_row(nullptr);
-    std::vector<Phase> heard;
-    on_phase([&](int64_t step, Phase phase) {
-        CHECK(step == 12);
-        heard.push_back(phase);
-    });
-    post_step(12);
-    post_phase(Phase::kSave);
-    post_phase(Phase::kEvaluation);
-    on_phase({});
-    post_phase(Phase::kSave);
-    CHECK(heard == std::vector<Phase>{Phase::kSave, Phase::kEvaluation});
-}
-
 TEST_CASE("board: a reader never sees more finished than begun, nor more begun than given") {
     const auto row = std::make_unique<Heartbeat>();
     std::atomic<bool> done{false};

@@ -11,7 +11,7 @@ namespace attention_test {
 using namespace documents_test;
 using namespace op_test;
 
-using Shape = AttentionShape;
+using Shape = QkvShape;
 
 // A problem on the GPU, of one document or of several.
 struct Attention : AttentionProblem {

@@ -4,6 +4,7 @@
 
 #include "llmc/ops/ops.h"
 #include "llmc/perf/fp8_speedup.h"
+#include "llmc/perf/kernel_rates.h"
 
 namespace {
 
@@ -285,7 +286,7 @@ TEST_CASE("fp8 plan: the banner's text") {
 
 TEST_CASE("gain: measured shapes come back as measured, others lie on a smooth curve") {
     int exact = 0;
-    for (const MeasuredGemm& m : measured_gemms()) {
+    for (const MeasuredGemm& m : measured_rates().gemms) {
         for (int mode = 0; mode < kGemmModes; mode++) {
             if (m.us[mode] == 0) continue;
             const double us = predicted_gemm_us(static_cast<GemmMode>(mode), m.pass, m.M, m.N, m.K);

@@ -1,19 +1,18 @@
-// The two streams of the CPU device: what is late is done when something waits for it, no earlier and in order. What
+// Deferred streams of the CPU: what they are given is done when something waits for it, no earlier and in order. What
 // training makes of that: test_zero_streams.cpp.
 #include "tests/support/local_ranks.h"
 
-#include "llmc/ops/deferred_stream.h"
 #include "llmc/ops/ops.h"
 #include "tests/support/doctest.h"
 
 namespace {
 
-// Two streams over a few integers: the first or the second is late.
+// Two streams over a few integers: the first or the second is deferred.
 struct Pair {
-    explicit Pair(bool first_late, int64_t* orders = nullptr) {
+    explicit Pair(bool first_deferred, int64_t* orders = nullptr) {
         cpu::device_open(compute, 0);
-        compute.orders = orders;
-        if (first_late) cpu::run_late(compute);
+        cpu::count_orders(compute, orders);
+        if (first_deferred) cpu::defer(compute);
         cpu::side_open(side, compute);
     }
     ~Pair() {
@@ -31,20 +30,20 @@ struct Pair {
 
 }  // namespace
 
-TEST_CASE("streams: what is late is done up to the point that something waits for, in order") {
-    for (bool first_late : {false, true}) {
-        CAPTURE(first_late);
-        Pair p(first_late);
-        Ctx &late = first_late ? p.compute : p.side, &other = first_late ? p.side : p.compute;
-        p.put(late, 0, 1);
+TEST_CASE("streams: what is deferred is done up to the point that something waits for, in order") {
+    for (bool first_deferred : {false, true}) {
+        CAPTURE(first_deferred);
+        Pair p(first_deferred);
+        Ctx &deferred = first_deferred ? p.compute : p.side, &other = first_deferred ? p.side : p.compute;
+        p.put(deferred, 0, 1);
         p.put(other, 3, 9);
         CHECK(p.bytes[3] == 9);
-        cpu::event_record(late, p.a);
-        cpu::copy_on_device(late, &p.bytes[1], &p.bytes[0], 1);
-        p.put(late, 0, 2);
-        cpu::event_record(late, p.b);
-        cpu::copy_to_host(late, &p.bytes[2], &p.bytes[0], 1);
-        cpu::event_order(late, p.b);   // its own stream: nothing to wait for
+        cpu::event_record(deferred, p.a);
+        cpu::copy_on_device(deferred, &p.bytes[1], &p.bytes[0], 1);
+        p.put(deferred, 0, 2);
+        cpu::event_record(deferred, p.b);
+        cpu::copy_to_host(deferred, &p.bytes[2], &p.bytes[0], 1);
+        cpu::event_order(deferred, p.b);   // its own stream: nothing to wait for
         CHECK(!cpu::event_reached(p.a));
         CHECK(std::string(p.bytes, 3) == std::string(3, '\0'));
         cpu::event_order(other, p.a);
@@ -54,11 +53,11 @@ TEST_CASE("streams: what is late is done up to the point that something waits fo
         cpu::event_wait(p.b);
         CHECK(std::string(p.bytes, 3) == std::string("\2\1\0", 3));
         CHECK(cpu::event_elapsed_ms(p.a, p.b) >= 0);
-        cpu::synchronize(late);
+        cpu::synchronize(deferred);
         CHECK(std::string(p.bytes, 3) == "\2\1\2");
         cpu::event_wait(p.a);   // reached long ago
-        p.put(late, 0, 7);
-        cpu::event_record(late, p.a);   // anew
+        p.put(deferred, 0, 7);
+        cpu::event_record(deferred, p.a);   // anew
         CHECK(!cpu::event_reached(p.a));
         cpu::event_wait(p.a);
         CHECK(p.bytes[0] == 7);
@@ -98,9 +97,9 @@ TEST_CASE("streams: what is left is done at the end, and operations keep their o
     CHECK(sums[1] == 6);
 }
 
-TEST_CASE("streams: an error of late work comes out where it is waited for, and what follows can still be done") {
+TEST_CASE("streams: an error of deferred work comes out where it is waited for, and what follows can still be done") {
     Pair p(false);
-    cpu::put_off(p.side, [] { throw Error(kExitDisk, "late"); });
+    cpu::put_off(p.side, [] { throw Error(kExitDisk, "deferred"); });
     p.put(p.side, 0, 1);
     cpu::event_record(p.side, p.a);
     CHECK_THROWS_AS(cpu::event_order(p.compute, p.a), Error);
@@ -138,7 +137,7 @@ public:
 TEST_CASE("streams: collectives keep the order of the calls, wherever a rank waits, and what they are for") {
     if (!device::device_info(-1).toolkit.empty()) return;   // there NCCL sees to the order
     const auto ends = run_ranks(3, [](LocalComm& ranks) {
-        InTurn<NotingComm> comm(ranks.all(), ranks.world().rank);
+        InOrder<NotingComm> comm(ranks.all(), ranks.world().rank);
         const bool root = comm.root();
         int32_t one = 1, two = 2, three = 3;
         auto sum = [&comm](Ctx& ctx, int32_t& value) { comm.sum(ctx, {&value, Dtype::kInt32, 1}); };

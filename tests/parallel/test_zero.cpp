@@ -54,7 +54,7 @@ TEST_CASE("zero: bits depend neither on overlap, nor on who owns what, nor on th
             const Run sharded = train(recipe.config, ranks);
             CHECK(sharded.skips == std::vector<int>(3, 0));
             check_near(sharded.losses, one.losses, 0.01);
-            CHECK(sharded == train(recipe.config, ranks, 3, {}, {.late = true}));
+            CHECK(sharded == train(recipe.config, ranks, 3, {}, {.defers_compute = true}));
             // One number of ranks is enough: both orders of the two streams gave the same.
             const auto alone = [](Config& c) { c.overlap = false; };
             if (ranks == 3) CHECK(sharded == train(changed(recipe.config, alone), ranks));

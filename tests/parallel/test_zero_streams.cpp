@@ -77,10 +77,10 @@ private:
 };
 
 // Steps with what a run does between them: each finds weights on their way. orders: of rank 0.
-Seen watch(const Config& config, const DataLoader& data, bool late, int64_t* orders = nullptr) {
+Seen watch(const Config& config, const DataLoader& data, bool defers_compute, int64_t* orders = nullptr) {
     Seen seen(2);
     LocalRanks(2).run([&](Comm& comm) {
-        TestModel model(config, true, &comm, {late, comm.root() ? orders : nullptr});
+        TestModel model(config, true, &comm, {defers_compute, comm.root() ? orders : nullptr});
         Witness witness(model, seen[static_cast<size_t>(comm.world().rank)], data);
         witness.evaluate();
         witness.step(0, false);
@@ -124,7 +124,7 @@ constexpr int64_t kMany = 1 << 20;
 
 }  // namespace
 
-TEST_CASE("streams: either may be as late as the events allow, and each event is needed") {
+TEST_CASE("streams: either may be deferred as far as the events allow, and each event is needed") {
     if (!device::device_info(-1).toolkit.empty()) return;   // a GPU takes some order in between
     const data_test::TempDir dir;
     data_test::write(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 120)));
@@ -139,7 +139,7 @@ TEST_CASE("streams: either may be as late as the events allow, and each event is
         left = kMany;
         CHECK(watch(c.config, data, true, &left) == expected);
         CHECK(kMany - left == orders);
-        // What compute waits for shows where the other stream is late, and the reverse.
+        // What compute waits for shows where the other stream is deferred, and the reverse.
         int64_t of_compute = 0, of_side = 0;
         for (int64_t n = 0; n < orders; n++) {
             int64_t missing = n;
@@ -159,6 +159,7 @@ TEST_CASE("streams: weights made anew while others are on their way are the same
     for (const Case& c : cases()) {
         CAPTURE(c.name);
         const Run expected = train(changed(c.config, [](Config& config) { config.overlap = false; }), 2, 2, again);
-        for (bool late : {false, true}) CHECK(train(c.config, 2, 2, again, {.late = late}) == expected);
+        for (bool compute : {false, true})
+            CHECK(train(c.config, 2, 2, again, {.defers_compute = compute}) == expected);
     }
 }

@@ -168,7 +168,7 @@ TEST_CASE("wires: bits of a run depend neither on overlap nor on who owns what, 
             CAPTURE(ranks);
             const Run run = train(comm_stream.config, ranks, 2);
             CHECK(run.skips == std::vector<int>(2, 0));
-            CHECK(run == train(comm_stream.config, ranks, 2, {}, {.late = true}));
+            CHECK(run == train(comm_stream.config, ranks, 2, {}, {.defers_compute = true}));
             CHECK(run == train(changed(comm_stream.config, [](Config& c) { c.overlap = false; }), ranks, 2));
             CHECK(run == train(changed(comm_stream.config, [](Config& c) { c.zero = 0; }), ranks, 2));
         }

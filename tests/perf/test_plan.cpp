@@ -101,6 +101,18 @@ const std::vector<MeasuredStep> kStepsAfterRates = {
     {"small blockwise", "llama", {kSmall, kBlockwise, kSpeedup}, 952.2, 31.64},
 };
 
+// bench_attention at commit 3e8874e, dev/results/2026-11-21-h200-bf16.md: what kMeasuredSteps ran with.
+Rates earlier_rates() {
+    Rates rates = measured_rates();
+    rates.attention = parse_rates("attention bf16 1 32 8192 128 1383.7 5260.0 0\n"
+                                  "attention bf16 1 32 4096 128 369.5 1352.9 0\n"
+                                  "attention bf16 8 16 2048 128 390.9 1476.2 0\n"
+                                  "attention bf16 64 12 1024 64 405.5 1302.1 0\n"
+                                  "attention bf16 4 25 1024 64 57.3 170.6 0\n"
+                                  "attention fp32 4 12 1024 64 1369.4 4190.3 0\n", "").attention;
+    return rates;
+}
+
 // Later words win over those that came before.
 Words last_words(const std::vector<Words>& parts) {
     Words all;
@@ -131,13 +143,13 @@ const PlannedOp* find_op(const MemoryPlan& plan, OpKind kind) {
 }  // namespace
 
 TEST_CASE("plan: step times that were measured are predicted within 5 %, memory within 1 %") {
+    const Rates earlier = earlier_rates();
     for (const std::vector<MeasuredStep>* steps : {&kMeasuredSteps, &kStepsAfterRates}) {
         for (const MeasuredStep& step : *steps) {
             const Config config = planned_config(step.family, last_words(step.words));
             const MemoryPlan plan = planned(config);
-            const bool earlier = steps == &kMeasuredSteps;
-            const double ms = (earlier ? predict_step(config, plan, measured_gpu(), earlier_attention())
-                                       : predict_step(config, plan, measured_gpu())).total_ms();
+            const Rates& rates = steps == &kMeasuredSteps ? earlier : measured_rates();
+            const double ms = predict_step(config, plan, measured_gpu(), rates).total_ms();
             const double off = ms / step.ms - 1;
             CAPTURE(step.name);
             CAPTURE(off);
@@ -197,7 +209,7 @@ TEST_CASE("plan: operations of a step, with their bytes") {
     CHECK(adam_bytes == params * (2 * (4 + 2 + 2) + 2) + 2 * (params - in_fp8));
     const PlannedOp* attention = find_op(plan, OpKind::attention_backward);
     REQUIRE(attention);
-    CHECK(attention->attention == AttentionShape{.B = 1, .T = 8192, .NH = 32, .HS = 128, .backward = true});
+    CHECK(attention->attention == PlannedAttention{.B = 1, .T = 8192, .NH = 32, .HS = 128, .backward = true});
     CHECK(attention->count == blocks);
     CHECK(find_op(plan, OpKind::bias_backward) == nullptr);
 }
@@ -363,4 +375,36 @@ TEST_CASE("plan: predicted against measured is the median of ten steps, told onc
     time.gpu = find_gpu("H100 NVL");
     CHECK(contains(StepTimeCheck(time).text(), "predicted 90.0 ms a step (rates scaled from H200), measured"));
     CHECK(contains(StepTimeCheck().text(), "no time is predicted on this device"));
+}
+
+TEST_CASE("plan: every operation has a rate of its own or is known to move next to nothing") {
+    const std::vector<OpKind> tiny = {OpKind::sum_losses,  OpKind::step_guard,  OpKind::fp8_clear, OpKind::fp8_update,
+                                      OpKind::fp8_scales,  OpKind::block_scales};
+    const std::vector<OpKind> elsewhere = {OpKind::gemm, OpKind::attention_forward, OpKind::attention_backward,
+                                           OpKind::fill_normal, OpKind::fill_constant};   // rows of their own, no step
+    auto has = [](const std::vector<OpKind>& kinds, OpKind kind) {
+        return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+    };
+    std::vector<OpKind> measured;
+    for (const MeasuredOp& row : measured_rates().ops) measured.push_back(row.kind);
+#define OP(name, Args)                                                                                 \
+    CHECK_MESSAGE(has(measured, OpKind::name) + has(tiny, OpKind::name) + has(elsewhere, OpKind::name) == 1, #name);
+#include "llmc/ops/ops.inl"
+#undef OP
+}
+
+TEST_CASE("plan: a line that is no row of rates is refused by its number") {
+    auto refused = [](const std::string& text) {
+        try {
+            parse_rates(text, "file");
+        } catch (const Error& error) {
+            CHECK(error.exit_code == kExitBadInput);
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    CHECK(refused("# rates\n\nop adamw fp32 plain 8 1.5 plain 16 2\n") == "");
+    const std::string rows[] = {"adamw fp32 plain 8 1.5", "op adam fp32 plain 8 1.5", "op adamw fp32 none 8 1.5",
+                                "op adamw fp32 plain 8", "gpu H200 NVL", "linear 1 2 3 4", "attention bf16 1 1 1 1 x"};
+    for (const std::string& row : rows) CHECK(contains(refused("# rates\n" + row + "\n"), "file, line 2: "));
 }

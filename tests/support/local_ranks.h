@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "llmc/parallel/comm_in_order.h"
+#include "tests/support/comm_in_order.h"
 
 class LocalExchange;
-using LocalComm = InTurn<LocalExchange>;
+using LocalComm = InOrder<LocalExchange>;
 
 class LocalRanks {
 public:

@@ -8,6 +8,7 @@
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/plan.h"
 #include "llmc/train/trainer.h"
+#include "tests/support/deferred_stream.h"
 
 // Small but complete shapes: odd row counts, a vocabulary that needs padding, grouped queries.
 inline ModelConfig tiny_gpt2() {
@@ -60,8 +61,8 @@ inline MemoryPlan memory_of(const Config& config, int ranks) {
 
 // In which order the CPU takes its two streams.
 struct Streams {
-    bool late = false;           // that of compute is late, not the other; see device::run_late
-    int64_t* orders = nullptr;   // see Ctx
+    bool defers_compute = false;   // that of compute is deferred, not the other; see cpu::defer
+    int64_t* orders = nullptr;     // see cpu::count_orders
 };
 
 class TestModel {
@@ -72,8 +73,8 @@ public:
     explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr, const Streams& streams = {})
         : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape)) {
         device::device_open(ctx, 0);
-        ctx.orders = streams.orders;
-        if (streams.late) device::run_late(ctx);
+        cpu::count_orders(ctx, streams.orders);
+        if (streams.defers_compute) cpu::defer(ctx);
         plan = plan_memory(config, table, fp8_plan, comm.world().ranks);
         memory_ = device::device_alloc(plan.arena_bytes);
         device::fill_bytes(ctx, memory_, 0xff, plan.arena_bytes);
@@ -86,7 +87,7 @@ public:
     }
     ~TestModel() {
         trainer.reset();
-        device::device_close(ctx);   // what is late may still want the memory
+        device::device_close(ctx);   // what is deferred may still want the memory
         device::device_free(memory_);
     }
 

@@ -1,4 +1,4 @@
-#include "llmc/commands/train_loop.h"
+#include "llmc/commands/train.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -11,10 +11,8 @@
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint.h"
-#include "llmc/commands/bench.h"
-#include "llmc/commands/doctor.h"
-#include "llmc/commands/generate.h"
 #include "llmc/commands/plan_report.h"
+#include "llmc/config/data_config.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
@@ -33,8 +31,6 @@
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
 // Whether there are shards without a header.
 bool has_raw(const DataLoader& data) {
     return std::any_of(data.shards().begin(), data.shards().end(),
@@ -43,29 +39,27 @@ bool has_raw(const DataLoader& data) {
 
 class TrainLoop {
 public:
-    TrainLoop(ParsedConfig parsed, std::string family, std::string command, Comm& comm)
-        : comm_(comm), config_(std::move(parsed.config)), family_(std::move(family)), command_(std::move(command)),
+    TrainLoop(ParsedConfig parsed, const Invocation& call, Comm& comm)
+        : comm_(comm), config_(std::move(parsed.config)), family_(call.family), command_(call.line),
           idle_(std::move(parsed.idle)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
           table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan_of(config_, table_)) {}
 
-    ~TrainLoop() {
-        checkpoints_.reset();
-        on_phase({});
-        on_file_block({});
-    }
+    int run() { return config_.dry_run ? plan() : train(); }
 
-    int dry_run() {
+private:
+    int plan() {
         if (config_.train_iters == 0 && !config_.train_data.empty()) open_data();
         const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
-        const MemoryPlan plan = plan_memory(config_, table_, fp8_plan_, ranks);
-        std::printf("%s", plan_output({config_, family_, table_, plan, info, notes_}).c_str());
+        const MemoryPlan memory = plan_memory(config_, table_, fp8_plan_, ranks);
+        std::printf("%s", plan_output({config_, family_, table_, memory, info, notes_}).c_str());
         return kExitOk;
     }
 
-    int run() {
+    int train() {
         start_.done("launch");
-        arm();
+        for (const std::string& fault : config_.inject) notes_.push_back("DRILL: --inject " + fault);
+        for (std::string& line : environment_differences(comm_)) notes_.push_back(std::move(line));
         require_same_program(comm_);
         open_data();
         require_same(comm_, {{"set of options", config_to_json(config_, family_)},
@@ -87,20 +81,7 @@ public:
         return kExitOk;
     }
 
-private:
     // ---- start ----
-
-    // What watches and disturbs the run.
-    void arm() {
-        on_phase([this](int64_t step, Phase phase) {
-            if (phase == Phase::kBackward) faults_.in_backward(step);
-            if (phase == Phase::kEvaluation) faults_.in_evaluation();
-            if (phase == Phase::kSave) faults_.in_save();
-        });
-        on_file_block(post_slow_progress);
-        for (const std::string& fault : config_.inject) notes_.push_back("DRILL: --inject " + fault);
-        for (std::string& line : environment_differences(comm_)) notes_.push_back(std::move(line));
-    }
 
     void open_data() {
         train_.emplace(data_config(config_, config_.train_data, true));
@@ -126,7 +107,7 @@ private:
         REQUIRE(config_.token_dtype.empty() || raw,
                 "--token-dtype %s has no effect: all shards say themselves what their tokens are",
                 config_.token_dtype.c_str());
-        evaluations_.emplace(config_, comm_, *train_, valid_ ? &*valid_ : nullptr);
+        evaluations_.emplace(config_, comm_, *train_, valid_ ? &*valid_ : nullptr, faults_);
         for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
             notes_.push_back("training data: " + line);
         if (!valid_) return;
@@ -139,9 +120,8 @@ private:
         if (config_.check_comm)
             for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
         run_device_.prepare();
-        checkpoints_ = std::make_unique<RunCheckpoints>(
-            config_, family_, table_, *train_, comm_, ctx_, *trainer_,
-            [this](const char* call, const std::string&) { return faults_.disk_error(call); });
+        checkpoints_ = std::make_unique<RunCheckpoints>(config_, family_, table_, *train_, comm_, ctx_, *trainer_,
+                                                        faults_);
     }
 
     void start_state() {
@@ -217,6 +197,9 @@ private:
         if (!read) return false;
         Staging::Slot& slot = *read;
         slot.staged.corrupt_gradient = faults_.corrupts_gradient(step_ + 1);
+        slot.staged.on_phase = [this](Phase phase) {
+            if (phase == Phase::kBackward) faults_.in_backward(step_ + 1);
+        };
         if (fp8_plan_.on() && sealed_allocations_ < 0) fp8_watch_.before_first_step(ctx_);
         device::range_push("step");
         trainer_->step(ctx_, slot.staged);
@@ -438,8 +421,8 @@ private:
     std::unique_ptr<Staging>& staging_ = run_device_.staging;
     std::optional<DataLoader> train_, valid_;
     std::optional<RunEvaluations> evaluations_;
-    std::unique_ptr<RunCheckpoints> checkpoints_;
     std::unique_ptr<RunLog> log_;
+    std::unique_ptr<RunCheckpoints> checkpoints_;   // a save that ends with it is told to the log
     double flops_per_token_ = 0;
     StepTimeCheck plan_check_;
     bool resumed_ = false, stopping_ = false;
@@ -456,46 +439,28 @@ private:
 
 }  // namespace
 
-int train_main(int argc, const char* const* argv, const std::string& family) {
-    if (asks_for_doctor(argc, argv)) return doctor_main(argc, argv);
-    if (asks_for_generate(argc, argv)) return generate_main(argc, argv, family);
-    std::unique_ptr<Comm> comm;
-    catch_stop_signals();
-    try {
-        comm = open_comm();
-        const int ranks = comm->world().ranks;
-        if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
-        const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = ranks,
-                              .read_shape = model_config_from_hf};
-        std::vector<const char*> words(argv, argv + argc);
-        if (asks_for_plan(argc, argv)) words[1] = "--dry-run";
-        std::optional<BenchOptions> bench;
-        if (asks_for_bench(argc, argv)) bench = take_bench_options(words);
-        ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), family, machine);
-        if (parsed.help) {
-            std::printf("%s", bench ? bench_help_text(family).c_str() : parsed.text.c_str());
-            return kExitOk;
-        }
-        for (std::string& line : environment_lines(ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
-        std::string command;
-        for (int i = 0; i < argc; i++) command += (i ? " " : "") + std::string(argv[i]);
-        set_comm_timeout(parsed.config.comm_timeout);
-        stop_after(parsed.config.exit_duration_in_mins);
-        const bool dry_run = parsed.config.dry_run;
-        std::optional<TrainLoop> loop;
-        std::optional<BenchRun> measured;
-        if (bench) measured.emplace(std::move(parsed), *bench, family, *comm);
-        else loop.emplace(std::move(parsed), family, command, *comm);
-        try {
-            const int exit_code = bench ? measured->run() : dry_run ? loop->dry_run() : loop->run();
-            leave_outcome(exit_code);
-            return exit_code;
-        } catch (const std::exception& error) {
-            // On its way up the device would be closed, which waits for what other ranks do not finish any more.
-            if (ranks == 1) throw;
-            return end_with_error(comm.get(), error);
-        }
-    } catch (const std::exception& error) {
-        return end_with_error(comm.get(), error);
-    }
+ParsedConfig parse_training(const Invocation& call, const std::vector<const char*>& words, Comm& comm) {
+    const int ranks = comm.world().ranks;
+    const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = ranks,
+                          .read_shape = model_config_from_hf};
+    ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), call.family, machine);
+    if (parsed.help) return parsed;
+    for (std::string& line : environment_lines(ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
+    set_comm_timeout(parsed.config.comm_timeout);
+    stop_after(parsed.config.exit_duration_in_mins);
+    return parsed;
+}
+
+Job parse_train(const Invocation& call, Comm& comm) {
+    ParsedConfig parsed = parse_training(call, call.words, comm);
+    if (!parsed.help)
+        return [loop = std::make_shared<TrainLoop>(std::move(parsed), call, comm)] { return loop->run(); };
+    std::printf("%s", parsed.text.c_str());
+    return {};
+}
+
+Job parse_plan(const Invocation& call, Comm& comm) {
+    Invocation dry = call;
+    dry.words.insert(dry.words.begin() + 1, "--dry-run");
+    return parse_train(dry, comm);
 }

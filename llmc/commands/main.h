@@ -1,7 +1,6 @@
-// The life of a run: options, plan, data, resume, steps, evaluation, checkpoints, stop.
 #pragma once
 #include <string>
 
 // The whole main of one executable: "gpt2" or "llama" decides presets and defaults. Returns the exit code; every Error
 // ends here as one line on standard error.
-int train_main(int argc, const char* const* argv, const std::string& family);
+int run_command(int argc, const char* const* argv, const std::string& family);

@@ -1,4 +1,4 @@
-// A communicator on which late streams of the CPU do no harm. Ranks wait for their streams at different places, rank 0
+// A communicator on which deferred streams do no harm. Ranks wait for their streams at different places, rank 0
 // for instance alone draws a sample, and yet all must come to the collectives in one order, that of the calls: each
 // first lets those run that were put off before it.
 #pragma once
@@ -6,42 +6,42 @@
 #include <vector>
 
 #include "llmc/fault/heartbeat.h"
-#include "llmc/ops/deferred_stream.h"
 #include "llmc/parallel/comm.h"
+#include "tests/support/deferred_stream.h"
 
-template <typename Inner> class InTurn : public Inner {
+template <typename Inner> class InOrder : public Inner {
 public:
     using Inner::Inner;
-    ~InTurn() override { cpu::event_destroy(put_off_); }
+    ~InOrder() override { cpu::event_destroy(put_off_); }
 
     std::vector<std::string> gather(const std::string& mine) override {
         cpu::event_wait(put_off_);
         return Inner::gather(mine);
     }
     void sum(Ctx& ctx, Tensor values) override {
-        in_turn(ctx, [=, this, &ctx] { Inner::sum(ctx, values); });
+        in_order(ctx, [=, this, &ctx] { Inner::sum(ctx, values); });
     }
     void max(Ctx& ctx, uint32_t* values, int64_t count) override {
-        in_turn(ctx, [=, this, &ctx] { Inner::max(ctx, values, count); });
+        in_order(ctx, [=, this, &ctx] { Inner::max(ctx, values, count); });
     }
     void reduce_scatter(Ctx& ctx, Tensor blocks) override {
-        in_turn(ctx, [=, this, &ctx] { Inner::reduce_scatter(ctx, blocks); });
+        in_order(ctx, [=, this, &ctx] { Inner::reduce_scatter(ctx, blocks); });
     }
     void all_gather(Ctx& ctx, Tensor blocks) override {
-        in_turn(ctx, [=, this, &ctx] { Inner::all_gather(ctx, blocks); });
+        in_order(ctx, [=, this, &ctx] { Inner::all_gather(ctx, blocks); });
     }
     void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
-        in_turn(ctx, [=, this, &ctx] { Inner::all_to_all(ctx, out, in); });
+        in_order(ctx, [=, this, &ctx] { Inner::all_to_all(ctx, out, in); });
     }
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
-        in_turn(ctx, [=, this, &ctx] { Inner::exchange(ctx, out, in, peer); });
+        in_order(ctx, [=, this, &ctx] { Inner::exchange(ctx, out, in, peer); });
     }
 
 private:
-    template <typename Work> void in_turn(Ctx& ctx, Work&& work) {
-        if (ctx.late != stream_) cpu::event_wait(put_off_);
-        stream_ = ctx.late;
-        if (!ctx.late) return work();
+    template <typename Work> void in_order(Ctx& ctx, Work&& work) {
+        if (cpu::deferred_stream(ctx) != stream_) cpu::event_wait(put_off_);
+        stream_ = cpu::deferred_stream(ctx);
+        if (!stream_) return work();
         cpu::put_off(ctx, [work, purpose = std::string(collective_name(""))] {
             const CollectivePurpose same(purpose);
             work();
@@ -50,5 +50,5 @@ private:
     }
 
     Event* const put_off_ = cpu::event_create();   // behind the latest one
-    LateWork* stream_ = nullptr;                    // that it is on
+    cpu::DeferredStream* stream_ = nullptr;         // that it is on
 };

@@ -1,0 +1,11 @@
+// Where every operation begins. Tests put tests/support/deferred_stream.cpp in the place of this file.
+#include "llmc/ops/op_timer.h"
+
+#define OP(name, Args)                                                   \
+    void ops::name(Ctx& ctx, const Args& args) {                         \
+        if (ctx.rehearsal) return rehearse_op(ctx, OpKind::name, args);  \
+        const OpSpan span(ctx, OpKind::name, args);                      \
+        device::name(ctx, args);                                         \
+    }
+#include "llmc/ops/ops.inl"
+#undef OP
