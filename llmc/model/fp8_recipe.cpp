@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "llmc/base/check.h"
+#include "llmc/model/activation_buffers.h"
 
 namespace {
 
@@ -206,10 +207,7 @@ int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t mi
     int64_t matmuls = 0;
     for (const LinearPlan& linear : plan.linears) {
         if (!linear.fp8) continue;
-        // Backward of a recomputed block reads the inputs of all its linears: all but the last of them run again.
-        const bool again = recompute == Recompute::kBlock && linear.kind != LinearKind::kDown
-                           && linear.kind != LinearKind::kHead;
-        matmuls += again ? 4 : 3;
+        matmuls += linear_runs_again(linear.kind, recompute) ? 4 : 3;
     }
     return matmuls * micro_batches;
 }

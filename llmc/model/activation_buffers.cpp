@@ -1,0 +1,80 @@
+#include "llmc/model/activation_buffers.h"
+
+ActivationBuffers::ActivationBuffers(ModelContext& model, std::vector<BufferRow> rows, int first_layer, int layers)
+    : model_(model), rows_(std::move(rows)), first_layer_(first_layer), layers_(layers) {
+    for (size_t r = 0; r < rows_.size(); r++) {
+        const bool shared = recomputed(static_cast<int>(r));
+        const Buffer one = shared ? take(rows_[r], first_layer, layers) : Buffer{};
+        for (int l = first_layer; l < first_layer + layers; l++)
+            buffers_.push_back(shared ? one : take(rows_[r], l, 1));
+    }
+}
+
+bool ActivationBuffers::recomputed(int number) const {
+    return row(number).lifetime.recomputed_under(model_.options.recompute);
+}
+
+// A buffer of one layer, or one that layers share, of which some linears may run in FP8 and others in BF16.
+ActivationBuffers::Buffer ActivationBuffers::take(const BufferRow& row, int first_layer, int layers) {
+    if (row.width == 0 || row.lifetime.scratch) return {};
+    auto take = [&](Dtype dtype, int64_t elems) { return model_.arena.take(Purpose::kActivations, dtype, elems); };
+    const int64_t N = model_.options.max_rows();
+    bool fp8_reads = false, high_is_read = !row.x_of || row.others_read;
+    for (int l = first_layer; row.x_of && l < first_layer + layers; l++)
+        (model_.fp8.linear(l, *row.x_of) ? fp8_reads : high_is_read) = true;
+    switch (row.form) {
+        case Form::kStat: return {.tensor = take(model_.stat, N * row.width), .operand = {}};
+        case Form::kWorking:
+            return {.tensor = high_is_read ? take(model_.options.dtype, N * row.width) : Tensor{}, .operand = {}};
+        case Form::kFp8Rowwise:
+            if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.take_operand(Fp8Role::kX, N, row.width, take)};
+            return {};
+        case Form::kFp8Transposed:
+            if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.take_operand(Fp8Role::kX, row.width, N, take)};
+            return {};
+    }
+    return {};
+}
+
+const ActivationBuffers::Buffer& ActivationBuffers::buffer(int row, int layer) const {
+    return buffers_[static_cast<size_t>(row * layers_ + layer - first_layer_)];
+}
+
+Tensor ActivationBuffers::at(int number, int layer, int64_t N) const {
+    const Tensor& tensor = buffer(number, layer).tensor;
+    return tensor ? tensor.slice(0, N * row(number).width) : tensor;
+}
+
+Tensor ActivationBuffers::scratch(int number, int64_t N) const {
+    const BufferRow& r = row(number);
+    CHECK(r.lifetime.scratch, "%s is no scratch", r.name);
+    return model_.scratch(r.form == Form::kStat ? model_.stat : model_.options.dtype, N * r.width);
+}
+
+Fp8Operand ActivationBuffers::fp8(int number, int layer, int64_t N) const {
+    const BufferRow& r = row(number);
+    const Fp8Operand& memory = buffer(number, layer).operand;
+    const Fp8Linear* linear = model_.fp8.linear(layer, *r.x_of);
+    if (!linear || !memory.data) return {};
+    const bool rowwise = r.form == Form::kFp8Rowwise;
+    return model_.fp8.operand_of(*linear, Fp8Role::kX, memory, rowwise ? N : r.width, rowwise ? r.width : N);
+}
+
+LinearOperand ActivationBuffers::x(int high, int fp8_transposed, int layer, int64_t N) const {
+    return {.high = at(high, layer, N), .fp8 = {.rowwise = {}, .transposed = fp8(fp8_transposed, layer, N)}};
+}
+
+XCopies ActivationBuffers::first_copies(int fp8_transposed) const {
+    return {.rowwise = true, .transposed = model_.training && !recomputed(fp8_transposed), .recomputed = false};
+}
+
+bool linear_runs_again(LinearKind kind, Recompute recompute) {
+    switch (kind) {
+        case LinearKind::kQkv:
+        case LinearKind::kProj:
+        case LinearKind::kUp: return kSavedUnlessBlock.recomputed_under(recompute);
+        case LinearKind::kDown:   // nothing in backward reads their outputs
+        case LinearKind::kHead: return false;
+    }
+    return false;
+}

@@ -1,0 +1,194 @@
+#include "llmc/model/attention.h"
+
+#include <cmath>
+#include <numbers>
+
+std::vector<double> rope_table(const ModelConfig& config, int64_t T) {
+    const int64_t half = config.kv_channels / 2;
+    const RopeScaling& s = config.rope_scaling;
+    std::vector<double> table(static_cast<size_t>(T * half * 2));
+    for (int64_t i = 0; i < half; i++) {
+        double freq = std::pow(config.rotary_base, -2.0 * static_cast<double>(i) / static_cast<double>(2 * half));
+        if (s.factor > 0) {
+            const double wavelength = 2.0 * std::numbers::pi / freq;
+            const double original = static_cast<double>(s.original_max_positions);
+            // 0: long waves, divided by the factor; 1: short waves, kept.
+            double keep = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
+            keep = std::fmin(1.0, std::fmax(0.0, keep));
+            freq = (1.0 - keep) * freq / s.factor + keep * freq;
+        }
+        for (int64_t t = 0; t < T; t++) {
+            table[static_cast<size_t>((t * half + i) * 2)] = std::cos(static_cast<double>(t) * freq);
+            table[static_cast<size_t>((t * half + i) * 2 + 1)] = std::sin(static_cast<double>(t) * freq);
+        }
+    }
+    return table;
+}
+
+std::vector<BufferRow> Attention::rows(const ModelConfig& c) {
+    const int64_t NH = c.num_attention_heads, NKV = c.num_query_groups;
+    const LinearKind proj = LinearKind::kProj;
+    std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kQkv, kSaved, kSavedUnlessNormAct);
+    rows.insert(rows.end(), {
+        {"qkv before qk-norm", c.qk_norm ? c.qkv_width() : 0, Form::kWorking, kSavedUnlessBlock},
+        {"qk-norm rstd", c.qk_norm ? NH + NKV : 0, Form::kStat, kSavedUnlessBlock},
+        {"qkv", c.qkv_width(), Form::kWorking, kSavedUnlessBlock},   // after rope
+        {"attention output", c.q_width(), Form::kWorking, kSavedUnlessBlock, proj, true},
+        {"attention output, FP8 transposed", c.q_width(), Form::kFp8Transposed, kSavedUnlessBlock, proj},
+        {"log-sum-exp", NH, Form::kStat, kSavedUnlessBlock},
+        {"d attention output", c.q_width(), Form::kWorking, kScratch},
+        {"d qkv", c.qkv_width(), Form::kWorking, kScratch},
+        {"delta", NH, Form::kStat, kScratch},
+        {"d norm", c.hidden_size, Form::kWorking, kScratch},
+    });
+    return rows;
+}
+
+Attention::Attention(ModelContext& model)
+    : model_(model), config_(model.config), buffers_(model, rows(config_), 0, static_cast<int>(config_.num_layers)),
+      norm_(model, buffers_, LinearKind::kQkv) {
+    if (config_.position == PositionEmbedding::kRope)
+        cos_sin_ = model.arena.take(Purpose::kActivations, model.stat, model.options.max_seq * config_.kv_channels);
+}
+
+void Attention::upload_constants(Ctx& ctx) {
+    if (!cos_sin_) return;
+    const std::vector<double> table = rope_table(config_, model_.options.max_seq);
+    const std::vector<float> narrow(table.begin(), table.end());
+    const void* host = model_.stat == Dtype::kFp64 ? static_cast<const void*>(table.data()) : narrow.data();
+    device::copy_to_device(ctx, cos_sin_.data, host, cos_sin_.bytes());
+    device::synchronize(ctx);
+}
+
+float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
+
+RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
+    return {.qkv = qkv, .cos_sin = cos_sin_, .N = batch.rows(), .T = batch.T, .NH = config_.num_attention_heads,
+            .NKV = config_.num_query_groups, .HS = config_.kv_channels, .quant = quant};
+}
+
+// ---- forward
+
+// Q, K and V of x, with qk-norm.
+void Attention::qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch) {
+    const int64_t N = batch.rows();
+    const Tensor out = buffers_.at(kQkv, layer, N);
+    if (!config_.qk_norm) return linear_forward(ctx, qkv(layer), out, x, N);
+    const BlockParams& p = model_.block(layer);
+    const Tensor raw = buffers_.at(kQkvRaw, layer, N);
+    linear_forward(ctx, qkv(layer), raw, x, N);
+    ops::qk_norm_forward(ctx, {.out = out, .rstd = buffers_.at(kQkRstd, layer, N), .in = raw,
+                               .q_weight = model_.weight(p.q_norm), .k_weight = model_.weight(p.k_norm), .N = N,
+                               .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
+                               .HS = config_.kv_channels, .eps = static_cast<float>(config_.norm_eps)});
+}
+
+// Rope, and with FP8 attention the FP8 heads, whose values qkv then has: scratch of the caller's scope, one layer's at
+// a time.
+Fp8Heads Attention::position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch) {
+    if (!model_.options.fp8_attention) {
+        if (cos_sin_) ops::rope_forward(ctx, rope_args(qkv, batch, {}));
+        return {};
+    }
+    const int64_t NH = config_.num_attention_heads, NKV = config_.num_query_groups, HS = config_.kv_channels;
+    const int64_t blocks = batch.B * (NH + 2 * NKV) * head_blocks(batch.T);
+    const Fp8Heads heads{.bytes = model_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
+                         .scales = model_.scratch(Dtype::kFp32, blocks)};
+    ops::quantize_heads(ctx, {.heads = heads, .qkv = qkv, .cos_sin = cos_sin_, .B = batch.B, .T = batch.T, .NH = NH,
+                              .NKV = NKV, .HS = HS});
+    return heads;
+}
+
+// Attention's output, as the x of proj.
+LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch,
+                                XCopies copies) {
+    const int64_t N = batch.rows();
+    return model_.make_x(ctx, proj(layer), saved_out(layer, N), N, copies, true,
+                         [&](Tensor out, const QuantOut& quant) {
+        ops::attention_forward(ctx, {.out = out, .lse = buffers_.at(kLse, layer, N),
+                                     .qkv = buffers_.at(kQkv, layer, N), .B = batch.B, .T = batch.T,
+                                     .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
+                                     .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
+                                     .documents = batch.documents, .quant = quant, .heads = heads});
+    });
+}
+
+void Attention::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.first_copies(PreNorm::kNormFp8));
+    qkv_forward(ctx, layer, x, batch);
+    const Fp8Heads heads = position_heads(ctx, buffers_.at(kQkv, layer, N), batch);
+    linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, buffers_.first_copies(kOutFp8)), N);
+}
+
+void Attention::recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch& batch) {
+    if (!buffers_.recomputed(kQkv)) return;
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const XCopies copies{.rowwise = true, .transposed = true, .recomputed = true};
+    qkv_forward(ctx, layer, norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, copies), batch);
+    const Fp8Heads heads = position_heads(ctx, buffers_.at(kQkv, layer, N), batch);
+    linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, copies), N);
+}
+
+// ---- backward
+
+void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
+                                   const QuantOut& quant) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows(), NH = config_.num_attention_heads, HS = config_.kv_channels;
+    const Tensor delta = buffers_.scratch(kDelta, N);
+    const int64_t sums = device::attention_sums_elems(model_.options.dtype, batch.B, batch.T, NH, HS);
+    ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = dout, .out = buffers_.at(kOut, layer, N),
+                                  .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
+                                  .B = batch.B, .T = batch.T, .NH = NH, .NKV = config_.num_query_groups, .HS = HS,
+                                  .softmax_mul = softmax_mul(), .documents = batch.documents, .quant = quant,
+                                  .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{},
+                                  .fast = model_.options.attention_fast});
+}
+
+void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant) {
+    Arena::Scope scope(ctx, model_.arena);
+    const BlockParams& p = model_.block(layer);
+    const int64_t N = batch.rows(), HS = config_.kv_channels;
+    ops::qk_norm_backward(ctx, {.dqkv = dqkv, .dq_weight = model_.grad(p.q_norm), .dk_weight = model_.grad(p.k_norm),
+                                .scratch = model_.scratch(model_.stat, 2 * kPartialRows * HS),
+                                .in = buffers_.at(kQkvRaw, layer, N), .rstd = buffers_.at(kQkRstd, layer, N),
+                                .q_weight = model_.weight(p.q_norm), .k_weight = model_.weight(p.k_norm), .N = N,
+                                .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS,
+                                .quant = quant});
+}
+
+// The gradient of qkv's output, made by whichever operation comes last: attention, rope or qk-norm.
+LinearOperand Attention::dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch) {
+    const int64_t N = batch.rows();
+    const bool rope = static_cast<bool>(cos_sin_);
+    if (rope || config_.qk_norm) attention_backward(ctx, layer, dout, dqkv, batch, {});
+    if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(dqkv, batch, {}));
+    const Linear linear = qkv(layer);
+    const LinearOperand to = model_.take_dy(N, config_.qkv_width(), dqkv, linear.fp8);
+    return model_.make_dy(ctx, linear, to, N, true, [&](Tensor, const QuantOut& quant) {
+        if (config_.qk_norm) qk_norm_backward(ctx, layer, dqkv, batch, quant);
+        else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, quant));
+        else attention_backward(ctx, layer, dout, dqkv, batch, quant);
+    });
+}
+
+LinearOperand Attention::backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to,
+                                  const Linear& below, const DeviceBatch& batch) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const Tensor dout = buffers_.scratch(kDout, N), dqkv = buffers_.scratch(kDqkv, N);
+    linear_backward(ctx, proj(layer), dout, dy, saved_out(layer, N), N);
+    const LinearOperand dqkv_operand = dqkv_backward(ctx, layer, dout, dqkv, batch);
+    // Of a norm whose reader does not run again, only the weight gradient reads the result.
+    if (buffers_.recomputed(PreNorm::kNorm) && !buffers_.recomputed(kQkv)) {
+        Arena::Scope norm_scope(ctx, model_.arena);
+        norm_.forward(ctx, layer, {.in = residual(layer, N)}, N,
+                      {.rowwise = false, .transposed = true, .recomputed = true});
+    }
+    const Tensor dnorm = buffers_.scratch(kDnorm, N);
+    linear_backward(ctx, qkv(layer), dnorm, dqkv_operand, norm_.x(layer, N), N);
+    return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.high}, to, below, N);
+}

@@ -1,0 +1,57 @@
+// Attention of a block: branch = proj(attention(rope(qk_norm(qkv(norm(x)))))), where x is the residual stream.
+#pragma once
+#include <vector>
+
+#include "llmc/model/pre_norm.h"
+
+class Attention {
+public:
+    // Takes its buffers, for all layers, from the arena.
+    explicit Attention(ModelContext& model);
+
+    // Constants that live on the device (rope table). Once, after construction.
+    void upload_constants(Ctx& ctx);
+
+    Tensor residual(int layer, int64_t N) const { return norm_.residual(layer, N); }
+    // The linear that writes the branch.
+    Linear output(int layer) const { return proj(layer); }
+
+    // input: what the residual stream is the sum of.
+    void forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch);
+    // The same operations on the same inputs as in forward, so the same bits: what the rows say, and the branch for the
+    // MLP, which begins with it. Nothing where backward finds all that it reads.
+    void recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch& batch);
+    // dy: the gradient of the branch as the dy of its output, which is also the gradient that passes by. Returns that
+    // of the residual stream, in `to`, as the dy of `below`.
+    LinearOperand backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to, const Linear& below,
+                           const DeviceBatch& batch);
+
+private:
+    enum Row {
+        kQkvRaw = PreNorm::kRows, kQkRstd, kQkv, kOut, kOutFp8, kLse, kDout, kDqkv, kDelta, kDnorm
+    };
+    static std::vector<BufferRow> rows(const ModelConfig& config);
+
+    Linear qkv(int layer) const { return model_.linear(layer, LinearKind::kQkv); }
+    Linear proj(int layer) const { return model_.linear(layer, LinearKind::kProj); }
+    LinearOperand saved_out(int layer, int64_t N) const { return buffers_.x(kOut, kOutFp8, layer, N); }
+    void qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch);
+    Fp8Heads position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch);
+    LinearOperand attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch, XCopies copies);
+    void attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
+                            const QuantOut& quant);
+    void qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant);
+    LinearOperand dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch);
+    float softmax_mul() const;
+    RopeArgs rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const;
+
+    ModelContext& model_;
+    const ModelConfig& config_;
+    ActivationBuffers buffers_;
+    PreNorm norm_;
+    Tensor cos_sin_;   // (max_seq, HS/2, 2) stat
+};
+
+// cos_sin[t][i] = {cos, sin}(t * f_i), f_i = base^(-2i/HS), scaled by the llama3 rule when it is on: frequencies whose
+// wavelength exceeds original/low are divided by factor, those below original/high kept, between them blended.
+std::vector<double> rope_table(const ModelConfig& config, int64_t T);

@@ -1,0 +1,95 @@
+#include "llmc/model/mlp.h"
+
+std::vector<BufferRow> Mlp::rows(const ModelConfig& c) {
+    const int64_t F = c.ffn_hidden_size;
+    std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kUp, kSavedUnlessBlock, kSavedUnlessNormAct);
+    rows.insert(rows.end(), {
+        {"up", c.up_width(), Form::kWorking, kSavedUnlessBlock},
+        {"activation", F, Form::kWorking, kSavedUnlessNormAct, LinearKind::kDown},
+        {"activation, FP8 transposed", F, Form::kFp8Transposed, kSavedUnlessNormAct, LinearKind::kDown},
+        {"d activation", F, Form::kWorking, kScratch},
+        {"d norm", c.hidden_size, Form::kWorking, kScratch},
+    });
+    return rows;
+}
+
+Mlp::Mlp(ModelContext& model)
+    : model_(model), config_(model.config), buffers_(model, rows(config_), 0, static_cast<int>(config_.num_layers)),
+      norm_(model, buffers_, LinearKind::kUp) {}
+
+// ---- forward
+
+LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XCopies copies) {
+    return model_.make_x(ctx, down(layer), saved_act(layer, N), N, copies, false,
+                         [&](Tensor out, const QuantOut& quant) {
+        const ActivationForwardArgs args{.out = out, .in = buffers_.at(kUp, layer, N), .N = N,
+                                         .F = config_.ffn_hidden_size, .quant = quant};
+        if (config_.activation == Activation::kSwiglu) ops::swiglu_forward(ctx, args);
+        else ops::gelu_forward(ctx, args);
+    });
+}
+
+LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XCopies copies) {
+    const Tensor out = buffers_.at(kUp, layer, N);
+    if (model_.options.fuse_gelu) {
+        const LinearOperand act = saved_act(layer, N);
+        linear_gelu_forward(ctx, up(layer), act.high, out, x.high, N);
+        return act;
+    }
+    linear_forward(ctx, up(layer), out, x, N);
+    return activation(ctx, layer, N, copies);
+}
+
+void Mlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.first_copies(PreNorm::kNormFp8));
+    const LinearOperand act = up_and_activation(ctx, layer, x, N, buffers_.first_copies(kActFp8));
+    linear_forward(ctx, down(layer), branch, act, N);
+}
+
+void Mlp::recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch) {
+    if (!buffers_.recomputed(kUp)) return;
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const LinearOperand x = norm_.forward(ctx, layer, input, N,
+                                          {.rowwise = true, .transposed = true, .recomputed = true});
+    up_and_activation(ctx, layer, x, N, {.rowwise = false, .transposed = true, .recomputed = true});
+}
+
+// ---- backward
+
+// Where no linear runs again, only weight gradients read the results.
+void Mlp::recompute_norm_and_act(Ctx& ctx, int layer, int64_t N) {
+    if (buffers_.recomputed(kUp)) return;
+    Arena::Scope scope(ctx, model_.arena);
+    const XCopies copies{.rowwise = false, .transposed = true, .recomputed = true};
+    if (buffers_.recomputed(kAct)) activation(ctx, layer, N, copies);
+    if (buffers_.recomputed(PreNorm::kNorm)) norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, copies);
+}
+
+LinearOperand Mlp::dup_backward(Ctx& ctx, int layer, Tensor dact, int64_t N) {
+    const Linear linear = up(layer);
+    const Tensor in = buffers_.at(kUp, layer, N);
+    // In bf16 the gradient of `up` takes the place of `up`, which nothing reads afterwards.
+    const LinearOperand to = model_.take_dy(N, config_.up_width(), in, linear.fp8);
+    return model_.make_dy(ctx, linear, to, N, false, [&](Tensor din, const QuantOut& quant) {
+        const ActivationBackwardArgs args{.din = din, .dout = dact, .in = in, .N = N, .F = config_.ffn_hidden_size,
+                                          .quant = quant};
+        if (config_.activation == Activation::kSwiglu) ops::swiglu_backward(ctx, args);
+        else ops::gelu_backward(ctx, args);
+    });
+}
+
+LinearOperand Mlp::backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to,
+                            const Linear& below, const DeviceBatch& batch) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const Tensor dact = buffers_.scratch(kDact, N);
+    recompute_norm_and_act(ctx, layer, N);
+    linear_backward(ctx, down(layer), dact, dy, saved_act(layer, N), N);
+    const LinearOperand dup = dup_backward(ctx, layer, dact, N);
+    const Tensor dnorm = buffers_.scratch(kDnorm, N);
+    linear_backward(ctx, up(layer), dnorm, dup, norm_.x(layer, N), N);
+    return norm_.backward(ctx, layer, {.dout = dnorm, .dresidual = dy.high}, to, below, N);
+}

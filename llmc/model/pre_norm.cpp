@@ -1,0 +1,43 @@
+#include "llmc/model/pre_norm.h"
+
+std::vector<BufferRow> PreNorm::rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm) {
+    const int64_t C = config.hidden_size;
+    const int64_t mean = config.norm == Norm::kLayerNorm ? 1 : 0;
+    const int64_t rowwise = reader == LinearKind::kHead ? C : 0;   // the head reads it in forward and in backward
+    const Lifetime statistics = reader == LinearKind::kHead ? kSaved : kSavedUnlessBlock;
+    return {{"residual", C, Form::kWorking, residual},
+            {"norm", C, Form::kWorking, norm, reader},
+            {"norm, FP8 transposed", C, Form::kFp8Transposed, norm, reader},
+            {"norm, FP8 rowwise", rowwise, Form::kFp8Rowwise, norm, reader},
+            {"mean", mean, Form::kStat, statistics},
+            {"rstd", 1, Form::kStat, statistics}};
+}
+
+NormLayer PreNorm::layer_of(int layer, int64_t N) const {
+    const Tensor mean = buffers_.at(kMean, layer, N), rstd = buffers_.at(kRstd, layer, N);
+    if (reader_ == LinearKind::kHead)
+        return {model_.table.final_norm_weight, model_.table.final_norm_bias, mean, rstd};
+    const BlockParams& p = model_.block(layer);
+    if (reader_ == LinearKind::kQkv) return {p.norm1_weight, p.norm1_bias, mean, rstd};
+    return {p.norm2_weight, p.norm2_bias, mean, rstd};
+}
+
+LinearOperand PreNorm::x(int layer, int64_t N) const {
+    LinearOperand x = buffers_.x(kNorm, kNormFp8, layer, N);
+    x.fp8.rowwise = buffers_.fp8(kNormFp8Rowwise, layer, N);
+    return x;
+}
+
+LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XCopies copies) const {
+    return model_.make_x(ctx, model_.linear(layer, reader_), x(layer, N), N, copies, false,
+                         [&](Tensor out, const QuantOut& quant) {
+        model_.norm_forward(ctx, layer_of(layer, N), input, N, out, quant);
+    });
+}
+
+LinearOperand PreNorm::backward(Ctx& ctx, int layer, const NormGrads& grads, const LinearOperand& to,
+                                const Linear& below, int64_t N) const {
+    return model_.make_dy(ctx, below, to, N, true, [&](Tensor dx, const QuantOut& quant) {
+        model_.norm_backward(ctx, layer_of(layer, N), grads, residual(layer, N), N, dx, quant);
+    });
+}
