@@ -42,10 +42,10 @@ std::string step_text(const StepBench& b) {
     std::string text = strf("step        %.3f ms, median of %zu (%.3f to %.3f): %.4g s/it, %.0f tokens/s", b.ms(),
                             b.step_ms.size(), least(b.step_ms), most(b.step_ms), 1e-3 * b.ms(), b.tokens_per_second());
     if (b.mfu() > 0) text += strf(", MFU %.1f %%", 100 * b.mfu());
-    const double micro_batch = median_of(b.micro_batch_ms);
+    const double micro_batch = median(b.micro_batch_ms);
     text += strf("\nmicro-batch %.3f ms, forward and backward; %.1f %% of the step is in micro-batches", micro_batch,
                  100 * micro_batch * b.micro_batches / b.ms());
-    const double timed = median_of(b.timed_step_ms), calls = static_cast<double>(std::max<int64_t>(b.calls(), 1));
+    const double timed = median(b.timed_step_ms), calls = static_cast<double>(std::max<int64_t>(b.calls(), 1));
     text += strf("\nevents      a step with two around each of %lld calls takes %.3f ms, %+.2f us a call; %.2f us are "
                  "taken off each,\n            as two add to one that is launched as usual (launched early: %.2f)\n",
                  ll(b.calls()), timed, 1e3 * (timed - b.ms()) / calls, 1e3 * b.ceilings.event_ms,
@@ -133,7 +133,7 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
                     {"error", b.clocks.error}}},
         {"step_ms", b.ms()},
         {"steps_ms", b.step_ms},
-        {"micro_batch_ms", median_of(b.micro_batch_ms)},
+        {"micro_batch_ms", median(b.micro_batch_ms)},
         {"timed_steps_ms", b.timed_step_ms},
         {"tokens_per_second", b.tokens_per_second()},
         {"mfu", b.mfu() > 0 ? Json(b.mfu()) : Json(nullptr)},

@@ -39,12 +39,6 @@ const char* op_class_name(OpClass op_class) {
     return "?";
 }
 
-double median_of(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    const size_t n = values.size();
-    return n == 0 ? 0 : (values[(n - 1) / 2] + values[n / 2]) / 2;
-}
-
 void BenchRows::add_step(const std::deque<OpCall>& calls, size_t count) {
     std::map<std::pair<bool, std::string>, int64_t> seen;
     for (size_t i = 0; i < count; i++) {
@@ -73,7 +67,7 @@ std::vector<BenchRow> BenchRows::rows() const {
     std::vector<BenchRow> rows;
     for (const auto& [key, sums] : sums_) {
         rows.push_back(sums.row);
-        rows.back().ms = std::max(0.0, median_of(sums.ms) - static_cast<double>(sums.row.calls) * ceilings_.event_ms);
+        rows.back().ms = std::max(0.0, median(sums.ms) - static_cast<double>(sums.row.calls) * ceilings_.event_ms);
     }
     std::stable_sort(rows.begin(), rows.end(), [](const BenchRow& a, const BenchRow& b) {
         return a.difference_ms() > b.difference_ms();
@@ -84,7 +78,7 @@ std::vector<BenchRow> BenchRows::rows() const {
 double StepBench::exposed() const {
     std::vector<double> others;
     for (size_t i = 0; i < step_ms.size(); i++) others.push_back(step_ms[i] - exposed_ms[i]);
-    return ms() - median_of(others);
+    return ms() - median(others);
 }
 
 double StepBench::class_ms(OpClass op_class) const {

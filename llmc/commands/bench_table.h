@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/median.h"
 #include "llmc/base/nvml.h"
 #include "llmc/commands/bench_ceilings.h"
 #include "llmc/config/config.h"
@@ -43,7 +44,6 @@ private:
     size_t steps_ = 0;
 };
 
-double median_of(std::vector<double> values);
 
 // One rank's view; steps are as long on all.
 struct StepBench {
@@ -57,7 +57,7 @@ struct StepBench {
     double tokens = 0, flops_per_token = 0, peak_flops = 0;   // of a step, all ranks; 0: no peak is known
     ClockSamples clocks;
 
-    double ms() const { return median_of(step_ms); }
+    double ms() const { return median(step_ms); }
     // What is left of the step's median without it, so that both are of the same steps where these differ.
     double exposed() const;
     double class_ms(OpClass op_class) const;

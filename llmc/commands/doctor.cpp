@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
 #include "llmc/base/nearest.h"
 #include "llmc/commands/doctor_items.h"
 #include "llmc/fault/heartbeat.h"

@@ -6,13 +6,13 @@
 #include <sstream>
 
 #include "llmc/base/check.h"
+#include "llmc/base/text.h"
 #include "llmc/commands/doctor_items.h"
 #include "llmc/model/fp8_recipe.h"
 #include "llmc/parallel/gpu_assignment.h"
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr Fp8Recipe kRecipes[] = {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise};
 constexpr const char* kBuiltForCpu = "this executable was built for the CPU";
 constexpr const char* kBuildForGpu = "make DEVICE=cuda";

@@ -12,15 +12,15 @@
 #include <thread>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
 #include "llmc/base/files.h"
+#include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/commands/doctor_items.h"
+#include "llmc/config/environment.h"
 #include "llmc/parallel/rank_preflight.h"
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr int64_t kMiB = 1 << 20;
 // Docker's default is 64 MiB; NCCL takes some MiB of shared memory for each pair of ranks of a host.
 constexpr int64_t kSharedMemoryBytes = 512 * kMiB;

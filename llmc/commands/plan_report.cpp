@@ -4,12 +4,12 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/peak_flops.h"
+#include "llmc/base/text.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run_checkpoints.h"
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 long long ll(int64_t x) { return static_cast<long long>(x); }
 double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }

@@ -6,15 +6,16 @@
 #include <memory>
 #include <optional>
 
-#include "llmc/base/environment.h"
 #include "llmc/base/fault_injection.h"
 #include "llmc/base/peak_flops.h"
+#include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/commands/bench.h"
 #include "llmc/commands/doctor.h"
 #include "llmc/commands/generate.h"
 #include "llmc/commands/plan_report.h"
+#include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
@@ -33,7 +34,6 @@
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 // Whether there are shards without a header.
 bool has_raw(const DataLoader& data) {

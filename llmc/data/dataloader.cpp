@@ -12,12 +12,12 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/rng.h"
+#include "llmc/base/tokens.h"
 #include "llmc/data/blend.h"
 #include "llmc/data/loss_mask.h"
 
 namespace {
 
-constexpr int32_t kIgnoredTarget = -1;  // kIgnoreIndex of ops.h, which this layer does not include
 
 // The name without its folder. A file name is any bytes, JSON is UTF-8: bytes above ASCII are written as %XX.
 std::string printable_name(const std::string& path) {
@@ -285,10 +285,10 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) cons
     at.shard->copy(at.token, T, inputs);
     at.shard->copy(at.token + 1, T, targets);
     for (int64_t t = 0; *at.mask && t < T; t++)
-        if (!(*at.mask)->counts(at.token + 1 + t)) targets[t] = kIgnoredTarget;
+        if (!(*at.mask)->counts(at.token + 1 + t)) targets[t] = kIgnoreIndex;
     int64_t ignored = 0;
     for (int64_t t = 0; t < T; t++)
-        ignored += targets[t] == kIgnoredTarget;
+        ignored += targets[t] == kIgnoreIndex;
     return T - ignored;
 }
 

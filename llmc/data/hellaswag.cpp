@@ -7,12 +7,12 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/tokens.h"
 
 namespace {
 
 constexpr int32_t kMagic = 20240522, kShardMagic = 20240520, kShardMagic32 = 20240801;
 constexpr int64_t kHeaderBytes = 256 * 4, kMaxFileBytes = int64_t{1} << 30, kMaxCompletions = 64;
-constexpr int32_t kIgnored = -1;   // kIgnoreIndex of the operations, which this file is below
 
 long long ll(int64_t x) { return static_cast<long long>(x); }
 
@@ -127,7 +127,7 @@ int64_t Hellaswag::read(int64_t row, int64_t T, int32_t* inputs, int32_t* target
     const Row& r = rows_[static_cast<size_t>(row)];
     CHECK(r.context_tokens + r.completion_tokens - 1 <= T, "a row longer than %lld", ll(T));
     std::fill(inputs, inputs + T, 0);
-    std::fill(targets, targets + T, kIgnored);
+    std::fill(targets, targets + T, kIgnoreIndex);
     std::copy_n(tokens_.begin() + r.context, r.context_tokens, inputs);
     // The last token is predicted and is no input.
     std::copy_n(tokens_.begin() + r.completion, r.completion_tokens - 1, inputs + r.context_tokens);

@@ -11,7 +11,7 @@
 #include <fstream>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
 #include "llmc/base/proc_stat.h"
 
 namespace {

@@ -14,11 +14,11 @@
 #include <cstdint>
 
 #include "llmc/base/dtype.h"
+#include "llmc/base/tokens.h"
 #include "llmc/ops/device.h"
 #include "llmc/ops/ops_attention.h"
 #include "llmc/ops/quantized_output.h"
 
-inline constexpr int32_t kIgnoreIndex = -1;  // a target that is not counted
 
 // Rows of the partial sums that column reductions (norm and bias gradients) keep in scratch memory.
 inline constexpr int64_t kPartialRows = 512;

@@ -8,10 +8,11 @@
 #include <set>
 
 #include "llmc/base/check.h"
+#include "llmc/base/median.h"
+#include "llmc/base/text.h"
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024 * 1024;
 constexpr int64_t kMiB = 1 << 20;
 constexpr double kSlow = 0.7;
 constexpr int kPasses = 5;
@@ -19,11 +20,6 @@ constexpr int kMatrixRanks = 16;   // a wider table does not fit a screen
 constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather,
                                        Collective::kAllToAll};
 constexpr const char* kNames[] = {"all-reduce", "reduce-scatter", "all-gather", "all-to-all"};
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values.empty() ? 0 : values[values.size() / 2];
-}
 
 class CommCheck {
 public:

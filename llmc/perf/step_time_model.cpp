@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "llmc/base/median.h"
 #include "llmc/base/peak_flops.h"
 
 namespace {
@@ -167,10 +168,7 @@ bool StepTimeCheck::add(int64_t step, double ms) {
 }
 
 double StepTimeCheck::measured_ms() const {
-    std::vector<double> sorted = ms_;
-    std::sort(sorted.begin(), sorted.end());
-    const size_t n = sorted.size();
-    return n == 0 ? 0 : (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+    return median(ms_);
 }
 
 std::string StepTimeCheck::text() const {

@@ -11,6 +11,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/peak_flops.h"
+#include "llmc/base/text.h"
 
 namespace {
 
@@ -345,7 +346,6 @@ void RunLog::plan(const PlanRecord& r) {
                    {"measured_ms", exact(r.measured_ms)},
                    {"planned_bytes", r.planned_bytes},
                    {"used_bytes", r.used_bytes}}));
-    constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
     print_line(strf("plan: %s; memory planned %.3f GiB, used %.3f", r.text.c_str(),
                     static_cast<double>(r.planned_bytes) / kGiB, static_cast<double>(r.used_bytes) / kGiB));
 }

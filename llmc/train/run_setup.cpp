@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include "llmc/base/text.h"
 #include "llmc/parallel/gpu_assignment.h"
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
 
 }  // namespace

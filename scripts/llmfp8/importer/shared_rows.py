@@ -15,7 +15,7 @@ SEVEN = {
     3: ("FP32 on the wire",
         "It doubles the bytes of BF16. No FP8 all-reduce was switched off by it: there is none to switch off.",
         "grad-comm-dtype bf16: contributions travel in BF16 and are added in FP32. fp8 (E4M3, a factor for each 128 "
-        "values) halves the bytes once more; log its error with fp8-health-interval."),
+        "values) halves the bytes once more; log its error with fp8-stats-interval."),
     4: ("FP8 backend left to choose itself",
         "auto takes torchao, which reads no NVTE_* variable and no recipe key; versions before LLaMA-Factory's pull "
         "request 9705 then ran in BF16 without a word.",

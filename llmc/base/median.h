@@ -1,0 +1,11 @@
+// The median of measured times and rates. Includes nothing of llmc.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+// The mean of the two middle values where their number is even; 0 without values.
+inline double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const size_t n = values.size();
+    return n == 0 ? 0 : (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
