@@ -27,7 +27,6 @@ missing_packages() {
     have_command make || echo make
     have_command python3 || echo python3
     have_header nlohmann/json.hpp || echo nlohmann-json3-dev
-    have_header cxxopts.hpp || echo libcxxopts-dev
     have_header xxhash.h || echo libxxhash-dev
     if [ "$purpose" = test ]; then
         have_header doctest/doctest.h || echo doctest-dev

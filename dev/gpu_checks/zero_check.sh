@@ -38,7 +38,7 @@ equal() {   # NAME BINARY OPTION...
     local name=$1 binary=$2 logs=()
     shift 2
     local common=(--train-iters 6 --micro-batch-size 2 --global-batch-size $((4 * count)) --bucket-mb 40
-                  --fp8-health-interval 3 --gemm-search off "$@")
+                  --fp8-stats-interval 3 --gemm-search off "$@")
     train "$name" "$count" "$binary" "${common[@]}"
     train "$name-again" "$count" "$binary" "${common[@]}"
     train "$name-no-overlap" "$count" "$binary" "${common[@]}" --overlap off
@@ -67,7 +67,7 @@ bits() {
 # 16 micro-batches a rank and step, then one.
 speed() {
     local model=(train_llama --model "${MODEL:-llama3-small}" --fp8-recipe delayed --micro-batch-size "${MICRO:-1}"
-                 --train-iters "${STEPS:-10}" --fp8-health-interval 0)
+                 --train-iters "${STEPS:-10}" --fp8-stats-interval 0)
     local micro=${MICRO:-1} logs=()
     timed() {   # NAME RANKS MICRO_BATCHES OPTION...
         train "$1" "$2" "${model[@]}" --global-batch-size $(($2 * $3 * micro)) "${@:4}"

@@ -27,6 +27,7 @@ constexpr KindRow kKinds[] = {
     {"kill", Kind::kKill, true, "kill:rank=3@step=50"},    {"stop", Kind::kStop, true, "stop:rank=3@step=50"},
     {"stall", Kind::kStall, true, "stall:rank=3@step=50"}, {"term", Kind::kTerm, true, "term:rank=0@eval"},
     {"nan", Kind::kNan, false, "nan:grad@77"},             {"enospc", Kind::kEnospc, false, "enospc@save"},
+    {"bf16", Kind::kBf16, false, "bf16:linear=3.down"},
 };
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -38,7 +39,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
     return parts;
 }
 
-// A whole number of `low` or more behind `prefix`, -1 if it is none.
+// The whole number after `prefix` if `text` has both and the number is at least `low`, else -1.
 int64_t number_after(const std::string& text, const std::string& prefix, int64_t low) {
     if (text.rfind(prefix, 0) != 0) return -1;
     const std::string digits = text.substr(prefix.size());
@@ -57,7 +58,7 @@ const KindRow& kind_of(const std::string& name, const std::string& word) {
          nearest(name, names).c_str());
 }
 
-// False if `text` is no such place.
+// Reads what follows the @; false if it is not understood.
 bool read_place(const std::string& text, Fault* fault) {
     for (const auto& [name, at] : {std::pair{"save", At::kSave}, {"eval", At::kEvaluation}}) {
         if (text.rfind(name, 0) != 0) continue;
@@ -81,9 +82,17 @@ Fault parse_fault(const std::string& word) {
     const std::vector<std::string> parts = split(halves[0], ':');
     const KindRow& kind = kind_of(parts[0], word);
     Fault fault{.kind = kind.kind, .at = At::kStep, .text = word};
-    const std::string like = strf(" (like %s)", kind.example);
+    const std::string like = strf(" (example: %s)", kind.example);
+    if (kind.kind == Kind::kBf16) {
+        const std::string prefix = "bf16:linear=";
+        REQUIRE(word.rfind(prefix, 0) == 0 && word.size() > prefix.size(), "--inject %s: needs linear=NAME%s",
+                word.c_str(), like.c_str());
+        fault.at = At::kStart;
+        fault.linear = word.substr(prefix.size());
+        return fault;
+    }
     REQUIRE(halves.size() == 2 && read_place(halves[1], &fault),
-            "--inject %s: after one @ it needs step=S, save or eval%s", word.c_str(), like.c_str());
+            "--inject %s: one @ must be followed by step=S, save or eval%s", word.c_str(), like.c_str());
     bool has_rank = false;
     for (size_t i = 1; i < parts.size(); i++) {
         if (kind.kind == Kind::kNan && parts[i] == "grad") continue;
@@ -93,10 +102,16 @@ Fault parse_fault(const std::string& word) {
         fault.rank = static_cast<int>(rank);
         has_rank = true;
     }
-    REQUIRE(has_rank || !kind.needs_rank, "--inject %s: which rank?%s", word.c_str(), like.c_str());
+    REQUIRE(has_rank || !kind.needs_rank, "--inject %s: needs rank=R%s", word.c_str(), like.c_str());
     REQUIRE((kind.kind != Kind::kNan || fault.at == At::kStep) && (kind.kind != Kind::kEnospc || fault.at == At::kSave),
-            "--inject %s: %s cannot strike there%s", word.c_str(), kind.name, like.c_str());
+            "--inject %s: %s cannot be injected there%s", word.c_str(), kind.name, like.c_str());
     return fault;
+}
+
+std::string injected_bf16_linear(const std::vector<std::string>& words) {
+    for (const std::string& word : words)
+        if (const Fault fault = parse_fault(word); fault.kind == Kind::kBf16) return fault.linear;
+    return "";
 }
 
 Faults::Faults(const std::vector<std::string>& words, int rank) : rank_(rank) {
@@ -118,13 +133,13 @@ int Faults::disk_error(const char* call) const {
     return full && std::strcmp(call, "write") == 0 ? ENOSPC : 0;
 }
 
-void Faults::strike(At at, int64_t number) {
+void Faults::trigger(At at, int64_t number) {
     for (size_t i = 0; i < faults_.size(); i++) {
         const Fault& fault = faults_[i];
         if (fault.at != at || fault.number != number || done_[i]) continue;
         if (fault.kind == Kind::kNan || fault.kind == Kind::kEnospc) continue;
         done_[i] = true;
-        std::fprintf(stderr, "drill: rank %d: --inject %s\n", rank_, fault.text.c_str());
+        std::fprintf(stderr, "fault injection: rank %d: --inject %s\n", rank_, fault.text.c_str());
         std::fflush(nullptr);
         switch (fault.kind) {
             case Kind::kKill: ::raise(SIGKILL); break;

@@ -1,10 +1,12 @@
-// --inject: faults on demand, so that a cluster's restart scripts can be drilled before the long run. A fault strikes
-// once.
-//   kill:rank=3@step=50   SIGKILL          stop:rank=3@step=50    SIGSTOP: the process does nothing any more
-//   term:rank=0@eval      SIGTERM          stall:rank=3@step=50   its main thread hangs, its watchdog goes on
-//   nan:grad@77           a gradient is not a number            enospc@save   a write finds no space left
-// Where: step=S or S (counted from 1, in the first backward), save, save=N (the N-th of this process), eval, eval=N.
-// kill, stop, stall and term need a rank; the others strike rank 0 if none is named (nan:grad:rank=1@77).
+// Fault injection (--inject): faults on demand, to test a cluster's restart scripts before the long run. Each fault is
+// triggered once.
+//   kill:rank=3@step=50   SIGKILL              stop:rank=3@step=50    SIGSTOP, which suspends the whole process
+//   term:rank=0@eval      SIGTERM              stall:rank=3@step=50   the main thread hangs, the watchdog keeps running
+//   nan:grad@77           a gradient is NaN    enospc@save            a write fails because the disk is full
+//   bf16:linear=3.down    the linear runs in BF16 although the plan says FP8
+// After the @: step=S or S (counted from 1, in the first backward pass), save or save=N (the N-th save of this process),
+// eval or eval=N. kill, stop, stall and term need a rank; nan and enospc act on rank 0 unless one is named
+// (nan:grad:rank=1@77); bf16 acts on all ranks and has no @.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,33 +14,37 @@
 #include <vector>
 
 struct Fault {
-    enum class Kind { kKill, kStop, kStall, kTerm, kNan, kEnospc };
-    enum class At { kStep, kSave, kEvaluation };
+    enum class Kind { kKill, kStop, kStall, kTerm, kNan, kEnospc, kBf16 };
+    enum class At { kStep, kSave, kEvaluation, kStart };
     Kind kind;
     At at;
     int rank = 0;
-    int64_t number = 1;   // step, or the how many-th save or evaluation
-    std::string text;     // as it was written
+    int64_t number = 1;   // of the step, save or evaluation
+    std::string linear = {};   // of kBf16
+    std::string text;     // as the user wrote it
 };
 
-// What is wrong with one word of --inject, with the word in it: error exit 2.
+// Parses one word of --inject; an error (exit 2) quotes the word.
 Fault parse_fault(const std::string& word);
+
+// The linear that bf16:linear=NAME names in one of `words`, "" if none does.
+std::string injected_bf16_linear(const std::vector<std::string>& words);
 
 // The faults of one rank.
 class Faults {
 public:
     Faults(const std::vector<std::string>& words, int rank);
 
-    void in_backward(int64_t step) { strike(Fault::At::kStep, step); }
-    void in_evaluation() { strike(Fault::At::kEvaluation, ++evaluations_); }
-    void in_save() { strike(Fault::At::kSave, ++saves_); }
-    // The gradients of this step get a value that is not a number.
+    void in_backward(int64_t step) { trigger(Fault::At::kStep, step); }
+    void in_evaluation() { trigger(Fault::At::kEvaluation, ++evaluations_); }
+    void in_save() { trigger(Fault::At::kSave, ++saves_); }
+    // Whether a gradient of this step becomes NaN.
     bool corrupts_gradient(int64_t step) const;
-    // errno of this call to the disk, 0: it goes through. Any thread.
+    // The errno with which this call to the disk fails, 0 if it succeeds. Any thread may ask.
     int disk_error(const char* call) const;
 
 private:
-    void strike(Fault::At at, int64_t number);
+    void trigger(Fault::At at, int64_t number);
 
     std::vector<Fault> faults_;
     std::vector<bool> done_;

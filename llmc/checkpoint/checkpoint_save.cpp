@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
 #include "llmc/base/nearest.h"
 #include "llmc/commands/doctor_items.h"
 #include "llmc/fault/watchdog.h"

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "llmc/base/check.h"
+#include "llmc/base/text.h"
 #include "llmc/commands/doctor_items.h"
 #include "llmc/model/fp8_recipe.h"
 #include "llmc/parallel/gpu_assignment.h"

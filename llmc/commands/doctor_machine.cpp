@@ -12,10 +12,11 @@
 #include <thread>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
 #include "llmc/base/files.h"
+#include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/commands/doctor_items.h"
+#include "llmc/config/environment.h"
 #include "llmc/parallel/rank_preflight.h"
 
 namespace {

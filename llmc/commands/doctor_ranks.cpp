@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
 #include "llmc/commands/doctor_items.h"
 #include "llmc/parallel/comm_benchmark.h"
 #include "llmc/parallel/comm_nccl_api.h"

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
 #include "llmc/base/version.h"
 #include "llmc/commands/doctor_items.h"
 

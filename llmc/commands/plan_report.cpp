@@ -5,6 +5,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/peak_flops.h"
+#include "llmc/base/text.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run_checkpoints.h"
 

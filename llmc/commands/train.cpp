@@ -6,13 +6,14 @@
 #include <memory>
 #include <optional>
 
-#include "llmc/base/environment.h"
 #include "llmc/base/fault_injection.h"
 #include "llmc/base/peak_flops.h"
+#include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/commands/plan_report.h"
 #include "llmc/config/data_config.h"
+#include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"

@@ -4,14 +4,9 @@
 #include <cctype>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <tuple>
-
-// Its own parser instead of std::regex, which neither takes newlines in values nor compiles cleanly under ASan.
-#ifndef CXXOPTS_NO_REGEX
-#define CXXOPTS_NO_REGEX
-#endif
-#include <cxxopts.hpp>
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
@@ -20,7 +15,7 @@
 
 namespace {
 
-// A value that the user gave, and how to name its place in an error.
+// A value that the user set, and how an error names its place.
 struct Setting {
     Json value;
     std::string where;   // "--lr" or "run.json: lr"
@@ -34,16 +29,19 @@ std::string dashes(std::string name) {
 
 // ---- names ----
 
+// Options of the command line alone. They are no fields of Config.
+bool is_command(const std::string& name) { return name == "config" || name == "help" || name == "print-options"; }
+
 std::vector<std::string> option_names() {
-    std::vector<std::string> names = {"config", "help"};
+    std::vector<std::string> names = {"config", "help", "print-options"};
     for (const OptionRow& row : option_table()) names.push_back(row.name);
     for (const Spelling& spelling : spellings()) names.push_back(spelling.name);
     return names;
 }
 
-bool is_option(const std::string& name) { return name == "config" || name == "help" || find_option(name); }
+bool is_option(const std::string& name) { return is_command(name) || find_option(name); }
 
-// The table's name for a one-dash option of llm.c; no name of ours where it has none.
+// The table's name for a one-dash option of llm.c; the text itself where there is none.
 std::string llmc_option(const std::string& option) {
     if (option == "-h") return "help";
     for (const OptionRow& row : option_table())
@@ -51,7 +49,15 @@ std::string llmc_option(const std::string& option) {
     return option;
 }
 
-// "fp8-param-gather" and whether it is on, as the option and value it stands for here.
+// Replaces a former name by the current one, with a note. `where` is how the note names the old one.
+std::string without_old_name(const std::string& name, const std::string& where, std::vector<std::string>* notes) {
+    const char* current = current_name(name);
+    if (!current) return name;
+    notes->push_back(strf("%s is now --%s; the old name will go with the next release", where.c_str(), current));
+    return current;
+}
+
+// The option and value that a flag of Megatron-LM ("fp8-param-gather") stands for.
 std::pair<std::string, std::string> respell(const Spelling& spelling, const Json& on, const std::string& where,
                                             std::vector<std::string>* notes) {
     REQUIRE(on.is_boolean(), "%s %s: must be true or false", where.c_str(), json_text(on).c_str());
@@ -63,80 +69,65 @@ std::pair<std::string, std::string> respell(const Spelling& spelling, const Json
 
 // ---- command line ----
 
-// The command line in the spelling that cxxopts reads: names with dashes, llm.c's options by their long names,
-// and one --option=value for each word of a list, so that a glob which the shell expanded works.
-std::vector<std::string> normalise(int argc, const char* const* argv, std::vector<std::string>* notes) {
-    std::vector<std::string> words = {argc > 0 ? argv[0] : "train"};
-    std::string list;        // the list option that bare words belong to
-    bool list_empty = false;
-    auto end_list = [&] { REQUIRE(!list_empty, "--%s needs a value", list.c_str()); };
-    for (int i = 1; i < argc; i++) {
-        std::string word = argv[i];
-        const bool dash = word.size() > 1 && word[0] == '-';
-        const bool is_long = dash && word.size() > 2 && word[1] == '-';
-        const bool is_short = dash && std::isalpha(static_cast<unsigned char>(word[1]));
-        if (!is_long && !is_short) {
-            words.push_back(list.empty() ? word : "--" + list + "=" + word);
-            list_empty = false;
-            continue;
-        }
-        end_list();
-        std::string option = word.substr(0, word.find('='));
-        std::string value = word.substr(option.size());
-        std::string name = is_long ? dashes(option.substr(2)) : llmc_option(option);
-        if (const Spelling* spelling = find_spelling(name)) {
-            const Json on = value.empty() ? Json(true) : parse_flag(value.substr(1));
-            std::tie(name, value) = respell(*spelling, on, option, notes);
-            value = "=" + value;
-        }
-        if (!is_option(name)) {
-            const bool next = value.empty() && i + 1 < argc && argv[i + 1][0] != '-';
-            fail_unknown_option(option, dashes(option.substr(is_long ? 2 : 1)),
-                                next ? argv[i + 1] : value.substr(value.empty() ? 0 : 1), option_names());
-        }
-        if (is_short) notes->push_back(option + " is --" + name);
-        const OptionRow* row = find_option(name);
-        list = row && row->value.list ? name : "";
-        list_empty = !list.empty() && value.empty();
-        if (!list_empty) words.push_back("--" + name + value);
-    }
-    end_list();
-    return words;
-}
-
 struct CommandLine {
     std::vector<std::pair<std::string, std::string>> options;   // name, value as text, in order
-    bool help = false;
+    bool help = false, print_options = false;
 };
 
-CommandLine read_command_line(const std::vector<std::string>& words) {
-    cxxopts::Options options("train");
-    auto add = options.add_options();
-    auto flag_value = [] { return cxxopts::value<std::string>()->implicit_value("true"); };
-    add("config", "", cxxopts::value<std::string>())("help", "", flag_value());
-    for (const OptionRow& row : option_table())
-        add(row.name, "", row.value.flag ? flag_value() : cxxopts::value<std::string>());
+bool is_long(const std::string& word) { return word.size() > 2 && word[0] == '-' && word[1] == '-'; }
+// "-b", but not the number "-1".
+bool is_short(const std::string& word) {
+    return word.size() > 1 && word[0] == '-' && std::isalpha(static_cast<unsigned char>(word[1]));
+}
 
-    std::vector<const char*> argv;
-    for (const std::string& word : words) argv.push_back(word.c_str());
+// Splits "--name=value", resolves other spellings of the name, and raises the error of an unknown one. The value is
+// empty without "="; `next` is the word after it.
+std::pair<std::string, std::optional<std::string>> read_option(const std::string& word, const std::string& next,
+                                                               std::vector<std::string>* notes) {
+    const std::string option = word.substr(0, word.find('='));
+    std::optional<std::string> value;
+    if (option.size() < word.size()) value = word.substr(option.size() + 1);
+    std::string name = is_long(word) ? dashes(option.substr(2)) : llmc_option(option);
+    if (is_long(word)) name = without_old_name(name, option, notes);
+    if (const Spelling* spelling = find_spelling(name))
+        std::tie(name, value) = respell(*spelling, value ? parse_flag(*value) : Json(true), option, notes);
+    if (!is_option(name))
+        fail_unknown_option(option, dashes(option.substr(is_long(word) ? 2 : 1)), value.value_or(next),
+                            option_names());
+    if (is_short(word)) notes->push_back(option + " is --" + name);
+    const OptionRow* row = find_option(name);
+    if (!value && (row ? row->value.flag : name != "config")) value = "true";
+    return {name, value};
+}
+
+// A word that is no option is the value of the option before it. An option with a list takes all such words, so that
+// a glob which the shell has expanded works.
+CommandLine read_command_line(int argc, const char* const* argv, std::vector<std::string>* notes) {
     CommandLine line;
-    try {
-        cxxopts::ParseResult result = options.parse(static_cast<int>(argv.size()), argv.data());
-        for (const cxxopts::KeyValue& pair : result.arguments()) {
-            line.help = line.help || pair.key() == "help";
-            // "--lr --min-lr 0" makes cxxopts take the second option for the value of the first.
-            REQUIRE(pair.value().substr(0, 2) != "--" || !is_option(dashes(pair.value().substr(2))),
-                    "--%s needs a value", pair.key().c_str());
-            line.options.emplace_back(pair.key(), pair.value());
+    std::string taker;    // the option that takes the next word; "" if none does
+    bool waits = false;   // it has no value yet
+    const auto require_value = [&] { REQUIRE(!waits, "--%s needs a value", taker.c_str()); };
+    for (int i = 1; i < argc; i++) {
+        const std::string word = argv[i];
+        if (!is_long(word) && !is_short(word)) {
+            REQUIRE(!taker.empty(), "unexpected word \"%s\": a value follows its option; true-or-false options take "
+                    "--option=false", word.c_str());
+            line.options.emplace_back(taker, word);
+            waits = false;
+        } else {
+            require_value();
+            const std::string next = i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "";
+            const auto [name, value] = read_option(word, next, notes);
+            line.help = line.help || name == "help";
+            line.print_options = line.print_options || name == "print-options";
+            if (value) line.options.emplace_back(name, *value);
+            taker = name;
+            waits = !value;
         }
-        REQUIRE(result.unmatched().empty(),
-                "unexpected word \"%s\": a value follows its option; true-or-false options take "
-                "--option=false", result.unmatched()[0].c_str());
-    } catch (const cxxopts::exceptions::missing_argument&) {
-        FAIL(kExitBadInput, "%s needs a value", words.back().c_str());
-    } catch (const cxxopts::exceptions::exception& error) {
-        FAIL(kExitBadInput, "command line: %s", error.what());
+        const OptionRow* row = find_option(taker);
+        if (!waits && !(row && row->value.list)) taker.clear();
     }
+    require_value();
     return line;
 }
 
@@ -182,7 +173,7 @@ Json read_json_object(const std::string& path) {
     }
 }
 
-// The one key of the H200 guide's YAML files that is no option here, "use_fp8"; its other fp8_* keys are options.
+// The key "use_fp8" of the H200 guide's YAML files, the only one of its fp8_* keys that is no option here.
 void collect_use_fp8(const std::string& path, const Json& value, bool recipe_beside, Settings& settings,
                      std::vector<std::string>* notes) {
     REQUIRE(value.is_boolean(), "%s: use_fp8 %s: must be true or false", path.c_str(), json_text(value).c_str());
@@ -200,13 +191,15 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
     const Json* use_fp8 = nullptr;
     bool recipe_beside = false;
     for (const auto& [key, value] : object.items()) {
-        std::string name = dashes(key);
-        if (name == "use-fp8") {
+        const std::string written = dashes(key);
+        if (written == "use-fp8") {
             use_fp8 = &value;
             continue;
         }
-        REQUIRE(name != "config" && name != "help", "%s: \"%s\" belongs on the command line", path.c_str(),
-                key.c_str());
+        REQUIRE(!is_command(written), "%s: \"%s\" belongs on the command line", path.c_str(), key.c_str());
+        const std::string name = without_old_name(written, path + ": " + written, notes);
+        REQUIRE(name == written || !object.contains(name), "%s: \"%s\" is the old name of \"%s\", which is there as well",
+                path.c_str(), key.c_str(), name.c_str());
         if (const Spelling* spelling = find_spelling(name)) {
             const auto [option, word] = respell(*spelling, value, path + ": " + name, notes);
             settings[option] = {find_option(option)->value.parse(word), path + ": " + name};
@@ -252,13 +245,13 @@ Config defaults_of(const ModelPreset& preset) {
     return config;
 }
 
-// A dry run may be that of more ranks than were started.
+// A dry run may plan for more ranks than were started.
 int ranks_of(const Config& config, const Machine& machine) {
     return config.dry_run && config.ranks > 0 ? static_cast<int>(config.ranks) : machine.ranks;
 }
 
-// The configuration without judging it: values of the user over defaults. With --load and no --model, the
-// directory says the shape.
+// Merges the user's values over the defaults, without checking rules between options. With --load and no --model, the
+// shape is that of the model in the directory.
 Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine) {
     Config config = defaults_of(preset);
     Given given;
@@ -281,17 +274,13 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
     return config;
 }
 
-const char* why_inert(const OptionRow& row, const Config& config) {
-    return row.inert ? row.inert(config) : nullptr;
-}
-
 std::string joined(const std::vector<std::string>& lines) {
     std::string text;
     for (const std::string& line : lines) text += (text.empty() ? "" : "; ") + line;
     return text;
 }
 
-void judge(const Settings& settings, const Config& config, int ranks) {
+void check_rules(const Settings& settings, const Config& config, int ranks) {
     for (const OptionRow& row : option_table()) {
         auto found = settings.find(row.name);
         if (found == settings.end()) continue;
@@ -303,13 +292,13 @@ void judge(const Settings& settings, const Config& config, int ranks) {
     REQUIRE(errors.empty(), "%s", joined(errors).c_str());
 }
 
-// A model and weights that were both named must agree, before anything is allocated for them.
+// --model and --load must agree; checked before anything is allocated.
 void require_loaded_shape(const Config& config, const Machine& machine) {
     if (config.load.empty() || !machine.read_shape) return;
     Config loaded = config;
     loaded.shape = machine.read_shape(config.load);
     loaded.shape.init_std = config.shape.init_std;   // not a property of finished weights
-    if (config.shape.position == PositionEmbedding::kRope)   // nor is how long a rope model's texts may be
+    if (config.shape.position == PositionEmbedding::kRope)   // nor is the largest length of a rope model
         loaded.shape.max_positions = std::max(loaded.shape.max_positions, config.shape.max_positions);
     for (const OptionRow& row : option_table()) {
         const Json asked = row.value.get(config), found = row.value.get(loaded);
@@ -319,7 +308,7 @@ void require_loaded_shape(const Config& config, const Machine& machine) {
     }
 }
 
-// What acts, as name and value, in table order.
+// The options that have an effect, with their values, in table order.
 std::vector<std::pair<const OptionRow*, Json>> acting(const Config& config) {
     std::vector<std::pair<const OptionRow*, Json>> values;
     for (const OptionRow& row : option_table()) {
@@ -334,29 +323,30 @@ std::vector<std::pair<const OptionRow*, Json>> acting(const Config& config) {
 ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
                           const Machine& machine) {
     ParsedConfig parsed;
-    CommandLine line = read_command_line(normalise(argc, argv, &parsed.notes));
+    const CommandLine line = read_command_line(argc, argv, &parsed.notes);
     Settings settings;
     for (const auto& [name, word] : line.options)
         if (name == "config") collect_file(word, settings, &parsed.notes);
     collect_command_line(line, settings);
 
     const ModelPreset& preset = chosen_preset(settings, family);
-    if (line.help) {
+    if (line.help || line.print_options) {
+        const Config defaults = resolve({}, preset, machine);
         parsed.help = true;
-        parsed.text = help_text(resolve({}, preset, machine), family);
+        parsed.text = line.help ? help_text(defaults, family) : options_json(defaults, family);
         return parsed;
     }
     parsed.config = resolve(settings, preset, machine);
     parsed.fp8_given = settings.count("fp8-recipe") || settings.count("fp8-format");
     const int ranks = ranks_of(parsed.config, machine);
-    judge(settings, parsed.config, ranks);
+    check_rules(settings, parsed.config, ranks);
     require_loaded_shape(parsed.config, machine);
     for (std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(std::move(line));
     for (const OptionRow& row : option_table()) {
         if (!settings.count(row.name)) continue;
         const std::string name = "--" + std::string(row.name);
-        if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + ": nothing to do without a GPU");
-        if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + ": nothing to do with one rank");
+        if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + ": no effect without a GPU");
+        if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + ": no effect with one rank");
     }
     return parsed;
 }
@@ -364,7 +354,7 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
 ParsedConfig parse_generate_config(int argc, const char* const* argv, const std::string& family,
                                    const Machine& machine) {
     ParsedConfig parsed;
-    const CommandLine line = read_command_line(normalise(argc, argv, &parsed.notes));
+    const CommandLine line = read_command_line(argc, argv, &parsed.notes);
     const std::vector<std::string>& known = generate_options();
     for (const auto& [name, word] : line.options)
         REQUIRE(name == "help" || std::find(known.begin(), known.end(), name) != known.end(),
@@ -380,8 +370,8 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
     }
     REQUIRE(settings.count("load"), "generate needs --load DIR, a checkpoint or a Hugging Face model");
     parsed.config = resolve(settings, preset, machine);
-    if (machine.read_shape) parsed.config.shape = machine.read_shape(parsed.config.load);   // nothing of the preset
-    parsed.config.sample_every = 1;   // what is said of samples holds
+    if (machine.read_shape) parsed.config.shape = machine.read_shape(parsed.config.load);
+    parsed.config.sample_every = 1;   // so that the options of samples have an effect
     for (const std::string& name : known)
         if (const char* reason = settings.count(name) ? why_inert(*find_option(name), parsed.config) : nullptr)
             FAIL(kExitBadInput, "--%s has no effect: %s", name.c_str(), reason);
@@ -411,6 +401,11 @@ std::string config_to_text(const Config& config, const std::string&) {
 ConfigDiff config_diff(const std::string& saved_json, const Config& config, const std::string& family) {
     Json saved = Json::parse(saved_json, nullptr, false);
     REQUIRE(saved.is_object(), "the checkpoint's options are not a JSON object");
+    for (const RenamedOption& renamed : renamed_options())
+        if (const auto found = saved.find(renamed.old_name); found != saved.end()) {
+            saved[renamed.name] = *found;
+            saved.erase(renamed.old_name);
+        }
     const ModelPreset* preset = find_model_preset(config.model);
     CHECK(preset && preset->family == family, "configuration of family %s has model %s", family.c_str(),
           config.model.c_str());
@@ -427,7 +422,7 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config, cons
         bool was_acting = saved.contains(row.name);
         if (was_acting && !now.is_null() && saved[row.name] != now)
             add(row, json_text(saved[row.name]), json_text(now));
-        // Left out then (without effect, or newer than the checkpoint) or now: its default changes nothing.
+        // An option that is missing on one side had no effect there or did not exist yet: its default is no change.
         if (!was_acting && !now.is_null() && now != row.value.get(plain)) add(row, "not set", json_text(now));
         if (was_acting && now.is_null() && row.on_resume == OnResume::kMustMatch
             && saved[row.name] != row.value.get(plain))

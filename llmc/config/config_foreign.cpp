@@ -1,5 +1,4 @@
-// What is said of an option or a key that is none here: what to write instead of another trainer's, or the nearest
-// name.
+// The error of an unknown option or key: what to write instead of another trainer's, or the nearest name.
 #include <algorithm>
 #include <iterator>
 #include <sstream>
@@ -10,130 +9,80 @@
 
 namespace {
 
-constexpr const char* kNoParallel = "leave it out: every rank holds the whole model and has its part of the batch";
-constexpr const char* kLaunch = "leave it out: scripts/launch/launch_mpi.sh -np N starts N ranks";
-constexpr const char* kFile = "scripts/import_config {file} --out run.json makes a file of it for --config";
-constexpr const char* kLog =
-    "leave it out: --log-file FILE has every step, scripts/export_log --to wandb or tensorboard reads it";
-constexpr const char* kKernels = "leave it out: there is one kernel for each operation, and no choice among them";
-constexpr const char* kShards = "--train-data 'shards/train*.bin'; data/prepare_text.py makes shards of text";
+// The tables of foreign/, whose README.md explains a row.
+struct ForeignTable {
+    const char *trainer, *rows;
+};
+constexpr ForeignTable kTables[] = {
+    {"",
+#include "llmc/config/foreign/command_line.inl"
+    },
+    {"Megatron-LM",
+#include "llmc/config/foreign/megatron.inl"
+    },
+    {"transformers",
+#include "llmc/config/foreign/llamafactory.inl"
+    },
+    {"accelerate",
+#include "llmc/config/foreign/accelerate.inl"
+    },
+    {"DeepSpeed",
+#include "llmc/config/foreign/deepspeed.inl"
+    },
+    {"other trainers",
+#include "llmc/config/foreign/guide.inl"
+    },
+    {"torchrun",
+#include "llmc/config/foreign/launchers.inl"
+    },
+};
+
+// A field of a row as text, "" without it; an array of strings is joined.
+std::string field(const Json& row, const char* name) {
+    const auto found = row.find(name);
+    if (found == row.end()) return "";
+    if (!found->is_array()) return json_text(*found);
+    std::string text;
+    for (const Json& part : *found) text += part.get<std::string>();
+    return text;
+}
+
+// What the error says about a row.
+std::string advice(const Json& row) {
+    if (row.contains("say")) return field(row, "say");
+    if (row.contains("other")) return "leave it out: " + field(row, "other");
+    if (row.contains("none")) return "leave it out: " + field(row, "none");
+    if (row.contains("cannot")) return "not supported: " + field(row, "cannot");
+    const std::string option = field(row, "take"), value = field(row, "value"), fact = field(row, "fact");
+    if (option.empty() || option == "*") return fact.empty() ? "scripts/import_config translates it" : "see " + fact;
+    return "use --" + option + (value.empty() || value == "true" ? "" : " " + value)
+           + (fact.empty() ? "" : ": " + fact);
+}
+
+std::string dashes(std::string names) {
+    std::replace(names.begin(), names.end(), '_', '-');
+    return names;
+}
+
+std::vector<ForeignRow> read_tables() {
+    std::vector<ForeignRow> rows;
+    for (const ForeignTable& table : kTables)
+        for (const Json& row : Json::parse(table.rows))
+            rows.push_back({.trainer = *table.trainer ? table.trainer : field(row, "trainer"),
+                            .names = dashes(field(row, "keys")),
+                            .values = field(row, "when"),
+                            .text = advice(row)});
+    return rows;
+}
 
 }  // namespace
 
-// Names have no dashes before them, but for those with one, as llm.c's; a star stands for any text, and yields to an
-// option of ours that is nearly the name; {file} becomes the value.
 const std::vector<ForeignRow>& foreign_rows() {
-    static const std::vector<ForeignRow> rows = {
-        {"llm.c", "-o", "use --save DIR for checkpoints and --log-file FILE for the log"},
-        {"llm.c", "-e", "use --model NAME for the shape and --load DIR for weights"},
-        {"llm.c", "-d", "use --global-batch-size, which counts sequences instead of tokens"},
-        {"llm.c", "-q", "use --min-lr, which is a rate instead of a fraction of --lr"},
-        {"llm.c", "-k", "use --lr-decay-style (wsd decays linearly here)"},
-        {"llm.c", "-y", "use --resume auto"},
-        {"llm.c", "-a", "use --overfit-one-batch, without a value"},
-        {"llm.c", "-r", "use --recompute none, norm-act or block"},
-        {"llm.c", "-ge", "use --fuse-gelu, without a value"},
-        {"llm.c", "-f", "use --dtype fp32 or bf16"},
-        {"llm.c", "-w", "leave it out: an FP32 master copy always exists"},
-        {"llm.c", "-z", "use --zero 1, which is the default, or 0"},
-        {"llm.c", "-sl -sg", "use --max-skips N: a step is left out where loss or norm is not finite"},
-        {"llm.c", "-pn -pr -pg -pm -ps -pi", kLaunch},
-        {"mpirun, torchrun", "-np nproc-per-node nnodes node-rank master-addr master-port rdzv-* hostfile", kLaunch},
-        {"DeepSpeed", "deepspeed deepspeed-config ds-config", kFile},
-        {"DeepSpeed", "zero-stage",
-         "use --zero 1, which is the default, or 0; gradients and weights (2, 3) are whole on every rank"},
-        {"DeepSpeed", "zero-stage-* offload* cpu-offload*",
-         "leave it out: ZeRO-1 is what there is, and nothing is kept in host memory; plan has the memory of a run"},
-        {"DeepSpeed", "local-rank num-gpus include launcher", kLaunch},
-        {"accelerate", "config-file accelerate-config", kFile},
-        {"accelerate", "num-processes num-machines machine-rank main-process-* multi-gpu", kLaunch},
-        {"accelerate", "mixed-precision", "BF16 is the default; FP8 is --fp8-recipe delayed, tensorwise or blockwise"},
-        {"accelerate", "fp8-backend dynamo-* use-deepspeed use-fsdp fsdp*",
-         "leave it out: --fp8-recipe and --zero say it here; scripts/import_config translates the configuration as a "
-         "whole"},
-        {"Megatron-LM", "tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size "
-                        "expert-model-parallel-size sequence-parallel tp-comm-* num-layers-per-virtual-pipeline-stage "
-                        "use-megatron-fsdp use-torch-fsdp2",
-         kNoParallel},
-        {"other trainers", "tensor-parallel* pipeline-parallel* tp-size pp-size dp-size data-parallel*", kNoParallel},
-        {"Megatron-LM", "bf16", "leave it out: --dtype bf16 is the default"},
-        {"Megatron-LM", "fp16 loss-scale initial-loss-scale min-loss-scale loss-scale-window hysteresis",
-         "there is no FP16: leave it out for --dtype bf16, which needs no loss scaling"},
-        {"Megatron-LM", "fp8 fp8-hybrid fp8-e4m3 fp8-enabled", "use --fp8-recipe delayed, tensorwise or blockwise"},
-        {"Megatron-LM", "use-flash-attn attention-backend flash-attn",
-         "leave it out: attention never stores T x T; --fp8-attention runs its forward in FP8"},
-        {"Megatron-LM", "fp8-dot-product-attention fp8-multi-head-attention",
-         "use --fp8-attention, for the forward alone"},
-        {"Megatron-LM", "use-mcore-models use-legacy-models transformer-impl no-*-fusion "
-                        "no-gradient-accumulation-fusion cross-entropy-loss-fusion enable-cuda-graph",
-         kKernels},
-        {"Megatron-LM", "grad-reduce-in-bf16",
-         "use --grad-comm-dtype bf16, or --grad-dtype bf16 to accumulate in it, too"},
-        {"Megatron-LM", "accumulate-allreduce-grads-in-fp32", "leave it out: --grad-dtype fp32 is the default"},
-        {"Megatron-LM", "group-query-attention", "leave it out: --num-query-groups N says it"},
-        {"Megatron-LM", "use-rotary-position-embeddings", "use --position-embedding-type rope"},
-        {"Megatron-LM", "use-rope-scaling", "use --rope-scaling-factor 8"},
-        {"Megatron-LM", "recompute-granularity recompute-activations recompute-method recompute-*",
-         "use --recompute norm-act or block"},
-        {"Megatron-LM", "hidden-dropout attention-dropout", "leave it out: there is no dropout"},
-        {"Megatron-LM", "optimizer use-precision-aware-optimizer",
-         "leave it out: AdamW is the optimizer; --moment-dtype and --grad-dtype say what it keeps"},
-        {"Megatron-LM", "data-path train-data-path",
-         "use --train-data PREFIX.bin, or 0.7 A.bin 0.3 B.bin; shards and .bin with .idx are both read"},
-        {"Megatron-LM", "valid-data-path split", "use --valid-data, with shards of their own"},
-        {"Megatron-LM", "mock-data", "use --synthetic-data"},
-        {"Megatron-LM", "tokenizer-* vocab-file merge-file",
-         "leave it out: data/prepare_text.py makes ids of text; --tokenizer FILE is copied into checkpoints"},
-        {"Megatron-LM", "async-save", "use --save-async"},
-        {"Megatron-LM", "distributed-timeout-minutes", "use --comm-timeout, in seconds"},
-        {"Megatron-LM", "distributed-backend use-mpi", "leave it out: NCCL on GPUs, MPI elsewhere"},
-        {"Megatron-LM", "num-experts moe-*", "leave it out: there are no experts"},
-        {"Megatron-LM", "wandb-* tensorboard-* log-*", kLog},
-        {"transformers", "model-name-or-path model-name", "use --load DIR, a Hugging Face directory, or --model NAME"},
-        {"transformers", "output-dir", "use --save DIR"},
-        {"transformers", "overwrite-output-dir do-train do-eval",
-         "leave it out: --resume says whether a run goes on, --valid-data that it is evaluated"},
-        {"transformers", "per-device-train-batch-size train-micro-batch-size-per-gpu", "use --micro-batch-size"},
-        {"transformers", "per-device-eval-batch-size",
-         "leave it out: evaluation has --micro-batch-size and --eval-iters"},
-        {"transformers", "batch-size train-batch-size",
-         "use --micro-batch-size, of a rank, or --global-batch-size, of a step"},
-        {"transformers", "gradient-accumulation-steps grad-accum-steps",
-         "use --global-batch-size, which is --micro-batch-size x ranks x this"},
-        {"transformers", "learning-rate", "use --lr"},
-        {"transformers", "lr-scheduler lr-scheduler-type", "use --lr-decay-style cosine, linear, constant or wsd"},
-        {"transformers", "warmup-steps num-warmup-steps warmup-ratio", "use --lr-warmup-iters, in steps"},
-        {"transformers", "max-steps num-steps max-iters", "use --train-iters"},
-        {"transformers", "num-train-epochs num-epochs", "use --epochs"},
-        {"transformers", "max-grad-norm gradient-clipping grad-clip", "use --clip-grad"},
-        {"transformers", "gradient-checkpointing activation-checkpointing", "use --recompute norm-act or block"},
-        {"transformers", "save-steps", "use --save-interval"},
-        {"transformers", "eval-steps", "use --eval-interval"},
-        {"transformers", "logging-steps", "use --log-interval"},
-        {"transformers", "save-total-limit", "use --keep"},
-        {"transformers", "resume-from-checkpoint", "use --resume auto, or a checkpoint's folder"},
-        {"transformers", "report-to logging-dir run-name", kLog},
-        {"transformers", "max-new-tokens", "use --sample-tokens"},
-        {"transformers", "prompt", "use --prompt-ids '1 2 3', or scripts/generate DIR \"text\""},
-        {"transformers", "dataset dataset-name train-file data-dir data input-bin", kShards},
-        {"transformers", "block-size max-seq-length max-seq-len context-length cutoff-len", "use --seq-length"},
-        {"transformers", "torch-dtype precision", "use --dtype bf16 or fp32; FP8 is --fp8-recipe"},
-        {"transformers", "optim", "leave it out: AdamW is the optimizer"},
-        {"transformers", "adam-epsilon", "use --adam-eps"},
-        {"PyTorch", "compile torch-compile", kKernels},
-        {"PyTorch", "num-workers", "leave it out: shards are mapped into memory"},
-        {"PyTorch", "device", "leave it out: make DEVICE=cuda or DEVICE=cpu decides"},
-        {"other trainers", "use-fp8", "use --fp8-recipe delayed, tensorwise or blockwise"},
-        {"nanoGPT", "n-layer n-layers", "use --num-layers"},
-        {"nanoGPT", "n-head n-heads", "use --num-attention-heads"},
-        {"nanoGPT", "n-embd", "use --hidden-size"},
-    };
+    static const std::vector<ForeignRow> rows = read_tables();
     return rows;
 }
 
 namespace {
-
-bool is_star(const std::string& pattern) { return pattern.find('*') != std::string::npos; }
 
 bool matches(const std::string& pattern, const std::string& name) {
     const size_t star = pattern.find('*');
@@ -143,16 +92,27 @@ bool matches(const std::string& pattern, const std::string& name) {
            && name.substr(name.size() - tail.size()) == tail;
 }
 
-const ForeignRow* find_foreign(const std::string& name, bool stars) {
+bool has_word(const std::string& words, const std::string& word) {
+    std::istringstream all(words);
+    for (std::string one; all >> one;)
+        if (one == word) return true;
+    return false;
+}
+
+// The first row that names the option, with a star or (stars false) in full, and is for its value. An option without a
+// value is a flag that is on.
+const ForeignRow* find_foreign(const std::string& name, const std::string& value, bool stars) {
     for (const ForeignRow& row : foreign_rows()) {
+        if (!row.values.empty() && !has_word(row.values, value.empty() ? "true" : value)) continue;
         std::istringstream patterns(row.names);
         for (std::string pattern; patterns >> pattern;)
-            if (is_star(pattern) == stars && matches(pattern, name)) return &row;
+            if (pattern != "*" && (pattern.find('*') != std::string::npos) == stars && matches(pattern, name))
+                return &row;
     }
     return nullptr;
 }
 
-// Near enough to be a slip of the fingers; further away it only has letters in common.
+// The known name that `name` is probably a typing error of, "" if none is near enough.
 std::string near_name(const std::string& name, const std::vector<std::string>& known) {
     const std::string near = nearest(name, known);
     const size_t distance = edit_distance(name, near);
@@ -166,7 +126,7 @@ std::string foreign_text(const ForeignRow& row, const std::string& value) {
     return text;
 }
 
-// Keys that tell whose a file is.
+// Keys by which the file of a trainer is recognised.
 struct ForeignFile {
     const char *trainer, *keys;
 };
@@ -177,13 +137,13 @@ constexpr ForeignFile kForeignFiles[] = {
     {"accelerate", "compute-environment distributed-type mixed-precision"},
 };
 
-// Whose a file of these keys is: a trainer's that has more of them than there are of ours (`known`), or "".
+// The trainer whose file has these keys: the one that knows most of them, if it knows more than this trainer (`known`);
+// "" if the file is one of ours.
 std::string trainer_of(const Json& object, const std::vector<std::string>& known) {
-    bool sections = false;   // ours has none
+    bool sections = false;   // a file for --config has none
     int ours = 0, theirs[std::size(kForeignFiles)] = {};
     for (const auto& [key, value] : object.items()) {
-        std::string name = key;
-        std::replace(name.begin(), name.end(), '_', '-');
+        const std::string name = dashes(key);
         ours += std::find(known.begin(), known.end(), name) != known.end();
         for (size_t i = 0; i < std::size(kForeignFiles); i++) {
             std::istringstream keys(kForeignFiles[i].keys);
@@ -200,12 +160,12 @@ std::string trainer_of(const Json& object, const std::vector<std::string>& known
 
 void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                          const std::vector<std::string>& known) {
-    const ForeignRow* of_llmc = find_foreign(option, false);
-    const ForeignRow* exact = of_llmc ? of_llmc : find_foreign(name, false);
+    const ForeignRow* of_llmc = find_foreign(option, value, false);
+    const ForeignRow* exact = of_llmc ? of_llmc : find_foreign(name, value, false);
     const std::string near = exact ? "" : near_name(name, known);
-    const ForeignRow* row = exact ? exact : near.empty() ? find_foreign(name, true) : nullptr;
+    const ForeignRow* row = exact ? exact : near.empty() ? find_foreign(name, value, true) : nullptr;
     if (row)
-        FAIL(kExitBadInput, "unknown option %s (%s): %s", option.c_str(), row->trainer,
+        FAIL(kExitBadInput, "unknown option %s (%s): %s", option.c_str(), row->trainer.c_str(),
              foreign_text(*row, value).c_str());
     REQUIRE(near.empty(), "unknown option %s: did you mean --%s?", option.c_str(), near.c_str());
     FAIL(kExitBadInput, "unknown option %s: --help lists all; scripts/import_config translates scripts and files of "
@@ -215,11 +175,11 @@ void fail_unknown_option(const std::string& option, const std::string& name, con
 void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name, const Json& object,
                       const std::vector<std::string>& known) {
     const std::string trainer = trainer_of(object, known), near = near_name(name, known);
-    REQUIRE(trainer.empty(), "%s: \"%s\" is of a configuration of %s: scripts/import_config %s --out run.json makes "
-            "one for --config of it", file.c_str(), key.c_str(), trainer.c_str(), file.c_str());
-    const ForeignRow* row = find_foreign(name, false);
+    REQUIRE(trainer.empty(), "%s: \"%s\" belongs to a configuration of %s: scripts/import_config %s --out run.json "
+            "converts it to one for --config", file.c_str(), key.c_str(), trainer.c_str(), file.c_str());
+    const ForeignRow* row = find_foreign(name, json_text(object[key]), false);
     if (row)
-        FAIL(kExitBadInput, "%s: unknown option \"%s\" (%s): %s", file.c_str(), key.c_str(), row->trainer,
+        FAIL(kExitBadInput, "%s: unknown option \"%s\" (%s): %s", file.c_str(), key.c_str(), row->trainer.c_str(),
              foreign_text(*row, "").c_str());
     REQUIRE(near.empty(), "%s: unknown option \"%s\": did you mean \"%s\"?", file.c_str(), key.c_str(), near.c_str());
     FAIL(kExitBadInput, "%s: unknown option \"%s\": --help lists all; scripts/import_config %s --out run.json "

@@ -71,26 +71,60 @@ std::string help_text(const Config& defaults, const std::string& family) {
     text += "       train_" + family + " doctor [--save DIR] [--json]   checks this machine; doctor --help\n";
     text += "       train_" + family + " plan [--gpu NAME] [--ranks N] [--json] [options]   memory, time, traffic\n";
     text += "       train_" + family + " bench [--json FILE] [options]  where the time of a step goes; bench --help\n";
-    text += "       train_" + family + " generate --load DIR [options]  goes on from a prompt; generate --help\n\n";
-    text += "Defaults are those of --model " + defaults.model + ". An option without effect under the others is\n"
-            "an error. A true-or-false option alone means true; --option=false takes it back.\n\n";
+    text += "       train_" + family + " generate --load DIR [options]  continues a prompt; generate --help\n\n";
+    text += "Defaults are those of --model " + defaults.model + ". An option that has no effect under the others\n"
+            "is an error. A true-or-false option without a value means true; --option=false turns it off.\n\n";
     text += presets_text(family);
     for (size_t group = 0; group < std::size(kOptionGroupTitles); group++) {
         text += std::string("\n") + kOptionGroupTitles[group] + "\n";
         for (const OptionRow& row : option_table())
             if (row.group == static_cast<OptionGroup>(group)) text += row_text(row, defaults);
     }
-    text += entry("--config FILE", "read options from a JSON object first; keys are the names above (- or _)");
+    text += entry("--config FILE", "read options from a JSON file first, whose keys are the names above (with - or _)");
+    text += entry("--print-options", "print the table of options as JSON, for programs");
     text += entry("--help", "print this (with --model: its defaults)");
     return text;
 }
 
+std::string options_json(const Config& defaults, const std::string& family) {
+    using Ordered = nlohmann::ordered_json;
+    Ordered rows = Ordered::array();
+    for (const OptionRow& row : option_table()) {
+        const OptionValue& v = row.value;
+        Ordered option = {{"name", row.name},
+                          {"group", kOptionGroupTitles[static_cast<size_t>(row.group)]},
+                          {"type", v.type},
+                          {"expects", v.expects},
+                          {"default", v.get(defaults)},
+                          {"help", row.help}};
+        if (row.derived) option["default_rule"] = row.derived;
+        if (v.range)
+            option["range"] = {{"low", v.range->low},
+                               {"high", v.range->high < static_cast<double>(kMany) ? Json(v.range->high) : Json()},
+                               {"low_open", v.range->low_open},
+                               {"high_open", v.range->high_open}};
+        if (!v.words.empty()) option["words"] = v.words;
+        for (const Condition& c : row.acts_if)
+            option["acts_if"].push_back({{"option", c.option}, {"values", c.values}, {"reason", c.reason}});
+        if (row.gpu_only) option["gpu_only"] = true;
+        if (row.ranks_only) option["ranks_only"] = true;
+        if (row.llmc) option["llmc"] = row.llmc;
+        for (const RenamedOption& renamed : renamed_options())
+            if (std::string(renamed.name) == row.name) option["old_names"].push_back(renamed.old_name);
+        for (const Spelling& s : spellings())
+            if (std::string(s.option) == row.name)
+                option["megatron_flags"].push_back({{"name", s.name}, {"true", s.when_true}, {"false", s.when_false}});
+        rows.push_back(std::move(option));
+    }
+    return Ordered{{"executable", "train_" + family}, {"options", rows}}.dump(1) + "\n";
+}
+
 std::string generate_help_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " generate --load DIR --prompt-ids '1 2 3' [options]\n\n"
-        "Goes on from each prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama\n"
-        "directory; of a folder of checkpoints (--save of a run), the newest. Writes the prompt and what follows to\n"
-        "standard output, one line a prompt, and everything else to standard error. Equal options give equal text.\n"
-        "Text for a tokenizer: scripts/generate.\n\n";
+        "Continues each prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama directory. If\n"
+        "the directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation go\n"
+        "to standard output, one line per prompt, and everything else to standard error. Equal options give equal\n"
+        "text. scripts/generate does the same with a tokenizer.\n\n";
     for (const std::string& name : generate_options()) text += row_text(*find_option(name), defaults);
     return text + entry("--help", "print this");
 }

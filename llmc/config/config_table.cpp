@@ -12,65 +12,45 @@ constexpr Range kNotNegative{.low = 0, .high = kInf};
 constexpr Range kInsideUnit{.low = 0, .high = 1, .low_open = true, .high_open = true};
 constexpr Range kBeta{.low = 0, .high = 1, .low_open = false, .high_open = true};
 
-// ---- why an option has no effect ----
+// ---- when an option has an effect ----
+
+bool is_rope(const Config& c) { return c.shape.position == PositionEmbedding::kRope; }
 
 const char* unless(bool acts, const char* reason) { return acts ? nullptr : reason; }
 
-bool is_rope(const Config& c) { return c.shape.position == PositionEmbedding::kRope; }
-bool resumes_directory(const Config& c) { return !c.resume.empty() && c.resume != "auto"; }
-
-const char* no_rope(const Config& c) {
-    return unless(is_rope(c), "positions are learned (--position-embedding-type learned_absolute)");
-}
-const char* no_rope_scaling(const Config& c) {
-    if (!is_rope(c)) return no_rope(c);
-    return unless(c.shape.rope_scaling.factor > 0, "rope is not scaled (--rope-scaling-factor 0)");
-}
-const char* no_validation(const Config& c) {
-    return unless(!c.valid_data.empty(), "there is no --valid-data to evaluate on");
-}
-const char* no_hellaswag(const Config& c) {
-    return unless(!c.hellaswag_data.empty(), "there is no --hellaswag-data");
-}
-const char* no_save(const Config& c) {
-    return unless(!c.save.empty(), "no checkpoint is written without --save");
-}
-const char* no_decay(const Config& c) {
-    return unless(c.lr_decay_style != LrDecay::kConstant, "--lr-decay-style constant does not decay");
-}
-const char* no_wsd(const Config& c) {
-    return unless(c.lr_decay_style == LrDecay::kWsd, "only --lr-decay-style wsd has a final decay");
-}
 const char* no_fusable_gelu(const Config& c) {
     if (c.shape.activation == Activation::kSwiglu) return "the activation is swiglu, there is no gelu";
-    if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the FP8 copies";
-    return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu by itself, twice");
+    if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the quantized tensor";
+    return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as an operation of its own");
 }
-const char* no_attention_modes(const Config& c) {
-    if (c.dtype != Dtype::kBf16) return "--dtype fp32: the plain attention kernels add in one order only";
-    const int64_t channels = c.shape.kv_channels;
-    return unless(channels == 64 || channels == 128, "the plain attention kernels add in one order only; 64 and 128 "
-                                                     "channels a head (--kv-channels) have others");
+
+Conditions both(Conditions first, const Conditions& second) {
+    first.insert(first.end(), second.begin(), second.end());
+    return first;
 }
-const char* no_plan(const Config& c) { return unless(c.dry_run, "only plan (--dry-run) reads it"); }
-const char* no_initial_weights(const Config& c) {
-    if (resumes_directory(c)) return "--resume restores the weights";
-    return unless(c.load.empty(), "--load brings the weights");
-}
-const char* no_train_iters(const Config& c) {
-    if (c.epochs > 0) return "--epochs sets the length of the run";
-    return unless(c.train_iters > 0, "0 steps are no length of a run");
-}
-const char* no_epochs(const Config& c) {
-    if (c.synthetic_data) return "--synthetic-data has no end: give --train-iters";
-    return unless(c.epochs > 0, "0 epochs are no length of a run");
-}
-const char* no_shards(const Config& c) {
-    return unless(!c.synthetic_data, "--synthetic-data draws tokens from the seed and reads no shards");
-}
-const char* weights_from_resume(const Config& c) {
-    return unless(!resumes_directory(c), "--resume restores the weights");
-}
+
+const Conditions kRope = {{"position-embedding-type", "rope",
+                           "positions are learned (--position-embedding-type learned_absolute)"}};
+const Conditions kScaledRope = both(kRope, {{"rope-scaling-factor", ">0",
+                                             "rope is not scaled (--rope-scaling-factor 0)"}});
+const Conditions kValidation = {{"valid-data", "!unset", "there is no --valid-data to evaluate on"}};
+const Conditions kHellaswag = {{"hellaswag-data", "!unset", "there is no --hellaswag-data"}};
+const Conditions kSaves = {{"save", "!unset", "no checkpoint is written without --save"}};
+const Conditions kDecays = {{"lr-decay-style", "!constant", "--lr-decay-style constant does not decay"}};
+const Conditions kWsd = {{"lr-decay-style", "wsd", "only --lr-decay-style wsd has a final decay"}};
+const Conditions kAttentionModes = {
+    {"dtype", "bf16", "--dtype fp32: the plain attention kernels add in one order only"},
+    {"kv-channels", "64 128", "the plain attention kernels add in one order only; head dims of 64 and 128 "
+                              "(--kv-channels) have other kernels"}};
+const Conditions kPlans = {{"dry-run", "true", "only plan (--dry-run) reads it"}};
+const Conditions kNewWeights = {{"resume", "unset auto", "--resume restores the weights"}};
+const Conditions kInitialWeights = both(kNewWeights, {{"load", "unset", "--load provides the weights"}});
+const Conditions kTrainIters = {{"epochs", "0", "--epochs sets the length of the run"},
+                                {"train-iters", ">0", "a run of 0 steps has no length"}};
+const Conditions kEpochs = {{"synthetic-data", "false", "--synthetic-data has no end: set --train-iters"},
+                            {"epochs", ">0", "a run of 0 epochs has no length"}};
+const Conditions kShards = {{"synthetic-data", "false",
+                             "--synthetic-data draws tokens from the seed and reads no shards"}};
 
 // ---- defaults that follow from other options ----
 
@@ -178,22 +158,22 @@ void add_model_layers(Rows& rows) {
          .help = "positions", .on_resume = kMust},
         {.name = "rotary-base", .group = group,
          .value = number(AT(shape.rotary_base), {.low = 1, .high = 1e12}), .help = "theta of rope",
-         .inert = no_rope, .on_resume = kMust},
+         .acts_if = kRope, .on_resume = kMust},
         {.name = "rope-scaling-factor", .group = group,
          .value = number(AT(shape.rope_scaling.factor), {.low = 0, .high = 1e6}),
-         .help = "llama3 rule for contexts beyond the original one; 0: no scaling", .inert = no_rope,
+         .help = "llama3 rule for contexts beyond the original one; 0: no scaling", .acts_if = kRope,
          .on_resume = kMust},
         {.name = "rope-scaling-low-freq-factor", .group = group,
          .value = number(AT(shape.rope_scaling.low_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
          .help = "wavelengths over original length / this are stretched by the factor",
-         .inert = no_rope_scaling, .on_resume = kMust},
+         .acts_if = kScaledRope, .on_resume = kMust},
         {.name = "rope-scaling-high-freq-factor", .group = group,
          .value = number(AT(shape.rope_scaling.high_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
-         .help = "wavelengths under original length / this are kept", .inert = no_rope_scaling,
+         .help = "wavelengths under original length / this are kept", .acts_if = kScaledRope,
          .on_resume = kMust},
         {.name = "rope-scaling-original-max-positions", .group = group,
          .value = integer(AT(shape.rope_scaling.original_max_positions), 1, 1 << 24),
-         .help = "original length", .inert = no_rope_scaling, .on_resume = kMust},
+         .help = "original length", .acts_if = kScaledRope, .on_resume = kMust},
         {.name = "qk-layernorm", .group = group, .value = flag(AT(shape.qk_norm), true, false),
          .help = "RMSNorm over each head of queries and keys", .on_resume = kMust},
         {.name = "disable-bias-linear", .group = group, .value = flag(AT(shape.linear_bias), false, true),
@@ -202,7 +182,7 @@ void add_model_layers(Rows& rows) {
          .value = flag(AT(shape.tied_head), false, true),
          .help = "an output matrix of its own", .on_resume = kMust},
         {.name = "init-method-std", .group = group, .value = number(AT(shape.init_std), kInsideUnit),
-         .help = "standard deviation of the initial weights", .inert = no_initial_weights,
+         .help = "standard deviation of the initial weights", .acts_if = kInitialWeights,
          .on_resume = kSilent},
     });
 }
@@ -222,11 +202,11 @@ void add_batch(Rows& rows) {
          .on_resume = kMust},
         {.name = "train-iters", .group = group, .value = integer(AT(train_iters), 0, kMany),
          .help = "optimizer steps of the whole run; this or --epochs", .fallback = "0",
-         .inert = no_train_iters, .llmc = "-x"},
+         .acts_if = kTrainIters, .llmc = "-x"},
         {.name = "epochs", .group = group, .value = number(AT(epochs), {.low = 0, .high = 1e6}),
          .help = "passes over --train-data, also 0.5 (of a blend: as many samples as it has); this or --train-iters",
          .fallback = "0",
-         .inert = no_epochs},
+         .acts_if = kEpochs},
     });
 }
 
@@ -264,22 +244,23 @@ void add_data(Rows& rows) {
          .help = "tokens drawn from the seed in place of shards: for timing alone, the model learns nothing",
          .fallback = "false", .on_resume = kMust},
         {.name = "eval-interval", .group = group, .value = integer(AT(eval_interval), 0, kMany),
-         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .inert = no_validation,
+         .help = "steps between evaluations; 0: only at the end", .fallback = "250", .acts_if = kValidation,
          .llmc = "-v"},
         {.name = "eval-iters", .group = group, .value = integer(AT(eval_iters), 1, kMany),
-         .help = "micro-batches per evaluation", .fallback = "20", .inert = no_validation, .llmc = "-m"},
+         .help = "micro-batches per evaluation", .fallback = "20", .acts_if = kValidation, .llmc = "-m"},
         {.name = "hellaswag-data", .group = group, .value = text(AT(hellaswag_data), "FILE", "a file"),
          .help = "HellaSwag as llm.c's evaluation file or data/prepare_hellaswag.py's", .fallback = "",
          .on_resume = kSilent},
         {.name = "hellaswag-interval", .group = group, .value = integer(AT(hellaswag_interval), 0, kMany),
          .help = "steps between runs of HellaSwag; 0: only before the first step and after the last", .fallback = "0",
-         .inert = no_hellaswag, .on_resume = kSilent},
+         .acts_if = kHellaswag, .on_resume = kSilent},
         {.name = "hellaswag-examples", .group = group, .value = integer(AT(hellaswag_examples), 0, kMany),
-         .help = "use the first N examples; 0: all", .fallback = "0", .inert = no_hellaswag, .on_resume = kSilent},
+         .help = "use the first N examples; 0: all", .fallback = "0", .acts_if = kHellaswag, .on_resume = kSilent},
     });
-    // All that this group says is said of shards.
+    // Every option of this group is about shards, which synthetic data replaces.
     for (OptionRow& row : rows)
-        if (row.group == group && !row.inert && std::string(row.name) != "synthetic-data") row.inert = no_shards;
+        if (row.group == group && row.acts_if.empty() && std::string(row.name) != "synthetic-data")
+            row.acts_if = kShards;
 }
 
 void add_optimizer(Rows& rows) {
@@ -289,7 +270,7 @@ void add_optimizer(Rows& rows) {
          .help = "peak learning rate", .fallback = "6e-4", .fallback_llama = "3e-4", .llmc = "-l"},
         {.name = "min-lr", .group = group, .value = number(AT(min_lr), {.low = 0, .high = 10}),
          .help = "learning rate of the last step", .derive = derive_min_lr, .derived = "a tenth of --lr",
-         .inert = no_decay},
+         .acts_if = kDecays},
         {.name = "lr-decay-style", .group = group,
          .value = choice<LrDecay>(AT(lr_decay_style), {{"cosine", LrDecay::kCosine},
                                                        {"linear", LrDecay::kLinear},
@@ -301,7 +282,7 @@ void add_optimizer(Rows& rows) {
          .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
         {.name = "lr-wsd-decay-iters", .group = group, .value = integer(AT(lr_wsd_decay_iters), 0, kMany),
          .help = "steps of the final linear decay of wsd; 0: a tenth of the run", .fallback = "0",
-         .inert = no_wsd},
+         .acts_if = kWsd},
         {.name = "weight-decay", .group = group, .value = number(AT(weight_decay), {.low = 0, .high = 100}),
          .help = "decoupled decay of matrices; not of norms and biases", .fallback = "0.1", .llmc = "-c"},
         {.name = "adam-beta1", .group = group, .value = number(AT(adam_beta1), kBeta),
@@ -318,8 +299,8 @@ void add_optimizer(Rows& rows) {
     });
 }
 
-void add_numbers(Rows& rows) {
-    constexpr OptionGroup group = OptionGroup::kNumbers;
+void add_precision(Rows& rows) {
+    constexpr OptionGroup group = OptionGroup::kPrecision;
     const std::vector<std::pair<std::string, Dtype>> floats = {{"bf16", Dtype::kBf16},
                                                                {"fp32", Dtype::kFp32}};
     rows.insert(rows.end(), {
@@ -340,7 +321,7 @@ void add_numbers(Rows& rows) {
          .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
          .help = "how the backward adds up the gradient of the queries on compute capability 9.0: in one order, or as "
                  "it comes, so that equal runs differ in last bits",
-         .fallback = "deterministic", .inert = no_attention_modes, .gpu_only = true},
+         .fallback = "deterministic", .acts_if = kAttentionModes, .gpu_only = true},
         {.name = "gemm-search", .group = group,
          .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
          .help = "time the library's algorithms for every matmul shape at the start", .fallback = "on",
@@ -361,22 +342,22 @@ void add_checkpoints(Rows& rows) {
          .help = "write checkpoints under this directory; each one is a Hugging Face model", .fallback = "",
          .on_resume = kSilent},
         {.name = "save-interval", .group = group, .value = integer(AT(save_interval), 0, kMany),
-         .help = "steps between checkpoints; 0: only at the end", .fallback = "1000", .inert = no_save,
+         .help = "steps between checkpoints; 0: only at the end", .fallback = "1000", .acts_if = kSaves,
          .on_resume = kSilent, .llmc = "-n"},
         {.name = "keep", .group = group, .value = integer(AT(keep), 0, kMany),
-         .help = "newest checkpoints to keep; 0: all", .fallback = "0", .inert = no_save,
+         .help = "newest checkpoints to keep; 0: all", .fallback = "0", .acts_if = kSaves,
          .on_resume = kSilent, .llmc = "-nk"},
         {.name = "save-async", .group = group, .value = flag(AT(save_async), true, false),
          .help = "copy the state to pinned host memory and write it behind training; see --dry-run for the memory",
-         .fallback = "false", .inert = no_save, .on_resume = kSilent},
+         .fallback = "false", .acts_if = kSaves, .on_resume = kSilent},
         {.name = "load", .group = group, .value = text(AT(load), "DIR", "a directory"),
          .help = "start from the weights of a Hugging Face model", .fallback = "",
-         .inert = weights_from_resume, .on_resume = kSilent},
+         .acts_if = kNewWeights, .on_resume = kSilent},
         {.name = "resume", .group = group, .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
          .help = "continue a run; auto: from the newest complete checkpoint under --save, if there is one",
          .fallback = "", .on_resume = kSilent},
         {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
-         .help = "copied into every checkpoint", .fallback = "", .inert = no_save, .on_resume = kSilent},
+         .help = "copied into every checkpoint", .fallback = "", .acts_if = kSaves, .on_resume = kSilent},
     });
 }
 
@@ -401,9 +382,9 @@ void add_other(Rows& rows) {
          .fallback = "false", .on_resume = kSilent},
         {.name = "gpu", .group = group, .value = text(AT(gpu), "NAME", "the name of a GPU"),
          .help = "GPU that is planned for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
-         .inert = no_plan, .on_resume = kSilent},
+         .acts_if = kPlans, .on_resume = kSilent},
         {.name = "json", .group = group, .value = flag(AT(json), true, false),
-         .help = "print the plan as JSON", .fallback = "false", .inert = no_plan, .on_resume = kSilent},
+         .help = "print the plan as JSON", .fallback = "false", .acts_if = kPlans, .on_resume = kSilent},
         {.name = "check-comm", .group = group, .value = flag(AT(check_comm), true, false),
          .help = "before training, time every collective and every pair of ranks and name slow links",
          .fallback = "false", .on_resume = kSilent},
@@ -436,7 +417,7 @@ const std::vector<OptionRow>& option_table() {
         add_batch(rows);
         add_data(rows);
         add_optimizer(rows);
-        add_numbers(rows);
+        add_precision(rows);
         add_fp8(rows);
         add_ranks(rows);
         add_checkpoints(rows);

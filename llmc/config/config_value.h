@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,7 +13,22 @@
 
 using Json = nlohmann::json;
 
+// Interval of allowed numbers; the ends belong to it unless they are open.
+struct Range {
+    double low, high;
+    bool low_open = false, high_open = false;
+    // Kernels get the value in FP32, so an open end must stay open after rounding to FP32: a beta of 0.999999999 would
+    // round to 1, and an eps of 1e-50 to 0, with which the first update would divide zero by zero.
+    bool holds(double x) const {
+        const double rounded = static_cast<double>(static_cast<float>(x));
+        return (low_open ? x > low && rounded > low : x >= low)
+               && (high_open ? x < high && rounded < high : x <= high);   // false for NaN
+    }
+    std::string text() const;   // "in [0, 1)" or, without an end that matters, ">= 0"
+};
+
 struct OptionValue {
+    const char* type = "text";                              // integer, number, flag, choice, text, list or tuple
     std::string metavar;                                    // "N", "FILE"; empty for a flag
     std::string expects;                                    // "an integer in [1, 64]": for --help and errors
     std::function<Json(const std::string&)> parse;          // command-line text to JSON, unchecked
@@ -20,21 +36,9 @@ struct OptionValue {
     std::function<Json(const Config&)> get;                 // null: not set and nothing to write
     bool flag = false;                                      // the option alone means true
     bool list = false;                                      // collects several values
-    bool any_text = false;                                  // `expects` tells no more than `metavar`
-};
-
-// Interval of allowed numbers; the ends belong to it unless they are open.
-struct Range {
-    double low, high;
-    bool low_open = false, high_open = false;
-    // An open end is open to what kernels get as well, in FP32: a beta of 0.999999999 would be 1 there, and with an eps
-    // of 1e-50, which is 0, the first update would divide zero by zero.
-    bool holds(double x) const {
-        const double rounded = static_cast<double>(static_cast<float>(x));
-        return (low_open ? x > low && rounded > low : x >= low)
-               && (high_open ? x < high && rounded < high : x <= high);   // false for NaN
-    }
-    std::string text() const;   // "in [0, 1)" or, without an end that matters, ">= 0"
+    bool any_text = false;                                  // `expects` says no more than `metavar`
+    std::optional<Range> range = {};                        // of an integer or a number
+    std::vector<std::string> words = {};                    // of a choice
 };
 
 // Numbers from here on stand for "no limit": more than any run counts, and exact as a double.
@@ -45,12 +49,12 @@ std::string number_text(double x);
 // Value as a person reads it: text without quotes, list elements separated by spaces.
 std::string json_text(const Json& value);
 
-// Text to number; text that is not one becomes a JSON string, which `set` then refuses.
+// Text to number; any other text becomes a JSON string, which `set` then refuses.
 Json parse_integer(const std::string& text);
 Json parse_number(const std::string& text);
 // "true", "on", "1", "yes" and their opposites; anything else becomes a JSON string.
 Json parse_flag(const std::string& text);
-// JSON to number; integers may be written as 3.0 or 1e6. False if it is no such number.
+// JSON to number; integers may be written as 3.0 or 1e6. False if it is not an integer.
 bool json_integer(const Json& value, int64_t* out);
 // Index of `value` in `names` (upper and lower case are the same), -1 if it is none of them.
 int json_choice(const Json& value, const std::vector<std::string>& names);
@@ -63,6 +67,8 @@ bool json_tuple(const Json& value, char separator, size_t count, std::vector<int
 template <typename At> OptionValue integer(At at, int64_t low, int64_t high) {
     Range range{static_cast<double>(low), static_cast<double>(high)};
     OptionValue v;
+    v.type = "integer";
+    v.range = range;
     v.metavar = "N";
     v.expects = "an integer " + range.text();
     v.parse = parse_integer;
@@ -78,6 +84,8 @@ template <typename At> OptionValue integer(At at, int64_t low, int64_t high) {
 
 template <typename At> OptionValue number(At at, Range range) {
     OptionValue v;
+    v.type = "number";
+    v.range = range;
     v.metavar = "X";
     v.expects = "a number " + range.text() + (range.low_open || range.high_open ? ", also in FP32" : "");
     v.parse = parse_number;
@@ -93,6 +101,7 @@ template <typename At> OptionValue number(At at, Range range) {
 // The whole range of uint64_t, which JSON keeps exactly.
 template <typename At> OptionValue whole_number(At at) {
     OptionValue v;
+    v.type = "integer";
     v.metavar = "N";
     v.expects = "an integer in [0, 2^64)";
     v.parse = parse_integer;
@@ -110,6 +119,7 @@ template <typename At> OptionValue whole_number(At at) {
 // `when_true` or `when_false`.
 template <typename At, typename T> OptionValue flag(At at, T when_true, T when_false) {
     OptionValue v;
+    v.type = "flag";
     v.expects = "true or false";
     v.flag = true;
     v.parse = parse_flag;
@@ -132,6 +142,9 @@ OptionValue choice(At at, const std::vector<std::pair<std::string, T>>& words) {
         values.push_back(value);
     }
     OptionValue v;
+    v.type = "choice";
+    for (const std::string& name : names)
+        if (!name.empty()) v.words.push_back(name);
     v.metavar = "WORD";
     v.expects = choices_text(names);
     v.parse = [](const std::string& text) { return Json(text); };
@@ -164,7 +177,7 @@ template <typename At> OptionValue text(At at, const std::string& metavar, const
     return v;
 }
 
-// One element of a list, in which `separator` stands between elements as well (0: none does). False for empty ones.
+// Appends the elements of `text`, which `separator` separates (0: the text is one element). False if one is empty.
 bool append_words(const std::string& text, char separator, std::vector<std::string>* words);
 
 template <typename At>
@@ -172,6 +185,7 @@ OptionValue text_list(At at, const std::string& metavar, const std::string& expe
     OptionValue v;
     v.metavar = metavar;
     v.expects = expects;
+    v.type = "list";
     v.list = true;
     v.any_text = true;
     v.parse = [](const std::string& word) { return Json(word); };
@@ -191,6 +205,7 @@ template <typename... At>
 OptionValue tuple(char separator, int64_t low, const std::string& metavar, const std::string& expects,
                   At... at) {
     OptionValue v;
+    v.type = "tuple";
     v.metavar = metavar;
     v.expects = expects;
     v.parse = [](const std::string& word) { return Json(word); };

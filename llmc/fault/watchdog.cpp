@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
 #include "llmc/base/files.h"
+#include "llmc/base/host.h"
 #include "llmc/base/proc_stat.h"
 
 namespace {

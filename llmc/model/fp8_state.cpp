@@ -6,7 +6,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "llmc/base/environment.h"
+#include "llmc/base/fault_injection.h"
 #include "llmc/base/fp8.h"
 
 namespace {
@@ -32,13 +32,13 @@ uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
 }  // namespace
 
-Fp8Plan running_fp8_plan(const Fp8Plan& planned) {
+Fp8Plan executed_fp8_plan(const Fp8Plan& planned, const std::vector<std::string>& inject) {
     Fp8Plan plan = planned;
-    const std::string forced = forced_bf16_linear();
+    const std::string forced = injected_bf16_linear(inject);
     if (forced.empty()) return plan;
     auto found = std::find_if(plan.linears.begin(), plan.linears.end(),
                               [&](const LinearPlan& linear) { return linear.fp8 && linear.name == forced; });
-    REQUIRE(found != plan.linears.end(), "LLMFP8_FORCE_BF16_LINEAR=%s is no linear that runs in FP8", forced.c_str());
+    REQUIRE(found != plan.linears.end(), "--inject bf16:linear=%s: no linear of that name runs in FP8", forced.c_str());
     found->fp8 = false;
     return plan;
 }

@@ -188,5 +188,5 @@ private:
     int64_t micro_batch_ = 0;
 };
 
-// The plan that runs: `plan`, and behind its back LLMFP8_FORCE_BF16_LINEAR.
-Fp8Plan running_fp8_plan(const Fp8Plan& plan);
+// The plan that the state executes: `plan`, except for the linear that --inject bf16:linear=NAME forces to BF16.
+Fp8Plan executed_fp8_plan(const Fp8Plan& plan, const std::vector<std::string>& inject);

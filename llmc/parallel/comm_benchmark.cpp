@@ -9,6 +9,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/median.h"
+#include "llmc/base/text.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm.h"

@@ -7,9 +7,10 @@
 #include <sstream>
 
 #include "llmc/base/check.h"
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
 #include "llmc/base/files.h"
 #include "llmc/base/version.h"
+#include "llmc/config/environment.h"
 
 namespace {
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "llmc/base/median.h"
 #include "llmc/base/peak_flops.h"
 
 namespace {

@@ -11,6 +11,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/peak_flops.h"
+#include "llmc/base/text.h"
 
 namespace {
 

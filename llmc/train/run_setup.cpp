@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "llmc/base/check.h"
+#include "llmc/base/text.h"
 #include "llmc/parallel/gpu_assignment.h"
 
 namespace {

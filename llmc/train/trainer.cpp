@@ -26,7 +26,7 @@ StepState* take_state(Arena& arena) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena, Comm& comm)
-    : config_(config), comm_(comm), table_(table), plan_(running_fp8_plan(fp8_plan)),
+    : config_(config), comm_(comm), table_(table), plan_(executed_fp8_plan(fp8_plan, config.inject)),
       buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
       fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
       store_(table_, optimizer_.weights(), optimizer_.grads(), optimizer_.zero()),

@@ -4,4 +4,4 @@
 # Measured: 0.687 s/it (dev/results/2026-11-22-h200-tables), so 3.3 hours.
 # Options are passed on: --dry-run, --synthetic-data (timing alone, no shards needed), --save DIR.
 . "$(dirname "$0")/rows.sh"
-gpt2_124m --fp8-recipe delayed --fp8-min-gain 1 "$@"
+gpt2_124m --fp8-recipe delayed --fp8-min-speedup 1 "$@"

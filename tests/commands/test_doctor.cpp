@@ -4,9 +4,9 @@
 
 #include <memory>
 
-#include "llmc/base/environment.h"
 #include "llmc/commands/doctor.h"
 #include "llmc/commands/doctor_items.h"
+#include "llmc/config/environment.h"
 
 namespace {
 

@@ -6,7 +6,8 @@
 #include <cstdlib>
 #include <set>
 
-#include "llmc/base/environment.h"
+#include "llmc/base/host.h"
+#include "llmc/config/environment.h"
 #include "llmc/perf/fp8_speedup.h"
 
 namespace {
@@ -25,7 +26,7 @@ std::string effect_of(const Config& c) {
     return text + strf(" matmuls %lld", static_cast<long long>(planned_fp8_matmuls(plan, c.recompute, 1)));
 }
 
-// A --fp8-min-gain that some linears reach and others do not.
+// A --fp8-min-speedup that some linears reach and others do not.
 std::string gain_between(const std::string& recipe) {
     const Config c = fp8_config({"--fp8-recipe", recipe});
     const Fp8Plan plan = fp8_plan_of(c, make_param_table(c.shape));
@@ -96,7 +97,7 @@ TEST_CASE("fp8 options: under every recipe each one acts, or is refused by the r
                 Words words = {"--fp8-recipe", recipe};
                 const bool layers = contains(row.name, "num-layers-at");
                 if (layers && recipe != "none") words.push_back("--first-last-layers-bf16");
-                if (std::string(row.name) == "fp8-min-gain" && recipe != "none") value = gain_between(recipe);
+                if (std::string(row.name) == "fp8-min-speedup" && recipe != "none") value = gain_between(recipe);
                 const Words with = joined(words, {"--" + std::string(row.name) + "=" + value});
                 const auto by = refused_by.find(row.name);
                 const bool any_recipe = std::string(row.name) == "fp8-attention";
@@ -203,11 +204,11 @@ TEST_CASE("environment: every variable of others is listed with what it does her
     CHECK(none.empty());
     const Words variables = {"NVTE_FP8_ALLREDUCE=1", "NCCL_DEBUG=IN=FO", "CUDA_DEVICE_MAX_CONNECTIONS=1",
                              "NVTE_FP8_DPA_BWD=1", "NVTE_DEBUG=", "NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1\nx",
-                             "LLMFP8_FORCE_BF16_LINEAR=3.down"};
+                             "LLMFP8_HOST=node3"};
     const Words lines = environment_lines(variables, 8, true);
     REQUIRE(lines.size() == variables.size());
     CHECK(contains(lines[0], "CUDA_DEVICE_MAX_CONNECTIONS=1 used by CUDA, WARNING"));
-    CHECK(contains(lines[1], "LLMFP8_FORCE_BF16_LINEAR=3.down used"));
+    CHECK(contains(lines[1], "LLMFP8_HOST=node3 used"));
     CHECK(contains(lines[2], "NCCL_DEBUG=IN=FO passed to NCCL"));
     CHECK(contains(lines[3], "NVTE_DEBUG= unused: it is Transformer Engine's"));
     CHECK(contains(lines[4], "NVTE_FP8_ALLREDUCE=1 unused: no version of Transformer Engine knows it"));
@@ -220,23 +221,22 @@ TEST_CASE("environment: every variable of others is listed with what it does her
     CHECK(contains(environment_lines({"CUDA_DEVICE_MAX_CONNECTIONS=1"}, 1, false)[0], "unused: no GPU"));
 
     try {
-        environment_lines({"NVTE_X=1", "LLMFP8_FORCE_BF16_LINEARS=3.down"}, 1, true);
+        environment_lines({"NVTE_X=1", "LLMFP8_HOSTS=a"}, 1, true);
         CHECK(false);
     } catch (const Error& error) {
         CHECK(error.exit_code == kExitBadInput);
         CHECK(std::string(error.what())
-              == "unknown environment variable LLMFP8_FORCE_BF16_LINEARS: did you mean LLMFP8_FORCE_BF16_LINEAR?");
+              == "unknown environment variable LLMFP8_HOSTS: did you mean LLMFP8_HOST?");
     }
 }
 
 TEST_CASE("environment: of this process") {
-    CHECK(forced_bf16_linear() == "");
-    setenv("LLMFP8_FORCE_BF16_LINEAR", "0.up", 1);
-    CHECK(forced_bf16_linear() == "0.up");
+    setenv("LLMFP8_HOST", "node3", 1);
+    CHECK(host_name() == "node3");
     const Words lines = environment_lines(1, true);
-    auto ours = [](const std::string& line) { return contains(line, "LLMFP8_FORCE_BF16_LINEAR=0.up used"); };
+    auto ours = [](const std::string& line) { return contains(line, "LLMFP8_HOST=node3 used"); };
     CHECK(std::count_if(lines.begin(), lines.end(), ours) == 1);
-    unsetenv("LLMFP8_FORCE_BF16_LINEAR");
+    unsetenv("LLMFP8_HOST");
     setenv("LLMFP8_", "1", 1);
     CHECK_THROWS_AS(environment_lines(1, true), Error);
     unsetenv("LLMFP8_");

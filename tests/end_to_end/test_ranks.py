@@ -29,7 +29,7 @@ class Ranks(RanksTest):
     def test_fp8_on_ranks_repeats_itself_and_resumes_to_the_bit(self):
         for recipe in ("delayed", "tensorwise", "blockwise"):
             with self.subTest(recipe):
-                options = ["--fp8-recipe", recipe, "--micro-batch-size", "1", "--fp8-health-interval", "2",
+                options = ["--fp8-recipe", recipe, "--micro-batch-size", "1", "--fp8-stats-interval", "2",
                            "--train-iters", "6"]
                 near = self.losses(1, LLAMA, "--fp8-recipe", recipe)
                 for (loss, _), (one, _) in zip(self.losses(2, LLAMA, "--fp8-recipe", recipe), near):

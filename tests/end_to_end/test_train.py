@@ -63,8 +63,7 @@ class Train(TrainTest):
         out = self.run_train(LLAMA, *options).stdout
         self.assertIn("FP8 matmuls ran in the first step", out)
         self.assertRegex(out, r"first step done after [\d.]+ s: launch .*, data .*, weights .*, step [\d.]+\n")
-        environment = dict(os.environ, LLMFP8_FORCE_BF16_LINEAR="1.down")
-        done = self.run_train(LLAMA, *options, expect=3, env=environment)
+        done = self.run_train(LLAMA, *options, "--inject", "bf16:linear=1.down", expect=3)
         self.assertIn("ran 42 FP8 matmuls, the plan has 48", done.stderr)
 
     def test_fp8_matmuls_are_those_the_profiler_saw(self):
@@ -181,7 +180,7 @@ class Train(TrainTest):
         self.assertEqual({t["updates"] for t in state["tensors"].values()}, {3})   # priming and two steps
 
     def test_fp8_health_is_recorded(self):
-        self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-health-interval", "2",
+        self.run_train(GPT2, "--train-iters", "4", "--fp8-recipe", "delayed", "--fp8-stats-interval", "2",
                        "--log-file", self.path("log.jsonl"))
         health = records(self.path("log.jsonl"), "fp8")
         self.assertEqual([r["step"] for r in health], [2, 4])

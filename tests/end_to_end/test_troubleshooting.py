@@ -282,7 +282,7 @@ class TroubleshootingTest(TrainTest):
             ("is less than one step of", ["--epochs", "0.001"]),
             ("its share of", [*short, "--valid-data", "0.5", data, "0.5", few, "--eval-iters", "9"]),
             ("does not name the token", [*short, "--reset-attention-mask"]),
-            ("no linear is left", [*fp8, "--fp8-min-gain", "10"]),
+            ("no linear is left", [*fp8, "--fp8-min-speedup", "10"]),
             ("multiples of 16", [*fp8, "--hidden-size", "40"]),
             ("no training runs in E5M2 alone", [*fp8, "--fp8-format", "e5m2"]),
             ("needs --dtype bf16", [*fp8, "--dtype", "fp32"]),

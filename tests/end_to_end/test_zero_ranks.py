@@ -37,7 +37,7 @@ class ZeroTest(RanksTest):
                  (4, LLAMA, ["--fp8-recipe", "blockwise", "--grad-comm-dtype", "fp8"])]
         for ranks, binary, options in cases:
             expected = self.figures(ranks, binary, *options)
-            reports = ["--fp8-health-interval", "2"]
+            reports = ["--fp8-stats-interval", "2"]
             if "blockwise" not in options:   # has no factor that lasts
                 reports += ["--fp8-check-interval", "1"]
             for same in ([], ["--overlap", "off"], ["--zero", "0"], ["--fp8-param-gather", *reports]):
@@ -46,7 +46,7 @@ class ZeroTest(RanksTest):
 
     def test_a_run_says_what_it_exchanges_and_how_long_nothing_hid_it(self):
         wires = ["--grad-comm-dtype", "fp8", "--fp8-recipe", "delayed"]
-        log = self.run_log(2, LLAMA, "--fp8-health-interval", "2", *wires)
+        log = self.run_log(2, LLAMA, "--fp8-stats-interval", "2", *wires)
         header = records(log, "header")[0]["communication"]
         self.assertIn({"all-to-all"}, [{c["collective"]} for c in header if c["dtype"] == "e4m3"])
         total = re.search(r"^  all +(\d+) +(\d+)$", self.text, re.M)

@@ -160,7 +160,7 @@ TEST_CASE("fp8 plan: an exception that changes nothing, or leaves nothing, is re
     CHECK(contains(all, "--fp8-recipe delayed has no effect: no linear is left"));
     CHECK(contains(all, "--bf16-linears *"));
     CHECK(contains(tiny_refusal({"--first-last-layers-bf16", "--num-layers-at-start-in-bf16=3"}), "no linear is left"));
-    CHECK(contains(tiny_refusal({"--fp8-min-gain=10"}), "predicted gain"));
+    CHECK(contains(tiny_refusal({"--fp8-min-speedup=10"}), "predicted gain"));
 }
 
 TEST_CASE("fp8 plan: shapes that the matmuls cannot take are all named at once") {
@@ -349,12 +349,12 @@ TEST_CASE("gain: what the predictions say") {
         high = std::max(high, predict_speedup(config, plan, linear).speedup());
     }
     const double middle = (low + high) / 2;
-    const Fp8Plan kept = planned("gpt2", joined(run, {strf("--fp8-min-gain=%.6f", middle)})).plan;
+    const Fp8Plan kept = planned("gpt2", joined(run, {strf("--fp8-min-speedup=%.6f", middle)})).plan;
     for (size_t i = 0; i < plan.linears.size(); i++) {
         const double predicted = predict_speedup(config, plan, plan.linears[i]).speedup();
         CHECK(kept.linears[i].fp8 == (predicted >= middle));
         if (!kept.linears[i].fp8)
-            CHECK(kept.linears[i].reason == strf("predicted gain %.2f < --fp8-min-gain %g", predicted,
+            CHECK(kept.linears[i].reason == strf("predicted gain %.2f < --fp8-min-speedup %g", predicted,
                                                  std::stod(strf("%.6f", middle))));
     }
 }

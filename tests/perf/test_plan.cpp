@@ -40,7 +40,7 @@ const Words kSmall = {"--model", "llama3-small", "--micro-batch-size", "8", "--g
 const Words kTwo = {"--model", "llama3-small", "--fp8-recipe", "delayed", "--micro-batch-size", "1", "--ranks", "2"};
 const Words kDelayed = {"--fp8-recipe", "delayed"}, kTensorwise = {"--fp8-recipe", "tensorwise"},
             kBlockwise = {"--fp8-recipe", "blockwise"}, kEnds = {"--first-last-layers-bf16"},
-            kSpeedup = {"--fp8-min-gain", "1"}, kSixteen = {"--global-batch-size", "32"},
+            kSpeedup = {"--fp8-min-speedup", "1"}, kSixteen = {"--global-batch-size", "32"},
             kOne = {"--global-batch-size", "2", "--grad-comm-dtype", "bf16"};
 
 // dev/results/2026-11-21-h200-fp8.md, -fp8-small.md and -zero.md. Of two ranks with one micro-batch each, which hides

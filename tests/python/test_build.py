@@ -5,7 +5,7 @@ import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-HEADERS = ("nlohmann/json.hpp", "cxxopts.hpp", "xxhash.h", "doctest/doctest.h")
+HEADERS = ("nlohmann/json.hpp", "xxhash.h", "doctest/doctest.h")
 
 
 def planned(flags):

@@ -287,7 +287,7 @@ class Comparability(CompareTest):
 
     def test_precision_in_words(self):
         for config, words in (({}, "BF16"), ({"dtype": "fp32"}, "FP32"),
-                              (DELAYED, "FP8 delayed hybrid, fp8-min-gain 1.0, fp8-amax-history-len 1024"),
+                              (DELAYED, "FP8 delayed hybrid, fp8-min-speedup 1.0, fp8-amax-history-len 1024"),
                               ({"fp8-recipe": "tensorwise", "fp8-format": "hybrid", "first-last-layers-bf16": True,
                                 "num-layers-at-start-in-bf16": 2, "bf16-linears": ["0.*", "head"], "fp8-margin": 0},
                                "FP8 tensorwise hybrid, first 2 and last 1 layers BF16, bf16-linears 0.*,head"),

@@ -213,7 +213,7 @@ class NamedTables(CompareTest):
                 "--kv-channels", "16", "--vocab-size", "100", "--seq-length", "8", "--synthetic-data"]
         short = ["--rounds", "1", "--iters", "2", "--warmup", "1", "--out", "out"]
         # Without effect in BF16, so refused, before anything runs.
-        self.call("--table", "gpt2", *short, "--", *tiny, "--fp8-min-gain", "0", code=2)
+        self.call("--table", "gpt2", *short, "--", *tiny, "--fp8-min-speedup", "0", code=2)
         self.call("--table", "gpt2", "--only", "bf16-32,bf16-64", *short, "--", *tiny)
         rows = self.rows()
         self.assertEqual(list(rows), ["bf16-32", "bf16-64"])

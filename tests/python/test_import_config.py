@@ -12,9 +12,10 @@ from pathlib import Path
 
 from llmfp8.importer.engine import Import, is_open
 from llmfp8.importer.main import SOURCES, read_input
+from llmfp8.importer.option_table import option_table
 from llmfp8.importer.report import report
 from llmfp8.importer.rows import NONE, TAKEN, InputError
-from llmfp8.importer.shared_rows import ACTS, ENVIRONMENT, LAUNCHER, SEVEN
+from llmfp8.importer.shared_rows import ENVIRONMENT, LAUNCHER, SEVEN
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
@@ -349,9 +350,11 @@ class ImportTest(unittest.TestCase):
                     check(option, value)
             for default in source.defaults:
                 check(default.option, default.value)
-        for option, decider, _, _ in ACTS:
-            check(option, None)
-            check(decider, None)
+        for family in ("gpt2", "llama"):
+            table = option_table(family)
+            for row in table.values():
+                for condition in row.get("acts_if", []):
+                    self.assertIn(condition["option"], table)
 
     def test_rows_say_why_and_all_seven_errors_are_in_them(self):
         rows = [row for source in SOURCES for row in source.rows] + ENVIRONMENT + LAUNCHER

@@ -477,7 +477,7 @@ class Trainer(LogToolTest):
                  "--global-batch-size 4 --lr 1e-2 --lr-warmup-iters 0").split()
         said = subprocess.run([str(BUILD / "train_gpt2"), "--model", "gpt2-tiny", *shape, "--train-data", "train.bin",
                                "--valid-data", "train.bin", "--eval-iters", "2", "--train-iters", "4",
-                               "--fp8-recipe", "delayed", "--fp8-health-interval", "2", "--log-file", "log.jsonl"],
+                               "--fp8-recipe", "delayed", "--fp8-stats-interval", "2", "--log-file", "log.jsonl"],
                               cwd=self.folder, text=True, capture_output=True, timeout=300)
         self.assertEqual(said.returncode, 0, said.stderr)
         run = read_log(self.folder / "log.jsonl")

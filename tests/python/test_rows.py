@@ -147,7 +147,7 @@ class RowsTest(unittest.TestCase):
         tiny = [*TINY, "--model", "gpt2-tiny"]
         subprocess.run([sys.executable, *command, "--quiet", "--document-bytes", "256"], cwd=self.dir,
                        check=True, timeout=120)
-        done = self.row("train_gpt2_124M_fp8", *tiny, "--fp8-min-gain", "0", "--eval-iters", "2")
+        done = self.row("train_gpt2_124M_fp8", *tiny, "--fp8-min-speedup", "0", "--eval-iters", "2")
         self.assertRegex(done.stdout, r"\neval step 2 \| loss ")
         self.assertNotIn("| synthetic data", done.stdout)
         self.assertIs(records(os.path.join(self.dir, "logs", "train_gpt2_124M_fp8.jsonl"), "header")[0]
@@ -167,7 +167,7 @@ class RowsTest(unittest.TestCase):
             with self.subTest(name):
                 tiny = ["gpt2-tiny", "--num-query-groups", "4"] if "gpt2" in name else ["llama-tiny"]
                 if ROWS[name]["fp8-recipe"] != "none":
-                    tiny += ["--fp8-min-gain", "0"]
+                    tiny += ["--fp8-min-speedup", "0"]
                 if "finetune" in name:
                     tiny += ["--rope-scaling-factor", "0"]
                 done = self.row(name, *TINY, "--synthetic-data", "--model", *tiny, RANKS="1")

@@ -19,7 +19,7 @@ H200["device"].update(peak_flops_fp8=1978.9e12, peak_flops_fp32=66.9e12)
 H200["command"], H200["synthetic_data"] = "./train_llama --model llama3-small", False
 H200["config"].update({"train-data": ["tok/train_*.bin"], "valid-data": ["tok/valid_*.bin"], "log-file": "a.jsonl"})
 TOKENS = 131072   # of a step
-DELAYED = {"fp8-recipe": "delayed", "fp8-format": "hybrid", "fp8-min-gain": 1.0, "fp8-amax-history-len": 1024}
+DELAYED = {"fp8-recipe": "delayed", "fp8-format": "hybrid", "fp8-min-speedup": 1.0, "fp8-amax-history-len": 1024}
 
 
 def step_record(step, seconds, loss, world=1):

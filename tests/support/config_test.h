@@ -110,7 +110,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"num-layers-at-end-in-bf16", {{"2", "0"}, some_bf16}},
         {"bf16-linears", {{"3.down", "0.*"}, fp8}},           {"fp8-lm-head", {{"true"}, fp8}},
         {"fp8-attention", {{"true"}, {}}},
-        {"fp8-min-gain", {{"1", "0.95"}, fp8}},               {"fp8-health-interval", {{"0", "10"}, fp8}},
+        {"fp8-min-speedup", {{"1", "0.95"}, fp8}},               {"fp8-stats-interval", {{"0", "10"}, fp8}},
         {"ranks", {{"4", "1"}, {"--dry-run", "true"}}},       {"synthetic-data", {{"true"}, {}}},
         {"zero", {{"0"}, {}}},                                {"bucket-mb", {{"25", "0.5"}, {}}},
         {"overlap", {{"off"}, {}}},                           {"grad-comm-dtype", {{"bf16", "fp8"}, {}}},

@@ -13,7 +13,7 @@ Table = namedtuple("Table", "about rows baseline allowed gpus", defaults=(None, 
 def recipes(script, fp8_script, *options):
     """The five recipes of a model on one GPU; a linear that FP8 would slow down stays in BF16."""
     def fp8(recipe, *more):
-        return [script, "--fp8-recipe", recipe, "--fp8-min-gain", "1", *more, *options]
+        return [script, "--fp8-recipe", recipe, "--fp8-min-speedup", "1", *more, *options]
     return {"bf16": [script, *options], "delayed": [fp8_script, *options], "tensorwise": fp8("tensorwise"),
             "tensorwise-1F1L": fp8("tensorwise", "--first-last-layers-bf16"), "blockwise": fp8("blockwise")}
 

@@ -4,8 +4,9 @@ import difflib
 import fnmatch
 
 from .finish import finish_batch
+from .option_table import option_table, why_inert
 from .rows import CANNOT, NONE, OTHER, READERS, TAKEN, UNKNOWN, VARIABLE, Finding
-from .shared_rows import ABSENT, ACTS, ENVIRONMENT, LAUNCHER, SECOND_FILE
+from .shared_rows import ABSENT, ENVIRONMENT, LAUNCHER, SECOND_FILE
 
 
 @dataclasses.dataclass
@@ -147,14 +148,8 @@ class Import:
             finding = self.config["dtype"].finding
             self.set("dtype", "bf16", None)
             if finding:
-                finding.action, finding.fact = OTHER, "dtype bf16: FP8 copies are made from BF16 values"
-        changed = True
-        while changed:
-            changed = False
-            for option, decider, values, fact in ACTS:
-                if option in self.config and not acts(self.config.get(decider), values):
-                    self.drop(option, fact)
-                    changed = True
+                finding.action, finding.fact = OTHER, "dtype bf16: only BF16 tensors are quantized"
+        self.drop_inert()
         if self.get("lr-decay-style") == "wsd" and self.get("train-iters") and not self.get("lr-wsd-decay-iters"):
             self.notes.append("wsd: the final decay is a tenth of the run unless lr-wsd-decay-iters says otherwise")
         if "train-data" not in self.config and "synthetic-data" not in self.config:
@@ -162,6 +157,21 @@ class Import:
         if "train-iters" not in self.config and "epochs" not in self.config:
             self.notes.append("--train-iters N or --epochs X: the length of the run (--dry-run works without)")
         self.defaults = [(o, n) for o, n in self.defaults if o in self.config and self.config[o].weak]
+
+    def drop_inert(self):
+        """Leaves out what the executable would refuse because it has no effect beside the other options."""
+        table = option_table(self.family() or "llama")
+        if table is None:
+            self.notes.append("make train_gpt2 train_llama, and import again: without an executable nothing says which "
+                              "options have no effect beside the others, and all of them were written")
+            return
+        while True:
+            options = {name: entry.value for name, entry in self.config.items()}
+            inert = {name: why_inert(table, options, name) for name in options}
+            dropped = [(name, reason) for name, reason in inert.items() if reason]
+            if not dropped:
+                return
+            self.drop(*dropped[0])
 
     def options(self):
         """Our JSON: the model first, then in the order of the input."""
@@ -172,16 +182,6 @@ class Import:
         if "load" in self.config and "model" not in self.config:
             return ""
         return "gpt2" if str(self.get("model")).startswith("gpt2") else "llama"
-
-
-def acts(entry, values):
-    if values == "":
-        return entry is not None
-    if values == "*none":
-        return entry is None
-    if entry is None:
-        return "*" in values.split()
-    return str(entry.value).lower() in values.split()
 
 
 def find_row(rows, setting):

@@ -1,6 +1,8 @@
 """What the tables of import_config are made of: settings as they were read, rows that say what becomes of them, and
-findings, one a setting, that the report prints."""
+findings, one a setting, that the report prints. The rows stand in llmc/config/foreign, whose README explains them."""
 import dataclasses
+import json
+from pathlib import Path
 
 from ..support import InputError
 
@@ -53,15 +55,6 @@ class Row:
     error: int = 0          # of the seven configuration errors
 
 
-def take(keys, option, read="text", fact="", **more):
-    return Row(keys, TAKEN, fact, option=option, read=read, **more)
-
-
-def same(keys, value, option, ours, fact="", **more):
-    """A value of theirs that has another name here."""
-    return Row(keys, TAKEN, fact, option=option, when=value, value=ours, **more)
-
-
 def other(keys, fact, **more):
     return Row(keys, OTHER, fact, **more)
 
@@ -70,8 +63,21 @@ def none(keys, fact, **more):
     return Row(keys, NONE, fact, **more)
 
 
-def cannot(keys, fact, **more):
-    return Row(keys, CANNOT, fact, **more)
+TABLES = next(p for p in Path(__file__).resolve().parents if (p / "llmc").is_dir()) / "llmc" / "config" / "foreign"
+ACTIONS = {"take": TAKEN, "other": OTHER, "none": NONE, "cannot": CANNOT}
+
+
+def read_rows(name):
+    """The rows of one table of other trainers' options, in which the executables look as well."""
+    text = (TABLES / f"{name}.inl").read_text(encoding="utf-8")
+    rows = []
+    for fields in json.loads(text[text.index("(") + 1:text.rindex(")")]):
+        fields = {k: "".join(v) if isinstance(v, list) else v for k, v in fields.items() if k != "say"}
+        word = next(word for word in ACTIONS if word in fields)
+        told = fields.pop(word)
+        fields.update({"option": told} if word == "take" else {"fact": told})
+        rows.append(Row(action=ACTIONS[word], **fields))
+    return rows
 
 
 @dataclasses.dataclass

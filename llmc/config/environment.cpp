@@ -1,26 +1,22 @@
-#include "llmc/base/environment.h"
+#include "llmc/config/environment.h"
 
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "llmc/base/check.h"
+#include "llmc/base/host.h"
 #include "llmc/base/nearest.h"
 
 namespace {
-
-constexpr const char* kForceBf16 = "LLMFP8_FORCE_BF16_LINEAR";
-constexpr const char* kHost = "LLMFP8_HOST";
 
 struct OwnVariable {
     const char* name;
     const char* effect;
 };
 constexpr OwnVariable kOwn[] = {
-    {"LLMFP8_BOARD", "memory that the launch wrapper made for what the ranks are doing"},
-    {kHost, "the host that this rank is taken to run on, to test on one machine what happens between hosts"},
-    {kForceBf16, "the linear of that name runs in BF16 behind the plan's back, to test that the run then ends"},
+    {"LLMFP8_BOARD", "shared memory for the heartbeats of all ranks, which the launch wrapper has created"},
+    {kHostVariable, "the host that this rank claims to run on, so that a test on one machine can have several hosts"},
 };
 
 bool starts_with(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
@@ -41,7 +37,7 @@ std::string nvte_effect(const std::string& name) {
     if (starts_with(name, "NVTE_FP8_DPA") || name == "NVTE_FP8_MHA")
         return "unused: it is for FP8 attention in Transformer Engine; here that is --fp8-attention";
     if (starts_with(name, "NVTE_FP8_BLOCK_SCALING_"))
-        return "unused: Transformer Engine's; block factors are powers of two here (--fp8-recipe blockwise)";
+        return "unused: it is Transformer Engine's; scales of blocks are powers of two here (--fp8-recipe blockwise)";
     return "unused: it is Transformer Engine's, which has no part in this trainer; FP8 is set by --fp8-* options";
 }
 
@@ -53,12 +49,12 @@ std::string nccl_effect(int ranks, bool gpu) {
 std::string connections_effect(const std::string& value, bool gpu) {
     if (!gpu) return "unused: no GPU";
     if (value == "1")
-        return "used by CUDA, WARNING: 1 queue makes streams wait for each other, so that communication does not run "
-               "beside matmuls; unset it (Megatron wanted it for tensor parallelism, which is not used here)";
+        return "used by CUDA, WARNING: with 1 queue streams wait for each other, so communication does not overlap "
+               "with matmuls; unset it (Megatron wanted it for tensor parallelism, which is not used here)";
     return "used by CUDA: hardware queues for streams";
 }
 
-// Values are the user's: nothing in them may break the line or fill the screen.
+// A value without control characters, shortened, so that it can neither break the line nor fill the screen.
 std::string shown(std::string value) {
     for (char& c : value)
         if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = '?';
@@ -103,16 +99,4 @@ std::vector<std::string> environment_lines(const std::vector<std::string>& varia
 
 std::vector<std::string> environment_lines(int ranks, bool gpu) {
     return environment_lines(own_environment(), ranks, gpu);
-}
-
-std::string host_name() {
-    if (const char* given = std::getenv(kHost)) return given;
-    char name[256] = "";
-    ::gethostname(name, sizeof name - 1);
-    return name;
-}
-
-std::string forced_bf16_linear() {
-    const char* name = std::getenv(kForceBf16);
-    return name ? name : "";
 }

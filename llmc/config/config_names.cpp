@@ -1,0 +1,32 @@
+// Other names under which options are accepted: their former names, and flags of Megatron-LM.
+#include "llmc/config/config_table.h"
+
+const std::vector<RenamedOption>& renamed_options() {
+    static const std::vector<RenamedOption> all = {
+        {"fp8-min-gain", "fp8-min-speedup"},
+        {"fp8-health-interval", "fp8-stats-interval"},
+    };
+    return all;
+}
+
+const char* current_name(const std::string& old_name) {
+    for (const RenamedOption& renamed : renamed_options())
+        if (old_name == renamed.old_name) return renamed.name;
+    return nullptr;
+}
+
+const std::vector<Spelling>& spellings() {
+    static const std::vector<Spelling> all = {
+        {"use-distributed-optimizer", "zero", "1", "0"},
+        {"overlap-grad-reduce", "overlap", "on", "off"},
+        {"overlap-param-gather", "overlap", "on", "off"},
+        {"fp8-param-gather", "param-comm-dtype", "fp8", "bf16"},
+    };
+    return all;
+}
+
+const Spelling* find_spelling(const std::string& name) {
+    for (const Spelling& spelling : spellings())
+        if (name == spelling.name) return &spelling;
+    return nullptr;
+}
