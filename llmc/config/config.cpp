@@ -61,12 +61,25 @@ std::pair<std::string, std::string> respell(const Spelling& spelling, const Json
     return {spelling.option, value};
 }
 
+// An option that is said twice must be said alike where one of the two is another trainer's flag for a value of it.
+struct Respelled {
+    std::string where, option, value;
+    void require_no_other(const std::string& other, const std::string& other_value) const {
+        Config meant, said;
+        const OptionValue& row = find_option(option)->value;
+        const bool valid = row.set(meant, row.parse(value)) && row.set(said, row.parse(other_value));
+        REQUIRE(!valid || row.get(meant) == row.get(said), "%s is --%s %s, and %s says %s: leave one of the two out",
+                where.c_str(), option.c_str(), value.c_str(), other.c_str(), other_value.c_str());
+    }
+};
+
 // ---- command line ----
 
 // The command line in the spelling that cxxopts reads: names with dashes, llm.c's options by their long names,
 // and one --option=value for each word of a list, so that a glob which the shell expanded works.
 std::vector<std::string> normalise(int argc, const char* const* argv, std::vector<std::string>* notes) {
     std::vector<std::string> words = {argc > 0 ? argv[0] : "train"};
+    std::vector<Respelled> respelled;
     std::string list;        // the list option that bare words belong to
     bool list_empty = false;
     auto end_list = [&] { REQUIRE(!list_empty, "--%s needs a value", list.c_str()); };
@@ -87,6 +100,7 @@ std::vector<std::string> normalise(int argc, const char* const* argv, std::vecto
         if (const Spelling* spelling = find_spelling(name)) {
             const Json on = value.empty() ? Json(true) : parse_flag(value.substr(1));
             std::tie(name, value) = respell(*spelling, on, option, notes);
+            respelled.push_back({option + (on.get<bool>() ? "" : "=false"), name, value});
             value = "=" + value;
         }
         if (!is_option(name)) {
@@ -101,6 +115,13 @@ std::vector<std::string> normalise(int argc, const char* const* argv, std::vecto
         if (!list_empty) words.push_back("--" + name + value);
     }
     end_list();
+    for (const Respelled& said : respelled) {
+        const std::string name = "--" + said.option;
+        for (size_t i = 1; i < words.size(); i++) {
+            if (words[i].rfind(name + "=", 0) == 0) said.require_no_other(name, words[i].substr(name.size() + 1));
+            if (words[i] == name && i + 1 < words.size()) said.require_no_other(name, words[i + 1]);
+        }
+    }
     return words;
 }
 
@@ -199,6 +220,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
     const Json object = read_json_object(path);
     const Json* use_fp8 = nullptr;
     bool recipe_beside = false;
+    std::vector<Respelled> respelled;
     for (const auto& [key, value] : object.items()) {
         std::string name = dashes(key);
         if (name == "use-fp8") {
@@ -209,6 +231,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
                 key.c_str());
         if (const Spelling* spelling = find_spelling(name)) {
             const auto [option, word] = respell(*spelling, value, path + ": " + name, notes);
+            respelled.push_back({path + ": " + name, option, word});
             settings[option] = {find_option(option)->value.parse(word), path + ": " + name};
             continue;
         }
@@ -216,6 +239,9 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
         settings[name] = {value, path + ": " + name};
         recipe_beside = recipe_beside || name == "fp8-recipe";
     }
+    for (const Respelled& said : respelled)
+        for (const auto& [key, value] : object.items())
+            if (dashes(key) == said.option) said.require_no_other("\"" + key + "\"", json_text(value));
     if (use_fp8) collect_use_fp8(path, *use_fp8, recipe_beside, settings, notes);
 }
 
@@ -411,6 +437,13 @@ std::string config_to_text(const Config& config, const std::string&) {
 ConfigDiff config_diff(const std::string& saved_json, const Config& config, const std::string& family) {
     Json saved = Json::parse(saved_json, nullptr, false);
     REQUIRE(saved.is_object(), "the checkpoint's options are not a JSON object");
+    // As a version wrote it that had the flag for an option of its own.
+    for (const Spelling& spelling : spellings()) {
+        const auto flag = saved.find(spelling.name);
+        if (flag == saved.end() || !flag->is_boolean() || saved.contains(spelling.option)) continue;
+        saved[spelling.option] = flag->get<bool>() ? spelling.when_true : spelling.when_false;
+        saved.erase(spelling.name);
+    }
     const ModelPreset* preset = find_model_preset(config.model);
     CHECK(preset && preset->family == family, "configuration of family %s has model %s", family.c_str(),
           config.model.c_str());

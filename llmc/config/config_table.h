@@ -68,7 +68,7 @@ struct ForeignRow {
 };
 const std::vector<ForeignRow>& foreign_rows();
 
-// Flags of Megatron that are one value of an option here.
+// Flags of Megatron that are one value of an option here, and none that contradicts it may stand beside.
 struct Spelling {
     const char* name;                // "fp8-param-gather"
     const char* option;              // "param-comm-dtype"

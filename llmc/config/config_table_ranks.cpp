@@ -68,6 +68,7 @@ const std::vector<Spelling>& spellings() {
         {"overlap-grad-reduce", "overlap", "on", "off"},
         {"overlap-param-gather", "overlap", "on", "off"},
         {"fp8-param-gather", "param-comm-dtype", "fp8", "bf16"},
+        {"swiglu", "activation", "swiglu", "gelu"},
     };
     return all;
 }
