@@ -38,7 +38,7 @@ ROWS = [
     same("use_rmsnorm", "true", "normalization", "RMSNorm"),
     same("use_rope", "true", "position-embedding-type", "rope"),
     same("use_qk_norm", "true", "qk-layernorm", True),
-    same("use_swiglu", "true", "swiglu", True),
+    same("use_swiglu", "true", "activation", "swiglu"),
     same("bias", "false", "disable-bias-linear", True),
     other("use_rmsnorm use_rope use_qk_norm use_swiglu bias", "that is the preset's", when="true false"),
     other("dropout", "no dropout here either", when="0 0.0"),

@@ -17,7 +17,9 @@ MODEL = [
     take("encoder-seq-length", "seq-length", "integer"),
     take("group-query-attention", "", "flag", "num-query-groups says how many", keep="grouped"),
     take("num-query-groups", "num-query-groups", "integer", keep="groups"),
-    take("swiglu qk-layernorm untie-embeddings-and-output-weights disable-bias-linear", "*", "flag"),
+    same("swiglu", "true", "activation", "swiglu"),
+    same("swiglu", "false", "activation", "gelu"),
+    take("qk-layernorm untie-embeddings-and-output-weights disable-bias-linear", "*", "flag"),
     take("normalization", "normalization", "text", when="layernorm rmsnorm"),
     cannot("normalization", "there are LayerNorm and RMSNorm"),
     take("norm-epsilon layernorm-epsilon", "norm-epsilon", "number"),
@@ -199,7 +201,7 @@ FILES = [
 
 DEFAULTS = [
     Default("normalization", "LayerNorm"), Default("position-embedding-type", "learned_absolute"),
-    Default("swiglu", False), Default("disable-bias-linear", False),
+    Default("activation", "gelu"), Default("disable-bias-linear", False),
     Default("untie-embeddings-and-output-weights", False), Default("rotary-base", 10000),
     Default("dtype", "fp32", "neither --bf16 nor --fp16"),
     Default("lr-decay-style", "linear"), Default("min-lr", 0), Default("lr-warmup-iters", 0),
