@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-enum class Activation : uint8_t { kGelu, kSwiglu };
+enum class Activation : uint8_t { kGelu, kSwiglu, kRelu2 };
 
 struct ActivationFunction {
     Activation kind;
@@ -18,6 +18,7 @@ struct ActivationFunction {
 inline constexpr ActivationFunction kActivations[] = {
     {Activation::kGelu, "gelu", false, true, "gelu_new", "tanh form"},
     {Activation::kSwiglu, "swiglu", true, false, "silu", "SiLU(gate) * up"},
+    {Activation::kRelu2, "relu2", false, false, "relu2", "max(x, 0)^2"},
 };
 
 constexpr const ActivationFunction& activation_function(Activation kind) {

@@ -25,6 +25,13 @@ struct Swiglu {
     }
 };
 
+struct Relu2 {
+    // x second, so that a NaN comes through.
+    template <typename A> static Vec<A> relu(Vec<A> x) { return max(Vec<A>(), x); }
+    template <typename A> static Vec<A> value(Vec<A> x) { return relu(x) * relu(x); }
+    template <typename A> static Vec<A> gradient(Vec<A> dout, Vec<A> x) { return dout * (relu(x) + relu(x)); }
+};
+
 template <typename F, typename A>
 constexpr bool is_gated = requires(Vec<A> v) { F::value(v, v); };
 
@@ -32,6 +39,7 @@ template <typename Call> void with_activation(Activation kind, Call&& call) {
     switch (kind) {
         case Activation::kGelu: return call(Gelu{});
         case Activation::kSwiglu: return call(Swiglu{});
+        case Activation::kRelu2: return call(Relu2{});
     }
 }
 

@@ -58,10 +58,18 @@ struct Swiglu {
     }
 };
 
+// Source: So et al., arXiv 2109.08668. A NaN comes through.
+struct Relu2 {
+    __device__ static float relu(float x) { return x <= 0.0f ? 0.0f : x; }
+    template <typename T> __device__ static float value(float x) { return relu(x) * relu(x); }
+    template <typename T> __device__ static float derivative(float x) { return 2.0f * relu(x); }
+};
+
 template <typename Call> void with_activation(Activation kind, Call&& call) {
     switch (kind) {
         case Activation::kGelu: return call(Gelu{});
         case Activation::kSwiglu: return call(Swiglu{});
+        case Activation::kRelu2: return call(Relu2{});
     }
 }
 template <typename F>

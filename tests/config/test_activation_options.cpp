@@ -16,6 +16,8 @@ TEST_CASE("config: --activation and Megatron's flags for it say the same, or are
     CHECK(contains(refusal("gpt2", {"--dry-run", "--config", both.path}), "leave one of the two out"));
     TempFile file("{\"swiglu\": true}");
     CHECK(parse("gpt2", {"--dry-run", "--config", file.path}).config.shape.activation == Activation::kSwiglu);
+    CHECK(parse("llama", {"--dry-run", "--squared-relu"}).config.shape.activation == Activation::kRelu2);
+    CHECK(contains(refusal("llama", {"--dry-run", "--squared-relu", "--swiglu"}), "leave one of the two out"));
     // The command line wins over the file.
     CHECK(parse("gpt2", {"--dry-run", "--config", file.path, "--activation", "gelu"}).config.shape.activation
           == Activation::kGelu);

@@ -226,6 +226,53 @@ TEST_CASE("cpu swiglu") {
         }
 }
 
+TEST_CASE("cpu relu2") {
+    Ctx ctx;
+    for (Dtype type : kTypes)
+        for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
+            HostTensor in = activation_values(type, N * F), dout = random_tensor(type, N * F, 2);
+            in.set(0, -0.0);
+            HostTensor out(type, N * F), din(type, N * F), want(Dtype::kFp64, N * F), dwant(want);
+            cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = N,
+                                          .F = F});
+            cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
+                                           .in = in.view(), .N = N, .F = F});
+            const double round = 1.01 * (unit_roundoff(type) + 2 * acc_roundoff(type));
+            for (int64_t i = 0; i < N * F; i++) {
+                const double relu = in.get(i) > 0 ? in.get(i) : 0;
+                want.set(i, relu * relu), dwant.set(i, 2 * relu * dout.get(i));
+            }
+            check_close("relu2", out, want, [&](int64_t i) { return round * std::fabs(want.get(i)) + kTiny; });
+            check_close("relu2 gradient", din, dwant,
+                        [&](int64_t i) { return round * std::fabs(dwant.get(i)) + kTiny; });
+            CHECK_FALSE(std::signbit(out.get(0)));   // of -0
+            cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = in.view(), .dout = dout.view(),
+                                           .in = in.view(), .N = N, .F = F});
+            CHECK(in.same_bits(din));   // in place
+        }
+}
+
+TEST_CASE("cpu relu2 of what is not finite") {
+    Ctx ctx;
+    const double inf = HUGE_VAL, nan = std::nan("");
+    for (Dtype type : kTypes)
+        for (int64_t at : {0, 8, 10}) {   // within a whole vector and at the odd end
+            HostTensor in(type, 11), dout(type, 11), out(type, 11), din(type, 11);
+            in.fill(1), dout.fill(1);
+            for (auto [x, value, gradient] : {std::tuple{nan, nan, nan}, {inf, inf, inf}, {-inf, 0.0, 0.0}}) {
+                in.set(at, x);
+                cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = 1,
+                                              .F = 11});
+                cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
+                                               .in = in.view(), .N = 1, .F = 11});
+                CHECK((std::isnan(value) ? std::isnan(out.get(at)) : out.get(at) == value));
+                CHECK((std::isnan(gradient) ? std::isnan(din.get(at)) : din.get(at) == gradient));
+                CHECK(out.get(1) == 1);
+                CHECK(din.get(1) == 2);
+            }
+        }
+}
+
 TEST_CASE("cpu activation gradients match finite differences") {
     Ctx ctx;
     const int64_t N = 3, F = 5;
@@ -236,6 +283,13 @@ TEST_CASE("cpu activation gradients match finite differences") {
                                    .in = in.view(), .N = N, .F = 2 * F});
     check_gradient("gelu", in, din, [&] {
         cpu::activation_forward(ctx, {.kind = Activation::kGelu, .out = out.view(), .in = in.view(), .N = N,
+                                      .F = 2 * F});
+        return dot_product(out, dout);
+    });
+    cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
+                                   .in = in.view(), .N = N, .F = 2 * F});
+    check_gradient("relu2", in, din, [&] {
+        cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = N,
                                       .F = 2 * F});
         return dot_product(out, dout);
     });

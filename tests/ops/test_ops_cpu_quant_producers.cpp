@@ -119,6 +119,8 @@ const std::map<std::string, Producer> kProducers = {
     {"attention_backward", {kWidth, false, false, attention_backward}},
     {"gelu_forward", {C, true, false, activation_forward<Activation::kGelu>}},
     {"gelu_backward", {C, true, false, activation_backward<Activation::kGelu>}},
+    {"relu2_forward", {C, true, false, activation_forward<Activation::kRelu2>}},
+    {"relu2_backward", {C, true, false, activation_backward<Activation::kRelu2>}},
     {"swiglu_forward", {C, true, false, activation_forward<Activation::kSwiglu>}},
     {"swiglu_backward", {2 * C, true, false, activation_backward<Activation::kSwiglu>}},
 };

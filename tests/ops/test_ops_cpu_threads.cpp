@@ -230,6 +230,7 @@ const std::map<std::string, Operation> kOperations = {
     {"embedding", embedding},
     {"gelu", activation<Activation::kGelu>},
     {"swiglu", activation<Activation::kSwiglu>},
+    {"relu2", activation<Activation::kRelu2>},
     {"bias_backward", bias},
     {"classifier and sums", loss},
     {"gemm", matmul},

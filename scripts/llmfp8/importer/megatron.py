@@ -19,6 +19,7 @@ MODEL = [
     take("num-query-groups", "num-query-groups", "integer", keep="groups"),
     same("swiglu", "true", "activation", "swiglu"),
     same("swiglu", "false", "activation", "gelu"),
+    same("squared-relu", "true", "activation", "relu2"),
     take("qk-layernorm untie-embeddings-and-output-weights disable-bias-linear", "*", "flag"),
     take("normalization", "normalization", "text", when="layernorm rmsnorm"),
     cannot("normalization", "there are LayerNorm and RMSNorm"),
@@ -37,9 +38,9 @@ MODEL = [
            "can learn by heart"),
     other("make-vocab-size-divisible-by", "stored rows are padded to a multiple of 128, which suits FP8 (16) and every "
           "rank count; exports have the true size"),
-    cannot("squared-relu openai-gelu quick-geglu geglu add-qkv-bias apply-layernorm-1p window-size attention-sink "
-           "multi-latent-attention mtp-num-layers hybrid-* spec", "the layers are LayerNorm or RMSNorm, gelu or "
-           "swiglu, attention over all earlier positions"),
+    cannot("openai-gelu quick-geglu geglu add-qkv-bias apply-layernorm-1p window-size attention-sink "
+           "multi-latent-attention mtp-num-layers hybrid-* spec", "the layers are LayerNorm or RMSNorm, gelu, "
+           "swiglu or relu2, attention over all earlier positions"),
     cannot("num-experts moe-* expert-*", _MOE),
     other("no-position-embedding add-position-embedding", "position-embedding-type says it"),
 ]
