@@ -220,17 +220,19 @@ QkNormBackwardArgs qk_backward(const View& v, const Dims& d) {
             .k_weight = v("k_weight"), .N = d.N, .NH = d.NH, .NKV = d.NKV, .HS = d.HS};
 }
 
-template <int inputs> std::vector<Field> activation_fields(const Dims& d) {
-    return {{"in", kB, inputs * d.N * d.F}, {"out", kB, d.N * d.F}};
+constexpr Activation kGelu = Activation::kGelu, kSwiglu = Activation::kSwiglu;
+template <Activation kind> std::vector<Field> activation_fields(const Dims& d) {
+    return {{"in", kB, d.N * activation_inputs(kind, d.F)}, {"out", kB, d.N * d.F}};
 }
-template <int inputs> std::vector<Field> activation_backward_fields(const Dims& d) {
-    return {{"in", kB, inputs * d.N * d.F}, {"dout", kB, d.N * d.F}, {"din", kB, inputs * d.N * d.F}};
+template <Activation kind> std::vector<Field> activation_backward_fields(const Dims& d) {
+    const int64_t inputs = d.N * activation_inputs(kind, d.F);
+    return {{"in", kB, inputs}, {"dout", kB, d.N * d.F}, {"din", kB, inputs}};
 }
-ActivationForwardArgs activation(const View& v, const Dims& d) {
-    return {.out = v("out"), .in = v("in"), .N = d.N, .F = d.F};
+template <Activation kind> ActivationForwardArgs activation(const View& v, const Dims& d) {
+    return {.kind = kind, .out = v("out"), .in = v("in"), .N = d.N, .F = d.F};
 }
-ActivationBackwardArgs activation_backward(const View& v, const Dims& d) {
-    return {.din = v("din"), .dout = v("dout"), .in = v("in"), .N = d.N, .F = d.F};
+template <Activation kind> ActivationBackwardArgs activation_backward(const View& v, const Dims& d) {
+    return {.kind = kind, .din = v("din"), .dout = v("dout"), .in = v("in"), .N = d.N, .F = d.F};
 }
 std::vector<Field> bias_fields(const Dims& d) {
     return {{"dout", kB, d.N * d.F}, {"dbias", kF, d.F}, {"scratch", kF, kPartialRows * d.F, Fill::kScratch}};
@@ -299,10 +301,10 @@ std::vector<Bench> benches() {
                         norm_forward<false>, 8 * NC(L)));
     all.push_back(bench("rmsnorm_backward 8B", L, norm_fields, cuda::rmsnorm_backward,
                         cpu::rmsnorm_backward, norm_backward<false>, 8 * NC(L)));
-    all.push_back(bench("swiglu_forward 8B", L, activation_fields<2>, cuda::swiglu_forward,
-                        cpu::swiglu_forward, activation, 6 * NF(L)));
-    all.push_back(bench("swiglu_backward 8B", L, activation_backward_fields<2>, cuda::swiglu_backward,
-                        cpu::swiglu_backward, activation_backward, 10 * NF(L)));
+    all.push_back(bench("swiglu_forward 8B", L, activation_fields<kSwiglu>, cuda::activation_forward,
+                        cpu::activation_forward, activation<kSwiglu>, 6 * NF(L)));
+    all.push_back(bench("swiglu_backward 8B", L, activation_backward_fields<kSwiglu>, cuda::activation_backward,
+                        cpu::activation_backward, activation_backward<kSwiglu>, 10 * NF(L)));
     all.push_back(bench("rope_forward 8B", L, rope_fields, cuda::rope_forward, cpu::rope_forward, rope_args,
                         4 * heads(L, L.NH + L.NKV) + 4.0 * static_cast<double>(L.T * L.HS)));
     all.push_back(bench("qk_norm_forward 8B", L, qkv_fields, cuda::qk_norm_forward, cpu::qk_norm_forward,
@@ -342,10 +344,10 @@ std::vector<Bench> benches() {
                         cpu::layernorm_forward, norm_forward<true>, 8 * NC(G)));
     all.push_back(bench("layernorm_backward 124M", G, norm_fields, cuda::layernorm_backward,
                         cpu::layernorm_backward, norm_backward<true>, 8 * NC(G)));
-    all.push_back(bench("gelu_forward 124M", G, activation_fields<1>, cuda::gelu_forward, cpu::gelu_forward,
-                        activation, 4 * NF(G)));
-    all.push_back(bench("gelu_backward 124M", G, activation_backward_fields<1>, cuda::gelu_backward,
-                        cpu::gelu_backward, activation_backward, 6 * NF(G)));
+    all.push_back(bench("gelu_forward 124M", G, activation_fields<kGelu>, cuda::activation_forward,
+                        cpu::activation_forward, activation<kGelu>, 4 * NF(G)));
+    all.push_back(bench("gelu_backward 124M", G, activation_backward_fields<kGelu>, cuda::activation_backward,
+                        cpu::activation_backward, activation_backward<kGelu>, 6 * NF(G)));
     all.push_back(bench("bias_backward 124M (3072)", G, bias_fields, cuda::bias_backward, cpu::bias_backward,
                         bias_args, 2 * NF(G)));
     all.push_back(bench("classifier 124M", G, classifier_fields, cuda::classifier, cpu::classifier,

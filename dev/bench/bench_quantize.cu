@@ -59,19 +59,18 @@ template <Dtype from> void quantize(Ctx& ctx, Tensors& t, const Shape& s, Ask as
 void amax(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
     cuda::amax(ctx, {.slot = request(t, Ask::kRecord, s.N, s.C).slot, .in = t("in", kB, s.N * s.C)});
 }
-template <bool swiglu> void forward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
+template <Activation kind> void forward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
     const Tensor out = ask == Ask::kRecord ? t("out", kB, s.N * s.C) : Tensor{};
-    (swiglu ? cuda::swiglu_forward : cuda::gelu_forward)(
-        ctx, {.out = out, .in = t("in", kB, (swiglu ? 2 : 1) * s.N * s.C), .N = s.N, .F = s.C,
-              .quant = request(t, ask, s.N, s.C)});
+    cuda::activation_forward(ctx, {.kind = kind, .out = out, .in = t("in", kB, s.N * activation_inputs(kind, s.C)),
+                                   .N = s.N, .F = s.C, .quant = request(t, ask, s.N, s.C)});
 }
 // GPT-2 has biases.
-template <bool swiglu> void backward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
-    const int64_t C = (swiglu ? 2 : 1) * s.C;
+template <Activation kind> void backward(Ctx& ctx, Tensors& t, const Shape& s, Ask ask) {
+    const int64_t C = activation_inputs(kind, s.C);
     const Tensor din = ask == Ask::kRecord || ask == Ask::kSums ? t("din", kB, s.N * C) : Tensor{};
-    (swiglu ? cuda::swiglu_backward : cuda::gelu_backward)(
-        ctx, {.din = din, .dout = t("dout", kB, s.N * s.C), .in = t("in", kB, s.N * C), .N = s.N, .F = s.C,
-              .quant = request(t, ask, s.N, C, !swiglu)});
+    cuda::activation_backward(ctx, {.kind = kind, .din = din, .dout = t("dout", kB, s.N * s.C),
+                                    .in = t("in", kB, s.N * C), .N = s.N, .F = s.C,
+                                    .quant = request(t, ask, s.N, C, !activation_function(kind).gated)});
 }
 // Weights that exist as fp32 masters and FP8 only, with bf16 moments.
 template <bool with_amax> void adamw(Ctx& ctx, Tensors& t, const Shape& s, Ask) {
@@ -104,22 +103,22 @@ const Row kRows[] = {
     {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kCurrent, 6},
     {"quantize fp32", quantize<kF>, kQkvWeight, Ask::kSquares, 6},
     {"amax", amax, kX, Ask::kRecord, 2},
-    {"swiglu_forward", forward<true>, kUp, Ask::kDelayed, 6},
-    {"swiglu_forward", forward<true>, kUp, Ask::kCounts, 6},
-    {"swiglu_forward", forward<true>, kUp, Ask::kRecord, 6},
-    {"swiglu_forward", forward<true>, kUp, Ask::kBlocks, 6 + kGrids},
-    {"swiglu_backward", backward<true>, kUp, Ask::kDelayed, 10},
-    {"swiglu_backward", backward<true>, kUp, Ask::kDelayedE5m2, 10},
-    {"swiglu_backward", backward<true>, kUp, Ask::kCounts, 10},
-    {"swiglu_backward", backward<true>, kUp, Ask::kRecord, 10},
-    {"swiglu_backward", backward<true>, kUp, Ask::kBlocks, 10 + 2 * kGrids},
-    {"gelu_forward", forward<false>, kSmallUp, Ask::kDelayed, 4},
-    {"gelu_forward", forward<false>, kSmallUp, Ask::kRecord, 4},
-    {"gelu_forward", forward<false>, kSmallUp, Ask::kBlocks, 4 + kGrids},
-    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kDelayedE5m2, 6},
-    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kRecord, 6},
-    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kBlocks, 6 + kGrids},
-    {"gelu_backward, dbias", backward<false>, kSmallUp, Ask::kSums, 6},
+    {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kDelayed, 6},
+    {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kCounts, 6},
+    {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kRecord, 6},
+    {"swiglu_forward", forward<Activation::kSwiglu>, kUp, Ask::kBlocks, 6 + kGrids},
+    {"swiglu_backward", backward<Activation::kSwiglu>, kUp, Ask::kDelayed, 10},
+    {"swiglu_backward", backward<Activation::kSwiglu>, kUp, Ask::kDelayedE5m2, 10},
+    {"swiglu_backward", backward<Activation::kSwiglu>, kUp, Ask::kCounts, 10},
+    {"swiglu_backward", backward<Activation::kSwiglu>, kUp, Ask::kRecord, 10},
+    {"swiglu_backward", backward<Activation::kSwiglu>, kUp, Ask::kBlocks, 10 + 2 * kGrids},
+    {"gelu_forward", forward<Activation::kGelu>, kSmallUp, Ask::kDelayed, 4},
+    {"gelu_forward", forward<Activation::kGelu>, kSmallUp, Ask::kRecord, 4},
+    {"gelu_forward", forward<Activation::kGelu>, kSmallUp, Ask::kBlocks, 4 + kGrids},
+    {"gelu_backward, dbias", backward<Activation::kGelu>, kSmallUp, Ask::kDelayedE5m2, 6},
+    {"gelu_backward, dbias", backward<Activation::kGelu>, kSmallUp, Ask::kRecord, 6},
+    {"gelu_backward, dbias", backward<Activation::kGelu>, kSmallUp, Ask::kBlocks, 6 + kGrids},
+    {"gelu_backward, dbias", backward<Activation::kGelu>, kSmallUp, Ask::kSums, 6},
     {"adamw without amax", adamw<false>, kDownWeight, Ask::kRecord, 20},
     {"adamw with amax", adamw<true>, kDownWeight, Ask::kRecord, 20},
 };

@@ -63,7 +63,7 @@ void put_gpt2(OrderedJson& out, const ModelConfig& c) {
     out["n_head"] = c.num_attention_heads;
     out["n_inner"] = nullptr;  // four times the width
     if (c.ffn_hidden_size != 4 * c.hidden_size) out["n_inner"] = c.ffn_hidden_size;
-    out["activation_function"] = "gelu_new";
+    out["activation_function"] = activation_function(c.activation).hf;
     out["layer_norm_epsilon"] = c.norm_eps;
     out["initializer_range"] = c.init_std;
     // The model was trained without dropout; the class's default is 0.1.
@@ -86,7 +86,7 @@ void put_llama(OrderedJson& out, const ModelConfig& c, bool qwen3, int64_t posit
     out["num_attention_heads"] = c.num_attention_heads;
     out["num_key_value_heads"] = c.num_query_groups;
     out["head_dim"] = c.kv_channels;
-    out["hidden_act"] = "silu";
+    out["hidden_act"] = activation_function(c.activation).hf;
     out["max_position_embeddings"] = positions;
     out["initializer_range"] = c.init_std;
     out["rms_norm_eps"] = c.norm_eps;
@@ -119,7 +119,7 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["max_positions"] = positions;
     out["norm"] = c.norm == Norm::kLayerNorm ? "layer" : "rms";
     out["position"] = c.position == PositionEmbedding::kLearned ? "learned" : "rope";
-    out["activation"] = c.activation == Activation::kGelu ? "gelu" : "swiglu";
+    out["activation"] = activation_function(c.activation).name;
     out["rotary_base"] = c.rotary_base;
     out["rope_scaling"] = {{"factor", c.rope_scaling.factor},
                            {"low_freq_factor", c.rope_scaling.low_freq_factor},
@@ -241,6 +241,22 @@ void read_rope(const Fields& f, ModelConfig& c) {
     if (c.rotary_base <= 0) f.refuse("rope_theta", "a positive number is needed");
 }
 
+// The name of a row where it may stand, or null: in a class whose MLP has no gate, and in a file of our own.
+const char* plain_activation(const ActivationFunction& row) { return row.gated ? nullptr : row.hf; }
+const char* named_activation(const ActivationFunction& row) { return row.name; }
+
+Activation read_activation(const Fields& f, const char* field, const char* (*name_of)(const ActivationFunction&)) {
+    std::string name = f.text(field), known;
+    if (name_of == plain_activation && name == "gelu_pytorch_tanh") name = "gelu_new";   // the same function
+    for (const ActivationFunction& row : kActivations) {
+        const char* spelling = name_of(row);
+        if (!spelling) continue;
+        if (name == spelling) return row.kind;
+        known += (known.empty() ? "\"" : "\", \"") + std::string(spelling);
+    }
+    f.refuse(field, strf("supported are %s\"; gelu is in its tanh form", known.c_str()).c_str());
+}
+
 ModelConfig read_gpt2(const Fields& f) {
     ModelConfig c;
     c.vocab_size = f.size("vocab_size", kMaxVocab);
@@ -253,9 +269,7 @@ ModelConfig read_gpt2(const Fields& f) {
     c.ffn_hidden_size = f.size_or("n_inner", 4 * c.hidden_size);
     c.norm_eps = f.number_or("layer_norm_epsilon", 1e-5);
     c.init_std = f.number_or("initializer_range", 0.02);
-    const std::string activation = f.has("activation_function") ? f.text("activation_function") : "gelu_new";
-    if (activation != "gelu_new" && activation != "gelu_pytorch_tanh")
-        f.refuse("activation_function", "only \"gelu_new\", the tanh form, is supported");
+    if (f.has("activation_function")) c.activation = read_activation(f, "activation_function", plain_activation);
     f.only("scale_attn_weights", true, "only scaled attention is supported");
     f.only("scale_attn_by_inverse_layer_idx", false, "this scaling is not supported");
     f.only("add_cross_attention", false, "cross attention is not supported");
@@ -313,7 +327,7 @@ ModelConfig read_own(const Fields& f) {
     c.norm = f.one_of("norm", "layer", Norm::kLayerNorm, "rms", Norm::kRmsNorm);
     c.position =
         f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
-    c.activation = f.one_of("activation", "gelu", Activation::kGelu, "swiglu", Activation::kSwiglu);
+    c.activation = read_activation(f, "activation", named_activation);
     c.rotary_base = f.number("rotary_base");
     const Fields scaling = f.child("rope_scaling");
     c.rope_scaling = {.factor = scaling.number("factor"),

@@ -67,6 +67,18 @@ std::pair<std::string, std::string> respell(const Spelling& spelling, const Json
     return {spelling.option, value};
 }
 
+// An option that is said twice must be said alike where one of the two is another trainer's flag for a value of it.
+struct Respelled {
+    std::string where, option, value;
+    void require_no_other(const std::string& other, const std::string& other_value) const {
+        Config meant, said;
+        const OptionValue& row = find_option(option)->value;
+        const bool valid = row.set(meant, row.parse(value)) && row.set(said, row.parse(other_value));
+        REQUIRE(!valid || row.get(meant) == row.get(said), "%s is --%s %s, and %s says %s: leave one of the two out",
+                where.c_str(), option.c_str(), value.c_str(), other.c_str(), other_value.c_str());
+    }
+};
+
 // ---- command line ----
 
 struct CommandLine {
@@ -83,14 +95,18 @@ bool is_short(const std::string& word) {
 // Splits "--name=value", resolves other spellings of the name, and raises the error of an unknown one. The value is
 // empty without "="; `next` is the word after it.
 std::pair<std::string, std::optional<std::string>> read_option(const std::string& word, const std::string& next,
+                                                               std::vector<Respelled>& respelled,
                                                                std::vector<std::string>* notes) {
     const std::string option = word.substr(0, word.find('='));
     std::optional<std::string> value;
     if (option.size() < word.size()) value = word.substr(option.size() + 1);
     std::string name = is_long(word) ? dashes(option.substr(2)) : llmc_option(option);
     if (is_long(word)) name = without_old_name(name, option, notes);
-    if (const Spelling* spelling = find_spelling(name))
-        std::tie(name, value) = respell(*spelling, value ? parse_flag(*value) : Json(true), option, notes);
+    if (const Spelling* spelling = find_spelling(name)) {
+        const Json on = value ? parse_flag(*value) : Json(true);
+        std::tie(name, value) = respell(*spelling, on, option, notes);
+        respelled.push_back({option + (on.get<bool>() ? "" : "=false"), name, *value});
+    }
     if (!is_option(name))
         fail_unknown_option(option, dashes(option.substr(is_long(word) ? 2 : 1)), value.value_or(next),
                             option_names());
@@ -104,6 +120,7 @@ std::pair<std::string, std::optional<std::string>> read_option(const std::string
 // a glob which the shell has expanded works.
 CommandLine read_command_line(int argc, const char* const* argv, std::vector<std::string>* notes) {
     CommandLine line;
+    std::vector<Respelled> respelled;
     std::string taker;    // the option that takes the next word; "" if none does
     bool waits = false;   // it has no value yet
     const auto require_value = [&] { REQUIRE(!waits, "--%s needs a value", taker.c_str()); };
@@ -117,7 +134,7 @@ CommandLine read_command_line(int argc, const char* const* argv, std::vector<std
         } else {
             require_value();
             const std::string next = i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "";
-            const auto [name, value] = read_option(word, next, notes);
+            const auto [name, value] = read_option(word, next, respelled, notes);
             line.help = line.help || name == "help";
             line.print_options = line.print_options || name == "print-options";
             if (value) line.options.emplace_back(name, *value);
@@ -128,6 +145,9 @@ CommandLine read_command_line(int argc, const char* const* argv, std::vector<std
         if (!waits && !(row && row->value.list)) taker.clear();
     }
     require_value();
+    for (const Respelled& said : respelled)
+        for (const auto& [name, value] : line.options)
+            if (name == said.option) said.require_no_other("--" + name, value);
     return line;
 }
 
@@ -190,6 +210,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
     const Json object = read_json_object(path);
     const Json* use_fp8 = nullptr;
     bool recipe_beside = false;
+    std::vector<Respelled> respelled;
     for (const auto& [key, value] : object.items()) {
         const std::string written = dashes(key);
         if (written == "use-fp8") {
@@ -202,6 +223,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
                 path.c_str(), key.c_str(), name.c_str());
         if (const Spelling* spelling = find_spelling(name)) {
             const auto [option, word] = respell(*spelling, value, path + ": " + name, notes);
+            respelled.push_back({path + ": " + name, option, word});
             settings[option] = {find_option(option)->value.parse(word), path + ": " + name};
             continue;
         }
@@ -209,6 +231,9 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
         settings[name] = {value, path + ": " + name};
         recipe_beside = recipe_beside || name == "fp8-recipe";
     }
+    for (const Respelled& said : respelled)
+        for (const auto& [key, value] : object.items())
+            if (dashes(key) == said.option) said.require_no_other("\"" + key + "\"", json_text(value));
     if (use_fp8) collect_use_fp8(path, *use_fp8, recipe_beside, settings, notes);
 }
 
@@ -406,6 +431,13 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config, cons
             saved[renamed.name] = *found;
             saved.erase(renamed.old_name);
         }
+    // As a version wrote it that had the flag for an option of its own.
+    for (const Spelling& spelling : spellings()) {
+        const auto flag = saved.find(spelling.name);
+        if (flag == saved.end() || !flag->is_boolean() || saved.contains(spelling.option)) continue;
+        saved[spelling.option] = flag->get<bool>() ? spelling.when_true : spelling.when_false;
+        saved.erase(spelling.name);
+    }
     const ModelPreset* preset = find_model_preset(config.model);
     CHECK(preset && preset->family == family, "configuration of family %s has model %s", family.c_str(),
           config.model.c_str());

@@ -21,6 +21,8 @@ const std::vector<Spelling>& spellings() {
         {"overlap-grad-reduce", "overlap", "on", "off"},
         {"overlap-param-gather", "overlap", "on", "off"},
         {"fp8-param-gather", "param-comm-dtype", "fp8", "bf16"},
+        {"swiglu", "activation", "swiglu", "gelu"},
+        {"squared-relu", "activation", "relu2", "gelu"},
     };
     return all;
 }

@@ -19,7 +19,8 @@ bool is_rope(const Config& c) { return c.shape.position == PositionEmbedding::kR
 const char* unless(bool acts, const char* reason) { return acts ? nullptr : reason; }
 
 const char* no_fusable_gelu(const Config& c) {
-    if (c.shape.activation == Activation::kSwiglu) return "the activation is swiglu, there is no gelu";
+    if (!activation_function(c.shape.activation).in_gemm_epilogue)
+        return "the activation is not gelu (--activation, Megatron's --swiglu)";
     if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the quantized tensor";
     return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as an operation of its own");
 }
@@ -54,12 +55,12 @@ const Conditions kShards = {{"synthetic-data", "false",
 
 // ---- defaults that follow from other options ----
 
-// Megatron's widths for a reshaped model: 4C, or two thirds of it where swiglu has a third matrix.
+// Megatron's widths for a reshaped model: 4C, or two thirds of it where a gate is a third matrix.
 void derive_ffn(Config& c, const Given& given) {
-    if (!given.has("hidden-size") && !given.has("swiglu")) return;
-    bool swiglu = c.shape.activation == Activation::kSwiglu;
-    c.shape.ffn_hidden_size = swiglu ? std::max<int64_t>(c.shape.hidden_size * 8 / 3 / 64 * 64, 64)
-                                     : c.shape.hidden_size * 4;
+    if (!given.has("hidden-size") && !given.has("activation")) return;
+    const bool gated = activation_function(c.shape.activation).gated;
+    c.shape.ffn_hidden_size = gated ? std::max<int64_t>(c.shape.hidden_size * 8 / 3 / 64 * 64, 64)
+                                    : c.shape.hidden_size * 4;
 }
 
 void derive_groups(Config& c, const Given& given) {
@@ -107,6 +108,22 @@ using Rows = std::vector<OptionRow>;
 constexpr OnResume kMust = OnResume::kMustMatch;
 constexpr OnResume kSilent = OnResume::kSilent;
 
+std::vector<std::pair<std::string, Activation>> activation_words() {
+    std::vector<std::pair<std::string, Activation>> words;
+    for (const ActivationFunction& row : kActivations) words.emplace_back(row.name, row.kind);
+    return words;
+}
+
+const char* activation_help() {
+    static const std::string text = [] {
+        std::string functions;
+        for (const ActivationFunction& row : kActivations)
+            functions += strf("%s %s (%s)", functions.empty() ? ":" : ",", row.name, row.help);
+        return "activation function of the feed-forward part" + functions;
+    }();
+    return text.c_str();
+}
+
 void add_model_sizes(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kModel;
     rows.insert(rows.end(), {
@@ -117,12 +134,12 @@ void add_model_sizes(Rows& rows) {
          .help = "transformer blocks", .on_resume = kMust},
         {.name = "hidden-size", .group = group, .value = integer(AT(shape.hidden_size), 8, 1 << 17),
          .help = "width of the residual stream, a multiple of 8", .on_resume = kMust},
-        {.name = "swiglu", .group = group,
-         .value = flag(AT(shape.activation), Activation::kSwiglu, Activation::kGelu),
-         .help = "gated SiLU in the feed-forward part instead of gelu (tanh form)", .on_resume = kMust},
+        {.name = "activation", .group = group, .value = choice<Activation>(AT(shape.activation), activation_words()),
+         .help = activation_help(), .on_resume = kMust},
         {.name = "ffn-hidden-size", .group = group, .value = integer(AT(shape.ffn_hidden_size), 8, 1 << 19),
          .help = "width of the feed-forward part, a multiple of 8", .derive = derive_ffn,
-         .derived = "4x hidden size, 8/3x with swiglu, if one of them is set", .on_resume = kMust},
+         .derived = "4x hidden size, 8/3x with a gate (swiglu), if --hidden-size or --activation is set",
+         .on_resume = kMust},
         {.name = "num-attention-heads", .group = group,
          .value = integer(AT(shape.num_attention_heads), 1, 1024), .help = "query heads", .on_resume = kMust},
         {.name = "num-query-groups", .group = group, .value = integer(AT(shape.num_query_groups), 1, 1024),

@@ -96,7 +96,7 @@ struct RenamedOption {
 const std::vector<RenamedOption>& renamed_options();
 const char* current_name(const std::string& old_name);   // null if it is no former name
 
-// Flags of Megatron-LM that correspond to one value of an option here.
+// Flags of Megatron-LM that correspond to one value of an option here; an option that contradicts one is refused.
 struct Spelling {
     const char* name;                // "fp8-param-gather"
     const char* option;              // "param-comm-dtype"

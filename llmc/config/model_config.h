@@ -4,9 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/activation.h"
+
 enum class Norm { kLayerNorm, kRmsNorm };
 enum class PositionEmbedding { kLearned, kRope };
-enum class Activation { kGelu, kSwiglu };
 
 // The llama3 rule (rope_type "llama3" of Hugging Face configurations); factor 0 means no scaling.
 struct RopeScaling {
@@ -44,7 +45,7 @@ struct ModelConfig {
     int64_t q_width() const { return num_attention_heads * kv_channels; }
     int64_t kv_width() const { return num_query_groups * kv_channels; }
     int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
-    int64_t up_width() const { return (activation == Activation::kSwiglu ? 2 : 1) * ffn_hidden_size; }
+    int64_t up_width() const { return activation_inputs(activation, ffn_hidden_size); }
 };
 
 struct ModelPreset {

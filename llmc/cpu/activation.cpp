@@ -1,4 +1,4 @@
-// gelu, swiglu and the gradient of a bias, CPU.
+// Activation functions and the gradient of a bias, CPU.
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/math.h"
 #include "llmc/cpu/quantize.h"
@@ -6,45 +6,79 @@
 namespace cpu {
 namespace {
 
-template <typename T> void gelu_forward_all(const ActivationForwardArgs& args) {
+// ---- a functor for each activation function: value(x) and gradient(dout, x), or, of a gated one, value(gate, up) and
+// gradient(dout, gate, up), which puts both gradients in place of gate and up
+
+struct Gelu {
+    template <typename A> static Vec<A> value(Vec<A> x) { return gelu(x); }
+    template <typename A> static Vec<A> gradient(Vec<A> dout, Vec<A> x) { return dout * gelu_derivative(x); }
+};
+
+struct Swiglu {
+    template <typename A> static Vec<A> value(Vec<A> gate, Vec<A> up) { return gate * sigmoid_pair(gate).of_x * up; }
+    // d(silu)/dg = s (1 + g (1 - s)), s = sigmoid(g).
+    template <typename A> static void gradient(Vec<A> dout, Vec<A>& gate, Vec<A>& up) {
+        const SigmoidPair<A> s = sigmoid_pair(gate);
+        const Vec<A> dgate = dout * up * (s.of_x * fma(gate, s.of_minus_x, Vec<A>(A(1))));
+        up = dout * (gate * s.of_x);
+        gate = dgate;
+    }
+};
+
+struct Relu2 {
+    // x second, so that a NaN comes through.
+    template <typename A> static Vec<A> relu(Vec<A> x) { return max(Vec<A>(), x); }
+    template <typename A> static Vec<A> value(Vec<A> x) { return relu(x) * relu(x); }
+    template <typename A> static Vec<A> gradient(Vec<A> dout, Vec<A> x) { return dout * (relu(x) + relu(x)); }
+};
+
+template <typename F, typename A>
+constexpr bool is_gated = requires(Vec<A> v) { F::value(v, v); };
+
+template <typename Call> void with_activation(Activation kind, Call&& call) {
+    switch (kind) {
+        case Activation::kGelu: return call(Gelu{});
+        case Activation::kSwiglu: return call(Swiglu{});
+        case Activation::kRelu2: return call(Relu2{});
+    }
+}
+
+// ---- the operation, of functions without and with a gate
+
+template <typename T, typename F> void forward_all(F, const ActivationForwardArgs& args) {
     for_pieces(args.N * args.F, [&](int64_t begin, int64_t count) {
         const T* in = args.in.as<T>() + begin;
         T* out = args.out.as<T>() + begin;
-        for_lanes<Acc<T>>(count, [&](int64_t i, auto n) { store(out + i, gelu(load(in + i, n)), n); });
+        for_lanes<Acc<T>>(count, [&](int64_t i, auto n) { store(out + i, F::value(load(in + i, n)), n); });
     });
 }
 
-template <typename T> void gelu_backward_all(const ActivationBackwardArgs& args) {
+template <typename T, typename F> void backward_all(F, const ActivationBackwardArgs& args) {
     for_pieces(args.N * args.F, [&](int64_t begin, int64_t count) {
         const T *in = args.in.as<T>() + begin, *dout = args.dout.as<T>() + begin;
         T* din = args.din.as<T>() + begin;
         for_lanes<Acc<T>>(count, [&](int64_t i, auto n) {
-            store(din + i, load(dout + i, n) * gelu_derivative(load(in + i, n)), n);
+            store(din + i, F::gradient(load(dout + i, n), load(in + i, n)), n);
         });
     });
 }
 
-template <typename T> void swiglu_forward_row(const ActivationForwardArgs& args, int64_t row) {
-    const int64_t F = args.F;
-    const T *gate = args.in.as<T>() + row * 2 * F, *up = gate + F;
-    T* out = args.out.as<T>() + row * F;
-    for_lanes<Acc<T>>(F, [&](int64_t i, auto n) {
-        Vec<Acc<T>> g = load(gate + i, n);
-        store(out + i, g * sigmoid_pair(g).of_x * load(up + i, n), n);
+template <typename T, typename F> void gated_forward_row(F, const ActivationForwardArgs& args, int64_t row) {
+    const T *gate = args.in.as<T>() + row * 2 * args.F, *up = gate + args.F;
+    T* out = args.out.as<T>() + row * args.F;
+    for_lanes<Acc<T>>(args.F, [&](int64_t i, auto n) {
+        store(out + i, F::value(load(gate + i, n), load(up + i, n)), n);
     });
 }
 
-// d(silu)/dg = s (1 + g (1 - s)), s = sigmoid(g).
-template <typename T> void swiglu_backward_row(const ActivationBackwardArgs& args, int64_t row) {
-    using A = Acc<T>;
-    const int64_t F = args.F;
-    const T *gate = args.in.as<T>() + row * 2 * F, *up = gate + F, *dout = args.dout.as<T>() + row * F;
-    T* dgate = args.din.as<T>() + row * 2 * F;
-    for_lanes<A>(F, [&](int64_t i, auto n) {
-        Vec<A> g = load(gate + i, n), u = load(up + i, n), dy = load(dout + i, n);
-        SigmoidPair<A> s = sigmoid_pair(g);
-        store(dgate + i, dy * u * (s.of_x * fma(g, s.of_minus_x, Vec<A>(A(1)))), n);
-        store(dgate + F + i, dy * (g * s.of_x), n);
+template <typename T, typename F> void gated_backward_row(F, const ActivationBackwardArgs& args, int64_t row) {
+    const T *gate = args.in.as<T>() + row * 2 * args.F, *up = gate + args.F, *dout = args.dout.as<T>() + row * args.F;
+    T* dgate = args.din.as<T>() + row * 2 * args.F;
+    for_lanes<Acc<T>>(args.F, [&](int64_t i, auto n) {
+        Vec<Acc<T>> g = load(gate + i, n), u = load(up + i, n);
+        F::gradient(load(dout + i, n), g, u);
+        store(dgate + i, g, n);
+        store(dgate + args.F + i, u, n);
     });
 }
 
@@ -62,57 +96,49 @@ template <typename T> void bias_all(const BiasBackwardArgs& args) {
     add_partials_to_grad(args.dbias, partial, runs.count, C, C);
 }
 
-// Calls body(tag, args), whose output is there, and quantises that. Input rows have `inputs` times F elements.
-template <typename Body>
-void run_forward(const char* op, const ActivationForwardArgs& given, int64_t inputs, Body&& body) {
-    ActivationForwardArgs args = given;
-    const Dtype T = args.in.dtype;
-    const QuantResult result(op, given.quant, given.out, T, args.N, args.F);
-    args.out = result.tensor();
-    check_tensor(op, "in", args.in, T, inputs * args.N * args.F);
-    check_tensor(op, "out", args.out, T, args.N * args.F);
-    for_working_type(op, T, [&](auto tag) { body(tag, args); });
-    result.quantize();
-}
-template <typename Body>
-void run_backward(const char* op, const ActivationBackwardArgs& given, int64_t inputs, Body&& body) {
-    ActivationBackwardArgs args = given;
-    const Dtype T = args.in.dtype;
-    const QuantResult result(op, given.quant, given.din, T, args.N, inputs * args.F);
-    args.din = result.tensor();
-    check_tensor(op, "in", args.in, T, inputs * args.N * args.F);
-    check_tensor(op, "din", args.din, T, inputs * args.N * args.F);
-    check_tensor(op, "dout", args.dout, T, args.N * args.F);
-    for_working_type(op, T, [&](auto tag) { body(tag, args); });
-    result.quantize();
-}
-
 }  // namespace
 
-void gelu_forward(Ctx&, const ActivationForwardArgs& args) {
-    run_forward("gelu_forward", args, 1, []<typename T>(Tag<T>, const ActivationForwardArgs& complete) {
-        gelu_forward_all<T>(complete);
+// The output is there even if only quantised copies of it are asked for.
+void activation_forward(Ctx&, const ActivationForwardArgs& given) {
+    constexpr const char* kOp = "activation_forward";
+    ActivationForwardArgs args = given;
+    const Dtype working = args.in.dtype;
+    const QuantResult result(kOp, given.quant, given.out, working, args.N, args.F);
+    args.out = result.tensor();
+    check_tensor(kOp, "in", args.in, working, args.N * activation_inputs(args.kind, args.F));
+    check_tensor(kOp, "out", args.out, working, args.N * args.F);
+    for_working_type(kOp, working, [&]<typename T>(Tag<T>) {
+        with_activation(args.kind, [&](auto function) {
+            if constexpr (!is_gated<decltype(function), Acc<T>>) return forward_all<T>(function, args);
+            else {
+#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
+                for (int64_t n = 0; n < args.N; n++) gated_forward_row<T>(function, args, n);
+            }
+        });
     });
+    result.quantize();
 }
 
-void gelu_backward(Ctx&, const ActivationBackwardArgs& args) {
-    run_backward("gelu_backward", args, 1, []<typename T>(Tag<T>, const ActivationBackwardArgs& complete) {
-        gelu_backward_all<T>(complete);
+void activation_backward(Ctx&, const ActivationBackwardArgs& given) {
+    constexpr const char* kOp = "activation_backward";
+    ActivationBackwardArgs args = given;
+    const Dtype working = args.in.dtype;
+    const int64_t inputs = activation_inputs(args.kind, args.F);
+    const QuantResult result(kOp, given.quant, given.din, working, args.N, inputs);
+    args.din = result.tensor();
+    check_tensor(kOp, "in", args.in, working, args.N * inputs);
+    check_tensor(kOp, "din", args.din, working, args.N * inputs);
+    check_tensor(kOp, "dout", args.dout, working, args.N * args.F);
+    for_working_type(kOp, working, [&]<typename T>(Tag<T>) {
+        with_activation(args.kind, [&](auto function) {
+            if constexpr (!is_gated<decltype(function), Acc<T>>) return backward_all<T>(function, args);
+            else {
+#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
+                for (int64_t n = 0; n < args.N; n++) gated_backward_row<T>(function, args, n);
+            }
+        });
     });
-}
-
-void swiglu_forward(Ctx&, const ActivationForwardArgs& args) {
-    run_forward("swiglu_forward", args, 2, []<typename T>(Tag<T>, const ActivationForwardArgs& complete) {
-#pragma omp parallel for schedule(static) if (complete.N * complete.F >= kParallelElems)
-        for (int64_t n = 0; n < complete.N; n++) swiglu_forward_row<T>(complete, n);
-    });
-}
-
-void swiglu_backward(Ctx&, const ActivationBackwardArgs& args) {
-    run_backward("swiglu_backward", args, 2, []<typename T>(Tag<T>, const ActivationBackwardArgs& complete) {
-#pragma omp parallel for schedule(static) if (complete.N * complete.F >= kParallelElems)
-        for (int64_t n = 0; n < complete.N; n++) swiglu_backward_row<T>(complete, n);
-    });
+    result.quantize();
 }
 
 void bias_backward(Ctx&, const BiasBackwardArgs& args) {

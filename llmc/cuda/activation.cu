@@ -1,5 +1,5 @@
-// gelu, swiglu, and the gradient of a bias. gelu and swiglu exist twice: as plain kernels, and as producers of
-// quantised tiles; both take the arithmetic of one element from the same functions, so their bf16 bits agree.
+// Activation functions, and the gradient of a bias. An activation exists twice: as a plain kernel, and as a producer of
+// quantised tiles; both take the arithmetic of one element from one functor, so their bf16 bits agree.
 #include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/quantize.cuh"
 
@@ -31,31 +31,58 @@ template <typename T> __device__ inline float gelu_sigmoid(float x) {
     if constexpr (std::is_same_v<T, bf16>) return reciprocal_approx(1.0f + exp2_approx(gelu_argument(x, -kLog2E)));
     else return sigmoid<T>(gelu_argument(x, 1.0f));
 }
-template <typename T> __device__ inline float gelu(float x) { return x * gelu_sigmoid<T>(x); }
-template <typename T> __device__ inline float gelu_derivative(float x) {
-    const float s = gelu_sigmoid<T>(x), complement = sigmoid_complement<T>(gelu_argument(x, 1.0f), s);
-    const float slope = fmaf(3.0f * kGeluSlope * kGeluCubic, x * x, kGeluSlope);
-    return fmaf(x * s * complement, slope, s);
-}
 
-template <typename T> __device__ inline float swiglu(float gate, float up) {
-    return up * (gate * sigmoid<T>(gate));
-}
-// s = sigmoid(gate); dup = dout gate s; dgate = dout up s (1 + gate (1 - s)).
-template <typename T> __device__ inline void swiglu_derivative(float dout, float& gate, float& up) {
-    const float s = sigmoid<T>(gate), dup = dout * gate * s;
-    gate = dout * up * s * (1.0f + gate * sigmoid_complement<T>(gate, s));
-    up = dup;
-}
+// ---- a functor for each activation function, float arithmetic for results of type T: value(x) and derivative(x), or,
+// of a gated one, value(gate, up) and gradient(dout, gate, up), which puts both gradients in place of gate and up
 
-// Math: out = gelu(in); see gelu above.
 // Source: Hendrycks, Gimpel, arXiv 1606.08415.
+struct Gelu {
+    template <typename T> __device__ static float value(float x) { return x * gelu_sigmoid<T>(x); }
+    template <typename T> __device__ static float derivative(float x) {
+        const float s = gelu_sigmoid<T>(x), complement = sigmoid_complement<T>(gelu_argument(x, 1.0f), s);
+        const float slope = fmaf(3.0f * kGeluSlope * kGeluCubic, x * x, kGeluSlope);
+        return fmaf(x * s * complement, slope, s);
+    }
+};
+
+// Source: Shazeer, arXiv 2002.05202.
+struct Swiglu {
+    template <typename T> __device__ static float value(float gate, float up) {
+        return up * (gate * sigmoid<T>(gate));
+    }
+    // s = sigmoid(gate); dup = dout gate s; dgate = dout up s (1 + gate (1 - s)).
+    template <typename T> __device__ static void gradient(float dout, float& gate, float& up) {
+        const float s = sigmoid<T>(gate), dup = dout * gate * s;
+        gate = dout * up * s * (1.0f + gate * sigmoid_complement<T>(gate, s));
+        up = dup;
+    }
+};
+
+// Source: So et al., arXiv 2109.08668. A NaN comes through.
+struct Relu2 {
+    __device__ static float relu(float x) { return x <= 0.0f ? 0.0f : x; }
+    template <typename T> __device__ static float value(float x) { return relu(x) * relu(x); }
+    template <typename T> __device__ static float derivative(float x) { return 2.0f * relu(x); }
+};
+
+template <typename Call> void with_activation(Activation kind, Call&& call) {
+    switch (kind) {
+        case Activation::kGelu: return call(Gelu{});
+        case Activation::kSwiglu: return call(Swiglu{});
+        case Activation::kRelu2: return call(Relu2{});
+    }
+}
+template <typename F>
+constexpr bool is_gated = requires { F::template value<float>(0.0f, 0.0f); };
+
+// Math: out = F(in).
+// Source: the functor's.
 // Traffic: in read, out written, once.
 // Requires: kWidth > 1 needs aligned tensors; the odd elements at the end go one by one.
 // Parallel: a thread owns 2 vectors, a block's width apart.
 constexpr int kVecsPerThread = 2;
-template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads) gelu_forward_kernel(T* out, const T* in, int64_t elems) {
+template <typename F, typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads) activation_forward_kernel(T* out, const T* in, int64_t elems) {
     const int64_t vectors = elems / kWidth;
     const int64_t first = int64_t{blockIdx.x} * kThreads * kVecsPerThread + threadIdx.x;
     float value[kVecsPerThread][kWidth];
@@ -69,21 +96,21 @@ __global__ void __launch_bounds__(kThreads) gelu_forward_kernel(T* out, const T*
         const int64_t v = first + k * kThreads;
         if (v >= vectors) continue;
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) value[k][i] = gelu<T>(value[k][i]);
+        for (int i = 0; i < kWidth; i++) value[k][i] = F::template value<T>(value[k][i]);
         store_floats<T, kWidth>(out + v * kWidth, value[k]);
     }
     const int64_t rest = vectors * kWidth + threadIdx.x;
-    if (blockIdx.x == 0 && rest < elems) out[rest] = from_float<T>(gelu<T>(to_float(in[rest])));
+    if (blockIdx.x == 0 && rest < elems) out[rest] = from_float<T>(F::template value<T>(to_float(in[rest])));
 }
 
-// Math: din = dout gelu'(in).
+// Math: din = dout F'(in).
 // Source: derivative of the forward.
 // Traffic: dout, in read, din written, once.
-// Requires: as gelu_forward_kernel; din may be in.
+// Requires: as activation_forward_kernel; din may be in.
 // Parallel: a thread owns 2 vectors, a block's width apart.
-template <typename T, int kWidth>
+template <typename F, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    gelu_backward_kernel(T* din, const T* dout, const T* in, int64_t elems) {
+    activation_backward_kernel(T* din, const T* dout, const T* in, int64_t elems) {
     const int64_t vectors = elems / kWidth;
     const int64_t first = int64_t{blockIdx.x} * kThreads * kVecsPerThread + threadIdx.x;
     float value[kVecsPerThread][kWidth], grad[kVecsPerThread][kWidth];
@@ -98,70 +125,70 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t v = first + k * kThreads;
         if (v >= vectors) continue;
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) grad[k][i] *= gelu_derivative<T>(value[k][i]);
+        for (int i = 0; i < kWidth; i++) grad[k][i] *= F::template derivative<T>(value[k][i]);
         store_floats<T, kWidth>(din + v * kWidth, grad[k]);
     }
     const int64_t rest = vectors * kWidth + threadIdx.x;
     if (blockIdx.x == 0 && rest < elems) {
-        din[rest] = from_float<T>(to_float(dout[rest]) * gelu_derivative<T>(to_float(in[rest])));
+        din[rest] = from_float<T>(to_float(dout[rest]) * F::template derivative<T>(to_float(in[rest])));
     }
 }
 
-// Math: out = gate sigmoid(gate) up.
-// Source: Shazeer, arXiv 2002.05202.
+// Math: out = F(gate, up), where row = [gate | up].
+// Source: the functor's.
 // Traffic: gate, up read, out written, once.
-// Requires: kWidth > 1 needs F a multiple of it and aligned tensors.
+// Requires: kWidth > 1 needs the width a multiple of it and aligned tensors.
 // Parallel: a thread owns kWidth columns of kRows rows; a block kThreads * kWidth columns of them.
 constexpr int kRows = 2;
-template <typename T, int kWidth>
+template <typename F, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    swiglu_forward_kernel(T* out, const T* in, int64_t N, int64_t F, int tiles) {
+    gated_forward_kernel(T* out, const T* in, int64_t N, int64_t width, int tiles) {
     const int64_t row = int64_t{blockIdx.x / tiles} * kRows;
     const int64_t column = (int64_t{blockIdx.x % tiles} * kThreads + threadIdx.x) * kWidth;
-    if (column >= F) return;
+    if (column >= width) return;
     float gate[kRows][kWidth], up[kRows][kWidth];
 #pragma unroll
     for (int r = 0; r < kRows; r++) {
-        const T* from = in + (row + r) * 2 * F + column;
+        const T* from = in + (row + r) * 2 * width + column;
         if (row + r < N) load_floats<T, kWidth>(from, gate[r]);
-        if (row + r < N) load_floats<T, kWidth>(from + F, up[r]);
+        if (row + r < N) load_floats<T, kWidth>(from + width, up[r]);
     }
 #pragma unroll
     for (int r = 0; r < kRows; r++) {
         if (row + r >= N) continue;
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) up[r][i] = swiglu<T>(gate[r][i], up[r][i]);
-        store_floats<T, kWidth>(out + (row + r) * F + column, up[r]);
+        for (int i = 0; i < kWidth; i++) up[r][i] = F::template value<T>(gate[r][i], up[r][i]);
+        store_floats<T, kWidth>(out + (row + r) * width + column, up[r]);
     }
 }
 
-// Math: swiglu_derivative above.
+// Math: the gradients of gate and up.
 // Source: derivative of the forward.
 // Traffic: dout, gate, up read, dgate, dup written, once.
-// Requires: as swiglu_forward_kernel; din may be in.
-// Parallel: as swiglu_forward_kernel.
-template <typename T, int kWidth>
+// Requires: as gated_forward_kernel; din may be in.
+// Parallel: as gated_forward_kernel.
+template <typename F, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    swiglu_backward_kernel(T* din, const T* dout, const T* in, int64_t N, int64_t F, int tiles) {
+    gated_backward_kernel(T* din, const T* dout, const T* in, int64_t N, int64_t width, int tiles) {
     const int64_t row = int64_t{blockIdx.x / tiles} * kRows;
     const int64_t column = (int64_t{blockIdx.x % tiles} * kThreads + threadIdx.x) * kWidth;
-    if (column >= F) return;
+    if (column >= width) return;
     float gate[kRows][kWidth], up[kRows][kWidth], grad[kRows][kWidth];
 #pragma unroll
     for (int r = 0; r < kRows; r++) {
-        const T* from = in + (row + r) * 2 * F + column;
+        const T* from = in + (row + r) * 2 * width + column;
         if (row + r < N) load_floats<T, kWidth>(from, gate[r]);
-        if (row + r < N) load_floats<T, kWidth>(from + F, up[r]);
-        if (row + r < N) load_floats<T, kWidth>(dout + (row + r) * F + column, grad[r]);
+        if (row + r < N) load_floats<T, kWidth>(from + width, up[r]);
+        if (row + r < N) load_floats<T, kWidth>(dout + (row + r) * width + column, grad[r]);
     }
 #pragma unroll
     for (int r = 0; r < kRows; r++) {
         if (row + r >= N) continue;
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) swiglu_derivative<T>(grad[r][i], gate[r][i], up[r][i]);
-        T* to = din + (row + r) * 2 * F + column;
+        for (int i = 0; i < kWidth; i++) F::template gradient<T>(grad[r][i], gate[r][i], up[r][i]);
+        T* to = din + (row + r) * 2 * width + column;
         store_floats<T, kWidth>(to, gate[r]);
-        store_floats<T, kWidth>(to + F, up[r]);
+        store_floats<T, kWidth>(to + width, up[r]);
     }
 }
 
@@ -204,7 +231,7 @@ __global__ void __launch_bounds__(kLanes* kBiasWarps)
 
 struct NoColumns {};
 
-struct GeluProducer {
+template <typename F> struct Producer {
     static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 1;
     enum : unsigned { kStagedCasts = kActivationCasts & ~cast_bit(TileCast::kNone) };
     struct Raw {
@@ -212,44 +239,44 @@ struct GeluProducer {
     };
     using Columns = NoColumns;
     const bf16* in;
-    int64_t F;
+    int64_t width;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ const bf16* part(const TileThread& t, int r, int) const { return t.at(in, r, F); }
+    __device__ const bf16* part(const TileThread& t, int r, int) const { return t.at(in, r, width); }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float value[8];
         unpack<bf16>(raw.part[0], value);
 #pragma unroll
-        for (int i = 0; i < 8; i++) value[i] = gelu<bf16>(value[i]);
+        for (int i = 0; i < 8; i++) value[i] = F::template value<bf16>(value[i]);
         x[0] = pack<bf16>(value);
     }
 };
 
-struct GeluBackwardProducer {
+template <typename F> struct BackwardProducer {
     static constexpr int kOutputs = 1, kBlocksPerSm = 4;
     struct Raw {
         uint4 in, dout;
     };
     using Columns = NoColumns;
     const bf16 *dout, *in;
-    int64_t F;
+    int64_t width;
 
     __device__ void columns(int64_t, Columns&) const {}
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        raw.in = load_vec(t.at(in, r, F));
-        raw.dout = load_vec(t.at(dout, r, F));
+        raw.in = load_vec(t.at(in, r, width));
+        raw.dout = load_vec(t.at(dout, r, width));
     }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float value[8], grad[8];
         unpack<bf16>(raw.in, value);
         unpack<bf16>(raw.dout, grad);
 #pragma unroll
-        for (int i = 0; i < 8; i++) grad[i] *= gelu_derivative<bf16>(value[i]);
+        for (int i = 0; i < 8; i++) grad[i] *= F::template derivative<bf16>(value[i]);
         x[0] = pack<bf16>(grad);
     }
 };
 
-struct SwigluProducer {
+template <typename F> struct GatedProducer {
     static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 2;
     enum : unsigned { kStagedCasts = kActivationCasts & ~cast_bit(TileCast::kNone) };
     struct Raw {
@@ -257,23 +284,23 @@ struct SwigluProducer {
     };
     using Columns = NoColumns;
     const bf16* in;
-    int64_t F;
+    int64_t width;
 
     __device__ void columns(int64_t, Columns&) const {}
-    __device__ const bf16* part(const TileThread& t, int r, int p) const { return t.at(in + p * F, r, 2 * F); }
+    __device__ const bf16* part(const TileThread& t, int r, int p) const { return t.at(in + p * width, r, 2 * width); }
     __device__ void compute(const Raw& raw, const Columns&, uint4 (&x)[1]) const {
         float gate[8], up[8];
         unpack<bf16>(raw.part[0], gate);
         unpack<bf16>(raw.part[1], up);
 #pragma unroll
-        for (int i = 0; i < 8; i++) up[i] = swiglu<bf16>(gate[i], up[i]);
+        for (int i = 0; i < 8; i++) up[i] = F::template value<bf16>(gate[i], up[i]);
         x[0] = pack<bf16>(up);
     }
 };
 
 // Both halves of din = [dgate | dup] at once, or, where the border between the halves cuts blocks of 128 columns
 // (outputs = 1), the half that a column belongs to, at the price of computing both twice.
-template <int outputs> struct SwigluBackwardProducer {
+template <typename F, int outputs> struct GatedBackwardProducer {
     static constexpr int kOutputs = outputs, kBlocksPerSm = 2;
     struct Raw {
         uint4 gate, up, dout;
@@ -282,14 +309,14 @@ template <int outputs> struct SwigluBackwardProducer {
         bool second;   // half, with one output
     };
     const bf16 *dout, *in;
-    int64_t F;
+    int64_t width;
 
-    __device__ void columns(int64_t column, Columns& to) const { to.second = outputs == 1 && column >= F; }
+    __device__ void columns(int64_t column, Columns& to) const { to.second = outputs == 1 && column >= width; }
     __device__ void load(const TileThread& t, int r, Raw& raw) const {
-        const int64_t left = outputs == 1 && t.column() >= F ? F : 0;
-        raw.gate = load_vec(t.at(in, r, 2 * F) - left);
-        raw.up = load_vec(t.at(in, r, 2 * F) - left + F);
-        raw.dout = load_vec(t.at(dout, r, F) - left);
+        const int64_t left = outputs == 1 && t.column() >= width ? width : 0;
+        raw.gate = load_vec(t.at(in, r, 2 * width) - left);
+        raw.up = load_vec(t.at(in, r, 2 * width) - left + width);
+        raw.dout = load_vec(t.at(dout, r, width) - left);
     }
     __device__ void compute(const Raw& raw, const Columns& half, uint4 (&x)[outputs]) const {
         float gate[8], up[8], grad[8];
@@ -297,7 +324,7 @@ template <int outputs> struct SwigluBackwardProducer {
         unpack<bf16>(raw.up, up);
         unpack<bf16>(raw.dout, grad);
 #pragma unroll
-        for (int i = 0; i < 8; i++) swiglu_derivative<bf16>(grad[i], gate[i], up[i]);
+        for (int i = 0; i < 8; i++) F::template gradient<bf16>(grad[i], gate[i], up[i]);
         if constexpr (outputs == 2) x[0] = pack<bf16>(gate), x[1] = pack<bf16>(up);
         else x[0] = half.second ? pack<bf16>(up) : pack<bf16>(gate);
     }
@@ -322,102 +349,126 @@ unsigned flat_blocks(int64_t elems, int width) {
     return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), kThreads * kVecsPerThread));
 }
 
-}  // namespace
-
-void gelu_forward(Ctx& ctx, const ActivationForwardArgs& args) {
+template <typename F> void forward(Ctx& ctx, F, const ActivationForwardArgs& args) {
+    constexpr const char* kOp = "activation_forward";
     const int64_t elems = args.N * args.F;
     if (args.quant) {
-        check_quant_input(args.in, elems, "gelu_forward");
-        return quantize_tiles(ctx, GeluProducer{args.in.as<bf16>(), args.F}, args.quant, args.out, args.N, args.F,
-                              "gelu_forward");
+        check_quant_input(args.in, elems, kOp);
+        return quantize_tiles(ctx, Producer<F>{args.in.as<bf16>(), args.F}, args.quant, args.out, args.N, args.F, kOp);
     }
-    check_shapes(args.in, args.out, args.in, elems, elems, "gelu_forward");
-    dispatch(args.in.dtype, "gelu_forward", [&](auto type) {
+    check_shapes(args.in, args.out, args.in, elems, elems, kOp);
+    dispatch(args.in.dtype, kOp, [&](auto type) {
         using T = decltype(type);
         T *out = args.out.as<T>(), *in = args.in.as<T>();
         with_width<T>(vectorizable<T>(0, {out, in}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            gelu_forward_kernel<T, kWidth>
+            activation_forward_kernel<F, T, kWidth>
                 <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(out, in, elems);
-            CHECK_LAUNCH("gelu_forward_kernel");
+            CHECK_LAUNCH("activation_forward_kernel");
         });
     });
 }
 
-void gelu_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
+template <typename F> void backward(Ctx& ctx, F, const ActivationBackwardArgs& args) {
+    constexpr const char* kOp = "activation_backward";
     const int64_t elems = args.N * args.F;
     if (args.quant) {
-        check_quant_input(args.in, elems, "gelu_backward");
-        check_quant_input(args.dout, elems, "gelu_backward");
-        return quantize_tiles(ctx, GeluBackwardProducer{args.dout.as<bf16>(), args.in.as<bf16>(), args.F}, args.quant,
-                              args.din, args.N, args.F, "gelu_backward");
+        check_quant_input(args.in, elems, kOp);
+        check_quant_input(args.dout, elems, kOp);
+        return quantize_tiles(ctx, BackwardProducer<F>{args.dout.as<bf16>(), args.in.as<bf16>(), args.F}, args.quant,
+                              args.din, args.N, args.F, kOp);
     }
-    check_shapes(args.din, args.dout, args.in, elems, elems, "gelu_backward");
-    dispatch(args.in.dtype, "gelu_backward", [&](auto type) {
+    check_shapes(args.din, args.dout, args.in, elems, elems, kOp);
+    dispatch(args.in.dtype, kOp, [&](auto type) {
         using T = decltype(type);
         T *din = args.din.as<T>(), *dout = args.dout.as<T>(), *in = args.in.as<T>();
         with_width<T>(vectorizable<T>(0, {din, dout, in}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            gelu_backward_kernel<T, kWidth>
+            activation_backward_kernel<F, T, kWidth>
                 <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(din, dout, in, elems);
-            CHECK_LAUNCH("gelu_backward_kernel");
+            CHECK_LAUNCH("activation_backward_kernel");
         });
     });
 }
 
-void swiglu_forward(Ctx& ctx, const ActivationForwardArgs& args) {
-    const int64_t N = args.N, F = args.F;
+// Blocks of a gated kernel: row pairs times tiles of columns.
+template <int kWidth, typename Launch> void with_tiles(int64_t N, int64_t F, Launch&& launch) {
+    const int64_t tiles = ceil_div(F, kThreads * kWidth);
+    launch(grid_size(ceil_div(N, kRows) * tiles), static_cast<int>(tiles));
+}
+
+template <typename F> void gated_forward(Ctx& ctx, F, const ActivationForwardArgs& args) {
+    constexpr const char* kOp = "activation_forward";
+    const int64_t N = args.N, columns = args.F;
     if (args.quant) {
-        check_quant_input(args.in, N * 2 * F, "swiglu_forward");
-        return quantize_tiles(ctx, SwigluProducer{args.in.as<bf16>(), F}, args.quant, args.out, N, F,
-                              "swiglu_forward");
+        check_quant_input(args.in, N * 2 * columns, kOp);
+        return quantize_tiles(ctx, GatedProducer<F>{args.in.as<bf16>(), columns}, args.quant, args.out, N, columns,
+                              kOp);
     }
-    check_shapes(args.in, args.out, args.in, N * 2 * F, N * F, "swiglu_forward");
-    dispatch(args.in.dtype, "swiglu_forward", [&](auto type) {
+    check_shapes(args.in, args.out, args.in, N * 2 * columns, N * columns, kOp);
+    dispatch(args.in.dtype, kOp, [&](auto type) {
         using T = decltype(type);
         T *out = args.out.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(F, {out, in}), [&](auto width) {
+        with_width<T>(vectorizable<T>(columns, {out, in}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            const int64_t tiles = ceil_div(F, kThreads * kWidth);
-            swiglu_forward_kernel<T, kWidth>
-                <<<grid_size(ceil_div(N, kRows) * tiles), kThreads, 0, stream_of(ctx)>>>(
-                    out, in, N, F, static_cast<int>(tiles));
-            CHECK_LAUNCH("swiglu_forward_kernel");
+            with_tiles<kWidth>(N, columns, [&](unsigned blocks, int tiles) {
+                gated_forward_kernel<F, T, kWidth>
+                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, N, columns, tiles);
+            });
+            CHECK_LAUNCH("gated_forward_kernel");
         });
     });
 }
 
 // Whether nothing is left to do: where the halves of din share a block of 128 columns, the tiles of one half are read
 // while others are written, so the bf16 copy, perhaps in place, waits for the plain kernel.
-static bool quantised_swiglu_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
-    const int64_t N = args.N, F = args.F;
-    check_quant_input(args.in, N * 2 * F, "swiglu_backward");
-    check_quant_input(args.dout, N * F, "swiglu_backward");
+template <typename F> bool quantized_gated_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
+    constexpr const char* kOp = "activation_backward";
+    const int64_t N = args.N, columns = args.F;
+    check_quant_input(args.in, N * 2 * columns, kOp);
+    check_quant_input(args.dout, N * columns, kOp);
     const bf16 *dout = args.dout.as<bf16>(), *in = args.in.as<bf16>();
-    if (args.quant.granularity != Granularity::kBlock1x128 || !args.quant.copies() || F % kTile == 0) {
-        quantize_tiles(ctx, SwigluBackwardProducer<2>{dout, in, F}, args.quant, args.din, N, 2 * F, "swiglu_backward");
+    if (args.quant.granularity != Granularity::kBlock1x128 || !args.quant.copies() || columns % kTile == 0) {
+        quantize_tiles(ctx, GatedBackwardProducer<F, 2>{dout, in, columns}, args.quant, args.din, N, 2 * columns, kOp);
         return true;
     }
     constexpr unsigned kCasts = cast_bit(TileCast::kBlock1x128);
-    quantize_tiles<kCasts>(ctx, SwigluBackwardProducer<1>{dout, in, F}, args.quant, {}, N, 2 * F, "swiglu_backward");
+    quantize_tiles<kCasts>(ctx, GatedBackwardProducer<F, 1>{dout, in, columns}, args.quant, {}, N, 2 * columns, kOp);
     return !args.din;
 }
 
-void swiglu_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
-    const int64_t N = args.N, F = args.F;
-    if (args.quant && quantised_swiglu_backward(ctx, args)) return;
-    check_shapes(args.din, args.dout, args.in, N * 2 * F, N * F, "swiglu_backward");
-    dispatch(args.in.dtype, "swiglu_backward", [&](auto type) {
+template <typename F> void gated_backward(Ctx& ctx, F, const ActivationBackwardArgs& args) {
+    constexpr const char* kOp = "activation_backward";
+    const int64_t N = args.N, columns = args.F;
+    if (args.quant && quantized_gated_backward<F>(ctx, args)) return;
+    check_shapes(args.din, args.dout, args.in, N * 2 * columns, N * columns, kOp);
+    dispatch(args.in.dtype, kOp, [&](auto type) {
         using T = decltype(type);
         T *din = args.din.as<T>(), *dout = args.dout.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(F, {din, dout, in}), [&](auto width) {
+        with_width<T>(vectorizable<T>(columns, {din, dout, in}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            const int64_t tiles = ceil_div(F, kThreads * kWidth);
-            swiglu_backward_kernel<T, kWidth>
-                <<<grid_size(ceil_div(N, kRows) * tiles), kThreads, 0, stream_of(ctx)>>>(
-                    din, dout, in, N, F, static_cast<int>(tiles));
-            CHECK_LAUNCH("swiglu_backward_kernel");
+            with_tiles<kWidth>(N, columns, [&](unsigned blocks, int tiles) {
+                gated_backward_kernel<F, T, kWidth>
+                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, N, columns, tiles);
+            });
+            CHECK_LAUNCH("gated_backward_kernel");
         });
+    });
+}
+
+}  // namespace
+
+void activation_forward(Ctx& ctx, const ActivationForwardArgs& args) {
+    with_activation(args.kind, [&](auto function) {
+        if constexpr (is_gated<decltype(function)>) gated_forward(ctx, function, args);
+        else forward(ctx, function, args);
+    });
+}
+
+void activation_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
+    with_activation(args.kind, [&](auto function) {
+        if constexpr (is_gated<decltype(function)>) gated_backward(ctx, function, args);
+        else backward(ctx, function, args);
     });
 }
 

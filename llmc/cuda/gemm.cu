@@ -225,7 +225,7 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
         linear.pre = {};
         linear.epilogue = args.bias ? GemmEpilogue::kBias : GemmEpilogue::kNone;
         gemm(ctx, linear);
-        gelu_forward(ctx, {.out = args.D, .in = linear.D, .N = args.M, .F = args.N});
+        activation_forward(ctx, {.kind = Activation::kGelu, .out = args.D, .in = linear.D, .N = args.M, .F = args.N});
         return;
     }
     GemmProblem problem = problem_of(args);

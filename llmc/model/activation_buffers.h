@@ -9,8 +9,9 @@
 // How long a buffer holds its value.
 struct Lifetime {
     bool scratch = false;      // within one call
-    unsigned recomputed = 0;   // bits of the values of --recompute under which backward recomputes it: layers then share
-                               // one buffer. Under the others each layer saves its own from forward to backward.
+    // Bits of the values of --recompute under which backward recomputes it: layers then share one buffer. Under the
+    // others each layer saves its own from forward to backward.
+    unsigned recomputed = 0;
     bool recomputed_under(Recompute level) const { return (recomputed >> static_cast<int>(level) & 1) != 0; }
 };
 constexpr unsigned recompute_bit(Recompute level) { return 1u << static_cast<int>(level); }

@@ -22,16 +22,14 @@ Mlp::Mlp(ModelContext& model)
 LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XCopies copies) {
     return model_.make_x(ctx, down(layer), saved_act(layer, N), N, copies, false,
                          [&](Tensor out, const QuantOut& quant) {
-        const ActivationForwardArgs args{.out = out, .in = buffers_.at(kUp, layer, N), .N = N,
-                                         .F = config_.ffn_hidden_size, .quant = quant};
-        if (config_.activation == Activation::kSwiglu) ops::swiglu_forward(ctx, args);
-        else ops::gelu_forward(ctx, args);
+        ops::activation_forward(ctx, {.kind = config_.activation, .out = out, .in = buffers_.at(kUp, layer, N),
+                                      .N = N, .F = config_.ffn_hidden_size, .quant = quant});
     });
 }
 
 LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XCopies copies) {
     const Tensor out = buffers_.at(kUp, layer, N);
-    if (model_.options.fuse_gelu) {
+    if (model_.options.fuse_gelu && activation_function(config_.activation).in_gemm_epilogue) {
         const LinearOperand act = saved_act(layer, N);
         linear_gelu_forward(ctx, up(layer), act.high, out, x.high, N);
         return act;
@@ -74,10 +72,8 @@ LinearOperand Mlp::dup_backward(Ctx& ctx, int layer, Tensor dact, int64_t N) {
     // In bf16 the gradient of `up` takes the place of `up`, which nothing reads afterwards.
     const LinearOperand to = model_.take_dy(N, config_.up_width(), in, linear.fp8);
     return model_.make_dy(ctx, linear, to, N, false, [&](Tensor din, const QuantOut& quant) {
-        const ActivationBackwardArgs args{.din = din, .dout = dact, .in = in, .N = N, .F = config_.ffn_hidden_size,
-                                          .quant = quant};
-        if (config_.activation == Activation::kSwiglu) ops::swiglu_backward(ctx, args);
-        else ops::gelu_backward(ctx, args);
+        ops::activation_backward(ctx, {.kind = config_.activation, .din = din, .dout = dact, .in = in, .N = N,
+                                       .F = config_.ffn_hidden_size, .quant = quant});
     });
 }
 

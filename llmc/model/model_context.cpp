@@ -28,10 +28,11 @@ void ModelContext::norm_forward(Ctx& ctx, const NormLayer& norm, const NormInput
 void ModelContext::norm_backward(Ctx& ctx, const NormLayer& norm, const NormGrads& grads, Tensor x, int64_t N,
                                  Tensor dx, const QuantOut& quant) const {
     Arena::Scope scope(ctx, arena);
+    const int64_t C = config.hidden_size;
     const NormBackwardArgs args{.dx = dx, .dresidual = grads.dresidual, .dweight = grad(norm.weight),
-                                .dbias = grad(norm.bias), .scratch = scratch(stat, 2 * kPartialRows * config.hidden_size),
+                                .dbias = grad(norm.bias), .scratch = scratch(stat, 2 * kPartialRows * C),
                                 .dout = grads.dout, .x = x, .mean = norm.mean, .rstd = norm.rstd,
-                                .weight = weight(norm.weight), .N = N, .C = config.hidden_size, .quant = quant};
+                                .weight = weight(norm.weight), .N = N, .C = C, .quant = quant};
     if (config.norm == Norm::kLayerNorm) ops::layernorm_backward(ctx, args);
     else ops::rmsnorm_backward(ctx, args);
 }
@@ -45,10 +46,11 @@ LinearOperand ModelContext::make_x(Ctx& ctx, const Linear& linear, const LinearO
         if (copies.transposed) x.fp8.transposed = saved.fp8.transposed;
         if (copies.rowwise) {
             auto take = [&](Dtype dtype, int64_t elems) { return scratch(dtype, elems); };
-            x.fp8.rowwise = saved.fp8.rowwise.data
-                                ? saved.fp8.rowwise
-                                : fp8.operand_of(*own, Fp8Role::kX, fp8.take_operand(Fp8Role::kX, N, linear.in, take), N,
-                                                 linear.in);
+            x.fp8.rowwise = saved.fp8.rowwise;
+            if (!x.fp8.rowwise.data) {
+                const Fp8Operand memory = fp8.take_operand(Fp8Role::kX, N, linear.in, take);
+                x.fp8.rowwise = fp8.operand_of(*own, Fp8Role::kX, memory, N, linear.in);
+            }
         }
         if (!x.high) x.high = scratch(options.dtype, N * linear.in);
     }

@@ -6,7 +6,7 @@
 
 HfClass hf_class(const ModelConfig& c) {
     bool gpt2 = c.norm == Norm::kLayerNorm && c.position == PositionEmbedding::kLearned
-                && c.activation == Activation::kGelu && c.linear_bias && !c.qk_norm && c.tied_head
+                && !activation_function(c.activation).gated && c.linear_bias && !c.qk_norm && c.tied_head
                 && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size;
     if (gpt2) return HfClass::kGpt2;
     bool llama_like = c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
@@ -54,7 +54,7 @@ struct Builder {
 
     BlockParams block(int l) {
         const int64_t C = c.hidden_size, F = c.ffn_hidden_size, q = c.q_width(), kv = c.kv_width();
-        const bool swiglu = c.activation == Activation::kSwiglu, layer_norm = c.norm == Norm::kLayerNorm;
+        const bool gated = activation_function(c.activation).gated, layer_norm = c.norm == Norm::kLayerNorm;
         const std::string own = "layers." + std::to_string(l) + ".";
         const std::string hf = (gpt2_names ? "transformer.h." : "model.layers.") + std::to_string(l) + ".";
         // Residual projections start smaller, so that the residual stream keeps its variance (GPT-2 paper).
@@ -67,7 +67,7 @@ struct Builder {
                     {.name = hf + "self_attn.v_proj" + suffix, .row_begin = q + kv, .rows = kv}};
         };
         auto up_parts = [&](const std::string& suffix) -> std::vector<HfPart> {
-            if (!swiglu) return whole(hf + (gpt2_names ? "mlp.c_fc" : "mlp.up_proj") + suffix, F, suffix == ".weight");
+            if (!gated) return whole(hf + (gpt2_names ? "mlp.c_fc" : "mlp.up_proj") + suffix, F, suffix == ".weight");
             return {{.name = hf + "mlp.gate_proj" + suffix, .rows = F},
                     {.name = hf + "mlp.up_proj" + suffix, .row_begin = F, .rows = F}};
         };

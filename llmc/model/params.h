@@ -42,7 +42,7 @@ struct BlockParams {
     int q_norm = -1, k_norm = -1;
     int proj_weight = -1, proj_bias = -1;   // attention output
     int norm2_weight = -1, norm2_bias = -1;
-    int up_weight = -1, up_bias = -1;       // gelu: fc; swiglu rows: [gate | up]
+    int up_weight = -1, up_bias = -1;       // fc; of a gated activation rows [gate | up]
     int down_weight = -1, down_bias = -1;
 };
 

@@ -21,7 +21,7 @@ bool same_kind(const GemmArgs& a, const GemmArgs& b) {
 
 bool same_kind(const PlannedOp& a, const PlannedOp& b) {
     return a.kind == b.kind && a.mode == b.mode && a.dtype == b.dtype && a.bytes == b.bytes
-           && a.attention == b.attention;
+           && a.attention == b.attention && a.activation == b.activation;
 }
 
 const GemmArgs& kind_of(const PlannedGemm& gemm) { return gemm.shape; }
@@ -76,6 +76,15 @@ const char* op_mode_name(OpMode mode) {
     return kNames[static_cast<int>(mode)];
 }
 
+std::string rate_name(OpKind kind, Activation activation) {
+    const std::string function = activation_function(activation).name;
+    switch (kind) {
+        case OpKind::activation_forward: return function + "_forward";
+        case OpKind::activation_backward: return function + "_backward";
+        default: return op_name(kind);
+    }
+}
+
 const char* layout_name(GemmLayout layout) {
     switch (layout) {
         case GemmLayout::kForward: return "forward";
@@ -86,7 +95,7 @@ const char* layout_name(GemmLayout layout) {
 }
 
 std::string op_text(const PlannedOp& op) {
-    std::string text = op_name(op.kind);
+    std::string text = rate_name(op.kind, op.activation);
     const PlannedAttention& s = op.attention;
     if (s.HS > 0) text += strf(" %lld x %lld, %lld heads of %lld", ll(s.B), ll(s.T), ll(s.NH), ll(s.HS));
     text += std::string(" ") + (s.fp8 ? "e4m3" : dtype_name(op.dtype));
@@ -183,10 +192,12 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
     note_pass(ctx, a.quant, a.dqkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const ActivationForwardArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.out}), a.quant);
+    note(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype, .bytes = sum({a.in, a.out}) + copies(a.quant),
+               .attention = {}, .activation = a.kind});
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const ActivationBackwardArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.dout, a.din}), a.quant);
+    note(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype,
+               .bytes = sum({a.in, a.dout, a.din}) + copies(a.quant), .attention = {}, .activation = a.kind});
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const BiasBackwardArgs& a) { note(ctx, kind, a.dout.dtype, a.dout.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind kind, const ClassifierArgs& a) {

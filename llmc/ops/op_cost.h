@@ -29,10 +29,13 @@ struct PlannedOp {
     Dtype dtype = Dtype::kBf16;   // working type; of adamw the moments', of casts and sums that of what is read
     int64_t bytes = 0;            // read and written by one call, each tensor of its arguments once
     PlannedAttention attention;
+    Activation activation = Activation::kGelu;   // of activation_forward and activation_backward
     int64_t count = 0;
 };
 const char* op_name(OpKind kind);
 const char* op_mode_name(OpMode mode);   // "plain", "copies"
+// "gelu_forward" of an activation function, whose rates are its own; op_name of others.
+std::string rate_name(OpKind kind, Activation activation);
 const char* layout_name(GemmLayout layout);
 
 // One kind of matmul and how often the rehearsed phase runs it.

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "llmc/base/activation.h"
 #include "llmc/base/dtype.h"
 #include "llmc/ops/device.h"
 #include "llmc/ops/ops_attention.h"
@@ -168,17 +169,19 @@ struct RopeArgs {
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.
 // swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up. Source: Shazeer, arXiv 2002.05202.
 struct ActivationForwardArgs {
+    Activation kind;
     Tensor out;   // (N, F) T, =; optional with quant copies
-    Tensor in;    // gelu: (N, F), swiglu: (N, 2F) T
+    Tensor in;    // (N, F), of a gated function (N, 2F) T
     int64_t N, F;
     QuantOut quant = {};   // of out
 };
 struct ActivationBackwardArgs {
+    Activation kind;
     Tensor din;    // as in, T, =; may be the same memory as in; optional with quant copies
     Tensor dout;   // (N, F) T
     Tensor in;     // input of the forward
     int64_t N, F;
-    QuantOut quant = {};   // of din (C = F, swiglu: 2F)
+    QuantOut quant = {};   // of din (C = F, of a gated function 2F)
 };
 
 // dbias[c] += sum over n of dout[n, c].

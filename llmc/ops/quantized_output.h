@@ -49,7 +49,8 @@ enum class Scaling : uint8_t {
 // What an operation does, besides or instead of writing its bf16 result X of shape (N, C), to make X an operand of FP8
 // matmuls, and to add up the bias gradient that X is the dy of, in FP8 or BF16. X is rounded to bf16 first and that
 // value is quantised: to_fp8(x * scale). All parts are optional; a default QuantOut asks for nothing. Columns C
-// must be a multiple of 16, without copies of 8 (swiglu_backward: 16), and with `transposed` rows N of 16 as well.
+// must be a multiple of 16, without copies of 8 (activation_backward of a gated function: 16), and with `transposed`
+// rows N of 16 as well.
 struct QuantOut {
     Tensor rowwise;              // (N, C) fp8, =
     Tensor transposed;           // (C, N) fp8, =

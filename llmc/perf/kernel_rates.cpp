@@ -68,13 +68,20 @@ int mode_distance(OpMode wanted, OpMode row) {
     return by > 0 ? 8 + by : -by;
 }
 
+// Of activation functions their own rates, else those of one that moves as many bytes.
+int activation_distance(Activation wanted, Activation row) {
+    if (wanted == row) return 0;
+    return activation_function(wanted).gated == activation_function(row).gated ? 1 : 2;
+}
+
 const MeasuredOp* nearest_op(const PlannedOp& op, const Rates& rates) {
     const MeasuredOp* best = nullptr;
     double smallest = 0;
     for (const MeasuredOp& row : rates.ops) {
         if (row.kind != op.kind) continue;
         const double bytes = std::max(d(op.bytes), 1.0);
-        const double distance = 1e4 * mode_distance(op.mode, row.mode) + (row.dtype == op.dtype ? 0 : 1e3)
+        const double distance = 1e6 * activation_distance(op.activation, row.activation)
+                                + 1e4 * mode_distance(op.mode, row.mode) + (row.dtype == op.dtype ? 0 : 1e3)
                                 + std::abs(std::log(row.bytes / bytes));
         if (!best || distance < smallest) best = &row, smallest = distance;
     }
@@ -147,7 +154,7 @@ double predicted_matmul_us(const GemmArgs& args) {
     // gelu in the epilogue costs what gelu by itself does: 628.6 us for 65536 x 3072 x 768 with it (bench_gemm at
     // 3e8874e), 426 without, and 197 for gelu_forward.
     if (args.epilogue == GemmEpilogue::kBiasGelu) {
-        us += predicted_op_us({.kind = OpKind::gelu_forward, .dtype = args.D.dtype,
+        us += predicted_op_us({.kind = OpKind::activation_forward, .dtype = args.D.dtype,
                                .bytes = args.D.bytes() + args.pre.bytes(), .attention = {}});
     }
     return us;

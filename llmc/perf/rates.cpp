@@ -20,12 +20,20 @@ template <typename T> T word_of(std::istream& words, std::initializer_list<T> va
 Dtype read_dtype(std::istream& words) {
     return word_of(words, {Dtype::kBf16, Dtype::kFp32, Dtype::kE4m3, Dtype::kE5m2}, dtype_name);
 }
-OpKind read_kind(std::istream& words) {
-    return word_of(words, {
+// By the name that rate_name makes of it.
+std::pair<OpKind, Activation> read_kind(std::istream& words) {
+    constexpr OpKind kKinds[] = {
 #define OP(name, Args) OpKind::name,
 #include "llmc/ops/ops.inl"
 #undef OP
-    }, op_name);
+    };
+    std::string word;
+    words >> word;
+    for (OpKind kind : kKinds)
+        for (const ActivationFunction& function : kActivations)
+            if (word == rate_name(kind, function.kind)) return {kind, function.kind};
+    words.setstate(std::ios::failbit);
+    return {};
 }
 OpMode read_mode(std::istream& words) {
     return word_of(words, {OpMode::kPlain, OpMode::kSums, OpMode::kRecord, OpMode::kCopies, OpMode::kBlocks},
@@ -44,10 +52,10 @@ void read_linear(std::istream& words, Rates& rates) {
 }
 
 void read_op(std::istream& words, Rates& rates) {
-    const OpKind kind = read_kind(words);
+    const auto [kind, activation] = read_kind(words);
     const Dtype dtype = read_dtype(words);
     do {
-        MeasuredOp& row = rates.ops.emplace_back(MeasuredOp{kind, read_mode(words), dtype, 0, 0});
+        MeasuredOp& row = rates.ops.emplace_back(MeasuredOp{kind, read_mode(words), dtype, 0, 0, activation});
         words >> row.bytes >> row.us;
     } while (words && !(words >> std::ws).eof());
 }

@@ -25,6 +25,7 @@ struct MeasuredOp {
     OpMode mode;
     Dtype dtype;   // as in PlannedOp
     double bytes, us;
+    Activation activation;   // as in PlannedOp
 };
 
 // Attention of one shape; 0: not measured.

@@ -46,10 +46,8 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::attention_forward:
         case OpKind::quantize_heads: return StepPart::kForwardAttention;
         case OpKind::attention_backward: return StepPart::kBackwardAttention;
-        case OpKind::gelu_forward:
-        case OpKind::gelu_backward:
-        case OpKind::swiglu_forward:
-        case OpKind::swiglu_backward: return StepPart::kActivations;
+        case OpKind::activation_forward:
+        case OpKind::activation_backward: return StepPart::kActivations;
         case OpKind::classifier:
         case OpKind::sum_losses: return StepPart::kHead;
         case OpKind::bias_backward:

@@ -250,3 +250,19 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
     check_contains(error_of([&] { model_config_from_hf(dir.path + "/none"); }),
                    {"exit 2", dir.path + "/none", "no config.json: no such directory"});
 }
+
+TEST_CASE("config.json: relu2 is GPT-2's where there is no gate, and our own elsewhere") {
+    ModelConfig gpt2 = find_model_preset("gpt2-tiny")->config;
+    gpt2.activation = Activation::kRelu2;
+    CHECK(hf_class(gpt2) == HfClass::kGpt2);
+    const Json json = Json::parse(hf_config_json(gpt2, Dtype::kBf16));
+    CHECK(json["model_type"] == "gpt2");
+    CHECK(json["activation_function"] == "relu2");
+    CHECK(there_and_back(gpt2) == gpt2);
+    // Llama's classes multiply hidden_act's result by another linear's: relu2 of them is another function.
+    ModelConfig llama = find_model_preset("llama-tiny")->config;
+    llama.activation = Activation::kRelu2;
+    CHECK(hf_class(llama) == HfClass::kOwn);
+    CHECK(Json::parse(hf_config_json(llama, Dtype::kBf16))["activation"] == "relu2");
+    CHECK(there_and_back(llama) == llama);
+}

@@ -110,7 +110,7 @@ TEST_CASE("config: unknown names are answered with the nearest one") {
     CHECK(contains(refusal("gpt2", {"--model", "gpt2-1558"}), "did you mean gpt2-1558M?"));
     CHECK(contains(refusal("gpt2", {"--model", "llama-tiny"}), "train_llama"));
     CHECK(contains(refusal("gpt2", {"word"}), "unexpected word \"word\""));
-    CHECK(contains(refusal("gpt2", {"--swiglu", "false"}), "unexpected word \"false\""));
+    CHECK(contains(refusal("gpt2", {"--qk-layernorm", "false"}), "unexpected word \"false\""));
     CHECK(contains(refusal("gpt2", {"--dry-run", "--lr"}), "--lr needs a value"));
     CHECK(contains(refusal("gpt2", {"--lr", "--dry-run"}), "--lr needs a value"));
     CHECK(contains(refusal("gpt2", {"--train-data", "--dry-run"}), "--train-data needs a value"));
@@ -317,6 +317,7 @@ TEST_CASE("config: presets, and defaults that follow from other options") {
     CHECK(parse("llama", {"--dry-run", "--hidden-size=1024"}).config.shape.ffn_hidden_size == 2688);
     CHECK(parse("llama", {"--dry-run", "--num-attention-heads", "32"}).config.shape.num_query_groups == 4);
     CHECK(parse("llama", {"--dry-run", "--swiglu=false"}).config.shape.activation == Activation::kGelu);
+    CHECK(parse("gpt2", {"--dry-run", "--activation", "swiglu"}).config.shape.ffn_hidden_size == 2048);
     CHECK(parse("llama", {"--dry-run", "--seq-length", "4096"}).config.shape.max_positions == 4096);
     CHECK(parse("gpt2", {"--dry-run", "--max-position-embeddings", "64"}).config.seq_length == 64);
 }

@@ -51,8 +51,8 @@ public:
         });
         keep_on_side("rows");
         step([&](Ctx& ctx) {
-            cuda::gelu_forward(ctx, {.out = at("c"), .in = at("a"), .N = kN, .F = kC,
-                                     .quant = quant(Scaling::kDelayed)});
+            cuda::activation_forward(ctx, {.kind = Activation::kGelu, .out = at("c"), .in = at("a"), .N = kN, .F = kC,
+                                           .quant = quant(Scaling::kDelayed)});
         });
         step([&](Ctx& ctx) {
             cuda::rmsnorm_backward(ctx, {.dx = at("d"), .dresidual = at("d"), .dweight = at("dweight"), .dbias = {},

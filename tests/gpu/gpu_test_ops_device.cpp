@@ -88,7 +88,8 @@ TEST_CASE("gpu device: types and shapes that do not fit are named") {
     CHECK_NE(type.find("exit 1"), std::string::npos);
     CHECK_NE(type.find("cast: in in fp64"), std::string::npos);
     const std::string shape = error_of([&] {
-        cuda::gelu_forward(gpu(), {.out = device_out.view(), .in = device_out.view(), .N = 3, .F = 3});
+        cuda::activation_forward(gpu(), {.kind = Activation::kGelu, .out = device_out.view(), .in = device_out.view(),
+                                         .N = 3, .F = 3});
     });
-    CHECK_NE(shape.find("gelu_forward has 8 elements, not 9"), std::string::npos);
+    CHECK_NE(shape.find("activation_forward has 8 elements, not 9"), std::string::npos);
 }

@@ -22,30 +22,25 @@ HostTensor wide_values(Dtype dtype, int64_t elems, uint64_t key) {
     return t;
 }
 
-void check_activation(bool swiglu, const Shape& s, Dtype work, int64_t shift_bytes) {
-    const int64_t inputs = (swiglu ? 2 : 1) * s.N * s.F, outputs = s.N * s.F;
-    OpCase forward(name_of(swiglu ? "swiglu_forward" : "gelu_forward", s), work, Dtype::kFp32, shift_bytes);
+void check_activation(Activation kind, const Shape& s, Dtype work, int64_t shift_bytes) {
+    const int64_t inputs = s.N * activation_inputs(kind, s.F), outputs = s.N * s.F;
+    const std::string name = activation_function(kind).name;
+    OpCase forward(name_of((name + "_forward").c_str(), s), work, Dtype::kFp32, shift_bytes);
     forward.add("in", Kind::kWork, wide_values(work, inputs, 1));
     forward.poison("out", Kind::kWork, outputs);
-    forward.run(swiglu ? cuda::swiglu_forward : cuda::gelu_forward,
-                swiglu ? cpu::swiglu_forward : cpu::gelu_forward, [&](auto view) {
-                    return ActivationForwardArgs{.out = view("out"), .in = view("in"), .N = s.N, .F = s.F};
-                });
+    forward.run(cuda::activation_forward, cpu::activation_forward, [&](auto view) {
+        return ActivationForwardArgs{.kind = kind, .out = view("out"), .in = view("in"), .N = s.N, .F = s.F};
+    });
     forward.check("out");
     for (bool in_place : {false, true}) {
-        OpCase backward(name_of(swiglu ? "swiglu_backward" : "gelu_backward", s), work, Dtype::kFp32,
-                        shift_bytes);
+        OpCase backward(name_of((name + "_backward").c_str(), s), work, Dtype::kFp32, shift_bytes);
         backward.add("in", Kind::kWork, wide_values(work, inputs, 1));
         backward.random("dout", Kind::kWork, outputs);
         if (!in_place) backward.poison("din", Kind::kWork, inputs);
-        backward.run(swiglu ? cuda::swiglu_backward : cuda::gelu_backward,
-                     swiglu ? cpu::swiglu_backward : cpu::gelu_backward, [&](auto view) {
-                         return ActivationBackwardArgs{.din = view(in_place ? "in" : "din"),
-                                                       .dout = view("dout"),
-                                                       .in = view("in"),
-                                                       .N = s.N,
-                                                       .F = s.F};
-                     });
+        backward.run(cuda::activation_backward, cpu::activation_backward, [&](auto view) {
+            return ActivationBackwardArgs{.kind = kind, .din = view(in_place ? "in" : "din"), .dout = view("dout"),
+                                          .in = view("in"), .N = s.N, .F = s.F};
+        });
         backward.check(in_place ? "in" : "din");
     }
 }
@@ -101,13 +96,13 @@ void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepS
 
 }  // namespace
 
-TEST_CASE("gpu ops: gelu and swiglu") {
+TEST_CASE("gpu ops: activation functions") {
     for (const Shape& s : kShapes) {
         if (left_out(s.N * s.F)) continue;
         for (Dtype work : kFloats) {
-            for (bool swiglu : {false, true}) {
-                check_activation(swiglu, s, work, 0);
-                check_activation(swiglu, s, work, 4);
+            for (const ActivationFunction& function : kActivations) {
+                check_activation(function.kind, s, work, 0);
+                check_activation(function.kind, s, work, 4);
             }
         }
     }

@@ -99,26 +99,26 @@ void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float
     CHECK_FALSE(got.at("rowwise").same_bits(quantize_on_cpu(v, request, in, N, C).at("rowwise")));
 }
 
-Producer activation(bool swiglu, const Shape& s, bool corrupted) {
-    const int64_t inputs = (swiglu ? 2 : 1) * s.N * s.C;
-    Producer p{.name = strf("%s_forward %lld x %lld", swiglu ? "swiglu" : "gelu", (long long)s.N, (long long)s.C),
+Producer activation(Activation kind, const Shape& s, bool corrupted) {
+    const int64_t inputs = s.N * activation_inputs(kind, s.C);
+    Producer p{.name = strf("%s_forward %lld x %lld", activation_function(kind).name, (long long)s.N, (long long)s.C),
                .tensors = {}, .result = "out", .N = s.N, .C = s.C, .same = {"in"}, .close = {},
                .result_optional = true, .result_kept = false, .run = {}};
     p.tensors["in"] = random_tensor(kB, inputs, rng_key(9, "in"), 2);
     if (corrupted) p.tensors["in"].set(inputs / 3, HUGE_VAL);
     p.tensors["out"] = HostTensor(kB, s.N * s.C);
     p.run = [=](const View& view, const QuantOut& quant) {
-        (swiglu ? cuda::swiglu_forward : cuda::gelu_forward)(
-            gpu(), {.out = view("out"), .in = view("in"), .N = s.N, .F = s.C, .quant = quant});
+        cuda::activation_forward(gpu(), {.kind = kind, .out = view("out"), .in = view("in"), .N = s.N, .F = s.C,
+                                         .quant = quant});
     };
     return p;
 }
 
 // s: of dout.
-Producer activation_backward(bool swiglu, const Shape& s, bool in_place, bool corrupted) {
-    const int64_t C = (swiglu ? 2 : 1) * s.C, inputs = s.N * C;
-    Producer p{.name = strf("%s_backward %lld x %lld%s", swiglu ? "swiglu" : "gelu", (long long)s.N, (long long)s.C,
-                            in_place ? " in place" : ""),
+Producer activation_backward(Activation kind, const Shape& s, bool in_place, bool corrupted) {
+    const int64_t C = activation_inputs(kind, s.C), inputs = s.N * C;
+    Producer p{.name = strf("%s_backward %lld x %lld%s", activation_function(kind).name, (long long)s.N,
+                            (long long)s.C, in_place ? " in place" : ""),
                .tensors = {}, .result = in_place ? "in" : "din", .N = s.N, .C = C, .same = {"dout"}, .close = {},
                .result_optional = !in_place, .result_kept = in_place, .run = {}};
     p.tensors["in"] = random_tensor(kB, inputs, rng_key(9, "in"), 2);
@@ -126,9 +126,8 @@ Producer activation_backward(bool swiglu, const Shape& s, bool in_place, bool co
     if (corrupted) p.tensors["dout"].set(s.N * s.C / 3, std::numeric_limits<double>::quiet_NaN());
     if (!in_place) p.tensors["din"] = HostTensor(kB, inputs);
     p.run = [=](const View& view, const QuantOut& quant) {
-        (swiglu ? cuda::swiglu_backward : cuda::gelu_backward)(
-            gpu(), {.din = view(in_place ? "in" : "din"), .dout = view("dout"), .in = view("in"), .N = s.N, .F = s.C,
-                    .quant = quant});
+        cuda::activation_backward(gpu(), {.kind = kind, .din = view(in_place ? "in" : "din"), .dout = view("dout"),
+                                          .in = view("in"), .N = s.N, .F = s.C, .quant = quant});
     };
     return p;
 }
@@ -267,20 +266,21 @@ TEST_CASE("gpu quant: quantize of fp32 that is not finite, and of a skipped step
     }
 }
 
-TEST_CASE("gpu quant: gelu and swiglu") {
+TEST_CASE("gpu quant: activation functions") {
     for (const Shape& s : kShapes) {
         if (left_out(s.N * s.C)) continue;
-        for (bool swiglu : {false, true}) {
-            check_producer(activation(swiglu, s, false));
-            check_producer(activation_backward(swiglu, s, false, false));
-            check_producer(activation_backward(swiglu, s, true, false));
+        for (const ActivationFunction& function : kActivations) {
+            const Activation kind = function.kind;
+            check_producer(activation(kind, s, false));
+            check_producer(activation_backward(kind, s, false, false));
+            check_producer(activation_backward(kind, s, true, false));
             if (s.N * s.C > 100000) continue;
-            check_producer(activation(swiglu, s, true), false);
-            check_producer(activation_backward(swiglu, s, false, true), false);
+            check_producer(activation(kind, s, true), false);
+            check_producer(activation_backward(kind, s, false, true), false);
         }
     }
     // Half of swiglu's columns is no multiple of 16.
-    check_producer(activation_backward(true, {32, 72}, false, false));
+    check_producer(activation_backward(Activation::kSwiglu, {32, 72}, false, false));
 }
 
 TEST_CASE("gpu quant: amax") {

@@ -25,8 +25,10 @@ std::vector<Variant> variants() {
     mixed.linear_bias = true;
     mixed.activation = Activation::kGelu;
     mixed.qk_norm = true;
+    ModelConfig squared = tiny_gpt2();
+    squared.activation = Activation::kRelu2;
     return {{"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
-            {"mixed", mixed}};
+            {"mixed", mixed}, {"relu2", squared}};
 }
 
 // Initial weights of 0.02 make tiny models almost linear; widen them so that every term matters.

@@ -9,7 +9,7 @@ namespace {
 
 const Dtype kTypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64};
 // Elements for scalar functions: around 0, ordinary, and far out on both sides, where results vanish.
-HostTensor activation_inputs(Dtype type, int64_t elems) {
+HostTensor activation_values(Dtype type, int64_t elems) {
     HostTensor t = random_tensor(type, elems, 1, 2);
     for (int64_t i = 0; i < elems; i += 5) t.set(i, t.get(i) * (i % 3 ? 10 : 1e-3));
     return t;
@@ -164,11 +164,12 @@ TEST_CASE("cpu gelu") {
     CHECK_LT(std::fabs(gelu(1) - 0.5 * (1 + std::tanh(std::sqrt(2 / M_PI) * 1.044715))), 1e-15);
     for (Dtype type : kTypes)
         for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
-            HostTensor in = activation_inputs(type, N * F), dout = random_tensor(type, N * F, 2);
+            HostTensor in = activation_values(type, N * F), dout = random_tensor(type, N * F, 2);
             HostTensor out(type, N * F), din(type, N * F), want(Dtype::kFp64, N * F), dwant(want);
-            cpu::gelu_forward(ctx, {.out = out.view(), .in = in.view(), .N = N, .F = F});
-            cpu::gelu_backward(ctx,
-                               {.din = din.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = F});
+            cpu::activation_forward(ctx, {.kind = Activation::kGelu, .out = out.view(), .in = in.view(), .N = N,
+                                          .F = F});
+            cpu::activation_backward(ctx, {.kind = Activation::kGelu, .din = din.view(), .dout = dout.view(),
+                                           .in = in.view(), .N = N, .F = F});
             const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
             for (int64_t i = 0; i < N * F; i++)
                 want.set(i, gelu(in.get(i))), dwant.set(i, gelu_slope(in.get(i)) * dout.get(i));
@@ -184,7 +185,8 @@ TEST_CASE("cpu gelu") {
                 double terms = s + std::fabs(x) * s * t * (1.6 + 0.22 * x * x);
                 return relative(i) * terms * std::fabs(dout.get(i)) + round * std::fabs(dwant.get(i)) + kTiny;
             });
-            cpu::gelu_backward(ctx, {.din = in.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = F});
+            cpu::activation_backward(ctx, {.kind = Activation::kGelu, .din = in.view(), .dout = dout.view(),
+                                           .in = in.view(), .N = N, .F = F});
             CHECK(in.same_bits(din));   // in place
         }
 }
@@ -193,12 +195,13 @@ TEST_CASE("cpu swiglu") {
     Ctx ctx;
     for (Dtype type : kTypes)
         for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
-            HostTensor in = activation_inputs(type, 2 * N * F), dout = random_tensor(type, N * F, 2);
+            HostTensor in = activation_values(type, 2 * N * F), dout = random_tensor(type, N * F, 2);
             HostTensor out(type, N * F), din(type, 2 * N * F), want(Dtype::kFp64, N * F),
                 dwant(Dtype::kFp64, 2 * N * F);
-            cpu::swiglu_forward(ctx, {.out = out.view(), .in = in.view(), .N = N, .F = F});
-            cpu::swiglu_backward(ctx,
-                                 {.din = din.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = F});
+            cpu::activation_forward(ctx, {.kind = Activation::kSwiglu, .out = out.view(), .in = in.view(),
+                                          .N = N, .F = F});
+            cpu::activation_backward(ctx, {.kind = Activation::kSwiglu, .din = din.view(), .dout = dout.view(),
+                                           .in = in.view(), .N = N, .F = F});
             const double u = 2 * acc_roundoff(type), round = 1.01 * unit_roundoff(type);
             HostTensor terms(Dtype::kFp64, 2 * N * F);
             for (int64_t n = 0; n < N; n++)
@@ -217,9 +220,56 @@ TEST_CASE("cpu swiglu") {
             check_close("swiglu gradient", din, dwant, [&](int64_t i) {
                 return 20 * u * terms.get(i) + round * std::fabs(dwant.get(i)) + kTiny;
             });
-            cpu::swiglu_backward(ctx,
-                                 {.din = in.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = F});
+            cpu::activation_backward(ctx, {.kind = Activation::kSwiglu, .din = in.view(), .dout = dout.view(),
+                                           .in = in.view(), .N = N, .F = F});
             CHECK(in.same_bits(din));   // in place
+        }
+}
+
+TEST_CASE("cpu relu2") {
+    Ctx ctx;
+    for (Dtype type : kTypes)
+        for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
+            HostTensor in = activation_values(type, N * F), dout = random_tensor(type, N * F, 2);
+            in.set(0, -0.0);
+            HostTensor out(type, N * F), din(type, N * F), want(Dtype::kFp64, N * F), dwant(want);
+            cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = N,
+                                          .F = F});
+            cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
+                                           .in = in.view(), .N = N, .F = F});
+            const double round = 1.01 * (unit_roundoff(type) + 2 * acc_roundoff(type));
+            for (int64_t i = 0; i < N * F; i++) {
+                const double relu = in.get(i) > 0 ? in.get(i) : 0;
+                want.set(i, relu * relu), dwant.set(i, 2 * relu * dout.get(i));
+            }
+            check_close("relu2", out, want, [&](int64_t i) { return round * std::fabs(want.get(i)) + kTiny; });
+            check_close("relu2 gradient", din, dwant,
+                        [&](int64_t i) { return round * std::fabs(dwant.get(i)) + kTiny; });
+            CHECK_FALSE(std::signbit(out.get(0)));   // of -0
+            cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = in.view(), .dout = dout.view(),
+                                           .in = in.view(), .N = N, .F = F});
+            CHECK(in.same_bits(din));   // in place
+        }
+}
+
+TEST_CASE("cpu relu2 of what is not finite") {
+    Ctx ctx;
+    const double inf = HUGE_VAL, nan = std::nan("");
+    for (Dtype type : kTypes)
+        for (int64_t at : {0, 8, 10}) {   // within a whole vector and at the odd end
+            HostTensor in(type, 11), dout(type, 11), out(type, 11), din(type, 11);
+            in.fill(1), dout.fill(1);
+            for (auto [x, value, gradient] : {std::tuple{nan, nan, nan}, {inf, inf, inf}, {-inf, 0.0, 0.0}}) {
+                in.set(at, x);
+                cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = 1,
+                                              .F = 11});
+                cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
+                                               .in = in.view(), .N = 1, .F = 11});
+                CHECK((std::isnan(value) ? std::isnan(out.get(at)) : out.get(at) == value));
+                CHECK((std::isnan(gradient) ? std::isnan(din.get(at)) : din.get(at) == gradient));
+                CHECK(out.get(1) == 1);
+                CHECK(din.get(1) == 2);
+            }
         }
 }
 
@@ -229,15 +279,26 @@ TEST_CASE("cpu activation gradients match finite differences") {
     HostTensor in = random_tensor(Dtype::kFp64, 2 * N * F, 1),
                dout = random_tensor(Dtype::kFp64, 2 * N * F, 2);
     HostTensor out(Dtype::kFp64, 2 * N * F), din(Dtype::kFp64, 2 * N * F);
-    cpu::gelu_backward(ctx, {.din = din.view(), .dout = dout.view(), .in = in.view(), .N = N, .F = 2 * F});
+    cpu::activation_backward(ctx, {.kind = Activation::kGelu, .din = din.view(), .dout = dout.view(),
+                                   .in = in.view(), .N = N, .F = 2 * F});
     check_gradient("gelu", in, din, [&] {
-        cpu::gelu_forward(ctx, {.out = out.view(), .in = in.view(), .N = N, .F = 2 * F});
+        cpu::activation_forward(ctx, {.kind = Activation::kGelu, .out = out.view(), .in = in.view(), .N = N,
+                                      .F = 2 * F});
+        return dot_product(out, dout);
+    });
+    cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = din.view(), .dout = dout.view(),
+                                   .in = in.view(), .N = N, .F = 2 * F});
+    check_gradient("relu2", in, din, [&] {
+        cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = N,
+                                      .F = 2 * F});
         return dot_product(out, dout);
     });
     HostTensor half = random_tensor(Dtype::kFp64, N * F, 3), half_out(Dtype::kFp64, N * F);
-    cpu::swiglu_backward(ctx, {.din = din.view(), .dout = half.view(), .in = in.view(), .N = N, .F = F});
+    cpu::activation_backward(ctx, {.kind = Activation::kSwiglu, .din = din.view(), .dout = half.view(),
+                                   .in = in.view(), .N = N, .F = F});
     check_gradient("swiglu", in, din, [&] {
-        cpu::swiglu_forward(ctx, {.out = half_out.view(), .in = in.view(), .N = N, .F = F});
+        cpu::activation_forward(ctx, {.kind = Activation::kSwiglu, .out = half_out.view(), .in = in.view(),
+                                      .N = N, .F = F});
         return dot_product(half_out, half);
     });
 }

@@ -91,19 +91,19 @@ Produced attention_backward(const Setting& setting) {
     return {dqkv, {delta}};
 }
 
-template <auto forward, int64_t inputs> Produced activation_forward(const Setting& setting) {
+template <Activation kind> Produced activation_forward(const Setting& setting) {
     Inputs in{setting.type};
-    HostTensor x = in.random(inputs * N * C), out = in.empty(N * C);
-    forward(in.ctx, {.out = setting.with_out ? out.view() : Tensor{}, .in = x.view(), .N = N, .F = C,
-                     .quant = setting.quant});
+    HostTensor x = in.random(N * activation_inputs(kind, C)), out = in.empty(N * C);
+    cpu::activation_forward(in.ctx, {.kind = kind, .out = setting.with_out ? out.view() : Tensor{}, .in = x.view(),
+                                     .N = N, .F = C, .quant = setting.quant});
     return {out, {}};
 }
 
-template <auto backward, int64_t inputs> Produced activation_backward(const Setting& setting) {
+template <Activation kind> Produced activation_backward(const Setting& setting) {
     Inputs in{setting.type};
-    HostTensor x = in.random(inputs * N * C), dout = in.random(N * C);
-    backward(in.ctx, {.din = setting.with_out ? x.view() : Tensor{}, .dout = dout.view(), .in = x.view(), .N = N,
-                      .F = C, .quant = setting.quant});   // in place
+    HostTensor x = in.random(N * activation_inputs(kind, C)), dout = in.random(N * C);
+    cpu::activation_backward(in.ctx, {.kind = kind, .din = setting.with_out ? x.view() : Tensor{}, .dout = dout.view(),
+                                      .in = x.view(), .N = N, .F = C, .quant = setting.quant});   // in place
     return {x, {}};
 }
 
@@ -117,10 +117,12 @@ const std::map<std::string, Producer> kProducers = {
     {"qk_norm_backward", {kWidth, false, true, qk_norm_backward}},
     {"attention_forward", {NH * HS, false, false, attention_forward}},
     {"attention_backward", {kWidth, false, false, attention_backward}},
-    {"gelu_forward", {C, true, false, activation_forward<cpu::gelu_forward, 1>}},
-    {"gelu_backward", {C, true, false, activation_backward<cpu::gelu_backward, 1>}},
-    {"swiglu_forward", {C, true, false, activation_forward<cpu::swiglu_forward, 2>}},
-    {"swiglu_backward", {2 * C, true, false, activation_backward<cpu::swiglu_backward, 2>}},
+    {"gelu_forward", {C, true, false, activation_forward<Activation::kGelu>}},
+    {"gelu_backward", {C, true, false, activation_backward<Activation::kGelu>}},
+    {"relu2_forward", {C, true, false, activation_forward<Activation::kRelu2>}},
+    {"relu2_backward", {C, true, false, activation_backward<Activation::kRelu2>}},
+    {"swiglu_forward", {C, true, false, activation_forward<Activation::kSwiglu>}},
+    {"swiglu_backward", {2 * C, true, false, activation_backward<Activation::kSwiglu>}},
 };
 
 void check_same(const std::vector<HostTensor>& got, const std::vector<HostTensor>& want) {

@@ -145,12 +145,13 @@ Outputs embedding(Dtype type) {
     return {out, bad, dwte, dwpe};
 }
 
-template <auto forward, auto backward, int64_t inputs> Outputs activation(Dtype type) {
+template <Activation kind> Outputs activation(Dtype type) {
     Inputs in{type};
-    HostTensor x = in.random(inputs * N * C), out = in.empty(N * C), dout = in.random(N * C),
-               dx = in.empty(inputs * N * C);
-    forward(in.ctx, {.out = out.view(), .in = x.view(), .N = N, .F = C});
-    backward(in.ctx, {.din = dx.view(), .dout = dout.view(), .in = x.view(), .N = N, .F = C});
+    const int64_t inputs = N * activation_inputs(kind, C);
+    HostTensor x = in.random(inputs), out = in.empty(N * C), dout = in.random(N * C), dx = in.empty(inputs);
+    cpu::activation_forward(in.ctx, {.kind = kind, .out = out.view(), .in = x.view(), .N = N, .F = C});
+    cpu::activation_backward(in.ctx, {.kind = kind, .din = dx.view(), .dout = dout.view(), .in = x.view(), .N = N,
+                                      .F = C});
     return {out, dx};
 }
 
@@ -227,8 +228,9 @@ const std::map<std::string, Operation> kOperations = {
     {"qk_norm", qk_norm},
     {"attention", attention},
     {"embedding", embedding},
-    {"gelu", activation<cpu::gelu_forward, cpu::gelu_backward, 1>},
-    {"swiglu", activation<cpu::swiglu_forward, cpu::swiglu_backward, 2>},
+    {"gelu", activation<Activation::kGelu>},
+    {"swiglu", activation<Activation::kSwiglu>},
+    {"relu2", activation<Activation::kRelu2>},
     {"bias_backward", bias},
     {"classifier and sums", loss},
     {"gemm", matmul},

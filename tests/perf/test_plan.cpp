@@ -193,8 +193,9 @@ TEST_CASE("plan: operations of a step, with their bytes") {
     const MemoryPlan plan = planned(config);
     const int64_t N = 8192, C = 4096, F = 14336, blocks = 32 * 4;
     // Activations go out as two FP8 copies and nothing else; 2 F come in.
-    const PlannedOp* swiglu = find_op(plan, OpKind::swiglu_forward);
+    const PlannedOp* swiglu = find_op(plan, OpKind::activation_forward);
     REQUIRE(swiglu);
+    CHECK(rate_name(swiglu->kind, swiglu->activation) == "swiglu_forward");
     CHECK(swiglu->mode == OpMode::kCopies);
     CHECK(swiglu->count == blocks);
     CHECK(swiglu->bytes == 2 * 2 * N * F + 2 * N * F);
@@ -222,7 +223,7 @@ TEST_CASE("plan: bias gradients in BF16 cost what the kernels that add them up t
         if (op.mode == OpMode::kSums) sums[op.kind] += op.count;
     // dy of proj and down comes from norms, of up from gelu, of qkv from attention, which leaves it to another pass.
     CHECK(sums[OpKind::layernorm_backward] == 2 * layers * micro_batches);
-    CHECK(sums[OpKind::gelu_backward] == layers * micro_batches);
+    CHECK(sums[OpKind::activation_backward] == layers * micro_batches);
     CHECK(sums.size() == 2);
     const PlannedOp* own = find_op(plan, OpKind::bias_backward);
     REQUIRE(own);

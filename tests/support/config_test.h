@@ -68,7 +68,7 @@ inline const std::map<std::string, Sample>& samples() {
     static const Words some_bf16 = joined(fp8, {"--first-last-layers-bf16", "true"});
     static const std::map<std::string, Sample> table = {
         {"model", {{"gpt2-tiny", "gpt2-350M"}, {}}},          {"num-layers", {{"1", "7"}, {}}},
-        {"hidden-size", {{"384", "1536"}, {}}},               {"swiglu", {{"true"}, {}}},
+        {"hidden-size", {{"384", "1536"}, {}}},               {"activation", {{"swiglu", "relu2"}, {}}},
         {"ffn-hidden-size", {{"8", "1000"}, {}}},             {"num-attention-heads", {{"6", "24"}, {}}},
         {"num-query-groups", {{"1", "4"}, {}}},               {"kv-channels", {{"128", "8"}, {}}},
         {"vocab-size", {{"2", "50304"}, {}}},                 {"seq-length", {{"1", "511"}, {}}},

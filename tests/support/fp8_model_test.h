@@ -27,7 +27,9 @@ inline std::vector<ModelConfig> fp8_shapes() {
     mixed.linear_bias = true;
     mixed.activation = Activation::kGelu;
     mixed.qk_norm = true;
-    return {gpt2, llama, mixed};
+    ModelConfig squared = gpt2;
+    squared.activation = Activation::kRelu2;
+    return {gpt2, llama, mixed, squared};
 }
 
 inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {

@@ -1,0 +1,30 @@
+// Activation functions of the MLP: a row each. Their arithmetic is a functor of the same name in cpu/activation.cpp and
+// in cuda/activation.cu.
+#pragma once
+#include <cstdint>
+
+enum class Activation : uint8_t { kGelu, kSwiglu, kRelu2 };
+
+struct ActivationFunction {
+    Activation kind;
+    const char* name;        // --activation, and "activation" in a config.json of our own
+    bool gated;              // takes rows [gate | up], twice as wide as its result
+    bool in_gemm_epilogue;   // the BF16 matmul before it can run it as well (--fuse-gelu)
+    const char* hf;          // name that transformers gives it: of a gated one, that of the gate's function
+    const char* help;
+};
+
+// In the order of Activation.
+inline constexpr ActivationFunction kActivations[] = {
+    {Activation::kGelu, "gelu", false, true, "gelu_new", "tanh form"},
+    {Activation::kSwiglu, "swiglu", true, false, "silu", "SiLU(gate) * up"},
+    {Activation::kRelu2, "relu2", false, false, "relu2", "max(x, 0)^2"},
+};
+
+constexpr const ActivationFunction& activation_function(Activation kind) {
+    return kActivations[static_cast<int>(kind)];
+}
+// Width of the input for a result of F columns.
+constexpr int64_t activation_inputs(Activation kind, int64_t F) {
+    return (activation_function(kind).gated ? 2 : 1) * F;
+}
