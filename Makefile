@@ -65,9 +65,12 @@ LLMC_CXX := $(filter-out llmc/parallel/comm_mpi.cpp,$(LLMC_CXX))
 endif
 DEFINES += $(MPI_FLAGS)
 
-# Options, JSON and logs run rarely and take long to optimise; the operations are what a step on the CPU consists of.
+# Options, JSON, logs and tests run rarely and take long to optimise; the operations are what a step on the CPU consists
+# of. No result depends on the level.
 RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/train/log.cpp \
-              llmc/train/run_checkpoints.cpp llmc/train/run_evaluations.cpp llmc/data/hellaswag.cpp
+              llmc/train/run_checkpoints.cpp llmc/train/run_evaluations.cpp llmc/data/hellaswag.cpp \
+              llmc/fault/%.cpp llmc/perf/%.cpp llmc/parallel/comm_monitored.cpp llmc/parallel/gpu_assignment.cpp \
+              llmc/model/fp8_state.cpp llmc/cpu/device.cpp tests/%.cpp
 OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(RARELY_RUN),$<),-O1),\
                 $(if $(filter llmc/cpu/%,$<),-O3),-O2)
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \

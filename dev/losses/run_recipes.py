@@ -13,18 +13,18 @@ import queue
 import subprocess
 import sys
 import threading
+from pathlib import Path
+
+sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
+from llmfp8.recipes import RECIPES  # noqa: E402
 
 CONFIGURATIONS = {
-    "bf16": [],
-    "delayed": ["--fp8-recipe", "delayed"],
-    "tensorwise": ["--fp8-recipe", "tensorwise"],
-    "1F1L": ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16"],
-    "blockwise": ["--fp8-recipe", "blockwise"],
+    **RECIPES,
     "delayed-fast-all": ["--fp8-recipe", "delayed", "--fp8-fast-accum", "all"],
     "delayed-head": ["--fp8-recipe", "delayed", "--fp8-lm-head"],
     **{f"delayed-margin{m}": ["--fp8-recipe", "delayed", "--fp8-margin", str(m)] for m in (1, 2, 3, 4)},
 }
-DEFAULT = "bf16,delayed,tensorwise,1F1L,blockwise"
+DEFAULT = ",".join(RECIPES)
 
 
 def records(path):
