@@ -1,8 +1,7 @@
 // FP8 matmuls beside BF16 ones of the same shape, in the same run.
 // Usage: bench_gemm_fp8 [name part]   a table of the trainer's shapes
-//        bench_gemm_fp8 rates         one line a shape of every preset, for machines: pass M N K bf16_us
-//                                     fp8_fast_us fp8_precise_us fp8_block_us (0 where refused), forward and dgrad
-//                                     into bf16, wgrad += fp32
+//        bench_gemm_fp8 rates         a row of llmc/perf/rates/ for each linear of every preset, forward and dgrad into
+//                                     bf16, wgrad += fp32
 //        bench_gemm_fp8 accuracy      what each way of adding up loses, against double
 // Algorithms are searched, operands random and rotated beyond the L2 cache; fast and precise accumulation have one
 // scale a tensor, "block" 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), by the library's
@@ -177,22 +176,23 @@ void print_table(Ctx& ctx, const char* part) {
 
 void print_rates(Ctx& ctx) {
     Pools pools(ctx);
-    std::printf("# %s, %s\n# pass M N K bf16_us fp8_fast_us fp8_precise_us fp8_block_us\n",
+    std::printf("# %s, %s\n# linear tokens out in, microseconds of forward, dgrad and wgrad, each in BF16, FP8 fast, FP8 "
+                "precise, FP8 blocks; 0: not measured\n",
                 cuda::device_info(0).name.c_str(), cuda::device_info(0).matmul_library.c_str());
     for (size_t i = 0; i < 4; i++)   // the commonest rows first: an interrupted run has them all
         for (const Model& model : kModels)
-            for (const Linear& linear : model.linears)
+            for (const Linear& linear : model.linears) {
+                if (i >= model.rows.size()) continue;
+                std::printf("linear %lld %lld %lld", ll(model.rows[i]), ll(linear.out), ll(linear.in));
                 for (GemmLayout pass : kPasses) {
-                    if (i >= model.rows.size()) continue;
                     const Shape s = shape_of(linear, pass, model.rows[i]);
-                    if (!fits(s)) continue;
-                    const std::vector<float> us = time_ways(ctx, pools, s, kOwnBlock, 15000);
-                    std::printf("%s %lld %lld %lld", kPassNames[static_cast<int>(pass)], (long long)s.M,
-                                (long long)s.N, (long long)s.K);
+                    std::vector<float> us(4);
+                    if (fits(s)) us = time_ways(ctx, pools, s, kOwnBlock, 15000);
                     for (float t : us) std::printf(" %.2f", t);
-                    std::printf("\n");
-                    std::fflush(stdout);
                 }
+                std::printf("\n");
+                std::fflush(stdout);
+            }
 }
 
 // The value of a code; the CPU product in double is the measure.

@@ -1,5 +1,4 @@
 // Items of `doctor` on the GPU, its driver and libraries, and what each of them enables.
-#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/checkpoint_dir.h"

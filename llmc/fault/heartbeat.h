@@ -1,5 +1,5 @@
 // What every rank is doing, where the others can read it: one row a rank, in memory that the ranks of a host share and
-// that heartbeat_link keeps equal between hosts. Posting is a few stores; with one rank, or before watch_ranks(),
+// that heartbeat_link keeps equal between hosts. Posting is a few stores; with one rank, or before the ranks met,
 // nothing.
 #pragma once
 #include <atomic>

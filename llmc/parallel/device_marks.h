@@ -1,5 +1,5 @@
-// How far a GPU is in the collectives that it was given: it copies their numbers into host memory as it comes past, and
-// the watchdog reads them there without a call to any library.
+// How far a GPU is in the collectives that it was given. Before and after each its stream copies the collective's number
+// to pinned host memory, where the watchdog reads it without a call to any library.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -15,8 +15,8 @@ public:
         for (size_t i = 0; i < numbers.size(); i++) numbers[i] = static_cast<int64_t>(i);
         const auto bytes = static_cast<int64_t>(numbers.size() * sizeof(int64_t));
         numbers_ = static_cast<int64_t*>(device::device_alloc(bytes));
-        passed_ = static_cast<int64_t*>(device::pinned_alloc(kWhiches * sizeof(int64_t)));
-        std::fill(passed_, passed_ + kWhiches, 0);
+        passed_ = static_cast<int64_t*>(device::pinned_alloc(kPlaces * sizeof(int64_t)));
+        std::fill(passed_, passed_ + kPlaces, 0);
         device::copy_to_device(ctx, numbers_, numbers.data(), bytes);
         device::synchronize(ctx);
     }
@@ -40,20 +40,20 @@ public:
     }
 
 private:
-    enum Which : size_t { kBegun, kFinished, kProgress, kWhiches };
+    enum Place : size_t { kBegun, kFinished, kProgress, kPlaces };
     static constexpr int64_t kNumbers = 4096;   // more than are on their way
-    void mark(Ctx& ctx, Which which, int64_t number) {
-        device::copy_to_host(ctx, &passed_[which], &numbers_[number % kNumbers], sizeof(int64_t));
+    void mark(Ctx& ctx, Place place, int64_t number) {
+        device::copy_to_host(ctx, &passed_[place], &numbers_[number % kNumbers], sizeof(int64_t));
     }
-    int64_t at(Which which) const {
-        return std::atomic_ref<int64_t>(passed_[which]).load(std::memory_order_acquire);
+    int64_t at(Place place) const {
+        return std::atomic_ref<int64_t>(passed_[place]).load(std::memory_order_acquire);
     }
-    // The latest number up to `given` that has this remainder.
-    int64_t passed(Which which, int64_t given) const {
-        return given - ((given - at(which)) % kNumbers + kNumbers) % kNumbers;
+    // Memory holds remainders: the latest number up to `given` with this one.
+    int64_t passed(Place place, int64_t given) const {
+        return given - ((given - at(place)) % kNumbers + kNumbers) % kNumbers;
     }
-    int64_t* numbers_;   // device
-    int64_t* passed_;    // of the number, its remainder
-    int64_t progress_ = 0;        // main thread's
-    int64_t seen_progress_ = 0;   // the watchdog's
+    int64_t* numbers_;   // on the device: 0, 1, 2, ..., what is copied
+    int64_t* passed_;    // pinned, by Place: the number that was copied last
+    int64_t progress_ = 0;        // of the main thread
+    int64_t seen_progress_ = 0;   // of the watchdog
 };
