@@ -9,7 +9,7 @@
 #include "llmc/base/dtype.h"
 #include "llmc/config/model_config.h"
 
-enum class Recompute { kNone, kNormAct, kBlock };
+enum class Recompute { kNone, kNormAct, kBlock, kBlockKeepAttention };
 enum class LrDecay { kCosine, kLinear, kConstant, kWsd };
 enum class Fp8Recipe { kNone, kDelayed, kTensorwise, kBlockwise };
 enum class Fp8Format { kHybrid, kE4m3 };   // of dy: E5M2 or E4M3

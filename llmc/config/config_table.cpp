@@ -24,6 +24,12 @@ const char* no_fusable_gelu(const Config& c) {
     if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the quantized tensor";
     return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as an operation of its own");
 }
+// Megatron's word for the opposite of block-keep-attention.
+const char* selective_recompute(const Json& word) {
+    if (json_choice(word, {"selective"}) < 0) return nullptr;
+    return "Megatron's selective recomputes attention alone, which stores no matrix of scores here; --recompute "
+           "block-keep-attention is the opposite, a block is recomputed except attention";
+}
 
 Conditions both(Conditions first, const Conditions& second) {
     first.insert(first.end(), second.begin(), second.end());
@@ -332,8 +338,12 @@ void add_precision(Rows& rows) {
         {.name = "recompute", .group = group,
          .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone},
                                                     {"norm-act", Recompute::kNormAct},
-                                                    {"block", Recompute::kBlock}}),
-         .help = "what the backward pass computes again instead of keeping it", .fallback = "none"},
+                                                    {"block", Recompute::kBlock},
+                                                    {"block-keep-attention", Recompute::kBlockKeepAttention}}),
+         .help = "activation checkpointing, what the backward pass recomputes instead of saving it: nothing; the "
+                 "results of norms and activation functions; a block; a block but for attention itself, whose output "
+                 "and log-sum-exp are saved",
+         .fallback = "none", .refused = selective_recompute},
         {.name = "attention", .group = group,
          .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
          .help = "how the backward adds up the gradient of the queries on compute capability 9.0: in one order, or as "

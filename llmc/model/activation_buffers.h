@@ -15,13 +15,17 @@ struct Lifetime {
     bool recomputed_under(Recompute level) const { return (recomputed >> static_cast<int>(level) & 1) != 0; }
 };
 constexpr unsigned recompute_bit(Recompute level) { return 1u << static_cast<int>(level); }
-inline constexpr unsigned kBlockLevels = recompute_bit(Recompute::kBlock);
+inline constexpr unsigned kBlockLevels =
+    recompute_bit(Recompute::kBlock) | recompute_bit(Recompute::kBlockKeepAttention);
 inline constexpr Lifetime kSaved{};
 inline constexpr Lifetime kScratch{.scratch = true};
 // What a norm or an activation function computes.
 inline constexpr Lifetime kSavedUnlessNormAct{.recomputed = recompute_bit(Recompute::kNormAct) | kBlockLevels};
 // What else a block computes.
 inline constexpr Lifetime kSavedUnlessBlock{.recomputed = kBlockLevels};
+
+// What attention itself computes.
+inline constexpr Lifetime kSavedUnlessAttention{.recomputed = recompute_bit(Recompute::kBlock)};
 
 enum class Form : uint8_t {
     kWorking,          // (N, width) T

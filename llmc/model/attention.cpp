@@ -33,9 +33,9 @@ std::vector<BufferRow> Attention::rows(const ModelConfig& c) {
         {"qkv before qk-norm", c.qk_norm ? c.qkv_width() : 0, Form::kWorking, kSavedUnlessBlock},
         {"qk-norm rstd", c.qk_norm ? NH + NKV : 0, Form::kStat, kSavedUnlessBlock},
         {"qkv", c.qkv_width(), Form::kWorking, kSavedUnlessBlock},   // after rope
-        {"attention output", c.q_width(), Form::kWorking, kSavedUnlessBlock, proj, true},
+        {"attention output", c.q_width(), Form::kWorking, kSavedUnlessAttention, proj, true},
         {"attention output, FP8 transposed", c.q_width(), Form::kFp8Transposed, kSavedUnlessBlock, proj},
-        {"log-sum-exp", NH, Form::kStat, kSavedUnlessBlock},
+        {"log-sum-exp", NH, Form::kStat, kSavedUnlessAttention},
         {"d attention output", c.q_width(), Form::kWorking, kScratch},
         {"d qkv", c.qkv_width(), Form::kWorking, kScratch},
         {"delta", NH, Form::kStat, kScratch},
@@ -99,12 +99,18 @@ Fp8Heads Attention::position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
     return heads;
 }
 
-// Attention's output, as the x of proj.
+// Attention's output, as the x of proj. Where backward finds it saved, its FP8 copies alone are made again: of the same
+// bf16 values with the same scale, so the same bits.
 LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch,
                                 XCopies copies) {
     const int64_t N = batch.rows();
     return model_.make_x(ctx, proj(layer), saved_out(layer, N), N, copies, true,
                          [&](Tensor out, const QuantOut& quant) {
+        if (copies.recomputed && !buffers_.recomputed(kOut)) {
+            if (quant) ops::quantize(ctx, {.quant = quant, .in = buffers_.at(kOut, layer, N), .N = N,
+                                           .C = config_.q_width()});
+            return;
+        }
         ops::attention_forward(ctx, {.out = out, .lse = buffers_.at(kLse, layer, N),
                                      .qkv = buffers_.at(kQkv, layer, N), .B = batch.B, .T = batch.T,
                                      .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,

@@ -19,7 +19,8 @@ public:
     // input: what the residual stream is the sum of.
     void forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch);
     // The same operations on the same inputs as in forward, so the same bits: what the rows say, and the branch for the
-    // MLP, which begins with it. Nothing where backward finds all that it reads.
+    // MLP, which begins with it. Nothing where backward finds all that it reads; attention itself only if its output is
+    // not saved.
     void recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch& batch);
     // dy: the gradient of the branch as the dy of its output, which is also the gradient that passes by. Returns that
     // of the residual stream, in `to`, as the dy of `below`.

@@ -36,7 +36,7 @@ void RunDevice::prepare() {
     const int64_t free_bytes = device::device_free_bytes();
     REQUIRE(plan.arena_bytes <= free_bytes,
             "the run needs %.2f GiB of device memory and %.2f GiB are free: lower --micro-batch-size, or use "
-            "--recompute norm-act|block, --grad-dtype bf16, --moment-dtype bf16 (see --dry-run)",
+            "--recompute norm-act|block-keep-attention|block, --grad-dtype bf16, --moment-dtype bf16 (see --dry-run)",
             static_cast<double>(plan.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
     arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(arena_memory_, plan.arena_bytes);

@@ -98,7 +98,7 @@ TEST_CASE("bench: a timed step runs what its rehearsal says, each operation as o
                                             Fp8Recipe::kBlockwise};
     for (const ModelConfig& shape : fp8_shapes()) {
         for (Fp8Recipe recipe : recipes) {
-            for (Recompute recompute : {Recompute::kNone, Recompute::kBlock}) {
+            for (Recompute recompute : {Recompute::kNone, Recompute::kBlock, Recompute::kBlockKeepAttention}) {
                 Config config = fp8_config(shape, recipe);
                 config.recompute = recompute;
                 config.global_batch_size = 4;

@@ -1,4 +1,4 @@
-// --activation, and what older versions and other trainers say in its place.
+// --activation and --recompute, and what older versions and other trainers say in their place.
 #include "tests/support/config_test.h"
 #include "tests/support/doctest.h"
 
@@ -35,4 +35,16 @@ TEST_CASE("config: a checkpoint that says swiglu has the activation function of 
     diff = config_diff(saved.dump(), config, "llama");
     REQUIRE(diff.must_match.size() == 1);
     CHECK(contains(diff.must_match[0], "--activation: gelu in the checkpoint, swiglu now"));
+}
+
+TEST_CASE("config: Megatron's selective is told from what it sounds like here") {
+    CHECK(parse("llama", {"--dry-run", "--recompute", "block-keep-attention"}).config.recompute
+          == Recompute::kBlockKeepAttention);
+    const std::string value = refusal("llama", {"--dry-run", "--recompute", "selective"});
+    CHECK(contains(value, "--recompute selective: Megatron's selective recomputes attention alone"));
+    CHECK(contains(value, "block-keep-attention is the opposite"));
+    const std::string option = refusal("llama", {"--dry-run", "--recompute-granularity", "selective"});
+    CHECK(contains(option, "unknown option --recompute-granularity (Megatron-LM): leave it out"));
+    CHECK(contains(option, "block-keep-attention is the opposite"));
+    CHECK(contains(refusal("llama", {"--dry-run", "--recompute", "blocks"}), "must be one of none"));
 }

@@ -329,7 +329,8 @@ class Train(TrainTest):
             losses, evaluations = {}, {}
             for name, more in (("off", []), ("off again", ["--reset-attention-mask=false"]),
                                ("on", ["--reset-attention-mask"]),
-                               ("recomputed", ["--reset-attention-mask", "--recompute", "block"])):
+                               ("recomputed", ["--reset-attention-mask", "--recompute", "block"]),
+                               ("kept", ["--reset-attention-mask", "--recompute", "block-keep-attention"])):
                 log = self.path("log.jsonl")
                 self.run_train(binary, *options, *more, "--log-file", log)
                 losses[name] = [r["loss"] for r in records(log, "step")]
@@ -337,6 +338,7 @@ class Train(TrainTest):
                 os.unlink(log)
             self.assertEqual(losses["off"], losses["off again"])
             self.assertEqual(losses["on"], losses["recomputed"])
+            self.assertEqual(losses["on"], losses["kept"])
             self.assertEqual(evaluations["on"], evaluations["recomputed"])
             # Even before the first step, on the same weights.
             self.assertNotEqual(losses["on"][0], losses["off"][0])

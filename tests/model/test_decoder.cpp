@@ -96,7 +96,8 @@ TEST_CASE("recomputation and poisoned scratch leave every gradient bit alone") {
             reference.gradients();
             CHECK(std::isfinite(reference.loss()));
             const auto expected = all_grads(reference);
-            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock}) {
+            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock,
+                                    Recompute::kBlockKeepAttention}) {
                 config.recompute = level;
                 TestModel model(config, true);
                 model.set_random_batch(6, 3);
@@ -107,6 +108,44 @@ TEST_CASE("recomputation and poisoned scratch leave every gradient bit alone") {
             }
         }
     }
+}
+
+TEST_CASE("recomputing a block but for attention saves its output and log-sum-exp, and runs attention once a layer") {
+    for (const Variant& variant : variants())
+        for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed}) {
+            CAPTURE(variant.name);
+            Config config = test_config(variant.shape, Dtype::kBf16, 2, 16);
+            ModelConfig& shape = config.shape;   // sizes that FP8 takes
+            shape.hidden_size = 64, shape.ffn_hidden_size = 96, shape.kv_channels = 16;
+            shape.num_layers = 3;
+            config.fp8_recipe = recipe;
+            auto planned = [&](Recompute level) {
+                config.recompute = level;
+                return memory_of(config, 1);
+            };
+            const MemoryPlan none = planned(Recompute::kNone), block = planned(Recompute::kBlock),
+                             kept = planned(Recompute::kBlockKeepAttention);
+            const auto bytes = [](const MemoryPlan& plan) {
+                return plan.purpose_bytes[static_cast<size_t>(Purpose::kActivations)];
+            };
+            // Of each layer but one, whose buffers the others share under block: bf16 output and fp32 log-sum-exp.
+            const int64_t N = 2 * 16, q = shape.q_width(), heads = shape.num_attention_heads;
+            const auto aligned = [](int64_t n) {
+                return (n + Arena::kAlignBytes - 1) / Arena::kAlignBytes * Arena::kAlignBytes;
+            };
+            CHECK(bytes(kept) - bytes(block) == (shape.num_layers - 1) * (aligned(N * q * 2) + aligned(N * heads * 4)));
+            CHECK(bytes(kept) < bytes(none));
+            const auto calls = [](const MemoryPlan& plan, OpKind kind) {
+                int64_t count = 0;
+                for (const PlannedOp& op : plan.step_ops) count += op.kind == kind ? op.count : 0;
+                return count;
+            };
+            CHECK(calls(none, OpKind::attention_forward) == shape.num_layers);
+            CHECK(calls(kept, OpKind::attention_forward) == shape.num_layers);
+            CHECK(calls(block, OpKind::attention_forward) == 2 * shape.num_layers);
+            CHECK(calls(kept, OpKind::activation_forward) == 2 * shape.num_layers);
+            CHECK(calls(kept, OpKind::rope_forward) == calls(block, OpKind::rope_forward));
+        }
 }
 
 // In bf16 the kernels that make dy add up the gradients of the biases, in FP32 a pass of its own does.
@@ -147,12 +186,14 @@ TEST_CASE("gelu inside the matmul changes rounding only, and recomputation repea
     fused.gradients();
     CHECK(fused.loss() == doctest::Approx(plain.loss()).epsilon(1e-6));
     CHECK(fused.result.grad_norm == doctest::Approx(plain.result.grad_norm).epsilon(1e-5));
-    config.recompute = Recompute::kBlock;
-    TestModel block(config);
-    block.set_random_batch(2, 3);
-    block.gradients();
-    CHECK(block.result.loss_sum == fused.result.loss_sum);
-    CHECK(all_grads(block) == all_grads(fused));
+    for (Recompute level : {Recompute::kBlock, Recompute::kBlockKeepAttention}) {
+        config.recompute = level;
+        TestModel block(config);
+        block.set_random_batch(2, 3);
+        block.gradients();
+        CHECK(block.result.loss_sum == fused.result.loss_sum);
+        CHECK(all_grads(block) == all_grads(fused));
+    }
 }
 
 TEST_CASE("loss and gradient norm do not depend on how the batch is cut") {
@@ -256,7 +297,7 @@ std::vector<int32_t> text_with_documents(uint64_t key) {
 TEST_CASE("documents: a token reaches the losses and gradients of its own document only, in every layer") {
     // Learned positions and rope, qk-norm; recomputed blocks mask again.
     for (const Variant& variant : variants())
-        for (Recompute level : {Recompute::kNone, Recompute::kBlock})
+        for (Recompute level : {Recompute::kNone, Recompute::kBlock, Recompute::kBlockKeepAttention})
             for (bool masked : {true, false}) {
                 CAPTURE(variant.name);
                 CAPTURE(masked);

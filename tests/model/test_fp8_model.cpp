@@ -124,7 +124,8 @@ TEST_CASE("fp8: recomputation and poisoned scratch leave every bit alone") {
             for (int i = 0; i < 2; i++) reference.step();
             const auto expected = all_grads(reference);
             const std::string expected_state = state_text(reference);
-            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock}) {
+            for (Recompute level : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock,
+                                    Recompute::kBlockKeepAttention}) {
                 config.recompute = level;
                 TestModel model(config, true);
                 model.set_random_batch(4, 3);

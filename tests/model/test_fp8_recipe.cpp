@@ -202,6 +202,7 @@ TEST_CASE("fp8 plan: number of matmuls") {
     CHECK(planned_fp8_matmuls(plan, Recompute::kNone, 1) == 12 * 4);
     CHECK(planned_fp8_matmuls(plan, Recompute::kNormAct, 5) == 12 * 4 * 5);
     CHECK(planned_fp8_matmuls(plan, Recompute::kBlock, 5) == (12 + 3) * 4 * 5);
+    CHECK(planned_fp8_matmuls(plan, Recompute::kBlockKeepAttention, 5) == (12 + 3) * 4 * 5);
     CHECK(planned_fp8_matmuls(tiny_plan({"--fp8-lm-head"}), Recompute::kBlock, 2) == (15 * 4 + 3) * 2);
     CHECK(planned_fp8_matmuls(tiny_plan({"--bf16-linears=0.down"}), Recompute::kBlock, 1) == 15 * 4 - 3);
     CHECK(planned_fp8_matmuls(tiny_plan({"--bf16-linears=0.up"}), Recompute::kBlock, 1) == 15 * 4 - 4);

@@ -166,7 +166,8 @@ TEST_CASE("plan: bytes by purpose are those of the arena on the device, for ever
                                             Fp8Recipe::kBlockwise};
     for (const ModelConfig& shape : fp8_shapes()) {
         for (Fp8Recipe recipe : recipes) {
-            for (Recompute recompute : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock}) {
+            for (Recompute recompute : {Recompute::kNone, Recompute::kNormAct, Recompute::kBlock,
+                                        Recompute::kBlockKeepAttention}) {
                 Config config = fp8_config(shape, recipe);
                 config.recompute = recompute;
                 config.global_batch_size = 4;

@@ -97,7 +97,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"adam-beta2", {{"0.999", "0.98"}, {}}},              {"adam-eps", {{"1e-5", "3e-9"}, {}}},
         {"clip-grad", {{"0", "0.5"}, {}}},                    {"max-skips", {{"0", "3"}, {}}},
         {"dtype", {{"fp32"}, {}}},                            {"grad-dtype", {{"bf16"}, {}}},
-        {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block"}, {}}},
+        {"moment-dtype", {{"bf16"}, {}}},                     {"recompute", {{"norm-act", "block-keep-attention"}, {}}},
         {"attention", {{"fast"}, {}}},
         {"gemm-search", {{"off"}, {}}},                       {"fuse-gelu", {{"true"}, {}}},
         {"seed", {{"0", "18446744073709551615"}, {}}},
