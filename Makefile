@@ -36,6 +36,9 @@ SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-fra
 SAN_tsan := -fsanitize=thread -g
 BUILD := build/$(DEVICE)$(addprefix -,$(VARIANT))
 OBJ := $(BUILD)/obj
+# Folders that know no device (dev/ci/lint.py sees to that) are compiled once for both.
+NO_DEVICE := llmc/base/% llmc/config/% llmc/data/% llmc/fault/%
+HOST := build/host$(addprefix -,$(VARIANT))
 
 WARNINGS := -Wall -Wextra $(WERROR)
 # Fixed instruction set and no contraction: the CPU device gives the same bits on every machine.
@@ -48,7 +51,7 @@ LLMC_CUDA :=
 
 ifeq ($(DEVICE),cuda)
 LLMC_CUDA += $(wildcard llmc/cuda/*.cu)
-DEFINES += -DLLMC_CUDA
+DEVICE_DEFINES := -DLLMC_CUDA
 CUDA_INCLUDE := -isystem $(CUDA_INC)
 LIBS += -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
 endif
@@ -74,8 +77,9 @@ RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/t
 OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(RARELY_RUN),$<),-O1),\
                 $(if $(filter llmc/cpu/%,$<),-O3),-O2)
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \
-            $(WARNINGS) $(DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
-NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -lineinfo $(DEFINES) -cudart static \
+            $(WARNINGS) $(DEFINES) $(DEVICE_DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
+NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -lineinfo -cudart static \
+              $(DEFINES) $(DEVICE_DEFINES) \
               $(if $(filter 90a,$(ARCH)),-DLLMC_SM90A -Xptxas --warn-on-spills) \
               -ccbin $(CXX) -Xcompiler $(subst $() ,$(comma),$(strip $(WARNINGS) $(CODEGEN))) \
               $(if $(WERROR),-Werror all-warnings)
@@ -84,7 +88,7 @@ NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=sm_$(ARCH) -line
 FUZZ_CXX ?= $(shell command -v clang++ 2>/dev/null)
 FUZZ_SRC := $(filter-out llmc/cpu/%,$(LLMC_CXX)) llmc/cpu/device.cpp llmc/cpu/stream.cpp
 FUZZ_OBJ := $(FUZZ_SRC:%.cpp=$(OBJ)/fuzz/%.o)
-FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) \
+FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) $(DEVICE_DEFINES) \
               -fno-sanitize-recover=all
 ifneq ($(FUZZ_CXX),)
 FUZZ_COMPILE := $(FUZZ_CXX) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link,address,undefined
@@ -97,10 +101,13 @@ endif
 
 # A change of these lines rebuilds everything, a change of ARCH for instance.
 FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(CXX_FLAGS) $(NVCC) $(NVCC_VERSION) $(NVCC_FLAGS) $(LIBS) $(FUZZ_COMPILE)
+HOST_FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(RARELY_RUN) $(CODEGEN) $(WARNINGS) $(DEFINES) $(SAN_$(VARIANT))
 
 # ---- files -------------------------------------------------------------------------------------------------
 MAINS := $(basename $(wildcard train_*.cu))
-LLMC_OBJ := $(patsubst %,$(OBJ)/%.o,$(basename $(LLMC_CXX) $(LLMC_CUDA))) $(BUILD)/version.o $(BUILD)/rates.o
+LLMC_OBJ := $(patsubst %.cpp,$(HOST)/%.o,$(filter $(NO_DEVICE),$(LLMC_CXX))) \
+            $(patsubst %,$(OBJ)/%.o,$(basename $(filter-out $(NO_DEVICE),$(LLMC_CXX)) $(LLMC_CUDA))) \
+            $(BUILD)/version.o $(BUILD)/rates.o
 TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/*/test_*.cpp))
 GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
 # The product in tests: the CPU's streams defer what they are given.
@@ -148,6 +155,12 @@ $(OBJ)/%.o: %.cpp $(BUILD)/flags
 	@mkdir -p $(@D); echo "CXX $<"
 	@$(CCACHE) $(CXX) $(CXX_FLAGS) -MMD -MP -c $< -o $@
 
+$(HOST)/%.o: DEVICE_DEFINES :=
+$(HOST)/%.o: CUDA_INCLUDE :=
+$(HOST)/%.o: %.cpp $(HOST)/flags
+	@mkdir -p $(@D); echo "CXX $<"
+	@$(CCACHE) $(CXX) $(CXX_FLAGS) -MMD -MP -c $< -o $@
+
 ifeq ($(DEVICE),cuda)
 # The assembler reports these losses of speed as notes, which no option turns into errors.
 NVCC_LOSSES := Potential Performance Loss|wgmma.*serializ|setmaxnreg.*ignored
@@ -163,11 +176,12 @@ $(OBJ)/%.o: %.cu $(BUILD)/flags
 	@$(CCACHE) $(CXX) $(CXX_FLAGS) -MMD -MP -x c++ -c $< -o $@
 endif
 
-# Both are rewritten only when their content changes.
+# These are rewritten only when their content changes.
 ifdef BUILDING
-$(shell mkdir -p $(BUILD); echo '$(subst ','\'',$(FLAGS_TEXT))' | cmp -s - $(BUILD)/flags \
-        || echo '$(subst ','\'',$(FLAGS_TEXT))' > $(BUILD)/flags)
-$(BUILD)/flags: ;
+write_flags = $(shell mkdir -p $(1); echo '$(subst ','\'',$(2))' | cmp -s - $(1)/flags \
+                      || echo '$(subst ','\'',$(2))' > $(1)/flags)
+$(call write_flags,$(BUILD),$(FLAGS_TEXT))$(call write_flags,$(HOST),$(HOST_FLAGS_TEXT))
+$(BUILD)/flags $(HOST)/flags: ;
 COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
 VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
@@ -242,7 +256,7 @@ help:
 	@sed -n '/^#   /s/^#//p' Makefile; echo
 	@echo "  make                  train_gpt2 and train_llama for this machine's device"
 	@echo "  make smoke            install what is missing, build, train two small models on this repository's text"
-	@echo "  make test             install what is missing, build, run the tests of the device (10 minutes at most)"
+	@echo "  make test             install what is missing, build, run the tests of the device (6 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing and the long tests (40 minutes at most)"
 	@echo "  make test-gpu         the CUDA operations against the CPU ones; needs a GPU"
 	@echo "  make cuda             compile all CUDA code for sm_90a, where spills are errors, and the kernels for sm_80;"
@@ -253,5 +267,5 @@ help:
 	@echo "  make clean            remove what was built"
 
 ifdef BUILDING
--include $(shell find $(BUILD) -name '*.d')
+-include $(shell find $(BUILD) $(HOST) -name '*.d')
 endif

@@ -117,6 +117,22 @@ class RowsTest(unittest.TestCase):
                 self.assertLess(abs(cells[3] - seconds), 0.006)
                 self.assertEqual("*" in table.split(f"[{name}]")[1].split("\n")[0], "not measured" in text)
 
+    def test_old_places_work_and_say_where_they_went(self):
+        """For one release: what a user's own scripts call."""
+        for folder in ("recipes", "launch"):
+            for name in os.listdir(os.path.join(ROOT, "scripts", folder)):
+                if name != "rows.sh":
+                    self.assertTrue(os.access(os.path.join(ROOT, "scripts", name), os.X_OK), name)
+        for old, new in (("train_gpt2_124M_bf16.sh", "recipes"), ("launch_mpi.sh", "launch")):
+            calls = [subprocess.run([os.path.join(ROOT, "scripts", *place, old), *options], capture_output=True,
+                                    text=True, cwd=self.dir, timeout=60, env={**os.environ, "LLMC_BUILD": BUILD})
+                     for place in ([], [new]) for options in [["--dry-run"] if new == "recipes" else ["--help"]]]
+            place = os.path.join(ROOT, "scripts")
+            self.assertEqual(calls[0].stderr, f"note: {place}/{old} is now {place}/{new}/{old}\n" + calls[1].stderr)
+            self.assertEqual(calls[0].returncode, calls[1].returncode)
+            # The log's name and time aside, the same plan.
+            self.assertEqual(len(calls[0].stdout), len(calls[1].stdout))
+
     def test_options_of_the_user_win(self):
         plan = self.row("train_gpt2_modern_fp8", "--dry-run", "--train-iters", "7", "--global-batch-size=128").stdout
         self.assertIn("tokens            131072 per step, 7 steps", plan)

@@ -1,0 +1,48 @@
+"""dev/gpu_checks without a GPU: what it says of logs that are equal, that differ, and of speeds."""
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from tests.support.comparison import a_log, losses_of
+
+CHECKS = Path(__file__).resolve().parents[2] / "dev" / "gpu_checks"
+SPEC = importlib.util.spec_from_file_location("gpu_check_logs", CHECKS / "logs.py")
+logs = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(logs)
+
+
+class GpuChecks(unittest.TestCase):
+    def log(self, name, losses, **header):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        path = Path(folder.name) / f"{name}.jsonl"
+        communication = [{"collective": "all-gather", "sent_bytes": 2e9}]
+        records = a_log([1.0, 1.0, 1.0, 0.5, 0.5, 0.5], losses, **{"communication": communication, **header})
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return logs.Log(path)
+
+    def test_a_figure_that_differs_is_named(self):
+        losses = losses_of(6)
+        a, b = self.log("a", losses), self.log("b", losses)
+        self.assertEqual(logs.differences(a, b), "")
+        c = self.log("c", [*losses[:4], losses[4] * (1 + 2**-50), losses[5]])
+        self.assertRegex(logs.differences(a, c), r"^c: 1 of 18 figures differ from a; step 5: loss is \S+, not \S+$")
+        self.assertLess(0, max(c.far_from(a).values()))
+        self.assertEqual(logs.differences(a, self.log("d", losses[:5])), "d: 15 figures, a has 18")
+
+    def test_ranks_are_compared_with_one(self):
+        losses = losses_of(6)
+        head, one, two = logs.rank_table([self.log("one", losses, world=1), self.log("two", losses, world=2)])
+        at = head.split().index("tokens/s")
+        self.assertEqual([row.split()[at + 1] for row in (one, two)], ["100.00", "50.00"])
+        self.assertIn(" 2.000 ", two)   # GB gathered
+
+    def test_every_subject_says_what_it_does(self):
+        for subject in ("kernels", "comm", "zero", "resume", "watch"):
+            done = subprocess.run([sys.executable, CHECKS / "run.py", subject, "--help"], text=True,
+                                  capture_output=True)
+            self.assertIn("After a change of ", done.stdout + done.stderr)
