@@ -12,10 +12,10 @@ enum ExitCode : int {
     kExitOk = 0,               // finished, or stopped cleanly
     kExitBug = 1,              // a broken invariant of our own
     kExitBadInput = 2,         // bad option, file or data
-    kExitFp8NotEffective = 3,  // FP8 was asked for and did not run
+    kExitFp8NotEffective = 3,  // FP8 was requested and did not run
     kExitDiverged = 4,         // too many skipped steps
     kExitNoCheckpoint = 5,     // no usable checkpoint
-    kExitPeerLost = 6,         // a rank died or hangs
+    kExitPeerLost = 6,         // a rank was lost or hangs
     kExitDisk = 7,             // disk full or write error
 };
 

@@ -49,8 +49,7 @@ void ask_hook(const IoHook& hook, const char* call, const std::string& path) {
     if (int error = hook(call, path)) fail_disk(call, path, error);
 }
 
-// Writing past the limit raises SIGXFSZ, which ends the process by default; asked beforehand, it is an error
-// like others.
+// Writing past the file size limit raises SIGXFSZ, which ends the process by default; ignored, the write fails instead.
 bool beyond_size_limit(int64_t bytes) {
     rlimit limit{};
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
@@ -195,7 +194,7 @@ RangeFile::~RangeFile() {
 void RangeFile::write(int64_t offset, const void* data, int64_t bytes) {
     CHECK(fd_ >= 0, "write to %s after it was closed", path_.c_str());
     write_all(fd_, path_, offset, data, bytes, hook_);
-    // The disk works while the next bytes come, instead of in the final fsync alone. Only that one reports errors.
+    // Starts writing back now, so that the final fsync has less to do. Only that fsync reports errors.
     ::sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);
 }
 
@@ -260,7 +259,7 @@ void make_directories(const std::string& path, const IoHook& hook) {
     const std::string parent = fs::path(path).parent_path().string();
     if (!parent.empty()) make_directories(parent, hook);
     ask_hook(hook, "mkdir", path);
-    // Another process may have been quicker; what counts is that it is there.
+    // Another process may have created it meanwhile.
     if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && is_directory(path)))
         fail_disk("mkdir", path, errno);
     sync_directory(parent.empty() ? "." : parent, hook);

@@ -1,5 +1,5 @@
-// Files the way checkpoints need them: hashed while written, on the disk before they count, errors that name
-// path and reason.
+// Files as checkpoints need them: hashed while they are written, flushed to the disk before they count, with errors that
+// name path and reason.
 //
 // Everything that changes the disk raises Error exit 7 (kExitDisk) on failure; everything that only reads
 // raises exit 2.
@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
-// A test's view of the disk: called before every call that changes it ("mkdir", "open", "allocate", "write", "fsync",
-// "rename") with the path it acts on. A value other than 0 is the errno that the call then fails with. Empty
-// outside tests and drills (inject.h).
+// A hook for tests and fault injection, empty otherwise. It is called before every call that changes the disk ("mkdir",
+// "open", "allocate", "write", "fsync", "rename") with the path the call acts on; if it returns an errno other than 0, the
+// call fails with it.
 using IoHook = std::function<int(const char* call, const std::string& path)>;
 
 // Blocks of files that this process has read or written so far, by any thread: while they become more it goes on.
 int64_t file_blocks();
 
-// XXH3-128 of bytes that come piece by piece.
+// XXH3-128 of bytes that are added in several calls.
 class Xxh3 {
 public:
     Xxh3();

@@ -13,8 +13,8 @@ constexpr bool is_fp8(Dtype dtype) { return dtype == Dtype::kE4m3 || dtype == Dt
 // Largest finite number of a format.
 HOST_DEVICE constexpr float fp8_largest(Dtype format) { return format == Dtype::kE4m3 ? 448.0f : 57344.0f; }
 
-// Nearest number of the format, ties to even; what is larger than the largest number, infinities included, becomes
-// it (saturation); NaN stays NaN. The same bytes as the GPU's cvt.rn.satfinite.
+// Rounds to the nearest number of the format, ties to even. Larger values and infinities saturate to the largest number;
+// NaN stays NaN. The same bytes as the GPU's cvt.rn.satfinite.
 uint8_t to_fp8(Dtype format, float value);
 float from_fp8(Dtype format, uint8_t code);
 
@@ -23,7 +23,7 @@ float from_fp8(Dtype format, uint8_t code);
 // Bits of |x|: as unsigned integers they order like the numbers, with infinity and then NaN on top, so that a maximum
 // over them never loses a NaN.
 HOST_DEVICE inline uint32_t amax_bits_of(float value) { return bf16::to_bits(value) & 0x7fffffffu; }
-inline constexpr uint32_t kInfinityBits = 0x7f800000u;   // from here on not finite
+inline constexpr uint32_t kInfinityBits = 0x7f800000u;   // these bits and larger ones are not finite
 
 HOST_DEVICE inline float float_of_bits(uint32_t bits) {
     float value;
@@ -53,9 +53,9 @@ HOST_DEVICE inline float head_scale_of(uint32_t amax_bits) {
     return scale < 0x1p32f ? scale : 0x1p32f;
 }
 
-// A chunk of a gradient on its way to another rank: E4M3 with scale_of(amax), or the float below it where the
-// rounded product would lie beyond the largest number, so nothing saturates. NaN if a value is not finite, which makes
-// all of the chunk NaN.
+// The scale of a chunk of a gradient that is communicated in E4M3: scale_of(amax), or the next smaller float where the
+// rounded product would exceed the largest number, so nothing saturates. NaN if a value is not finite, which makes the
+// whole chunk NaN.
 struct ChunkScale {
     float scale, scale_inv;
 };

@@ -45,7 +45,7 @@ private:
     bool started_ = false;
 };
 
-// "" or why the GPU cannot be asked.
+// "" or the reason why the GPU cannot be queried.
 std::string find_device(Nvml& nvml, const char* library, const std::string& bus, Device& device) {
     if (!nvml.opened()) return strf("%s, which comes with the driver, cannot be opened", library);
     if (const int result = nvml.start(); result != kSuccess) return strf("nvmlInit_v2 returns %d", result);
@@ -95,7 +95,7 @@ std::string throttle_text(uint64_t bits) {
 }
 
 ClockSampler::ClockSampler(std::string bus, const char* library) : bus_(std::move(bus)) {
-    if (bus_.empty()) samples_.error = "this device has no clocks to ask for";
+    if (bus_.empty()) samples_.error = "this device has no clocks";
     else thread_ = std::thread([this, library] { run(library); });
 }
 
@@ -110,7 +110,7 @@ void ClockSampler::run(const char* library) {
         nvml.ask<int64_t, unsigned>(most, "nvmlDeviceGetMaxClockInfo", device, kSmClock);
         nvml.ask<int64_t, unsigned>(milliwatts, "nvmlDeviceGetPowerUsage", device);
         nvml.ask<uint64_t, unsigned long long>(throttle, "nvmlDeviceGetCurrentClocksThrottleReasons", device);
-        if (!mhz) samples_.error = "this GPU does not tell its clocks";
+        if (!mhz) samples_.error = "this GPU does not report its clocks";
         if (!mhz) break;
         ClockSamples& s = samples_;
         s.least_sm_mhz = s.count == 0 ? *mhz : std::min(s.least_sm_mhz, *mhz);

@@ -1,5 +1,5 @@
-// What the driver's management library says of a GPU. The library comes with the driver; it is opened when asked for,
-// and the part of its C interface that is used is written down in nvml.cpp, so that nothing of it is needed to build.
+// What NVML, the management library of the driver, reports about a GPU. The library comes with the driver and is opened
+// at run time; nvml.cpp declares the part of its C interface that is used, so that no header is needed to build.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -7,14 +7,14 @@
 #include <string>
 #include <thread>
 
-// Absent: this GPU, or this driver, does not tell.
+// A value is absent if this GPU or driver does not report it.
 struct GpuState {
-    std::optional<bool> persistence;   // the driver stays loaded while nobody uses the GPU
-    std::optional<bool> mig;           // the GPU is cut into instances
+    std::optional<bool> persistence;   // the driver stays loaded while no process uses the GPU
+    std::optional<bool> mig;           // the GPU is partitioned into instances
     std::optional<bool> ecc;           // memory errors are corrected
     std::optional<int64_t> uncorrected_errors;   // since the driver was loaded
     std::optional<int64_t> sm_mhz, max_sm_mhz, memory_mhz, max_memory_mhz;
-    std::optional<uint64_t> throttle;  // why clocks are lower than they could be: bits below
+    std::optional<uint64_t> throttle;  // why clocks are reduced: the bits below
     std::optional<int64_t> power_limit_mw, default_power_limit_mw;
     std::optional<int64_t> celsius;
 };
@@ -26,7 +26,7 @@ inline constexpr uint64_t kThrottleClocksSet = 0x2, kThrottlePowerCap = 0x4, kTh
 // Of the GPU at a PCI address ("0000:18:00.0"). "" or why nothing is known.
 std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library = "libnvidia-ml.so.1");
 
-// What clocks and power were while something ran.
+// Clocks and power while something ran.
 struct ClockSamples {
     int64_t count = 0;   // 0: `error` says why
     double sm_mhz = 0, watts = 0;   // means
@@ -37,7 +37,7 @@ struct ClockSamples {
 // "power cap, hardware thermal", "none".
 std::string throttle_text(uint64_t bits);
 
-// A thread that looks ten times a second until it is stopped.
+// A thread that samples ten times a second until it is stopped.
 class ClockSampler {
 public:
     explicit ClockSampler(std::string bus, const char* library = "libnvidia-ml.so.1");
@@ -49,6 +49,6 @@ private:
     void run(const char* library);
     const std::string bus_;
     std::atomic<bool> stopping_{false};
-    ClockSamples samples_;   // the thread's until it ended
+    ClockSamples samples_;   // written by the thread until it has ended
     std::thread thread_;
 };

@@ -1,11 +1,11 @@
-// What Linux says of a process in /proc/PID/stat. Source: proc_pid_stat(5).
+// The state of a process from /proc/PID/stat. Source: proc_pid_stat(5).
 #pragma once
 #include <string>
 #include <vector>
 
-// Its fields from the third, the state ("R", ...), on. pid: a number, or "self". Empty where it cannot be read: without
-// /proc, or of a process that is gone, be it since the file was opened.
+// Returns its fields from the third on, which is the state ("R", ...). pid: a number, or "self". Empty if it cannot be
+// read: there is no /proc, or the process is gone, even if the file could still be opened.
 std::vector<std::string> process_stat(const std::string& pid);
 
-// Places in what it returns. The start is in clock ticks since the machine's.
+// Indices of fields in the result. The start time is in clock ticks since boot.
 constexpr size_t kStatState = 0, kStatStart = 19;

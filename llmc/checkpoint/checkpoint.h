@@ -57,10 +57,10 @@ struct SaveOptions {
     int64_t seq_length = 0;                  // rope models: config.json promises at least this many positions
     std::string tokenizer;                   // file or directory copied beside the model, "" for none
     int64_t keep = 0;                        // complete checkpoints to keep, 0: all
-    bool async = false;                      // written behind training
+    bool async = false;                      // written while training continues
     int64_t max_part_bytes = kMaxPartBytes;  // a larger tensor gets a part of its own
     int64_t staging_bytes = kStagingBytes;
-    IoHook io_hook;  // tests and drills; with async called by another thread
+    IoHook io_hook;  // for tests and fault injection; with async another thread calls it
 };
 
 // The files that `tokenizer` (--tokenizer) stands for: itself, or the known names in that directory. Exit 2

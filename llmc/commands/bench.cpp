@@ -33,7 +33,7 @@ void refuse_idle_options(const Config& c) {
         {!c.log_file.empty(), "log-file"}, {!c.valid_data.empty(), "valid-data"}, {c.sample_every > 0, "sample-every"},
         {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"}, {!c.inject.empty(), "inject"},
         {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"}};
-    for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench times steps and nothing else", name);
+    for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
 }
 
 // What was there before stays until the new text is whole.
@@ -74,13 +74,13 @@ BenchOptions take_bench_options(std::vector<const char*>& words) {
 static std::string help_text(const std::string& family) {
     const std::string name = "train_" + family;
     return "Usage: " + name + " bench [--json FILE] [--steps N] [--warm-up N] [training options]\n"
-           "       mpirun -np N " + name + " bench ...      also the links between ranks and exposed communication\n\n"
-           "Times steps of a run on synthetic tokens and prints where their time goes: every operation, what it takes\n"
-           "at least on this device, and the difference.\n\n"
-           "  --json FILE    the same as JSON\n"
-           "  --steps N      timed as they are, and as many with events around every operation (default: 8)\n"
-           "  --warm-up N    steps before these (default: 3)\n\n"
-           "The training options are those of " + name + " --help that say what a step is.\n";
+           "       mpirun -np N " + name + " bench ...      also exposed communication between ranks\n\n"
+           "Times steps of a run on synthetic tokens and prints where the time goes: every operation, the least time it\n"
+           "could take on this device (floor), and the difference.\n\n"
+           "  --json FILE    also write the report as JSON\n"
+           "  --steps N      steps to time, and again as many with events around every operation (default: 8)\n"
+           "  --warm-up N    steps before the timed ones (default: 3)\n\n"
+           "The training options are those of " + name + " --help that affect what a step computes.\n";
 }
 
 Job parse_bench(const Invocation& call, Comm& comm) {
@@ -98,7 +98,7 @@ BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, std::string family
       notes_(std::move(parsed.notes)), table_(make_param_table(config_.shape)),
       loader_(data_config(config_, config_.train_data, true)) {
     refuse_idle_options(config_);
-    for (const std::string& name : parsed.idle) notes_.push_back("has nothing to do here: " + name);
+    for (const std::string& name : parsed.idle) notes_.push_back(name);
 }
 
 BenchRun::~BenchRun() {
@@ -116,7 +116,7 @@ void BenchRun::open() {
         marks_.push_back({device::event_create(), device::event_create(), device::event_create()});
 }
 
-// One step behind those that are on their way, with the marks of this number.
+// Queues one step after those that are still running, with the marks of this number.
 void BenchRun::enqueue(OpTimer* timer, size_t number) {
     const Marks& marks = marks_[number];
     const int64_t samples = config_.global_batch_size;
@@ -175,7 +175,7 @@ void BenchRun::run_steps(int64_t count, BenchRows* rows, StepBench& bench) {
         enqueue(rows ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, static_cast<size_t>(i));
         if (i > 0) collect(step_ - 2);
     }
-    run_device_.trainer->zero().wait_for_weights(ctx_);   // of the last step, made beside the next one's forward
+    run_device_.trainer->zero().wait_for_weights(ctx_);   // of the last step; they are gathered during the next forward
     device::synchronize(ctx_);
     collect(step_ - 1);
 }

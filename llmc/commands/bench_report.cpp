@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
+#include "llmc/base/text.h"
 #include "llmc/commands/bench_table.h"
 
 namespace {
@@ -45,8 +46,8 @@ std::string step_text(const StepBench& b) {
     text += strf("\nmicro-batch %.3f ms, forward and backward; %.1f %% of the step is in micro-batches", micro_batch,
                  100 * micro_batch * b.micro_batches / b.ms());
     const double timed = median_of(b.timed_step_ms), calls = static_cast<double>(std::max<int64_t>(b.calls(), 1));
-    text += strf("\nevents      a step with two around each of %lld calls takes %.3f ms, %+.2f us a call; %.2f us are "
-                 "taken off each,\n            as two add to one that is launched as usual (launched early: %.2f)\n",
+    text += strf("\nevents      with an event before and after each of %lld calls a step takes %.3f ms, %+.2f us per call; "
+                 "%.2f us are\n            subtracted from each call for its events (if launched early: %.2f)\n",
                  ll(b.calls()), timed, 1e3 * (timed - b.ms()) / calls, 1e3 * b.ceilings.event_ms,
                  1e3 * b.ceilings.early_event_ms);
     return text;
@@ -75,7 +76,7 @@ std::string table_text(const StepBench& b) {
     std::string beside;
     for (const BenchRow& row : b.rows)
         if (row.beside) beside += row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());
-    return beside.empty() ? text : text + "beside compute, on the stream of communication\n" + beside;
+    return beside.empty() ? text : text + "on the communication stream, overlapped with compute\n" + beside;
 }
 
 Json row_json(const BenchRow& row) {
@@ -98,14 +99,14 @@ Json totals_json(const StepBench& b) {
 
 std::string bench_text(const BenchSubject& subject, const StepBench& b) {
     const Config& c = subject.config;
-    std::string text = strf("bench       %s, %s, T %lld, micro-batch %lld, global batch %lld, %d rank%s\n",
+    std::string text = strf("bench       %s, %s, T %lld, micro-batch %lld, global batch %lld, %s\n",
                             c.model.c_str(), bench_recipe(c).c_str(), ll(c.seq_length), ll(c.micro_batch_size),
-                            ll(c.global_batch_size), subject.ranks, subject.ranks == 1 ? "" : "s");
+                            ll(c.global_batch_size), count_text(subject.ranks, "rank").c_str());
     text += strf("device      %s, %s, commit %s\n", subject.device.name.c_str(),
                  subject.device.matmul_library.c_str(), subject.commit.c_str());
     text += ceilings_text(b.ceilings) + clocks_text(b.clocks) + step_text(b);
-    text += "floors      bytes at the copy's rate, FLOP at the matmul's of their type; attention: half the square, at "
-            "the matmul's\n";
+    text += "floors      bytes at the rate of a copy, FLOPs at the rate of a matmul of their dtype; attention: half of T x T, "
+            "at the rate of a matmul\n";
     text += table_text(b);
     for (const std::string& note : subject.notes) text += "note: " + note + "\n";
     return text;

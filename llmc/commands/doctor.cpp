@@ -16,23 +16,23 @@ constexpr int kExitItemFailed = 1;
 constexpr double kTimeoutSeconds = 20;   // without progress; ten times that until ranks are connected
 
 const std::vector<Item> kItems = {
-    {"build", "what this executable was built from and for", look_at_build},
-    {"GPU", "the device of each rank: model, compute capability, memory; opens it", look_at_gpu},
-    {"driver", "driver against the CUDA version of the build", look_at_driver},
+    {"build", "commit, device and libraries of this executable", look_at_build},
+    {"GPU", "the device of each rank: model, compute capability, memory, and that it can be opened", look_at_gpu},
+    {"driver", "whether the driver supports the CUDA version of the build", look_at_driver},
     {"cuBLASLt", "the matmul library's version and the recipes it enables", look_at_matmul_library},
     {"recipe", "whether GPU, driver and library can run each FP8 recipe", look_at_recipes},
-    {"GPU state", "clocks, power, persistence, MIG and ECC, as NVML tells", look_at_gpu_state},
-    {"OpenMPI", "the MPI library, for several ranks", look_at_mpi},
-    {"NCCL", "the NCCL library, for several ranks on GPUs", look_at_nccl},
-    {"ranks", "ranks, hosts, and that all run this executable", look_at_ranks},
-    {"FP8 matmuls", "a linear in FP8, forward and backward, as each recipe runs it, against the CPU and double",
+    {"GPU state", "clocks, power, persistence, MIG and ECC, as NVML reports them", look_at_gpu_state},
+    {"OpenMPI", "the MPI library, for distributed runs", look_at_mpi},
+    {"NCCL", "the NCCL library, for distributed runs on GPUs", look_at_nccl},
+    {"ranks", "number of ranks and hosts, and that all run this executable", look_at_ranks},
+    {"FP8 matmuls", "a linear layer in FP8 with each recipe, forward and backward, against the CPU and double precision",
      look_at_fp8_matmuls, true},
     {"attention", "attention, forward and backward, against double precision", look_at_attention, true},
-    {"FP8 attention", "the forward of --fp8-attention, against the CPU and double", look_at_fp8_attention, true},
+    {"FP8 attention", "the forward of --fp8-attention, against the CPU and double precision", look_at_fp8_attention, true},
     {"collectives", "all-reduce, reduce-scatter, all-gather and all-to-all against sums on the host",
      look_at_collectives, true},
     {"links", "rates of collectives and of each pair of ranks", look_at_links},
-    {"environment", "variables that the trainer, CUDA or NCCL reads, or that others told people to set",
+    {"environment", "variables that the trainer, CUDA or NCCL reads, and those that guides recommend",
      look_at_environment},
     {"disk", "free space for --save", look_at_disk},
     {"shared memory", "size of /dev/shm", look_at_shared_memory},
@@ -51,12 +51,12 @@ std::vector<std::string> names_to_corrupt() {
 std::string help_text() {
     std::string text =
         "Usage: train_llama doctor [--save DIR] [--json]       train_gpt2 doctor is the same\n"
-        "       mpirun -np N train_llama doctor                also checks what ranks exchange\n\n"
-        "  --save DIR     the folder that checkpoints are to go to\n"
-        "  --json         the same as JSON\n"
-        "  --spoil ITEM   a drill: changes one element of this item's result, which must then fail:\n"
+        "       mpirun -np N train_llama doctor                also checks communication between ranks\n\n"
+        "  --save DIR     check the folder in which checkpoints will be saved\n"
+        "  --json         print the report as JSON\n"
+        "  --corrupt ITEM change one element of this item's result, to see that the item then fails:\n"
         "                 FP8 matmuls, attention, FP8 attention or collectives\n\n"
-        "Exit codes: 0 nothing failed, 1 an item failed, 2 bad option, or --spoil of what is not checked,\n"
+        "Exit codes: 0 nothing failed, 1 an item failed, 2 bad option, or --corrupt of an item that is not checked,\n"
         "6 a rank was lost.\n\nItems:\n";
     for (const Item& item : kItems) text += strf("  %-14s %s\n", item.name, item.checks);
     return text;
@@ -66,7 +66,7 @@ void check_corrupt(const std::string& name) {
     const std::vector<std::string> names = names_to_corrupt();
     for (const std::string& known : names)
         if (name == known) return;
-    FAIL(kExitBadInput, "--spoil %s: no such item; did you mean %s?", name.c_str(), nearest(name, names).c_str());
+    FAIL(kExitBadInput, "--corrupt %s: no such item; did you mean %s?", name.c_str(), nearest(name, names).c_str());
 }
 
 // One item after the other, each line as soon as all ranks have it.
@@ -74,7 +74,7 @@ int examine(Patient& patient) {
     Comm& comm = patient.comm;
     const std::vector<std::string> hosts = comm.gather(host_name());
     Report report;
-    std::string intact;   // what the item of --spoil said, if it did not fail
+    std::string intact;   // what the item of --corrupt reported, if it did not fail
     for (const Item& item : kItems) {
         std::vector<Findings> ranks;
         for (const std::string& text : comm.gather(findings_to_json(look_at(item, patient))))
@@ -90,8 +90,8 @@ int examine(Patient& patient) {
     }
     std::fputs((patient.options.json ? report.json(patient) : report.last_line()).c_str(), stdout);
     std::fflush(stdout);
-    // A drill that changed nothing must not look like a machine that passed it.
-    REQUIRE(intact.empty(), "--spoil %s has no effect: %s", patient.options.corrupt.c_str(), intact.c_str());
+    // If --corrupt changed nothing, the run must not look as if the corruption had gone unnoticed.
+    REQUIRE(intact.empty(), "--corrupt %s has no effect: %s", patient.options.corrupt.c_str(), intact.c_str());
     return report.failed() ? kExitItemFailed : kExitOk;
 }
 
@@ -105,11 +105,15 @@ Patient::~Patient() {
 
 DoctorOptions doctor_options(const std::vector<std::string>& words) {
     DoctorOptions options;
-    const std::vector<std::string> known = {"--save", "--json", "--spoil", "--help"};
+    const std::vector<std::string> known = {"--save", "--json", "--corrupt", "--help"};
     for (size_t i = 0; i < words.size(); i++) {
         const size_t equals = words[i].find('=');
-        const std::string name = words[i].substr(0, equals);
-        const bool takes_value = name == "--save" || name == "--spoil";
+        std::string name = words[i].substr(0, equals);
+        if (name == "--spoil") {
+            std::fprintf(stderr, "note: --spoil is now --corrupt; the old name will go with the next release\n");
+            name = "--corrupt";
+        }
+        const bool takes_value = name == "--save" || name == "--corrupt";
         REQUIRE(takes_value || equals == std::string::npos || name.rfind("--", 0) != 0 || nearest(name, known) != name,
                 "%s takes no value", name.c_str());
         std::string value;
@@ -119,7 +123,7 @@ DoctorOptions doctor_options(const std::vector<std::string>& words) {
             REQUIRE(!value.empty() && value.rfind("--", 0) != 0, "%s needs a value", name.c_str());
         }
         if (name == "--save") options.save = value;
-        else if (name == "--spoil") check_corrupt(options.corrupt = value);
+        else if (name == "--corrupt") check_corrupt(options.corrupt = value);
         else if (name == "--json") options.json = true;
         else if (name == "--help") options.help = true;
         else FAIL(kExitBadInput, "doctor has no option %s: did you mean %s?", name.c_str(),

@@ -57,7 +57,7 @@ Findings look_at_gpu(Patient& patient) {
         return {not_checked(strf("%s, which emulates FP8: %d threads", kBuiltForCpu, patient.info.sm_count),
                             kBuildForGpu)};
     }
-    if (!any_gpu(patient.comm)) return {not_checked("no GPU and no driver here", "run it where the training runs")};
+    if (!any_gpu(patient.comm)) return {not_checked("no GPU and no driver here", "run doctor where the training will run")};
     std::vector<std::string> notes;
     int index = 0;
     try {
@@ -100,8 +100,8 @@ Findings look_at_driver(Patient& patient) {
     const std::string loaded = kernel.empty() ? "" : " (" + kernel + ")";
     if (driver.empty() && kernel.empty()) return {not_checked("no driver here; built with CUDA " + toolkit)};
     if (driver.empty())
-        return {failed("the kernel has driver " + kernel + ", but its library libcuda.so.1 is not found",
-                       "in a container, docker run --gpus all; else install the driver's user part")};
+        return {failed("the kernel module has version " + kernel + ", but the driver library libcuda.so.1 is not found",
+                       "in a container, docker run --gpus all; else install the driver's user-space libraries")};
     const std::string both = strf("driver for CUDA %s%s, built with CUDA %s", driver.c_str(), loaded.c_str(),
                                   toolkit.c_str());
     if (std::atoi(driver.c_str()) >= std::atoi(toolkit.c_str())) return {ok(both)};
@@ -138,7 +138,7 @@ Findings look_at_recipes(Patient& patient) {
                                        library % 100);
         const std::string error = fp8_device_error(plan, patient.info);
         Finding finding = ok("runs here; " + needs);
-        if (!patient.gpu()) finding = not_checked(needs + ", and a GPU to tell");
+        if (!patient.gpu()) finding = not_checked(needs + ", and a GPU to check it");
         else if (!error.empty() && row.x == Granularity::kTensor)
             finding = failed(error, "train in BF16 here, --fp8-recipe none");
         else if (!error.empty()) finding = warning(error, "use --fp8-recipe delayed or tensorwise here");
@@ -156,7 +156,7 @@ std::string throttle_text(uint64_t reasons) {
     auto add = [&](uint64_t bit, const char* name) {
         if (reasons & bit) text += (text.empty() ? "" : ", ") + std::string(name);
     };
-    add(kThrottleClocksSet, "clocks were set by hand");
+    add(kThrottleClocksSet, "clocks were set by a user");
     add(kThrottleHardware, "hardware slow-down");
     add(kThrottleSoftwareThermal | kThrottleHardwareThermal, "temperature");
     add(kThrottlePowerBrake, "power brake");
@@ -174,7 +174,7 @@ Finding clocks_finding(const GpuState& s) {
                                + (s.celsius ? strf(", %lld C", (long long)*s.celsius) : "");
     const std::string slow = throttle_text(s.throttle.value_or(0));
     if (slow.empty()) return ok(clocks);
-    return warning(clocks + ": kept low by " + slow, "nvidia-smi -q -d PERFORMANCE,CLOCK");
+    return warning(clocks + ": reduced by " + slow, "nvidia-smi -q -d PERFORMANCE,CLOCK");
 }
 
 Finding power_finding(int64_t limit_mw, int64_t default_mw) {
@@ -185,9 +185,9 @@ Finding power_finding(int64_t limit_mw, int64_t default_mw) {
 }
 
 Finding ecc_finding(bool on, int64_t errors) {
-    if (!on) return warning("off: flipped bits stay unseen", "nvidia-smi -e 1, then restart");
+    if (!on) return warning("off: memory errors go unnoticed", "nvidia-smi -e 1, then restart");
     if (errors == 0) return ok("on, no uncorrected error since the driver was loaded");
-    return failed(strf("%lld uncorrected errors since the driver was loaded", (long long)errors),
+    return failed(strf("%s since the driver was loaded", count_text(errors, "uncorrected error").c_str()),
                   "nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER; reset or replace it");
 }
 
@@ -204,7 +204,7 @@ Findings gpu_state_findings(const GpuState& s) {
         add("GPU power", power_finding(*s.power_limit_mw, *s.default_power_limit_mw));
     if (s.persistence)
         add("GPU persistence", *s.persistence ? ok("on")
-                                              : warning("off: the driver is loaded anew at every start",
+                                              : warning("off: the driver is loaded again at every start",
                                                         "nvidia-smi -pm 1"));
     if (s.mig)
         add("GPU MIG", *s.mig ? warning("on: an instance has a part of the GPU, and NCCL does not connect instances",

@@ -29,7 +29,7 @@ Finding not_checked(const std::string& text, const std::string& advice = "");
 struct DoctorOptions {
     bool json = false, help = false;
     std::string save;    // the folder that checkpoints are to go to
-    std::string corrupt;   // a drill: the item whose result is corrupted, to see that it is then reported
+    std::string corrupt;   // the item whose result is corrupted, to see that it then fails
 };
 
 // What the items share.
@@ -61,7 +61,7 @@ DoctorOptions doctor_options(const std::vector<std::string>& words);
 Findings look_at(const Item& item, Patient& patient);
 
 // ---- doctor_report.cpp
-// The findings of all ranks as one list: what they agree on once, else the worst, naming its rank and host.
+// Merges the findings of all ranks: equal ones once, else the worst with its rank and host.
 Findings merged(const std::vector<Findings>& ranks, const std::vector<std::string>& hosts);
 std::string findings_to_json(const Findings& findings);   // between ranks
 Findings findings_from_json(const std::string& text);

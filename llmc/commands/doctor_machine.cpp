@@ -62,7 +62,7 @@ Findings look_at_build(Patient& patient) {
     const std::string mpi = mpi_library_text();
     return {ok(strf("commit %s for %s, %s", kBuildCommit,
                     patient.cuda_build ? ("CUDA " + patient.info.toolkit).c_str() : "the CPU",
-                    mpi.empty() ? "one rank only: built without OpenMPI" : "one or several ranks"))};
+                    mpi.empty() ? "one rank only (built without OpenMPI)" : "one or more ranks"))};
 }
 
 Findings look_at_processors(Patient& patient) {
@@ -75,7 +75,7 @@ Findings look_at_processors(Patient& patient) {
     const std::string text = strf("%d of the host's %ld may be used by this process", mine, of_host);
     if (mine >= 2 || of_host < 2) return {ok(text)};
     const bool launched = patient.comm.world().ranks > 1;
-    return {warning(text + ": reading data, saving and training take turns on it",
+    return {warning(text + ": reading data, saving and training share it",
                     launched ? "give mpirun --bind-to none, or srun --cpus-per-task" : "see taskset -p $$")};
 }
 
@@ -89,7 +89,7 @@ Findings look_at_environment(Patient& patient) {
     }
     for (const std::string& line : environment_differences(patient.comm)) {
         const std::string what = line.substr(line.find(' ') + 1);   // after "WARNING:"
-        findings.push_back(warning(what, "start all ranks with one environment (mpirun -x)"));
+        findings.push_back(warning(what, "start all ranks with the same environment (mpirun -x)"));
         findings.back().name = "environment of ranks";
     }
     if (findings.empty()) findings = {ok("no variable of NCCL, Transformer Engine or this trainer is set")};
@@ -98,7 +98,7 @@ Findings look_at_environment(Patient& patient) {
 
 Findings look_at_disk(Patient& patient) {
     if (patient.options.save.empty())
-        return {not_checked("--save DIR names the folder that checkpoints are to go to", "")};
+        return {not_checked("--save DIR checks the folder in which checkpoints will be saved", "")};
     const std::string folder = patient.options.save, there = existing_part(folder);
     if (!is_directory(there)) return {failed(printable(there) + " is not a folder", "name another one")};
     if (::access(there.c_str(), W_OK | X_OK) != 0)
@@ -106,17 +106,17 @@ Findings look_at_disk(Patient& patient) {
                        "name another folder, or change its permissions")};
     const int64_t free = free_bytes(there);
     const std::string text = size_text(free) + " are free for " + printable(folder);
-    const std::string need = "a checkpoint has 14 bytes a parameter, with FP32 moments";
+    const std::string need = "a checkpoint takes 14 bytes per parameter with FP32 moments";
     if (free >= kLittleDisk) return {ok(text + "; " + need)};
-    return {warning(text, "make room: " + need + ", and the one before stays until the next is whole")};
+    return {warning(text, "make room: " + need + ", and the previous one is kept until the next is complete")};
 }
 
 Finding shared_memory_finding(int64_t total_bytes, int64_t free_bytes, int ranks) {
     const std::string text = strf("/dev/shm has %s, %s are free", size_text(total_bytes).c_str(),
                                   size_text(free_bytes).c_str());
     if (free_bytes >= kSharedMemoryBytes) return ok(text);
-    const std::string advice = "docker run --shm-size 1g or --ipc host; remove what is left over in /dev/shm";
-    if (free_bytes < kMiB && ranks > 1) return failed(text + ": the ranks of a host cannot meet", advice);
+    const std::string advice = "docker run --shm-size 1g or --ipc host; remove old files from /dev/shm";
+    if (free_bytes < kMiB && ranks > 1) return failed(text + ": the ranks of a host cannot share heartbeats", advice);
     return warning(text + ": too little for NCCL between several GPUs of a host", advice);
 }
 
@@ -125,7 +125,7 @@ Findings look_at_shared_memory(Patient& patient) {
     if (::statvfs("/dev/shm", &info) != 0)
         return {failed(strf("/dev/shm: %s", std::strerror(errno)), "mount a tmpfs there")};
     if (const std::string error = shared_memory_error(); !error.empty())
-        return {failed("nothing can be made in /dev/shm: " + error, "mount a tmpfs there that this user can write")};
+        return {failed("no file can be created in /dev/shm: " + error, "mount a tmpfs there that this user can write")};
     const auto block = static_cast<int64_t>(info.f_frsize);
     return {shared_memory_finding(static_cast<int64_t>(info.f_blocks) * block,
                                   static_cast<int64_t>(info.f_bavail) * block, patient.comm.world().ranks)};
@@ -135,8 +135,8 @@ Finding locked_memory_finding(int64_t bytes, bool infiniband) {
     if (bytes < 0) return ok("no limit (ulimit -l)");
     const std::string text = size_text(bytes) + " (ulimit -l)";
     if (bytes >= kLockedBytes || !infiniband)
-        return ok(text + (infiniband ? "" : "; no InfiniBand here, which is what needs it"));
-    return warning(text + ": little for InfiniBand, whose buffers are locked",
+        return ok(text + (infiniband ? "" : "; there is no InfiniBand, which would need it"));
+    return warning(text + ": too little for InfiniBand, whose buffers are locked",
                    "ulimit -l unlimited; docker run --ulimit memlock=-1; under Slurm LimitMEMLOCK=infinity of slurmd");
 }
 

@@ -1,8 +1,9 @@
-// Items of `doctor` on several ranks: the libraries that connect them, and what collectives give.
+// Items of `doctor` about distributed runs: the libraries that connect ranks, and the results of collectives.
 #include <algorithm>
 
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
+#include "llmc/base/text.h"
 #include "llmc/commands/doctor_items.h"
 #include "llmc/parallel/comm_benchmark.h"
 #include "llmc/parallel/comm_nccl_api.h"
@@ -116,9 +117,9 @@ Findings look_at_mpi(Patient& patient) {
     if (library.empty())
         return {not_checked("built without OpenMPI: one rank only", "install libopenmpi-dev, run make again")};
     if (library.find("Open MPI") == std::string::npos)
-        return {warning(library + ": signals and exit codes are known of OpenMPI's mpirun only", "build with OpenMPI")};
+        return {warning(library + ": signals and exit codes are tested with OpenMPI's mpirun only", "build with OpenMPI")};
     const int ranks = patient.comm.world().ranks;
-    return {ok(library + strf(": enables several ranks, by mpirun or srun --mpi=pmix; this is %s",
+    return {ok(library + strf(": enables distributed runs, by mpirun or srun --mpi=pmix; this is %s",
                               ranks == 1 ? "one" : strf("one of %d", ranks).c_str()))};
 }
 
@@ -141,27 +142,27 @@ Findings look_at_ranks(Patient& patient) {
     try {
         require_same_program(patient.comm);
     } catch (const Error& e) {   // on all ranks
-        return {failed(e.what(), "start one executable on all hosts")};
+        return {failed(e.what(), "start the same executable on all hosts")};
     }
     std::vector<std::string> hosts = patient.comm.gather(host_name());
     std::sort(hosts.begin(), hosts.end());
     const auto different = std::unique(hosts.begin(), hosts.end()) - hosts.begin();
-    const char* plural = different == 1 ? "" : "s";
-    return {ok(strf("%d ranks on %lld host%s, one executable", ranks, (long long)different, plural))};
+    return {ok(strf("%s on %s, one executable", count_text(ranks, "rank").c_str(),
+                    count_text(different, "host").c_str()))};
 }
 
 Findings look_at_collectives(Patient& patient) {
     if (patient.comm.world().ranks == 1) return {not_checked("one rank", kStartRanks)};
     std::string line;
-    if (!connect_devices(patient, line)) return {not_checked("the devices cannot be connected: see above")};
+    if (!connect_devices(patient, line)) return {not_checked("the devices of the ranks cannot be connected: see above")};
     const bool corrupt = patient.corrupted("collectives");
     // Some and many: libraries choose by the size.
     for (const int64_t block : {int64_t{1003}, int64_t{1} << 20}) {
         const std::string wrong = collectives_error(patient, block, corrupt);
         const bool any = patient.comm.sum(std::vector<int64_t>{!wrong.empty()})[0] > 0;
         if (!wrong.empty())
-            return {failed(wrong, "do not train here; NCCL_DEBUG=INFO tells which way messages take, and "
-                                  "NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 another one")};
+            return {failed(wrong, "do not train here; NCCL_DEBUG=INFO shows the transport, and "
+                                  "NCCL_P2P_DISABLE=1 or NCCL_IB_DISABLE=1 selects another one")};
         if (any) return {ok("as expected on this rank")};
     }
     return {ok("all-reduce, reduce-scatter, all-gather, all-to-all of 4 KiB and 4 MiB a rank equal the host's sums"

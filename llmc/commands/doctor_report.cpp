@@ -5,6 +5,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
+#include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/commands/doctor_items.h"
 
@@ -110,8 +111,8 @@ std::string Report::line(const Finding& f) {
 
 std::string Report::last_line() const {
     const char* passed = count(Status::kWarning) > 0 ? "usable, with warnings" : "nothing failed";
-    return strf("doctor: %s: %lld ok, %lld warnings, %lld failed, %lld not checked\n", failed() ? "failed" : passed,
-                (long long)count(Status::kOk), (long long)count(Status::kWarning),
+    return strf("doctor: %s: %lld ok, %s, %lld failed, %lld not checked\n", failed() ? "failed" : passed,
+                (long long)count(Status::kOk), count_text(count(Status::kWarning), "warning").c_str(),
                 (long long)count(Status::kFailed), (long long)count(Status::kNotChecked));
 }
 

@@ -111,7 +111,7 @@ public:
         if (!got_.transposed.same_bits(host_.transposed)) return name_ + " transposed differs from the CPU's bytes";
         const bool same = same_scales(rowwise_scales(got_), rowwise_scales(host_), N_, C_)
                           && same_scales(transposed_scales(got_), transposed_scales(host_), C_, N_);
-        return same ? "" : "factors of " + name_ + " differ from the CPU's";
+        return same ? "" : "scales of " + name_ + " differ from the CPU's";
     }
     Fp8Operand rowwise() const {
         return {device_->rowwise.view(), scale_inv(device_->rowwise_scale_inv), granularity_};
@@ -253,7 +253,7 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool corrupt) {
         const std::string wrong = wrong_pass(*pass, result->download(), patient.gpu(), corrupt);
         if (!wrong.empty()) return failed(wrong, "FP8 matmuls are wrong: do not train here; run make test-gpu");
     }
-    return ok(strf("fprop, dgrad and wgrad of %lld x %lld x %lld%s: casts equal to the CPU's, sums within their bounds",
+    return ok(strf("fprop, dgrad and wgrad of %lld x %lld x %lld%s: casts equal the CPU's, sums are within their bounds",
                    (long long)kTokens, (long long)kOut, (long long)kIn,
                    patient.gpu() ? "" : ", emulated by the CPU"));
 }
@@ -302,12 +302,12 @@ std::string wrong_fp8_attention(Patient& patient, const reference::Fp8Attention&
     ops::quantize_heads(ctx, a.quantize_args(copies, qkv.view(), {}));
     ops::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), copies, nullptr));
     if (!bytes.download().same_bits(cpu.bytes)) return "codes differ from the CPU's bytes";
-    if (!scales.download().same_bits(cpu.scales)) return "factors differ from the CPU's";
-    if (!qkv.download().same_bits(cpu.qkv)) return "qkv is not rounded to what its codes stand for";
+    if (!scales.download().same_bits(cpu.scales)) return "scales differ from the CPU's";
+    if (!qkv.download().same_bits(cpu.qkv)) return "qkv is not rounded to the values of its FP8 codes";
     const reference::Fp8Reference want = reference::fp8_attention_reference(a, cpu.qkv, patient.gpu());
     const auto wrong = [&](const char* name, const OnDevice& got, const HostTensor& exact,
                            const std::vector<double>& error) {
-        // A quarter: less than that may hide behind weights rounded to E4M3.
+        // A quarter: a smaller change may be within the rounding of P to E4M3.
         return wrong_result(name, got.download(), exact, [&](int64_t i) { return error[static_cast<size_t>(i)]; },
                             1.0 / 4, corrupt);
     };
@@ -343,7 +343,7 @@ Findings look_at_attention(Patient& patient) {
         const std::string kernel = device::attention_kernel(patient.ctx, Dtype::kBf16, shape.HS);
         if (kernels.find(kernel) == std::string::npos) kernels += (kernels.empty() ? "" : "; ") + kernel;
     }
-    return {ok(strf("forward and backward, head sizes 64 and 128 (%s): within their bounds", kernels.c_str()))};
+    return {ok(strf("forward and backward, head dims 64 and 128 (%s): within their bounds", kernels.c_str()))};
 }
 
 Findings look_at_fp8_attention(Patient& patient) {
@@ -354,8 +354,8 @@ Findings look_at_fp8_attention(Patient& patient) {
         const std::string wrong = wrong_fp8_attention(patient, a, patient.corrupted("FP8 attention"));
         if (!wrong.empty())
             return {failed(strf("head size %lld: %s", (long long)a.HS, wrong.c_str()),
-                           "leave --fp8-attention out here; run make test-gpu")};
+                           "do not use --fp8-attention here; run make test-gpu")};
     }
-    return {ok(strf("forward, head sizes 64 and 128: codes equal to the CPU's, sums within their bounds%s",
+    return {ok(strf("forward, head dims 64 and 128: FP8 codes equal the CPU's, sums are within their bounds%s",
                     patient.gpu() ? "" : ", emulated by the CPU"))};
 }

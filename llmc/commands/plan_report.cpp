@@ -12,7 +12,7 @@ namespace {
 
 double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
-// The FP8 copies of one layer's queries, keys and values, with their scales.
+// The quantized Q, K and V of one layer, with their scales.
 int64_t fp8_attention_bytes(const Config& c) {
     const int64_t heads = c.shape.num_attention_heads + 2 * c.shape.num_query_groups;
     return c.micro_batch_size * heads * head_blocks(c.seq_length) * (kHeadBlock * c.shape.kv_channels + 4);
@@ -59,10 +59,10 @@ std::string memory_text(const PlannedRun& run, const Figures& figures) {
                  figures.here ? run.device.name.c_str() : strf("%s (not here)", figures.gpu.name).c_str(),
                  figures.fits(plan) ? ": fits" : ": DOES NOT FIT");
     if (run.config.fp8_attention)
-        text += strf("  %-22s %16lld bytes %9.3f GiB of the scratch, for every layer in turn\n", "FP8 attention",
+        text += strf("  %-22s %16lld bytes %9.3f GiB of the scratch, shared by all layers\n", "FP8 attention",
                      ll(fp8_attention_bytes(run.config)), gib(fp8_attention_bytes(run.config)));
     if (plan.save_bytes > 0)
-        text += strf("  %-22s %16lld bytes %9.3f GiB a rank, pinned in host memory\n", "checkpoints",
+        text += strf("  %-22s %16lld bytes %9.3f GiB per rank, pinned in host memory\n", "checkpoints",
                      ll(plan.save_bytes), gib(plan.save_bytes));
     return text;
 }
@@ -83,12 +83,12 @@ std::string matmul_text(const MemoryPlan& plan) {
 // Where the rates come from.
 std::string rates_text(const Gpu& gpu) {
     if (gpu.measured) return "rates measured on it";
-    return strf("SCALED, not measured: rates of an %s, matmuls and attention by the ratio of peaks, the rest by that "
+    return strf("SCALED, not measured: rates of an %s; matmuls and attention are scaled by the ratio of peaks, the rest by that "
                 "of memory bandwidths", measured_gpu().name);
 }
 
 std::string time_text(const PlannedRun& run, const Figures& figures) {
-    if (figures.ms <= 0) return "time              none is predicted for this --dtype\n";
+    if (figures.ms <= 0) return "time              not predicted for this --dtype\n";
     std::string text = strf("time of a step    predicted for %s; %s\n", figures.gpu.name,
                             rates_text(figures.gpu).c_str());
     text += strf("  %-26s %10s %7s\n", "", "ms", "share");
@@ -100,17 +100,17 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
     }
     text += strf("  %-26s %10.3f\n", "all", figures.ms);
     if (run.plan.ranks > 1) {
-        const char* rate = run.plan.ranks > kRanksPerHost ? "a network adapter of 400 Gb/s a GPU, nominal"
-                           : figures.gpu.measured         ? "measured between two GPUs of a host"
-                                                          : "scaled from two H200 of a host by nominal rates";
-        text += strf("  communication takes %.3f ms, hidden or not: gradients %.3f, weights %.3f; %s\n",
+        const char* rate = run.plan.ranks > kRanksPerHost ? "nominal rate of a network adapter of 400 Gb/s per GPU"
+                           : figures.gpu.measured         ? "measured between two GPUs of one host"
+                                                          : "scaled from two H200 of one host by nominal rates";
+        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f; %s\n",
                      figures.time.reduce_ms + figures.time.gather_ms, figures.time.reduce_ms, figures.time.gather_ms,
                      rate);
     }
-    text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f a GPU, MFU %.1f %%\n", 1e-3 * figures.ms,
+    text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * figures.ms,
                  figures.tokens_per_second, figures.tokens_per_second / run.plan.ranks, 100 * figures.mfu);
     if (run.config.reset_attention_mask)
-        text += "  attention as if every sequence were one document (--reset-attention-mask skips what lies between)\n";
+        text += "  attention time is that of one document per sequence (--reset-attention-mask skips tiles between documents)\n";
     if (run.config.train_iters > 0)
         text += strf("  %lld steps in %.4g hours, without evaluation and checkpoints\n",
                      ll(run.config.train_iters), figures.hours);
@@ -133,13 +133,15 @@ std::string plan_text(const PlannedRun& run) {
     std::string text;
     text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
                  static_cast<double>(run.table.param_elems) * 1e-9, ll(plan.flat_elems));
-    text += strf("numbers           %s weights, %s gradients, fp32 masters, %s moments\n", dtype_name(config.dtype),
+    text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n", dtype_name(config.dtype),
                  dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
     text += memory_text(run, figures);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);
-    text += strf("ranks             %d, %lld micro-batches of %lld x %lld tokens a step and rank\n", plan.ranks,
-                 ll(config.global_batch_size / (config.micro_batch_size * plan.ranks)), ll(config.micro_batch_size),
+    text += strf("ranks             %d, %s of %lld x %lld tokens per step and rank\n", plan.ranks,
+                 count_text(config.global_batch_size / (config.micro_batch_size * plan.ranks), "micro-batch",
+                            "micro-batches").c_str(),
+                 ll(config.micro_batch_size),
                  ll(config.seq_length));
     text += strf("tokens            %.0f per step, %lld steps, %.4g in all\n", figures.tokens, ll(config.train_iters),
                  figures.tokens * static_cast<double>(config.train_iters));

@@ -59,7 +59,7 @@ private:
 
     int train() {
         start_.done("launch");
-        for (const std::string& fault : config_.inject) notes_.push_back("DRILL: --inject " + fault);
+        for (const std::string& fault : config_.inject) notes_.push_back("FAULT INJECTION: --inject " + fault);
         for (std::string& line : environment_differences(comm_)) notes_.push_back(std::move(line));
         require_same_program(comm_);
         open_data();
@@ -106,7 +106,7 @@ private:
                 "--train-data: no token counts as a target (loss masks)");
         const bool raw = has_raw(*train_) || (valid_ && has_raw(*valid_));
         REQUIRE(config_.token_dtype.empty() || raw,
-                "--token-dtype %s has no effect: all shards say themselves what their tokens are",
+                "--token-dtype %s has no effect: every shard has a header with the dtype of its tokens",
                 config_.token_dtype.c_str());
         evaluations_.emplace(config_, comm_, *train_, valid_ ? &*valid_ : nullptr, faults_);
         for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
@@ -170,8 +170,8 @@ private:
         notes_.push_back(attention_note());
         if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
-            notes_.push_back("no transformers class has this shape: checkpoints carry our own model_type");
-        for (const std::string& name : idle_) notes_.push_back("has nothing to do here: " + name);
+            notes_.push_back("no transformers class has this shape: checkpoints have a model_type of this trainer");
+        for (const std::string& name : idle_) notes_.push_back(name);
         for (const std::string& note : notes_) log_->event("note", note);
     }
 
@@ -222,8 +222,8 @@ private:
         return true;
     }
 
-    // Inputs of the next step, or null when one of the ranks was asked to stop. Of a batch of which loss masks leave
-    // nothing the mean would be 0 / 0: it is passed over, and the step takes the next one.
+    // Returns the inputs of the next step, or null if a rank has been asked to stop. A batch in which loss masks leave no
+    // target is ignored, since its mean loss would be 0 / 0, and the step takes the next one.
     Staging::Slot* next_batch() {
         int64_t passed = 0;
         for (;;) {
@@ -232,8 +232,8 @@ private:
             const std::vector<int64_t> total = comm_.sum({slot.staged.counted_tokens, stop_wanted()});
             stopping_ = total[1] > 0;
             if ((stopping_ || total[0] > 0) && passed > 0)
-                log_->event("note", strf("step %lld: none of %lld samples has a target that counts, they are passed "
-                                         "over", (long long)(step_ + 1), (long long)passed));
+                log_->event("note", strf("step %lld: none of %lld samples has a target that counts, they are ignored",
+                                         (long long)(step_ + 1), (long long)passed));
             if (stopping_) return nullptr;
             if (total[0] > 0) {
                 staging_->set_inputs(slot, total[0], learning_rate(config_, step_));
@@ -253,7 +253,7 @@ private:
         drain();
         if (!slot.staged.result->skip) return;
         trainer_->optimizer().weights_from_masters(ctx_, true);
-        log_->event("note", "FP8: the step that primed the factors was skipped, the next one primes again");
+        log_->event("note", "FP8: the calibration step was skipped, the next step calibrates again");
     }
 
     // After the first step everything is allocated, and the arena has exactly its planned size.
@@ -381,7 +381,7 @@ private:
                             .consecutive_skips = consecutive_skips_, .missed = missed_}, *log_);
     }
 
-    // A library that took memory behind our back, or a neighbour on the same GPU.
+    // A library allocated memory, or another process on the same GPU did.
     void report_memory_growth() {
         const int64_t grown = sealed_free_bytes_ - device::device_free_bytes();
         if (info_.sm > 0 && sealed_free_bytes_ >= 0 && grown > 0)
@@ -395,9 +395,9 @@ private:
         if (step_ > 0) save();
         checkpoints_->finish();
         const long long steps = step_;
-        const std::string why = stop_wanted() ? stop_reason() : "stop of another rank";
+        const std::string why = stop_wanted() ? stop_reason() : "a stop of another rank";
         if (!missed_.empty() && !config_.save.empty())
-            log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run makes it up", steps));
+            log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it", steps));
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
                                       : strf("finished %lld steps", steps));
     }

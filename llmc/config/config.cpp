@@ -370,8 +370,8 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     for (const OptionRow& row : option_table()) {
         if (!settings.count(row.name)) continue;
         const std::string name = "--" + std::string(row.name);
-        if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + ": no effect without a GPU");
-        if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + ": no effect with one rank");
+        if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + " has no effect without a GPU");
+        if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + " has no effect with one rank");
     }
     return parsed;
 }

@@ -5,7 +5,7 @@
 
 namespace {
 
-// Collects the text of every rule that does not hold.
+// Collects the messages of all broken rules.
 struct Rules {
     std::vector<std::string> broken;
     void require(bool holds, const std::string& text) {
@@ -45,7 +45,7 @@ void model_rules(const Config& c, Rules& rules) {
                        number_text(scaling.high_freq_factor).c_str()));
 }
 
-// Of a run whose length is known: with --epochs once the data is open.
+// For a run whose length is known: with --epochs, once the data has been opened.
 void length_rules(const Config& c, Rules& rules) {
     if (c.train_iters == 0) return;
     const std::string length = c.epochs > 0 ? strf("the %lld steps of --epochs %s", ll(c.train_iters),
@@ -84,9 +84,9 @@ void data_rules(const Config& c, Rules& rules) {
 void run_rules(const Config& c, int ranks, Rules& rules) {
     if (!c.dry_run) {
         rules.require(!c.train_data.empty() || c.synthetic_data,
-                      "--train-data is missing (--dry-run works without, --synthetic-data is for timing alone)");
+                      "--train-data is missing (--dry-run works without it, --synthetic-data is for timing only)");
         rules.require(c.train_iters > 0 || c.epochs > 0,
-                      "--train-iters or --epochs is missing: how long to train? (--dry-run works without)");
+                      "--train-iters or --epochs is missing: how long to train? (--dry-run works without it)");
     }
     rules.require(c.ranks == 0 || c.ranks == ranks,
                   strf("--ranks %lld, and %d %s started: scripts/launch/launch_mpi.sh -np %lld starts them",
@@ -101,8 +101,8 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
 
 void fp8_rules(const Config& c, Rules& rules) {
     if (c.fp8_recipe == Fp8Recipe::kNone) return;
-    rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: FP8 copies are made "
-                  "from BF16 values");
+    rules.require(c.dtype == Dtype::kBf16, "FP8 (--fp8-recipe, --fp8-format) needs --dtype bf16: only BF16 tensors "
+                  "are quantized");
     if (!c.first_last_layers_bf16) return;
     rules.require(c.num_layers_at_start_in_bf16 + c.num_layers_at_end_in_bf16 > 0,
                   "--first-last-layers-bf16 with 0 layers at the start and 0 at the end keeps nothing in BF16");
@@ -114,7 +114,7 @@ void fp8_rules(const Config& c, Rules& rules) {
     fits("num-layers-at-end-in-bf16", c.num_layers_at_end_in_bf16);
 }
 
-// What of a fault does not fit the run; that it cannot be read is an error of its own.
+// Rules between injected faults and the run. A fault that cannot be parsed is an error of its own.
 void fault_rules(const Config& c, int ranks, Rules& rules) {
     for (const std::string& word : c.inject) {
         const Fault fault = parse_fault(word);
@@ -122,7 +122,7 @@ void fault_rules(const Config& c, int ranks, Rules& rules) {
         rules.require(fault.rank < ranks, strf("%s: there %s %d rank%s, counted from 0", name.c_str(),
                                                ranks == 1 ? "is" : "are", ranks, ranks == 1 ? "" : "s"));
         const bool hangs = fault.kind == Fault::Kind::kStop || fault.kind == Fault::Kind::kStall;
-        rules.require(!hangs || ranks > 1, name + ": with one rank nothing would end it");
+        rules.require(!hangs || ranks > 1, name + ": needs several ranks, since with one rank nothing would end the run");
         rules.require(fault.at != Fault::At::kSave || !c.save.empty(), name + ": nothing is saved without --save");
         rules.require(fault.at != Fault::At::kEvaluation || !c.valid_data.empty() || !c.hellaswag_data.empty(),
                       name + ": there is no --valid-data to evaluate on, and no --hellaswag-data");
@@ -153,18 +153,18 @@ std::vector<std::string> length_errors(const Config& config) {
 std::vector<std::string> config_warnings(const Config& config) {
     std::vector<std::string> lines;
     if (config.synthetic_data)
-        lines.push_back("SYNTHETIC DATA (--synthetic-data): for timing alone, losses say nothing");
+        lines.push_back("SYNTHETIC DATA (--synthetic-data): for timing only, the losses mean nothing");
     if (config.fp8_recipe == Fp8Recipe::kBlockwise && config.fp8_format == Fp8Format::kHybrid) {
         lines.push_back("--fp8-recipe blockwise with --fp8-format hybrid: gradients in E5M2 have 2 mantissa bits, and "
-                        "factors per block leave no use for its range; e4m3 is the recipe's own format");
+                        "scales per block make its larger range useless; the recipe is meant for e4m3");
     }
     if (config.fp8_recipe != Fp8Recipe::kNone && config.fp8_fast_accum == FastAccum::kAll) {
-        lines.push_back("--fp8-fast-accum all: adding gradients with fewer bits costs loss (6 to 8 % for GPT-2 124M "
-                        "after 100M tokens)");
+        lines.push_back("--fp8-fast-accum all: accumulating gradients with fewer bits makes the loss worse (by 6 to 8 % for "
+                        "GPT-2 124M after 100M tokens)");
     }
     if (config.grad_dtype == Dtype::kBf16 && config.grad_comm_dtype == Dtype::kFp32) {
-        lines.push_back("--grad-comm-dtype fp32: gradients are bf16 (--grad-dtype) and travel as that, nothing finer "
-                        "is to be had; they are added in fp32");
+        lines.push_back("--grad-comm-dtype fp32: gradients are bf16 (--grad-dtype) and are sent as bf16, since fp32 "
+                        "would not make them more precise; they are added in fp32");
     }
     return lines;
 }

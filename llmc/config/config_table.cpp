@@ -61,7 +61,7 @@ const Conditions kShards = {{"synthetic-data", "false",
 
 // ---- defaults that follow from other options ----
 
-// Megatron's widths for a reshaped model: 4C, or two thirds of it where a gate is a third matrix.
+// Megatron's widths: 4C, or two thirds of it with a gate, which has a third matrix.
 void derive_ffn(Config& c, const Given& given) {
     if (!given.has("hidden-size") && !given.has("activation")) return;
     const bool gated = activation_function(c.shape.activation).gated;
@@ -85,7 +85,7 @@ void derive_kv_channels(Config& c, const Given& given) {
 
 void derive_seq_length(Config& c, const Given& given) {
     c.seq_length = find_model_preset(c.model)->seq_length;
-    // The preset is not what is trained where --load says the shape.
+    // With --load alone the shape is not the preset's.
     const bool loaded = given.has("load") && !given.has("model");
     const bool limited = loaded || given.has("max-position-embeddings") || !is_rope(c);
     if (limited) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
@@ -99,7 +99,7 @@ void derive_global_batch(Config& c, const Given& given) {
     c.global_batch_size = c.micro_batch_size * given.ranks;
 }
 
-// Rounded in decimal, so that a tenth of 6e-4 reads 6e-05.
+// Rounded in decimal, so that a tenth of 6e-4 is printed as 6e-05.
 void derive_min_lr(Config& c, const Given&) { c.min_lr = std::stod(strf("%.12g", c.lr / 10)); }
 
 void derive_warmup(Config& c, const Given&) {
@@ -134,7 +134,7 @@ void add_model_sizes(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kModel;
     rows.insert(rows.end(), {
         {.name = "model", .group = group, .value = text(AT(model), "NAME", "the name of a preset"),
-         .help = "preset that the other model options start from",
+         .help = "preset; the other model options override single values of it",
          .fallback = "gpt2-124M", .fallback_llama = "llama3-small"},
         {.name = "num-layers", .group = group, .value = integer(AT(shape.num_layers), 1, 1024),
          .help = "transformer blocks", .on_resume = kMust},
@@ -143,7 +143,7 @@ void add_model_sizes(Rows& rows) {
         {.name = "activation", .group = group, .value = choice<Activation>(AT(shape.activation), activation_words()),
          .help = activation_help(), .on_resume = kMust},
         {.name = "ffn-hidden-size", .group = group, .value = integer(AT(shape.ffn_hidden_size), 8, 1 << 19),
-         .help = "width of the feed-forward part, a multiple of 8", .derive = derive_ffn,
+         .help = "width of the MLP, a multiple of 8", .derive = derive_ffn,
          .derived = "4x hidden size, 8/3x with a gate (swiglu), if --hidden-size or --activation is set",
          .on_resume = kMust},
         {.name = "num-attention-heads", .group = group,
@@ -152,15 +152,15 @@ void add_model_sizes(Rows& rows) {
          .help = "key and value heads, a divisor of the query heads", .derive = derive_groups,
          .on_resume = kMust},
         {.name = "kv-channels", .group = group, .value = integer(AT(shape.kv_channels), 8, 256),
-         .help = "elements per head, a multiple of 8", .derive = derive_kv_channels,
+         .help = "head dim, a multiple of 8", .derive = derive_kv_channels,
          .derived = "hidden size / heads, if one of them is set", .on_resume = kMust},
         {.name = "vocab-size", .group = group, .value = integer(AT(shape.vocab_size), 2, 1 << 24),
-         .help = "true number of tokens; stored rows are padded to a multiple of 128", .on_resume = kMust},
+         .help = "number of tokens in the vocabulary; stored rows are padded to a multiple of 128", .on_resume = kMust},
         {.name = "seq-length", .group = OptionGroup::kBatch, .value = integer(AT(seq_length), 1, 1 << 24),
          .help = "tokens per sequence", .derive = derive_seq_length, .on_resume = kMust, .llmc = "-t"},
         {.name = "max-position-embeddings", .group = group,
          .value = integer(AT(shape.max_positions), 1, 1 << 24),
-         .help = "learned positions, or the length that a rope model is said to be trained for",
+         .help = "number of learned positions, or the context length that a rope model declares",
          .derive = derive_max_positions, .derived = "with rope at least --seq-length", .on_resume = kMust},
     });
 }
@@ -171,39 +171,39 @@ void add_model_layers(Rows& rows) {
         {.name = "normalization", .group = group,
          .value = choice<Norm>(AT(shape.norm),
                                {{"LayerNorm", Norm::kLayerNorm}, {"RMSNorm", Norm::kRmsNorm}}),
-         .help = "norm layers", .on_resume = kMust},
+         .help = "kind of the normalization layers", .on_resume = kMust},
         {.name = "norm-epsilon", .group = group, .value = number(AT(shape.norm_eps), kInsideUnit),
          .help = "added to the variance in a norm layer", .on_resume = kMust},
         {.name = "position-embedding-type", .group = group,
          .value = choice<PositionEmbedding>(AT(shape.position),
                                             {{"learned_absolute", PositionEmbedding::kLearned},
                                              {"rope", PositionEmbedding::kRope}}),
-         .help = "positions", .on_resume = kMust},
+         .help = "position embedding", .on_resume = kMust},
         {.name = "rotary-base", .group = group,
          .value = number(AT(shape.rotary_base), {.low = 1, .high = 1e12}), .help = "theta of rope",
          .acts_if = kRope, .on_resume = kMust},
         {.name = "rope-scaling-factor", .group = group,
          .value = number(AT(shape.rope_scaling.factor), {.low = 0, .high = 1e6}),
-         .help = "llama3 rule for contexts beyond the original one; 0: no scaling", .acts_if = kRope,
+         .help = "scaling factor of the llama3 rule for longer contexts than the original one; 0: no scaling", .acts_if = kRope,
          .on_resume = kMust},
         {.name = "rope-scaling-low-freq-factor", .group = group,
          .value = number(AT(shape.rope_scaling.low_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
-         .help = "wavelengths over original length / this are stretched by the factor",
+         .help = "wavelengths above original length / this are multiplied by the scaling factor",
          .acts_if = kScaledRope, .on_resume = kMust},
         {.name = "rope-scaling-high-freq-factor", .group = group,
          .value = number(AT(shape.rope_scaling.high_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
-         .help = "wavelengths under original length / this are kept", .acts_if = kScaledRope,
+         .help = "wavelengths below original length / this are not changed", .acts_if = kScaledRope,
          .on_resume = kMust},
         {.name = "rope-scaling-original-max-positions", .group = group,
          .value = integer(AT(shape.rope_scaling.original_max_positions), 1, 1 << 24),
-         .help = "original length", .acts_if = kScaledRope, .on_resume = kMust},
+         .help = "context length before rope scaling", .acts_if = kScaledRope, .on_resume = kMust},
         {.name = "qk-layernorm", .group = group, .value = flag(AT(shape.qk_norm), true, false),
-         .help = "RMSNorm over each head of queries and keys", .on_resume = kMust},
+         .help = "RMSNorm over each head of Q and K", .on_resume = kMust},
         {.name = "disable-bias-linear", .group = group, .value = flag(AT(shape.linear_bias), false, true),
          .help = "no biases in the linear layers", .on_resume = kMust},
         {.name = "untie-embeddings-and-output-weights", .group = group,
          .value = flag(AT(shape.tied_head), false, true),
-         .help = "an output matrix of its own", .on_resume = kMust},
+         .help = "separate output matrix (LM head) instead of the transposed embedding", .on_resume = kMust},
         {.name = "init-method-std", .group = group, .value = number(AT(shape.init_std), kInsideUnit),
          .help = "standard deviation of the initial weights", .acts_if = kInitialWeights,
          .on_resume = kSilent},
@@ -221,22 +221,23 @@ void add_batch(Rows& rows) {
         {.name = "rampup-batch-size", .group = group,
          .value = tuple(' ', 1, "\"START INC SAMPLES\"", "three positive integers \"START INC SAMPLES\"",
                         AT(rampup_start), AT(rampup_increment), AT(rampup_samples)),
-         .help = "grow the global batch from START by INC at a time, over the first SAMPLES samples",
+         .help = "increase the global batch from START in steps of INC over the first SAMPLES samples",
          .on_resume = kMust},
         {.name = "train-iters", .group = group, .value = integer(AT(train_iters), 0, kMany),
-         .help = "optimizer steps of the whole run; this or --epochs", .fallback = "0",
+         .help = "optimizer steps of the whole run; set this or --epochs", .fallback = "0",
          .acts_if = kTrainIters, .llmc = "-x"},
         {.name = "epochs", .group = group, .value = number(AT(epochs), {.low = 0, .high = 1e6}),
-         .help = "passes over --train-data, also 0.5 (of a blend: as many samples as it has); this or --train-iters",
+         .help = "passes over --train-data, also fractions (for a blend: over its number of samples); set this or "
+                 "--train-iters",
          .fallback = "0",
          .acts_if = kEpochs},
     });
 }
 
-// Weights and globs (blend.h). A weight may be a number of JSON as well.
+// Weights and globs (blend.h). In JSON a weight may be a number.
 template <typename At>
 OptionValue data_words(At at) {
-    OptionValue v = text_list(at, "[WEIGHT] GLOB ...", "shard files, as globs, or weights each before its globs");
+    OptionValue v = text_list(at, "[WEIGHT] GLOB ...", "shard files as globs, each source optionally after its weight");
     v.set = [set = v.set](Config& c, const Json& json) {
         Json words = Json::array();
         for (const Json& word : json.is_array() ? json : Json::array({json}))
@@ -248,7 +249,7 @@ OptionValue data_words(At at) {
 
 void add_data(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kData;
-    // A data set may move: on resume the checkpoint's fingerprint of the shards decides, not their paths.
+    // A data set may move: on resume the fingerprint of the shards decides, not their paths.
     rows.insert(rows.end(), {
         {.name = "train-data", .group = group,
          .value = data_words(AT(train_data)),
@@ -261,10 +262,10 @@ void add_data(Rows& rows) {
                                       {{"", ""}, {"uint16", "uint16"}, {"uint32", "uint32"}}),
          .help = "element type of shards without a header (nanoGPT)", .fallback = ""},
         {.name = "reset-attention-mask", .group = group, .value = flag(AT(reset_attention_mask), true, false),
-         .help = "attention never crosses a document border; every shard's .meta.json must name the separator",
+         .help = "attention stays within a document; the .meta.json of every shard must name the separator token",
          .fallback = "false", .on_resume = kMust},
         {.name = "synthetic-data", .group = group, .value = flag(AT(synthetic_data), true, false),
-         .help = "tokens drawn from the seed in place of shards: for timing alone, the model learns nothing",
+         .help = "draw tokens from the seed instead of reading shards: for timing only, the model learns nothing",
          .fallback = "false", .on_resume = kMust},
         {.name = "eval-interval", .group = group, .value = integer(AT(eval_interval), 0, kMany),
          .help = "steps between evaluations; 0: only at the end", .fallback = "250", .acts_if = kValidation,
@@ -272,10 +273,10 @@ void add_data(Rows& rows) {
         {.name = "eval-iters", .group = group, .value = integer(AT(eval_iters), 1, kMany),
          .help = "micro-batches per evaluation", .fallback = "20", .acts_if = kValidation, .llmc = "-m"},
         {.name = "hellaswag-data", .group = group, .value = text(AT(hellaswag_data), "FILE", "a file"),
-         .help = "HellaSwag as llm.c's evaluation file or data/prepare_hellaswag.py's", .fallback = "",
+         .help = "HellaSwag file of data/prepare_hellaswag.py, or llm.c's evaluation file", .fallback = "",
          .on_resume = kSilent},
         {.name = "hellaswag-interval", .group = group, .value = integer(AT(hellaswag_interval), 0, kMany),
-         .help = "steps between runs of HellaSwag; 0: only before the first step and after the last", .fallback = "0",
+         .help = "steps between HellaSwag evaluations; 0: only before the first step and after the last", .fallback = "0",
          .acts_if = kHellaswag, .on_resume = kSilent},
         {.name = "hellaswag-examples", .group = group, .value = integer(AT(hellaswag_examples), 0, kMany),
          .help = "use the first N examples; 0: all", .fallback = "0", .acts_if = kHellaswag, .on_resume = kSilent},
@@ -299,7 +300,7 @@ void add_optimizer(Rows& rows) {
                                                        {"linear", LrDecay::kLinear},
                                                        {"constant", LrDecay::kConstant},
                                                        {"wsd", LrDecay::kWsd}}),
-         .help = "from --lr to --min-lr; wsd holds --lr until the final decay", .fallback = "cosine"},
+         .help = "schedule from --lr to --min-lr; wsd (warmup-stable-decay) holds --lr until the final decay", .fallback = "cosine"},
         {.name = "lr-warmup-iters", .group = group, .value = integer(AT(lr_warmup_iters), 0, kMany),
          .help = "steps of linear warm-up", .derive = derive_warmup,
          .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
@@ -313,11 +314,12 @@ void add_optimizer(Rows& rows) {
         {.name = "adam-beta2", .group = group, .value = number(AT(adam_beta2), kBeta),
          .help = "decay of the second moment", .fallback = "0.95"},
         {.name = "adam-eps", .group = group, .value = number(AT(adam_eps), kInsideUnit),
-         .help = "added to the root of the second moment", .fallback = "1e-8"},
+         .help = "added to the square root of the second moment", .fallback = "1e-8"},
         {.name = "clip-grad", .group = group, .value = number(AT(clip_grad), kNotNegative),
          .help = "largest global gradient norm; 0: no clipping", .fallback = "1"},
         {.name = "max-skips", .group = group, .value = integer(AT(max_skips), 0, kMany),
-         .help = "steps in a row without an update (loss or norm not finite) to bear; one more: exit 4",
+         .help = "consecutive skipped steps (loss or gradient norm not finite) that are allowed; one more ends with exit "
+                 "code 4",
          .fallback = "10"},
     });
 }
@@ -328,12 +330,12 @@ void add_precision(Rows& rows) {
                                                                {"fp32", Dtype::kFp32}};
     rows.insert(rows.end(), {
         {.name = "dtype", .group = group, .value = choice<Dtype>(AT(dtype), floats),
-         .help = "activations and weights; an FP32 master copy always exists", .fallback = "bf16",
+         .help = "dtype of activations and weights; FP32 master weights always exist", .fallback = "bf16",
          .on_resume = kMust},
         {.name = "grad-dtype", .group = group, .value = choice<Dtype>(AT(grad_dtype), floats),
-         .help = "gradient accumulation", .fallback = "fp32"},
+         .help = "dtype of gradient accumulation", .fallback = "fp32"},
         {.name = "moment-dtype", .group = group, .value = choice<Dtype>(AT(moment_dtype), floats),
-         .help = "Adam's moments; bf16 ones are rounded stochastically", .fallback = "fp32",
+         .help = "dtype of Adam's moments; bf16 moments are rounded stochastically", .fallback = "fp32",
          .on_resume = kMust},
         {.name = "recompute", .group = group,
          .value = choice<Recompute>(AT(recompute), {{"none", Recompute::kNone},
@@ -346,18 +348,18 @@ void add_precision(Rows& rows) {
          .fallback = "none", .refused = selective_recompute},
         {.name = "attention", .group = group,
          .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
-         .help = "how the backward adds up the gradient of the queries on compute capability 9.0: in one order, or as "
-                 "it comes, so that equal runs differ in last bits",
+         .help = "how the attention backward accumulates dQ on compute capability 9.0: in one order, or in any order, which "
+                 "is faster but makes equal runs differ in the last bits",
          .fallback = "deterministic", .acts_if = kAttentionModes, .gpu_only = true},
         {.name = "gemm-search", .group = group,
          .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
-         .help = "time the library's algorithms for every matmul shape at the start", .fallback = "on",
+         .help = "autotune: time the matmul algorithms for every shape at the start", .fallback = "on",
          .gpu_only = true},
         {.name = "fuse-gelu", .group = group, .value = flag(AT(fuse_gelu), true, false),
-         .help = "gelu in the epilogue of the matmul before it", .fallback = "false",
+         .help = "run gelu in the epilogue of the matmul before it", .fallback = "false",
          .inert = no_fusable_gelu},
         {.name = "seed", .group = group, .value = whole_number(AT(seed)),
-         .help = "of initial weights, data order, stochastic rounding and samples", .fallback = "1234",
+         .help = "seed of initial weights, data order, stochastic rounding and samples", .fallback = "1234",
          .on_resume = kMust},
     });
 }
@@ -375,16 +377,16 @@ void add_checkpoints(Rows& rows) {
          .help = "newest checkpoints to keep; 0: all", .fallback = "0", .acts_if = kSaves,
          .on_resume = kSilent, .llmc = "-nk"},
         {.name = "save-async", .group = group, .value = flag(AT(save_async), true, false),
-         .help = "copy the state to pinned host memory and write it behind training; see --dry-run for the memory",
+         .help = "copy the state to pinned host memory and write it while training continues; --dry-run shows the memory",
          .fallback = "false", .acts_if = kSaves, .on_resume = kSilent},
         {.name = "load", .group = group, .value = text(AT(load), "DIR", "a directory"),
          .help = "start from the weights of a Hugging Face model", .fallback = "",
          .acts_if = kNewWeights, .on_resume = kSilent},
         {.name = "resume", .group = group, .value = text(AT(resume), "DIR|auto", "a checkpoint or auto"),
-         .help = "continue a run; auto: from the newest complete checkpoint under --save, if there is one",
+         .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent},
         {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
-         .help = "copied into every checkpoint", .fallback = "", .acts_if = kSaves, .on_resume = kSilent},
+         .help = "tokenizer that is copied into every checkpoint", .fallback = "", .acts_if = kSaves, .on_resume = kSilent},
     });
 }
 
@@ -395,7 +397,7 @@ void add_output(Rows& rows) {
          .help = "steps between lines on the screen; the log file has every step", .fallback = "1",
          .on_resume = kSilent},
         {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
-         .help = "JSON lines at full precision; \"\" writes none", .derive = derive_log_file,
+         .help = "log in JSON lines at full precision; \"\" writes none", .derive = derive_log_file,
          .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
     });
 }
@@ -404,11 +406,11 @@ void add_other(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kOther;
     rows.insert(rows.end(), {
         {.name = "dry-run", .group = group, .value = flag(AT(dry_run), true, false),
-         .help = "print memory, FLOPs, communication and the time a step is predicted to take, then leave, as the "
-                 "subcommand plan does; needs no data and no GPU",
+         .help = "print memory, FLOPs, communication and the predicted time of a step, then exit; the same as the subcommand "
+                 "plan; needs no data and no GPU",
          .fallback = "false", .on_resume = kSilent},
         {.name = "gpu", .group = group, .value = text(AT(gpu), "NAME", "the name of a GPU"),
-         .help = "GPU that is planned for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
+         .help = "GPU to plan for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",
          .acts_if = kPlans, .on_resume = kSilent},
         {.name = "json", .group = group, .value = flag(AT(json), true, false),
          .help = "print the plan as JSON", .fallback = "false", .acts_if = kPlans, .on_resume = kSilent},
@@ -418,19 +420,19 @@ void add_other(Rows& rows) {
         {.name = "profile", .group = group,
          .value = tuple(':', 1, "FIRST:LAST", "two steps FIRST:LAST, counted from 1", AT(profile_first),
                         AT(profile_last)),
-         .help = "NVTX ranges and the profiler's capture window around these steps", .on_resume = kSilent,
+         .help = "emit NVTX ranges and open the profiler's capture window around these steps", .on_resume = kSilent,
          .gpu_only = true},
         {.name = "overfit-one-batch", .group = group, .value = flag(AT(overfit_one_batch), true, false),
-         .help = "train on the first global batch only, to see the loss go to zero", .fallback = "false",
+         .help = "train on the first global batch only, to check that the loss goes to zero", .fallback = "false",
          .on_resume = kMust},
         {.name = "exit-duration-in-mins", .group = group,
          .value = number(AT(exit_duration_in_mins), {.low = 0, .high = kInf}),
-         .help = "save and leave with 0 after the step that passes this time; 0: no limit", .fallback = "0",
+         .help = "save and exit with 0 after the step in which this time is exceeded; 0: no limit", .fallback = "0",
          .on_resume = kSilent},
         {.name = "inject", .group = group,
-         .value = text_list(AT(inject), "FAULT", "a fault and where it strikes", ','),
-         .help = "drill, commas between faults: kill, stop, stall or term:rank=R@step=S (@save, @eval), nan:grad@S, "
-                 "enospc@save", .on_resume = kSilent},
+         .value = text_list(AT(inject), "FAULT", "a fault and where it is injected", ','),
+         .help = "fault injection, to test restart scripts: kill, stop, stall or term:rank=R@step=S (@save, @eval), "
+                 "nan:grad@S, enospc@save, bf16:linear=NAME; separate faults with commas", .on_resume = kSilent},
     });
 }
 

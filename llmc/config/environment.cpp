@@ -15,7 +15,7 @@ struct OwnVariable {
     const char* effect;
 };
 constexpr OwnVariable kOwn[] = {
-    {"LLMFP8_BOARD", "shared memory for the heartbeats of all ranks, which the launch wrapper has created"},
+    {"LLMFP8_HEARTBEATS", "shared memory for the heartbeats of all ranks, which the launch wrapper has created"},
     {kHostVariable, "the host that this rank claims to run on, so that a test on one machine can have several hosts"},
 };
 

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t kMaxPeriod = 1 << 20;   // 5 MiB of table; enough for six digits behind the point
+constexpr int64_t kMaxPeriod = 1 << 20;   // 5 MiB of table; enough for six decimal places
 constexpr size_t kMaxSources = 256;       // a byte in the table
 static_assert(kMaxPeriod <= std::numeric_limits<int32_t>::max());
 
@@ -28,7 +28,7 @@ struct Decimal {
     int64_t exponent = 0;
 };
 
-// False for more digits than an int64 holds.
+// Returns false if an int64 cannot hold the digits.
 bool parse_decimal(const std::string& word, Decimal* out) {
     constexpr int64_t kLimit = std::numeric_limits<int64_t>::max() / 10 - 1;
     int64_t exponent = 0;
@@ -52,7 +52,7 @@ bool parse_decimal(const std::string& word, Decimal* out) {
     return true;
 }
 
-// Whole numbers in the proportions of the weights, without a common divisor; false if they would be too large.
+// Converts the weights to integers of equal proportions without a common divisor; false if they would be too large.
 bool make_parts(const std::vector<Decimal>& weights, std::vector<int64_t>* parts) {
     int64_t lowest = weights[0].exponent, divisor = 0;
     for (const Decimal& weight : weights) lowest = std::min(lowest, weight.exponent);
@@ -69,7 +69,7 @@ bool make_parts(const std::vector<Decimal>& weights, std::vector<int64_t>* parts
     return true;
 }
 
-// "" or what is wrong with the weights of several sources; fills in their parts.
+// Computes the parts of several sources. Returns "" or what is wrong with their weights.
 std::string weigh(std::vector<DataSource>& sources) {
     std::vector<Decimal> weights;
     std::string list;
@@ -79,7 +79,7 @@ std::string weigh(std::vector<DataSource>& sources) {
         if (source.globs.empty()) return strf("weight %s has no shards after it", weight);
         if (source.weight[0] == '-') return strf("weight %s is negative, it must be above 0", weight);
         if (!parse_decimal(source.weight, &decimal)) return strf("weight %s: write it with fewer digits", weight);
-        if (decimal.digits == 0) return strf("weight %s must be above 0; leave a source without a share out", weight);
+        if (decimal.digits == 0) return strf("weight %s must be above 0; leave out a source without a share", weight);
         weights.push_back(decimal);
         list += (list.empty() ? "" : " : ") + source.weight;
     }
@@ -116,8 +116,8 @@ DataWords parse_data_words(const std::vector<std::string>& words) {
     return result;
 }
 
-// Tijdeman's algorithm: of the sources that are owed at least 1 / (2 K - 2) sample, the one whose debt comes first to
-// 1 - 1 / (2 K - 2). owed[k] = parts[k] n - period count[k], so that everything is exact.
+// Tijdeman's algorithm: among the sources that are owed at least 1 / (2 K - 2) of a sample, chooses the one that would be
+// the first to be owed 1 - 1 / (2 K - 2). owed[k] = parts[k] n - period count[k] is an integer, so everything is exact.
 BlendOrder::BlendOrder(const std::vector<int64_t>& parts) : parts_(parts) {
     const int64_t period = std::accumulate(parts.begin(), parts.end(), int64_t{0});
     CHECK(!parts.empty() && parts.size() <= kMaxSources && *std::min_element(parts.begin(), parts.end()) >= 1

@@ -13,12 +13,13 @@
 #include "llmc/base/check.h"
 #include "llmc/base/dtype.h"
 #include "llmc/base/rng.h"
+#include "llmc/base/text.h"
 #include "llmc/data/blend.h"
 #include "llmc/data/loss_mask.h"
 
 namespace {
 
-// The name without its folder. A file name is any bytes, JSON is UTF-8: bytes above ASCII are written as %XX.
+// The file name without its folder. A name may have any bytes and JSON is UTF-8, so bytes above ASCII become %XX.
 std::string printable_name(const std::string& path) {
     std::string name;
     for (char c : path.substr(path.find_last_of('/') + 1))
@@ -38,7 +39,7 @@ uint64_t feistel_round(uint64_t key, uint64_t epoch, int round, uint64_t half, u
 }
 
 void check_config(const DataConfig& config) {
-    CHECK(!config.synthetic || config.globs.empty(), "synthetic tokens beside shards");
+    CHECK(!config.synthetic || config.globs.empty(), "synthetic tokens together with shards");
     REQUIRE(config.synthetic || !config.globs.empty(), "no data: name token shards with --train-data");
     REQUIRE(config.seq_length >= 1, "sequence length %lld, must be at least 1", (long long)config.seq_length);
     REQUIRE(config.vocab_size >= 1 && config.vocab_size <= std::numeric_limits<int32_t>::max(),
@@ -48,7 +49,7 @@ void check_config(const DataConfig& config) {
             "--token-dtype '%s', must be uint16 or uint32", dtype.c_str());
 }
 
-// The token that separates the documents of a shard, from the sidecar beside it.
+// The token that separates the documents of a shard, from its sidecar (.meta.json).
 int32_t read_separator(const std::string& shard, int64_t vocab_size) {
     const std::string stem = shard.ends_with(".bin") ? shard.substr(0, shard.size() - 4) : shard;
     const std::string sidecar = stem + ".meta.json";
@@ -70,12 +71,12 @@ int32_t read_separator(const std::string& shard, int64_t vocab_size) {
     return id.get<int32_t>();
 }
 
-// What the fingerprint has in place of shards. Another version draws other tokens.
+// What the fingerprint contains instead of shards. Another version draws other tokens.
 constexpr int kSyntheticVersion = 1;
 
 // Token number `position` of a synthetic sample. Token k has probability of about 1 / (k + 1), as words have in text:
-// uniform tokens would spare the embedding's backward pass the long runs of equal rows. The octave of k + 1 is uniform,
-// and so is k within it; what passes the vocabulary is folded back.
+// uniform tokens would give the backward pass of the embedding no long runs of equal rows. The octave of k + 1 is
+// uniform, and so is k within it; tokens beyond the vocabulary wrap around.
 int32_t synthetic_token(uint32_t random, int64_t vocab_size) {
     const uint64_t octaves = std::bit_width(static_cast<uint64_t>(vocab_size));
     const uint64_t scaled = random * octaves;
@@ -103,7 +104,7 @@ struct SavedShard {
     int64_t tokens, token_bytes;
 };
 
-// Why position i of the two lists, the first where the names differ, differs.
+// Explains the first position i at which the names of the two lists differ.
 std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::vector<ShardInfo>& now,
                                size_t i) {
     auto was_saved = [&](const std::string& path) {
@@ -120,14 +121,14 @@ std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::
     return strf("data shard '%s' (number %zu) is %s since the checkpoint", now[i].path.c_str(), i, how);
 }
 
-// Versions of synthetic data, 0: shards.
+// Compares versions of synthetic data; 0 means shards.
 std::string describe_synthetic(int was, int now) {
-    if (was > 0 && now > 0) return strf("its synthetic tokens are drawn by version %d, here by %d", was, now);
-    return was > 0 ? "the checkpoint's data is synthetic (--synthetic-data), here there are shards"
-                   : "the checkpoint's data is shards, here it is synthetic (--synthetic-data)";
+    if (was > 0 && now > 0) return strf("the checkpoint's synthetic tokens are of version %d, this executable draws version %d", was, now);
+    return was > 0 ? "the checkpoint's data is synthetic (--synthetic-data), this run has shards"
+                   : "the checkpoint's data is shards, this run has synthetic data (--synthetic-data)";
 }
 
-// How a checkpoint has the weights: parts and number of shards of each source, null without weights.
+// Weights as a checkpoint stores them: part and number of shards of each source, null without weights.
 nlohmann::json blend_json(const std::vector<SourceInfo>& sources) {
     nlohmann::json rows;
     if (sources.size() > 1)
@@ -184,18 +185,18 @@ struct DataLoader::Impl {
     }
 
     void read_mask(ShardInfo& info) {
-        masks.push_back(LossMask::beside(info.path, info.tokens));
+        masks.push_back(LossMask::of_shard(info.path, info.tokens));
         info.masked = masks.back().has_value();
         info.counted = info.masked ? masks.back()->counted() : info.tokens;
         if (info.masked) info.fingerprint = rng_key(info.fingerprint ^ masks.back()->fingerprint(), "loss mask");
     }
 
-    // Sources of equal size are not read in the same order.
+    // Gives sources of equal size different orders.
     uint64_t seed_of(int64_t source) const {
         return source == 0 ? config.seed : rng_key(config.seed, "source " + std::to_string(source));
     }
 
-    // Paths of the shards of all sources, which are filled in but for their samples.
+    // Fills in the sources, except for their samples, and returns the paths of all shards.
     std::vector<std::string> find_shards() {
         const DataWords words = parse_data_words(config.globs);
         REQUIRE(words.error.empty(), "data: %s", words.error.c_str());
@@ -258,7 +259,7 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
     }
     impl_->count_samples();
     if (config.check_ids) check_token_ids(impl_->shards, config.vocab_size);
-    // From here on prefetch asks for pages; the kernel's own read-ahead only helps reads in shard order.
+    // From here on prefetch() requests pages; the kernel's own read-ahead only helps reads in shard order.
     for (const Shard& shard : impl_->shards)
         shard.advise(0, shard.info.tokens, config.shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
 }
@@ -314,7 +315,7 @@ std::string DataLoader::fingerprint_json() const {
 
 std::string DataLoader::check_fingerprint(const std::string& text) const {
     std::vector<SavedShard> saved;
-    std::string reweighted;   // told only if the shards are the same
+    std::string reweighted;   // reported only if the shards have not changed
     try {
         const nlohmann::json parsed = nlohmann::json::parse(text);
         const int was = parsed.value("synthetic", 0), now = impl_->config.synthetic ? kSyntheticVersion : 0;
@@ -327,7 +328,7 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
                              .token_bytes = row.at("token_bytes").get<int64_t>()});
         const nlohmann::json blend = blend_json(impl_->sources), then = parsed.value("blend", nlohmann::json());
         if (then != blend)
-            reweighted = strf("the weights of the data were %s, here %s", describe_parts(then).c_str(),
+            reweighted = strf("the weights of the data were %s in the checkpoint, %s now", describe_parts(then).c_str(),
                               describe_parts(blend).c_str());
     } catch (const nlohmann::json::exception& error) {
         return strf("the checkpoint's list of data shards is not readable: %s", error.what());
@@ -354,9 +355,10 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
     for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
         const double reads = static_cast<double>(loader.samples_of(static_cast<int64_t>(k), samples))
                              / static_cast<double>(sources[k].samples);
-        lines.push_back(strf("%.4g %% of the samples from %s: %lld shards, %lld samples, each read %.3g times",
-                             100 * sources[k].share, sources[k].name.c_str(), (long long)sources[k].shards,
-                             (long long)sources[k].samples, reads));
+        lines.push_back(strf("%.4g %% of the samples from %s: %s, %s, each read %.3g times",
+                             100 * sources[k].share, sources[k].name.c_str(),
+                             count_text(sources[k].shards, "shard").c_str(),
+                             count_text(sources[k].samples, "sample").c_str(), reads));
     }
     int64_t masks = 0, tokens = 0, counted = 0;
     for (const ShardInfo& info : loader.shards()) {

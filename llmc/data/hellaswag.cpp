@@ -20,7 +20,7 @@ int32_t header_word(const std::string& bytes, int64_t index) {
     return value;
 }
 
-// The words of a file, front to back; every value can be named by its byte.
+// Reads the words of a file in order; errors name the byte of a value.
 template <typename Word>
 class Words {
 public:
@@ -127,7 +127,7 @@ int64_t Hellaswag::read(int64_t row, int64_t T, int32_t* inputs, int32_t* target
     std::fill(inputs, inputs + T, 0);
     std::fill(targets, targets + T, kIgnoreIndex);
     std::copy_n(tokens_.begin() + r.context, r.context_tokens, inputs);
-    // The last token is predicted and is no input.
+    // The last token is only a target, not an input.
     std::copy_n(tokens_.begin() + r.completion, r.completion_tokens - 1, inputs + r.context_tokens);
     std::copy_n(tokens_.begin() + r.completion, r.completion_tokens, targets + r.context_tokens - 1);
     return r.completion_tokens;

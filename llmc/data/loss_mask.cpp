@@ -22,7 +22,7 @@ uint64_t load64(const uint8_t* bytes) {
     return value;
 }
 
-// Our sidecars have the list of documents last, which may be long: what comes before it is short.
+// A sidecar ends with the list of documents, which may be long; everything before it is short.
 bool sidecar_has_mask(const std::string& path) {
     std::string head(size_t{1} << 16, '\0');
     std::ifstream file(path, std::ios::binary);
@@ -32,12 +32,12 @@ bool sidecar_has_mask(const std::string& path) {
 
 }  // namespace
 
-std::optional<LossMask> LossMask::beside(const std::string& shard, int64_t tokens) {
+std::optional<LossMask> LossMask::of_shard(const std::string& shard, int64_t tokens) {
     const std::string stem = shard.ends_with(".bin") ? shard.substr(0, shard.size() - 4) : shard;
     const std::string path = stem + ".mask";
     if (std::filesystem::exists(path)) return LossMask(path, tokens);
     REQUIRE(!sidecar_has_mask(stem + ".meta.json"),
-            "data shard '%s': its loss mask '%s' is missing, of which '%s.meta.json' speaks; to train on all tokens "
+            "data shard '%s': its loss mask '%s' is missing, although '%s.meta.json' names it; to train on all tokens "
             "remove loss_mask there", shard.c_str(), path.c_str(), stem.c_str());
     return std::nullopt;
 }
@@ -52,7 +52,7 @@ LossMask::LossMask(const std::string& path, int64_t tokens) : file_(path) {
     REQUIRE(load64(p + 8) == kVersion, "loss mask '%s': byte 8: version %llu, expected %llu", name,
             (unsigned long long)load64(p + 8), (unsigned long long)kVersion);
     REQUIRE(load64(p + 16) == static_cast<uint64_t>(tokens),
-            "loss mask '%s': byte 16: it is of %llu tokens, the shard has %lld", name,
+            "loss mask '%s': byte 16: it is for %llu tokens, the shard has %lld", name,
             (unsigned long long)load64(p + 16), (long long)tokens);
     REQUIRE(bytes == expected, "loss mask '%s': %lld tokens are %lld bytes, the file has %lld", name, (long long)tokens,
             (long long)expected, (long long)bytes);
@@ -61,9 +61,9 @@ LossMask::LossMask(const std::string& path, int64_t tokens) : file_(path) {
     for (; i + 8 <= bytes - kHeaderBytes; i += 8) counted_ += std::popcount(load64(bits_ + i));
     for (; i < bytes - kHeaderBytes; i++) counted_ += std::popcount(bits_[i]);
     REQUIRE(tokens % 8 == 0 || bits_[tokens / 8] >> (tokens % 8) == 0,
-            "loss mask '%s': byte %lld: bits behind the last token are set", name, (long long)(bytes - 1));
+            "loss mask '%s': byte %lld: bits after the last token are set", name, (long long)(bytes - 1));
     REQUIRE(load64(p + 24) == static_cast<uint64_t>(counted_),
-            "loss mask '%s': byte 24: it says that %llu tokens count, its bits %lld", name,
+            "loss mask '%s': byte 24: the header says that %llu tokens count, the bits say %lld", name,
             (unsigned long long)load64(p + 24), (long long)counted_);
 }
 

@@ -12,7 +12,7 @@ class LossMask {
 public:
     // The mask of a shard with this many tokens; none if there is no such file. A sidecar that speaks of a mask and a
     // file that is not there are an error: the run would learn from what was meant to be left out.
-    static std::optional<LossMask> beside(const std::string& shard, int64_t tokens);
+    static std::optional<LossMask> of_shard(const std::string& shard, int64_t tokens);
 
     bool counts(int64_t token) const { return bits_[token / 8] >> (token % 8) & 1; }
     int64_t counted() const { return counted_; }

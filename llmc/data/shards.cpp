@@ -27,11 +27,11 @@ namespace {
 
 constexpr uint32_t kMagicV1 = 20240520, kMagicV7 = 20240801;
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
-constexpr char kMegatronMagic[] = "MMIDIDX\0";  // with the literal's own end: 9 bytes, two of them zero
+constexpr char kMegatronMagic[] = "MMIDIDX\0";  // 9 bytes with the literal's own zero
 constexpr int64_t kMegatronMagicBytes = sizeof(kMegatronMagic);
 constexpr int64_t kMegatronHeaderBytes = kMegatronMagicBytes + 8 + 1 + 8 + 8;
 
-// Files that would pass for headerless tokens and are something else.
+// Magic numbers of other files, which would otherwise pass for headerless tokens.
 struct ForeignMagic {
     const char* bytes;
     size_t length;
@@ -40,7 +40,7 @@ struct ForeignMagic {
 constexpr ForeignMagic kForeign[] = {
     {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (HellaSwag, MMLU), not a token shard"},
     {"BIN.TOK\n", 8, "an llmq token file"},
-    {"LOSSMASK", 8, "a loss mask; name the .bin beside it"},
+    {"LOSSMASK", 8, "a loss mask; name its .bin instead"},
     {"MMIDIDX\0\0", 9, "a Megatron index; name its .bin instead"},
     {"\x93NUMPY", 6, "a NumPy array file"},
     {"PAR1", 4, "a parquet file; tokenise it with data/prepare_text.py"},
@@ -71,7 +71,7 @@ std::string index_path_of(const std::string& path) {
     return ends_with(path, ".bin") ? path.substr(0, path.size() - 4) + ".idx" : "";
 }
 
-// Files beside a shard that a pattern like dir/* matches too.
+// Files of a shard that a pattern like dir/* matches as well.
 bool is_companion(const std::string& path) {
     return ends_with(path, ".idx") || ends_with(path, ".mask") || ends_with(path, ".meta.json");
 }
@@ -109,7 +109,7 @@ uint64_t check_megatron_header(const MappedFile& index, const char* name, int* t
             (long long)kMegatronHeaderBytes);
     REQUIRE(
         std::memcmp(p, kMegatronMagic, kMegatronMagicBytes) == 0,
-        "data index '%s': byte 0: wrong magic, expected MMIDIDX (Megatron); if the shard beside it is not "
+        "data index '%s': byte 0: wrong magic, expected MMIDIDX (Megatron); if the .bin of this name is not "
         "Megatron's, move this file away",
         name);
     uint64_t version = load<uint64_t>(p + 9);
@@ -117,12 +117,12 @@ uint64_t check_megatron_header(const MappedFile& index, const char* name, int* t
             (unsigned long long)version);
     int code = p[17];
     REQUIRE(code == 4 || code == 8,
-            "data index '%s': byte 17: token type %d (%s), only 4 (int32) and 8 (uint16) are read", name,
+            "data index '%s': byte 17: token type %d (%s), only 4 (int32) and 8 (uint16) are supported", name,
             code, megatron_dtype_name(code));
     *token_bytes = code == 8 ? 2 : 4;
     uint64_t sequences = load<uint64_t>(p + 18), documents = load<uint64_t>(p + 26);
     uint64_t body = static_cast<uint64_t>(bytes - kMegatronHeaderBytes);
-    // Divide before multiplying: the counts come from the file and their product may not fit.
+    // Divides before multiplying: the counts come from the file, and their product may overflow.
     bool fits = sequences <= body / 12 && documents <= (body - sequences * 12) / 8;
     REQUIRE(
         fits,
@@ -130,7 +130,7 @@ uint64_t check_megatron_header(const MappedFile& index, const char* name, int* t
         "ends at byte %lld",
         name, (unsigned long long)sequences, (unsigned long long)documents, (long long)bytes);
     uint64_t rest = body - sequences * 12 - documents * 8;
-    REQUIRE(rest == 0, "data index '%s': %llu bytes too many at byte %lld (multimodal indices are not read)",
+    REQUIRE(rest == 0, "data index '%s': %llu bytes too many at byte %lld (multimodal indices are not supported)",
             name, (unsigned long long)rest, (long long)(bytes - static_cast<int64_t>(rest)));
     return sequences;
 }
@@ -257,7 +257,7 @@ void Shard::parse_raw(const std::string& token_dtype) {
     std::memcpy(&first, file_.data(), static_cast<size_t>(std::min<int64_t>(4, file_.bytes())));
     REQUIRE(!token_dtype.empty(),
             "data shard '%s': byte 0: wrong magic 0x%08x (known: llm.c %u and %u, or a Megatron .idx "
-            "beside it); if it is headerless (nanoGPT), pass --token-dtype uint16 or uint32",
+            "of the same name); if it is headerless (nanoGPT), pass --token-dtype uint16 or uint32",
             path, first, kMagicV1, kMagicV7);
     info.format = ShardFormat::kRaw;
     info.token_bytes = token_dtype == "uint32" ? 4 : 2;

@@ -70,7 +70,7 @@ private:
 };
 
 // Files of every pattern: patterns in the given order, the matches of one sorted by name. The companions *.idx,
-// *.mask and *.meta.json of a shard are passed over. A pattern without a match, or a file that two patterns match, is
+// The *.mask and *.meta.json files of a shard are ignored. A pattern without a match, or a file that two patterns match, is
 // an error. matches: how many files each pattern has, if it is asked for.
 std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches = nullptr);
 

@@ -8,11 +8,11 @@
 namespace {
 
 using Views = std::vector<RankView>;
-constexpr double kStaleS = 2;   // without a sign of life: not the one to speak
+constexpr double kStaleS = 2;   // without a heartbeat: not the one to print the report
 
 std::string mark_text(const Mark& mark) { return strf("collective %d (%s)", mark.number, mark.name); }
 
-// The collective that a rank waits in, null if in none. What the host waits in holds up the device, too.
+// The collective that a rank waits in, null if in none. If the host itself waits, so does its device.
 const Mark* waits_in(const RankPost& post) {
     for (const LanePost& lane : post.lanes)
         if (lane.waits()) return &lane.at;
@@ -30,12 +30,12 @@ bool is_past(const RankPost& post, const Mark& mark) {
     });
 }
 
-// before: the collective that others wait in for this rank; null if there is none.
+// before: the collective in which others wait for this rank, null if there is none.
 std::string place(const RankPost& post, const Mark* before) {
     if (const Mark* mark = waits_in(post))
         return mark_text(*mark) + (mark->step > 0 ? strf(" of step %lld", (long long)mark->step) : "");
     const LanePost& device = post.lanes[kDeviceLane];
-    // The host is ahead of its device: what counts is where the device is.
+    // The host runs ahead of its device: the place of the device counts.
     if (device.given > device.begun)
         return step_text(device.next.step, device.next.phase) + ", before " + mark_text(device.next);
     if (before && is_past(post, *before)) before = nullptr;
@@ -47,7 +47,7 @@ std::string rank_text(const Views& ranks, int rank) {
     return strf("rank %d", rank) + (where.empty() ? "" : " (" + where + ")");
 }
 
-// The first collective that a rank which is not among the culprits waits in.
+// The first collective in which a rank waits that is not among the culprits.
 const Mark* first_waited(const Views& ranks, const std::vector<int>& culprits) {
     const Mark* first = nullptr;
     for (size_t r = 0; r < ranks.size(); r++) {
@@ -58,7 +58,7 @@ const Mark* first_waited(const Views& ranks, const std::vector<int>& culprits) {
     return first;
 }
 
-// "; ranks 0,1,3 wait in collective 7 (...) of step 41 since 31 s; rank 4 is in step 41, save": all but the culprits.
+// "; ranks 0,1,3 wait in collective 7 (...) of step 41 since 31 s; rank 4 is in step 41, save": what all ranks but the culprits do.
 std::string others_text(const Views& ranks, const std::vector<int>& culprits) {
     struct Group {
         std::string text;
@@ -70,8 +70,8 @@ std::string others_text(const Views& ranks, const std::vector<int>& culprits) {
     for (size_t r = 0; r < ranks.size(); r++) {
         const RankView& view = ranks[r];
         const int rank = static_cast<int>(r);
-        const bool told = std::find(culprits.begin(), culprits.end(), rank) != culprits.end();
-        if (told || view.ended() || !view.known) continue;
+        const bool culprit = std::find(culprits.begin(), culprits.end(), rank) != culprits.end();
+        if (culprit || view.ended() || !view.known) continue;
         const Group mine{place(view.post, nullptr), waits_in(view.post) != nullptr, view.idle_s, {rank}};
         auto same = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.text == mine.text; });
         if (same == groups.end()) {
@@ -85,13 +85,13 @@ std::string others_text(const Views& ranks, const std::vector<int>& culprits) {
     for (const Group& g : groups) {
         const bool one = g.ranks.size() == 1;
         text += "; " + std::string(one ? "rank " : "ranks ") + ranks_text(g.ranks);
-        if (g.waits) text += strf(" %s in %s since %.3g s", one ? "waits" : "wait", g.text.c_str(), g.since_s);
+        if (g.waits) text += strf(" %s in %s for %.3g s", one ? "waits" : "wait", g.text.c_str(), g.since_s);
         else text += std::string(one ? " is in " : " are in ") + g.text;
     }
     return text;
 }
 
-// One clause a culprit, then what the others do.
+// One clause per culprit, then what the others do.
 template <typename Clause>
 std::string sentence(const Views& ranks, const std::vector<int>& culprits, const Clause& clause) {
     const Mark* before = first_waited(ranks, culprits);
@@ -110,7 +110,7 @@ template <typename Is> std::vector<int> those(const Views& ranks, const Is& is) 
     return found;
 }
 
-// Of ranks that do not wait for others: how long they may go without progress.
+// How long a rank that waits for no other may go without progress.
 double allowance(const RankView& view, double timeout_s) {
     const bool slow = !view.post.past_first_step || phase_is_slow(view.post.phase);
     return slow ? kSlowFactor * timeout_s : timeout_s;
@@ -121,7 +121,7 @@ std::string silent_text(const Views& ranks, double timeout_s) {
     if (silent.empty()) return "";
     return sentence(ranks, silent, [](const RankView& v, const std::string& where) {
         const bool stopped = v.process == RankView::Process::kStopped;
-        return strf(" %s since %.3g s, last seen in ", stopped ? "is stopped by a signal" : "gives no sign of life",
+        return strf(" %s for %.3g s, last seen in ", stopped ? "has been suspended by a signal" : "sends no heartbeat",
                     v.silent_s) + where;
     });
 }
@@ -132,11 +132,11 @@ std::string stuck_text(const Views& ranks, double timeout_s) {
     });
     if (stuck.empty()) return "";
     return sentence(ranks, stuck, [](const RankView& v, const std::string& where) {
-        return " is in " + where + strf(", without progress since %.3g s", v.idle_s);
+        return " is in " + where + strf(", without progress for %.3g s", v.idle_s);
     });
 }
 
-// Everybody waits: the network between them, or ranks that went different ways.
+// All ranks wait: the network between them is broken, or they called different collectives.
 std::string deadlock_text(const Views& ranks, double timeout_s) {
     double idle_s = 1e300, allowed_s = 0;
     int waiting = 0;
@@ -150,7 +150,7 @@ std::string deadlock_text(const Views& ranks, double timeout_s) {
         same = same && std::tie(mark->step, mark->number) == std::tie(first->step, first->number)
                && std::string(mark->name) == first->name;
         idle_s = std::min(idle_s, view.idle_s);
-        // In a slow phase a rank may wait for what follows a slow call of another.
+        // In a slow phase a rank may wait for another that is in a slow call.
         allowed_s = std::max(allowed_s, view.post.past_first_step ? timeout_s : kSlowFactor * timeout_s);
         waiting++;
     }

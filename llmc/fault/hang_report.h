@@ -1,4 +1,5 @@
-// Who waits for whom: what one rank's watchdog makes of the posts of all. No clocks and no processes in here.
+// The hang report: one rank's watchdog reads the heartbeats of all ranks and says who waits for whom. Nothing here reads
+// a clock or looks at a process.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,21 +11,20 @@ struct RankView {
     enum class Process { kUnknown, kRuns, kStopped, kGone };
     RankPost post;
     std::string where;         // "process 4711 on node3"
-    double idle_s = 0;         // since anything in its posts moved but the signs of life
-    double silent_s = 0;       // since the last sign of life
+    double idle_s = 0;         // seconds without progress
+    double silent_s = 0;       // seconds since the watchdog thread of that rank last posted
     Process process = Process::kUnknown;   // kUnknown: on another host
-    bool known = true;         // its posts reach this host
+    bool known = true;         // its heartbeats reach this host
     bool ended() const { return post.end_code >= 0; }
 };
 
-// How much longer than the timeout one call may last without a sign of progress before the first step is done and in
-// slow phases.
+// In slow phases, and until the first step is done, the timeout is this many times longer.
 inline constexpr double kSlowFactor = 10;
 
-// The line that says why the run cannot go on, "" while it can. timeout_s 0: only because of ranks that are gone.
+// The line that says why the run cannot continue, "" while it can. With timeout_s 0 only a rank that is gone counts.
 std::string hang_report(const std::vector<RankView>& ranks, double timeout_s);
 
-// The lowest rank that can still speak, -1 if there is none.
+// The lowest rank that can still print the report, -1 if there is none.
 int lowest_living(const std::vector<RankView>& ranks);
 
 // "step 41, backward, before collective 7 (reduce layers.3)", "collective 7 (reduce layers.3) of step 41".

@@ -27,19 +27,19 @@ constexpr PhaseRow kPhases[] = {
     {"save", true},    {"end of a save", true}, {"end", true},
 };
 
-// What posts go to. A process is one rank, and its main thread alone posts.
+// Where posts go. A process is one rank, and only its main thread posts.
 struct Poster {
     std::atomic<Heartbeat*> row{nullptr};
     std::atomic<const HeartbeatHeader*> header{nullptr};
 };
 Poster poster;
-thread_local char purpose[sizeof(Mark::name)] = "";   // of each rank where threads are ranks, in tests
+thread_local char purpose[sizeof(Mark::name)] = "";   // thread_local because threads are ranks in tests
 
 Heartbeat* row() { return poster.row.load(std::memory_order_acquire); }
 
 const PhaseRow& phase_row(Phase phase) {
     const auto index = static_cast<size_t>(phase);
-    return kPhases[std::min(index, std::size(kPhases) - 1)];   // what another host sent may be anything
+    return kPhases[std::min(index, std::size(kPhases) - 1)];   // another host may have sent any number
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ RankPost Heartbeat::read() const {
     post.end_code = end_code_plus_1_.load(std::memory_order_acquire) - 1;
     for (int i = 0; i < kLanes; i++) {
         LanePost& lane = post.lanes[i];
-        // The latest first: what is finished has begun, what has begun was given.
+        // Read in this order, finished <= begun <= given holds.
         lane.finished = lanes_[i].finished.load(std::memory_order_acquire);
         lane.begun = lanes_[i].begun.load(std::memory_order_acquire);
         lane.given = lanes_[i].given.load(std::memory_order_acquire);
@@ -190,7 +190,7 @@ constexpr size_t kPageBytes = 4096;
 size_t rounded(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 [[noreturn]] void fail_memory(const char* what, const std::string& name, int error) {
-    FAIL(kExitDisk, "cannot %s the board of this run, /dev/shm/%s: %s", what, name.c_str(), std::strerror(error));
+    FAIL(kExitDisk, "cannot %s the shared memory for heartbeats, /dev/shm/%s: %s", what, name.c_str(), std::strerror(error));
 }
 
 }  // namespace
@@ -212,7 +212,7 @@ Heartbeat& HeartbeatTable::row(int rank) const {
 HeartbeatTable HeartbeatTable::map(int fd, const std::string& name, int ranks) {
     HeartbeatTable heartbeats;
     heartbeats.bytes_ = rounded(sizeof(HeartbeatHeader)) + static_cast<size_t>(ranks) * sizeof(Heartbeat);
-    // Reserved now: a page that cannot be had later would end the process.
+    // Reserved now: a page that is missing later would kill the process.
     int error = ::posix_fallocate(fd, 0, static_cast<off_t>(heartbeats.bytes_));
     void* memory = MAP_FAILED;
     if (error == 0) {

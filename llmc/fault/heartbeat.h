@@ -12,20 +12,20 @@ enum class Phase : int32_t {
     kStart, kLoad, kData, kForward, kBackward, kReduce, kUpdate, kDevice, kEvaluation, kSample, kSave, kSaveEnd, kEnd
 };
 const char* phase_text(Phase phase);
-// One call in it may last long without a sign of progress: bringing gigabytes to the disk, shards on a network.
+// Whether one call in this phase may take long without progress: writing gigabytes, or reading shards over a network.
 bool phase_is_slow(Phase phase);
 
-// ---- posts of this process, from its main thread
+// ---- posts of this process, made by its main thread
 
-void post_step(int64_t step);              // begins; counted from 1
+void post_step(int64_t step);              // a step begins; counted from 1
 void post_phase(Phase phase);
-void post_progress();                      // still at it: a micro-batch, a block of a file
-void post_first_step();                    // is done: from now on nothing takes long
-void post_end(int exit_code);              // on its way out by its own decision; also from a signal handler
-// The same for the launch wrapper alone, of a process without a row: one rank, or several before they met.
+void post_progress();                      // a micro-batch or a block of a file is done
+void post_first_step();                    // the first step is done: the timeout is no longer extended
+void post_end(int exit_code);              // this process has decided to end; also from a signal handler
+// Tells the launch wrapper alone, for a process without a row: with one rank, or before the ranks have met.
 void leave_outcome(int exit_code);
 
-// What the collectives in this scope are for: "reduce layers.3".
+// Names the purpose of the collectives in this scope: "reduce layers.3".
 class CollectivePurpose {
 public:
     explicit CollectivePurpose(const std::string& text);
@@ -39,7 +39,7 @@ private:
 
 // ---- rows
 
-// One collective, by how messages name it.
+// One collective, as messages name it.
 struct Mark {
     int64_t step = 0;
     int32_t number = 0;   // in the step, from 1
@@ -47,51 +47,53 @@ struct Mark {
     char name[48] = "";
 };
 
-// Collectives of one kind, in the order of the calls. The device may come to them later than the host gave them.
+// The collectives that the host waits in itself, or those that it has queued on the device, which run later. Both are
+// counted in the order of the calls.
 struct LanePost {
-    int64_t given = 0, begun = 0, finished = 0;
-    Mark at, next;        // the one begun last, and the one after it if it was given
+    int64_t given = 0, begun = 0, finished = 0;   // given: called or queued
+    Mark at, next;        // the one begun last, and the one after it if it has been queued
     bool waits() const { return begun > finished; }
 };
 enum Lane { kHostLane, kDeviceLane, kLanes };
 
-// One reading of a row. As it is, it travels between hosts.
+// A copy of a row, which is also sent between hosts as it is.
 struct RankPost {
-    int64_t signs = 0;         // of life, of the watchdog's thread
-    int64_t progress = 0;      // of the main thread
+    int64_t signs = 0;         // counted up by the watchdog thread while the process runs
+    int64_t progress = 0;      // counted up by the main thread
     int64_t step = 0;
     Phase phase = Phase::kStart;
     int32_t past_first_step = 0;
-    int32_t end_code = -1;     // -1: goes on
+    int32_t end_code = -1;     // -1: the rank has not decided to end
     int32_t unused = 0;
     LanePost lanes[kLanes];
 };
 
-// In shared memory: lock-free atomics only, zero bytes are a row that says nothing.
+// A row in shared memory: lock-free atomics only. A row of zero bytes means that nothing was posted.
 class Heartbeat {
 public:
     RankPost read() const;
-    void write(const RankPost& post);   // of a rank on another host; by one thread of this one
+    void write(const RankPost& post);   // copies the row of a rank on another host; one thread of this host does it
 
-    // Posts, see above.
+    // The posts above.
     void begin_step(int64_t step);
     void set_phase(Phase phase);
     void add_progress() { progress_.fetch_add(1, std::memory_order_release); }
     void add_sign() { signs_.fetch_add(1, std::memory_order_release); }
     void set_past_first_step() { past_first_step_.store(1, std::memory_order_relaxed); }
-    // What went wrong stays, though the process then leaves in order.
+    // The first error code stays, even if the process then ends in order.
     void set_end(int code) {
         if (code != 0 || end_code_plus_1_.load(std::memory_order_relaxed) == 0)
             end_code_plus_1_.store(code + 1, std::memory_order_release);
     }
     Phase phase() const { return static_cast<Phase>(phase_.load(std::memory_order_relaxed)); }
-    // Number in its lane.
+    // Counts a collective that was called or queued, and returns its number in the lane.
     int64_t give(Lane lane, const char* name);
     void set_begun(Lane lane, int64_t number);
     void set_finished(Lane lane, int64_t number);
 
 private:
-    // More than are given ahead: one, and on the device two steps of an 8B model, each parameter by itself in FP8.
+    // More than can be queued at a time: one on the host, and on the device two steps of an 8B model in FP8, where each
+    // parameter is a collective.
     static constexpr int64_t kHostRing = 4, kDeviceRing = 2048;
     struct AtomicMark {
         std::atomic<int64_t> step;
@@ -117,27 +119,27 @@ private:
 
 // ---- the memory of one host
 
-// Environment variable: name of the memory that the launch wrapper made.
-inline constexpr const char* kHeartbeatVariable = "LLMFP8_BOARD";
+// Environment variable: name of the shared memory that the launch wrapper has created.
+inline constexpr const char* kHeartbeatVariable = "LLMFP8_HEARTBEATS";
 
 struct HeartbeatHeader {
     static constexpr size_t kTextBytes = 64 << 10;
-    char text[kTextBytes];                // what the launch wrapper shows when all ranks are gone: see Watchdog::report
-    std::atomic<int32_t> stop;            // not 0: the launch wrapper, which writes here, was told to stop the run
-    std::atomic<int32_t> outcome;         // exit code that a rank ended the run with, 0: none did
-    std::atomic<int32_t> hang_report_state;   // 0 none, 1 being written, 2 there
-    std::atomic<int32_t> told;            // it was printed
+    char text[kTextBytes];                // what the launch wrapper prints after the end: see Watchdog::report
+    std::atomic<int32_t> stop;            // not 0: the launch wrapper got a signal and asks the ranks to stop
+    std::atomic<int32_t> outcome;         // exit code with which a rank ended the run, 0 if none did
+    std::atomic<int32_t> hang_report_state;   // 0 no report, 1 being written, 2 complete
+    std::atomic<int32_t> printed;         // the hang report was printed
     char hang_report[4096];
 };
 
 class HeartbeatTable {
 public:
-    // Memory of this name ("llmfp8-..."), zeroed. A name that exists is taken only if nothing was written to it (the
-    // launch wrapper's). Errors of the system: exit 7.
+    // Creates zeroed shared memory of this name ("llmfp8-..."). An existing one is used only if it is empty, as the
+    // launch wrapper leaves it. Errors of the system end with exit 7.
     static HeartbeatTable create(const std::string& name, int ranks);
     static bool exists_empty(const std::string& name);
     static HeartbeatTable open(const std::string& name, int ranks);
-    static void remove(const std::string& name);   // what is open stays
+    static void remove(const std::string& name);   // an open mapping stays valid
     HeartbeatTable() = default;
     HeartbeatTable(HeartbeatTable&& other) noexcept { *this = std::move(other); }
     HeartbeatTable& operator=(HeartbeatTable&& other) noexcept;
@@ -152,9 +154,9 @@ private:
     size_t bytes_ = 0;
 };
 
-// The row that this process's posts go to, and where it is told to stop; null for none.
+// Sets the row of this process, and the header in which the launch wrapper may ask it to stop; null for none.
 void set_own_row(Heartbeat* row, const HeartbeatHeader* header = nullptr);
 bool stopped_through_heartbeats();
 Heartbeat* own_row();
-// What the collectives are for now, else `otherwise`.
+// The purpose of the current collectives, or `otherwise` outside every CollectivePurpose.
 const char* collective_name(const char* otherwise);

@@ -28,7 +28,7 @@ struct FrameHead {
 };
 constexpr uint32_t kMagic = 0x6c6d6638;
 constexpr uint64_t kMaxFrameBytes = 16 << 20, kMaxStrangerBytes = 1 << 10;
-constexpr double kTryS = 2;   // one address of several
+constexpr double kTryS = 2;   // for one of several addresses
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 double left(Clock::time_point start, double seconds) { return std::max(0.0, seconds - seconds_since(start)); }
@@ -43,7 +43,7 @@ void make_prompt(int fd) {
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// IPv4 addresses of this host that are up, loopback last: for a test on one machine that has no other.
+// The IPv4 addresses of this host that are up. Loopback is last, for tests on a machine that has no other.
 std::vector<std::string> own_addresses() {
     std::vector<std::string> found, loopback;
     ifaddrs* list = nullptr;
@@ -101,7 +101,7 @@ void HeartbeatLink::close(Peer& peer) {
     peer.fd = -1;
 }
 
-// ---- meeting
+// ---- connecting
 
 std::unique_ptr<HeartbeatLink> HeartbeatLink::listen(const std::string& secret, int hosts) {
     std::unique_ptr<HeartbeatLink> link(new HeartbeatLink);
@@ -170,14 +170,14 @@ std::unique_ptr<HeartbeatLink> HeartbeatLink::connect(const std::string& address
                 link->receive([&](int, Kind kind, const std::string&) { welcome = welcome || kind == kWelcome; });
             }
             if (welcome) return link;
-            why = "no answer";   // another machine of that address, or another program
+            why = "no answer";   // another machine has that address, or another program that port
         }
         *error += (error->empty() ? "" : ", ") + strf("%s:%d: %s", ip.c_str(), port, why.c_str());
     }
     return nullptr;
 }
 
-// A peer's first frame must name its host and the secret. False: the connection is closed.
+// A peer's first frame must contain its host and the secret; otherwise returns false, and the connection is closed.
 bool HeartbeatLink::greeted(Peer& peer, Kind kind, const std::string& bytes) {
     const size_t space = bytes.find(' ');
     const int host = std::atoi(bytes.c_str());
@@ -193,7 +193,7 @@ bool HeartbeatLink::greeted(Peer& peer, Kind kind, const std::string& bytes) {
     return true;
 }
 
-// ---- the run
+// ---- during the run
 
 std::vector<int> HeartbeatLink::peers() const {
     std::vector<int> hosts;
@@ -251,7 +251,7 @@ void HeartbeatLink::read(Peer& peer, const Use& use) {
         open = got > 0;
         if (open) peer.in.append(block, static_cast<size_t>(got));
     }
-    parse(peer, use);   // the last words of a peer that is gone, too
+    parse(peer, use);   // also what a peer sent before its connection broke
     if (open || peer.fd < 0) return;
     peer.lost = true;
     close(peer);

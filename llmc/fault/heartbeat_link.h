@@ -1,5 +1,5 @@
-// Posts between hosts: the first rank of every host keeps a TCP connection to rank 0. Nothing here waits once the run
-// is on, and nothing is believed of a peer that does not know the run's secret.
+// Copies heartbeats between hosts: the first rank of every host keeps a TCP connection to rank 0. Once the run has
+// started nothing here blocks. Messages of a peer that does not know the run's secret are rejected.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -9,17 +9,17 @@
 
 class HeartbeatLink {
 public:
-    // kRows, kHangReport: the sender's business. Both sides are builds of the same code on the same architecture.
+    // The bytes of kRows and kHangReport are not converted: both sides run the same build on the same architecture.
     enum Kind : uint32_t { kHello = 1, kWelcome, kRows, kHangReport };
     using Use = std::function<void(int peer, Kind kind, const std::string& bytes)>;
 
-    // Rank 0: waits for connections from as many hosts, numbered from 1. address(): what the others connect() to.
+    // For rank 0: listens for connections of `hosts` hosts, numbered from 1. The others connect() to address().
     static std::unique_ptr<HeartbeatLink> listen(const std::string& secret, int hosts);
     std::string address() const { return address_; }
-    // Until all hosts are there, or for so long. Their numbers that did not come.
+    // Waits until all hosts are connected, at most `seconds`. Returns the numbers of those that are missing.
     std::vector<int> accept_all(double seconds);
 
-    // The first rank of host `host`. Null if rank 0 cannot be reached; *error says how it was tried.
+    // For the first rank of host `host`. Null if rank 0 cannot be reached; *error says what was tried.
     static std::unique_ptr<HeartbeatLink> connect(const std::string& address, const std::string& secret, int host,
                                               double seconds, std::string* error);
 
@@ -29,14 +29,14 @@ public:
 
     // Peers: hosts from rank 0, host 0 from the others.
     std::vector<int> peers() const;
-    bool lost(int peer) const;   // was there, and its connection is gone
-    // Sends what the connection takes; rows are left out while older ones are still on their way.
+    bool lost(int peer) const;   // it was connected, and the connection is broken
+    // Sends as much as the connection accepts; skips new rows while older ones are still being sent.
     void send(int peer, Kind kind, const std::string& bytes);
     void receive(const Use& use);
 
 private:
     struct Peer {
-        int host = -1;   // -1: did not say hello yet
+        int host = -1;   // -1: has not sent hello yet
         int fd = -1;
         std::string in, out;
         bool lost = false;

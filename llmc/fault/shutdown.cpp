@@ -12,8 +12,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-volatile std::sig_atomic_t stop_signal = 0;   // the first
-volatile std::sig_atomic_t insisted = 0;      // SIGTERM or SIGINT came
+volatile std::sig_atomic_t stop_signal = 0;   // the first signal
+volatile std::sig_atomic_t insisted = 0;      // SIGTERM or SIGINT has come
 double limit_minutes = 0;
 const Clock::time_point process_start = Clock::now();
 
@@ -43,7 +43,7 @@ void catch_stop_signals() {
     for (int number : {SIGTERM, SIGINT, SIGUSR1}) {
         struct sigaction action {};
         action.sa_handler = on_stop_signal;
-        action.sa_flags = SA_RESTART;   // reads and writes of files go on
+        action.sa_flags = SA_RESTART;   // interrupted reads and writes of files continue
         sigaction(number, &action, nullptr);
         sigaddset(&own, number);
     }

@@ -1,12 +1,12 @@
-// Why a run ends before its last step: a signal, or its time is up. Each rank knows of itself; that one of them is to
-// stop is agreed on by the loop.
+// Why a run stops before its last step: a signal, or its time limit. Each rank knows this of itself only; the training
+// loop all-reduces it, so that all ranks stop after the same step.
 #pragma once
 #include <string>
 
-// From now on SIGTERM, SIGINT and SIGUSR1 ask for a stop, even if this process was started with them blocked; a second
-// SIGTERM or SIGINT ends it at once. The launch wrapper asks through the heartbeat table.
+// Makes SIGTERM, SIGINT and SIGUSR1 request a stop, even if this process was started with them blocked; a second
+// SIGTERM or SIGINT ends it at once. The launch wrapper requests a stop through the heartbeat table.
 void catch_stop_signals();
-// The longest that this process is to run, 0: no limit.
+// Sets the time limit of this process, 0: none.
 void stop_after(double minutes);
 
 bool stop_wanted();

@@ -18,10 +18,10 @@
 
 namespace {
 
-constexpr double kTickS = 0.2, kRowsS = 0.5;   // between looks; between rows to other hosts
-constexpr double kTellS = 2;                   // the others wait for the one that speaks
-constexpr double kCutS = 5;                    // for the device's library to give up
-constexpr double kFollowS = 3;                 // after a rank that ended by its own decision
+constexpr double kTickS = 0.2, kRowsS = 0.5;   // between observations; between sending rows to other hosts
+constexpr double kTellS = 2;                   // the others wait for the rank that prints the report
+constexpr double kCutS = 5;                    // for the device's library to abort its collectives
+constexpr double kFollowS = 3;                 // after another rank has decided to end
 constexpr double kDefaultTimeoutS = 60;
 
 std::atomic<double> timeout_s{kDefaultTimeoutS};
@@ -50,7 +50,7 @@ RankCard own_card() {
     card.host = host_name();
     card.pid = ::getpid();
     card.started = start_of(process_stat("self"));
-    // Containers of one machine may have memory or process numbers of their own.
+    // Containers on one machine may have separate shared memory or process numbers.
     struct stat shared {};
     ::stat("/dev/shm", &shared);
     char processes[64] = "";
@@ -73,7 +73,7 @@ std::vector<int> number_hosts(std::vector<RankCard>& cards) {
 
 RankView::Process process_state(int64_t pid, int64_t started) {
     const auto fields = process_stat(std::to_string(pid));
-    if (fields.empty()) {   // no process, or no file to be had (all are in use, say)
+    if (fields.empty()) {   // the process is gone, or no file descriptor is free
         const bool there = ::kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM;
         return there ? RankView::Process::kRuns : RankView::Process::kGone;
     }
@@ -106,7 +106,7 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbe
       seen_(cards_.size()) {
     last_tick_ = Clock::now();
     for (Seen& seen : seen_) seen.moved = seen.sign = last_tick_;
-    // Signals are for the main thread.
+    // Signals are handled by the main thread.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -130,7 +130,7 @@ Watchdog::~Watchdog() {
     asker_.join();
 }
 
-// Once it returns, what was set before is not called any more.
+// After it returns, the functions set before are no longer called.
 void Watchdog::set_device(Device device) {
     {
         const std::lock_guard<std::mutex> lock(asking_mutex_);
@@ -156,31 +156,31 @@ void Watchdog::run() {
         tick();
         wake_.wait_for(lock, duration_of(kTickS), [this] { return stop_; });
     }
-    if (link_) exchange_rows();   // how this host's ranks ended
+    if (link_) exchange_rows();   // with how the ranks of this host ended
     if (!kept_) return;
     observe();
     report(views());
 }
 
-// In a thread of its own: a library that does not answer must not look like a rank without a sign of life.
+// Runs in its own thread: a library that does not answer must not stop the heartbeat of this rank.
 void Watchdog::ask() {
     std::unique_lock<std::mutex> asking(asking_mutex_);
     while (!stop_asking_) {
         if (const std::string error = error_ ? error_() : ""; !error.empty()) {
             const std::lock_guard<std::mutex> lock(device_mutex_);
-            late_error_ = error;
-            late_since_ = Clock::now();
+            device_error_ = error;
+            device_error_since_ = Clock::now();
             return;
         }
         asked_enough_.wait_for(asking, duration_of(kTickS), [this] { return stop_asking_; });
     }
 }
 
-// Of the device's library, once a peer that is gone, which explains it, had a moment to be seen.
+// The error of the device's library, after a delay in which a lost peer, which would explain it, can be noticed.
 std::string Watchdog::lasting_error() {
     const std::lock_guard<std::mutex> lock(device_mutex_);
-    if (late_error_.empty() || Clock::now() - late_since_ < duration_of(1)) return "";
-    return strf("rank %d: ", rank_) + late_error_;
+    if (device_error_.empty() || Clock::now() - device_error_since_ < duration_of(1)) return "";
+    return strf("rank %d: ", rank_) + device_error_;
 }
 
 void Watchdog::tick() {
@@ -217,7 +217,7 @@ void Watchdog::exchange_rows() {
     for (int peer : link_->peers()) {
         std::string rows;
         for (size_t r = 0; r < cards_.size(); r++) {
-            // Rank 0 passes on what it knows of third hosts.
+            // Rank 0 forwards the rows of the other hosts.
             const int host = cards_[r].host_number;
             if (host == peer || (rank_ != 0 && !local(static_cast<int>(r))) || !known_[r]) continue;
             const RankPost post = heartbeats_.row(static_cast<int>(r)).read();
@@ -249,11 +249,11 @@ void Watchdog::receive(int peer, HeartbeatLink::Kind kind, const std::string& by
     }
 }
 
-// ---- what the others do
+// ---- observing the other ranks
 
 void Watchdog::observe() {
     const Clock::time_point now = Clock::now();
-    // A process that was stopped itself has not seen what the others did meanwhile.
+    // A process that was suspended itself has not seen what the others did meanwhile.
     const Clock::duration slept = now - last_tick_;
     const bool stopped = slept > duration_of(10 * kTickS);
     last_tick_ = now;
@@ -297,7 +297,7 @@ void Watchdog::check_link_and_ends() {
         const int host = cards_[r].host_number;
         if (link_ && link_->lost(rank_ == 0 ? host : 0) && (rank_ == 0 || host == 0)
             && firsts_[static_cast<size_t>(host)] == static_cast<int>(r)) lost_[r] = true;
-        // A rank that met an error ends all others through the launcher; where that takes its time, they follow.
+        // The launcher ends all ranks after one has failed; if that takes too long, they end by themselves.
         const double now_s = seconds(last_tick_.time_since_epoch());
         if (seen_[r].post.end_code <= 0) continue;
         heartbeats_.header().outcome.store(seen_[r].post.end_code);
@@ -309,10 +309,10 @@ void Watchdog::check_link_and_ends() {
     }
 }
 
-// ---- the end
+// ---- ending the run
 
-// Text that outlives the ranks: "outcome 006" or "outcome end", why (perhaps empty), a line a rank. Each is overwritten
-// in its place.
+// Writes text that outlives the ranks: "outcome 006" or "outcome end", the reason (may be empty), and a line per rank.
+// Each of them has a fixed place.
 void Watchdog::report(const std::vector<RankView>& ranks) {
     HeartbeatHeader& header = heartbeats_.header();
     size_t end = 0;
@@ -338,7 +338,7 @@ void Watchdog::report(const std::vector<RankView>& ranks) {
     }
 }
 
-// The first one to come to it writes it down for its host; the first ranks of hosts pass it on.
+// The first rank of a host to get here stores the report for its host; the first ranks of hosts forward it.
 void Watchdog::announce(const std::string& text) {
     HeartbeatHeader& header = heartbeats_.header();
     int32_t none = 0;
@@ -351,8 +351,8 @@ void Watchdog::announce(const std::string& text) {
 
 void Watchdog::tell(const std::vector<RankView>& ranks) {
     HeartbeatHeader& header = heartbeats_.header();
-    int32_t not_told = 0;
-    if (!header.told.compare_exchange_strong(not_told, 1)) return;
+    int32_t not_printed = 0;
+    if (!header.printed.compare_exchange_strong(not_printed, 1)) return;
     const std::string line = strf("error: %s; all ranks end\n", header.hang_report);
     std::fflush(stdout);
     [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, line.data(), line.size());
@@ -375,17 +375,17 @@ void Watchdog::leave() {
         const std::vector<RankView> ranks = views();
         const int speaker = lowest_living(ranks);
         if (there && speaker == rank_) tell(ranks);
-        // A speaker on another host cannot be seen; the connection has what it needs.
-        if (header.told.load() || (there && speaker >= 0 && !local(speaker) && passed_on)) break;
+        // Whether a rank on another host has printed it cannot be seen; it has been sent there.
+        if (header.printed.load() || (there && speaker >= 0 && !local(speaker) && passed_on)) break;
         std::this_thread::sleep_for(duration_of(kTickS / 4));
     }
-    if (!header.told.load() && local(std::max(0, lowest_living(views())))) tell(views());
+    if (!header.printed.load() && local(std::max(0, lowest_living(views())))) tell(views());
     end_stopped();
     cut_device();
     ::_exit(kExitPeerLost);
 }
 
-// A process that was stopped would keep its GPU until somebody notices.
+// A suspended process would keep its GPU until somebody notices.
 void Watchdog::end_stopped() {
     const std::vector<RankView> ranks = views();
     for (size_t r = 0; r < ranks.size(); r++)

@@ -1,6 +1,6 @@
-// The thread of a rank that watches all others: nothing it does waits for another rank or for the device. When a rank
-// is gone, gives no sign of life or makes no progress for the timeout, every rank ends by itself with exit 6, and the
-// lowest one that lives says who waits for whom.
+// The watchdog: a thread of every rank that watches all others and never waits for another rank or for the device. When
+// a rank is gone, sends no heartbeat or makes no progress for the timeout, every rank ends by itself with exit code 6,
+// and the lowest rank that still runs prints the hang report.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -16,31 +16,31 @@
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/heartbeat_link.h"
 
-// What every rank tells the others when they meet.
+// What the ranks exchange about themselves at the start.
 struct RankCard {
     std::string host;       // its name
     std::string place;      // ranks of equal places share memory and see each other's processes
-    int64_t pid = 0, started = 0;   // started: of the process, so that its number can be used again
-    int host_number = 0;    // of its place, in the order of the ranks
+    int64_t pid = 0, started = 0;   // the start time tells the process from a later one with the same number
+    int host_number = 0;    // number of its place, in the order of the ranks
 };
 RankCard own_card();
-// By host_number: the first rank of each.
+// Sets every host_number. Returns the first rank of each place.
 std::vector<int> number_hosts(std::vector<RankCard>& cards);
 
-// A process of this host and place.
+// The state of a process of this host and place.
 RankView::Process process_state(int64_t pid, int64_t started);
 
 class Watchdog {
 public:
-    // How the device's library is watched. All may be empty; called from the watchdog's threads, and only `post` from
-    // the one that posts signs of life and looks at the others.
+    // How the device's library is watched; each function may be empty. The watchdog's threads call them. Only `post` is
+    // called from the thread that posts heartbeats, so the other two may block.
     struct Device {
-        std::function<std::string()> error;   // what failed there, "" for nothing; may never return, too
-        std::function<void()> cut;            // gives up what waits there; may never return
-        std::function<void(Heartbeat&)> post;  // how far it is in the collectives it was given
+        std::function<std::string()> error;   // what has failed, "" for nothing; may never return
+        std::function<void()> cut;            // aborts pending collectives; may never return
+        std::function<void(Heartbeat&)> post;  // posts how many of the queued collectives have begun and finished
     };
-    // heartbeat table: rows of all ranks; link: null on one host and for ranks that are not the first of
-    // theirs. kept: the launch wrapper shows the heartbeat table's text.
+    // `heartbeats` has a row for each rank. `link` is null on one host, and for ranks that are not the first of their
+    // host. `kept`: the launch wrapper prints the text of the heartbeat table.
     Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbeats,
              std::unique_ptr<HeartbeatLink> link, bool kept);
     ~Watchdog();
@@ -50,7 +50,7 @@ public:
     Heartbeat& own_row() { return heartbeats_.row(rank_); }
     const HeartbeatHeader& header() const { return heartbeats_.header(); }
     void set_device(Device device);
-    // Rows of hosts that cannot be reached say nothing.
+    // Marks the rows of a host that cannot be reached as unknown.
     void forget_host(int host_number);
 
 private:
@@ -92,10 +92,10 @@ private:
 
     std::mutex device_mutex_;
     Device device_;
-    std::string late_error_;
-    Clock::time_point late_since_;
+    std::string device_error_;
+    Clock::time_point device_error_since_;
 
-    std::mutex asking_mutex_;          // held while the library is asked
+    std::mutex asking_mutex_;          // held while the library is asked for errors
     std::condition_variable asked_enough_;
     bool stop_asking_ = false;
     std::function<std::string()> error_;
@@ -107,8 +107,8 @@ private:
     std::thread thread_;
 };
 
-// Seconds without progress after which the run ends, 0: never; the same on all ranks. Before it is called, the default.
+// Sets the seconds without progress after which the run ends, 0: never. All ranks must set the same.
 void set_comm_timeout(double seconds);
-// The run was given up and the watchdog speaks for it: does not return then. patient: waits a moment for its
-// hang report, because a peer is lost.
+// Does not return if the watchdog is ending the run, so that only the watchdog prints why. patient: a peer is lost, so
+// first waits a moment for the hang report.
 void yield_to_watchdog(bool patient);

@@ -87,11 +87,11 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
     const Fp8Plan plan = make_fp8_plan(config, table);
     std::string text = fp8_plan_text(plan, config);
     const std::string lacks = fp8_device_error(plan, device);
-    if (!lacks.empty()) text += "  CANNOT RUN HERE " + lacks + "\n";
-    text += strf("FP8 against BF16, predicted from rates measured on an %s; ms of three matmuls and of what quantising "
-                 "adds,\nof one micro-batch of %lld tokens\n", measured_rates().gpu.c_str(),
+    if (!lacks.empty()) text += "  NOT SUPPORTED HERE: " + lacks + "\n";
+    text += strf("FP8 against BF16, predicted from rates measured on an %s: ms of the three matmuls and of quantization,\n"
+                 "for one micro-batch of %lld tokens\n", measured_rates().gpu.c_str(),
                  static_cast<long long>(config.micro_batch_size * config.seq_length));
-    text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "gain");
+    text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "speedup");
     LinearSpeedup sum;
     for (size_t k = 0; k <= kLinearsPerBlock; k++) {
         const LinearPlan& first = k < kLinearsPerBlock ? plan.linears[k] : plan.linears.back();

@@ -156,7 +156,7 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found) {
     if (const Gpu* named = find_gpu(config.gpu)) return *named;
     std::string names;
     for (const Gpu& gpu : gpus()) names += (names.empty() ? "" : ", ") + std::string(gpu.name);
-    FAIL(kExitBadInput, "--gpu %s: nothing is known of it; there are %s", config.gpu.c_str(), names.c_str());
+    FAIL(kExitBadInput, "--gpu %s: unknown; rates are known for %s", config.gpu.c_str(), names.c_str());
 }
 
 StepTimeCheck check_of(const Config& config, const MemoryPlan& plan, const DeviceInfo& device) {
@@ -176,7 +176,7 @@ std::string StepTimeCheck::text() const {
     const std::string told = strf("measured %.1f ms (median of steps %lld-%lld)", measured,
                                   static_cast<long long>(last_step_ - kLast + kFirst),
                                   static_cast<long long>(last_step_));
-    if (predicted_ms_ <= 0) return "no time is predicted on this device, " + told;
+    if (predicted_ms_ <= 0) return "no step time is predicted for this device, " + told;
     return strf("predicted %.1f ms a step%s, %s, %+.1f %%", predicted_ms_,
                 scaled_ ? strf(" (rates scaled from %s)", measured_gpu().name).c_str() : "", told.c_str(),
                 100 * (predicted_ms_ / measured - 1));

@@ -49,7 +49,7 @@ std::string Fp8Watch::after_first_step(const Ctx& ctx, int64_t micro_batches) {
     const int64_t executed = device::fp8_matmuls(ctx) - count_before_;
     const int64_t planned = planned_fp8_matmuls(plan_, config_.recompute, micro_batches);
     if (executed != planned) {
-        FAIL(kExitFp8NotEffective, "FP8 was asked for and is not effective: the first step (%lld micro-batches) ran "
+        FAIL(kExitFp8NotEffective, "FP8 was requested and is not effective: the first step (%lld micro-batches) ran "
              "%lld FP8 matmuls, the plan has %lld", (long long)micro_batches, (long long)executed, (long long)planned);
     }
     return strf("%lld FP8 matmuls ran in the first step (%lld micro-batches), as planned", (long long)executed,
@@ -82,7 +82,7 @@ std::string fp8_health_line(const std::vector<Fp8State::TensorReport>& reports, 
     const std::string saturated = worst(reports, &Fp8Counts::saturated, kSaturatedShare, linear);
     if (!saturated.empty()) {
         text = "saturated: " + saturated;
-        text += plan.row().history ? "; give headroom with --fp8-margin, or " : "; ";
+        text += plan.row().history ? "; raise --fp8-margin, or " : "; ";
         text += bf16_advice(linear);
     }
     const std::string flushed = worst(reports, &Fp8Counts::flushed, kFlushedShare, linear);

@@ -1,4 +1,4 @@
-// What a run proves and tells about its FP8: that the planned matmuls ran in FP8, and how its tensors fare.
+// Monitors FP8 during a run: that the planned matmuls ran in FP8, and the statistics of its tensors.
 #pragma once
 #include <string>
 #include <vector>

@@ -354,7 +354,7 @@ void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, d
     step_ = std::max(step_, step);
     write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
                    {"stall_seconds", exact(stall_seconds)}}));
-    print_line(strf("checkpoint step %lld | %s | %.1f s, training stood still for %.2f s", static_cast<long long>(step),
+    print_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s", static_cast<long long>(step),
                     path.c_str(), seconds, stall_seconds));
 }
 

@@ -1,4 +1,4 @@
-// What a run tells: one fixed-width line a step on standard output, and JSON lines at full precision.
+// The log of a run: one fixed-width line per step on standard output, and JSON lines at full precision.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -102,7 +102,7 @@ public:
     void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
     void grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds);   // file only
     void plan(const PlanRecord& record);
-    // stall_seconds: of these, training stood still. May come after records of later steps.
+    // stall_seconds: of these, training stalled. May come after records of later steps.
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
     void event(const std::string& kind, const std::string& text);   // warnings, stops; printed as well
     void sample(int64_t step, const std::string& text);
@@ -116,7 +116,7 @@ private:
 };
 
 // step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
-// With several ranks, behind s/it: (comm   3.2 ms), the part that compute did not hide.
+// With more than one rank, after s/it: (comm   3.2 ms), the exposed part of communication.
 // Unknown figures (not finite, or not positive where that means nothing) are n/a; a skipped step says so, and so does
 // synthetic data.
 std::string step_line(const StepRecord& record);

@@ -47,7 +47,7 @@ void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int
         for (size_t rank = 1; rank < all.size(); rank++) {
             const auto ours = value_of<float>(all[0].data() + at), theirs = value_of<float>(all[rank].data() + at);
             if (std::memcmp(&ours, &theirs, sizeof ours) == 0) continue;
-            FAIL(kExitBug, "step %lld: ranks do not agree on FP8 factors: quant_mul of %s is %.9g on rank 0 and %.9g "
+            FAIL(kExitBug, "step %lld: FP8 scales differ between ranks: the scale of %s is %.9g on rank 0 and %.9g "
                  "on rank %zu", (long long)step, names[i].c_str(), static_cast<double>(ours),
                  static_cast<double>(theirs), rank);
         }
@@ -95,7 +95,7 @@ std::string share_matmul_plans(Ctx& ctx, Comm& comm) {
         comm.gather(comm.root() ? "" : device::gemm_import_plans(ctx, plans[0]));
     for (size_t rank = 0; rank < reasons.size(); rank++)
         if (!reasons[rank].empty())
-            return strf("rank %zu keeps its own, and a resume its bits only with them: %s", rank,
+            return strf("rank %zu keeps its own, so the resumed run may differ in last bits: %s", rank,
                         reasons[rank].c_str());
     return "";
 }

@@ -24,13 +24,13 @@ bool lies_in(std::filesystem::path checkpoint, const std::string& folder) {
 // from: another branch of the run, under the log of this one.
 std::string left_behind(const Config& config, const std::vector<int64_t>& steps) {
     const int64_t step = step_of_checkpoint(config.resume);   // its name may be "best", or a link's
-    if (step < 0) return "";                                  // told where it is looked for
+    if (step < 0) return "";                                  // an error elsewhere
     for (auto later = steps.rbegin(); later != steps.rend() && *later > step; later++) {
         const std::string name = step_directory_name(*later);
-        if (!checkpoint_damage(config.save + "/" + name, false).empty()) continue;   // --resume auto passes it over
+        if (!checkpoint_damage(config.save + "/" + name, false).empty()) continue;   // --resume auto skips it
         return strf("--save %s holds later checkpoints than --resume %s, up to %s, from which the next --resume auto "
-                    "would go on: move them away, or name another folder", config.save.c_str(), config.resume.c_str(),
-                    name.c_str());
+                    "would continue: move them away, or name another folder",
+                    config.save.c_str(), config.resume.c_str(), name.c_str());
     }
     return "";
 }
@@ -106,8 +106,8 @@ void require_save(const Config& config, Comm& comm) {
         const std::vector<int64_t> steps = checkpoint_steps(config.save);
         if (steps.empty() || config.resume == "auto") return "";
         if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);
-        return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would write over: "
-                    "--resume auto goes on from it, or name another folder", config.save.c_str(),
+        return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would overwrite: "
+                    "--resume auto continues it, or name another folder", config.save.c_str(),
                     step_directory_name(steps.back()).c_str());
     };
     // Rank 0 alone writes there, and copies the tokenizer.
@@ -164,8 +164,8 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
 void RunCheckpoints::restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes) {
     const std::string recipe = Json::parse(saved_json).at("recipe").get<std::string>();
     REQUIRE(recipe == "none" || trainer_.fp8().plan().on() || fp8_given,
-            "the checkpoint is of a run with --fp8-recipe %s and this one does not say: repeat it, or give "
-            "--fp8-recipe none to go on in BF16", recipe.c_str());
+            "the checkpoint is of a run with --fp8-recipe %s and this run does not set it: repeat the option, or give "
+            "--fp8-recipe none to continue in BF16", recipe.c_str());
     trainer_.fp8().initialise(ctx_);
     const std::string changed = trainer_.fp8().import_json(ctx_, saved_json);
     if (!changed.empty()) notes.push_back("FP8 state of the checkpoint not used: " + changed);
@@ -193,7 +193,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
 void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     if (!saver_ || saved_step_ == progress.step) return;
     saved_step_ = progress.step;
-    finish();   // the save before: a drill counts them
+    finish();   // the previous save first, since fault injection counts saves
     post_phase(Phase::kSave);
     faults_.in_save();
     saver_->on_saved([&log](const SavedCheckpoint& saved) {

@@ -30,7 +30,7 @@ struct StagedStep {
     CommTimer* comm_timer = nullptr;
     std::function<void(Phase)> on_phase = {};   // told where each phase begins, as the host gives it to the device
     bool count_fp8 = false;        // the reports have counts
-    bool corrupt_gradient = false;   // a drill: the gradients get a value that is not a number
+    bool corrupt_gradient = false;   // fault injection: a gradient becomes NaN
     bool check_fp8 = false;        // the scales in the report are those of after the step, on all ranks
     int64_t micro_batches = 0;     // of this rank
     int64_t counted_tokens = 0;    // of all ranks

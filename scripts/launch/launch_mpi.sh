@@ -21,18 +21,18 @@ if [ $# = 0 ] || [ "$1" = --help ]; then
 fi
 command -v "$mpirun" >/dev/null || { echo "launch_mpi.sh: no $mpirun found: install OpenMPI" >&2; exit 2; }
 
-# What the ranks are doing lies in shared memory that outlives them (llmc/fault/heartbeat.h). The lock says that
-# somebody still uses it: it is held through a descriptor that mpirun inherits.
-board=$(mktemp /dev/shm/llmfp8-launch-XXXXXXXX) || exit 7
-exec {board_lock}<>"$board"
+# The heartbeats of the ranks are in shared memory that outlives them (llmc/fault/heartbeat.h). The lock says that it is
+# still in use: mpirun inherits the descriptor that holds it.
+table=$(mktemp /dev/shm/llmfp8-launch-XXXXXXXX) || exit 7
+exec {table_lock}<>"$table"
 if command -v flock >/dev/null; then
-    flock -s "$board_lock"
+    flock -s "$table_lock"
     for left in /dev/shm/llmfp8-launch-*; do   # of launchers that were killed
         flock -n -x "$left" rm -f "$left" 2>/dev/null
     done
 fi
-trap 'rm -f "$board"' EXIT
-export LLMFP8_BOARD=${board##*/}
+trap 'rm -f "$table"' EXIT
+export LLMFP8_HEARTBEATS=${table##*/}
 
 stops=0 told=0
 trap 'stops=$((stops + 1))' TERM INT
@@ -40,13 +40,13 @@ trap 'stops=$((stops > 0 ? stops : 1))' USR1
 setsid "$mpirun" --mca odls_base_sigkill_timeout "$grace_s" "$@" &
 pid=$!
 
-# The board is text: "outcome NNN" once the ranks have met ("outcome end" where all ended as they should), why they
-# ended, a line a rank.
-board_lines() { head -c 65536 "$board" | tr -d '\0' | sed 's/ *$//'; }
-# Sets ended: the exit code that the ranks gave themselves, "end", 0: none yet, "": they have not met.
+# The table begins with text: "outcome NNN" once the ranks have met ("outcome end" where all ended as they should), why they
+# ended, and a line for each rank.
+heartbeat_lines() { head -c 65536 "$table" | tr -d '\0' | sed 's/ *$//'; }
+# Sets ended: the exit code that the ranks ended with, "end", 0 if none has ended, "" if they have not met.
 read_outcome() {
     local head=""
-    read -r -N 11 head < "$board"
+    read -r -N 11 head < "$table"
     ended=""
     [[ $head =~ ^outcome\ ([0-9]{3})$ ]] && ended=$((10#${BASH_REMATCH[1]}))
     [ "$head" = "outcome end" ] && ended=end
@@ -62,8 +62,8 @@ list_children() {
         read -r stat 2>/dev/null < "/proc/$child/stat" && [[ $stat != *") Z "* ]] && children+=("$child")
     done
 }
-# Ranks that are left have nobody any more. Two SIGTERM are how mpirun leaves at once; it removes their files, if they
-# are gone by then.
+# Kills the ranks that are left. Two SIGTERM make mpirun end at once; it removes the files of the ranks, if they are gone
+# by then.
 end_mpirun() {
     list_children
     [ ${#children[@]} = 0 ] || kill -KILL "${children[@]}" 2>/dev/null
@@ -94,7 +94,7 @@ while kill -0 "$pid" 2>/dev/null; do
     # Once they have met, ranks look at a byte behind the text. Those of one rank, or of other hosts alone, never say
     # that they have: they get SIGUSR1 when they had the time to catch it, which they would die of before.
     if [ "$stops" = 1 ] && [ "$told" = 0 ] && { [ -n "$ended" ] || [ "$SECONDS" -ge 15 ]; }; then
-        { [ -n "$ended" ] && printf 1 | dd of="$board" bs=1 seek=65536 conv=notrunc status=none; } || kill -USR1 "$pid"
+        { [ -n "$ended" ] && printf 1 | dd of="$table" bs=1 seek=65536 conv=notrunc status=none; } || kill -USR1 "$pid"
         told=1
     fi
     list_children
@@ -129,6 +129,6 @@ fi
 if [ "$code" = 6 ]; then
     # Lines that a rank writes at its end may be lost between it and mpirun.
     echo "launch_mpi.sh: a rank was lost or hung; what the ranks said and did last:" >&2
-    board_lines | tail -n +2 | sed '/^$/d; s/^/launch_mpi.sh: /' >&2
+    heartbeat_lines | tail -n +2 | sed '/^$/d; s/^/launch_mpi.sh: /' >&2
 fi
 exit "$code"

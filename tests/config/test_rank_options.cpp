@@ -71,8 +71,8 @@ TEST_CASE("rank options: what cannot act is refused") {
 TEST_CASE("rank options: with one rank they are idle, and it is said of those that were set") {
     const Words words = joined(base(""), {"--overlap", "off", "--bucket-mb", "25", "--grad-comm-dtype", "fp8"});
     const ParsedConfig one = parse("gpt2", words);
-    CHECK(one.idle == Words{"--bucket-mb: nothing to do with one rank", "--overlap: nothing to do with one rank",
-                            "--grad-comm-dtype: nothing to do with one rank"});
+    CHECK(one.idle == Words{"--bucket-mb has no effect with one rank", "--overlap has no effect with one rank",
+                            "--grad-comm-dtype has no effect with one rank"});
     CHECK(parse("gpt2", words, {.ranks = 2}).idle.empty());
     CHECK(parse("gpt2", base("")).idle.empty());
 }

@@ -69,7 +69,7 @@ class ZeroTest(RanksTest):
 
     def test_one_rank_exchanges_nothing(self):
         log = self.run_log(1, LLAMA, "--bucket-mb", "1")
-        self.assertIn("has nothing to do here: --bucket-mb: nothing to do with one rank", self.text)
+        self.assertIn("note: --bucket-mb has no effect with one rank", self.text)
         self.assertEqual(records(log, "header")[0]["communication"], [])
         self.assertEqual({r["exposed_comm_seconds"] for r in records(log, "step")}, {None})
 

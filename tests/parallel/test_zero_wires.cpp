@@ -291,7 +291,7 @@ TEST_CASE("ranks that do not agree on a factor are named, with the tensor") {
         });
         for (const std::string& error : errors) {
             CHECK(error == errors[0]);
-            CHECK(error.rfind("step 7: ranks do not agree on FP8 factors: quant_mul of 0.proj.weight is ", 0) == 0);
+            CHECK(error.rfind("step 7: FP8 scales differ between ranks: the scale of 0.proj.weight is ", 0) == 0);
             CHECK(error.find("on rank 2") != std::string::npos);
         }
         // The scales of current scaling are each rank's own, except of weights.

@@ -58,8 +58,8 @@ ENVIRONMENT = [
     other("NCCL_*", "NCCL reads it here too: set it where the run is started"),
     other("CUDA_VISIBLE_DEVICES", "CUDA reads it here too: set it where the run is started"),
     other("OMP_NUM_THREADS MKL_NUM_THREADS", "threads of the host; the training path needs few"),
-    other("PYTORCH_* TORCH_* TORCHINDUCTOR_* TORCHDYNAMO_*", "PyTorch's, which this trainer does not use; memory is planned "
-          "once at the start, see --dry-run"),
+    other("PYTORCH_* TORCH_* TORCHINDUCTOR_* TORCHDYNAMO_*", "PyTorch's, which this trainer does not use; memory is "
+          "planned once at the start, see --dry-run"),
     other("TRITON_CACHE_DIR TRITON_*", "there is no JIT compiler and so no cache here"),
     other("WANDB_*", "there is no built-in logging service: every step is a record of log-file"),
     other("TQDM_* TOKENIZERS_PARALLELISM HF_* TRANSFORMERS_* HUGGINGFACE_* DISABLE_VERSION_CHECK PYTHON* "
