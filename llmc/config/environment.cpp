@@ -38,7 +38,7 @@ std::string nvte_effect(const std::string& name) {
         return "unused: it is for FP8 attention in Transformer Engine; here that is --fp8-attention";
     if (starts_with(name, "NVTE_FP8_BLOCK_SCALING_"))
         return "unused: it is Transformer Engine's; scales of blocks are powers of two here (--fp8-recipe blockwise)";
-    return "unused: it is Transformer Engine's, which has no part in this trainer; FP8 is set by --fp8-* options";
+    return "unused: it is Transformer Engine's, which this trainer does not use; FP8 is set by --fp8-* options";
 }
 
 std::string nccl_effect(int ranks, bool gpu) {

@@ -29,7 +29,7 @@ void expect_aligned(const Tensor& tensor, const char* what) {
 const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
     if (fits_sm90(ctx, dtype, head_size)) return "tensor cores (wgmma)";
     if (fits_mma(dtype, head_size)) return "tensor cores (mma.sync)";
-    return "plain kernel on the CUDA cores: slow; BF16 with 64 or 128 channels a head uses the tensor cores";
+    return "plain kernel on the CUDA cores: slow; BF16 with head dim 64 or 128 uses the tensor cores";
 }
 
 bool attention_has_modes(const Ctx& ctx, Dtype dtype, int64_t head_size) { return fits_sm90(ctx, dtype, head_size); }

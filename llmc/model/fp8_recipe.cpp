@@ -50,7 +50,7 @@ void keep_first_and_last(const Config& c, Fp8Plan& plan) {
             keep_in_bf16(linear, "--first-last-layers-bf16");
 }
 
-// Whether `text` is as `pattern` says, where * stands for any text.
+// Whether `text` is as `pattern` says, where * matches any text.
 bool matches(const char* pattern, const char* text) {
     if (*pattern == '*') return matches(pattern + 1, text) || (*text && matches(pattern, text + 1));
     return *pattern == *text && (!*text || matches(pattern + 1, text + 1));
@@ -71,7 +71,7 @@ void keep_by_pattern(const Config& c, Fp8Plan& plan) {
             keep_in_bf16(plan.linears[i], "--bf16-linears " + pattern);
         }
         REQUIRE(known, "--bf16-linears %s names no linear: they are LAYER.qkv, LAYER.proj, LAYER.up, LAYER.down with "
-                "layers 0 to %lld, and head; * stands for any text", pattern.c_str(), ll(c.shape.num_layers - 1));
+                "layers 0 to %lld, and head; * matches any text", pattern.c_str(), ll(c.shape.num_layers - 1));
         REQUIRE(changes, "--bf16-linears %s has no effect: %s is in BF16 already (%s)", pattern.c_str(),
                 known->name.c_str(), known->reason.c_str());
     }
@@ -131,7 +131,7 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
     std::string all;
     for (const std::string& text : wrong) all += (all.empty() ? "" : "; ") + text;
     REQUIRE(all.empty(), "--fp8-recipe %s: an FP8 matmul needs tokens, in-features and out-features that are "
-            "multiples of %lld; not so are: %s (--bf16-linears keeps single linears in BF16)", plan.row().name,
+            "multiples of %lld, but these are not: %s (--bf16-linears keeps single linears in BF16)", plan.row().name,
             ll(kAlignment), all.c_str());
 }
 

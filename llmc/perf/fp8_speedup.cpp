@@ -108,7 +108,7 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
         text += strf("  %-7s %10lld %10lld %9s %9.3f %9.3f %7.2f%s\n", linear_kind_name(first.kind),
                      static_cast<long long>(first.out), static_cast<long long>(first.in),
                      strf("%d of %d", fp8, count).c_str(), one.bf16_ms, one.fp8_ms, one.speedup(),
-                     one.speedup() < 1 ? "  FP8 loses" : "");
+                     one.speedup() < 1 ? "  FP8 is slower" : "");
     }
     return text + strf("  all that run in FP8 %29s %9.3f %9.3f %7.2f\n", "", sum.bf16_ms, sum.fp8_ms, sum.speedup());
 }
