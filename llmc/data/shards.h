@@ -69,9 +69,9 @@ private:
     uint64_t compute_fingerprint() const;
 };
 
-// Files of every pattern: patterns in the given order, the matches of one sorted by name. The companions *.idx,
-// The *.mask and *.meta.json files of a shard are ignored. A pattern without a match, or a file that two patterns match, is
-// an error. matches: how many files each pattern has, if it is asked for.
+// Expands patterns in the given order, the matches of one sorted by name. The files *.idx, *.mask and *.meta.json of a
+// shard are ignored. A pattern without a match, or a file that two patterns match, is an error. If `matches` is given, it
+// receives the number of files of each pattern.
 std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches = nullptr);
 
 // Checks every token id of every shard against vocab_size, with several threads; the error names the first

@@ -58,7 +58,7 @@ const Mark* first_waited(const Views& ranks, const std::vector<int>& culprits) {
     return first;
 }
 
-// "; ranks 0,1,3 wait in collective 7 (...) of step 41 since 31 s; rank 4 is in step 41, save": what all ranks but the culprits do.
+// "; ranks 0,1,3 wait in collective 7 (...) of step 41 for 31 s; rank 4 is in step 41, save": all but the culprits.
 std::string others_text(const Views& ranks, const std::vector<int>& culprits) {
     struct Group {
         std::string text;

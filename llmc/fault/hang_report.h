@@ -1,5 +1,5 @@
-// The hang report: one rank's watchdog reads the heartbeats of all ranks and says who waits for whom. Nothing here reads
-// a clock or looks at a process.
+// The hang report: one rank's watchdog reads the heartbeats of all ranks and says who waits for whom. Nothing here
+// reads a clock or looks at a process.
 #pragma once
 #include <string>
 #include <vector>

@@ -190,7 +190,8 @@ constexpr size_t kPageBytes = 4096;
 size_t rounded(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
 [[noreturn]] void fail_memory(const char* what, const std::string& name, int error) {
-    FAIL(kExitDisk, "cannot %s the shared memory for heartbeats, /dev/shm/%s: %s", what, name.c_str(), std::strerror(error));
+    FAIL(kExitDisk, "cannot %s the shared memory for heartbeats, /dev/shm/%s: %s", what, name.c_str(),
+         std::strerror(error));
 }
 
 }  // namespace

@@ -88,8 +88,8 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
     std::string text = fp8_plan_text(plan, config);
     const std::string lacks = fp8_device_error(plan, device);
     if (!lacks.empty()) text += "  NOT SUPPORTED HERE: " + lacks + "\n";
-    text += strf("FP8 against BF16, predicted from rates measured on an %s: ms of the three matmuls and of quantization,\n"
-                 "for one micro-batch of %lld tokens\n", measured_rates().gpu.c_str(),
+    text += strf("FP8 against BF16, predicted from rates measured on an %s: ms of the three matmuls and of "
+                 "quantization,\nfor one micro-batch of %lld tokens\n", measured_rates().gpu.c_str(),
                  static_cast<long long>(config.micro_batch_size * config.seq_length));
     text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "speedup");
     LinearSpeedup sum;

@@ -40,8 +40,8 @@ trap 'stops=$((stops > 0 ? stops : 1))' USR1
 setsid "$mpirun" --mca odls_base_sigkill_timeout "$grace_s" "$@" &
 pid=$!
 
-# The table begins with text: "outcome NNN" once the ranks have met ("outcome end" where all ended as they should), why they
-# ended, and a line for each rank.
+# The table begins with text: "outcome NNN" once the ranks have met ("outcome end" if all ended as they should), the
+# reason, and a line for each rank.
 heartbeat_lines() { head -c 65536 "$table" | tr -d '\0' | sed 's/ *$//'; }
 # Sets ended: the exit code that the ranks ended with, "end", 0 if none has ended, "" if they have not met.
 read_outcome() {
@@ -62,8 +62,8 @@ list_children() {
         read -r stat 2>/dev/null < "/proc/$child/stat" && [[ $stat != *") Z "* ]] && children+=("$child")
     done
 }
-# Kills the ranks that are left. Two SIGTERM make mpirun end at once; it removes the files of the ranks, if they are gone
-# by then.
+# Kills the ranks that are left. Two SIGTERM make mpirun end at once; it removes the files of ranks that are gone by
+# then.
 end_mpirun() {
     list_children
     [ ${#children[@]} = 0 ] || kill -KILL "${children[@]}" 2>/dev/null

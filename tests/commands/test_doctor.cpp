@@ -112,7 +112,7 @@ TEST_CASE("doctor: an item without a device is not checked, one that throws has 
 }
 
 TEST_CASE("doctor: options") {
-    const DoctorOptions options = doctor_options({"--json", "--save", "out", "--spoil=attention"});
+    const DoctorOptions options = doctor_options({"--json", "--save", "out", "--corrupt=attention"});
     CHECK(options.json);
     CHECK_EQ(options.save, "out");
     CHECK_EQ(options.corrupt, "attention");
@@ -121,7 +121,7 @@ TEST_CASE("doctor: options") {
     CHECK_EQ(error_of({"--json=1"}), "--json takes no value");
     CHECK_EQ(error_of({"--save"}), "--save needs a value");
     CHECK_EQ(error_of({"--save", "--json"}), "--save needs a value");
-    CHECK_EQ(error_of({"--spoil", "links"}), "--spoil links: no such item; did you mean attention?");
+    CHECK_EQ(error_of({"--corrupt", "links"}), "--corrupt links: no such item; did you mean attention?");
     CHECK_NE(error_of({"here"}), "");
 }
 

@@ -144,9 +144,9 @@ TEST_CASE("config: options of other trainers are answered with what to write her
     }
     auto said = [](const Words& words) { return refusal("llama", words); };
     CHECK_EQ(said({"--deepspeed", "ds.json"}), "unknown option --deepspeed (DeepSpeed): scripts/import_config ds.json "
-             "--out run.json makes a file of it for --config");
+             "--out run.json converts it to a file for --config");
     CHECK_EQ(said({"--deepspeed_config=a.json"}), "unknown option --deepspeed_config (DeepSpeed): "
-             "scripts/import_config a.json --out run.json makes a file of it for --config");
+             "scripts/import_config a.json --out run.json converts it to a file for --config");
     CHECK(contains(said({"--deepspeed", "--bf16"}), "scripts/import_config FILE"));
     CHECK(contains(said({"--use-flash-attn"}), "(Megatron-LM): leave it out"));
     CHECK(contains(said({"--zero-stage", "2"}), "(DeepSpeed): use --zero 1"));
@@ -204,9 +204,9 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"gpt2", {"--fuse-gelu", "--recompute", "norm-act"}, "--fuse-gelu", "norm-act"},
         {"gpt2", {"--fuse-gelu", "--fp8-recipe", "delayed"}, "--fuse-gelu", "FP8"},
         {"gpt2", {"--fp8-attention", "--dtype", "fp32"}, "--fp8-attention", "BF16"},
-        {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "64 and 128 channels"},
+        {"gpt2", {"--fp8-attention", "--kv-channels", "80"}, "--fp8-attention", "head dims of 64 and 128"},
         {"gpt2", {"--attention", "fast", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
-        {"llama", {"--attention", "fast", "--kv-channels", "80"}, "--attention", "64 and 128 channels"},
+        {"llama", {"--attention", "fast", "--kv-channels", "80"}, "--attention", "head dims of 64 and 128"},
         {"gpt2", {"--attention", "deterministic", "--dtype", "fp32"}, "--attention", "plain attention kernels"},
         {"gpt2", {"--eval-iters", "20"}, "--eval-iters", "--valid-data"},
         {"gpt2", {"--eval-interval", "20"}, "--eval-interval", "--valid-data"},

@@ -58,7 +58,7 @@ TEST_CASE("rank options: what cannot act is refused") {
     refused({"--param-comm-dtype", "bf16"}, "no weights in FP8");
     refused({"--param-comm-dtype", "fp8", "--fp8-recipe", "delayed", "--zero", "0"}, "--zero 0");
     refused({"--fp8-check-interval", "1"}, "FP8 is off");
-    refused({"--fp8-check-interval", "1", "--fp8-recipe", "blockwise"}, "no factor of a whole tensor");
+    refused({"--fp8-check-interval", "1", "--fp8-recipe", "blockwise"}, "no scale of a whole tensor");
     refused({"--fp8-stats-interval", "1"}, "FP8 is off");
     CHECK(parsed({"--fp8-stats-interval", "1", "--grad-comm-dtype", "fp8"}).fp8_health_interval == 1);
     for (const char* stage : {"2", "3"})   // of DeepSpeed

@@ -249,12 +249,12 @@ TEST_CASE("blend: what a resumed run compares") {
     CHECK(saved->check_fingerprint(json) == "");
     CHECK(loader({"7", "a.bin", "3", "b.bin", "c.bin"})->check_fingerprint(json) == "");   // the same shares
     check_contains(loader({"6", "a.bin", "4", "b.bin", "c.bin"})->check_fingerprint(json),
-                   {"the weights of the data were 7 : 3 of 1, 2 shards, here 3 : 2 of 1, 2 shards"});
+                   {"the weights of the data were 7 : 3 of 1, 2 shards in the checkpoint, 3 : 2 of 1, 2 shards now"});
     check_contains(loader({"7", "a.bin", "b.bin", "3", "c.bin"})->check_fingerprint(json),
-                   {"here 7 : 3 of 2, 1 shards"});
+                   {"in the checkpoint, 7 : 3 of 2, 1 shards now"});
     check_contains(loader({"a.bin", "b.bin", "c.bin"})->check_fingerprint(json), {"here no weights"});
     check_contains(saved->check_fingerprint(loader({"a.bin", "b.bin", "c.bin"})->fingerprint_json()),
-                   {"were no weights, here 7 : 3"});
+                   {"were no weights in the checkpoint, 7 : 3"});
     check_contains(loader({"0.3", "b.bin", "c.bin", "0.7", "a.bin"})->check_fingerprint(json), {"reordered"});
     CHECK(loader({"a.bin"})->fingerprint_json().find("blend") == std::string::npos);   // as before there were weights
     const std::string head = json.substr(0, json.find("\"blend\""));

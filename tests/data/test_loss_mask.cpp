@@ -118,9 +118,9 @@ TEST_CASE("data: loss masks that are damaged or do not fit are refused") {
     refused(mask_bytes(pattern(40, 1)), {"byte 16: it is of 40 tokens, the shard has 41"});
     refused(good.substr(0, good.size() - 1), {"41 tokens are 38 bytes, the file has 37"});
     refused(good + '\0', {"41 tokens are 38 bytes, the file has 39"});
-    refused(changed(37, 1), {"byte 37: bits behind the last token are set"});
-    for (size_t at = 32; at < 38; at++) refused(changed(at, 0), {"byte 24: it says that"});
-    refused(changed(31, 7), {"byte 24: it says that"});
+    refused(changed(37, 1), {"byte 37: bits after the last token are set"});
+    for (size_t at = 32; at < 38; at++) refused(changed(at, 0), {"byte 24: the header says that"});
+    refused(changed(31, 7), {"byte 24: the header says that"});
     write(dir / "a.mask", good);
     CHECK(refusal(config_of({dir / "a.bin"})) == "opened");
 

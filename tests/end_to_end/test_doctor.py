@@ -56,20 +56,20 @@ class DoctorTest(unittest.TestCase):
     def test_a_spoilt_result_fails_alone(self):
         for spoil, names in (("FP8 matmuls", {"FP8 delayed", "FP8 tensorwise", "FP8 blockwise"}),
                              ("attention", {"attention"}), ("FP8 attention", {"FP8 attention"})):
-            items = self.items("--spoil", spoil, expect=1)
+            items = self.items("--corrupt", spoil, expect=1)
             self.assertEqual({n for n, i in items.items() if i["verdict"] == "failed"}, names)
-            self.assertEqual(self.doctor("--spoil", spoil, expect=1).stdout.count("failed      "), len(names))
+            self.assertEqual(self.doctor("--corrupt", spoil, expect=1).stdout.count("failed      "), len(names))
 
     def test_a_drill_that_changed_nothing_is_no_success(self):
         for save in (), ("--save", "/proc/none"):   # also where another item fails
-            done = self.doctor("--spoil", "collectives", *save, expect=2)
-            self.assertEqual(done.stderr, "error: --spoil collectives has no effect: one rank; mpirun -np N checks "
+            done = self.doctor("--corrupt", "collectives", *save, expect=2)
+            self.assertEqual(done.stderr, "error: --corrupt collectives has no effect: one rank; mpirun -np N checks "
                              "them, as scripts/launch/launch_mpi.sh does\n")
 
     def test_bad_options_are_refused_in_one_line(self):
         for options, text in ((["--jsn"], "doctor has no option --jsn: did you mean --json?"),
                               (["--save"], "--save needs a value"), (["--model", "x"], "no option --model"),
-                              (["--spoil", "driver"], "--spoil driver: no such item")):
+                              (["--corrupt", "driver"], "--corrupt driver: no such item")):
             done = self.doctor(*options, expect=2)
             self.assertEqual(done.stdout, "")
             self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
@@ -100,9 +100,9 @@ class DoctorTest(unittest.TestCase):
         items = self.items(NVTE_FP8_ALLREDUCE="1", NCCL_DEBUG="INFO")
         self.assertEqual(items["environment NVTE_FP8_ALLREDUCE"]["verdict"], "warning")
         self.assertEqual(items["environment NCCL_DEBUG"]["verdict"], "ok")
-        unknown = self.items(LLMFP8_BORD="1", expect=1)["environment"]
+        unknown = self.items(LLMFP8_HEARTBEAT="1", expect=1)["environment"]
         self.assertEqual(unknown["verdict"], "failed")
-        self.assertIn("did you mean LLMFP8_BOARD?", unknown["text"])
+        self.assertIn("did you mean LLMFP8_HEARTBEATS?", unknown["text"])
 
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI")
     def test_several_ranks_check_their_collectives(self):
@@ -115,14 +115,14 @@ class DoctorTest(unittest.TestCase):
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI")
     def test_the_launch_wrapper_passes_the_exit_code_on(self):
         launch = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:], "-np", "2", LLAMA, "doctor"]
-        for options, code in (([], 0), (["--spoil", "attention"], 1)):
+        for options, code in (([], 0), (["--corrupt", "attention"], 1)):
             done = subprocess.run(launch + options, capture_output=True, text=True, timeout=120, env=CLEAN)
             self.assertEqual(done.returncode, code, done.stdout + done.stderr)
             self.assertEqual("doctor: failed: " in done.stdout, code == 1, done.stdout)
 
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI")
     def test_a_wrong_sum_of_one_rank_is_found(self):
-        done = self.doctor("--json", "--spoil", "collectives", ranks=3, expect=1)
+        done = self.doctor("--json", "--corrupt", "collectives", ranks=3, expect=1)
         items = {item["name"]: item for item in json.loads(done.stdout)["items"]}
         self.assertEqual({n for n, i in items.items() if i["verdict"] == "failed"}, {"collectives"})
         self.assertEqual(items["collectives"]["rank"], 2)

@@ -103,7 +103,7 @@ class Train(TrainTest):
         save = ["--save", self.path("run"), "--save-interval", "2", "--log-file", self.path("log.jsonl"), "--resume",
                 "auto", "--fp8-recipe", "delayed"]
         length = ["--fp8-amax-history-len", "3"]
-        anew = "factors start anew, primed by the first micro-batch"
+        anew = "scales start again, calibrated by the first micro-batch"
         for steps, options, told in ((2, [], None), (4, length, anew), (6, [*length, "--bf16-linears", "1.up"], anew),
                                      (8, length, anew), (10, [*length, "--fp8-format", "e4m3"], anew),
                                      (12, [*length, "--fp8-format", "e4m3", "--fp8-margin", "1"], None)):
@@ -174,7 +174,7 @@ class Train(TrainTest):
             if skipped == [True, False, False] and primed:
                 break
         self.assertTrue(primed and skipped == [True, False, False], "no seed skips the first step alone")
-        self.assertIn("the next one primes again", done.stdout)
+        self.assertIn("the next step calibrates again", done.stdout)
         infinity = 0x7f800000
         self.assertTrue(all(bits < infinity for t in state["tensors"].values() for bits in t["history_bits"]))
         self.assertEqual({t["updates"] for t in state["tensors"].values()}, {3})   # priming and two steps

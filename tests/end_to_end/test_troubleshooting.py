@@ -229,7 +229,7 @@ class TroubleshootingTest(TrainTest):
             "option changed", "does not say: repeat it", "FP8 state of the checkpoint not used", "is damaged",
             "no usable checkpoint under", "no usable checkpoint at", "no usable model at", "No space left",
             "not finite: update skipped",
-            "--max-skips", "the first value that is not finite", "FP8 was asked for", "has another",
+            "--max-skips", "the first value that is not finite", "FP8 was requested", "has another",
             "no shards in", "no Hugging Face model in", "is missing: run make"]
 
     def file(self, name, content):
@@ -256,10 +256,10 @@ class TroubleshootingTest(TrainTest):
             ("unknown option <option> (<trainer>)", [*short, "-o", "out"]),
             ("unknown option <option>: --help", [*short, "--frobnicate"]),
             ('<file>: unknown option "<name>"', ["--config", self.file("slip.json", b'{"lrr": 1}')]),
-            ('"<name>" is of a configuration', ["--config", self.file("ds.json", b'{"fp8": {"enabled": true}}')]),
+            ('"<name>" belongs to a configuration', ["--config", self.file("ds.json", b'{"fp8": {"enabled": true}}')]),
             ("<option> has no effect: <reason>", [*short, "--rotary-base", "10"]),
-            ("takes every factor from the tensor", [*short, "--fp8-recipe", "tensorwise", "--fp8-margin", "1"]),
-            ("so there are no weights in FP8", [*short, "--fp8-param-gather"]),
+            ("computes every scale from the current tensor", [*short, "--fp8-recipe", "tensorwise", "--fp8-margin", "1"]),
+            ("FP8 is off (--fp8-recipe none)", [*short, "--fp8-param-gather"]),
             ("must be <what is allowed>", [*short, "--lr", "fast"]),
             ("--<option> needs a value", [*short, "--lr", "--seed", "1"]),
             ("unexpected word", [*short, " "]),
@@ -403,8 +403,8 @@ class TroubleshootingTest(TrainTest):
         return done
 
     def test_fp8_that_is_not_effective(self):
-        self.check_error_of_llama("FP8 was asked for", ["--train-iters", "1", "--fp8-recipe", "tensorwise"],
-                                  {"LLMFP8_FORCE_BF16_LINEAR": "1.down"})
+        self.check_error_of_llama("FP8 was requested", ["--train-iters", "1", "--fp8-recipe", "tensorwise",
+                                                          "--inject", "bf16:linear=1.down"], {})
 
     def check_error_of_llama(self, key, options, environment):
         quote = self.quoted(key)
@@ -424,15 +424,15 @@ class TroubleshootingTest(TrainTest):
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")
     def test_lost_and_stalled_ranks_are_told_as_quoted(self):
         wrapper = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:], "-np", "2"]
-        for fault, key in (("kill:rank=1@step=3", "is gone, last seen"), ("stop:rank=1@step=3", "is stopped by"),
-                           ("stall:rank=1@step=3", "without progress since")):
+        for fault, key in (("kill:rank=1@step=3", "is gone, last seen"), ("stop:rank=1@step=3", "has been suspended by"),
+                           ("stall:rank=1@step=3", "without progress for")):
             with self.subTest(fault=fault):
                 run = self.command(GPT2, "--train-iters", "1000000", "--comm-timeout", "2", "--inject", fault)
                 done = subprocess.run([*wrapper, *run], capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
                 self.assertEqual(done.returncode, self.quoted(key).exit_code, done.stderr)
                 # mpirun may lose what a rank says at its end; the wrapper repeats it, without the frame.
                 self.assertRegex(done.stderr, Quote(self.quoted(key).body, None, 0).pattern())
-                for line in ("a rank was lost or hung", "drill: rank"):
+                for line in ("a rank was lost or hung", "fault injection: rank"):
                     self.check_line(line, done.stderr)
 
     def test_rows_without_data_say_what_is_quoted(self):

@@ -134,7 +134,7 @@ class WatchTest(TrainTest):
                 took, errors = self.finish(process, 6)
                 self.assertLess(took, TIMEOUT + 5)
                 self.assertGreater(took, TIMEOUT - 0.5)
-                self.assertRegex(errors, rf"error: rank {rank} \(process \d+ on [^)]+\) is stopped by a signal since "
+                self.assertRegex(errors, rf"error: rank {rank} \(process \d+ on [^)]+\) has been suspended by a signal for "
                                  rf"3[.\d]* s, last seen in .*; rank {1 - rank} waits in collective \d+ \(.*\) of step "
                                  r"\d+ since .* s \(--comm-timeout 3\); all ranks end")
                 self.assertEqual(errors.count("error: "), 1, errors)
@@ -143,10 +143,10 @@ class WatchTest(TrainTest):
         valid = ["--valid-data", self.path("valid.bin"), "--eval-interval", "4", "--eval-iters", "4"]
         for fault, code, text in (
                 ("kill:rank=0@step=7", 6, r"rank 0 \(.*\) is gone, last seen in step 7, backward"),
-                ("stop:rank=1@step=7", 6, r"rank 1 \(.*\) is stopped by a signal .* step 7, backward, before "
+                ("stop:rank=1@step=7", 6, r"rank 1 \(.*\) has been suspended by a signal .* step 7, backward, before "
                                           r"collective \d+ \(reduce .*rank 0 waits in collective \d+ \(reduce "),
                 ("stall:rank=1@step=7", 6, r"rank 1 \(.*\) is in step 7, backward, before collective \d+ \(reduce "
-                                           r".*\), without progress since 3"),
+                                           r".*\), without progress for 3"),
                 ("stall:rank=0@eval=3", 6, r"rank 0 \(.*\) is in step 8, evaluation, before collective \d+")):
             with self.subTest(fault):
                 command = self.command_of(2, *FOREVER, "--inject", fault, *valid)
@@ -154,20 +154,20 @@ class WatchTest(TrainTest):
                 errors = self.run_all(command, expect=6)
                 self.assertLess(time.monotonic() - start, TIMEOUT + 8)
                 self.assertRegex(errors, text)
-                self.assertIn(f"drill: rank {fault[fault.index('=') + 1]}: --inject {fault}", errors)
-        notes = self.start(self.command_of(2, "--train-iters", "3", "--inject", "nan:grad@2"), until="DRILL")
+                self.assertIn(f"fault injection: rank {fault[fault.index('=') + 1]}: --inject {fault}", errors)
+        notes = self.start(self.command_of(2, "--train-iters", "3", "--inject", "nan:grad@2"), until="FAULT INJECTION")
         self.finish(notes, 0)
 
     def test_without_the_wrapper_a_rank_that_hangs_gives_6_too(self):
         command = self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=5", launcher=MPIRUN)
-        self.assertRegex(self.run_all(command, expect=6), r"error: rank 1 .* without progress since .*; rank 0 waits")
+        self.assertRegex(self.run_all(command, expect=6), r"error: rank 1 .* without progress for .*; rank 0 waits")
 
     def test_ranks_that_read_or_write_files_have_more_time(self):
         save = ["--save", self.save, "--save-interval", "2", "--comm-timeout", "0.5"]
         start = time.monotonic()
         errors = self.run_all(self.command_of(2, *FOREVER, *save, "--inject", "stall:rank=0@save=2"), expect=6)
         self.assertGreater(time.monotonic() - start, 5)
-        self.assertRegex(errors, r"rank 0 \(.*\) is in step 4, save.*, without progress since 5.*--comm-timeout 0.5")
+        self.assertRegex(errors, r"rank 0 \(.*\) is in step 4, save.*, without progress for 5.*--comm-timeout 0.5")
         self.assertEqual(self.checkpoints("run"), ["step-00000002"])
 
     # Ranks that do not share memory, as on two hosts: what they post goes through a socket.
@@ -185,11 +185,11 @@ class WatchTest(TrainTest):
         os.kill(self.rank_pids()[1], signal.SIGSTOP)
         took, errors = self.finish(process, 6)
         self.assertLess(took, TIMEOUT + 5)
-        self.assertRegex(errors, r"rank 1 \(process \d+ on there\) gives no sign of life since 3.*, last seen in "
+        self.assertRegex(errors, r"rank 1 \(process \d+ on there\) sends no heartbeat for 3.*, last seen in "
                                  r".*step \d+.*; rank 0 waits in collective \d+ .* of step \d+ since")
         for fault, text in (
                 ("stall:rank=0@step=9", r"rank 0 \(process \d+ on here\) is in step 9, backward.*, without progress "
-                                        r"since 3.*; rank 1 waits in collective \d+ .* of step 9 since"),
+                                        r"for 3.*; rank 1 waits in collective \d+ .* of step 9 for"),
                 ("kill:rank=1@step=9", r"rank 1 \(process \d+ on there\) is gone, last seen in .*; rank 0 ")):
             with self.subTest(fault):
                 errors = self.run_all(self.two_hosts(*FOREVER, "--inject", fault), expect=6)

@@ -70,7 +70,7 @@ TEST_CASE("verdict: a rank that is gone is named at once, with what the others w
     ranks[3].post.phase = Phase::kForward;
     for (double timeout : {0.0, kTimeout})
         CHECK(hang_report(ranks, timeout) == "rank 1 (on north) is gone, last seen in step 41, backward, before "
-              "collective 7 (reduce layers.3); ranks 0,2 wait in collective 7 (reduce layers.3) of step 41 since 0.5 "
+              "collective 7 (reduce layers.3); ranks 0,2 wait in collective 7 (reduce layers.3) of step 41 for 0.5 "
               "s; rank 3 is in step 41, forward");
     // It was through with that collective.
     ranks[1].post.lanes[kHostLane] = {.given = 7, .begun = 7, .finished = 7, .at = reduce, .next = {}};
@@ -83,11 +83,11 @@ TEST_CASE("verdict: a rank without a sign of life, and one that is stopped") {
     std::vector<RankView> ranks = {waiting(gather, 31), computing()};
     ranks[1].silent_s = 30.5;
     ranks[1].process = RankView::Process::kUnknown;   // on another host
-    CHECK(hang_report(ranks, kTimeout) == "rank 1 (on north) gives no sign of life since 30.5 s, last seen in step "
+    CHECK(hang_report(ranks, kTimeout) == "rank 1 (on north) sends no heartbeat for 30.5 s, last seen in step "
           "41, backward, before collective 2 (gather layers.0); rank 0 waits in collective 2 (gather layers.0) of step "
-          "41 since 31 s (--comm-timeout 30)");
+          "41 for 31 s (--comm-timeout 30)");
     ranks[1].process = RankView::Process::kStopped;
-    CHECK(hang_report(ranks, kTimeout).find("rank 1 (on north) is stopped by a signal since 30.5 s") == 0);
+    CHECK(hang_report(ranks, kTimeout).find("rank 1 (on north) has been suspended by a signal for 30.5 s") == 0);
     ranks[1].known = false;   // its host is not connected: nothing is known of it
     CHECK(hang_report(ranks, kTimeout) == "");
     ranks[1].known = true;
@@ -100,8 +100,8 @@ TEST_CASE("verdict: a rank that is stuck; slow phases and the first step take te
     RankView stuck = computing();
     stuck.idle_s = 30.1;
     CHECK(hang_report({stuck, waiting(reduce, 40)}, kTimeout) == "rank 0 (on north) is in step 41, backward, before "
-          "collective 7 (reduce layers.3), without progress since 30.1 s; rank 1 waits in collective 7 (reduce "
-          "layers.3) of step 41 since 40 s (--comm-timeout 30)");
+          "collective 7 (reduce layers.3), without progress for 30.1 s; rank 1 waits in collective 7 (reduce "
+          "layers.3) of step 41 for 40 s (--comm-timeout 30)");
     RankView first = stuck, saves = stuck;
     first.post.past_first_step = 0;
     saves.post.phase = Phase::kSave;
@@ -109,7 +109,7 @@ TEST_CASE("verdict: a rank that is stuck; slow phases and the first step take te
         CHECK(hang_report({slow, waiting(reduce, 40)}, kTimeout) == "");
         slow.idle_s = kSlowFactor * kTimeout + 1;
         const std::string text = hang_report({slow, waiting(reduce, 400)}, kTimeout);
-        CHECK(text.find("without progress since 301 s") != std::string::npos);
+        CHECK(text.find("without progress for 301 s") != std::string::npos);
     }
     // A device that has not come to what it was given: where the device is counts, not where the host is.
     stuck.post.lanes[kDeviceLane] = {.given = 12, .begun = 9, .finished = 9, .at = mark(40, 8, "gather layers.0"),
@@ -125,13 +125,13 @@ TEST_CASE("verdict: where everybody waits, the connection or the order of calls 
     CHECK(hang_report({waiting(reduce, 31), waiting(reduce, 32)}, kTimeout) ==
           "all ranks wait in the same collective, the "
           "connection between them is gone; ranks 0,1 wait in collective 7 (reduce layers.3) of step 41 "
-          "since 31 s "
+          "for 31 s "
           "(--comm-timeout 30)");
     CHECK(
         hang_report({waiting(reduce, 31), waiting(gather, 32)}, kTimeout) ==
         "the ranks wait for each other in different "
-        "collectives; rank 0 waits in collective 7 (reduce layers.3) of step 41 since 31 s; rank 1 waits in "
-        "collective 8 (gather layers.0) of step 41 since 32 s (--comm-timeout 30)");
+        "collectives; rank 0 waits in collective 7 (reduce layers.3) of step 41 for 31 s; rank 1 waits in "
+        "collective 8 (gather layers.0) of step 41 for 32 s (--comm-timeout 30)");
     RankView far = waiting(reduce, 31);
     far.known = false;
     CHECK(hang_report({waiting(reduce, 31), far}, kTimeout) == "");

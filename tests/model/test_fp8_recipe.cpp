@@ -160,7 +160,7 @@ TEST_CASE("fp8 plan: an exception that changes nothing, or leaves nothing, is re
     CHECK(contains(all, "--fp8-recipe delayed has no effect: no linear is left"));
     CHECK(contains(all, "--bf16-linears *"));
     CHECK(contains(tiny_refusal({"--first-last-layers-bf16", "--num-layers-at-start-in-bf16=3"}), "no linear is left"));
-    CHECK(contains(tiny_refusal({"--fp8-min-speedup=10"}), "predicted gain"));
+    CHECK(contains(tiny_refusal({"--fp8-min-speedup=10"}), "predicted speedup"));
 }
 
 TEST_CASE("fp8 plan: shapes that the matmuls cannot take are all named at once") {
@@ -355,7 +355,7 @@ TEST_CASE("gain: what the predictions say") {
         const double predicted = predict_speedup(config, plan, plan.linears[i]).speedup();
         CHECK(kept.linears[i].fp8 == (predicted >= middle));
         if (!kept.linears[i].fp8)
-            CHECK(kept.linears[i].reason == strf("predicted gain %.2f < --fp8-min-speedup %g", predicted,
+            CHECK(kept.linears[i].reason == strf("predicted speedup %.2f < --fp8-min-speedup %g", predicted,
                                                  std::stod(strf("%.6f", middle))));
     }
 }
@@ -372,11 +372,11 @@ TEST_CASE("gain: the text of --dry-run") {
     CHECK(contains(big, "one micro-batch of 8192 tokens"));
     CHECK(contains(big, "  qkv           6144       4096  30 of 32 "));
     CHECK(contains(big, "  head        128256       4096    0 of 1 "));
-    CHECK(!contains(big, "FP8 loses"));
+    CHECK(!contains(big, "FP8 is slower"));
     CHECK(!contains(big, "CANNOT"));
     DeviceInfo old = h200();
     old.sm = 80;
     const std::string tiny = text("llama", {"--model=llama-tiny", "--fp8-recipe=tensorwise"}, old);
-    CHECK(contains(tiny, "FP8 loses\n"));
-    CHECK(contains(tiny, "CANNOT RUN HERE --fp8-recipe tensorwise on NVIDIA H200: needs compute capability 8.9"));
+    CHECK(contains(tiny, "FP8 is slower\n"));
+    CHECK(contains(tiny, "NOT SUPPORTED HERE: --fp8-recipe tensorwise on NVIDIA H200: needs compute capability 8.9"));
 }
