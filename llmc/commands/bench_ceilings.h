@@ -2,7 +2,6 @@
 // against.
 #pragma once
 #include <map>
-#include <vector>
 
 #include "llmc/ops/op_cost.h"
 

@@ -1,5 +1,4 @@
 // Whether an option has an effect under the values of others.
-#include <algorithm>
 #include <sstream>
 
 #include "llmc/base/check.h"

@@ -234,7 +234,6 @@ void event_order(Ctx& ctx, Event* event) {
     CUDA_CHECK(cudaStreamWaitEvent(stream_of(ctx), handle_of(event), 0));
 }
 
-
 void event_wait(Event* event) { CUDA_CHECK(cudaEventSynchronize(handle_of(event))); }
 
 bool event_reached(Event* event) {

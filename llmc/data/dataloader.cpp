@@ -1,7 +1,5 @@
 #include "llmc/data/dataloader.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 #include <filesystem>

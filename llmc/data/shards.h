@@ -8,7 +8,6 @@
 
 enum class ShardFormat { kLlmcV1, kLlmcV7, kMegatron, kRaw };
 
-
 struct ShardInfo {
     std::string path;  // the .bin file
     ShardFormat format;

@@ -84,7 +84,7 @@ void keep_where_fp8_loses(const Config& c, Fp8Plan& plan, const Fp8SpeedupOf& sp
         if (!linear.fp8) continue;
         const double speedup = speedup_of(c, plan, linear);
         if (speedup < c.fp8_min_speedup)
-            keep_in_bf16(linear, strf("predicted gain %.2f < --fp8-min-speedup %g", speedup, c.fp8_min_speedup));
+            keep_in_bf16(linear, strf("predicted speedup %.2f < --fp8-min-speedup %g", speedup, c.fp8_min_speedup));
     }
 }
 

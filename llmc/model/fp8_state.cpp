@@ -312,7 +312,7 @@ std::string Fp8State::import_json(Ctx& ctx, const std::string& text) {
     const char* ours = on() ? plan_.row().name : "none";
     if (recipe != ours) {
         return strf("FP8 recipe changed from %s to %s%s", recipe.c_str(), ours,
-                    needs_calibration() ? ": its factors start anew, primed by the first micro-batch" : "");
+                    needs_calibration() ? ": its scales start again, calibrated by the first micro-batch" : "");
     }
     if (!on() || !plan_.row().history) return "";
     const int64_t length = config_.fp8_amax_history_len;
@@ -332,7 +332,7 @@ std::string Fp8State::import_json(Ctx& ctx, const std::string& text) {
         for (const Json& bits : found->at("history_bits")) history.push_back(bits.get<uint32_t>());
     }
     if (static_cast<int>(updates.size()) != tensors() || static_cast<int64_t>(history.size()) != history_.elems) {
-        return "FP8 formats, history length or the linears in FP8 changed: factors start anew, primed by the first "
+        return "FP8 formats, history length or the linears in FP8 changed: scales start again, calibrated by the first "
                "micro-batch";
     }
     write_out(ctx, slots_.data, slots_now);

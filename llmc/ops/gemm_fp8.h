@@ -1,7 +1,6 @@
 // What a matmul of FP8 operands demands of its arguments, on both devices: a run on the CPU finds what cuBLASLt would
 // refuse.
 #pragma once
-#include <cstdint>
 
 #include "llmc/base/fp8.h"
 #include "llmc/ops/ops.h"

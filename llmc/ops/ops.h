@@ -18,7 +18,6 @@
 #include "llmc/ops/ops_attention.h"
 #include "llmc/ops/quantized_output.h"
 
-
 // Rows of the partial sums that column reductions (norm and bias gradients) keep in scratch memory.
 inline constexpr int64_t kPartialRows = 512;
 // Partial sums of whole-tensor reductions (sum_squares, sum_losses), as doubles.

@@ -1,7 +1,6 @@
 // What FP8 is expected to gain over BF16, linear by linear, from rates measured on one kind of GPU.
 #pragma once
 #include <string>
-#include <vector>
 
 #include "llmc/model/fp8_recipe.h"
 

@@ -2,7 +2,6 @@
 // every parameter, masters and moments for what this rank owns; the weights of the working type leave out those that
 // only FP8 copies hold.
 #pragma once
-#include <functional>
 
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/config/config.h"
