@@ -1,5 +1,5 @@
-// Files as checkpoints need them: hashed while they are written, flushed to the disk before they count, with errors that
-// name path and reason.
+// Files as checkpoints need them: hashed while they are written, flushed to the disk before they count, with errors
+// that name path and reason.
 //
 // Everything that changes the disk raises Error exit 7 (kExitDisk) on failure; everything that only reads
 // raises exit 2.
@@ -11,8 +11,8 @@
 #include <vector>
 
 // A hook for tests and fault injection, empty otherwise. It is called before every call that changes the disk ("mkdir",
-// "open", "allocate", "write", "fsync", "rename") with the path the call acts on; if it returns an errno other than 0, the
-// call fails with it.
+// "open", "allocate", "write", "fsync", "rename") with the path the call acts on; if it returns an errno other than 0,
+// the call fails with it.
 using IoHook = std::function<int(const char* call, const std::string& path)>;
 
 // Blocks of files that this process has read or written so far, by any thread: while they become more it goes on.

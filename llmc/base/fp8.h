@@ -12,8 +12,8 @@ constexpr bool is_fp8(Dtype dtype) { return dtype == Dtype::kE4m3 || dtype == Dt
 // Largest finite number of a format.
 HOST_DEVICE constexpr float fp8_largest(Dtype format) { return format == Dtype::kE4m3 ? 448.0f : 57344.0f; }
 
-// Rounds to the nearest number of the format, ties to even. Larger values and infinities saturate to the largest number;
-// NaN stays NaN. The same bytes as the GPU's cvt.rn.satfinite.
+// Rounds to the nearest number of the format, ties to even. Larger values and infinities saturate to the largest
+// number; NaN stays NaN. The same bytes as the GPU's cvt.rn.satfinite.
 uint8_t to_fp8(Dtype format, float value);
 float from_fp8(Dtype format, uint8_t code);
 

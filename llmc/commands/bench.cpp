@@ -75,8 +75,8 @@ static std::string help_text(const std::string& family) {
     const std::string name = "train_" + family;
     return "Usage: " + name + " bench [--json FILE] [--steps N] [--warm-up N] [training options]\n"
            "       mpirun -np N " + name + " bench ...      also exposed communication between ranks\n\n"
-           "Times steps of a run on synthetic tokens and prints where the time goes: every operation, the least time it\n"
-           "could take on this device (floor), and the difference.\n\n"
+           "Times steps of a run on synthetic tokens and prints where the time goes: every operation, the least\n"
+           "time it could take on this device (floor), and the difference.\n\n"
            "  --json FILE    also write the report as JSON\n"
            "  --steps N      steps to time, and again as many with events around every operation (default: 8)\n"
            "  --warm-up N    steps before the timed ones (default: 3)\n\n"

@@ -46,8 +46,8 @@ std::string step_text(const StepBench& b) {
     text += strf("\nmicro-batch %.3f ms, forward and backward; %.1f %% of the step is in micro-batches", micro_batch,
                  100 * micro_batch * b.micro_batches / b.ms());
     const double timed = median_of(b.timed_step_ms), calls = static_cast<double>(std::max<int64_t>(b.calls(), 1));
-    text += strf("\nevents      with an event before and after each of %lld calls a step takes %.3f ms, %+.2f us per call; "
-                 "%.2f us are\n            subtracted from each call for its events (if launched early: %.2f)\n",
+    text += strf("\nevents      with an event before and after each of %lld calls a step takes %.3f ms, %+.2f us per "
+                 "call; %.2f us are\n            subtracted from each call for its events (if launched early: %.2f)\n",
                  ll(b.calls()), timed, 1e3 * (timed - b.ms()) / calls, 1e3 * b.ceilings.event_ms,
                  1e3 * b.ceilings.early_event_ms);
     return text;
@@ -105,8 +105,8 @@ std::string bench_text(const BenchSubject& subject, const StepBench& b) {
     text += strf("device      %s, %s, commit %s\n", subject.device.name.c_str(),
                  subject.device.matmul_library.c_str(), subject.commit.c_str());
     text += ceilings_text(b.ceilings) + clocks_text(b.clocks) + step_text(b);
-    text += "floors      bytes at the rate of a copy, FLOPs at the rate of a matmul of their dtype; attention: half of T x T, "
-            "at the rate of a matmul\n";
+    text += "floors      bytes at the rate of a copy, FLOPs at the rate of a matmul of their dtype; attention: half of "
+            "T x T, at the rate of a matmul\n";
     text += table_text(b);
     for (const std::string& note : subject.notes) text += "note: " + note + "\n";
     return text;

@@ -57,7 +57,7 @@ Findings look_at_gpu(Patient& patient) {
         return {not_checked(strf("%s, which emulates FP8: %d threads", kBuiltForCpu, patient.info.sm_count),
                             kBuildForGpu)};
     }
-    if (!any_gpu(patient.comm)) return {not_checked("no GPU and no driver here", "run doctor where the training will run")};
+    if (!any_gpu(patient.comm)) return {not_checked("no GPU and no driver here", "run it on the training machine")};
     std::vector<std::string> notes;
     int index = 0;
     try {

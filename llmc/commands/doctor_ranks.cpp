@@ -117,7 +117,8 @@ Findings look_at_mpi(Patient& patient) {
     if (library.empty())
         return {not_checked("built without OpenMPI: one rank only", "install libopenmpi-dev, run make again")};
     if (library.find("Open MPI") == std::string::npos)
-        return {warning(library + ": signals and exit codes are tested with OpenMPI's mpirun only", "build with OpenMPI")};
+        return {warning(library + ": signals and exit codes are tested with OpenMPI's mpirun only",
+                        "build with OpenMPI")};
     const int ranks = patient.comm.world().ranks;
     return {ok(library + strf(": enables distributed runs, by mpirun or srun --mpi=pmix; this is %s",
                               ranks == 1 ? "one" : strf("one of %d", ranks).c_str()))};
@@ -154,7 +155,7 @@ Findings look_at_ranks(Patient& patient) {
 Findings look_at_collectives(Patient& patient) {
     if (patient.comm.world().ranks == 1) return {not_checked("one rank", kStartRanks)};
     std::string line;
-    if (!connect_devices(patient, line)) return {not_checked("the devices of the ranks cannot be connected: see above")};
+    if (!connect_devices(patient, line)) return {not_checked("the devices of ranks cannot be connected: see above")};
     const bool corrupt = patient.corrupted("collectives");
     // Some and many: libraries choose by the size.
     for (const int64_t block : {int64_t{1003}, int64_t{1} << 20}) {

@@ -253,7 +253,8 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool corrupt) {
         const std::string wrong = wrong_pass(*pass, result->download(), patient.gpu(), corrupt);
         if (!wrong.empty()) return failed(wrong, "FP8 matmuls are wrong: do not train here; run make test-gpu");
     }
-    return ok(strf("fprop, dgrad and wgrad of %lld x %lld x %lld%s: casts equal the CPU's, sums are within their bounds",
+    return ok(strf("fprop, dgrad and wgrad of %lld x %lld x %lld%s: casts equal the CPU's, sums are within their "
+                   "bounds",
                    (long long)kTokens, (long long)kOut, (long long)kIn,
                    patient.gpu() ? "" : ", emulated by the CPU"));
 }

@@ -83,8 +83,8 @@ std::string matmul_text(const MemoryPlan& plan) {
 // Where the rates come from.
 std::string rates_text(const Gpu& gpu) {
     if (gpu.measured) return "rates measured on it";
-    return strf("SCALED, not measured: rates of an %s; matmuls and attention are scaled by the ratio of peaks, the rest by that "
-                "of memory bandwidths", measured_gpu().name);
+    return strf("SCALED, not measured: rates of an %s; matmuls and attention are scaled by the ratio of peaks, the "
+                "rest by that of memory bandwidths", measured_gpu().name);
 }
 
 std::string time_text(const PlannedRun& run, const Figures& figures) {
@@ -110,7 +110,8 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * figures.ms,
                  figures.tokens_per_second, figures.tokens_per_second / run.plan.ranks, 100 * figures.mfu);
     if (run.config.reset_attention_mask)
-        text += "  attention time is that of one document per sequence (--reset-attention-mask skips tiles between documents)\n";
+        text += "  attention time is that of one document per sequence (--reset-attention-mask skips tiles between "
+                "documents)\n";
     if (run.config.train_iters > 0)
         text += strf("  %lld steps in %.4g hours, without evaluation and checkpoints\n",
                      ll(run.config.train_iters), figures.hours);
@@ -133,8 +134,8 @@ std::string plan_text(const PlannedRun& run) {
     std::string text;
     text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
                  static_cast<double>(run.table.param_elems) * 1e-9, ll(plan.flat_elems));
-    text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n", dtype_name(config.dtype),
-                 dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
+    text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n",
+                 dtype_name(config.dtype), dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
     text += memory_text(run, figures);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);

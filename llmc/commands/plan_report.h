@@ -14,8 +14,8 @@ struct PlannedRun {
     const std::vector<std::string>& notes;
 };
 
-// Parameters, bytes by purpose against the GPU's memory, FLOPs, tokens and steps, matmul shapes, communication, FP8 speedup of
-// every linear, the time of a step by what it is spent on, length of the run, checkpoints.
+// Parameters, bytes by purpose against the GPU's memory, FLOPs, tokens and steps, matmul shapes, communication, FP8
+// speedup of every linear, the time of a step by what it is spent on, length of the run, checkpoints.
 std::string plan_text(const PlannedRun& run);
 // The same as one line of JSON.
 std::string plan_json(const PlannedRun& run);

@@ -222,8 +222,8 @@ private:
         return true;
     }
 
-    // Returns the inputs of the next step, or null if a rank has been asked to stop. A batch in which loss masks leave no
-    // target is ignored, since its mean loss would be 0 / 0, and the step takes the next one.
+    // Returns the inputs of the next step, or null if a rank has been asked to stop. A batch in which loss masks leave
+    // no target is ignored, since its mean loss would be 0 / 0, and the step takes the next one.
     Staging::Slot* next_batch() {
         int64_t passed = 0;
         for (;;) {

@@ -219,7 +219,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
         }
         REQUIRE(!is_command(written), "%s: \"%s\" belongs on the command line", path.c_str(), key.c_str());
         const std::string name = without_old_name(written, path + ": " + written, notes);
-        REQUIRE(name == written || !object.contains(name), "%s: \"%s\" is the old name of \"%s\", which is there as well",
+        REQUIRE(name == written || !object.contains(name), "%s: \"%s\" is the old name of \"%s\", which is set, too",
                 path.c_str(), key.c_str(), name.c_str());
         if (const Spelling* spelling = find_spelling(name)) {
             const auto [option, word] = respell(*spelling, value, path + ": " + name, notes);

@@ -103,7 +103,7 @@ struct Config {
 
     // other
     bool dry_run = false;               // the same as the subcommand plan
-    std::string gpu;                    // GPU that plan assumes, a row of kernel_rates.cpp; "": the one found, else an H200
+    std::string gpu;                    // GPU to plan for, a row of kernel_rates.cpp; "": the one found, else H200
     bool json = false;                  // the plan as JSON
     bool check_comm = false;            // time the links between the ranks first
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
@@ -133,8 +133,8 @@ struct ParsedConfig {
 };
 
 // Parses the command line of one executable ("gpt2" or "llama": its presets and defaults). --config FILE is read first,
-// and the command line overrides it. An unknown option or key is an error that suggests the nearest name; an option that
-// has no effect under the chosen model or the other options is an error with the reason (exit 2).
+// and the command line overrides it. An unknown option or key is an error that suggests the nearest name; an option
+// that has no effect under the chosen model or the other options is an error with the reason (exit 2).
 ParsedConfig parse_config(int argc, const char* const* argv, const std::string& family,
                           const Machine& machine = {});
 // The same for `train_FAMILY generate`, which takes only the options about generated text.
@@ -149,9 +149,9 @@ std::vector<std::string> length_errors(const Config& config);
 std::string config_to_json(const Config& config, const std::string& family);
 // Lines "name = value" of every option that has an effect, grouped, for the banner.
 std::string config_to_text(const Config& config, const std::string& family);
-// The differences between a checkpoint's configuration (JSON text) and this one, as lines, for --resume. must_match: those
-// that would make it another run (model shape, seed, global batch, sequence length, dtypes). Paths of the data may
-// change, since DataLoader::check_fingerprint compares the data itself.
+// The differences between a checkpoint's configuration (JSON text) and this one, as lines, for --resume. must_match:
+// those that would make it another run (model shape, seed, global batch, sequence length, dtypes). Paths of the data
+// may change, since DataLoader::check_fingerprint compares the data itself.
 struct ConfigDiff {
     std::vector<std::string> must_match, changed;
 };

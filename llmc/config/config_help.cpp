@@ -122,8 +122,8 @@ std::string options_json(const Config& defaults, const std::string& family) {
 std::string generate_help_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " generate --load DIR --prompt-ids '1 2 3' [options]\n\n"
         "Continues each prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama directory. If\n"
-        "the directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation go\n"
-        "to standard output, one line per prompt, and everything else to standard error. Equal options give equal\n"
+        "the directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation\n"
+        "go to standard output, one line per prompt, and everything else to standard error. Equal options give equal\n"
         "text. scripts/generate does the same with a tokenizer.\n\n";
     for (const std::string& name : generate_options()) text += row_text(*find_option(name), defaults);
     return text + entry("--help", "print this");

@@ -122,7 +122,7 @@ void fault_rules(const Config& c, int ranks, Rules& rules) {
         rules.require(fault.rank < ranks, strf("%s: there %s %d rank%s, counted from 0", name.c_str(),
                                                ranks == 1 ? "is" : "are", ranks, ranks == 1 ? "" : "s"));
         const bool hangs = fault.kind == Fault::Kind::kStop || fault.kind == Fault::Kind::kStall;
-        rules.require(!hangs || ranks > 1, name + ": needs several ranks, since with one rank nothing would end the run");
+        rules.require(!hangs || ranks > 1, name + ": needs more than one rank, or nothing would end the run");
         rules.require(fault.at != Fault::At::kSave || !c.save.empty(), name + ": nothing is saved without --save");
         rules.require(fault.at != Fault::At::kEvaluation || !c.valid_data.empty() || !c.hellaswag_data.empty(),
                       name + ": there is no --valid-data to evaluate on, and no --hellaswag-data");
@@ -159,8 +159,8 @@ std::vector<std::string> config_warnings(const Config& config) {
                         "scales per block make its larger range useless; the recipe is meant for e4m3");
     }
     if (config.fp8_recipe != Fp8Recipe::kNone && config.fp8_fast_accum == FastAccum::kAll) {
-        lines.push_back("--fp8-fast-accum all: accumulating gradients with fewer bits makes the loss worse (by 6 to 8 % for "
-                        "GPT-2 124M after 100M tokens)");
+        lines.push_back("--fp8-fast-accum all: accumulating gradients with fewer bits makes the loss worse (by 6 to 8 "
+                        "% for GPT-2 124M after 100M tokens)");
     }
     if (config.grad_dtype == Dtype::kBf16 && config.grad_comm_dtype == Dtype::kFp32) {
         lines.push_back("--grad-comm-dtype fp32: gradients are bf16 (--grad-dtype) and are sent as bf16, since fp32 "

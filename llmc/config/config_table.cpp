@@ -184,8 +184,8 @@ void add_model_layers(Rows& rows) {
          .acts_if = kRope, .on_resume = kMust},
         {.name = "rope-scaling-factor", .group = group,
          .value = number(AT(shape.rope_scaling.factor), {.low = 0, .high = 1e6}),
-         .help = "scaling factor of the llama3 rule for longer contexts than the original one; 0: no scaling", .acts_if = kRope,
-         .on_resume = kMust},
+         .help = "scaling factor of the llama3 rule for longer contexts than the original one; 0: no scaling",
+         .acts_if = kRope, .on_resume = kMust},
         {.name = "rope-scaling-low-freq-factor", .group = group,
          .value = number(AT(shape.rope_scaling.low_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
          .help = "wavelengths above original length / this are multiplied by the scaling factor",
@@ -276,8 +276,8 @@ void add_data(Rows& rows) {
          .help = "HellaSwag file of data/prepare_hellaswag.py, or llm.c's evaluation file", .fallback = "",
          .on_resume = kSilent},
         {.name = "hellaswag-interval", .group = group, .value = integer(AT(hellaswag_interval), 0, kMany),
-         .help = "steps between HellaSwag evaluations; 0: only before the first step and after the last", .fallback = "0",
-         .acts_if = kHellaswag, .on_resume = kSilent},
+         .help = "steps between HellaSwag evaluations; 0: only before the first step and after the last",
+         .fallback = "0", .acts_if = kHellaswag, .on_resume = kSilent},
         {.name = "hellaswag-examples", .group = group, .value = integer(AT(hellaswag_examples), 0, kMany),
          .help = "use the first N examples; 0: all", .fallback = "0", .acts_if = kHellaswag, .on_resume = kSilent},
     });
@@ -300,7 +300,8 @@ void add_optimizer(Rows& rows) {
                                                        {"linear", LrDecay::kLinear},
                                                        {"constant", LrDecay::kConstant},
                                                        {"wsd", LrDecay::kWsd}}),
-         .help = "schedule from --lr to --min-lr; wsd (warmup-stable-decay) holds --lr until the final decay", .fallback = "cosine"},
+         .help = "schedule from --lr to --min-lr; wsd (warmup-stable-decay) holds --lr until the final decay",
+         .fallback = "cosine"},
         {.name = "lr-warmup-iters", .group = group, .value = integer(AT(lr_warmup_iters), 0, kMany),
          .help = "steps of linear warm-up", .derive = derive_warmup,
          .derived = "1% of --train-iters, at most 2000; 0 with --epochs", .llmc = "-u"},
@@ -318,8 +319,8 @@ void add_optimizer(Rows& rows) {
         {.name = "clip-grad", .group = group, .value = number(AT(clip_grad), kNotNegative),
          .help = "largest global gradient norm; 0: no clipping", .fallback = "1"},
         {.name = "max-skips", .group = group, .value = integer(AT(max_skips), 0, kMany),
-         .help = "consecutive skipped steps (loss or gradient norm not finite) that are allowed; one more ends with exit "
-                 "code 4",
+         .help = "consecutive skipped steps (loss or gradient norm not finite) that are allowed; one more ends with "
+                 "exit code 4",
          .fallback = "10"},
     });
 }
@@ -348,8 +349,8 @@ void add_precision(Rows& rows) {
          .fallback = "none", .refused = selective_recompute},
         {.name = "attention", .group = group,
          .value = choice<bool>(AT(attention_fast), {{"deterministic", false}, {"fast", true}}),
-         .help = "how the attention backward accumulates dQ on compute capability 9.0: in one order, or in any order, which "
-                 "is faster but makes equal runs differ in the last bits",
+         .help = "how the attention backward accumulates dQ on compute capability 9.0: in one order, or in any order, "
+                 "which is faster but makes equal runs differ in the last bits",
          .fallback = "deterministic", .acts_if = kAttentionModes, .gpu_only = true},
         {.name = "gemm-search", .group = group,
          .value = choice<bool>(AT(gemm_search), {{"on", true}, {"off", false}}),
@@ -377,7 +378,8 @@ void add_checkpoints(Rows& rows) {
          .help = "newest checkpoints to keep; 0: all", .fallback = "0", .acts_if = kSaves,
          .on_resume = kSilent, .llmc = "-nk"},
         {.name = "save-async", .group = group, .value = flag(AT(save_async), true, false),
-         .help = "copy the state to pinned host memory and write it while training continues; --dry-run shows the memory",
+         .help = "copy the state to pinned host memory and write it while training continues; --dry-run shows the "
+                 "memory",
          .fallback = "false", .acts_if = kSaves, .on_resume = kSilent},
         {.name = "load", .group = group, .value = text(AT(load), "DIR", "a directory"),
          .help = "start from the weights of a Hugging Face model", .fallback = "",
@@ -386,7 +388,8 @@ void add_checkpoints(Rows& rows) {
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent},
         {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
-         .help = "tokenizer that is copied into every checkpoint", .fallback = "", .acts_if = kSaves, .on_resume = kSilent},
+         .help = "tokenizer that is copied into every checkpoint",
+         .fallback = "", .acts_if = kSaves, .on_resume = kSilent},
     });
 }
 
@@ -406,8 +409,8 @@ void add_other(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kOther;
     rows.insert(rows.end(), {
         {.name = "dry-run", .group = group, .value = flag(AT(dry_run), true, false),
-         .help = "print memory, FLOPs, communication and the predicted time of a step, then exit; the same as the subcommand "
-                 "plan; needs no data and no GPU",
+         .help = "print memory, FLOPs, communication and the predicted time of a step, then exit; the same as the "
+                 "subcommand plan; needs no data and no GPU",
          .fallback = "false", .on_resume = kSilent},
         {.name = "gpu", .group = group, .value = text(AT(gpu), "NAME", "the name of a GPU"),
          .help = "GPU to plan for (H200, H100 SXM, ...); default: the one found, else H200", .fallback = "",

@@ -1,5 +1,6 @@
-// The option table, from which config*.cpp make the command line, the JSON file, --help, --print-options, the banner and
-// the record in the checkpoint. A new option is one field of Config and one row here. Private to config*.cpp and tests.
+// The option table, from which config*.cpp make the command line, the JSON file, --help, --print-options, the banner
+// and the record in the checkpoint. A new option is one field of Config and one row here. Private to config*.cpp and
+// tests.
 #pragma once
 #include <set>
 #include <string>

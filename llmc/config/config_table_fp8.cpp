@@ -14,7 +14,7 @@ const Conditions kDelayed = {
      "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
     {"fp8-recipe", "!blockwise",
      "--fp8-recipe blockwise computes every scale from the current block, only delayed scaling has a history"}};
-// Not the other way round as well: with a history of 1 both algorithms are equal, and one of the two must have an effect.
+// --fp8-amax-compute-algo has no such condition: with a history of 1 one of the two options must have an effect.
 const Conditions kHistory = {
     kDelayed[0], kDelayed[1], kDelayed[2],
     {"fp8-amax-compute-algo", "!most_recent",
@@ -26,8 +26,8 @@ const Conditions kLayersInBf16 = {
     kOn, {"first-last-layers-bf16", "true", "it has an effect only with --first-last-layers-bf16"}};
 const Conditions kFp8Attention = {
     {"dtype", "bf16", "--dtype fp32: only BF16 tensors are quantized"},
-    {"kv-channels", "64 128", "FP8 attention supports head dims of 64 and 128 (--kv-channels), others have plain kernels "
-                              "only"}};
+    {"kv-channels", "64 128", "FP8 attention supports head dims of 64 and 128 (--kv-channels), others have plain "
+                              "kernels only"}};
 
 // One of two is enough: FP8 matmuls, or gradients in FP8 between ranks.
 const char* no_fp8_tensors(const Config& c) {
@@ -61,8 +61,8 @@ void add_recipe(std::vector<OptionRow>& rows) {
                                                      {"delayed", Fp8Recipe::kDelayed},
                                                      {"tensorwise", Fp8Recipe::kTensorwise},
                                                      {"blockwise", Fp8Recipe::kBlockwise}}),
-         .help = "run the matmuls of the linear layers in FP8, with scaling factors from the amax history (delayed), from "
-                 "the current tensor (tensorwise), or per block of 128 values (blockwise)",
+         .help = "run the matmuls of the linear layers in FP8, with scaling factors from the amax history (delayed), "
+                 "from the current tensor (tensorwise), or per block of 128 values (blockwise)",
          .fallback = "none", .derive = derive_recipe, .derived = "delayed with --fp8-format"},
         {.name = "fp8-format", .group = kGroup,
          .value = choice<Fp8Format>(AT(fp8_format), {{"hybrid", Fp8Format::kHybrid}, {"e4m3", Fp8Format::kE4m3}}),
@@ -82,8 +82,8 @@ void add_recipe(std::vector<OptionRow>& rows) {
         {.name = "fp8-amax-compute-algo", .group = kGroup,
          .value = choice<AmaxAlgo>(AT(fp8_amax_compute_algo),
                                    {{"max", AmaxAlgo::kMax}, {"most_recent", AmaxAlgo::kMostRecent}}),
-         .help = "compute scales from the largest amax of the history or from the latest one (delayed)", .fallback = "max",
-         .acts_if = kDelayed},
+         .help = "compute scales from the largest amax of the history or from the latest one (delayed)",
+         .fallback = "max", .acts_if = kDelayed},
         {.name = "fp8-fast-accum", .group = kGroup,
          .value = choice<FastAccum>(AT(fp8_fast_accum), {{"fprop", FastAccum::kFprop},
                                                          {"all", FastAccum::kAll},
@@ -98,29 +98,31 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
         {.name = "first-last-layers-bf16", .group = kGroup, .value = flag(AT(first_last_layers_bf16), true, false),
          .help = "keep the first and the last transformer blocks in BF16", .fallback = "false", .acts_if = kFp8},
         {.name = "num-layers-at-start-in-bf16", .group = kGroup,
-         .value = integer(AT(num_layers_at_start_in_bf16), 0, 1024), .help = "how many of the first blocks to keep in BF16",
+         .value = integer(AT(num_layers_at_start_in_bf16), 0, 1024), .help = "how many of the first blocks to keep in "
+                                                                             "BF16",
          .fallback = "1", .acts_if = kLayersInBf16},
         {.name = "num-layers-at-end-in-bf16", .group = kGroup,
-         .value = integer(AT(num_layers_at_end_in_bf16), 0, 1024), .help = "how many of the last blocks to keep in BF16",
+         .value = integer(AT(num_layers_at_end_in_bf16), 0, 1024), .help = "how many of the last blocks to keep in "
+                                                                           "BF16",
          .fallback = "1", .acts_if = kLayersInBf16},
         {.name = "bf16-linears", .group = kGroup,
          .value = text_list(AT(bf16_linears), "PATTERN,...", "patterns like 31.down, 0.* or *.proj", ','),
          .help = "linear layers to keep in BF16: LAYER.qkv, .proj, .up, .down, or head; * matches any text",
          .acts_if = kFp8},
         {.name = "fp8-lm-head", .group = kGroup, .value = flag(AT(fp8_lm_head), true, false),
-         .help = "also run the output matrix (LM head) in FP8; it affects the loss directly, so compare losses", .fallback = "false",
-         .acts_if = kFp8},
+         .help = "also run the output matrix (LM head) in FP8; it affects the loss directly, so compare losses",
+         .fallback = "false", .acts_if = kFp8},
         {.name = "fp8-attention", .group = kGroup, .value = flag(AT(fp8_attention), true, false),
-         .help = "run the two matmuls of the attention forward in E4M3, with any recipe or none; the backward runs in BF16 "
-                 "on the rounded Q, K and V",
+         .help = "run the two matmuls of the attention forward in E4M3, with any recipe or none; the backward runs in "
+                 "BF16 on the rounded Q, K and V",
          .fallback = "false", .acts_if = kFp8Attention},
         {.name = "fp8-min-speedup", .group = kGroup, .value = number(AT(fp8_min_speedup), {.low = 0, .high = 10}),
-         .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be slower; "
-                 "0: never",
+         .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be "
+                 "slower; 0: never",
          .fallback = "0", .acts_if = kFp8},
         {.name = "fp8-stats-interval", .group = kGroup, .value = integer(AT(fp8_health_interval), 0, kMany),
-         .help = "steps between statistics of every FP8 tensor in the log file: amax, scale, fractions saturated and flushed "
-                 "to zero, and the error of --grad-comm-dtype fp8; 0: none",
+         .help = "steps between statistics of every FP8 tensor in the log file: amax, scale, fractions saturated and "
+                 "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none",
          .fallback = "100", .inert = no_fp8_tensors, .on_resume = OnResume::kSilent},
     });
 }

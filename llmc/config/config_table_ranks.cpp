@@ -4,7 +4,8 @@
 namespace {
 
 constexpr Condition kFp8 = {"fp8-recipe", "!none", "FP8 is off (--fp8-recipe none)"};
-const Conditions kGathersFp8 = {kFp8, {"zero", "!0", "with --zero 0 every rank updates all weights, so none are gathered"}};
+const Conditions kGathersFp8 = {kFp8, {"zero", "!0", "with --zero 0 every rank updates all weights, so none are "
+                                                     "gathered"}};
 const Conditions kTensorScales = {kFp8, {"fp8-recipe", "!blockwise",
                                          "--fp8-recipe blockwise has no scale of a whole tensor"}};
 
@@ -23,38 +24,40 @@ constexpr OnResume kSilent = OnResume::kSilent;
 void add_ranks(std::vector<OptionRow>& rows) {
     rows.insert(rows.end(), {
         {.name = "ranks", .group = kGroup, .value = integer(AT(ranks), 0, 1 << 16),
-         .help = "number of ranks; plan (--dry-run) plans for it, a run on another number is refused; 0: as many as were "
-                 "started",
+         .help = "number of ranks; plan (--dry-run) plans for it, a run on another number is refused; 0: as many as "
+                 "were started",
          .fallback = "0",
          .acts_if = {{"ranks", ">0", "0 means as many as were started, which is the default"}},
          .on_resume = kSilent},
         {.name = "zero", .group = kGroup, .value = integer(AT(zero), 0, 1),
-         .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 0: every rank has all of them",
+         .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 0: every rank has all of "
+                 "them",
          .fallback = "1", .refused = refused_zero, .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,
          .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
-         .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; a parameter is never cut",
+         .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; a parameter is "
+                 "never cut",
          .fallback = "256", .ranks_only = true},
         {.name = "overlap", .group = kGroup, .value = choice<bool>(AT(overlap), {{"on", true}, {"off", false}}),
-         .help = "overlap the reduction of gradients with the backward pass and the all-gather of weights with the forward "
-                 "pass; results are equal to the bit",
+         .help = "overlap the reduction of gradients with the backward pass and the all-gather of weights with the "
+                 "forward pass; results are equal to the bit",
          .fallback = "on", .on_resume = kSilent, .ranks_only = true},
         {.name = "grad-comm-dtype", .group = kGroup,
          .value = choice<Dtype>(AT(grad_comm_dtype),
                                 {{"fp32", Dtype::kFp32}, {"bf16", Dtype::kBf16}, {"fp8", Dtype::kE4m3}}),
-         .help = "communication dtype of gradients, which are always added in FP32; fp8: E4M3 with a scale for each 128 "
-                 "values, for linear layers only",
+         .help = "communication dtype of gradients, which are always added in FP32; fp8: E4M3 with a scale for each "
+                 "128 values, for linear layers only",
          .derive = derive_grad_comm, .derived = "that of --grad-dtype", .ranks_only = true},
         {.name = "param-comm-dtype", .group = kGroup,
          .value = choice<Dtype>(AT(param_comm_dtype), {{"bf16", Dtype::kBf16}, {"fp8", Dtype::kE4m3}}),
-         .help = "communication dtype of weights that run in FP8; results are equal to the bit", .fallback = "bf16", .acts_if = kGathersFp8,
-         .on_resume = kSilent, .ranks_only = true},
+         .help = "communication dtype of weights that run in FP8; results are equal to the bit",
+         .fallback = "bf16", .acts_if = kGathersFp8, .on_resume = kSilent, .ranks_only = true},
         {.name = "fp8-check-interval", .group = kGroup, .value = integer(AT(fp8_check_interval), 0, kMany),
          .help = "steps between comparisons of the FP8 scales of all ranks, to find faulty hardware; 0: none",
          .fallback = "0", .acts_if = kTensorScales, .on_resume = kSilent, .ranks_only = true},
         {.name = "comm-timeout", .group = kGroup, .value = number(AT(comm_timeout), {.low = 0, .high = 1e9}),
-         .help = "seconds without progress of a rank after which all ranks end with exit code 6 and a hang report; ten times "
-                 "as long until the first step is done and while files are read or written; 0: no limit",
+         .help = "seconds without progress of a rank after which all ranks end with exit code 6 and a hang report; ten "
+                 "times as long until the first step is done and while files are read or written; 0: no limit",
          .fallback = "60", .on_resume = kSilent, .ranks_only = true},
     });
 }

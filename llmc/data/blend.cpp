@@ -116,8 +116,9 @@ DataWords parse_data_words(const std::vector<std::string>& words) {
     return result;
 }
 
-// Tijdeman's algorithm: among the sources that are owed at least 1 / (2 K - 2) of a sample, chooses the one that would be
-// the first to be owed 1 - 1 / (2 K - 2). owed[k] = parts[k] n - period count[k] is an integer, so everything is exact.
+// Tijdeman's algorithm: among the sources that are owed at least 1 / (2 K - 2) of a sample, chooses the one that would
+// be the first to be owed 1 - 1 / (2 K - 2). owed[k] = parts[k] n - period count[k] is an integer, so everything is
+// exact.
 BlendOrder::BlendOrder(const std::vector<int64_t>& parts) : parts_(parts) {
     const int64_t period = std::accumulate(parts.begin(), parts.end(), int64_t{0});
     CHECK(!parts.empty() && parts.size() <= kMaxSources && *std::min_element(parts.begin(), parts.end()) >= 1

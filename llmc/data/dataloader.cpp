@@ -121,7 +121,8 @@ std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::
 
 // Compares versions of synthetic data; 0 means shards.
 std::string describe_synthetic(int was, int now) {
-    if (was > 0 && now > 0) return strf("the checkpoint's synthetic tokens are of version %d, this executable draws version %d", was, now);
+    if (was > 0 && now > 0) return strf("the checkpoint's synthetic tokens are of version %d, this executable draws "
+                                        "version %d", was, now);
     return was > 0 ? "the checkpoint's data is synthetic (--synthetic-data), this run has shards"
                    : "the checkpoint's data is shards, this run has synthetic data (--synthetic-data)";
 }

@@ -69,8 +69,8 @@ private:
 };
 
 // Expands patterns in the given order, the matches of one sorted by name. The files *.idx, *.mask and *.meta.json of a
-// shard are ignored. A pattern without a match, or a file that two patterns match, is an error. If `matches` is given, it
-// receives the number of files of each pattern.
+// shard are ignored. A pattern without a match, or a file that two patterns match, is an error. If `matches` is given,
+// it receives the number of files of each pattern.
 std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches = nullptr);
 
 // Checks every token id of every shard against vocab_size, with several threads; the error names the first

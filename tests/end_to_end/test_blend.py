@@ -45,9 +45,10 @@ class BlendTest(TrainTest):
         same = ["7", "train_0.bin", "3", "train_1.bin", "small.bin"]
         self.train(*common, "--resume", saved, "--log-file", self.path("same.jsonl"), data=same)
         self.assertEqual(self.losses("same.jsonl", 7), {s: l for s, l in straight.items() if s > 7})
-        for data, why in ((["0.6", "train_0.bin", "0.4", "train_1.bin", "small.bin"], "7 : 3 of 1, 2 shards in the checkpoint, 3"),
-                          (["0.7", "train_0.bin", "train_1.bin", "0.3", "small.bin"], "in the checkpoint, 7 : 3 of 2, 1 shards now"),
-                          (["train_0.bin", "train_1.bin", "small.bin"], "here no weights")):
+        for data, why in ((["0.6", "train_0.bin", "0.4", "train_1.bin", "small.bin"],
+                           "7 : 3 of 1, 2 shards in the checkpoint, 3"),
+                          (["0.7", "train_0.bin", "train_1.bin", "0.3", "small.bin"], ", 7 : 3 of 2, 1 shards now"),
+                          (["train_0.bin", "train_1.bin", "small.bin"], "no weights now")):
             self.assertIn(why, self.train(*common, "--resume", saved, data=data, expect=2).stderr)
 
     @unittest.skipUnless(HAVE_RANKS, "needs OpenMPI and the CPU device")

@@ -134,8 +134,8 @@ class WatchTest(TrainTest):
                 took, errors = self.finish(process, 6)
                 self.assertLess(took, TIMEOUT + 5)
                 self.assertGreater(took, TIMEOUT - 0.5)
-                self.assertRegex(errors, rf"error: rank {rank} \(process \d+ on [^)]+\) has been suspended by a signal for "
-                                 rf"3[.\d]* s, last seen in .*; rank {1 - rank} waits in collective \d+ \(.*\) of step "
+                self.assertRegex(errors, rf"error: rank {rank} \(process \d+ on [^)]+\) has been suspended by a signal "
+                                 rf"for 3[.\d]* s, last seen in .*; rank {1 - rank} waits in collective \d+ \(.*\) of step "
                                  r"\d+ since .* s \(--comm-timeout 3\); all ranks end")
                 self.assertEqual(errors.count("error: "), 1, errors)
 
