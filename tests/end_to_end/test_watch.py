@@ -135,8 +135,8 @@ class WatchTest(TrainTest):
                 self.assertLess(took, TIMEOUT + 5)
                 self.assertGreater(took, TIMEOUT - 0.5)
                 self.assertRegex(errors, rf"error: rank {rank} \(process \d+ on [^)]+\) has been suspended by a signal "
-                                 rf"for 3[.\d]* s, last seen in .*; rank {1 - rank} waits in collective \d+ \(.*\) of step "
-                                 r"\d+ since .* s \(--comm-timeout 3\); all ranks end")
+                                 rf"for 3[.\d]* s, last seen in .*; rank {1 - rank} waits in collective \d+ \(.*\) of "
+                                 r"step \d+ for .* s \(--comm-timeout 3\); all ranks end")
                 self.assertEqual(errors.count("error: "), 1, errors)
 
     def test_drills_strike_where_they_are_told(self):
