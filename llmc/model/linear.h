@@ -5,7 +5,7 @@
 
 // Views of one linear's parameters and their gradients.
 struct Linear {
-    Tensor weight;    // (out, in) T; absent where FP8 copies replace it
+    Tensor weight;    // (out, in) T; absent where a quantized tensor replaces it
     Tensor bias;      // (out) T, optional
     Tensor dweight;   // (out, in) grad, +=
     Tensor dbias;     // (out) grad, +=, with bias

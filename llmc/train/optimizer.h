@@ -1,6 +1,6 @@
 // Training state of the parameters, in flat buffers cut into buckets, and the update. Gradients have an element for
 // every parameter, masters and moments for what this rank owns; the weights of the working type leave out those that
-// only FP8 copies hold.
+// only quantized tensors hold.
 #pragma once
 
 #include "llmc/checkpoint/checkpoint.h"
@@ -20,7 +20,7 @@ public:
     // Masters from the keyed generator (a pure function of seed, parameter name and element; padded vocabulary rows
     // and the gaps between parameters are 0), weights from the masters, moments 0.
     void initialise(Ctx& ctx);
-    // Weights on all ranks = masters rounded to the working type, and the FP8 copies; after masters were loaded. fresh:
+    // Weights on all ranks = masters rounded to the working type, and the quantized tensors; after masters were loaded. fresh:
     // not from a checkpoint of a run in the same recipe.
     void weights_from_masters(Ctx& ctx, bool fresh);
     void zero_moments(Ctx& ctx);

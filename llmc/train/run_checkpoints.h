@@ -1,4 +1,4 @@
-// The checkpoints of a run: what is in them beside the tensors, when one is written, how a run goes on from one.
+// The checkpoints of a run: what they contain besides the tensors, when one is written, how a run resumes from one.
 #pragma once
 #include <memory>
 #include <optional>
