@@ -1,5 +1,5 @@
-// How far a GPU is in the collectives that it was given. Before and after each its stream copies the collective's
-// number to pinned host memory, where the watchdog reads it without a call to any library.
+// How far a GPU is in the collectives that it was given. Before and after each of them its stream copies its number to
+// pinned host memory, where the watchdog reads it without a call to any library.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -57,7 +57,7 @@ void read_op(std::istream& words, Rates& rates) {
     do {
         MeasuredOp& row = rates.ops.emplace_back(MeasuredOp{kind, read_mode(words), dtype, 0, 0, activation});
         words >> row.bytes >> row.us;
-    } while (words && !(words >> std::ws).eof());
+    } while (words.good() && (words >> std::ws).good());   // at the end std::ws would fail
 }
 
 void read_attention(std::istream& words, Rates& rates) {
@@ -98,7 +98,7 @@ Rates parse_rates(const std::string& text, const std::string& name) {
         for (const auto& row : kRows) {
             if (first != row.name) continue;
             row.read(words, rates);
-            known = !words.fail() && (words >> std::ws).eof();
+            known = !words.fail() && (words.eof() || (words >> std::ws).eof());
         }
         REQUIRE(known, "%s, line %d: no row of rates: \"%s\"", name.c_str(), number, line.c_str());
     }
