@@ -176,8 +176,8 @@ void print_table(Ctx& ctx, const char* part) {
 
 void print_rates(Ctx& ctx) {
     Pools pools(ctx);
-    std::printf("# %s, %s\n# linear tokens out in, microseconds of forward, dgrad and wgrad, each in BF16, FP8 fast, FP8 "
-                "precise, FP8 blocks; 0: not measured\n",
+    std::printf("# %s, %s\n# linear tokens out in, microseconds of forward, dgrad and wgrad, each in BF16, FP8 fast, "
+                "FP8 precise, FP8 blocks; 0: not measured\n",
                 cuda::device_info(0).name.c_str(), cuda::device_info(0).matmul_library.c_str());
     for (size_t i = 0; i < 4; i++)   // the commonest rows first: an interrupted run has them all
         for (const Model& model : kModels)
