@@ -3,6 +3,7 @@
 // only quantized tensors hold.
 #pragma once
 
+#include <functional>
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/config/config.h"
 #include "llmc/model/fp8_state.h"
