@@ -3,6 +3,7 @@
 #pragma once
 #include <map>
 
+#include <vector>
 #include "llmc/ops/op_cost.h"
 
 struct Ceilings {

@@ -1,4 +1,5 @@
 // Whether an option has an effect under the values of others.
+#include <algorithm>
 #include <sstream>
 
 #include "llmc/base/check.h"

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include <new>
 #include "llmc/cpu/simd.h"
 
 namespace cpu {

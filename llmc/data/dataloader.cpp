@@ -1,5 +1,6 @@
 #include "llmc/data/dataloader.h"
 
+#include <sys/mman.h>
 #include <algorithm>
 #include <bit>
 #include <filesystem>

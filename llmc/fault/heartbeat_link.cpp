@@ -1,6 +1,7 @@
 #include "llmc/fault/heartbeat_link.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 
+#include <string>
 #include "llmc/ops/device.h"
 
 // What a byte of the arena is for: the rows of the memory table.

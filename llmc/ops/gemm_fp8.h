@@ -2,6 +2,7 @@
 // refuse.
 #pragma once
 
+#include <cstdint>
 #include "llmc/base/fp8.h"
 #include "llmc/ops/ops.h"
 

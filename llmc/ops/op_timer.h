@@ -7,6 +7,7 @@
 // other, with the latency of its first launch and that of the events themselves; bench_ceilings.h measures these.
 #pragma once
 #include <deque>
+#include <string>
 #include <vector>
 
 #include "llmc/ops/op_cost.h"

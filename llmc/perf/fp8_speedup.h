@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 
+#include <vector>
 #include "llmc/model/fp8_recipe.h"
 
 // One linear, one micro-batch: three matmuls, what quantising adds (FP8), what the bias gradient adds (BF16).

@@ -3,6 +3,7 @@
 // only quantized tensors hold.
 #pragma once
 
+#include <functional>
 #include "llmc/checkpoint/checkpoint.h"
 #include "llmc/config/config.h"
 #include "llmc/model/fp8_state.h"
@@ -20,8 +21,8 @@ public:
     // Masters from the keyed generator (a pure function of seed, parameter name and element; padded vocabulary rows
     // and the gaps between parameters are 0), weights from the masters, moments 0.
     void initialise(Ctx& ctx);
-    // Weights on all ranks = masters rounded to the working type, and the quantized tensors; after masters were loaded. fresh:
-    // not from a checkpoint of a run in the same recipe.
+    // Weights on all ranks = masters rounded to the working type, and the quantized tensors; after masters were loaded.
+    // fresh: not from a checkpoint of a run in the same recipe.
     void weights_from_masters(Ctx& ctx, bool fresh);
     void zero_moments(Ctx& ctx);
 

@@ -1,6 +1,9 @@
 // What a run will need, found by rehearsing its step: the same code with a null arena and no operation executed.
 #pragma once
 #include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "llmc/config/config.h"

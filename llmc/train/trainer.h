@@ -2,6 +2,7 @@
 // a sample. The same calls rehearse (null arena) and run.
 #pragma once
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "llmc/config/config.h"
