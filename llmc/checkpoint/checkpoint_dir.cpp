@@ -12,7 +12,6 @@
 #include <sstream>
 
 #include "llmc/base/check.h"
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/parallel/comm.h"
 
 namespace {

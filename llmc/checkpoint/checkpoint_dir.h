@@ -1,4 +1,14 @@
-// The directory protocol of checkpoints: complete or absent. Knows files and hashes, nothing of models.
+// The directory protocol of checkpoints: complete or absent, never half. Knows files and hashes, nothing of models.
+//
+//   ROOT/step-00000120/config.json         Hugging Face configuration
+//                      model.safetensors   or model-00001-of-0000N.safetensors + index (parts of 5 GB)
+//                      optimizer/...       a file of each slot (state_slots.h): whole stored shapes by our names
+//                      state.json          step, cursor, resolved options, data fingerprint, plans
+//                      tokenizer.json ...  copied where the request names a tokenizer
+//                      manifest.json       XXH3-128 and size of every other file, or of its parts; written last
+//
+// Written under ROOT/.tmp-step-..., every file and the directory fsynced, then renamed. Readers trust a directory only
+// when its manifest matches what they read of it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,6 +23,16 @@ std::string step_directory_name(int64_t step);                   // "step-000001
 int64_t step_of_directory(const std::string& name);              // -1 if it is no such name
 int64_t step_of_checkpoint(const std::string& path);             // from its state, whatever its name; -1: there is none
 std::vector<int64_t> checkpoint_steps(const std::string& root);  // rising; none if root does not exist
+
+struct FoundCheckpoint {
+    std::string path;
+    std::string state_json;
+    std::vector<std::string> skipped;  // newer ones that were damaged, with the reason, one line each
+};
+// `where` is a checkpoint directory, or "auto": the newest complete one under root. A named directory that is
+// damaged, or no usable one at all: Error with exit 5. "auto" with no checkpoint at all returns path "". The ranks
+// share the work, and all find the same.
+FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root, Comm& comm);
 
 // A checkpoint in the making: ROOT/.tmp-NAME.PID. Locked while this process lives, so that a later run can
 // tell leftovers from another run's work. Not committed, it is removed by the destructor.

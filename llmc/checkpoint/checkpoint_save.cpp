@@ -16,6 +16,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/hf_config.h"
 
 namespace {
 
@@ -25,6 +26,13 @@ using Clock = std::chrono::steady_clock;
 // Manifest without hashes, folder entries, and each file's last half-filled block.
 constexpr int64_t kSlackBytes = 128 << 10;
 constexpr int64_t kManifestRangeBytes = 192;   // one hash with its place
+
+// What of a tokenizer directory goes along; a model has config.json and weights of its own there.
+constexpr const char* kTokenizerFiles[] = {
+    "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json",
+    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"};
+
+std::string base_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
 
 // What a rank's part of a stage came to: a text for the others, or the error that ended it.
 struct Outcome {
@@ -147,11 +155,30 @@ void require_shared(const std::string& root, Comm& comm) {
 
 }  // namespace
 
-int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool collects_weights) {
+std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
+    if (tokenizer.empty()) return {};
+    if (is_regular_file(tokenizer)) {
+        const std::string name = base_name(tokenizer);
+        const bool ours = name == "config.json" || name == "state.json" || name == "manifest.json"
+                          || name == "optimizer" || name.rfind("model", 0) == 0;
+        REQUIRE(!ours, "--tokenizer %s: a checkpoint has its own %s; rename the file", tokenizer.c_str(),
+                name.c_str());
+        return {tokenizer};
+    }
+    REQUIRE(is_directory(tokenizer), "--tokenizer %s: no such file or directory", tokenizer.c_str());
+    std::vector<std::string> files;
+    for (const char* name : kTokenizerFiles)
+        if (is_regular_file(tokenizer + "/" + name)) files.push_back(tokenizer + "/" + name);
+    REQUIRE(!files.empty(), "--tokenizer %s: no tokenizer.json, tokenizer.model or vocab.json in it",
+            tokenizer.c_str());
+    return files;
+}
+
+int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool gathers_weights) {
     if (options.async) return layout.buffer_bytes(rank);
-    // While one rank writes a tensor the others wait to collect the next: the more it takes in first, the more of them
+    // While one rank writes a tensor the others wait to gather the next: the more it takes in first, the more of them
     // write at a time.
-    const int64_t blocks = collects_weights ? 8 : 1;
+    const int64_t blocks = gathers_weights ? 8 : 1;
     return WriteBuffer::bytes_of_run(std::max(blocks * options.staging_bytes, longest_row_bytes(layout)));
 }
 
@@ -161,9 +188,8 @@ struct CheckpointSaver::Impl {
     Impl(const SaveOptions& options_, const ModelConfig& config_, const ParamTable& table_,
          const StateAccess& access_, Comm& comm_)
         : options(options_), config(config_), table(table_), access(access_), comm(comm_),
-          layout(make_save_layout(table, access.weight_dtype, access.moment_dtype, gather_held(access, table, comm),
-                                  options.max_part_bytes)),
-          buffer_bytes(save_buffer_bytes(layout, options, comm.world().rank, bool(access.collect_weight))),
+          layout(make_save_layout(table, access.dtypes, gather_held(access, table, comm), options.max_part_bytes)),
+          buffer_bytes(save_buffer_bytes(layout, options, comm.world().rank, bool(access.gather_weight))),
           memory(static_cast<char*>(device::pinned_alloc(buffer_bytes))), buffer(memory, buffer_bytes) {}
     ~Impl();
 
@@ -180,7 +206,7 @@ struct CheckpointSaver::Impl {
     std::string commit(const std::vector<std::string>& written);
     void fill();
     void fill_text(const std::string& file, const std::string& text);
-    void fill_range(size_t file, const SavedRange& range);
+    void fill_range(const SlotFile& file, const SavedRange& range);
     int64_t checkpoint_bytes() const;
 
     const SaveOptions options;
@@ -273,7 +299,7 @@ std::string CheckpointSaver::Impl::prepare() {
     require_free_space(options.root, needed, step_directory_name(step));
 
     staged = std::make_unique<StagedDirectory>(options.root, step_directory_name(step), options.io_hook);
-    staged->write_text("config.json", hf_config_json(config, access.weight_dtype, options.seq_length));
+    staged->write_text("config.json", hf_config_json(config, access.dtypes.weight, options.seq_length));
     staged->make_subdirectory("optimizer");
     for (const SavedFile& file : layout.files) create_file(staged->path(file.name), file.bytes, options.io_hook);
     if (!layout.index_json.empty()) staged->write_text("model.safetensors.index.json", layout.index_json);
@@ -311,19 +337,19 @@ std::string CheckpointSaver::Impl::commit(const std::vector<std::string>& writte
 
 // ---- what this rank writes ----
 
-// Weights first, which the ranks collect together: one that failed goes on collecting, so that the others can.
+// Weights first, which the ranks gather together: one that failed goes on gathering, so that the others can.
 void CheckpointSaver::Impl::fill() {
     const int rank = comm.world().rank;
     Outcome outcome;
     auto attempt = [&](const std::function<void()>& copy) {
         if (outcome.exit_code == kExitOk) outcome = outcome_of([&] { return copy(), ""; });
     };
-    int collected = -1;
-    auto collect_up_to = [&](int param) {
-        while (collected < param && access.collect_weight) access.collect_weight(++collected);
+    int gathered = -1;
+    auto gather_up_to = [&](int param) {
+        while (gathered < param && access.gather_weight) access.gather_weight(++gathered);
     };
     for (const SavedTensor& saved : layout.tensors) {
-        collect_up_to(saved.tensor.param);
+        gather_up_to(saved.tensor.param);
         if (saved.rank != rank) continue;
         attempt([&] {
             buffer.begin(layout.files[static_cast<size_t>(saved.file)].name, saved.offset);
@@ -332,9 +358,9 @@ void CheckpointSaver::Impl::fill() {
     }
     for (size_t i = 0; i < layout.files.size() && comm.root(); i++)
         attempt([&] { fill_text(layout.files[i].name, layout.files[i].header); });
-    for (size_t file = 0; file < std::size(kOptimizerFiles); file++)
+    for (const SlotFile& file : layout.slot_files)
         for (const SavedRange& range : layout.ranges)
-            if (range.rank == rank) attempt([&] { fill_range(file, range); });
+            if (range.rank == rank && file.has(range.param)) attempt([&] { fill_range(file, range); });
     raise(outcome);
 }
 
@@ -348,24 +374,24 @@ void CheckpointSaver::Impl::fill_text(const std::string& file, const std::string
     }
 }
 
-void CheckpointSaver::Impl::fill_range(size_t file, const SavedRange& range) {
-    const int64_t element = layout.element_bytes[file];
+void CheckpointSaver::Impl::fill_range(const SlotFile& file, const SavedRange& range) {
+    const int64_t element = file.element_bytes;
     const int64_t step_elems = std::max<int64_t>(1, options.staging_bytes / element);
-    const int64_t first = layout.offsets[file][static_cast<size_t>(range.param)];
-    buffer.begin(layout.optimizer_file(file).name, first + range.begin * element);
+    const int64_t first = file.offsets[static_cast<size_t>(range.param)];
+    buffer.begin(file.slot->file, first + range.begin * element);
     for (int64_t done = 0; done < range.count; done += step_elems) {
         const int64_t count = std::min(step_elems, range.count - done);
-        access.read(kOptimizerFiles[file].kind, range.param, range.begin + done, count, buffer.room(count * element));
+        access.read(file.slot->kind, range.param, range.begin + done, count, buffer.room(count * element));
         buffer.filled(count * element);
     }
 }
 
 int64_t CheckpointSaver::Impl::checkpoint_bytes() const {
     const int64_t runs = static_cast<int64_t>(layout.tensors.size() + layout.files.size()
-                                              + layout.ranges.size() * std::size(kOptimizerFiles));
+                                              + layout.ranges.size() * layout.slot_files.size());
     const int64_t hashes = runs + layout.bytes() / WriteBuffer::kHashBytes;
     return layout.bytes() + kSlackBytes + kManifestRangeBytes * hashes
-           + static_cast<int64_t>(hf_config_json(config, access.weight_dtype).size());
+           + static_cast<int64_t>(hf_config_json(config, access.dtypes.weight).size());
 }
 
 // ---- calls ----

@@ -9,10 +9,26 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
-#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/base/files.h"
 #include "llmc/checkpoint/save_layout.h"
 #include "llmc/parallel/comm.h"
+
+struct SaveOptions {
+    std::string root;                        // --save
+    int64_t seq_length = 0;                  // rope models: config.json promises at least this many positions
+    std::string tokenizer;                   // file or directory copied beside the model, "" for none
+    int64_t keep = 0;                        // complete checkpoints to keep, 0: all
+    bool async = false;                      // written while training continues
+    int64_t max_part_bytes = kMaxPartBytes;  // a larger tensor gets a part of its own
+    int64_t staging_bytes = kStagingBytes;
+    IoHook io_hook;  // for tests and fault injection; with async another thread calls it
+};
+
+// The files that `tokenizer` (--tokenizer) stands for: itself, or the known names in that directory. Exit 2
+// where there are none or a name is one of ours, so that a run can ask before it starts. "" gives none.
+std::vector<std::string> tokenizer_files(const std::string& tokenizer);
 
 struct SavedCheckpoint {
     int64_t step = 0;
@@ -55,4 +71,4 @@ private:
 };
 
 // Pinned memory of one rank that saves the state of all these (--save-async or not), for the plan.
-int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool collects_weights);
+int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool gathers_weights);

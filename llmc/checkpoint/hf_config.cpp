@@ -1,13 +1,14 @@
-// config.json in both directions. Sources: the configuration classes GPT2Config, LlamaConfig and Qwen3Config
-// of transformers 4 and 5.
+// Sources: the configuration classes GPT2Config, LlamaConfig and Qwen3Config of transformers 4 and 5.
+#include "llmc/checkpoint/hf_config.h"
+
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/model/params.h"
 
 namespace {
 

@@ -174,8 +174,8 @@ int64_t hf_rows(const Param& param) {
 void export_tensor(const ParamTable& table, const HfTensor& tensor, const StateAccess& access,
                    int64_t staging_bytes, WriteBuffer& out) {
     const Param& param = table.params[static_cast<size_t>(tensor.param)];
-    const bool wide = access.weight_dtype == Dtype::kFp32;
-    CHECK(wide || access.weight_dtype == Dtype::kBf16, "weights in %s", dtype_name(access.weight_dtype));
+    const bool wide = access.dtypes.weight == Dtype::kFp32;
+    CHECK(wide || access.dtypes.weight == Dtype::kBf16, "weights in %s", dtype_name(access.dtypes.weight));
     auto copy = tensor.part.transposed ? (wide ? export_transposed<uint32_t> : export_transposed<uint16_t>)
                                        : (wide ? export_rows<uint32_t> : export_rows<uint16_t>);
     copy(param, tensor, access, staging_bytes, out);
@@ -184,7 +184,7 @@ void export_tensor(const ParamTable& table, const HfTensor& tensor, const StateA
 void import_tensor(const ParamTable& table, const HfTensor& tensor, const SafetensorsView& view,
                    StateKind kind, const StateAccess& access, int64_t staging_bytes) {
     const Param& param = table.params[static_cast<size_t>(tensor.param)];
-    const bool wide = kind == StateKind::kMaster || access.weight_dtype == Dtype::kFp32;
+    const bool wide = kind == StateKind::kMaster || access.dtypes.weight == Dtype::kFp32;
     CHECK(kind == StateKind::kMaster || kind == StateKind::kWeight,
           "moments are not in the layout of transformers");
     CHECK(wide || view.dtype == "BF16", "%s copied as BF16", view.dtype.c_str());

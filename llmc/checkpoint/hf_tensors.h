@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/checkpoint/state_access.h"
 #include "llmc/checkpoint/write_buffer.h"
 #include "llmc/model/params.h"
 
@@ -25,6 +25,8 @@ std::vector<HfTensor> hf_tensors(const ParamTable& table, Dtype dtype);
 // The entries of a list of tensors, as the writer wants them.
 std::vector<SafetensorsEntry> entries_of(const std::vector<HfTensor>& tensors);
 
+// The size at which transformers splits a model by default, too.
+inline constexpr int64_t kMaxPartBytes = 5'000'000'000;
 // Consecutive files of at most max_part_bytes of data each; a larger tensor is alone in its file.
 std::vector<std::vector<HfTensor>> split_parts(const std::vector<HfTensor>& tensors, int64_t max_part_bytes);
 // "model.safetensors", or "model-00001-of-00003.safetensors" (part counts from 0).

@@ -58,23 +58,15 @@ SavedFile file_of(const std::string& name, const std::vector<SafetensorsEntry>& 
 
 }  // namespace
 
-Dtype dtype_of_kind(StateKind kind, Dtype weight_dtype, Dtype moment_dtype) {
-    if (kind == StateKind::kWeight) return weight_dtype;
-    return kind == StateKind::kMaster ? Dtype::kFp32 : moment_dtype;
-}
-
-std::vector<SafetensorsEntry> own_entries(const ParamTable& table, Dtype dtype) {
+std::vector<SafetensorsEntry> slot_entries(const ParamTable& table, const StateSlot& slot, const StateDtypes& dtypes) {
     std::vector<SafetensorsEntry> entries;
     for (const Param& param : table.params) {
+        if (!param.has(slot.kind)) continue;
         std::vector<int64_t> shape{param.rows, param.cols};
         if (param.is_vector()) shape.pop_back();
-        entries.push_back({param.name, dtype, shape});
+        entries.push_back({param.name, dtypes.of(slot.kind), shape});
     }
     return entries;
-}
-
-const SavedFile& SaveLayout::optimizer_file(size_t number) const {
-    return files[files.size() - std::size(kOptimizerFiles) + number];
 }
 
 int64_t SaveLayout::bytes() const {
@@ -89,7 +81,8 @@ int64_t SaveLayout::buffer_bytes(int rank) const {
     for (const SavedFile& file : files) add(0, static_cast<int64_t>(file.header.size()));
     for (const SavedTensor& saved : tensors) add(saved.rank, saved.tensor.entry.bytes());
     for (const SavedRange& range : ranges)
-        for (int64_t element : element_bytes) add(range.rank, range.count * element);
+        for (const SlotFile& file : slot_files)
+            if (file.has(range.param)) add(range.rank, range.count * file.element_bytes);
     return total;
 }
 
@@ -99,30 +92,32 @@ HeldByRank held_whole(const ParamTable& table, int ranks) {
     return HeldByRank(static_cast<size_t>(ranks), all);
 }
 
-SaveLayout make_save_layout(const ParamTable& table, Dtype weight_dtype, Dtype moment_dtype, const HeldByRank& held,
+SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, const HeldByRank& held,
                             int64_t max_part_bytes) {
     SaveLayout layout;
     Shares shares(held.size());
-    const auto parts = split_parts(hf_tensors(table, weight_dtype), max_part_bytes);
+    const auto parts = split_parts(hf_tensors(table, dtypes.weight), max_part_bytes);
     for (size_t i = 0; i < parts.size(); i++)
         layout.files.push_back(file_of(part_file_name(i, parts.size()), entries_of(parts[i])));
     if (parts.size() > 1) layout.index_json = part_index_json(parts);
 
-    int64_t state_bytes = 0;   // of an element
-    for (const OptimizerFile& file : kOptimizerFiles) {
-        const auto entries = own_entries(table, dtype_of_kind(file.kind, weight_dtype, moment_dtype));
-        layout.files.push_back(file_of(file.name, entries));
-        layout.element_bytes.push_back(dtype_bytes(entries[0].dtype));
-        state_bytes += layout.element_bytes.back();
+    for (const StateSlot& slot : kStateSlots) {
+        const auto entries = slot_entries(table, slot, dtypes);
+        if (entries.empty()) continue;
+        layout.files.push_back(file_of(slot.file, entries));
         int64_t offset = static_cast<int64_t>(layout.files.back().header.size());
-        auto& offsets = layout.offsets.emplace_back();
-        for (const SafetensorsEntry& entry : entries) {
-            offsets.push_back(offset);
-            offset += entry.bytes();
+        SlotFile& file = layout.slot_files.emplace_back(&slot, dtype_bytes(dtypes.of(slot.kind)));
+        for (const Param& param : table.params) {
+            file.offsets.push_back(param.has(slot.kind) ? offset : -1);
+            if (param.has(slot.kind)) offset += param.elems() * file.element_bytes;
         }
     }
-    for (size_t p = 0; p < table.params.size(); p++)
-        add_ranges(table, static_cast<int>(p), held, state_bytes, shares, layout.ranges);
+    for (size_t p = 0; p < table.params.size(); p++) {
+        int64_t element_bytes = 0;   // of all slots
+        for (const SlotFile& file : layout.slot_files)
+            if (file.has(static_cast<int>(p))) element_bytes += file.element_bytes;
+        add_ranges(table, static_cast<int>(p), held, element_bytes, shares, layout.ranges);
+    }
 
     // Any rank can write a tensor of the model: those that hold less of the state get more of them.
     std::vector<int> everyone;

@@ -175,7 +175,7 @@ void BenchRun::run_steps(int64_t count, BenchRows* rows, StepBench& bench) {
         enqueue(rows ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, static_cast<size_t>(i));
         if (i > 0) collect(step_ - 2);
     }
-    run_device_.trainer->zero().wait_for_weights(ctx_);   // of the last step; they are gathered during the next forward
+    run_device_.trainer->gatherer().wait(ctx_);   // of the last step; they are gathered during the next forward
     device::synchronize(ctx_);
     collect(step_ - 1);
 }
@@ -188,7 +188,7 @@ int BenchRun::run() {
     StepBench bench;
     bench.ceilings = measure_ceilings(ctx_, {run_device_.plan.step_gemms, run_device_.plan.step_ops});
     run_device_.prepare();
-    run_device_.trainer->optimizer().initialise(ctx_);
+    run_device_.trainer->initialise(ctx_);
     for (int64_t i = 0; i < options_.warm_up; i++) {
         enqueue(nullptr, 0);
         device::event_wait(marks_[0].done);

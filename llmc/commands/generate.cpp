@@ -6,8 +6,9 @@
 #include <cstdio>
 #include <cstring>
 
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/load.h"
 #include "llmc/config/prompts.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/train/log.h"
@@ -26,29 +27,26 @@ int64_t longest_text(const Prompts& prompts, const Config& config) {
 // Weights of the working type, and nothing to train them.
 class InferenceStore : public ParamStore {
 public:
-    InferenceStore(const Config& config, const ParamTable& table, const Buckets& buckets, Arena& arena)
-        : all(arena.take(Purpose::kWeights, config.dtype, buckets.weight_elems())), table_(table), buckets_(buckets) {}
+    InferenceStore(const Config& config, const FlatLayout& layout, Arena& arena)
+        : all(arena.take(Purpose::kWeights, config.dtype, layout.flat_elems())), layout_(layout) {}
 
     void before_layer(Ctx&, int, Pass) override {}
     void after_layer(Ctx&, int, Pass) override {}
-    Tensor weight(int param) const override {
-        return all.slice(buckets_.weight_offset(param), table_.params[static_cast<size_t>(param)].elems());
-    }
+    Tensor weight(int param) const override { return layout_.view(all, param); }
     Tensor grad(int) const override { return {}; }
 
     const Tensor all;
 
 private:
-    const ParamTable& table_;
-    const Buckets& buckets_;
+    const FlatLayout& layout_;
 };
 
 // The buffers and the decoder of one text; made twice, first to measure them.
 class Model {
 public:
     Model(const Config& config, const ParamTable& table, Arena& arena)
-        : table_(table), buckets_(table_, {}, 1, INT64_MAX), fp8_(config, {}, buckets_, arena),
-          store_(config, table_, buckets_, arena),
+        : table_(table), layout_(table, {}, INT64_MAX), fp8_(config, {}, layout_, false, arena),
+          store_(config, layout_, arena),
           tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, config.seq_length)),
           bad_tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, 1)),
           decoder_(config.shape, table_, {.max_batch = 1, .max_seq = config.seq_length, .dtype = config.dtype,
@@ -83,8 +81,8 @@ public:
     }
 
 private:
-    ParamTable table_;   // with the places that buckets_ gives
-    const Buckets buckets_;
+    const ParamTable& table_;
+    const FlatLayout layout_;
     Fp8State fp8_;
     InferenceStore store_;
     const Tensor tokens_, bad_tokens_;

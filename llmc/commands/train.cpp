@@ -10,7 +10,8 @@
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
-#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/load.h"
 #include "llmc/commands/plan_report.h"
 #include "llmc/config/data_config.h"
 #include "llmc/config/environment.h"
@@ -128,10 +129,10 @@ private:
     void start_state() {
         post_phase(Phase::kLoad);
         if (!config_.resume.empty() && resume()) return;
-        trainer_->optimizer().initialise(ctx_);
+        trainer_->initialise(ctx_);
         if (!config_.load.empty()) {
-            load_hf_weights(config_.load, config_.shape, table_, trainer_->optimizer().access(ctx_), comm_);
-            trainer_->optimizer().weights_from_masters(ctx_, true);
+            load_hf_weights(config_.load, config_.shape, table_, trainer_->state_access(ctx_), comm_);
+            trainer_->weights_from_masters(ctx_, true);
         }
     }
 
@@ -252,7 +253,7 @@ private:
         if (trainer_->executed_micro_batches() == slot.staged.micro_batches) return;
         drain();
         if (!slot.staged.result->skip) return;
-        trainer_->optimizer().weights_from_masters(ctx_, true);
+        trainer_->weights_from_masters(ctx_, true);
         log_->event("note", "FP8: the calibration step was skipped, the next step calibrates again");
     }
 

@@ -4,14 +4,11 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "llmc/base/fault_injection.h"
 #include "llmc/base/fp8.h"
 
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr const char* kRoleNames[kFp8Roles] = {"x", "dy", "weight"};
 constexpr int64_t kSlotWords = sizeof(Fp8Slot) / 4, kCountWords = sizeof(Fp8Counts) / 4;
@@ -28,8 +25,6 @@ template <typename T> void write_out(Ctx& ctx, void* device_memory, const std::v
     device::synchronize(ctx);
 }
 
-uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
-
 }  // namespace
 
 Fp8Plan executed_fp8_plan(const Fp8Plan& planned, const std::vector<std::string>& inject) {
@@ -43,18 +38,17 @@ Fp8Plan executed_fp8_plan(const Fp8Plan& planned, const std::vector<std::string>
     return plan;
 }
 
-Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const Buckets& buckets, Arena& arena)
-    : config_(config), plan_(plan),
-      gathers_bytes_(buckets.fp8_elems() > 0 && buckets.ranks() > 1 && config.zero == 1
-                     && config.param_comm_dtype == Dtype::kE4m3) {
+Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes,
+                   Arena& arena)
+    : config_(config), plan_(plan), gathers_bytes_(gathers_bytes) {
     by_plan_.assign(plan_.linears.size(), -1);
     if (!plan_.on()) return;
     const int64_t count = std::count_if(plan_.linears.begin(), plan_.linears.end(),
                                         [](const LinearPlan& linear) { return linear.fp8; });
     if (count == 0) return;
     const int64_t all = kFp8Roles * count;
-    // Behind the slots, so that one maximum over the ranks takes both.
-    const int64_t blocks = gathers_bytes_ ? count_blocks(buckets) : 0;
+    // Behind the slots, so that one maximum takes both.
+    const int64_t blocks = gathers_bytes_ ? count_blocks(layout) : 0;
     const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords + blocks);
     slots_ = shared.slice(0, all * kSlotWords);
     block_amaxes_ = shared.slice(all * kSlotWords, blocks);
@@ -65,14 +59,16 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const Buckets& buc
         updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
         largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
     }
-    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, buckets.fp8_elems());
+    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems());
     linears_.reserve(static_cast<size_t>(count));
     for (size_t i = 0; i < plan_.linears.size(); i++) {
         if (!plan_.linears[i].fp8) continue;
         by_plan_[i] = static_cast<int>(linears_.size());
-        names_.push_back(plan_.linears[i].name);
-        take_weights(plan_.linears[i], buckets, arena);
+        take_weights(plan_.linears[i], layout, arena);
     }
+    for (const char* role : kRoleNames)
+        for (const LinearPlan& linear : plan_.linears)
+            if (linear.fp8) tensor_names_.push_back(linear.name + "." + role);
     // Which slot is whose depends on the number of all linears.
     for (Fp8Linear& linear : linears_) {
         auto own = [&](const Fp8Operand& memory, int64_t R, int64_t K) {
@@ -84,26 +80,26 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const Buckets& buc
 }
 
 // Of the weights whose bytes are gathered; notes where those of each begin.
-int64_t Fp8State::count_blocks(const Buckets& buckets) {
+int64_t Fp8State::count_blocks(const FlatLayout& layout) {
     if (plan_.row().weight != Granularity::kBlock128x128) return 0;
     int64_t blocks = 0;
     for (const LinearPlan& linear : plan_.linears) {
         if (!linear.fp8) continue;
-        const bool gathered = buckets.of_param(linear.weight).kind == BucketKind::kFp8Linears;
+        const bool gathered = layout.form(linear.weight) == ParamForm::kFp8Linear;
         first_block_.push_back(gathered ? blocks : -1);
         if (gathered) blocks += (linear.out + 127) / 128 * ((linear.in + 127) / 128);
     }
     return blocks;
 }
 
-void Fp8State::take_weights(const LinearPlan& linear, const Buckets& buckets, Arena& arena) {
+void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, Arena& arena) {
     auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
     // A head that is tied to the embedding travels with it.
-    const bool in_fp8_alone = buckets.of_param(linear.weight).kind == BucketKind::kFp8Linears;
+    const bool in_fp8_alone = layout.form(linear.weight) == ParamForm::kFp8Linear;
     auto rowwise = [&](Dtype dtype, int64_t elems) {
         const bool grid = dtype != plan_.weight_format;
         if (grid || !in_fp8_alone) return take(dtype, elems);
-        return flat_weights_.slice(buckets.weight_offset(linear.weight), elems);
+        return flat_weights_.slice(layout.weight_offset(linear.weight), elems);
     };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
                         .out = linear.out,
@@ -147,12 +143,7 @@ Fp8Counts* Fp8State::counts_of(int tensor) const {
     return counting_ ? static_cast<Fp8Counts*>(counts_.data) + tensor : nullptr;
 }
 
-// ---- names: of tensors, and of the moments at which they are made
-
-std::string Fp8State::tensor_name(int tensor) const {
-    const int count = static_cast<int>(linears_.size());
-    return names_[static_cast<size_t>(tensor % count)] + "." + kRoleNames[tensor / count];
-}
+// ---- the moments at which tensors are made
 
 // Place of a tensor in its micro-batch: x in the order of the model, dy against it. Its own inverse.
 int Fp8State::step_order(int tensor) const {
@@ -170,7 +161,8 @@ std::string Fp8State::first_nonfinite(const void* host) const {
     std::memcpy(&first, static_cast<const char*>(host) + slots_.bytes() + counts_.bytes(), sizeof first);
     if (first == UINT32_MAX) return "";
     const uint32_t all = static_cast<uint32_t>(tensors());
-    return strf("micro-batch %u, %s", first / all, tensor_name(step_order(static_cast<int>(first % all))).c_str());
+    const int tensor = step_order(static_cast<int>(first % all));
+    return strf("micro-batch %u, %s", first / all, tensor_names_[static_cast<size_t>(tensor)].c_str());
 }
 
 // ---- the step
@@ -261,7 +253,7 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
 }
 
-Fp8State::Shared Fp8State::shared() const {
+Fp8State::Amaxes Fp8State::amaxes() const {
     if (!on()) return {};
     const int first = plan_.row().history ? 0 : first_weight();
     return {.values = reinterpret_cast<uint32_t*>(slots() + first),
@@ -287,59 +279,22 @@ void Fp8State::finish_calibration(Ctx& ctx) {
 
 // ---- checkpoint
 
-std::string Fp8State::export_json(Ctx& ctx) const {
-    if (!on()) return Json{{"recipe", "none"}}.dump();
-    Json root = {{"recipe", plan_.row().name}, {"x", dtype_name(plan_.x_format)}, {"dy", dtype_name(plan_.dy_format)}};
-    if (!plan_.row().history) return root.dump();
-    const int64_t length = config_.fp8_amax_history_len;
-    const auto slots_now = read_back<Fp8Slot>(ctx, slots_.data, tensors());
-    const auto history = read_back<uint32_t>(ctx, history_.data, history_.elems);
-    const auto updates = read_back<int32_t>(ctx, updates_.data, updates_.elems);
-    root["history_len"] = length;
-    root["primed"] = calibrated_;
-    for (int i = 0; i < tensors(); i++) {
-        const auto begin = history.begin() + i * length;
-        root["tensors"][tensor_name(i)] = {{"quant_mul_bits", bits_of(slots_now[static_cast<size_t>(i)].scale)},
-                                           {"updates", updates[static_cast<size_t>(i)]},
-                                           {"history_bits", std::vector<uint32_t>(begin, begin + length)}};
-    }
-    return root.dump();
+Fp8State::Histories Fp8State::histories(Ctx& ctx) const {
+    Histories found{.scales = {}, .updates = read_back<int32_t>(ctx, updates_.data, updates_.elems),
+                    .amax_bits = read_back<uint32_t>(ctx, history_.data, history_.elems), .calibrated = calibrated_};
+    for (const Fp8Slot& slot : read_back<Fp8Slot>(ctx, slots_.data, tensors())) found.scales.push_back(slot.scale);
+    return found;
 }
 
-std::string Fp8State::import_json(Ctx& ctx, const std::string& text) {
-    const Json root = Json::parse(text);
-    const std::string recipe = root.at("recipe").get<std::string>();
-    const char* ours = on() ? plan_.row().name : "none";
-    if (recipe != ours) {
-        return strf("FP8 recipe changed from %s to %s%s", recipe.c_str(), ours,
-                    needs_calibration() ? ": its scales start again, calibrated by the first micro-batch" : "");
-    }
-    if (!on() || !plan_.row().history) return "";
-    const int64_t length = config_.fp8_amax_history_len;
-    const bool same = root.at("x").get<std::string>() == dtype_name(plan_.x_format)
-                      && root.at("dy").get<std::string>() == dtype_name(plan_.dy_format)
-                      && root.at("history_len").get<int64_t>() == length
-                      && root.at("tensors").size() == static_cast<size_t>(tensors());
-    std::vector<Fp8Slot> slots_now;
-    std::vector<uint32_t> history;
-    std::vector<int32_t> updates;
-    for (int i = 0; same && i < tensors(); i++) {
-        const auto found = root.at("tensors").find(tensor_name(i));
-        if (found == root.at("tensors").end()) break;
-        const auto scale = std::bit_cast<float>(found->at("quant_mul_bits").get<uint32_t>());
-        slots_now.push_back({1.0f / scale, scale, 0, 0});
-        updates.push_back(found->at("updates").get<int32_t>());
-        for (const Json& bits : found->at("history_bits")) history.push_back(bits.get<uint32_t>());
-    }
-    if (static_cast<int>(updates.size()) != tensors() || static_cast<int64_t>(history.size()) != history_.elems) {
-        return "FP8 formats, history length or the linears in FP8 changed: scales start again, calibrated by the first "
-               "micro-batch";
-    }
-    write_out(ctx, slots_.data, slots_now);
-    write_out(ctx, history_.data, history);
-    write_out(ctx, updates_.data, updates);
-    calibrated_ = root.at("primed").get<bool>();
-    return "";
+void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
+    CHECK(static_cast<int>(histories.updates.size()) == tensors()
+          && static_cast<int64_t>(histories.amax_bits.size()) == history_.elems, "histories of other tensors");
+    std::vector<Fp8Slot> slots;
+    for (float scale : histories.scales) slots.push_back({1.0f / scale, scale, 0, 0});
+    write_out(ctx, slots_.data, slots);
+    write_out(ctx, history_.data, histories.amax_bits);
+    write_out(ctx, updates_.data, histories.updates);
+    calibrated_ = histories.calibrated;
 }
 
 // ---- reports
@@ -359,7 +314,7 @@ std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) cons
     std::vector<TensorReport> reports;
     for (int i = 0; i < tensors(); i++) {
         const auto role = static_cast<Fp8Role>(i / static_cast<int>(linears_.size()));
-        TensorReport report{tensor_name(i), format_of(role), {}, {}};
+        TensorReport report{tensor_names_[static_cast<size_t>(i)], format_of(role), {}, {}};
         std::memcpy(&report.slot, static_cast<const Fp8Slot*>(host) + i, sizeof(Fp8Slot));
         std::memcpy(&report.counts, static_cast<const char*>(host) + slots_.bytes() + i * int64_t{sizeof(Fp8Counts)},
                     sizeof(Fp8Counts));

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "llmc/model/flat_layout.h"
 #include "llmc/model/fp8_recipe.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
-#include "llmc/parallel/buckets.h"
 
 enum class Fp8Role : uint8_t { kX, kDy, kWeight };
 inline constexpr int kFp8Roles = 3;
@@ -62,9 +62,9 @@ struct ProduceArgs {
 
 class Fp8State {
 public:
-    // Takes scales, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. `buckets` is not
-    // owned.
-    Fp8State(const Config& config, const Fp8Plan& plan, const Buckets& buckets, Arena& arena);
+    // Takes scales, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. gathers_bytes: the
+    // weights in FP8 alone are quantized from shards in steps, and their bytes brought together between these.
+    Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes, Arena& arena);
 
     // The FP8 side of a linear, null if it runs in BF16.
     const Fp8Linear* linear(int layer, LinearKind kind) const;
@@ -77,40 +77,40 @@ public:
 
     // ---- the step
     void begin_step(Ctx& ctx, bool count);   // count: saturated and flushed values of this step, for the report
-    void begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase);   // number: in the step, over all ranks
+    void begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase);   // number: in the step, for messages
     // Runs the producer so that the tensor ends up as its linear wants it: one pass for delayed and block scales, a
     // second one that casts for current scaling.
     void produce(Ctx& ctx, const ProduceArgs& args, const Producer& run);
     // New scales from the amaxes of the step. Nothing changes where state->skip.
     void update(Ctx& ctx, const StepState* state);
-    // What ranks agree on by its maximum before they make scales: amaxes, beside which scales that are equal anyway
-    // do no harm. With histories those of all tensors, else those of the weights. May be empty.
-    struct Shared {
+    // What scales are made of, as words whose maximum over partial results is the result: amaxes, beside which lie
+    // scales that are equal anyway. With histories those of all tensors, else those of the weights. May be empty.
+    struct Amaxes {
         uint32_t* values = nullptr;
         int64_t count = 0;
     };
-    Shared shared() const;
+    Amaxes amaxes() const;
 
-    // ---- weights, whose masters may be spread over ranks: a run is elements [begin, begin + n) of one, fp32
+    // ---- weights, whose masters may come in shards: elements [begin, begin + n) of one, fp32
     // Before the masters of a step, or (null) of a start, are recorded. Nothing changes where state->skip.
     void clear_weight_amax(Ctx& ctx, const StepState* state);
     Fp8Slot* weight_slot(int param) const;   // where AdamW records; null if it is not in FP8
     // What AdamW would have recorded, at the start of a run.
-    void record_run(Ctx& ctx, int param, const Tensor& run);
+    void record_amax(Ctx& ctx, int param, const Tensor& shard);
     // The amaxes of its blocks, where bytes are gathered and scales are per block; else nothing.
-    void record_blocks(Ctx& ctx, int param, int64_t begin, const Tensor& run);
+    void record_blocks(Ctx& ctx, int param, int64_t begin, const Tensor& shard);
     // At the start of a run, and fresh: the recorded amaxes are the first entries of the histories.
     void start_weight_histories(Ctx& ctx);
     // Both copies of a weight from the whole of it, fp32 or (as gathered) rounded to bf16: the same bytes. Nothing
     // changes where state->skip, if state is given.
     void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
-    // The same in steps where ranks gather bytes: scales of all weights, bytes of runs into flat_weights, there the
-    // bytes of other ranks, transposed copies. A skipped step repeats the bytes.
+    // The same in steps where bytes are gathered: scales of all weights, bytes of shards into flat_weights, there those
+    // of the other shards, transposed weights. A skipped step repeats the bytes.
     bool gathers_bytes() const { return gathers_bytes_; }
-    void prepare_runs(Ctx& ctx, const StepState* state);
-    void quantize_run(Ctx& ctx, int param, int64_t begin, const Tensor& run);
+    void prepare_shards(Ctx& ctx, const StepState* state);
+    void quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard);
     void transpose_weight(Ctx& ctx, const Fp8Linear& linear);
-    // Rowwise copies of the weights in FP8 alone, as Buckets places them.
+    // Rowwise copies of the weights in FP8 alone, as FlatLayout places them.
     const Tensor& flat_weights() const { return flat_weights_; }
 
     // ---- start of a run
@@ -118,11 +118,17 @@ public:
     bool needs_calibration() const { return on() && plan_.row().history && !calibrated_; }
     void finish_calibration(Ctx& ctx);
 
-    // Part of the checkpoint: recipe, and by tensor name scale, updates and history, as bits. Blocking.
-    std::string export_json(Ctx& ctx) const;
-    // "" or, where the checkpoint has another recipe, format or history length: what is started anew (explicit
-    // migration: delayed scaling is calibrated again).
-    std::string import_json(Ctx& ctx, const std::string& json);
+    // What a run goes on from, of recipes with histories; in the order of the tensors. Blocking.
+    struct Histories {
+        std::vector<float> scales;
+        std::vector<int32_t> updates;
+        std::vector<uint32_t> amax_bits;   // history_len of each tensor
+        bool calibrated = false;
+    };
+    Histories histories(Ctx& ctx) const;
+    void set_histories(Ctx& ctx, const Histories& histories);
+    int64_t history_len() const { return config_.fp8_amax_history_len; }
+    const std::vector<std::string>& tensor_names() const { return tensor_names_; }   // "3.down.dy"
 
     // ---- reports
     struct TensorReport {
@@ -135,7 +141,7 @@ public:
     // Copies scales, counts and the first non-finite event to the host; valid once the stream got there.
     void copy_report(Ctx& ctx, void* host) const;
     std::vector<TensorReport> read_report(const void* host) const;
-    // Into one rank's report the other's: largest amaxes, sums of counts, earliest event.
+    // Adds another report of the same step: largest amaxes, sums of counts, earliest event.
     void merge_report(void* host, const void* other) const;
     // "micro-batch 3, 31.down.x" of the first non-finite value, "" if there was none.
     std::string first_nonfinite(const void* host) const;
@@ -162,9 +168,8 @@ private:
     Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
     Dtype format_of(Fp8Role role) const;
     Granularity granularity_of(Fp8Role role) const;
-    std::string tensor_name(int tensor) const;
-    void take_weights(const LinearPlan& linear, const Buckets& buckets, Arena& arena);
-    int64_t count_blocks(const Buckets& buckets);
+    void take_weights(const LinearPlan& linear, const FlatLayout& layout, Arena& arena);
+    int64_t count_blocks(const FlatLayout& layout);
     Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
     uint32_t* blocks_of(const Fp8Linear& linear) const;
     QuantOut quant_out(const ProduceArgs& args) const;
@@ -176,7 +181,7 @@ private:
     const Fp8Plan plan_;
     std::vector<Fp8Linear> linears_;
     std::vector<int> by_plan_;       // number of the FP8 linear of each linear of the plan, -1: BF16
-    std::vector<std::string> names_;
+    std::vector<std::string> tensor_names_;
     const bool gathers_bytes_;
     Tensor slots_, counts_, monitor_;   // Fp8Slot (tensors), Fp8Counts (tensors), uint32 (1)
     Tensor block_amaxes_;               // directly behind slots_, uint32: of the blocks of weights, where needed

@@ -1,4 +1,4 @@
-// FP8 weights: from whole masters, or in steps from what each rank holds of them.
+// FP8 weights: from whole masters, or in steps from shards of them.
 #include "llmc/model/fp8_state.h"
 
 Fp8Slot* Fp8State::weight_slot(int param) const {
@@ -21,14 +21,14 @@ void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {
     device::fill_bytes(ctx, block_amaxes_.data, 0, block_amaxes_.bytes());
 }
 
-void Fp8State::record_run(Ctx& ctx, int param, const Tensor& run) {
-    if (Fp8Slot* slot = weight_slot(param)) ops::amax(ctx, {.slot = slot, .in = run});
+void Fp8State::record_amax(Ctx& ctx, int param, const Tensor& shard) {
+    if (Fp8Slot* slot = weight_slot(param)) ops::amax(ctx, {.slot = slot, .in = shard});
 }
 
-void Fp8State::record_blocks(Ctx& ctx, int param, int64_t begin, const Tensor& run) {
+void Fp8State::record_blocks(Ctx& ctx, int param, int64_t begin, const Tensor& shard) {
     const Fp8Linear* linear = linear_of_param(param);
     if (!linear || !blocks_of(*linear)) return;
-    ops::block_amax(ctx, {.amaxes = blocks_of(*linear), .in = run, .begin = begin, .R = linear->out,
+    ops::block_amax(ctx, {.amaxes = blocks_of(*linear), .in = shard, .begin = begin, .R = linear->out,
                           .C = linear->in});
 }
 
@@ -53,7 +53,7 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
     ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
 }
 
-void Fp8State::prepare_runs(Ctx& ctx, const StepState* state) {
+void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
     if (plan_.row().weight == Granularity::kTensor) {
         ops::fp8_scales(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(),
                                .scaling = plan_.row().scaling, .format = plan_.weight_format, .state = state});
@@ -70,10 +70,10 @@ void Fp8State::prepare_runs(Ctx& ctx, const StepState* state) {
     }
 }
 
-void Fp8State::quantize_run(Ctx& ctx, int param, int64_t begin, const Tensor& run) {
+void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard) {
     const Fp8Linear& linear = *linear_of_param(param);
     const uint32_t* blocks = blocks_of(linear);
-    ops::quantize_run(ctx, {.out = linear.weight.data.slice(begin, run.elems), .in = run, .begin = begin,
+    ops::quantize_run(ctx, {.out = linear.weight.data.slice(begin, shard.elems), .in = shard, .begin = begin,
                             .R = linear.out, .C = linear.in, .slot = blocks ? nullptr : weight_slot(param),
                             .block_amaxes = blocks, .counts = counts_of(id(linear, Fp8Role::kWeight))});
 }

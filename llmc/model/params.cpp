@@ -23,6 +23,12 @@ int ParamTable::find(const std::string& name) const {
     return -1;
 }
 
+int ParamTable::layer_of(int param) const {
+    if (param == wte || param == wpe) return -1;
+    const int layer = params[static_cast<size_t>(param)].layer;
+    return layer >= 0 ? layer : static_cast<int>(blocks.size());
+}
+
 namespace {
 
 // Builds the table; knows the two naming schemes (GPT-2's, and the one Llama and Qwen3 share).
@@ -41,10 +47,9 @@ struct Builder {
                Param::Init init = Param::Init::kZeros) {
         return add({.name = name, .rows = length, .layer = layer, .init = init, .hf = std::move(hf)});
     }
-    int matrix(const std::string& name, std::vector<HfPart> hf, int layer, int64_t rows, int64_t cols, double std,
-               bool fp8) {
+    int matrix(const std::string& name, std::vector<HfPart> hf, int layer, int64_t rows, int64_t cols, double std) {
         return add({.name = name, .rows = rows, .cols = cols, .layer = layer, .init = Param::Init::kNormal,
-                    .init_std = std, .decay = true, .fp8 = fp8, .hf = std::move(hf)});
+                    .init_std = std, .decay = true, .hf = std::move(hf)});
     }
 
     // One Hugging Face tensor that is the whole parameter; GPT-2 stores its matrices [in, out].
@@ -82,7 +87,7 @@ struct Builder {
             if (layer_norm) bias = vector(own + name + ".bias", whole(hf_name + ".bias", C, false), l, C);
         };
         norm("norm1", norm1, b.norm1_weight, b.norm1_bias);
-        b.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std, true);
+        b.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std);
         if (c.linear_bias) b.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
         if (c.qk_norm) {
             const int64_t HS = c.kv_channels;
@@ -91,12 +96,12 @@ struct Builder {
             b.k_norm = vector(own + "k_norm.weight", whole(hf + "self_attn.k_norm.weight", HS, false), l, HS,
                               Param::Init::kOnes);
         }
-        b.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std, true);
+        b.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
         if (c.linear_bias) b.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
         norm("norm2", norm2, b.norm2_weight, b.norm2_bias);
-        b.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std, true);
+        b.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std);
         if (c.linear_bias) b.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
-        b.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std, true);
+        b.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
         if (c.linear_bias) b.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
         return b;
     }
@@ -107,11 +112,11 @@ struct Builder {
             return std::vector<HfPart>{{.name = gpt2_names ? gpt2 : llama, .rows = rows}};
         };
         table.wte = matrix("wte.weight", rows_of("transformer.wte.weight", "model.embed_tokens.weight", V), -1, Vp, C,
-                           c.init_std, false);
+                           c.init_std);
         if (c.position == PositionEmbedding::kLearned)
             table.wpe = matrix("wpe.weight",
                                rows_of("transformer.wpe.weight", "model.embed_positions.weight", c.max_positions), -1,
-                               c.max_positions, C, c.init_std, false);
+                               c.max_positions, C, c.init_std);
         for (int l = 0; l < c.num_layers; l++) table.blocks.push_back(block(l));
         const std::string final_norm = gpt2_names ? "transformer.ln_f" : "model.norm";
         table.final_norm_weight = vector("final_norm.weight", whole(final_norm + ".weight", C, false), -1, C,
@@ -120,8 +125,8 @@ struct Builder {
             table.final_norm_bias = vector("final_norm.bias", whole(final_norm + ".bias", C, false), -1, C);
         table.head = table.wte;
         if (!c.tied_head)
-            table.head = matrix("lm_head.weight", rows_of("lm_head.weight", "lm_head.weight", V), -1, Vp, C, c.init_std,
-                                true);
+            table.head = matrix("lm_head.weight", rows_of("lm_head.weight", "lm_head.weight", V), -1, Vp, C,
+                                c.init_std);
     }
 };
 

@@ -1,11 +1,12 @@
 // The parameter table: one row per stored parameter, in the order of the model. Everything that walks
-// parameters (initialisation, optimizer, shards, checkpoints, exports) walks this table.
+// parameters (initialisation, optimizer, shards, checkpoints, exports) walks this table, which nothing changes.
 #pragma once
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "llmc/config/model_config.h"
+#include "llmc/model/state_slots.h"
 
 // A tensor of the Hugging Face model that is stored inside a parameter: rows [row_begin, row_begin + rows) of
 // it (all columns), transposed where the format wants [in, out] (GPT-2's Conv1D).
@@ -24,16 +25,15 @@ struct Param {
     enum class Init { kNormal, kOnes, kZeros } init = Init::kZeros;
     double init_std = 0;
     bool decay = false;          // weight decay applies (matrices)
-    bool fp8 = false;            // may be used in FP8 by a linear
     std::vector<HfPart> hf;
-    int64_t offset = 0;          // first element in the flat buffers, a multiple of kParamAlign; set by Buckets
+    OptimizerKind optimizer = OptimizerKind::kAdamW;
+    ShardPolicy shard = ShardPolicy::kElementwise;
 
+    // Whether its optimizer keeps this of it.
+    bool has(StateKind slot) const { return keeps(optimizer, slot); }
     bool is_vector() const { return cols == 1; }
     int64_t elems() const { return rows * cols; }
 };
-
-// Elements; the gaps stay 0. In FP8 the 256 bytes that matmuls like best.
-inline constexpr int64_t kParamAlign = 256;
 
 // Numbers of the parameters of a block within ParamTable::params; -1 where the model has none.
 struct BlockParams {
@@ -52,10 +52,11 @@ struct ParamTable {
     int wte = -1, wpe = -1;
     int final_norm_weight = -1, final_norm_bias = -1;
     int head = -1;               // equals wte when tied
-    int64_t flat_elems = 0;      // length of the flat buffers, gaps included; set by Buckets
     int64_t param_elems = 0;     // true parameters as Hugging Face counts them (true vocabulary, tied once)
 
     int find(const std::string& name) const;  // -1 if absent
+    // The layer that completes its gradient and reads it first, as ParamStore numbers layers.
+    int layer_of(int param) const;
 };
 
 // Which Hugging Face class a configuration is exact in; kOwn where none fits.

@@ -1,4 +1,4 @@
-// The ranks of a run and what they exchange. One process is one rank. comm_single.cpp is a run of one rank and needs no
+// The ranks of a run and what they exchange. One process is one rank. comm_single.cpp is a group of one and needs no
 // library; comm_mpi.cpp is one of several, started by mpirun or srun; comm_nccl.cpp adds to it what GPUs exchange.
 //
 // Every rank makes the same calls in the same order. Sums are taken in a fixed order, that of the ranks on the CPU and

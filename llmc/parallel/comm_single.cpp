@@ -1,19 +1,9 @@
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
+// A group of one rank: nothing is exchanged.
 #include <cstdlib>
-#include <cstring>
-#include <thread>
 
-#include "llmc/base/check.h"
-#include "llmc/base/host.h"
-#include "llmc/fault/heartbeat.h"
-#include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm.h"
 
 namespace {
-
-constexpr int kHearMs = 700;   // until the watchdogs of other hosts know of a rank's end
 
 class SingleComm : public Comm {
 public:
@@ -29,106 +19,6 @@ public:
     [[noreturn]] void abort(int exit_code) override { std::exit(exit_code); }
 };
 
-int number_of(const char* variable) {
-    const char* text = std::getenv(variable);
-    return text ? std::atoi(text) : 0;
-}
-
-// Where the first difference lies, with a little around it.
-std::string difference(const std::string& theirs, const std::string& ours) {
-    size_t at = 0;
-    while (at < theirs.size() && at < ours.size() && theirs[at] == ours[at]) at++;
-    const size_t begin = at > 30 ? at - 30 : 0;
-    auto piece = [&](const std::string& text) {
-        std::string part = text.substr(std::min(begin, text.size()), 60);
-        for (char& c : part)
-            if (c == '\n') c = ' ';
-        return part;
-    };
-    return "\"" + piece(theirs) + "\" against \"" + piece(ours) + "\"";
-}
-
 }  // namespace
 
 std::unique_ptr<Comm> open_single() { return std::make_unique<SingleComm>(); }
-
-#ifndef LLMC_MPI
-std::unique_ptr<Comm> open_comm() {
-    for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-        REQUIRE(number_of(size) <= 1, "%s is %d, and this executable was built without OpenMPI: install it (Debian's "
-                "libopenmpi-dev) and run make again", size, number_of(size));
-    return open_single();
-}
-std::string mpi_library_text() { return ""; }
-#else
-std::unique_ptr<Comm> open_mpi();   // comm_mpi.cpp
-
-// Where the launcher and OpenMPI do not know each other, each process is the only rank of a run of its own.
-static void require_all_met(int ranks) {
-    const bool openmpi = std::getenv("OMPI_COMM_WORLD_SIZE");
-    for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-        if (openmpi && size[0] == 'S') continue;   // of the daemons that mpirun started its ranks from
-        REQUIRE(ranks > 1 || number_of(size) <= 1, "%s is %d, but each process finds itself alone: the launcher is not "
-                "of the OpenMPI that this executable was built with; use its mpirun, or srun --mpi=pmix", size,
-                number_of(size));
-    }
-}
-
-std::unique_ptr<Comm> open_comm() {
-    const bool launched = std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("PMIX_RANK") || std::getenv("PMI_RANK");
-    if (launched) {
-        std::unique_ptr<Comm> mpi = open_mpi();
-        require_all_met(mpi->world().ranks);
-        return watched(device::device_info(-1).toolkit.empty() ? std::move(mpi) : open_nccl(std::move(mpi)));
-    }
-    const int tasks = number_of("SLURM_STEP_NUM_TASKS");
-    REQUIRE(tasks <= 1, "srun started %d tasks that do not know of each other: use srun --mpi=pmix", tasks);
-    return open_single();
-}
-#endif
-
-std::vector<int64_t> Comm::sum(const std::vector<int64_t>& mine) {
-    std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(int64_t));
-    std::vector<int64_t> total(mine.size());
-    for (const std::string& theirs : gather(bytes)) {
-        CHECK(theirs.size() == bytes.size(), "ranks add up different things");
-        for (size_t i = 0; i < total.size(); i++) {
-            int64_t value;
-            std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
-            total[i] += value;
-        }
-    }
-    return total;
-}
-
-void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items) {
-    for (const auto& [name, mine] : items) {
-        const std::vector<std::string> all = comm.gather(mine);
-        const auto other = std::find_if(all.begin(), all.end(), [&](const auto& text) { return text != all[0]; });
-        if (other == all.end()) continue;
-        const auto rank = static_cast<size_t>(other - all.begin());
-        const std::vector<std::string> hosts = comm.gather(host_name());
-        FAIL(kExitBadInput, "rank %zu (host %s) has another %s than rank 0 (host %s): %s", rank, hosts[rank].c_str(),
-             name.c_str(), hosts[0].c_str(), difference(*other, all[0]).c_str());
-    }
-}
-
-int end_with_error(Comm* comm, const char* what, int exit_code) {
-    const bool several = comm && comm->world().ranks > 1;
-    if (several) yield_to_watchdog(exit_code == kExitPeerLost);
-    std::fflush(stdout);
-    if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
-    const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
-    std::fprintf(stderr, "error: %s%s\n", who.c_str(), what);
-    leave_outcome(exit_code);
-    if (several) {
-        post_end(exit_code);
-        std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));
-        comm->abort(exit_code);
-    }
-    return exit_code;
-}
-int end_with_error(Comm* comm, const std::exception& error) {
-    const auto* ours = dynamic_cast<const Error*>(&error);
-    return end_with_error(comm, error.what(), ours ? ours->exit_code : kExitBug);
-}

@@ -4,7 +4,7 @@ Staging::Staging(const Config& config, const World& world, Trainer& trainer) : c
     const int64_t N = config.global_batch_size / world.ranks * config.seq_length;
     const int64_t ints_bytes = (input_rows(config) * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
     const int64_t fp8_bytes = (trainer.fp8().report_bytes() + 255) / 256 * 256;
-    const int64_t comm_bytes = (trainer.zero().report_bytes() + 255) / 256 * 256;
+    const int64_t comm_bytes = (trainer.reducer().report_bytes() + 255) / 256 * 256;
     const int64_t slot_bytes = ints_bytes + 2 * 256 + fp8_bytes + comm_bytes;   // a StepState each way
     static_assert(sizeof(StepState) <= 256);
     memory_ = static_cast<char*>(device::pinned_alloc(2 * slot_bytes));
@@ -19,7 +19,7 @@ Staging::Staging(const Config& config, const World& world, Trainer& trainer) : c
         s.result = new (base + ints_bytes + 256) StepState{};
         if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
         if (comm_bytes > 0) s.grad_comm_report = base + ints_bytes + 512 + fp8_bytes;
-        if (world.ranks > 1) s.comm_timer = &slots_[i].comm_timer.emplace(trainer.zero().timer_spans());
+        if (world.ranks > 1) s.comm_timer = &slots_[i].comm_timer.emplace(trainer.gatherer().timer_spans());
         slots_[i].begin = device::event_create();
         slots_[i].done = device::event_create();
     }

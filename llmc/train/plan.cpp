@@ -10,7 +10,8 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     ctx.recorder = &recorder;
     Arena arena;
     RehearsalComm comm(ranks);
-    Trainer trainer(config, table, fp8_plan, arena, comm);
+    const Groups groups(comm);
+    Trainer trainer(config, table, fp8_plan, arena, groups);
     StagedStep staged;
     staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
     trainer.step(ctx, staged);
@@ -25,10 +26,9 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     plan.save_bytes = planned_save_bytes(config, table, trainer.buckets());
     plan.checkpoint_bytes = planned_checkpoint_bytes(config, table, trainer.buckets());
     int64_t edge = 0;
-    for (const Bucket& bucket : trainer.buckets().all()) {
-        plan.flat_elems += bucket.elems;
+    for (const ParamGroup& bucket : trainer.buckets().all())
         if (bucket.first_layer < 0) edge += bucket.elems;
-    }
+    plan.flat_elems = trainer.buckets().layout().flat_elems();
     plan.edge_share = static_cast<double>(edge) / static_cast<double>(plan.flat_elems);
     plan.step_gemms = std::move(recorder.gemms);
     plan.step_ops = std::move(recorder.ops);

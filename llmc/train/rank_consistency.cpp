@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr const char* kKindNames[kBucketKinds] = {"linears in FP8", "linears in BF16", "others"};
+constexpr const char* kFormNames[kParamForms] = {"linears in FP8", "linears in BF16", "others"};
 
 bool outlives_its_tensor(const Fp8State& state, const std::string& tensor) {
     static const std::string weight = ".weight";
@@ -56,20 +56,20 @@ void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int
 
 std::vector<GradCommRecord> grad_comm_records(const std::vector<GradCommReport>& reports) {
     std::vector<GradCommRecord> records;
-    for (size_t kind = 0; kind < kBucketKinds; kind++) {
+    for (size_t form = 0; form < kParamForms; form++) {
         double sums[4] = {};
         Fp8Counts counts{};
         for (const GradCommReport& report : reports) {
-            for (int i = 0; i < 4; i++) sums[i] += report.sums[kind][i];
-            counts.elems += report.counts[kind].elems;
-            counts.saturated += report.counts[kind].saturated;
-            counts.flushed += report.counts[kind].flushed;
-            counts.nonfinite += report.counts[kind].nonfinite;
+            for (int i = 0; i < 4; i++) sums[i] += report.sums[form][i];
+            counts.elems += report.counts[form].elems;
+            counts.saturated += report.counts[form].saturated;
+            counts.flushed += report.counts[form].flushed;
+            counts.nonfinite += report.counts[form].nonfinite;
         }
         if (counts.elems == 0) continue;   // nothing of this kind travelled in FP8
         const auto elems = static_cast<double>(counts.elems);
         const bool zeros = sums[0] == 0 && sums[1] == 0;
-        records.push_back({.name = kKindNames[kind],
+        records.push_back({.name = kFormNames[form],
                            .relative_l2 = zeros ? 0 : std::sqrt(sums[3] / sums[0]),
                            .cosine = zeros ? 1 : sums[2] / std::sqrt(sums[0] * sums[1]),
                            .saturated = static_cast<double>(counts.saturated) / elems,

@@ -6,6 +6,8 @@
 
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/fp8_state_json.h"
+#include "llmc/checkpoint/load.h"
 #include "llmc/fault/heartbeat.h"
 
 using Json = nlohmann::json;
@@ -46,17 +48,15 @@ SaveOptions save_options(const Config& config, const IoHook& io_hook = {}) {
     return options;
 }
 
-bool shards_state(const Config& config, const Buckets& buckets) { return config.zero == 1 && buckets.ranks() > 1; }
-
 SaveLayout planned_layout(const Config& config, const ParamTable& table, const Buckets& buckets) {
     HeldByRank held = held_whole(table, buckets.ranks());
-    for (int rank = 0; rank < buckets.ranks() && shards_state(config, buckets); rank++) {
+    for (int rank = 0; rank < buckets.ranks() && shards_state(config, buckets.ranks()); rank++) {
         auto& mine = held[static_cast<size_t>(rank)];
         mine.assign(table.params.size(), {});
-        for (const Piece& piece : buckets.pieces(rank))
-            mine[static_cast<size_t>(piece.param)].push_back({piece.begin, piece.elems});
+        for (const ShardRange& range : buckets.shard_ranges(rank))
+            mine[static_cast<size_t>(range.param)].push_back({range.begin, range.elems});
     }
-    return make_save_layout(table, config.dtype, config.moment_dtype, held);
+    return make_save_layout(table, {config.dtype, config.moment_dtype}, held);
 }
 
 // One at the end, and those before at --save-interval.
@@ -80,7 +80,8 @@ int64_t planned_save_bytes(const Config& config, const ParamTable& table, const 
     const SaveLayout layout = planned_layout(config, table, buckets);
     int64_t bytes = 0;
     for (int rank = 0; rank < buckets.ranks(); rank++)
-        bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank, shards_state(config, buckets)));
+        bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank,
+                                                  shards_state(config, buckets.ranks())));
     return bytes;
 }
 
@@ -122,7 +123,7 @@ RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, 
     if (config.save.empty()) return;
     const auto fault = [this](const char* call, const std::string&) { return faults_.disk_error(call); };
     saver_ = std::make_unique<CheckpointSaver>(save_options(config, fault), config.shape, table,
-                                               trainer.optimizer().access(ctx), comm);
+                                               trainer.state_access(ctx), comm);
     saver_->require_room(checkpoints_to_come(config));
 }
 
@@ -141,7 +142,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     const std::string changed = data_.check_fingerprint(state.at("train_data").dump());
     REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
 
-    load_checkpoint(found.path, config_.shape, table_, trainer_.optimizer().access(ctx_));
+    load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_));
     const Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                             .adam_step = state.at("adam_step").get<int64_t>(),
                             .skips = state.at("skips").get<int64_t>(),
@@ -167,9 +168,9 @@ void RunCheckpoints::restore_fp8(const std::string& saved_json, bool fp8_given, 
             "the checkpoint is of a run with --fp8-recipe %s and this run does not set it: repeat the option, or give "
             "--fp8-recipe none to continue in BF16", recipe.c_str());
     trainer_.fp8().initialise(ctx_);
-    const std::string changed = trainer_.fp8().import_json(ctx_, saved_json);
+    const std::string changed = restore_fp8_state(ctx_, trainer_.fp8(), saved_json);
     if (!changed.empty()) notes.push_back("FP8 state of the checkpoint not used: " + changed);
-    trainer_.optimizer().weights_from_masters(ctx_, !changed.empty());
+    trainer_.weights_from_masters(ctx_, !changed.empty());
 }
 
 std::string RunCheckpoints::state_json(const Progress& progress) {
@@ -181,7 +182,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"skips", progress.skips},
         {"config", Json::parse(config_to_json(config_, family_))},
         {"train_data", Json::parse(data_.fingerprint_json())},
-        {"fp8", Json::parse(trainer_.fp8().export_json(ctx_))},
+        {"fp8", Json::parse(fp8_state_json(ctx_, trainer_.fp8()))},
         {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
         {"commit", kBuildCommit},
     };

@@ -40,7 +40,7 @@ void RunDevice::prepare() {
             static_cast<double>(plan.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
     arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(arena_memory_, plan.arena_bytes);
-    trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, comm_);
+    trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, groups_);
     staging = std::make_unique<Staging>(config_, comm_.world(), *trainer);
     device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
     trainer->decoder().upload_constants(ctx);

@@ -25,17 +25,28 @@ StepState* take_state(Arena& arena) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena, Comm& comm)
-    : config_(config), comm_(comm), table_(table), plan_(executed_fp8_plan(fp8_plan, config.inject)),
-      buckets_(table_, plan_, comm.world().ranks, static_cast<int64_t>(config.bucket_mb * 1e6)),
-      fp8_(config, plan_, buckets_, arena), optimizer_(config, table_, buckets_, comm, arena, fp8_),
-      store_(table_, optimizer_.weights(), optimizer_.grads(), optimizer_.zero()),
+Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
+                 const Groups& groups)
+    : config_(config), table_(table), groups_(groups), arena_(arena), plan_(executed_fp8_plan(fp8_plan, config.inject)),
+      layout_(table, plan_, static_cast<int64_t>(config.bucket_mb * 1e6), Buckets::unit(groups.data.world().ranks)),
+      buckets_(layout_, groups.data.world().ranks),
+      fp8_(config, plan_, layout_, gathers_fp8(config, buckets_), arena),
+      sharded_(config, table, buckets_, groups.data.world().rank, arena),
+      comm_stream_(config.overlap && groups.data.world().ranks > 1),
+      reducer_(config, sharded_, groups, comm_stream_, arena),
+      gatherer_(config, sharded_, fp8_, groups, comm_stream_, arena),
+      optimizers_(make_optimizers(config)), store_(sharded_, reducer_, gatherer_),
       decoder_(config.shape, table_, decoder_options(config), arena, store_, fp8_),
       inputs_(arena.take(Purpose::kInputs, Dtype::kInt32,
                          input_rows(config) * config.micro_batch_size * config.seq_length)),
       sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, arena) {
     state_ = take_state(arena);
     eval_state_ = take_state(arena);
+}
+
+void Trainer::initialise(Ctx& ctx) {
+    sharded_.initialise(ctx, config_.seed);
+    weights_from_masters(ctx, true);
 }
 
 DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
@@ -58,7 +69,7 @@ void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp
     const int64_t B = config_.micro_batch_size, T = config_.seq_length, at = number * B * T;
     const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at,
                                      staged.documents ? staged.documents + 2 * at : nullptr, B, T, state_);
-    fp8_.begin_micro_batch(ctx, number * comm_.world().ranks + comm_.world().rank, phase);
+    fp8_.begin_micro_batch(ctx, number * groups_.world.world().ranks + groups_.world.world().rank, phase);
     enter(staged, Phase::kForward);
     device::range_push("forward");
     decoder_.forward(ctx, batch, true);
@@ -67,36 +78,95 @@ void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp
     device::range_push("backward");
     decoder_.loss_and_backward(ctx, batch, state_);
     device::range_pop();
-    comm_.mark_progress(ctx);
+    groups_.world.mark_progress(ctx);
     executed_micro_batches_++;
 }
 
+// ---- the step
+
 void Trainer::step(Ctx& ctx, const StagedStep& staged) {
-    executed_micro_batches_ = 0;
-    zero().begin_step(staged.comm_timer);
-    device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
-    optimizer_.zero_grads(ctx);
-    fp8_.begin_step(ctx, staged.count_fp8);
-    if (fp8_.needs_calibration()) calibrate(ctx, staged);
-    if (staged.corrupt_gradient) device::fill_bytes(ctx, optimizer_.grads().data, 0xff, 4);   // NaN in any float type
-    for (int64_t i = 0; i < staged.micro_batches; i++) {
-        if (i + 1 == staged.micro_batches) zero().reduce_next_backward(ctx, staged.count_fp8);
-        micro_batch(ctx, staged, i, Fp8Phase::kTraining);
-    }
-    enter(staged, Phase::kReduce);
-    device::range_push("reduce");
-    zero().finish_reduce(ctx);
-    device::range_pop();
+    begin_step(ctx, staged);
+    forward_backward(ctx, staged);
+    reduce_gradients(ctx, staged);
     enter(staged, Phase::kUpdate);
     device::range_push("update");
-    optimizer_.update(ctx, state_);
+    clip_and_guard(ctx);
+    optimizer_step(ctx);
+    gather_weights(ctx);
     device::range_pop();
+    copy_results(ctx, staged);
+}
+
+void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
+    executed_micro_batches_ = 0;
+    if (staged.comm_timer) staged.comm_timer->restart();
+    comm_stream_.set_timer(staged.comm_timer);
+    device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
+    zero_gradients(ctx);
+    fp8_.begin_step(ctx, staged.count_fp8);
+    if (fp8_.needs_calibration()) calibrate(ctx, staged);
+}
+
+void Trainer::zero_gradients(Ctx& ctx) {
+    gatherer_.forget_gathered();
+    sharded_.zero_grads(ctx);
+}
+
+void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
+    if (staged.corrupt_gradient) device::fill_bytes(ctx, sharded_.grads().data, 0xff, 4);   // NaN in any float type
+    for (int64_t i = 0; i < staged.micro_batches; i++) {
+        if (i + 1 == staged.micro_batches) reducer_.begin(ctx, staged.count_fp8);
+        micro_batch(ctx, staged, i, Fp8Phase::kTraining);
+    }
+}
+
+// Most was reduced under the last backward already.
+void Trainer::reduce_gradients(Ctx& ctx, const StagedStep& staged) {
+    enter(staged, Phase::kReduce);
+    device::range_push("reduce");
+    reducer_.finish(ctx);
+    device::range_pop();
+}
+
+// Gradient norm over all ranks, clip scale, and whether the step is skipped, into *state_.
+void Trainer::clip_and_guard(Ctx& ctx) {
+    {
+        Arena::Scope scope(ctx, arena_);
+        Tensor scratch = arena_.scratch(Dtype::kFp64, kPartialSums);
+        for (const Tensor& block : sharded_.norm_blocks())
+            ops::sum_squares(ctx, {.sum = &state_->sum_squares, .in = block, .scratch = scratch});
+    }
+    reducer_.all_reduce_norm(ctx, state_);
+    ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad)});
+}
+
+// Of what this rank owns, with the amaxes of the new weights.
+void Trainer::optimizer_step(Ctx& ctx) {
+    fp8_.clear_weight_amax(ctx, state_);
+    for (const ShardRange& range : sharded_.ranges()) {
+        const Param& param = table_.params[static_cast<size_t>(range.param)];
+        ShardUpdate update{.param = param, .begin = range.begin, .weight = sharded_.weight(range),
+                           .grad = sharded_.reduced_grad(range), .slots = {}, .amax = fp8_.weight_slot(range.param)};
+        for (const StateSlot& row : kStateSlots)
+            if (param.has(row.kind)) update.slots[static_cast<size_t>(row.kind)] = sharded_.slot(row.kind, range);
+        optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);
+        fp8_.record_blocks(ctx, range.param, range.begin, sharded_.master(range));
+    }
+}
+
+void Trainer::gather_weights(Ctx& ctx) {
+    gatherer_.all_reduce_amaxes(ctx);
+    fp8_.update(ctx, state_);
+    gatherer_.gather(ctx, state_);
+}
+
+void Trainer::copy_results(Ctx& ctx, const StagedStep& staged) {
     device::copy_to_host(ctx, staged.result, state_, sizeof(StepState));
     // Casts of weights belong to the report, and may still be running beside.
-    if (staged.count_fp8 || staged.check_fp8) zero().wait_for_weights(ctx);
+    if (staged.count_fp8 || staged.check_fp8) gatherer_.wait(ctx);
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
-    if (staged.grad_comm_report && staged.count_fp8) zero().copy_report(ctx, staged.grad_comm_report);
-    zero().end_step();
+    if (staged.grad_comm_report && staged.count_fp8) reducer_.copy_report(ctx, staged.grad_comm_report);
+    comm_stream_.set_timer(nullptr);
 }
 
 // The first micro-batch of a rank with a target that counts. Where loss masks leave none its gradients are zero, and
@@ -116,11 +186,11 @@ void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     device::range_push("priming");
     micro_batch(ctx, staged, calibration_micro_batch(ctx, staged), Fp8Phase::kCalibration);
     device::range_pop();
-    zero().agree_on_amaxes(ctx);
+    gatherer_.all_reduce_amaxes(ctx);
     fp8_.finish_calibration(ctx);
     ctx.recorder = recorder;
     device::copy_to_device(ctx, state_, staged.inputs, kStepInputBytes);
-    optimizer_.zero_grads(ctx);
+    zero_gradients(ctx);
 }
 
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
@@ -128,7 +198,7 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     EvalResult result;
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
     const auto stopped = [&] { return !ctx.rehearsal && stop_wanted(); };
-    for (int64_t i = comm_.world().rank; i < iters && !stopped(); i += comm_.world().ranks) {
+    for (int64_t i = groups_.world.world().rank; i < iters && !stopped(); i += groups_.world.world().ranks) {
         post_progress();
         for (int64_t b = 0; b < B && !ctx.rehearsal; b++) {
             result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
@@ -141,11 +211,11 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
         decoder_.loss(ctx, batch, eval_state_);
         device::synchronize(ctx);   // the staging memory is read again by the next round
     }
-    comm_.sum(ctx, {&eval_state_->loss_sum, Dtype::kFp64, 1});
+    groups_.world.sum(ctx, {&eval_state_->loss_sum, Dtype::kFp64, 1});
     device::copy_to_host(ctx, staging.result, eval_state_, sizeof(StepState));
     device::synchronize(ctx);
     if (ctx.rehearsal) return result;
-    const std::vector<int64_t> total = comm_.sum(std::vector<int64_t>{result.counted_tokens, stop_wanted()});
+    const std::vector<int64_t> total = groups_.world.sum(std::vector<int64_t>{result.counted_tokens, stop_wanted()});
     result.counted_tokens = total[0];
     result.stopped = total[1] > 0;
     result.loss_sum = staging.result->loss_sum;

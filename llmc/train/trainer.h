@@ -9,8 +9,8 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/model/decoder.h"
-#include "llmc/parallel/comm.h"
 #include "llmc/parallel/zero_store.h"
+#include "llmc/train/checkpoint_access.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/sampler.h"
 
@@ -26,7 +26,7 @@ struct StagedStep {
     StepState* inputs = nullptr;   // host part of StepState, copied in at the start of the step
     StepState* result = nullptr;   // copied out at its end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
-    void* grad_comm_report = nullptr;   // Zero::report_bytes(), with the counts
+    void* grad_comm_report = nullptr;   // GradReducer::report_bytes(), with the counts
     CommTimer* comm_timer = nullptr;
     std::function<void(Phase)> on_phase = {};   // told where each phase begins, as the host gives it to the device
     bool count_fp8 = false;        // the reports have counts
@@ -39,13 +39,20 @@ struct StagedStep {
 
 class Trainer {
 public:
-    // comm is not owned.
-    Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena, Comm& comm);
+    // Nothing is owned.
+    Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
+            const Groups& groups);
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
-    // Enqueue one optimizer step: zero gradients, forward and backward of every micro-batch of this rank, sums over the
-    // ranks, update, result copied out.
+    // Masters of a new run and the weights that follow from them; moments 0.
+    void initialise(Ctx& ctx);
+    // The weights of all ranks from their masters, after those were loaded; see WeightGatherer.
+    void weights_from_masters(Ctx& ctx, bool fresh) { gatherer_.from_masters(ctx, fresh); }
+    StateAccess state_access(Ctx& ctx) { return checkpoint_access(ctx, sharded_, gatherer_); }
+
+    // Enqueues one optimizer step of this rank: gradients of its micro-batches, sums over the ranks, update, new
+    // weights, result copied out. No host synchronisation.
     void step(Ctx& ctx, const StagedStep& staged);
 
     // Sum of losses and counted tokens of `iters` micro-batches of `loader`, from its first sample on, which the ranks
@@ -68,9 +75,10 @@ public:
                                   uint64_t stream, const StagedStep& staging);
 
     Decoder& decoder() { return decoder_; }
-    Optimizer& optimizer() { return optimizer_; }
     Fp8State& fp8() { return fp8_; }
-    Zero& zero() { return optimizer_.zero(); }
+    ShardedState& sharded_state() { return sharded_; }
+    GradReducer& reducer() { return reducer_; }
+    WeightGatherer& gatherer() { return gatherer_; }
     const Buckets& buckets() const { return buckets_; }
     // Micro-batches of the latest step that ran, the one that calibrated delayed scaling included.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
@@ -80,19 +88,34 @@ private:
     DeviceBatch upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
                        const int32_t* documents, int64_t B, int64_t T, StepState* state);
 
+    // ---- the parts of a step
+    void begin_step(Ctx& ctx, const StagedStep& staged);
+    void forward_backward(Ctx& ctx, const StagedStep& staged);
+    void reduce_gradients(Ctx& ctx, const StagedStep& staged);
+    void clip_and_guard(Ctx& ctx);
+    void optimizer_step(Ctx& ctx);
+    void gather_weights(Ctx& ctx);
+    void copy_results(Ctx& ctx, const StagedStep& staged);
+
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
-    int64_t calibration_micro_batch(
-        const Ctx& ctx, const StagedStep& staged) const;  // number of the micro-batch that calibrates
+    int64_t calibration_micro_batch(const Ctx& ctx, const StagedStep& staged) const;
     void calibrate(Ctx& ctx, const StagedStep& staged);
+    void zero_gradients(Ctx& ctx);
 
     const Config& config_;
-    Comm& comm_;
-    ParamTable table_;       // with the places that buckets_ gives
+    const ParamTable& table_;
+    const Groups& groups_;
+    Arena& arena_;
     const Fp8Plan plan_;
+    const FlatLayout layout_;
     const Buckets buckets_;
     Fp8State fp8_;
-    Optimizer optimizer_;
+    ShardedState sharded_;
+    CommStream comm_stream_;
+    GradReducer reducer_;
+    WeightGatherer gatherer_;
+    const std::vector<std::unique_ptr<Optimizer>> optimizers_;   // by OptimizerKind
     ZeroStore store_;
     Decoder decoder_;
     Tensor inputs_;          // (input_rows, B*T) int32

@@ -71,7 +71,7 @@ TEST_CASE("checkpoint: every bit comes back, for every class, dtype, part size a
                 CAPTURE(dtype_name(weight));
                 CAPTURE(small);
                 TempDir dir;
-                FakeState state(c.config, weight, small ? Dtype::kBf16 : Dtype::kFp32);
+                FakeState state(c.config, {weight, small ? Dtype::kBf16 : Dtype::kFp32});
                 state.randomise(11);
                 CheckpointRequest request = request_of(dir.path, 120);
                 if (small) {
@@ -87,11 +87,11 @@ TEST_CASE("checkpoint: every bit comes back, for every class, dtype, part size a
                 CHECK(found.path == path);
                 CHECK(found.state_json == "{\"step\": 120}");
                 CHECK(found.skipped.empty());
-                FakeState back(c.config, state.weight_dtype, state.moment_dtype);
+                FakeState back(c.config, state.dtypes);
                 load_checkpoint(path, c.config, back.table, back.access(), request.staging_bytes);
                 CHECK(back.largest_request_bytes <= request.staging_bytes);
                 CHECK(back.same_as(state));
-                back.of(StateKind::kMomentV).back().back() ^= 1;
+                back.of(StateKind::kExpAvgSq).back().back() ^= 1;
                 CHECK_FALSE(back.same_as(state));
             }
 }
@@ -114,7 +114,7 @@ TEST_CASE("checkpoint: the size that is announced is enough and not far off") {
 
 TEST_CASE("checkpoint: GPT-2 matrices stand [in, out], Llama's are rows of ours, padding is left out") {
     TempDir dir;
-    FakeState gpt2(gpt2_config(), Dtype::kFp32), llama(llama_config(), Dtype::kFp32);
+    FakeState gpt2(gpt2_config(), {.weight = Dtype::kFp32}), llama(llama_config(), {.weight = Dtype::kFp32});
     gpt2.randomise(1);
     llama.randomise(2);
     // Numbers that tell places apart; random bits would include NaN.
@@ -215,7 +215,7 @@ TEST_CASE("checkpoint: a state of another shape, dtype or arithmetic is refused 
     state.randomise(3);
     const std::string path = save(state, request_of(dir.path, 1));
     auto loading = [&](const ModelConfig& c, Dtype weight = Dtype::kBf16, Dtype moment = Dtype::kFp32) {
-        FakeState other(c, weight, moment);
+        FakeState other(c, {weight, moment});
         return error_of([&] { load_checkpoint(path, c, other.table, other.access()); });
     };
     CHECK(loading(llama_config()) == "nothing");
@@ -410,7 +410,7 @@ TEST_CASE("checkpoint: transformers computes the stored logits from what we save
     const std::string script = "tests/support/check_hf_load.py";
     std::string command = std::string(python ? python : "python3") + " " + script;
     for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3"}) {
-        FakeState state(model_config_from_hf(fixture(name)), Dtype::kFp32);
+        FakeState state(model_config_from_hf(fixture(name)), {.weight = Dtype::kFp32});
         load_hf_weights(fixture(name), state.config, state.table, state.access(), *open_single());
         state.round_masters();
         CheckpointRequest request = request_of(dir / name, 1);

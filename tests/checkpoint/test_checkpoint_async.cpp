@@ -41,7 +41,7 @@ struct Gate {
 
 // One rank's training: its shard, and what it saved so far.
 struct Run {
-    ShardedState shard;
+    FakeShards shard;
     std::vector<SavedCheckpoint> saved;
     CheckpointSaver saver;   // last: a save that is under way ends, and is reported, when it goes
 
@@ -116,7 +116,7 @@ TEST_CASE("checkpoint, async: what is saved is the state at the call, however tr
 }
 
 TEST_CASE("checkpoint, async: the files are those of a save that waits") {
-    FakeState state(gpt2_config(), Dtype::kBf16, Dtype::kBf16);   // transposed matrices
+    FakeState state(gpt2_config(), {Dtype::kBf16, Dtype::kBf16});   // transposed matrices
     state.randomise(5);
     TempDir dir;
     for (bool async : {false, true}) {

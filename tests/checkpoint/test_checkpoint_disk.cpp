@@ -266,7 +266,7 @@ TEST_CASE("checkpoint: an error of the state itself passes through and leaves no
     FakeState state = random_state(1);
     StateAccess access = state.access();
     access.read = [](StateKind kind, int, int64_t, int64_t, void*) {
-        if (kind == StateKind::kMomentV) throw Error(kExitPeerLost, "the device is gone");
+        if (kind == StateKind::kExpAvgSq) throw Error(kExitPeerLost, "the device is gone");
     };
     check_contains(
         error_of([&] { save_checkpoint(request_of(dir.path, 1), state.config, state.table, access); }),

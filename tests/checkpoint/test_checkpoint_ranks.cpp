@@ -23,7 +23,7 @@ Strings nothing(int ranks) { return Strings(static_cast<size_t>(ranks), "nothing
 
 // One rank's part in saving its shards of `state`.
 void save_part(FakeState& state, const CheckpointRequest& request, Comm& comm, bool zero = true) {
-    ShardedState shard(state, comm, zero);
+    FakeShards shard(state, comm, zero);
     shard.take(state);
     CheckpointSaver saver(request, shard.config, shard.table, shard.access(), comm);
     saver.save(request.step, request.state_json);
@@ -40,13 +40,13 @@ void check_load_on(int ranks, FakeState& state, const CheckpointRequest& request
         const FoundCheckpoint found = find_checkpoint("auto", request.root, comm);
         CHECK(found.path == request.root + "/" + step_directory_name(request.step));
         CHECK(found.state_json == request.state_json);
-        ShardedState shard(state, comm, zero);
+        FakeShards shard(state, comm, zero);
         load_checkpoint(found.path, shard.config, shard.table, shard.access(), request.staging_bytes);
         CHECK(shard.part_of(state));
         CHECK(shard.of(StateKind::kWeight) == state.of(StateKind::kWeight));
-        for (std::vector<char>& moments : shard.of(StateKind::kMomentV)) moments.back() ^= 1;   // the check can fail
+        for (std::vector<char>& moments : shard.of(StateKind::kExpAvgSq)) moments.back() ^= 1;   // the check can fail
         CHECK_FALSE(shard.part_of(state));
-        for (std::vector<char>& moments : shard.of(StateKind::kMomentV)) moments.back() ^= 1;
+        for (std::vector<char>& moments : shard.of(StateKind::kExpAvgSq)) moments.back() ^= 1;
         CheckpointRequest next = request;
         next.root = again;
         CheckpointSaver saver(next, shard.config, shard.table, shard.access(), comm);
@@ -78,7 +78,7 @@ TEST_CASE("checkpoint, ranks: saved on any number, loaded on any other, saved ag
             CAPTURE(writers);
             TempDir dir;
             const bool small = cases % 2 == 1, zero = cases % 5 != 4;
-            FakeState state(c.config, small ? Dtype::kFp32 : Dtype::kBf16, small ? Dtype::kBf16 : Dtype::kFp32);
+            FakeState state(c.config, {small ? Dtype::kFp32 : Dtype::kBf16, small ? Dtype::kBf16 : Dtype::kFp32});
             state.randomise(static_cast<uint64_t>(cases++));
             CheckpointRequest request = request_of(dir / "first", 7);
             if (small) {
@@ -111,7 +111,7 @@ TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, a ra
             CAPTURE(zero);
             HeldByRank held;
             for (int rank = 0; rank < ranks; rank++) held.push_back(held_by(table, rank, ranks, 3000, zero));
-            const SaveLayout layout = make_save_layout(table, Dtype::kBf16, Dtype::kFp32, held, 30000);
+            const SaveLayout layout = make_save_layout(table, {}, held, 30000);
             std::vector<int64_t> bytes(static_cast<size_t>(ranks));
             int64_t total = 0;
             std::vector<int64_t> next(table.params.size());
@@ -141,7 +141,7 @@ TEST_CASE("checkpoint, ranks: each byte has one writer, the work is shared, a ra
         }
     HeldByRank hole = held_whole(table, 2);
     hole[0][3][0].count = hole[1][3][0].count = 5;
-    check_contains(error_of([&] { make_save_layout(table, Dtype::kBf16, Dtype::kFp32, hole); }),
+    check_contains(error_of([&] { make_save_layout(table, {}, hole); }),
                    {"exit 1", "no rank holds elements 5 to", table.params[3].name});
 }
 
@@ -271,9 +271,9 @@ TEST_CASE("checkpoint, ranks: any call of any rank may fail: all end with exit 7
 TEST_CASE("checkpoint, ranks: an error of one rank's state reaches all and leaves nothing") {
     TempDir dir;
     FakeState state = random_state(1, gpt2_config());
-    for (StateKind bad : {StateKind::kWeight, StateKind::kMomentV}) {
+    for (StateKind bad : {StateKind::kWeight, StateKind::kExpAvgSq}) {
         const Strings errors = run_ranks(3, [&](LocalComm& comm) {
-            ShardedState shard(state, comm);
+            FakeShards shard(state, comm);
             shard.take(state);
             StateAccess access = shard.access();
             if (comm.world().rank == 1)

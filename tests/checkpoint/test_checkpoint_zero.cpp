@@ -60,7 +60,7 @@ std::unique_ptr<CheckpointSaver> saver_of(TestModel& model, Comm& comm, const st
     options.root = root;
     options.async = model.config.save_async;
     return std::make_unique<CheckpointSaver>(options, model.config.shape, model.table,
-                                             model.trainer->optimizer().access(model.ctx), comm);
+                                             model.trainer->state_access(model.ctx), comm);
 }
 
 std::string state_json(TestModel& model) {
@@ -70,14 +70,14 @@ std::string state_json(TestModel& model) {
 // As a run resumes.
 void resume(TestModel& model, Comm& comm, const std::string& root) {
     const FoundCheckpoint found = ::find_checkpoint("auto", root, comm);
-    load_checkpoint(found.path, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx));
+    load_checkpoint(found.path, model.config.shape, model.table, model.trainer->state_access(model.ctx));
     const auto saved = Json::parse(found.state_json);
     StepState state{};
     state.adam_step = model.result.adam_step = saved.at("adam_step").get<int64_t>();
     device::copy_to_device(model.ctx, model.trainer->state(), &state, sizeof state);
     model.trainer->fp8().initialise(model.ctx);
-    CHECK(model.trainer->fp8().import_json(model.ctx, saved.at("fp8").get<std::string>()).empty());
-    model.trainer->optimizer().weights_from_masters(model.ctx, false);
+    CHECK(restore_fp8_state(model.ctx, model.trainer->fp8(), saved.at("fp8").get<std::string>()).empty());
+    model.trainer->weights_from_masters(model.ctx, false);
     device::synchronize(model.ctx);
 }
 

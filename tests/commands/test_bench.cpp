@@ -146,7 +146,7 @@ TEST_CASE("bench: every operation and transfer of a step is one call, and timing
         CHECK(!calls[i].beside);
         ran += entries;
         passes += entries == 2;
-        fills += calls[i].transfer && calls[i].bytes == timed.model.trainer->optimizer().grads().bytes();
+        fills += calls[i].transfer && calls[i].bytes == timed.model.trainer->sharded_state().grads().bytes();
     }
     CHECK_EQ(ran, planned);
     CHECK_EQ(fills, 1);   // of the gradients

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "llmc/base/check.h"
-#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/hf_config.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/model/params.h"
 
 namespace {
 

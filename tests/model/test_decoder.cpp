@@ -54,7 +54,7 @@ TEST_CASE("decoder gradients agree with central differences in double") {
         model.set_random_batch(2, 11);
         model.gradients();
         const std::vector<std::vector<double>> grads = all_grads(model);
-        StateAccess access = model.trainer->optimizer().access(model.ctx);
+        StateAccess access = model.trainer->state_access(model.ctx);
         double worst = 0;
         for (size_t p = 0; p < model.table.params.size(); p++) {
             const Param& param = model.table.params[p];
@@ -259,7 +259,7 @@ TEST_CASE("a batch that is not finite changes nothing but the report") {
     TestModel model(tiny_config(tiny_gpt2(), Dtype::kFp32, 1, 8));
     model.set_random_batch(2, 5);
     model.step();
-    StateAccess access = model.trainer->optimizer().access(model.ctx);
+    StateAccess access = model.trainer->state_access(model.ctx);
     const int poisoned = model.table.find("layers.1.up.bias");
     const float nan = std::nanf("");
     float value;
@@ -337,7 +337,7 @@ TEST_CASE("documents: gradients agree with central differences in double") {
     const std::vector<int32_t> tokens = text_with_documents(7), next = text_with_documents(8);
     model.set_batch(tokens, next);
     model.gradients();
-    StateAccess access = model.trainer->optimizer().access(model.ctx);
+    StateAccess access = model.trainer->state_access(model.ctx);
     const BlockParams& block = model.table.blocks[0];
     for (int p : {block.qkv_weight, block.norm1_weight, model.table.wte}) {
         const Param& param = model.table.params[static_cast<size_t>(p)];

@@ -181,7 +181,7 @@ TEST_CASE("fp8: a step that is not finite is named, skipped, and leaves factors 
         const std::string state = state_text(model);
         // The norm before block 1's up projection becomes infinite.
         const int norm = model.table.blocks[1].norm2_weight;
-        StateAccess access = model.trainer->optimizer().access(model.ctx);
+        StateAccess access = model.trainer->state_access(model.ctx);
         bf16 good, bad(INFINITY);
         access.read(StateKind::kWeight, norm, 5, 1, &good);
         access.write(StateKind::kWeight, norm, 5, 1, &bad);

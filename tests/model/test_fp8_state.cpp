@@ -54,7 +54,7 @@ int check_update(const Config& c, const Json& before, const Json& after) {
 
 std::vector<float> masters_of(TestModel& model, const Fp8Linear& linear) {
     std::vector<float> masters(static_cast<size_t>(linear.in * linear.out));
-    model.trainer->optimizer().access(model.ctx).read(StateKind::kMaster, linear.param, 0, linear.in * linear.out,
+    model.trainer->state_access(model.ctx).read(StateKind::kMaster, linear.param, 0, linear.in * linear.out,
                                                       masters.data());
     return masters;
 }
@@ -85,7 +85,7 @@ void check_weights(TestModel& model, const Fp8Linear& linear) {
     }
     // AdamW recorded the amax of what it wrote; a checkpoint's weights are the masters, rounded.
     std::vector<bf16> saved(masters.size());
-    model.trainer->optimizer().access(model.ctx).read(StateKind::kWeight, linear.param, 0, in.elems, saved.data());
+    model.trainer->state_access(model.ctx).read(StateKind::kWeight, linear.param, 0, in.elems, saved.data());
     uint32_t amax = 0;
     int64_t unequal = 0;
     for (size_t i = 0; i < masters.size(); i++) {

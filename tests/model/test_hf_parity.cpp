@@ -10,7 +10,8 @@
 #include <filesystem>
 #include <string>
 
-#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/load.h"
 #include "llmc/checkpoint/safetensors.h"
 #include "tests/support/checkpoint_test.h"
 #include "tests/support/model_test.h"
@@ -78,9 +79,9 @@ void check_model(const std::string& name) {
     const SafetensorsReader reference(directory + "/reference.safetensors");
     const int64_t B = 2, T = 16, N = B * T;
     TestModel model(tiny_config(model_config_from_hf(directory), Dtype::kFp32, B, T));
-    load_hf_weights(directory, model.config.shape, model.table, model.trainer->optimizer().access(model.ctx),
+    load_hf_weights(directory, model.config.shape, model.table, model.trainer->state_access(model.ctx),
                     model.comm);
-    model.trainer->optimizer().weights_from_masters(model.ctx, true);
+    model.trainer->weights_from_masters(model.ctx, true);
     model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
     REQUIRE(model.counted < N);   // some targets are ignored
 
@@ -120,9 +121,9 @@ void check_export(const std::string& name) {
     fs::remove_all(root);
     const int64_t B = 2, T = 16;
     TestModel model(tiny_config(model_config_from_hf(fixture), Dtype::kFp32, B, T));
-    const StateAccess access = model.trainer->optimizer().access(model.ctx);
+    const StateAccess access = model.trainer->state_access(model.ctx);
     load_hf_weights(fixture, model.config.shape, model.table, access, model.comm);
-    model.trainer->optimizer().weights_from_masters(model.ctx, true);
+    model.trainer->weights_from_masters(model.ctx, true);
     checkpoint_test::CheckpointRequest request;
     request.root = root;
     request.seq_length = T;

@@ -9,12 +9,13 @@
 namespace {
 
 struct Cut {
-    ParamTable table;
-    Fp8Plan plan;
-    Buckets buckets;
+    const ParamTable table;
+    const Fp8Plan plan;
+    const FlatLayout layout;
+    const Buckets buckets;
     Cut(const Config& config, int ranks, int64_t bytes)
         : table(make_param_table(config.shape)), plan(make_fp8_plan(config, table)),
-          buckets(table, plan, ranks, bytes) {}
+          layout(table, plan, bytes, Buckets::unit(ranks)), buckets(layout, ranks) {}
 };
 
 std::vector<Config> configs() {
@@ -33,17 +34,11 @@ std::vector<Config> configs() {
 
 constexpr int64_t kSizes[] = {1, 20000, int64_t{1} << 40};   // a parameter each, some, all in one
 
-int layer_of(const ParamTable& table, int param) {
-    if (param == table.wte || param == table.wpe) return -1;
-    const int layer = table.params[static_cast<size_t>(param)].layer;
-    return layer >= 0 ? layer : static_cast<int>(table.blocks.size());
-}
-
 void check_places(const Cut& cut, int ranks, int64_t bytes) {
     int64_t flat = 0;
     std::set<int> seen;
     int before = -2;
-    for (const Bucket& bucket : cut.buckets.all()) {
+    for (const ParamGroup& bucket : cut.buckets.all()) {
         CHECK(bucket.begin == flat);
         CHECK(bucket.elems % (ranks * kParamAlign) == 0);
         CHECK(cut.buckets.block_elems(bucket) * ranks == bucket.elems);
@@ -52,70 +47,69 @@ void check_places(const Cut& cut, int ranks, int64_t bytes) {
         int64_t at = bucket.begin;
         int layer = bucket.first_layer;
         for (int param : bucket.params) {
-            CHECK(layer_of(cut.table, param) - layer <= 1);   // they are ready one after the other
-            layer = layer_of(cut.table, param);
+            CHECK(cut.table.layer_of(param) - layer <= 1);   // they are ready one after the other
+            layer = cut.table.layer_of(param);
             const Param& p = cut.table.params[static_cast<size_t>(param)];
             CHECK(seen.insert(param).second);
-            CHECK(p.offset == at);
-            CHECK(&cut.buckets.of_param(param) == &bucket);
-            CHECK(cut.buckets.weight_offset(param) - bucket.weight_begin == p.offset - bucket.begin);
-            CHECK(layer_of(cut.table, param) >= bucket.first_layer);
-            CHECK(layer_of(cut.table, param) <= bucket.last_layer);
+            CHECK(cut.layout.offset(param) == at);
+            CHECK(cut.layout.elems(param) == p.elems());
+            CHECK(&cut.layout.group_of(param) == &bucket);
+            CHECK(cut.layout.weight_offset(param) - bucket.weight_begin == at - bucket.begin);
+            CHECK(cut.table.layer_of(param) >= bucket.first_layer);
+            CHECK(cut.table.layer_of(param) <= bucket.last_layer);
             at += (p.elems() + kParamAlign - 1) / kParamAlign * kParamAlign;
         }
         // It was closed as soon as it was long enough, and padded no more than needed.
-        const Param& last = cut.table.params[static_cast<size_t>(bucket.params.back())];
-        if (bucket.params.size() > 1) CHECK((last.offset - bucket.begin) * 4 < bytes);
+        if (bucket.params.size() > 1) CHECK((cut.layout.offset(bucket.params.back()) - bucket.begin) * 4 < bytes);
         CHECK(bucket.elems - (at - bucket.begin) < ranks * kParamAlign);
         flat += bucket.elems;
     }
     CHECK(seen.size() == cut.table.params.size());
-    CHECK(cut.table.flat_elems == flat);
+    CHECK(cut.layout.flat_elems() == flat);
     CHECK(cut.buckets.shard_elems() * ranks == flat);
-    CHECK(cut.buckets.weight_elems() + cut.buckets.fp8_elems() == flat);
+    CHECK(cut.layout.weight_elems() + cut.layout.fp8_elems() == flat);
 }
 
-void check_kinds(const Cut& cut) {
+void check_forms(const Cut& cut) {
     for (size_t i = 0; i < cut.table.params.size(); i++) {
         const int param = static_cast<int>(i);
-        BucketKind kind = BucketKind::kOthers;
+        ParamForm form = ParamForm::kOther;
         for (const LinearPlan& linear : cut.plan.linears)
             if (linear.weight == param && param != cut.table.wte)
-                kind = linear.fp8 ? BucketKind::kFp8Linears : BucketKind::kLinears;
-        CHECK(cut.buckets.of_param(param).kind == kind);
+                form = linear.fp8 ? ParamForm::kFp8Linear : ParamForm::kLinear;
+        CHECK(cut.layout.form(param) == form);
     }
     // Each form of weights is a buffer of its own.
     int64_t ends[2] = {};
-    for (const Bucket& bucket : cut.buckets.all()) {
-        int64_t& end = ends[bucket.kind == BucketKind::kFp8Linears];
+    for (const ParamGroup& bucket : cut.buckets.all()) {
+        int64_t& end = ends[bucket.form == ParamForm::kFp8Linear];
         CHECK(bucket.weight_begin == end);
         end += bucket.elems;
     }
-    CHECK(ends[0] == cut.buckets.weight_elems());
-    CHECK(ends[1] == cut.buckets.fp8_elems());
+    CHECK(ends[0] == cut.layout.weight_elems());
+    CHECK(ends[1] == cut.layout.fp8_elems());
 }
 
 // Owners of every element, and of every place in their shards.
-void check_pieces(const Cut& cut, int ranks) {
+void check_ranges(const Cut& cut, int ranks) {
     std::vector<std::vector<int>> owners;
     for (const Param& p : cut.table.params) owners.emplace_back(p.elems(), 0);
     int64_t not_once = 0;
     for (int rank = 0; rank < ranks; rank++) {
         std::vector<bool> used(static_cast<size_t>(cut.buckets.shard_elems()));
         int64_t before = -1;
-        for (const Piece& piece : cut.buckets.pieces(rank)) {
-            const Param& p = cut.table.params[static_cast<size_t>(piece.param)];
-            const Bucket& bucket = cut.buckets.all()[static_cast<size_t>(piece.bucket)];
-            const int64_t flat = p.offset + piece.begin, block = cut.buckets.block_elems(bucket);
-            CHECK(piece.begin % kParamAlign == 0);
+        for (const ShardRange& range : cut.buckets.shard_ranges(rank)) {
+            const ParamGroup& bucket = cut.buckets.all()[static_cast<size_t>(range.bucket)];
+            const int64_t flat = cut.layout.offset(range.param) + range.begin, block = cut.buckets.block_elems(bucket);
+            CHECK(range.begin % kParamAlign == 0);
             CHECK(flat > before);
             before = flat;
             CHECK((flat - bucket.begin) / block == rank);
-            CHECK(piece.shard == bucket.begin / ranks + (flat - bucket.begin) % block);
-            for (int64_t i = 0; i < piece.elems; i++) {
-                owners[static_cast<size_t>(piece.param)][static_cast<size_t>(piece.begin + i)]++;
-                not_once += used[static_cast<size_t>(piece.shard + i)];
-                used[static_cast<size_t>(piece.shard + i)] = true;
+            CHECK(range.shard == bucket.begin / ranks + (flat - bucket.begin) % block);
+            for (int64_t i = 0; i < range.elems; i++) {
+                owners[static_cast<size_t>(range.param)][static_cast<size_t>(range.begin + i)]++;
+                not_once += used[static_cast<size_t>(range.shard + i)];
+                used[static_cast<size_t>(range.shard + i)] = true;
             }
         }
     }
@@ -134,8 +128,8 @@ TEST_CASE("buckets: every parameter has one place, and every element one owner")
                 CAPTURE(bytes);
                 const Cut cut(config, ranks, bytes);
                 check_places(cut, ranks, bytes);
-                check_kinds(cut);
-                if (ranks != 4) check_pieces(cut, ranks);
+                check_forms(cut);
+                if (ranks != 4) check_ranges(cut, ranks);
             }
         }
     }
@@ -144,14 +138,20 @@ TEST_CASE("buckets: every parameter has one place, and every element one owner")
 TEST_CASE("buckets: a rank that owns everything has the places of the flat buffers, as one rank has") {
     const Config config = fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed);
     const Cut one(config, 1, 20000), three(config, 3, 20000);
-    CHECK(one.buckets.pieces(0) == one.buckets.whole_pieces());
-    for (const Piece& piece : three.buckets.whole_pieces()) {
-        const Param& p = three.table.params[static_cast<size_t>(piece.param)];
-        CHECK(piece.begin == 0);
-        CHECK(piece.elems == p.elems());
-        CHECK(piece.shard == p.offset);
+    CHECK(one.buckets.shard_ranges(0) == one.buckets.whole_ranges());
+    for (const ShardRange& range : three.buckets.whole_ranges()) {
+        const Param& p = three.table.params[static_cast<size_t>(range.param)];
+        CHECK(range.begin == 0);
+        CHECK(range.elems == p.elems());
+        CHECK(range.shard == three.layout.offset(range.param));
     }
-    CHECK(three.buckets.whole_pieces().size() == three.table.params.size());
+    CHECK(three.buckets.whole_ranges().size() == three.table.params.size());
+}
+
+TEST_CASE("buckets: a layout that so many ranks cannot share is refused") {
+    const Cut two(fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed), 2, 20000);
+    CHECK_NOTHROW(Buckets(two.layout, 1));
+    CHECK_THROWS_AS(Buckets(two.layout, 7), Error);
 }
 
 TEST_CASE("buckets: a large model in buckets of 256 MB") {
@@ -163,8 +163,8 @@ TEST_CASE("buckets: a large model in buckets of 256 MB") {
     const Cut cut(config, 8, 256'000'000);
     CHECK(cut.table.param_elems == 8030261248);
     int64_t longest_linears = 0;
-    for (const Bucket& bucket : cut.buckets.all())
-        if (bucket.kind != BucketKind::kOthers) longest_linears = std::max(longest_linears, bucket.elems);
+    for (const ParamGroup& bucket : cut.buckets.all())
+        if (bucket.form != ParamForm::kOther) longest_linears = std::max(longest_linears, bucket.elems);
     // The head, alone: 128256 x 4096.
     CHECK(longest_linears == 525336576);
     CHECK(cut.buckets.all().front().first_layer == -1);

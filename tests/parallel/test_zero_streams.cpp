@@ -26,7 +26,7 @@ public:
         model_.staged.count_fp8 = count;
         if (count) {
             model_.staged.fp8_report = fp8_report_.empty() ? nullptr : fp8_report_.data();
-            model_.staged.grad_comm_report = model_.trainer->zero().report_bytes() ? &grad_comm_report_ : nullptr;
+            model_.staged.grad_comm_report = model_.trainer->reducer().report_bytes() ? &grad_comm_report_ : nullptr;
         }
         model_.step();
         note(model_.result);
@@ -47,7 +47,7 @@ public:
     }
     // What a checkpoint reads.
     void save() {
-        const StateAccess access = model_.trainer->optimizer().access(model_.ctx);
+        const StateAccess access = model_.trainer->state_access(model_.ctx);
         for (size_t i = 0; i < model_.table.params.size(); i++) {
             const int param = static_cast<int>(i);
             const Tensor weight = model_.trainer->decoder().weight(param);   // empty if in FP8 alone
@@ -154,7 +154,7 @@ TEST_CASE("streams: either may be deferred as far as the events allow, and each 
 
 TEST_CASE("streams: weights made anew while others are on their way are the same in either order") {
     const Actions again{{}, [](TestModel& model, int) {
-        model.trainer->optimizer().weights_from_masters(model.ctx, true);
+        model.trainer->weights_from_masters(model.ctx, true);
     }};
     for (const Case& c : cases()) {
         CAPTURE(c.name);

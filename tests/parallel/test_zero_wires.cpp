@@ -18,7 +18,7 @@ using Floats = std::vector<float>;
 struct Journey {
     std::vector<std::map<int, Floats>> local;   // by rank, parameter
     std::map<int, Floats> sums;
-    std::map<int, BucketKind> kinds;
+    std::map<int, ParamForm> kinds;
     std::vector<GradCommReport> reports;            // by rank
     int skip = 0;
 };
@@ -28,7 +28,7 @@ void capture_gradients(TestModel& model, WatchedStore& store, std::map<int, Floa
     store.gradients_ready = [&model, &local, corrupt](int layer) {
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const int param = static_cast<int>(i);
-            if (store_layer_of(model.table, param) != layer) continue;
+            if (model.table.layer_of(param) != layer) continue;
             const Tensor grad = model.trainer->decoder().grad(param);
             if (corrupt) {
                 Bytes bytes = raw(model, grad);
@@ -54,18 +54,18 @@ Journey travel(Config config, int ranks, const Corrupt& corrupt = {}) {
         capture_gradients(model, store, journey.local[rank], corrupt);
         model.set_random_batch(config.global_batch_size, 5);
         model.staged.count_fp8 = config.fp8_health_interval > 0;
-        model.staged.grad_comm_report = model.trainer->zero().report_bytes() ? &journey.reports[rank] : nullptr;
+        model.staged.grad_comm_report = model.trainer->reducer().report_bytes() ? &journey.reports[rank] : nullptr;
         model.step();
         const std::lock_guard lock(mutex);
         journey.skip += model.result.skip;
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const int param = static_cast<int>(i);
-            journey.kinds[param] = model.trainer->buckets().of_param(param).kind;
+            journey.kinds[param] = model.trainer->buckets().layout().form(param);
             journey.sums[param].resize(static_cast<size_t>(model.table.params[i].elems()));
         }
-        for (const Piece& piece : model.trainer->zero().pieces()) {
-            const std::vector<double> sum = model.read(model.trainer->zero().reduced(piece));
-            std::copy(sum.begin(), sum.end(), journey.sums[piece.param].begin() + piece.begin);
+        for (const ShardRange& range : model.trainer->sharded_state().ranges()) {
+            const std::vector<double> sum = model.read(model.trainer->sharded_state().reduced_grad(range));
+            std::copy(sum.begin(), sum.end(), journey.sums[range.param].begin() + range.begin);
         }
     });
     return journey;
@@ -106,8 +106,8 @@ bool same_bits(const Floats& a, const Floats& b) {
     return true;
 }
 
-GradCommDtype wire_of(const Config& config, BucketKind kind) {
-    if (config.grad_comm_dtype == Dtype::kE4m3 && kind != BucketKind::kOthers) return GradCommDtype::kFp8;
+GradCommDtype wire_of(const Config& config, ParamForm kind) {
+    if (config.grad_comm_dtype == Dtype::kE4m3 && kind != ParamForm::kOther) return GradCommDtype::kFp8;
     const bool bf16_anyway = config.grad_dtype == Dtype::kBf16 || config.grad_comm_dtype == Dtype::kBf16;
     return bf16_anyway ? GradCommDtype::kBf16 : GradCommDtype::kFp32;
 }
@@ -241,7 +241,7 @@ TEST_CASE("wires: the error of gradients in FP8 is that against the fp32 sums, a
         for (size_t kind = 0; kind < 2; kind++) {
             double exact = 0, found = 0, both = 0, apart = 0;
             for (const auto& [param, sum] : journey.sums) {
-                if (journey.kinds.at(param) != static_cast<BucketKind>(kind)) continue;
+                if (journey.kinds.at(param) != static_cast<ParamForm>(kind)) continue;
                 const Floats fp32 = sum_of(journey, param, GradCommDtype::kFp32);
                 for (size_t i = 0; i < sum.size(); i++) {
                     const double a = static_cast<double>(fp32[i]), b = static_cast<double>(sum[i]);

@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "llmc/base/rng.h"
-#include "llmc/checkpoint/checkpoint.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/load.h"
 #include "llmc/checkpoint/safetensors.h"
 
 namespace checkpoint_test {
@@ -160,26 +162,23 @@ inline ModelConfig one_layer() {
 struct FakeState {
     ModelConfig config;
     ParamTable table;
-    Dtype weight_dtype, moment_dtype;
-    std::vector<std::vector<char>> bytes[4];  // by kind, then by parameter
+    StateDtypes dtypes;
+    std::vector<std::vector<char>> bytes[kStateKinds];  // by kind, then by parameter
     int64_t largest_request_bytes = 0;
 
-    explicit FakeState(const ModelConfig& c, Dtype weight = Dtype::kBf16, Dtype moment = Dtype::kFp32)
-        : config(c), table(make_param_table(c)), weight_dtype(weight), moment_dtype(moment) {
+    explicit FakeState(const ModelConfig& c, const StateDtypes& types = {})
+        : config(c), table(make_param_table(c)), dtypes(types) {
         for (StateKind kind : kinds())
             for (const Param& param : table.params)
-                of(kind).emplace_back(static_cast<size_t>(param.elems() * dtype_bytes(dtype(kind))), '\x5a');
+                of(kind).emplace_back(static_cast<size_t>(param.elems() * dtype_bytes(dtypes.of(kind))), '\x5a');
     }
 
     static std::vector<StateKind> kinds() {
-        return {StateKind::kWeight, StateKind::kMaster, StateKind::kMomentM, StateKind::kMomentV};
+        std::vector<StateKind> kinds{StateKind::kWeight};
+        for (const StateSlot& slot : kStateSlots) kinds.push_back(slot.kind);
+        return kinds;
     }
     std::vector<std::vector<char>>& of(StateKind kind) { return bytes[static_cast<int>(kind)]; }
-    Dtype dtype(StateKind kind) const {
-        if (kind == StateKind::kWeight) return weight_dtype;
-        return kind == StateKind::kMaster ? Dtype::kFp32 : moment_dtype;
-    }
-
     // Any bits at all, NaN included; weights are rounded masters, as the optimizer leaves them.
     void randomise(uint64_t seed) {
         for (StateKind kind : kinds())
@@ -200,11 +199,11 @@ struct FakeState {
     // Weights from fp32 values.
     void round_values(size_t p, int64_t begin, const char* values, int64_t count) {
         for (int64_t i = 0; i < count; i++) {
-            char* weight = of(StateKind::kWeight)[p].data() + (begin + i) * dtype_bytes(weight_dtype);
+            char* weight = of(StateKind::kWeight)[p].data() + (begin + i) * dtype_bytes(dtypes.weight);
             float value;
             std::memcpy(&value, values + i * 4, 4);
             const bf16 rounded(value);
-            if (weight_dtype == Dtype::kFp32) std::memcpy(weight, values + i * 4, 4);
+            if (dtypes.weight == Dtype::kFp32) std::memcpy(weight, values + i * 4, 4);
             else std::memcpy(weight, &rounded, 2);
         }
     }
@@ -221,7 +220,7 @@ struct FakeState {
     StateAccess access() {
         auto place = [this](StateKind kind, int index, int64_t begin, int64_t count) {
             std::vector<char>& data = of(kind).at(static_cast<size_t>(index));
-            const int64_t element = dtype_bytes(dtype(kind));
+            const int64_t element = dtype_bytes(dtypes.of(kind));
             REQUIRE(begin >= 0);
             REQUIRE(count > 0);
             REQUIRE((begin + count) * element <= static_cast<int64_t>(data.size()));
@@ -229,8 +228,7 @@ struct FakeState {
             return std::pair(data.data() + begin * element, static_cast<size_t>(count * element));
         };
         StateAccess access;
-        access.weight_dtype = weight_dtype;
-        access.moment_dtype = moment_dtype;
+        access.dtypes = dtypes;
         access.read = [place](StateKind kind, int index, int64_t begin, int64_t count, void* host) {
             auto [data, n] = place(kind, index, begin, count);
             std::memcpy(host, data, n);
@@ -279,7 +277,7 @@ inline std::string save(FakeState& state, const CheckpointRequest& request) {
 
 // The state that a checkpoint directory holds.
 inline FakeState load(const std::string& path, const FakeState& like) {
-    FakeState state(like.config, like.weight_dtype, like.moment_dtype);
+    FakeState state(like.config, like.dtypes);
     load_checkpoint(path, state.config, state.table, state.access());
     return state;
 }

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "llmc/checkpoint/fp8_state_json.h"
 #include "tests/support/model_test.h"
 
 inline constexpr Fp8Recipe kFp8Recipes[] = {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise};
@@ -49,4 +50,4 @@ inline std::vector<char> raw(TestModel& model, const Tensor& tensor) {
 }
 
 // Scales and histories of a delayed run.
-inline std::string state_text(TestModel& model) { return model.trainer->fp8().export_json(model.ctx); }
+inline std::string state_text(TestModel& model) { return fp8_state_json(model.ctx, model.trainer->fp8()); }

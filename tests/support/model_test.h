@@ -80,10 +80,10 @@ public:
         device::fill_bytes(ctx, memory_, 0xff, plan.arena_bytes);
         arena = Arena(memory_, plan.arena_bytes);
         arena.set_poison(poison);
-        trainer = std::make_unique<Trainer>(config, table, fp8_plan, arena, comm);
+        trainer = std::make_unique<Trainer>(config, table, fp8_plan, arena, groups_);
         device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
         trainer->decoder().upload_constants(ctx);
-        trainer->optimizer().initialise(ctx);
+        trainer->initialise(ctx);
     }
     ~TestModel() {
         trainer.reset();
@@ -191,6 +191,7 @@ public:
     int64_t counted = 0;
 
 private:
+    const Groups groups_{comm};
     void* memory_ = nullptr;
     std::vector<int32_t> tokens_, targets_, order_, documents_;
     StepState inputs_{};

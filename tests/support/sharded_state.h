@@ -2,6 +2,7 @@
 #pragma once
 #include <map>
 
+#include "llmc/model/flat_layout.h"
 #include "llmc/model/params.h"
 #include "tests/support/checkpoint_test.h"
 #include "tests/support/local_ranks.h"
@@ -45,44 +46,41 @@ inline Held held_by(const ParamTable& table, int rank, int ranks, int64_t bucket
 }
 
 // One rank's part of a state. Elements of others must not be touched, weights must be collected before they are read.
-struct ShardedState : FakeState {
+struct FakeShards : FakeState {
     Held held;
     Comm& comm;
     bool zero;
     int collected = -1;
 
-    ShardedState(const FakeState& like, Comm& comm_, bool zero_ = true, int64_t bucket_elems = 3000)
-        : FakeState(like.config, like.weight_dtype, like.moment_dtype),
+    FakeShards(const FakeState& like, Comm& comm_, bool zero_ = true, int64_t bucket_elems = 3000)
+        : FakeState(like.config, like.dtypes),
           held(held_by(table, comm_.world().rank, comm_.world().ranks, bucket_elems, zero_)), comm(comm_),
           zero(zero_ && comm_.world().ranks > 1) {}
 
-    static std::vector<StateKind> sharded_kinds() {
-        return {StateKind::kMaster, StateKind::kMomentM, StateKind::kMomentV};
-    }
-
     // What this rank holds of another state.
     void take(FakeState& whole) {
-        for (StateKind kind : sharded_kinds()) each_held([&](size_t p, const ElementRange& part) {
-            const int64_t element = dtype_bytes(dtype(kind));
-            std::memcpy(of(kind)[p].data() + part.begin * element, whole.of(kind)[p].data() + part.begin * element,
+        for (const StateSlot& slot : kStateSlots) each_held([&](size_t p, const ElementRange& part) {
+            const int64_t element = dtype_bytes(dtypes.of(slot.kind));
+            std::memcpy(of(slot.kind)[p].data() + part.begin * element,
+                        whole.of(slot.kind)[p].data() + part.begin * element,
                         static_cast<size_t>(part.count * element));
         });
         if (!zero) of(StateKind::kWeight) = whole.of(StateKind::kWeight);
     }
     // Whether what this rank holds is what `whole` has there, and the rest is untouched.
     bool part_of(FakeState& whole) {
-        ShardedState expected(whole, comm, zero);
+        FakeShards expected(whole, comm, zero);
         expected.held = held;
         expected.take(whole);
-        for (StateKind kind : sharded_kinds())
-            if (expected.of(kind) != of(kind)) return false;
+        for (const StateSlot& slot : kStateSlots)
+            if (expected.of(slot.kind) != of(slot.kind)) return false;
         return true;
     }
 
     StateAccess access() {
         StateAccess access = FakeState::access();
         access.held = [this](int index) { return held.at(static_cast<size_t>(index)); };
-        if (zero) access.collect_weight = [this](int index) { collect(index); };
+        if (zero) access.gather_weight = [this](int index) { collect(index); };
         access.read = [this, read = access.read](StateKind kind, int index, int64_t begin, int64_t count, void* host) {
             if (kind == StateKind::kWeight && zero) CHECK_MESSAGE(collected == index, "weight read uncollected");
             if (kind != StateKind::kWeight) check_held(index, begin, count);

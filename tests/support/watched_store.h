@@ -7,13 +7,6 @@
 
 #include "tests/support/model_test.h"
 
-// The layer that a parameter belongs to, as ParamStore numbers layers.
-inline int store_layer_of(const ParamTable& table, int param) {
-    if (param == table.wte || param == table.wpe) return -1;
-    const int layer = table.params[static_cast<size_t>(param)].layer;
-    return layer >= 0 ? layer : static_cast<int>(table.blocks.size());
-}
-
 class WatchedStore : public ParamStore {
 public:
     using Calls = std::vector<std::pair<int, Pass>>;
@@ -45,7 +38,7 @@ public:
 private:
     void look(int param) const {
         const bool tied_head = param == table_.head && open_.count(static_cast<int>(table_.blocks.size()));
-        closed_reads += !tied_head && !open_.count(store_layer_of(table_, param));
+        closed_reads += !tied_head && !open_.count(table_.layer_of(param));
     }
 
     const ParamTable& table_;

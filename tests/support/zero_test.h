@@ -23,7 +23,7 @@ struct Figure {
 struct Run {
     std::vector<Figure> losses, norms;
     std::vector<int> skips;
-    std::map<std::string, Bytes> state;     // "m 0.qkv.weight", of all ranks together
+    std::map<std::string, Bytes> state;     // "exp_avg 0.qkv.weight", of all ranks together
     std::map<std::string, Bytes> weights;   // every form of every weight
     std::string scales;                    // with histories
 
@@ -32,26 +32,25 @@ struct Run {
 
 // What this rank holds, into the state of all.
 inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
-    const StateAccess access = model.trainer->optimizer().access(model.ctx);
-    const std::pair<const char*, StateKind> kinds[] = {
-        {"master ", StateKind::kMaster}, {"m ", StateKind::kMomentM}, {"v ", StateKind::kMomentV}};
-    for (const auto& [name, kind] : kinds) {
-        const int64_t size = dtype_bytes(kind == StateKind::kMaster ? Dtype::kFp32 : access.moment_dtype);
+    const StateAccess access = model.trainer->state_access(model.ctx);
+    for (const StateSlot& slot : kStateSlots) {
+        const int64_t size = dtype_bytes(access.dtypes.of(slot.kind));
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const Param& p = model.table.params[i];
             std::vector<ElementRange> ranges{{0, p.elems()}};
             if (access.held) ranges = access.held(static_cast<int>(i));
-            Bytes& bytes = state[name + p.name];
+            Bytes& bytes = state[slot.name + (" " + p.name)];
             bytes.resize(static_cast<size_t>(p.elems() * size));
             for (const ElementRange& range : ranges)
-                access.read(kind, static_cast<int>(i), range.begin, range.count, bytes.data() + range.begin * size);
+                access.read(slot.kind, static_cast<int>(i), range.begin, range.count,
+                            bytes.data() + range.begin * size);
         }
     }
 }
 
 inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     std::map<std::string, Bytes> weights;
-    model.trainer->zero().wait_for_weights(model.ctx);
+    model.trainer->gatherer().wait(model.ctx);
     for (size_t i = 0; i < model.table.params.size(); i++) {
         const Tensor weight = model.trainer->decoder().weight(static_cast<int>(i));
         if (weight) weights[model.table.params[i].name] = raw(model, weight);
@@ -75,19 +74,19 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
 
 // What a checkpoint would have as the weights of a parameter that is in FP8 alone: its masters, rounded.
 inline void check_collected(TestModel& model) {
-    const StateAccess access = model.trainer->optimizer().access(model.ctx);
+    const StateAccess access = model.trainer->state_access(model.ctx);
     if (!access.held) return;
     for (size_t i = 0; i < model.table.params.size(); i++) {
         const int index = static_cast<int>(i);
-        access.collect_weight(index);
+        access.gather_weight(index);
         std::vector<bf16> weight(static_cast<size_t>(model.table.params[i].elems()));
-        if (access.weight_dtype == Dtype::kBf16)
+        if (access.dtypes.weight == Dtype::kBf16)
             access.read(StateKind::kWeight, index, 0, model.table.params[i].elems(), weight.data());
         for (const ElementRange& range : access.held(index)) {
             std::vector<float> master(static_cast<size_t>(range.count));
             access.read(StateKind::kMaster, index, range.begin, range.count, master.data());
             int64_t unequal = 0;
-            for (size_t k = 0; k < master.size() && access.weight_dtype == Dtype::kBf16; k++)
+            for (size_t k = 0; k < master.size() && access.dtypes.weight == Dtype::kBf16; k++)
                 unequal += weight[static_cast<size_t>(range.begin) + k].bits != bf16(master[k]).bits;
             CHECK(unequal == 0);
         }

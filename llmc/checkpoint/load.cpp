@@ -1,11 +1,13 @@
+#include "llmc/checkpoint/load.h"
+
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "llmc/base/check.h"
-#include "llmc/checkpoint/checkpoint.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/hf_config.h"
 #include "llmc/checkpoint/save_layout.h"
 
 namespace {
@@ -25,28 +27,32 @@ const SafetensorsView& expect(const SafetensorsView* view, const std::string& fi
          view->dtype.c_str(), allowed.c_str());
 }
 
-// Of every tensor of the file what this rank holds of it.
-void load_optimizer_file(const std::string& path, const ParamTable& table, const StateAccess& access,
-                         StateKind kind, int64_t staging_bytes) {
-    const Dtype dtype = dtype_of_kind(kind, access.weight_dtype, access.moment_dtype);
+// Of every tensor of a slot's file what this rank holds of it.
+void load_slot(const std::string& path, const ParamTable& table, const StateSlot& slot, const StateAccess& access,
+               int64_t staging_bytes) {
+    const auto entries = slot_entries(table, slot, access.dtypes);
+    if (entries.empty()) return;
+    const Dtype dtype = access.dtypes.of(slot.kind);
     const int64_t step = std::max<int64_t>(1, staging_bytes / dtype_bytes(dtype));
     const SafetensorsReader reader(path);
-    const auto entries = own_entries(table, dtype);
-    for (const auto& [name, view] : reader.tensors())
-        REQUIRE(table.find(name) >= 0, "%s: tensor %s is no parameter of this model", path.c_str(),
-                name.c_str());
+    for (const auto& [name, view] : reader.tensors()) {
+        const int index = table.find(name);
+        REQUIRE(index >= 0 && table.params[static_cast<size_t>(index)].has(slot.kind),
+                "%s: tensor %s is no parameter of this model", path.c_str(), name.c_str());
+    }
     std::vector<char> block;  // aligned, which the mapped file need not be
-    for (size_t p = 0; p < entries.size(); p++) {
-        auto found = reader.tensors().find(entries[p].name);
+    for (const SafetensorsEntry& entry : entries) {
+        auto found = reader.tensors().find(entry.name);
         const SafetensorsView* place = found == reader.tensors().end() ? nullptr : &found->second;
-        const SafetensorsView& view = expect(place, path, entries[p], {safetensors_dtype(dtype)});
-        const int index = static_cast<int>(p);
-        for (const ElementRange& part : held_within(access, kind, index, {0, table.params[p].elems()}))
+        const SafetensorsView& view = expect(place, path, entry, {safetensors_dtype(dtype)});
+        const int index = table.find(entry.name);
+        const int64_t elems = table.params[static_cast<size_t>(index)].elems();
+        for (const ElementRange& part : held_within(access, slot.kind, index, {0, elems}))
             for (int64_t done = 0; done < part.count; done += step) {
                 const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
                 const char* from = static_cast<const char*>(view.data) + begin * dtype_bytes(dtype);
                 block.assign(from, from + count * dtype_bytes(dtype));
-                access.write(kind, index, begin, count, block.data());
+                access.write(slot.kind, index, begin, count, block.data());
             }
     }
 }
@@ -61,7 +67,7 @@ void load_padding(const SafetensorsView& master, const Param& param, int index, 
         CHECK(read_as_fp32(master, begin, count, values.data()), "master of %s", param.name.c_str());
         std::vector<bf16> rounded(values.begin(), values.end());
         const void* data =
-            access.weight_dtype == Dtype::kFp32 ? static_cast<const void*>(values.data()) : rounded.data();
+            access.dtypes.weight == Dtype::kFp32 ? static_cast<const void*>(values.data()) : rounded.data();
         access.write(StateKind::kWeight, index, begin, count, data);
     }
 }
@@ -129,23 +135,23 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
                      const StateAccess& access, int64_t staging_bytes) {
     check_same_model(path, config);
     const HfModelFiles files(path);
-    const auto tensors = hf_tensors(table, access.weight_dtype);
+    const auto tensors = hf_tensors(table, access.dtypes.weight);
     std::set<std::string> wanted;
     for (const HfTensor& tensor : tensors) {
         auto found = files.tensors().find(tensor.entry.name);
         const bool there = found != files.tensors().end();
         const SafetensorsView& view =
             expect(there ? found->second.view : nullptr, there ? found->second.file : path, tensor.entry,
-                   {safetensors_dtype(access.weight_dtype)});
+                   {safetensors_dtype(access.dtypes.weight)});
         import_tensor(table, tensor, view, StateKind::kWeight, access, staging_bytes);
         wanted.insert(tensor.entry.name);
     }
     for (const auto& [name, found] : files.tensors())
         REQUIRE(wanted.count(name), "%s: tensor %s is no parameter of this model", found.file.c_str(),
                 name.c_str());
-    for (const OptimizerFile& file : kOptimizerFiles)
-        load_optimizer_file(path + "/" + file.name, table, access, file.kind, staging_bytes);
-    const SafetensorsReader masters(path + "/" + kOptimizerFiles[0].name);
+    for (const StateSlot& slot : kStateSlots)
+        load_slot(path + "/" + slot.file, table, slot, access, staging_bytes);
+    const SafetensorsReader masters(path + "/" + state_slot(StateKind::kMaster).file);
     for (size_t p = 0; p < table.params.size(); p++)
         load_padding(masters.tensor(table.params[p].name), table.params[p], static_cast<int>(p), access,
                      staging_bytes);

@@ -1,0 +1,80 @@
+#include "llmc/model/flat_layout.h"
+
+#include <algorithm>
+#include <array>
+
+#include "llmc/base/check.h"
+
+namespace {
+
+int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+int64_t stored_elems(const Param& p) { return round_up(p.elems(), kParamAlign); }
+
+ParamForm form_of(const ParamTable& table, const Fp8Plan& plan, int param) {
+    if (param == table.wte) return ParamForm::kOther;   // also where a head is tied to it
+    for (const LinearPlan& linear : plan.linears)
+        if (linear.weight == param) return linear.fp8 ? ParamForm::kFp8Linear : ParamForm::kLinear;
+    return ParamForm::kOther;
+}
+
+// In the order of the layers; elems without what fills up the end.
+std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes) {
+    std::vector<int> order;
+    for (size_t i = 0; i < table.params.size(); i++) order.push_back(static_cast<int>(i));
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return table.layer_of(a) < table.layer_of(b); });
+    std::vector<ParamGroup> groups;
+    std::array<int, kParamForms> open;   // group that takes more of a form, -1: none
+    open.fill(-1);
+    for (int param : order) {
+        const ParamForm form = form_of(table, plan, param);
+        const int layer = table.layer_of(param);
+        int& taking = open[static_cast<size_t>(form)];
+        // Layers far apart, BF16 at both ends for instance, are ready at different times.
+        if (taking >= 0 && groups[static_cast<size_t>(taking)].last_layer + 1 < layer) taking = -1;
+        if (taking < 0) {
+            taking = static_cast<int>(groups.size());
+            groups.push_back({.form = form, .first_layer = layer, .params = {}});
+        }
+        ParamGroup& group = groups[static_cast<size_t>(taking)];
+        group.params.push_back(param);
+        group.last_layer = layer;
+        group.elems += stored_elems(table.params[static_cast<size_t>(param)]);
+        if (group.elems * dtype_bytes(Dtype::kFp32) >= group_bytes) taking = -1;
+    }
+    std::stable_sort(groups.begin(), groups.end(), [](const ParamGroup& a, const ParamGroup& b) {
+        return a.first_layer != b.first_layer ? a.first_layer < b.first_layer : a.form < b.form;
+    });
+    return groups;
+}
+
+}  // namespace
+
+std::string layers_text(const ParamGroup& group, int64_t num_layers) {
+    auto layer_text = [&](int layer) -> std::string {
+        if (layer < 0) return "embedding";
+        return layer < num_layers ? strf("layers.%d", layer) : "head";
+    };
+    const std::string first = layer_text(group.first_layer), last = layer_text(group.last_layer);
+    return first == last ? first : first + " to " + last;
+}
+
+FlatLayout::FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, int64_t unit)
+    : groups_(make_groups(table, plan, group_bytes)), places_(table.params.size()) {
+    CHECK(unit > 0 && unit % kParamAlign == 0, "groups of a multiple of %lld elements", (long long)unit);
+    int64_t working = 0;
+    for (size_t g = 0; g < groups_.size(); g++) {
+        ParamGroup& group = groups_[g];
+        group.begin = flat_elems_;
+        int64_t offset = group.begin;
+        for (int param : group.params) {
+            const Param& p = table.params[static_cast<size_t>(param)];
+            places_[static_cast<size_t>(param)] = {offset, p.elems(), static_cast<int>(g)};
+            offset += stored_elems(p);
+        }
+        group.elems = round_up(group.elems, unit);
+        int64_t& same_form = group.form == ParamForm::kFp8Linear ? fp8_elems_ : working;
+        group.weight_begin = same_form;
+        same_form += group.elems;
+        flat_elems_ += group.elems;
+    }
+}

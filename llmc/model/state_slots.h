@@ -1,0 +1,59 @@
+// What the optimizer keeps of a parameter, as rows of named slots: which memory they are in, in what type, and in which
+// file of a checkpoint. Memory, checkpoints and their writers follow from these rows; no slot is named a second time.
+#pragma once
+#include <array>
+#include <cstdint>
+
+#include "llmc/base/dtype.h"
+#include "llmc/ops/arena.h"
+
+// What a checkpoint holds of a parameter: its weight, and the slots.
+enum class StateKind : uint8_t { kWeight, kMaster, kExpAvg, kExpAvgSq };
+inline constexpr int kStateKinds = 4;
+
+struct StateSlot {
+    StateKind kind;
+    const char* name;    // PyTorch's word
+    const char* file;    // in a checkpoint, with every parameter that has the slot
+    Purpose purpose;     // row of the memory table
+    bool moment;         // in --moment-dtype, else in FP32
+};
+inline constexpr StateSlot kStateSlots[] = {
+    {StateKind::kMaster, "master", "optimizer/master.safetensors", Purpose::kMaster, false},
+    {StateKind::kExpAvg, "exp_avg", "optimizer/m.safetensors", Purpose::kMoments, true},
+    {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true},
+};
+constexpr const StateSlot& state_slot(StateKind kind) { return kStateSlots[static_cast<size_t>(kind) - 1]; }
+
+// Which optimizer updates a parameter, and the slots that it needs.
+enum class OptimizerKind : uint8_t { kAdamW };
+struct OptimizerRow {
+    OptimizerKind kind;
+    std::array<StateKind, 3> slots;
+};
+inline constexpr OptimizerRow kOptimizers[] = {
+    {OptimizerKind::kAdamW, {StateKind::kMaster, StateKind::kExpAvg, StateKind::kExpAvgSq}},
+};
+constexpr bool keeps(OptimizerKind optimizer, StateKind slot) {
+    for (StateKind kind : kOptimizers[static_cast<size_t>(optimizer)].slots)
+        if (kind == slot) return true;
+    return false;
+}
+
+// How a parameter may be cut over ranks.
+enum class ShardPolicy : uint8_t {
+    kElementwise,   // anywhere: the update of an element needs no other
+    kWholeMatrix,   // nowhere: one rank updates all of it
+    kExpert,        // over the ranks that share its expert
+};
+
+// The types that the options decide. FP64 is for tests, and of everything.
+struct StateDtypes {
+    Dtype weight = Dtype::kBf16;
+    Dtype moment = Dtype::kFp32;   // bf16 or fp32
+
+    Dtype of(StateKind kind) const {
+        if (kind == StateKind::kWeight || weight == Dtype::kFp64) return weight;
+        return state_slot(kind).moment ? moment : Dtype::kFp32;
+    }
+};

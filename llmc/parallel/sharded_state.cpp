@@ -1,0 +1,133 @@
+#include "llmc/parallel/sharded_state.h"
+
+#include <algorithm>
+
+#include "llmc/base/rng.h"
+#include "llmc/ops/ops.h"
+
+ShardedState::ShardedState(const Config& config, const ParamTable& table, const Buckets& buckets, int rank,
+                           Arena& arena)
+    : table_(table), buckets_(buckets), rank_(rank), sharded_(shards_state(config, buckets.ranks())),
+      dtypes_{config.dtype, config.moment_dtype},
+      ranges_(sharded_ ? buckets.shard_ranges(rank) : buckets.whole_ranges()), in_bucket_(buckets.all().size()),
+      range_of_(table.params.size(), -1) {
+    for (size_t i = 0; i < ranges_.size(); i++) {
+        const ShardRange& range = ranges_[i];
+        in_bucket_[static_cast<size_t>(range.bucket)].push_back(range);
+        range_of_[static_cast<size_t>(range.param)] = static_cast<int>(i);
+    }
+    const int64_t own = sharded_ ? buckets.shard_elems() : layout().flat_elems();
+    const Dtype grad_dtype = config.dtype == Dtype::kFp64 ? Dtype::kFp64 : config.grad_dtype;
+    weights_ = arena.take(Purpose::kWeights, config.dtype, layout().weight_elems());
+    grads_ = arena.take(Purpose::kGradients, grad_dtype, layout().flat_elems());
+    if (buckets.ranks() > 1 && grad_dtype == Dtype::kBf16)
+        reduced_ = arena.take(Purpose::kGradients, Dtype::kFp32, own);
+    for (const StateSlot& row : kStateSlots) {
+        const bool used = std::any_of(table.params.begin(), table.params.end(),
+                                      [&](const Param& p) { return p.has(row.kind); });
+        if (used) buffer(row.kind) = arena.take(row.purpose, dtypes_.of(row.kind), own);
+    }
+    for (const Param& p : table.params)
+        CHECK(p.shard == ShardPolicy::kElementwise, "%s: only elementwise cuts are known here", p.name.c_str());
+    CHECK(buckets.ranks() == 1 || config.dtype != Dtype::kFp64, "%d ranks in FP64", buckets.ranks());
+}
+
+// ---- views
+
+const ShardRange* ShardedState::range_of(int param) const {
+    const int number = range_of_[static_cast<size_t>(param)];
+    return number < 0 ? nullptr : &ranges_[static_cast<size_t>(number)];
+}
+
+Tensor ShardedState::weight(int param) const {
+    if (layout().form(param) == ParamForm::kFp8Linear) return {};
+    return weights_.slice(layout().weight_offset(param), layout().elems(param));
+}
+
+Tensor ShardedState::weight(const ShardRange& range) const {
+    const Tensor whole = weight(range.param);
+    return whole ? whole.slice(range.begin, range.elems) : whole;
+}
+
+Tensor ShardedState::slot(StateKind slot, const ShardRange& range) const {
+    return slots_[static_cast<size_t>(slot)].slice(range.shard, range.elems);
+}
+
+Tensor ShardedState::reduced_grad(const ShardRange& range) const {
+    if (reduced_) return reduced_.slice(range.shard, range.elems);
+    return grad(range.param).slice(range.begin, range.elems);
+}
+
+Tensor ShardedState::reduced_whole(const ParamGroup& bucket) const {
+    return (reduced_ ? reduced_ : grads_).slice(bucket.begin, bucket.elems);
+}
+
+Tensor ShardedState::reduced_block(const ParamGroup& bucket) const {
+    const int64_t block = buckets_.block_elems(bucket);
+    if (reduced_ && sharded_) return reduced_.slice(bucket.begin / buckets_.ranks(), block);
+    return reduced_whole(bucket).slice(rank_ * block, block);
+}
+
+std::vector<Tensor> ShardedState::norm_blocks() const {
+    if (buckets_.ranks() == 1) return {grads_};
+    std::vector<Tensor> blocks;
+    for (const ParamGroup& bucket : buckets_.all()) blocks.push_back(reduced_block(bucket));
+    return blocks;
+}
+
+// ---- values
+
+void ShardedState::initialise(Ctx& ctx, uint64_t seed) {
+    const Tensor& masters = buffer(StateKind::kMaster);
+    device::fill_bytes(ctx, masters.data, 0, masters.bytes());
+    for (const ShardRange& range : ranges_) {
+        const Param& p = table_.params[static_cast<size_t>(range.param)];
+        // Rows that exist in the model; a padded vocabulary has more.
+        const HfPart& last = p.hf.back();
+        const int64_t true_elems = (last.row_begin + last.rows) * p.cols;
+        const int64_t count = std::clamp<int64_t>(true_elems - range.begin, 0, range.elems);
+        if (count == 0) continue;
+        const Tensor values = master(range).slice(0, count);
+        if (p.init == Param::Init::kNormal) {
+            ops::fill_normal(ctx, {.out = values, .key = rng_key(seed, "init." + p.name),
+                                   .element_offset = range.begin, .mean = 0.0f, .std = static_cast<float>(p.init_std)});
+        } else if (p.init == Param::Init::kOnes) {
+            ops::fill_constant(ctx, {.out = values, .value = 1.0f});
+        }
+    }
+    zero_moments(ctx);
+}
+
+void ShardedState::zero_moments(Ctx& ctx) {
+    for (const StateSlot& row : kStateSlots)
+        if (row.moment) device::fill_bytes(ctx, buffer(row.kind).data, 0, buffer(row.kind).bytes());
+}
+
+// ---- checkpoints
+
+ShardedState::Held ShardedState::held(StateKind kind, int param) const {
+    if (kind == StateKind::kWeight) return {0, weight(param)};
+    const ShardRange* range = range_of(param);
+    return range ? Held{range->begin, slot(kind, *range)} : Held{};
+}
+
+void ShardedState::read(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, void* host) const {
+    const Held held = this->held(kind, param);
+    CHECK(begin >= held.begin && begin + count <= held.begin + held.elems.elems,
+          "elements [%lld, +%lld) of parameter %d are read, this rank holds [%lld, +%lld)", (long long)begin,
+          (long long)count, param, (long long)held.begin, (long long)held.elems.elems);
+    const Tensor tensor = held.elems.slice(begin - held.begin, count);
+    device::copy_to_host(ctx, host, tensor.data, tensor.bytes());
+    device::synchronize(ctx);
+}
+
+void ShardedState::write(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, const void* host) {
+    const Held held = this->held(kind, param);
+    const int64_t first = std::max(begin, held.begin);
+    const int64_t last = std::min(begin + count, held.begin + held.elems.elems);
+    if (first >= last) return;
+    const Tensor tensor = held.elems.slice(first - held.begin, last - first);
+    const char* from = static_cast<const char*>(host) + (first - begin) * dtype_bytes(tensor.dtype);
+    device::copy_to_device(ctx, tensor.data, from, tensor.bytes());
+    device::synchronize(ctx);
+}

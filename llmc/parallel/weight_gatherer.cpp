@@ -1,0 +1,142 @@
+#include "llmc/parallel/weight_gatherer.h"
+
+#include <algorithm>
+#include <climits>
+
+#include "llmc/fault/heartbeat.h"
+
+bool gathers_fp8(const Config& config, const Buckets& buckets) {
+    return shards_state(config, buckets.ranks()) && buckets.layout().fp8_elems() > 0
+           && config.param_comm_dtype == Dtype::kE4m3;
+}
+
+WeightGatherer::WeightGatherer(const Config& config, ShardedState& state, Fp8State& fp8, const Groups& groups,
+                               CommStream& stream, Arena& arena)
+    : config_(config), state_(state), buckets_(state.buckets()), fp8_(fp8), groups_(groups), stream_(stream),
+      next_(buckets_.all().size()) {
+    forget_gathered();
+    if (!state.sharded() || fp8.gathers_bytes()) return;
+    int64_t longest = 0;
+    for (const ParamGroup& bucket : buckets_.all())
+        if (bucket.form == ParamForm::kFp8Linear) longest = std::max(longest, bucket.elems);
+    if (longest > 0) rounded_ = arena.take(Purpose::kComm, Dtype::kBf16, longest);
+}
+
+WeightGatherer::~WeightGatherer() {
+    for (Event* event : done_) device::event_destroy(event);
+}
+
+int64_t WeightGatherer::timer_spans() const { return 8 + 4 * static_cast<int64_t>(buckets_.all().size()); }
+
+void WeightGatherer::all_reduce_amaxes(Ctx& ctx) {
+    const Fp8State::Amaxes amaxes = fp8_.amaxes();
+    if (buckets_.ranks() == 1 || amaxes.count == 0) return;
+    const CollectivePurpose purpose("amaxes");
+    stream_.timed(ctx, [&] { groups_.world.max(ctx, amaxes.values, amaxes.count); });
+}
+
+void WeightGatherer::from_masters(Ctx& ctx, bool fresh) {
+    wait(ctx);
+    forget_gathered();
+    if (fresh) fp8_.initialise(ctx);
+    fp8_.clear_weight_amax(ctx, nullptr);
+    state_.zero_weights(ctx);   // the gaps
+    for (const ShardRange& range : state_.ranges()) {
+        const Tensor master = state_.master(range);
+        if (const Tensor weight = state_.weight(range)) ops::cast(ctx, {.out = weight, .in = master});
+        fp8_.record_amax(ctx, range.param, master);
+        fp8_.record_blocks(ctx, range.param, range.begin, master);
+    }
+    all_reduce_amaxes(ctx);
+    if (fresh) fp8_.start_weight_histories(ctx);
+    gather(ctx, nullptr);
+}
+
+void WeightGatherer::gather(Ctx& ctx, const StepState* step) {
+    CHECK(next_ == buckets_.all().size(), "weights are on their way already");
+    Ctx& comm = state_.sharded() ? stream_.beside(ctx) : ctx;
+    const bool beside = &comm != &ctx;
+    if (fp8_.gathers_bytes()) fp8_.prepare_shards(ctx, step);
+    stream_.follow(ctx, comm);
+    while (beside && done_.size() < buckets_.all().size()) done_.push_back(device::event_create());
+    for (size_t b = 0; b < buckets_.all().size(); b++) {   // ascending layers
+        const CollectivePurpose purpose("gather " + layers_text(bucket(static_cast<int>(b)), config_.shape.num_layers));
+        gather_bucket(comm, static_cast<int>(b), step);
+        if (beside) device::event_record(comm, done_[b]);
+    }
+    if (beside) next_ = 0;
+}
+
+void WeightGatherer::gather_bucket(Ctx& comm, int number, const StepState* step) {
+    const ParamGroup& bucket = this->bucket(number);
+    const bool fp8 = bucket.form == ParamForm::kFp8Linear;
+    if (fp8 && fp8_.gathers_bytes()) return gather_fp8_bucket(comm, number);
+    Tensor whole;   // as gathered, in bf16; a rank that has all masters takes those
+    if (state_.sharded() && fp8) {
+        whole = rounded_.slice(0, bucket.elems);
+        round_masters(comm, number, whole);
+    } else if (state_.sharded()) {
+        whole = state_.weights(bucket);
+    }
+    if (whole) stream_.timed(comm, [&] { groups_.data.all_gather(comm, whole); });
+    const FlatLayout& layout = buckets_.layout();
+    for (int param : bucket.params) {
+        const Fp8Linear* linear = fp8_.linear_of_param(param);
+        if (!linear) continue;
+        const Tensor from = whole ? whole.slice(layout.offset(param) - bucket.begin, layout.elems(param))
+                                  : state_.master(*state_.range_of(param));
+        fp8_.quantize_weight(comm, *linear, from, step);
+    }
+}
+
+// Into this rank's block of a whole bucket in bf16.
+void WeightGatherer::round_masters(Ctx& ctx, int number, const Tensor& whole) {
+    for (const ShardRange& range : state_.ranges_in(number)) {
+        const int64_t offset = buckets_.layout().offset(range.param) + range.begin - bucket(number).begin;
+        ops::cast(ctx, {.out = whole.slice(offset, range.elems), .in = state_.master(range)});
+    }
+}
+
+void WeightGatherer::gather_fp8_bucket(Ctx& comm, int number) {
+    const ParamGroup& bucket = this->bucket(number);
+    for (const ShardRange& range : state_.ranges_in(number))
+        fp8_.quantize_shard(comm, range.param, range.begin, state_.master(range));
+    stream_.timed(comm, [&] {
+        groups_.data.all_gather(comm, fp8_.flat_weights().slice(bucket.weight_begin, bucket.elems));
+    });
+    for (int param : bucket.params) fp8_.transpose_weight(comm, *fp8_.linear_of_param(param));
+}
+
+void WeightGatherer::wait(Ctx& ctx, int layer) {
+    const std::vector<ParamGroup>& all = buckets_.all();
+    const size_t before = next_;
+    while (next_ < all.size() && all[next_].first_layer <= layer) next_++;
+    if (next_ == before) return;
+    stream_.timed(ctx, [&] { device::event_order(ctx, done_[next_ - 1]); });
+}
+
+void WeightGatherer::wait(Ctx& ctx) { wait(ctx, INT_MAX); }
+
+// ---- for checkpoints
+
+Tensor WeightGatherer::bf16_of_grads(const ParamGroup& bucket) const {
+    return {state_.grads(bucket).data, Dtype::kBf16, bucket.elems};
+}
+
+void WeightGatherer::gather_for_checkpoint(Ctx& ctx, int param) {
+    const int number = buckets_.layout().group_number(param);
+    const ParamGroup& bucket = this->bucket(number);
+    const auto at = static_cast<size_t>(number);
+    if (!state_.sharded() || bucket.form != ParamForm::kFp8Linear || gathered_[at]) return;
+    const CollectivePurpose purpose("collect " + layers_text(bucket, config_.shape.num_layers));
+    round_masters(ctx, number, bf16_of_grads(bucket));
+    groups_.data.all_gather(ctx, bf16_of_grads(bucket));
+    gathered_[at] = true;
+}
+
+Tensor WeightGatherer::gathered_for_checkpoint(int param) const {
+    const FlatLayout& layout = buckets_.layout();
+    const ParamGroup& bucket = layout.group_of(param);
+    CHECK(gathered_[static_cast<size_t>(layout.group_number(param))], "parameter %d was not gathered", param);
+    return bf16_of_grads(bucket).slice(layout.offset(param) - bucket.begin, layout.elems(param));
+}

@@ -1,0 +1,14 @@
+#include "llmc/train/adamw.h"
+
+#include "llmc/base/rng.h"
+
+void AdamW::update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) const {
+    ops::adamw(ctx, {.param = shard.weight, .master = shard.slot(StateKind::kMaster),
+                     .m = shard.slot(StateKind::kExpAvg), .v = shard.slot(StateKind::kExpAvgSq), .grad = shard.grad,
+                     .state = state, .beta1 = static_cast<float>(config_.adam_beta1),
+                     .beta2 = static_cast<float>(config_.adam_beta2),
+                     .eps = static_cast<float>(config_.adam_eps),
+                     .weight_decay = shard.param.decay ? static_cast<float>(config_.weight_decay) : 0.0f,
+                     .rng_key = rng_key(config_.seed, "moments." + shard.param.name),
+                     .element_offset = shard.begin, .slot = shard.amax});
+}

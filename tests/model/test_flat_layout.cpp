@@ -1,0 +1,92 @@
+// Where parameters lie in the flat buffers, and what is kept of them: what ranks and checkpoints build on.
+// That every parameter has one place is tested in tests/parallel/test_buckets.cpp, for every cut.
+#include "tests/support/doctest.h"
+
+#include <set>
+#include <string>
+
+#include "llmc/model/flat_layout.h"
+#include "tests/support/fp8_model_test.h"
+
+namespace {
+
+std::vector<std::vector<int>> params_of(const FlatLayout& layout) {
+    std::vector<std::vector<int>> params;
+    for (const ParamGroup& group : layout.groups()) params.push_back(group.params);
+    return params;
+}
+
+}  // namespace
+
+TEST_CASE("flat layout: the unit fills up groups and moves nothing from one to another") {
+    for (const ModelConfig& shape : fp8_shapes()) {
+        const Config config = fp8_config(shape, Fp8Recipe::kDelayed);
+        const ParamTable table = make_param_table(shape);
+        const Fp8Plan plan = make_fp8_plan(config, table);
+        const FlatLayout one(table, plan, 20000);
+        for (int64_t unit : {2 * kParamAlign, 3 * kParamAlign, 8 * kParamAlign}) {
+            const FlatLayout layout(table, plan, 20000, unit);
+            REQUIRE(params_of(layout) == params_of(one));
+            for (size_t g = 0; g < layout.groups().size(); g++) {
+                const ParamGroup &group = layout.groups()[g], &alone = one.groups()[g];
+                CHECK(group.form == alone.form);
+                CHECK(group.elems == (alone.elems + unit - 1) / unit * unit);
+                for (int param : group.params)
+                    CHECK(layout.offset(param) - group.begin == one.offset(param) - alone.begin);
+            }
+        }
+    }
+}
+
+TEST_CASE("flat layout: a view is the parameter's part of a flat buffer, and FP8 weights have a buffer of their own") {
+    const ParamTable table = make_param_table(tiny_llama());
+    const FlatLayout bf16_only(table, {}, INT64_MAX);
+    CHECK(bf16_only.fp8_elems() == 0);
+    CHECK(bf16_only.groups().size() == 1);   // no layer is far from the one before
+    std::vector<float> flat(static_cast<size_t>(bf16_only.flat_elems()));
+    for (size_t i = 0; i < table.params.size(); i++) {
+        const int param = static_cast<int>(i);
+        const Tensor view = bf16_only.view({flat.data(), Dtype::kFp32, bf16_only.flat_elems()}, param);
+        CHECK(view.data == flat.data() + bf16_only.offset(param));
+        CHECK(view.elems == table.params[i].elems());
+        CHECK(bf16_only.weight_offset(param) == bf16_only.offset(param));
+        CHECK(bf16_only.offset(param) % kParamAlign == 0);
+    }
+}
+
+TEST_CASE("flat layout: the layers of a group as messages name them") {
+    ParamGroup group;
+    group.first_layer = group.last_layer = -1;
+    CHECK(layers_text(group, 4) == "embedding");
+    group.last_layer = 2;
+    CHECK(layers_text(group, 4) == "embedding to layers.2");
+    group.first_layer = group.last_layer = 4;
+    CHECK(layers_text(group, 4) == "head");
+}
+
+TEST_CASE("state slots: a row for every kind, each in a file of its own, and every optimizer keeps a master") {
+    CHECK(std::size(kStateSlots) == kStateKinds - 1);   // the weight is no slot
+    std::set<std::string> names, files;
+    for (const StateSlot& slot : kStateSlots) {
+        CHECK(state_slot(slot.kind).file == slot.file);
+        CHECK(names.insert(slot.name).second);
+        CHECK(files.insert(slot.file).second);
+    }
+    for (const OptimizerRow& row : kOptimizers) {
+        CHECK(&row == &kOptimizers[static_cast<size_t>(row.kind)]);
+        CHECK(keeps(row.kind, StateKind::kMaster));   // new weights are made from it
+    }
+    // Checkpoints of earlier versions have these files.
+    CHECK(files == std::set<std::string>{"optimizer/m.safetensors", "optimizer/master.safetensors",
+                                         "optimizer/v.safetensors"});
+}
+
+TEST_CASE("state slots: moments have the type of --moment-dtype, masters FP32, and FP64 has everything in FP64") {
+    const StateDtypes bf16_moments{.weight = Dtype::kBf16, .moment = Dtype::kBf16};
+    CHECK(bf16_moments.of(StateKind::kWeight) == Dtype::kBf16);
+    CHECK(bf16_moments.of(StateKind::kMaster) == Dtype::kFp32);
+    CHECK(bf16_moments.of(StateKind::kExpAvg) == Dtype::kBf16);
+    CHECK(bf16_moments.of(StateKind::kExpAvgSq) == Dtype::kBf16);
+    for (StateKind kind : {StateKind::kWeight, StateKind::kMaster, StateKind::kExpAvg})
+        CHECK(StateDtypes{.weight = Dtype::kFp64}.of(kind) == Dtype::kFp64);
+}
