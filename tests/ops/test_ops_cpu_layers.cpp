@@ -231,7 +231,8 @@ TEST_CASE("cpu relu2") {
     for (Dtype type : kTypes)
         for (auto [N, F] : {std::pair{1, 1}, {3, 7}, {130, 101}}) {
             HostTensor in = activation_values(type, N * F), dout = random_tensor(type, N * F, 2);
-            in.set(0, -0.0);
+            in.set(0, 1.5);
+            if (N > 1) in.set(N, -0.0);
             HostTensor out(type, N * F), din(type, N * F), want(Dtype::kFp64, N * F), dwant(want);
             cpu::activation_forward(ctx, {.kind = Activation::kRelu2, .out = out.view(), .in = in.view(), .N = N,
                                           .F = F});
@@ -245,7 +246,7 @@ TEST_CASE("cpu relu2") {
             check_close("relu2", out, want, [&](int64_t i) { return round * std::fabs(want.get(i)) + kTiny; });
             check_close("relu2 gradient", din, dwant,
                         [&](int64_t i) { return round * std::fabs(dwant.get(i)) + kTiny; });
-            CHECK_FALSE(std::signbit(out.get(0)));   // of -0
+            if (N > 1) CHECK_FALSE(std::signbit(out.get(N)));   // of -0
             cpu::activation_backward(ctx, {.kind = Activation::kRelu2, .din = in.view(), .dout = dout.view(),
                                            .in = in.view(), .N = N, .F = F});
             CHECK(in.same_bits(din));   // in place
