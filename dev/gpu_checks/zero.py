@@ -43,7 +43,7 @@ def bits(check):
     count = check.options.ranks
     # A search may end with other matmul algorithms, so it is off.
     common = ["--train-iters", "6", "--micro-batch-size", "2", "--global-batch-size", str(4 * count), "--bucket-mb",
-              "40", "--fp8-health-interval", "3", "--gemm-search", "off"]
+              "40", "--fp8-stats-interval", "3", "--gemm-search", "off"]
     for name, model, options, more in EQUAL:
         extra = ["--valid-data", check.shards(), *BETWEEN] if "valid" in more else []
         logs = []
@@ -64,7 +64,7 @@ def bits(check):
 def speed(check):
     options = check.options
     model = ["train_llama", "--model", options.model or "llama3-small", "--fp8-recipe", "delayed", "--micro-batch-size",
-             str(options.micro), "--train-iters", str(options.steps or 10), "--fp8-health-interval", "0"]
+             str(options.micro), "--train-iters", str(options.steps or 10), "--fp8-stats-interval", "0"]
     logs = []
     for name, all_ranks, micro_batches, more in SPEED:
         count = options.ranks if all_ranks else 1

@@ -263,7 +263,7 @@ private:
                 result = asked;
         }
         if (result == nccl_api::kSuccess) return;
-        const std::string what = strf("%s of %lld %s: %s; NCCL_DEBUG=WARN tells more", call, (long long)elems, type,
+        const std::string what = strf("%s of %lld %s: %s; NCCL_DEBUG=WARN says more", call, (long long)elems, type,
                                       reason(result, comm).c_str());
         // At the start it is the machine's set-up: no network, too little shared memory, GPUs that cannot be shared.
         if (connecting_) FAIL(result == nccl_api::kRemoteError ? kExitPeerLost : kExitBadInput, "%s", what.c_str());

@@ -84,7 +84,7 @@ Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table) {
 
 std::string fp8_dry_run_text(const Config& config, const ParamTable& table, const DeviceInfo& device) {
     if (config.fp8_recipe == Fp8Recipe::kNone) return "";
-    const Fp8Plan plan = make_fp8_plan(config, table);
+    const Fp8Plan plan = fp8_plan_of(config, table);
     std::string text = fp8_plan_text(plan, config);
     const std::string lacks = fp8_device_error(plan, device);
     if (!lacks.empty()) text += "  NOT SUPPORTED HERE: " + lacks + "\n";

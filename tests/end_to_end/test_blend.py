@@ -32,7 +32,7 @@ class BlendTest(TrainTest):
         common = ["--train-iters", str(steps)]
         text = self.train(*common, "--save", self.path("straight"), "--save-interval", "7", "--log-file",
                           self.path("straight.jsonl")).stdout
-        self.assertIn(f"training data: 70 % of the samples from {self.path('train_0.bin')}: 1 shards, 187 samples, "
+        self.assertIn(f"training data: 70 % of the samples from {self.path('train_0.bin')}: 1 shard, 187 samples, "
                       "each read 0.299 times", text)
         self.assertIn(f"training data: 30 % of the samples from {self.path('train_1.bin')} and 1 more: 2 shards, "
                       "156 samples, each read 0.154 times", text)
@@ -76,7 +76,7 @@ class BlendTest(TrainTest):
     def test_validation_may_be_a_blend_and_never_reads_a_sample_twice(self):
         valid = ["--valid-data", "0.9", self.path("valid.bin"), "0.1", self.path("small.bin"), "--eval-interval", "4"]
         text = self.train("--train-iters", "4", "--eval-iters", "20", *valid).stdout
-        self.assertIn(f"validation data: 90 % of the samples from {self.path('valid.bin')}: 1 shards, 43 samples, each "
+        self.assertIn(f"validation data: 90 % of the samples from {self.path('valid.bin')}: 1 shard, 43 samples, each "
                       "read 0.837 times", text)
         self.assertIn("needs 54, its share of 60 (one evaluation", self.train(
             "--train-iters", "4", "--eval-iters", "30", *valid, expect=2).stderr)

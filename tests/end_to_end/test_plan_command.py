@@ -30,7 +30,7 @@ class PlanTest(TrainTest):
 
     def test_after_twenty_steps_the_log_has_the_plan_beside_what_was_measured(self):
         done = self.run_train(GPT2, "--train-iters", "21", "--log-file", self.path("log.jsonl"))
-        self.assertEqual(done.stdout.count("\nplan: no time is predicted on this device, measured "), 1)
+        self.assertEqual(done.stdout.count("\nplan: no step time is predicted for this device, measured "), 1)
         self.assertIn("(median of steps 11-20); memory planned ", done.stdout)
         [plan] = records(self.path("log.jsonl"), "plan")
         self.assertEqual((plan["step"], plan["predicted_ms"]), (20, None))

@@ -226,7 +226,7 @@ class TroubleshootingTest(TrainTest):
     def keys(self):
         return [key for key, *_ in self.cases()] + [key for key, _ in self.notes()] + [
             "skipped checkpoint", "was made by another run", "training data changed", "starting from the beginning",
-            "option changed", "does not say: repeat it", "FP8 state of the checkpoint not used", "is damaged",
+            "option changed", "this run does not set it: repeat", "FP8 state of the checkpoint not used", "is damaged",
             "no usable checkpoint under", "no usable checkpoint at", "no usable model at", "No space left",
             "not finite: update skipped",
             "--max-skips", "the first value that is not finite", "FP8 was requested", "has another",
@@ -288,7 +288,7 @@ class TroubleshootingTest(TrainTest):
             ("no training runs in E5M2 alone", [*fp8, "--fp8-format", "e5m2"]),
             ("needs --dtype bf16", [*fp8, "--dtype", "fp32"]),
             ("names no linear", [*fp8, "--bf16-linears", "9.up"]),
-            ("FP8 attention is for 64 and 128", [*short, "--fp8-attention"]),
+            ("FP8 attention supports head dims of 64 and 128", [*short, "--fp8-attention"]),
             ("no --valid-data to evaluate on", [*short, "--eval-iters", "3"]),
             ("cannot be opened: <reason>", [*short, "--log-file", os.path.join(data, "log.jsonl")]),
             ("no such directory", [*short, "--resume", self.path("nowhere")]),
@@ -315,7 +315,7 @@ class TroubleshootingTest(TrainTest):
             ("--fp8-fast-accum all", [*short, "--fp8-recipe", "delayed", "--fp8-fast-accum", "all"]),
             ("its evaluation was cut short", ["--train-iters", "2", "--valid-data", self.path("valid.bin"), "--inject",
                                               "term:rank=0@eval=2", "--save", self.path("cut")]),
-            ("our own model_type", [*short, "--normalization", "RMSNorm", "--save", self.path("own")]),
+            ("a model_type of this trainer", [*short, "--normalization", "RMSNorm", "--save", self.path("own")]),
         ]
 
     def run_case(self, options, expect, environment=None, binary=GPT2):
@@ -357,7 +357,7 @@ class TroubleshootingTest(TrainTest):
         common = ["--save", save, "--save-interval", "2", "--resume", "auto"]
         out = self.run_case(["--train-iters", "4", "--fp8-recipe", "delayed", *common], 0).stdout
         self.check_line("starting from the beginning", out)
-        self.check_error("does not say: repeat it", ["--train-iters", "6", *common])
+        self.check_error("this run does not set it: repeat", ["--train-iters", "6", *common])
         common += ["--fp8-recipe", "delayed"]
         self.check_error("was made by another run", ["--train-iters", "6", *common, "--seed", "6"])
         self.check_error("no usable checkpoint at", ["--train-iters", "6", "--resume", save])

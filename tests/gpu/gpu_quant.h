@@ -61,8 +61,8 @@ inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, ui
     const bool blocks = v.granularity != Granularity::kTensor;
     if (v.rowwise) t["rowwise"] = HostTensor(v.format, N * C);
     if (v.transposed) t["transposed"] = HostTensor(v.format, N * C);
-    if (v.rowwise && blocks) t["rowwise_grid"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, N, C));
-    if (v.transposed && blocks) t["transposed_grid"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, C, N));
+    if (v.rowwise && blocks) t["rowwise_scale_inv"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, N, C));
+    if (v.transposed && blocks) t["transposed_scale_inv"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, C, N));
     if (v.dbias) {
         t["quant_dbias"] = random_tensor(Dtype::kFp32, C, rng_key(8, "quant_dbias"));
         t["quant_dbias_scratch"] = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);
@@ -75,8 +75,8 @@ inline QuantOut quant_out(const QuantVariant& v, const View& view) {
             .granularity = v.granularity,
             .scaling = v.scaling,
             .slot = static_cast<Fp8Slot*>(view("slot").data),
-            .rowwise_scale_inv = view("rowwise_grid"),
-            .transposed_scale_inv = view("transposed_grid"),
+            .rowwise_scale_inv = view("rowwise_scale_inv"),
+            .transposed_scale_inv = view("transposed_scale_inv"),
             .record = v.record,
             .counts = v.counts ? static_cast<Fp8Counts*>(view("counts").data) : nullptr,
             .first_nonfinite = v.counts ? static_cast<uint32_t*>(view("first").data) : nullptr,

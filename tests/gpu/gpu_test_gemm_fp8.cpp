@@ -155,7 +155,7 @@ TEST_CASE("gpu fp8 gemm: a wrong call is one line that names it") {
     Fp8Product p = product({16, 48, 80}, kTensors, Dtype::kBf16);
     fill(p, 0);
     const std::string error = error_of([&] { on_gpu(gpu(), p, 4); });
-    CHECK_NE(error.find("A_grid or B_grid not 16-byte aligned"), std::string::npos);
+    CHECK_NE(error.find("A_scale_inv or B_scale_inv not 16-byte aligned"), std::string::npos);
     Fp8Product rows = product({18, 48, 80}, kBlocks, Dtype::kBf16);
     CHECK_NE(error_of([&] { on_gpu(gpu(), fill(rows, 0)); }).find("need M in multiples of 4"), std::string::npos);
     CHECK_NE(error.find("M 16 N 48 K 80, e4m3 -> bf16, factors tensor x tensor, fast accumulation 0"),

@@ -219,7 +219,7 @@ class ImportTest(unittest.TestCase):
                 ("--fp8-format hybrid --fp8-recipe blockwise --fp8-margin 1", "fp8-margin", "only delayed"),
                 ("--fp8-format hybrid --fp8-amax-history-len 8", "fp8-amax-history-len", "most_recent"),
                 ("--fp8-recipe tensorwise", "fp8-recipe", "without --fp8-format"),
-                ("--eval-iters 5", "eval-iters", "validation"), ("--save-interval 5", "save-interval", "--save"),
+                ("--eval-iters 5", "eval-iters", "--valid-data"), ("--save-interval 5", "save-interval", "--save"),
                 ("--rotary-base 5", "rotary-base", "learned"), ("--num-query-groups 2", "num-query-groups", "--group")):
             with self.subTest(more):
                 run = import_file(self.folder, "a.sh", MEGATRON + more)
@@ -311,7 +311,7 @@ class ImportTest(unittest.TestCase):
         for path in [script] if NO_YAML else [script, yaml]:
             done = self.run_script(path, "--out", "-")
             self.assertIs(json.loads(done.stdout)["reset-attention-mask"], True, done.stderr)
-            self.assertEqual("positions go on counting" in done.stderr, path == script, done.stderr)
+            self.assertEqual("positions continue over documents" in done.stderr, path == script, done.stderr)
 
     def test_no_input_ends_in_a_traceback(self):
         draw = random.Random(6)

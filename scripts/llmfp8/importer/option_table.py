@@ -1,6 +1,7 @@
 """Our options as the executables print them (--print-options), so that no rule of theirs is written a second time."""
 import json
 import os
+import re
 import subprocess
 from functools import lru_cache
 from pathlib import Path
@@ -39,14 +40,21 @@ def _holds(values, value):
     return (_text(value) in words) != values.startswith("!")
 
 
+def _follows(row, options):
+    """Whether the default follows from options that are set here, as far as the rule names options."""
+    rule = row.get("default_rule", "")
+    named = re.findall(r"--([\w-]+)", rule)
+    return any(name in options for name in named) if named else bool(rule)
+
+
 def why_inert(table, options, name):
     """The reason why an option would have no effect beside the others, or None. `options`: {name: value}."""
     for condition in table.get(name, {}).get("acts_if", []):
         decider = condition["option"]
         if decider in options:
             value = options[decider]
-        elif "default_rule" in table[decider]:
-            continue   # it follows from other options, which the executable knows
+        elif _follows(table[decider], options):
+            continue   # the executable knows the value
         else:
             value = table[decider]["default"]
         if not _holds(condition["values"], value):
