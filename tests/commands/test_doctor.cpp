@@ -71,7 +71,7 @@ TEST_CASE("doctor: matmuls of every recipe and attention pass, and a changed ele
     const Finding wrong = fp8_attention.look("FP8 attention").at(0);
     CHECK(wrong.status == Status::kFailed);
     CHECK_NE(wrong.text.find("head size 64: out: element 16512 of 33024"), std::string::npos);
-    CHECK_EQ(wrong.advice, "leave --fp8-attention out here; run make test-gpu");
+    CHECK_EQ(wrong.advice, "do not use --fp8-attention here; run make test-gpu");
     CHECK(fp8_attention.look("attention").at(0).status == Status::kOk);
 }
 
@@ -166,10 +166,10 @@ TEST_CASE("doctor: what travels between ranks and what is printed") {
     const Item item{"x", "looks", nullptr};
     report.add(item, findings);
     CHECK_FALSE(report.failed());
-    CHECK_EQ(report.last_line(), "doctor: usable, with warnings: 1 ok, 1 warnings, 0 failed, 0 not checked\n");
+    CHECK_EQ(report.last_line(), "doctor: usable, with warnings: 1 ok, 1 warning, 0 failed, 0 not checked\n");
     report.add(item, {failed("c", "")});
     CHECK(report.failed());
-    CHECK_EQ(report.last_line(), "doctor: failed: 1 ok, 1 warnings, 1 failed, 0 not checked\n");
+    CHECK_EQ(report.last_line(), "doctor: failed: 1 ok, 1 warning, 1 failed, 0 not checked\n");
 }
 
 TEST_CASE("doctor: limits of the machine") {

@@ -1,9 +1,12 @@
 // Options: the frozen list, every way to write a value, what is refused and how it is said, resolved configurations.
 #include "tests/support/config_test.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <sstream>
 
 namespace {
@@ -20,6 +23,17 @@ std::string option_lines() {
                      row.llmc ? row.llmc : "");
     }
     return text;
+}
+
+Words words_of(const std::string& text) {
+    std::istringstream all(text);
+    Words words;
+    for (std::string word; all >> word;) words.push_back(word);
+    return words;
+}
+
+bool has(const Words& words, const std::string& word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
 }
 
 }  // namespace
@@ -119,29 +133,50 @@ TEST_CASE("config: unknown names are answered with the nearest one") {
 }
 
 TEST_CASE("config: options of other trainers are answered with what to write here") {
-    for (const ForeignRow& row : foreign_rows()) {
-        const std::string text = row.text;
-        std::istringstream patterns(row.names);
-        for (std::string name; patterns >> name;) {
+    const std::vector<ForeignRow>& rows = foreign_rows();
+    std::set<std::string> answered;   // trainers
+    for (const ForeignRow& row : rows) {
+        const Words values = row.values.empty() ? Words{"1"} : words_of(row.values);
+        for (const std::string& pattern : words_of(row.names)) {
+            std::string name = pattern;
             const size_t star = name.find('*');
             if (star != std::string::npos) name.replace(star, 1, "anything-else");
+            // A star alone and our own names are for the importer, which reads the same rows.
+            if (pattern == "*" || find_option(name) || find_spelling(name) || name == "config") continue;
             const std::string option = (name[0] == '-' ? "" : "--") + name;
-            CAPTURE(option);
-            CHECK_FALSE(find_option(name));      // else the row would never be read
-            CHECK_FALSE(find_spelling(name));
-            const std::string said = refusal("gpt2", {option, "1"});
-            CHECK(contains(said, "unknown option " + option + " (" + row.trainer + "): "));
-            CHECK(contains(said, text.substr(text.find('}') == std::string::npos ? 0 : text.find('}') + 1)));
-            CHECK_EQ(said.find('\n'), std::string::npos);
+            for (const std::string& value : values) {
+                CAPTURE(option);
+                CAPTURE(value);
+                // Of the rows that name an option in the same way, in full or with a star, the first for the value
+                // answers.
+                const auto first = std::find_if(rows.begin(), rows.end(), [&](const ForeignRow& other) {
+                    const Words names = words_of(other.names);
+                    const bool named = std::any_of(names.begin(), names.end(), [&](const std::string& word) {
+                        const bool same_way = (word.find('*') == std::string::npos) == (star == std::string::npos);
+                        return same_way && word != "*" && fnmatch(word.c_str(), name.c_str(), 0) == 0;
+                    });
+                    return named && (other.values.empty() || has(words_of(other.values), value));
+                });
+                std::string text = first->text;
+                if (text.find("{file}") != std::string::npos) text.replace(text.find("{file}"), 6, value);
+                CHECK_EQ(refusal("gpt2", {option + "=" + value}),
+                         "unknown option " + option + " (" + first->trainer + "): " + text);
+                CHECK_EQ(text.find('\n'), std::string::npos);
+                answered.insert(first->trainer);
+            }
         }
         // What is to be written here exists.
+        const std::string& text = row.text;
         for (size_t at = text.find("--"); at != std::string::npos; at = text.find("--", at + 2)) {
             const std::string name = text.substr(at + 2, text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-",
                                                                                 at + 2) - at - 2);
             CAPTURE(name);
-            CHECK((find_option(name) || name == "config" || name == "out" || name == "to"));
+            CHECK((find_option(name) || has({"config", "out", "to", "hostfile", "valid-fraction"}, name)));
         }
     }
+    for (const char* trainer : {"llm.c", "Megatron-LM", "transformers", "accelerate", "DeepSpeed", "torchrun",
+                                "mpirun, torchrun", "nanoGPT", "other trainers"})
+        CHECK_MESSAGE(answered.count(trainer) == 1, trainer);
     auto said = [](const Words& words) { return refusal("llama", words); };
     CHECK_EQ(said({"--deepspeed", "ds.json"}), "unknown option --deepspeed (DeepSpeed): scripts/import_config ds.json "
              "--out run.json converts it to a file for --config");
@@ -169,15 +204,16 @@ TEST_CASE("config: a file of another trainer is answered with the script that tr
         CHECK_EQ(error.find('\n'), std::string::npos);
         return at == std::string::npos ? error : error.substr(0, at);
     };
-    CHECK(contains(said("{\"zero_optimization\": {\"stage\": 1}}"), "of a configuration of DeepSpeed"));
-    CHECK(contains(said("{\"gradient_accumulation_steps\": 4}"), "of a configuration of DeepSpeed"));
+    CHECK(contains(said("{\"zero_optimization\": {\"stage\": 1}}"), "belongs to a configuration of DeepSpeed"));
+    CHECK(contains(said("{\"gradient_accumulation_steps\": 4}"), "belongs to a configuration of DeepSpeed"));
     CHECK(contains(said("{\"bf16\": {\"enabled\": true}, \"train_batch_size\": 4}"), "configuration of DeepSpeed"));
-    CHECK(contains(said("{\"finetuning_type\": \"full\"}"), "of a configuration of LLaMA-Factory"));
-    CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "of a configuration of another trainer"));
-    CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): leave it out"));
+    CHECK(contains(said("{\"finetuning_type\": \"full\"}"), "belongs to a configuration of LLaMA-Factory"));
+    CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "belongs to a configuration of another trainer"));
+    CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): use --dtype bf16"));
     CHECK(contains(said("{\"frobnicate\": 1}"), "--help lists all"));
     // One key of theirs among ours makes no file of theirs.
-    CHECK(contains(said("{\"lr\": 1e-3, \"gradient_accumulation_steps\": 4}"), "use --global-batch-size"));
+    CHECK(contains(said("{\"lr\": 1e-3, \"gradient_accumulation_steps\": 4}"),
+                   "(transformers): see global-batch-size = micro-batch-size x accumulation x ranks"));
     TempFile yaml("use_fp8: true\n");
     const std::string path = yaml.path.substr(0, yaml.path.size() - 5) + ".yaml";
     fs::rename(yaml.path, path);
@@ -480,7 +516,7 @@ TEST_CASE("config: help, banner, and what is idle on this machine") {
     }
     CHECK(contains(parse("llama", {"--help", "--model", "llama3-8B"}).text, "an integer in [1, 1024] (default: 32)"));
     std::string banner = config_to_text(parse("gpt2", joined(base(""), {"--seed", "99"})).config, "gpt2");
-    CHECK(contains(banner, "Numbers\n  dtype = bf16\n"));
+    CHECK(contains(banner, "Precision\n  dtype = bf16\n"));
     CHECK(contains(banner, "  seed = 99\n"));
     CHECK(!contains(banner, "rotary-base"));
 

@@ -14,7 +14,7 @@ TEST_CASE("rank options: gradients travel as they are unless asked otherwise") {
     CHECK(parsed({"--grad-comm-dtype", "bf16"}).grad_comm_dtype == Dtype::kBf16);
     const ParsedConfig finer = parse("gpt2", joined(base(""), {"--grad-dtype", "bf16", "--grad-comm-dtype", "fp32"}));
     REQUIRE(finer.notes.size() == 1);
-    CHECK(contains(finer.notes[0], "travel as that"));
+    CHECK(contains(finer.notes[0], "are sent as bf16, since fp32 would not make them more precise"));
     CHECK(contains(config_to_text(parsed({"--grad-dtype", "bf16"}), "gpt2"), "  grad-comm-dtype = bf16\n"));
 }
 
@@ -25,13 +25,17 @@ TEST_CASE("rank options: Megatron's flags are taken and said, on the command lin
     CHECK(p.notes == Words{"--fp8-param-gather is --param-comm-dtype fp8"});
     CHECK(parsed(joined(fp8, {"--fp8-param-gather=false"})).param_comm_dtype == Dtype::kBf16);
     CHECK(!parsed({"--overlap-grad-reduce=false"}).overlap);
-    CHECK(parsed({"--overlap", "off", "--overlap_param_gather"}).overlap);
     CHECK(parsed({"--use-distributed-optimizer=off"}).zero == 0);
     CHECK(parsed({"--use-distributed-optimizer"}).zero == 1);
     const TempFile file("{\"fp8_recipe\": \"tensorwise\", \"fp8_param_gather\": true, \"overlap-grad-reduce\": false}");
     const Config c = parsed({"--config", file.path});
     CHECK(c.param_comm_dtype == Dtype::kE4m3);
     CHECK(!c.overlap);
+    CHECK(parsed({"--config", file.path, "--overlap_param_gather"}).overlap);   // the command line wins
+    for (const Words& words : {Words{"--overlap", "off", "--overlap_param_gather"},
+                               Words{"--overlap_param_gather", "--overlap=off"}})
+        CHECK_EQ(refusal("gpt2", joined(base(""), words)), "--overlap_param_gather is --overlap on, and --overlap says "
+                 "off: leave one of the two out");
 
     CHECK(contains(refusal("gpt2", joined(base(""), {"--fp8-param-gather=3"})), "must be true or false"));
     const TempFile number("{\"fp8_param_gather\": 1}");
@@ -54,8 +58,8 @@ TEST_CASE("rank options: what cannot act is refused") {
         CHECK(contains(text, "has no effect: "));
         CHECK(contains(text, part));
     };
-    refused({"--fp8-param-gather"}, "no weights in FP8");
-    refused({"--param-comm-dtype", "bf16"}, "no weights in FP8");
+    refused({"--fp8-param-gather"}, "FP8 is off (--fp8-recipe none)");
+    refused({"--param-comm-dtype", "bf16"}, "FP8 is off (--fp8-recipe none)");
     refused({"--param-comm-dtype", "fp8", "--fp8-recipe", "delayed", "--zero", "0"}, "--zero 0");
     refused({"--fp8-check-interval", "1"}, "FP8 is off");
     refused({"--fp8-check-interval", "1", "--fp8-recipe", "blockwise"}, "no scale of a whole tensor");
@@ -63,7 +67,8 @@ TEST_CASE("rank options: what cannot act is refused") {
     CHECK(parsed({"--fp8-stats-interval", "1", "--grad-comm-dtype", "fp8"}).fp8_health_interval == 1);
     for (const char* stage : {"2", "3"})   // of DeepSpeed
         CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", stage})),
-                       std::string("--zero ") + stage + ": gradients and weights are whole on every rank"));
+                       std::string("--zero ") + stage
+                           + ": every rank holds all gradients and weights: 1 and 0 are supported"));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "4"})), "--zero 4: must be an integer in [0, 1]"));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--bucket-mb", "0"})), "--bucket-mb 0: must be a number in (0"));
 }

@@ -88,8 +88,9 @@ TEST_CASE("synthetic: no end, no shards, and not to be taken for shards") {
     CHECK(loader.check_fingerprint(loader.fingerprint_json()) == "");
     CHECK(shards.check_fingerprint(shards.fingerprint_json()) == "");
     CHECK(contains(loader.check_fingerprint(shards.fingerprint_json()), "shards, this run has synthetic"));
-    CHECK(contains(shards.check_fingerprint(loader.fingerprint_json()), "synthetic (--synthetic-data), here"));
-    CHECK(contains(loader.check_fingerprint("{\"synthetic\": 2}"), "version 2, here by 1"));
+    CHECK(contains(shards.check_fingerprint(loader.fingerprint_json()),
+                   "synthetic (--synthetic-data), this run has shards"));
+    CHECK(contains(loader.check_fingerprint("{\"synthetic\": 2}"), "of version 2, this executable draws version 1"));
     CHECK(contains(loader.check_fingerprint("{\"synthetic\": []}"), "not readable"));
 }
 

@@ -63,15 +63,16 @@ TEST_CASE("drills: what strikes, whom and where") {
 
 TEST_CASE("drills: what cannot be read is refused with an example") {
     CHECK(contains(refused_fault("kil:rank=1@step=2"), "unknown fault \"kil\", did you mean kill?"));
-    CHECK(contains(refused_fault("kill@step=2"), "which rank? (like kill:rank=3@step=50)"));
+    CHECK(contains(refused_fault("kill@step=2"), "needs rank=R (example: kill:rank=3@step=50)"));
     for (const char* place : {"", "@", "@step=0", "@step=", "@0", "@-1", "@save=0", "@evaluate", "@step=5@save",
                               "@step=5x", "@9999999999999"})
-        CHECK(contains(refused_fault(std::string("kill:rank=1") + place), "needs step=S, save or eval (like kill"));
+        CHECK(contains(refused_fault(std::string("kill:rank=1") + place),
+                       "one @ must be followed by step=S, save or eval (example: kill"));
     for (const char* who : {"kill:rank=", "kill:rank=-1", "kill:rank=1:rank=2", "kill:grad:rank=1", "kill:host=a",
                             "enospc:grad", "kill:rank=9999999999"})
         CHECK(contains(refused_fault(std::string(who) + "@save"), "is not understood"));
-    CHECK(contains(refused_fault("nan:grad@save"), "nan cannot strike there"));
-    CHECK(contains(refused_fault("enospc@step=3"), "enospc cannot strike there"));
+    CHECK(contains(refused_fault("nan:grad@save"), "nan cannot be injected there"));
+    CHECK(contains(refused_fault("enospc@step=3"), "enospc cannot be injected there"));
 }
 
 TEST_CASE("drills: a fault that does not fit the run is refused") {
@@ -80,7 +81,8 @@ TEST_CASE("drills: a fault that does not fit the run is refused") {
     };
     CHECK(contains(refused({"--inject", "kill:rank=2@step=1"}, 2), "there are 2 ranks, counted from 0"));
     CHECK(contains(refused({"--inject", "kill:rank=1@step=1"}, 1), "there is 1 rank, counted"));
-    CHECK(contains(refused({"--inject", "stall:rank=0@step=1"}, 1), "with one rank nothing would end it"));
+    CHECK(contains(refused({"--inject", "stall:rank=0@step=1"}, 1),
+                   "needs more than one rank, or nothing would end the run"));
     CHECK(contains(refused({"--inject", "enospc@save"}, 1), "nothing is saved without --save"));
     CHECK(contains(refused({"--inject", "term:rank=0@eval"}, 1), "no --valid-data to evaluate on"));
     CHECK(refused({"--inject", "term:rank=0@eval", "--hellaswag-data", "h.bin"}, 1) == "");

@@ -172,7 +172,7 @@ TEST_CASE("fp8 health: the worst tensors come first, and the advice fits recipe 
                                            report("3.up.x", {1000, 0, 0, 0})};
     const std::string what = "saturated: 31.down.x 4%, 2.up.x 0.4%, 1.up.x 0.3% and 1 more; ";
     const std::string keep = "keep it in BF16 with --bf16-linears 31.down";
-    CHECK(fp8_health_line(saturated, delayed) == what + "give headroom with --fp8-margin, or " + keep);
+    CHECK(fp8_health_line(saturated, delayed) == what + "raise --fp8-margin, or " + keep);
     CHECK(fp8_health_line(saturated, tensorwise) == what + keep);
     CHECK(fp8_health_line({report("5.proj.dy", {1000, 0, 300, 0}), report("head.dy", {1000, 0, 500, 2})}, delayed)
           == "flushed to zero: head.dy 50%, 5.proj.dy 30%; leave out --fp8-lm-head | not finite: head.dy 0.2%");

@@ -296,7 +296,7 @@ TEST_CASE("ranks that do not agree on a factor are named, with the tensor") {
         }
         // The scales of current scaling are each rank's own, except of weights.
         for (const std::string& error : later) {
-            const bool named = error.find("quant_mul of 1.qkv.x ") != std::string::npos;
+            const bool named = error.find("the scale of 1.qkv.x ") != std::string::npos;
             CHECK(named == (recipe == Fp8Recipe::kDelayed));
         }
     }

@@ -376,7 +376,7 @@ TEST_CASE("plan: predicted against measured is the median of ten steps, told onc
     CHECK(check.text() == "predicted 90.0 ms a step, measured 100.5 ms (median of steps 41-50), -10.4 %");
     time.gpu = find_gpu("H100 NVL");
     CHECK(contains(StepTimeCheck(time).text(), "predicted 90.0 ms a step (rates scaled from H200), measured"));
-    CHECK(contains(StepTimeCheck().text(), "no time is predicted on this device"));
+    CHECK(contains(StepTimeCheck().text(), "no step time is predicted for this device"));
 }
 
 TEST_CASE("plan: every operation has a rate of its own or is known to move next to nothing") {

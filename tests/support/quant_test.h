@@ -74,8 +74,8 @@ struct QuantMemory {
     std::string difference(const QuantMemory& other) const {
         if (!rowwise.same_bits(other.rowwise)) return "rowwise";
         if (!transposed.same_bits(other.transposed)) return "transposed";
-        if (!rowwise_scale_inv.same_bits(other.rowwise_scale_inv)) return "rowwise_grid";
-        if (!transposed_scale_inv.same_bits(other.transposed_scale_inv)) return "transposed_grid";
+        if (!rowwise_scale_inv.same_bits(other.rowwise_scale_inv)) return "rowwise_scale_inv";
+        if (!transposed_scale_inv.same_bits(other.transposed_scale_inv)) return "transposed_scale_inv";
         if (!dbias.same_bits(other.dbias)) return "dbias";
         if (std::memcmp(&slot, &other.slot, sizeof slot) != 0) return "slot";
         if (std::memcmp(&counts, &other.counts, sizeof counts) != 0) return "counts";
