@@ -1,4 +1,7 @@
 // The error of an unknown option or key: what to write instead of another trainer's, or the nearest name.
+#include <fnmatch.h>
+#include <strings.h>
+
 #include <algorithm>
 #include <iterator>
 #include <sstream>
@@ -84,32 +87,36 @@ const std::vector<ForeignRow>& foreign_rows() {
 
 namespace {
 
-bool matches(const std::string& pattern, const std::string& name) {
-    const size_t star = pattern.find('*');
-    if (star == std::string::npos) return name == pattern;
-    const std::string head = pattern.substr(0, star), tail = pattern.substr(star + 1);
-    return name.size() >= head.size() + tail.size() && name.substr(0, star) == head
-           && name.substr(name.size() - tail.size()) == tail;
-}
-
 bool has_word(const std::string& words, const std::string& word) {
     std::istringstream all(words);
     for (std::string one; all >> one;)
-        if (one == word) return true;
+        if (strcasecmp(one.c_str(), word.c_str()) == 0) return true;
     return false;
 }
 
-// The first row that names the option, with a star or (stars false) in full, and is for its value. An option without a
-// value is a flag that is on.
+// Whether the row names the option, with a star or (stars false) in full. A star alone is for the importer.
+bool names_option(const ForeignRow& row, const std::string& name, bool stars) {
+    std::istringstream patterns(row.names);
+    for (std::string pattern; patterns >> pattern;)
+        if (pattern != "*" && (pattern.find('*') != std::string::npos) == stars
+            && fnmatch(pattern.c_str(), name.c_str(), 0) == 0)
+            return true;
+    return false;
+}
+
+bool is_for_value(const ForeignRow& row, const std::string& value) {
+    return row.values.empty() || has_word(row.values, value);
+}
+
+// The first row that names the option and is for its value; if there is none, the first row that names it.
 const ForeignRow* find_foreign(const std::string& name, const std::string& value, bool stars) {
+    const ForeignRow* named = nullptr;
     for (const ForeignRow& row : foreign_rows()) {
-        if (!row.values.empty() && !has_word(row.values, value.empty() ? "true" : value)) continue;
-        std::istringstream patterns(row.names);
-        for (std::string pattern; patterns >> pattern;)
-            if (pattern != "*" && (pattern.find('*') != std::string::npos) == stars && matches(pattern, name))
-                return &row;
+        if (!names_option(row, name, stars)) continue;
+        if (is_for_value(row, value)) return &row;
+        if (!named) named = &row;
     }
-    return nullptr;
+    return named;
 }
 
 // The known name that `name` is probably a typing error of, "" if none is near enough.
@@ -120,7 +127,7 @@ std::string near_name(const std::string& name, const std::vector<std::string>& k
 }
 
 std::string foreign_text(const ForeignRow& row, const std::string& value) {
-    std::string text = row.text;
+    std::string text = (is_for_value(row, value) ? "" : "for " + row.values + ": ") + row.text;
     const size_t place = text.find("{file}");
     if (place != std::string::npos) text.replace(place, 6, value.empty() ? "FILE" : value);
     return text;
@@ -160,13 +167,16 @@ std::string trainer_of(const Json& object, const std::vector<std::string>& known
 
 void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                          const std::vector<std::string>& known) {
-    const ForeignRow* of_llmc = find_foreign(option, value, false);
-    const ForeignRow* exact = of_llmc ? of_llmc : find_foreign(name, value, false);
+    // An option without a value is a flag that is on.
+    const std::string wanted = value.empty() ? "true" : value;
+    const bool ours = std::find(known.begin(), known.end(), name) != known.end();
+    const ForeignRow* of_llmc = find_foreign(option, wanted, false);
+    const ForeignRow* exact = of_llmc || ours ? of_llmc : find_foreign(name, wanted, false);
     const std::string near = exact ? "" : near_name(name, known);
-    const ForeignRow* row = exact ? exact : near.empty() ? find_foreign(name, value, true) : nullptr;
+    const ForeignRow* row = exact ? exact : near.empty() ? find_foreign(name, wanted, true) : nullptr;
     if (row)
         FAIL(kExitBadInput, "unknown option %s (%s): %s", option.c_str(), row->trainer.c_str(),
-             foreign_text(*row, value).c_str());
+             foreign_text(*row, value.empty() && !row->values.empty() ? wanted : value).c_str());
     REQUIRE(near.empty(), "unknown option %s: did you mean --%s?", option.c_str(), near.c_str());
     FAIL(kExitBadInput, "unknown option %s: --help lists all; scripts/import_config translates scripts and files of "
          "other trainers", option.c_str());
@@ -177,10 +187,11 @@ void fail_unknown_key(const std::string& file, const std::string& key, const std
     const std::string trainer = trainer_of(object, known), near = near_name(name, known);
     REQUIRE(trainer.empty(), "%s: \"%s\" belongs to a configuration of %s: scripts/import_config %s --out run.json "
             "converts it to one for --config", file.c_str(), key.c_str(), trainer.c_str(), file.c_str());
-    const ForeignRow* row = find_foreign(name, json_text(object[key]), false);
+    const std::string value = json_text(object[key]);
+    const ForeignRow* row = find_foreign(name, value, false);
     if (row)
         FAIL(kExitBadInput, "%s: unknown option \"%s\" (%s): %s", file.c_str(), key.c_str(), row->trainer.c_str(),
-             foreign_text(*row, "").c_str());
+             foreign_text(*row, value).c_str());
     REQUIRE(near.empty(), "%s: unknown option \"%s\": did you mean \"%s\"?", file.c_str(), key.c_str(), near.c_str());
     FAIL(kExitBadInput, "%s: unknown option \"%s\": --help lists all; scripts/import_config %s --out run.json "
          "translates the file of another trainer", file.c_str(), key.c_str(), file.c_str());

@@ -188,6 +188,12 @@ TEST_CASE("config: options of other trainers are answered with what to write her
     // A slip of the fingers is nearer than what begins alike; without either no name is made up.
     CHECK(contains(said({"--log-fil", "x"}), "did you mean --log-file?"));
     CHECK(contains(said({"--wandb-mode", "x"}), "scripts/export_log"));
+    // Values count in any case; a value that no row is for is answered with what the others become.
+    CHECK(contains(said({"--bf16", "True"}), "--bf16 (Megatron-LM): use --dtype bf16"));
+    CHECK(contains(said({"--bf16", "False"}), "--bf16 (transformers): leave it out: dtype bf16 is our default"));
+    CHECK(contains(said({"--grad-reduce-in-bf16", "false"}), "(Megatron-LM): for true: use --grad-dtype bf16"));
+    // Our own names, with one dash too few.
+    CHECK(contains(said({"-num_layers", "3"}), "did you mean --num-layers?"));
     for (const char* far : {"--frobnicate", "-B", "--hidden-activation-function"})
         CHECK_EQ(said({far, "1"}), std::string("unknown option ") + far + ": --help lists all; scripts/import_config "
                  "translates scripts and files of other trainers");
@@ -213,7 +219,7 @@ TEST_CASE("config: a file of another trainer is answered with the script that tr
     CHECK(contains(said("{\"frobnicate\": 1}"), "--help lists all"));
     // One key of theirs among ours makes no file of theirs.
     CHECK(contains(said("{\"lr\": 1e-3, \"gradient_accumulation_steps\": 4}"),
-                   "(transformers): see global-batch-size = micro-batch-size x accumulation x ranks"));
+                   "(transformers): use --global-batch-size, which is --micro-batch-size x ranks x this"));
     TempFile yaml("use_fp8: true\n");
     const std::string path = yaml.path.substr(0, yaml.path.size() - 5) + ".yaml";
     fs::rename(yaml.path, path);
