@@ -1,4 +1,4 @@
-// Attention: checks, and the choice between the tensor-core kernels and the plain ones.
+// Attention: argument checks and the choice of the kernel.
 #include "llmc/cuda/attention.cuh"
 
 namespace cuda {
@@ -35,7 +35,7 @@ const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
 bool attention_has_modes(const Ctx& ctx, Dtype dtype, int64_t head_size) { return fits_sm90(ctx, dtype, head_size); }
 
 int64_t attention_sums_elems(Dtype dtype, int64_t B, int64_t T, int64_t NH, int64_t head_size) {
-    // Such a build runs on compute capability 9.0 alone.
+    // An sm_90a build runs on compute capability 9.0 only.
     return kSm90aCode && fits_mma(dtype, head_size) ? attention_sums_elems_sm90(B, T, NH, head_size) : 0;
 }
 

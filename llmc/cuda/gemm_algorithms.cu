@@ -1,4 +1,4 @@
-// Matmul plans as JSON: what a checkpoint stores so that a resumed run picks the same algorithms.
+// Matmul plans as JSON, stored in checkpoints so that a resumed run uses the same algorithms.
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/fp8.h"
@@ -36,7 +36,7 @@ json to_json(const GemmKey& key, const GemmPlan& plan) {
                 {"bias", key.bias}, {"pre", key.pre}, {"accumulate", key.accumulate},
                 {"align", {key.align_a, key.align_b, key.align_d}},
                 {"M", key.M}, {"N", key.N}, {"K", key.K}, {"algo", algo}, {"us", plan.us}};
-    // Only with FP8: rows of other matmuls stay those of programs that knew no FP8.
+    // Only with FP8: rows of other matmuls keep the form they had before FP8 was supported.
     if (is_fp8(key.a)) {
         row["operand_b"] = dtype_name(key.b);
         row["factors"] = {kGranularities[static_cast<int>(key.a_granularity)],
@@ -47,7 +47,7 @@ json to_json(const GemmKey& key, const GemmPlan& plan) {
     return row;
 }
 
-// The fields that only rows of FP8 matmuls have. Programs before our own kernel did not name it.
+// Reads the fields that only rows of FP8 matmuls have. Older files do not have own_kernel.
 void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     if (!is_fp8(key.a)) return;
     const json& scales = row.at("factors");
@@ -106,7 +106,7 @@ std::string gemm_import_plans(Ctx& ctx, const std::string& text) {
     try {
         const json root = json::parse(text);
         library = root.at("library").get<std::string>();
-        gpu = root.value("gpu", "");   // plans of the CPU name none
+        gpu = root.value("gpu", "");   // plans of the CPU have none
         for (const json& row : root.at("plans")) plans.insert(from_json(row));
     } catch (const json::exception& error) {
         FAIL(kExitBadInput, "matmul plans are not valid JSON of ours: %s", error.what());

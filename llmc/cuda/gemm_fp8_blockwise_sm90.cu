@@ -1,18 +1,18 @@
-// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3, B with one scale for 128 of its rows: forward and dgrad.
+// Matmul of blockwise FP8 operands by wgmma, E4M3 x E4M3, with 128x128 scales for B: forward and dgrad.
 //
-// Tensor cores know no scales: a product over 128 of K is made in registers of its own, 4 wgmma of 64 x 128 x 32 that
-// start at 0, and then added to fp32 sums with the two scales. Measured on an H200: both kinds of work take from the
-// same register files. While one warpgroup adds (90 cycles for 64 results a thread), the other's product goes on at
-// 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87 of a cycle, whoever starts
-// when: a step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and takes 1210. What counts is thus
-// how few instructions stand beside the products, and that no product waits: reads of scales between its wgmma cost
-// 300 cycles a step before they were moved ahead of it. At 700 W the clock is left at 1290 MHz: 1150 TFLOP/s; products
-// that are never added up reach 1280. With two vectors of scales (weight gradients) an addition takes twice the
-// instructions, 1610 cycles a step: no faster than the library, so that those stay there.
+// Tensor cores do not apply scales: a product over 128 of K is computed in registers of its own, 4 wgmma of
+// 64 x 128 x 32 starting from 0, and then added to fp32 accumulators with the two scales. Measured on an H200: both
+// kinds of work compete for the register files. While one warpgroup promotes (90 cycles for 64 results per thread), the
+// other's product runs at 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87
+// cycles regardless of when it is issued: a step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and
+// takes 1210. So the kernel minimises instructions besides the products, and no product may wait: loads of scales
+// between the wgmma cost 300 cycles per step before they were moved ahead of them. At 700 W the clock drops to 1290
+// MHz: 1150 TFLOP/s; products without promotion reach 1280. With 1x128 scales on both sides (weight gradients)
+// promotion takes twice the instructions, 1610 cycles per step: no faster than the library, which therefore runs those.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/gemm_fp8.h"
-#if defined(LLMC_SM90A)   // older devices lack instructions of these, and nothing would use them
+#if defined(LLMC_SM90A)   // these use instructions that older devices lack
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/gemm_fp8_blockwise_sm90.cuh"
 #endif
@@ -25,7 +25,7 @@ struct BlocksMaps {
     CUtensorMap a, b;
 };
 
-// The one thread that orders copies.
+// The thread that issues TMA loads.
 __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
                             const BlocksSchedule& schedule) {
     using B = Blocks;
@@ -55,11 +55,11 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
     }
 }
 
-// What a thread multiplies its parts of a step's products with: its rows' scales, and B's.
+// The scales of a thread's part of a step: its rows' scales of A, and B's.
 struct BlocksScales {
     float of_row[Blocks::kHalves][2], of_columns;
 
-    // at: the stage's scales in shared memory; row: the thread's first. Starts the loads; they arrive in this order.
+    // Starts to load from the stage's scales at `at`, in this order. row: the thread's first row.
     __device__ void load(uint32_t at, int row, int step) {
 #pragma unroll
         for (int half = 0; half < Blocks::kHalves; half++)
@@ -79,14 +79,14 @@ struct BlocksConsumer {
     using B = Blocks;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
-    const uint32_t empty_there;       // the barriers of free stages in the block of the cluster that the lane tells
+    const uint32_t empty_there;       // the `empty` barriers of the block of the cluster that this lane signals
     float sums[B::kHalves][64], part[64];
     BlocksScales scales;   // of the step
 
-    // The thread's first row of the block's, in its warpgroup's half 0.
+    // The thread's first row in its warpgroup's half 0, relative to the block.
     __device__ int first_row() const { return consumer * 64 * B::kHalves + 16 * warp + lane / 4; }
 
-    // part = the product of 64 rows, over 128 of K; and what can be done meanwhile.
+    // part = the product of 64 rows over 128 of K; calls meanwhile() while it runs.
     template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
         const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
         const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
@@ -105,9 +105,9 @@ struct BlocksConsumer {
         from.ring.wait();
         to.load(from.shared + from.scales_at(), first_row(), number);
     }
-    // Scales are read a step ahead, so that no wgmma waits for them. A stage goes back once what was read of it has
-    // arrived: an arrival at a barrier does not wait for loads before it, and the copy engine is not ordered with them.
-    // The first half's addition has used the scale that was loaded last.
+    // Scales are loaded one step ahead, so that no wgmma waits for them. A stage may be released only after the loads
+    // from it have completed: neither an arrival at a barrier nor TMA is ordered with them. The first half's promotion
+    // has used the scale that was loaded last.
     __device__ void step(int number, bool last) {
         BlocksScales next;
         multiply(0, [] {});
@@ -123,7 +123,7 @@ struct BlocksConsumer {
         scales = next;
         state.ring.next();
     }
-    // Works out anew what it would otherwise keep in registers across a tile's steps.
+    // Recomputes its indices rather than keep them in registers across the steps of a tile.
     __device__ void store(const BlocksProblem& p, const BlocksSchedule& schedule, uint32_t item) {
         const BlocksSchedule::Place at = schedule.place(ptx::opaque(item));
         const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
@@ -151,14 +151,14 @@ struct BlocksConsumer {
     }
 };
 
-// Math: D (+)= sum over blocks of 128 of K of fa[k / 128, m] fb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
-//       k]) + bias[n]; the sum of a block as tensor cores make it, all else in fp32, D rounded once.
+// Math: D (+)= sum over blocks of 128 of K of sa[k / 128, m] sb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
+//       k]) + bias[n]; a block's sum has the tensor cores' precision, everything else is fp32, and D is rounded once.
 // Source: DeepSeek-V3, arXiv 2412.19437, section 3.3; PTX ISA 9.0, wgmma of .e4m3.
-// Traffic: M K + N K bytes, 4 M K / 128 of scales, D written; a bf16 D that is added to read.
-// Requires: sm_90a; operands E4M3, A of 1x128 scales, B of 128x128; M a multiple of 4, N and K of 16; A, B, D and
-//           scales 16-byte aligned, as fp8_gemm_error demands.
-// Parallel: a cluster of 2 blocks owns 256 x 256 results, item after item (BlocksSchedule), a block 128 of the columns;
-//           its last warpgroup copies, each other one owns 128 rows, in two halves.
+// Traffic: M K + N K bytes and 4 M K / 128 of scales read, D written; D also read to accumulate in bf16.
+// Requires: sm_90a; E4M3 operands, A with 1x128 scales, B with 128x128; M a multiple of 4, N and K of 16; A, B, D and
+//           scales 16-byte aligned, as fp8_gemm_error checks.
+// Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksSchedule), each block 128 of the columns. Its last
+//           warpgroup issues TMA loads, each other one owns 128 rows in two halves.
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
 gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
                         const BlocksSchedule schedule) {
@@ -171,7 +171,7 @@ gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __gr
         ptx::prefetch_map(&maps.a);
         ptx::prefetch_map(&maps.b);
     }
-    __cluster_barrier_arrive();   // nobody copies into a block, or frees its stages, before its barriers are there
+    __cluster_barrier_arrive();   // no block may copy into another or free its stages before its barriers exist
     __cluster_barrier_wait();
     if (group_of_warps == Blocks::kConsumers) {
         ptx::registers_shrink<Blocks::kProducerRegisters>();
@@ -185,7 +185,7 @@ gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __gr
             ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}, {}};
         consumer.run(problem, schedule);
     }
-    __cluster_barrier_arrive();   // nobody ends while the other block copies or arrives here
+    __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here
     __cluster_barrier_wait();
 #endif
 }
@@ -203,7 +203,7 @@ void launch(Ctx& ctx, const GemmArgs& args) {
     config.attrs = &attribute;
     config.numAttrs = 1;
     config.gridDim = dim3(grid_size(ctx.sm_count / Blocks::kCluster * Blocks::kCluster));
-    static const int resident = [&] {   // clusters; what comes after them would wait until one has done all its items
+    static const int resident = [&] {   // clusters; any more would wait until another has finished all its items
         int clusters = 0;
         allow_shared_memory(kernel, Blocks::kSharedBytes);
         CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));

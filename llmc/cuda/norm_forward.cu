@@ -1,16 +1,17 @@
-// layernorm and rmsnorm with the residual addition inside, forward.
+// layernorm and rmsnorm with fused residual addition, forward.
 //
-// A row is held on the chip between the statistics and the result, so that every tensor is touched once.
-// Rows that 16-byte vectors do not fit, or longer than a block can hold, take the loop kernel.
+// A row stays on the chip between the statistics and the result, so that every tensor is accessed once. Rows that are
+// not whole 16-byte vectors, or too long for a block, use the loop kernel.
 //
-// FP8 copies: in one pass where norm_one_pass.cu can; else from `out`, or, without one, from x and the statistics.
+// Quantized outputs: in one pass where norm_quantize.cu supports it; else from `out`, or, without it, from x and the
+// statistics.
 #include "llmc/cuda/norm.cuh"
 #include "llmc/cuda/quantize.cuh"
 
 namespace cuda {
 namespace {
 
-constexpr int kWarpRows = 4;   // rows of a block when a warp has one row
+constexpr int kWarpRows = 4;   // rows per block with one warp per row
 
 // Math: x = in + residual, rounded to T; out = (x - mean) rstd weight + bias; rms: mean = 0.
 // Source: Ba et al. 2016 (layernorm; variance in a second pass over registers), Zhang, Sennrich 2019 (rms).
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kLoopThreads) norm_forward_loop_kernel(NormFor
     }
 }
 
-// out where it is wanted, else the statistics and residual_out alone; true if `record` has been heeded.
+// Writes `out` if present, else only the statistics and residual_out; returns whether the amax was recorded.
 template <typename T, bool kLayer>
 bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, int64_t C) {
     const RowShape shape = a.vectors_fit(C) ? norm_forward_shape(C / kVec<T>, kWarpRows) : RowShape{};
@@ -128,7 +129,7 @@ bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, i
     return true;
 }
 
-// The result again from x and its statistics, for quantize_tiles.
+// Recomputes the result from x and its statistics, for quantize_tiles.
 template <bool kLayer> struct NormApplyProducer {
     static constexpr int kOutputs = 1, kBlocksPerSm = 3;
     struct Raw {

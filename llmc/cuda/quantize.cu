@@ -1,10 +1,10 @@
-// Quantising as an operation of its own, and the state of delayed scaling.
+// Quantization as an operation of its own, and the state of delayed scaling.
 #include "llmc/cuda/quantize.cuh"
 
 namespace cuda {
 namespace {
 
-// in, rounded to bf16, as a producer of tiles.
+// Passes `in`, rounded to bf16, to quantize_tiles.
 template <typename T> struct CopyProducer {
     static constexpr int kOutputs = 1;
     static constexpr int kBlocksPerSm = 4;
@@ -36,13 +36,13 @@ template <typename T> struct CopyProducer {
 };
 
 constexpr int kAmaxThreads = 256;
-constexpr int kAmaxBatch = 4;   // vectors on their way
+constexpr int kAmaxBatch = 4;   // vectors in flight per thread
 
 // Math: slot->amax_bits = max with the bits of every |in rounded to bf16|.
-// Source: rounding keeps the order, so the amax of a thread is rounded once.
+// Source: rounding is monotonic, so only the amax of a block is rounded.
 // Traffic: in read once.
-// Requires: kWidth > 1 needs an aligned start; the odd elements at the end go one by one.
-// Parallel: a thread takes every (256 gridDim.x)-th vector; one atomic a block at most.
+// Requires: kWidth > 1 needs an aligned start; the remaining elements are processed one by one.
+// Parallel: a thread takes every (256 gridDim.x)-th vector; at most one atomic per block.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const T* in, int64_t elems) {
     __shared__ uint32_t shared[kAmaxThreads / 32];
@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const
 
 // Math: amax_bits = 0, step_amax_bits too if `step`.
 // Source: Fp8ClearArgs.
-// Traffic: a slot written each.
+// Traffic: every slot written.
 // Requires: nothing.
-// Parallel: a thread a slot.
+// Parallel: one thread per slot.
 __global__ void fp8_clear_kernel(Fp8Slot* slots, int64_t count, bool step, const StepState* state) {
     wait_for_kernels_before();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -87,9 +87,9 @@ constexpr int kUpdateThreads = 128;
 
 // Math: Fp8UpdateArgs.
 // Source: TransformerEngine's delayed scaling.
-// Traffic: the ring read, an entry and a slot written, for each tensor.
+// Traffic: per tensor, the amax history read, one entry and the slot written.
 // Requires: nothing.
-// Parallel: a block a tensor; its threads share the maximum over the ring.
+// Parallel: one block per tensor, whose threads share the maximum over the history.
 __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8UpdateArgs args) {
     __shared__ uint32_t shared[kUpdateThreads / 32];
     wait_for_kernels_before();
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
     const uint32_t last = slot.amax_bits;
     const int32_t updates = args.updates[tensor];
     const bool first_thread = threadIdx.x == 0;
-    __syncthreads();   // everybody has read what the first thread now writes
+    __syncthreads();   // all threads have read what the first thread now overwrites
     if (first_thread) {
         slot.step_amax_bits = max(slot.step_amax_bits, last);
         slot.amax_bits = 0;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
     const int64_t newest = updates % args.length;
     uint32_t amax = last;
     for (int64_t i = threadIdx.x; i < args.length && !args.most_recent; i += kUpdateThreads) {
-        if (i != newest) amax = max(amax, amax_bits_of(ring[i]));   // its entry is `last`
+        if (i != newest) amax = max(amax, amax_bits_of(ring[i]));   // entry `newest` becomes `last`
     }
     amax = __reduce_max_sync(0xffffffffu, amax);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = amax;

@@ -1,5 +1,5 @@
-// FP8 weights made by several ranks, each from a run of a matrix's elements: block amaxes, scales, casts, grids, and
-// the transposed copy of bytes that came from all ranks.
+// FP8 weights quantized by several ranks, each from its shard range of a matrix: block amaxes, scales, casts, scale_inv
+// of blocks, and the transpose of the gathered bytes.
 #include "llmc/cuda/fp8.cuh"
 
 namespace cuda {
@@ -7,12 +7,12 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTile = 128;
-constexpr int kBatch = 8;   // vectors of a thread that are under way together
+constexpr int kBatch = 8;   // vectors in flight per thread
 
-// Elements [begin, begin + elems) of a matrix of C columns, cut into tiles of 128 x 128 of the matrix.
+// Elements [begin, begin + elems) of a matrix with C columns, divided into tiles of 128 x 128 of the matrix.
 struct RunTiles {
     int64_t begin, elems, C;
-    int64_t first_row, last_row;         // of the elements `begin` and `begin + elems`, and their columns
+    int64_t first_row, last_row;         // rows of the elements `begin` and `begin + elems`, and their columns
     int64_t first_column, last_column;
     int64_t first_row_tile, column_tiles;
 
@@ -23,8 +23,8 @@ struct RunTiles {
     int64_t count() const { return ((begin + elems - 1) / C / kTile - first_row_tile + 1) * column_tiles; }
 };
 
-// A thread's vectors of its block's tile: vector k is the same columns of rows kRowStep apart. From the first one they
-// are counted in 32 bits.
+// A thread's vectors of its block's tile: vector k has the same columns and rows kRowStep apart. Offsets from the first
+// vector are 32 bits.
 template <int kWidth> class TileLanes {
 public:
     static constexpr int kRowVectors = kTile / kWidth;
@@ -38,7 +38,7 @@ public:
         block_ = row_tile * run.column_tiles + column_tile;
         const int64_t row = row_tile * kTile + threadIdx.x / kRowVectors;
         const int64_t column = column_tile * kTile + threadIdx.x % kRowVectors * kWidth;
-        // The rows in which these columns belong to the run.
+        // The rows in which these columns belong to the range.
         const int64_t low = run.first_row + (column < run.first_column ? 1 : 0);
         const int64_t high = run.last_row + (column < run.last_column ? 1 : 0);
         below_ = static_cast<int>(row - low);
@@ -46,9 +46,9 @@ public:
         first_ = row * run.C + column - run.begin;
         step_ = kRowStep * static_cast<uint32_t>(run.C);
     }
-    // Number of the tile among the blocks of the matrix.
+    // Index of the tile among the blocks of the matrix.
     __device__ int64_t block() const { return block_; }
-    // Place of vector k in the run, if it is there at all.
+    // Offset of vector k in the range, and whether it belongs to the range.
     __device__ int64_t at(int k) const { return first_ + static_cast<uint32_t>(k) * step_; }
     __device__ bool valid(int k) const { return static_cast<uint32_t>(below_ + k * kRowStep) < rows_; }
 
@@ -59,10 +59,10 @@ private:
 };
 
 // Math: amaxes[block] = max with the bits of every |in rounded to bf16| of the block.
-// Source: rounding keeps the order, so the amax of a tile is rounded once.
+// Source: rounding is monotonic, so only the amax of a tile is rounded.
 // Traffic: in read once.
 // Requires: kWidth = 4 needs begin, elems and C multiples of 4 and in aligned to 16 bytes.
-// Parallel: a block of threads owns a tile; one atomic each at most.
+// Parallel: a block of threads owns a tile; at most one atomic each.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
     block_amax_kernel(uint32_t* amaxes, const float* in, const __grid_constant__ RunTiles run) {
@@ -88,11 +88,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     record_block_amax<kThreads>(&amaxes[lanes.block()], __uint_as_float(amax), shared);
 }
 
-// Math: scale_inv = 1 / scale, which in current scaling is first made of the amax.
+// Math: scale_inv = 1 / scale; with current scaling, scale is first computed from the amax.
 // Source: Fp8ScalesArgs.
-// Traffic: a slot read and written each.
+// Traffic: every slot read and written.
 // Requires: nothing.
-// Parallel: a thread a slot.
+// Parallel: one thread per slot.
 __global__ void fp8_scales_kernel(Fp8Slot* slots, int64_t count, bool current, float largest, const StepState* state) {
     wait_for_kernels_before();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -102,7 +102,7 @@ __global__ void fp8_scales_kernel(Fp8Slot* slots, int64_t count, bool current, f
     slots[i].scale_inv = 1.0f / mul;
 }
 
-// kWidth floats, rounded to bf16, to bytes.
+// Rounds kWidth floats to bf16 and casts them to bytes.
 template <Dtype kFormat, bool kCount, int kWidth>
 __device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& raw, float scale, CastTally& tally) {
     float v[kWidth];
@@ -119,9 +119,9 @@ __device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& ra
 
 // Math: out = to_fp8(in rounded to bf16 * scale), the scale of the slot or of the block; counts.
 // Source: fp8.h for casts and scales.
-// Traffic: in read, a byte an element written, once.
+// Traffic: in read, 1 byte per element written, once.
 // Requires: kWidth = 4 needs begin, elems and C multiples of 4, in aligned to 16 bytes, out to 4.
-// Parallel: a block of threads owns a tile, so that there is one scale.
+// Parallel: a block of threads owns a tile, which has a single scale.
 template <Dtype kFormat, bool kCount, int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
     quantize_run_kernel(uint8_t* out, const float* in, const __grid_constant__ RunTiles run, const Fp8Slot* slot,
@@ -150,12 +150,11 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
 }
 
-// Math: the scale_inv of each block in the grid of the matrix and in that of its transpose; 0 beyond the last block
-// of a row.
+// Math: scale_inv of each block in the layouts of the matrix and of its transpose; 0 in the padding of a row.
 // Source: fp8.h.
-// Traffic: the amaxes read, the grids written.
+// Traffic: the amaxes read, both layouts written.
 // Requires: nothing.
-// Parallel: a thread owns an element of either grid.
+// Parallel: a thread owns an element of either layout.
 template <Dtype kFormat>
 __global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_inv, const uint32_t* amaxes, int rows,
                                     int columns) {
@@ -173,10 +172,10 @@ __global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_in
     else transposed_scale_inv[j] = scale;
 }
 
-constexpr int kTileGroup = 8;   // row tiles that run side by side: 1024 bytes of a row of out at a time
+constexpr int kTileGroup = 8;   // row tiles that run concurrently: 1024 bytes of a row of out at a time
 
-// Where word w (rows 4w to 4w + 3) of a column of a tile lies in shared memory. The writers of one instruction, 8
-// groups of 16 columns and 4 neighbouring w, meet 32 banks; the readers, 16 bytes a lane, 8 lanes a column, too.
+// Index of word w (rows 4w to 4w + 3) of a tile's column in shared memory. One instruction writes 8 groups of 16
+// columns with 4 adjacent w, or reads 16 bytes per lane with 8 lanes per column; both use all 32 banks.
 __device__ inline int column_word(int column, int w) { return column * 32 + (w ^ column / 16 * 4); }
 
 // Math: out[c, r] = in[r, c], bytes.
@@ -227,7 +226,7 @@ void check_run(const Tensor& in, int64_t begin, int64_t R, int64_t C, const char
     CHECK(C < (1 << 23) && R < (1 << 24), "%s: a matrix of %lld x %lld", op, (long long)R, (long long)C);
 }
 
-// Calls f(width) with 4 where the vectors of all tiles lie whole in the run and aligned, else with 1.
+// Calls f(width) with 4 where all vectors of the tiles are aligned and lie entirely in the range, else with 1.
 template <typename F> void with_run_width(const RunTiles& run, const Tensor& in, const Tensor& out, F&& f) {
     const bool whole = run.begin % 4 == 0 && run.elems % 4 == 0 && run.C % 4 == 0;
     if (whole && aligned(in, 4) && aligned(out, 4)) f(std::integral_constant<int, 4>{});

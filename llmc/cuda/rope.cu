@@ -1,4 +1,4 @@
-// Rotary position embedding, in place on the packed projections, or from them into FP8 copies.
+// Rotary position embedding, in place on the packed projections, or from them into FP8 outputs.
 #include "llmc/cuda/quantize_rows.cuh"
 #include "llmc/cuda/rope.cuh"
 
@@ -7,16 +7,16 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kHeads = 2;   // heads that a thread rotates by the same angles
-constexpr int kHeadsAtOnce = 2;   // with FP8 copies
+constexpr int kHeadsAtOnce = 2;   // the same with FP8 outputs
 
 // Math: (x, y) -> (x cos - y sin, y cos + x sin) for the pairs (i, i + HS/2) of every query and key head;
 // direction -1 rotates back.
 // Source: Su et al., arXiv 2104.09864, in the rotate-half pairing.
-// Traffic: query and key heads read and written once; the table (fp32, shared by all heads) mostly from L1; value
-// heads read if the amax is wanted.
+// Traffic: query and key heads read and written once; the table (fp32, shared by all heads) mostly from L1; value heads
+// read to record the amax.
 // Requires: kWidth > 1 needs HS/2 a multiple of it and 16-byte alignment.
-// Parallel: threads of one z own a row; a thread kWidth pairs of kHeads heads. kRecord: the heads are those whose
-// amax is wanted, and only turned_heads of them are turned.
+// Parallel: threads with the same z own a row; a thread kWidth pairs of kHeads heads. kRecord: `heads` includes the
+// value heads for the amax, and only turned_heads of them are rotated.
 template <typename T, int kWidth, bool kRecord>
 __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
     rope_kernel(T* qkv, const float* cos_sin, int64_t N, uint32_t period, int turned_heads, int heads,
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
     if constexpr (kRecord) amax_out.add(amax, seen);
 }
 
-// What the kernel with FP8 copies reads.
+// Inputs of the kernel with FP8 outputs.
 struct RopeInput {
     const bf16* qkv;
     const float* cos_sin;
@@ -78,12 +78,12 @@ struct RopeInput {
         return cos_sin + (int64_t{static_cast<uint32_t>(n) % period} * (HS / 2) + i) * 2;
     }
 };
-// Math: to_fp8(X * scale), X = qkv turned by rope_kernel.
+// Math: to_fp8(X * scale), X = qkv rotated as by rope_kernel.
 // Source: as rope_kernel.
-// Traffic: qkv read, 1 byte a copy written, once; the table once for the heads of a block.
-// Requires: head size 64 or 128, aligned rows, a factor known beforehand.
-// Parallel: a block owns 32 rows of chunk_heads heads; a thread 8 pairs of a row, of every head in turn (64: of every
-// second).
+// Traffic: qkv read, 1 byte per element and output written, once; the table once for the heads of a block.
+// Requires: head dim 64 or 128, aligned rows, delayed scaling.
+// Parallel: a block owns 32 rows of chunk_heads heads; a thread 8 pairs of a row, of every head (64: every second
+//           head).
 template <bool kCount>
 __global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
     rope_rows_kernel(const __grid_constant__ RopeInput in, const __grid_constant__ RowsOut quant, int chunk_heads) {
@@ -121,9 +121,9 @@ __global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
     writer.finish();
 }
 
-// True if the copies have been made from qkv in one pass.
+// Quantizes qkv in one pass if supported; returns whether it did.
 bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
-    constexpr int64_t kChunkColumns = 1024;   // 32 KB of bytes: four blocks a multiprocessor
+    constexpr int64_t kChunkColumns = 1024;   // 32 KB of bytes: four blocks per multiprocessor
     const int64_t heads = args.NH + 2 * args.NKV, row_elems = heads * args.HS;
     const QuantOut& quant = args.quant;
     if (!rows_can(quant) || quant.dbias || (args.HS != 64 && args.HS != 128)) return false;
@@ -132,7 +132,7 @@ bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
                        .row_elems = row_elems, .period = static_cast<uint32_t>(args.T),
                        .HS = static_cast<int>(args.HS), .turned_heads = static_cast<int>(args.NH + args.NKV),
                        .direction = direction};
-    // Chunks as equal as can be.
+    // Chunks of nearly equal size.
     const int64_t chunks = ceil_div(row_elems, kChunkColumns), chunk_heads = ceil_div(heads, chunks);
     const size_t shared_bytes = group_bytes(quant, chunk_heads * args.HS + 64);
     auto kernel = quant.counts ? rope_rows_kernel<true> : rope_rows_kernel<false>;
