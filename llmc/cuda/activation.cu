@@ -229,15 +229,13 @@ __global__ void __launch_bounds__(kLanes* kBiasWarps)
 
 // ---- producers for quantize_tiles (quantize.cuh): 8 columns of a row each
 
-struct NoColumns {};
-
 template <typename F> struct Producer {
     static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 1;
     enum : unsigned { kStagedCasts = kActivationCasts & ~cast_bit(TileCast::kNone) };
     struct Raw {
         uint4 part[1];
     };
-    using Columns = NoColumns;
+    struct Columns {};
     const bf16* in;
     int64_t width;
 
@@ -257,7 +255,7 @@ template <typename F> struct BackwardProducer {
     struct Raw {
         uint4 in, dout;
     };
-    using Columns = NoColumns;
+    struct Columns {};
     const bf16 *dout, *in;
     int64_t width;
 
@@ -282,7 +280,7 @@ template <typename F> struct GatedProducer {
     struct Raw {
         uint4 part[2];   // gate, up
     };
-    using Columns = NoColumns;
+    struct Columns {};
     const bf16* in;
     int64_t width;
 
@@ -335,123 +333,79 @@ template <typename F, int outputs> struct GatedBackwardProducer {
 // The tiles read 16 bytes at a time.
 void check_quant_input(const Tensor& in, int64_t elems, const char* op) {
     expect(in, Dtype::kBf16, elems, op);
-    CHECK(reinterpret_cast<uintptr_t>(in.data) % 16 == 0, "%s: quantised from tensors off 16 bytes", op);
+    expect_aligned(in, op);
 }
 
-void check_shapes(const Tensor& wide, const Tensor& narrow, const Tensor& in, int64_t wide_elems,
-                  int64_t narrow_elems, const char* op) {
-    expect(in, in.dtype, wide_elems, op);
-    expect(wide, in.dtype, wide_elems, op);
-    expect(narrow, in.dtype, narrow_elems, op);
-}
-
-unsigned flat_blocks(int64_t elems, int width) {
-    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), kThreads * kVecsPerThread));
-}
-
-template <typename F> void forward(Ctx& ctx, F, const ActivationForwardArgs& args) {
+template <typename F> void forward(Ctx& ctx, const ActivationForwardArgs& args) {
     constexpr const char* kOp = "activation_forward";
-    const int64_t elems = args.N * args.F;
+    const int64_t N = args.N, columns = args.F, elems = N * columns, in_elems = is_gated<F> ? 2 * elems : elems;
     if (args.quant) {
-        check_quant_input(args.in, elems, kOp);
-        return quantize_tiles(ctx, Producer<F>{args.in.as<bf16>(), args.F}, args.quant, args.out, args.N, args.F, kOp);
+        using P = std::conditional_t<is_gated<F>, GatedProducer<F>, Producer<F>>;
+        check_quant_input(args.in, in_elems, kOp);
+        return quantize_tiles(ctx, P{args.in.as<bf16>(), columns}, args.quant, args.out, N, columns, kOp);
     }
-    check_shapes(args.in, args.out, args.in, elems, elems, kOp);
+    expect(args.in, args.in.dtype, in_elems, kOp);
+    expect(args.out, args.in.dtype, elems, kOp);
     dispatch(args.in.dtype, kOp, [&](auto type) {
         using T = decltype(type);
         T *out = args.out.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(0, {out, in}), [&](auto width) {
+        with_width<T>(vectorizable<T>(is_gated<F> ? columns : 0, {out, in}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            activation_forward_kernel<F, T, kWidth>
-                <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(out, in, elems);
-            CHECK_LAUNCH("activation_forward_kernel");
-        });
-    });
-}
-
-template <typename F> void backward(Ctx& ctx, F, const ActivationBackwardArgs& args) {
-    constexpr const char* kOp = "activation_backward";
-    const int64_t elems = args.N * args.F;
-    if (args.quant) {
-        check_quant_input(args.in, elems, kOp);
-        check_quant_input(args.dout, elems, kOp);
-        return quantize_tiles(ctx, BackwardProducer<F>{args.dout.as<bf16>(), args.in.as<bf16>(), args.F}, args.quant,
-                              args.din, args.N, args.F, kOp);
-    }
-    check_shapes(args.din, args.dout, args.in, elems, elems, kOp);
-    dispatch(args.in.dtype, kOp, [&](auto type) {
-        using T = decltype(type);
-        T *din = args.din.as<T>(), *dout = args.dout.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(0, {din, dout, in}), [&](auto width) {
-            constexpr int kWidth = decltype(width)::value;
-            activation_backward_kernel<F, T, kWidth>
-                <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(din, dout, in, elems);
-            CHECK_LAUNCH("activation_backward_kernel");
-        });
-    });
-}
-
-// Calls launch(blocks, tiles): kRows rows and one tile of columns per block.
-template <int kWidth, typename Launch> void with_tiles(int64_t N, int64_t F, Launch&& launch) {
-    const int64_t tiles = ceil_div(F, kThreads * kWidth);
-    launch(grid_size(ceil_div(N, kRows) * tiles), static_cast<int>(tiles));
-}
-
-template <typename F> void gated_forward(Ctx& ctx, F, const ActivationForwardArgs& args) {
-    constexpr const char* kOp = "activation_forward";
-    const int64_t N = args.N, columns = args.F;
-    if (args.quant) {
-        check_quant_input(args.in, N * 2 * columns, kOp);
-        return quantize_tiles(ctx, GatedProducer<F>{args.in.as<bf16>(), columns}, args.quant, args.out, N, columns,
-                              kOp);
-    }
-    check_shapes(args.in, args.out, args.in, N * 2 * columns, N * columns, kOp);
-    dispatch(args.in.dtype, kOp, [&](auto type) {
-        using T = decltype(type);
-        T *out = args.out.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(columns, {out, in}), [&](auto width) {
-            constexpr int kWidth = decltype(width)::value;
-            with_tiles<kWidth>(N, columns, [&](unsigned blocks, int tiles) {
+            if constexpr (is_gated<F>) {
+                const int64_t tiles = ceil_div(columns, kThreads * kWidth);
+                const unsigned blocks = grid_size(ceil_div(N, kRows) * tiles);
                 gated_forward_kernel<F, T, kWidth>
-                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, N, columns, tiles);
-            });
-            CHECK_LAUNCH("gated_forward_kernel");
+                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, N, columns, static_cast<int>(tiles));
+            } else {
+                const unsigned blocks = flat_blocks(elems, kWidth, kThreads * kVecsPerThread);
+                activation_forward_kernel<F, T, kWidth><<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, elems);
+            }
+            CHECK_LAUNCH("activation_forward");
         });
     });
 }
 
 // Returns whether din is complete. Where the halves of din share a block of 128 columns, tiles of one half are read
 // while others are written, so the plain kernel writes the bf16 din (which may alias in) afterwards.
-template <typename F> bool quantized_gated_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
-    constexpr const char* kOp = "activation_backward";
+template <typename F> bool quantized_backward(Ctx& ctx, const ActivationBackwardArgs& args, const char* op) {
     const int64_t N = args.N, columns = args.F;
-    check_quant_input(args.in, N * 2 * columns, kOp);
-    check_quant_input(args.dout, N * columns, kOp);
     const bf16 *dout = args.dout.as<bf16>(), *in = args.in.as<bf16>();
-    if (args.quant.granularity != Granularity::kBlock1x128 || !args.quant.copies() || columns % kTile == 0) {
-        quantize_tiles(ctx, GatedBackwardProducer<F, 2>{dout, in, columns}, args.quant, args.din, N, 2 * columns, kOp);
-        return true;
+    check_quant_input(args.in, (is_gated<F> ? 2 : 1) * N * columns, op);
+    check_quant_input(args.dout, N * columns, op);
+    if constexpr (!is_gated<F>) {
+        quantize_tiles(ctx, BackwardProducer<F>{dout, in, columns}, args.quant, args.din, N, columns, op);
+    } else if (args.quant.granularity != Granularity::kBlock1x128 || !args.quant.copies() || columns % kTile == 0) {
+        quantize_tiles(ctx, GatedBackwardProducer<F, 2>{dout, in, columns}, args.quant, args.din, N, 2 * columns, op);
+    } else {
+        constexpr unsigned kCasts = cast_bit(TileCast::kBlock1x128);
+        quantize_tiles<kCasts>(ctx, GatedBackwardProducer<F, 1>{dout, in, columns}, args.quant, {}, N, 2 * columns, op);
+        return !args.din;
     }
-    constexpr unsigned kCasts = cast_bit(TileCast::kBlock1x128);
-    quantize_tiles<kCasts>(ctx, GatedBackwardProducer<F, 1>{dout, in, columns}, args.quant, {}, N, 2 * columns, kOp);
-    return !args.din;
+    return true;
 }
 
-template <typename F> void gated_backward(Ctx& ctx, F, const ActivationBackwardArgs& args) {
+template <typename F> void backward(Ctx& ctx, const ActivationBackwardArgs& args) {
     constexpr const char* kOp = "activation_backward";
-    const int64_t N = args.N, columns = args.F;
-    if (args.quant && quantized_gated_backward<F>(ctx, args)) return;
-    check_shapes(args.din, args.dout, args.in, N * 2 * columns, N * columns, kOp);
+    const int64_t N = args.N, columns = args.F, elems = N * columns, in_elems = is_gated<F> ? 2 * elems : elems;
+    if (args.quant && quantized_backward<F>(ctx, args, kOp)) return;
+    expect(args.in, args.in.dtype, in_elems, kOp);
+    expect(args.din, args.in.dtype, in_elems, kOp);
+    expect(args.dout, args.in.dtype, elems, kOp);
     dispatch(args.in.dtype, kOp, [&](auto type) {
         using T = decltype(type);
         T *din = args.din.as<T>(), *dout = args.dout.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(columns, {din, dout, in}), [&](auto width) {
+        with_width<T>(vectorizable<T>(is_gated<F> ? columns : 0, {din, dout, in}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            with_tiles<kWidth>(N, columns, [&](unsigned blocks, int tiles) {
+            if constexpr (is_gated<F>) {
+                const int64_t tiles = ceil_div(columns, kThreads * kWidth);
+                const unsigned blocks = grid_size(ceil_div(N, kRows) * tiles);
                 gated_backward_kernel<F, T, kWidth>
-                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, N, columns, tiles);
-            });
-            CHECK_LAUNCH("gated_backward_kernel");
+                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, N, columns, static_cast<int>(tiles));
+            } else {
+                const unsigned blocks = flat_blocks(elems, kWidth, kThreads * kVecsPerThread);
+                activation_backward_kernel<F, T, kWidth><<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, elems);
+            }
+            CHECK_LAUNCH("activation_backward");
         });
     });
 }
@@ -459,17 +413,11 @@ template <typename F> void gated_backward(Ctx& ctx, F, const ActivationBackwardA
 }  // namespace
 
 void activation_forward(Ctx& ctx, const ActivationForwardArgs& args) {
-    with_activation(args.kind, [&](auto function) {
-        if constexpr (is_gated<decltype(function)>) gated_forward(ctx, function, args);
-        else forward(ctx, function, args);
-    });
+    with_activation(args.kind, [&](auto function) { forward<decltype(function)>(ctx, args); });
 }
 
 void activation_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
-    with_activation(args.kind, [&](auto function) {
-        if constexpr (is_gated<decltype(function)>) gated_backward(ctx, function, args);
-        else backward(ctx, function, args);
-    });
+    with_activation(args.kind, [&](auto function) { backward<decltype(function)>(ctx, args); });
 }
 
 void bias_backward(Ctx& ctx, const BiasBackwardArgs& args) {
@@ -484,7 +432,7 @@ void bias_backward(Ctx& ctx, const BiasBackwardArgs& args) {
         with_width<T>(vectorizable<T>(C, {args.dout.data}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
             const int64_t tiles = ceil_div(C, kLanes * kWidth);
-            // About 8 blocks of 256 threads a multiprocessor.
+            // About 8 blocks of 256 threads per multiprocessor.
             parts = std::min(ceil_div(int64_t{8} * ctx.sm_count, tiles), ceil_div(N, kBiasWarps));
             parts = std::min(parts, kPartialRows);
             dim3 grid(grid_size(tiles), grid_size(parts));

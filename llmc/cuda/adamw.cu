@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
                  float beta1, float beta2, float eps, float weight_decay,
                  const __grid_constant__ PhiloxKeys keys, int64_t element_offset, Fp8Slot* slot, int64_t elems) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     if (state->skip) return;
     __shared__ AdamConstants<float> constants;
     __shared__ uint32_t amaxes[kThreads / 32];

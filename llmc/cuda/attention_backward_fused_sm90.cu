@@ -66,11 +66,11 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
     });
 }
 
-// The thread that adds a consumer's partial dQ to the sums in memory. kInTurn: key tile j adds after the tiles before
-// it, and the first one stores. The turn counter advances when the addition is complete, not merely when its source has
-// been read. The thread waits for its turn before it waits for the partial sum, which usually arrives later.
-template <int HS, bool kDocuments, bool kInTurn>
-__device__ void add_sums(FusedState<HS> state, char* memory, int consumer, QuerySums sums,
+// The thread that adds a consumer's partial dQ to the sums in memory. kDeterministic: key tile j adds after the tiles
+// before it, and the first one stores. The turn counter advances when the addition is complete, not merely when its
+// source has been read. The thread waits for its turn before it waits for the partial sum, which usually arrives later.
+template <int HS, bool kDocuments, bool kDeterministic>
+__device__ void add_sums(FusedState<HS> state, char* memory, int consumer, DqSums sums,
                          const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<HS>;
     const uint32_t barriers = ptx::opaque(state.sums(consumer).full);
@@ -86,17 +86,17 @@ __device__ void add_sums(FusedState<HS> state, char* memory, int consumer, Query
             const uint32_t token = steps.at.b * static_cast<uint32_t>(shape.T) + tile * P::kQueries;   // over all b
             turn -= static_cast<uint32_t>(shape.document_start(0, token)) / P::kKeys;
         }
-        if (kInTurn && turn > 0) {
+        if (kDeterministic && turn > 0) {
             while (ptx::load_acquire(sums.turns + unit) != turn) {}
             ptx::fence_async_global();
         }
         ring.await_full(step);
-        if (kInTurn && turn == 0) ptx::bulk_store(to, from, P::kSumBytes);
+        if (kDeterministic && turn == 0) ptx::bulk_store(to, from, P::kSumBytes);
         else ptx::bulk_add(to, from, P::kSumBytes);
         ptx::bulk_commit();
         ptx::bulk_wait_read<0>();
         ring.arrive_empty(step);
-        if (kInTurn) {
+        if (kDeterministic) {
             ptx::bulk_wait<0>();
             ptx::fence_async_global();
             ptx::store_release(sums.turns + unit, turn + 1);
@@ -125,7 +125,7 @@ template <int HS> struct FusedConsumer {
     __device__ uint32_t own_keys() const {
         return ptx::opaque(state.key_tile(item) + consumer * 64 * kPanelRowBytes);
     }
-    __device__ uint32_t own_grads(uint32_t of_step) const {
+    __device__ uint32_t own_ds(uint32_t of_step) const {
         return state.grad_tile(of_step) + (consumer * 64 + warp % 4 * 16) * kPanelRowBytes;
     }
     __device__ void start_step_scores() {
@@ -137,9 +137,9 @@ template <int HS> struct FusedConsumer {
         start_scores<HS>(dp, own_keys() + P::kKeyBytes, P::kKeyPanel, state.dout_tile(step), P::kQueryPanel);
     }
     // Stores dS to shared memory, for both consumers.
-    __device__ void put_grads() const {
+    __device__ void store_ds() const {
         state.grads().await_empty(step);
-        const uint32_t to = own_grads(step) + panel_offset(lane & 15, lane >> 4);
+        const uint32_t to = own_ds(step) + panel_offset(lane & 15, lane >> 4);
 #pragma unroll
         for (int j = 0; j < 4; j++) ptx::store_matrix_x4(to ^ (2 * j << 4), ds[j]);   // chunks 2 j and 2 j + 1
         ptx::fence_async();
@@ -153,7 +153,7 @@ template <int HS> struct FusedConsumer {
     __device__ void skip() {
 #pragma unroll
         for (int j = 0; j < 4; j++) ds[j][0] = ds[j][1] = ds[j][2] = ds[j][3] = 0;
-        put_grads();
+        store_ds();
         state.queries().await_full(step), state.douts().await_full(step), state.stats().await_full(step);
         release_step(step++);
     }
@@ -186,12 +186,12 @@ template <int HS> struct FusedConsumer {
 #pragma unroll
         for (int j = 0; j < 4; j++) as_operand(ds[j], dp, j);
         start_sums<HS>(dk, ds, state.query_tile(step), P::kQueryPanel);
-        put_grads();
+        store_ds();
         ptx::wgmma_wait<0>();
         release_step(step++);
     }
     // Starts this consumer's columns of dQ = dS K, with the dS of both consumers.
-    __device__ void start_query_sums(float (&dq)[HS / 4], uint32_t of_step) const {
+    __device__ void start_dq(float (&dq)[HS / 4], uint32_t of_step) const {
         state.grads().await_full(of_step);
         const uint32_t keys = state.key_tile(item) + consumer * (HS == 128 ? P::kKeyPanel : kPanelRowBytes / 2);
         const uint64_t a = tile_descriptor(state.grad_tile(of_step), P::kGradBytes);
@@ -205,7 +205,7 @@ template <int HS> struct FusedConsumer {
         ptx::wgmma_commit();
     }
     // Stores the completed dQ to shared memory, registers of a thread as separate float4s.
-    __device__ void put_query_sums(float (&dq)[HS / 4], uint32_t of_step) const {
+    __device__ void store_dq(float (&dq)[HS / 4], uint32_t of_step) const {
         ptx::pin(dq);
         if (lane == 0) state.grads().arrive_empty(of_step);
         state.sums(consumer).await_empty(of_step);
@@ -223,13 +223,13 @@ template <int HS> struct FusedConsumer {
         for (int j = 0; j < HS / 16; j++) {
             uint32_t part[4];
             as_operand(part, d, j);
-            const uint32_t to = own_grads(first_buffer + j / 4);
+            const uint32_t to = own_ds(first_buffer + j / 4);
             ptx::store_matrix_x4(to + panel_offset(lane & 15, 2 * (j % 4) + (lane >> 4)), part);
         }
         ptx::fence_async();
         __syncwarp();
         if (lane > 0) return;
-        for (int i = 0; i < P::kPanels; i++) ptx::store_box(&map, own_grads(first_buffer + i), row, panel + i, b);
+        for (int i = 0; i < P::kPanels; i++) ptx::store_box(&map, own_ds(first_buffer + i), row, panel + i, b);
         ptx::bulk_commit();
     }
     __device__ void await_stored() const {
@@ -251,10 +251,10 @@ template <int HS> struct FusedConsumer {
         }
         for (visits -= 2; visits > 0; visits--) {
             float dq[HS / 4];
-            start_query_sums(dq, step - 2);
+            start_dq(dq, step - 2);
             start_step_scores();
             ptx::wgmma_wait<1>();   // S is still in flight
-            put_query_sums(dq, step - 2);
+            store_dq(dq, step - 2);
             start_step_dp();
             use_scores(behind, borders);
             if (--left == 0) left = group, behind -= P::kQueries;
@@ -268,9 +268,9 @@ template <int HS> struct FusedConsumer {
         for (; done < end; done++) {
             while (step < end && step < done + 2) skip();
             float dq[HS / 4];
-            start_query_sums(dq, done);
+            start_dq(dq, done);
             ptx::wgmma_wait<0>();
-            put_query_sums(dq, done);
+            store_dq(dq, done);
         }
     }
 };
@@ -326,9 +326,9 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
 // Parallel: a block processes tiles of 128 keys (Schedule), each consumer warpgroup 64 of them, in steps of 64 queries
 //           over all heads of the group. In the last warpgroup one thread issues TMA loads, one warp loads statistics
 //           and two threads add sums.
-template <int HS, bool kDocuments, bool kInTurn>
+template <int HS, bool kDocuments, bool kDeterministic>
 __global__ void __launch_bounds__(Fused<HS>::kThreads, 1)
-attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, QuerySums sums, const float* lse,
+attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqSums sums, const float* lse,
                                      const float* delta, AttentionShape shape, Schedule schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using P = Fused<HS>;
@@ -346,7 +346,7 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, Que
         if (warp == 0 && lane == 0) load_tiles<HS, kDocuments>(state, memory, sums.taken, maps, shape, schedule);
         else if (warp == 1) load_stats<HS, kDocuments>(state, memory, lse, delta, shape, schedule, lane);
         else if (warp >= 2 && lane == 0)
-            add_sums<HS, kDocuments, kInTurn>(state, memory, warp - 2, sums, shape, schedule);
+            add_sums<HS, kDocuments, kDeterministic>(state, memory, warp - 2, sums, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
         consume<HS, kDocuments>(state, memory, consumer, maps.dkeys, shape, schedule);
@@ -354,17 +354,17 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, Que
 #endif
 }
 
-template <int HS, bool kDocuments, bool kInTurn>
-void launch(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums, const AttentionShape& shape) {
+template <int HS, bool kDocuments, bool kDeterministic>
+void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
     using P = Fused<HS>;
     const int64_t B = shape.B, T = shape.T, width = shape.row(), out_width = shape.NH * HS;
     const FusedMaps maps{panel_map(args.qkv.data, B, T, width, P::kKeys, P::kPanels),
                          panel_map(args.qkv.data, B, T, width, P::kQueries, P::kPanels),
                          panel_map(args.dout.data, B, T, out_width, P::kQueries, P::kPanels),
                          panel_map(args.dqkv.data, B, T, width, 16, 1)};
-    const Schedule schedule = make_turns_schedule(shape, P::kKeys, ctx.sm_count);
-    auto* const kernel = attention_backward_fused_sm90_kernel<HS, kDocuments, kInTurn>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
+    const Schedule schedule = make_ordered_schedule(shape, P::kKeys, ctx.sm_count);
+    auto* const kernel = attention_backward_fused_sm90_kernel<HS, kDocuments, kDeterministic>;
+    allow_shared_memory(kernel, P::kSharedBytes);
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
     kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(maps, sums, args.lse.as<float>(),
                                                                   args.delta.as<float>(), shape, schedule);
@@ -372,15 +372,15 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums, 
 }
 
 template <int HS>
-void launch(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums, const AttentionShape& shape) {
-    auto* const in_turn = shape.documents ? launch<HS, true, true> : launch<HS, false, true>;
-    auto* const at_will = shape.documents ? launch<HS, true, false> : launch<HS, false, false>;
-    (args.fast ? at_will : in_turn)(ctx, args, sums, shape);
+void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
+    auto* const deterministic = shape.documents ? launch<HS, true, true> : launch<HS, false, true>;
+    auto* const unordered = shape.documents ? launch<HS, true, false> : launch<HS, false, false>;
+    (args.fast ? unordered : deterministic)(ctx, args, sums, shape);
 }
 
 }  // namespace
 
-void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums,
+void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape) {
     (shape.HS == 64 ? launch<64> : launch<128>)(ctx, args, sums, shape);
 }

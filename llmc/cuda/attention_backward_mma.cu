@@ -321,8 +321,8 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& s
     bf16* dqkv = args.dqkv.as<bf16>();
     auto* const query_kernel = attention_backward_query_mma_kernel<HS, kDocuments>;
     auto* const key_kernel = attention_backward_key_mma_kernel<HS, kDocuments>;
-    CUDA_CHECK(cudaFuncSetAttribute(query_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kSharedBytes));
-    CUDA_CHECK(cudaFuncSetAttribute(key_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::kSharedBytes));
+    allow_shared_memory(query_kernel, Q::kSharedBytes);
+    allow_shared_memory(key_kernel, K::kSharedBytes);
     const unsigned query_grid = grid_size(ceil_div(shape.T, Q::kQueries) * shape.B * shape.NH);
     query_kernel<<<query_grid, Q::kThreads, Q::kSharedBytes, stream_of(ctx)>>>(
         dqkv, delta, dout, out, lse, qkv, shape);
@@ -336,7 +336,6 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& s
 }  // namespace
 
 void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    CHECK(shape.HS == 64 || shape.HS == 128, "attention_backward_mma: head size %lld", (long long)shape.HS);
     auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
     (shape.documents ? with_documents : without)(ctx, args, shape);

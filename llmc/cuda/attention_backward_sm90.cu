@@ -60,7 +60,7 @@ __device__ inline void transpose_among_four(uint32_t (&x)[4], int lane) {
 // Parallel: a warp owns 16 rows of a unit, in the layout that wgmma leaves in registers (wgmma.cuh).
 template <int HS>
 __global__ void __launch_bounds__(kThreads)
-attention_round_sums_kernel(bf16* dqkv, QuerySums sums, AttentionShape shape) {
+attention_round_sums_kernel(bf16* dqkv, DqSums sums, AttentionShape shape) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t number = static_cast<int64_t>(blockIdx.x) * (kThreads / 32) + warp, unit = number / 4;
     const int64_t tile = unit / 2 % sums.tiles, head = unit / 2 / sums.tiles;   // head: over the batch
@@ -90,7 +90,7 @@ attention_round_sums_kernel(bf16* dqkv, QuerySums sums, AttentionShape shape) {
     }
 }
 
-template <int HS> void launch_round(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums,
+template <int HS> void launch_round(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                     const AttentionShape& shape) {
     const int64_t warps = 4 * 2 * shape.B * shape.NH * sums.tiles;
     attention_round_sums_kernel<HS><<<grid_size(ceil_div(warps, kThreads / 32)), kThreads, 0, stream_of(ctx)>>>(
@@ -105,14 +105,13 @@ int64_t attention_sums_elems_sm90(int64_t B, int64_t T, int64_t NH, int64_t HS) 
 }
 
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    CHECK(shape.HS == 64 || shape.HS == 128, "attention_backward_sm90: head size %lld", (long long)shape.HS);
     expect_at_least(args.sums, Dtype::kFp32, attention_sums_elems_sm90(shape.B, shape.T, shape.NH, shape.HS),
                     "attention_backward: sums");
     const int64_t tiles = ceil_div(shape.T, kSumRows), units = 2 * shape.B * shape.NH * tiles;
     const int64_t bytes = units * sum_bytes(static_cast<int>(shape.HS));
     auto* const data = args.sums.as<float>();
     auto* const taken = reinterpret_cast<uint32_t*>(data + bytes / 4);
-    const QuerySums sums{.data = data, .taken = taken, .turns = taken + 1,
+    const DqSums sums{.data = data, .taken = taken, .turns = taken + 1,
                          .NH = static_cast<uint32_t>(shape.NH), .tiles = static_cast<uint32_t>(tiles)};
     CHECK(units < (int64_t{1} << 31), "attention: %lld tiles of queries", (long long)units);
     if (args.fast) CUDA_CHECK(cudaMemsetAsync(sums.data, 0, static_cast<size_t>(bytes + 4), stream_of(ctx)));

@@ -11,7 +11,7 @@ namespace cuda {
 // warpgroup: float4 number 128 i + t is registers 4 i .. 4 i + 3 of thread t.
 inline constexpr int kSumRows = 64;
 __host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * (HS / 2); }
-struct QuerySums {
+struct DqSums {
     float* data;       // units, (B, NH, tiles, 2)
     uint32_t* taken;   // items claimed by blocks so far
     uint32_t* turns;   // additions to each unit so far, if their order is fixed
@@ -32,7 +32,7 @@ struct QuerySums {
 // to run it, so the smallest unfinished item is always running and waits for nothing. (A static assignment could wait
 // for blocks that are not resident, for example while NCCL kernels occupy multiprocessors and wait for other GPUs.)
 // A section has as many heads as give every block equally many items, or 8 of them.
-inline Schedule make_turns_schedule(const AttentionShape& shape, int64_t keys_of_tile, int64_t blocks) {
+inline Schedule make_ordered_schedule(const AttentionShape& shape, int64_t keys_of_tile, int64_t blocks) {
     Schedule schedule = make_schedule(shape, shape.NKV, keys_of_tile, false, blocks);
     const int64_t tiles = schedule.tiles, paired = std::lcm(tiles, 2 * blocks) / tiles;
     const int64_t section = std::min<int64_t>(schedule.heads, std::min(paired, ceil_div(8 * blocks, tiles)));
@@ -65,7 +65,7 @@ template <int stages> struct Slots {
 
 // dK and dV of dqkv, =; sums +=. Needs args.delta, taken = 0, and: sums = 0 if args.fast (unordered additions), else
 // turns = 0 (ordered additions, the first one stores).
-void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums,
+void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape);
 
 // Starts s = own tile^T, summed over the head dim: 64 rows of each, in shared memory.

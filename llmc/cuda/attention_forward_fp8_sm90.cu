@@ -238,7 +238,7 @@ attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, floa
 template <int HS, bool kDocuments>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Tiles<HS>;
-    static_assert(P::kKeys == kHeadBlock && kHeadBlock % 64 == 0, "one factor for a consumer's queries and a tile");
+    static_assert(P::kKeys == kHeadBlock && kHeadBlock % 64 == 0, "one scale for a consumer's queries and a tile");
     const int64_t heads = shape.NH + 2 * shape.NKV, blocks = head_blocks(shape.T);
     const void* bytes = args.heads.bytes.data;
     const ForwardMaps maps{byte_map(bytes, shape.B, heads, blocks * kHeadBlock, HS, P::kQueries),
@@ -254,7 +254,6 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_fp8_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    CHECK(shape.HS == 64 || shape.HS == 128, "attention_forward_fp8_sm90: head size %lld", (long long)shape.HS);
     auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
     (shape.documents ? with_documents : without)(ctx, args, shape);

@@ -187,7 +187,7 @@ template <int HS, bool kDocuments>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Forward<HS, kDocuments>;
     auto* const kernel = attention_forward_mma_kernel<HS, kDocuments>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
+    allow_shared_memory(kernel, P::kSharedBytes);
     const unsigned grid = grid_size(ceil_div(shape.T, P::kQueries) * shape.B * shape.NH);
     kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
         args.out.as<bf16>(), args.lse.as<float>(), args.qkv.as<bf16>(), shape);
@@ -197,7 +197,6 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    CHECK(shape.HS == 64 || shape.HS == 128, "attention_forward_mma: head size %lld", (long long)shape.HS);
     auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
     (shape.documents ? with_documents : without)(ctx, args, shape);

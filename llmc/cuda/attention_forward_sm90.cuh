@@ -121,7 +121,7 @@ __device__ inline void send_rows(const CUtensorMap& out_map, uint32_t own_out, c
 template <typename Kernel, typename Maps, typename... Rest>
 void launch_forward(Ctx& ctx, Kernel* kernel, int threads, int shared_bytes, const Schedule& schedule,
                     const Maps& maps, const Rest&... rest) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    allow_shared_memory(kernel, shared_bytes);
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
     kernel<<<grid, threads, shared_bytes, stream_of(ctx)>>>(maps, rest..., schedule);
 }

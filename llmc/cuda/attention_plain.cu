@@ -223,8 +223,8 @@ template <typename F> void dispatch_share(Dtype dtype, int64_t HS, const char* w
 
 template <typename... Params, typename... Args>
 void launch(Ctx& ctx, void (*kernel)(Params...), const AttentionShape& shape, int64_t heads, Args... args) {
-    const int bytes = static_cast<int>(shared_bytes(shape.HS));
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    const auto bytes = static_cast<size_t>(shared_bytes(shape.HS));
+    allow_shared_memory(kernel, bytes);
     const unsigned grid = grid_size(ceil_div(shape.T, kWarps) * shape.B * heads);
     kernel<<<grid, kThreads, bytes, stream_of(ctx)>>>(args..., shape);
     CHECK_LAUNCH("attention_plain_kernel");

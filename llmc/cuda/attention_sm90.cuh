@@ -123,15 +123,6 @@ struct NoBorders {
     template <int count> __device__ void mask(float (&)[count], int, int) const {}
 };
 
-// The weights (none is negative) are worked out before what follows. Without this the assembler puts exponentials off
-// until it has waited for products that they should have hidden; to know where to go on it must have them.
-template <int count> __device__ inline void evaluate_now(const float (&p)[count]) {
-    int bits = 0;
-#pragma unroll
-    for (int i = 0; i < count; i++) bits |= __float_as_int(p[i]);
-    if (bits < 0) __nanosleep(1);
-}
-
 // How far (as a power of two) a score may exceed the reference before the accumulators are rescaled, and the new
 // reference for the largest score of a row. Every reference gives the same quotient; not following small growth saves
 // most of the multiplications and the shuffles.
@@ -182,7 +173,8 @@ template <typename Reference> struct RowSoftmaxWith {
         }
         sum[0] += more[0], sum[1] += more[1];
     }
-    // evaluate_now() for weights that have been summed.
+    // Forces P (never negative) to be computed here: without the branch on its sum the assembler delays exponentials
+    // until after waits for the products that they should overlap.
     __device__ void evaluate() const {
         if (sum[0] + sum[1] < 0) __nanosleep(1);
     }

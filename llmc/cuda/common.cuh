@@ -74,6 +74,11 @@ inline void expect_at_least(const Tensor& tensor, Dtype dtype, int64_t elems, co
     CHECK(tensor.dtype == dtype, "%s is %s, not %s", what, dtype_name(tensor.dtype), dtype_name(dtype));
 }
 
+// Checks that `tensor` begins at a multiple of 16 bytes, or is absent.
+inline void expect_aligned(const Tensor& tensor, const char* what) {
+    CHECK(reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0, "%s is not 16-byte aligned", what);
+}
+
 // Calls f(T{}) with T = float or bf16. fp64 exists on the CPU only.
 template <typename F> void dispatch(Dtype dtype, const char* what, F&& f) {
     if (dtype == Dtype::kFp32) return f(float{});
@@ -96,6 +101,11 @@ inline bool aligned(const Tensor& tensor, int64_t elems) {
     return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0;
 }
 
+// Blocks for a kernel whose blocks process `vectors` vectors of `width` elements each, and the remaining elements.
+inline unsigned flat_blocks(int64_t elems, int width, int vectors) {
+    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), vectors));
+}
+
 // Calls f(width) with the elements per access as a compile-time constant: 16 bytes of T, or 1 on the scalar path.
 template <typename T, typename F> void with_width(bool vector, F&& f) {
     if (vector) f(std::integral_constant<int, static_cast<int>(16 / sizeof(T))>{});
@@ -108,7 +118,7 @@ template <typename T, typename F> void with_width(bool vector, F&& f) {
 
 // Every thread of such a kernel must call this before it accesses global memory: previous kernels may still write what
 // this one reads and read what it writes.
-__device__ inline void wait_for_kernels_before() {
+__device__ inline void wait_for_previous_kernels() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
 #endif

@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBackwardBlocksPerS
     embedding_backward_tokens_kernel(Grad* dwte, const T* dout, const int32_t* tokens,
                                      const int32_t* token_order, int N, int C, int V,
                                      unsigned long_blocks, unsigned long_tiles, unsigned short_tiles) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const SortedRows sorted = {tokens, token_order, N, V};
     const unsigned both = min(long_blocks, gridDim.x - long_blocks), block = blockIdx.x;
     const bool is_long = block < 2 * both ? block % 2 == 0 : long_blocks > both;
@@ -319,7 +319,7 @@ template <typename T, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     embedding_backward_positions_kernel(Grad* dwpe, const T* dout, int64_t N, int64_t period, int64_t C,
                                         unsigned tiles) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t t = int64_t{blockIdx.x / tiles} * kWarps + threadIdx.x / kLanes;
     const int64_t column = (int64_t{blockIdx.x % tiles} * kLanes + threadIdx.x % kLanes) * kWidth;
     if (t >= period || t >= N || column >= C) return;

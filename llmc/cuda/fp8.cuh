@@ -8,6 +8,13 @@
 
 namespace cuda {
 
+// Calls f(format) with the FP8 format as a compile-time constant.
+template <typename F> void with_format(Dtype format, const char* op, F&& f) {
+    CHECK(is_fp8(format), "%s: quantized to %s", op, dtype_name(format));
+    if (format == Dtype::kE4m3) f(std::integral_constant<Dtype, Dtype::kE4m3>{});
+    else f(std::integral_constant<Dtype, Dtype::kE5m2>{});
+}
+
 // ---- casts: to_fp8 of fp8.h with the hardware's conversion, which saturates and keeps NaN
 
 // Casts to two bytes, `low` in the low one.
@@ -92,10 +99,10 @@ template <Dtype kFormat> HOST_DEVICE inline BlockScale block_scale(uint32_t magn
     uint32_t exponent = 254 + kTop - (magnitude >> 7) - ((magnitude & 0x7fu) > 0x60u ? 1 : 0);
     exponent = exponent < 254 ? exponent : 254;   // the largest power of two of a float
     if (magnitude == 0 || magnitude >= kInfinityMagnitude) exponent = 127;
-    const uint32_t mul_bits = exponent << 23;
+    const uint32_t scale_bits = exponent << 23;
     const uint32_t inverse_bits = exponent == 254 ? 0x00400000u : (254 - exponent) << 23;   // 2^-127 is subnormal
     BlockScale block;
-    memcpy(&block.scale, &mul_bits, 4);
+    memcpy(&block.scale, &scale_bits, 4);
     memcpy(&block.scale_inv, &inverse_bits, 4);
     return block;
 }

@@ -156,16 +156,11 @@ bool is_fp8(cublasLtMatrixLayoutOpaque_t& layout) {
     return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
 }
 
-const char* granularity_name(Granularity granularity) {
-    const char* names[] = {"tensor", "1x128", "128x128"};
-    return names[static_cast<int>(granularity)];
-}
-
 }  // namespace
 
 cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
-    if (plan.own) {
-        cuda::gemm_blocks(ctx, args);
+    if (plan.custom) {
+        cuda::gemm_fp8_blockwise(ctx, args);
         return CUBLAS_STATUS_SUCCESS;
     }
     const float alpha = 1.0f;
@@ -176,19 +171,17 @@ cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan,
 }
 
 std::string gemm_describe(const GemmKey& key) {
-    const char* layouts[] = {"forward", "dgrad", "wgrad"};
-    const char* epilogues[] = {"none", "bias", "bias+gelu"};
     std::string operands = dtype_name(key.a);
     if (key.b != key.a) operands += strf(" x %s", dtype_name(key.b));
     std::string scales;
     if (is_fp8(key.a)) {
-        scales = strf(", factors %s x %s, fast accumulation %d", granularity_name(key.a_granularity),
-                       granularity_name(key.b_granularity), key.fast_accumulation);
+        scales = strf(", scales %s x %s, fast accumulation %d", kGranularityNames[static_cast<int>(key.a_granularity)],
+                      kGranularityNames[static_cast<int>(key.b_granularity)], key.fast_accumulation);
     }
     return strf("gemm %s M %lld N %lld K %lld, %s -> %s%s, epilogue %s (bias %d, pre-activation %d), "
-                "accumulate %d, alignment A %d B %d D %d bytes", layouts[static_cast<int>(key.layout)],
+                "accumulate %d, alignment A %d B %d D %d bytes", kLayoutNames[static_cast<int>(key.layout)],
                 (long long)key.M, (long long)key.N, (long long)key.K, operands.c_str(), dtype_name(key.result),
-                scales.c_str(), epilogues[static_cast<int>(key.epilogue)], key.bias, key.pre, key.accumulate,
+                scales.c_str(), kEpilogueNames[static_cast<int>(key.epilogue)], key.bias, key.pre, key.accumulate,
                 key.align_a, key.align_b, key.align_d);
 }
 
@@ -232,8 +225,8 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
     cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
     CHECK_CALL(status == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusName(status));
-    // Our own kernel has checked by itself that both are E4M3.
-    ctx.fp8_matmuls += plan.own || (is_fp8(problem.first) && is_fp8(problem.second));
+    // The custom kernel has checked that both are E4M3.
+    ctx.fp8_matmuls += plan.custom || (is_fp8(problem.first) && is_fp8(problem.second));
 }
 
 }  // namespace cuda

@@ -30,7 +30,7 @@ struct GemmKey {
 
 struct GemmPlan {
     cublasLtMatmulAlgo_t algo;
-    bool own = false;      // runs gemm_blocks, our custom kernel, instead of `algo`
+    bool custom = false;      // runs gemm_fp8_blockwise, our custom kernel, instead of `algo`
     float us = 0;          // time measured by the search; 0 for the heuristic's first answer
     bool checked = false;  // known to be valid for this library and our workspace
 };
@@ -38,7 +38,7 @@ struct GemmPlan {
 struct GemmState {
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;  // kGemmWorkspaceBytes; for one stream only, since its users are not synchronised
-    bool search = false, search_own = true;   // see gemm_set_search; whether a search may choose custom kernels
+    bool search = false, search_custom = true;   // see gemm_set_search; whether a search may choose custom kernels
     std::string library, gpu;   // plans are valid for these
     std::map<GemmKey, GemmPlan> plans;
 };
@@ -49,6 +49,11 @@ inline constexpr int64_t kGemmWorkspaceBytes = 64ll << 20;
 // Create and destroy ctx.gemm; need ctx.stream and the current device. Exit 2 when cuBLASLt does not start.
 void gemm_state_create(Ctx& ctx);
 void gemm_state_destroy(Ctx& ctx);
+
+// Names of the enumerators, in plans and messages.
+inline constexpr const char* kLayoutNames[] = {"forward", "dgrad", "wgrad"};
+inline constexpr const char* kEpilogueNames[] = {"none", "bias", "bias_gelu"};
+inline constexpr const char* kGranularityNames[] = {"tensor", "1x128", "128x128"};
 
 // One line for messages: layout, sizes, types, scales, epilogue, alignment.
 std::string gemm_describe(const GemmKey& key);
@@ -76,7 +81,7 @@ cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan,
 namespace cuda {
 // Whether this build and device have it, and whether it supports a call: E4M3 operands, A in 1x128 blocks, B in
 // 128x128.
-bool gemm_blocks_here(const Ctx& ctx);
-bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args);
-void gemm_blocks(Ctx& ctx, const GemmArgs& args);
+bool gemm_fp8_blockwise_available(const Ctx& ctx);
+bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args);
+void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args);
 }  // namespace cuda

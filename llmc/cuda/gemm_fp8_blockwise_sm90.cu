@@ -13,7 +13,6 @@
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/gemm_fp8.h"
 #if defined(LLMC_SM90A)   // these use instructions that older devices lack
-#include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/gemm_fp8_blockwise_sm90.cuh"
 #endif
 
@@ -160,7 +159,7 @@ struct BlocksConsumer {
 // Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksSchedule), each block 128 of the columns. Its last
 //           warpgroup issues TMA loads, each other one owns 128 rows in two halves.
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
-gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
+gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
                         const BlocksSchedule schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char memory[];
@@ -191,7 +190,7 @@ gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __gr
 }
 
 void launch(Ctx& ctx, const GemmArgs& args) {
-    const auto kernel = gemm_blocks_e4m3_sm90_kernel;
+    const auto kernel = gemm_fp8_blockwise_sm90_kernel;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = Blocks::kCluster;
@@ -207,12 +206,12 @@ void launch(Ctx& ctx, const GemmArgs& args) {
         int clusters = 0;
         allow_shared_memory(kernel, Blocks::kSharedBytes);
         CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-        CHECK(clusters > 0, "gemm_blocks_sm90: no room for a cluster");
+        CHECK(clusters > 0, "gemm_fp8_blockwise: no room for a cluster");
         return clusters;
     }();
     const int64_t rows = ceil_div(args.M, Blocks::kRows);
     const int64_t columns = ceil_div(args.N, Blocks::kCluster * Blocks::kColumns), items = rows * columns;
-    CHECK(args.M < (1 << 30) && args.N < (1 << 30) && items < (1 << 30), "gemm_blocks_sm90: M %lld, N %lld",
+    CHECK(args.M < (1 << 30) && args.N < (1 << 30) && items < (1 << 30), "gemm_fp8_blockwise: M %lld, N %lld",
           (long long)args.M, (long long)args.N);
     config.gridDim.x = grid_size(Blocks::kCluster * std::min<int64_t>(items, resident));
     const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
@@ -229,22 +228,22 @@ void launch(Ctx& ctx, const GemmArgs& args) {
     const BlocksSchedule schedule{static_cast<uint32_t>(items), static_cast<uint32_t>(rows),
                                   static_cast<uint32_t>(columns)};
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps, problem, schedule));
-    CHECK_LAUNCH("gemm_blocks_e4m3_sm90_kernel");
+    CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
 }
 
 }  // namespace
 #endif
 
-bool gemm_blocks_here(const Ctx& ctx) { return kSm90aCode && ctx.sm == 90; }
+bool gemm_fp8_blockwise_available(const Ctx& ctx) { return kSm90aCode && ctx.sm == 90; }
 
-bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
-    return gemm_blocks_here(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
+bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args) {
+    return gemm_fp8_blockwise_available(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
            && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity == Granularity::kBlock128x128
            && args.epilogue != GemmEpilogue::kBiasGelu;
 }
 
-void gemm_blocks(Ctx& ctx, const GemmArgs& args) {
-    CHECK(gemm_blocks_fits(ctx, args) && !fp8_gemm_error(args), "gemm_blocks: %s",
+void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args) {
+    CHECK(gemm_fp8_blockwise_supports(ctx, args) && !fp8_gemm_error(args), "gemm_fp8_blockwise: %s",
           fp8_gemm_error(args) ? fp8_gemm_error(args) : "not a product that it makes, or not on this device");
 #if defined(LLMC_SM90A)
     launch(ctx, args);

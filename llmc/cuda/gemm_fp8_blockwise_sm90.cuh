@@ -1,6 +1,5 @@
 // Matmul of blockwise FP8 operands on compute capability 9.0: tiles, shared memory, schedule, epilogue.
 #pragma once
-#include "llmc/cuda/gemm.h"
 #include "llmc/cuda/pipeline_sm90.cuh"
 #include "llmc/cuda/tensor_map.h"
 #include "llmc/cuda/wgmma.cuh"

@@ -112,9 +112,9 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
     constexpr float kFarBehind = 1.2f, kNoise = 1.01f, kBudgetUs = 50000;
     std::vector<Trial> trials;
     for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
-    const bool other_bits = args.accumulate && args.D.dtype == Dtype::kBf16;   // see gemm_blocks
-    if (ctx.gemm->search_own && !other_bits && cuda::gemm_blocks_fits(ctx, args))
-        trials.push_back({{.algo = {}, .own = true, .checked = true}, {}});
+    const bool other_bits = args.accumulate && args.D.dtype == Dtype::kBf16;   // see gemm_fp8_blockwise
+    if (ctx.gemm->search_custom && !other_bits && cuda::gemm_fp8_blockwise_supports(ctx, args))
+        trials.push_back({{.algo = {}, .custom = true, .checked = true}, {}});
     Stopwatch stopwatch;
     auto round = [&] {
         float total = 0;
@@ -143,9 +143,10 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
 
 // Verifies an imported plan on its first use.
 void check_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, GemmPlan& plan, const GemmArgs& args) {
-    if (plan.own) {
-        REQUIRE(cuda::gemm_blocks_fits(ctx, args), "matmul plan for %s names our own kernel, which does not make it: "
-                "begin from the checkpoint's weights with --load", gemm_describe(key).c_str());
+    if (plan.custom) {
+        REQUIRE(cuda::gemm_fp8_blockwise_supports(ctx, args),
+                "matmul plan for %s names the custom kernel, which does not support it: begin from the "
+                "checkpoint's weights with --load", gemm_describe(key).c_str());
         plan.checked = true;
         return;
     }

@@ -30,7 +30,7 @@ __device__ inline uint32_t amax_of(const float (&value)[kLaneElems]) {
 template <typename T, bool kCount>
 __global__ void __launch_bounds__(kThreads, 4)
     quantize_chunks_kernel(uint8_t* out, float* scales, const T* in, Fp8Counts* counts, int64_t chunks) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kChunks;
     if (first >= chunks) return;
@@ -126,7 +126,7 @@ constexpr int kRankBatch = 4;   // ranks with loads in flight together
 template <typename T, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kThreads, 3)
     sum_ranks_kernel(float* out, const T* in, const float* scales, int64_t n, int ranks) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t first = (int64_t{blockIdx.x} * kGroups * kThreads + threadIdx.x) * kWidth;
     constexpr int kStep = kThreads * kWidth;
     float sum[kGroups][kWidth];
@@ -197,7 +197,7 @@ template <int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
     compare_sums_kernel(double* partial, const float* a, const float* b, int64_t n) {
     __shared__ double shared[4][32];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t vectors = n / kWidth, step = int64_t{gridDim.x} * kThreads;
     const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     PairSums sums;
@@ -234,7 +234,7 @@ void quantize_chunks(Ctx& ctx, const QuantizeChunksArgs& args) {
           (long long)kGradCommChunk);
     if (n == 0) return;
     expect(args.out, Dtype::kE4m3, n, "quantize_chunks: out");
-    expect(args.scales, Dtype::kFp32, n / kGradCommChunk, "quantize_chunks: factors");
+    expect(args.scales, Dtype::kFp32, n / kGradCommChunk, "quantize_chunks: scales");
     CHECK(aligned(args.in, kLaneElems) && aligned(args.out, kLaneElems), "quantize_chunks: tensors off %d elements",
           kLaneElems);
     dispatch(args.in.dtype, "quantize_chunks: in", [&](auto type) { launch_chunks<decltype(type)>(ctx, args); });
@@ -250,7 +250,7 @@ void sum_ranks(Ctx& ctx, const SumRanksArgs& args) {
     if (args.in.dtype == Dtype::kE4m3) {
         CHECK(n % kGradCommChunk == 0 && vector, "sum_ranks: %lld elements in chunks, or off the alignment",
               (long long)n);
-        expect(args.scales, Dtype::kFp32, args.ranks * (n / kGradCommChunk), "sum_ranks: factors");
+        expect(args.scales, Dtype::kFp32, args.ranks * (n / kGradCommChunk), "sum_ranks: scales");
         return launch_sum<E4m3, kLaneElems, 4>(ctx, args, static_cast<const E4m3*>(args.in.data));
     }
     dispatch(args.in.dtype, "sum_ranks: in", [&](auto type) {

@@ -68,10 +68,6 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const From* in,
     if (blockIdx.x == 0 && rest < elems) out[rest] = from_float<To>(to_float(in[rest]));
 }
 
-unsigned flat_blocks(int64_t elems, int width, int per_thread) {
-    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), kThreads * per_thread));
-}
-
 }  // namespace
 
 void fill_normal(Ctx& ctx, const FillNormalArgs& args) {
@@ -94,8 +90,8 @@ void fill_constant(Ctx& ctx, const FillConstantArgs& args) {
         with_width<T>(vectorizable<T>(0, {out}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
             fill_constant_kernel<T, kWidth>
-                <<<flat_blocks(elems, kWidth, kVecsPerThread), kThreads, 0, stream_of(ctx)>>>(out, args.value,
-                                                                                              elems);
+                <<<flat_blocks(elems, kWidth, kThreads * kVecsPerThread), kThreads, 0, stream_of(ctx)>>>(
+                    out, args.value, elems);
             CHECK_LAUNCH("fill_constant_kernel");
         });
     });
@@ -119,8 +115,8 @@ void cast(Ctx& ctx, const CastArgs& args) {
             auto launch = [&](auto width) {
                 constexpr int kWidth = decltype(width)::value;
                 cast_kernel<To, From, kWidth>
-                    <<<flat_blocks(elems, kWidth, kCastsPerThread), kThreads, 0, stream_of(ctx)>>>(out, in,
-                                                                                                   elems);
+                    <<<flat_blocks(elems, kWidth, kThreads * kCastsPerThread), kThreads, 0, stream_of(ctx)>>>(
+                        out, in, elems);
                 CHECK_LAUNCH("cast_kernel");
             };
             if (vectorizable<bf16>(0, {out, in})) launch(std::integral_constant<int, kCastWidth>{});

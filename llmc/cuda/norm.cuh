@@ -81,8 +81,8 @@ template <typename T> struct NormBackward {
 
 // Run the operation with quantized outputs in one pass, and return true, where 32 rows of bytes fit in shared memory;
 // else do nothing and return false.
-template <bool kLayer> bool norm_forward_one_pass(Ctx& ctx, const NormForwardArgs& args);
-template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardArgs& args);
+template <bool kLayer> bool norm_forward_quantize(Ctx& ctx, const NormForwardArgs& args);
+template <bool kLayer> bool norm_backward_quantize(Ctx& ctx, const NormBackwardArgs& args);
 
 // ---- sums along a row
 

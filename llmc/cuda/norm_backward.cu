@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
     norm_backward_kernel(NormBackward<T> a, float* partial_dx, AmaxOut amax_out, int vectors) {
     extern __shared__ uint4 ring[];
     __shared__ float2 shared[2][kNormLanes];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     constexpr int kWidth = kVec<T>;
     const int C = vectors * kWidth, threads = blockDim.x * blockDim.y;
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -211,7 +211,7 @@ template <bool kLayer> void norm_backward(Ctx& ctx, const NormBackwardArgs& args
     expect_at_least(args.scratch, Dtype::kFp32, 2 * kPartialRows * C, op);
     CHECK(kLayer || !args.dbias, "%s has no bias", op);
     if (quant) expect_quant(quant, dtype, N, C, op);
-    if (quant && norm_backward_one_pass<kLayer>(ctx, args)) return;
+    if (quant && norm_backward_quantize<kLayer>(ctx, args)) return;
     RowsDone done;
     dispatch(dtype, op, [&](auto type) {
         using T = decltype(type);

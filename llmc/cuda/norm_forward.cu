@@ -6,7 +6,6 @@
 // Quantized outputs: in one pass where norm_quantize.cu supports it; else from `out`, or, without it, from x and the
 // statistics.
 #include "llmc/cuda/norm.cuh"
-#include "llmc/cuda/quantize.cuh"
 
 namespace cuda {
 namespace {
@@ -22,7 +21,7 @@ template <typename T, int kVecs, bool kLayer, bool kWarpPerRow>
 __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads)
     norm_forward_kernel(NormForward<T> a, AmaxOut amax_out, int vectors) {
     __shared__ float shared[2][kNormLanes];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
     if (kWarpPerRow && row >= a.N) return;
     constexpr int kWidth = kVec<T>;
@@ -185,7 +184,7 @@ template <bool kLayer> void norm_forward(Ctx& ctx, const NormForwardArgs& args, 
         });
     }
     expect_quant(quant, dtype, N, C, op);
-    if (norm_forward_one_pass<kLayer>(ctx, args)) return;
+    if (norm_forward_quantize<kLayer>(ctx, args)) return;
     const NormForward<bf16> a(args);
     const bool recorded = norm_forward_rows<bf16, kLayer>(ctx, a, amax_out(quant), C) && quant.only_records();
     if (recorded) return;

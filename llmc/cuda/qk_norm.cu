@@ -9,7 +9,7 @@ constexpr int kThreads = 256;
 constexpr int kHeadsPerThread = 4;   // heads in flight per thread in the forward
 constexpr int kBackwardHeads = 3;    // and in the backward, if a head takes 16 lanes or more (else 2)
 constexpr int kBackwardBlocksPerSm = 3;
-constexpr int kLateHeads = 32;       // one of so many heads is left to the second wave of blocks
+constexpr int kSecondWave = 32;      // one of so many heads is left to the second wave of blocks
 
 // Heads of a usual size (a power of two of 16-byte vectors) use one vector per lane, kGroup lanes per head; other sizes
 // use the loop kernels below, one warp per head.
@@ -63,7 +63,7 @@ __device__ inline uint4 select(bool first, uint4 a, uint4 b) {
 // Source: derivative of the forward.
 // Traffic: query and key heads of in and dqkv read, dqkv written, once.
 // Requires: as qk_norm_forward_kernel.
-// Parallel: the first early_blocks blocks (one wave) share the heads before early_heads, a second wave the rest,
+// Parallel: first_blocks blocks (one wave) share the heads before first_heads, a second wave the rest,
 // because multiprocessors get unequal shares of the bandwidth. kGroup lanes own every (blocks kThreads / kGroup)-th
 // head of their share, with kBackwardHeads in flight, and sum their columns in registers; then the groups of a block
 // are added in order through shared memory.
@@ -71,16 +71,16 @@ template <typename T, int kGroup>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocksPerSm)
     qk_norm_backward_kernel(T* dqkv, float* partial_q, float* partial_k, const T* in, const float* rstd_in,
                             const T* q_weight, const T* k_weight, int64_t N, int NH, int NKV,
-                            int early_blocks, int64_t early_heads) {
+                            int first_blocks, int64_t first_heads) {
     constexpr int kWidth = kVec<T>, HS = kGroup * kWidth, kGroups = kThreads / kGroup;
     constexpr int kTogether = kGroup >= 16 ? kBackwardHeads : 2;
     __shared__ float shared[kGroups][HS];
     const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, heads = NH + NKV;
     const int64_t row_elems = int64_t{NH + 2 * NKV} * HS;
-    const bool early = static_cast<int>(blockIdx.x) < early_blocks;
-    const int block = static_cast<int>(blockIdx.x) - (early ? 0 : early_blocks);
-    const int blocks = early ? early_blocks : static_cast<int>(gridDim.x) - early_blocks;
-    const int64_t begin = early ? 0 : early_heads, end = early ? early_heads : N * heads;
+    const bool first_wave = static_cast<int>(blockIdx.x) < first_blocks;
+    const int block = static_cast<int>(blockIdx.x) - (first_wave ? 0 : first_blocks);
+    const int blocks = first_wave ? first_blocks : static_cast<int>(gridDim.x) - first_blocks;
+    const int64_t begin = first_wave ? 0 : first_heads, end = first_wave ? first_heads : N * heads;
     uint4 weight_q = load_vec(q_weight + lane * kWidth), weight_k = load_vec(k_weight + lane * kWidth);
     float sum_q[kWidth] = {}, sum_k[kWidth] = {};
     // All lanes of a warp iterate equally often: the shuffles below need all of them.
@@ -290,13 +290,13 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
             // One wave of resident blocks; a second, smaller one if every block would have two heads per group or more.
             const int64_t heads = N * normed, blocks = ceil_div(heads, kThreads / kGroup);
             const int64_t resident = std::min<int64_t>(kPartialRows, kBackwardBlocksPerSm * ctx.sm_count);
-            const bool late = blocks >= 2 * resident && resident < kPartialRows;
-            const int64_t early = std::min(resident, blocks);
-            const int64_t early_heads = late ? heads - heads / kLateHeads : heads;
-            parts = late ? kPartialRows : early;
+            const bool two_waves = blocks >= 2 * resident && resident < kPartialRows;
+            const int64_t first_blocks = std::min(resident, blocks);
+            const int64_t first_heads = two_waves ? heads - heads / kSecondWave : heads;
+            parts = two_waves ? kPartialRows : first_blocks;
             qk_norm_backward_kernel<T, kGroup><<<grid_size(parts), kThreads, 0, stream_of(ctx)>>>(
                 dqkv, partial_q, partial_k, in, rstd, q_weight, k_weight, N, NH, NKV,
-                static_cast<int>(early), early_heads);
+                static_cast<int>(first_blocks), first_heads);
             CHECK_LAUNCH("qk_norm_backward_kernel");
         });
         if (done) return;

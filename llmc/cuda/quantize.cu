@@ -46,7 +46,7 @@ constexpr int kAmaxBatch = 4;   // vectors in flight per thread
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const T* in, int64_t elems) {
     __shared__ uint32_t shared[kAmaxThreads / 32];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t vectors = elems / kWidth, step = int64_t{gridDim.x} * kAmaxThreads;
     const int64_t thread = int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
     const uint32_t seen = slot->amax_bits;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const
 // Requires: nothing.
 // Parallel: one thread per slot.
 __global__ void fp8_clear_kernel(Fp8Slot* slots, int64_t count, bool step, const StepState* state) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
     slots[i].step_amax_bits = step ? 0 : max(slots[i].step_amax_bits, slots[i].amax_bits);
@@ -92,7 +92,7 @@ constexpr int kUpdateThreads = 128;
 // Parallel: one block per tensor, whose threads share the maximum over the history.
 __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8UpdateArgs args) {
     __shared__ uint32_t shared[kUpdateThreads / 32];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t tensor = blockIdx.x;
     Fp8Slot& slot = args.slots[tensor];
     float* ring = args.history + tensor * args.length;
@@ -125,13 +125,12 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
 }  // namespace
 
 TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C, const char* op) {
-    auto aligned_16 = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
-    CHECK(C % 8 == 0, "%s: rows of %lld elements quantised, not a multiple of 8", op, (long long)C);
-    CHECK(!quant.copies() || C % 16 == 0, "%s: rows of %lld elements quantised, not a multiple of 16", op,
+    CHECK(C % 8 == 0, "%s: rows of %lld elements quantized, not a multiple of 8", op, (long long)C);
+    CHECK(!quant.copies() || C % 16 == 0, "%s: rows of %lld elements quantized, not a multiple of 16", op,
           (long long)C);
     CHECK(!quant.transposed || N % 16 == 0, "%s: %lld rows transposed, not a multiple of 16", op, (long long)N);
     const bool tensor = quant.granularity == Granularity::kTensor;
-    CHECK(quant.slot != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantised without a slot", op);
+    CHECK(quant.slot != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantized without a slot", op);
     const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;
     if (quant.rowwise) expect(quant.rowwise, format, N * C, op);
     if (quant.transposed) expect(quant.transposed, format, N * C, op);
@@ -146,8 +145,7 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
         expect_at_least(quant.dbias_scratch, Dtype::kFp32, quant_partial_rows(N) * C, op);
     }
     if (out) expect(out, Dtype::kBf16, N * C, op);
-    CHECK(aligned_16(quant.rowwise) && aligned_16(quant.transposed) && aligned_16(out), "%s: quantised off 16 bytes",
-          op);
+    for (const Tensor* t : {&quant.rowwise, &quant.transposed, &out}) expect_aligned(*t, op);
     const bool current = quant.scaling == Scaling::kCurrent;
     return {.out = out.as<bf16>(),
             .rowwise = static_cast<uint8_t*>(quant.rowwise.data),
@@ -166,15 +164,10 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
             .record = quant.record && !(quant.copies() && current)};
 }
 
-void finish_dbias(Ctx& ctx, const QuantOut& quant, int64_t N, int64_t C) {
-    if (!quant.dbias) return;
-    add_column_sums(ctx, {quant.dbias, quant.dbias_scratch.as<float>()}, {}, quant_partial_rows(N), C);
-}
-
 void quantize(Ctx& ctx, const QuantizeArgs& args) {
     const int64_t N = args.N, C = args.C;
     expect(args.in, args.in.dtype, N * C, "quantize: in");
-    CHECK(reinterpret_cast<uintptr_t>(args.in.data) % 16 == 0, "quantize: in off 16 bytes");
+    expect_aligned(args.in, "quantize: in");
     CHECK(args.state == nullptr || !args.quant.dbias, "quantize: dbias of a step that may be skipped");
     dispatch(args.in.dtype, "quantize: in", [&](auto type) {
         using T = decltype(type);

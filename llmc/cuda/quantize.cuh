@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
     constexpr int kOutputs = Producer::kOutputs;
     extern __shared__ uint4 staged[];
     __shared__ TileShared<kOutputs> shared;
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t row_tile = int64_t{gridDim.z - 1 - blockIdx.z} * kTileGroup + blockIdx.x;
     if (row_tile * kTile >= out.N || (out.state != nullptr && out.state->skip)) return;
     const TileThread t = tile_thread(row_tile, blockIdx.y, out.N, out.C / kOutputs);
@@ -156,8 +156,6 @@ __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
 
 // Checks a request and converts it for the kernels. `out`: the bf16 output X, or empty.
 TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C, const char* op);
-// Adds the partial sums of dbias after the kernel.
-void finish_dbias(Ctx& ctx, const QuantOut& quant, int64_t N, int64_t C);
 
 // Calls f with the TileKind of a request.
 template <unsigned kCasts, typename F> void with_tile_kind(const QuantOut& quant, const char* op, F&& f) {
@@ -175,17 +173,14 @@ template <unsigned kCasts, typename F> void with_tile_kind(const QuantOut& quant
         }
     };
     const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;
-    CHECK(is_fp8(format), "%s: quantised to %s", op, dtype_name(format));
-    const bool e4m3 = format == Dtype::kE4m3, count = quant.counts != nullptr;
-    if (e4m3 && !count) with_cast.template operator()<Dtype::kE4m3, false>();
-    else if (e4m3) with_cast.template operator()<Dtype::kE4m3, true>();
-    else if (!count) with_cast.template operator()<Dtype::kE5m2, false>();
-    else with_cast.template operator()<Dtype::kE5m2, true>();
+    with_format(format, op, [&](auto constant) {
+        if (quant.counts) with_cast.template operator()<decltype(constant)::value, true>();
+        else with_cast.template operator()<decltype(constant)::value, false>();
+    });
 }
 
 template <typename Kind, typename Producer>
-void launch_tiles(Ctx& ctx, const Producer& producer, const TileOut& out, int64_t row_tiles, int64_t column_tiles) {
-    const dim3 grid(kTileGroup, grid_size(column_tiles), grid_size(ceil_div(row_tiles, kTileGroup)));
+void launch_tiles(Ctx& ctx, const Producer& producer, const TileOut& out, dim3 grid) {
     auto* kernel = quantize_tile_kernel<Producer, Kind>;
     size_t stage_bytes = 0;
     if constexpr (Staged<Producer, Kind::kCast>) {
@@ -202,13 +197,13 @@ void quantize_tiles(Ctx& ctx, const Producer& producer, const QuantOut& quant, c
                     const char* op, const StepState* state = nullptr) {
     TileOut tile = tile_out(quant, out, N, C, op);
     tile.state = state;
-    CHECK(C % (8 * Producer::kOutputs) == 0 && C < (1 << 23), "%s: %lld columns quantised", op, (long long)C);
-    CHECK(N < (1 << 24), "%s: %lld rows quantised", op, (long long)N);
-    const int64_t row_tiles = ceil_div(N, kTile), column_tiles = ceil_div(C / Producer::kOutputs, kTile);
-    with_tile_kind<kCasts>(quant, op, [&](auto kind) {
-        launch_tiles<decltype(kind)>(ctx, producer, tile, row_tiles, column_tiles);
-    });
-    finish_dbias(ctx, quant, N, C);
+    CHECK(C % (8 * Producer::kOutputs) == 0 && C < (1 << 23), "%s: %lld columns quantized", op, (long long)C);
+    CHECK(N < (1 << 24), "%s: %lld rows quantized", op, (long long)N);
+    const dim3 grid(kTileGroup, grid_size(ceil_div(C / Producer::kOutputs, kTile)),
+                    grid_size(ceil_div(N, kTile * kTileGroup)));
+    with_tile_kind<kCasts>(quant, op, [&](auto kind) { launch_tiles<decltype(kind)>(ctx, producer, tile, grid); });
+    if (!quant.dbias) return;
+    add_column_sums(ctx, {quant.dbias, quant.dbias_scratch.as<float>()}, {}, quant_partial_rows(N), C);
 }
 
 }  // namespace cuda

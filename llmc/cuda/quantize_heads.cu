@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 /
     constexpr uint32_t kThreads = HeadThread<HS>::kThreads, kTokens = kHeadBlock;
     __shared__ __align__(16) uint32_t rows[HS][32];
     __shared__ uint32_t shared[2][kThreads / 32];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const HeadThread<HS> t;
     const uint32_t per_sm = kBlocksPerSm * 128 / HS, sms = gridDim.x / per_sm, width = work.heads * HS;
     const uint64_t range = blockIdx.x % sms * per_sm + blockIdx.x / sms;
@@ -161,12 +161,12 @@ template <int HS, bool kRope> void launch(Ctx& ctx, const HeadsWork& work) {
 
 void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
     const int64_t heads = args.NH + 2 * args.NKV, blocks = head_blocks(args.T), HS = args.HS;
-    CHECK(HS == 64 || HS == 128, "quantize_heads: head size %lld", (long long)HS);
+    CHECK(HS == 64 || HS == 128, "quantize_heads: head dim %lld", (long long)HS);
     CHECK(args.T < (int64_t{1} << 31) - 256 && args.B * blocks * heads < (int64_t{1} << 31),
           "quantize_heads: B %lld T %lld, %lld heads", (long long)args.B, (long long)args.T, (long long)heads);
     expect(args.qkv, Dtype::kBf16, args.B * args.T * heads * HS, "quantize_heads: qkv");
     expect(args.heads.bytes, Dtype::kE4m3, args.B * heads * blocks * kHeadBlock * HS, "quantize_heads: bytes");
-    expect(args.heads.scales, Dtype::kFp32, args.B * heads * blocks, "quantize_heads: factors");
+    expect(args.heads.scales, Dtype::kFp32, args.B * heads * blocks, "quantize_heads: scales");
     if (args.cos_sin) expect_at_least(args.cos_sin, Dtype::kFp32, args.T * HS, "quantize_heads: cos_sin");
     CHECK(vectorizable<bf16>(HS, {args.qkv.data, args.heads.bytes.data, args.cos_sin.data}),
           "quantize_heads: not 16-byte aligned");

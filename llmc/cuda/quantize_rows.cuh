@@ -72,7 +72,7 @@ int64_t row_blocks(const Ctx& ctx, Kernel* kernel, dim3 block, size_t shared_byt
     allow_shared_memory(kernel, shared_bytes);
     CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(block.x * block.y),
                                                              shared_bytes));
-    CHECK(N < (1 << 30), "%lld rows quantised, RowWalk counts in 32 bits", static_cast<long long>(N));
+    CHECK(N < (1 << 30), "%lld rows quantized, RowWalk counts in 32 bits", static_cast<long long>(N));
     const int64_t groups = ceil_div(N, kGroupRows);
     int64_t best = 0, best_load = 0;
     for (int64_t per_sm = 1; per_sm <= resident; per_sm++) {

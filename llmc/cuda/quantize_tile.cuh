@@ -79,7 +79,7 @@ template <int kOutputs> struct TileShared {
         float sums[kOutputs][kWarps][kTile];            // column sums
     };
     uint32_t column_amax[kOutputs][kWarps][kTile / 2];  // two columns per word
-    float column_mul[kOutputs][kTile];
+    float column_scale[kOutputs][kTile];
     uint32_t warp_amax[kWarps];
 };
 
@@ -143,7 +143,7 @@ __device__ inline void row_scales(const TileOut& out, const TileThread& t, int f
     }
 }
 
-// Computes scales of 1x128 blocks along the columns into shared.column_mul; ends with a barrier.
+// Computes scales of 1x128 blocks along the columns into shared.column_scale; ends with a barrier.
 template <Dtype kFormat, int kOutputs>
 __device__ inline void column_scales(const TileOut& out, const TileThread& t,
                                       const TileValues<kOutputs>& value, TileShared<kOutputs>& shared) {
@@ -173,7 +173,7 @@ __device__ inline void column_scales(const TileOut& out, const TileThread& t,
             amax = max_pair(amax, shared.column_amax[o][w][c / 2]);
         }
         const BlockScale block = block_scale<kFormat>(c % 2 == 0 ? amax & 0xffffu : amax >> 16);
-        shared.column_mul[o][c] = block.scale;
+        shared.column_scale[o][c] = block.scale;
         const int64_t width = out.C / kOutputs, column = t.first_column + c;
         if (column < width) {
             out.transposed_scale_inv[t.first_row / kTile * out.C + o * width + column] = block.scale_inv;
@@ -212,14 +212,14 @@ __device__ inline void transpose_rows(const uint2 (&bytes)[4], uint32_t (&word)[
 }
 // Casts four rows of 8 columns with one scale per column, to one word per column.
 template <Dtype kFormat>
-__device__ inline void cast_columns(const uint4 (&value)[4], const float* column_mul, uint32_t (&word)[8]) {
-    float x[4][8], mul[8];
-    load_floats<float, 8>(column_mul, mul);
+__device__ inline void cast_columns(const uint4 (&value)[4], const float* column_scale, uint32_t (&word)[8]) {
+    float x[4][8], scale[8];
+    load_floats<float, 8>(column_scale, scale);
 #pragma unroll
     for (int j = 0; j < 4; j++) unpack<bf16>(value[j], x[j]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        word[i] = to_fp8x4<kFormat>(x[0][i] * mul[i], x[1][i] * mul[i], x[2][i] * mul[i], x[3][i] * mul[i]);
+        word[i] = to_fp8x4<kFormat>(x[0][i] * scale[i], x[1][i] * scale[i], x[2][i] * scale[i], x[3][i] * scale[i]);
     }
 }
 
@@ -249,12 +249,12 @@ __device__ inline void store_transposed(const TileOut& out, const TileThread& t,
 // Returns the scale of a whole tensor; the first thread of the grid also stores it.
 template <Dtype kFormat> __device__ inline float tensor_scale(const TileOut& out, bool first_of_grid) {
     Fp8Slot* slot = out.slot;
-    const float mul = out.current ? scale_of(slot->amax_bits, fp8_largest(kFormat)) : slot->scale;
+    const float scale = out.current ? scale_of(slot->amax_bits, fp8_largest(kFormat)) : slot->scale;
     if (first_of_grid) {
-        slot->scale_inv = 1.0f / mul;
-        if (out.current) slot->scale = mul;
+        slot->scale_inv = 1.0f / scale;
+        if (out.current) slot->scale = scale;
     }
-    return mul;
+    return scale;
 }
 
 // Stores the amax of each warp's values in shared memory; after a barrier tile_amax is that of the tile.
@@ -279,17 +279,17 @@ template <int kOutputs> __device__ inline uint32_t tile_amax(const TileShared<kO
 // Casts four rows of the thread: rowwise bytes to global memory, transposed ones to shared memory.
 template <typename Kind>
 __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int first, int64_t output,
-                                 const uint4 (&value)[4], const float (&row_mul)[4], const float* column_mul,
+                                 const uint4 (&value)[4], const float (&row_scale)[4], const float* column_scale,
                                  uint32_t* words, CastTally& tally) {
     constexpr Dtype kFormat = Kind::kFormat;
     const bool rows = !Kind::kRowBlocks || out.rowwise != nullptr;
     uint2 bytes[4];
-    if (rows) cast_rows<kFormat>(value, row_mul, bytes);
+    if (rows) cast_rows<kFormat>(value, row_scale, bytes);
     if constexpr (Kind::kCount) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if (rows) tally.add_cast<kFormat>(value[j], amax_pair(value[j]), row_mul[j], bytes[j]);
-            else tally.add_columns<kFormat>(value[j], column_mul);
+            if (rows) tally.add_cast<kFormat>(value[j], amax_pair(value[j]), row_scale[j], bytes[j]);
+            else tally.add_columns<kFormat>(value[j], column_scale);
         }
     }
     if (out.rowwise != nullptr) {
@@ -301,7 +301,7 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
     }
     if (out.transposed != nullptr) {
         uint32_t word[8];
-        if constexpr (Kind::kRowBlocks) cast_columns<kFormat>(value, column_mul, word);
+        if constexpr (Kind::kRowBlocks) cast_columns<kFormat>(value, column_scale, word);
         else transpose_rows(bytes, word);
         uint32_t* to = words + tile_word(t.column_group * 8, t.row_in_tile(first) / 4);
 #pragma unroll
@@ -309,10 +309,10 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
     }
 }
 
-// Casts the thread's values. tile_mul: the scale of the tile, unless Kind::kRowBlocks.
+// Casts the thread's values. tile_scale: the scale of the tile, unless Kind::kRowBlocks.
 template <typename Kind, int kOutputs>
 __device__ inline void cast_tile(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value,
-                                 float tile_mul, TileShared<kOutputs>& shared) {
+                                 float tile_scale, TileShared<kOutputs>& shared) {
     const int64_t width = out.C / kOutputs;
     CastTally tally;
 #pragma unroll
@@ -320,12 +320,12 @@ __device__ inline void cast_tile(const TileOut& out, const TileThread& t, const 
 #pragma unroll
         for (int r = 0; r < kTileRows<kOutputs>; r += 4) {
             const uint4 quad[4] = {value[o][r], value[o][r + 1], value[o][r + 2], value[o][r + 3]};
-            float mul[4] = {tile_mul, tile_mul, tile_mul, tile_mul};
+            float scale[4] = {tile_scale, tile_scale, tile_scale, tile_scale};
             if constexpr (Kind::kRowBlocks) {
-                if (out.rowwise != nullptr) row_scales<Kind::kFormat>(out, t, r, o * width, quad, mul);
+                if (out.rowwise != nullptr) row_scales<Kind::kFormat>(out, t, r, o * width, quad, scale);
             }
-            const float* column_mul = &shared.column_mul[o][t.column_group * 8];
-            cast_quad<Kind>(out, t, r, o * width, quad, mul, column_mul, shared.words[o], tally);
+            const float* column_scale = &shared.column_scale[o][t.column_group * 8];
+            cast_quad<Kind>(out, t, r, o * width, quad, scale, column_scale, shared.words[o], tally);
         }
     }
     if constexpr (Kind::kCount) tally.flush_to(out.counts);
@@ -356,18 +356,18 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
 
     if (block_amax) share_amax<kOutputs>(value, shared);
     if (out.dbias_partial != nullptr) add_tile_columns<kOutputs>(out, t, value, shared);
-    [[maybe_unused]] float tile_mul = 1.0f;
-    if constexpr (kCast == TileCast::kTensor) tile_mul = tensor_scale<kFormat>(out, first_of_grid);
+    [[maybe_unused]] float tile_scale = 1.0f;
+    if constexpr (kCast == TileCast::kTensor) tile_scale = tensor_scale<kFormat>(out, first_of_grid);
     if constexpr (kCast == TileCast::kBlock128x128) {
         __syncthreads();
         const BlockScale block = block_scale<kFormat>(tile_amax<kOutputs>(shared));
-        tile_mul = block.scale;
+        tile_scale = block.scale;
         if (first_thread) store_block_scale(out, t, block.scale_inv);
     }
     if constexpr (Kind::kRowBlocks) {
         if (out.transposed != nullptr) column_scales<kFormat, kOutputs>(out, t, value, shared);
     }
-    if constexpr (kCast != TileCast::kNone) cast_tile<Kind, kOutputs>(out, t, value, tile_mul, shared);
+    if constexpr (kCast != TileCast::kNone) cast_tile<Kind, kOutputs>(out, t, value, tile_scale, shared);
     if (block_amax || out.transposed != nullptr) __syncthreads();
     if (block_amax && first_thread) {
         const uint32_t amax = tile_amax<kOutputs>(shared);

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(1024)
     add_column_sums_kernel(Grad* out0, Grad* out1, const float* partial0, const float* partial1, int64_t rows,
                            int64_t C) {
     __shared__ float sums[kLanes][kLanes + 1];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     Grad* out = blockIdx.y == 0 ? out0 : out1;
     const float* partial = blockIdx.y == 0 ? partial0 : partial1;
     const int64_t first_column = int64_t{blockIdx.x} * kLanes;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_squares_kernel(double* partia
 template <typename V>
 __global__ void __launch_bounds__(1024) add_to_sum_kernel(double* sum, const V* in, int64_t count) {
     __shared__ double shared[kLanes];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     in += int64_t{blockIdx.x} * kPartialSums;
     double value = 0.0;
 #pragma unroll 4

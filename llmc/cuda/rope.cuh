@@ -6,9 +6,9 @@ namespace cuda {
 
 // Rotates (x, y) by an angle, with explicit roundings: all kernels must agree on them.
 __device__ inline void rotate(float& x, float& y, float cosine, float sine) {
-    const float turned = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
+    const float rotated = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
     y = __fmaf_rn(y, cosine, __fmul_rn(x, sine));
-    x = turned;
+    x = rotated;
 }
 
 // Loads cosine and sine of kWidth pairs; direction 1 or -1.
