@@ -126,7 +126,7 @@ std::vector<float> time_ways(Ctx& ctx, Pools& pools, const Shape& s, int ways, f
         const int64_t set_bytes = (s.M + s.N) * s.K * (way == kBf16Way ? 2 : 1) + s.M * s.N * dtype_bytes(s.result);
         for (int64_t used = 0; used == 0 || used < (160 << 20); used += set_bytes)
             candidate.sets.push_back(args_of(pools, s, way));
-        if (candidate.own && !cuda::gemm_blocks_fits(ctx, candidate.sets[0])) continue;
+        if (candidate.own && !cuda::gemm_fp8_blockwise_supports(ctx, candidate.sets[0])) continue;
         try {
             candidate.run(0);
         } catch (const Error& error) {

@@ -53,7 +53,7 @@ struct Context {
     explicit Context(bool search) {
         cuda::device_open(ctx, 0);
         cuda::gemm_set_search(ctx, search);
-        ctx.gemm->search_own = false;
+        ctx.gemm->search_custom = false;
     }
     ~Context() { cuda::device_close(ctx); }
     Context(const Context&) = delete;
@@ -64,7 +64,7 @@ struct Candidate {
     Ctx& ctx;
     std::vector<GemmArgs> sets;
     bool own = false;   // on our own blockwise kernel
-    void run(size_t i) const { (own ? cuda::gemm_blocks : cuda::gemm)(ctx, sets[i % sets.size()]); }
+    void run(size_t i) const { (own ? cuda::gemm_fp8_blockwise : cuda::gemm)(ctx, sets[i % sets.size()]); }
 };
 
 // Median microseconds of each candidate over `budget_us` in all. They run in turn: the card is power-limited, so that

@@ -1,5 +1,5 @@
-// Activation functions, and the gradient of a bias. An activation exists twice: as a plain kernel, and as a producer of
-// quantised tiles; both take the arithmetic of one element from one functor, so their bf16 bits agree.
+// Activation functions and bias gradients. Each activation has a plain kernel and a producer for quantize_tiles; both
+// call the same functor, so their bf16 bits agree.
 #include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/quantize.cuh"
 
@@ -9,13 +9,13 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
 
-// 1 / (1 + e^-x). bf16 results forgive the fast exponential and reciprocal (errors near 2^-21).
+// 1 / (1 + e^-x). bf16 results tolerate the fast exponential and reciprocal (errors near 2^-21).
 constexpr float kLog2E = 1.4426950408889634f;
 template <typename T> __device__ inline float sigmoid(float x) {
     if constexpr (std::is_same_v<T, bf16>) return reciprocal_approx(1.0f + exp2_approx(-kLog2E * x));
     else return 1.0f / (1.0f + expf(-x));
 }
-// 1 - sigmoid(x), without the cancellation where that shows.
+// 1 - sigmoid(x); fp32 computes it without the cancellation.
 template <typename T> __device__ inline float sigmoid_complement(float x, float sigmoid_of_x) {
     if constexpr (std::is_same_v<T, bf16>) return 1.0f - sigmoid_of_x;
     else return 1.0f / (1.0f + expf(x));
@@ -24,7 +24,7 @@ template <typename T> __device__ inline float sigmoid_complement(float x, float 
 // gelu in its tanh form is x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), since 1 + tanh(u) = 2 sigmoid(2u).
 constexpr float kGeluCubic = 0.044715f;
 constexpr float kGeluSlope = 1.5957691216057308f;  // 2 sqrt(2/pi)
-__device__ inline float gelu_argument(float x, float mul) {   // times mul, a constant
+__device__ inline float gelu_argument(float x, float mul) {   // mul times the argument; mul: a constant
     return x * fmaf(mul * kGeluSlope * kGeluCubic, x * x, mul * kGeluSlope);
 }
 template <typename T> __device__ inline float gelu_sigmoid(float x) {
@@ -32,8 +32,8 @@ template <typename T> __device__ inline float gelu_sigmoid(float x) {
     else return sigmoid<T>(gelu_argument(x, 1.0f));
 }
 
-// ---- a functor for each activation function, float arithmetic for results of type T: value(x) and derivative(x), or,
-// of a gated one, value(gate, up) and gradient(dout, gate, up), which puts both gradients in place of gate and up
+// ---- one functor per activation function; float arithmetic for results of type T. Plain: value(x) and derivative(x).
+// Gated: value(gate, up) and gradient(dout, gate, up), which overwrites gate and up with their gradients.
 
 // Source: Hendrycks, Gimpel, arXiv 1606.08415.
 struct Gelu {
@@ -58,7 +58,7 @@ struct Swiglu {
     }
 };
 
-// Source: So et al., arXiv 2109.08668. A NaN comes through.
+// Source: So et al., arXiv 2109.08668. NaN propagates.
 struct Relu2 {
     __device__ static float relu(float x) { return x <= 0.0f ? 0.0f : x; }
     template <typename T> __device__ static float value(float x) { return relu(x) * relu(x); }
@@ -78,8 +78,8 @@ constexpr bool is_gated = requires { F::template value<float>(0.0f, 0.0f); };
 // Math: out = F(in).
 // Source: the functor's.
 // Traffic: in read, out written, once.
-// Requires: kWidth > 1 needs aligned tensors; the odd elements at the end go one by one.
-// Parallel: a thread owns 2 vectors, a block's width apart.
+// Requires: kWidth > 1 needs aligned tensors; the remaining elements are processed one by one.
+// Parallel: a thread owns 2 vectors, kThreads vectors apart.
 constexpr int kVecsPerThread = 2;
 template <typename F, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads) activation_forward_kernel(T* out, const T* in, int64_t elems) {
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kThreads) activation_forward_kernel(T* out, co
 // Math: din = dout F'(in).
 // Source: derivative of the forward.
 // Traffic: dout, in read, din written, once.
-// Requires: as activation_forward_kernel; din may be in.
-// Parallel: a thread owns 2 vectors, a block's width apart.
+// Requires: as activation_forward_kernel; din may alias in.
+// Parallel: as activation_forward_kernel.
 template <typename F, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     activation_backward_kernel(T* din, const T* dout, const T* in, int64_t elems) {
@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(kThreads)
 // Math: out = F(gate, up), where row = [gate | up].
 // Source: the functor's.
 // Traffic: gate, up read, out written, once.
-// Requires: kWidth > 1 needs the width a multiple of it and aligned tensors.
-// Parallel: a thread owns kWidth columns of kRows rows; a block kThreads * kWidth columns of them.
+// Requires: kWidth > 1 needs a width divisible by kWidth and aligned tensors.
+// Parallel: a thread owns kWidth columns of kRows rows; a block owns kThreads * kWidth columns of the same rows.
 constexpr int kRows = 2;
 template <typename F, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
 // Math: the gradients of gate and up.
 // Source: derivative of the forward.
 // Traffic: dout, gate, up read, dgate, dup written, once.
-// Requires: as gated_forward_kernel; din may be in.
+// Requires: as gated_forward_kernel; din may alias in.
 // Parallel: as gated_forward_kernel.
 template <typename F, typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
@@ -192,12 +192,12 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// Math: partial[p, c] = sum of dout[n, c] over the rows n of part p.
+// Math: partial[p, c] = sum of dout[n, c] over the rows n of partition p.
 // Source: plain column sum.
 // Traffic: N C elements read once; gridDim.y C floats written.
-// Requires: kWidth = 16 bytes of T needs C a multiple of it and aligned rows, else kWidth = 1.
-// Parallel: a block owns 32 * kWidth columns and every gridDim.y-th group of 8 rows; its 8 warps each add
-// their own row of a group in registers, and the 8 sums are added through shared memory in order.
+// Requires: kWidth = 16 bytes of T needs C divisible by kWidth and aligned rows, else kWidth = 1.
+// Parallel: a block owns 32 * kWidth columns and every gridDim.y-th group of 8 rows. Each of its 8 warps sums one row
+// of every group in registers; then the 8 sums are added in order through shared memory.
 constexpr int kBiasWarps = 8;
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kLanes* kBiasWarps)
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kLanes* kBiasWarps)
 #pragma unroll
     for (int i = 0; i < kWidth; i++) shared[threadIdx.y][i][threadIdx.x] = sum[i];
     __syncthreads();
-    // Thread y takes element y of each vector (kWidth <= kBiasWarps).
+    // Thread y sums element y of each vector (kWidth <= kBiasWarps).
     if (threadIdx.y < kWidth && column < C) {
         float total = 0.0f;
 #pragma unroll
@@ -227,9 +227,7 @@ __global__ void __launch_bounds__(kLanes* kBiasWarps)
     }
 }
 
-// ---- producers of quantised tiles (quantize.cuh): 8 columns of a row each
-
-struct NoColumns {};
+// ---- producers for quantize_tiles (quantize.cuh): 8 columns of a row each
 
 template <typename F> struct Producer {
     static constexpr int kOutputs = 1, kBlocksPerSm = 4, kParts = 1;
@@ -237,7 +235,7 @@ template <typename F> struct Producer {
     struct Raw {
         uint4 part[1];
     };
-    using Columns = NoColumns;
+    struct Columns {};
     const bf16* in;
     int64_t width;
 
@@ -257,7 +255,7 @@ template <typename F> struct BackwardProducer {
     struct Raw {
         uint4 in, dout;
     };
-    using Columns = NoColumns;
+    struct Columns {};
     const bf16 *dout, *in;
     int64_t width;
 
@@ -282,7 +280,7 @@ template <typename F> struct GatedProducer {
     struct Raw {
         uint4 part[2];   // gate, up
     };
-    using Columns = NoColumns;
+    struct Columns {};
     const bf16* in;
     int64_t width;
 
@@ -298,15 +296,15 @@ template <typename F> struct GatedProducer {
     }
 };
 
-// Both halves of din = [dgate | dup] at once, or, where the border between the halves cuts blocks of 128 columns
-// (outputs = 1), the half that a column belongs to, at the price of computing both twice.
+// outputs = 2: both halves of din = [dgate | dup]. outputs = 1, for halves that share a block of 128 columns: only the
+// half that the column belongs to, so every pair is computed twice.
 template <typename F, int outputs> struct GatedBackwardProducer {
     static constexpr int kOutputs = outputs, kBlocksPerSm = 2;
     struct Raw {
         uint4 gate, up, dout;
     };
     struct Columns {
-        bool second;   // half, with one output
+        bool second;   // with one output: the column belongs to dup
     };
     const bf16 *dout, *in;
     int64_t width;
@@ -332,126 +330,82 @@ template <typename F, int outputs> struct GatedBackwardProducer {
 
 // ---- launchers
 
-// What the tiles read, 16 bytes at a time.
+// The tiles read 16 bytes at a time.
 void check_quant_input(const Tensor& in, int64_t elems, const char* op) {
     expect(in, Dtype::kBf16, elems, op);
-    CHECK(reinterpret_cast<uintptr_t>(in.data) % 16 == 0, "%s: quantised from tensors off 16 bytes", op);
+    expect_aligned(in, op);
 }
 
-void check_shapes(const Tensor& wide, const Tensor& narrow, const Tensor& in, int64_t wide_elems,
-                  int64_t narrow_elems, const char* op) {
-    expect(in, in.dtype, wide_elems, op);
-    expect(wide, in.dtype, wide_elems, op);
-    expect(narrow, in.dtype, narrow_elems, op);
-}
-
-unsigned flat_blocks(int64_t elems, int width) {
-    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), kThreads * kVecsPerThread));
-}
-
-template <typename F> void forward(Ctx& ctx, F, const ActivationForwardArgs& args) {
+template <typename F> void forward(Ctx& ctx, const ActivationForwardArgs& args) {
     constexpr const char* kOp = "activation_forward";
-    const int64_t elems = args.N * args.F;
+    const int64_t N = args.N, columns = args.F, elems = N * columns, in_elems = is_gated<F> ? 2 * elems : elems;
     if (args.quant) {
-        check_quant_input(args.in, elems, kOp);
-        return quantize_tiles(ctx, Producer<F>{args.in.as<bf16>(), args.F}, args.quant, args.out, args.N, args.F, kOp);
+        using P = std::conditional_t<is_gated<F>, GatedProducer<F>, Producer<F>>;
+        check_quant_input(args.in, in_elems, kOp);
+        return quantize_tiles(ctx, P{args.in.as<bf16>(), columns}, args.quant, args.out, N, columns, kOp);
     }
-    check_shapes(args.in, args.out, args.in, elems, elems, kOp);
+    expect(args.in, args.in.dtype, in_elems, kOp);
+    expect(args.out, args.in.dtype, elems, kOp);
     dispatch(args.in.dtype, kOp, [&](auto type) {
         using T = decltype(type);
         T *out = args.out.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(0, {out, in}), [&](auto width) {
+        with_width<T>(vectorizable<T>(is_gated<F> ? columns : 0, {out, in}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            activation_forward_kernel<F, T, kWidth>
-                <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(out, in, elems);
-            CHECK_LAUNCH("activation_forward_kernel");
-        });
-    });
-}
-
-template <typename F> void backward(Ctx& ctx, F, const ActivationBackwardArgs& args) {
-    constexpr const char* kOp = "activation_backward";
-    const int64_t elems = args.N * args.F;
-    if (args.quant) {
-        check_quant_input(args.in, elems, kOp);
-        check_quant_input(args.dout, elems, kOp);
-        return quantize_tiles(ctx, BackwardProducer<F>{args.dout.as<bf16>(), args.in.as<bf16>(), args.F}, args.quant,
-                              args.din, args.N, args.F, kOp);
-    }
-    check_shapes(args.din, args.dout, args.in, elems, elems, kOp);
-    dispatch(args.in.dtype, kOp, [&](auto type) {
-        using T = decltype(type);
-        T *din = args.din.as<T>(), *dout = args.dout.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(0, {din, dout, in}), [&](auto width) {
-            constexpr int kWidth = decltype(width)::value;
-            activation_backward_kernel<F, T, kWidth>
-                <<<flat_blocks(elems, kWidth), kThreads, 0, stream_of(ctx)>>>(din, dout, in, elems);
-            CHECK_LAUNCH("activation_backward_kernel");
-        });
-    });
-}
-
-// Blocks of a gated kernel: row pairs times tiles of columns.
-template <int kWidth, typename Launch> void with_tiles(int64_t N, int64_t F, Launch&& launch) {
-    const int64_t tiles = ceil_div(F, kThreads * kWidth);
-    launch(grid_size(ceil_div(N, kRows) * tiles), static_cast<int>(tiles));
-}
-
-template <typename F> void gated_forward(Ctx& ctx, F, const ActivationForwardArgs& args) {
-    constexpr const char* kOp = "activation_forward";
-    const int64_t N = args.N, columns = args.F;
-    if (args.quant) {
-        check_quant_input(args.in, N * 2 * columns, kOp);
-        return quantize_tiles(ctx, GatedProducer<F>{args.in.as<bf16>(), columns}, args.quant, args.out, N, columns,
-                              kOp);
-    }
-    check_shapes(args.in, args.out, args.in, N * 2 * columns, N * columns, kOp);
-    dispatch(args.in.dtype, kOp, [&](auto type) {
-        using T = decltype(type);
-        T *out = args.out.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(columns, {out, in}), [&](auto width) {
-            constexpr int kWidth = decltype(width)::value;
-            with_tiles<kWidth>(N, columns, [&](unsigned blocks, int tiles) {
+            if constexpr (is_gated<F>) {
+                const int64_t tiles = ceil_div(columns, kThreads * kWidth);
+                const unsigned blocks = grid_size(ceil_div(N, kRows) * tiles);
                 gated_forward_kernel<F, T, kWidth>
-                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, N, columns, tiles);
-            });
-            CHECK_LAUNCH("gated_forward_kernel");
+                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, N, columns, static_cast<int>(tiles));
+            } else {
+                const unsigned blocks = flat_blocks(elems, kWidth, kThreads * kVecsPerThread);
+                activation_forward_kernel<F, T, kWidth><<<blocks, kThreads, 0, stream_of(ctx)>>>(out, in, elems);
+            }
+            CHECK_LAUNCH("activation_forward");
         });
     });
 }
 
-// Whether nothing is left to do: where the halves of din share a block of 128 columns, the tiles of one half are read
-// while others are written, so the bf16 copy, perhaps in place, waits for the plain kernel.
-template <typename F> bool quantized_gated_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
-    constexpr const char* kOp = "activation_backward";
+// Returns whether din is complete. Where the halves of din share a block of 128 columns, tiles of one half are read
+// while others are written, so the plain kernel writes the bf16 din (which may alias in) afterwards.
+template <typename F> bool quantized_backward(Ctx& ctx, const ActivationBackwardArgs& args, const char* op) {
     const int64_t N = args.N, columns = args.F;
-    check_quant_input(args.in, N * 2 * columns, kOp);
-    check_quant_input(args.dout, N * columns, kOp);
     const bf16 *dout = args.dout.as<bf16>(), *in = args.in.as<bf16>();
-    if (args.quant.granularity != Granularity::kBlock1x128 || !args.quant.copies() || columns % kTile == 0) {
-        quantize_tiles(ctx, GatedBackwardProducer<F, 2>{dout, in, columns}, args.quant, args.din, N, 2 * columns, kOp);
-        return true;
+    check_quant_input(args.in, (is_gated<F> ? 2 : 1) * N * columns, op);
+    check_quant_input(args.dout, N * columns, op);
+    if constexpr (!is_gated<F>) {
+        quantize_tiles(ctx, BackwardProducer<F>{dout, in, columns}, args.quant, args.din, N, columns, op);
+    } else if (args.quant.granularity != Granularity::kBlock1x128 || !args.quant.copies() || columns % kTile == 0) {
+        quantize_tiles(ctx, GatedBackwardProducer<F, 2>{dout, in, columns}, args.quant, args.din, N, 2 * columns, op);
+    } else {
+        constexpr unsigned kCasts = cast_bit(TileCast::kBlock1x128);
+        quantize_tiles<kCasts>(ctx, GatedBackwardProducer<F, 1>{dout, in, columns}, args.quant, {}, N, 2 * columns, op);
+        return !args.din;
     }
-    constexpr unsigned kCasts = cast_bit(TileCast::kBlock1x128);
-    quantize_tiles<kCasts>(ctx, GatedBackwardProducer<F, 1>{dout, in, columns}, args.quant, {}, N, 2 * columns, kOp);
-    return !args.din;
+    return true;
 }
 
-template <typename F> void gated_backward(Ctx& ctx, F, const ActivationBackwardArgs& args) {
+template <typename F> void backward(Ctx& ctx, const ActivationBackwardArgs& args) {
     constexpr const char* kOp = "activation_backward";
-    const int64_t N = args.N, columns = args.F;
-    if (args.quant && quantized_gated_backward<F>(ctx, args)) return;
-    check_shapes(args.din, args.dout, args.in, N * 2 * columns, N * columns, kOp);
+    const int64_t N = args.N, columns = args.F, elems = N * columns, in_elems = is_gated<F> ? 2 * elems : elems;
+    if (args.quant && quantized_backward<F>(ctx, args, kOp)) return;
+    expect(args.in, args.in.dtype, in_elems, kOp);
+    expect(args.din, args.in.dtype, in_elems, kOp);
+    expect(args.dout, args.in.dtype, elems, kOp);
     dispatch(args.in.dtype, kOp, [&](auto type) {
         using T = decltype(type);
         T *din = args.din.as<T>(), *dout = args.dout.as<T>(), *in = args.in.as<T>();
-        with_width<T>(vectorizable<T>(columns, {din, dout, in}), [&](auto width) {
+        with_width<T>(vectorizable<T>(is_gated<F> ? columns : 0, {din, dout, in}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
-            with_tiles<kWidth>(N, columns, [&](unsigned blocks, int tiles) {
+            if constexpr (is_gated<F>) {
+                const int64_t tiles = ceil_div(columns, kThreads * kWidth);
+                const unsigned blocks = grid_size(ceil_div(N, kRows) * tiles);
                 gated_backward_kernel<F, T, kWidth>
-                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, N, columns, tiles);
-            });
-            CHECK_LAUNCH("gated_backward_kernel");
+                    <<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, N, columns, static_cast<int>(tiles));
+            } else {
+                const unsigned blocks = flat_blocks(elems, kWidth, kThreads * kVecsPerThread);
+                activation_backward_kernel<F, T, kWidth><<<blocks, kThreads, 0, stream_of(ctx)>>>(din, dout, in, elems);
+            }
+            CHECK_LAUNCH("activation_backward");
         });
     });
 }
@@ -459,17 +413,11 @@ template <typename F> void gated_backward(Ctx& ctx, F, const ActivationBackwardA
 }  // namespace
 
 void activation_forward(Ctx& ctx, const ActivationForwardArgs& args) {
-    with_activation(args.kind, [&](auto function) {
-        if constexpr (is_gated<decltype(function)>) gated_forward(ctx, function, args);
-        else forward(ctx, function, args);
-    });
+    with_activation(args.kind, [&](auto function) { forward<decltype(function)>(ctx, args); });
 }
 
 void activation_backward(Ctx& ctx, const ActivationBackwardArgs& args) {
-    with_activation(args.kind, [&](auto function) {
-        if constexpr (is_gated<decltype(function)>) gated_backward(ctx, function, args);
-        else backward(ctx, function, args);
-    });
+    with_activation(args.kind, [&](auto function) { backward<decltype(function)>(ctx, args); });
 }
 
 void bias_backward(Ctx& ctx, const BiasBackwardArgs& args) {
@@ -484,7 +432,7 @@ void bias_backward(Ctx& ctx, const BiasBackwardArgs& args) {
         with_width<T>(vectorizable<T>(C, {args.dout.data}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
             const int64_t tiles = ceil_div(C, kLanes * kWidth);
-            // About 8 blocks of 256 threads a multiprocessor.
+            // About 8 blocks of 256 threads per multiprocessor.
             parts = std::min(ceil_div(int64_t{8} * ctx.sm_count, tiles), ceil_div(N, kBiasWarps));
             parts = std::min(parts, kPartialRows);
             dim3 grid(grid_size(tiles), grid_size(parts));

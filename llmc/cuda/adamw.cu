@@ -1,4 +1,4 @@
-// The optimizer step on a run of elements of one parameter.
+// The AdamW step on a range of elements of one parameter.
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
 #include "llmc/ops/adam_math.h"
@@ -9,8 +9,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kBlocksPerSm = 7;   // 72 registers a thread
 
-// The key schedule of philox (rng.h), computed on the host: as kernel parameters the round keys cost nothing,
-// while adding them up per element makes the kernel slower than the memory.
+// The key schedule of philox (rng.h), computed on the host: round keys are free as kernel parameters, while adding
+// them up per element makes the kernel slower than the memory.
 struct PhiloxKeys {
     uint32_t low[10], high[10];
 };
@@ -37,8 +37,8 @@ __device__ inline uint2 philox_pair(const PhiloxKeys& keys, uint64_t counter, ui
     return make_uint2(c0, c1);
 }
 
-// stochastic_round_bf16 of rng.h as a float that bf16 holds. Without a branch: with one, the compiler moves
-// the random numbers into it, once for m and again for v.
+// stochastic_round_bf16 of rng.h; returns a float that bf16 represents exactly. Without a branch: with one, the
+// compiler moves the random numbers into it, once for m and again for v.
 __device__ inline float stochastic_round(float value, uint32_t random) {
     const uint32_t bits = __float_as_uint(value);
     const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -46,19 +46,19 @@ __device__ inline float stochastic_round(float value, uint32_t random) {
     return finite ? up : value;
 }
 
-// Math: adam_update of adam_math.h; moments in bf16 are rounded stochastically; slot's amax = max with |new master|
+// Math: adam_update of adam_math.h; bf16 moments are rounded stochastically; slot's amax = max with |new master|
 // rounded to bf16.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
-// Traffic: master, m, v read and written, grad read, param (may be absent) written, once.
-// Requires: kWidth = 4 needs tensors aligned to 4 elements; the odd elements at the end go one by one.
-// Parallel: a thread owns every (kThreads gridDim.x)-th group of kWidth elements, all blocks resident. The
-// constants of the step are computed once a block, since the bias corrections are powers in fp64.
+// Traffic: master, m, v read and written, grad read, param (optional) written, once.
+// Requires: kWidth = 4 needs tensors aligned to 4 elements; the remaining elements are processed one by one.
+// Parallel: a thread owns every (kThreads gridDim.x)-th group of kWidth elements; all blocks are resident. Each block
+// computes the constants of the step once, since the bias corrections are powers in fp64.
 template <typename T, typename Moment, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     adamw_kernel(T* param, float* master, Moment* m, Moment* v, const Grad* grad, const StepState* state,
                  float beta1, float beta2, float eps, float weight_decay,
                  const __grid_constant__ PhiloxKeys keys, int64_t element_offset, Fp8Slot* slot, int64_t elems) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     if (state->skip) return;
     __shared__ AdamConstants<float> constants;
     __shared__ uint32_t amaxes[kThreads / 32];
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     }
     __syncthreads();
     const AdamConstants<float> c = constants;
-    uint32_t amax = 0;   // bits; rounding keeps the order, so it waits until the end
-    // The random bits of an element: those for m in the low half, those for v in the high one.
+    uint32_t amax = 0;   // bits of fp32 values; rounding is monotonic, so it is deferred to the end
+    // The random bits of an element: low half for m, high half for v.
     auto random_of = [&](int64_t i) {
         if constexpr (!std::is_same_v<Moment, bf16>) return 0u;
         const uint2 random = philox_pair(keys, static_cast<uint64_t>(element_offset + i),
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         load_floats<Moment, kWidth>(m + i, ms);
         load_floats<Moment, kWidth>(v + i, vs);
         load_floats<Grad, kWidth>(grad + i, gs);
-        // The random numbers while those are on their way: 705 us instead of 748 on an H200 (2^27 elements, bf16
-        // moments and gradients).
+        // Generating random numbers while the loads are in flight: 705 us instead of 748 on an H200 (2^27 elements,
+        // bf16 moments and gradients).
         uint32_t random[kWidth];
 #pragma unroll
         for (int j = 0; j < kWidth; j++) {

@@ -1,4 +1,4 @@
-// Attention: checks, and the choice between the tensor-core kernels and the plain ones.
+// Attention: argument checks and the choice of the kernel.
 #include "llmc/cuda/attention.cuh"
 
 namespace cuda {
@@ -9,7 +9,7 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
     CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0,
           "%s: B %lld T %lld, %lld query heads over %lld", op, (long long)B, (long long)T, (long long)NH,
           (long long)NKV);
-    CHECK(HS > 0 && HS % 2 == 0 && HS <= 256, "%s: head size %lld, must be even and at most 256", op,
+    CHECK(HS > 0 && HS % 2 == 0 && HS <= 256, "%s: head dim %lld, must be even and at most 256", op,
           (long long)HS);
     CHECK(softmax_mul > 0, "%s: softmax_mul %g", op, softmax_mul);
     CHECK(T < (int64_t{1} << 31) - 256, "%s: %lld tokens in a sequence", op, (long long)T);
@@ -19,10 +19,6 @@ AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int
 bool fits_mma(Dtype dtype, int64_t HS) { return dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
 
 bool fits_sm90(const Ctx& ctx, Dtype dtype, int64_t HS) { return kSm90aCode && ctx.sm == 90 && fits_mma(dtype, HS); }
-
-void expect_aligned(const Tensor& tensor, const char* what) {
-    CHECK(vectorizable<char>(16, {tensor.data}), "%s is not 16-byte aligned", what);
-}
 
 }  // namespace
 
@@ -35,7 +31,7 @@ const char* attention_kernel(const Ctx& ctx, Dtype dtype, int64_t head_size) {
 bool attention_has_modes(const Ctx& ctx, Dtype dtype, int64_t head_size) { return fits_sm90(ctx, dtype, head_size); }
 
 int64_t attention_sums_elems(Dtype dtype, int64_t B, int64_t T, int64_t NH, int64_t head_size) {
-    // Such a build runs on compute capability 9.0 alone.
+    // An sm_90a build runs on compute capability 9.0 only.
     return kSm90aCode && fits_mma(dtype, head_size) ? attention_sums_elems_sm90(B, T, NH, head_size) : 0;
 }
 
@@ -50,7 +46,7 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
         const int64_t heads = args.B * (args.NH + 2 * args.NKV), blocks = head_blocks(args.T);
         CHECK(fits_sm90(ctx, T, args.HS), "attention_forward: FP8 heads on this device, or of this type or size");
         expect(args.heads.bytes, Dtype::kE4m3, heads * blocks * kHeadBlock * args.HS, "attention_forward: heads");
-        expect(args.heads.scales, Dtype::kFp32, heads * blocks, "attention_forward: factors");
+        expect(args.heads.scales, Dtype::kFp32, heads * blocks, "attention_forward: scales of heads");
         expect_aligned(args.heads.bytes, "attention_forward: heads");
         expect_aligned(args.out, "attention_forward: out");
         attention_forward_fp8_sm90(ctx, args, shape);

@@ -1,6 +1,5 @@
-// What the attention kernels share: where things lie in the packed projections, and the launchers that
-// attention.cu chooses from. Query, key and value of a token lie in one row of qkv:
-// [NH query heads | NKV key heads | NKV value heads], HS elements each.
+// Shared by the attention kernels: offsets within the packed projections, and the launchers that attention.cu chooses
+// from. A row of qkv holds a token's [NH query heads | NKV key heads | NKV value heads], HS elements each.
 #pragma once
 #include "llmc/cuda/common.cuh"
 
@@ -11,39 +10,39 @@ struct AttentionShape {
     float softmax_mul;
     const int32_t* documents = nullptr;   // (2, B, T): starts, ends; null: every sequence is one document
 
-    // Document of a token: its first position in the sequence, the one after its last.
+    // First position of a token's document in its sequence, and the position after its last.
     __device__ int document_start(int64_t b, int64_t t) const { return documents[b * T + t]; }
     __device__ int document_end(int64_t b, int64_t t) const { return documents[(B + b) * T + t]; }
-    // What a query sees begins here; what sees a key ends before there.
+    // The first key that a query attends to; one past the last query that attends to a key.
     __device__ int64_t first_key(int64_t b, int64_t t) const { return documents ? document_start(b, t) : 0; }
     __device__ int64_t end_query(int64_t b, int64_t t) const { return documents ? document_end(b, t) : T; }
-    __host__ __device__ int64_t row() const { return (NH + 2 * NKV) * HS; }   // elements of a token in qkv
-    __host__ __device__ int64_t group() const { return NH / NKV; }            // query heads of a key head
-    // First element of a head's token t; tokens follow each other at a distance of row().
+    __host__ __device__ int64_t row() const { return (NH + 2 * NKV) * HS; }   // elements per token in qkv
+    __host__ __device__ int64_t group() const { return NH / NKV; }            // query heads per key head
+    // Offset of a token's head in qkv; the stride between tokens is row().
     __device__ int64_t query(int64_t b, int64_t t, int64_t h) const { return (b * T + t) * row() + h * HS; }
     __device__ int64_t key(int64_t b, int64_t t, int64_t kv) const { return query(b, t, NH + kv); }
     __device__ int64_t value(int64_t b, int64_t t, int64_t kv) const { return query(b, t, NH + NKV + kv); }
-    // The same in out and dout; tokens at a distance of NH * HS.
+    // Offset in out and dout; the stride between tokens is NH * HS.
     __device__ int64_t output(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * NH + h) * HS; }
-    // In lse and delta; tokens at a distance of 1.
+    // Offset in lse and delta; the stride between tokens is 1.
     __device__ int64_t stat(int64_t b, int64_t t, int64_t h) const { return (b * NH + h) * T + t; }
 };
 
 inline constexpr float kLog2e = 1.44269504f, kLn2 = 0.69314718f;
 
-// Any type and head size up to 256, on the CUDA cores.
+// Any type and even head dim up to 256, on the CUDA cores.
 void attention_forward_plain(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_plain(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
 
-// bf16 and head size 64 or 128, 16-byte aligned, on the tensor cores.
+// bf16, head dim 64 or 128, 16-byte aligned tensors, mma.sync.
 void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
 
-// The same on compute capability 9.0, in a build for sm_90a.
+// As above, on compute capability 9.0 in an sm_90a build.
 void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 void attention_backward_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape);
 int64_t attention_sums_elems_sm90(int64_t B, int64_t T, int64_t NH, int64_t HS);
-// From args.heads.
+// Reads args.heads instead of args.qkv.
 void attention_forward_fp8_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape);
 
 }  // namespace cuda

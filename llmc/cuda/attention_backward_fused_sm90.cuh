@@ -4,9 +4,9 @@
 
 namespace cuda {
 
-// A step is a tile of 64 queries of one head. Registers of a consumer thread, head size 128 (64): dk and dv 64 (32)
-// each, scores 32, gradients of weights or dq 32, weights and gradients of scores as operands 16 each. Scores stand
-// transposed, rows are keys: operands of dk and dv as they lie.
+// A step is a tile of 64 queries of one head. Registers of a consumer thread at head dim 128 (64): dK and dV 64 (32)
+// each, S 32, dP or dQ 32, P and dS as operands 16 each. S is transposed (rows are keys), so that its registers are
+// already operands of dK and dV.
 template <int HS> struct FusedTiles;
 template <> struct FusedTiles<128> {
     static constexpr int kItemStages = 1, kStages = 2, kSumStages = 2;
@@ -21,31 +21,31 @@ template <int HS> struct Fused : FusedTiles<HS> {
     static constexpr int kKeys = 64 * kConsumers, kQueries = 64, kPanels = HS / kPanel;
     static constexpr uint32_t kKeyPanel = kKeys * kPanelRowBytes, kQueryPanel = kQueries * kPanelRowBytes;
     static constexpr uint32_t kKeyBytes = kPanels * kKeyPanel, kQueryBytes = kPanels * kQueryPanel;
-    static constexpr uint32_t kStatBytes = 2 * 4 * kQueries;   // of a step: -lse in log2 units, -delta
-    static constexpr uint32_t kGradBytes = kKeyPanel;          // ds of a step: rows are keys, columns queries
-    static constexpr uint32_t kSumBytes = sum_bytes(HS);       // a consumer's half of the columns of a step's dq
-    // Shared memory: stages of keys and values | two of ds (between items: results) | of sums of each consumer | of
-    // queries and dout | of statistics | barriers | numbers of items.
+    static constexpr uint32_t kStatBytes = 2 * 4 * kQueries;   // per step: -lse in log2 units, -delta
+    static constexpr uint32_t kGradBytes = kKeyPanel;          // dS of a step: rows are keys, columns are queries
+    static constexpr uint32_t kSumBytes = sum_bytes(HS);       // a consumer's half of the columns of a step's dQ
+    // Shared memory: stages of K and V | two dS buffers (between items: results) | dQ stages of each consumer | stages
+    // of Q and dO | of statistics | barriers | item numbers.
     static constexpr uint32_t kGradsAt = Tiles::kItemStages * 2 * kKeyBytes, kSumsAt = kGradsAt + 2 * kGradBytes;
     static constexpr uint32_t kStepsAt = kSumsAt + kConsumers * Tiles::kSumStages * kSumBytes;
     static constexpr uint32_t kStatsAt = kStepsAt + Tiles::kStages * 2 * kQueryBytes;
     static constexpr uint32_t kBarriers = kStatsAt + Tiles::kStages * kStatBytes;
-    // Of items, ds, sums of each consumer, steps.
+    // Barriers of items, dS, dQ of each consumer, steps.
     static constexpr uint32_t kGradBarriers = kBarriers + 16 * Tiles::kItemStages;
     static constexpr uint32_t kSumBarriers = kGradBarriers + 2 * 16;
     static constexpr uint32_t kStepBarriers = kSumBarriers + kConsumers * 16 * Tiles::kSumStages;
-    static constexpr uint32_t kNumbersAt = kStepBarriers + 4 * 8 * Tiles::kStages;   // of items
+    static constexpr uint32_t kNumbersAt = kStepBarriers + 4 * 8 * Tiles::kStages;
     static constexpr int kSharedBytes = kNumbersAt + 4 * Tiles::kItemStages;
     static_assert(registers_suffice(kConsumers, kProducerRegisters, kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 };
 
-// Where things are in a block's shared memory. Steps are counted over all items, sums with them.
+// Addresses within a block's shared memory. Steps, and with them dQ stages, are counted over all items.
 template <int HS> struct FusedState {
     using P = Fused<HS>;
     uint32_t shared;
 
-    __device__ Slots<P::kItemStages> items() const {   // keys and values
+    __device__ Slots<P::kItemStages> items() const {   // K and V
         return {shared + P::kBarriers, shared + P::kBarriers + 8 * P::kItemStages};
     }
     __device__ Slots<2> grads() const { return {shared + P::kGradBarriers, shared + P::kGradBarriers + 16}; }
@@ -53,7 +53,7 @@ template <int HS> struct FusedState {
         const uint32_t at = shared + P::kSumBarriers + consumer * 16 * P::kSumStages;
         return {at, at + 8 * P::kSumStages};
     }
-    // Queries, dout and statistics come apart, and are given back together.
+    // Q, dO and statistics arrive separately and are released together.
     __device__ Slots<P::kStages> step_part(int part) const {
         const uint32_t at = shared + P::kStepBarriers;
         return {at + part * 8 * P::kStages, at + 3 * 8 * P::kStages};
@@ -62,7 +62,7 @@ template <int HS> struct FusedState {
     __device__ Slots<P::kStages> douts() const { return step_part(1); }
     __device__ Slots<P::kStages> stats() const { return step_part(2); }
     __device__ void init() const {
-        items().init(P::kWarps + 3, 1);   // and the warp of statistics, and who adds up sums
+        items().init(P::kWarps + 3, 1);   // readers: consumer warps, the statistics warp and two adding threads
         grads().init(P::kWarps, P::kWarps);
         for (int consumer = 0; consumer < P::kConsumers; consumer++) sums(consumer).init(1, 4);
         queries().init(P::kWarps, 1);
@@ -70,11 +70,11 @@ template <int HS> struct FusedState {
         stats().init_full(32);
     }
     __device__ uint32_t key_tile(uint32_t item) const { return shared + item % P::kItemStages * 2 * P::kKeyBytes; }
-    // The number of an item, or one past the last if there is no more: written by who loads it, before it is full.
+    // The number of an item, or schedule.items at the end; written by the loading thread before the item is full.
     __device__ static uint32_t& number(char* memory, uint32_t item) {
         return reinterpret_cast<uint32_t*>(memory + P::kNumbersAt)[item % P::kItemStages];
     }
-    // The same for one thread that reads nothing else of an item.
+    // Returns the number for a thread that reads nothing else of the item, and releases the item.
     __device__ uint32_t follow(char* memory, uint32_t item) const {
         items().await_full(item);
         const uint32_t number = FusedState::number(memory, item);
@@ -92,12 +92,12 @@ template <int HS> struct FusedState {
     }
 };
 
-// What a block does for an item: tiles of queries from the last that sees its keys down to the first, of each all heads
-// of the group. The last key's document ends after those of the others.
+// The steps of an item: query tiles from the last one that attends to its keys down to the first, each over all heads
+// of the group. The last key's document ends after those of the other keys.
 struct Steps {
     Schedule::Place at;
     int first, end;        // tiles
-    uint32_t first_head;   // of the group's query heads, counted over all sequences
+    uint32_t first_head;   // of the group's query heads, counted over the batch
 
     template <bool kDocuments>
     __device__ static Steps of(const AttentionShape& shape, const Schedule& schedule, uint32_t item) {
@@ -110,9 +110,9 @@ struct Steps {
     }
 };
 
-// For items number take(0), take(1), ... until there is no more: calls item(steps, how many came before), and for each
-// of its steps visit(steps, tile, head of the group, number of the step). For producers, who have 24 registers: ptxas
-// would keep what it can work out of the kernel's arguments once for all items (opaque).
+// Until take(0), take(1), ... return no more items: calls item(steps, index of the item), then visit(steps, tile, head
+// within the group, index of the step) for each of its steps. Producers use it and have 24 registers, so `opaque` keeps
+// ptxas from holding values derived from kernel arguments in registers across items.
 template <bool kDocuments, typename Take, typename Item, typename Visit>
 __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule, Take take, Item item, Visit visit) {
     uint32_t step = 0;

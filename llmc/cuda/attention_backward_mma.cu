@@ -1,14 +1,13 @@
-// Attention backward on the tensor cores (mma.sync, bf16), head size 64 and 128, in two kernels without
-// atomics: one owns queries and sums over keys (dq), the other owns keys and sums over queries (dk, dv).
-// Recomputing the scores twice costs 7 products in place of 5; in return every sum has one owner and a fixed
-// order.
+// Attention backward on the tensor cores (mma.sync, bf16), head dim 64 and 128, in two kernels without atomics: one
+// owns queries and sums over keys (dQ), the other owns keys and sums over queries (dK, dV). Computing S and dP twice
+// costs 7 products instead of 5; in return every sum has one owner and a fixed order.
 #include "llmc/cuda/attention_mma.cuh"
 
 namespace cuda {
 namespace {
 
-// Tile shapes of the query kernel: 16 kSlabs queries a warp, kKeys keys at a time. Measured on an H200: one
-// slab and 64 keys are 20 % (HS 128) and 16 % (HS 64) slower, 8 warps 7 %, 48 or 64 keys 8 to 12 %.
+// Tile shapes of the query kernel: 16 kSlabs queries per warp, kKeys keys per iteration. On an H200, one slab with 64
+// keys is 20 % (HS 128) and 16 % (HS 64) slower, 8 warps 7 %, 48 or 64 keys 8 to 12 %.
 template <int HS> struct QueryTiles;
 template <> struct QueryTiles<64> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 32, kBlocks = 3;
@@ -16,7 +15,7 @@ template <> struct QueryTiles<64> {
 template <> struct QueryTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 32, kBlocks = 2;
 };
-// With documents a warp has one slab: no register is left for their borders.
+// With documents a warp has one slab, since their boundaries need registers.
 template <int HS, bool kDocuments> struct QueryKernel : QueryTiles<HS> {
     using Tiles = QueryTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kDocuments ? 1 : Tiles::kSlabs;
@@ -26,9 +25,9 @@ template <int HS, bool kDocuments> struct QueryKernel : QueryTiles<HS> {
     static constexpr int kSharedBytes = 2 * kTileBytes<HS, kQueries> + 4 * kKeyBytes;   // q, dout, 2 k, 2 v
 };
 
-// Tile shapes of the key kernel: 16 kSlabs keys a warp, kQueries queries at a time. dk and dv of two slabs
-// would fill the register file at HS 128; with one, shared memory is what limits (87 % busy on an H200). HS
-// 64 with one slab and 64 queries is 12 % slower, 8 warps 18 %.
+// Tile shapes of the key kernel: 16 kSlabs keys per warp, kQueries queries per iteration. dK and dV of two slabs would
+// fill the register file at HS 128; with one slab, shared memory is the limit (87 % busy on an H200). At HS 64, one
+// slab with 64 queries is 12 % slower, 8 warps 18 %.
 template <int HS> struct KeyTiles;
 template <> struct KeyTiles<64> {
     static constexpr int kWarps = 4, kSlabs = 2, kQueries = 32, kBlocks = 2;
@@ -36,7 +35,7 @@ template <> struct KeyTiles<64> {
 template <> struct KeyTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 1, kQueries = 64, kBlocks = 2;
 };
-// With documents fewer queries at a time: no register is left for their borders.
+// With documents a tile has fewer queries, since their boundaries need registers.
 template <int HS, bool kDocuments> struct KeyKernel : KeyTiles<HS> {
     using Tiles = KeyTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps;
@@ -50,7 +49,7 @@ template <int HS, bool kDocuments> struct KeyKernel : KeyTiles<HS> {
     static_assert(kQueries <= kThreads);   // a thread loads at most one row of lse and delta
 };
 
-// delta of a warp's queries: dout . out, 16 bytes a lane, to global memory and, for this warp, to `own`.
+// delta = rowsum(dO * O) of a warp's queries, 16 bytes per lane, to global memory and to shared memory at `own`.
 template <int HS>
 __device__ void row_products(float* delta, float* own, const bf16* dout, const bf16* out, int64_t stride,
                              int rows, int rows_left) {
@@ -78,10 +77,10 @@ __device__ void row_products(float* delta, float* own, const bf16* dout, const b
 // Math: delta = dout . out; p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta);
 //       dq = softmax_mul sum_j ds_j k_j (kDocuments: keys of the query's document)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
-// Traffic: q, lse, out read and dq, delta written once, dout twice; k and v once per 128 queries (mostly L2).
+// Traffic: q, lse, out read and dq, delta written once, dout read twice; k and v read once per 128 queries (mostly L2).
 // Requires: bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16); keys pass 32 at a time,
-//           double buffered.
+// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16), and loops over 32 keys at
+//           a time, double buffered.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(QueryKernel<HS, kDocuments>::kThreads, QueryKernel<HS, kDocuments>::kBlocks)
 attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, const bf16* out,
@@ -132,7 +131,7 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
         for (int half = 0; half < 2; half++) {
             const int row = 16 * m + 8 * half + lane / 4;
             minus_delta[m][half] = -own_delta[warp * P::kWarpQueries + row];
-            minus_lse[m][half] = -INFINITY;   // rows past the end get weight 0
+            minus_lse[m][half] = -INFINITY;   // P = 0 in rows past the end
             if (warp_query + row < T) {
                 minus_lse[m][half] = -kLog2e * lse[shape.stat(at.b, warp_query + row, at.head)];
             }
@@ -144,9 +143,9 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
     float dq[kSlabs][HS / 8][4] = {};
     for (int tile = first_tile, ahead = warp_query - first_tile * kKeys; tile < tiles; tile++, ahead -= kKeys) {
         ptx::cp_async_wait<0>();
-        __syncthreads();   // this tile has landed, and nobody reads the other stage any more
+        __syncthreads();   // this tile has arrived, and no thread reads the other stage any more
         if (tile + 1 < tiles) load_keys(tile + 1);
-        if (ahead <= -P::kWarpQueries) continue;   // all in this warp's future
+        if (ahead <= -P::kWarpQueries) continue;   // every key lies in this warp's future
         const uint32_t stage = (tile & 1) * P::kKeyBytes;
         float s[kSlabs][kKeys / 8][4] = {}, ds[kSlabs][kKeys / 8][4];
         multiply_tiles<HS>(s, queries + own_rows, keys + stage + operand_by_columns<HS>(lane));
@@ -188,12 +187,11 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query
 //       head that reads this key head, kDocuments: those of j's document (p, ds as above).
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
-// Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group once per key tile (mostly
-// L2).
+// Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group read once per key tile (mostly L2).
 // Requires: delta; bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 64 or 128 keys of one key head (KeyTiles), a warp a quarter of them; the queries of
-//           all heads of the group pass by, double buffered. Scores are computed transposed (rows = keys), so
-//           that they are operands of the two sums as they stand.
+// Parallel: a block owns 64 or 128 keys of one key head (KeyTiles), a warp a quarter of them; it loops over the queries
+//           of all heads of the group, double buffered. S is computed transposed (rows are keys), so that its
+//           registers are already operands of dK and dV.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(KeyKernel<HS, kDocuments>::kThreads, KeyKernel<HS, kDocuments>::kBlocks)
 attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* dout, const float* lse,
@@ -214,16 +212,16 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
     // The last key's document ends after those of the others, the warp's first key's before.
     const int end = kDocuments ? shape.document_end(at.b, min(T, block_key + P::kKeys) - 1) : T;
     const int earliest_end = kDocuments && warp_key < T ? shape.document_end(at.b, warp_key) : T;
-    const int tiles = (end - block_key + kQueries - 1) / kQueries;   // of one head
+    const int tiles = (end - block_key + kQueries - 1) / kQueries;   // per head
 
     using KeyCopy = TileCopy<HS, P::kKeys, P::kThreads>;
     using QueryCopy = TileCopy<HS, kQueries, P::kThreads>;
-    // What this thread loads next: all tiles of a head, then those of the next head.
+    // The next loads of this thread: all tiles of a head, then those of the next head.
     const int64_t first_head = static_cast<int64_t>(at.head) * group;
     const bf16* next_q = QueryCopy::source(qkv + shape.query(at.b, block_key, first_head), stride);
     const bf16* next_dout = QueryCopy::source(dout + shape.output(at.b, block_key, first_head), out_stride);
     int64_t next_row = shape.stat(at.b, block_key, first_head) + threadIdx.x % kQueries;
-    // Rows past the end are zeros in all four tiles: their weight is 1, and what it multiplies is 0.
+    // Rows past the end are zero in all four tiles: there P = 1 and its factors in dV and dK are 0.
     auto load_queries = [&](int rows_left, uint32_t stage) {
         QueryCopy::copy(queries + stage * P::kQueryBytes, next_q, stride, rows_left);
         QueryCopy::copy(douts + stage * P::kQueryBytes, next_dout, out_stride, rows_left);
@@ -251,7 +249,7 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
     uint32_t stage = 0;
     for (int left = group * tiles, t = 0; left > 0; left--, stage ^= 1) {
         ptx::cp_async_wait<0>();
-        __syncthreads();   // this tile has landed, and nobody reads the other stage any more
+        __syncthreads();   // this tile has arrived, and no thread reads the other stage any more
         const int behind = t * kQueries - warp * P::kWarpKeys;   // its first query minus the warp's first key
         const bool last = ++t == tiles;
         if (last) t = 0;
@@ -259,7 +257,7 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
             advance(last ? -(tiles - 1) * kQueries : kQueries, last ? 1 : 0);
             load_queries(T - block_key - t * kQueries, stage ^ 1);
         }
-        if (behind <= -kQueries) continue;   // all before this warp's keys
+        if (behind <= -kQueries) continue;   // every query precedes this warp's keys
         const char* stage_stats = memory + (stats - keys) + stage * 2 * P::kStatBytes;
         const float* row_stats = reinterpret_cast<const float*>(stage_stats) + 2 * (lane % 4);
         const uint32_t q_tile = queries + stage * P::kQueryBytes, dout_tile = douts + stage * P::kQueryBytes;
@@ -323,8 +321,8 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& s
     bf16* dqkv = args.dqkv.as<bf16>();
     auto* const query_kernel = attention_backward_query_mma_kernel<HS, kDocuments>;
     auto* const key_kernel = attention_backward_key_mma_kernel<HS, kDocuments>;
-    CUDA_CHECK(cudaFuncSetAttribute(query_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Q::kSharedBytes));
-    CUDA_CHECK(cudaFuncSetAttribute(key_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, K::kSharedBytes));
+    allow_shared_memory(query_kernel, Q::kSharedBytes);
+    allow_shared_memory(key_kernel, K::kSharedBytes);
     const unsigned query_grid = grid_size(ceil_div(shape.T, Q::kQueries) * shape.B * shape.NH);
     query_kernel<<<query_grid, Q::kThreads, Q::kSharedBytes, stream_of(ctx)>>>(
         dqkv, delta, dout, out, lse, qkv, shape);
@@ -338,7 +336,6 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& s
 }  // namespace
 
 void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    CHECK(shape.HS == 64 || shape.HS == 128, "attention_backward_mma: head size %lld", (long long)shape.HS);
     auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
     (shape.documents ? with_documents : without)(ctx, args, shape);

@@ -1,5 +1,5 @@
-// Attention backward on compute capability 9.0: one large kernel that owns keys and meets the queries of all heads of
-// its group (five products a tile), with dk and dv in registers, and dq added up over blocks in fp32 memory.
+// Attention backward on compute capability 9.0: a fused kernel that owns keys and loops over the queries of all heads
+// of its group (five products per tile), with dK and dV in registers and dQ accumulated over blocks in fp32 memory.
 #pragma once
 #include <numeric>
 
@@ -7,14 +7,14 @@
 
 namespace cuda {
 
-// ---- sums of dq in memory, for the fused kernel. A unit is 64 queries and half of the columns of a head, as the
-// registers of a warpgroup hold them: float4 number 128 i + t is registers 4 i .. 4 i + 3 of thread t.
+// ---- fp32 sums of dQ in memory. A unit is 64 queries and half of the columns of a head, in the register layout of a
+// warpgroup: float4 number 128 i + t is registers 4 i .. 4 i + 3 of thread t.
 inline constexpr int kSumRows = 64;
 __host__ __device__ constexpr uint32_t sum_bytes(int HS) { return 4 * kSumRows * (HS / 2); }
-struct QuerySums {
+struct DqSums {
     float* data;       // units, (B, NH, tiles, 2)
-    uint32_t* taken;   // items that blocks have taken so far
-    uint32_t* turns;   // additions to each unit so far, where they come in turn
+    uint32_t* taken;   // items claimed by blocks so far
+    uint32_t* turns;   // additions to each unit so far, if their order is fixed
     uint32_t NH, tiles;
 
     __device__ uint32_t unit(uint32_t b, uint32_t head, uint32_t tile, uint32_t half) const {
@@ -22,18 +22,17 @@ struct QuerySums {
     }
 };
 
-// Order of work of the fused kernel: as of Schedule, tile 0 of the keys of all heads of a section first. Blocks meet
-// the tiles of queries from the last to the first, so that blocks that start together on keys of one head want the
-// same sums at the same time; a sum takes additions in the order of the tiles of keys, 0 first. Whoever comes second
-// falls behind once, by what an addition takes, and stays there; tiles of keys that start later find the sums done.
-// Simulated with steps of 2900 (head size 64: 1700) and additions of 2300 cycles, the wait costs 0.5 % at T = 8192, 5 %
-// at T = 4096 with 8 key heads, where 16 blocks start on each, 0.5 % at 2048 and nothing at 1024.
-// An addition waits only for items of smaller numbers, and a block takes the next item when it comes to it, so that
-// only blocks that run have any: whoever has the smallest item that is not finished waits for nothing. (Items dealt out
-// beforehand would wait for blocks that found no room, such as beside kernels that exchange data between GPUs, which
-// wait for theirs.)
-// A section is as many heads as give every block equally many items, or 8 of them.
-inline Schedule make_turns_schedule(const AttentionShape& shape, int64_t keys_of_tile, int64_t blocks) {
+// The schedule of the fused kernel with ordered additions. As in Schedule, key tile 0 of all heads of a section comes
+// first. Blocks loop over query tiles from the last to the first, so blocks that start together on keys of one head
+// need the same sums at the same time, and a sum takes the additions in the order of key tiles, 0 first. The block that
+// is second falls behind once, by the time of one addition, and stays behind; key tiles that start later find the sums
+// complete. Simulated with steps of 2900 cycles (head dim 64: 1700) and additions of 2300, waiting costs 0.5 % at
+// T = 8192, 5 % at T = 4096 with 8 key heads (16 blocks start on each), 0.5 % at 2048 and nothing at 1024.
+// Deadlock-free: an addition waits only for items of smaller numbers, and a block claims its next item when it is ready
+// to run it, so the smallest unfinished item is always running and waits for nothing. (A static assignment could wait
+// for blocks that are not resident, for example while NCCL kernels occupy multiprocessors and wait for other GPUs.)
+// A section has as many heads as give every block equally many items, or 8 of them.
+inline Schedule make_ordered_schedule(const AttentionShape& shape, int64_t keys_of_tile, int64_t blocks) {
     Schedule schedule = make_schedule(shape, shape.NKV, keys_of_tile, false, blocks);
     const int64_t tiles = schedule.tiles, paired = std::lcm(tiles, 2 * blocks) / tiles;
     const int64_t section = std::min<int64_t>(schedule.heads, std::min(paired, ceil_div(8 * blocks, tiles)));
@@ -42,8 +41,8 @@ inline Schedule make_turns_schedule(const AttentionShape& shape, int64_t keys_of
     return schedule;
 }
 
-// Buffers between one who fills them and those who read them, as Ring, but where somebody is follows from how many
-// they have passed. Consumers have no registers to spare.
+// A ring of buffers like Ring, but stage and parity are computed from the number n of buffers passed so far: consumers
+// have no registers left to keep them.
 template <int stages> struct Slots {
     static_assert(stages == 1 || stages == 2 || stages == 4);
     uint32_t full, empty;   // addresses of the barriers of buffer 0; 8 bytes each
@@ -54,7 +53,7 @@ template <int stages> struct Slots {
         init_full(arrivals);
         for (uint32_t i = 0; i < stages; i++) ptx::barrier_init(empty + 8 * i, readers);
     }
-    __device__ void init_full(uint32_t arrivals) const {   // empty: shared with others
+    __device__ void init_full(uint32_t arrivals) const {   // the `empty` barriers are shared with another ring
         for (uint32_t i = 0; i < stages; i++) ptx::barrier_init(full + 8 * i, arrivals);
     }
     __device__ uint32_t full_of(uint32_t n) const { return full + 8 * stage(n); }
@@ -64,12 +63,12 @@ template <int stages> struct Slots {
     __device__ void arrive_empty(uint32_t n) const { ptx::barrier_arrive(empty + 8 * stage(n)); }
 };
 
-// dk and dv of qkv; reads delta; adds to sums (args.fast: zeros before) in turn (turns: zeros before) or at will;
-// taken: zero before.
-void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const QuerySums& sums,
+// dK and dV of dqkv, =; sums +=. Needs args.delta, taken = 0, and: sums = 0 if args.fast (unordered additions), else
+// turns = 0 (ordered additions, the first one stores).
+void attention_backward_fused_sm90(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums,
                                    const AttentionShape& shape);
 
-// Starts s = own tile^T over the head: 64 rows of each, in shared memory.
+// Starts s = own tile^T, summed over the head dim: 64 rows of each, in shared memory.
 template <int HS>
 __device__ inline void start_scores(float (&s)[32], uint32_t own, uint32_t own_panel_bytes, uint32_t tile,
                                     uint32_t panel_bytes) {
@@ -83,7 +82,7 @@ __device__ inline void start_scores(float (&s)[32], uint32_t own, uint32_t own_p
     ptx::wgmma_commit();
 }
 
-// Starts sums += a tile over the 64 rows of the tile.
+// Starts sums += a tile, summed over the 64 rows of the tile.
 template <int HS>
 __device__ inline void start_sums(float (&sums)[HS / 2], const uint32_t (&a)[4][4], uint32_t tile,
                                   uint32_t panel_bytes) {

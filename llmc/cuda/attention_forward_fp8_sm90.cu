@@ -1,9 +1,9 @@
-// Attention forward on compute capability 9.0 with both products of E4M3 operands, head size 64 and 128. Operands are
-// the copies of quantize_heads.
+// Attention forward on compute capability 9.0 with E4M3 operands in both products, head dim 64 and 128. quantize_heads
+// makes the operands.
 //
-// The tensor cores keep 14 bits of a sum, over 8192 keys too few. So each tile of keys is summed from 0, and added to
-// sums in fp32: one multiplication and addition an element, while the next scores are computed. It also brings old sums
-// to a new reference, and the scale of a tile of values is free.
+// The tensor cores accumulate with 14 bits, too few for 8192 keys. So P V of each tile of keys starts from 0 and is
+// added to fp32 accumulators with one fma per element while the next S is computed. The same fma rescales the
+// accumulators to a new reference and to the scale of the next tile of V.
 #include "llmc/cuda/attention_forward_sm90.cuh"
 #include "llmc/cuda/fp8.cuh"
 
@@ -11,21 +11,21 @@ namespace cuda {
 namespace {
 
 template <int HS> struct ForwardTiles;
-template <> struct ForwardTiles<128> {   // a consumer: 64 sums, 64 of a tile, 64 scores, 16 weights
+template <> struct ForwardTiles<128> {   // registers of a consumer: O 64, P V of a tile 64, S 64, P 16
     static constexpr int kHeadSize = 128, kElemBytes = 1;
     static constexpr int kConsumers = 2, kKeys = 128, kStages = 4, kProducerRegisters = 24, kConsumerRegisters = 240;
     static constexpr bool kOrdered = true;
 };
-template <> struct ForwardTiles<64> {   // a consumer: 32 sums, 32 of a tile, 64 scores, 16 weights
+template <> struct ForwardTiles<64> {   // registers of a consumer: O 32, P V of a tile 32, S 64, P 16
     static constexpr int kHeadSize = 64, kElemBytes = 1;
     static constexpr int kConsumers = 2, kKeys = 128, kStages = 6, kProducerRegisters = 24, kConsumerRegisters = 240;
     static constexpr bool kOrdered = true;
 };
 template <int HS> using Tiles = Forward<ForwardTiles<HS>>;
 
-// The largest weight of a row is 2^8 when its reference is set, and at most 448 = 2^8.8 later: what is 2^-17 of it
-// still counts. Being a power of two it is exact, so that a row that attends to one key gives the value of that key.
-// (A template, since members that nobody uses are errors where the kernel is empty, on other architectures.)
+// The largest P of a row is 2^8 when its reference is set and at most 448 = 2^8.8 later; E4M3 resolves P down to 2^-17
+// of it. A power of two is exact in E4M3, so a row that attends to one key yields exactly that key's V.
+// (A template, because unused members are errors on architectures where the kernel is empty.)
 template <int HS> struct Fp8Reference {
     static constexpr float kHeadroom = 8.75f;
     __device__ static float of(float largest) { return largest - 8; }
@@ -72,7 +72,7 @@ __device__ void start_sums(float (&o)[HS / 2], const uint32_t (&p)[steps][4], ui
     ptx::wgmma_commit();
 }
 
-// Weights as A operand: each lane's own, by head_token_order.
+// P as A operand in E4M3: each lane keeps its own elements, because V is stored in head_token_order.
 template <int count> __device__ void as_weights(uint32_t (&p)[count / 16][4], const float (&s)[count]) {
 #pragma unroll
     for (int i = 0; i < count / 16; i++) {
@@ -84,10 +84,10 @@ template <int count> __device__ void as_weights(uint32_t (&p)[count / 16][4], co
     }
 }
 
-// Sums over the tiles of an item, in units of a reference and of the scale of values added last.
+// O over the tiles of an item, relative to a softmax reference and to the scale of the V tile that was added last.
 template <int HS> struct Sums {
     float all[HS / 2], tile[HS / 2];
-    float growth[2] = {1, 1}, next_growth[2] = {1, 1};   // of `all` when `tile` is added, and at the addition after it
+    float growth[2] = {1, 1}, next_growth[2] = {1, 1};   // rescaling of `all` at this addition and at the next one
 
     __device__ Sums() {
 #pragma unroll
@@ -121,7 +121,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
         const uint32_t queries = state.query_tile() + group_of_warps * 64 * HS;
-        if (!P::kOrdered) {   // tiles that only later warpgroups see; all of them if these rows do not exist
+        if (!P::kOrdered) {   // tiles that only later warpgroups attend to; all of them if these rows do not exist
             for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) state.skip_tile(lane);
         }
         if (tile < begin) {
@@ -144,7 +144,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         ptx::wgmma_wait<0>();
         ptx::pin(s);
         state.keys.release(lane), state.keys.next();
-        mask_future(s, row - tile * P::kKeys, lane);   // leaves every row at least itself
+        mask_future(s, row - tile * P::kKeys, lane);   // every row attends at least to itself
         borders.mask(s, row - tile * P::kKeys, lane);
         softmax.grow(s, key_mul);
         softmax.exponentials(s, key_mul);
@@ -155,7 +155,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
             state.keys.wait();
             if (P::kOrdered) ptx::named_sync<256>(my_turn);
             start_scores<HS>(s, queries, state.key_tile());
-            o.add_tile();   // of the round before, in the time of the scores
+            o.add_tile();   // of the previous iteration, while S is computed
             state.values.wait();
             start_sums<HS>(o.tile, p, state.value_tile());
             if (P::kOrdered) ptx::named_arrive<256>(next_turn);
@@ -182,7 +182,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         start_sums<HS>(o.tile, p, state.value_tile());
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float sum = warp_sum<4>(softmax.sum[half]);   // a row's largest weight is 2^8 or more
+            const float sum = warp_sum<4>(softmax.sum[half]);   // at least 2^8, the largest P of a row
             softmax.correction[half] = __fdividef(value_scale, sum);
             const int query = row + 8 * half + lane / 4;
             if (lane % 4 == 0 && query < T) {
@@ -197,16 +197,16 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         send_rows(out_map, own_out, o.all, row, at.head, at.b, lane);
     }
     if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
-    if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // takes the last arrival away
+    if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // consumes the last arrival
 }
 
-// Math: as attention_forward_sm90_kernel of the numbers that the copies stand for; each weight exp(s_j - r), r the
-//       row's reference, rounded to E4M3 before it meets v_j, but not in the sum of the weights.
+// Math: as attention_forward_sm90_kernel on the dequantized operands; each P = exp(s_j - r), r the row's reference, is
+//       rounded to E4M3 before the product with v_j, but not in the sum of P.
 // Source: as there, and its section 3.3; PTX ISA 9.0, wgmma of .e4m3.
 // Traffic: as there with half the bytes of q, k and v.
-// Requires: sm_90a; copies by quantize_heads, HS 64 or 128, out 16-byte aligned, softmax_mul > 0.
-// Parallel: a block owns 128 queries of one head after the other (Schedule); its last warpgroup copies, each other one
-//           owns 64 queries and meets 128 keys at a time.
+// Requires: sm_90a; operands from quantize_heads, HS 64 or 128, out 16-byte aligned, softmax_mul > 0.
+// Parallel: a block processes tiles of 128 queries of one head (Schedule); its last warpgroup issues TMA loads, each
+//           other one owns 64 queries and loops over 128 keys at a time.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
 attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, float* lse, const float* scales,
@@ -238,7 +238,7 @@ attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, floa
 template <int HS, bool kDocuments>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Tiles<HS>;
-    static_assert(P::kKeys == kHeadBlock && kHeadBlock % 64 == 0, "one factor for a consumer's queries and a tile");
+    static_assert(P::kKeys == kHeadBlock && kHeadBlock % 64 == 0, "one scale for a consumer's queries and a tile");
     const int64_t heads = shape.NH + 2 * shape.NKV, blocks = head_blocks(shape.T);
     const void* bytes = args.heads.bytes.data;
     const ForwardMaps maps{byte_map(bytes, shape.B, heads, blocks * kHeadBlock, HS, P::kQueries),
@@ -254,7 +254,6 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_fp8_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    CHECK(shape.HS == 64 || shape.HS == 128, "attention_forward_fp8_sm90: head size %lld", (long long)shape.HS);
     auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
     (shape.documents ? with_documents : without)(ctx, args, shape);

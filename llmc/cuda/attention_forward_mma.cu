@@ -1,12 +1,12 @@
-// Attention forward on the tensor cores (mma.sync, bf16), head size 64 and 128.
+// Attention forward on the tensor cores (mma.sync, bf16), head dim 64 and 128.
 #include "llmc/cuda/attention_mma.cuh"
 
 namespace cuda {
 namespace {
 
-// Tile shapes. A warp of two slabs of 16 queries reads each key and value operand from shared memory half as
-// often as one of one slab; HS 128 then fills the register file with 2 blocks of 4 warps. Measured on an H200
-// against one slab, 32, 48 and 128 keys and 8 warps: first or level with the first, one slab 20 % behind.
+// Tile shapes. A warp with two slabs of 16 queries reads each K and V operand from shared memory half as often as with
+// one; HS 128 then fills the register file with 2 blocks of 4 warps. On an H200 these are the fastest or within noise
+// of the fastest among 1 or 2 slabs, 32, 48, 64 and 128 keys, and 8 warps; one slab is 20 % slower.
 template <int HS> struct ForwardTiles;
 template <> struct ForwardTiles<64> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 3;
@@ -14,7 +14,7 @@ template <> struct ForwardTiles<64> {
 template <> struct ForwardTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 2;
 };
-// With documents a warp has one slab: no register is left for their borders.
+// With documents a warp has one slab, since their boundaries need registers.
 template <int HS, bool kDocuments> struct Forward : ForwardTiles<HS> {
     using Tiles = ForwardTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kDocuments ? 1 : Tiles::kSlabs;
@@ -24,20 +24,20 @@ template <int HS, bool kDocuments> struct Forward : ForwardTiles<HS> {
     static constexpr int kSharedBytes = kTileBytes<HS, kQueries> + 4 * kKeyBytes;   // q, 2 stages of k and v
 };
 
-// How far (as a power of two) a score may exceed the reference before sums are brought to a new one. Any
-// reference gives the same quotient; not following every small growth saves most of the multiplications.
+// How far (as a power of two) a score may exceed the reference before the accumulators are rescaled to a new one. Every
+// reference gives the same quotient; not following small growth saves most of the multiplications.
 constexpr float kHeadroom = 8;
-// The reference before the first score: below any, and finite, because a row may meet tiles of which it sees nothing.
+// The reference before the first score: below any score, and finite, because a row may be masked throughout a tile.
 constexpr float kNoReference = -1e30f;
 
-// Running state of the softmax of a warp's rows; row 8 half + lane / 4 of each slab.
+// Online softmax state of a warp's rows 8 half + lane / 4 of each slab.
 template <int slabs> struct Softmax {
     float reference[slabs][2];   // subtracted from the scaled scores, log2 units
-    float sum[slabs][2];         // of this lane's columns
+    float sum[slabs][2];         // over this lane's columns
 };
 
-// Sets new references where scores outgrew the old ones, and brings sums and outputs to them. each_row: only in those
-// rows, so that a row's bits do not know what else is in its tile.
+// Sets new references where scores outgrew the old ones, and rescales sum and O. each_row: only in those rows, so that
+// the bits of a row do not depend on the other rows of its tile.
 template <bool each_row, int slabs, int columns, int outputs>
 __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outputs][4],
                                  const float (&s)[slabs][columns][4], float mul) {
@@ -81,8 +81,8 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q read and out, lse written once; k and v read once per 128 queries (mostly from the L2 cache).
 // Requires: bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16); keys pass 64 at a time,
-//           double buffered.
+// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16), and loops over 64 keys at
+//           a time, double buffered.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(Forward<HS, kDocuments>::kThreads, Forward<HS, kDocuments>::kBlocks)
 attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionShape shape) {
@@ -130,9 +130,9 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     }
     for (int tile = first_tile, ahead = warp_query - first_tile * kKeys; tile < tiles; tile++, ahead -= kKeys) {
         ptx::cp_async_wait<0>();
-        __syncthreads();   // this tile has landed, and nobody reads the other stage any more
+        __syncthreads();   // this tile has arrived, and no thread reads the other stage any more
         if (tile + 1 < tiles) load_keys(tile + 1);
-        if (ahead <= -P::kWarpQueries) continue;   // all in this warp's future
+        if (ahead <= -P::kWarpQueries) continue;   // every key lies in this warp's future
         const uint32_t stage = (tile & 1) * P::kKeyBytes;
         float s[kSlabs][kKeys / 8][4] = {};
         multiply_tiles<HS>(s, q_operand, keys + stage + operand_by_columns<HS>(lane));
@@ -167,7 +167,7 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float sum = warp_sum<4>(softmax.sum[m][half]);
-            const float inverse = __fdividef(1.0f, sum);   // sum above 2^-8: every row sees itself
+            const float inverse = __fdividef(1.0f, sum);   // sum > 2^-8: every row attends to itself
 #pragma unroll
             for (int n = 0; n < HS / 8; n++) {
                 o[m][n][2 * half] *= inverse;
@@ -187,7 +187,7 @@ template <int HS, bool kDocuments>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Forward<HS, kDocuments>;
     auto* const kernel = attention_forward_mma_kernel<HS, kDocuments>;
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kSharedBytes));
+    allow_shared_memory(kernel, P::kSharedBytes);
     const unsigned grid = grid_size(ceil_div(shape.T, P::kQueries) * shape.B * shape.NH);
     kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
         args.out.as<bf16>(), args.lse.as<float>(), args.qkv.as<bf16>(), shape);
@@ -197,7 +197,6 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    CHECK(shape.HS == 64 || shape.HS == 128, "attention_forward_mma: head size %lld", (long long)shape.HS);
     auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
     (shape.documents ? with_documents : without)(ctx, args, shape);

@@ -1,16 +1,16 @@
-// Attention forward on compute capability 9.0, bf16, head size 64 and 128.
+// Attention forward on compute capability 9.0, bf16, head dim 64 and 128.
 #include "llmc/cuda/attention_forward_sm90.cuh"
 
 namespace cuda {
 namespace {
 
 template <int HS> struct ForwardTiles;
-template <> struct ForwardTiles<128> {   // a consumer: 64 sums, 64 scores, 32 weights
+template <> struct ForwardTiles<128> {   // registers of a consumer: O 64, S 64, P 32
     static constexpr int kHeadSize = 128, kElemBytes = 2;
     static constexpr int kConsumers = 2, kKeys = 128, kStages = 2, kProducerRegisters = 24, kConsumerRegisters = 240;
     static constexpr bool kOrdered = true;
 };
-// A consumer: 32 sums, 32 scores, 16 weights. Three consumers with 128 keys are 8 % slower on an H200, two 10 %.
+// Registers of a consumer: O 32, S 32, P 16. On an H200, three consumers with 128 keys are 8 % slower, two 10 %.
 template <> struct ForwardTiles<64> {
     static constexpr int kHeadSize = 64, kElemBytes = 2;
     static constexpr int kConsumers = 4, kKeys = 64, kStages = 6, kProducerRegisters = 24, kConsumerRegisters = 112;
@@ -24,7 +24,7 @@ template <int HS> struct ForwardMaps {
     CUtensorMap queries, keys, out;
 };
 
-// Boxes of panels from the packed projections.
+// TMA loads of panels from the packed projections.
 template <int HS> struct PanelCopies {
     static constexpr int kPanels = HS / kPanel;
     const ForwardMaps<HS>& maps;
@@ -90,12 +90,12 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         const int first = at.tile * P::kQueries + group_of_warps * 64, row = first + warp % 4 * 16;
         int tile = P::last_tile(at.tile * P::kQueries, T);
         const int begin = P::template first_tile<kDocuments>(shape, at.b, at.tile * P::kQueries);
-        const int own_begin =   // of these rows, whose documents may start later; in turn all visit the same tiles
+        const int own_begin =   // of these rows, whose documents may start later; ordered warpgroups visit equal tiles
             !P::kOrdered && first < T ? P::template first_tile<kDocuments>(shape, at.b, first) : begin;
         const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
         const uint32_t queries = state.query_tile() + group_of_warps * 64 * kPanelRowBytes;
-        if (!P::kOrdered) {   // tiles that only later warpgroups see; all of them if these rows do not exist
+        if (!P::kOrdered) {   // tiles that only later warpgroups attend to; all of them if these rows do not exist
             for (const int own = first < T ? first / P::kKeys : begin - 1; tile > own; tile--) state.skip_tile(lane);
         }
         if (tile < begin) {
@@ -113,7 +113,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         ptx::wgmma_wait<0>();
         ptx::pin(s);
         state.keys.release(lane), state.keys.next();
-        mask_future(s, row - tile * P::kKeys, lane);   // leaves every row at least itself
+        mask_future(s, row - tile * P::kKeys, lane);   // every row attends at least to itself
         borders.mask(s, row - tile * P::kKeys, lane);
         softmax.grow(s, mul);
         softmax.exponentials(s, mul);
@@ -143,7 +143,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         start_sums<HS>(o, p, state.value_tile());
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float sum = warp_sum<4>(softmax.sum[half]);   // above 2^-8: the reference was within the headroom
+            const float sum = warp_sum<4>(softmax.sum[half]);   // > 2^-8: the reference was within the headroom
             softmax.correction[half] = __fdividef(1.0f, sum);
             const int query = row + 8 * half + lane / 4;
             if (lane % 4 == 0 && query < T) {
@@ -153,14 +153,14 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         ptx::wgmma_wait<0>();
         ptx::pin(o);
         state.values.release(lane), state.values.next();
-        if (!P::kOrdered) {   // tiles that only earlier warpgroups see
+        if (!P::kOrdered) {   // tiles that only earlier warpgroups attend to
             for (; tile > begin; tile--) state.skip_tile(lane);
         }
         softmax.correct(o);
         send_rows(out_map, own_out, o, row, at.head, at.b, lane);
     }
     if (lane == 0) ptx::bulk_wait_read<0>();   // shared memory must outlive the copies
-    if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // takes the last arrival away
+    if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // consumes the last arrival
 }
 
 // Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j);
@@ -169,8 +169,8 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 //         cp.async.bulk.tensor.
 // Traffic: q read and out, lse written once; k and v read once per block of queries (mostly from the L2 cache).
 // Requires: sm_90a; bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 (HS 64: 256) queries of one head after the other (Schedule); its last warpgroup copies,
-//           each other one owns 64 queries and meets 128 (64) keys at a time.
+// Parallel: a block processes tiles of 128 (HS 64: 256) queries of one head (Schedule); its last warpgroup issues TMA
+//           loads, each other one owns 64 queries and loops over 128 (64) keys at a time.
 template <int HS, bool kDocuments>
 __global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
 attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, float* lse, AttentionShape shape,
@@ -213,7 +213,6 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    CHECK(shape.HS == 64 || shape.HS == 128, "attention_forward_sm90: head size %lld", (long long)shape.HS);
     auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
     (shape.documents ? with_documents : without)(ctx, args, shape);

@@ -1,24 +1,22 @@
-// What the attention forward kernels of compute capability 9.0 share, bf16 and FP8: shared memory of a block, the
-// thread that orders copies, the way out. Copies by the copy engine, products by wgmma. Two things hide the softmax
-// behind the tensor cores: within a warpgroup the weighted sum of one tile of keys runs beside the exponentials of the
-// next, whose scores were computed before it; and the warpgroups of a block take turns: while one multiplies, another
-// does its exponentials.
+// Shared by the bf16 and FP8 attention forward of compute capability 9.0: shared memory of a block, the TMA producer,
+// the output path. Two things overlap the softmax with the tensor cores: within a warpgroup, P V of one tile of keys
+// runs during the exponentials of the next, whose S was computed before it; and the warpgroups of a block ping-pong:
+// while one issues products, another computes exponentials.
 #pragma once
 #include "llmc/cuda/attention_sm90.cuh"
 
 namespace cuda {
 
-// From a table of tiles: kHeadSize, kElemBytes of the operands, kConsumers, kKeys, kStages, kProducerRegisters,
-// kConsumerRegisters, kOrdered. Every consumer warpgroup owns 64 queries. Ordered warpgroups issue their products in
-// turn and therefore must all visit the same tiles, so that a block owns as many queries as a tile has keys.
-// A multiprocessor has 65,536 registers; a warpgroup takes 128 times its share.
+// Tiles defines kHeadSize, kElemBytes of the operands, kConsumers, kKeys, kStages, kProducerRegisters,
+// kConsumerRegisters, kOrdered. Every consumer warpgroup owns 64 queries. Ordered warpgroups take turns to issue their
+// products, so all must visit the same tiles, and a block owns as many queries as a tile has keys.
 template <typename Tiles> struct Forward : Tiles {
     static constexpr int HS = Tiles::kHeadSize, kThreads = 128 * (Tiles::kConsumers + 1);
     static constexpr int kQueries = 64 * Tiles::kConsumers, kOutPanels = HS / kPanel;
     static constexpr uint32_t kQueryBytes = kQueries * HS * Tiles::kElemBytes;
     static constexpr uint32_t kKeyBytes = Tiles::kKeys * HS * Tiles::kElemBytes;
-    static constexpr uint32_t kOutBytes = kOutPanels * 16 * kPanelRowBytes;   // of a warp
-    static constexpr int kQueryStages = 2;   // whoever is done with an item goes on to the next
+    static constexpr uint32_t kOutBytes = kOutPanels * 16 * kPanelRowBytes;   // per warp
+    static constexpr int kQueryStages = 2;   // warpgroups may start the next item before others finish this one
     // Shared memory: stages of queries | results | stages of keys | stages of values | barriers.
     static constexpr uint32_t kOut = kQueryStages * kQueryBytes, kKeysAt = kOut + 4 * Tiles::kConsumers * kOutBytes;
     static constexpr uint32_t kValuesAt = kKeysAt + Tiles::kStages * kKeyBytes;
@@ -28,7 +26,7 @@ template <typename Tiles> struct Forward : Tiles {
     static_assert(registers_suffice(Tiles::kConsumers, Tiles::kProducerRegisters, Tiles::kConsumerRegisters));
     static_assert(kSharedBytes <= 227 * 1024);
 
-    // The last tile of keys that a block of queries sees.
+    // The last tile of keys that a block of queries attends to.
     __device__ static int last_tile(int first_query, int T) {
         return (min(T, first_query + kQueries) - 1) / Tiles::kKeys;
     }
@@ -38,7 +36,7 @@ template <typename Tiles> struct Forward : Tiles {
     }
 };
 
-// A block's rings and where it is in the work.
+// Rings of a block and the current position in each.
 template <typename P> struct ForwardState {
     uint32_t shared;
     Ring<P::kQueryStages> queries;
@@ -55,23 +53,23 @@ template <typename P> struct ForwardState {
     __device__ uint32_t key_tile() const { return shared + P::kKeysAt + keys.stage * P::kKeyBytes; }
     __device__ uint32_t value_tile() const { return shared + P::kValuesAt + values.stage * P::kKeyBytes; }
 
-    // By one thread, before all meet.
+    // Called by one thread, before the block's first barrier.
     __device__ void init() const {
         queries.init(4 * P::kConsumers);
         keys.init(4 * P::kConsumers);
         values.init(4 * P::kConsumers);
         ptx::barrier_init_fence();
     }
-    // Consumer: passes a tile by.
+    // Called by consumers: releases a tile unread.
     __device__ void skip_tile(int lane) {
         keys.wait(), keys.release(lane), keys.next();
         values.wait(), values.release(lane), values.next();
     }
 };
 
-// The one thread that orders copies: for every item its queries, then tiles of keys and values from the last one that
-// the queries see down to the first: with documents that of the first query's, which starts before the others'. Values
-// come one tile after the keys, as they are wanted.
+// Run by the one thread that issues TMA loads. For every item: its queries, then tiles of keys and values from the last
+// one that the queries attend to down to the first. With documents that is the first query's first tile, since its
+// document starts before those of the other queries. Values are loaded one tile after keys, in the order of their use.
 // Copies: queries(shared, barrier, first, head, b), keys and values(shared, barrier, tile, key head, b).
 template <typename P, bool kDocuments, typename Copies>
 __device__ void produce(ForwardState<P> state, const Copies& copies, const AttentionShape& shape,
@@ -104,12 +102,12 @@ __device__ void produce(ForwardState<P> state, const Copies& copies, const Atten
     }
 }
 
-// Sums of a warp's 16 rows from `row` on leave as bf16, through `own_out` in shared memory; they may still be on their
-// way afterwards.
+// Stores a warp's 16 rows of O from `row` on as bf16, staged in shared memory at `own_out`. The store may still be in
+// flight on return.
 template <int count>
 __device__ inline void send_rows(const CUtensorMap& out_map, uint32_t own_out, const float (&o)[count], int row,
                                  int head, int b, int lane) {
-    if (lane == 0) ptx::bulk_wait_read<0>();   // the results of the item before have left
+    if (lane == 0) ptx::bulk_wait_read<0>();   // the previous item's rows have been read from own_out
     __syncwarp();
     stage_rows(own_out, o, lane);
     ptx::fence_async();
@@ -123,7 +121,7 @@ __device__ inline void send_rows(const CUtensorMap& out_map, uint32_t own_out, c
 template <typename Kernel, typename Maps, typename... Rest>
 void launch_forward(Ctx& ctx, Kernel* kernel, int threads, int shared_bytes, const Schedule& schedule,
                     const Maps& maps, const Rest&... rest) {
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    allow_shared_memory(kernel, shared_bytes);
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
     kernel<<<grid, threads, shared_bytes, stream_of(ctx)>>>(maps, rest..., schedule);
 }

@@ -1,8 +1,8 @@
-// Building blocks of the tensor-core attention kernels: tiles in shared memory, operands of mma.m16n8k16 from
-// them, and the way results leave through shared memory.
+// Building blocks of the mma.sync attention kernels: tiles in shared memory, operands of mma.m16n8k16 from them, and
+// results through shared memory.
 //
-// A tile is a number of rows of HS bf16. The 16-byte chunk c of row r lies at chunk c ^ (r % 8) of its row,
-// so that the 8 rows that one phase of ldmatrix reads at equal c fall into different banks.
+// A tile is a number of rows of HS bf16. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8) of its row, so
+// that the 8 rows that one phase of ldmatrix reads at equal c use different banks.
 #pragma once
 #include "llmc/cuda/attention.cuh"
 #include "llmc/cuda/ptx.cuh"
@@ -16,17 +16,16 @@ template <int HS> __device__ inline uint32_t tile_offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kTileRowBytes<HS> + ((chunk ^ (row & 7)) << 4));
 }
 
-// How `threads` threads copy `rows` rows of a tile: thread t takes chunk t % kChunks of every kRowsAtOnce-th
-// row.
+// How `threads` threads copy `rows` rows of a tile: thread t copies chunk t % kChunks of every kRowsAtOnce-th row.
 template <int HS, int rows, int threads> struct TileCopy {
     static constexpr int kChunks = HS / 8, kRowsAtOnce = threads / kChunks;
     static_assert(kRowsAtOnce % 8 == 0 && rows % kRowsAtOnce == 0);
 
-    // What this thread copies first, of a source whose rows lie `stride` elements apart.
+    // The first element that this thread copies, from a source with row stride `stride` (elements).
     __device__ static const bf16* source(const bf16* first_row, int64_t stride) {
         return first_row + threadIdx.x / kChunks * stride + threadIdx.x % kChunks * 8;
     }
-    // Rows [0, min(rows, rows_left)) into the tile, zeros below. Asynchronous. from: what source() gave.
+    // Copies rows [0, min(rows, rows_left)) into the tile and zeros below, asynchronously. from: from source().
     __device__ static void copy(uint32_t tile, const bf16* from, int64_t stride, int rows_left) {
         const uint32_t thread = ptx::thread_index(), chunk = thread % kChunks;
         const int row = static_cast<int>(thread / kChunks);
@@ -38,14 +37,12 @@ template <int HS, int rows, int threads> struct TileCopy {
     }
 };
 
-// A value that is the same in all lanes, through a shuffle that tells the compiler so: what follows from it
-// then lives in uniform registers.
+// A value that is the same in all lanes; the shuffle lets the compiler keep what depends on it in uniform registers.
 __device__ inline int uniform(uint32_t value) { return __shfl_sync(0xffffffffu, static_cast<int>(value), 0); }
 
-// Where this lane points ldmatrix for 16 rows and 2 chunks of a tile.
-// operand_by_rows: matrices in the order (rows 0-7, chunk 0), (8-15, 0), (0-7, 1), (8-15, 1). Plain, that is
-// an A operand (rows = M, columns = K); transposed, it is two B operands side by side (rows = K, columns =
-// N).
+// The address that this lane passes to ldmatrix for 16 rows and 2 chunks of a tile.
+// operand_by_rows: matrices in the order (rows 0-7, chunk 0), (8-15, 0), (0-7, 1), (8-15, 1). Loaded plain they are one
+// A operand (rows = M, columns = K); loaded transposed, two adjacent B operands (rows = K, columns = N).
 // operand_by_columns: (0-7, 0), (0-7, 1), (8-15, 0), (8-15, 1): two B operands (rows = N, columns = K).
 template <int HS> __device__ inline uint32_t operand_by_rows(int lane) {
     return tile_offset<HS>(lane & 15, lane >> 4);
@@ -53,7 +50,7 @@ template <int HS> __device__ inline uint32_t operand_by_rows(int lane) {
 template <int HS> __device__ inline uint32_t operand_by_columns(int lane) {
     return tile_offset<HS>(((lane >> 4) << 3) | (lane & 7), (lane >> 3) & 1);
 }
-// The same operand 2 * pair chunks to the right: the chunk's low bits sit under the exclusive or.
+// The same operand 2 * pair chunks to the right: xor applies to the chunk's low bits, so they cannot be added.
 __device__ inline uint32_t right_by(uint32_t address, int pair) {
     return (address ^ static_cast<uint32_t>((pair & 3) << 5)) + static_cast<uint32_t>((pair >> 2) * 128);
 }
@@ -81,8 +78,7 @@ __device__ inline void multiply_tiles(float (&c)[slabs][columns][4], uint32_t a,
     }
 }
 
-// c(16 slabs, HS) += a(16 slabs, 16) B with B rows 16 k .. 16 k + 15 of a tile.
-// b: tile + operand_by_rows.
+// c(16 slabs, HS) += a(16 slabs, 16) B with B = rows 16 k .. 16 k + 15 of a tile. b: tile + operand_by_rows.
 template <int HS, int slabs>
 __device__ inline void multiply_rows(float (&c)[slabs][HS / 8][4], const uint32_t (&a)[slabs][4], uint32_t b,
                                      int k) {
@@ -98,7 +94,7 @@ __device__ inline void multiply_rows(float (&c)[slabs][HS / 8][4], const uint32_
     }
 }
 
-// The 16 columns of sums at 2 * pair, rounded to bf16, as an A operand: its layout is that of two results.
+// 16 adjacent columns of an accumulator (left 8, right 8) as a bf16 A operand, whose layout is that of two results.
 __device__ inline void as_operand(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
     a[0] = pack_bf16x2(left[0], left[1]);
     a[1] = pack_bf16x2(left[2], left[3]);
@@ -106,11 +102,11 @@ __device__ inline void as_operand(uint32_t (&a)[4], const float (&left)[4], cons
     a[3] = pack_bf16x2(right[2], right[3]);
 }
 
-// -inf where the column (a key) comes after the row (a query). ahead: first row minus first column.
+// Sets s = -inf where the column (a key) comes after the row (a query). ahead: first row minus first column.
 template <int slabs, int columns>
 __device__ inline void mask_future(float (&s)[slabs][columns][4], int ahead) {
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
-    const int last = ahead + lane / 4 - 2 * (lane % 4);   // last visible column, seen from this lane
+    const int last = ahead + lane / 4 - 2 * (lane % 4);   // last visible column, relative to this lane's
 #pragma unroll
     for (int m = 0; m < slabs; m++) {
 #pragma unroll
@@ -123,11 +119,11 @@ __device__ inline void mask_future(float (&s)[slabs][columns][4], int ahead) {
     }
 }
 
-// -inf where the column (a query) comes before the row (a key). behind: first column minus first row.
+// Sets s = -inf where the column (a query) comes before the row (a key). behind: first column minus first row.
 template <int slabs, int columns>
 __device__ inline void mask_past(float (&s)[slabs][columns][4], int behind) {
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
-    const int first = lane / 4 - 2 * (lane % 4) - behind;   // first visible column, seen from this lane
+    const int first = lane / 4 - 2 * (lane % 4) - behind;   // first visible column, relative to this lane's
 #pragma unroll
     for (int m = 0; m < slabs; m++) {
 #pragma unroll
@@ -140,8 +136,8 @@ __device__ inline void mask_past(float (&s)[slabs][columns][4], int behind) {
     }
 }
 
-// -inf where the column (a key) comes before the document of the row (a query). The borders are read again for every
-// such tile: few tiles have one, and registers are short. query, key: first row of the warp, first column.
+// Sets s = -inf where the column (a key) comes before the document of the row (a query). The starts are reloaded for
+// every tile that has one: there are few, and registers are short. query, key: first row of the warp, first column.
 template <int slabs, int columns>
 __device__ inline void mask_before_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
                                             int query, int key) {
@@ -161,7 +157,7 @@ __device__ inline void mask_before_document(float (&s)[slabs][columns][4], const
     }
 }
 
-// -inf where the column (a query) comes after the document of the row (a key).
+// Sets s = -inf where the column (a query) comes after the document of the row (a key).
 template <int slabs, int columns>
 __device__ inline void mask_after_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
                                            int key, int query) {
@@ -181,9 +177,9 @@ __device__ inline void mask_after_document(float (&s)[slabs][columns][4], const 
     }
 }
 
-// Rows [0, rows_left) of this warp's results times mul, as bf16 to global memory, `stride` elements apart.
-// Goes through the warp's own rows of a tile that nobody else reads any more (`tile` points to the first of
-// them), so that global memory sees whole 16-byte chunks.
+// Stores rows [0, rows_left) of this warp's results times mul as bf16 to global memory with row stride `stride`
+// (elements), through the warp's own rows (`tile`) of a shared-memory tile that is no longer read, so that global
+// memory gets whole 16-byte chunks.
 template <int HS, int slabs>
 __device__ inline void store_results(bf16* to, int64_t stride, int rows_left,
                                      const float (&c)[slabs][HS / 8][4], float mul, char* tile) {
@@ -211,8 +207,8 @@ __device__ inline void store_results(bf16* to, int64_t stride, int rows_left,
     }
 }
 
-// Which tile of which head a block owns. Tiles of equal work follow each other over all heads (the heads of a
-// group side by side, so that they share keys and values in the L2 cache); the most work starts first.
+// The tile and head that a block owns. Blocks with equal work are adjacent over all heads (with heads of a group next
+// to each other, to share K and V in L2); the longest tiles start first.
 struct TilePlace {
     int b, head, tile;
 };

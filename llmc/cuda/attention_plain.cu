@@ -1,18 +1,17 @@
-// Attention on the CUDA cores: any even head size up to 256, fp32 and bf16, all arithmetic in fp32. A warp
-// owns a row (a query, or in the backward a key) and meets the other side 32 rows at a time in shared memory:
-// each lane first owns one of the 32 rows (a dot product over the head), then a share of the head's elements
-// (a sum over the 32 rows).
+// Attention on the CUDA cores: any even head dim up to 256, fp32 and bf16, all arithmetic in fp32. A warp owns a row (a
+// query, or a key in dK and dV) and loops over the other side in tiles of 32 rows in shared memory: a lane first
+// computes the dot product of one of the 32 rows, then sums its share of the head's elements over all of them.
 #include "llmc/cuda/attention.cuh"
 
 namespace cuda {
 namespace {
 
-constexpr int kWarps = 16;          // rows of a block
-constexpr int kTileRows = 32;       // rows of the other side in shared memory, one for each lane
+constexpr int kWarps = 16;          // rows per block
+constexpr int kTileRows = 32;       // rows of the other side in shared memory, one per lane
 constexpr int kThreads = 32 * kWarps;
 
-// Bytes of two tiles, each row padded by one float so that lanes reading one column hit different banks, and
-// two rows for each warp.
+// Bytes of two tiles, with rows padded by one float so that lanes that read one column use different banks, and of two
+// rows per warp.
 int64_t shared_bytes(int64_t HS) { return 4 * (2 * kTileRows * (HS + 1) + 2 * kWarps * HS); }
 
 // Views of the dynamic shared memory.
@@ -30,7 +29,7 @@ __device__ PlainShared plain_shared(int HS, int warp) {
     return shared;
 }
 
-// Rows [0, rows) of the source into the tile, zeros below.
+// Copies rows [0, rows) of the source into the tile and zeros below.
 template <typename T>
 __device__ void load_tile(float* tile, const T* source, int64_t stride, int64_t rows, int HS) {
     for (int i = threadIdx.x; i < kTileRows * HS; i += kThreads) {
@@ -49,7 +48,7 @@ __device__ float dot(const float* a, const float* b, int HS) {
     return sum;
 }
 
-// Elements lane, lane + 32, ... of sum_j weight_j tile_j; weight_j is lane j's.
+// Adds elements lane, lane + 32, ... of sum_j weight_j tile_j to sum; lane j passes weight_j.
 template <int kShare>
 __device__ void add_weighted_rows(float (&sum)[kShare], float weight, const float* tile, int HS, int lane) {
     for (int j = 0; j < kTileRows; j++) {
@@ -68,9 +67,9 @@ __device__ void store_row(T* row, const float (&value)[kShare], float mul, int H
     }
 }
 
-// Which rows a block owns: consecutive ones of one head. The tiles with the most work start first.
+// The rows that a block owns: consecutive ones of one head. The tiles with the most work start first.
 struct Place {
-    int64_t b, head, row;   // row: of this warp; >= T means nothing to do but help loading
+    int64_t b, head, row;   // row: of this warp; >= T: the warp only helps to load tiles
     int64_t first_row;      // of the block
 };
 __device__ Place place(int64_t T, int64_t heads, int64_t B, bool last_rows_first, int warp) {
@@ -80,7 +79,7 @@ __device__ Place place(int64_t T, int64_t heads, int64_t B, bool last_rows_first
     return {rest / heads, rest % heads, tile * kWarps + warp, tile * kWarps};
 }
 
-// The first tile of keys that a block of queries meets: its first query's document starts before those of the others.
+// The first tile of keys of a block of queries: its first query's document starts before those of the others.
 __device__ int64_t first_tile(const AttentionShape& shape, const Place& at) {
     return shape.first_key(at.b, at.first_row) / kTileRows * kTileRows;
 }
@@ -100,7 +99,7 @@ attention_forward_plain_kernel(T* out, float* lse, const T* qkv, AttentionShape 
     const bool active = at.row < shape.T;
     if (active) load_row(shared.own_a, qkv + shape.query(at.b, at.row, at.head), HS, lane);
 
-    float sum[kShare] = {}, max = -INFINITY, weight_sum = 0;   // weight_sum: of this lane's keys
+    float sum[kShare] = {}, max = -INFINITY, weight_sum = 0;   // weight_sum: over this lane's keys
     const int64_t end = min(at.first_row + kWarps, shape.T), first = active ? shape.first_key(at.b, at.row) : 0;
     for (int64_t key = first_tile(shape, at); key < end; key += kTileRows) {
         __syncthreads();
@@ -186,7 +185,7 @@ attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, 
     }
 
     float dk[kShare] = {}, dv[kShare] = {};
-    // Documents end in the order of their keys: what sees the last key of the block is the last to see any of them.
+    // Documents end in the order of their keys: the last query that attends to the last key bounds the whole block.
     const int64_t end = active ? shape.end_query(at.b, at.row) : 0;
     const int64_t block_end = shape.end_query(at.b, min(at.first_row + kWarps, shape.T) - 1);
     for (int64_t h = at.head * shape.group(); h < (at.head + 1) * shape.group(); h++) {
@@ -213,7 +212,7 @@ attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, 
     store_row(dqkv + shape.value(at.b, at.row, at.head), dv, 1.0f, HS, lane);
 }
 
-// Calls f(T{}, std::integral_constant<int, share>) for the element type and the head elements of a lane.
+// Calls f(T{}, std::integral_constant<int, share>) for the element type and the number of head elements per lane.
 template <typename F> void dispatch_share(Dtype dtype, int64_t HS, const char* what, F&& f) {
     dispatch(dtype, what, [&](auto t) {
         if (HS <= 64) f(t, std::integral_constant<int, 2>{});
@@ -224,8 +223,8 @@ template <typename F> void dispatch_share(Dtype dtype, int64_t HS, const char* w
 
 template <typename... Params, typename... Args>
 void launch(Ctx& ctx, void (*kernel)(Params...), const AttentionShape& shape, int64_t heads, Args... args) {
-    const int bytes = static_cast<int>(shared_bytes(shape.HS));
-    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    const auto bytes = static_cast<size_t>(shared_bytes(shape.HS));
+    allow_shared_memory(kernel, bytes);
     const unsigned grid = grid_size(ceil_div(shape.T, kWarps) * shape.B * heads);
     kernel<<<grid, kThreads, bytes, stream_of(ctx)>>>(args..., shape);
     CHECK_LAUNCH("attention_plain_kernel");

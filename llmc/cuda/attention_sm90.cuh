@@ -1,4 +1,4 @@
-// What the attention kernels of compute capability 9.0 share: the order of work, masks and the running softmax.
+// Shared by the attention kernels of compute capability 9.0: the schedule, masks and the online softmax.
 #pragma once
 #include "llmc/cuda/attention.cuh"
 #include "llmc/cuda/pipeline_sm90.cuh"
@@ -7,16 +7,16 @@
 
 namespace cuda {
 
-// ---- order of work. Items are tiles of heads. Heads pass in sections whose keys and values fit in the L2 cache
-// together; within a section the items with the most tiles to visit come first, over all heads of the section, so that
-// what is left at the end is small. Block b of a grid of G takes items b, 2G - 1 - b, 2G + b, 4G - 1 - b, ...: whoever
-// had the longest item of a round has the shortest of the next. By count of tiles this keeps blocks within 3 % of the
-// mean at the trainer's shapes (a counter in memory that hands out items: 1 %) if a section has several rounds.
-// Nothing is in memory: the same block does the same work in every run, and a run cut short leaves nothing behind.
+// ---- schedule. Items are tiles of heads. They are ordered by sections of heads whose keys and values fit in the L2
+// cache together; within a section the longest items of all heads come first, so that the tail is short. Block b of G
+// processes items b, 2G - 1 - b, 2G + b, 4G - 1 - b, ...: the block with the longest item of a round gets the shortest
+// of the next. Counted in tiles, blocks stay within 3 % of the mean at the trainer's shapes (1 % with an atomic item
+// counter) if a section has several rounds. The schedule keeps no state in memory: every run assigns the same items to
+// the same blocks, and an aborted run leaves nothing behind.
 struct Schedule {
-    uint32_t items, heads, heads_of_batch, section, sections, tiles;   // the last section holds what is left
-    int group;         // query heads of a key head
-    bool last_first;   // the last tile of a head is the longest (queries), or the first (keys)
+    uint32_t items, heads, heads_of_batch, section, sections, tiles;   // the last section holds the remaining heads
+    int group;         // query heads per key head
+    bool last_first;   // a head's longest tile is the last one (queries), not the first (keys)
 
     struct Place {
         int b, head, tile;
@@ -50,29 +50,31 @@ inline Schedule make_schedule(const AttentionShape& shape, int64_t heads_of_batc
             .group = static_cast<int>(shape.NH / shape.NKV), .last_first = last_first};
 }
 
-// ---- scores of 64 rows in the registers of a warpgroup, as wgmma leaves them (wgmma.cuh)
+// ---- scores of 64 rows in the registers of a warpgroup, in the layout of wgmma (wgmma.cuh)
 
-// -inf where the column comes after the row. ahead: the warp's first row minus the first column.
+// Sets s = -inf where the column comes after the row. ahead: the warp's first row minus the first column.
 template <int count> __device__ inline void mask_future(float (&s)[count], int ahead, int lane) {
-    const int last = ahead + lane / 4 - 2 * (lane % 4);   // last visible column, seen from this lane
+    const int last = ahead + lane / 4 - 2 * (lane % 4);   // last visible column, relative to this lane's
 #pragma unroll
     for (int i = 0; i < count; i++) {
         if (8 * (i / 4) + i % 2 - 8 * half_of(i) > last) s[i] = -INFINITY;
     }
 }
-// -inf where the column (a query) comes before the row (a key). behind: first column minus the warp's first row.
+// Sets s = -inf where the column (a query) comes before the row (a key). behind: first column minus the warp's first
+// row.
 template <int count> __device__ inline void mask_past(float (&s)[count], int behind, int lane) {
-    const int first = lane / 4 - 2 * (lane % 4) - behind;   // first visible column, seen from this lane
+    const int first = lane / 4 - 2 * (lane % 4) - behind;   // first visible column, relative to this lane's
 #pragma unroll
     for (int i = 0; i < count; i++) {
         if (8 * (i / 4) + i % 2 - 8 * half_of(i) < first) s[i] = -INFINITY;
     }
 }
 
-// ---- borders of documents: what the rows of a warp see begins (rows are queries) or ends (rows are keys) somewhere,
-// counted from the warp's first row. Both grow with the row, so that one number says which tiles need no mask.
+// ---- document boundaries: the first key that a row (a query) attends to, or the end of the queries that attend to a
+// row (a key), relative to the warp's first row. Both increase with the row, so one number tells which tiles need no
+// mask.
 struct FirstKeys {
-    int of_row[2], latest;   // of the lane's rows, of the warp's last one
+    int of_row[2], latest;   // of the lane's rows; of the warp's last row
 
     __device__ FirstKeys(const AttentionShape& shape, int b, int row, int lane) {
         const int T = static_cast<int>(shape.T);
@@ -83,7 +85,7 @@ struct FirstKeys {
         }
         latest = warp_uniform(row < T ? shape.document_start(b, min(row + 15, T - 1)) - row : -row);
     }
-    // ahead: as of mask_future.
+    // ahead: as in mask_future.
     template <int count> __device__ void mask(float (&s)[count], int ahead, int lane) const {
         if (latest + ahead <= 0) return;
         const int first[2] = {of_row[0] + ahead - 2 * (lane % 4), of_row[1] + ahead - 2 * (lane % 4)};
@@ -94,7 +96,7 @@ struct FirstKeys {
     }
 };
 struct EndQueries {
-    int of_row[2], earliest;   // of the lane's rows, of the warp's first one
+    int of_row[2], earliest;   // of the lane's rows; of the warp's first row
 
     __device__ EndQueries(const AttentionShape& shape, int b, int row, int lane) {
         const int T = static_cast<int>(shape.T);
@@ -105,7 +107,7 @@ struct EndQueries {
         }
         earliest = warp_uniform((row < T ? shape.document_end(b, row) : T) - row);
     }
-    // behind: as of mask_past.
+    // behind: as in mask_past.
     template <int count> __device__ void mask(float (&s)[count], int behind, int lane) const {
         if (behind + 2 * count <= earliest) return;
         const int end[2] = {of_row[0] - behind - 2 * (lane % 4), of_row[1] - behind - 2 * (lane % 4)};
@@ -121,32 +123,23 @@ struct NoBorders {
     template <int count> __device__ void mask(float (&)[count], int, int) const {}
 };
 
-// The weights (none is negative) are worked out before what follows. Without this the assembler puts exponentials off
-// until it has waited for products that they should have hidden; to know where to go on it must have them.
-template <int count> __device__ inline void evaluate_now(const float (&p)[count]) {
-    int bits = 0;
-#pragma unroll
-    for (int i = 0; i < count; i++) bits |= __float_as_int(p[i]);
-    if (bits < 0) __nanosleep(1);
-}
-
-// How far (as a power of two) a score may exceed the reference before sums are brought to a new one, and what the new
-// one is for the largest score of a row. Any reference gives the same quotient; not following every small growth saves
-// most of the multiplications, and the exchange between lanes.
+// How far (as a power of two) a score may exceed the reference before the accumulators are rescaled, and the new
+// reference for the largest score of a row. Every reference gives the same quotient; not following small growth saves
+// most of the multiplications and the shuffles.
 struct LargestReference {
     static constexpr float kHeadroom = 8;
     __device__ static float of(float largest) { return largest; }
 };
 
-// Running state of the softmax of a lane's two rows.
+// Online softmax state of a lane's two rows.
 template <typename Reference> struct RowSoftmaxWith {
     float reference[2] = {-INFINITY, -INFINITY};   // subtracted from the scaled scores, log2 units
-    float sum[2] = {0, 0};                         // of this lane's columns
-    float correction[2];                           // what grow() asks older results to be multiplied with
+    float sum[2] = {0, 0};                         // over this lane's columns
+    float correction[2];                           // set by grow(): rescaling of earlier results
 
-    // Sets new references for rows whose scores outgrew the old ones; true if any of the warp's did. What happens to a
-    // row depends on that row alone: the bits of a query do not know what else is in its tile, other documents for
-    // instance.
+    // Sets new references in rows whose scores outgrew the old ones; returns whether any row of the warp did. Rows are
+    // independent, so the bits of a query do not depend on the other queries in its tile, for example of other
+    // documents.
     template <int count> __device__ bool grow(const float (&s)[count], float mul) {
         float most[4] = {s[0], s[2], s[4], s[6]};
 #pragma unroll
@@ -169,7 +162,7 @@ template <typename Reference> struct RowSoftmaxWith {
         }
         return true;
     }
-    // Scores to weights.
+    // Replaces scores by P and adds them to `sum`.
     template <int count> __device__ void exponentials(float (&s)[count], float mul) {
         float more[2] = {0, 0};
 #pragma unroll
@@ -180,7 +173,8 @@ template <typename Reference> struct RowSoftmaxWith {
         }
         sum[0] += more[0], sum[1] += more[1];
     }
-    // evaluate_now() for weights that have been summed.
+    // Forces P (never negative) to be computed here: without the branch on its sum the assembler delays exponentials
+    // until after waits for the products that they should overlap.
     __device__ void evaluate() const {
         if (sum[0] + sum[1] < 0) __nanosleep(1);
     }
@@ -191,7 +185,7 @@ template <typename Reference> struct RowSoftmaxWith {
 };
 using RowSoftmax = RowSoftmaxWith<LargestReference>;
 
-// 16 rows of results of a warp, as bf16 into panels of 16 rows each that begin at `shared`.
+// Stores a warp's 16 rows of results as bf16 into panels of 16 rows each, from `shared` on.
 template <int count> __device__ inline void stage_rows(uint32_t shared, const float (&d)[count], int lane) {
     const uint32_t row = lane & 15;
 #pragma unroll

@@ -1,11 +1,10 @@
 // Cross entropy fused with its gradient, in place over the logits.
 //
-// A row of Llama-3 logits (128256 in bf16) is 250 KB, more than one multiprocessor's shared memory. One read
-// and one write of the logits therefore take a cluster of blocks (4 for that row), each with its part of the
-// row in shared memory. Several blocks of different clusters share a multiprocessor: some load while others
-// compute or store. Each cluster does one row and ends. Where resident clusters went through equal numbers of
-// rows, the first was through after 939 us and the last after 1166 us on an H200: the GPU's parts get unequal
-// shares of the bandwidth.
+// A row of Llama-3 logits (128256 in bf16) is 250 KB, more than the shared memory of one multiprocessor. To read and
+// write the logits only once, a cluster of blocks (4 for that row) keeps the row in its shared memory. Blocks of
+// several clusters share a multiprocessor: some load while others compute or store. Each cluster processes one row and
+// exits: with resident clusters and equal numbers of rows, the first finished after 939 us and the last after 1166 us
+// on an H200, since parts of the GPU get unequal shares of the bandwidth.
 #include <cuda_pipeline_primitives.h>
 
 #include "llmc/cuda/common.cuh"
@@ -15,17 +14,17 @@ namespace cuda {
 namespace {
 
 constexpr int kLanes = 32;
-constexpr int kManyThreads = 256;    // of a block that has a large part of a row
-constexpr int kFewThreads = 64;      // of one that has a small part, so that many fit a multiprocessor
-constexpr int kSlots = 16;           // vectors of a row that a thread holds
-constexpr int kSlotGroups = 4;       // parts of them that are waited for one after the other
-// Threads of all blocks of a multiprocessor: 64 registers each, or 80.
+constexpr int kManyThreads = 256;    // of a block with a large part of a row
+constexpr int kFewThreads = 64;      // of a block with a small part, so that many fit on a multiprocessor
+constexpr int kSlots = 16;           // vectors of a row per thread
+constexpr int kSlotGroups = 4;       // groups of slots that are awaited one after the other
+// Threads per multiprocessor: at 64 registers each, or 80.
 template <typename T> constexpr int kSmThreads = sizeof(T) == 2 ? 1024 : 768;
 constexpr int kMaxCluster = 8;       // the portable limit
-constexpr int kAhead = 4;            // vectors on their way to a thread when only the losses are wanted
+constexpr int kAhead = 4;            // vectors in flight per thread when only the losses are wanted
 constexpr int kLossBlocksPerSm = 6;
 
-// The largest element of a vector; NaN is passed over (the sum finds it).
+// The largest element of a vector; ignores NaN (the sum propagates it).
 template <typename T> __device__ inline float largest_of(const uint4& raw) {
     if constexpr (std::is_same_v<T, bf16>) {
         __nv_bfloat162 pair[4];
@@ -38,8 +37,8 @@ template <typename T> __device__ inline float largest_of(const uint4& raw) {
     }
 }
 
-// Part of a softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with a whole number as base
-// (bf16): one multiply-add and one fast exponential an element, and changing the base is exact.
+// Partial softmax: sum = sum of e^(x - base) (fp32), or of 2^(x log2(e) - base) with an integer base (bf16): one fma
+// and one fast exponential per element, and changing the base is exact.
 struct OnlineSoftmax {
     float base, sum;
 };
@@ -48,7 +47,7 @@ template <typename T> struct Softmax {
     static constexpr float kLog2E = 1.4426950408889634f;
     static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;   // 15 bits: exact products
 
-    // Of the largest logit; finite for -infinity, so that what is empty needs no special case.
+    // The base for a largest logit; finite for -infinity, so that empty parts need no special case.
     static __device__ float base_of(float largest) {
         return fmaxf(kBase2 ? ceilf(largest * kLog2E) : largest, -1e30f);
     }
@@ -59,7 +58,7 @@ template <typename T> struct Softmax {
     static __device__ float rebase(const OnlineSoftmax& e, float base) {
         return e.sum * (kBase2 ? exp2_approx(e.base - base) : expf(e.base - base));
     }
-    // Adds the elements of some vectors to e, whose base grows if need be.
+    // Adds the elements of some vectors to e and raises its base if needed.
     template <int count> static __device__ void add(OnlineSoftmax& e, const uint4 (&raw)[count]) {
         float largest = -INFINITY;
 #pragma unroll
@@ -79,12 +78,12 @@ template <typename T> struct Softmax {
         const float gap = kBase2 ? fmaf(e.base, kLn2Low, fmaf(e.base, kLn2High, -logit)) : e.base - logit;
         return gap + logf(e.sum);
     }
-    // Joins disjoint parts, one a lane; every lane gets the same bits.
+    // Joins disjoint parts, one per lane; every lane gets the same bits.
     static __device__ OnlineSoftmax join_lanes(const OnlineSoftmax& e) {
         const float base = warp_max(e.base);
         return {base, warp_sum(rebase(e, base))};
     }
-    // The same for `count` parts in shared memory, by every warp.
+    // As join_lanes for `count` parts in shared memory; every warp gets the result.
     static __device__ OnlineSoftmax join_all(const OnlineSoftmax* parts, int count) {
         OnlineSoftmax own = {-1e30f, 0.0f};
         for (int i = threadIdx.x % kLanes; i < count; i += kLanes) {
@@ -95,7 +94,7 @@ template <typename T> struct Softmax {
     }
 };
 
-// A vector whose elements from `count` on are -infinity: the padded columns take no part in the softmax.
+// Sets the elements from `count` on to -infinity, so that padded columns do not contribute to the softmax.
 template <typename T> __device__ inline uint4 mask_tail(const uint4& raw, int count) {
     float value[kVec<T>];
     unpack<T>(raw, value);
@@ -112,8 +111,7 @@ __device__ inline void note_bad_target(int target, int64_t V, StepState* state) 
     if (!counted(target, V) && target != kIgnoreIndex) atomicAdd(&state->bad_tokens, 1);
 }
 
-// What the warps of a cluster tell each other about their row. A barrier of the cluster would wait for memory
-// accesses that have nothing to do with it.
+// Exchanges the partial softmax of a cluster's warps. A cluster barrier would also wait for unrelated memory accesses.
 template <int kCluster, int kWarps> struct Exchange {
     OnlineSoftmax parts[kCluster * kWarps];
     uint64_t barrier;
@@ -125,12 +123,12 @@ template <int kCluster, int kWarps> struct Exchange {
                 ptx::barrier_init(&barrier, 1);
                 ptx::barrier_init_fence();
             }
-            __cluster_barrier_arrive();   // the other blocks exist, and their barriers too, before anything
+            __cluster_barrier_arrive();   // the other blocks must run, with initialised barriers, before anything
             __cluster_barrier_wait();     // is sent to them
         }
 #endif
     }
-    // Gives every warp the parts of all, of which `own` is this warp's.
+    // Passes this warp's part `own` to all warps of the cluster and returns all their parts.
     __device__ const OnlineSoftmax* swap(int block, const OnlineSoftmax& own) {
         const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
         OnlineSoftmax* const to = &parts[block * kWarps + warp];
@@ -155,11 +153,11 @@ template <int kCluster, int kWarps> struct Exchange {
 // rows that are not counted and in the padded columns.
 // Source: Milakov and Gimelshein, arXiv 1805.02867 (joining partial softmax sums).
 // Traffic: logits read once and written once.
-// Requires: Vp a multiple of 16 bytes of T, aligned; at most kCluster kSlots kThreads vectors a row; compute
-// capability 9.0 for more than one block a row.
-// Parallel: a cluster owns a row, block b of it part_vectors vectors, a thread every kThreads-th of those. A
-// thread copies its vectors into its own slots of shared memory and reads them twice; the warps of a cluster
-// exchange one OnlineSoftmax each in between.
+// Requires: Vp a multiple of 16 bytes of T, aligned; at most kCluster kSlots kThreads vectors per row; compute
+// capability 9.0 for more than one block per row.
+// Parallel: a cluster owns a row, block b of it part_vectors vectors, a thread every kThreads-th of those. A thread
+// copies its vectors into its own slots of shared memory and reads them twice; in between, the warps of the cluster
+// exchange one OnlineSoftmax each.
 template <typename T, int kThreads, int kCluster>
 __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
     classifier_kernel(T* logits, float* losses, const int32_t* targets, StepState* state, int V, int Vp,
@@ -245,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, kSmThreads<T> / kThreads)
 // Source: as classifier_kernel.
 // Traffic: logits of the counted rows read once.
 // Requires: Vp a multiple of 16 bytes of T, aligned.
-// Parallel: a block owns a row, a thread every 256th vector, kAhead of them on their way.
+// Parallel: a block owns a row, a thread every 256th vector, kAhead of them in flight.
 template <typename T>
 __global__ void __launch_bounds__(kManyThreads, kLossBlocksPerSm)
     classifier_losses_kernel(const T* logits, float* losses, const int32_t* targets, StepState* state, int V,

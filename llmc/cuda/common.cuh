@@ -1,6 +1,5 @@
-// What every kernel file shares: error checks, dtype dispatch, 16-byte accesses, bf16 conversion, reductions.
-// Nothing here needs more than compute capability 8.0. Reductions have a fixed order, so equal inputs give
-// equal bits.
+// Shared by all kernel files: error checks, dtype dispatch, 16-byte accesses, bf16 conversion, reductions. Needs
+// compute capability 8.0. Reductions have a fixed order, so equal inputs give equal bits.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -14,15 +13,15 @@
 #include "llmc/ops/device.h"
 #include "llmc/ops/ops.h"
 
-// A CUDA runtime call that must succeed; raises an Error with the call and the reason.
+// Raises an Error with the call and the reason if a CUDA runtime call fails.
 #define CUDA_CHECK(call) ::cuda::check_cuda((call), #call, __FILE__, __LINE__)
 
-// After every launch, with the kernel's name: reports bad launch parameters at once, without synchronising.
+// Reports invalid launch parameters without synchronising; used after every launch, with the kernel's name.
 #define CHECK_LAUNCH(kernel) ::cuda::check_cuda(cudaGetLastError(), "launch of " kernel, __FILE__, __LINE__)
 
 namespace cuda {
 
-// Whether this build's machine code is for compute capability 9.0 alone, as wgmma needs it.
+// Whether this build's machine code is for sm_90a, which wgmma needs.
 #if defined(LLMC_SM90A)
 inline constexpr bool kSm90aCode = true;
 #else
@@ -41,14 +40,13 @@ inline cudaStream_t stream_of(const Ctx& ctx) { return static_cast<cudaStream_t>
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Grid size as the type a launch wants; our grids stay far below the limit of 2^31 - 1 in x.
+// Checks and converts a number of blocks; the limit is that of gridDim.x.
 inline unsigned grid_size(int64_t blocks) {
     CHECK(blocks > 0 && blocks < (int64_t{1} << 31), "a grid of %lld blocks", (long long)blocks);
     return static_cast<unsigned>(blocks);
 }
 
-// Lets a kernel be launched with more than the 48 KB of shared memory (static and dynamic together) that it
-// gets unasked.
+// Whether a block of the kernel can have `bytes` of dynamic shared memory.
 template <typename Kernel> bool shared_memory_fits(const Ctx& ctx, Kernel* kernel, size_t bytes) {
     int limit = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, ctx.index));
@@ -56,23 +54,29 @@ template <typename Kernel> bool shared_memory_fits(const Ctx& ctx, Kernel* kerne
     CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
     return bytes + attributes.sharedSizeBytes <= static_cast<size_t>(limit);
 }
+// Lets the kernel use `bytes` of dynamic shared memory; the default is 48 KB, static and dynamic together.
 template <typename Kernel> void allow_shared_memory(Kernel* kernel, size_t bytes) {
     if (bytes <= 32 * 1024) return;
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     static_cast<int>(bytes)));
 }
 
-// `tensor` must have exactly `elems` elements of `dtype`; `what` is "operation: field".
+// Checks that `tensor` has exactly `elems` elements of `dtype`; `what` is "operation: field".
 inline void expect(const Tensor& tensor, Dtype dtype, int64_t elems, const char* what) {
     CHECK(tensor.data != nullptr && tensor.elems == elems, "%s has %lld elements, not %lld", what,
           (long long)tensor.elems, (long long)elems);
     CHECK(tensor.dtype == dtype, "%s is %s, not %s", what, dtype_name(tensor.dtype), dtype_name(dtype));
 }
-// The same for a tensor that may be longer than what is used of it (tables, scratch).
+// The same for a tensor that may be longer than the part used of it (tables, scratch).
 inline void expect_at_least(const Tensor& tensor, Dtype dtype, int64_t elems, const char* what) {
     CHECK(tensor.data != nullptr && tensor.elems >= elems, "%s has %lld elements, fewer than %lld", what,
           (long long)tensor.elems, (long long)elems);
     CHECK(tensor.dtype == dtype, "%s is %s, not %s", what, dtype_name(tensor.dtype), dtype_name(dtype));
+}
+
+// Checks that `tensor` begins at a multiple of 16 bytes, or is absent.
+inline void expect_aligned(const Tensor& tensor, const char* what) {
+    CHECK(reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0, "%s is not 16-byte aligned", what);
 }
 
 // Calls f(T{}) with T = float or bf16. fp64 exists on the CPU only.
@@ -83,8 +87,7 @@ template <typename F> void dispatch(Dtype dtype, const char* what, F&& f) {
           dtype_name(dtype));
 }
 
-// Whether rows of `columns` elements of T that start at these addresses (null = absent) can be accessed
-// 16 bytes at a time.
+// Whether rows of `columns` elements of T at these addresses (null = absent) can be accessed 16 bytes at a time.
 template <typename T> bool vectorizable(int64_t columns, std::initializer_list<const void*> pointers) {
     for (const void* p : pointers) {
         if (reinterpret_cast<uintptr_t>(p) % 16 != 0) return false;
@@ -92,32 +95,36 @@ template <typename T> bool vectorizable(int64_t columns, std::initializer_list<c
     return columns % static_cast<int64_t>(16 / sizeof(T)) == 0;
 }
 
-// Whether a tensor (or an absent one) begins at a multiple of `elems` of its elements.
+// Whether a tensor begins at a multiple of `elems` of its elements; true if it is absent.
 inline bool aligned(const Tensor& tensor, int64_t elems) {
     const auto bytes = static_cast<uintptr_t>(elems * dtype_bytes(tensor.dtype));
     return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0;
 }
 
-// Calls f(width) with the number of elements a thread takes at a time, as a compile-time constant: 16 bytes
-// of T, or 1 on the scalar path.
+// Blocks for a kernel whose blocks process `vectors` vectors of `width` elements each, and the remaining elements.
+inline unsigned flat_blocks(int64_t elems, int width, int vectors) {
+    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), vectors));
+}
+
+// Calls f(width) with the elements per access as a compile-time constant: 16 bytes of T, or 1 on the scalar path.
 template <typename T, typename F> void with_width(bool vector, F&& f) {
     if (vector) f(std::integral_constant<int, static_cast<int>(16 / sizeof(T))>{});
     else f(std::integral_constant<int, 1>{});
 }
 
-// ---- early launch. A kernel launched so is put on the GPU while the kernel right before it in the stream drains, and
-// waits there, so that its start costs nothing: amax of 8192 x 4096 took 16.9 us instead of 18.4 on an H200. It is
-// complete only when that one is, so whatever follows, events and copies and other launches, needs no care.
+// ---- programmatic dependent launch. The kernel starts while the previous kernel of the stream drains and waits for
+// it, which hides the launch latency: amax of 8192 x 4096 took 16.9 us instead of 18.4 on an H200. It completes only
+// after the previous kernel, so later events, copies and launches need no care.
 
-// What such a kernel begins with, by all threads. Until then memory is not what the stream's order promises: kernels
-// before may yet write what this one reads and read what it writes.
-__device__ inline void wait_for_kernels_before() {
+// Every thread of such a kernel must call this before it accesses global memory: previous kernels may still write what
+// this one reads and read what it writes.
+__device__ inline void wait_for_previous_kernels() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
 #endif
 }
-// Errors are for CHECK_LAUNCH, as after <<<>>>. Binaries for compute capability 8.x do not run on 9.0, so that who asks
-// for the attribute also waits.
+// CHECK_LAUNCH reports errors, as after <<<>>>. Binaries for compute capability 8.x do not run on 9.0, so kernels
+// launched with the attribute also wait.
 template <typename... Params, typename... Args>
 void launch_early(const Ctx& ctx, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
                   const Args&... args) {
@@ -137,7 +144,7 @@ __device__ inline float to_float(bf16 value) {
     return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
 }
 
-// Round to nearest even with the hardware's conversion (bf16::bf16(float) is its software twin).
+// Rounds to nearest even with the hardware's conversion; bf16::bf16(float) does the same in software.
 template <typename T> __device__ inline T from_float(float value) {
     if constexpr (std::is_same_v<T, bf16>) {
         return bf16::from_bits(__bfloat16_as_ushort(__float2bfloat16_rn(value)));
@@ -146,11 +153,11 @@ template <typename T> __device__ inline T from_float(float value) {
     }
 }
 
-// Value after a trip through T: what a later reader of the stored element will see.
+// The value rounded to T, as a later reader of the stored element gets it.
 template <typename T> __device__ inline float rounded(float value) { return to_float(from_float<T>(value)); }
 
-// ---- device: 16-byte accesses. A uint4 holds kVec<T> elements as they lie in memory, so that a bf16 row
-// kept in registers takes half the registers of its floats.
+// ---- device: 16-byte accesses. A uint4 holds kVec<T> unconverted elements: a bf16 row takes half the registers of its
+// floats.
 
 template <typename T> inline constexpr int kVec = static_cast<int>(16 / sizeof(T));
 
@@ -160,7 +167,7 @@ template <typename T> __device__ inline uint4 load_vec(const T* p) {
 template <typename T> __device__ inline void store_vec(T* p, const uint4& raw) {
     *reinterpret_cast<uint4*>(p) = raw;
 }
-// For data touched once and larger than the L2 cache: does not push out what others still need.
+// For data that is accessed once and larger than the L2 cache: evicted first.
 template <typename T> __device__ inline uint4 load_vec_streaming(const T* p) {
     return __ldcs(reinterpret_cast<const uint4*>(p));
 }
@@ -199,8 +206,8 @@ template <typename T> __device__ inline uint4 pack(const float (&value)[kVec<T>]
     }
 }
 
-// `count` consecutive elements as floats: 1 (the scalar path of a kernel), or a multiple of 4 at an address
-// aligned to 16 bytes (8 for 4 elements of bf16).
+// Load and store `count` consecutive elements as floats: 1 (the scalar path of a kernel), or a multiple of 4 at an
+// address aligned to 16 bytes (8 for 4 elements of bf16).
 template <typename T, int count> __device__ inline void load_floats(const T* p, float (&value)[count]) {
     if constexpr (count == 1) {
         value[0] = to_float(*p);
@@ -237,8 +244,8 @@ template <typename T, int count> __device__ inline void store_floats(T* p, const
     }
 }
 
-// kWidth elements (16 bytes of T, 8 bytes of bf16, or 1) as they lie in memory: what a thread holds of many
-// loads that are on their way.
+// kWidth unconverted elements (16 bytes of T, 8 bytes of bf16, or 1 element), so that loads in flight take few
+// registers.
 template <typename T, int kWidth> struct Packed {
     using Raw = std::conditional_t<kWidth == 1, T, std::conditional_t<sizeof(T) * kWidth == 8, uint2, uint4>>;
     Raw raw;
@@ -273,8 +280,8 @@ template <int width = 32> __device__ inline float warp_max(float value) {
     return value;
 }
 
-// Sum over the `warps` warps of a block; every thread gets it. shared: 32 values, which no thread may write
-// again before another __syncthreads (callers with several reductions give each its own 32).
+// Sums over the `warps` warps of a block; every thread gets the sum. shared: 32 values, not overwritten before another
+// __syncthreads (callers with several reductions pass separate ones).
 template <typename V> __device__ inline V block_sum(V value, V* shared, int warp, int lane, int warps) {
     value = warp_sum(value);
     if (lane == 0) shared[warp] = value;

@@ -1,5 +1,5 @@
-// The CUDA device: memory, copies, events, profiler. Needs the runtime only (linked statically), so the
-// program starts on a machine without a driver: device_count() is 0 there and nothing else is called.
+// The CUDA device: memory, copies, events, profiler. Needs only the statically linked runtime, so the program starts on
+// a machine without a driver: device_count() is 0 there and nothing else is called.
 #include <cublasLt.h>
 #include <cuda_profiler_api.h>
 #include <nvtx3/nvToolsExt.h>
@@ -16,21 +16,20 @@ namespace {
 
 constexpr int kMinimumSm = 80;  // bf16 arithmetic and cp.async
 
-// For what destructors call: after an error of the device every call there fails, and an exception would end the
-// process without the message of the first one. Told once.
-void tell(cudaError_t status, const char* what) {
-    static std::atomic<bool> told{false};
-    if (status == cudaSuccess || told.exchange(true)) return;
+// Prints the first error of calls made by destructors: after a device error all of them fail, and an exception would
+// end the process without the first error's message.
+void warn_once(cudaError_t status, const char* what) {
+    static std::atomic<bool> warned{false};
+    if (status == cudaSuccess || warned.exchange(true)) return;
     std::fprintf(stderr, "warning: %s: %s\n", what, cudaGetErrorString(status));
 }
 
-// The one count of the process: device and pinned allocations since start.
+// Device and pinned allocations of the process since its start.
 std::atomic<int64_t>& allocations() {
     static std::atomic<int64_t> count{0};
     return count;
 }
 
-// An Event is a cudaEvent_t under another name.
 cudaEvent_t handle_of(Event* event) { return reinterpret_cast<cudaEvent_t>(event); }
 
 std::string version_text(int version) { return strf("%d.%d", version / 1000, version % 1000 / 10); }
@@ -116,16 +115,16 @@ void device_open(Ctx& ctx, int index) {
 
 void device_close(Ctx& ctx) {
     if (ctx.stream == nullptr) return;
-    tell(cudaStreamSynchronize(stream_of(ctx)), "closing the device");
+    warn_once(cudaStreamSynchronize(stream_of(ctx)), "closing the device");
     gemm_state_destroy(ctx);
-    tell(cudaStreamDestroy(stream_of(ctx)), "cudaStreamDestroy");
+    warn_once(cudaStreamDestroy(stream_of(ctx)), "cudaStreamDestroy");
     ctx.stream = nullptr;
 }
 
 void device_use(const Ctx& ctx) { CUDA_CHECK(cudaSetDevice(ctx.index)); }
 
-// The highest priority: between ranks every millisecond that a message waits is one that all of them wait, while the
-// matmuls it holds up lose only the few multiprocessors it needs.
+// The stream has the highest priority: a delayed message delays every rank, while the matmuls that it holds up lose
+// only the few multiprocessors it needs.
 void side_open(Ctx& side, const Ctx& ctx) {
     side = ctx;
     side.gemm = nullptr;
@@ -141,8 +140,8 @@ void side_open(Ctx& side, const Ctx& ctx) {
 
 void side_close(Ctx& side) {
     if (side.stream == nullptr) return;
-    tell(cudaStreamSynchronize(stream_of(side)), "closing the second stream");
-    tell(cudaStreamDestroy(stream_of(side)), "cudaStreamDestroy");
+    warn_once(cudaStreamSynchronize(stream_of(side)), "closing the second stream");
+    warn_once(cudaStreamDestroy(stream_of(side)), "cudaStreamDestroy");
     side.stream = nullptr;
 }
 
@@ -160,7 +159,7 @@ void* device_alloc(int64_t bytes) {
     return memory;
 }
 
-void device_free(void* memory) { tell(cudaFree(memory), "cudaFree"); }
+void device_free(void* memory) { warn_once(cudaFree(memory), "cudaFree"); }
 
 void* pinned_alloc(int64_t bytes) {
     CHECK(bytes >= 0, "pinned_alloc of %lld bytes", (long long)bytes);
@@ -175,7 +174,7 @@ void* pinned_alloc(int64_t bytes) {
     return memory;
 }
 
-void pinned_free(void* memory) { tell(cudaFreeHost(memory), "cudaFreeHost"); }
+void pinned_free(void* memory) { warn_once(cudaFreeHost(memory), "cudaFreeHost"); }
 
 int64_t allocation_count() { return allocations(); }
 
@@ -222,7 +221,7 @@ Event* event_create() {
     return reinterpret_cast<Event*>(event);
 }
 
-void event_destroy(Event* event) { tell(cudaEventDestroy(handle_of(event)), "cudaEventDestroy"); }
+void event_destroy(Event* event) { warn_once(cudaEventDestroy(handle_of(event)), "cudaEventDestroy"); }
 
 void event_record(Ctx& ctx, Event* event) {
     if (ctx.rehearsal) return;
@@ -255,7 +254,7 @@ float event_elapsed_ms(Event* begin, Event* end) {
 void range_push(const char* name) { nvtxRangePushA(name); }
 void range_pop() { nvtxRangePop(); }
 
-// Without a profiler attached these report an error that means nothing.
+// cudaProfilerStart and Stop fail when no profiler is attached; that error is ignored.
 void profiler_start() {
     if (cudaProfilerStart() != cudaSuccess) cudaGetLastError();
 }

@@ -7,17 +7,18 @@ namespace {
 constexpr int kLanes = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kLanes * kWarps;
-constexpr int kForwardRows = 4;          // rows that a thread of the forward has on their way
+constexpr int kForwardRows = 4;          // rows in flight per thread of the forward
 
-// The backward. Latency bounds it: a block must look up rows and tokens before it can ask for either matrix.
-// Of its time on an H200, blocks of long runs take 40 % for a tenth of the bytes (Llama-3-8B, 8192 tokens).
+// The backward is bound by latency: a block must look up rows and tokens before it can load either matrix. On an H200,
+// blocks of long runs take 40 % of its time for a tenth of the bytes (Llama-3-8B, 8192 tokens). A run is a range of
+// sorted positions with equal tokens.
 constexpr int kBackwardBlocksPerSm = 4;
-constexpr int kLongRun = kLanes;         // rows of one token that are no longer added up one after the other
+constexpr int kLongRun = kLanes;         // runs of this length or more are summed in parallel
 constexpr int kRunParts = 16;            // parts of a long run, at most
-constexpr int kShortWindow = kLanes - 1; // sorted positions of a block that adds up short runs
-constexpr int kShortRows = 5;            // rows that its threads have on their way (half as many of fp32)
-constexpr int kLongSeen = 1024;          // sorted positions that a block sees when it looks for long runs
-constexpr int kLongWindow = kLongSeen - kLongRun;   // those in which it finds the beginnings of all
+constexpr int kShortWindow = kLanes - 1; // sorted positions per block of short runs
+constexpr int kShortRows = 5;            // rows in flight per thread of short runs (half as many in fp32)
+constexpr int kLongSeen = 1024;          // sorted positions that a block inspects to find long runs
+constexpr int kLongWindow = kLongSeen - kLongRun;   // positions in which it finds every beginning of a long run
 constexpr int kTileLanes = 8;            // lanes that share a row of a long run
 constexpr int kRowLanes = kLanes / kTileLanes;
 
@@ -25,8 +26,8 @@ constexpr int kRowLanes = kLanes / kTileLanes;
 // Source: table look-up.
 // Traffic: one row of wte (and wpe, from L2) read and one row of out written per token.
 // Requires: kWidth > 1 needs C a multiple of it and aligned rows.
-// Parallel: blockDim.x threads own kForwardRows rows at a time, blockDim.y such groups a block; thread x the
-// vectors x, x + blockDim.x, ... of each.
+// Parallel: blockDim.x threads own kForwardRows rows at a time, with blockDim.y such groups per block; thread x owns
+// the vectors x, x + blockDim.x, ... of each row.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     embedding_forward_kernel(T* out, const T* wte, const T* wpe, const int32_t* tokens, int32_t* bad_tokens,
@@ -65,7 +66,7 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-// Rows of one token are a run of sorted positions. The token at position p; -1 for what contributes nothing.
+// Row numbers sorted by token. token_at(p): the token at sorted position p, or -1 where it contributes nothing.
 struct SortedRows {
     const int32_t *tokens, *token_order;
     int N, V;
@@ -77,8 +78,8 @@ struct SortedRows {
     __device__ int token_at(int p) const { return p >= 0 && p < N ? token_of(token_order[p]) : -1; }
 };
 
-// The end of a run, found by a warp: same(p) says whether position p is in it. `inside` is, `end` is not: 32
-// probes, then 32 between the last that is inside and the first that is not, until they are neighbours.
+// Returns the end of a run, searched by a warp. same(p): whether position p is in the run; true for `inside`, false for
+// `end`. Each round probes 32 positions between the last known inside and the first known outside.
 template <typename Same> __device__ int run_end(int inside, int end, Same same) {
     int range = end - inside;   // the run ends in (inside, inside + range]
     while (range > 1) {
@@ -91,12 +92,12 @@ template <typename Same> __device__ int run_end(int inside, int end, Same same) 
     return inside + 1;
 }
 
-// What one lane adds up of a long run: kWidth columns from `column` on, which kRowLanes lanes of a warp have.
+// The sum of one lane over a long run: kWidth columns from `column` on, which kRowLanes lanes of a warp share.
 template <typename T, int kWidth> struct LongSum {
     float at[kWidth] = {};
 
-    // Adds the rows at the kLanes positions from `begin` on, from begin + step on, ... before `end`; then the
-    // lanes of the same columns are joined: all have the sum.
+    // Adds the rows at the kLanes positions from begin on, from begin + step on, ... up to `end`; then sums over the
+    // lanes with the same columns, so that each of them has the result.
     template <typename RowAt>
     __device__ void add(const T* dout, RowAt row_at, int begin, int end, int step, int C, int column) {
         const int lane = threadIdx.x % kLanes, row_lane = lane / kTileLanes;
@@ -134,9 +135,9 @@ template <typename T, int kWidth> struct LongSum {
     }
 };
 
-// A block that finds the long runs that begin in sorted positions [first, first + kLongWindow) and adds them
-// up in columns [kTileLanes tile, kTileLanes (tile + 1)) * kWidth. Its warps share the parts of all runs: of p
-// parts, one adds every p-th chunk of kLanes rows; then the parts of a run are added in order.
+// Finds the long runs that begin in sorted positions [first, first + kLongWindow) and sums them in columns
+// [kTileLanes tile, kTileLanes (tile + 1)) * kWidth. The block's warps share the parts of all runs: with p parts, each
+// sums every p-th chunk of kLanes rows; then the parts of a run are added in order.
 template <typename T, typename Grad, int kWidth>
 __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first,
                               unsigned tile) {
@@ -158,7 +159,7 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
     if (thread == 0) found = 0, parts_found = 0;
 #pragma unroll 4
     for (int i = thread; i < kLongSeen; i += threads) {
-        // Without branches, so that several positions are on their way at a time.
+        // Without branches, so that several loads are in flight at a time.
         const int p = first - 1 + i, row = sorted.token_order[min(max(p, 0), sorted.N - 1)];
         const int token = sorted.token_of(row);
         row_at[i] = row;
@@ -211,9 +212,8 @@ __device__ void add_long_runs(Grad* dwte, const T* dout, const SortedRows& sorte
     }
 }
 
-// A block that adds up the short runs that begin in sorted positions [first, first + kShortWindow), a thread
-// kWidth columns: row after row, of whatever token; where a run ends, its sum is added to the gradient, which
-// was on its way together with the rows.
+// Sums the short runs that begin in sorted positions [first, first + kShortWindow), kWidth columns per thread, row
+// after row. At the end of a run its sum is added to the gradient, which was loaded together with the rows.
 template <typename T, typename Grad, int kWidth>
 __device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sorted, int C, int first,
                                unsigned tile) {
@@ -222,7 +222,7 @@ __device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sort
     __shared__ int2 rows[kShortWindow + kLongRun + kRows];   // row; token if it is the last of a run, or -1
     __shared__ int found;
     if (threadIdx.x < kLanes) {
-        // Lane i looks at position first - 1 + i, and later at the 32nd after it.
+        // Lane i holds position first - 1 + i, and later position first - 1 + 32 + i.
         const int lane = threadIdx.x;
         auto row_at = [&](int p) { return p >= 0 && p < sorted.N ? sorted.token_order[p] : -1; };
         auto token_of = [&](int row) { return row >= 0 ? sorted.token_of(row) : -1; };
@@ -247,7 +247,7 @@ __device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sort
             const bool last = kLanes + lane + 1 == end;
             rows[kLanes + lane - first_begin] = make_int2(later_row, last ? last_token : -1);
         }
-        // Filled up to whole rounds with a row that is added to nothing.
+        // Pads to whole rounds with a row that is added to nothing.
         const int any_row = __shfl_sync(kAll, row, last_begin);
         if (begins && lane < kRows) rows[end - first_begin + lane] = make_int2(any_row, -1);
         if (lane == 0) found = begins ? end - first_begin : 0;
@@ -285,18 +285,18 @@ __device__ void add_short_runs(Grad* dwte, const T* dout, const SortedRows& sort
 }
 
 // Math: dwte[v] += sum of dout[n] over the rows n with tokens[n] == v.
-// Source: transpose of the gather; the rows come sorted by token, so that a sum is a run of positions.
+// Source: transpose of the gather; rows are sorted by token, so that a sum covers a run of positions.
 // Traffic: dout read once, each touched row of dwte read and written once.
 // Requires: token_order sorted by token; N, C and V below 2^30; kWidth = 4 needs C a multiple of it and rows
 // aligned to 4 elements.
-// Parallel: long_blocks blocks add up long runs, the others short ones: see the two functions above. They
-// alternate as long as there are both. Blocks of consecutive numbers own consecutive columns.
+// Parallel: long_blocks blocks run add_long_runs, the others add_short_runs; the two kinds alternate as long as both
+// remain. Blocks with consecutive numbers own consecutive columns.
 template <typename T, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBackwardBlocksPerSm : 3)
     embedding_backward_tokens_kernel(Grad* dwte, const T* dout, const int32_t* tokens,
                                      const int32_t* token_order, int N, int C, int V,
                                      unsigned long_blocks, unsigned long_tiles, unsigned short_tiles) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const SortedRows sorted = {tokens, token_order, N, V};
     const unsigned both = min(long_blocks, gridDim.x - long_blocks), block = blockIdx.x;
     const bool is_long = block < 2 * both ? block % 2 == 0 : long_blocks > both;
@@ -319,7 +319,7 @@ template <typename T, typename Grad, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     embedding_backward_positions_kernel(Grad* dwpe, const T* dout, int64_t N, int64_t period, int64_t C,
                                         unsigned tiles) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t t = int64_t{blockIdx.x / tiles} * kWarps + threadIdx.x / kLanes;
     const int64_t column = (int64_t{blockIdx.x % tiles} * kLanes + threadIdx.x % kLanes) * kWidth;
     if (t >= period || t >= N || column >= C) return;
@@ -342,7 +342,7 @@ void launch_embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
     const int64_t N = args.N, C = args.C;
     const T* dout = args.dout.as<T>();
     Grad *dwte = args.dwte.as<Grad>(), *dwpe = args.dwpe.as<Grad>();
-    // As few blocks a row as can be, of whole warps and all of the same size.
+    // As few blocks per row as possible, equally large and of whole warps.
     const int64_t vectors = ceil_div(C, kWidth), short_tiles = ceil_div(vectors, kThreads);
     const int64_t threads = ceil_div(ceil_div(vectors, short_tiles), kLanes) * kLanes;
     const int64_t long_tiles = ceil_div(C, kTileLanes * kWidth), tiles = ceil_div(vectors, kLanes);
@@ -397,7 +397,7 @@ void embedding_backward(Ctx& ctx, const EmbeddingBackwardArgs& args) {
         using T = decltype(type);
         dispatch(grad, "embedding_backward: dwte", [&](auto grad_type) {
             using Grad = decltype(grad_type);
-            // Four columns a lane: 16 bytes of fp32, 8 of bf16, a warp's accesses contiguous in both.
+            // Four columns per lane: 16 bytes of fp32, 8 of bf16; a warp's accesses are contiguous in both.
             constexpr int kWidth = 4;
             const bool vector = C % kWidth == 0 && aligned(args.dout, kWidth) && aligned(args.dwte, kWidth) &&
                                 aligned(args.dwpe, kWidth);

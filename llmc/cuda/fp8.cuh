@@ -1,5 +1,5 @@
-// What every kernel that quantises shares: casts, amaxes, block scales, counts. A bf16 magnitude here is the 15
-// bits of |x|: as integers they order like the numbers, infinity and NaN on top.
+// Shared by all kernels that quantize: casts, amaxes, block scales, counts. A magnitude is the 15 bits of a bf16 |x|;
+// as integers magnitudes order like the numbers, with infinity and NaN on top.
 #pragma once
 #include <cuda_fp8.h>
 
@@ -8,9 +8,16 @@
 
 namespace cuda {
 
+// Calls f(format) with the FP8 format as a compile-time constant.
+template <typename F> void with_format(Dtype format, const char* op, F&& f) {
+    CHECK(is_fp8(format), "%s: quantized to %s", op, dtype_name(format));
+    if (format == Dtype::kE4m3) f(std::integral_constant<Dtype, Dtype::kE4m3>{});
+    else f(std::integral_constant<Dtype, Dtype::kE5m2>{});
+}
+
 // ---- casts: to_fp8 of fp8.h with the hardware's conversion, which saturates and keeps NaN
 
-// Two bytes, that of `low` in the low one.
+// Casts to two bytes, `low` in the low one.
 template <Dtype kFormat> __device__ inline uint32_t to_fp8x2(float low, float high) {
     constexpr __nv_fp8_interpretation_t kKind = kFormat == Dtype::kE4m3 ? __NV_E4M3 : __NV_E5M2;
     return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, kKind);
@@ -18,7 +25,7 @@ template <Dtype kFormat> __device__ inline uint32_t to_fp8x2(float low, float hi
 template <Dtype kFormat> __device__ inline uint32_t to_fp8x4(float a, float b, float c, float d) {
     return to_fp8x2<kFormat>(a, b) | to_fp8x2<kFormat>(c, d) << 16;
 }
-// Eight bf16 values times scale.
+// Casts eight bf16 values times scale.
 template <Dtype kFormat> __device__ inline uint2 to_fp8x8(const uint4& x, float scale) {
     float v[8];
     unpack<bf16>(x, v);
@@ -26,7 +33,7 @@ template <Dtype kFormat> __device__ inline uint2 to_fp8x8(const uint4& x, float 
     for (int i = 0; i < 8; i++) v[i] *= scale;
     return make_uint2(to_fp8x4<kFormat>(v[0], v[1], v[2], v[3]), to_fp8x4<kFormat>(v[4], v[5], v[6], v[7]));
 }
-// The numbers of eight E4M3 bytes times scale_inv, as bf16; exact where bf16 has the product.
+// Dequantizes eight E4M3 bytes to bf16; exact where bf16 can represent the product.
 __device__ inline uint4 from_e4m3x8(const uint2& bytes, float scale_inv) {
     const uint32_t word[2] = {bytes.x, bytes.y};
     float v[8];
@@ -38,7 +45,7 @@ __device__ inline uint4 from_e4m3x8(const uint2& bytes, float scale_inv) {
     }
     return pack<bf16>(v);
 }
-// Four words of bytes (rows) to the four words of their columns.
+// Transposes 4 x 4 bytes: words of rows to words of columns.
 __device__ inline void transpose_bytes(const uint32_t (&row)[4], uint32_t (&column)[4]) {
     const uint32_t low01 = __byte_perm(row[0], row[1], 0x5140), high01 = __byte_perm(row[0], row[1], 0x7362);
     const uint32_t low23 = __byte_perm(row[2], row[3], 0x5140), high23 = __byte_perm(row[2], row[3], 0x7362);
@@ -46,24 +53,24 @@ __device__ inline void transpose_bytes(const uint32_t (&row)[4], uint32_t (&colu
     column[2] = __byte_perm(high01, high23, 0x5410), column[3] = __byte_perm(high01, high23, 0x7632);
 }
 
-// ---- amaxes, two magnitudes a word
+// ---- amaxes, two magnitudes per word
 
 __device__ inline uint32_t max_pair(uint32_t a, uint32_t b) { return __vmaxu2(a, b); }
 __device__ inline uint32_t magnitudes(uint32_t pair) { return pair & 0x7fff7fffu; }
-// Of eight values: the larger ones of the even and of the odd elements.
+// The amax of the even and of the odd ones of eight values.
 __device__ inline uint32_t amax_pair(const uint4& x) {
     return max_pair(max_pair(magnitudes(x.x), magnitudes(x.y)), max_pair(magnitudes(x.z), magnitudes(x.w)));
 }
 __device__ inline uint32_t larger_of_pair(uint32_t pair) { return max(pair & 0xffffu, pair >> 16); }
 inline constexpr uint32_t kInfinityMagnitude = kInfinityBits >> 16;
 
-// *amax_bits = max with the fp32 bits of an amax. `seen` is what it was seen to hold: few blocks raise it, and the
-// others spare the atomic.
+// *amax_bits = max with the fp32 bits of an amax. `seen`: an earlier value of *amax_bits; few blocks exceed it, and the
+// others skip the atomic.
 __device__ inline void record_amax(uint32_t* amax_bits, uint32_t amax, uint32_t seen) {
     if (amax > seen) atomicMax(amax_bits, amax);
 }
-// The same with the largest |value| of a block, by all its threads, rounded to bf16 first; shared: a word a warp.
-// `seen` may be read before the values, so that nobody waits for it.
+// The same with the largest magnitude of a block, rounded to bf16; called by all its threads; shared: one word per
+// warp. `seen` should be read before the values, so that its latency is hidden.
 template <int kThreads>
 __device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, uint32_t* shared, uint32_t seen) {
     const uint32_t amax = __reduce_max_sync(0xffffffffu, amax_bits_of(magnitude));
@@ -80,9 +87,9 @@ __device__ inline void record_block_amax(uint32_t* amax_bits, float magnitude, u
     record_block_amax<kThreads>(amax_bits, magnitude, shared, *amax_bits);
 }
 
-// ---- scales of blocks: block_scale_of(magnitude, fp8_largest(format)), without the division. The largest number
-// of both formats is 1.75 * 2^k, so largest / amax rounded down is 2^(k - exponent of amax), less one if the
-// significand of amax is above 1.75.
+// ---- scales of blocks: block_scale_of(magnitude, fp8_largest(format)), without the division. The largest number of
+// both formats is 1.75 * 2^k, so largest / amax rounded down to a power of two is 2^(k - exponent of amax), or half of
+// it if the significand of amax is above 1.75.
 
 struct BlockScale {
     float scale, scale_inv;
@@ -92,10 +99,10 @@ template <Dtype kFormat> HOST_DEVICE inline BlockScale block_scale(uint32_t magn
     uint32_t exponent = 254 + kTop - (magnitude >> 7) - ((magnitude & 0x7fu) > 0x60u ? 1 : 0);
     exponent = exponent < 254 ? exponent : 254;   // the largest power of two of a float
     if (magnitude == 0 || magnitude >= kInfinityMagnitude) exponent = 127;
-    const uint32_t mul_bits = exponent << 23;
+    const uint32_t scale_bits = exponent << 23;
     const uint32_t inverse_bits = exponent == 254 ? 0x00400000u : (254 - exponent) << 23;   // 2^-127 is subnormal
     BlockScale block;
-    memcpy(&block.scale, &mul_bits, 4);
+    memcpy(&block.scale, &scale_bits, 4);
     memcpy(&block.scale_inv, &inverse_bits, 4);
     return block;
 }
@@ -120,7 +127,7 @@ struct CastTally {
 #pragma unroll
         for (int i = 0; i < 8; i++) add<kFormat>(v[i], scale);
     }
-    // The same, value by value only where there is something to count: `amax` is amax_pair(x), `bytes` the cast.
+    // The same, but examines single values only if there is something to count; amax: amax_pair(x), bytes: the cast.
     template <Dtype kFormat>
     __device__ void add_cast(const uint4& x, uint32_t amax, float scale, const uint2& bytes) {
         const float largest = __uint_as_float(larger_of_pair(amax) << 16) * scale;
@@ -133,7 +140,7 @@ struct CastTally {
 #pragma unroll
         for (int i = 0; i < 8; i++) add<kFormat>(v[i], scale[i]);
     }
-    // By all lanes of a warp.
+    // Called by all lanes of a warp.
     __device__ void flush_to(Fp8Counts* counts) const {
         auto total = [](unsigned long long* count, uint32_t mine) {
             const uint32_t sum = __reduce_add_sync(0xffffffffu, mine);
@@ -145,7 +152,7 @@ struct CastTally {
     }
 
 private:
-    // Of four bytes below 128.
+    // Whether one of four bytes, all below 128, is 0.
     __device__ static bool has_zero(uint32_t bytes) { return ((bytes - 0x01010101u) & 0x80808080u) != 0; }
 };
 

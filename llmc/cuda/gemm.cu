@@ -1,19 +1,19 @@
-// Matmul on cuBLASLt, one plan per shape.
+// Matmul on cuBLASLt, with one algorithm per shape (GemmPlan).
 //
-// cuBLASLt thinks column-major, we store row-major. A row-major (r, c) matrix is the same memory as a
-// column-major (c, r) one with leading dimension c, that is, its transpose. So we ask cuBLASLt for
-// D^T = op(B)^T op(A)^T: our B is its first operand, our A its second, its "m" is our N and its "n" our M:
+// cuBLASLt is column-major, our tensors are row-major. A row-major (r, c) matrix is the same memory as a column-major
+// (c, r) one with leading dimension c, that is, its transpose. So cuBLASLt computes D^T = op(B)^T op(A)^T: our B is its
+// first operand, our A its second, its "m" is our N and its "n" our M:
 //   layout     our A    our B    first operand, column-major     second operand, column-major
 //   kForward   (M, K)   (N, K)   (K, N), transposed              (K, M)
 //   kDgrad     (M, K)   (K, N)   (N, K)                          (K, M)
 //   kWgrad     (K, M)   (K, N)   (N, K)                          (M, K), transposed
-// A bias over our columns is then a bias over its rows, which is what its epilogue adds.
+// A bias over our columns is a bias over its rows, as its epilogue expects.
 //
-// FP8 operands come with K innermost, (M, K) and (N, K), whatever the layout: the only form that Hopper multiplies is
-// that of kForward. Each operand's scale_inv travel along, ours of B as the first operand's. The grids of
-// Granularity are what cuBLASLt wants of modes VEC128 (our kBlock1x128) and BLK128x128; what pads them is not read.
+// FP8 operands have K innermost, (M, K) and (N, K), whatever the layout: Hopper multiplies them only in the form of
+// kForward. The scales of our B are those of cuBLASLt's first operand. Scale layouts match cuBLASLt's modes VEC128 (our
+// kBlock1x128) and BLK128x128; it does not read the padding.
 //
-// accumulate into a bf16 D rounds twice, whatever the operands: the product to bf16, then its sum with D (seen on
+// accumulate into a bf16 D rounds twice, for all operand types: the product to bf16, then its sum with D (observed with
 // cuBLASLt 13.1, exactly and in every shape tried). An fp32 D is rounded once.
 #include "llmc/cuda/gemm.h"
 
@@ -124,7 +124,7 @@ void set_scales(GemmProblem& problem, const GemmArgs& args) {
 
 GemmProblem problem_of(const GemmArgs& args) {
     GemmProblem problem{};
-    // fp32 operands run in full fp32 arithmetic: this compute type never uses TF32.
+    // fp32 operands are multiplied in full fp32: this compute type never uses TF32.
     CUBLAS_CHECK(cublasLtMatmulDescInit(&problem.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const uint64_t M = args.M, N = args.N, K = args.K;
     const cudaDataType_t first = cuda_type(args.B.dtype), second = cuda_type(args.A.dtype);
@@ -147,7 +147,7 @@ GemmProblem problem_of(const GemmArgs& args) {
     return problem;
 }
 
-// The type of an operand as the library was told, which is what counts as proof that FP8 ran.
+// Whether an operand was declared to cuBLASLt as FP8, the evidence that an FP8 matmul ran.
 bool is_fp8(cublasLtMatrixLayoutOpaque_t& layout) {
     uint32_t type = 0;
     size_t written = 0;
@@ -156,16 +156,11 @@ bool is_fp8(cublasLtMatrixLayoutOpaque_t& layout) {
     return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
 }
 
-const char* granularity_name(Granularity granularity) {
-    const char* names[] = {"tensor", "1x128", "128x128"};
-    return names[static_cast<int>(granularity)];
-}
-
 }  // namespace
 
 cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
-    if (plan.own) {
-        cuda::gemm_blocks(ctx, args);
+    if (plan.custom) {
+        cuda::gemm_fp8_blockwise(ctx, args);
         return CUBLAS_STATUS_SUCCESS;
     }
     const float alpha = 1.0f;
@@ -176,19 +171,17 @@ cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan,
 }
 
 std::string gemm_describe(const GemmKey& key) {
-    const char* layouts[] = {"forward", "dgrad", "wgrad"};
-    const char* epilogues[] = {"none", "bias", "bias+gelu"};
     std::string operands = dtype_name(key.a);
     if (key.b != key.a) operands += strf(" x %s", dtype_name(key.b));
     std::string scales;
     if (is_fp8(key.a)) {
-        scales = strf(", factors %s x %s, fast accumulation %d", granularity_name(key.a_granularity),
-                       granularity_name(key.b_granularity), key.fast_accumulation);
+        scales = strf(", scales %s x %s, fast accumulation %d", kGranularityNames[static_cast<int>(key.a_granularity)],
+                      kGranularityNames[static_cast<int>(key.b_granularity)], key.fast_accumulation);
     }
     return strf("gemm %s M %lld N %lld K %lld, %s -> %s%s, epilogue %s (bias %d, pre-activation %d), "
-                "accumulate %d, alignment A %d B %d D %d bytes", layouts[static_cast<int>(key.layout)],
+                "accumulate %d, alignment A %d B %d D %d bytes", kLayoutNames[static_cast<int>(key.layout)],
                 (long long)key.M, (long long)key.N, (long long)key.K, operands.c_str(), dtype_name(key.result),
-                scales.c_str(), epilogues[static_cast<int>(key.epilogue)], key.bias, key.pre, key.accumulate,
+                scales.c_str(), kEpilogueNames[static_cast<int>(key.epilogue)], key.bias, key.pre, key.accumulate,
                 key.align_a, key.align_b, key.align_d);
 }
 
@@ -232,8 +225,8 @@ void gemm(Ctx& ctx, const GemmArgs& args) {
     const GemmPlan& plan = gemm_plan_for(ctx, problem, key, args);
     cublasStatus_t status = gemm_launch(ctx, problem, plan, args);
     CHECK_CALL(status == CUBLAS_STATUS_SUCCESS, cublasLtGetStatusName(status));
-    // Our own kernel has checked by itself that both are E4M3.
-    ctx.fp8_matmuls += plan.own || (is_fp8(problem.first) && is_fp8(problem.second));
+    // The custom kernel has checked that both are E4M3.
+    ctx.fp8_matmuls += plan.custom || (is_fp8(problem.first) && is_fp8(problem.second));
 }
 
 }  // namespace cuda

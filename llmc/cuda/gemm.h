@@ -14,7 +14,7 @@
         CHECK(status_ == CUBLAS_STATUS_SUCCESS, "%s", cublasLtGetStatusName(status_));                       \
     } while (0)
 
-// Everything that decides which algorithms are legal and fast: calls with equal keys run the same algorithm.
+// Everything that determines which algorithms are valid and fast; calls with equal keys run the same algorithm.
 struct GemmKey {
     GemmLayout layout;
     GemmEpilogue epilogue;
@@ -30,32 +30,37 @@ struct GemmKey {
 
 struct GemmPlan {
     cublasLtMatmulAlgo_t algo;
-    bool own = false;      // our own kernel (gemm_blocks), not `algo`
-    float us = 0;          // time measured by the search, 0 if the library's first answer was taken
-    bool checked = false;  // known to fit this library and our workspace
+    bool custom = false;      // runs gemm_fp8_blockwise, our custom kernel, instead of `algo`
+    float us = 0;          // time measured by the search; 0 for the heuristic's first answer
+    bool checked = false;  // known to be valid for this library and our workspace
 };
 
 struct GemmState {
     cublasLtHandle_t handle = nullptr;
-    void* workspace = nullptr;  // kGemmWorkspaceBytes; its users are not ordered, so one stream only
-    bool search = false, search_own = true;   // see gemm_set_search; whether it may choose our own kernels
-    std::string library, gpu;   // what plans are valid for
+    void* workspace = nullptr;  // kGemmWorkspaceBytes; for one stream only, since its users are not synchronised
+    bool search = false, search_custom = true;   // see gemm_set_search; whether a search may choose custom kernels
+    std::string library, gpu;   // plans are valid for these
     std::map<GemmKey, GemmPlan> plans;
 };
 
 // cuBLAS asks for 32 MiB on Hopper; twice that lets more split-K algorithms take part in the search.
 inline constexpr int64_t kGemmWorkspaceBytes = 64ll << 20;
 
-// Open and close ctx.gemm; ctx.stream is set and the device is current. Exit 2 when cuBLASLt does not start.
+// Create and destroy ctx.gemm; need ctx.stream and the current device. Exit 2 when cuBLASLt does not start.
 void gemm_state_create(Ctx& ctx);
 void gemm_state_destroy(Ctx& ctx);
 
+// Names of the enumerators, in plans and messages.
+inline constexpr const char* kLayoutNames[] = {"forward", "dgrad", "wgrad"};
+inline constexpr const char* kEpilogueNames[] = {"none", "bias", "bias_gelu"};
+inline constexpr const char* kGranularityNames[] = {"tensor", "1x128", "128x128"};
+
 // One line for messages: layout, sizes, types, scales, epilogue, alignment.
 std::string gemm_describe(const GemmKey& key);
-// Every error about a call names the whole call, `key`.
+// Errors name the whole call: needs a GemmKey `key` in scope.
 #define CHECK_CALL(condition, what) CHECK(condition, "%s: %s", gemm_describe(key).c_str(), what)
 
-// cuBLASLt's view of one call. The descriptors are plain structs without resources, built anew for each call.
+// The arguments of one cuBLASLt call. The descriptors are plain structs without resources, filled for each call.
 struct GemmProblem {
     cublasLtMatmulDescOpaque_t op;
     cublasLtMatrixLayoutOpaque_t first, second, result;
@@ -64,18 +69,19 @@ struct GemmProblem {
     float beta;
 };
 
-// The plan of this call, found now if there is none (see gemm_set_search); leaves D as it was or as one plain call
-// would leave it.
+// Returns the plan of this call, chosen now if there is none (see gemm_set_search). D is then unchanged or as after one
+// plain call.
 const GemmPlan& gemm_plan_for(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args);
 
-// One run of a plan, and the library's answer.
+// Runs a plan once and returns the library's status.
 cublasStatus_t gemm_launch(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args);
 
-// ---- blockwise products of our own (gemm_blocks_sm90.cu), with the library's bits but for a bf16 D that is added to,
-// which the library rounds twice
+// ---- custom blockwise FP8 kernel (gemm_fp8_blockwise_sm90.cu). Same bits as the library, except for accumulation into
+// a bf16 D, which the library rounds twice.
 namespace cuda {
-// This build and device have them; and they take this call: E4M3 operands, A of 1x128 scales, B of 128x128 ones.
-bool gemm_blocks_here(const Ctx& ctx);
-bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args);
-void gemm_blocks(Ctx& ctx, const GemmArgs& args);
+// Whether this build and device have it, and whether it supports a call: E4M3 operands, A in 1x128 blocks, B in
+// 128x128.
+bool gemm_fp8_blockwise_available(const Ctx& ctx);
+bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args);
+void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args);
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// Matmul plans as JSON: what a checkpoint stores so that a resumed run picks the same algorithms.
+// Matmul plans as JSON, stored in checkpoints so that a resumed run uses the same algorithms.
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/fp8.h"
@@ -8,9 +8,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kLayouts[] = {"forward", "dgrad", "wgrad"};
-constexpr const char* kEpilogues[] = {"none", "bias", "bias_gelu"};
-constexpr const char* kGranularities[] = {"tensor", "1x128", "128x128"};
 constexpr Dtype kDtypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3, Dtype::kE5m2};
 
 template <size_t kCount> int index_in(const char* const (&names)[kCount], const std::string& name) {
@@ -30,35 +27,35 @@ Dtype dtype_from(const std::string& name) {
 json to_json(const GemmKey& key, const GemmPlan& plan) {
     json algo = json::array();
     for (uint64_t word : plan.algo.data) algo.push_back(word);
-    json row = {{"layout", kLayouts[static_cast<int>(key.layout)]},
-                {"epilogue", kEpilogues[static_cast<int>(key.epilogue)]},
+    json row = {{"layout", kLayoutNames[static_cast<int>(key.layout)]},
+                {"epilogue", kEpilogueNames[static_cast<int>(key.epilogue)]},
                 {"operands", dtype_name(key.a)}, {"result", dtype_name(key.result)},
                 {"bias", key.bias}, {"pre", key.pre}, {"accumulate", key.accumulate},
                 {"align", {key.align_a, key.align_b, key.align_d}},
                 {"M", key.M}, {"N", key.N}, {"K", key.K}, {"algo", algo}, {"us", plan.us}};
-    // Only with FP8: rows of other matmuls stay those of programs that knew no FP8.
+    // Only with FP8: rows of other matmuls keep the form they had before FP8 was supported.
     if (is_fp8(key.a)) {
         row["operand_b"] = dtype_name(key.b);
-        row["factors"] = {kGranularities[static_cast<int>(key.a_granularity)],
-                          kGranularities[static_cast<int>(key.b_granularity)]};
+        row["factors"] = {kGranularityNames[static_cast<int>(key.a_granularity)],
+                          kGranularityNames[static_cast<int>(key.b_granularity)]};
         row["fast_accumulation"] = key.fast_accumulation;
-        row["own_kernel"] = plan.own;
+        row["own_kernel"] = plan.custom;
     }
     return row;
 }
 
-// The fields that only rows of FP8 matmuls have. Programs before our own kernel did not name it.
+// Reads the fields that only rows of FP8 matmuls have. Older files do not have own_kernel.
 void read_fp8_fields(GemmKey& key, GemmPlan& plan, const json& row) {
     if (!is_fp8(key.a)) return;
     const json& scales = row.at("factors");
     auto granularity = [&](size_t i) {
-        return static_cast<Granularity>(index_in(kGranularities, scales.at(i).get<std::string>()));
+        return static_cast<Granularity>(index_in(kGranularityNames, scales.at(i).get<std::string>()));
     };
     key.b = dtype_from(row.at("operand_b").get<std::string>());
     key.a_granularity = granularity(0);
     key.b_granularity = granularity(1);
     key.fast_accumulation = row.at("fast_accumulation").get<bool>();
-    plan.own = row.value("own_kernel", false);
+    plan.custom = row.value("own_kernel", false);
 }
 
 std::pair<GemmKey, GemmPlan> from_json(const json& row) {
@@ -70,8 +67,8 @@ std::pair<GemmKey, GemmPlan> from_json(const json& row) {
             words.size(), std::size(plan.algo.data));
     for (size_t i = 0; i < words.size(); i++) plan.algo.data[i] = words.at(i).get<uint64_t>();
     plan.us = row.at("us").get<float>();
-    const int layout = index_in(kLayouts, row.at("layout").get<std::string>());
-    const int epilogue = index_in(kEpilogues, row.at("epilogue").get<std::string>());
+    const int layout = index_in(kLayoutNames, row.at("layout").get<std::string>());
+    const int epilogue = index_in(kEpilogueNames, row.at("epilogue").get<std::string>());
     GemmKey key{.layout = static_cast<GemmLayout>(layout),
                 .epilogue = static_cast<GemmEpilogue>(epilogue),
                 .a = dtype_from(row.at("operands").get<std::string>()),
@@ -106,7 +103,7 @@ std::string gemm_import_plans(Ctx& ctx, const std::string& text) {
     try {
         const json root = json::parse(text);
         library = root.at("library").get<std::string>();
-        gpu = root.value("gpu", "");   // plans of the CPU name none
+        gpu = root.value("gpu", "");   // plans of the CPU have none
         for (const json& row : root.at("plans")) plans.insert(from_json(row));
     } catch (const json::exception& error) {
         FAIL(kExitBadInput, "matmul plans are not valid JSON of ours: %s", error.what());
@@ -117,9 +114,9 @@ std::string gemm_import_plans(Ctx& ctx, const std::string& text) {
                     library.c_str(), gpu.c_str(), state.library.c_str(), state.gpu.c_str());
     }
     for (const auto& [key, plan] : plans)
-        if (plan.own && !gemm_blocks_here(ctx))
-            return "matmul plans name our own kernel, which this build does not have (make ARCH=90a): algorithms are "
-                   "chosen anew";
+        if (plan.custom && !gemm_fp8_blockwise_available(ctx))
+            return "matmul plans name the custom kernel, which this build does not have (make ARCH=90a): algorithms "
+                   "are chosen anew";
     for (const auto& [key, plan] : plans) state.plans.insert_or_assign(key, plan);
     return "";
 }

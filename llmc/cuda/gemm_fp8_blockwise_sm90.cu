@@ -1,19 +1,18 @@
-// Products of blockwise FP8 operands by wgmma, E4M3 by E4M3, B with one scale for 128 of its rows: forward and dgrad.
+// Matmul of blockwise FP8 operands by wgmma, E4M3 x E4M3, with 128x128 scales for B: forward and dgrad.
 //
-// Tensor cores know no scales: a product over 128 of K is made in registers of its own, 4 wgmma of 64 x 128 x 32 that
-// start at 0, and then added to fp32 sums with the two scales. Measured on an H200: both kinds of work take from the
-// same register files. While one warpgroup adds (90 cycles for 64 results a thread), the other's product goes on at
-// 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87 of a cycle, whoever starts
-// when: a step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and takes 1210. What counts is thus
-// how few instructions stand beside the products, and that no product waits: reads of scales between its wgmma cost
-// 300 cycles a step before they were moved ahead of it. At 700 W the clock is left at 1290 MHz: 1150 TFLOP/s; products
-// that are never added up reach 1280. With two vectors of scales (weight gradients) an addition takes twice the
-// instructions, 1610 cycles a step: no faster than the library, so that those stay there.
+// Tensor cores do not apply scales: a product over 128 of K is computed in registers of its own, 4 wgmma of
+// 64 x 128 x 32 starting from 0, and then added to fp32 accumulators with the two scales. Measured on an H200: both
+// kinds of work compete for the register files. While one warpgroup promotes (90 cycles for 64 results per thread), the
+// other's product runs at 38 % of its speed, so that an instruction of all four warps costs the tensor cores 0.87
+// cycles regardless of when it is issued: a step of 256 x 128 x 128 should take 1024 + 4 * 64 * 0.87 = 1247 cycles, and
+// takes 1210. So the kernel minimises instructions besides the products, and no product may wait: loads of scales
+// between the wgmma cost 300 cycles per step before they were moved ahead of them. At 700 W the clock drops to 1290
+// MHz: 1150 TFLOP/s; products without promotion reach 1280. With 1x128 scales on both sides (weight gradients)
+// promotion takes twice the instructions, 1610 cycles per step: no faster than the library, which therefore runs those.
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/gemm.h"
 #include "llmc/ops/gemm_fp8.h"
-#if defined(LLMC_SM90A)   // older devices lack instructions of these, and nothing would use them
-#include "llmc/cuda/fp8.cuh"
+#if defined(LLMC_SM90A)   // these use instructions that older devices lack
 #include "llmc/cuda/gemm_fp8_blockwise_sm90.cuh"
 #endif
 
@@ -25,7 +24,7 @@ struct BlocksMaps {
     CUtensorMap a, b;
 };
 
-// The one thread that orders copies.
+// The thread that issues TMA loads.
 __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const BlocksProblem& p,
                             const BlocksSchedule& schedule) {
     using B = Blocks;
@@ -55,11 +54,11 @@ __device__ void load_blocks(BlocksState state, const BlocksMaps& maps, const Blo
     }
 }
 
-// What a thread multiplies its parts of a step's products with: its rows' scales, and B's.
+// The scales of a thread's part of a step: its rows' scales of A, and B's.
 struct BlocksScales {
     float of_row[Blocks::kHalves][2], of_columns;
 
-    // at: the stage's scales in shared memory; row: the thread's first. Starts the loads; they arrive in this order.
+    // Starts to load from the stage's scales at `at`, in this order. row: the thread's first row.
     __device__ void load(uint32_t at, int row, int step) {
 #pragma unroll
         for (int half = 0; half < Blocks::kHalves; half++)
@@ -79,14 +78,14 @@ struct BlocksConsumer {
     using B = Blocks;
     BlocksState state;
     const int consumer, warp, lane;   // warp: of the warpgroup
-    const uint32_t empty_there;       // the barriers of free stages in the block of the cluster that the lane tells
+    const uint32_t empty_there;       // the `empty` barriers of the block of the cluster that this lane signals
     float sums[B::kHalves][64], part[64];
     BlocksScales scales;   // of the step
 
-    // The thread's first row of the block's, in its warpgroup's half 0.
+    // The thread's first row in its warpgroup's half 0, relative to the block.
     __device__ int first_row() const { return consumer * 64 * B::kHalves + 16 * warp + lane / 4; }
 
-    // part = the product of 64 rows, over 128 of K; and what can be done meanwhile.
+    // part = the product of 64 rows over 128 of K; calls meanwhile() while it runs.
     template <typename Meanwhile> __device__ void multiply(int half, Meanwhile meanwhile) {
         const uint32_t rows = state.rows() + (consumer * B::kHalves + half) * B::kHalfBytes;
         const uint64_t a = byte_tile_descriptor<B::kDepth>(rows);
@@ -105,9 +104,9 @@ struct BlocksConsumer {
         from.ring.wait();
         to.load(from.shared + from.scales_at(), first_row(), number);
     }
-    // Scales are read a step ahead, so that no wgmma waits for them. A stage goes back once what was read of it has
-    // arrived: an arrival at a barrier does not wait for loads before it, and the copy engine is not ordered with them.
-    // The first half's addition has used the scale that was loaded last.
+    // Scales are loaded one step ahead, so that no wgmma waits for them. A stage may be released only after the loads
+    // from it have completed: neither an arrival at a barrier nor TMA is ordered with them. The first half's promotion
+    // has used the scale that was loaded last.
     __device__ void step(int number, bool last) {
         BlocksScales next;
         multiply(0, [] {});
@@ -123,7 +122,7 @@ struct BlocksConsumer {
         scales = next;
         state.ring.next();
     }
-    // Works out anew what it would otherwise keep in registers across a tile's steps.
+    // Recomputes its indices rather than keep them in registers across the steps of a tile.
     __device__ void store(const BlocksProblem& p, const BlocksSchedule& schedule, uint32_t item) {
         const BlocksSchedule::Place at = schedule.place(ptx::opaque(item));
         const int thread = static_cast<int>(ptx::thread_index()), of_group = thread % 128, lane = thread % 32;
@@ -151,16 +150,16 @@ struct BlocksConsumer {
     }
 };
 
-// Math: D (+)= sum over blocks of 128 of K of fa[k / 128, m] fb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
-//       k]) + bias[n]; the sum of a block as tensor cores make it, all else in fp32, D rounded once.
+// Math: D (+)= sum over blocks of 128 of K of sa[k / 128, m] sb[n / 128, k / 128] (sum over the block of a[m, k] b[n,
+//       k]) + bias[n]; a block's sum has the tensor cores' precision, everything else is fp32, and D is rounded once.
 // Source: DeepSeek-V3, arXiv 2412.19437, section 3.3; PTX ISA 9.0, wgmma of .e4m3.
-// Traffic: M K + N K bytes, 4 M K / 128 of scales, D written; a bf16 D that is added to read.
-// Requires: sm_90a; operands E4M3, A of 1x128 scales, B of 128x128; M a multiple of 4, N and K of 16; A, B, D and
-//           scales 16-byte aligned, as fp8_gemm_error demands.
-// Parallel: a cluster of 2 blocks owns 256 x 256 results, item after item (BlocksSchedule), a block 128 of the columns;
-//           its last warpgroup copies, each other one owns 128 rows, in two halves.
+// Traffic: M K + N K bytes and 4 M K / 128 of scales read, D written; D also read to accumulate in bf16.
+// Requires: sm_90a; E4M3 operands, A with 1x128 scales, B with 128x128; M a multiple of 4, N and K of 16; A, B, D and
+//           scales 16-byte aligned, as fp8_gemm_error checks.
+// Parallel: a cluster of 2 blocks computes tiles of 256 x 256 (BlocksSchedule), each block 128 of the columns. Its last
+//           warpgroup issues TMA loads, each other one owns 128 rows in two halves.
 __global__ void __launch_bounds__(Blocks::kThreads, 1)
-gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
+gemm_fp8_blockwise_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __grid_constant__ BlocksProblem problem,
                         const BlocksSchedule schedule) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char memory[];
@@ -171,7 +170,7 @@ gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __gr
         ptx::prefetch_map(&maps.a);
         ptx::prefetch_map(&maps.b);
     }
-    __cluster_barrier_arrive();   // nobody copies into a block, or frees its stages, before its barriers are there
+    __cluster_barrier_arrive();   // no block may copy into another or free its stages before its barriers exist
     __cluster_barrier_wait();
     if (group_of_warps == Blocks::kConsumers) {
         ptx::registers_shrink<Blocks::kProducerRegisters>();
@@ -185,13 +184,13 @@ gemm_blocks_e4m3_sm90_kernel(const __grid_constant__ BlocksMaps maps, const __gr
             ptx::address_in_block(state.ring.empty, lane % Blocks::kCluster), {}, {}, {}};
         consumer.run(problem, schedule);
     }
-    __cluster_barrier_arrive();   // nobody ends while the other block copies or arrives here
+    __cluster_barrier_arrive();   // no block may exit while the other still copies or arrives here
     __cluster_barrier_wait();
 #endif
 }
 
 void launch(Ctx& ctx, const GemmArgs& args) {
-    const auto kernel = gemm_blocks_e4m3_sm90_kernel;
+    const auto kernel = gemm_fp8_blockwise_sm90_kernel;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = Blocks::kCluster;
@@ -203,16 +202,16 @@ void launch(Ctx& ctx, const GemmArgs& args) {
     config.attrs = &attribute;
     config.numAttrs = 1;
     config.gridDim = dim3(grid_size(ctx.sm_count / Blocks::kCluster * Blocks::kCluster));
-    static const int resident = [&] {   // clusters; what comes after them would wait until one has done all its items
+    static const int resident = [&] {   // clusters; any more would wait until another has finished all its items
         int clusters = 0;
         allow_shared_memory(kernel, Blocks::kSharedBytes);
         CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-        CHECK(clusters > 0, "gemm_blocks_sm90: no room for a cluster");
+        CHECK(clusters > 0, "gemm_fp8_blockwise: no room for a cluster");
         return clusters;
     }();
     const int64_t rows = ceil_div(args.M, Blocks::kRows);
     const int64_t columns = ceil_div(args.N, Blocks::kCluster * Blocks::kColumns), items = rows * columns;
-    CHECK(args.M < (1 << 30) && args.N < (1 << 30) && items < (1 << 30), "gemm_blocks_sm90: M %lld, N %lld",
+    CHECK(args.M < (1 << 30) && args.N < (1 << 30) && items < (1 << 30), "gemm_fp8_blockwise: M %lld, N %lld",
           (long long)args.M, (long long)args.N);
     config.gridDim.x = grid_size(Blocks::kCluster * std::min<int64_t>(items, resident));
     const BlocksMaps maps{matrix_map(args.A.data, args.M, args.K, Blocks::kShareRows),
@@ -229,22 +228,22 @@ void launch(Ctx& ctx, const GemmArgs& args) {
     const BlocksSchedule schedule{static_cast<uint32_t>(items), static_cast<uint32_t>(rows),
                                   static_cast<uint32_t>(columns)};
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, maps, problem, schedule));
-    CHECK_LAUNCH("gemm_blocks_e4m3_sm90_kernel");
+    CHECK_LAUNCH("gemm_fp8_blockwise_sm90_kernel");
 }
 
 }  // namespace
 #endif
 
-bool gemm_blocks_here(const Ctx& ctx) { return kSm90aCode && ctx.sm == 90; }
+bool gemm_fp8_blockwise_available(const Ctx& ctx) { return kSm90aCode && ctx.sm == 90; }
 
-bool gemm_blocks_fits(const Ctx& ctx, const GemmArgs& args) {
-    return gemm_blocks_here(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
+bool gemm_fp8_blockwise_supports(const Ctx& ctx, const GemmArgs& args) {
+    return gemm_fp8_blockwise_available(ctx) && args.A.dtype == Dtype::kE4m3 && args.B.dtype == Dtype::kE4m3
            && args.A_granularity == Granularity::kBlock1x128 && args.B_granularity == Granularity::kBlock128x128
            && args.epilogue != GemmEpilogue::kBiasGelu;
 }
 
-void gemm_blocks(Ctx& ctx, const GemmArgs& args) {
-    CHECK(gemm_blocks_fits(ctx, args) && !fp8_gemm_error(args), "gemm_blocks: %s",
+void gemm_fp8_blockwise(Ctx& ctx, const GemmArgs& args) {
+    CHECK(gemm_fp8_blockwise_supports(ctx, args) && !fp8_gemm_error(args), "gemm_fp8_blockwise: %s",
           fp8_gemm_error(args) ? fp8_gemm_error(args) : "not a product that it makes, or not on this device");
 #if defined(LLMC_SM90A)
     launch(ctx, args);

@@ -1,25 +1,24 @@
-// Products of blockwise FP8 operands on compute capability 9.0: tiles, shared memory, order of work.
+// Matmul of blockwise FP8 operands on compute capability 9.0: tiles, shared memory, schedule, epilogue.
 #pragma once
-#include "llmc/cuda/gemm.h"
 #include "llmc/cuda/pipeline_sm90.cuh"
 #include "llmc/cuda/tensor_map.h"
 #include "llmc/cuda/wgmma.cuh"
 
 namespace cuda {
 
-// A block owns 256 x 128 results, each of its two consumer warpgroups 128 x 128 of them: 128 sums a thread in fp32, and
-// 64 of the product under way, 64 x 128 over 128 of K. Larger tiles have no room in registers; smaller ones want more
-// of the L2 cache: this one 48 KB for 1024 cycles of the tensor cores, and 32 KB where two blocks share their A.
+// A block computes 256 x 128 results, each of its two consumer warpgroups 128 x 128: 128 fp32 accumulators per thread,
+// and 64 for the product in flight, 64 x 128 over 128 of K. Larger tiles do not fit in registers; smaller ones need
+// more L2 bandwidth: this one reads 48 KB in 1024 cycles of the tensor cores, 32 KB when two blocks share A.
 struct Blocks {
     static constexpr int kConsumers = 2, kHalves = 2, kRows = 64 * kHalves * kConsumers, kColumns = 128, kDepth = 128;
     static constexpr int kThreads = 128 * (kConsumers + 1), kProducerRegisters = 24, kConsumerRegisters = 240;
-    // Two blocks side by side in N form a cluster; each loads half of their A into both.
+    // Two blocks adjacent in N form a cluster; each loads half of their A into both.
     static constexpr int kCluster = 2, kShareRows = kRows / kCluster, kStages = 4;
     static constexpr uint32_t kRowBytes = kRows * kDepth, kColumnBytes = kColumns * kDepth;
     static constexpr uint32_t kShareBytes = kShareRows * kDepth, kHalfBytes = 64 * kDepth;
     static constexpr uint32_t kScaleBytes = 4 * (kRows + 4);
-    // Shared memory: stages of A | of B | of scales (A's, then B's of the four blocks of 128x128 among which the stage
-    // is) | barriers.
+    // Shared memory: stages of A | of B | of scales (A's, then B's of the four 128x128 blocks that contain the stage) |
+    // barriers.
     static constexpr uint32_t kColumnsAt = kStages * kRowBytes, kScalesAt = kColumnsAt + kStages * kColumnBytes;
     static constexpr uint32_t kBarriers = kScalesAt + kStages * kScaleBytes;
     static constexpr int kSharedBytes = kBarriers + 16 * kStages;
@@ -27,15 +26,15 @@ struct Blocks {
     static_assert(kSharedBytes <= 227 * 1024);
 };
 
-// Order of work. An item is the 256 x 256 results of a cluster; cluster c of G takes items c, c + G, ... Items pass in
-// groups of 8 in M and within a group along N, so that what runs at the same time is about square and shares its
+// Schedule. An item is the 256 x 256 results of a cluster; cluster c of G computes items c, c + G, ... Items are
+// ordered in groups of 8 in M and within a group along N, so that concurrent items form roughly a square and share
 // operands in the L2 cache.
 struct BlocksSchedule {
     static constexpr uint32_t kGroup = 8;
     uint32_t items, rows, columns;   // items in all, in M, in N
 
     struct Place {
-        int row, column;   // first ones of the cluster's
+        int row, column;   // the cluster's first
     };
     __device__ Place place(uint32_t item) const {
         const uint32_t group = item / (kGroup * columns), rest = item - group * (kGroup * columns);
@@ -48,17 +47,17 @@ struct BlocksSchedule {
     __device__ static uint32_t step() { return gridDim.x / Blocks::kCluster; }
 };
 
-// What a block's threads are told, next to the maps of A and B.
+// Kernel arguments besides the maps of A and B.
 struct BlocksProblem {
     const float *a_scales, *b_scales;
     void* result;        // (M, N) fp32 or bf16: = or, if accumulate, +=
     const bf16* bias;    // (N) or null
     int M, N, steps;     // steps of 128 along K
-    int scale_row;      // of B's scales: distance of those of the next 128 rows
+    int scale_row;      // elements between B's scales of adjacent blocks of 128 rows
     bool fp32, accumulate;
 };
 
-// A block's ring and where its stages are.
+// A block's ring and the addresses of its stages.
 struct BlocksState {
     uint32_t shared;
     Ring<Blocks::kStages> ring;
@@ -68,20 +67,21 @@ struct BlocksState {
     __device__ uint32_t rows() const { return shared + ring.stage * Blocks::kRowBytes; }
     __device__ uint32_t columns() const { return shared + Blocks::kColumnsAt + ring.stage * Blocks::kColumnBytes; }
     __device__ uint32_t scales_at() const { return Blocks::kScalesAt + ring.stage * Blocks::kScaleBytes; }
-    // By one thread, before the cluster meets. Both blocks' consumers free a stage, as half of A goes to both.
+    // Called by one thread before the cluster's barrier. Consumers of both blocks free a stage, as both hold half of A.
     __device__ void init() const {
         ring.init(4 * Blocks::kConsumers * Blocks::kCluster);
         ptx::barrier_init_fence();
     }
-    // Consumer: the warp has read the stage. empty_there: the lane's block's barriers of free stages.
+    // Called by consumers when the warp has read the stage. empty_there: `empty` barriers of the block this lane
+    // signals.
     __device__ void release(uint32_t empty_there, int lane) const {
         __syncwarp();
         if (lane < Blocks::kCluster) ptx::barrier_arrive_in_block(empty_there + 8 * ring.stage);
     }
 };
 
-// ---- results. A thread has of 64 x 128 results what wgmma left it: d[4 j + i] is column 8 j + 2 (lane % 4) + i % 2 of
-// row `row` (i < 2) or row + 8. Columns come and go in 16s, as N is a multiple of 16.
+// ---- epilogue. Of 64 x 128 results, a thread holds d[4 j + i] = column 8 j + 2 (lane % 4) + i % 2 of row `row` (i <
+// 2) or row + 8 (wgmma's layout). Columns are valid in 16s, as N is a multiple of 16.
 
 __device__ inline void add_bias(float (&d)[64], const BlocksProblem& p, int column, int lane) {
 #pragma unroll
@@ -93,8 +93,8 @@ __device__ inline void add_bias(float (&d)[64], const BlocksProblem& p, int colu
     }
 }
 
-// 32 bytes of a row from 4 lanes at once. What is added needs no read: each element has one addition, so that the
-// order of threads does not matter. (The addition in memory takes numbers below 2^-126 for 0.)
+// Four lanes store 32 bytes of a row at once. Accumulation uses atomics to avoid a read; each element is added to once,
+// so the result is deterministic. (Atomics flush subnormals to 0.)
 __device__ inline void store_fp32(const float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -110,7 +110,7 @@ __device__ inline void store_fp32(const float (&d)[64], const BlocksProblem& p, 
     }
 }
 
-// The same: even lanes exchange with their odd neighbours, and have then 4 columns of the first or of the second 8.
+// As store_fp32; even lanes exchange with their odd neighbours to get 4 adjacent columns of the first or second 8.
 __device__ inline void store_bf16(float (&d)[64], const BlocksProblem& p, int row, int column, int lane) {
     const bool odd = lane % 2;
     const int own = 2 * (lane % 4), first = 8 * (lane % 2) + 2 * (lane & 2);

@@ -1,4 +1,4 @@
-// What runs a shape: the library's first answer, or the fastest of several and of our own kernel, measured.
+// The choice of an algorithm for a shape: the heuristic's first answer, or the fastest in a measurement.
 #include <algorithm>
 #include <vector>
 
@@ -7,15 +7,15 @@
 
 namespace {
 
-// The first answers of the heuristic that a search measures. On an H200 in BF16 the best of 8 was up to
-// 10 % faster than the first; later answers rarely win.
+// Answers of the heuristic that a search measures. On an H200 in BF16 the best of 8 was up to 10 % faster than the
+// first; later answers rarely win.
 constexpr int kCandidates = 12;
 
-// Split-K may only reduce through fp32 partial sums in the workspace, in a separate pass: in place it runs
-// through counters whose order is not documented, and "output type" would round the partial sums to bf16.
+// Split-K may only reduce through fp32 partial sums in the workspace, in a separate pass: in-place reduction uses
+// counters in an undocumented order, and "output type" would round the partial sums to bf16.
 constexpr uint32_t kReductionSchemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 
-// The heuristic's first `count` answers (at most kCandidates), best guess first.
+// Returns the heuristic's first `count` answers (at most kCandidates), best guess first.
 std::vector<GemmPlan> candidates(Ctx& ctx, GemmProblem& problem, const GemmKey& key, int count) {
     cublasLtMatmulPreferenceOpaque_t preference{};
     CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference));
@@ -43,8 +43,8 @@ std::vector<GemmPlan> candidates(Ctx& ctx, GemmProblem& problem, const GemmKey& 
     return plans;
 }
 
-// Saves D before a search that adds to it and puts it back afterwards. The copy lives on the device if it
-// fits, else on the host, and is given back at once.
+// Saves D before a search that accumulates into it and restores it afterwards. The copy is on the device if it fits,
+// else on the host, and is freed with this object.
 class SavedResult {
 public:
     SavedResult(Ctx& ctx, const Tensor& D) : stream_(cuda::stream_of(ctx)), D_(D) {
@@ -81,7 +81,7 @@ struct Stopwatch {
         cudaEventDestroy(begin);
         cudaEventDestroy(end);
     }
-    // Microseconds of one launch, negative if the algorithm refuses to run.
+    // Returns the microseconds of one launch, negative if the algorithm refuses to run.
     float time_us(Ctx& ctx, GemmProblem& problem, const GemmPlan& plan, const GemmArgs& args) {
         cudaStream_t stream = cuda::stream_of(ctx);
         CUDA_CHECK(cudaEventRecord(begin, stream));
@@ -104,17 +104,17 @@ struct Trial {
     }
 };
 
-// The fastest of the heuristic's first answers, and of our own kernel where it fits, by median time. Rounds go over all
-// candidates in turn, so that a drifting clock meets each alike. The first round warms up (kernels are loaded lazily),
-// the second drops what is far behind; the heuristic's own choice stays unless another is faster by more than the usual
-// noise.
+// Returns the fastest plan by median time among the heuristic's first answers and, where supported, the custom kernel.
+// Rounds alternate between all candidates, so that clock drift affects them alike. The first round warms up (kernels
+// are loaded lazily), the second drops slow candidates; the heuristic's first answer stays unless another is faster by
+// more than the usual noise.
 GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const GemmArgs& args) {
     constexpr float kFarBehind = 1.2f, kNoise = 1.01f, kBudgetUs = 50000;
     std::vector<Trial> trials;
     for (const GemmPlan& plan : candidates(ctx, problem, key, kCandidates)) trials.push_back({plan, {}});
-    const bool other_bits = args.accumulate && args.D.dtype == Dtype::kBf16;   // see gemm_blocks
-    if (ctx.gemm->search_own && !other_bits && cuda::gemm_blocks_fits(ctx, args))
-        trials.push_back({{.algo = {}, .own = true, .checked = true}, {}});
+    const bool other_bits = args.accumulate && args.D.dtype == Dtype::kBf16;   // see gemm_fp8_blockwise
+    if (ctx.gemm->search_custom && !other_bits && cuda::gemm_fp8_blockwise_supports(ctx, args))
+        trials.push_back({{.algo = {}, .custom = true, .checked = true}, {}});
     Stopwatch stopwatch;
     auto round = [&] {
         float total = 0;
@@ -141,11 +141,12 @@ GemmPlan search_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, const G
     return noise ? trials[0].plan : fastest.plan;
 }
 
-// An imported plan is verified on first use.
+// Verifies an imported plan on its first use.
 void check_plan(Ctx& ctx, GemmProblem& problem, const GemmKey& key, GemmPlan& plan, const GemmArgs& args) {
-    if (plan.own) {
-        REQUIRE(cuda::gemm_blocks_fits(ctx, args), "matmul plan for %s names our own kernel, which does not make it: "
-                "begin from the checkpoint's weights with --load", gemm_describe(key).c_str());
+    if (plan.custom) {
+        REQUIRE(cuda::gemm_fp8_blockwise_supports(ctx, args),
+                "matmul plan for %s names the custom kernel, which does not support it: begin from the "
+                "checkpoint's weights with --load", gemm_describe(key).c_str());
         plan.checked = true;
         return;
     }

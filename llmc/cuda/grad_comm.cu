@@ -1,4 +1,4 @@
-// Gradients between ranks: FP8 chunks for the wire, sums in rank order, how far two reductions are apart.
+// Gradients between ranks: FP8 chunks for communication, sums in rank order, and the distance of two reductions.
 #include <cuda_fp16.h>
 
 #include "llmc/cuda/fp8.cuh"
@@ -9,28 +9,28 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kLaneElems = 4;   // elements a lane takes at a time; those of a warp are a chunk
+constexpr int kLaneElems = 4;   // elements per lane and access; a warp accesses a chunk
 static_assert(kGradCommChunk == 32 * kLaneElems);
 
 // ---- quantize_chunks
 
-constexpr int kChunks = 8;   // that a warp has under way
+constexpr int kChunks = 8;   // in flight per warp
 
 __device__ inline uint32_t amax_of(const float (&value)[kLaneElems]) {
     const uint32_t low = max(amax_bits_of(value[0]), amax_bits_of(value[1]));
     return max(low, max(amax_bits_of(value[2]), amax_bits_of(value[3])));
 }
 
-// Math: scales = chunk_scale of the amax of each chunk, out = to_fp8(in * scale); counts.
+// Math: scales = scale_inv of chunk_scale of each chunk's amax, out = to_fp8(in * scale); counts.
 // Source: fp8.h for casts and scales.
-// Traffic: in read, a byte an element and 4 a chunk written, once.
+// Traffic: in read, 1 byte per element and 4 per chunk written, once.
 // Requires: in aligned to 4 elements, out to 4 bytes.
-// Parallel: a warp owns 8 chunks, one after the other but for the loads; lane k works out the scale of chunk k, since
-// two divisions are worth a dozen casts.
+// Parallel: a warp processes 8 chunks in order, with all their loads issued first; lane k computes the scale of chunk
+// k, since its two divisions cost as much as a dozen casts.
 template <typename T, bool kCount>
 __global__ void __launch_bounds__(kThreads, 4)
     quantize_chunks_kernel(uint8_t* out, float* scales, const T* in, Fp8Counts* counts, int64_t chunks) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int64_t first = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kChunks;
     if (first >= chunks) return;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     Packed<T, kLaneElems> raw[kChunks] = {};
 #pragma unroll
     for (int k = 0; k < kChunks; k++) {
-        if (k >= count) break;   // a branch: with predicates the assembler puts off half of the loads
+        if (k >= count) break;   // a branch: with predicates the assembler delays half of the loads
         raw[k].load(in + begin + k * kGradCommChunk);
     }
     uint32_t amax = 0;   // of chunk `lane`
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 4)
         const float scale = __shfl_sync(0xffffffffu, chunk.scale, k);
         float v[kLaneElems];
         raw[k].unpack_to(v);
-        if constexpr (kCount) {   // a chunk beyond the last is of zeros, which add nothing
+        if constexpr (kCount) {   // chunks past the end are zeros, which count nothing
 #pragma unroll
             for (int i = 0; i < kLaneElems; i++) tally.add<Dtype::kE4m3>(v[i], scale);
         }
@@ -91,7 +91,7 @@ struct E4m3 {
     uint8_t code;
 };
 
-// kWidth elements of what a rank sent, as they lie in memory.
+// kWidth elements sent by a rank, unconverted.
 template <typename T, int kWidth> struct Sent {
     Packed<T, kWidth> raw;
     __device__ void load(const T* in, const float*, int64_t i) { raw.load(in + i); }
@@ -115,25 +115,25 @@ template <> struct Sent<E4m3, kLaneElems> {
     }
 };
 
-constexpr int kRankBatch = 4;   // ranks whose elements are under way together
+constexpr int kRankBatch = 4;   // ranks with loads in flight together
 
-// Math: out[i] = sum over r of in[r, i], each times the scale of its chunk if there are scales; in the order of r,
-// a rounding a product and a rounding a sum.
+// Math: out[i] = sum over r of in[r, i], each times the scale_inv of its chunk if there is one; in the order of r, with
+// one rounding per product and per sum.
 // Source: plain sum.
-// Traffic: in and scales read, 4 bytes an element written, once.
+// Traffic: in and scales read, 4 bytes per element written, once.
 // Requires: kWidth = 4 needs n a multiple of 4, out aligned to 16 bytes and in to 4 elements.
-// Parallel: a thread owns kGroups groups of kWidth elements, a block's width apart, of all ranks.
+// Parallel: a thread owns kGroups groups of kWidth elements, a block's width apart, over all ranks.
 template <typename T, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kThreads, 3)
     sum_ranks_kernel(float* out, const T* in, const float* scales, int64_t n, int ranks) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t first = (int64_t{blockIdx.x} * kGroups * kThreads + threadIdx.x) * kWidth;
     constexpr int kStep = kThreads * kWidth;
     float sum[kGroups][kWidth];
 #pragma unroll
     for (int k = 0; k < kGroups; k++) {
 #pragma unroll
-        for (int i = 0; i < kWidth; i++) sum[k][i] = -0.0f;   // -0 + x is x, whatever x is
+        for (int i = 0; i < kWidth; i++) sum[k][i] = -0.0f;   // -0 + x is x for every x
     }
     for (int rank = 0; rank < ranks; rank += kRankBatch) {
         Sent<T, kWidth> sent[kRankBatch][kGroups];
@@ -184,20 +184,20 @@ struct PairSums {
     }
 };
 
-constexpr int64_t kCompareBlocks = 512;   // all resident, 4 a multiprocessor
-constexpr int kPairBatch = 4;             // vectors of either tensor under way
+constexpr int64_t kCompareBlocks = 512;   // all resident, 4 per multiprocessor
+constexpr int kPairBatch = 4;             // vectors in flight per tensor
 static_assert(kCompareBlocks <= kPartialSums);
 
-// Math: partial[s, block] = sums of a a, b b, a b and (a - b)^2 over the vectors of 256 that are the block's, in fp64.
+// Math: partial[s, block] = sums of a a, b b, a b and (a - b)^2 over the block's vectors, in fp64.
 // Source: plain sums.
 // Traffic: a and b read once.
-// Requires: kWidth > 1 needs 16-byte aligned starts; the odd elements at the end are read one by one.
-// Parallel: a thread adds every (256 gridDim.x)-th vector, 4 pairs under way; block sums through shared memory.
+// Requires: kWidth > 1 needs 16-byte aligned starts; the remaining elements are read one by one.
+// Parallel: a thread adds every (256 gridDim.x)-th vector, 4 pairs in flight; block sums through shared memory.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
     compare_sums_kernel(double* partial, const float* a, const float* b, int64_t n) {
     __shared__ double shared[4][32];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t vectors = n / kWidth, step = int64_t{gridDim.x} * kThreads;
     const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
     PairSums sums;
@@ -234,7 +234,7 @@ void quantize_chunks(Ctx& ctx, const QuantizeChunksArgs& args) {
           (long long)kGradCommChunk);
     if (n == 0) return;
     expect(args.out, Dtype::kE4m3, n, "quantize_chunks: out");
-    expect(args.scales, Dtype::kFp32, n / kGradCommChunk, "quantize_chunks: factors");
+    expect(args.scales, Dtype::kFp32, n / kGradCommChunk, "quantize_chunks: scales");
     CHECK(aligned(args.in, kLaneElems) && aligned(args.out, kLaneElems), "quantize_chunks: tensors off %d elements",
           kLaneElems);
     dispatch(args.in.dtype, "quantize_chunks: in", [&](auto type) { launch_chunks<decltype(type)>(ctx, args); });
@@ -250,7 +250,7 @@ void sum_ranks(Ctx& ctx, const SumRanksArgs& args) {
     if (args.in.dtype == Dtype::kE4m3) {
         CHECK(n % kGradCommChunk == 0 && vector, "sum_ranks: %lld elements in chunks, or off the alignment",
               (long long)n);
-        expect(args.scales, Dtype::kFp32, args.ranks * (n / kGradCommChunk), "sum_ranks: factors");
+        expect(args.scales, Dtype::kFp32, args.ranks * (n / kGradCommChunk), "sum_ranks: scales");
         return launch_sum<E4m3, kLaneElems, 4>(ctx, args, static_cast<const E4m3*>(args.in.data));
     }
     dispatch(args.in.dtype, "sum_ranks: in", [&](auto type) {
@@ -267,7 +267,7 @@ void compare_sums(Ctx& ctx, const CompareSumsArgs& args) {
     expect(args.b, Dtype::kFp32, n, "compare_sums: b");
     expect_at_least(args.scratch, Dtype::kFp64, 4 * kPartialSums, "compare_sums: scratch");
     double* partial = args.scratch.as<double>();
-    // A function of n alone, so that the order of additions is the same on every GPU.
+    // Depends on n only, so that the order of additions is the same on every GPU.
     const int64_t blocks = std::min(kCompareBlocks, ceil_div(n, int64_t{kPairBatch} * kVec<float> * kThreads));
     with_width<float>(vectorizable<float>(0, {args.a.data, args.b.data}), [&](auto width) {
         launch_early(ctx, compare_sums_kernel<decltype(width)::value>, grid_size(blocks), kThreads, 0, partial,

@@ -1,4 +1,4 @@
-// Initial values and conversions: element by element, with the same bits as the CPU.
+// Initial values and conversions, elementwise, with the same bits as the CPU.
 #include "llmc/base/rng.h"
 #include "llmc/cuda/common.cuh"
 
@@ -12,8 +12,8 @@ constexpr int kCastsPerThread = 4;
 
 // Math: out[i] = mean + std * rng_normal(key, offset + i), one fma.
 // Source: Box-Muller over Philox, rng.h.
-// Traffic: out written once; about 150 instructions an element.
-// Requires: a build without fast-math options (rng.h explains what may be contracted).
+// Traffic: out written once; about 150 instructions per element.
+// Requires: a build without fast-math options (see rng.h on contraction).
 // Parallel: a thread owns one element.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kThreads)
 // Math: out[i] = value.
 // Source: none needed.
 // Traffic: out written once.
-// Requires: kWidth > 1 needs an aligned tensor; the odd elements at the end go one by one.
-// Parallel: a thread owns 2 vectors, a block's width apart.
+// Requires: kWidth > 1 needs an aligned tensor; the remaining elements are processed one by one.
+// Parallel: a thread owns 2 vectors, kThreads vectors apart.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads) fill_constant_kernel(T* out, float value, int64_t elems) {
     const int64_t vectors = elems / kWidth;
@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(kThreads) fill_constant_kernel(T* out, float v
 // Math: out[i] = in[i], rounded to nearest even.
 // Source: IEEE 754.
 // Traffic: in read, out written, once.
-// Requires: kWidth > 1 needs aligned tensors; the odd elements at the end go one by one.
-// Parallel: a thread owns 4 groups of kWidth elements, a block's width apart.
+// Requires: kWidth > 1 needs aligned tensors; the remaining elements are processed one by one.
+// Parallel: a thread owns 4 groups of kWidth elements, kThreads groups apart.
 template <typename To, typename From, int kWidth>
 __global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const From* in, int64_t elems) {
     const int64_t vectors = elems / kWidth;
@@ -66,10 +66,6 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(To* out, const From* in,
     }
     const int64_t rest = vectors * kWidth + threadIdx.x;
     if (blockIdx.x == 0 && rest < elems) out[rest] = from_float<To>(to_float(in[rest]));
-}
-
-unsigned flat_blocks(int64_t elems, int width, int per_thread) {
-    return grid_size(ceil_div(std::max<int64_t>(elems / width, 1), kThreads * per_thread));
 }
 
 }  // namespace
@@ -94,8 +90,8 @@ void fill_constant(Ctx& ctx, const FillConstantArgs& args) {
         with_width<T>(vectorizable<T>(0, {out}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
             fill_constant_kernel<T, kWidth>
-                <<<flat_blocks(elems, kWidth, kVecsPerThread), kThreads, 0, stream_of(ctx)>>>(out, args.value,
-                                                                                              elems);
+                <<<flat_blocks(elems, kWidth, kThreads * kVecsPerThread), kThreads, 0, stream_of(ctx)>>>(
+                    out, args.value, elems);
             CHECK_LAUNCH("fill_constant_kernel");
         });
     });
@@ -119,8 +115,8 @@ void cast(Ctx& ctx, const CastArgs& args) {
             auto launch = [&](auto width) {
                 constexpr int kWidth = decltype(width)::value;
                 cast_kernel<To, From, kWidth>
-                    <<<flat_blocks(elems, kWidth, kCastsPerThread), kThreads, 0, stream_of(ctx)>>>(out, in,
-                                                                                                   elems);
+                    <<<flat_blocks(elems, kWidth, kThreads * kCastsPerThread), kThreads, 0, stream_of(ctx)>>>(
+                        out, in, elems);
                 CHECK_LAUNCH("cast_kernel");
             };
             if (vectorizable<bf16>(0, {out, in})) launch(std::integral_constant<int, kCastWidth>{});

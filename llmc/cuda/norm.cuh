@@ -1,5 +1,5 @@
-// What the norm kernels share: how threads divide rows, sums along a row, and the formulas. Each formula is here once,
-// with its roundings written out, so that the kernel that writes bf16 and the one that writes FP8 agree bit for bit.
+// Shared by the norm kernels: how threads divide rows, sums along a row, and the formulas. Each formula is here once,
+// with explicit roundings, so that the kernel that writes bf16 and the one that writes FP8 agree bit for bit.
 #pragma once
 #include <cuda_pipeline_primitives.h>
 
@@ -9,11 +9,11 @@
 namespace cuda {
 
 constexpr int kNormLanes = 32;
-constexpr int kNormThreads = 512;   // at most, of a block
+constexpr int kNormThreads = 512;   // maximum per block
 
 // How the threads of a block divide rows: block.x threads share a row, block.y rows at a time.
 struct RowShape {
-    int vecs = 0;   // vectors of a row that a thread holds: 1, 2 or 4; 0: the row needs the loop kernels
+    int vecs = 0;   // vectors of a row per thread: 1, 2 or 4; 0: the row needs the loop kernels
     dim3 block;
 };
 
@@ -29,7 +29,7 @@ inline RowShape norm_forward_shape(int64_t vectors, unsigned warp_rows) {
     return {};
 }
 
-// Backward: few columns a thread, whose sums live in registers over all rows of the block.
+// Backward: few columns per thread, whose sums stay in registers over all rows of the block.
 inline RowShape norm_backward_shape(int64_t vectors, int max_vecs) {
     for (int vecs = 1; vecs <= max_vecs; vecs *= 2) {
         const int64_t threads = ceil_div(ceil_div(vectors, vecs), kNormLanes) * kNormLanes;
@@ -45,7 +45,7 @@ template <typename F> void with_vecs(int vecs, F&& f) {
     else f(std::integral_constant<int, 4>{});
 }
 
-// Arguments of the operations as the kernels want them; what is optional may be null.
+// Arguments of the operations in the kernels' form; optional pointers may be null.
 template <typename T> struct NormForward {
     T *out, *residual_out;
     float *mean, *rstd;
@@ -69,7 +69,7 @@ template <typename T> struct NormBackward {
     const T* weight;
     int64_t N;
 
-    // partial_b is but a flag until it is known how many parts there are.
+    // partial_b is only a flag until the number of partial sums is known.
     NormBackward(const NormBackwardArgs& args)
         : dx(args.dx.as<T>()), partial_w(args.scratch.as<float>()), partial_b(args.dbias ? partial_w : nullptr),
           dresidual(args.dresidual.as<T>()), dout(args.dout.as<T>()), x(args.x.as<T>()), mean(args.mean.as<float>()),
@@ -79,18 +79,18 @@ template <typename T> struct NormBackward {
     }
 };
 
-// The operations with FP8 copies in one pass, where 32 rows of bytes fit in shared memory; false, and nothing done,
-// where not.
-template <bool kLayer> bool norm_forward_one_pass(Ctx& ctx, const NormForwardArgs& args);
-template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardArgs& args);
+// Run the operation with quantized outputs in one pass, and return true, where 32 rows of bytes fit in shared memory;
+// else do nothing and return false.
+template <bool kLayer> bool norm_forward_quantize(Ctx& ctx, const NormForwardArgs& args);
+template <bool kLayer> bool norm_backward_quantize(Ctx& ctx, const NormBackwardArgs& args);
 
 // ---- sums along a row
 
-// Sums over the threads x of each row y of a block; all threads of the row get them. Two buffers by turns: one barrier
-// a sum is enough. Rows of several warps meet at the block's barrier, so all of them must come equally often.
+// Sums over the threads x of each row y of a block; all threads of the row get the sum. Two alternating buffers save a
+// barrier per sum. Rows of several warps use the block's barrier, so all of them must call this equally often.
 template <bool kWarpPerRow> struct RowSum {
-    static constexpr int kParts = 1;   // sums that a thread brings
-    float (*shared)[kNormLanes];       // two
+    static constexpr int kParts = 1;   // partial sums per thread
+    float (*shared)[kNormLanes];       // two buffers
     int buffer = 0;
     __device__ float operator()(float value) {
         if constexpr (kWarpPerRow) {
@@ -105,9 +105,9 @@ template <bool kWarpPerRow> struct RowSum {
     __device__ float operator()(const float (&parts)[1]) { return (*this)(parts[0]); }
 };
 
-// The same by the one warp of a row that elsewhere has kWarps of them, 3 or 4: it brings what each of those would, and
-// adds in their order, so that both get the same bits. Lanes halve what they hold as they go: with bits 4 and 3 of its
-// number a lane ends up with the sum of the warp 2 * bit 4 + bit 3.
+// RowSum for a single warp, with the bits of a row of kWarps warps (3 or 4): a lane passes what each of those warps'
+// lanes would, and the sums are added in their order. Lanes halve what they hold in each step: with bits 4 and 3 of its
+// number a lane ends up with the sum of warp 2 * bit 4 + bit 3.
 template <int kWarps> struct SeveralWarpsSum {
     static_assert(kWarps == 3 || kWarps == 4);
     static constexpr int kParts = kWarps;
@@ -123,8 +123,8 @@ template <int kWarps> struct SeveralWarpsSum {
     }
 };
 
-// The same for two values at once; shared: one float2 a warp, not written again before another barrier. kRowBarrier:
-// the warps of a row meet at a barrier of their own, rows do not wait for each other; at most 15 rows of several warps.
+// Sums two values over a row; shared: one float2 per warp, not overwritten before another barrier. kRowBarrier: the
+// warps of a row use a barrier of their own, so rows do not wait for each other; at most 15 rows of several warps.
 template <bool kRowBarrier = false>
 __device__ inline float2 row_sum2(float2 value, float2* shared) {
     value.x = warp_sum(value.x);
@@ -135,7 +135,7 @@ __device__ inline float2 row_sum2(float2 value, float2* shared) {
     if constexpr (kRowBarrier) __barrier_sync_count(1 + threadIdx.y, blockDim.x);
     else __syncthreads();
     if (warps <= 8) {
-        // Eight lanes' sum, in the order of all 32 of which the others have nothing.
+        // A sum over eight lanes, in the order of a sum over all 32, of which the others hold 0.
         value = lane % 8 < warps ? shared[threadIdx.y * warps + lane % 8] : make_float2(0.0f, 0.0f);
         return make_float2(warp_sum<8>(value.x), warp_sum<8>(value.y));
     }
@@ -143,8 +143,8 @@ __device__ inline float2 row_sum2(float2 value, float2* shared) {
     return make_float2(warp_sum(value.x), warp_sum(value.y));
 }
 
-// Column sums of a block from the registers of its threads: sums over its rows y in order, written once.
-// columns: (blockDim.y, C) floats of shared memory, free to be written when this is called.
+// Sums the threads' column sums over the rows y of the block, in order, and writes them once.
+// columns: (blockDim.y, C) floats of shared memory that may be overwritten.
 template <int kVecs, int kWidth>
 __device__ void write_column_sums(float* partial, float (&sums)[kVecs][kWidth], float* columns, int vectors) {
     const int C = vectors * kWidth;
@@ -162,9 +162,9 @@ __device__ void write_column_sums(float* partial, float (&sums)[kVecs][kWidth], 
     __syncthreads();
 }
 
-// Sums over rows of a thread's columns, in shared memory where registers are short; nobody else touches them.
+// A thread's column sums over rows, kept in shared memory to save registers; private to the thread.
 template <int kVecs> struct ThreadSums {   // kVecs vectors of 8 columns
-    float4* memory;                        // this thread's first; 2 kVecs of them, `threads` apart
+    float4* memory;                        // 2 kVecs per thread, `threads` apart
     int threads;
 
     __device__ void clear() const {
@@ -191,7 +191,7 @@ template <int kVecs> struct ThreadSums {   // kVecs vectors of 8 columns
     }
 };
 
-// ---- forward, of a row whose thread x has its vectors x, x + blockDim.x, ... below `vectors`
+// ---- forward, of a row whose thread x holds vectors x, x + blockDim.x, ... below `vectors`
 
 // x += residual, rounded to T.
 template <typename T> __device__ inline uint4 norm_add(const uint4& x, const uint4& residual) {
@@ -203,14 +203,14 @@ template <typename T> __device__ inline uint4 norm_add(const uint4& x, const uin
     return pack<T>(value);
 }
 
-// Without this the compiler keeps the floats of a row from one use to the next, twice the registers.
+// Keeps the compiler from holding the unpacked floats of a row between uses, which takes twice the registers.
 template <int kVecs> __device__ inline void keep_packed(uint4 (&x)[kVecs]) {
 #pragma unroll
     for (int k = 0; k < kVecs; k++) ptx::forget(x[k]);
 }
 
-// Mean (0 for rms) and 1 / sqrt(variance + eps); vectors of x past the end are 0. Part p of a sum has the vectors p,
-// p + kParts, ... of the thread. kFull: vectors that every thread has.
+// Returns the mean (0 for rms) and 1 / sqrt(variance + eps); vectors of x past the end are 0. Partial sum p covers the
+// thread's vectors p, p + kParts, ... kFull: number of vectors that every thread has.
 template <typename T, bool kLayer, int kFull = 0, int kVecs, typename Sum>
 __device__ inline float2 norm_statistics(uint4 (&x)[kVecs], int vectors, float eps, Sum& row_sum) {
     const float C = static_cast<float>(vectors * kVec<T>);
@@ -271,9 +271,9 @@ __device__ inline uint4 norm_apply(const uint4& x, float2 statistics, const uint
     return norm_apply<T, kLayer>(x, statistics, weights, offset);
 }
 
-// ---- backward, likewise
+// ---- backward, of the same rows
 
-// The column sums of a thread: dweight, dbias.
+// A thread's column sums: dweight, dbias.
 template <typename T, int kVecs> struct NormColumns {
     float dw[kVecs][kVec<T>] = {}, db[kVecs][kVec<T>] = {};
 };

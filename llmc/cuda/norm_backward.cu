@@ -1,31 +1,31 @@
-// layernorm and rmsnorm, backward: dx with the gradient that passes by the norm, and the weights' gradients.
+// layernorm and rmsnorm, backward: dx, including the gradient of the residual, and the gradients of weight and bias.
 //
-// A row is held on the chip between its sums and the result. Rows that 16-byte vectors do not fit, or longer than a
-// block can hold, take the loop kernels.
+// A row stays on the chip between its sums and the result. Rows that are not whole 16-byte vectors, or too long for a
+// block, use the loop kernels.
 #include "llmc/cuda/norm.cuh"
 
 namespace cuda {
 namespace {
 
-// Bytes of shared memory that a thread prefetches into: kStages rows of up to three tensors.
+// Each thread prefetches kStages rows of up to three tensors into shared memory.
 constexpr int kStages = 2;
 constexpr int kStreams = 3;
 
 // Math: xhat = (x - mean) rstd, g = dout weight; dx = dresidual + rstd (g - mean_c(g) - xhat mean_c(g xhat));
-// partial_w[p], partial_b[p], partial_dx[p] = sums of dout xhat, dout, dx over the rows of part p.
+// partial_w[p], partial_b[p], partial_dx[p] = sums of dout xhat, dout, dx over the rows of partition p.
 // rms: mean = mean_c(g) = 0.
 // Source: derivative of the forward.
-// Traffic: dout, x, dresidual read, dx written, once each; 4 C bytes of each sum a block written.
+// Traffic: dout, x, dresidual read, dx written, once each; 4 C bytes of each sum written per block.
 // Requires: as the forward, and kVecs vectors of at most 16 elements together.
-// Parallel: blockDim.x threads own the rows p, p + gridDim.x, ... of their y, and keep the sums of their
-// columns in registers. A thread copies its own part of the next kStages rows into shared memory
-// asynchronously: the statistics of one row never leave the memory idle. dx may be dresidual.
+// Parallel: blockDim.x threads own the rows p, p + gridDim.x, ... of their y and keep the sums of their columns in
+// registers. A thread prefetches its own part of the next kStages rows into shared memory asynchronously, so that the
+// statistics of one row never leave the memory idle. dx may alias dresidual.
 template <typename T, int kVecs, bool kLayer, bool kSumDx>
 __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
     norm_backward_kernel(NormBackward<T> a, float* partial_dx, AmaxOut amax_out, int vectors) {
     extern __shared__ uint4 ring[];
     __shared__ float2 shared[2][kNormLanes];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     constexpr int kWidth = kVec<T>;
     const int C = vectors * kWidth, threads = blockDim.x * blockDim.y;
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
         const int v = threadIdx.x + k * blockDim.x;
         if (v < vectors) w[k] = load_vec(a.weight + v * kWidth);
     }
-    // All rows y of the block go round equally often; those past the end add nothing.
+    // All rows y of the block iterate equally often; those past the end add nothing.
     const int64_t rounds = (a.N - int64_t{blockIdx.x} * blockDim.y + step - 1) / step;
     int stage = 0;
     for (int64_t round = 0, row = first; round < rounds; round++, row += step) {
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 ? 2 : 1)
     if (!kSumDx && amax_out.slot) amax_out.add(amax, amax_out.seen());
     float of_dx[kVecs][8];
     if constexpr (kSumDx) dx_sums.take(of_dx);
-    __syncthreads();  // every thread has read its last prefetched row, and its sums
+    __syncthreads();  // every thread has read its prefetched rows and its sums
     float* sums = reinterpret_cast<float*>(ring);
     write_column_sums<kVecs, kWidth>(a.partial_w, columns.dw, sums, vectors);
     if (kLayer && a.partial_b) write_column_sums<kVecs, kWidth>(a.partial_b, columns.db, sums, vectors);
@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(kLoopThreads) norm_backward_loop_kernel(NormBa
 
 // Math: the partial sums of norm_backward_kernel.
 // Source: as norm_backward_kernel.
-// Traffic: dout and x read once, 4 C bytes of each sum a part written.
+// Traffic: dout and x read once, 4 C bytes of each sum written per partition.
 // Requires: nothing of C or alignment.
-// Parallel: a thread owns one column and the rows p, p + gridDim.y, ... of part p.
+// Parallel: a thread owns one column and the rows p, p + gridDim.y, ... of partition p.
 template <typename T, bool kLayer>
 __global__ void __launch_bounds__(kLoopThreads) norm_backward_columns_kernel(NormBackward<T> a, int64_t C) {
     const int64_t c = int64_t{blockIdx.x} * kLoopThreads + threadIdx.x;
@@ -149,9 +149,9 @@ __global__ void __launch_bounds__(kLoopThreads) norm_backward_columns_kernel(Nor
     if (kLayer && a.partial_b) a.partial_b[blockIdx.y * C + c] = db;
 }
 
-// What the row kernels did of the gradients that are sums over rows, and of QuantOut.
+// What the row kernels have completed of the column sums and of QuantOut.
 struct RowsDone {
-    int64_t parts = 0;   // partial sums of each gradient: all of dweight's, then those of dbias, then those of dx
+    int64_t parts = 0;   // partial sums per gradient, in scratch: those of dweight, then dbias, then dx
     bool amax = false, dx_sums = false;
 };
 
@@ -185,7 +185,7 @@ RowsDone norm_backward_rows(Ctx& ctx, NormBackward<T> a, const QuantOut& quant, 
             done.dx_sums = quant.only_sums() && shared_memory_fits(ctx, summing, with_sums);
             if (done.dx_sums) kernel = summing, shared_bytes = with_sums;
         }
-        // Two blocks a multiprocessor, all resident; each leaves one row of partial sums. Three sums share the scratch.
+        // Two resident blocks per multiprocessor, each with one row of partial sums. Three sums share the scratch.
         const int64_t most = std::min<int64_t>(2 * ctx.sm_count, done.dx_sums ? 2 * kPartialRows / 3 : kPartialRows);
         place_sums(std::min<int64_t>(most, ceil_div(a.N, shape.block.y)));
         float* partial_dx = done.dx_sums ? a.partial_w + 2 * done.parts * C : nullptr;
@@ -211,7 +211,7 @@ template <bool kLayer> void norm_backward(Ctx& ctx, const NormBackwardArgs& args
     expect_at_least(args.scratch, Dtype::kFp32, 2 * kPartialRows * C, op);
     CHECK(kLayer || !args.dbias, "%s has no bias", op);
     if (quant) expect_quant(quant, dtype, N, C, op);
-    if (quant && norm_backward_one_pass<kLayer>(ctx, args)) return;
+    if (quant && norm_backward_quantize<kLayer>(ctx, args)) return;
     RowsDone done;
     dispatch(dtype, op, [&](auto type) {
         using T = decltype(type);

@@ -1,16 +1,16 @@
-// layernorm and rmsnorm with the residual addition inside, forward.
+// layernorm and rmsnorm with fused residual addition, forward.
 //
-// A row is held on the chip between the statistics and the result, so that every tensor is touched once.
-// Rows that 16-byte vectors do not fit, or longer than a block can hold, take the loop kernel.
+// A row stays on the chip between the statistics and the result, so that every tensor is accessed once. Rows that are
+// not whole 16-byte vectors, or too long for a block, use the loop kernel.
 //
-// FP8 copies: in one pass where norm_one_pass.cu can; else from `out`, or, without one, from x and the statistics.
+// Quantized outputs: in one pass where norm_quantize.cu supports it; else from `out`, or, without it, from x and the
+// statistics.
 #include "llmc/cuda/norm.cuh"
-#include "llmc/cuda/quantize.cuh"
 
 namespace cuda {
 namespace {
 
-constexpr int kWarpRows = 4;   // rows of a block when a warp has one row
+constexpr int kWarpRows = 4;   // rows per block with one warp per row
 
 // Math: x = in + residual, rounded to T; out = (x - mean) rstd weight + bias; rms: mean = 0.
 // Source: Ba et al. 2016 (layernorm; variance in a second pass over registers), Zhang, Sennrich 2019 (rms).
@@ -21,7 +21,7 @@ template <typename T, int kVecs, bool kLayer, bool kWarpPerRow>
 __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads)
     norm_forward_kernel(NormForward<T> a, AmaxOut amax_out, int vectors) {
     __shared__ float shared[2][kNormLanes];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
     if (kWarpPerRow && row >= a.N) return;
     constexpr int kWidth = kVec<T>;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kLoopThreads) norm_forward_loop_kernel(NormFor
     }
 }
 
-// out where it is wanted, else the statistics and residual_out alone; true if `record` has been heeded.
+// Writes `out` if present, else only the statistics and residual_out; returns whether the amax was recorded.
 template <typename T, bool kLayer>
 bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, int64_t C) {
     const RowShape shape = a.vectors_fit(C) ? norm_forward_shape(C / kVec<T>, kWarpRows) : RowShape{};
@@ -128,7 +128,7 @@ bool norm_forward_rows(Ctx& ctx, const NormForward<T>& a, const AmaxOut& amax, i
     return true;
 }
 
-// The result again from x and its statistics, for quantize_tiles.
+// Recomputes the result from x and its statistics, for quantize_tiles.
 template <bool kLayer> struct NormApplyProducer {
     static constexpr int kOutputs = 1, kBlocksPerSm = 3;
     struct Raw {
@@ -184,7 +184,7 @@ template <bool kLayer> void norm_forward(Ctx& ctx, const NormForwardArgs& args, 
         });
     }
     expect_quant(quant, dtype, N, C, op);
-    if (norm_forward_one_pass<kLayer>(ctx, args)) return;
+    if (norm_forward_quantize<kLayer>(ctx, args)) return;
     const NormForward<bf16> a(args);
     const bool recorded = norm_forward_rows<bf16, kLayer>(ctx, a, amax_out(quant), C) && quant.only_records();
     if (recorded) return;

@@ -1,6 +1,6 @@
-// The norms with FP8 copies in one pass, for a scale known beforehand: the row kernels' formulas on groups of rows
-// (quantize_rows.cuh). A block goes round several groups; the rows that come next are always on their way, also while
-// the transposed bytes of a group are stored.
+// The norms with quantized outputs in one pass, for delayed scaling per tensor: the row kernels' formulas on groups of
+// rows (quantize_rows.cuh). A block loops over several groups; the next rows are always in flight, even while the
+// transposed bytes of a group are stored.
 #include "llmc/cuda/norm.cuh"
 
 namespace cuda {
@@ -8,9 +8,9 @@ namespace {
 
 constexpr int kForwardStages = 2, kForwardStreams = 2;    // in, residual
 constexpr int kBackwardStages = 2, kBackwardStreams = 3;  // dout, x, dresidual
-constexpr int kWarpRows = 8;   // rows at a time when a warp has one row
+constexpr int kWarpRows = 8;   // rows at a time with one warp per row
 
-// Shared memory into which a thread copies its own vectors, kStages rows ahead.
+// Shared memory into which a thread prefetches its own vectors, kStages rows ahead.
 template <int kStages, int kStreams> struct Ring {
     uint4* memory;
     int vectors;
@@ -24,16 +24,16 @@ template <int kStages, int kStreams> struct Ring {
 
 // Math: norm_forward_kernel's out, and to_fp8(out * scale).
 // Source: as norm_forward_kernel.
-// Traffic: in, residual read; residual_out, out (if asked for) written, 2 bytes an element each; 1 byte a copy.
-// Requires: C a multiple of 16, N too with the transposed copy, aligned rows; 32 rows of bytes in shared memory.
+// Traffic: in, residual read; residual_out, out (optional) written, 2 bytes per element each; 1 byte per FP8 output.
+// Requires: C a multiple of 16, N too with a transposed output, aligned rows; 32 rows of bytes in shared memory.
 // Parallel: a block owns groups of 32 rows, blockDim.y at a time; blockDim.x threads own a row as in the row kernel.
 template <int kVecs, bool kLayer, bool kWarpPerRow>
 __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormThreads)
-    norm_forward_one_pass_kernel(const __grid_constant__ NormForward<bf16> a, const __grid_constant__ RowsOut quant,
+    norm_forward_quantize_kernel(const __grid_constant__ NormForward<bf16> a, const __grid_constant__ RowsOut quant,
                                  int vectors) {
     extern __shared__ uint4 memory[];
     __shared__ float shared[2][kNormLanes];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const Ring<kForwardStages, kForwardStreams> ring{memory, vectors};
     const int64_t C = quant.C;
     RowWalk walk, ahead;
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kWarpPerRow ? kNormLanes * kWarpRows : kNormTh
     writer.finish();
 }
 
-// The weight and bias of all columns as floats in shared memory: a thread that has many vectors cannot hold them in
-// registers. Four planes, each of four floats of every vector, so that lanes side by side use different banks.
+// Weight and bias of all columns as floats in shared memory: a thread with many vectors cannot hold them in registers.
+// Four planes, each with four floats of every vector, so that adjacent lanes use different banks.
 struct SharedAffine {
     float4* memory;
     int vectors;
@@ -125,7 +125,7 @@ private:
     }
 };
 
-// A warp's row into x, its first vector of this lane at `first`; where has(k), else x stays.
+// Reads a warp's row into x, with this lane's first vector at `first`; leaves x[k] unchanged unless has(k).
 template <int kVecs, typename Has>
 __device__ inline void read_row(uint4 (&x)[kVecs], const NormForward<bf16>& a, int64_t first, const Has& has) {
     constexpr int kStep = kNormLanes * 8;
@@ -142,19 +142,19 @@ __device__ inline void read_row(uint4 (&x)[kVecs], const NormForward<bf16>& a, i
     }
 }
 
-// Math: as norm_forward_one_pass_kernel of a layernorm, the same bits as kVecs / 2 (rounded up) warps a row with 2
-// vectors a thread.
+// Math: as norm_forward_quantize_kernel for layernorm, with the bits of (kVecs + 1) / 2 warps per row and 2 vectors per
+// thread.
 // Source: as norm_forward_kernel.
-// Traffic: as norm_forward_one_pass_kernel.
+// Traffic: as norm_forward_quantize_kernel.
 // Requires: as that one, and 32 (kVecs - 1) < vectors <= 32 kVecs.
-// Parallel: a block owns groups of 32 rows, a warp a row, lane x its vectors x, x + 32, ...; warps wait for each other
-// only where a group is complete. A row is on its way to registers as a whole, the warp's next one to L2.
+// Parallel: a block owns groups of 32 rows, a warp a row, lane x its vectors x, x + 32, ...; warps synchronise only
+// when a group is complete. A row is loaded to registers as a whole, and the warp's next row is prefetched into L2.
 template <int kVecs, bool kCount>
 __global__ void __launch_bounds__(kNormLanes * kWarpRows, kCount ? 2 : 3)
-    norm_forward_wide_kernel(const __grid_constant__ NormForward<bf16> a, const __grid_constant__ RowsOut quant,
-                             int vectors) {
+    norm_forward_quantize_wide_kernel(const __grid_constant__ NormForward<bf16> a,
+                                      const __grid_constant__ RowsOut quant, int vectors) {
     extern __shared__ uint4 memory[];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t C = quant.C;
     const int lane = threadIdx.x;
     const SharedAffine affine{reinterpret_cast<float4*>(memory), vectors};
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kNormLanes * kWarpRows, kCount ? 2 : 3)
             keep_packed(x);
             RowWalk ahead = walk;
             ahead.advance();
-            const int64_t next = ahead.base + threadIdx.y, line = lane * 64;   // of 128 bytes
+            const int64_t next = ahead.base + threadIdx.y, line = lane * 64;   // 64 elements: 128 bytes
             if (next < a.N && line < C) {
                 ptx::prefetch_l2(a.in + next * C + line);
                 if (a.residual) ptx::prefetch_l2(a.residual + next * C + line);
@@ -198,24 +198,25 @@ __global__ void __launch_bounds__(kNormLanes * kWarpRows, kCount ? 2 : 3)
     writer.finish();
 }
 
-// The column sums of a block: dweight, dbias, and those of dx.
+// Partial column sums per block: dweight, dbias, and those of dx.
 struct BackwardSums {
     float *weight, *bias, *dx;   // (gridDim.x, C) each; bias and dx may be null
 };
 
 // Math: norm_backward_kernel's dx and partial sums, to_fp8(dx * scale), and partial sums of dx.
 // Source: as norm_backward_kernel.
-// Traffic: dout, x, dresidual read, dx written, 2 bytes an element each; 1 byte a copy; 4 C (8 C, 12 C) bytes a block.
-// Requires: as norm_forward_one_pass_kernel, and kVecs vectors of at most 16 elements together.
+// Traffic: dout, x, dresidual read, dx written, 2 bytes per element each; 1 byte per FP8 output; 4 C bytes per sum and
+// block.
+// Requires: as norm_forward_quantize_kernel, and kVecs vectors of at most 16 elements together.
 // Parallel: a block owns groups of 32 rows, blockDim.y at a time; blockDim.x threads own a row and keep the sums of
-// their columns. dx may be dresidual.
+// their columns. dx may alias dresidual.
 template <int kVecs, bool kLayer, bool kCount>
 __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
-    norm_backward_one_pass_kernel(const __grid_constant__ NormBackward<bf16> a, const __grid_constant__ RowsOut quant,
+    norm_backward_quantize_kernel(const __grid_constant__ NormBackward<bf16> a, const __grid_constant__ RowsOut quant,
                                   BackwardSums partial, int vectors, int group_offset) {
     extern __shared__ uint4 memory[];
     __shared__ float2 shared[2][kNormLanes];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const Ring<kBackwardStages, kBackwardStreams> ring{memory, vectors};
     const int64_t C = quant.C;
     const float inv_C = 1.0f / static_cast<float>(C);
@@ -238,7 +239,7 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
 
     uint4 w[kVecs] = {};
     NormColumns<bf16, kVecs> columns;
-    // The sums of dx wait in shared memory: registers are short.
+    // The sums of dx are in shared memory to save registers.
     const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
     const ThreadSums<kVecs> dx_sums{
         reinterpret_cast<float4*>(reinterpret_cast<char*>(ring.end()) + group_offset) + thread, threads};
@@ -292,14 +293,14 @@ __global__ void __launch_bounds__(kNormThreads, kVecs == 1 && !kCount ? 2 : 1)
     if (kLayer && partial.dx) write_column_sums<kVecs, 8>(partial.dx, dx_columns, sums, vectors);
 }
 
-// Rows at a time: a power of two, so that a group is full after a whole number of turns.
+// Rows at a time: a power of two, so that a group is complete after a whole number of iterations.
 dim3 group_block(dim3 block) {
     unsigned rows = 1;
     while (2 * rows * block.x <= kNormThreads && rows < 16) rows *= 2;
     return dim3(block.x, rows);
 }
 
-// front_bytes: of shared memory, before the groups.
+// front_bytes: shared memory before that of the group.
 template <typename Kernel>
 bool launch_forward(Ctx& ctx, Kernel* kernel, const NormForwardArgs& args, dim3 block, size_t front_bytes) {
     const size_t shared_bytes = front_bytes + group_bytes(args.quant, args.C);
@@ -307,25 +308,25 @@ bool launch_forward(Ctx& ctx, Kernel* kernel, const NormForwardArgs& args, dim3 
     if (blocks == 0) return false;
     launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, NormForward<bf16>(args),
                  rows_out(args.quant, args.N, args.C), args.C / 8);
-    CHECK_LAUNCH("norm_forward_one_pass");
+    CHECK_LAUNCH("norm_forward_quantize");
     return true;
 }
 
 template <bool kLayer, int kVecs, bool kWarpPerRow>
 bool forward_ringed(Ctx& ctx, const NormForwardArgs& args, dim3 block) {
-    return launch_forward(ctx, norm_forward_one_pass_kernel<kVecs, kLayer, kWarpPerRow>, args, block,
+    return launch_forward(ctx, norm_forward_quantize_kernel<kVecs, kLayer, kWarpPerRow>, args, block,
                           Ring<kForwardStages, kForwardStreams>::bytes(block, args.C));
 }
 
-// Layernorms of more than 1024 columns and less than 2048, where several warps a row lose a fifth of the speed to
-// barriers. Not rmsnorms, which have one sum a row, nor the full 2048: there it is the slower one (H200).
+// Layernorms with more than 1024 and less than 2048 columns, where barriers between several warps per row cost a fifth
+// of the speed. Not rmsnorm, which has one sum per row, and not 2048 columns, where this kernel is slower (H200).
 bool wants_wide(int64_t C) { return C > 4 * 8 * kNormLanes && C < 8 * 8 * kNormLanes; }
 
 bool forward_wide(Ctx& ctx, const NormForwardArgs& args) {
     auto launch = [&](auto vecs) {
         constexpr int kVecs = decltype(vecs)::value;
-        auto kernel = norm_forward_wide_kernel<kVecs, false>;
-        if (args.quant.counts) kernel = norm_forward_wide_kernel<kVecs, true>;
+        auto kernel = norm_forward_quantize_wide_kernel<kVecs, false>;
+        if (args.quant.counts) kernel = norm_forward_quantize_wide_kernel<kVecs, true>;
         return launch_forward(ctx, kernel, args, dim3(kNormLanes, kWarpRows), SharedAffine::bytes(args.C));
     };
     switch (ceil_div(args.C, 8 * kNormLanes)) {
@@ -344,7 +345,7 @@ bool launch_backward(Ctx& ctx, const NormBackwardArgs& args, dim3 block) {
     const size_t group = group_bytes(args.quant, C);
     const size_t dx_bytes = args.quant.dbias ? sizeof(float) * 8 * kVecs * block.x * block.y : 0;
     const size_t shared_bytes = Ring<kBackwardStages, kBackwardStreams>::bytes(block, C) + group + dx_bytes;
-    auto kernel = norm_backward_one_pass_kernel<kVecs, kLayer, kCount>;
+    auto kernel = norm_backward_quantize_kernel<kVecs, kLayer, kCount>;
     const int64_t blocks = row_blocks(ctx, kernel, block, shared_bytes, args.N, kMostBlocks);
     if (blocks == 0) return false;
     float* scratch = args.scratch.as<float>();
@@ -352,7 +353,7 @@ bool launch_backward(Ctx& ctx, const NormBackwardArgs& args, dim3 block) {
                                .dx = args.quant.dbias ? scratch + 2 * blocks * C : nullptr};
     launch_early(ctx, kernel, grid_size(blocks), block, shared_bytes, NormBackward<bf16>(args),
                  rows_out(args.quant, args.N, C), partial, C / 8, group);
-    CHECK_LAUNCH("norm_backward_one_pass_kernel");
+    CHECK_LAUNCH("norm_backward_quantize_kernel");
     add_column_sums(ctx, {args.dweight, partial.weight}, {args.dbias, partial.bias}, blocks, C);
     if (args.quant.dbias) add_column_sums(ctx, {args.quant.dbias, partial.dx}, {}, blocks, C);
     return true;
@@ -360,32 +361,28 @@ bool launch_backward(Ctx& ctx, const NormBackwardArgs& args, dim3 block) {
 
 }  // namespace
 
-template <bool kLayer> bool norm_forward_one_pass(Ctx& ctx, const NormForwardArgs& args) {
+template <bool kLayer> bool norm_forward_quantize(Ctx& ctx, const NormForwardArgs& args) {
     const int64_t C = args.C;
-    const NormForward<bf16> a(args);
-    if (!rows_can(args.quant) || args.quant.dbias || !a.vectors_fit(C)) return false;
+    if (!rows_can(args.quant) || args.quant.dbias || !NormForward<bf16>(args).vectors_fit(C)) return false;
     const RowShape shape = norm_forward_shape(C / 8, kWarpRows);
-    const bool warp_per_row = shape.block.x == kNormLanes;
-    const dim3 block = warp_per_row ? shape.block : group_block(shape.block);
-    if (warp_per_row) {
+    if (shape.block.x == kNormLanes) {
         bool done = false;
         with_vecs(shape.vecs, [&](auto vecs) {
-            done = forward_ringed<kLayer, decltype(vecs)::value, true>(ctx, args, block);
+            done = forward_ringed<kLayer, decltype(vecs)::value, true>(ctx, args, shape.block);
         });
         return done;
     }
     if (kLayer && wants_wide(C)) return forward_wide(ctx, args);
-    if (shape.vecs != 2) return false;   // more would not fit in shared memory
-    return forward_ringed<kLayer, 2, false>(ctx, args, block);
+    if (shape.vecs != 2) return false;   // more vectors do not fit in shared memory
+    return forward_ringed<kLayer, 2, false>(ctx, args, group_block(shape.block));
 }
-template bool norm_forward_one_pass<false>(Ctx& ctx, const NormForwardArgs& args);
-template bool norm_forward_one_pass<true>(Ctx& ctx, const NormForwardArgs& args);
+template bool norm_forward_quantize<false>(Ctx& ctx, const NormForwardArgs& args);
+template bool norm_forward_quantize<true>(Ctx& ctx, const NormForwardArgs& args);
 
-template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardArgs& args) {
-    const int64_t C = args.C;
-    const NormBackward<bf16> a(args);
-    if (!rows_can(args.quant) || (args.quant.dbias && !kLayer) || !a.vectors_fit(C)) return false;
-    const RowShape shape = norm_backward_shape(C / 8, 2);
+template <bool kLayer> bool norm_backward_quantize(Ctx& ctx, const NormBackwardArgs& args) {
+    if (!rows_can(args.quant) || (args.quant.dbias && !kLayer)) return false;
+    if (!NormBackward<bf16>(args).vectors_fit(args.C)) return false;
+    const RowShape shape = norm_backward_shape(args.C / 8, 2);
     if (shape.vecs == 0) return false;
     const dim3 block = group_block(shape.block);
     auto launch = [&](auto count) {
@@ -395,7 +392,7 @@ template <bool kLayer> bool norm_backward_one_pass(Ctx& ctx, const NormBackwardA
     };
     return args.quant.counts ? launch(std::true_type{}) : launch(std::false_type{});
 }
-template bool norm_backward_one_pass<false>(Ctx& ctx, const NormBackwardArgs& args);
-template bool norm_backward_one_pass<true>(Ctx& ctx, const NormBackwardArgs& args);
+template bool norm_backward_quantize<false>(Ctx& ctx, const NormBackwardArgs& args);
+template bool norm_backward_quantize<true>(Ctx& ctx, const NormBackwardArgs& args);
 
 }  // namespace cuda

@@ -1,17 +1,17 @@
-// Warpgroups of compute capability 9.0 that pass buffers from a producer to its consumers.
+// Pipelines of compute capability 9.0: warpgroups that pass buffers from a producer to its consumers.
 #pragma once
 #include "llmc/cuda/common.cuh"
 #include "llmc/cuda/ptx.cuh"
 
 namespace cuda {
 
-// A value that is the same in all lanes, through a shuffle that tells the compiler so.
+// A value that is the same in all lanes; the shuffle makes this known to the compiler.
 __device__ inline int warp_uniform(uint32_t value) {
     return __shfl_sync(0xffffffffu, static_cast<int>(value), 0);
 }
 
-// ---- rings of buffers. Two barriers a buffer: `full` (arrivals of the producer, for copies one and their bytes) and
-// `empty` (one arrival of each consumer warp). Both sides pass the buffers in the same order and count the rounds.
+// ---- ring of buffers with two barriers each: `full` (arrivals of the producer; one and the bytes for TMA) and `empty`
+// (one arrival per consumer warp). Both sides use the buffers in the same order and track the phase.
 template <int stages> struct Ring {
     uint32_t full, empty;   // addresses of the barriers of buffer 0; 8 bytes each
     uint32_t stage = 0, parity = 0;
@@ -26,7 +26,7 @@ template <int stages> struct Ring {
         stage = stage + 1 == stages ? 0 : stage + 1;
         parity ^= stage == 0;
     }
-    // Producer: the buffer is free, and so many bytes will come; the copies are to count at the barrier returned.
+    // Producer: waits for a free buffer, expects `bytes` and returns the barrier at which the copies must count.
     __device__ uint32_t claim(uint32_t bytes) const {
         ptx::barrier_wait(empty + 8 * stage, parity ^ 1);
         ptx::barrier_expect(full + 8 * stage, bytes);
@@ -39,8 +39,8 @@ template <int stages> struct Ring {
     }
 };
 
-// ---- registers that a warpgroup may take: what the block begins with, a multiple of 8 a thread, is shared out anew.
-// Who asks for more waits for ever.
+// ---- registers of a warpgroup (setmaxnreg). The registers that the block starts with, a multiple of 8 per thread, are
+// redistributed; a request for more than are free waits for ever.
 __host__ __device__ constexpr bool registers_suffice(int consumers, int producer_registers, int consumer_registers) {
     const int warpgroups = consumers + 1, at_start = 65536 / (128 * warpgroups) / 8 * 8;
     return producer_registers + consumers * consumer_registers <= warpgroups * at_start;

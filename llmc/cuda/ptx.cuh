@@ -1,12 +1,12 @@
-// Every inline PTX instruction of the project. What a CUDA intrinsic offers is not here.
+// Every inline PTX instruction of the project, except those with a CUDA intrinsic.
 // Source: NVIDIA, PTX ISA 9.0, the instruction named at each wrapper.
 #pragma once
 #include <cstdint>
 
 namespace cuda {
 
-// 2^x, relative error 2^-22; results below 2^-126 are 0. The intrinsic exp2f spends three more instructions
-// on those. "ex2.approx".
+// 2^x, relative error 2^-22; results below 2^-126 are 0. The intrinsic exp2f spends three more instructions on those.
+// "ex2.approx".
 __device__ inline float exp2_approx(float x) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -22,60 +22,60 @@ __device__ inline float reciprocal_approx(float x) {
 
 namespace ptx {
 
-// The compiler does not know that these bits are what they were: it cannot keep what it has made of them.
+// Hides from the compiler that the bits are unchanged, so that it cannot keep values derived from them.
 __device__ inline void forget(uint4& bits) {
     asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
 }
 
-// The line of global memory with this address into the L2 cache. "prefetch".
+// Prefetches the line of global memory with this address into the L2 cache. "prefetch".
 __device__ inline void prefetch_l2(const void* p) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
 }
 
-// The same pointer to global memory, but the compiler does not know how it came about.
+// Returns the same pointer to global memory, and hides from the compiler how it was computed.
 template <typename T> __device__ inline T* opaque(T* p) {
     asm("mov.b64 %0, %1;" : "=l"(p) : "l"(p));
     __builtin_assume(__isGlobal(p));
     return p;
 }
-// The same number at this place of the code: it is not worked out later.
+// Returns the same number, computed at this place of the code and not later.
 __device__ inline uint32_t opaque(uint32_t x) {
     asm volatile("" : "+r"(x));
     return x;
 }
-// Address of a shared-memory object as the 32-bit instructions below want it.
+// The address of a shared-memory object in the 32-bit form of the instructions below.
 __device__ inline uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Copy 16 bytes from global to shared memory without passing through registers; zeros if not valid (the
-// source is then not read). "cp.async".
+// Copies 16 bytes from global to shared memory without passing through registers; zeros if not valid (the source is
+// then not read). "cp.async".
 __device__ inline void cp_async_16(uint32_t shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                  "r"(valid ? 16 : 0)
                  : "memory");
 }
-// The same for 4 bytes.
+// As cp_async_16, for 4 bytes.
 __device__ inline void cp_async_4(uint32_t shared, const void* global, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0)
                  : "memory");
 }
-// Close a group of the copies issued since the last one.
+// Closes a group of the copies issued since the last call.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Wait until at most `pending` groups of this thread are under way; other threads still need a barrier.
+// Waits until at most `pending` groups of this thread are in flight; other threads still need a barrier.
 template <int pending> __device__ inline void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Shared memory, read at this place of the code: not later, where the numbers are used. "ld.shared".
+// Reads shared memory at this place of the code, not later where the value is used. "ld.shared".
 __device__ inline float load_shared(uint32_t shared) {
     float x;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(shared) : "memory");
     return x;
 }
 
-// Four 8x8 matrices of 16-bit elements, matrix i from the 16-byte rows that lanes 8i..8i+7 point to. Lane l
-// gets elements (l / 4, 2 (l % 4) + {0, 1}) of each, or of its transpose. "ldmatrix".
+// Loads four 8x8 matrices of 16-bit elements, matrix i from the 16-byte rows that lanes 8i..8i+7 point to. Lane l gets
+// elements (l / 4, 2 (l % 4) + {0, 1}) of each matrix, or of its transpose. "ldmatrix".
 __device__ inline void load_matrix_x4(uint32_t (&r)[4], uint32_t shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -99,8 +99,8 @@ __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// blockIdx.x and threadIdx.x, read anew at each call: a kernel short of registers works out a second time what
-// it would otherwise keep across its main loop. "%ctaid", "%tid".
+// blockIdx.x and threadIdx.x, read again at each call: saves registers in kernels that recompute values after their
+// main loop rather than keep them. "%ctaid", "%tid".
 __device__ inline uint32_t block_index() {
     uint32_t index;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
@@ -113,23 +113,23 @@ __device__ inline uint32_t thread_index() {
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// A barrier in shared memory that one arrival and a number of received bytes complete, again and again; its
-// phases have parity 0, 1, 0, ... "mbarrier".
+// Barriers in shared memory. A phase completes after the expected arrivals and bytes; phases have parity 0, 1, 0, ...
+// "mbarrier".
 __device__ inline void barrier_init(uint64_t* barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
                  : "memory");
 }
-// What this thread has initialised is seen by the whole cluster after the next cluster barrier.
+// Makes this thread's barrier initialisations visible to the whole cluster after the next cluster barrier.
 __device__ inline void barrier_init_fence() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Arrive, and let the present phase wait for so many bytes more.
+// Arrives, and makes the current phase wait for `bytes` more bytes.
 __device__ inline void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
 }
-// Wait for the end of the phase of this parity; what other blocks sent for it is visible then.
+// Waits for the end of the phase of this parity; data that other blocks sent for it is visible then.
 __device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
     uint32_t done = 0;
     while (!done) {
@@ -149,14 +149,13 @@ __device__ inline uint32_t address_in_block(uint32_t shared, uint32_t rank) {
 __device__ inline uint32_t address_in_block(const void* shared, uint32_t rank) {
     return address_in_block(shared_address(shared), rank);
 }
-// Arrive at a barrier of any block of the cluster, by such an address. Says only that this thread has read what it
-// wanted: to publish what it wrote to another block would take a release at the scope of the cluster, which costs
-// memory barriers.
+// Arrives at a barrier of any block of the cluster (address_in_block). Orders only this thread's reads: publishing
+// writes to another block would need a release at cluster scope, which costs memory barriers.
 __device__ inline void barrier_arrive_in_block(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Store two floats in another block's shared memory and count their 8 bytes at its barrier; unlike an
-// ordinary store and a cluster barrier this waits for nothing else that the thread has stored. "st.async".
+// Stores two floats in another block's shared memory and counts their 8 bytes at its barrier; unlike a store and a
+// cluster barrier, it waits for no other store of the thread. "st.async".
 __device__ inline void send_to_block(uint32_t address, float a, float b, uint32_t barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
                      address),
@@ -164,26 +163,26 @@ __device__ inline void send_to_block(uint32_t address, float a, float b, uint32_
                  : "memory");
 }
 
-// ---- the copy engine (TMA). A box of a four-dimensional tensor goes between global and shared memory on the order of
-// one thread; what lies outside the tensor is read as zero and not written. `map` is a CUtensorMap among the kernel's
-// __grid_constant__ parameters, its dimensions (elements of a panel, row, panel, batch) those of tensor_map.cuh.
+// ---- TMA: copies a box of a four-dimensional tensor between global and shared memory, issued by one thread. Elements
+// outside the tensor are read as zero and not written. `map` is a CUtensorMap among the kernel's __grid_constant__
+// parameters, with the dimensions (elements of a panel, row, panel, batch) of tensor_map.h.
 
-// Into this block's shared memory; the bytes of the whole box count at the barrier. "cp.async.bulk.tensor".
+// Loads into this block's shared memory; the bytes of the whole box count at the barrier. "cp.async.bulk.tensor".
 __device__ inline void load_box(uint32_t shared, const void* map, uint32_t barrier, int row, int panel, int batch) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
                  "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared),
                  "l"(map), "r"(barrier), "r"(0), "r"(row), "r"(panel), "r"(batch)
                  : "memory");
 }
-// The same of a matrix (matrix_map in tensor_map.h), from any column on.
+// As load_box for a matrix (matrix_map in tensor_map.h), from any column on.
 __device__ inline void load_matrix_box(uint32_t shared, const void* map, uint32_t barrier, int column, int row) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
                  "[%1, {%3, %4, %5, %5}], [%2];" ::"r"(shared),
                  "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0)
                  : "memory");
 }
-// The same into each block of the cluster whose bit is set in `blocks`: at this address there, counted at its barrier
-// of this address.
+// As load_matrix_box into each block of the cluster whose bit is set in `blocks`, at the same shared address and
+// counted at the same barrier there.
 __device__ inline void load_matrix_box_to_blocks(uint32_t shared, const void* map, uint32_t barrier, int column,
                                                  int row, uint16_t blocks) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
@@ -191,30 +190,30 @@ __device__ inline void load_matrix_box_to_blocks(uint32_t shared, const void* ma
                  "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(0), "h"(blocks)
                  : "memory");
 }
-// Bytes of global memory, multiples of 16 everywhere, into this block's shared memory. "cp.async.bulk".
+// Copies global memory into this block's shared memory; addresses and bytes: multiples of 16. "cp.async.bulk".
 __device__ inline void bulk_load(uint32_t shared, const float* global, uint32_t bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared),
                  "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-// Out of shared memory; belongs to the thread's open group of bulk copies.
+// Stores from shared memory, as part of the thread's open group of bulk copies.
 __device__ inline void store_box(const void* map, uint32_t shared, int row, int panel, int batch) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                  "r"(shared), "r"(0), "r"(row), "r"(panel), "r"(batch)
                  : "memory");
 }
 __device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until the sources of all but the last `pending` groups of this thread have been read.
+// Waits until the sources of all but the last `pending` groups of this thread have been read.
 template <int pending> __device__ inline void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
-// Until they are complete: seen by this thread.
+// Waits until they are complete and visible to this thread.
 template <int pending> __device__ inline void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
-// Bytes of shared memory, multiples of 16 everywhere, to global memory; fp32 added to what is there. As store_box.
-// "cp.async.bulk", "cp.reduce.async.bulk".
+// Copy shared memory to global memory (store), or add it to fp32 there (add); addresses and bytes: multiples of 16.
+// Part of the thread's open group. "cp.async.bulk", "cp.reduce.async.bulk".
 __device__ inline void bulk_store(float* global, uint32_t shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
                  "r"(shared), "r"(bytes)
@@ -227,12 +226,12 @@ __device__ inline void bulk_add(float* global, uint32_t shared, uint32_t bytes) 
                  : "memory");
 }
 __device__ inline void prefetch_map(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-// What this thread has written to shared memory is seen by the copy engine and the tensor cores.
+// Makes this thread's writes to shared memory visible to TMA and the tensor cores.
 __device__ inline void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// Orders global memory between the copy engine and ordinary accesses of this thread, either way.
+// Orders accesses to global memory between TMA and ordinary instructions of this thread, in both directions.
 __device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// ---- a number in global memory that passes data between blocks. "ld.acquire", "st.release".
+// ---- flags in global memory that order data between blocks. "ld.acquire", "st.release".
 __device__ inline uint32_t load_acquire(const uint32_t* global) {
     uint32_t value;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
@@ -245,7 +244,7 @@ __device__ inline void store_release(uint32_t* global, uint32_t value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(global)), "r"(value) : "memory");
 }
 
-// ---- barriers in this block's shared memory, by their addresses (another block's: barrier_arrive_in_block)
+// ---- barriers in this block's shared memory, by address (in another block's: barrier_arrive_in_block)
 __device__ inline void barrier_init(uint32_t barrier, uint32_t arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -265,7 +264,8 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
     }
 }
 
-// Barrier number `id` of the block (0 is that of __syncthreads) for `threads` threads: wait, or only be counted.
+// Named barrier `id` of the block (0 is that of __syncthreads) for `threads` threads: arrives and waits, or only
+// arrives.
 template <int threads> __device__ inline void named_sync(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
@@ -273,7 +273,7 @@ template <int threads> __device__ inline void named_arrive(int id) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(threads) : "memory");
 }
 
-// Registers of each thread of a warpgroup from here on; all its warps say the same. "setmaxnreg".
+// Sets the registers per thread of this warpgroup; every warp of it must call this. "setmaxnreg".
 template <int registers> __device__ inline void registers_shrink() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
@@ -281,23 +281,22 @@ template <int registers> __device__ inline void registers_grow() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// The reverse of load_matrix_x4. "stmatrix".
+// The inverse of load_matrix_x4. "stmatrix".
 __device__ inline void store_matrix_x4(uint32_t shared, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
                  "r"(r[1]), "r"(r[2]), "r"(r[3])
                  : "memory");
 }
 
-// ---- tensor cores of a warpgroup (sm_90a). A product of 64 rows runs beside the code that started it: fence before
-// the first (orders it after earlier uses of its registers), commit after the last, wait before its registers are
-// touched.
+// ---- tensor cores of a warpgroup (sm_90a). A product of 64 rows runs asynchronously: fence before the first (orders
+// it after earlier uses of its registers), commit after the last, wait before its registers are accessed.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most `pending` groups are under way.
+// Waits until at most `pending` groups are in flight.
 template <int pending> __device__ inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// The compiler moves no use of these registers over this place.
+// Keeps the compiler from moving uses of these registers across this place.
 template <int count> __device__ inline void pin(float (&x)[count]) {
 #pragma unroll
     for (int i = 0; i < count; i++) asm volatile("" : "+f"(x[i])::"memory");
@@ -314,10 +313,9 @@ template <int count> __device__ inline void pin(float (&x)[count]) {
 #define LLMC_N64 LLMC_N10("") LLMC_N10("1") LLMC_N10("2") LLMC_N10("3") LLMC_N10("4") LLMC_N10("5") \
                  "%60, %61, %62, %63"
 
-// d(64, N) (+)= A(64, 16) B(16, N), bf16 operands, fp32 sums; without `add` the old d does not count. Warp w of the
-// warpgroup holds rows 16 w .. 16 w + 15 with d[4 j + ..] as mma_bf16 holds block j of 8 columns. a, b: descriptors
-// (wgmma.cuh); a_rows and b_rows: the operand's elements follow each other along M or N, not along the sum.
-// "wgmma.mma_async".
+// d(64, N) (+)= A(64, 16) B(16, N), bf16 operands, fp32 sums; without `add` the old d is ignored. Warp w of the
+// warpgroup holds rows 16 w .. 16 w + 15, with d[4 j + ..] as mma_bf16 for block j of 8 columns. a, b: descriptors
+// (wgmma.cuh). a_rows, b_rows: the operand is contiguous along M or N, not along K. "wgmma.mma_async".
 template <int N, bool a_rows, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
     static_assert(N == 32 || N == 64 || N == 128);
@@ -341,7 +339,7 @@ __device__ inline void wgmma(float (&d)[N / 2], uint64_t a, uint64_t b, bool add
                      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(a_rows), "n"(b_rows));
     }
 }
-// The same with A in registers, held by each warp for its 16 rows as mma_bf16 wants it.
+// As above with A in registers: each warp holds its 16 rows as in mma_bf16.
 template <int N, bool b_rows>
 __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool add) {
     static_assert(N == 64 || N == 128);
@@ -359,10 +357,10 @@ __device__ inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(b_rows));
     }
 }
-// d(64, N) (+)= A(64, 32) B(32, N), E4M3 operands, both with the elements of a sum next to each other. d as above. The
-// tensor cores keep 14 bits of a sum on its way: what lies more than 2^-13 below the largest of its terms and of d is
-// dropped. a in registers: with g = lane / 4 and t = lane % 4 four elements (g, 4t..), (g + 8, 4t..), (g, 4t + 16..),
-// (g + 8, 4t + 16..). "wgmma.mma_async".
+// d(64, N) (+)= A(64, 32) B(32, N), E4M3 operands, both contiguous along K; d as above. The tensor cores keep 14 bits
+// of a sum in progress: what lies more than 2^-13 below the largest of its terms and d is dropped. a in registers: with
+// g = lane / 4 and t = lane % 4 four elements each (g, 4t..), (g + 8, 4t..), (g, 4t + 16..), (g + 8, 4t + 16..).
+// "wgmma.mma_async".
 template <int N> __device__ inline void wgmma_e4m3(float (&d)[N / 2], uint64_t a, uint64_t b, bool add) {
     static_assert(N == 64 || N == 128);
     if constexpr (N == 64) {

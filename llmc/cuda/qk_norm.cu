@@ -6,19 +6,19 @@ namespace {
 
 constexpr int kLanes = 32;
 constexpr int kThreads = 256;
-constexpr int kHeadsPerThread = 4;   // heads that are on their way at a time in the forward
-constexpr int kBackwardHeads = 3;    // and in the backward, of a size that takes 16 lanes or more (else 2)
+constexpr int kHeadsPerThread = 4;   // heads in flight per thread in the forward
+constexpr int kBackwardHeads = 3;    // and in the backward, if a head takes 16 lanes or more (else 2)
 constexpr int kBackwardBlocksPerSm = 3;
-constexpr int kLateHeads = 32;       // one of so many heads is left to the blocks that start late
+constexpr int kSecondWave = 32;      // one of so many heads is left to the second wave of blocks
 
-// Heads of a usual size (a power of two of 16-byte vectors) take one vector a lane, kGroup lanes a head; any
-// other size takes the loop kernels at the end of the file, a warp a head.
+// Heads of a usual size (a power of two of 16-byte vectors) use one vector per lane, kGroup lanes per head; other sizes
+// use the loop kernels below, one warp per head.
 
 // Math: out = x rstd weight for query and key heads, rstd = 1 / sqrt(mean(x^2) + eps); values are copied.
 // Source: Zhang, Sennrich 2019; per head as in Qwen3 (arXiv 2505.09388).
 // Traffic: in read, out written, once.
 // Requires: HS = kGroup vectors of 16 bytes, aligned; head numbers fit an int.
-// Parallel: kGroup lanes own a head at a time, kHeadsPerThread heads together, a block's heads apart.
+// Parallel: kGroup lanes own a head at a time, with kHeadsPerThread heads in flight, a block's heads apart.
 template <typename T, int kGroup>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_forward_kernel(T* out, float* rstd_out, const T* in, const T* q_weight, const T* k_weight,
@@ -58,32 +58,32 @@ __device__ inline uint4 select(bool first, uint4 a, uint4 b) {
     return make_uint4(first ? a.x : b.x, first ? a.y : b.y, first ? a.z : b.z, first ? a.w : b.w);
 }
 
-// Math: xhat = x rstd, g = dout weight; dx = rstd (g - xhat mean(g xhat)); the partial sums of dout xhat over
-// the heads of part p, for query heads in partial_q and key heads in partial_k.
+// Math: xhat = x rstd, g = dout weight; dx = rstd (g - xhat mean(g xhat)); partial sums of dout xhat over the heads of
+// partition p, in partial_q for query heads and partial_k for key heads.
 // Source: derivative of the forward.
 // Traffic: query and key heads of in and dqkv read, dqkv written, once.
 // Requires: as qk_norm_forward_kernel.
-// Parallel: the first early_blocks blocks share the heads before early_heads, the others, which start where
-// one of those ends, the rest: multiprocessors get unequal shares of the bandwidth. kGroup lanes own every
-// (blocks kThreads / kGroup)-th head of their share, kBackwardHeads together, and sum their columns in
-// registers; then the groups of a block are added through shared memory, in order.
+// Parallel: first_blocks blocks (one wave) share the heads before first_heads, a second wave the rest,
+// because multiprocessors get unequal shares of the bandwidth. kGroup lanes own every (blocks kThreads / kGroup)-th
+// head of their share, with kBackwardHeads in flight, and sum their columns in registers; then the groups of a block
+// are added in order through shared memory.
 template <typename T, int kGroup>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocksPerSm)
     qk_norm_backward_kernel(T* dqkv, float* partial_q, float* partial_k, const T* in, const float* rstd_in,
                             const T* q_weight, const T* k_weight, int64_t N, int NH, int NKV,
-                            int early_blocks, int64_t early_heads) {
+                            int first_blocks, int64_t first_heads) {
     constexpr int kWidth = kVec<T>, HS = kGroup * kWidth, kGroups = kThreads / kGroup;
     constexpr int kTogether = kGroup >= 16 ? kBackwardHeads : 2;
     __shared__ float shared[kGroups][HS];
     const int lane = threadIdx.x % kGroup, group = threadIdx.x / kGroup, heads = NH + NKV;
     const int64_t row_elems = int64_t{NH + 2 * NKV} * HS;
-    const bool early = static_cast<int>(blockIdx.x) < early_blocks;
-    const int block = static_cast<int>(blockIdx.x) - (early ? 0 : early_blocks);
-    const int blocks = early ? early_blocks : static_cast<int>(gridDim.x) - early_blocks;
-    const int64_t begin = early ? 0 : early_heads, end = early ? early_heads : N * heads;
+    const bool first_wave = static_cast<int>(blockIdx.x) < first_blocks;
+    const int block = static_cast<int>(blockIdx.x) - (first_wave ? 0 : first_blocks);
+    const int blocks = first_wave ? first_blocks : static_cast<int>(gridDim.x) - first_blocks;
+    const int64_t begin = first_wave ? 0 : first_heads, end = first_wave ? first_heads : N * heads;
     uint4 weight_q = load_vec(q_weight + lane * kWidth), weight_k = load_vec(k_weight + lane * kWidth);
     float sum_q[kWidth] = {}, sum_k[kWidth] = {};
-    // Every lane of a warp goes round equally often: the shuffles below need all of them.
+    // All lanes of a warp iterate equally often: the shuffles below need all of them.
     const int64_t step = int64_t{blocks} * kGroups;
     for (int64_t base = begin + int64_t{block} * kGroups; base < end; base += step * kTogether) {
         uint4 raw_x[kTogether] = {}, raw_d[kTogether] = {};
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocksPerSm)
     write_sums(sum_k, partial_k);
 }
 
-// ---- any head size
+// ---- any head dim
 
 // Math: as qk_norm_forward_kernel.
 // Source: as qk_norm_forward_kernel.
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
 // Source: as qk_norm_backward_kernel.
 // Traffic: query and key heads of in and dqkv read once.
 // Requires: nothing of HS or alignment; runs before dqkv is overwritten.
-// Parallel: a thread owns one column of part p: rows p, p + gridDim.y, ...; blockIdx.z 0 is q, 1 is k.
+// Parallel: a thread owns one column of partition p: rows p, p + gridDim.y, ...; blockIdx.z = 0 for q, 1 for k.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     qk_norm_backward_columns_kernel(float* partial_q, float* partial_k, const T* dqkv, const T* in,
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // ---- launchers
 
-// Calls f(group) with the lanes of a head as a compile-time constant; false: the loop kernels are needed.
+// Calls f(group) with the lanes per head as a compile-time constant; returns false if the loop kernels are needed.
 template <typename T, typename F> bool with_group(int64_t HS, int64_t heads, bool aligned, F&& f) {
     constexpr int64_t kMaxHeads = int64_t{1} << 30;
     if (!aligned || heads > kMaxHeads || HS % static_cast<int64_t>(16 / sizeof(T)) != 0) return false;
@@ -287,16 +287,16 @@ void qk_norm_backward(Ctx& ctx, const QkNormBackwardArgs& args) {
         const bool aligned = vectorizable<T>(0, {dqkv, in, q_weight, k_weight});
         const bool done = with_group<T>(HS, N * normed, aligned, [&](auto group) {
             constexpr int kGroup = decltype(group)::value;
-            // As many early blocks as are resident at a time; late ones where those have a second round.
+            // One wave of resident blocks; a second, smaller one if every block would have two heads per group or more.
             const int64_t heads = N * normed, blocks = ceil_div(heads, kThreads / kGroup);
             const int64_t resident = std::min<int64_t>(kPartialRows, kBackwardBlocksPerSm * ctx.sm_count);
-            const bool late = blocks >= 2 * resident && resident < kPartialRows;
-            const int64_t early = std::min(resident, blocks);
-            const int64_t early_heads = late ? heads - heads / kLateHeads : heads;
-            parts = late ? kPartialRows : early;
+            const bool two_waves = blocks >= 2 * resident && resident < kPartialRows;
+            const int64_t first_blocks = std::min(resident, blocks);
+            const int64_t first_heads = two_waves ? heads - heads / kSecondWave : heads;
+            parts = two_waves ? kPartialRows : first_blocks;
             qk_norm_backward_kernel<T, kGroup><<<grid_size(parts), kThreads, 0, stream_of(ctx)>>>(
                 dqkv, partial_q, partial_k, in, rstd, q_weight, k_weight, N, NH, NKV,
-                static_cast<int>(early), early_heads);
+                static_cast<int>(first_blocks), first_heads);
             CHECK_LAUNCH("qk_norm_backward_kernel");
         });
         if (done) return;

@@ -1,10 +1,10 @@
-// Quantising as an operation of its own, and the state of delayed scaling.
+// Quantization as an operation of its own, and the state of delayed scaling.
 #include "llmc/cuda/quantize.cuh"
 
 namespace cuda {
 namespace {
 
-// in, rounded to bf16, as a producer of tiles.
+// Passes `in`, rounded to bf16, to quantize_tiles.
 template <typename T> struct CopyProducer {
     static constexpr int kOutputs = 1;
     static constexpr int kBlocksPerSm = 4;
@@ -36,17 +36,17 @@ template <typename T> struct CopyProducer {
 };
 
 constexpr int kAmaxThreads = 256;
-constexpr int kAmaxBatch = 4;   // vectors on their way
+constexpr int kAmaxBatch = 4;   // vectors in flight per thread
 
 // Math: slot->amax_bits = max with the bits of every |in rounded to bf16|.
-// Source: rounding keeps the order, so the amax of a thread is rounded once.
+// Source: rounding is monotonic, so only the amax of a block is rounded.
 // Traffic: in read once.
-// Requires: kWidth > 1 needs an aligned start; the odd elements at the end go one by one.
-// Parallel: a thread takes every (256 gridDim.x)-th vector; one atomic a block at most.
+// Requires: kWidth > 1 needs an aligned start; the remaining elements are processed one by one.
+// Parallel: a thread takes every (256 gridDim.x)-th vector; at most one atomic per block.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const T* in, int64_t elems) {
     __shared__ uint32_t shared[kAmaxThreads / 32];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t vectors = elems / kWidth, step = int64_t{gridDim.x} * kAmaxThreads;
     const int64_t thread = int64_t{blockIdx.x} * kAmaxThreads + threadIdx.x;
     const uint32_t seen = slot->amax_bits;
@@ -72,11 +72,11 @@ __global__ void __launch_bounds__(kAmaxThreads) amax_kernel(Fp8Slot* slot, const
 
 // Math: amax_bits = 0, step_amax_bits too if `step`.
 // Source: Fp8ClearArgs.
-// Traffic: a slot written each.
+// Traffic: every slot written.
 // Requires: nothing.
-// Parallel: a thread a slot.
+// Parallel: one thread per slot.
 __global__ void fp8_clear_kernel(Fp8Slot* slots, int64_t count, bool step, const StepState* state) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
     slots[i].step_amax_bits = step ? 0 : max(slots[i].step_amax_bits, slots[i].amax_bits);
@@ -87,19 +87,19 @@ constexpr int kUpdateThreads = 128;
 
 // Math: Fp8UpdateArgs.
 // Source: TransformerEngine's delayed scaling.
-// Traffic: the ring read, an entry and a slot written, for each tensor.
+// Traffic: per tensor, the amax history read, one entry and the slot written.
 // Requires: nothing.
-// Parallel: a block a tensor; its threads share the maximum over the ring.
+// Parallel: one block per tensor, whose threads share the maximum over the history.
 __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8UpdateArgs args) {
     __shared__ uint32_t shared[kUpdateThreads / 32];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t tensor = blockIdx.x;
     Fp8Slot& slot = args.slots[tensor];
     float* ring = args.history + tensor * args.length;
     const uint32_t last = slot.amax_bits;
     const int32_t updates = args.updates[tensor];
     const bool first_thread = threadIdx.x == 0;
-    __syncthreads();   // everybody has read what the first thread now writes
+    __syncthreads();   // all threads have read what the first thread now overwrites
     if (first_thread) {
         slot.step_amax_bits = max(slot.step_amax_bits, last);
         slot.amax_bits = 0;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
     const int64_t newest = updates % args.length;
     uint32_t amax = last;
     for (int64_t i = threadIdx.x; i < args.length && !args.most_recent; i += kUpdateThreads) {
-        if (i != newest) amax = max(amax, amax_bits_of(ring[i]));   // its entry is `last`
+        if (i != newest) amax = max(amax, amax_bits_of(ring[i]));   // entry `newest` becomes `last`
     }
     amax = __reduce_max_sync(0xffffffffu, amax);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = amax;
@@ -125,13 +125,12 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
 }  // namespace
 
 TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C, const char* op) {
-    auto aligned_16 = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; };
-    CHECK(C % 8 == 0, "%s: rows of %lld elements quantised, not a multiple of 8", op, (long long)C);
-    CHECK(!quant.copies() || C % 16 == 0, "%s: rows of %lld elements quantised, not a multiple of 16", op,
+    CHECK(C % 8 == 0, "%s: rows of %lld elements quantized, not a multiple of 8", op, (long long)C);
+    CHECK(!quant.copies() || C % 16 == 0, "%s: rows of %lld elements quantized, not a multiple of 16", op,
           (long long)C);
     CHECK(!quant.transposed || N % 16 == 0, "%s: %lld rows transposed, not a multiple of 16", op, (long long)N);
     const bool tensor = quant.granularity == Granularity::kTensor;
-    CHECK(quant.slot != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantised without a slot", op);
+    CHECK(quant.slot != nullptr || !(quant.record || (quant.copies() && tensor)), "%s: quantized without a slot", op);
     const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;
     if (quant.rowwise) expect(quant.rowwise, format, N * C, op);
     if (quant.transposed) expect(quant.transposed, format, N * C, op);
@@ -146,8 +145,7 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
         expect_at_least(quant.dbias_scratch, Dtype::kFp32, quant_partial_rows(N) * C, op);
     }
     if (out) expect(out, Dtype::kBf16, N * C, op);
-    CHECK(aligned_16(quant.rowwise) && aligned_16(quant.transposed) && aligned_16(out), "%s: quantised off 16 bytes",
-          op);
+    for (const Tensor* t : {&quant.rowwise, &quant.transposed, &out}) expect_aligned(*t, op);
     const bool current = quant.scaling == Scaling::kCurrent;
     return {.out = out.as<bf16>(),
             .rowwise = static_cast<uint8_t*>(quant.rowwise.data),
@@ -166,15 +164,10 @@ TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
             .record = quant.record && !(quant.copies() && current)};
 }
 
-void finish_dbias(Ctx& ctx, const QuantOut& quant, int64_t N, int64_t C) {
-    if (!quant.dbias) return;
-    add_column_sums(ctx, {quant.dbias, quant.dbias_scratch.as<float>()}, {}, quant_partial_rows(N), C);
-}
-
 void quantize(Ctx& ctx, const QuantizeArgs& args) {
     const int64_t N = args.N, C = args.C;
     expect(args.in, args.in.dtype, N * C, "quantize: in");
-    CHECK(reinterpret_cast<uintptr_t>(args.in.data) % 16 == 0, "quantize: in off 16 bytes");
+    expect_aligned(args.in, "quantize: in");
     CHECK(args.state == nullptr || !args.quant.dbias, "quantize: dbias of a step that may be skipped");
     dispatch(args.in.dtype, "quantize: in", [&](auto type) {
         using T = decltype(type);

@@ -1,11 +1,10 @@
-// Quantised outputs: the kernels that any elementwise producer can instantiate to have its results quantised tile by
-// tile (tile.cuh).
+// Quantized outputs: kernels that quantize the results of any elementwise producer tile by tile (quantize_tile.cuh).
 #pragma once
 #include "llmc/cuda/quantize_tile.cuh"
 
 namespace cuda {
 
-// The casts that something is made for, as a set of bits.
+// A set of casts, one bit each.
 constexpr unsigned cast_bit(TileCast cast) { return 1u << static_cast<int>(cast); }
 inline constexpr unsigned kActivationCasts =
     cast_bit(TileCast::kNone) | cast_bit(TileCast::kTensor) | cast_bit(TileCast::kBlock1x128);
@@ -13,16 +12,16 @@ inline constexpr unsigned kAllCasts = kActivationCasts | cast_bit(TileCast::kBlo
 
 // ---- the kernels. A producer is a struct of kernel parameters with
 //   static constexpr int kOutputs, kBlocksPerSm
-//   struct Raw;       what is loaded for 8 columns of a row
-//   struct Columns;   what is the same for all rows of 8 columns
+//   struct Raw;       inputs for 8 columns of a row
+//   struct Columns;   values shared by all rows of 8 columns
 //   void columns(int64_t column, Columns&), load(const TileThread&, int r, Raw&) of row r of the thread,
 //   void compute(const Raw&, const Columns&, uint4 (&x)[kOutputs])   results packed bf16
 // Output o of column c is column o * C / kOutputs + c of X.
 //
-// With some casts it pays to send the rows of a tile to shared memory, all at once, and to take them from there. For
-// these (kStagedCasts) a producer has, in place of load, kParts and
-//   const bf16* part(const TileThread&, int r, int p)   where raw.part[p], 16 bytes, of row r comes from
-// and makes 0 of zeros.
+// For some casts (kStagedCasts) it is faster to copy all rows of a tile to shared memory first. The producer then has,
+// instead of load, kParts and
+//   const bf16* part(const TileThread&, int r, int p)   source of raw.part[p], 16 bytes, of row r
+// and must compute 0 from zeros.
 template <typename Producer, TileCast cast>
 concept Staged = (Producer::kStagedCasts & cast_bit(cast)) != 0;
 template <typename Producer>
@@ -35,19 +34,19 @@ __device__ inline void load_raw(const Producer& producer, const TileThread& t, i
     }
 }
 
-// The thread's results.
+// Computes the thread's results.
 template <typename Producer>
 __device__ inline void produce_tile(const Producer& producer, const TileThread& t,
                                     TileValues<Producer::kOutputs>& value) {
     constexpr int kOutputs = Producer::kOutputs, kRows = kTileRows<kOutputs>;
-    constexpr int kBatch = 4 / kOutputs;   // rows on their way at a time
+    constexpr int kBatch = 4 / kOutputs;   // rows in flight at a time
     typename Producer::Columns columns;
     if (t.column_valid()) producer.columns(t.column(), columns);
 #pragma unroll
     for (int first = 0; first < kRows; first += kBatch) {
         typename Producer::Raw raw[kBatch];
-        // The conditions do more than the edge needs: without them the assembler puts off loads until after the
-        // arithmetic of other rows.
+        // The conditions also help in the interior: without them the assembler delays loads until after the arithmetic
+        // of other rows.
 #pragma unroll
         for (int j = 0; j < kBatch; j++) {
             if (t.valid(first + j)) load_raw(producer, t, first + j, raw[j]);
@@ -62,12 +61,12 @@ __device__ inline void produce_tile(const Producer& producer, const TileThread& 
     }
 }
 
-// A thread's own place in shared memory for rows on their way: nobody else touches it, so no barrier guards it.
+// A thread's own slots in shared memory for rows in flight; private to the thread, so no barrier is needed.
 template <typename Producer> struct Stage {
     static constexpr int kParts = Producer::kParts, kRows = kTileRows<Producer::kOutputs>;
     static constexpr int kThreads = kTileThreads<Producer::kOutputs>;
-    static constexpr int kBatch = kParts == 1 ? 4 : 1;               // rows sent and taken at a time
-    static constexpr int kSlots = kParts == 1 ? kRows : kRows / 2;   // rows on their way
+    static constexpr int kBatch = kParts == 1 ? 4 : 1;               // rows copied and read at a time
+    static constexpr int kSlots = kParts == 1 ? kRows : kRows / 2;   // rows in flight
     static constexpr size_t kBytes = size_t{kSlots} * kParts * kThreads * 16;
 
     uint4* memory;
@@ -75,7 +74,7 @@ template <typename Producer> struct Stage {
     __device__ uint4* slot(int r, int p) const {
         return memory + (r % kSlots * kParts + p) * kThreads + threadIdx.x;
     }
-    // Sends for a batch of rows; those that are not valid arrive as zeros.
+    // Starts to copy a batch of rows; those that are not valid become zeros.
     __device__ void send(const Producer& producer, const TileThread& t, int first) const {
 #pragma unroll
         for (int r = first; r < first + kBatch && r < kRows; r++) {
@@ -101,7 +100,7 @@ __device__ inline void begin_staged_tile(const Producer& producer, const Stage<P
 #pragma unroll
     for (int first = 0; first < S::kSlots; first += S::kBatch) stage.send(producer, t, first);
 }
-// The thread's results, the first rows being on their way.
+// Computes the thread's results, with the first rows already in flight.
 template <typename Producer>
 __device__ inline void produce_staged_tile(const Producer& producer, const Stage<Producer>& stage, const TileThread& t,
                                            TileValues<Producer::kOutputs>& value) {
@@ -123,13 +122,13 @@ __device__ inline void produce_staged_tile(const Producer& producer, const Stage
     }
 }
 
-// Math: X = the producer's results rounded to bf16; then what QuantOut says: to_fp8(x * scale), row-major and
+// Math: X = the producer's results rounded to bf16; then the outputs of QuantOut: to_fp8(x * scale), row-major and
 // transposed, amax, counts, column sums.
 // Source: fp8.h for casts and scales.
-// Traffic: the producer's inputs read; 2 bytes an element if bf16 is asked for, 1 a copy; all once.
-// Requires: rows of X and of the transposed copy in whole 16 bytes (C, N multiples of 16), aligned tensors.
-// Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are neighbours in the grid.
-// The last rows come first: if a kernel has just written the input, or has read it for the amax, they are still in L2.
+// Traffic: the producer's inputs read; 2 bytes per element written for bf16, 1 per FP8 output; all once.
+// Requires: rows of X and of the transposed output in whole 16 bytes (C, N multiples of 16), aligned tensors.
+// Parallel: a block owns a tile (two with two outputs); kTileGroup row tiles of a column are adjacent in the grid. The
+// last rows come first, because they are still in L2 if a kernel has just written the input or read it for the amax.
 template <typename Producer, typename Kind>
 __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
                                   Kind::kCount ? 2 / Producer::kOutputs : Producer::kBlocksPerSm)
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
     constexpr int kOutputs = Producer::kOutputs;
     extern __shared__ uint4 staged[];
     __shared__ TileShared<kOutputs> shared;
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t row_tile = int64_t{gridDim.z - 1 - blockIdx.z} * kTileGroup + blockIdx.x;
     if (row_tile * kTile >= out.N || (out.state != nullptr && out.state->skip)) return;
     const TileThread t = tile_thread(row_tile, blockIdx.y, out.N, out.C / kOutputs);
@@ -155,12 +154,10 @@ __global__ void __launch_bounds__(kTileThreads<Producer::kOutputs>,
 
 // ---- host
 
-// Checks a request and puts it the way the kernels want it. `out`: the bf16 copy of X, or empty.
+// Checks a request and converts it for the kernels. `out`: the bf16 output X, or empty.
 TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C, const char* op);
-// The last part of dbias, after the kernel.
-void finish_dbias(Ctx& ctx, const QuantOut& quant, int64_t N, int64_t C);
 
-// Calls f with the TileKind that a request wants.
+// Calls f with the TileKind of a request.
 template <unsigned kCasts, typename F> void with_tile_kind(const QuantOut& quant, const char* op, F&& f) {
     auto call = [&]<TileCast kCast, Dtype kFormat, bool kCount>() {
         if constexpr ((kCasts & cast_bit(kCast)) != 0) f(TileKind<kCast, kFormat, kCount>{});
@@ -176,17 +173,14 @@ template <unsigned kCasts, typename F> void with_tile_kind(const QuantOut& quant
         }
     };
     const Dtype format = quant.rowwise ? quant.rowwise.dtype : quant.transposed.dtype;
-    CHECK(is_fp8(format), "%s: quantised to %s", op, dtype_name(format));
-    const bool e4m3 = format == Dtype::kE4m3, count = quant.counts != nullptr;
-    if (e4m3 && !count) with_cast.template operator()<Dtype::kE4m3, false>();
-    else if (e4m3) with_cast.template operator()<Dtype::kE4m3, true>();
-    else if (!count) with_cast.template operator()<Dtype::kE5m2, false>();
-    else with_cast.template operator()<Dtype::kE5m2, true>();
+    with_format(format, op, [&](auto constant) {
+        if (quant.counts) with_cast.template operator()<decltype(constant)::value, true>();
+        else with_cast.template operator()<decltype(constant)::value, false>();
+    });
 }
 
 template <typename Kind, typename Producer>
-void launch_tiles(Ctx& ctx, const Producer& producer, const TileOut& out, int64_t row_tiles, int64_t column_tiles) {
-    const dim3 grid(kTileGroup, grid_size(column_tiles), grid_size(ceil_div(row_tiles, kTileGroup)));
+void launch_tiles(Ctx& ctx, const Producer& producer, const TileOut& out, dim3 grid) {
     auto* kernel = quantize_tile_kernel<Producer, Kind>;
     size_t stage_bytes = 0;
     if constexpr (Staged<Producer, Kind::kCast>) {
@@ -197,19 +191,19 @@ void launch_tiles(Ctx& ctx, const Producer& producer, const TileOut& out, int64_
     CHECK_LAUNCH("quantize_tile_kernel");
 }
 
-// X of shape (N, C) from the producer.
+// Quantizes X of shape (N, C) from the producer.
 template <unsigned kCasts = kActivationCasts, typename Producer>
 void quantize_tiles(Ctx& ctx, const Producer& producer, const QuantOut& quant, const Tensor& out, int64_t N, int64_t C,
                     const char* op, const StepState* state = nullptr) {
     TileOut tile = tile_out(quant, out, N, C, op);
     tile.state = state;
-    CHECK(C % (8 * Producer::kOutputs) == 0 && C < (1 << 23), "%s: %lld columns quantised", op, (long long)C);
-    CHECK(N < (1 << 24), "%s: %lld rows quantised", op, (long long)N);
-    const int64_t row_tiles = ceil_div(N, kTile), column_tiles = ceil_div(C / Producer::kOutputs, kTile);
-    with_tile_kind<kCasts>(quant, op, [&](auto kind) {
-        launch_tiles<decltype(kind)>(ctx, producer, tile, row_tiles, column_tiles);
-    });
-    finish_dbias(ctx, quant, N, C);
+    CHECK(C % (8 * Producer::kOutputs) == 0 && C < (1 << 23), "%s: %lld columns quantized", op, (long long)C);
+    CHECK(N < (1 << 24), "%s: %lld rows quantized", op, (long long)N);
+    const dim3 grid(kTileGroup, grid_size(ceil_div(C / Producer::kOutputs, kTile)),
+                    grid_size(ceil_div(N, kTile * kTileGroup)));
+    with_tile_kind<kCasts>(quant, op, [&](auto kind) { launch_tiles<decltype(kind)>(ctx, producer, tile, grid); });
+    if (!quant.dbias) return;
+    add_column_sums(ctx, {quant.dbias, quant.dbias_scratch.as<float>()}, {}, quant_partial_rows(N), C);
 }
 
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// E4M3 copies of packed projections for FP8 attention, with rope on the way.
+// E4M3 operands for FP8 attention from the packed projections, with rope applied on the way.
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/rope.cuh"
@@ -13,20 +13,20 @@ struct HeadsWork {
     const float* cos_sin;
     uint8_t* bytes;
     float* scales;
-    uint32_t T, heads, first_value_head, blocks;   // blocks of a head
-    uint32_t items;   // blocks of all heads, the heads innermost: they share a piece of the table
+    uint32_t T, heads, first_value_head, blocks;   // blocks: per head
+    uint32_t items;   // blocks of all heads, the head index innermost, so that heads share rows of the table
 };
 
-// A thread's 8 columns, and as many HS / 2 further on, of 4 tokens that follow each other in head_token_order.
+// A thread's 8 columns, and the 8 columns HS / 2 further, of 4 tokens that are adjacent in head_token_order.
 template <int HS> struct HeadThread {
     static constexpr uint32_t kPairs = HS / 16, kThreads = 32 * kPairs;
     uint32_t column = threadIdx.x % kPairs * 8, quad = threadIdx.x / kPairs;
 
     __device__ uint32_t first_token() const { return quad / 4 * 16 + quad % 4 * 2; }
-    // What follows it: the r-th lies so far on.
+    // Distance of the r-th token from the first.
     __device__ static constexpr uint32_t apart(int r) { return static_cast<uint32_t>(head_token_order(r)); }
 };
-// Block `item` in the order of the work.
+// Indices of block `item` of the work.
 struct HeadPlace {
     uint32_t head, block, b;
 
@@ -40,7 +40,7 @@ struct HeadPlace {
     }
 };
 
-// The largest magnitude of a block of threads. shared: a word a warp, and not that of the call before.
+// Returns the largest magnitude in a block of threads. shared: one word per warp, not that of the previous call.
 template <uint32_t threads> __device__ inline uint32_t block_magnitude(uint32_t mine, uint32_t* shared) {
     const uint32_t most = __reduce_max_sync(0xffffffffu, mine);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = most;
@@ -51,8 +51,8 @@ template <uint32_t threads> __device__ inline uint32_t block_magnitude(uint32_t 
     return largest;
 }
 
-// Four tokens' bytes of the thread's columns to their places in HS rows of 128 tokens. Groups of 16 tokens are swapped
-// within a row, so that neither side of the transpose meets busy banks.
+// Stores four tokens' bytes of the thread's columns into HS rows of 128 tokens. Groups of 16 tokens are swizzled within
+// a row to avoid bank conflicts on both sides of the transpose.
 template <int HS>
 __device__ inline void transpose_to(uint32_t (&rows)[HS][32], const HeadThread<HS>& t, const uint2 (&bytes)[4],
                                     int half) {
@@ -77,17 +77,17 @@ template <int HS> __device__ inline void store_rows(uint8_t* out, const uint32_t
 
 // Math: QuantizeHeadsArgs.
 // Source: ops.h.
-// Traffic: qkv read and written, 1 byte an element written, once; the table once for the heads of a block of tokens.
+// Traffic: qkv read and written, 1 byte per element written, once; the table once for all heads of a block of tokens.
 // Requires: HS 64 or 128, 16-byte aligned rows.
-// Parallel: a block owns 128 tokens of one head after the other, neighbours on the same multiprocessor, so that the
-//           table comes from its L1 cache; a thread 8 pairs of 4 tokens.
+// Parallel: a block processes 128 tokens of one head after the other, adjacent ranges on the same multiprocessor, so
+//           that the table comes from its L1 cache; a thread owns 8 pairs of 4 tokens.
 template <int HS, bool kRope>
 __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 / HS)
     quantize_heads_kernel(const __grid_constant__ HeadsWork work) {
     constexpr uint32_t kThreads = HeadThread<HS>::kThreads, kTokens = kHeadBlock;
     __shared__ __align__(16) uint32_t rows[HS][32];
     __shared__ uint32_t shared[2][kThreads / 32];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const HeadThread<HS> t;
     const uint32_t per_sm = kBlocksPerSm * 128 / HS, sms = gridDim.x / per_sm, width = work.heads * HS;
     const uint64_t range = blockIdx.x % sms * per_sm + blockIdx.x / sms;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 /
         const uint32_t head = at_work.head, token = at_work.block * kTokens + t.first_token();
         const bool value = head >= work.first_value_head;
         bf16* const own = work.qkv + (uint64_t{at_work.b} * work.T + token) * width + head * HS + t.column;
-        const uint32_t tokens = work.T > token ? work.T - token : 0;   // from the thread's first one on
+        const uint32_t tokens = work.T > token ? work.T - token : 0;   // from the thread's first token on
         uint4 x[4][2];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 /
             }
         }
         if (value) {
-            __syncthreads();   // until the next block's magnitude is known nobody writes rows again
+            __syncthreads();   // the barrier of the next block_magnitude protects `rows` from the next writes
             store_rows<HS>(out, rows);
         }
     }
@@ -161,12 +161,12 @@ template <int HS, bool kRope> void launch(Ctx& ctx, const HeadsWork& work) {
 
 void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
     const int64_t heads = args.NH + 2 * args.NKV, blocks = head_blocks(args.T), HS = args.HS;
-    CHECK(HS == 64 || HS == 128, "quantize_heads: head size %lld", (long long)HS);
+    CHECK(HS == 64 || HS == 128, "quantize_heads: head dim %lld", (long long)HS);
     CHECK(args.T < (int64_t{1} << 31) - 256 && args.B * blocks * heads < (int64_t{1} << 31),
           "quantize_heads: B %lld T %lld, %lld heads", (long long)args.B, (long long)args.T, (long long)heads);
     expect(args.qkv, Dtype::kBf16, args.B * args.T * heads * HS, "quantize_heads: qkv");
     expect(args.heads.bytes, Dtype::kE4m3, args.B * heads * blocks * kHeadBlock * HS, "quantize_heads: bytes");
-    expect(args.heads.scales, Dtype::kFp32, args.B * heads * blocks, "quantize_heads: factors");
+    expect(args.heads.scales, Dtype::kFp32, args.B * heads * blocks, "quantize_heads: scales");
     if (args.cos_sin) expect_at_least(args.cos_sin, Dtype::kFp32, args.T * HS, "quantize_heads: cos_sin");
     CHECK(vectorizable<bf16>(HS, {args.qkv.data, args.heads.bytes.data, args.cos_sin.data}),
           "quantize_heads: not 16-byte aligned");

@@ -1,10 +1,9 @@
-// What row kernels do for QuantOut: the amax alone, or copies.
+// Quantized outputs of row kernels: the amax alone, or FP8 outputs.
 //
-// Copies are for kernels whose blocks own groups of 32 consecutive rows of a result and make them a row or a few at a
-// time, with a scale known beforehand (one of the whole tensor, delayed scaling). Rowwise bytes are stored as they
-// come; for the transposed copy the rows wait in shared memory until the group is complete. 32 rows are a whole sector
-// of each column: with 16, and two blocks a multiprocessor instead of one, rmsnorm forward of 8192 x 4096 took 146 us
-// instead of 81 on an H200.
+// FP8 outputs are for kernels whose blocks own groups of 32 consecutive rows of a result and compute one or a few at a
+// time, with delayed scaling per tensor. Rowwise bytes are stored at once; for the transposed output the rows stay in
+// shared memory until the group is complete. 32 rows are a whole sector of each column: with 16, and two blocks per
+// multiprocessor instead of one, rmsnorm forward of 8192 x 4096 took 146 us instead of 81 on an H200.
 #pragma once
 #include "llmc/cuda/quantize.cuh"
 
@@ -12,19 +11,19 @@ namespace cuda {
 
 inline constexpr int kGroupRows = 32;
 
-// What kernels that write bf16 only do for QuantOut.
+// Amax recording by kernels that write only bf16.
 struct AmaxOut {
     Fp8Slot* slot = nullptr;   // null: nothing
     uint32_t* first_nonfinite = nullptr;
     uint32_t event = 0;
 
     __device__ uint32_t seen() const { return slot ? slot->amax_bits : 0; }
-    // The larger magnitude of a thread's pair, by all lanes of a warp; `seen` was read before, so that few get as far
-    // as the atomic operation.
+    // Records the larger magnitude of a thread's pair; called by all lanes of a warp. `seen` was read earlier, so that
+    // few warps reach the atomic operation.
     __device__ void add(uint32_t pair, uint32_t seen) const {
         const uint32_t amax = __reduce_max_sync(0xffffffffu, larger_of_pair(pair));
         const uint32_t thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
-        if (thread % 32 != 0) return;   // rows of a block may cut warps
+        if (thread % 32 != 0) return;   // rows of a block may split warps
         record_amax(&slot->amax_bits, amax << 16, seen);
         if (first_nonfinite && amax >= kInfinityMagnitude) atomicMin(first_nonfinite, event);
     }
@@ -34,7 +33,7 @@ inline AmaxOut amax_out(const QuantOut& quant) {
     return {quant.slot, quant.first_nonfinite, quant.event};
 }
 
-// QuantOut as these kernels want it; every pointer may be null but slot.
+// QuantOut in the form of these kernels; every pointer but slot may be null.
 struct RowsOut {
     uint8_t *rowwise, *transposed;
     Fp8Slot* slot;
@@ -54,18 +53,18 @@ inline void expect_quant(const QuantOut& quant, Dtype dtype, int64_t N, int64_t 
     CHECK(dtype == Dtype::kBf16, "%s: FP8 copies of a result in %s, they are made of bf16", op, dtype_name(dtype));
     tile_out(quant, {}, N, C, op);
 }
-// What of QuantOut these kernels can do; column sums are for the caller to judge.
+// Whether these kernels support a QuantOut; callers check column sums themselves.
 inline bool rows_can(const QuantOut& quant) {
     return quant.copies() && quant.granularity == Granularity::kTensor && quant.scaling == Scaling::kDelayed;
 }
 
-// Shared memory in which a group waits, its rows at a distance of `stride` (a multiple of 8); a multiple of 16.
+// Bytes of shared memory for a group with rows `stride` bytes apart (a multiple of 8); a multiple of 16.
 inline size_t group_bytes(const QuantOut& quant, int64_t stride) {
     return quant.transposed ? static_cast<size_t>(kGroupRows * stride + 64) : 0;
 }
 
-// Blocks, at most `most`, for a kernel that goes round the groups of N rows: all resident, and so many a multiprocessor
-// that the busiest one has the fewest groups. 0 if not even one fits with so much shared memory.
+// Returns the number of blocks, at most `most`, for a kernel that loops over the groups of N rows: all resident, and
+// chosen so that the busiest multiprocessor has the fewest groups. 0 if no block fits with this much shared memory.
 template <typename Kernel>
 int64_t row_blocks(const Ctx& ctx, Kernel* kernel, dim3 block, size_t shared_bytes, int64_t N, int64_t most) {
     if (!shared_memory_fits(ctx, kernel, shared_bytes)) return 0;
@@ -73,7 +72,7 @@ int64_t row_blocks(const Ctx& ctx, Kernel* kernel, dim3 block, size_t shared_byt
     allow_shared_memory(kernel, shared_bytes);
     CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(block.x * block.y),
                                                              shared_bytes));
-    CHECK(N < (1 << 30), "%lld rows quantised, RowWalk counts in 32 bits", static_cast<long long>(N));
+    CHECK(N < (1 << 30), "%lld rows quantized, RowWalk counts in 32 bits", static_cast<long long>(N));
     const int64_t groups = ceil_div(N, kGroupRows);
     int64_t best = 0, best_load = 0;
     for (int64_t per_sm = 1; per_sm <= resident; per_sm++) {
@@ -92,7 +91,7 @@ struct RowWalk {
 
     __device__ RowWalk() : base(static_cast<int>(blockIdx.x) * kGroupRows) {}
     __device__ int in_group() const { return base & (kGroupRows - 1); }
-    __device__ int group() const { return base - in_group(); }   // its first row
+    __device__ int group() const { return base - in_group(); }   // first row of the group
     __device__ bool group_ends(int64_t N) const {
         return in_group() + static_cast<int>(blockDim.y) == kGroupRows || base + static_cast<int>(blockDim.y) >= N;
     }
@@ -102,11 +101,11 @@ struct RowWalk {
     }
 };
 
-// One thread's part in the copies of its block's rows: of all columns, or of some from first_column on.
-// kCount: counts may be wanted, which costs registers.
+// One thread's part in the FP8 outputs of its block's rows: of all columns, or of some from first_column on.
+// kCount: whether counts may be requested, which costs registers.
 template <bool kCount> class RowsWriter {
 public:
-    // group: group_bytes of shared memory; stride: bytes from row to row there.
+    // group: group_bytes of shared memory; stride: bytes between rows there.
     __device__ RowsWriter(const RowsOut& out, void* group, int64_t first_column, int columns, int stride)
         : out_(out), group_(static_cast<uint8_t*>(group)), first_column_(first_column), columns_(columns),
           stride_(stride), scale_(out.slot->scale) {
@@ -114,7 +113,7 @@ public:
         out.slot->scale_inv = 1.0f / scale_;
         if (kCount && out.counts) atomicAdd(&out.counts->elems, static_cast<unsigned long long>(out.N * out.C));
     }
-    // Eight values from `column` on, counted from first_column, of a row that is row y of its group.
+    // Quantizes eight values of a row from `column` on, counted from first_column; y: index of the row in its group.
     __device__ void put(const uint4& x, int64_t row, int y, int column) {
         const uint32_t amax = amax_pair(x);
         amax_ = max_pair(amax_, amax);
@@ -126,11 +125,11 @@ public:
         }
         if (out_.transposed) *reinterpret_cast<uint2*>(group_ + at(y, column)) = bytes;
     }
-    // The transposed bytes of the group that begins at first_row. By all threads; a barrier before and after.
+    // Stores the transposed bytes of the group that begins at first_row. Called by all threads; has barriers.
     __device__ void end_group(int64_t first_row) const {
         if (out_.transposed == nullptr) return;
         __syncthreads();
-        // A lane stores 16 bytes of 4 columns, its neighbour the next 16; N is a multiple of 16.
+        // A lane stores 16 bytes of each of 4 columns, its neighbour the next 16; N is a multiple of 16.
         constexpr int kParts = kGroupRows / 16;
         const int threads = blockDim.x * blockDim.y, words = stride_ / 4;
         for (int u = threadIdx.y * blockDim.x + threadIdx.x; u < columns_ / 4 * kParts; u += threads) {
@@ -151,7 +150,7 @@ public:
         }
         __syncthreads();
     }
-    // Amax and counts. By all threads.
+    // Records amax and counts. Called by all threads.
     __device__ void finish() {
         const AmaxOut amax{out_.slot, out_.first_nonfinite, out_.event};
         if (out_.record || out_.first_nonfinite) amax.add(amax_, out_.record ? amax.seen() : ~0u);
@@ -159,7 +158,7 @@ public:
     }
 
 private:
-    // The second 16 rows lie 64 bytes further on, so that the lanes that read both halves of a column use different
+    // The second 16 rows have an offset of 64 bytes, so that lanes that read both halves of a column use different
     // banks.
     __device__ int at(int row, int column) const {
         return row * stride_ + column + (row >= 16 ? 64 : 0);

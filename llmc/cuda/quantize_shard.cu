@@ -1,5 +1,5 @@
-// FP8 weights made by several ranks, each from a run of a matrix's elements: block amaxes, scales, casts, grids, and
-// the transposed copy of bytes that came from all ranks.
+// FP8 weights quantized by several ranks, each from its shard range of a matrix: block amaxes, scales, casts, scale_inv
+// of blocks, and the transpose of the gathered bytes.
 #include "llmc/cuda/fp8.cuh"
 
 namespace cuda {
@@ -7,24 +7,24 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTile = 128;
-constexpr int kBatch = 8;   // vectors of a thread that are under way together
+constexpr int kBatch = 8;   // vectors in flight per thread
 
-// Elements [begin, begin + elems) of a matrix of C columns, cut into tiles of 128 x 128 of the matrix.
-struct RunTiles {
+// Elements [begin, begin + elems) of a matrix with C columns, divided into tiles of 128 x 128 of the matrix.
+struct RangeTiles {
     int64_t begin, elems, C;
-    int64_t first_row, last_row;         // of the elements `begin` and `begin + elems`, and their columns
+    int64_t first_row, last_row;         // rows of the elements `begin` and `begin + elems`, and their columns
     int64_t first_column, last_column;
     int64_t first_row_tile, column_tiles;
 
-    RunTiles(int64_t begin_, int64_t elems_, int64_t C_)
+    RangeTiles(int64_t begin_, int64_t elems_, int64_t C_)
         : begin(begin_), elems(elems_), C(C_), first_row(begin / C), last_row((begin + elems) / C),
           first_column(begin % C), last_column((begin + elems) % C), first_row_tile(first_row / kTile),
           column_tiles(ceil_div(C, kTile)) {}
     int64_t count() const { return ((begin + elems - 1) / C / kTile - first_row_tile + 1) * column_tiles; }
 };
 
-// A thread's vectors of its block's tile: vector k is the same columns of rows kRowStep apart. From the first one they
-// are counted in 32 bits.
+// A thread's vectors of its block's tile: vector k has the same columns and rows kRowStep apart. Offsets from the first
+// vector are 32 bits.
 template <int kWidth> class TileLanes {
 public:
     static constexpr int kRowVectors = kTile / kWidth;
@@ -32,23 +32,23 @@ public:
     static constexpr int kVectors = kTile / kRowStep;
     static_assert(kVectors % kBatch == 0);
 
-    __device__ explicit TileLanes(const RunTiles& run) {
-        const int64_t row_tile = run.first_row_tile + blockIdx.x / static_cast<uint32_t>(run.column_tiles);
-        const int64_t column_tile = blockIdx.x % static_cast<uint32_t>(run.column_tiles);
-        block_ = row_tile * run.column_tiles + column_tile;
+    __device__ explicit TileLanes(const RangeTiles& range) {
+        const int64_t row_tile = range.first_row_tile + blockIdx.x / static_cast<uint32_t>(range.column_tiles);
+        const int64_t column_tile = blockIdx.x % static_cast<uint32_t>(range.column_tiles);
+        block_ = row_tile * range.column_tiles + column_tile;
         const int64_t row = row_tile * kTile + threadIdx.x / kRowVectors;
         const int64_t column = column_tile * kTile + threadIdx.x % kRowVectors * kWidth;
-        // The rows in which these columns belong to the run.
-        const int64_t low = run.first_row + (column < run.first_column ? 1 : 0);
-        const int64_t high = run.last_row + (column < run.last_column ? 1 : 0);
+        // The rows in which these columns belong to the range.
+        const int64_t low = range.first_row + (column < range.first_column ? 1 : 0);
+        const int64_t high = range.last_row + (column < range.last_column ? 1 : 0);
         below_ = static_cast<int>(row - low);
-        rows_ = column < run.C && low < high ? static_cast<uint32_t>(min(high - low, int64_t{1} << 30)) : 0;
-        first_ = row * run.C + column - run.begin;
-        step_ = kRowStep * static_cast<uint32_t>(run.C);
+        rows_ = column < range.C && low < high ? static_cast<uint32_t>(min(high - low, int64_t{1} << 30)) : 0;
+        first_ = row * range.C + column - range.begin;
+        step_ = kRowStep * static_cast<uint32_t>(range.C);
     }
-    // Number of the tile among the blocks of the matrix.
+    // Index of the tile among the blocks of the matrix.
     __device__ int64_t block() const { return block_; }
-    // Place of vector k in the run, if it is there at all.
+    // Offset of vector k in the range, and whether it belongs to the range.
     __device__ int64_t at(int k) const { return first_ + static_cast<uint32_t>(k) * step_; }
     __device__ bool valid(int k) const { return static_cast<uint32_t>(below_ + k * kRowStep) < rows_; }
 
@@ -59,16 +59,16 @@ private:
 };
 
 // Math: amaxes[block] = max with the bits of every |in rounded to bf16| of the block.
-// Source: rounding keeps the order, so the amax of a tile is rounded once.
+// Source: rounding is monotonic, so only the amax of a tile is rounded.
 // Traffic: in read once.
 // Requires: kWidth = 4 needs begin, elems and C multiples of 4 and in aligned to 16 bytes.
-// Parallel: a block of threads owns a tile; one atomic each at most.
+// Parallel: a block of threads owns a tile; at most one atomic each.
 template <int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
-    block_amax_kernel(uint32_t* amaxes, const float* in, const __grid_constant__ RunTiles run) {
+    block_amax_kernel(uint32_t* amaxes, const float* in, const __grid_constant__ RangeTiles range) {
     __shared__ uint32_t shared[kThreads / 32];
-    wait_for_kernels_before();
-    const TileLanes<kWidth> lanes(run);
+    wait_for_previous_kernels();
+    const TileLanes<kWidth> lanes(range);
     uint32_t amax = 0;
 #pragma unroll 1
     for (int first = 0; first < lanes.kVectors; first += kBatch) {
@@ -88,21 +88,21 @@ __global__ void __launch_bounds__(kThreads, 4)
     record_block_amax<kThreads>(&amaxes[lanes.block()], __uint_as_float(amax), shared);
 }
 
-// Math: scale_inv = 1 / scale, which in current scaling is first made of the amax.
+// Math: scale_inv = 1 / scale; with current scaling, scale is first computed from the amax.
 // Source: Fp8ScalesArgs.
-// Traffic: a slot read and written each.
+// Traffic: every slot read and written.
 // Requires: nothing.
-// Parallel: a thread a slot.
+// Parallel: one thread per slot.
 __global__ void fp8_scales_kernel(Fp8Slot* slots, int64_t count, bool current, float largest, const StepState* state) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     if (i >= count || (state != nullptr && state->skip)) return;
-    const float mul = current ? scale_of(slots[i].amax_bits, largest) : slots[i].scale;
-    slots[i].scale = mul;
-    slots[i].scale_inv = 1.0f / mul;
+    const float scale = current ? scale_of(slots[i].amax_bits, largest) : slots[i].scale;
+    slots[i].scale = scale;
+    slots[i].scale_inv = 1.0f / scale;
 }
 
-// kWidth floats, rounded to bf16, to bytes.
+// Rounds kWidth floats to bf16 and casts them to bytes.
 template <Dtype kFormat, bool kCount, int kWidth>
 __device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& raw, float scale, CastTally& tally) {
     float v[kWidth];
@@ -119,15 +119,15 @@ __device__ inline void cast_vector(uint8_t* out, const Packed<float, kWidth>& ra
 
 // Math: out = to_fp8(in rounded to bf16 * scale), the scale of the slot or of the block; counts.
 // Source: fp8.h for casts and scales.
-// Traffic: in read, a byte an element written, once.
+// Traffic: in read, 1 byte per element written, once.
 // Requires: kWidth = 4 needs begin, elems and C multiples of 4, in aligned to 16 bytes, out to 4.
-// Parallel: a block of threads owns a tile, so that there is one scale.
+// Parallel: a block of threads owns a tile, which has a single scale.
 template <Dtype kFormat, bool kCount, int kWidth>
 __global__ void __launch_bounds__(kThreads, 4)
-    quantize_run_kernel(uint8_t* out, const float* in, const __grid_constant__ RunTiles run, const Fp8Slot* slot,
+    quantize_run_kernel(uint8_t* out, const float* in, const __grid_constant__ RangeTiles range, const Fp8Slot* slot,
                         const uint32_t* block_amaxes, Fp8Counts* counts) {
-    wait_for_kernels_before();
-    const TileLanes<kWidth> lanes(run);
+    wait_for_previous_kernels();
+    const TileLanes<kWidth> lanes(range);
     const float scale = slot != nullptr ? slot->scale
                                             : block_scale<kFormat>(block_amaxes[lanes.block()] >> 16).scale;
     CastTally tally;
@@ -146,20 +146,19 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     if constexpr (kCount) {
         tally.flush_to(counts);
-        if (blockIdx.x + threadIdx.x == 0) atomicAdd(&counts->elems, static_cast<unsigned long long>(run.elems));
+        if (blockIdx.x + threadIdx.x == 0) atomicAdd(&counts->elems, static_cast<unsigned long long>(range.elems));
     }
 }
 
-// Math: the scale_inv of each block in the grid of the matrix and in that of its transpose; 0 beyond the last block
-// of a row.
+// Math: scale_inv of each block in the layouts of the matrix and of its transpose; 0 in the padding of a row.
 // Source: fp8.h.
-// Traffic: the amaxes read, the grids written.
+// Traffic: the amaxes read, both layouts written.
 // Requires: nothing.
-// Parallel: a thread owns an element of either grid.
+// Parallel: a thread owns an element of either layout.
 template <Dtype kFormat>
 __global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_inv, const uint32_t* amaxes, int rows,
                                     int columns) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int padded = (columns + 3) / 4 * 4, transposed_padded = (rows + 3) / 4 * 4;
     const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), j = i - rows * padded;
     if (j >= columns * transposed_padded) return;
@@ -173,10 +172,10 @@ __global__ void block_scales_kernel(float* scale_inv, float* transposed_scale_in
     else transposed_scale_inv[j] = scale;
 }
 
-constexpr int kTileGroup = 8;   // row tiles that run side by side: 1024 bytes of a row of out at a time
+constexpr int kTileGroup = 8;   // row tiles that run concurrently: 1024 bytes of a row of out at a time
 
-// Where word w (rows 4w to 4w + 3) of a column of a tile lies in shared memory. The writers of one instruction, 8
-// groups of 16 columns and 4 neighbouring w, meet 32 banks; the readers, 16 bytes a lane, 8 lanes a column, too.
+// Index of word w (rows 4w to 4w + 3) of a tile's column in shared memory. One instruction writes 8 groups of 16
+// columns with 4 adjacent w, or reads 16 bytes per lane with 8 lanes per column; both use all 32 banks.
 __device__ inline int column_word(int column, int w) { return column * 32 + (w ^ column / 16 * 4); }
 
 // Math: out[c, r] = in[r, c], bytes.
@@ -187,7 +186,7 @@ __device__ inline int column_word(int column, int w) { return column * 32 + (w ^
 __global__ void __launch_bounds__(kThreads, 6) transpose_bytes_kernel(uint8_t* out, const uint8_t* in, int64_t R,
                                                                       int64_t C) {
     __shared__ __align__(16) uint32_t words[kTile * kTile / 4];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t first_row = (int64_t{blockIdx.z} * kTileGroup + blockIdx.x) * kTile;
     const int64_t first_column = int64_t{blockIdx.y} * kTile;
     if (first_row >= R) return;
@@ -220,61 +219,54 @@ __global__ void __launch_bounds__(kThreads, 6) transpose_bytes_kernel(uint8_t* o
     }
 }
 
-void check_run(const Tensor& in, int64_t begin, int64_t R, int64_t C, const char* op) {
+void check_range(const Tensor& in, int64_t begin, int64_t R, int64_t C, const char* op) {
     expect(in, Dtype::kFp32, in.elems, op);
     CHECK(begin >= 0 && begin + in.elems <= R * C, "%s: elements [%lld, +%lld) of %lld x %lld", op, (long long)begin,
           (long long)in.elems, (long long)R, (long long)C);
     CHECK(C < (1 << 23) && R < (1 << 24), "%s: a matrix of %lld x %lld", op, (long long)R, (long long)C);
 }
 
-// Calls f(width) with 4 where the vectors of all tiles lie whole in the run and aligned, else with 1.
-template <typename F> void with_run_width(const RunTiles& run, const Tensor& in, const Tensor& out, F&& f) {
-    const bool whole = run.begin % 4 == 0 && run.elems % 4 == 0 && run.C % 4 == 0;
+// Calls f(width) with 4 where all vectors of the tiles are aligned and lie entirely in the range, else with 1.
+template <typename F> void with_range_width(const RangeTiles& range, const Tensor& in, const Tensor& out, F&& f) {
+    const bool whole = range.begin % 4 == 0 && range.elems % 4 == 0 && range.C % 4 == 0;
     if (whole && aligned(in, 4) && aligned(out, 4)) f(std::integral_constant<int, 4>{});
     else f(std::integral_constant<int, 1>{});
-}
-
-// Calls f(format) with the FP8 format as a compile-time constant.
-template <typename F> void with_format(Dtype format, const char* op, F&& f) {
-    CHECK(is_fp8(format), "%s: quantised to %s", op, dtype_name(format));
-    if (format == Dtype::kE4m3) f(std::integral_constant<Dtype, Dtype::kE4m3>{});
-    else f(std::integral_constant<Dtype, Dtype::kE5m2>{});
 }
 
 }  // namespace
 
 void block_amax(Ctx& ctx, const BlockAmaxArgs& args) {
     if (args.in.elems == 0) return;
-    check_run(args.in, args.begin, args.R, args.C, "block_amax");
+    check_range(args.in, args.begin, args.R, args.C, "block_amax");
     CHECK(args.amaxes != nullptr, "block_amax without amaxes");
-    const RunTiles run(args.begin, args.in.elems, args.C);
-    with_run_width(run, args.in, {}, [&](auto width) {
-        launch_early(ctx, block_amax_kernel<decltype(width)::value>, grid_size(run.count()), kThreads, 0, args.amaxes,
-                     args.in.as<float>(), run);
+    const RangeTiles range(args.begin, args.in.elems, args.C);
+    with_range_width(range, args.in, {}, [&](auto width) {
+        launch_early(ctx, block_amax_kernel<decltype(width)::value>, grid_size(range.count()), kThreads, 0, args.amaxes,
+                     args.in.as<float>(), range);
         CHECK_LAUNCH("block_amax_kernel");
     });
 }
 
 void fp8_scales(Ctx& ctx, const Fp8ScalesArgs& args) {
-    CHECK(is_fp8(args.format), "fp8_factors of %s", dtype_name(args.format));
+    CHECK(is_fp8(args.format), "fp8_scales of %s", dtype_name(args.format));
     if (args.count == 0) return;
-    CHECK(args.slots != nullptr, "fp8_factors without slots");
+    CHECK(args.slots != nullptr, "fp8_scales without slots");
     launch_early(ctx, fp8_scales_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.slots, args.count,
                  args.scaling == Scaling::kCurrent, fp8_largest(args.format), args.state);
-    CHECK_LAUNCH("fp8_factors_kernel");
+    CHECK_LAUNCH("fp8_scales_kernel");
 }
 
 void quantize_run(Ctx& ctx, const QuantizeRunArgs& args) {
     if (args.in.elems == 0) return;
-    check_run(args.in, args.begin, args.R, args.C, "quantize_run");
+    check_range(args.in, args.begin, args.R, args.C, "quantize_run");
     expect(args.out, args.out.dtype, args.in.elems, "quantize_run: out");
     CHECK((args.slot != nullptr) != (args.block_amaxes != nullptr), "quantize_run: a slot or amaxes of blocks");
-    const RunTiles run(args.begin, args.in.elems, args.C);
+    const RangeTiles range(args.begin, args.in.elems, args.C);
     with_format(args.out.dtype, "quantize_run", [&](auto format) {
-        with_run_width(run, args.in, args.out, [&](auto width) {
+        with_range_width(range, args.in, args.out, [&](auto width) {
             auto launch = [&](auto kernel) {
-                launch_early(ctx, kernel, grid_size(run.count()), kThreads, 0, static_cast<uint8_t*>(args.out.data),
-                             args.in.as<float>(), run, args.slot, args.block_amaxes, args.counts);
+                launch_early(ctx, kernel, grid_size(range.count()), kThreads, 0, static_cast<uint8_t*>(args.out.data),
+                             args.in.as<float>(), range, args.slot, args.block_amaxes, args.counts);
                 CHECK_LAUNCH("quantize_run_kernel");
             };
             constexpr Dtype kFormat = decltype(format)::value;
@@ -307,7 +299,8 @@ void transpose_bytes(Ctx& ctx, const TransposeBytesArgs& args) {
           (long long)R, (long long)C, dtype_name(args.in.dtype));
     expect(args.in, args.in.dtype, R * C, "transpose_bytes: in");
     expect(args.out, args.in.dtype, R * C, "transpose_bytes: out");
-    CHECK(aligned(args.in, 16) && aligned(args.out, 16), "transpose_bytes: off 16 bytes");
+    expect_aligned(args.in, "transpose_bytes: in");
+    expect_aligned(args.out, "transpose_bytes: out");
     const dim3 grid(kTileGroup, grid_size(ceil_div(C, kTile)), grid_size(ceil_div(R, kTile * kTileGroup)));
     launch_early(ctx, transpose_bytes_kernel, grid, kThreads, 0, static_cast<uint8_t*>(args.out.data),
                  static_cast<const uint8_t*>(args.in.data), R, C);

@@ -1,10 +1,10 @@
-// One tile of bf16 results and what QuantOut of ops.h asks of it: casts in both layouts, scales of blocks, column
-// sums, amax.
+// Quantization of one tile of bf16 results as QuantOut of ops.h requests it: casts in both layouts, block scales,
+// column sums, amax.
 //
-// A tile is 128 x 128 results of X: so the transposed copy gets 128 contiguous bytes a row, and a block of every
-// granularity lies within a tile. A block has 256 threads a tile (two tiles side by side for producers with two
-// outputs). Thread t owns the 8 columns from 8 (t % 16) of 4 neighbouring rows (twice, 64 rows apart, if there is one
-// output), which is what a 4 x 4 transpose of bytes in registers wants.
+// A tile is 128 x 128 results of X, so that the transposed output has 128 contiguous bytes per row, and a block of
+// every granularity lies within a tile. A block has 256 threads per tile (and two adjacent tiles for producers with two
+// outputs). Thread t owns the 8 columns from 8 (t % 16) of 4 adjacent rows (twice, 64 rows apart, with one output), as
+// a 4 x 4 transpose of bytes in registers needs them.
 #pragma once
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
@@ -13,18 +13,18 @@
 namespace cuda {
 
 inline constexpr int kTile = 128;
-inline constexpr int kTileGroup = 4;   // row tiles that run side by side: 512 bytes of a transposed row at a time
+inline constexpr int kTileGroup = 4;   // row tiles that run concurrently: 512 bytes of a transposed row at a time
 
 enum class TileCast { kNone, kTensor, kBlock1x128, kBlock128x128 };
-// What is fixed at compile time. Counting is, so that a kernel that does not count pays nothing for it.
+// Compile-time properties. Counting is one, so that kernels that do not count pay nothing for it.
 template <TileCast cast, Dtype format, bool count> struct TileKind {
     static constexpr TileCast kCast = cast;
     static constexpr Dtype kFormat = format;
     static constexpr bool kCount = count;
-    static constexpr bool kRowBlocks = cast == TileCast::kBlock1x128;   // rows and columns have scales of their own
+    static constexpr bool kRowBlocks = cast == TileCast::kBlock1x128;   // rows and columns have separate scales
 };
 
-// QuantOut as the kernel wants it; every pointer may be null.
+// QuantOut in the form of the kernel; every pointer may be null.
 struct TileOut {
     bf16* out;
     uint8_t *rowwise, *transposed;
@@ -33,16 +33,16 @@ struct TileOut {
     Fp8Counts* counts;
     uint32_t* first_nonfinite;
     float* dbias_partial;
-    const StepState* state;   // given: nothing is done when state->skip
+    const StepState* state;   // if given, nothing is done when state->skip
     int64_t N, C;             // of X
     uint32_t event;
     bool current, record;
 };
 
-// A thread's place in its tile; `valid` says which of its rows are within X.
+// A thread's place in its tile; `valid` tells which of its rows are within X.
 struct TileThread {
     int column_group, row_group;
-    int rows_left, groups_left;        // of X from the tile's corner on, groups of 8 columns; 128 and 16 at most
+    int rows_left, groups_left;        // rows, groups of 8 columns of X from the tile's corner on; at most 128, 16
     int64_t first_row, first_column;   // of the tile
 
     __device__ bool column_valid() const { return column_group < groups_left; }
@@ -50,14 +50,14 @@ struct TileThread {
     __device__ bool valid(int r) const { return column_valid() && row_in_tile(r) < rows_left; }
     __device__ int64_t row(int r) const { return first_row + row_in_tile(r); }
     __device__ int64_t column() const { return first_column + column_group * 8; }
-    // The thread's 8 columns of row r in a matrix of so many columns. From the corner it is 32 bits, so that an address
-    // costs one instruction, unless the compiler puts both parts together.
+    // The thread's 8 columns of row r in a matrix with `columns` columns. The offset from the corner is 32 bits, so
+    // that an address takes one instruction; `opaque` keeps the compiler from merging both parts.
     template <typename T> __device__ T* at(T* matrix, int r, int64_t columns) const {
         T* corner = ptx::opaque(matrix + (first_row * columns + first_column));
         return corner + static_cast<uint32_t>(row_in_tile(r) * static_cast<int>(columns) + column_group * 8);
     }
 };
-// Of a matrix of N rows, `width` columns.
+// For a matrix of N rows and `width` columns.
 __device__ inline TileThread tile_thread(int64_t row_tile, int64_t column_tile, int64_t N, int64_t width) {
     TileThread t;
     t.column_group = static_cast<int>(threadIdx.x % 16), t.row_group = static_cast<int>(threadIdx.x / 16);
@@ -68,26 +68,26 @@ __device__ inline TileThread tile_thread(int64_t row_tile, int64_t column_tile, 
 }
 
 template <int kOutputs> inline constexpr int kTileThreads = 256 * kOutputs;
-template <int kOutputs> inline constexpr int kTileRows = 8 / kOutputs;   // that a thread owns
+template <int kOutputs> inline constexpr int kTileRows = 8 / kOutputs;   // per thread
 // A thread's results, packed bf16.
 template <int kOutputs> using TileValues = uint4[kOutputs][kTileRows<kOutputs>];
 
 template <int kOutputs> struct TileShared {
     static constexpr int kWarps = 8 * kOutputs;
     union {
-        uint32_t words[kOutputs][kTile * kTile / 4];    // transposed bytes: 4 rows of a column a word, swizzled
+        uint32_t words[kOutputs][kTile * kTile / 4];    // transposed bytes: 4 rows of a column per word, swizzled
         float sums[kOutputs][kWarps][kTile];            // column sums
     };
-    uint32_t column_amax[kOutputs][kWarps][kTile / 2];  // two columns a word
-    float column_mul[kOutputs][kTile];
+    uint32_t column_amax[kOutputs][kWarps][kTile / 2];  // two columns per word
+    float column_scale[kOutputs][kTile];
     uint32_t warp_amax[kWarps];
 };
 
-// Where word w (rows 4w to 4w + 3) of a column lies. The writers of one instruction, 16 column groups and 2
-// neighbouring w, meet 32 banks; the readers, 16 bytes a lane, 8 lanes a column, too.
+// Index of word w (rows 4w to 4w + 3) of a column. One instruction writes 16 column groups with 2 adjacent w, or reads
+// 16 bytes per lane with 8 lanes per column; both use all 32 banks.
 __device__ inline int tile_word(int column, int w) { return column * 32 + (w ^ column / 8 * 2); }
 
-// The column sums of the tile into dbias_partial[row tile]; ends with a barrier.
+// Writes the column sums of the tile to dbias_partial[row tile]; ends with a barrier.
 template <int kOutputs>
 __device__ inline void add_tile_columns(const TileOut& out, const TileThread& t,
                                         const TileValues<kOutputs>& value, TileShared<kOutputs>& shared) {
@@ -120,7 +120,7 @@ __device__ inline void add_tile_columns(const TileOut& out, const TileThread& t,
     __syncthreads();
 }
 
-// Scales of 1x128 blocks along the rows, of four rows of the thread. Two rows share a shuffle.
+// Computes scales of 1x128 blocks along the rows, for four rows of the thread. Two rows share a shuffle.
 template <Dtype kFormat>
 __device__ inline void row_scales(const TileOut& out, const TileThread& t, int first, int64_t output,
                                    const uint4 (&value)[4], float (&scale)[4]) {
@@ -143,7 +143,7 @@ __device__ inline void row_scales(const TileOut& out, const TileThread& t, int f
     }
 }
 
-// Scales of 1x128 blocks along the columns, into shared.column_mul; ends with a barrier.
+// Computes scales of 1x128 blocks along the columns into shared.column_scale; ends with a barrier.
 template <Dtype kFormat, int kOutputs>
 __device__ inline void column_scales(const TileOut& out, const TileThread& t,
                                       const TileValues<kOutputs>& value, TileShared<kOutputs>& shared) {
@@ -173,7 +173,7 @@ __device__ inline void column_scales(const TileOut& out, const TileThread& t,
             amax = max_pair(amax, shared.column_amax[o][w][c / 2]);
         }
         const BlockScale block = block_scale<kFormat>(c % 2 == 0 ? amax & 0xffffu : amax >> 16);
-        shared.column_mul[o][c] = block.scale;
+        shared.column_scale[o][c] = block.scale;
         const int64_t width = out.C / kOutputs, column = t.first_column + c;
         if (column < width) {
             out.transposed_scale_inv[t.first_row / kTile * out.C + o * width + column] = block.scale_inv;
@@ -182,7 +182,7 @@ __device__ inline void column_scales(const TileOut& out, const TileThread& t,
     __syncthreads();
 }
 
-// The scale of a 128x128 block into both grids; blocks that pad a row of a grid have scale 0.
+// Stores scale_inv of a 128x128 block in both layouts; padding of their rows is set to 0.
 __device__ inline void store_block_scale(const TileOut& out, const TileThread& t, float scale_inv) {
     auto store = [&](float* scale_invs, int64_t row, int64_t column, int64_t columns) {
         if (scale_invs == nullptr) return;
@@ -195,7 +195,7 @@ __device__ inline void store_block_scale(const TileOut& out, const TileThread& t
     store(out.transposed_scale_inv, column, row, (out.N + kTile - 1) / kTile);
 }
 
-// Four rows of 8 columns with one scale each, as they are stored rowwise; the words of their columns.
+// Casts four rows of 8 columns with one scale per row, for the rowwise output; transpose_rows turns them into columns.
 template <Dtype kFormat>
 __device__ inline void cast_rows(const uint4 (&value)[4], const float (&scale)[4], uint2 (&bytes)[4]) {
 #pragma unroll
@@ -210,20 +210,20 @@ __device__ inline void transpose_rows(const uint2 (&bytes)[4], uint32_t (&word)[
 #pragma unroll
     for (int i = 0; i < 4; i++) word[4 + i] = column[i];
 }
-// Four rows of 8 columns with one scale a column: the words of their columns.
+// Casts four rows of 8 columns with one scale per column, to one word per column.
 template <Dtype kFormat>
-__device__ inline void cast_columns(const uint4 (&value)[4], const float* column_mul, uint32_t (&word)[8]) {
-    float x[4][8], mul[8];
-    load_floats<float, 8>(column_mul, mul);
+__device__ inline void cast_columns(const uint4 (&value)[4], const float* column_scale, uint32_t (&word)[8]) {
+    float x[4][8], scale[8];
+    load_floats<float, 8>(column_scale, scale);
 #pragma unroll
     for (int j = 0; j < 4; j++) unpack<bf16>(value[j], x[j]);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        word[i] = to_fp8x4<kFormat>(x[0][i] * mul[i], x[1][i] * mul[i], x[2][i] * mul[i], x[3][i] * mul[i]);
+        word[i] = to_fp8x4<kFormat>(x[0][i] * scale[i], x[1][i] * scale[i], x[2][i] * scale[i], x[3][i] * scale[i]);
     }
 }
 
-// From shared to global memory, 16 bytes a lane, 8 lanes a row of the transposed copy.
+// Copies from shared to global memory, 16 bytes per lane, 8 lanes per row of the transposed output.
 template <int kOutputs>
 __device__ inline void store_transposed(const TileOut& out, const TileThread& t,
                                         const TileShared<kOutputs>& shared) {
@@ -236,7 +236,7 @@ __device__ inline void store_transposed(const TileOut& out, const TileThread& t,
 #pragma unroll
         for (int i = 0; i < 4 / kOutputs; i++) {
             const int c = first + i * (kTileThreads<kOutputs> / 8);
-            // The swizzle's lowest bit swaps the halves of a piece.
+            // The swizzle's lowest bit swaps the halves of a 16-byte chunk.
             const uint4 raw = load_vec(&shared.words[o][c * 32 + ((q ^ c / 16) * 4)]);
             const uint4 straight = c / 8 % 2 == 0 ? raw : make_uint4(raw.z, raw.w, raw.x, raw.y);
             if (rows_valid && c / 8 < t.groups_left) {
@@ -246,18 +246,18 @@ __device__ inline void store_transposed(const TileOut& out, const TileThread& t,
     }
 }
 
-// The scale of a whole tensor; the first thread of the grid also stores it.
+// Returns the scale of a whole tensor; the first thread of the grid also stores it.
 template <Dtype kFormat> __device__ inline float tensor_scale(const TileOut& out, bool first_of_grid) {
     Fp8Slot* slot = out.slot;
-    const float mul = out.current ? scale_of(slot->amax_bits, fp8_largest(kFormat)) : slot->scale;
+    const float scale = out.current ? scale_of(slot->amax_bits, fp8_largest(kFormat)) : slot->scale;
     if (first_of_grid) {
-        slot->scale_inv = 1.0f / mul;
-        if (out.current) slot->scale = mul;
+        slot->scale_inv = 1.0f / scale;
+        if (out.current) slot->scale = scale;
     }
-    return mul;
+    return scale;
 }
 
-// The amax of each warp's values into shared memory; after a barrier tile_amax is that of the tile.
+// Stores the amax of each warp's values in shared memory; after a barrier tile_amax is that of the tile.
 template <int kOutputs>
 __device__ inline void share_amax(const TileValues<kOutputs>& value, TileShared<kOutputs>& shared) {
     uint32_t amax = 0;
@@ -276,20 +276,20 @@ template <int kOutputs> __device__ inline uint32_t tile_amax(const TileShared<kO
     return amax;
 }
 
-// Casts four rows of the thread: the rowwise bytes to memory, the transposed ones to shared memory.
+// Casts four rows of the thread: rowwise bytes to global memory, transposed ones to shared memory.
 template <typename Kind>
 __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int first, int64_t output,
-                                 const uint4 (&value)[4], const float (&row_mul)[4], const float* column_mul,
+                                 const uint4 (&value)[4], const float (&row_scale)[4], const float* column_scale,
                                  uint32_t* words, CastTally& tally) {
     constexpr Dtype kFormat = Kind::kFormat;
     const bool rows = !Kind::kRowBlocks || out.rowwise != nullptr;
     uint2 bytes[4];
-    if (rows) cast_rows<kFormat>(value, row_mul, bytes);
+    if (rows) cast_rows<kFormat>(value, row_scale, bytes);
     if constexpr (Kind::kCount) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if (rows) tally.add_cast<kFormat>(value[j], amax_pair(value[j]), row_mul[j], bytes[j]);
-            else tally.add_columns<kFormat>(value[j], column_mul);
+            if (rows) tally.add_cast<kFormat>(value[j], amax_pair(value[j]), row_scale[j], bytes[j]);
+            else tally.add_columns<kFormat>(value[j], column_scale);
         }
     }
     if (out.rowwise != nullptr) {
@@ -301,7 +301,7 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
     }
     if (out.transposed != nullptr) {
         uint32_t word[8];
-        if constexpr (Kind::kRowBlocks) cast_columns<kFormat>(value, column_mul, word);
+        if constexpr (Kind::kRowBlocks) cast_columns<kFormat>(value, column_scale, word);
         else transpose_rows(bytes, word);
         uint32_t* to = words + tile_word(t.column_group * 8, t.row_in_tile(first) / 4);
 #pragma unroll
@@ -309,10 +309,10 @@ __device__ inline void cast_quad(const TileOut& out, const TileThread& t, int fi
     }
 }
 
-// Casts what the thread owns. tile_mul: the scale of the tile, unless the kind has row blocks.
+// Casts the thread's values. tile_scale: the scale of the tile, unless Kind::kRowBlocks.
 template <typename Kind, int kOutputs>
 __device__ inline void cast_tile(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value,
-                                 float tile_mul, TileShared<kOutputs>& shared) {
+                                 float tile_scale, TileShared<kOutputs>& shared) {
     const int64_t width = out.C / kOutputs;
     CastTally tally;
 #pragma unroll
@@ -320,18 +320,18 @@ __device__ inline void cast_tile(const TileOut& out, const TileThread& t, const 
 #pragma unroll
         for (int r = 0; r < kTileRows<kOutputs>; r += 4) {
             const uint4 quad[4] = {value[o][r], value[o][r + 1], value[o][r + 2], value[o][r + 3]};
-            float mul[4] = {tile_mul, tile_mul, tile_mul, tile_mul};
+            float scale[4] = {tile_scale, tile_scale, tile_scale, tile_scale};
             if constexpr (Kind::kRowBlocks) {
-                if (out.rowwise != nullptr) row_scales<Kind::kFormat>(out, t, r, o * width, quad, mul);
+                if (out.rowwise != nullptr) row_scales<Kind::kFormat>(out, t, r, o * width, quad, scale);
             }
-            const float* column_mul = &shared.column_mul[o][t.column_group * 8];
-            cast_quad<Kind>(out, t, r, o * width, quad, mul, column_mul, shared.words[o], tally);
+            const float* column_scale = &shared.column_scale[o][t.column_group * 8];
+            cast_quad<Kind>(out, t, r, o * width, quad, scale, column_scale, shared.words[o], tally);
         }
     }
     if constexpr (Kind::kCount) tally.flush_to(out.counts);
 }
 
-// The bf16 copy to memory, which may be what the values were made of.
+// Stores the bf16 output, which may alias the input of the values.
 template <int kOutputs>
 __device__ inline void store_values(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value) {
     const int64_t width = out.C / kOutputs;
@@ -344,7 +344,7 @@ __device__ inline void store_values(const TileOut& out, const TileThread& t, con
     }
 }
 
-// All that QuantOut asks of one tile, but for the bf16 copy. Called by every thread of the block.
+// Writes everything that QuantOut requests of one tile, except the bf16 output. Called by every thread of the block.
 template <typename Kind, int kOutputs>
 __device__ inline void write_tile(const TileOut& out, const TileThread& t, const TileValues<kOutputs>& value,
                                   TileShared<kOutputs>& shared) {
@@ -356,18 +356,18 @@ __device__ inline void write_tile(const TileOut& out, const TileThread& t, const
 
     if (block_amax) share_amax<kOutputs>(value, shared);
     if (out.dbias_partial != nullptr) add_tile_columns<kOutputs>(out, t, value, shared);
-    [[maybe_unused]] float tile_mul = 1.0f;
-    if constexpr (kCast == TileCast::kTensor) tile_mul = tensor_scale<kFormat>(out, first_of_grid);
+    [[maybe_unused]] float tile_scale = 1.0f;
+    if constexpr (kCast == TileCast::kTensor) tile_scale = tensor_scale<kFormat>(out, first_of_grid);
     if constexpr (kCast == TileCast::kBlock128x128) {
         __syncthreads();
         const BlockScale block = block_scale<kFormat>(tile_amax<kOutputs>(shared));
-        tile_mul = block.scale;
+        tile_scale = block.scale;
         if (first_thread) store_block_scale(out, t, block.scale_inv);
     }
     if constexpr (Kind::kRowBlocks) {
         if (out.transposed != nullptr) column_scales<kFormat, kOutputs>(out, t, value, shared);
     }
-    if constexpr (kCast != TileCast::kNone) cast_tile<Kind, kOutputs>(out, t, value, tile_mul, shared);
+    if constexpr (kCast != TileCast::kNone) cast_tile<Kind, kOutputs>(out, t, value, tile_scale, shared);
     if (block_amax || out.transposed != nullptr) __syncthreads();
     if (block_amax && first_thread) {
         const uint32_t amax = tile_amax<kOutputs>(shared);

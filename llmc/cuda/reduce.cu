@@ -1,6 +1,6 @@
-// Reductions: the last part of column sums, sums of whole tensors (squares, losses), and the decision about a
-// step. What needs more than a block goes through partial sums in scratch and a second launch: without float
-// atomics the order of additions is fixed.
+// Reductions: the second stage of column sums, sums of whole tensors (squares, losses), and the decision about a step.
+// Reductions over several blocks use partial sums in scratch and a second launch instead of float atomics, so that the
+// order of additions is fixed.
 #include "llmc/cuda/reduce.cuh"
 #include "llmc/ops/adam_math.h"
 
@@ -11,16 +11,16 @@ constexpr int kLanes = 32;
 
 // Math: out[c] += sum_r partial[r, c].
 // Source: plain tree reduction.
-// Traffic: 4 rows C read (L2: the kernel before has just written them), one read and write of out.
+// Traffic: 4 rows C bytes read (L2: the previous kernel has just written them), one read and write of out.
 // Requires: fp32 partials; out fp32 or bf16.
-// Parallel: launched early (1.5 us less of the 70 us of a norm's backward on an H200). A block owns 32 columns; thread
-// (x, y) adds rows y, y + 32, ... of column x, then a warp per column adds the 32 sums.
+// Parallel: with programmatic dependent launch (saves 1.5 us of the 70 us of a norm's backward on an H200). A block
+// owns 32 columns; thread (x, y) adds rows y, y + 32, ... of column x, then one warp per column adds the 32 sums.
 template <typename Grad>
 __global__ void __launch_bounds__(1024)
     add_column_sums_kernel(Grad* out0, Grad* out1, const float* partial0, const float* partial1, int64_t rows,
                            int64_t C) {
     __shared__ float sums[kLanes][kLanes + 1];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     Grad* out = blockIdx.y == 0 ? out0 : out1;
     const float* partial = blockIdx.y == 0 ? partial0 : partial1;
     const int64_t first_column = int64_t{blockIdx.x} * kLanes;
@@ -42,7 +42,7 @@ constexpr int kSumThreads = 256;
 // Math: partial[b] = sum of x^2 over the vectors b, b + gridDim.x, ... of 256 each, in fp64.
 // Source: plain sum; fp64 because billions of terms are added.
 // Traffic: n elements read once.
-// Requires: kWidth > 1 needs a 16-byte aligned start; the odd elements at the end are read one by one.
+// Requires: kWidth > 1 needs a 16-byte aligned start; the remaining elements are read one by one.
 // Parallel: a thread adds every (256 gridDim.x)-th vector; block sum through shared memory.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kSumThreads) sum_squares_kernel(double* partial, const T* in, int64_t n) {
@@ -70,13 +70,13 @@ __global__ void __launch_bounds__(kSumThreads) sum_squares_kernel(double* partia
 
 // Math: sum[b] += sum_i in[b * kPartialSums + i] in fp64; in: double (partial sums) or float (losses).
 // Source: plain sum.
-// Traffic: count elements a block read once.
+// Traffic: `count` elements per block read once.
 // Requires: with several blocks, count at most kPartialSums.
-// Parallel: a block a sum; thread i adds elements i, i + 1024, ...; block sum through shared memory.
+// Parallel: one block per sum; thread i adds elements i, i + 1024, ...; block sum through shared memory.
 template <typename V>
 __global__ void __launch_bounds__(1024) add_to_sum_kernel(double* sum, const V* in, int64_t count) {
     __shared__ double shared[kLanes];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     in += int64_t{blockIdx.x} * kPartialSums;
     double value = 0.0;
 #pragma unroll 4
@@ -120,7 +120,7 @@ void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
     int64_t blocks = 0;
     dispatch(args.in.dtype, "sum_squares", [&](auto type) {
         using T = decltype(type);
-        // A function of n alone: the order of additions is the same on every GPU. 4 vectors a thread or more.
+        // Depends on n only, so that the order of additions is the same on every GPU. At least 4 vectors per thread.
         blocks = std::min(kPartialSums, ceil_div(n, int64_t{4} * kVec<T> * kSumThreads));
         with_width<T>(vectorizable<T>(0, {args.in.data}), [&](auto width) {
             sum_squares_kernel<T, decltype(width)::value>
@@ -131,7 +131,7 @@ void sum_squares(Ctx& ctx, const SumSquaresArgs& args) {
     add_partial_sums(ctx, args.sum, partial, blocks, 1);
 }
 
-// The losses of a micro-batch are few (N floats): one block adds them, and the scratch is not needed.
+// The losses of a micro-batch are few (N floats), so one block adds them without scratch.
 void sum_losses(Ctx& ctx, const SumLossesArgs& args) {
     expect(args.losses, Dtype::kFp32, args.N, "sum_losses: losses");
     launch_early(ctx, add_to_sum_kernel<float>, 1, 1024, 0, args.sum, args.losses.as<float>(), args.N);

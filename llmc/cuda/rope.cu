@@ -1,4 +1,4 @@
-// Rotary position embedding, in place on the packed projections, or from them into FP8 copies.
+// Rotary position embedding, in place on the packed projections, or from them into FP8 outputs.
 #include "llmc/cuda/quantize_rows.cuh"
 #include "llmc/cuda/rope.cuh"
 
@@ -7,21 +7,21 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kHeads = 2;   // heads that a thread rotates by the same angles
-constexpr int kHeadsAtOnce = 2;   // with FP8 copies
+constexpr int kHeadsAtOnce = 2;   // the same with FP8 outputs
 
 // Math: (x, y) -> (x cos - y sin, y cos + x sin) for the pairs (i, i + HS/2) of every query and key head;
 // direction -1 rotates back.
 // Source: Su et al., arXiv 2104.09864, in the rotate-half pairing.
-// Traffic: query and key heads read and written once; the table (fp32, shared by all heads) mostly from L1; value
-// heads read if the amax is wanted.
+// Traffic: query and key heads read and written once; the table (fp32, shared by all heads) mostly from L1; value heads
+// read to record the amax.
 // Requires: kWidth > 1 needs HS/2 a multiple of it and 16-byte alignment.
-// Parallel: threads of one z own a row; a thread kWidth pairs of kHeads heads. kRecord: the heads are those whose
-// amax is wanted, and only turned_heads of them are turned.
+// Parallel: threads with the same z own a row; a thread kWidth pairs of kHeads heads. kRecord: `heads` includes the
+// value heads for the amax, and only rotated_heads of them are rotated.
 template <typename T, int kWidth, bool kRecord>
 __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
-    rope_kernel(T* qkv, const float* cos_sin, int64_t N, uint32_t period, int turned_heads, int heads,
+    rope_kernel(T* qkv, const float* cos_sin, int64_t N, uint32_t period, int rotated_heads, int heads,
                 int64_t row_elems, int HS, float direction, AmaxOut amax_out) {
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int64_t n = int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
     if (n >= N && !kRecord) return;
     uint32_t amax = 0, seen = 0;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
 #pragma unroll
             for (int k = 0; k < kHeads; k++) {
                 if (first_head + k * groups >= heads) continue;
-                if (!kRecord || first_head + k * groups < turned_heads) {
+                if (!kRecord || first_head + k * groups < rotated_heads) {
                     float a[kWidth], b[kWidth];
                     x[k].unpack_to(a);
                     y[k].unpack_to(b);
@@ -65,30 +65,30 @@ __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
     if constexpr (kRecord) amax_out.add(amax, seen);
 }
 
-// What the kernel with FP8 copies reads.
+// Inputs of the kernel with FP8 outputs.
 struct RopeInput {
     const bf16* qkv;
     const float* cos_sin;
     int64_t N, row_elems;
     uint32_t period;
-    int HS, turned_heads;   // query and key heads come first
+    int HS, rotated_heads;   // query and key heads come first
     float direction;
 
     __device__ const float* angles(int64_t n, int i) const {
         return cos_sin + (int64_t{static_cast<uint32_t>(n) % period} * (HS / 2) + i) * 2;
     }
 };
-// Math: to_fp8(X * scale), X = qkv turned by rope_kernel.
+// Math: to_fp8(X * scale), X = qkv rotated as by rope_kernel.
 // Source: as rope_kernel.
-// Traffic: qkv read, 1 byte a copy written, once; the table once for the heads of a block.
-// Requires: head size 64 or 128, aligned rows, a factor known beforehand.
-// Parallel: a block owns 32 rows of chunk_heads heads; a thread 8 pairs of a row, of every head in turn (64: of every
-// second).
+// Traffic: qkv read, 1 byte per element and output written, once; the table once for the heads of a block.
+// Requires: head dim 64 or 128, aligned rows, delayed scaling.
+// Parallel: a block owns 32 rows of chunk_heads heads; a thread 8 pairs of a row, of every head (64: every second
+//           head).
 template <bool kCount>
 __global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
     rope_rows_kernel(const __grid_constant__ RopeInput in, const __grid_constant__ RowsOut quant, int chunk_heads) {
     extern __shared__ uint4 group[];
-    wait_for_kernels_before();
+    wait_for_previous_kernels();
     const int HS = in.HS, half = HS / 2, lanes = half / 8, first_head = blockIdx.y * chunk_heads;
     const int heads = min(chunk_heads, static_cast<int>(in.row_elems / HS) - first_head);
     const int i = threadIdx.x % lanes * 8, y = threadIdx.x / lanes % kGroupRows;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
             for (int k = 0; k < kHeadsAtOnce; k++) {
                 const int head = h + k * step;
                 if (head >= heads) continue;
-                if (first_head + head < in.turned_heads) rotate_vectors(a[k], b[k], cosine, sine);
+                if (first_head + head < in.rotated_heads) rotate_vectors(a[k], b[k], cosine, sine);
                 writer.put(a[k], row, y, head * HS + i);
                 writer.put(b[k], row, y, head * HS + i + half);
             }
@@ -121,18 +121,18 @@ __global__ void __launch_bounds__(kThreads, kCount ? 3 : 4)
     writer.finish();
 }
 
-// True if the copies have been made from qkv in one pass.
+// Quantizes qkv in one pass if supported; returns whether it did.
 bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
-    constexpr int64_t kChunkColumns = 1024;   // 32 KB of bytes: four blocks a multiprocessor
+    constexpr int64_t kChunkColumns = 1024;   // 32 KB of bytes: four blocks per multiprocessor
     const int64_t heads = args.NH + 2 * args.NKV, row_elems = heads * args.HS;
     const QuantOut& quant = args.quant;
     if (!rows_can(quant) || quant.dbias || (args.HS != 64 && args.HS != 128)) return false;
     if (!vectorizable<bf16>(args.HS, {args.qkv.data, args.cos_sin.data}) || args.T >= int64_t{1} << 31) return false;
     const RopeInput in{.qkv = args.qkv.as<bf16>(), .cos_sin = args.cos_sin.as<float>(), .N = args.N,
                        .row_elems = row_elems, .period = static_cast<uint32_t>(args.T),
-                       .HS = static_cast<int>(args.HS), .turned_heads = static_cast<int>(args.NH + args.NKV),
+                       .HS = static_cast<int>(args.HS), .rotated_heads = static_cast<int>(args.NH + args.NKV),
                        .direction = direction};
-    // Chunks as equal as can be.
+    // Chunks of nearly equal size.
     const int64_t chunks = ceil_div(row_elems, kChunkColumns), chunk_heads = ceil_div(heads, chunks);
     const size_t shared_bytes = group_bytes(quant, chunk_heads * args.HS + 64);
     auto kernel = quant.counts ? rope_rows_kernel<true> : rope_rows_kernel<false>;
@@ -144,7 +144,7 @@ bool rope_copies(Ctx& ctx, const RopeArgs& args, float direction) {
 }
 
 void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
-    CHECK(args.HS % 2 == 0, "%s: head size %lld is odd", op, (long long)args.HS);
+    CHECK(args.HS % 2 == 0, "%s: head dim %lld is odd", op, (long long)args.HS);
     CHECK(args.N < int64_t{1} << 31 && args.T < int64_t{1} << 31, "%s: %lld rows, %lld positions", op,
           (long long)args.N, (long long)args.T);
     const int64_t row_elems = (args.NH + 2 * args.NKV) * args.HS;
@@ -161,7 +161,7 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
         with_width<T>(vectorizable<T>(args.HS / 2, {qkv, cos_sin}), [&](auto width) {
             constexpr int kWidth = decltype(width)::value;
             const bool record = kWidth == 8 && quant.only_records();
-            const int64_t turned = args.NH + args.NKV, heads = record ? turned + args.NKV : turned;
+            const int64_t rotated = args.NH + args.NKV, heads = record ? rotated + args.NKV : rotated;
             const unsigned x = static_cast<unsigned>(std::min<int64_t>(args.HS / 2 / kWidth, kThreads));
             const unsigned y = static_cast<unsigned>(std::min<int64_t>(ceil_div(heads, kHeads), kThreads / x));
             const dim3 block(x, y, std::min(kThreads / (x * y), 64u));
@@ -170,7 +170,7 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
                 if (record) kernel = rope_kernel<T, kWidth, true>;
             }
             launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.N, args.T,
-                         turned, heads, row_elems, args.HS, direction, record ? amax_out(quant) : AmaxOut{});
+                         rotated, heads, row_elems, args.HS, direction, record ? amax_out(quant) : AmaxOut{});
             CHECK_LAUNCH("rope_kernel");
             recorded = record;
         });

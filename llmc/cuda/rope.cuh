@@ -1,17 +1,17 @@
-// Rotations of rotary position embedding, for the kernels that do them.
+// Rotations of rotary position embedding.
 #pragma once
 #include "llmc/cuda/common.cuh"
 
 namespace cuda {
 
-// (x, y) turned by an angle, with its roundings written out: every kernel here must agree on them.
+// Rotates (x, y) by an angle, with explicit roundings: all kernels must agree on them.
 __device__ inline void rotate(float& x, float& y, float cosine, float sine) {
-    const float turned = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
+    const float rotated = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
     y = __fmaf_rn(y, cosine, __fmul_rn(x, sine));
-    x = turned;
+    x = rotated;
 }
 
-// Cosine and sine of kWidth pairs; direction 1 or -1.
+// Loads cosine and sine of kWidth pairs; direction 1 or -1.
 template <int kWidth>
 __device__ inline void load_angles(const float* table, float direction, float (&cosine)[kWidth],
                                    float (&sine)[kWidth]) {
@@ -22,7 +22,7 @@ __device__ inline void load_angles(const float* table, float direction, float (&
     for (int j = 0; j < kWidth; j++) cosine[j] = pair[2 * j], sine[j] = pair[2 * j + 1] * direction;
 }
 
-// 8 pairs of a row.
+// Rotates 8 pairs of a row.
 __device__ inline void rotate_vectors(uint4& x, uint4& y, const float (&cosine)[8], const float (&sine)[8]) {
     float a[8], b[8];
     unpack<bf16>(x, a);

@@ -9,7 +9,7 @@ using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*
                             const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                             CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// From the driver that is loaded, so that the program starts on machines without one.
+// Looked up in the loaded driver, so that the program starts on machines without one.
 Encode encoder() {
     static const Encode encode = [] {
         void* entry = nullptr;
@@ -27,7 +27,7 @@ Encode encoder() {
     return encode;
 }
 
-// Four dimensions: sizes in elements, steps of all but the first in bytes, the box in elements.
+// Encodes a map of four dimensions: sizes in elements, strides of all but the first in bytes, the box in elements.
 CUtensorMap encoded(const void* data, CUtensorMapDataType type, CUtensorMapSwizzle swizzle,
                     const std::array<cuuint64_t, 4>& sizes, const std::array<cuuint64_t, 3>& strides,
                     const std::array<cuuint32_t, 4>& box) {

@@ -1,4 +1,4 @@
-// Descriptions of tensors for the copy engine of compute capability 9.0, made on the host.
+// TMA descriptors of tensors, encoded on the host.
 #pragma once
 #include <cuda.h>
 
@@ -6,22 +6,22 @@
 
 namespace cuda {
 
-// Columns of a panel: 128 bytes of bf16, as many as the swizzle of 128 bytes reaches.
+// Columns of a panel: 128 bytes of bf16, the span of the 128-byte swizzle.
 inline constexpr int kPanel = 64;
 
-// Heads side by side in the rows of a (B, T, columns) bf16 tensor, as boxes of `rows` rows and `panels` panels of 64
-// columns. A box lies in shared memory as its panels one after the other; row r of a panel is 128 bytes, in which the
-// 16-byte chunk c lies at c ^ (r % 8). Rows from T on are not those of the next batch row: they are read as zeros and
-// not written. Coordinates of a box: (0, first row, first column / 64, batch row).
+// A map of adjacent heads in the rows of a (B, T, columns) bf16 tensor, with boxes of `rows` rows and `panels` panels
+// of 64 columns. In shared memory the panels of a box follow each other; row r of a panel is 128 bytes with the 16-byte
+// chunk c at c ^ (r % 8). Rows from T on do not reach into the next batch row: they are read as zeros and not written.
+// Coordinates of a box: (0, first row, first column / 64, batch row).
 CUtensorMap panel_map(const void* data, int64_t B, int64_t T, int64_t columns, int rows, int panels);
 
-// Heads one after the other in (B, heads, rows, row_bytes) bytes, as boxes of `box_rows` rows. Rows have 128 bytes and
-// lie as in panel_map, or 64 bytes, in which the 16-byte chunk c of row r lies at c ^ (r / 2 % 4). Coordinates of a
-// box: (0, first row, head, batch row).
+// A map of consecutive heads in (B, heads, rows, row_bytes) bytes, with boxes of `box_rows` rows. In shared memory rows
+// of 128 bytes are as in panel_map; rows of 64 bytes have the 16-byte chunk c of row r at c ^ (r / 2 % 4). Coordinates
+// of a box: (0, first row, head, batch row).
 CUtensorMap byte_map(const void* data, int64_t B, int64_t heads, int64_t rows, int row_bytes, int box_rows);
 
-// A (rows, columns) matrix of bytes as boxes of `box_rows` rows and 128 columns that lie as those of byte_map; what is
-// beyond the last row or column is read as zero. columns: a multiple of 16. Coordinates of a box: (first column, first
+// A map of a (rows, columns) matrix of bytes with boxes of `box_rows` rows and 128 columns, laid out as in byte_map;
+// beyond the last row or column zeros are read. columns: a multiple of 16. Coordinates of a box: (first column, first
 // row, 0, 0).
 CUtensorMap matrix_map(const void* data, int64_t rows, int64_t columns, int box_rows);
 

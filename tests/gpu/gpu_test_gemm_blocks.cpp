@@ -21,7 +21,7 @@ bool takes(const Ctx& ctx, const Fp8Kind& kind) {
     GemmArgs args{};
     args.A.dtype = kind.a, args.B.dtype = kind.b;
     args.A_granularity = kind.a_granularity, args.B_granularity = kind.b_granularity;
-    return cuda::gemm_blocks_fits(ctx, args);
+    return cuda::gemm_fp8_blockwise_supports(ctx, args);
 }
 // One for all cases; null where the kernel does not run.
 Ctx* context() {
@@ -34,7 +34,7 @@ Ctx* context() {
     return takes(opened.ctx, kKind) ? &opened.ctx : nullptr;
 }
 
-HostTensor on_gpu(const Fp8Product& p, void (*gemm)(Ctx&, const GemmArgs&) = cuda::gemm_blocks) {
+HostTensor on_gpu(const Fp8Product& p, void (*gemm)(Ctx&, const GemmArgs&) = cuda::gemm_fp8_blockwise) {
     DeviceTensor a(p.a), b(p.b), d(p.d), bias(p.bias), a_scale_inv(p.a_scale_inv), b_scale_inv(p.b_scale_inv);
     gemm(*context(), p.args(d.view(), a.view(), b.view(), a_scale_inv.view(), b_scale_inv.view(), bias.view()));
     cuda::synchronize(*context());
@@ -169,5 +169,5 @@ TEST_CASE("gpu own blockwise gemm takes E4M3 of 1x128 and 128x128 factors alone;
     const std::string no = "\"own_kernel\":false";
     plans.replace(plans.find(no, row), no.size(), "\"own_kernel\":true");
     CHECK_EQ(cuda::gemm_import_plans(ctx, plans), "");
-    CHECK_THROWS_WITH_AS(on_gpu(p, cuda::gemm), doctest::Contains("names our own kernel"), Error);
+    CHECK_THROWS_WITH_AS(on_gpu(p, cuda::gemm), doctest::Contains("names the custom kernel"), Error);
 }

@@ -158,6 +158,6 @@ TEST_CASE("gpu fp8 gemm: a wrong call is one line that names it") {
     CHECK_NE(error.find("A_scale_inv or B_scale_inv not 16-byte aligned"), std::string::npos);
     Fp8Product rows = product({18, 48, 80}, kBlocks, Dtype::kBf16);
     CHECK_NE(error_of([&] { on_gpu(gpu(), fill(rows, 0)); }).find("need M in multiples of 4"), std::string::npos);
-    CHECK_NE(error.find("M 16 N 48 K 80, e4m3 -> bf16, factors tensor x tensor, fast accumulation 0"),
+    CHECK_NE(error.find("M 16 N 48 K 80, e4m3 -> bf16, scales tensor x tensor, fast accumulation 0"),
              std::string::npos);
 }
