@@ -74,7 +74,10 @@ RARELY_RUN := llmc/config/%.cpp llmc/checkpoint/%.cpp llmc/commands/%.cpp llmc/t
               llmc/train/run_checkpoints.cpp llmc/train/run_evaluations.cpp llmc/data/hellaswag.cpp \
               llmc/fault/%.cpp llmc/perf/%.cpp llmc/parallel/comm_monitored.cpp llmc/parallel/gpu_assignment.cpp \
               llmc/model/fp8_state.cpp llmc/cpu/device.cpp tests/%.cpp
-OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(RARELY_RUN),$<),-O1),\
+# Tests that compute next to nothing.
+NEVER_HOT := tests/config/%.cpp tests/checkpoint/%.cpp tests/commands/%.cpp tests/fault/%.cpp tests/perf/%.cpp
+OPTIMISE = $(or $(if $(filter asan tsan,$(VARIANT)),-O1),$(if $(filter $(NEVER_HOT),$<),-O0),\
+                $(if $(filter $(RARELY_RUN),$<),-O1),\
                 $(if $(filter llmc/cpu/%,$<),-O3),-O2)
 CXX_FLAGS = -std=c++20 $(OPTIMISE) $(CODEGEN) \
             $(WARNINGS) $(DEFINES) $(DEVICE_DEFINES) $(CUDA_INCLUDE) $(SAN_$(VARIANT))
