@@ -88,13 +88,13 @@ Job parse_bench(const Invocation& call, Comm& comm) {
     const BenchOptions options = take_bench_options(words);
     ParsedConfig parsed = parse_training(call, words, comm);
     if (!parsed.help)
-        return [run = std::make_shared<BenchRun>(std::move(parsed), options, call.family, comm)] { return run->run(); };
+        return [run = std::make_shared<BenchRun>(std::move(parsed), options, comm)] { return run->run(); };
     std::printf("%s", help_text(call.family).c_str());
     return {};
 }
 
-BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, std::string family, Comm& comm)
-    : comm_(comm), config_(std::move(parsed.config)), options_(std::move(options)), family_(std::move(family)),
+BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, Comm& comm)
+    : comm_(comm), config_(std::move(parsed.config)), options_(std::move(options)),
       notes_(std::move(parsed.notes)), table_(make_param_table(config_.shape)),
       loader_(data_config(config_, config_.train_data, true)) {
     refuse_idle_options(config_);
@@ -108,7 +108,7 @@ BenchRun::~BenchRun() {
 
 void BenchRun::open() {
     require_same_program(comm_);
-    require_same(comm_, {{"set of options", config_to_json(config_, family_)}});
+    require_same(comm_, {{"set of options", config_to_json(config_)}});
     run_device_.open(notes_);
     if (comm_.world().ranks > 1)
         for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
@@ -206,7 +206,7 @@ int BenchRun::run() {
     bench.tokens = static_cast<double>(config_.global_batch_size * config_.seq_length);
     bench.flops_per_token = model_flops_per_token(config_, table_);
     bench.peak_flops = peak_flops(run_device_.info.name, config_.dtype) * comm_.world().ranks;
-    const BenchSubject subject{config_, family_, kBuildCommit, run_device_.info, comm_.world().ranks, notes_};
+    const BenchSubject subject{config_, kBuildCommit, run_device_.info, comm_.world().ranks, notes_};
     std::printf("%s", bench_text(subject, bench).c_str());
     if (comm_.root() && !options_.json.empty()) replace_file(options_.json, bench_json(subject, bench));
     return kExitOk;

@@ -22,7 +22,7 @@ Job parse_bench(const Invocation& call, Comm& comm);
 class BenchRun {
 public:
     // comm is not owned. Exit 2 for training options that mean nothing here.
-    BenchRun(ParsedConfig parsed, BenchOptions options, std::string family, Comm& comm);
+    BenchRun(ParsedConfig parsed, BenchOptions options, Comm& comm);
     ~BenchRun();
     BenchRun(const BenchRun&) = delete;
     int run();
@@ -36,7 +36,6 @@ private:
     Comm& comm_;
     const Config config_;
     const BenchOptions options_;
-    const std::string family_;
     std::vector<std::string> notes_;
     const ParamTable table_;
     const DataLoader loader_;

@@ -118,7 +118,7 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
     for (const BenchRow& row : b.rows) rows.push_back(row_json(row));
     const Json json = {
         {"type", "bench"},
-        {"config", Json::parse(config_to_json(subject.config, subject.family))},
+        {"config", Json::parse(config_to_json(subject.config))},
         {"recipe", bench_recipe(subject.config)},
         {"device", subject.device.name},
         {"matmul_library", subject.device.matmul_library},

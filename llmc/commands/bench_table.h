@@ -72,7 +72,7 @@ struct StepBench {
 // What was measured, beside the measurements.
 struct BenchSubject {
     const Config& config;
-    std::string family, commit;
+    std::string commit;
     const DeviceInfo& device;
     int ranks = 1;
     const std::vector<std::string>& notes;

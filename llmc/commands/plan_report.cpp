@@ -212,7 +212,7 @@ std::string plan_json(const PlannedRun& run) {
     const Config& config = run.config;
     const Json json = {
         {"type", "plan"},
-        {"config", Json::parse(config_to_json(config, run.family))},
+        {"config", Json::parse(config_to_json(config))},
         {"gpu", {{"name", figures.gpu.name}, {"rates_measured", figures.gpu.measured}, {"found", figures.here},
                  {"rates", rates_text(figures.gpu)}}},
         {"params", run.table.param_elems},
@@ -233,7 +233,7 @@ std::string plan_json(const PlannedRun& run) {
 
 std::string plan_output(const PlannedRun& run) {
     if (run.config.json) return plan_json(run);
-    std::string text = config_to_text(run.config, run.family) + plan_text(run);
+    std::string text = config_to_text(run.config) + plan_text(run);
     for (const std::string& note : run.notes) text += "note: " + note + "\n";
     return text;
 }

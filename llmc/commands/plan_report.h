@@ -7,7 +7,6 @@
 // What a plan was made of; all of it outlives the report.
 struct PlannedRun {
     const Config& config;
-    const std::string family;
     const ParamTable& table;
     const MemoryPlan& plan;
     const DeviceInfo& device;   // that was found

@@ -42,8 +42,8 @@ bool has_raw(const DataLoader& data) {
 class TrainLoop {
 public:
     TrainLoop(ParsedConfig parsed, const Invocation& call, Comm& comm)
-        : comm_(comm), config_(std::move(parsed.config)), family_(call.family), command_(call.line),
-          idle_(std::move(parsed.idle)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
+        : comm_(comm), config_(std::move(parsed.config)), command_(call.line), idle_(std::move(parsed.idle)),
+          fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
           table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan_of(config_, table_)) {}
 
     int run() { return config_.dry_run ? plan() : train(); }
@@ -54,7 +54,7 @@ private:
         const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         const MemoryPlan memory = plan_memory(config_, table_, fp8_plan_, ranks);
-        std::printf("%s", plan_output({config_, family_, table_, memory, info, notes_}).c_str());
+        std::printf("%s", plan_output({config_, table_, memory, info, notes_}).c_str());
         return kExitOk;
     }
 
@@ -64,7 +64,7 @@ private:
         for (std::string& line : environment_differences(comm_)) notes_.push_back(std::move(line));
         require_same_program(comm_);
         open_data();
-        require_same(comm_, {{"set of options", config_to_json(config_, family_)},
+        require_same(comm_, {{"set of options", config_to_json(config_)},
                              {"training data", train_->fingerprint_json()},
                              {"validation data", valid_ ? valid_->fingerprint_json() : ""},
                              {"HellaSwag file or prompts", evaluations_->fingerprint()}});
@@ -122,8 +122,7 @@ private:
         if (config_.check_comm)
             for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
         run_device_.prepare();
-        checkpoints_ = std::make_unique<RunCheckpoints>(config_, family_, table_, *train_, comm_, ctx_, *trainer_,
-                                                        faults_);
+        checkpoints_ = std::make_unique<RunCheckpoints>(config_, table_, *train_, comm_, ctx_, *trainer_, faults_);
     }
 
     void start_state() {
@@ -155,14 +154,14 @@ private:
 
     void open_log() {
         const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
-        std::printf("%s%s%s", config_to_text(config_, family_).c_str(), fp8_text.c_str(),
+        std::printf("%s%s%s", config_to_text(config_).c_str(), fp8_text.c_str(),
                     communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
         const std::string path = comm_.root() ? config_.log_file : "";
         const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
         log_ = std::make_unique<RunLog>(path, resumed_, step_, missed_, other);
         flops_per_token_ = model_flops_per_token(config_, table_);
         plan_check_ = check_of(config_, plan_, info_);
-        log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
+        log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
                       .synthetic_data = config_.synthetic_data,
@@ -405,7 +404,7 @@ private:
 
     Comm& comm_;
     Config config_;
-    const std::string family_, command_;
+    const std::string command_;
     const std::vector<std::string> idle_;
     const bool fp8_given_;
     std::vector<std::string> notes_;
@@ -447,7 +446,8 @@ ParsedConfig parse_training(const Invocation& call, const std::vector<const char
                           .read_shape = model_config_from_hf};
     ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), call.family, machine);
     if (parsed.help) return parsed;
-    for (std::string& line : environment_lines(ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
+    for (const std::string& line : environment_lines(own_environment(), ranks, machine.gpu))
+        parsed.notes.push_back(line);
     set_comm_timeout(parsed.config.comm_timeout);
     stop_after(parsed.config.exit_duration_in_mins);
     return parsed;

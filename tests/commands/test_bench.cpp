@@ -234,7 +234,7 @@ TEST_CASE("bench: text and JSON have the same rows") {
     DeviceInfo device;
     device.name = "some device";
     const std::vector<std::string> notes = {"a note"};
-    const BenchSubject subject{config, "gpt2", "abc", device, 1, notes};
+    const BenchSubject subject{config, "abc", device, 1, notes};
     const std::string text = bench_text(subject, bench);
     for (const char* part : {"some device", "tensorwise, ends BF16", "bf16 matmul 1 TFLOP/s, e4m3 matmul 2 TFLOP/s",
                              "a note", "MFU", "micro-batch 9.000 ms", "85.7 %", "overlapped with compute"})

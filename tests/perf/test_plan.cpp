@@ -327,7 +327,7 @@ TEST_CASE("plan: JSON has the figures of the text") {
     const ParamTable table = make_param_table(config.shape);
     const MemoryPlan plan = planned(config);
     const DeviceInfo none;
-    const PlannedRun run{config, "llama", table, plan, none, {}};
+    const PlannedRun run{config, table, plan, none, {}};
     const nlohmann::json json = nlohmann::json::parse(plan_json(run));
     int64_t bytes = 0;
     for (const auto& purpose : json["memory"]["purpose_bytes"]) bytes += purpose.get<int64_t>();
