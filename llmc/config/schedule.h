@@ -7,7 +7,7 @@
 // Learning rate of step `step` (0-based) of config.train_iters, which must be > 0. Warm-up is linear, from lr/warmup at
 // the first step to lr at its last step. The next step has lr, and the last step of the run has min_lr, with a cosine
 // or a line between them; constant keeps lr. wsd holds lr and decays linearly to min_lr over the last
-// lr_wsd_decay_iters steps (0: a tenth of the run; Hu et al., arXiv 2404.06395). Steps beyond the run have its last rate.
+// lr_wsd_decay_iters steps (0: a tenth of the run; Hu et al., arXiv 2404.06395). Later steps have the last rate.
 double learning_rate(const Config& config, int64_t step);
 
 // Sequences in the global batch after `samples` samples: rises from rampup_start in steps of rampup_increment, evenly
