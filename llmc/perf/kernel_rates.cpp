@@ -33,7 +33,7 @@ const Gpu& measured_gpu() { return gpus().front(); }
 // dev/results/2026-11-21-h200-fp8.md: "device copy".
 const double kCopyRate = 4.25e12;
 // dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: each of two ranks sends 1.057 GB of gradients and 1.057 GB
-// of weights, and its compute waits for 8.54 ms. (All-reduce alone: 304 GiB/s; this includes waiting for the other rank.)
+// of weights, and its compute waits for 8.54 ms. (All-reduce alone: 304 GiB/s; this includes waiting for the peer.)
 const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
 // Nominal: one 400 Gb/s adapter per GPU (DGX H100 and H200 data sheets).
 const double kNetworkRate = 50e9;

@@ -63,7 +63,7 @@ R"json([
   {"keys": "nccl-* use-nccl-ub high-priority-stream-groups disable-symmetric-registration",
     "other": "NCCL is set by its own NCCL_* variables"},
   {"keys": "use-cpu-initialization no-initialization perform-initialization",
-    "other": "initial values come from a counter-based generator: each rank initializes its own shard, with equal bits"},
+    "other": "initial values come from a counter-based generator: each rank initializes its shard, with equal bits"},
   {"keys": "micro-batch-size", "take": "micro-batch-size", "read": "integer"},
   {"keys": "global-batch-size", "take": "global-batch-size", "read": "integer"},
   {"keys": "rampup-batch-size", "take": "rampup-batch-size", "read": "joined"},
