@@ -68,7 +68,7 @@ class InterruptedRuns(ScriptTest):
             self.assertEqual([path for path in self.out.glob("*") if path.suffix in (".bin", ".json")],
                              [self.out / shard_pipeline.STATE_NAME])
             resumed, rest = self.run_once(*inputs)
-            self.assertIn(f"going on after {sum(calls[:stop_at - 1])} documents", resumed)
+            self.assertIn(f"continuing after {sum(calls[:stop_at - 1])} documents", resumed)
             self.assertEqual(rest, calls[stop_at - 1:])
             self.assertEqual(self.contents(), expected, f"stopped at batch {stop_at}")
             self.assertEqual(resumed.splitlines()[1:], text.splitlines())   # totals, empty and binary ones included
@@ -219,7 +219,7 @@ class InterruptedRuns(ScriptTest):
         inputs = [*self.inputs(), self.file("zz.jsonl", '{"text": "a"}\n{')]
         text, _ = self.run_once(*inputs, code=2)
         self.assertIn("zz.jsonl: line 2: not JSON", text)
-        self.assertIn("; the same command goes on from where it was\n", text)
+        self.assertIn("; the same command continues from there\n", text)
         self.assertTrue((self.out / shard_pipeline.STATE_NAME).exists())
 
 
