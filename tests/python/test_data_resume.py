@@ -64,7 +64,7 @@ class InterruptedRuns(ScriptTest):
         self.assertGreater(len(expected), 6)
         for stop_at in (2, 3, len(calls) // 2, len(calls) - 1, len(calls)):
             stopped, _ = self.run_once(*inputs, stop_at=stop_at, code=130)
-            self.assertIn("the same command goes on", stopped)
+            self.assertIn("the same command continues", stopped)
             self.assertEqual([path for path in self.out.glob("*") if path.suffix in (".bin", ".json")],
                              [self.out / shard_pipeline.STATE_NAME])
             resumed, rest = self.run_once(*inputs)

@@ -23,7 +23,7 @@ FACTS = {
     "toolkit": ("noted", lambda header: header["device"].get("toolkit", "")),
     "matmul library": ("noted", lambda header: header["device"].get("matmul_library", "")),
 }
-# Defaults, which precision_text leaves out. (--print-options needs a built executable, and logs may be of another commit.)
+# Defaults, which precision_text leaves out. --print-options may be of another commit than the log, or not built.
 USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
          "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32", "param-comm-dtype": "bf16",
          "fp8-stats-interval": 100}
