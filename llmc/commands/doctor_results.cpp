@@ -324,7 +324,7 @@ Findings look_at_attention(Patient& patient) {
     for (const reference::QkvShape& shape : {reference::QkvShape{1, 129, 4, 2, 64}, {2, 65, 4, 1, 128}}) {
         const std::string wrong = wrong_attention(patient, shape, patient.corrupted("attention"));
         if (!wrong.empty())
-            return {failed(strf("head dim %lld: %s", ll(shape.HS), wrong.c_str()),
+            return {failed(strf("head size %lld: %s", ll(shape.HS), wrong.c_str()),
                            "attention is wrong: do not train here; run make test-gpu")};
         const std::string kernel = device::attention_kernel(patient.ctx, Dtype::kBf16, shape.HS);
         if (kernels.find(kernel) == std::string::npos) kernels += (kernels.empty() ? "" : "; ") + kernel;
@@ -339,7 +339,7 @@ Findings look_at_fp8_attention(Patient& patient) {
     for (const reference::Fp8Attention& a : {reference::Fp8Attention{1, 129, 4, 2, 64}, {2, 193, 4, 1, 128}}) {
         const std::string wrong = wrong_fp8_attention(patient, a, patient.corrupted("FP8 attention"));
         if (!wrong.empty())
-            return {failed(strf("head dim %lld: %s", ll(a.HS), wrong.c_str()),
+            return {failed(strf("head size %lld: %s", ll(a.HS), wrong.c_str()),
                            "do not use --fp8-attention here; run make test-gpu")};
     }
     return {ok(strf("forward, head dims 64 and 128: FP8 codes equal the CPU's, sums are within their bounds%s",

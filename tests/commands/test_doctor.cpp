@@ -70,7 +70,7 @@ TEST_CASE("doctor: matmuls of every recipe and attention pass, and a changed ele
     Examined fp8_attention({.save = "", .corrupt = "FP8 attention"});
     const Finding wrong = fp8_attention.look("FP8 attention").at(0);
     CHECK(wrong.status == Status::kFailed);
-    CHECK_NE(wrong.text.find("head dim 64: out: element 16512 of 33024"), std::string::npos);
+    CHECK_NE(wrong.text.find("head size 64: out: element 16512 of 33024"), std::string::npos);
     CHECK_EQ(wrong.advice, "leave --fp8-attention out here; run make test-gpu");
     CHECK(fp8_attention.look("attention").at(0).status == Status::kOk);
 }
