@@ -62,7 +62,8 @@ inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, ui
     if (v.rowwise) t["rowwise"] = HostTensor(v.format, N * C);
     if (v.transposed) t["transposed"] = HostTensor(v.format, N * C);
     if (v.rowwise && blocks) t["rowwise_scale_inv"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, N, C));
-    if (v.transposed && blocks) t["transposed_scale_inv"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, C, N));
+    if (v.transposed && blocks)
+        t["transposed_scale_inv"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, C, N));
     if (v.dbias) {
         t["quant_dbias"] = random_tensor(Dtype::kFp32, C, rng_key(8, "quant_dbias"));
         t["quant_dbias_scratch"] = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);
