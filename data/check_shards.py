@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Reads every token of shards and says whether they are whole: header and size, every id, checksum, documents.
+"""Reads every token of shards and checks header and size, every id, checksum and documents.
 
   data/check_shards.py DIR/*.bin
   data/check_shards.py --vocab-size 50257 --token-dtype uint16 nanogpt/train.bin
 
-A line a shard, all of them even if one is damaged, and a summary; leaves with 2 if any is. What a .meta.json says is
-held against the file: tokens, type, SHA-256, vocabulary, loss mask, and that documents start at exactly the tokens it
-lists, with the separator. Ids need its vocabulary or --vocab-size. Several shards must come from one tokenizer, and no
-two may hold the same bytes, as those of a validation split that is trained on would. Reads every format that the
+Prints one line per shard, also after a damaged one, and a summary; exits with 2 if a shard is damaged. Compares the
+file with its .meta.json: tokens, dtype, SHA-256, vocabulary, loss mask, and that documents start at exactly the listed
+tokens, with the separator. To check ids it needs the .meta.json or --vocab-size. All shards must be of one tokenizer,
+and no two may have the same bytes, such as a validation shard that is also trained on. Reads every format that the
 trainer reads (README.md). Standard library only; numpy makes it about 7 times faster.
 """
 import argparse
@@ -29,7 +29,7 @@ def parse_arguments():
     parser.add_argument("--vocab-size", type=int, default=0, metavar="N",
                         help="ids must be below N (default: what the .meta.json says)")
     parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes; 0: one a core")
+    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes; 0: one per core")
     args = parser.parse_args()
     args.shards = shard_paths(args.shards)
     for name in ("vocab_size", "workers"):
@@ -39,7 +39,7 @@ def parse_arguments():
 
 
 class Found:
-    """What was read of one shard. damage: one line, empty for a shard that is whole."""
+    """The result for one shard. damage: one line, empty if the shard is complete."""
 
     def __init__(self, path):
         self.path, self.damage, self.remark = path, "", ""
@@ -49,7 +49,7 @@ class Found:
 
 
 def scan_plainly(tokens, first, limit, separator):
-    """Of a chunk: its largest id, the place of the first id from limit on (-1: none), places of separators."""
+    """Largest id of a chunk, position of the first id >= limit (-1: none), positions of separators."""
     highest = max(tokens)
     bad = next(i for i, token in enumerate(tokens) if token >= limit) if highest >= limit else -1
     starts = [] if separator is None else [first + i for i, token in enumerate(tokens) if token == separator]
@@ -65,7 +65,7 @@ def scan_with_numpy(numpy, tokens, first, limit, separator):
 
 
 def scan(shard, limit, separator):
-    """Largest id and places of separators of a whole shard; refuses the first id from limit on."""
+    """Largest id and positions of separators of a whole shard; an id >= limit is an error."""
     try:
         import numpy
     except ImportError:
@@ -85,7 +85,7 @@ def scan(shard, limit, separator):
 
 
 def check_documents(offsets, starts):
-    """offsets: what the sidecar lists; starts: where separators are."""
+    """Requires that the sidecar's offsets are the positions of separators."""
     if offsets == starts:
         return
     listed, there = set(offsets), set(starts)
@@ -97,7 +97,7 @@ def check_documents(offsets, starts):
 
 
 def check(path, token_dtype, vocab_size):
-    """Everything about one shard."""
+    """Checks one shard."""
     found = Found(path)
     try:
         shard = Shard(path, token_dtype)
@@ -131,7 +131,7 @@ def check(path, token_dtype, vocab_size):
 
 
 def check_together(all_found):
-    """What no shard shows alone."""
+    """Checks for shards with the same bytes or with another tokenizer."""
     first_of, tokenizer = {}, None
     for found in all_found:
         if found.damage:

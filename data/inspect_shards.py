@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is in token shards: header, counts, smallest and largest id, decoded text, checksum, bigram entropy.
+"""Shows the content of token shards: header, counts, smallest and largest id, decoded text, checksum, bigram entropy.
 
   data/inspect_shards.py DIR/train_000000.bin
   data/inspect_shards.py --show 5000:200 --tokenizer bytes DIR/valid_000000.bin
@@ -7,7 +7,7 @@
   data/inspect_shards.py --bigram-entropy DIR/valid_*.bin
 
 Reads every format that the trainer reads (README.md); a headerless file needs --token-dtype. Standard library
-only, numpy makes it faster. Leaves with 2 if a shard is damaged.
+only; numpy makes it faster. Exits with 2 if a shard is damaged.
 """
 import argparse
 import collections
@@ -37,7 +37,7 @@ def parse_arguments():
     parser.add_argument("--verify", action="store_true",
                         help="compare the checksum and counts of the .meta.json")
     parser.add_argument("--bigram-entropy", action="store_true",
-                        help="print only the entropy of a token given the one before it, over all shards")
+                        help="print only the entropy of a token given the previous one, over all shards")
     args = parser.parse_args()
     args.shards = shard_paths(args.shards)
     try:
@@ -51,10 +51,10 @@ def parse_arguments():
 
 
 def bigram_entropy(shards):
-    """H(next | current) in nats of the counted pairs, and their number; pairs do not cross shards.
+    """H(next | current) in nats, and the number of pairs; pairs do not cross shards.
 
-    It is the loss of the best predictor that sees only the current token and is fitted on these very tokens:
-    a model that ends below it uses more of its context.
+    It is the loss of the best predictor that sees only the current token and was fitted on the same tokens: a model
+    with a lower loss uses more context.
     """
     pairs = collections.Counter()
     for shard in shards:
@@ -79,7 +79,7 @@ def id_range(tokens):
 
 
 def verify(shard, meta, low_high):
-    """Raises on the first thing in which a shard differs from its sidecar."""
+    """Raises an InputError for the first difference between a shard and its sidecar."""
     if not meta:
         raise InputError(f"{shard.path}: has no .meta.json to verify it with")
     checksum = meta.get("checksum", {})
@@ -98,7 +98,7 @@ def verify(shard, meta, low_high):
 
 
 def tokenizer_of(args, meta):
-    """The tokenizer to decode with, or None and why not."""
+    """(tokenizer, remark), or (None, the reason why nothing is decoded)."""
     named = meta.get("tokenizer", {}).get("name", "")
     name = args.tokenizer or (named if named in ("bytes", "gpt2") else "")
     if not name:
@@ -146,7 +146,7 @@ def describe(shard, args):
 
 
 def show_text(tokenizer, ids, flags):
-    """Lines of text; with a loss mask its parts in turn, those that count as targets behind a >."""
+    """Prints lines of text; with a loss mask, those that count as targets begin with >."""
     parts = itertools.groupby(zip(flags or bytes(len(ids)), ids), key=lambda pair: pair[0])
     for counts, pairs in parts:
         for line in tokenizer.decode([token for _, token in pairs]).split("\n"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Conversations -> token shards through a chat template, with a loss mask beside each: only answers are learnt.
+"""Conversations -> token shards through a chat template, with loss masks: only answers count as targets.
 
   data/prepare_chat.py --tokenizer Meta-Llama-3-8B-Instruct/tokenizer.json --out shards/ultrachat
   data/prepare_chat.py --tokenizer .../tokenizer.json --out shards/mine conversations/*.jsonl
@@ -7,13 +7,13 @@
 
 Inputs: JSON lines and parquet files, folders of them, and Hugging Face datasets, streamed (ultrachat_200k, which is the
 default, or hf:OWNER/NAME). The field --messages-field of a row is a list of {role, content}, or of {from, value} as in
-ShareGPT. A conversation without an answer is passed over. Everything else, interrupted runs too, is as with
+ShareGPT. Conversations without an answer are skipped. Everything else, interrupted runs too, is as with
 prepare_text.py; README.md describes the loss mask.
 
 --template llama3: <|begin_of_text|>, then for each message <|start_header_id|>ROLE<|end_header_id|>, an empty line, the
-content without the spaces around it and <|eot_id|>. Counted as targets are the contents of the assistant and their
-<|eot_id|>. --template plain, for any tokenizer: the separator, then "User: ", "Assistant: ", ... and the content, each
-followed by an empty line, which counts too behind an answer.
+content without surrounding spaces, and <|eot_id|>. The assistant's contents and their <|eot_id|> count as targets.
+--template plain, for any tokenizer: the separator, then "User: ", "Assistant: ", ... and the content, each followed by
+an empty line, which after an answer counts, too.
 """
 import argparse
 import json
@@ -30,7 +30,7 @@ ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "a
 
 
 def conversation_of(messages):
-    """What stands in the field -> [[role, content], ...] as JSON, nothing where there is no answer."""
+    """Converts the field's value to [[role, content], ...] as JSON; b"" if there is no answer."""
     if messages is None:
         return b""
     if not isinstance(messages, list):
@@ -64,7 +64,7 @@ class Llama3Template:
         self.blank = self.encode("\n\n")
 
     def message(self, role, content):
-        """Tokens before the content, and those of the content with its end."""
+        """Tokens of the header, and of the content with its end."""
         return ([self.start, *self.encode(role), self.end, *self.blank], [*self.encode(content), self.end_of_turn])
 
 

@@ -7,7 +7,7 @@
 
 Streams Rowan/hellaswag from the Hugging Face hub. --input: JSON lines with ctx, endings and label, as in
 github.com/rowanz/hellaswag. Each ending is encoded with a space before it and apart from its context, as in llm.c.
-Tokens of up to 16 bits give llm.c's own format, larger vocabularies the same in 32 bits; README.md describes both.
+Vocabularies of up to 16 bits give llm.c's format, larger ones the same in 32 bits; README.md describes both.
 """
 import argparse
 import array
@@ -104,7 +104,7 @@ def example_of(number, question, tokenizer, word_bytes, where, with_separator):
 
 
 def write_file(path, words, count, longest, word_bytes):
-    """The name appears when the file is whole."""
+    """Writes the file under a temporary name and renames it."""
     if sys.byteorder != "little":
         words.byteswap()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,9 @@
 
 Inputs: text files, JSON lines (both also .gz or .zst), parquet, folders of them, and Hugging Face datasets
 (openwebtext, slimpajama, or hf:OWNER/NAME, streamed). Writes DIR/train_000000.bin, ..., DIR/valid_000000.bin,
-..., each with a .meta.json beside it; README.md describes both. Which split a document goes to depends on its
-text only, and the output is the same for any --workers. No file gets its final name before all are
-written. A run that was interrupted is gone on with by the same command.
+..., each with a .meta.json; README.md describes both. The split of a document depends on its text only, and the
+output is the same for any --workers. Files get their final names after all have been written. The same command
+continues an interrupted run.
 
 --tokenizer bytes needs the standard library only; the other packages are pinned in ../requirements.txt.
 """

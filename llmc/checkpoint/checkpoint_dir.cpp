@@ -20,8 +20,7 @@ constexpr const char* kStepPrefix = "step-";
 constexpr const char* kTemporaryPrefix = ".tmp-step-";
 constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
 
-// A descriptor that holds the lock of a directory, -1 if another process has it. Where the file system knows
-// no locks, any descriptor will do.
+// Opens and locks a directory; -1 if another process holds the lock. On a file system without locks it only opens.
 int lock_directory(const std::string& path) {
     int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -39,7 +38,7 @@ bool exists(const std::string& path) {
 }  // namespace
 
 std::string step_directory_name(int64_t step) {
-    return strf("%s%08lld", kStepPrefix, static_cast<long long>(step));
+    return strf("%s%08lld", kStepPrefix, ll(step));
 }
 
 int64_t step_of_directory(const std::string& name) {
@@ -49,7 +48,7 @@ int64_t step_of_directory(const std::string& name) {
                         && name.find_first_not_of("0123456789", prefix) == std::string::npos;
     if (!digits) return -1;
     const int64_t step = std::stoll(name.substr(prefix));
-    return step_directory_name(step) == name ? step : -1;  // "step-000000120" is not ours
+    return step_directory_name(step) == name ? step : -1;  // "step-000000120" has too many zeros
 }
 
 int64_t step_of_checkpoint(const std::string& path) {
@@ -113,27 +112,27 @@ std::string StagedDirectory::commit() {
     for (const std::string& name : subdirectories_) sync_directory(path(name), hook_);
     sync_directory(temporary_, hook_);
     const std::string final_path = root_ + "/" + name_;
-    publish(final_path);
+    rename_to(final_path);
     sync_directory(root_, hook_);
     return final_path;
 }
 
-void StagedDirectory::publish(const std::string& final_path) {
+void StagedDirectory::rename_to(const std::string& final_path) {
     if (!exists(final_path)) {
         rename_path(temporary_, final_path, hook_);
         committed_ = true;
         return;
     }
-    // The same step again, after a walk back past a damaged one for instance.
+    // A run saves the same step again, for example after it resumed from before a damaged checkpoint.
     if (!is_directory(final_path))
         FAIL(kExitDisk, "%s is in the way: it is no directory", final_path.c_str());
     if (exchange_paths(temporary_, final_path, hook_)) {
         committed_ = true;
         sync_directory(root_, hook_);
-        remove_tree(temporary_);  // now the old one
+        remove_tree(temporary_);  // it now has the old checkpoint
         return;
     }
-    // No exchange on this file system: between the two renames only older checkpoints are complete.
+    // This file system cannot exchange paths: between the two renames only older checkpoints are complete.
     const std::string aside = temporary_ + ".replaced";
     rename_path(final_path, aside, hook_);
     try {
@@ -153,7 +152,7 @@ void remove_leftovers(const std::string& root) {
         const std::string path = root + "/" + name;
         int lock = lock_directory(path);
         if (lock < 0) continue;
-        // What cannot be removed now (still open on a network file system) goes at a later save.
+        // A later save removes what cannot be removed now, such as files still open on a network file system.
         remove_tree(path);
         ::close(lock);
     }
@@ -171,7 +170,7 @@ void drop_old_checkpoints(const std::string& root, int64_t step, int64_t keep, c
     }
     if (complete < keep) return;
     for (size_t i = 0; i < first_kept; i++) {
-        // Out of sight first: a kill in the middle leaves a leftover, not half a checkpoint.
+        // Renamed first, so that a kill in the middle leaves a leftover and not half a checkpoint.
         const std::string name = step_directory_name(steps[i]);
         const std::string aside = root + "/.tmp-" + name + ".dropped." + std::to_string(::getpid());
         rename_path(root + "/" + name, aside, hook);
@@ -181,33 +180,34 @@ void drop_old_checkpoints(const std::string& root, int64_t step, int64_t keep, c
 
 namespace {
 
-// Rank 0's text, on every rank.
-std::string of_root(Comm& comm, const std::string& text) { return comm.gather(comm.root() ? text : "")[0]; }
+// Broadcasts rank 0's text.
+std::string broadcast(Comm& comm, const std::string& text) { return comm.gather(comm.root() ? text : "")[0]; }
 
 FoundCheckpoint found_at(const std::string& path, Comm& comm) {
-    return {path, of_root(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
+    return {path, broadcast(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
 }
 
-// What the first rank that found something says, on every rank.
-std::string first_of_all(Comm& comm, const std::string& damage) {
+// On every rank the damage that the lowest rank found, "" if none did.
+std::string first_damage(Comm& comm, const std::string& damage) {
     for (const std::string& found : comm.gather(damage))
         if (!found.empty()) return found;
     return "";
 }
 
-std::string agreed_damage(const std::string& path, Comm& comm) {
+// The damage of a checkpoint, the same on every rank; the ranks share the reading.
+std::string shared_damage(const std::string& path, Comm& comm) {
     const World& world = comm.world();
     const std::vector<std::string> there = comm.gather(exists(path) ? "y" : "n");
     for (size_t rank = 1; rank < there.size(); rank++)
         REQUIRE(there[rank] == there[0], "rank %zu %s %s and rank 0 %s: checkpoints must be on storage that all ranks "
                 "share", rank, there[rank] == "y" ? "sees" : "does not see", path.c_str(),
                 there[0] == "y" ? "does" : "does not");
-    return first_of_all(comm, checkpoint_damage(path, true, world.rank, world.ranks));
+    return first_damage(comm, checkpoint_damage(path, true, world.rank, world.ranks));
 }
 
 FoundCheckpoint find_explicit(std::string path, Comm& comm) {
     while (path.size() > 1 && path.back() == '/') path.pop_back();
-    const std::string damage = agreed_damage(path, comm);
+    const std::string damage = shared_damage(path, comm);
     if (!exists(path)) FAIL(kExitNoCheckpoint, "no checkpoint at %s: no such directory", path.c_str());
     if (damage.empty()) return found_at(path, comm);
     const bool is_root = is_directory(path) && !checkpoint_steps(path).empty();
@@ -219,12 +219,12 @@ FoundCheckpoint find_explicit(std::string path, Comm& comm) {
     FAIL(kExitNoCheckpoint, "no usable checkpoint at %s: %s; %s", path.c_str(), damage.c_str(), advice);
 }
 
-// Rank 0's list, the newest first, as names.
+// The names of the checkpoints that rank 0 sees, the newest first.
 std::vector<std::string> candidates(const std::string& root, Comm& comm) {
     std::string names;
     if (comm.root())
         for (int64_t step : checkpoint_steps(root)) names.insert(0, step_directory_name(step) + "\n");
-    std::istringstream lines(of_root(comm, names));
+    std::istringstream lines(broadcast(comm, names));
     return {std::istream_iterator<std::string>(lines), {}};
 }
 
@@ -235,7 +235,7 @@ FoundCheckpoint find_checkpoint(const std::string& where, const std::string& roo
     std::vector<std::string> skipped;
     for (const std::string& name : candidates(root, comm)) {
         const std::string path = root + "/" + name;
-        const std::string damage = agreed_damage(path, comm);
+        const std::string damage = shared_damage(path, comm);
         if (damage.empty()) {
             FoundCheckpoint found = found_at(path, comm);
             found.skipped = std::move(skipped);
@@ -252,7 +252,7 @@ FoundCheckpoint find_checkpoint(const std::string& where, const std::string& roo
 void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm) {
     const World world = comm ? comm->world() : World{};
     std::string damage = model_damage(directory, prefix, world.local_rank, world.local_ranks);
-    if (comm) damage = first_of_all(*comm, damage);
+    if (comm) damage = first_damage(*comm, damage);
     if (!damage.empty())
         FAIL(kExitNoCheckpoint, "no usable model at %s: %s; take another checkpoint, or remove its manifest.json if "
              "files were changed on purpose", directory.c_str(), damage.c_str());

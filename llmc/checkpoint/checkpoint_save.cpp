@@ -15,6 +15,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
+#include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/hf_config.h"
 
@@ -23,18 +24,18 @@ namespace {
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// Manifest without hashes, folder entries, and each file's last half-filled block.
+// Manifest without hashes, directory entries, and each file's last partly filled block.
 constexpr int64_t kSlackBytes = 128 << 10;
-constexpr int64_t kManifestRangeBytes = 192;   // one hash with its place
+constexpr int64_t kManifestRangeBytes = 192;   // one hash with its range
 
-// What of a tokenizer directory goes along; a model has config.json and weights of its own there.
+// The files copied from a tokenizer directory, which may be a model's and have config.json and weights too.
 constexpr const char* kTokenizerFiles[] = {
     "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json",
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"};
 
 std::string base_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
 
-// What a rank's part of a stage came to: a text for the others, or the error that ended it.
+// The outcome of a stage on one rank: a text for the other ranks, or an error.
 struct Outcome {
     int exit_code = kExitOk;
     std::string text;
@@ -54,8 +55,8 @@ void raise(const Outcome& outcome) {
     if (outcome.exit_code != kExitOk) throw Error(outcome.exit_code, outcome.text);
 }
 
-// The texts of all ranks, or on every rank the error of the first that failed.
-std::vector<std::string> agree(Comm& comm, const Outcome& mine, const std::string& what) {
+// Gathers the texts of all ranks; if one failed, raises the error of the lowest such rank on every rank.
+std::vector<std::string> gather_outcomes(Comm& comm, const Outcome& mine, const std::string& what) {
     std::vector<std::string> texts = comm.gather(static_cast<char>(mine.exit_code) + mine.text);
     for (size_t rank = 0; rank < texts.size(); rank++) {
         const int exit_code = texts[rank].at(0);
@@ -67,7 +68,7 @@ std::vector<std::string> agree(Comm& comm, const Outcome& mine, const std::strin
     return texts;
 }
 
-// One piece of work at a time, in the calling thread or in one of its own.
+// Runs one function at a time, in the calling thread or in a new one.
 class Job {
 public:
     ~Job() { wait(); }
@@ -79,7 +80,7 @@ public:
             done_ = true;
         };
         if (!in_thread) return run();
-        // Signals are for the thread that runs the loop.
+        // Only the training thread handles signals.
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -98,15 +99,14 @@ private:
     Outcome outcome_;
 };
 
-// What every rank holds, for the layout.
 HeldByRank gather_held(const StateAccess& access, const ParamTable& table, Comm& comm) {
-    const ElementRange nothing{-1, -1};
+    const ElementRange end_of_param{-1, -1};
     std::vector<ElementRange> mine;
     for (size_t p = 0; p < table.params.size(); p++) {
         for (const ElementRange& part :
              held_within(access, StateKind::kMaster, static_cast<int>(p), {0, table.params[p].elems()}))
             mine.push_back(part);
-        mine.push_back(nothing);   // the end of the parameter
+        mine.push_back(end_of_param);
     }
     HeldByRank held;
     for (const std::string& text :
@@ -124,7 +124,7 @@ HeldByRank gather_held(const StateAccess& access, const ParamTable& table, Comm&
     return held;
 }
 
-// The widest row of a file, which is written in one piece where a matrix stands transposed.
+// Bytes of the longest row of a transposed matrix; such a row is written in one block.
 int64_t longest_row_bytes(const SaveLayout& layout) {
     int64_t bytes = 1;
     for (const SavedTensor& saved : layout.tensors)
@@ -133,20 +133,21 @@ int64_t longest_row_bytes(const SaveLayout& layout) {
     return bytes;
 }
 
-// Exit 2 unless a folder that rank 0 makes under root is there for everyone. Its name is of this moment, so that no
-// client of a network file system can remember it as absent.
+// Exit 2 unless every rank sees a directory that rank 0 creates under root. Its name contains the time, so that no
+// client of a network file system has cached it as absent.
 void require_shared(const std::string& root, Comm& comm) {
     if (comm.world().ranks == 1) return;
     const long long now = std::chrono::system_clock::now().time_since_epoch().count();
-    const std::string made = strf("%s/.tmp-step-seen-by-all.%d.%lld", root.c_str(), getpid(), now);
+    const std::string probe = strf("%s/.tmp-step-seen-by-all.%d.%lld", root.c_str(), getpid(), now);
     auto make = [&] {
         make_directories(root);
-        make_directory(made);
-        return made;
+        make_directory(probe);
+        return probe;
     };
-    const std::string seen = agree(comm, comm.root() ? outcome_of(make) : Outcome{}, "--save cannot be used")[0];
-    const auto answers = comm.gather((is_directory(seen) ? "y" : "n") + host_name());
-    if (comm.root()) remove_tree(made);
+    const std::string made = gather_outcomes(comm, comm.root() ? outcome_of(make) : Outcome{},
+                                             "--save cannot be used")[0];
+    const auto answers = comm.gather((is_directory(made) ? "y" : "n") + host_name());
+    if (comm.root()) remove_tree(probe);
     for (size_t rank = 1; rank < answers.size(); rank++)
         REQUIRE(answers[rank][0] == 'y',
                 "--save %s: rank %zu on %s does not see there what rank 0 on %s wrote: it must be on storage that all "
@@ -176,10 +177,10 @@ std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
 
 int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool gathers_weights) {
     if (options.async) return layout.buffer_bytes(rank);
-    // While one rank writes a tensor the others wait to gather the next: the more it takes in first, the more of them
-    // write at a time.
+    // While one rank writes a tensor, the others wait to gather the next one. A larger buffer lets a rank go on before
+    // it writes, so that more ranks write at the same time.
     const int64_t blocks = gathers_weights ? 8 : 1;
-    return WriteBuffer::bytes_of_run(std::max(blocks * options.staging_bytes, longest_row_bytes(layout)));
+    return WriteBuffer::aligned(std::max(blocks * options.staging_bytes, longest_row_bytes(layout)));
 }
 
 struct CheckpointSaver::Impl {
@@ -195,7 +196,7 @@ struct CheckpointSaver::Impl {
 
     void begin(int64_t step_, const std::string& state_json_);
     void next();
-    // Counts the time since entered.
+    // Adds the time since `entered` to stall_seconds.
     void leave() {
         left = Clock::now();
         stall_seconds += std::chrono::duration<double>(left - std::exchange(entered, left)).count();
@@ -218,16 +219,16 @@ struct CheckpointSaver::Impl {
     const int64_t buffer_bytes;
     char* const memory;
     WriteBuffer buffer;
-    std::function<void(const SavedCheckpoint&)> told;
+    std::function<void(const SavedCheckpoint&)> on_saved;
 
     Stage stage = Stage::kIdle;
     int64_t step = 0;
     std::string state_json;
-    Clock::time_point started, entered, left;  // the save; the call that runs, what of it is not counted; its end
+    Clock::time_point started, entered, left;  // start of the save; start and end of the latest call
     double stall_seconds = 0;
-    Outcome filled;                            // of copying the state at once
-    std::unique_ptr<StagedDirectory> staged;   // rank 0
-    Job job;                                   // last: it ends before what it works on
+    Outcome filled;                            // async: of copying the state to the buffer
+    std::unique_ptr<StagedDirectory> staged;   // on rank 0
+    Job job;                                   // last, so that it ends before the members that it uses
 };
 
 CheckpointSaver::Impl::~Impl() {
@@ -236,7 +237,7 @@ CheckpointSaver::Impl::~Impl() {
     try {
         while (alone && stage != Stage::kIdle) next();
     } catch (const std::exception&) {
-        // The run ends with an error of its own; what was saved before is as it was.
+        // The run is ending with another error; earlier checkpoints are intact.
     }
     job.wait();
     device::pinned_free(memory);
@@ -258,11 +259,11 @@ void CheckpointSaver::Impl::begin(int64_t step_, const std::string& state_json_)
     job.start([this] { return prepare(); }, options.async);
 }
 
-// The stage that runs is over on this rank or will be, and so it is on the others.
+// Waits for the running stage on all ranks and starts the next one.
 void CheckpointSaver::Impl::next() {
     const Outcome mine = job.wait();
     try {
-        advance(agree(comm, mine, step_directory_name(step) + " was not saved"));
+        advance(gather_outcomes(comm, mine, step_directory_name(step) + " was not saved"));
     } catch (...) {
         stage = Stage::kIdle;
         buffer.reset({});
@@ -284,7 +285,8 @@ void CheckpointSaver::Impl::advance(const std::vector<std::string>& texts) {
             stage = Stage::kIdle;
             staged.reset();
             leave();
-            if (told) told({step, texts[0], std::chrono::duration<double>(left - started).count(), stall_seconds});
+            if (on_saved)
+                on_saved({step, texts[0], std::chrono::duration<double>(left - started).count(), stall_seconds});
     }
 }
 
@@ -303,8 +305,7 @@ std::string CheckpointSaver::Impl::prepare() {
     staged->make_subdirectory("optimizer");
     for (const SavedFile& file : layout.files) create_file(staged->path(file.name), file.bytes, options.io_hook);
     if (!layout.index_json.empty()) staged->write_text("model.safetensors.index.json", layout.index_json);
-    for (const std::string& file : tokenizer)
-        staged->copy_file(file, std::filesystem::path(file).filename().string());
+    for (const std::string& file : tokenizer) staged->copy_file(file, base_name(file));
     staged->write_text("state.json", state_json);
     return staged->directory();
 }
@@ -337,7 +338,7 @@ std::string CheckpointSaver::Impl::commit(const std::vector<std::string>& writte
 
 // ---- what this rank writes ----
 
-// Weights first, which the ranks gather together: one that failed goes on gathering, so that the others can.
+// Weights come first, because gathering them is collective: a rank that failed goes on gathering for the others.
 void CheckpointSaver::Impl::fill() {
     const int rank = comm.world().rank;
     Outcome outcome;
@@ -387,9 +388,9 @@ void CheckpointSaver::Impl::fill_range(const SlotFile& file, const SavedRange& r
 }
 
 int64_t CheckpointSaver::Impl::checkpoint_bytes() const {
-    const int64_t runs = static_cast<int64_t>(layout.tensors.size() + layout.files.size()
-                                              + layout.ranges.size() * layout.slot_files.size());
-    const int64_t hashes = runs + layout.bytes() / WriteBuffer::kHashBytes;
+    const int64_t segments = static_cast<int64_t>(layout.tensors.size() + layout.files.size()
+                                                  + layout.ranges.size() * layout.slot_files.size());
+    const int64_t hashes = segments + layout.bytes() / WriteBuffer::kHashBytes;
     return layout.bytes() + kSlackBytes + kManifestRangeBytes * hashes
            + static_cast<int64_t>(hf_config_json(config, access.dtypes.weight).size());
 }
@@ -403,7 +404,9 @@ CheckpointSaver::CheckpointSaver(const SaveOptions& options, const ModelConfig& 
 }
 CheckpointSaver::~CheckpointSaver() = default;
 
-void CheckpointSaver::on_saved(std::function<void(const SavedCheckpoint&)> told) { impl_->told = std::move(told); }
+void CheckpointSaver::on_saved(std::function<void(const SavedCheckpoint&)> callback) {
+    impl_->on_saved = std::move(callback);
+}
 
 void CheckpointSaver::save(int64_t step, const std::string& state_json) {
     finish();
@@ -433,11 +436,10 @@ void CheckpointSaver::require_room(int64_t count) {
         int64_t needed = 0;
         if (__builtin_mul_overflow(count, impl_->checkpoint_bytes(), &needed)) needed = INT64_MAX;
         require_free_space(existing_part(impl_->options.root), needed,
-                           strf("%lld checkpoint%s of --save %s", (long long)count, count == 1 ? "" : "s",
-                                impl_->options.root.c_str()));
+                           count_text(count, "checkpoint") + " of --save " + impl_->options.root);
         return std::string();
     };
-    agree(comm, comm.root() ? outcome_of(look) : Outcome{}, "--save cannot be used");
+    gather_outcomes(comm, comm.root() ? outcome_of(look) : Outcome{}, "--save cannot be used");
 }
 
 int64_t CheckpointSaver::buffer_bytes() const { return impl_->buffer_bytes; }

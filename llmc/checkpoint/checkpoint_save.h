@@ -1,10 +1,10 @@
-// Writing checkpoints, all ranks together. A save goes through three stages, each ended by the ranks telling each other
-// how it went: rank 0 prepares the directory with files of their final size; every rank writes its own bytes of them
-// (save_layout.h) and hashes what it wrote; rank 0 writes the manifest and gives the directory its name. A failure of
-// any rank in any stage is an Error on all of them, with one text; what was saved before stays as it was.
+// Writes checkpoints on all ranks together. A save has three stages, after each of which the ranks exchange outcomes:
+// rank 0 creates the directory with files of their final size; every rank writes and hashes its own bytes of them
+// (save_layout.h); rank 0 writes the manifest and renames the directory. A failure of any rank in any stage is the same
+// Error on all ranks, and earlier checkpoints stay as they were.
 //
-// With `async` the state is copied to host memory at once and the stages run in a thread, which calls neither the
-// device nor other ranks; poll lets the save advance by a stage when all ranks are through with one.
+// With `async`, save copies the state to host memory and the stages run in a thread that calls neither the device nor
+// other ranks; poll starts the next stage when all ranks have finished one.
 #pragma once
 #include <functional>
 #include <memory>
@@ -17,58 +17,59 @@
 
 struct SaveOptions {
     std::string root;                        // --save
-    int64_t seq_length = 0;                  // rope models: config.json promises at least this many positions
-    std::string tokenizer;                   // file or directory copied beside the model, "" for none
-    int64_t keep = 0;                        // complete checkpoints to keep, 0: all
-    bool async = false;                      // written while training continues
-    int64_t max_part_bytes = kMaxPartBytes;  // a larger tensor gets a part of its own
+    int64_t seq_length = 0;                  // rope models: config.json declares at least this many positions
+    std::string tokenizer;                   // file or directory to copy, "" for none
+    int64_t keep = 0;                        // newest complete checkpoints to keep, 0: all
+    bool async = false;                      // write while training continues
+    int64_t max_part_bytes = kMaxPartBytes;  // of a model file; a larger tensor gets a file of its own
     int64_t staging_bytes = kStagingBytes;
     IoHook io_hook;  // for tests and fault injection; with async another thread calls it
 };
 
-// The files that `tokenizer` (--tokenizer) stands for: itself, or the known names in that directory. Exit 2
-// where there are none or a name is one of ours, so that a run can ask before it starts. "" gives none.
+// The files of --tokenizer: the file itself, or the files with known names in the directory; none for "". Exit 2 if
+// there is no such file or a checkpoint has a file of that name.
 std::vector<std::string> tokenizer_files(const std::string& tokenizer);
 
 struct SavedCheckpoint {
     int64_t step = 0;
     std::string path;
     double seconds = 0;         // from save to the final name
-    double stall_seconds = 0;   // of those, inside the calls below
+    double stall_seconds = 0;   // the part of these that training waited in save, poll and finish
 };
 
 class CheckpointSaver {
 public:
-    // Every rank makes every call. Refuses, with several ranks, a root that not all of them see (exit 2). Takes all
-    // host memory that saving needs, pinned. comm is not owned.
+    // All ranks make all calls. Exit 2 if not all ranks see the same root. Allocates all host memory that saving needs,
+    // pinned. comm is not owned.
     CheckpointSaver(const SaveOptions& options, const ModelConfig& config, const ParamTable& table,
                     const StateAccess& access, Comm& comm);
-    // A save that is running is finished where there is one rank, and given up where others would be needed for it.
+    // Finishes a running save with one rank, and abandons it with several, since it would need the others.
     ~CheckpointSaver();
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-    // Called on every rank once a checkpoint is complete.
-    void on_saved(std::function<void(const SavedCheckpoint&)> told);
+    // Sets a function that every rank calls when a checkpoint is complete.
+    void on_saved(std::function<void(const SavedCheckpoint&)> callback);
 
-    // Finishes a running save and begins one of the state as it is now. Without async it is finished, too.
+    // Finishes a running save and starts one of the current state; without async, also finishes that.
     void save(int64_t step, const std::string& state_json);
-    // Between steps; does not wait for the disk.
+    // Advances a running save, between training steps, without waiting for the disk.
     void poll();
     // Waits until no save is running.
     void finish();
 
-    // Error (exit 7) on every rank unless the disk has room for `count` checkpoints more. Asked before the first
-    // step, so that a full disk is not found hours later.
+    // Exit 7 on every rank unless the disk has room for `count` more checkpoints. Call it before the first step, or a
+    // full disk is found hours later.
     void require_room(int64_t count);
 
-    int64_t buffer_bytes() const;       // of pinned memory on this rank
-    int64_t checkpoint_bytes() const;   // of one checkpoint without state.json and tokenizer; never too few
+    int64_t buffer_bytes() const;       // pinned memory of this rank
+    int64_t checkpoint_bytes() const;   // upper bound for one checkpoint, without state.json and tokenizer
 
 private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
 
-// Pinned memory of one rank that saves the state of all these (--save-async or not), for the plan.
+// Pinned memory that `rank` needs to save its bytes of `layout`, for the plan. gathers_weights: the ranks gather every
+// weight before one of them writes it.
 int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool gathers_weights);

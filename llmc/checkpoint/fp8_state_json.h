@@ -1,11 +1,12 @@
-// The FP8 part of a checkpoint's state.json: recipe, and by tensor name scale, updates and history, as bits.
+// The FP8 part of a checkpoint's state.json: the recipe and, by tensor name, scale and amax history as bits, and the
+// number of updates.
 #pragma once
 #include <string>
 
 #include "llmc/model/fp8_state.h"
 
-// Blocking.
+// Both block until the device is done.
 std::string fp8_state_json(Ctx& ctx, const Fp8State& state);
-// "" or, where the checkpoint has another recipe, format or history length: what is started anew (explicit migration:
-// delayed scaling is calibrated again).
+// Returns "", or a note if the checkpoint has another recipe, format, history length or set of FP8 linears: delayed
+// scaling is then calibrated again.
 std::string restore_fp8_state(Ctx& ctx, Fp8State& state, const std::string& json);

@@ -23,8 +23,8 @@ constexpr const char* kOwnModelType = "llmfp8";
 
 // ---- writing ----
 
-// Ids of the two tokenizers that fix them; null elsewhere, because a class's default may be outside the
-// vocabulary or an ordinary token (Llama's is 2) that would end a generated text.
+// The special token ids of GPT-2 and Llama-3, known by the vocabulary size. Others get null, because a class's default
+// may be outside the vocabulary or an ordinary token (Llama's is 2) that would end a generated text.
 void put_special_tokens(OrderedJson& out, int64_t vocab_size) {
     OrderedJson bos, eos;
     if (vocab_size == 50257) bos = eos = 50256;
@@ -36,7 +36,7 @@ void put_special_tokens(OrderedJson& out, int64_t vocab_size) {
     out["eos_token_id"] = eos;
 }
 
-// Both spellings: transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
+// Writes both forms: transformers 4 reads rope_theta and rope_scaling, transformers 5 prefers rope_parameters.
 void put_rope(OrderedJson& out, const ModelConfig& c) {
     OrderedJson scaling;
     if (c.rope_scaling.factor != 0) {
@@ -135,7 +135,7 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
 
 // ---- reading ----
 
-// Fields of one JSON object; every error names file and field. null counts as absent, as in transformers.
+// Reads fields of a JSON object; every error names file and field. null counts as absent, as in transformers.
 struct Fields {
     const Json& object;
     std::string where;  // "DIR/config.json", or "DIR/config.json: rope_scaling"
@@ -149,13 +149,12 @@ struct Fields {
         if (!has(name)) FAIL(kExitBadInput, "%s: \"%s\" is missing", where.c_str(), name);
         return object[name];
     }
-    // A size or count; the bounds keep every product of them inside 64 bits.
+    // A size or count; the bounds keep all products within 64 bits.
     int64_t size(const char* name, int64_t max = kMaxWidth) const {
         const Json& value = at(name);
         const int64_t n = value.is_number_integer() ? value.get<int64_t>() : 0;
         if (n < 1 || n > max)
-            refuse(name,
-                   strf("a whole number from 1 to %lld is needed", static_cast<long long>(max)).c_str());
+            refuse(name, strf("a whole number from 1 to %lld is needed", ll(max)).c_str());
         return n;
     }
     int64_t size_or(const char* name, int64_t otherwise) const { return has(name) ? size(name) : otherwise; }
@@ -165,9 +164,7 @@ struct Fields {
             refuse(name, "a number of at least 0 is needed");
         return value.get<double>();
     }
-    double number_or(const char* name, double otherwise) const {
-        return has(name) ? number(name) : otherwise;
-    }
+    double number_or(const char* name, double otherwise) const { return has(name) ? number(name) : otherwise; }
     bool boolean_or(const char* name, bool otherwise) const {
         if (!has(name)) return otherwise;
         if (!object[name].is_boolean()) refuse(name, "true or false is needed");
@@ -177,11 +174,11 @@ struct Fields {
         if (!at(name).is_string()) refuse(name, "text is needed");
         return object[name].get<std::string>();
     }
-    bool own_boolean(const char* name) const {
+    bool boolean(const char* name) const {
         at(name);
         return boolean_or(name, false);
     }
-    // A field that must have this value, or be absent, for the model to be one that we compute.
+    // Requires that the field has this value or is absent.
     void only(const char* name, const Json& value, const char* why) const {
         if (has(name) && object[name] != value) refuse(name, why);
     }
@@ -197,7 +194,6 @@ struct Fields {
     }
 };
 
-// What both spellings of the llama3 rule must obey; factor 0 is our own word for none.
 void check_scaling(const Fields& rope, const RopeScaling& scaling) {
     if (scaling.factor < 1) rope.refuse("factor", "at least 1 is needed");
     if (scaling.high_freq_factor <= scaling.low_freq_factor || scaling.low_freq_factor <= 0)
@@ -222,8 +218,7 @@ RopeScaling read_rope_scaling(const Fields& rope) {
     return scaling;
 }
 
-// rope_theta and rope_scaling at the top (transformers 4), rope_parameters (transformers 5), or both in
-// agreement.
+// Reads rope_theta and rope_scaling (transformers 4), rope_parameters (transformers 5), or both if they agree.
 void read_rope(const Fields& f, ModelConfig& c) {
     f.only("partial_rotary_factor", 1, "only rotation of the whole head is supported");
     c.rotary_base = f.number_or("rope_theta", 10000);
@@ -242,13 +237,13 @@ void read_rope(const Fields& f, ModelConfig& c) {
     if (c.rotary_base <= 0) f.refuse("rope_theta", "a positive number is needed");
 }
 
-// The name of a row where it may stand, or null: in a class whose MLP has no gate, and in a file of our own.
-const char* plain_activation(const ActivationFunction& row) { return row.gated ? nullptr : row.hf; }
-const char* named_activation(const ActivationFunction& row) { return row.name; }
+// The row's name in GPT-2's config.json, null for gated functions; and in a file with model_type "llmfp8".
+const char* gpt2_activation(const ActivationFunction& row) { return row.gated ? nullptr : row.hf; }
+const char* own_activation(const ActivationFunction& row) { return row.name; }
 
 Activation read_activation(const Fields& f, const char* field, const char* (*name_of)(const ActivationFunction&)) {
     std::string name = f.text(field), known;
-    if (name_of == plain_activation && name == "gelu_pytorch_tanh") name = "gelu_new";   // the same function
+    if (name_of == gpt2_activation && name == "gelu_pytorch_tanh") name = "gelu_new";   // the same function
     for (const ActivationFunction& row : kActivations) {
         const char* spelling = name_of(row);
         if (!spelling) continue;
@@ -270,7 +265,7 @@ ModelConfig read_gpt2(const Fields& f) {
     c.ffn_hidden_size = f.size_or("n_inner", 4 * c.hidden_size);
     c.norm_eps = f.number_or("layer_norm_epsilon", 1e-5);
     c.init_std = f.number_or("initializer_range", 0.02);
-    if (f.has("activation_function")) c.activation = read_activation(f, "activation_function", plain_activation);
+    if (f.has("activation_function")) c.activation = read_activation(f, "activation_function", gpt2_activation);
     f.only("scale_attn_weights", true, "only scaled attention is supported");
     f.only("scale_attn_by_inverse_layer_idx", false, "this scaling is not supported");
     f.only("add_cross_attention", false, "cross attention is not supported");
@@ -290,7 +285,7 @@ ModelConfig read_llama(const Fields& f, bool qwen3) {
     c.num_layers = f.size("num_hidden_layers", kMaxLayers);
     c.num_attention_heads = f.size("num_attention_heads");
     c.num_query_groups = f.size_or("num_key_value_heads", c.num_attention_heads);
-    // Old files leave head_dim out where it follows from the width; Qwen3's default does not.
+    // Old files leave head_dim out if it is hidden_size / heads; Qwen3's default is 128.
     c.kv_channels =
         f.size_or("head_dim", qwen3 ? 128 : std::max<int64_t>(1, c.hidden_size / c.num_attention_heads));
     c.max_positions = f.size("max_position_embeddings", kMaxPositions);
@@ -326,9 +321,8 @@ ModelConfig read_own(const Fields& f) {
     c.vocab_size = f.size("vocab_size", kMaxVocab);
     c.max_positions = f.size("max_positions", kMaxPositions);
     c.norm = f.one_of("norm", "layer", Norm::kLayerNorm, "rms", Norm::kRmsNorm);
-    c.position =
-        f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
-    c.activation = read_activation(f, "activation", named_activation);
+    c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
+    c.activation = read_activation(f, "activation", own_activation);
     c.rotary_base = f.number("rotary_base");
     const Fields scaling = f.child("rope_scaling");
     c.rope_scaling = {.factor = scaling.number("factor"),
@@ -337,9 +331,9 @@ ModelConfig read_own(const Fields& f) {
                       .original_max_positions = scaling.size("original_max_positions", kMaxPositions)};
     if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
     if (c.rotary_base <= 0) f.refuse("rotary_base", "a positive number is needed");
-    c.linear_bias = f.own_boolean("linear_bias");
-    c.qk_norm = f.own_boolean("qk_norm");
-    c.tied_head = f.own_boolean("tie_word_embeddings");
+    c.linear_bias = f.boolean("linear_bias");
+    c.qk_norm = f.boolean("qk_norm");
+    c.tied_head = f.boolean("tie_word_embeddings");
     c.norm_eps = f.number("norm_eps");
     c.init_std = f.number("init_std");
     return c;
@@ -348,7 +342,7 @@ ModelConfig read_own(const Fields& f) {
 }  // namespace
 
 std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length) {
-    // A rope model trained on longer sequences than its preset says has seen those positions.
+    // A rope model that was trained on longer sequences than its preset declares supports them.
     const bool rope = config.position == PositionEmbedding::kRope;
     const int64_t positions = rope ? std::max(config.max_positions, seq_length) : config.max_positions;
     OrderedJson out;
@@ -359,9 +353,8 @@ std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_
         case HfClass::kOwn: put_own(out, config, positions); break;
     }
     put_special_tokens(out, config.vocab_size);
-    CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s",
-          dtype_name(weight_dtype));
-    // torch_dtype is the spelling of transformers 4, dtype that of 5.
+    CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s", dtype_name(weight_dtype));
+    // transformers 4 reads torch_dtype, transformers 5 dtype.
     for (const char* name : {"torch_dtype", "dtype"})
         out[name] = weight_dtype == Dtype::kBf16 ? "bfloat16" : "float32";
     return out.dump(2) + "\n";
@@ -385,8 +378,7 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
     else
         f.refuse("model_type", "only gpt2, llama, qwen3 and llmfp8 are supported");
     const int64_t width = std::max(config.q_width(), config.kv_width());
-    REQUIRE(width <= kMaxWidth, "%s: heads of %lld elements in all are too wide", where.c_str(),
-            static_cast<long long>(width));
+    REQUIRE(width <= kMaxWidth, "%s: heads of %lld elements in all are too wide", where.c_str(), ll(width));
     const std::vector<std::string> errors = model_config_errors(config);
     if (!errors.empty()) FAIL(kExitBadInput, "%s: %s", where.c_str(), errors[0].c_str());
     return config;
@@ -401,7 +393,6 @@ ModelConfig model_config_from_hf(const std::string& directory) {
     REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
             "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
     REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory", directory.c_str());
-    REQUIRE(model, "%s has no config.json: not a model in the format of transformers",
-            directory.c_str());
+    REQUIRE(model, "%s has no config.json: not a model in the format of transformers", directory.c_str());
     return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);
 }

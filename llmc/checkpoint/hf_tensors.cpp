@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;
-constexpr int64_t kTile = 32;  // elements: both sides of a tile stay in the first-level cache
+constexpr int64_t kTile = 32;  // elements: source and result of a tile stay in the L1 cache
 
 // out[j * out_stride + i] = in[i * in_stride + j] for i < rows, j < cols.
 template <typename T>
@@ -22,7 +22,7 @@ void transpose_block(const T* in, int64_t in_stride, int64_t rows, int64_t cols,
                     out[j * out_stride + i] = in[i * in_stride + j];
 }
 
-// How many rows of `row_elems` elements fit into the staging memory; at least one.
+// Number of rows of `row_elems` elements that fit into the staging memory; at least one.
 int64_t rows_that_fit(int64_t staging_bytes, int64_t row_elems, int64_t element_bytes, int64_t rows) {
     return std::clamp<int64_t>(staging_bytes / (row_elems * element_bytes), 1, rows);
 }
@@ -38,8 +38,8 @@ void export_rows(const Param& param, const HfTensor& t, const StateAccess& acces
     }
 }
 
-// The file's rows are our columns, which state access cannot pick. So each block of them is gathered from
-// panels of whole rows of ours: large contiguous reads, however large the matrix.
+// The file's rows are our columns, which StateAccess cannot read alone. So each block of file rows is assembled from
+// panels of whole parameter rows, with large contiguous reads for any size of the matrix.
 template <typename T>
 void export_transposed(const Param& param, const HfTensor& t, const StateAccess& access, int64_t staging,
                        WriteBuffer& out) {
@@ -52,15 +52,14 @@ void export_transposed(const Param& param, const HfTensor& t, const StateAccess&
         T* const block = reinterpret_cast<T*>(out.room(bytes));
         for (int64_t i = 0; i < rows; i += panel_rows) {
             const int64_t height = std::min(panel_rows, rows - i);
-            access.read(StateKind::kWeight, t.param, (t.part.row_begin + i) * cols, height * cols,
-                        panel.data());
+            access.read(StateKind::kWeight, t.param, (t.part.row_begin + i) * cols, height * cols, panel.data());
             transpose_block(panel.data() + j, cols, height, width, block + i, rows);
         }
         out.filled(bytes);
     }
 }
 
-// Elements of a view in the type they are stored to: floats are converted, 16-bit ones copied.
+// Reads elements of a view: converted to fp32, or 16-bit elements copied.
 void fetch(const SafetensorsView& view, int64_t begin, int64_t count, float* out) {
     CHECK(read_as_fp32(view, begin, count, out), "%s read as fp32", view.dtype.c_str());
 }
@@ -82,8 +81,7 @@ void import_rows(const Param& param, const HfTensor& t, const SafetensorsView& v
         }
 }
 
-// A panel of our rows is a column block of the file, which is mapped memory: a strip of kTile file rows is
-// fetched at a time and turned.
+// A panel of parameter rows is a column block of the mapped file: strips of kTile file rows are read and transposed.
 template <typename T>
 void import_transposed(const Param& param, const HfTensor& t, const SafetensorsView& view, StateKind kind,
                        const StateAccess& access, int64_t staging) {
@@ -185,8 +183,7 @@ void import_tensor(const ParamTable& table, const HfTensor& tensor, const Safete
                    StateKind kind, const StateAccess& access, int64_t staging_bytes) {
     const Param& param = table.params[static_cast<size_t>(tensor.param)];
     const bool wide = kind == StateKind::kMaster || access.dtypes.weight == Dtype::kFp32;
-    CHECK(kind == StateKind::kMaster || kind == StateKind::kWeight,
-          "moments are not in the layout of transformers");
+    CHECK(kind == StateKind::kMaster || kind == StateKind::kWeight, "moments are not in the layout of transformers");
     CHECK(wide || view.dtype == "BF16", "%s copied as BF16", view.dtype.c_str());
     auto copy = tensor.part.transposed ? (wide ? import_transposed<float> : import_transposed<uint16_t>)
                                        : (wide ? import_rows<float> : import_rows<uint16_t>);
@@ -199,18 +196,15 @@ HfModelFiles::HfModelFiles(const std::string& directory) : directory_(directory)
         add_file(single);
         return;
     }
-    REQUIRE(is_regular_file(index_path),
-            "%s has neither model.safetensors nor model.safetensors.index.json%s", directory.c_str(),
-            is_regular_file(directory + "/pytorch_model.bin")
-                ? "; save the model again in the safetensors format"
-                : "");
+    REQUIRE(is_regular_file(index_path), "%s has neither model.safetensors nor model.safetensors.index.json%s",
+            directory.c_str(), is_regular_file(directory + "/pytorch_model.bin")
+                                   ? "; save the model again in the safetensors format" : "");
     const auto index = nlohmann::json::parse(read_text_file(index_path, kMaxIndexBytes), nullptr, false);
     REQUIRE(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
             "%s is no JSON object with a weight_map", index_path.c_str());
     std::set<std::string> files;
     for (const auto& [name, file] : index["weight_map"].items()) {
-        REQUIRE(file.is_string(), "%s: the file of tensor %s is no text", index_path.c_str(),
-                printable(name).c_str());
+        REQUIRE(file.is_string(), "%s: the file of tensor %s is no text", index_path.c_str(), printable(name).c_str());
         const std::string part = file.get<std::string>();
         REQUIRE(!part.empty() && part.find('/') == std::string::npos,
                 "%s: \"%s\" is no file name in this directory", index_path.c_str(), printable(part).c_str());

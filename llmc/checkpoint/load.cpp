@@ -12,7 +12,7 @@
 
 namespace {
 
-// The view of a tensor that must be there with this shape and one of these dtypes.
+// Requires that a tensor exists with this shape and one of these dtypes, and returns its view.
 const SafetensorsView& expect(const SafetensorsView* view, const std::string& file,
                               const SafetensorsEntry& wanted, std::initializer_list<const char*> dtypes) {
     REQUIRE(view, "%s: tensor %s is missing", file.c_str(), wanted.name.c_str());
@@ -27,7 +27,7 @@ const SafetensorsView& expect(const SafetensorsView* view, const std::string& fi
          view->dtype.c_str(), allowed.c_str());
 }
 
-// Of every tensor of a slot's file what this rank holds of it.
+// Loads this rank's elements of every tensor in a slot's file.
 void load_slot(const std::string& path, const ParamTable& table, const StateSlot& slot, const StateAccess& access,
                int64_t staging_bytes) {
     const auto entries = slot_entries(table, slot, access.dtypes);
@@ -40,7 +40,7 @@ void load_slot(const std::string& path, const ParamTable& table, const StateSlot
         REQUIRE(index >= 0 && table.params[static_cast<size_t>(index)].has(slot.kind),
                 "%s: tensor %s is no parameter of this model", path.c_str(), name.c_str());
     }
-    std::vector<char> block;  // aligned, which the mapped file need not be
+    std::vector<char> block;  // aligned, as data in the mapped file may not be
     for (const SafetensorsEntry& entry : entries) {
         auto found = reader.tensors().find(entry.name);
         const SafetensorsView* place = found == reader.tensors().end() ? nullptr : &found->second;
@@ -57,7 +57,7 @@ void load_slot(const std::string& path, const ParamTable& table, const StateSlot
     }
 }
 
-// Rows of kWeight that no Hugging Face tensor has: what the optimizer makes of them, the master rounded.
+// Sets rows of kWeight without a Hugging Face tensor to the rounded masters, as the optimizer does.
 void load_padding(const SafetensorsView& master, const Param& param, int index, const StateAccess& access,
                   int64_t staging_bytes) {
     const int64_t step = std::max<int64_t>(1, staging_bytes / 4);
@@ -92,7 +92,7 @@ bool is_buffer(const std::string& name) {
            || ends_with(name, ".rotary_emb.inv_freq");
 }
 
-// The name under which a tensor is in the files: GPT-2's on the hub lack the prefix.
+// Finds a tensor by name; GPT-2's files on the hub have names without the prefix.
 const HfModelFiles::Found* find_tensor(const HfModelFiles& files, const std::string& name) {
     static const std::string kPrefix = "transformer.";
     auto found = files.tensors().find(name);
@@ -101,9 +101,8 @@ const HfModelFiles::Found* find_tensor(const HfModelFiles& files, const std::str
     return found == files.tensors().end() ? nullptr : &found->second;
 }
 
-// A tied head may be stored as well; then it must be the embedding.
-void check_tied_head(const HfModelFiles& files, const SafetensorsView& head,
-                     const SafetensorsEntry& embedding) {
+// A tied head that is stored as well must equal the embedding.
+void check_tied_head(const HfModelFiles& files, const SafetensorsView& head, const SafetensorsEntry& embedding) {
     const HfModelFiles::Found* found = find_tensor(files, embedding.name);
     CHECK(found, "%s was read before", embedding.name.c_str());
     const SafetensorsView& wte = *found->view;
@@ -115,8 +114,8 @@ void check_tied_head(const HfModelFiles& files, const SafetensorsView& head,
             files.directory().c_str(), embedding.name.c_str());
 }
 
-// Same arithmetic, not only same shapes: rope base, epsilon and so on. Both sides are written by this code,
-// so that an older checkpoint's spelling does not matter.
+// Requires the same model, not only the same shapes: rope base, epsilon and so on. Both sides are written again by
+// hf_config_json, so that the form in which an older version wrote them does not matter.
 void check_same_model(const std::string& path, const ModelConfig& config) {
     ModelConfig saved = model_config_from_hf(path);
     saved.init_std = config.init_std;
@@ -147,19 +146,17 @@ void load_checkpoint(const std::string& path, const ModelConfig& config, const P
         wanted.insert(tensor.entry.name);
     }
     for (const auto& [name, found] : files.tensors())
-        REQUIRE(wanted.count(name), "%s: tensor %s is no parameter of this model", found.file.c_str(),
-                name.c_str());
+        REQUIRE(wanted.count(name), "%s: tensor %s is no parameter of this model", found.file.c_str(), name.c_str());
     for (const StateSlot& slot : kStateSlots)
         load_slot(path + "/" + slot.file, table, slot, access, staging_bytes);
     const SafetensorsReader masters(path + "/" + state_slot(StateKind::kMaster).file);
     for (size_t p = 0; p < table.params.size(); p++)
-        load_padding(masters.tensor(table.params[p].name), table.params[p], static_cast<int>(p), access,
-                     staging_bytes);
+        load_padding(masters.tensor(table.params[p].name), table.params[p], static_cast<int>(p), access, staging_bytes);
 }
 
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes) {
-    require_undamaged(directory, "model", &comm);   // no other file of a checkpoint is named so
+    require_undamaged(directory, "model", &comm);   // model*: the weights and their index
     const HfModelFiles files(directory);
     std::set<const SafetensorsView*> used;
     const auto tensors = hf_tensors(table, Dtype::kFp32);

@@ -15,9 +15,8 @@ constexpr const char* kManifestFile = "manifest.json";
 constexpr int kVersion = 2;   // 1: one hash for each file
 constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
 
-// The manifest carries the hash of its own content and is compared as text, so that a flipped bit in it is
-// found too.
-std::string sealed(Json manifest) {
+// The manifest's text with a hash of its content. It is compared as text, so that a flipped bit in it is found, too.
+std::string text_with_hash(Json manifest) {
     manifest.erase("xxh3");
     manifest["xxh3"] = xxh3_of_text(manifest.dump());
     return manifest.dump(2) + "\n";
@@ -47,7 +46,7 @@ ManifestFile file_of(const Json& json) {
     return file;
 }
 
-// Where the ranges of a file leave a hole, overlap or end early; -1 if they are the whole file.
+// The byte at which the ranges of a file leave a gap, overlap or end early; -1 if they cover the file.
 int64_t uncovered(const ManifestFile& file) {
     int64_t end = 0;
     for (const HashedRange& range : file.ranges) {
@@ -72,7 +71,7 @@ std::string range_damage(const std::string& directory, const std::string& name, 
                 name.c_str(), ll(range.begin), ll(range.begin + range.bytes), range.rank);
 }
 
-// Is a damaged manifest one of ours? The format's name may be what is damaged, but then there is a state.json.
+// Whether the directory has a manifest of ours. If the damage is in the format's name, a state.json shows it.
 bool looks_like_a_checkpoint(const std::string& path) {
     const std::string manifest_path = path + "/" + kManifestFile;
     if (!is_regular_file(manifest_path)) return false;
@@ -80,14 +79,13 @@ bool looks_like_a_checkpoint(const std::string& path) {
            || read_text_file(manifest_path, kMaxManifestBytes).find(kFormat) != std::string::npos;
 }
 
-// Of the files whose names begin with `prefix`.
 std::string damage_of(const std::string& path, const std::string& prefix, bool hashes, int part, int parts) {
     if (!is_directory(path)) return "it is no directory";
     const std::string manifest_path = path + "/" + kManifestFile;
     if (!is_regular_file(manifest_path)) return "manifest.json is missing";
     const std::string text = read_text_file(manifest_path, kMaxManifestBytes);
     const Json manifest = Json::parse(text, nullptr, false);
-    if (!manifest.is_object() || sealed(manifest) != text) return "manifest.json is damaged";
+    if (!manifest.is_object() || text_with_hash(manifest) != text) return "manifest.json is damaged";
     const int version = manifest.value("version", 0);
     if (manifest.value("format", "") != kFormat || version < 1 || version > kVersion)
         return "manifest.json is of another format or version";
@@ -105,7 +103,7 @@ std::string damage_of(const std::string& path, const std::string& prefix, bool h
     return "";
 }
 
-// What it returns, or why files could not be read.
+// The result of `damage`, or the text of an error while reading.
 std::string as_text(const std::function<std::string()>& damage) {
     try {
         return damage();
@@ -124,7 +122,7 @@ std::string manifest_text(const Manifest& manifest) {
         CHECK(uncovered(file) < 0, "nobody wrote byte %lld of %s, or two did", ll(uncovered(file)), name.c_str());
         json["files"][name] = file_json(file);
     }
-    return sealed(json);
+    return text_with_hash(json);
 }
 
 std::string checkpoint_damage(const std::string& path, bool hashes, int part, int parts) {

@@ -1,12 +1,12 @@
-// manifest.json of a checkpoint: size and hashes of every other file in it. It is written last, so that files that
-// match it are whole. Knows files and hashes, nothing of models.
+// manifest.json of a checkpoint: sizes and hashes of all other files. It is written last, so that files that match it
+// are complete.
 #pragma once
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
-// Bytes of a file that were hashed together, by the rank that wrote them.
+// Bytes of a file with one hash, and the rank that wrote them.
 struct HashedRange {
     int64_t begin = 0, bytes = 0;
     int rank = 0;
@@ -15,18 +15,18 @@ struct HashedRange {
 
 struct ManifestFile {
     int64_t bytes = 0;
-    std::vector<HashedRange> ranges;   // ascending, without overlap or hole
+    std::vector<HashedRange> ranges;   // ascending, without overlap or gap
 };
 using Manifest = std::map<std::string, ManifestFile>;   // by path within the checkpoint
 
-// Its text; exit 1 where ranges do not make up a file.
+// The file's text; exit 1 if the ranges of a file do not cover it.
 std::string manifest_text(const Manifest& manifest);
 
-// What is wrong with a checkpoint, "" if it is complete: "optimizer/m.safetensors: 120 bytes instead of 400". Without
-// hashes only presence and sizes are compared. Of the hashes it checks every `parts`-th from the `part`-th on, so that
-// several ranks share the reading.
+// The first damage of a checkpoint, "" if it is complete: "optimizer/m.safetensors has 120 bytes instead of 400".
+// Without `hashes` it compares only presence and sizes. It checks every `parts`-th hash from number `part` on, so
+// that several ranks can share the reading.
 std::string checkpoint_damage(const std::string& path, bool hashes, int part = 0, int parts = 1);
 
-// The same for those who read a model: of the files whose names begin with `prefix` alone, with hashes. "" where the
-// directory is no checkpoint: models of others have no manifest, or one of another format.
+// The same with hashes, for files whose names begin with `prefix`. Returns "" if the directory is not a checkpoint:
+// other models have no manifest, or one of another format.
 std::string model_damage(const std::string& path, const std::string& prefix, int part = 0, int parts = 1);

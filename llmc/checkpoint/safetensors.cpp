@@ -22,8 +22,7 @@ namespace {
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the format's own implementation
 constexpr size_t kMaxDims = 16;
 
-// Bytes of an element, 0 for a dtype we do not know. Sub-byte types are not among them: no tensor of ours has
-// one.
+// Bytes of an element, 0 for an unknown dtype. Sub-byte dtypes are not supported.
 int64_t element_bytes(const std::string& dtype) {
     static constexpr struct {
         const char* name;
@@ -36,14 +35,14 @@ int64_t element_bytes(const std::string& dtype) {
     return 0;
 }
 
-// One tensor as the header describes it.
+// A tensor's fields in the header.
 struct Described {
     std::optional<std::string> dtype;
     std::optional<std::vector<uint64_t>> shape, offsets;
 };
 
-// Takes the header's JSON event by event and stops at the first thing the format does not allow. No tree is
-// built, so deep nesting costs nothing, and a name that comes twice is seen.
+// Parses the header's JSON event by event and stops at the first error. Without a tree, deep nesting costs nothing and
+// duplicate names are found.
 class HeaderEvents : public nlohmann::json_sax<nlohmann::json> {
 public:
     std::map<std::string, Described> tensors;
@@ -123,8 +122,7 @@ private:
     bool unexpected(const char* what) {
         if (place_ == Place::kStart) return fail("it is no JSON object");
         if (place_ == Place::kTop || place_ == Place::kMetadata)
-            return fail(
-                strf("%s where %s belongs", what, place_ == Place::kTop ? "a tensor" : "metadata text"));
+            return fail(strf("%s where %s belongs", what, place_ == Place::kTop ? "a tensor" : "metadata text"));
         return fail(strf("tensor \"%s\" has %s in \"%s\"", printable(name_).c_str(), what,
                          printable(field_).c_str()));
     }
@@ -140,10 +138,10 @@ private:
 
     Place place_ = Place::kStart;
     bool in_metadata_ = false, seen_metadata_ = false;
-    std::string name_, field_;  // of the tensor, of its field
+    std::string name_, field_;  // the tensor's and its field's
 };
 
-// What is wrong with one tensor, "" if nothing. Fills the view but for its address.
+// Returns what is wrong with a tensor, "" if nothing. Fills the view except its address.
 std::string check_tensor(const Described& tensor, uint64_t data_bytes, SafetensorsView& view) {
     const int64_t element = element_bytes(*tensor.dtype);
     if (element == 0) return "has the unknown dtype \"" + printable(*tensor.dtype) + "\"";
@@ -203,19 +201,17 @@ std::string safetensors_header(const std::vector<SafetensorsEntry>& entries) {
         offset += entry.bytes();
     }
     std::string text = header.dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned
+    text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
     const uint64_t length = text.size();
     return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
 
 int64_t SafetensorsView::elems() const { return bytes / element_bytes(dtype); }
 
-std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file,
-                                                         int64_t bytes) {
+std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file, int64_t bytes) {
     const char* p = path.c_str();
     const char* begin = static_cast<const char*>(file);
-    REQUIRE(bytes >= 8, "%s: %lld bytes are too few for a safetensors file", p,
-            static_cast<long long>(bytes));
+    REQUIRE(bytes >= 8, "%s: %lld bytes are too few for a safetensors file", p, ll(bytes));
     uint64_t length = 0;
     std::memcpy(&length, begin, 8);
     REQUIRE(length <= kMaxHeaderBytes,
@@ -240,7 +236,7 @@ std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path
         view.data = data + (*tensor.second.offsets)[0];
         order.push_back(&tensor);
     }
-    // In the order of the data every tensor starts where the one before ended: neither overlap nor hole.
+    // In the order of the data every tensor must start where the one before ends.
     std::sort(order.begin(), order.end(),
               [](auto* a, auto* b) { return *a->second.offsets < *b->second.offsets; });
     uint64_t cursor = 0;
@@ -260,7 +256,7 @@ struct SafetensorsReader::Impl {
     std::string path;
     void* map = MAP_FAILED;
     size_t bytes = 0;
-    std::map<std::string, View> views;
+    std::map<std::string, SafetensorsView> views;
     ~Impl() {
         if (map != MAP_FAILED) ::munmap(map, bytes);
     }
@@ -285,7 +281,6 @@ SafetensorsReader::SafetensorsReader(const std::string& path) : impl_(std::make_
 SafetensorsReader::~SafetensorsReader() = default;
 
 const std::map<std::string, SafetensorsView>& SafetensorsReader::tensors() const { return impl_->views; }
-const std::string& SafetensorsReader::path() const { return impl_->path; }
 
 const SafetensorsView& SafetensorsReader::tensor(const std::string& name) const {
     auto found = impl_->views.find(name);
@@ -296,9 +291,9 @@ const SafetensorsView& SafetensorsReader::tensor(const std::string& name) const 
 bool read_as_fp32(const SafetensorsView& view, int64_t begin, int64_t count, float* out) {
     const bool half = view.dtype == "F16", brain = view.dtype == "BF16";
     if (!half && !brain && view.dtype != "F32") return false;
-    CHECK(begin >= 0 && count >= 0 && begin + count <= view.elems(), "elements [%lld, +%lld) of %lld",
-          static_cast<long long>(begin), static_cast<long long>(count), static_cast<long long>(view.elems()));
-    // The file's data may lie at any address, hence copies instead of casts.
+    CHECK(begin >= 0 && count >= 0 && begin + count <= view.elems(), "elements [%lld, +%lld) of %lld", ll(begin),
+          ll(count), ll(view.elems()));
+    // The file's data may not be aligned, hence copies instead of casts.
     if (!half && !brain) {
         if (count > 0)
             std::memcpy(out, static_cast<const char*>(view.data) + begin * 4, static_cast<size_t>(count) * 4);

@@ -21,42 +21,37 @@ struct SafetensorsEntry {
     int64_t bytes() const { return elems() * dtype_bytes(dtype); }
 };
 
-// What comes before the data of these tensors, which follow it in this order without gaps: the length and the JSON
-// text, a multiple of 8 bytes together. The metadata says format "pt", which transformers asks for.
+// The length and JSON header of a file with these tensors in this order without gaps; a multiple of 8 bytes. The
+// metadata has the format "pt", which transformers requires.
 std::string safetensors_header(const std::vector<SafetensorsEntry>& entries);
 
 struct SafetensorsView {
     std::string dtype;  // as in the file: "F32", "BF16", "F16", ...
     std::vector<int64_t> shape;
-    const void* data = nullptr;  // in the mapped file; aligned to its elements only if the writer saw to it
+    const void* data = nullptr;  // in the mapped file; may not be aligned to its elements
     int64_t bytes = 0;
     int64_t elems() const;
 };
 
-// Checks the header of a whole file in memory: length cap 100 MB, every offset inside, no overlap, no hole,
-// no overflow, no name twice, sizes match dtype and shape. `path` is for messages. The views point into
-// `file`.
-std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file,
-                                                         int64_t bytes);
+// Checks the header of a whole file in memory: at most 100 MB, every offset inside the file, no overlap, gap or
+// overflow, no duplicate name, sizes that match dtype and shape. `path` is for messages. The views point into `file`.
+std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file, int64_t bytes);
 
-// Maps a file and checks its header. A damaged file is an Error (exit 2) that names the file and what is
-// wrong.
+// Maps a file and checks its header; exit 2, naming the file and the fault, if it is damaged.
 class SafetensorsReader {
 public:
-    using View = SafetensorsView;
     explicit SafetensorsReader(const std::string& path);
     ~SafetensorsReader();
-    const std::map<std::string, View>& tensors() const;
-    const View& tensor(const std::string& name) const;  // exit 2 if absent
-    const std::string& path() const;
+    const std::map<std::string, SafetensorsView>& tensors() const;
+    const SafetensorsView& tensor(const std::string& name) const;  // exit 2 if absent
 
 private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
 
-// "F32", "BF16", "F64", "I32": what the format calls a dtype that we write.
+// The format's name of a dtype that we write: "F32", "BF16", "F64" or "I32".
 const char* safetensors_dtype(Dtype dtype);
 
-// Elements [begin, begin + count) of an F32, BF16 or F16 tensor as fp32; exact. False for any other dtype.
+// Reads elements [begin, begin + count) of an F32, BF16 or F16 tensor as fp32, exactly. Returns false for other dtypes.
 bool read_as_fp32(const SafetensorsView& view, int64_t begin, int64_t count, float* out);

@@ -8,15 +8,15 @@
 
 namespace {
 
-// Elements that go to one writer together, where several ranks hold them.
+// Largest range of elements for one writer, if several ranks hold them.
 constexpr int64_t kMaxRangeElems = int64_t{1} << 24;
 
-// Hands out work to the rank that has the least of it, among those that can do it.
-struct Shares {
+// Assigns work to the rank that has the least so far, among those that can do it.
+struct Balance {
     std::vector<int64_t> bytes;
-    explicit Shares(size_t ranks) : bytes(ranks) {}
+    explicit Balance(size_t ranks) : bytes(ranks) {}
 
-    int give(int64_t more, const std::vector<int>& able) {
+    int assign(int64_t more, const std::vector<int>& able) {
         const int rank = *std::min_element(able.begin(), able.end(), [&](int a, int b) { return of(a) < of(b); });
         of(rank) += more;
         return rank;
@@ -24,16 +24,16 @@ struct Shares {
     int64_t& of(int rank) { return bytes[static_cast<size_t>(rank)]; }
 };
 
-// The ranges of one parameter: cut where a rank's part begins or ends, each with one writer among its holders.
-void add_ranges(const ParamTable& table, int param, const HeldByRank& held, int64_t element_bytes, Shares& shares,
+// Adds the ranges of one parameter, split where a rank's range begins or ends, each with one of its holders as writer.
+void add_ranges(const ParamTable& table, int param, const HeldByRank& held, int64_t element_bytes, Balance& balance,
                 std::vector<SavedRange>& ranges) {
     const Param& p = table.params[static_cast<size_t>(param)];
     std::set<int64_t> cuts{p.elems()};
     for (int64_t at = 0; at < p.elems(); at += kMaxRangeElems) cuts.insert(at);
     for (const auto& by_param : held)
         for (const ElementRange& part : by_param[static_cast<size_t>(param)]) {
-            CHECK(part.begin >= 0 && part.count >= 0 && part.begin + part.count <= p.elems(), "a part beyond %s",
-                  p.name.c_str());
+            CHECK(part.begin >= 0 && part.count >= 0 && part.begin + part.count <= p.elems(),
+                  "a rank holds elements outside of %s", p.name.c_str());
             cuts.insert(part.begin);
             cuts.insert(part.begin + part.count);
         }
@@ -43,9 +43,8 @@ void add_ranges(const ParamTable& table, int param, const HeldByRank& held, int6
         for (size_t rank = 0; rank < held.size(); rank++)
             for (const ElementRange& part : held[rank][static_cast<size_t>(param)])
                 if (part.begin <= begin && end <= part.begin + part.count) holders.push_back(static_cast<int>(rank));
-        CHECK(!holders.empty(), "no rank holds elements %lld to %lld of %s", static_cast<long long>(begin),
-              static_cast<long long>(end), p.name.c_str());
-        ranges.push_back({param, shares.give((end - begin) * element_bytes, holders), begin, end - begin});
+        CHECK(!holders.empty(), "no rank holds elements %lld to %lld of %s", ll(begin), ll(end), p.name.c_str());
+        ranges.push_back({param, balance.assign((end - begin) * element_bytes, holders), begin, end - begin});
     }
 }
 
@@ -77,7 +76,7 @@ int64_t SaveLayout::bytes() const {
 
 int64_t SaveLayout::buffer_bytes(int rank) const {
     int64_t total = 0;
-    auto add = [&](int writer, int64_t bytes) { total += writer == rank ? WriteBuffer::bytes_of_run(bytes) : 0; };
+    auto add = [&](int writer, int64_t bytes) { total += writer == rank ? WriteBuffer::aligned(bytes) : 0; };
     for (const SavedFile& file : files) add(0, static_cast<int64_t>(file.header.size()));
     for (const SavedTensor& saved : tensors) add(saved.rank, saved.tensor.entry.bytes());
     for (const SavedRange& range : ranges)
@@ -95,7 +94,7 @@ HeldByRank held_whole(const ParamTable& table, int ranks) {
 SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, const HeldByRank& held,
                             int64_t max_part_bytes) {
     SaveLayout layout;
-    Shares shares(held.size());
+    Balance balance(held.size());
     const auto parts = split_parts(hf_tensors(table, dtypes.weight), max_part_bytes);
     for (size_t i = 0; i < parts.size(); i++)
         layout.files.push_back(file_of(part_file_name(i, parts.size()), entries_of(parts[i])));
@@ -116,16 +115,16 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
         int64_t element_bytes = 0;   // of all slots
         for (const SlotFile& file : layout.slot_files)
             if (file.has(static_cast<int>(p))) element_bytes += file.element_bytes;
-        add_ranges(table, static_cast<int>(p), held, element_bytes, shares, layout.ranges);
+        add_ranges(table, static_cast<int>(p), held, element_bytes, balance, layout.ranges);
     }
 
-    // Any rank can write a tensor of the model: those that hold less of the state get more of them.
+    // Any rank can write a tensor of the model: those that write less of the slots get more of them.
     std::vector<int> everyone;
     for (size_t rank = 0; rank < held.size(); rank++) everyone.push_back(static_cast<int>(rank));
     for (size_t i = 0; i < parts.size(); i++) {
         int64_t offset = static_cast<int64_t>(layout.files[i].header.size());
         for (const HfTensor& tensor : parts[i]) {
-            const int rank = shares.give(tensor.entry.bytes(), everyone);
+            const int rank = balance.assign(tensor.entry.bytes(), everyone);
             layout.tensors.push_back({tensor, static_cast<int>(i), rank, offset});
             offset += tensor.entry.bytes();
         }

@@ -1,5 +1,5 @@
-// The files of a checkpoint with tensors in them, and which rank writes which of their bytes: a pure function of the
-// model and of what each rank holds, so that every rank comes to the same answer.
+// The tensor files of a checkpoint, and the rank that writes each of their bytes: a pure function of the model and of
+// the elements that each rank holds, so that every rank computes the same layout.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,50 +8,50 @@
 #include "llmc/checkpoint/hf_tensors.h"
 #include "llmc/model/params.h"
 
-// The parameters that have this slot by our own names, padded rows included: the tensors of its file. In table order.
+// The tensors of a slot's file: the parameters that have the slot, by our own names, with padded rows, in table order.
 std::vector<SafetensorsEntry> slot_entries(const ParamTable& table, const StateSlot& slot, const StateDtypes& dtypes);
 
 struct SavedFile {
-    std::string name;     // within the checkpoint
-    std::string header;   // its first bytes, which rank 0 writes
-    int64_t bytes = 0;    // the whole file
+    std::string name;     // path within the checkpoint
+    std::string header;   // rank 0 writes it
+    int64_t bytes = 0;    // of the whole file
 };
 
-// A tensor of the model's files and its writer.
+// A tensor of the model's files, and the rank that writes it.
 struct SavedTensor {
     HfTensor tensor;
     int file = 0, rank = 0;
     int64_t offset = 0;   // in the file
 };
 
-// Elements of a parameter's slots and their writer.
+// A range of elements of a parameter's slots, and the rank that writes it.
 struct SavedRange {
     int param = 0, rank = 0;
     int64_t begin = 0, count = 0;
 };
 
-// Where a slot of each parameter is in its file.
+// The file of a slot, and each parameter's place in it.
 struct SlotFile {
     const StateSlot* slot = nullptr;
     int64_t element_bytes = 0;
-    std::vector<int64_t> offsets;   // by parameter; -1 where the parameter has no such slot
+    std::vector<int64_t> offsets;   // by parameter; -1 if the parameter has no such slot
     bool has(int param) const { return offsets[static_cast<size_t>(param)] >= 0; }
 };
 
 struct SaveLayout {
-    std::vector<SavedFile> files;        // parts of the model, then those of the slots
-    std::string index_json;              // "" where the model is one file
+    std::vector<SavedFile> files;        // of the model, then of the slots
+    std::string index_json;              // "" if the model is one file
     std::vector<SavedTensor> tensors;    // in table order
     std::vector<SavedRange> ranges;      // ascending by parameter and begin
-    std::vector<SlotFile> slot_files;    // of the slots that parameters have
+    std::vector<SlotFile> slot_files;    // for each slot that a parameter has
 
-    int64_t bytes() const;                // of all files
-    int64_t buffer_bytes(int rank) const;   // of a WriteBuffer that takes all that this rank writes
+    int64_t bytes() const;                  // of all files
+    int64_t buffer_bytes(int rank) const;   // of a WriteBuffer for all bytes that `rank` writes
 };
 
-// What each rank holds of each parameter's slots: held[rank][param], as StateAccess::held has it.
+// The elements that each rank holds of each parameter's slots: held[rank][param], see StateAccess::held.
 using HeldByRank = std::vector<std::vector<std::vector<ElementRange>>>;
-// All of it on each of `ranks` ranks.
+// Every rank holds all elements.
 HeldByRank held_whole(const ParamTable& table, int ranks);
 
 SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, const HeldByRank& held,

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{4} << 20;   // written and hashed at a time, while it is in the cache
+constexpr int64_t kBlockBytes = int64_t{4} << 20;   // written and hashed together, while they are in the cache
 
 }  // namespace
 
@@ -15,61 +15,60 @@ void WriteBuffer::reset(const IoHook& hook) {
     used_ = 0;
     hook_ = hook;
     directory_.clear();
-    runs_.clear();
+    segments_.clear();
     files_.clear();
     range_ = {};
     written_.clear();
 }
 
 void WriteBuffer::begin(const std::string& file, int64_t offset) {
-    used_ = bytes_of_run(used_);
-    runs_.push_back({file, offset, used_, 0});
+    used_ = aligned(used_);
+    segments_.push_back({file, offset, used_, 0});
 }
 
 char* WriteBuffer::room(int64_t bytes) {
-    CHECK(!runs_.empty() && bytes <= bytes_, "%lld bytes through a buffer of %lld", static_cast<long long>(bytes),
-          static_cast<long long>(bytes_));
+    CHECK(!segments_.empty() && bytes <= bytes_, "%lld bytes through a buffer of %lld", ll(bytes), ll(bytes_));
     if (used_ + bytes > bytes_) {
-        Run rest = runs_.back();
+        Segment rest = segments_.back();
         write_out();
         rest.offset += rest.bytes;
-        runs_.push_back({rest.file, rest.offset, 0, 0});
+        segments_.push_back({rest.file, rest.offset, 0, 0});
     }
     return memory_ + used_;
 }
 
 void WriteBuffer::filled(int64_t bytes) {
-    runs_.back().bytes += bytes;
+    segments_.back().bytes += bytes;
     used_ += bytes;
 }
 
 void WriteBuffer::write_out() {
-    CHECK(!directory_.empty(), "bytes for %s before there is a directory", runs_.back().file.c_str());
-    for (const Run& run : runs_) {
-        const bool continues = range_.file == run.file && range_.begin + range_.bytes == run.offset;
+    CHECK(!directory_.empty(), "bytes for %s before there is a directory", segments_.back().file.c_str());
+    for (const Segment& segment : segments_) {
+        const bool continues = range_.file == segment.file && range_.begin + range_.bytes == segment.offset;
         if (!continues) {
             end_range();
-            range_ = {run.file, run.offset, 0, ""};
+            range_ = {segment.file, segment.offset, 0, ""};
         }
-        for (int64_t done = 0; done < run.bytes;) {
+        for (int64_t done = 0; done < segment.bytes;) {
             if (range_.bytes == kHashBytes) {
                 end_range();
-                range_ = {run.file, run.offset + done, 0, ""};
+                range_ = {segment.file, segment.offset + done, 0, ""};
             }
-            const int64_t block = std::min({run.bytes - done, kBlockBytes, kHashBytes - range_.bytes});
-            write_block(run, done, block);
+            const int64_t block = std::min({segment.bytes - done, kBlockBytes, kHashBytes - range_.bytes});
+            write_block(segment, done, block);
             done += block;
         }
     }
-    runs_.clear();
+    segments_.clear();
     used_ = 0;
 }
 
-void WriteBuffer::write_block(const Run& run, int64_t done, int64_t bytes) {
+void WriteBuffer::write_block(const Segment& segment, int64_t done, int64_t bytes) {
     if (cancelled_) FAIL(kExitBug, "saving was cancelled");
-    const char* data = memory_ + run.at + done;
-    RangeFile& file = files_.try_emplace(run.file, directory_ + "/" + run.file, hook_).first->second;
-    file.write(run.offset + done, data, bytes);
+    const char* data = memory_ + segment.at + done;
+    RangeFile& file = files_.try_emplace(segment.file, directory_ + "/" + segment.file, hook_).first->second;
+    file.write(segment.offset + done, data, bytes);
     hash_.update(data, bytes);
     range_.bytes += bytes;
 }

@@ -18,7 +18,7 @@
 
 namespace {
 
-// The number that an option's value is; exit 2 for another word.
+// Parses a count; exit 2 for another word.
 int64_t count_of(const std::string& option, const std::string& value) {
     int64_t count = 0;
     REQUIRE(json_integer(parse_integer(value), &count) && count >= 1 && count <= 10000,
@@ -26,7 +26,7 @@ int64_t count_of(const std::string& option, const std::string& value) {
     return count;
 }
 
-// Options of training that a bench would leave without effect.
+// Exit 2 for training options that have no effect on a bench.
 void refuse_idle_options(const Config& c) {
     const std::pair<bool, const char*> idle[] = {
         {c.dry_run, "dry-run"}, {!c.save.empty(), "save"}, {!c.load.empty(), "load"}, {!c.resume.empty(), "resume"},
@@ -36,7 +36,7 @@ void refuse_idle_options(const Config& c) {
     for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
 }
 
-// What was there before stays until the new text is whole.
+// Replaces a file atomically.
 void replace_file(const std::string& path, const std::string& text) {
     const std::string aside = path + ".tmp";
     OutputFile file(aside);
@@ -65,7 +65,7 @@ BenchOptions take_bench_options(std::vector<const char*>& words) {
         if (name == "--json") options.json = value;
         else (name == "--steps" ? options.steps : options.warm_up) = count_of(name, value);
     }
-    // So many that no schedule ends within them.
+    // No schedule ends within so many steps.
     for (const char* implied : {"--synthetic-data", "--train-iters=1000000"}) left.push_back(implied);
     words = left;
     return options;
@@ -88,13 +88,13 @@ Job parse_bench(const Invocation& call, Comm& comm) {
     const BenchOptions options = take_bench_options(words);
     ParsedConfig parsed = parse_training(call, words, comm);
     if (!parsed.help)
-        return [run = std::make_shared<BenchRun>(std::move(parsed), options, call.family, comm)] { return run->run(); };
+        return [run = std::make_shared<BenchRun>(std::move(parsed), options, comm)] { return run->run(); };
     std::printf("%s", help_text(call.family).c_str());
     return {};
 }
 
-BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, std::string family, Comm& comm)
-    : comm_(comm), config_(std::move(parsed.config)), options_(std::move(options)), family_(std::move(family)),
+BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, Comm& comm)
+    : comm_(comm), config_(std::move(parsed.config)), options_(std::move(options)),
       notes_(std::move(parsed.notes)), table_(make_param_table(config_.shape)),
       loader_(data_config(config_, config_.train_data, true)) {
     refuse_idle_options(config_);
@@ -108,21 +108,21 @@ BenchRun::~BenchRun() {
 
 void BenchRun::open() {
     require_same_program(comm_);
-    require_same(comm_, {{"set of options", config_to_json(config_, family_)}});
+    require_same(comm_, {{"set of options", config_to_json(config_)}});
     run_device_.open(notes_);
     if (comm_.world().ranks > 1)
-        for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
+        for (const std::string& line : check_comm(ctx_, comm_)) notes_.push_back(line);
     for (int64_t i = 0; i <= options_.steps; i++)
         marks_.push_back({device::event_create(), device::event_create(), device::event_create()});
 }
 
-// Queues one step after those that are still running, with the marks of this number.
+// Enqueues a step with marks_[number]; the steps before it may still run.
 void BenchRun::enqueue(OpTimer* timer, size_t number) {
     const Marks& marks = marks_[number];
     const int64_t samples = config_.global_batch_size;
     post_step(step_ + 1);
     Staging::Slot& slot = run_device_.staging->read(loader_, step_, step_ * samples, samples);
-    slot.staged.count_fp8 = slot.staged.check_fp8 = false;   // reports are no part of an ordinary step
+    slot.staged.count_fp8 = slot.staged.check_fp8 = false;   // most steps have no reports
     const std::vector<int64_t> counted = comm_.sum({slot.staged.counted_tokens});
     run_device_.staging->set_inputs(slot, counted[0], learning_rate(config_, step_));
     if (timer) timer->restart();
@@ -138,7 +138,7 @@ void BenchRun::enqueue(OpTimer* timer, size_t number) {
     step_++;
 }
 
-// What ran is what the rehearsal says, each operation as often.
+// Exit 1 unless the step ran the operations of its rehearsal, each as often.
 void BenchRun::check_calls(OpTimer& timer) const {
     StepRecorder ran;
     const auto& calls = timer.read();
@@ -147,7 +147,7 @@ void BenchRun::check_calls(OpTimer& timer) const {
     CHECK(more.empty(), "a step ran other operations than its rehearsal: %s", more.c_str());
 }
 
-// One step more, which the others follow, as in training: the host prepares a step while the one before runs.
+// Times `count` steps after one that is not counted. As in training, the host prepares a step while the last one runs.
 void BenchRun::run_steps(int64_t count, BenchRows* rows, StepBench& bench) {
     const int64_t first = step_;
     auto elapsed = [](Event* from, Event* to) { return static_cast<double>(device::event_elapsed_ms(from, to)); };
@@ -156,7 +156,7 @@ void BenchRun::run_steps(int64_t count, BenchRows* rows, StepBench& bench) {
         const Marks& marks = marks_[number];
         device::event_wait(marks.done);
         const Staging::Slot& slot = run_device_.staging->slot(step);
-        REQUIRE(!slot.staged.result->skip, "step %lld: loss or gradient norm not finite", (long long)(step + 1));
+        REQUIRE(!slot.staged.result->skip, "step %lld: loss or gradient norm not finite", ll(step + 1));
         if (step == first) return;
         const double ms = elapsed(marks_[number - 1].done, marks.done);
         if (rows) {
@@ -175,7 +175,7 @@ void BenchRun::run_steps(int64_t count, BenchRows* rows, StepBench& bench) {
         enqueue(rows ? &timers_[static_cast<size_t>(step_ % 2)] : nullptr, static_cast<size_t>(i));
         if (i > 0) collect(step_ - 2);
     }
-    run_device_.trainer->gatherer().wait(ctx_);   // of the last step; they are gathered during the next forward
+    run_device_.trainer->gatherer().wait(ctx_);   // the last step's weights; no forward pass follows that would wait
     device::synchronize(ctx_);
     collect(step_ - 1);
 }
@@ -206,7 +206,7 @@ int BenchRun::run() {
     bench.tokens = static_cast<double>(config_.global_batch_size * config_.seq_length);
     bench.flops_per_token = model_flops_per_token(config_, table_);
     bench.peak_flops = peak_flops(run_device_.info.name, config_.dtype) * comm_.world().ranks;
-    const BenchSubject subject{config_, family_, kBuildCommit, run_device_.info, comm_.world().ranks, notes_};
+    const BenchSubject subject{config_, kBuildCommit, run_device_.info, comm_.world().ranks, notes_};
     std::printf("%s", bench_text(subject, bench).c_str());
     if (comm_.root() && !options_.json.empty()) replace_file(options_.json, bench_json(subject, bench));
     return kExitOk;

@@ -1,5 +1,5 @@
-// `train_llama bench`: builds the trainer of a run, times its steps on synthetic tokens, then more with an event before
-// and after every operation, and prints where the time goes against what this device can do at best.
+// `train_llama bench`: builds the trainer of a run, times steps on synthetic tokens, then steps with events around
+// every operation, and compares each operation with the least time that it could take on this device.
 #pragma once
 #include <array>
 #include <string>
@@ -12,17 +12,17 @@
 
 struct BenchOptions {
     std::string json;         // a file; "": none
-    int64_t steps = 8;        // timed as they are, and as many with events
+    int64_t steps = 8;        // timed without events, and as many with events
     int64_t warm_up = 3;
 };
-// Takes its own options out of the words of a command line and adds the training options that it implies.
+// Removes bench's own options from `words`, a command line, and adds the training options that bench implies.
 BenchOptions take_bench_options(std::vector<const char*>& words);
 Job parse_bench(const Invocation& call, Comm& comm);
 
 class BenchRun {
 public:
-    // comm is not owned. Exit 2 for training options that mean nothing here.
-    BenchRun(ParsedConfig parsed, BenchOptions options, std::string family, Comm& comm);
+    // comm is not owned. Exit 2 for training options that have no effect on a bench.
+    BenchRun(ParsedConfig parsed, BenchOptions options, Comm& comm);
     ~BenchRun();
     BenchRun(const BenchRun&) = delete;
     int run();
@@ -36,17 +36,16 @@ private:
     Comm& comm_;
     const Config config_;
     const BenchOptions options_;
-    const std::string family_;
     std::vector<std::string> notes_;
     const ParamTable table_;
     const DataLoader loader_;
     const Fp8Plan fp8_plan_ = fp8_plan_of(config_, table_);
     RunDevice run_device_{config_, table_, fp8_plan_, comm_};
     Ctx& ctx_ = run_device_.ctx;
-    std::array<OpTimer, 2> timers_{OpTimer(ctx_), OpTimer(ctx_)};   // by turns, as the steps' host memory
+    std::array<OpTimer, 2> timers_{OpTimer(ctx_), OpTimer(ctx_)};   // for even and odd steps, like the staging slots
     struct Marks {
-        Event *begin, *last_backward, *done;   // of the first micro-batch, of the last one, of the step
+        Event *begin, *last_backward, *done;   // start of the first micro-batch, end of the last one, end of the step
     };
-    std::vector<Marks> marks_;   // of a series of steps
+    std::vector<Marks> marks_;   // one per step of run_steps
     int64_t step_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <functional>
 #include <set>
 
+#include "llmc/base/median.h"
 #include "llmc/ops/op_timer.h"
 
 namespace {
@@ -48,7 +49,7 @@ double launches_ms(Ctx& ctx, const Span& span, int64_t launches, const Launch& l
     return static_cast<double>(device::event_elapsed_ms(span.begin, span.end));
 }
 
-// Of one launch, the fastest of five times that take a twentieth of a second each (a CPU: five milliseconds).
+// Time of one launch: the best of five series that take 50 ms each (on a CPU 5 ms).
 double best_ms(Ctx& ctx, const Launch& launch) {
     const Span span;
     launches_ms(ctx, span, 3, launch);
@@ -67,7 +68,7 @@ double copy_rate(Ctx& ctx) {
     return 2e3 * d(bytes) / best_ms(ctx, [&] { device::copy_on_device(ctx, to.data, from.data, bytes); });
 }
 
-// Random numbers, of which a GPU under its power limit makes less speed than of zeros.
+// Random numbers, because a GPU at its power limit is faster with zeros.
 Tensor random_operand(Ctx& ctx, DeviceMemory& memory, Dtype dtype, int64_t n, const Fp8Slot* slot, uint64_t key) {
     const Tensor out = memory.take(dtype, n * n);
     const bool fp8 = dtype_bytes(dtype) == 1;
@@ -101,8 +102,8 @@ double matmul_flops(Ctx& ctx, Dtype dtype, int64_t n) {
     return 2e3 * d(n) * d(n) * d(n) / best_ms(ctx, [&] { ops::gemm(ctx, args); });
 }
 
-// Two events around an operation that takes about as long as a small one of a step, beside the same without events; the
-// median of five such pairs.
+// The time that two events add to a small operation: the median of five comparisons with the same launches without
+// events.
 double event_cost_ms(Ctx& ctx, const Launch& launch) {
     constexpr int64_t kLaunches = 200;
     const Span span;
@@ -117,10 +118,9 @@ double event_cost_ms(Ctx& ctx, const Launch& launch) {
         double within = 0;
         const auto& calls = timer.read();
         for (size_t c = 0; c < timer.calls(); c++) within += calls[c].ms;
-        if (i > 0) costs.push_back(within / kLaunches - alone);   // the first makes the events
+        if (i > 0) costs.push_back(within / kLaunches - alone);   // the first comparison creates the events
     }
-    std::sort(costs.begin(), costs.end());
-    return std::max(0.0, costs[costs.size() / 2]);
+    return std::max(0.0, median_of(costs));
 }
 
 void measure_events(Ctx& ctx, Ceilings& ceilings) {

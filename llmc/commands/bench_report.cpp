@@ -1,4 +1,4 @@
-// A bench as text and as JSON.
+// Prints a bench as text and as JSON.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -62,33 +62,36 @@ std::string table_text(const StepBench& b) {
     std::string text = strf("  %-70s %6s %10s %10s %10s %6s\n", "of one step, by difference", "calls", "ms", "floor",
                             "difference", "%");
     for (const BenchRow& row : b.rows)
-        if (!row.beside) text += row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());
+        if (!row.overlapped) text += row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());
     text += "totals\n";
     double floors = 0;
     for (int c = 0; c < kOpClasses; c++) {
         const auto op_class = static_cast<OpClass>(c);
-        floors += b.class_floor_ms(op_class);
-        text += row_text(op_class_name(op_class), "", b.class_ms(op_class), b.class_floor_ms(op_class), b.ms());
+        const BenchRow total = b.class_total(op_class);
+        floors += total.floor_ms;
+        text += row_text(op_class_name(op_class), "", total.ms, total.floor_ms, b.ms());
     }
     text += row_text("exposed communication", "", b.exposed(), 0, b.ms());
     text += row_text("gaps", "", b.gaps_ms(), 0, b.ms());
     text += row_text("step", "", b.ms(), floors, b.ms());
-    std::string beside;
+    std::string overlapped;
     for (const BenchRow& row : b.rows)
-        if (row.beside) beside += row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());
-    return beside.empty() ? text : text + "on the communication stream, overlapped with compute\n" + beside;
+        if (row.overlapped) overlapped += row_text(row.name, std::to_string(row.calls), row.ms, row.floor_ms, b.ms());
+    return overlapped.empty() ? text : text + "on the communication stream, overlapped with compute\n" + overlapped;
 }
 
 Json row_json(const BenchRow& row) {
-    return {{"name", row.name}, {"class", op_class_name(row.op_class)}, {"beside", row.beside}, {"calls", row.calls},
-            {"ms", row.ms}, {"floor_ms", row.floor_ms}, {"difference_ms", row.difference_ms()}};
+    return {{"name", row.name}, {"class", op_class_name(row.op_class)}, {"beside", row.overlapped},
+            {"calls", row.calls}, {"ms", row.ms}, {"floor_ms", row.floor_ms},
+            {"difference_ms", row.difference_ms()}};
 }
 
 Json totals_json(const StepBench& b) {
     Json totals = Json::object();
     for (int c = 0; c < kOpClasses; c++) {
         const auto op_class = static_cast<OpClass>(c);
-        totals[op_class_name(op_class)] = {{"ms", b.class_ms(op_class)}, {"floor_ms", b.class_floor_ms(op_class)}};
+        const BenchRow total = b.class_total(op_class);
+        totals[op_class_name(op_class)] = {{"ms", total.ms}, {"floor_ms", total.floor_ms}};
     }
     totals["exposed communication"] = {{"ms", b.exposed()}, {"floor_ms", 0}};
     totals["gaps"] = {{"ms", b.gaps_ms()}, {"floor_ms", 0}};
@@ -118,7 +121,7 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
     for (const BenchRow& row : b.rows) rows.push_back(row_json(row));
     const Json json = {
         {"type", "bench"},
-        {"config", Json::parse(config_to_json(subject.config, subject.family))},
+        {"config", Json::parse(config_to_json(subject.config))},
         {"recipe", bench_recipe(subject.config)},
         {"device", subject.device.name},
         {"matmul_library", subject.device.matmul_library},

@@ -47,7 +47,7 @@ void BenchRows::add_step(const std::deque<OpCall>& calls, size_t count) {
         Sums& sums = sums_[key];
         sums.row.name = key.second;
         sums.row.op_class = class_of(call);
-        sums.row.beside = call.beside;
+        sums.row.overlapped = call.beside;
         if (steps_ == 0) {
             sums.row.calls++;
             sums.row.floor_ms += floor_of(call, ceilings_);
@@ -58,8 +58,7 @@ void BenchRows::add_step(const std::deque<OpCall>& calls, size_t count) {
     }
     for (const auto& [key, sums] : sums_)
         CHECK(seen[key] == sums.row.calls, "%s ran %lld times in step %zu of those that are timed, %lld in the first",
-              key.second.c_str(), static_cast<long long>(seen[key]), steps_ + 1,
-              static_cast<long long>(sums.row.calls));
+              key.second.c_str(), ll(seen[key]), steps_ + 1, ll(sums.row.calls));
     steps_++;
 }
 
@@ -81,18 +80,14 @@ double StepBench::exposed() const {
     return ms() - median_of(others);
 }
 
-double StepBench::class_ms(OpClass op_class) const {
-    double sum = 0;
-    for (const BenchRow& row : rows)
-        if (!row.beside && row.op_class == op_class) sum += row.ms;
-    return sum;
-}
-
-double StepBench::class_floor_ms(OpClass op_class) const {
-    double sum = 0;
-    for (const BenchRow& row : rows)
-        if (!row.beside && row.op_class == op_class) sum += row.floor_ms;
-    return sum;
+BenchRow StepBench::class_total(OpClass op_class) const {
+    BenchRow total;
+    for (const BenchRow& row : rows) {
+        if (row.overlapped || row.op_class != op_class) continue;
+        total.ms += row.ms;
+        total.floor_ms += row.floor_ms;
+    }
+    return total;
 }
 
 int64_t StepBench::calls() const {
@@ -103,6 +98,6 @@ int64_t StepBench::calls() const {
 
 double StepBench::gaps_ms() const {
     double rest = ms() - exposed();
-    for (int c = 0; c < kOpClasses; c++) rest -= class_ms(static_cast<OpClass>(c));
+    for (int c = 0; c < kOpClasses; c++) rest -= class_total(static_cast<OpClass>(c)).ms;
     return rest;
 }

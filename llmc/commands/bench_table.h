@@ -1,5 +1,5 @@
-// Where the time of a step goes: every kind of operation with what it took and what it takes at least, sorted by the
-// difference, then gaps and communication. Rows and what remains add up to the step.
+// Where the time of a step goes: each kind of operation with its measured and its least time, sorted by the difference,
+// then gaps and exposed communication. All of them add up to the step.
 #pragma once
 #include <deque>
 #include <map>
@@ -19,19 +19,19 @@ const char* op_class_name(OpClass op_class);
 struct BenchRow {
     std::string name;
     OpClass op_class = OpClass::kMemory;
-    bool beside = false;      // beside the compute stream: no part of the step's sum
-    int64_t calls = 0;        // a step
-    double ms = 0, floor_ms = 0;   // of all of them
+    bool overlapped = false;  // on the communication stream, so not in the step's sum
+    int64_t calls = 0;        // per step
+    double ms = 0, floor_ms = 0;   // of all calls
     double difference_ms() const { return ms - floor_ms; }
 };
 
-// Collects the calls of steps.
+// Collects the calls of several steps.
 class BenchRows {
 public:
     explicit BenchRows(const Ceilings& ceilings) : ceilings_(ceilings) {}
-    // Every step has the same calls, else exit 1.
+    // Exit 1 unless every step has the same calls.
     void add_step(const std::deque<OpCall>& calls, size_t count);
-    // Sorted by the difference, the largest first. Times are medians of the steps', less what the events add.
+    // Rows with the largest difference first. Times are medians over the steps, without the time that events add.
     std::vector<BenchRow> rows() const;
 
 private:
@@ -44,35 +44,35 @@ private:
     size_t steps_ = 0;
 };
 
-// One rank's view; steps are as long on all.
+// The measurements of one rank; a step takes equally long on all ranks.
 struct StepBench {
     Ceilings ceilings;
-    std::vector<double> step_ms;          // untouched
-    std::vector<double> exposed_ms;       // of these, communication that compute did not hide
-    std::vector<double> micro_batch_ms;   // of these, forward and backward of one
+    std::vector<double> step_ms;          // without events around operations
+    std::vector<double> exposed_ms;       // of these steps, exposed communication
+    std::vector<double> micro_batch_ms;   // of these steps, forward and backward of one micro-batch
     std::vector<double> timed_step_ms;    // with events around every operation
     std::vector<BenchRow> rows;
-    double micro_batches = 0;   // of a step and rank
-    double tokens = 0, flops_per_token = 0, peak_flops = 0;   // of a step, all ranks; 0: no peak is known
+    double micro_batches = 0;   // per step and rank
+    double tokens = 0, flops_per_token = 0, peak_flops = 0;   // per step, all ranks; peak 0: unknown
     ClockSamples clocks;
 
     double ms() const { return median_of(step_ms); }
-    // What is left of the step's median without it, so that both are of the same steps where these differ.
+    // Exposed communication: the median step less the median of the steps' other time, so that the two add up.
     double exposed() const;
-    double class_ms(OpClass op_class) const;
-    double class_floor_ms(OpClass op_class) const;
+    // ms and floor_ms of all operations of a class that are not overlapped.
+    BenchRow class_total(OpClass op_class) const;
     int64_t calls() const;
-    // What the step takes beyond its operations one after the other and communication. Below 0 where kernels that are
-    // launched early gain more of each other than is lost between the others.
+    // The time of a step besides its operations and exposed communication. Negative if early launches overlap kernels
+    // by more than the gaps between others.
     double gaps_ms() const;
     double tokens_per_second() const { return 1e3 * tokens / ms(); }
     double mfu() const { return peak_flops > 0 ? tokens_per_second() * flops_per_token / peak_flops : 0; }
 };
 
-// What was measured, beside the measurements.
+// The run that was measured.
 struct BenchSubject {
     const Config& config;
-    std::string family, commit;
+    std::string commit;
     const DeviceInfo& device;
     int ranks = 1;
     const std::vector<std::string>& notes;

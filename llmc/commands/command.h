@@ -1,4 +1,4 @@
-// What `train_llama COMMAND` and its kin have in common; main.cpp has the table.
+// Types that all subcommands of the executables share; main.cpp has their table.
 #pragma once
 #include <functional>
 #include <string>
@@ -6,9 +6,9 @@
 
 struct Invocation {
     std::string family;                // "gpt2" or "llama": presets and defaults
-    std::vector<const char*> words;    // the executable and the options, without the command's name
-    std::string line;                  // as it was typed
+    std::vector<const char*> words;    // the executable and the options, without the subcommand
+    std::string line;                  // the whole command line
 };
 
-// What is left to do once the options are understood; returns the exit code. Empty where their help was printed.
+// Runs the command after its options have been parsed; returns the exit code. Empty if help was printed.
 using Job = std::function<int()>;

@@ -71,12 +71,12 @@ void check_corrupt(const std::string& name) {
     FAIL(kExitBadInput, "--corrupt %s: no such item; did you mean %s?", name.c_str(), nearest(name, names).c_str());
 }
 
-// One item after the other, each line as soon as all ranks have it.
+// Checks all items and prints each line as soon as all ranks have reported it.
 int examine(Patient& patient) {
     Comm& comm = patient.comm;
     const std::vector<std::string> hosts = comm.gather(host_name());
     Report report;
-    std::string intact;   // what the item of --corrupt reported, if it did not fail
+    std::string intact;   // the report of --corrupt's item if it did not fail
     for (const Item& item : kItems) {
         std::vector<Findings> ranks;
         for (const std::string& text : comm.gather(findings_to_json(look_at(item, patient))))
@@ -92,7 +92,7 @@ int examine(Patient& patient) {
     }
     std::fputs((patient.options.json ? report.json(patient) : report.last_line()).c_str(), stdout);
     std::fflush(stdout);
-    // If --corrupt changed nothing, the run must not look as if the corruption had gone unnoticed.
+    // An item that was not checked must not look as if its corruption had gone unnoticed.
     REQUIRE(intact.empty(), "--corrupt %s has no effect: %s", patient.options.corrupt.c_str(), intact.c_str());
     return report.failed() ? kExitItemFailed : kExitOk;
 }

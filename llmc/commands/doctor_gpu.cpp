@@ -1,4 +1,4 @@
-// Items of `doctor` on the GPU, its driver and libraries, and what each of them enables.
+// Items of `doctor` on the GPU, its driver and libraries, and the features that each of them enables.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -18,7 +18,7 @@ constexpr const char* kBuildForGpu = "make DEVICE=cuda";
 
 std::string capability(int sm) { return strf("%d.%d", sm / 10, sm % 10); }
 
-// The same answer on all ranks: whether this host or another one shows any sign of a GPU.
+// Whether any rank's host shows a sign of a GPU; the same answer on all ranks.
 bool any_gpu(Comm& comm) {
     std::error_code error;
     const bool mine = device::device_count() > 0 || std::filesystem::exists("/dev/nvidia0", error)
@@ -30,7 +30,7 @@ Findings unusable_gpu(const std::string& why) {
     return {failed(why, "see driver below, CUDA_VISIBLE_DEVICES, nvidia-smi; for a container, docker run --gpus all")};
 }
 
-// Opens this rank's device; all ranks come here. "" or why it cannot be used.
+// Opens this rank's device if all ranks can; collective. Returns "" or why this rank's cannot be used.
 std::string open_device(Patient& patient, int index) {
     std::string error;
     try {
@@ -125,7 +125,7 @@ Findings look_at_matmul_library(Patient& patient) {
     return {warning(text + "; too old for " + missing, "build with CUDA 12.9 or newer")};
 }
 
-// What needs one scale a tensor is what FP8 is about; blocks are an option.
+// A GPU that cannot run per-tensor scaling fails; blockwise scaling is optional.
 Findings look_at_recipes(Patient& patient) {
     Findings findings;
     for (const Fp8Recipe recipe : kRecipes) {
@@ -150,7 +150,7 @@ Findings look_at_recipes(Patient& patient) {
 
 namespace {
 
-// What keeps clocks low, "" for nothing that should not be.
+// The reasons that keep clocks low, "" if there are none besides the power limit.
 std::string throttle_text(uint64_t reasons) {
     std::string text;
     auto add = [&](uint64_t bit, const char* name) {
@@ -165,21 +165,20 @@ std::string throttle_text(uint64_t reasons) {
 
 std::string clock_text(const std::optional<int64_t>& now, const std::optional<int64_t>& largest) {
     if (!now || !largest) return "unknown";
-    return strf("%lld of %lld MHz", (long long)*now, (long long)*largest);
+    return strf("%lld of %lld MHz", ll(*now), ll(*largest));
 }
 
 Finding clocks_finding(const GpuState& s) {
     const std::string clocks = "multiprocessors " + clock_text(s.sm_mhz, s.max_sm_mhz) + " now, memory "
                                + clock_text(s.memory_mhz, s.max_memory_mhz)
-                               + (s.celsius ? strf(", %lld C", (long long)*s.celsius) : "");
+                               + (s.celsius ? strf(", %lld C", ll(*s.celsius)) : "");
     const std::string slow = throttle_text(s.throttle.value_or(0));
     if (slow.empty()) return ok(clocks);
     return warning(clocks + ": reduced by " + slow, "nvidia-smi -q -d PERFORMANCE,CLOCK");
 }
 
 Finding power_finding(int64_t limit_mw, int64_t default_mw) {
-    const std::string limit = strf("limit %lld W, by default %lld W", (long long)(limit_mw / 1000),
-                                   (long long)(default_mw / 1000));
+    const std::string limit = strf("limit %lld W, by default %lld W", ll(limit_mw / 1000), ll(default_mw / 1000));
     if (limit_mw >= default_mw) return ok(limit);
     return warning(limit, "nvidia-smi -pl sets it: matmuls run into it first");
 }

@@ -1,5 +1,5 @@
-// The items of `doctor`: rows of a table, each with a function that looks and returns what it found. Every rank runs
-// every item in the same order, so an item may use collectives as long as all ranks come to them.
+// The items of `doctor`: rows of a table, each with a function that returns findings. Every rank checks every item in
+// the same order, so an item may use collectives if all ranks call them.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,16 +8,15 @@
 #include "llmc/ops/device.h"
 #include "llmc/parallel/comm.h"
 
-// From good to bad.
-enum class Status { kOk, kNotChecked, kWarning, kFailed };
+enum class Status { kOk, kNotChecked, kWarning, kFailed };   // from good to bad
 const char* status_name(Status status);   // "ok", "not checked", "warning", "failed"
 
 struct Finding {
     Status status = Status::kOk;
-    std::string text;     // what was found, one line
+    std::string text;     // one line
     std::string advice;   // what to do about it, "" for nothing
-    std::string name;     // "" for that of the item
-    int rank = -1;        // the one it speaks of, -1: all of them
+    std::string name;     // "": the item's
+    int rank = -1;        // the rank it is about, -1: all ranks
 };
 using Findings = std::vector<Finding>;
 
@@ -28,19 +27,19 @@ Finding not_checked(const std::string& text, const std::string& advice = "");
 
 struct DoctorOptions {
     bool json = false, help = false;
-    std::string save;    // the folder that checkpoints are to go to
+    std::string save;      // the folder for checkpoints
     std::string corrupt;   // the item whose result is corrupted, to see that it then fails
 };
 
-// What the items share.
+// The state that the items share.
 struct Patient {
     Comm& comm;
     DoctorOptions options;
     bool cuda_build = false;   // this executable is for GPUs
-    DeviceInfo info;           // of this rank's device, or of the libraries alone where there is none
+    DeviceInfo info;           // of this rank's device; without one, of the libraries only
     Ctx ctx;
-    bool opened = false;       // by all ranks
-    bool connected = false;    // the devices of all ranks
+    bool opened = false;       // the devices of all ranks are open
+    bool connected = false;    // and can communicate
 
     explicit Patient(Comm& of) : comm(of) {}
     ~Patient();
@@ -55,13 +54,13 @@ struct Item {
     bool can_be_corrupted = false;
 };
 const std::vector<Item>& doctor_items();
-// From the words after "doctor". Exit 2 for what is no option.
+// Parses the words after "doctor"; exit 2 for an unknown option.
 DoctorOptions doctor_options(const std::vector<std::string>& words);
-// What one item finds on this rank, errors turned into findings and names filled in.
+// Checks one item on this rank; an Error becomes a finding.
 Findings look_at(const Item& item, Patient& patient);
 
 // ---- doctor_report.cpp
-// Merges the findings of all ranks: equal ones once, else the worst with its rank and host.
+// Merges the findings of all ranks: one of equal ones, else the worst with its rank and host.
 Findings merged(const std::vector<Findings>& ranks, const std::vector<std::string>& hosts);
 std::string findings_to_json(const Findings& findings);   // between ranks
 Findings findings_from_json(const std::string& text);
@@ -76,11 +75,11 @@ public:
 
 private:
     int64_t count(Status status) const;
-    std::vector<std::pair<std::string, Finding>> rows_;   // what the item checks
+    std::vector<std::pair<std::string, Finding>> rows_;   // Item::checks and the finding
 };
 
 // ---- doctor_gpu.cpp
-Findings look_at_gpu(Patient&);   // opens it
+Findings look_at_gpu(Patient&);   // opens the devices
 Findings look_at_driver(Patient&);
 Findings look_at_matmul_library(Patient&);
 Findings look_at_recipes(Patient&);

@@ -24,10 +24,10 @@ namespace {
 constexpr int64_t kMiB = 1 << 20;
 // Docker's default is 64 MiB; NCCL takes some MiB of shared memory for each pair of ranks of a host.
 constexpr int64_t kSharedMemoryBytes = 512 * kMiB;
-// What a network card registers is locked: NCCL's buffers are some MiB for each connection.
+// A network adapter locks the memory that it uses; NCCL has buffers of some MiB for each connection.
 constexpr int64_t kLockedBytes = 1024 * kMiB;
 constexpr int64_t kOpenFiles = 1024, kOpenFilesOfRanks = 4096;
-constexpr int64_t kLittleDisk = 4096 * kMiB;   // below it not even small models keep a few checkpoints
+constexpr int64_t kLittleDisk = 4096 * kMiB;   // a few checkpoints of a small model
 
 std::string size_text(int64_t bytes) {
     return bytes < 1024 * kMiB ? strf("%.1f MiB", static_cast<double>(bytes) / static_cast<double>(kMiB))
@@ -46,7 +46,7 @@ bool has_infiniband() {
     return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
 }
 
-// As a run makes its heartbeat table there.
+// Creates a file in /dev/shm, as a run does for its heartbeats. Returns "" or the error.
 std::string shared_memory_error() {
     const std::string name = strf("/llmfp8.doctor.%d", static_cast<int>(::getpid()));
     const int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -147,10 +147,10 @@ Findings look_at_locked_memory(Patient&) {
 Finding open_files_finding(int64_t files, int ranks) {
     if (files < 0) return ok("no limit (ulimit -n)");
     const int64_t needed = ranks > 8 ? kOpenFilesOfRanks : kOpenFiles;
-    const std::string text = strf("%lld (ulimit -n)", (long long)files);
+    const std::string text = strf("%lld (ulimit -n)", ll(files));
     if (files >= needed) return ok(text);
-    return warning(text + strf(": data shards, and sockets between ranks, may take %lld", (long long)needed),
-                   strf("ulimit -n %lld", (long long)needed));
+    return warning(text + strf(": data shards, and sockets between ranks, may take %lld", ll(needed)),
+                   strf("ulimit -n %lld", ll(needed)));
 }
 
 Findings look_at_open_files(Patient& patient) {

@@ -14,7 +14,7 @@ namespace {
 constexpr int kConnectSeconds = 120;
 constexpr const char* kStartRanks = "mpirun -np N checks them, as scripts/launch/launch_mpi.sh does";
 
-// fp32 values in device memory. Whole numbers, whose sums over 2000 ranks are exact in any order.
+// fp32 values in device memory: whole numbers whose sums over up to 2000 ranks are exact in any order.
 class RankValues {
 public:
     RankValues(Ctx& ctx, int64_t elems) : ctx_(ctx), host_(static_cast<size_t>(elems)) {
@@ -50,19 +50,19 @@ private:
     void* memory_ = nullptr;
 };
 
-// Element i, of block `block`, must be want(i).
+// Returns the first element i of [begin, end) that is not want(i), as text; "" if all are right.
 template <typename Want> std::string wrong_element(const char* call, RankValues& values, int64_t begin, int64_t end,
                                                    Want want) {
     const std::vector<float>& got = values.read();
     for (int64_t i = begin; i < end; i++)
         if (got[static_cast<size_t>(i)] != want(i))
-            return strf("%s: element %lld is %.9g, and the sum on the host %.9g", call, (long long)i,
+            return strf("%s: element %lld is %.9g, and the sum on the host %.9g", call, ll(i),
                         static_cast<double>(got[static_cast<size_t>(i)]), static_cast<double>(want(i)));
     return "";
 }
 
-// All-reduce, reduce-scatter, all-gather and all-to-all of `block` elements for each rank. Every rank makes all calls,
-// whatever it found before.
+// Checks all-reduce, reduce-scatter, all-gather and all-to-all of `block` elements per rank. Every rank makes all
+// calls, also after an error.
 std::string collectives_error(Patient& patient, int64_t block, bool corrupt) {
     Comm& comm = patient.comm;
     Ctx& ctx = patient.ctx;
@@ -157,7 +157,7 @@ Findings look_at_collectives(Patient& patient) {
     std::string line;
     if (!connect_devices(patient, line)) return {not_checked("the devices of ranks cannot be connected: see above")};
     const bool corrupt = patient.corrupted("collectives");
-    // Some and many: libraries choose by the size.
+    // A small and a large size, because libraries choose the algorithm by size.
     for (const int64_t block : {int64_t{1003}, int64_t{1} << 20}) {
         const std::string wrong = collectives_error(patient, block, corrupt);
         const bool any = patient.comm.sum(std::vector<int64_t>{!wrong.empty()})[0] > 0;
@@ -170,7 +170,7 @@ Findings look_at_collectives(Patient& patient) {
                + (line.empty() ? "" : "; " + line))};
 }
 
-// On the CPU every rank of a host has a part of the same memory: its rates say nothing of a link.
+// On the CPU the ranks of a host share memory, so that slow rates are no sign of a bad link.
 Findings look_at_links(Patient& patient) {
     if (patient.comm.world().ranks == 1) return {not_checked("one rank", kStartRanks)};
     if (!patient.connected) return {not_checked("the ranks' devices are not connected")};

@@ -1,4 +1,4 @@
-// What `doctor` found, as lines and as JSON.
+// Prints the findings of `doctor` as lines and as JSON.
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -17,12 +17,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr Status kStatuses[] = {Status::kOk, Status::kWarning, Status::kFailed, Status::kNotChecked};
 
-// Texts may hold bytes of file names.
 template <typename AnyJson> std::string json_text(const AnyJson& json) {
     return json.dump(-1, ' ', false, AnyJson::error_handler_t::replace);
 }
 
-// "rank 3 (node2): ..." of the worst ones, and who else.
+// The finding of all ranks if they agree, else the worst with "rank 3 (node2): " and the number of ranks like it.
 Finding worst_of(const std::vector<const Finding*>& by_rank, const std::vector<std::string>& hosts) {
     size_t worst = by_rank.size();
     int64_t likewise = 0, there = 0;
@@ -41,8 +40,7 @@ Finding worst_of(const std::vector<const Finding*>& by_rank, const std::vector<s
     finding.rank = static_cast<int>(worst);
     finding.text = strf("rank %zu (%s): ", worst, hosts[worst].c_str()) + finding.text;
     if (likewise > 1)
-        finding.text += strf("; %s on %lld of %zu ranks", status_name(finding.status), (long long)likewise,
-                             by_rank.size());
+        finding.text += strf("; %s on %lld of %zu ranks", status_name(finding.status), ll(likewise), by_rank.size());
     return finding;
 }
 
@@ -73,7 +71,7 @@ std::string findings_to_json(const Findings& findings) { return json_text(nlohma
 Findings findings_from_json(const std::string& text) { return nlohmann::json::parse(text).get<Findings>(); }
 
 Findings merged(const std::vector<Findings>& ranks, const std::vector<std::string>& hosts) {
-    // An item may have several findings of one name: the first of a rank goes with the first of the others.
+    // An item may have several findings with the same name: the first of each rank are merged, then the second ones.
     using Key = std::pair<std::string, int>;
     std::vector<Key> order;
     std::map<Key, std::vector<const Finding*>> rows;
@@ -112,8 +110,8 @@ std::string Report::line(const Finding& f) {
 std::string Report::last_line() const {
     const char* passed = count(Status::kWarning) > 0 ? "usable, with warnings" : "nothing failed";
     return strf("doctor: %s: %lld ok, %s, %lld failed, %lld not checked\n", failed() ? "failed" : passed,
-                (long long)count(Status::kOk), count_text(count(Status::kWarning), "warning").c_str(),
-                (long long)count(Status::kFailed), (long long)count(Status::kNotChecked));
+                ll(count(Status::kOk)), count_text(count(Status::kWarning), "warning").c_str(),
+                ll(count(Status::kFailed)), ll(count(Status::kNotChecked)));
 }
 
 std::string Report::json(const Patient& patient) const {

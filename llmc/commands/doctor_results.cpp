@@ -1,6 +1,6 @@
-// Items of `doctor` that compute: one linear in FP8 as each recipe runs it, forward and backward, attention, and its
-// forward in FP8, by the trainer's own calls, held against the CPU operations and double precision with the bounds that
-// the tests use.
+// Items of `doctor` that compute: an FP8 linear layer with each recipe, forward and backward, attention, and its FP8
+// forward. They make the trainer's own calls and compare the results with the CPU operations and with double precision,
+// within the bounds that the tests use.
 #include <algorithm>
 #include <memory>
 
@@ -17,7 +17,7 @@ namespace {
 using reference::Bound;
 using reference::HostTensor;
 
-// A host tensor's copy in device memory.
+// A copy of a host tensor in device memory.
 class OnDevice {
 public:
     OnDevice(Ctx& ctx, const HostTensor& host) : ctx_(ctx), host_(host) {
@@ -42,8 +42,8 @@ private:
     void* memory_ = nullptr;
 };
 
-// What is wrong with a result, "" if nothing. The bound must see an element that is moved by `share` of the largest;
-// `corrupt` moves one.
+// Returns what is wrong with a result, "" if nothing. The bound must detect a change of one element by `share` of the
+// largest; `corrupt` makes such a change.
 std::string wrong_result(const char* name, HostTensor got, const HostTensor& want, const Bound& bound, double share,
                          bool corrupt) {
     double largest = 0;
@@ -58,13 +58,18 @@ std::string wrong_result(const char* name, HostTensor got, const HostTensor& wan
 
 // ---- FP8
 
-// Odd, but all multiples of 16; in and out are no multiples of 128.
+// Multiples of 16, as FP8 matmuls need, but not of 128.
 constexpr int64_t kTokens = 80, kIn = 272, kOut = 144;
 
-// What quantising a tensor reads and writes, on either device.
-template <typename Place> struct Quantised {
+// The tensors that a quantization reads and writes, on either device.
+template <typename Place> struct Quantized {
     Place in, slot, history, updates, largest, rowwise, transposed, rowwise_scale_inv, transposed_scale_inv;
 };
+// The results of f for each tensor.
+template <typename Q, typename F> auto transform(Q& q, F f) {
+    return Quantized<decltype(f(q.in))>{f(q.in), f(q.slot), f(q.history), f(q.updates), f(q.largest), f(q.rowwise),
+                                        f(q.transposed), f(q.rowwise_scale_inv), f(q.transposed_scale_inv)};
+}
 struct QuantOps {
     void (*amax)(Ctx&, const AmaxArgs&);
     void (*update)(Ctx&, const Fp8UpdateArgs&);
@@ -73,8 +78,9 @@ struct QuantOps {
 constexpr QuantOps kOnDevice = {ops::amax, ops::fp8_update, ops::quantize};
 constexpr QuantOps kOnCpu = {cpu::amax, cpu::fp8_update, cpu::quantize};
 
-// (N, C) in BF16 becomes an operand as Fp8State makes one of it: with the scale of an update, its own, or blocks.
-void quantise(Ctx& ctx, const QuantOps& call, const Quantised<Tensor>& t, const RecipeRow& row, Granularity granularity,
+// Quantizes a BF16 tensor (N, C) as Fp8State does: with the scale of a delayed update, of the current tensor, or of its
+// blocks.
+void quantize(Ctx& ctx, const QuantOps& call, const Quantized<Tensor>& t, const RecipeRow& row, Granularity granularity,
               int64_t N, int64_t C) {
     auto* slot = static_cast<Fp8Slot*>(t.slot.data);
     const bool blocks = granularity != Granularity::kTensor;
@@ -102,10 +108,15 @@ public:
     Operand(Ctx& ctx, const char* name, const RecipeRow& row, Granularity granularity, Dtype format, int64_t N,
             int64_t C, double size)
         : name_(name), format_(format), granularity_(granularity), N_(N), C_(C), host_(fresh(size)) {
-        quantise_twice(ctx, row);
+        device_.reset(new Quantized<OnDevice>(transform(host_, [&](HostTensor& t) { return OnDevice(ctx, t); })));
+        quantize(ctx, kOnDevice, transform(*device_, [](OnDevice& t) { return t.view(); }), row, granularity_, N_,
+                 C_);
+        got_ = transform(*device_, [](OnDevice& t) { return t.download(); });
+        Ctx host;
+        quantize(host, kOnCpu, transform(host_, [](HostTensor& t) { return t.view(); }), row, granularity_, N_, C_);
     }
 
-    // "" or how the device's bytes differ from the CPU's: they must be equal.
+    // Returns "" or how the device's bytes differ from the CPU's; they must be equal.
     std::string difference() const {
         if (!got_.rowwise.same_bits(host_.rowwise)) return name_ + " differs from the CPU's bytes";
         if (!got_.transposed.same_bits(host_.transposed)) return name_ + " transposed differs from the CPU's bytes";
@@ -119,10 +130,10 @@ public:
     Fp8Operand transposed() const {
         return {device_->transposed.view(), scale_inv(device_->transposed_scale_inv), granularity_};
     }
-    // Codes and scales for the reference.
-    void give(HostTensor& codes, HostTensor& scales, bool turned) const {
-        codes = turned ? got_.transposed : got_.rowwise;
-        scales = turned ? transposed_scales(got_) : rowwise_scales(got_);
+    // Copies codes and scales for the reference.
+    void copy_to(HostTensor& codes, HostTensor& scales, bool transposed) const {
+        codes = transposed ? got_.transposed : got_.rowwise;
+        scales = transposed ? transposed_scales(got_) : rowwise_scales(got_);
     }
 
 private:
@@ -130,10 +141,10 @@ private:
     Tensor scale_inv(const OnDevice& of_blocks) const {
         return whole() ? device_->slot.view().slice(0, 1) : of_blocks.view();
     }
-    HostTensor rowwise_scales(const Quantised<HostTensor>& q) const {
+    HostTensor rowwise_scales(const Quantized<HostTensor>& q) const {
         return whole() ? first(q.slot) : q.rowwise_scale_inv;
     }
-    HostTensor transposed_scales(const Quantised<HostTensor>& q) const {
+    HostTensor transposed_scales(const Quantized<HostTensor>& q) const {
         return whole() ? first(q.slot) : q.transposed_scale_inv;
     }
     static HostTensor first(const HostTensor& slot) {   // scale_inv
@@ -149,7 +160,7 @@ private:
             }
         return true;
     }
-    Quantised<HostTensor> fresh(double size) const {
+    Quantized<HostTensor> fresh(double size) const {
         auto zeros = [](Dtype dtype, int64_t elems) { return HostTensor(dtype, elems).fill(0); };
         const uint64_t key = rng_key(11, name_);
         return {.in = reference::random_tensor(Dtype::kBf16, N_ * C_, key, size), .slot = zeros(Dtype::kFp32, 4),
@@ -159,49 +170,25 @@ private:
                 .rowwise_scale_inv = zeros(Dtype::kFp32, scale_inv_elems(granularity_, N_, C_)),
                 .transposed_scale_inv = zeros(Dtype::kFp32, scale_inv_elems(granularity_, C_, N_))};
     }
-    void quantise_twice(Ctx& ctx, const RecipeRow& row) {
-        auto& h = host_;
-        auto on = [&](const HostTensor& t) { return OnDevice(ctx, t); };
-        device_.reset(new Quantised<OnDevice>{on(h.in), on(h.slot), on(h.history), on(h.updates), on(h.largest),
-                                              on(h.rowwise), on(h.transposed), on(h.rowwise_scale_inv),
-                                              on(h.transposed_scale_inv)});
-        const auto& d = *device_;
-        quantise(ctx, kOnDevice, {d.in.view(), d.slot.view(), d.history.view(), d.updates.view(), d.largest.view(),
-                                  d.rowwise.view(), d.transposed.view(), d.rowwise_scale_inv.view(),
-                                  d.transposed_scale_inv.view()}, row, granularity_, N_, C_);
-        got_ = {.in = {},
-                .slot = d.slot.download(),
-                .history = {},
-                .updates = {},
-                .largest = {},
-                .rowwise = d.rowwise.download(),
-                .transposed = d.transposed.download(),
-                .rowwise_scale_inv = d.rowwise_scale_inv.download(),
-                .transposed_scale_inv = d.transposed_scale_inv.download()};
-        Ctx host;
-        quantise(host, kOnCpu, {h.in.view(), h.slot.view(), h.history.view(), h.updates.view(), h.largest.view(),
-                                h.rowwise.view(), h.transposed.view(), h.rowwise_scale_inv.view(),
-                                h.transposed_scale_inv.view()}, row, granularity_, N_, C_);
-    }
 
     const std::string name_;
     const Dtype format_;
     const Granularity granularity_;
     const int64_t N_, C_;
-    Quantised<HostTensor> host_, got_;   // as the CPU makes it, and what the device made
-    std::unique_ptr<Quantised<OnDevice>> device_;
+    Quantized<HostTensor> host_, got_;   // the results of the CPU and of the device
+    std::unique_ptr<Quantized<OnDevice>> device_;
 };
 
 struct Pass {
     const char* name;
     GemmLayout layout;
     const Operand &a, &b;
-    bool a_turned, b_turned;
-    Dtype a_format;   // of b: E4M3
+    bool a_transposed, b_transposed;
+    Dtype a_format;   // b is E4M3
     Granularity a_granularity, b_granularity;
     int64_t M, N, K;
     bool fast;
-    HostTensor before;   // what D held
+    HostTensor before;   // D before the matmul
 };
 
 std::string wrong_pass(const Pass& pass, const HostTensor& got, bool gpu, bool corrupt) {
@@ -209,18 +196,18 @@ std::string wrong_pass(const Pass& pass, const HostTensor& got, bool gpu, bool c
                          .kind = {pass.a_format, Dtype::kE4m3, pass.a_granularity, pass.b_granularity},
                          .result = got.dtype(), .layout = pass.layout,
                          .accumulate = pass.layout == GemmLayout::kWgrad, .fast = pass.fast};
-    pass.a.give(p.a, p.a_scale_inv, pass.a_turned);
-    pass.b.give(p.b, p.b_scale_inv, pass.b_turned);
+    pass.a.copy_to(p.a, p.a_scale_inv, pass.a_transposed);
+    pass.b.copy_to(p.b, p.b_scale_inv, pass.b_transposed);
     p.d = pass.before;
     const reference::Fp8Expected e = reference::expected_of(p);
     const Bound bound = gpu ? reference::gpu_bound(p, e) : reference::cpu_bound(p, e);
     return wrong_result(pass.name, got, e.product, bound, pass.fast ? 1.0 / 8 : 1.0 / 16, corrupt);
 }
 
-// The whole of a recipe: quantised equal to the CPU, three matmuls within their bounds, all of them in FP8.
+// Checks a recipe: quantized tensors equal the CPU's, and the three matmuls run in FP8 and are within their bounds.
 Finding check_recipe(Patient& patient, const RecipeRow& row, bool corrupt) {
     Ctx& ctx = patient.ctx;
-    const bool fast = row.fast_accumulation;   // as --fp8-fast-accum fprop has it
+    const bool fast = row.fast_accumulation;   // as with --fp8-fast-accum fprop
     const Operand x(ctx, "x", row, row.x, Dtype::kE4m3, kTokens, kIn, 1.5);
     const Operand w(ctx, "w", row, row.weight, Dtype::kE4m3, kOut, kIn, 0.02);
     const Operand dy(ctx, "dy", row, row.dy, row.dy_format, kTokens, kOut, 3e-5);
@@ -241,7 +228,7 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool corrupt) {
     linear_forward(ctx, linear, y.view(), of_x, kTokens);
     linear_backward(ctx, linear, dx.view(), of_dy, of_x, kTokens);
     const int64_t executed = device::fp8_matmuls(ctx) - before;
-    if (executed != 3) return failed(strf("%lld of 3 matmuls ran in FP8", (long long)executed), "run make test-gpu");
+    if (executed != 3) return failed(strf("%lld of 3 matmuls ran in FP8", ll(executed)), "run make test-gpu");
 
     const Pass fprop{"fprop", GemmLayout::kForward, x, w, false, false, Dtype::kE4m3, row.x, row.weight,
                      kTokens, kOut, kIn, fast, y0};
@@ -254,9 +241,7 @@ Finding check_recipe(Patient& patient, const RecipeRow& row, bool corrupt) {
         if (!wrong.empty()) return failed(wrong, "FP8 matmuls are wrong: do not train here; run make test-gpu");
     }
     return ok(strf("fprop, dgrad and wgrad of %lld x %lld x %lld%s: casts equal the CPU's, sums are within their "
-                   "bounds",
-                   (long long)kTokens, (long long)kOut, (long long)kIn,
-                   patient.gpu() ? "" : ", emulated by the CPU"));
+                   "bounds", ll(kTokens), ll(kOut), ll(kIn), patient.gpu() ? "" : ", emulated by the CPU"));
 }
 
 // ---- attention
@@ -273,7 +258,7 @@ std::string wrong_attention(Patient& patient, const reference::QkvShape& shape, 
     ops::attention_backward(ctx, a.backward_args(dqkv.view(), delta.view(), dout.view(), given_out.view(),
                                                  given_lse.view(), qkv.view(), nullptr, sums.view()));
     device::synchronize(ctx);
-    // Tensor cores multiply with weights rounded to BF16.
+    // Kernels on tensor cores round P to BF16.
     const reference::Reference want =
         reference::reference_of(a, given, patient.gpu() && reference::on_tensor_cores(a) ? 1.01 * 0x1p-8 : 0);
     std::string wrong;
@@ -308,7 +293,7 @@ std::string wrong_fp8_attention(Patient& patient, const reference::Fp8Attention&
     const reference::Fp8Reference want = reference::fp8_attention_reference(a, cpu.qkv, patient.gpu());
     const auto wrong = [&](const char* name, const OnDevice& got, const HostTensor& exact,
                            const std::vector<double>& error) {
-        // A quarter: a smaller change may be within the rounding of P to E4M3.
+        // The rounding of P to E4M3 may hide a smaller change than a quarter.
         return wrong_result(name, got.download(), exact, [&](int64_t i) { return error[static_cast<size_t>(i)]; },
                             1.0 / 4, corrupt);
     };
@@ -335,11 +320,11 @@ Findings look_at_fp8_matmuls(Patient& patient) {
 Findings look_at_attention(Patient& patient) {
     if (!patient.opened) return {not_checked("no device")};
     std::string kernels;
-    // The head sizes of GPT-2 and of Llama-3.
+    // The head dims of GPT-2 and of Llama-3.
     for (const reference::QkvShape& shape : {reference::QkvShape{1, 129, 4, 2, 64}, {2, 65, 4, 1, 128}}) {
         const std::string wrong = wrong_attention(patient, shape, patient.corrupted("attention"));
         if (!wrong.empty())
-            return {failed(strf("head size %lld: %s", (long long)shape.HS, wrong.c_str()),
+            return {failed(strf("head size %lld: %s", ll(shape.HS), wrong.c_str()),
                            "attention is wrong: do not train here; run make test-gpu")};
         const std::string kernel = device::attention_kernel(patient.ctx, Dtype::kBf16, shape.HS);
         if (kernels.find(kernel) == std::string::npos) kernels += (kernels.empty() ? "" : "; ") + kernel;
@@ -350,11 +335,11 @@ Findings look_at_attention(Patient& patient) {
 Findings look_at_fp8_attention(Patient& patient) {
     if (!patient.opened) return {not_checked("no device")};
     if (const std::string reason = fp8_attention_error(patient.info); !reason.empty()) return {not_checked(reason)};
-    // More than one block of 128 keys, the last one cut off.
+    // More than one block of 128 keys, the last one partly filled.
     for (const reference::Fp8Attention& a : {reference::Fp8Attention{1, 129, 4, 2, 64}, {2, 193, 4, 1, 128}}) {
         const std::string wrong = wrong_fp8_attention(patient, a, patient.corrupted("FP8 attention"));
         if (!wrong.empty())
-            return {failed(strf("head size %lld: %s", (long long)a.HS, wrong.c_str()),
+            return {failed(strf("head size %lld: %s", ll(a.HS), wrong.c_str()),
                            "do not use --fp8-attention here; run make test-gpu")};
     }
     return {ok(strf("forward, head dims 64 and 128: FP8 codes equal the CPU's, sums are within their bounds%s",

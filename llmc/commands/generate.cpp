@@ -24,7 +24,7 @@ int64_t longest_text(const Prompts& prompts, const Config& config) {
     return static_cast<int64_t>(longest) + config.sample_tokens;
 }
 
-// Weights of the working type, and nothing to train them.
+// Weights in the working dtype, without training state.
 class InferenceStore : public ParamStore {
 public:
     InferenceStore(const Config& config, const FlatLayout& layout, Arena& arena)
@@ -41,7 +41,7 @@ private:
     const FlatLayout& layout_;
 };
 
-// The buffers and the decoder of one text; made twice, first to measure them.
+// The buffers and the decoder for one text; constructed twice, first to measure the memory.
 class Model {
 public:
     Model(const Config& config, const ParamTable& table, Arena& arena)
@@ -58,7 +58,7 @@ public:
         device::fill_bytes(ctx, store_.all.data, 0, store_.all.bytes());
         device::fill_bytes(ctx, bad_tokens_.data, 0, bad_tokens_.bytes());
         decoder_.upload_constants(ctx);
-        StateAccess access;   // masters, which only pass by
+        StateAccess access;   // the masters of load_hf_weights are rounded and not kept
         std::vector<bf16> rounded;
         access.write = [&](StateKind, int index, int64_t begin, int64_t count, const void* host) {
             const Tensor to = store_.weight(index).slice(begin, count);
@@ -90,7 +90,7 @@ private:
     Sampler sampler_;
 };
 
-// What a run of it needs, by rehearsal.
+// Device memory of a Model, by rehearsal.
 int64_t planned_bytes(const Config& config, const ParamTable& table) {
     Ctx ctx;
     ctx.rehearsal = true;
@@ -108,7 +108,7 @@ void print(const std::vector<int32_t>& text, TokenForm form) {
     if (std::fflush(stdout) != 0) FAIL(kExitDisk, "standard output cannot be written: %s", std::strerror(errno));
 }
 
-// What is closed and given back at the end, whatever happens.
+// Frees memory and closes the device at the end, also after an Error.
 struct OpenDevice {
     Ctx ctx;
     void* memory = nullptr;
@@ -133,7 +133,7 @@ int generate(Config config) {
     const ParamTable table = make_param_table(config.shape);
     const int64_t bytes = planned_bytes(config, table);
     OpenDevice device(0);
-    device::gemm_set_search(device.ctx, false);   // a search takes longer than a text, and its answers vary
+    device::gemm_set_search(device.ctx, false);   // a search takes longer than a text, and its results vary
     device.memory = device::device_alloc(bytes);
     device.pinned = device::pinned_alloc(config.seq_length * dtype_bytes(Dtype::kInt32));
     Arena arena(device.memory, bytes);

@@ -1,5 +1,5 @@
-// `train_llama generate`: text that goes on from prompts, with the weights of a directory. No training state: weights
-// in the working type and the activations of one text.
+// `train_llama generate`: continues prompts with the weights of a directory. Holds only weights in the working dtype
+// and the activations of one text.
 #pragma once
 #include <string>
 
@@ -8,5 +8,5 @@
 
 Job parse_generate(const Invocation& call, Comm& comm);
 
-// `path`, or where it is a folder of checkpoints and no model, the newest of them.
+// `path` itself, or its newest checkpoint if it is a folder of checkpoints.
 std::string model_directory(const std::string& path);

@@ -19,8 +19,8 @@ struct Command {
     const char* name;
     // The call and the communicator outlive the job.
     Job (*parse)(const Invocation& call, Comm& comm);
-    bool takes_ranks;    // of mpirun or srun; else it is one process
-    bool ends_by_step;   // where signals ask it to stop
+    bool takes_ranks;    // can be distributed, by mpirun or srun
+    bool ends_by_step;   // stops after a step on a signal
 };
 constexpr Command kTrain = {"", parse_train, true, true};
 constexpr Command kCommands[] = {{"plan", parse_plan, true, true}, {"bench", parse_bench, true, true},
@@ -32,13 +32,13 @@ const Command& command_of(int argc, const char* const* argv) {
     return kTrain;
 }
 
-// The launch wrapper learns the exit code from the ranks' watchdogs, which look several times a second.
+// Publishes the exit code and waits until the ranks' watchdogs, which poll several times per second, have seen it.
 int leave(const Comm& comm, int exit_code) {
-    constexpr int kHearMs = 700;
+    constexpr int kWatchdogMs = 700;
     leave_outcome(exit_code);
     if (exit_code == kExitOk || comm.world().ranks == 1) return exit_code;
     post_end(exit_code);
-    std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));
+    std::this_thread::sleep_for(std::chrono::milliseconds(kWatchdogMs));
     return exit_code;
 }
 
@@ -59,7 +59,7 @@ int run_command(int argc, const char* const* argv, const std::string& family) {
         try {
             return leave(*comm, job());
         } catch (const std::exception& error) {
-            // On its way up the device would be closed, which waits for what other ranks do not finish any more.
+            // Unwinding would close the device and wait for collectives that other ranks no longer finish.
             if (comm->world().ranks == 1) throw;
             return end_with_error(comm.get(), error);
         }

@@ -23,13 +23,13 @@ double gemm_tflop(const PlannedGemm& g) {
            * static_cast<double>(g.count);
 }
 
-// What text and JSON have in common.
+// The numbers in both text and JSON.
 struct Figures {
     const Gpu& gpu;
-    bool here;               // memory is that of the GPU that was found
+    bool here;               // the GPU was found, and memory_bytes is what it has
     int64_t memory_bytes;
     StepTime time;
-    double flops_per_token = 0, tokens = 0;   // of a step, all ranks
+    double flops_per_token = 0, tokens = 0;   // tokens per step, all ranks
     double ms = 0, tokens_per_second = 0, mfu = 0, hours = 0;
 
     explicit Figures(const PlannedRun& run)
@@ -80,7 +80,7 @@ std::string matmul_text(const MemoryPlan& plan) {
     return text;
 }
 
-// Where the rates come from.
+// The origin of the rates.
 std::string rates_text(const Gpu& gpu) {
     if (gpu.measured) return "rates measured on it";
     return strf("SCALED, not measured: rates of an %s; matmuls and attention are scaled by the ratio of peaks, the "
@@ -141,9 +141,7 @@ std::string plan_text(const PlannedRun& run) {
                  figures.flops_per_token * figures.tokens);
     text += strf("ranks             %d, %s of %lld x %lld tokens per step and rank\n", plan.ranks,
                  count_text(config.global_batch_size / (config.micro_batch_size * plan.ranks), "micro-batch",
-                            "micro-batches").c_str(),
-                 ll(config.micro_batch_size),
-                 ll(config.seq_length));
+                            "micro-batches").c_str(), ll(config.micro_batch_size), ll(config.seq_length));
     text += strf("tokens            %.0f per step, %lld steps, %.4g in all\n", figures.tokens, ll(config.train_iters),
                  figures.tokens * static_cast<double>(config.train_iters));
     return text + matmul_text(plan) + communication_text(config, plan.collectives, plan.ranks, plan.buckets)
@@ -212,7 +210,7 @@ std::string plan_json(const PlannedRun& run) {
     const Config& config = run.config;
     const Json json = {
         {"type", "plan"},
-        {"config", Json::parse(config_to_json(config, run.family))},
+        {"config", Json::parse(config_to_json(config))},
         {"gpu", {{"name", figures.gpu.name}, {"rates_measured", figures.gpu.measured}, {"found", figures.here},
                  {"rates", rates_text(figures.gpu)}}},
         {"params", run.table.param_elems},
@@ -233,7 +231,7 @@ std::string plan_json(const PlannedRun& run) {
 
 std::string plan_output(const PlannedRun& run) {
     if (run.config.json) return plan_json(run);
-    std::string text = config_to_text(run.config, run.family) + plan_text(run);
+    std::string text = config_to_text(run.config) + plan_text(run);
     for (const std::string& note : run.notes) text += "note: " + note + "\n";
     return text;
 }

@@ -33,7 +33,7 @@
 
 namespace {
 
-// Whether there are shards without a header.
+// Whether the data has shards without a header.
 bool has_raw(const DataLoader& data) {
     return std::any_of(data.shards().begin(), data.shards().end(),
                        [](const ShardInfo& shard) { return shard.format == ShardFormat::kRaw; });
@@ -42,8 +42,8 @@ bool has_raw(const DataLoader& data) {
 class TrainLoop {
 public:
     TrainLoop(ParsedConfig parsed, const Invocation& call, Comm& comm)
-        : comm_(comm), config_(std::move(parsed.config)), family_(call.family), command_(call.line),
-          idle_(std::move(parsed.idle)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
+        : comm_(comm), config_(std::move(parsed.config)), command_(call.line), idle_(std::move(parsed.idle)),
+          fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
           table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan_of(config_, table_)) {}
 
     int run() { return config_.dry_run ? plan() : train(); }
@@ -54,17 +54,17 @@ private:
         const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         const MemoryPlan memory = plan_memory(config_, table_, fp8_plan_, ranks);
-        std::printf("%s", plan_output({config_, family_, table_, memory, info, notes_}).c_str());
+        std::printf("%s", plan_output({config_, table_, memory, info, notes_}).c_str());
         return kExitOk;
     }
 
     int train() {
         start_.done("launch");
         for (const std::string& fault : config_.inject) notes_.push_back("FAULT INJECTION: --inject " + fault);
-        for (std::string& line : environment_differences(comm_)) notes_.push_back(std::move(line));
+        for (const std::string& line : environment_differences(comm_)) notes_.push_back(line);
         require_same_program(comm_);
         open_data();
-        require_same(comm_, {{"set of options", config_to_json(config_, family_)},
+        require_same(comm_, {{"set of options", config_to_json(config_)},
                              {"training data", train_->fingerprint_json()},
                              {"validation data", valid_ ? valid_->fingerprint_json() : ""},
                              {"HellaSwag file or prompts", evaluations_->fingerprint()}});
@@ -97,7 +97,7 @@ private:
         if (config_.train_iters == 0) {
             config_.train_iters = steps_for_samples(config_, static_cast<int64_t>(samples));
             REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
-                    config_.epochs, (long long)train_->samples_per_epoch(), (long long)config_.global_batch_size);
+                    config_.epochs, ll(train_->samples_per_epoch()), ll(config_.global_batch_size));
             const std::vector<std::string> errors = length_errors(config_);
             REQUIRE(errors.empty(), "%s", errors.front().c_str());
         }
@@ -120,10 +120,9 @@ private:
     void open_device() {
         run_device_.open(notes_);
         if (config_.check_comm)
-            for (std::string& line : check_comm(ctx_, comm_)) notes_.push_back(std::move(line));
+            for (const std::string& line : check_comm(ctx_, comm_)) notes_.push_back(line);
         run_device_.prepare();
-        checkpoints_ = std::make_unique<RunCheckpoints>(config_, family_, table_, *train_, comm_, ctx_, *trainer_,
-                                                        faults_);
+        checkpoints_ = std::make_unique<RunCheckpoints>(config_, table_, *train_, comm_, ctx_, *trainer_, faults_);
     }
 
     void start_state() {
@@ -136,7 +135,7 @@ private:
         }
     }
 
-    // False when --resume auto finds nothing to resume.
+    // Returns false if --resume auto finds nothing to resume.
     bool resume() {
         const std::optional<Progress> found = checkpoints_->resume(fp8_given_, notes_);
         if (!found) return false;
@@ -149,20 +148,20 @@ private:
         resumed_ = true;
         if (step_ > config_.train_iters)
             notes_.push_back(strf("nothing is left to train: the checkpoint is of step %lld, --train-iters is %lld",
-                                  (long long)step_, (long long)config_.train_iters));
+                                  ll(step_), ll(config_.train_iters)));
         return true;
     }
 
     void open_log() {
         const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
-        std::printf("%s%s%s", config_to_text(config_, family_).c_str(), fp8_text.c_str(),
+        std::printf("%s%s%s", config_to_text(config_).c_str(), fp8_text.c_str(),
                     communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
         const std::string path = comm_.root() ? config_.log_file : "";
         const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
         log_ = std::make_unique<RunLog>(path, resumed_, step_, missed_, other);
         flops_per_token_ = model_flops_per_token(config_, table_);
         plan_check_ = check_of(config_, plan_, info_);
-        log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_, family_),
+        log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
                       .synthetic_data = config_.synthetic_data,
@@ -177,10 +176,10 @@ private:
     }
 
     std::string attention_note() const {
-        const int64_t channels = config_.shape.kv_channels;
-        const bool modes = device::attention_has_modes(ctx_, config_.dtype, channels);
+        const int64_t head_dim = config_.shape.kv_channels;
+        const bool modes = device::attention_has_modes(ctx_, config_.dtype, head_dim);
         std::string text = config_.fp8_attention ? "attention: forward in E4M3, " : "attention: ";
-        text += device::attention_kernel(ctx_, config_.dtype, channels);
+        text += device::attention_kernel(ctx_, config_.dtype, head_dim);
         if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
         else if (config_.attention_fast) text += "; --attention fast has no effect on it";
         return text;
@@ -188,7 +187,7 @@ private:
 
     // ---- steps ----
 
-    // False, and nothing done, when one of the ranks was asked to stop: the same answer on all.
+    // Returns false, on all ranks and without a step, if one of them was asked to stop.
     bool train_step() {
         post_step(step_ + 1);
         post_phase(Phase::kData);
@@ -214,10 +213,10 @@ private:
         step_++;
         samples_ += slot.samples;
         slot.samples_after = samples_;
-        // One step late, so that the device never waits for the host.
+        // Reports the step before this one, so that the device never waits for the host.
         drain();
         pending_ = &slot;
-        prime_again_after_skip(slot);
+        calibrate_again_after_skip(slot);
         seal_or_check_memory();
         boundary();
         return true;
@@ -226,30 +225,30 @@ private:
     // Returns the inputs of the next step, or null if a rank has been asked to stop. A batch in which loss masks leave
     // no target is ignored, since its mean loss would be 0 / 0, and the step takes the next one.
     Staging::Slot* next_batch() {
-        int64_t passed = 0;
+        int64_t ignored = 0;
         for (;;) {
             const int64_t count = batch_size_at(config_, samples_);
             Staging::Slot& slot = staging_->read(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count);
             const std::vector<int64_t> total = comm_.sum({slot.staged.counted_tokens, stop_wanted()});
             stopping_ = total[1] > 0;
-            if ((stopping_ || total[0] > 0) && passed > 0)
+            if ((stopping_ || total[0] > 0) && ignored > 0)
                 log_->event("note", strf("step %lld: none of %lld samples has a target that counts, they are ignored",
-                                         (long long)(step_ + 1), (long long)passed));
+                                         ll(step_ + 1), ll(ignored)));
             if (stopping_) return nullptr;
             if (total[0] > 0) {
                 staging_->set_inputs(slot, total[0], learning_rate(config_, step_));
                 return &slot;
             }
-            passed += count;   // as many samples as two epochs hold every sample of one source, whatever their orders
-            REQUIRE(passed / 2 < train_->samples_per_epoch() && !config_.overfit_one_batch,
-                    "step %lld: none of %lld samples has a target that counts (loss masks)", (long long)(step_ + 1),
-                    (long long)passed);
+            ignored += count;   // two epochs of samples contain every sample of a single source, in any order
+            REQUIRE(ignored / 2 < train_->samples_per_epoch() && !config_.overfit_one_batch,
+                    "step %lld: none of %lld samples has a target that counts (loss masks)", ll(step_ + 1),
+                    ll(ignored));
             samples_ += count;
         }
     }
 
-    // Infinite amaxes of a calibration micro-batch would stay in the histories and keep scales from being made.
-    void prime_again_after_skip(const Staging::Slot& slot) {
+    // Infinite amaxes of a calibration micro-batch would stay in the histories and prevent valid scales.
+    void calibrate_again_after_skip(const Staging::Slot& slot) {
         if (trainer_->executed_micro_batches() == slot.staged.micro_batches) return;
         drain();
         if (!slot.staged.result->skip) return;
@@ -257,14 +256,14 @@ private:
         log_->event("note", "FP8: the calibration step was skipped, the next step calibrates again");
     }
 
-    // After the first step everything is allocated, and the arena has exactly its planned size.
+    // After the first step all memory is allocated, and the arena has exactly its planned size.
     void seal_or_check_memory() {
         if (sealed_allocations_ < 0) {
             drain();
             if (fp8_plan_.on())
                 log_->event("note", fp8_watch_.after_first_step(ctx_, trainer_->executed_micro_batches()));
             CHECK(arena_.peak_bytes() == plan_.arena_bytes, "the plan says %lld bytes, the arena used %lld",
-                  (long long)plan_.arena_bytes, (long long)arena_.peak_bytes());
+                  ll(plan_.arena_bytes), ll(arena_.peak_bytes()));
             sealed_allocations_ = device::allocation_count();
             const std::string refused = share_matmul_plans(ctx_, comm_);
             if (!refused.empty()) log_->event("warning", "matmul algorithms: " + refused);
@@ -272,7 +271,7 @@ private:
             log_->event("note", start_.text());
             post_first_step();
         } else if (sealed_free_bytes_ < 0) {
-            sealed_free_bytes_ = device::device_free_bytes();   // shared algorithms were loaded in the second step
+            sealed_free_bytes_ = device::device_free_bytes();   // the second step has loaded rank 0's matmul algorithms
         }
         CHECK(device::allocation_count() == sealed_allocations_, "memory was allocated after the first step");
     }
@@ -303,7 +302,7 @@ private:
         device::event_wait(slot.done);
         const StepState& result = *slot.staged.result;
         REQUIRE(result.bad_tokens == 0, "step %lld: %d token ids lie outside the vocabulary of %lld",
-                (long long)(slot.step + 1), result.bad_tokens, (long long)config_.shape.vocab_size);
+                ll(slot.step + 1), result.bad_tokens, ll(config_.shape.vocab_size));
         StepRecord r;
         r.step = slot.step + 1;
         r.train_iters = config_.train_iters;
@@ -337,11 +336,11 @@ private:
         if (consecutive_skips_ > config_.max_skips) {
             FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips "
                  "%lld); lower --lr, or start from an earlier checkpoint's weights (--load) with another --seed",
-                 (long long)r.step, (long long)consecutive_skips_, (long long)config_.max_skips);
+                 ll(r.step), ll(consecutive_skips_), ll(config_.max_skips));
         }
     }
 
-    // Steps of a batch size that is still rising are not those that were planned.
+    // Logs predicted and measured time and memory; ignores the smaller batches of a ramp-up.
     void check_plan(const Staging::Slot& slot, double ms) {
         if (slot.samples != config_.global_batch_size || !plan_check_.add(slot.step + 1, ms)) return;
         log_->plan({.step = slot.step + 1, .predicted_ms = plan_check_.predicted_ms(),
@@ -349,7 +348,7 @@ private:
                     .used_bytes = used_bytes_, .text = plan_check_.text()});
     }
 
-    // Counts and amaxes of all ranks; the same steps on every rank.
+    // Merges the FP8 counts and amaxes of all ranks; collective.
     void gather_fp8_report(const Staging::Slot& slot) {
         const Fp8State& fp8 = trainer_->fp8();
         if (!fp8.on() || comm_.world().ranks == 1) return;
@@ -371,7 +370,7 @@ private:
 
     // ---- evaluation, checkpoints ----
 
-    // With the host memory of the step that is not in flight; the pending step was drained before.
+    // Evaluations use the staging slot of the next step; the pending step was drained before.
     RunEvaluations::Place evaluation_place() {
         return {.ctx = ctx_, .trainer = *trainer_, .staging = staging_->slot(step_).staged, .log = *log_,
                 .step = step_};
@@ -382,12 +381,11 @@ private:
                             .consecutive_skips = consecutive_skips_, .missed = missed_}, *log_);
     }
 
-    // A library allocated memory, or another process on the same GPU did.
+    // Warns if a library, or another process on the same GPU, has allocated memory.
     void report_memory_growth() {
         const int64_t grown = sealed_free_bytes_ - device::device_free_bytes();
         if (info_.sm > 0 && sealed_free_bytes_ >= 0 && grown > 0)
-            log_->event("warning", strf("free device memory fell by %lld bytes since the second step",
-                                        (long long)grown));
+            log_->event("warning", strf("free device memory fell by %lld bytes since the second step", ll(grown)));
     }
 
     void finish() {
@@ -405,13 +403,13 @@ private:
 
     Comm& comm_;
     Config config_;
-    const std::string family_, command_;
+    const std::string command_;
     const std::vector<std::string> idle_;
     const bool fp8_given_;
     std::vector<std::string> notes_;
     const ParamTable table_;
     Faults faults_{config_.inject, comm_.world().rank};
-    const Fp8Plan fp8_plan_;              // what the options ask for
+    const Fp8Plan fp8_plan_;
     Fp8Watch fp8_watch_{config_, fp8_plan_};
     RunDevice run_device_{config_, table_, fp8_plan_, comm_};
     Ctx& ctx_ = run_device_.ctx;
@@ -424,17 +422,17 @@ private:
     std::optional<DataLoader> train_, valid_;
     std::optional<RunEvaluations> evaluations_;
     std::unique_ptr<RunLog> log_;
-    std::unique_ptr<RunCheckpoints> checkpoints_;   // a save that ends with it is told to the log
+    std::unique_ptr<RunCheckpoints> checkpoints_;   // after log_: its destructor may finish a save and log it
     double flops_per_token_ = 0;
     StepTimeCheck plan_check_;
     bool resumed_ = false, stopping_ = false;
     int64_t step_ = 0;                    // steps enqueued
     int64_t samples_ = 0;                 // the data cursor
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
-    std::vector<std::string> missed_;     // evaluations of step_ that a stop cut short
+    std::vector<std::string> missed_;     // evaluations of step_ that a stop interrupted
     int64_t sealed_allocations_ = -1;     // allocation count after the first step
     int64_t sealed_free_bytes_ = -1;      // free device memory after the second one
-    const Staging::Slot* pending_ = nullptr;   // enqueued and not reported yet
+    const Staging::Slot* pending_ = nullptr;   // the step that is enqueued and not reported yet
     StartTimes start_;
     std::deque<double> recent_;
 };
@@ -447,7 +445,8 @@ ParsedConfig parse_training(const Invocation& call, const std::vector<const char
                           .read_shape = model_config_from_hf};
     ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), call.family, machine);
     if (parsed.help) return parsed;
-    for (std::string& line : environment_lines(ranks, machine.gpu)) parsed.notes.push_back(std::move(line));
+    for (const std::string& line : environment_lines(own_environment(), ranks, machine.gpu))
+        parsed.notes.push_back(line);
     set_comm_timeout(parsed.config.comm_timeout);
     stop_after(parsed.config.exit_duration_in_mins);
     return parsed;

@@ -1,4 +1,4 @@
-// `train_llama`, the life of a run: options, plan, data, resume, steps, evaluation, checkpoints, stop. And
+// `train_llama`: a whole run, from options, plan and data to steps, evaluations and checkpoints; and
 // `train_llama plan`, which ends with the plan.
 #pragma once
 #include "llmc/commands/command.h"
@@ -8,5 +8,6 @@
 Job parse_train(const Invocation& call, Comm& comm);
 Job parse_plan(const Invocation& call, Comm& comm);
 
-// The training options among these words, in force for this process; parsed.help: nothing but their text.
+// Parses training options and applies --comm-timeout and --exit-duration-in-mins to this process. If the result's
+// `help` is set, it has only the help text.
 ParsedConfig parse_training(const Invocation& call, const std::vector<const char*>& words, Comm& comm);

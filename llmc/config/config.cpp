@@ -22,14 +22,9 @@ struct Setting {
 };
 using Settings = std::map<std::string, Setting>;   // by option name
 
-std::string dashes(std::string name) {
-    std::replace(name.begin(), name.end(), '_', '-');
-    return name;
-}
-
 // ---- names ----
 
-// Options of the command line alone. They are no fields of Config.
+// Options that only the command line has; they are not fields of Config.
 bool is_command(const std::string& name) { return name == "config" || name == "help" || name == "print-options"; }
 
 std::vector<std::string> option_names() {
@@ -39,9 +34,7 @@ std::vector<std::string> option_names() {
     return names;
 }
 
-bool is_option(const std::string& name) { return is_command(name) || find_option(name); }
-
-// The table's name for a one-dash option of llm.c; the text itself where there is none.
+// The table's name for a one-dash option of llm.c, or `option` itself if there is none.
 std::string llmc_option(const std::string& option) {
     if (option == "-h") return "help";
     for (const OptionRow& row : option_table())
@@ -49,7 +42,7 @@ std::string llmc_option(const std::string& option) {
     return option;
 }
 
-// Replaces a former name by the current one, with a note. `where` is how the note names the old one.
+// Replaces a former name by the current one, with a note that calls the old one `where`.
 std::string without_old_name(const std::string& name, const std::string& where, std::vector<std::string>* notes) {
     const char* current = current_name(name);
     if (!current) return name;
@@ -57,7 +50,7 @@ std::string without_old_name(const std::string& name, const std::string& where, 
     return current;
 }
 
-// The option and value that a flag of Megatron-LM ("fp8-param-gather") stands for.
+// The option and value that correspond to a Megatron-LM flag ("fp8-param-gather").
 std::pair<std::string, std::string> respell(const Spelling& spelling, const Json& on, const std::string& where,
                                             std::vector<std::string>* notes) {
     REQUIRE(on.is_boolean(), "%s %s: must be true or false", where.c_str(), json_text(on).c_str());
@@ -67,15 +60,17 @@ std::pair<std::string, std::string> respell(const Spelling& spelling, const Json
     return {spelling.option, value};
 }
 
-// An option that is said twice must be said alike where one of the two is another trainer's flag for a value of it.
+// A Megatron-LM flag that was used, and the option and value it stands for. The same option may be set too, but only to
+// the same value.
 struct Respelled {
     std::string where, option, value;
-    void require_no_other(const std::string& other, const std::string& other_value) const {
-        Config meant, said;
+    void require_same(const std::string& other, const std::string& other_value) const {
+        Config by_flag, by_option;
         const OptionValue& row = find_option(option)->value;
-        const bool valid = row.set(meant, row.parse(value)) && row.set(said, row.parse(other_value));
-        REQUIRE(!valid || row.get(meant) == row.get(said), "%s is --%s %s, and %s says %s: leave one of the two out",
-                where.c_str(), option.c_str(), value.c_str(), other.c_str(), other_value.c_str());
+        const bool valid = row.set(by_flag, row.parse(value)) && row.set(by_option, row.parse(other_value));
+        REQUIRE(!valid || row.get(by_flag) == row.get(by_option),
+                "%s is --%s %s, and %s says %s: leave one of the two out", where.c_str(), option.c_str(), value.c_str(),
+                other.c_str(), other_value.c_str());
     }
 };
 
@@ -92,8 +87,8 @@ bool is_short(const std::string& word) {
     return word.size() > 1 && word[0] == '-' && std::isalpha(static_cast<unsigned char>(word[1]));
 }
 
-// Splits "--name=value", resolves other spellings of the name, and raises the error of an unknown one. The value is
-// empty without "="; `next` is the word after it.
+// Splits "--name=value" and replaces an alias by the table's name; an unknown name is an error. Without "=" the value
+// is empty, except that of a flag. `next`, the word after it, is for the error.
 std::pair<std::string, std::optional<std::string>> read_option(const std::string& word, const std::string& next,
                                                                std::vector<Respelled>& respelled,
                                                                std::vector<std::string>* notes) {
@@ -107,7 +102,7 @@ std::pair<std::string, std::optional<std::string>> read_option(const std::string
         std::tie(name, value) = respell(*spelling, on, option, notes);
         respelled.push_back({option + (on.get<bool>() ? "" : "=false"), name, *value});
     }
-    if (!is_option(name))
+    if (!is_command(name) && !find_option(name))
         fail_unknown_option(option, dashes(option.substr(is_long(word) ? 2 : 1)), value.value_or(next),
                             option_names());
     if (is_short(word)) notes->push_back(option + " is --" + name);
@@ -116,21 +111,21 @@ std::pair<std::string, std::optional<std::string>> read_option(const std::string
     return {name, value};
 }
 
-// A word that is no option is the value of the option before it. An option with a list takes all such words, so that
-// a glob which the shell has expanded works.
+// A word that is not an option is the value of the option before it. A list takes all such words, so that a glob
+// expanded by the shell works.
 CommandLine read_command_line(int argc, const char* const* argv, std::vector<std::string>* notes) {
     CommandLine line;
     std::vector<Respelled> respelled;
-    std::string taker;    // the option that takes the next word; "" if none does
-    bool waits = false;   // it has no value yet
-    const auto require_value = [&] { REQUIRE(!waits, "--%s needs a value", taker.c_str()); };
+    std::string current;        // the option that takes the next word; "" if none does
+    bool needs_value = false;   // it has no value yet
+    const auto require_value = [&] { REQUIRE(!needs_value, "--%s needs a value", current.c_str()); };
     for (int i = 1; i < argc; i++) {
         const std::string word = argv[i];
         if (!is_long(word) && !is_short(word)) {
-            REQUIRE(!taker.empty(), "unexpected word \"%s\": a value follows its option; true-or-false options take "
+            REQUIRE(!current.empty(), "unexpected word \"%s\": a value follows its option; true-or-false options take "
                     "--option=false", word.c_str());
-            line.options.emplace_back(taker, word);
-            waits = false;
+            line.options.emplace_back(current, word);
+            needs_value = false;
         } else {
             require_value();
             const std::string next = i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "";
@@ -138,21 +133,21 @@ CommandLine read_command_line(int argc, const char* const* argv, std::vector<std
             line.help = line.help || name == "help";
             line.print_options = line.print_options || name == "print-options";
             if (value) line.options.emplace_back(name, *value);
-            taker = name;
-            waits = !value;
+            current = name;
+            needs_value = !value;
         }
-        const OptionRow* row = find_option(taker);
-        if (!waits && !(row && row->value.list)) taker.clear();
+        const OptionRow* row = find_option(current);
+        if (!needs_value && !(row && row->value.list)) current.clear();
     }
     require_value();
-    for (const Respelled& said : respelled)
+    for (const Respelled& flag : respelled)
         for (const auto& [name, value] : line.options)
-            if (name == said.option) said.require_no_other("--" + name, value);
+            if (name == flag.option) flag.require_same("--" + name, value);
     return line;
 }
 
 void collect_command_line(const CommandLine& line, Settings& settings) {
-    std::set<std::string> seen;   // a list on the command line replaces that of the file
+    std::set<std::string> seen;   // a list on the command line replaces the file's list
     for (const auto& [name, word] : line.options) {
         const OptionRow* row = find_option(name);
         if (!row) continue;
@@ -193,13 +188,14 @@ Json read_json_object(const std::string& path) {
     }
 }
 
-// The key "use_fp8" of the H200 guide's YAML files, the only one of its fp8_* keys that is no option here.
-void collect_use_fp8(const std::string& path, const Json& value, bool recipe_beside, Settings& settings,
+// The key "use_fp8" of the H200 guide's YAML files, the only one of its FP8 keys that is not an option here.
+// `recipe_set`: the file also has "fp8_recipe".
+void collect_use_fp8(const std::string& path, const Json& value, bool recipe_set, Settings& settings,
                      std::vector<std::string>* notes) {
     REQUIRE(value.is_boolean(), "%s: use_fp8 %s: must be true or false", path.c_str(), json_text(value).c_str());
     const char* on = value.get<bool>() ? "true" : "false";
     Setting& recipe = settings["fp8-recipe"];
-    if (!recipe_beside) recipe = {value.get<bool>() ? "delayed" : "none", path + ": use_fp8"};
+    if (!recipe_set) recipe = {value.get<bool>() ? "delayed" : "none", path + ": use_fp8"};
     const std::string word = json_text(recipe.value);
     REQUIRE(value.get<bool>() == (json_choice(recipe.value, {"none"}) < 0),
             "%s: \"use_fp8\": %s contradicts \"fp8_recipe\": \"%s\"", path.c_str(), on, word.c_str());
@@ -209,7 +205,7 @@ void collect_use_fp8(const std::string& path, const Json& value, bool recipe_bes
 void collect_file(const std::string& path, Settings& settings, std::vector<std::string>* notes) {
     const Json object = read_json_object(path);
     const Json* use_fp8 = nullptr;
-    bool recipe_beside = false;
+    bool recipe_set = false;
     std::vector<Respelled> respelled;
     for (const auto& [key, value] : object.items()) {
         const std::string written = dashes(key);
@@ -229,12 +225,12 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
         }
         if (!find_option(name)) fail_unknown_key(path, key, name, object, option_names());
         settings[name] = {value, path + ": " + name};
-        recipe_beside = recipe_beside || name == "fp8-recipe";
+        recipe_set = recipe_set || name == "fp8-recipe";
     }
-    for (const Respelled& said : respelled)
+    for (const Respelled& flag : respelled)
         for (const auto& [key, value] : object.items())
-            if (dashes(key) == said.option) said.require_no_other("\"" + key + "\"", json_text(value));
-    if (use_fp8) collect_use_fp8(path, *use_fp8, recipe_beside, settings, notes);
+            if (dashes(key) == flag.option) flag.require_same("\"" + key + "\"", json_text(value));
+    if (use_fp8) collect_use_fp8(path, *use_fp8, recipe_set, settings, notes);
 }
 
 // ---- from settings to a configuration ----
@@ -275,8 +271,8 @@ int ranks_of(const Config& config, const Machine& machine) {
     return config.dry_run && config.ranks > 0 ? static_cast<int>(config.ranks) : machine.ranks;
 }
 
-// Merges the user's values over the defaults, without checking rules between options. With --load and no --model, the
-// shape is that of the model in the directory.
+// Merges the user's values over the defaults, without checking rules between options. With --load and without --model,
+// the shape comes from the directory.
 Config resolve(const Settings& settings, const ModelPreset& preset, const Machine& machine) {
     Config config = defaults_of(preset);
     Given given;
@@ -317,13 +313,13 @@ void check_rules(const Settings& settings, const Config& config, int ranks) {
     REQUIRE(errors.empty(), "%s", joined(errors).c_str());
 }
 
-// --model and --load must agree; checked before anything is allocated.
+// Requires that --model and --load agree, before anything is allocated.
 void require_loaded_shape(const Config& config, const Machine& machine) {
     if (config.load.empty() || !machine.read_shape) return;
     Config loaded = config;
     loaded.shape = machine.read_shape(config.load);
-    loaded.shape.init_std = config.shape.init_std;   // not a property of finished weights
-    if (config.shape.position == PositionEmbedding::kRope)   // nor is the largest length of a rope model
+    loaded.shape.init_std = config.shape.init_std;   // affects new weights only
+    if (config.shape.position == PositionEmbedding::kRope)   // a rope model has no weights for positions
         loaded.shape.max_positions = std::max(loaded.shape.max_positions, config.shape.max_positions);
     for (const OptionRow& row : option_table()) {
         const Json asked = row.value.get(config), found = row.value.get(loaded);
@@ -366,7 +362,7 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     const int ranks = ranks_of(parsed.config, machine);
     check_rules(settings, parsed.config, ranks);
     require_loaded_shape(parsed.config, machine);
-    for (std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(std::move(line));
+    for (const std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(line);
     for (const OptionRow& row : option_table()) {
         if (!settings.count(row.name)) continue;
         const std::string name = "--" + std::string(row.name);
@@ -386,8 +382,7 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
                 "generate has no option --%s, it is for training: generate --help", name.c_str());
     Settings settings;
     collect_command_line(line, settings);
-    const Settings none;
-    const ModelPreset& preset = chosen_preset(none, family);
+    const ModelPreset& preset = chosen_preset({}, family);
     parsed.help = line.help;
     if (line.help) {
         parsed.text = generate_help_text(resolve({}, preset, machine), family);
@@ -396,7 +391,7 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
     REQUIRE(settings.count("load"), "generate needs --load DIR, a checkpoint or a Hugging Face model");
     parsed.config = resolve(settings, preset, machine);
     if (machine.read_shape) parsed.config.shape = machine.read_shape(parsed.config.load);
-    parsed.config.sample_every = 1;   // so that the options of samples have an effect
+    parsed.config.sample_every = 1;   // so that the sampling options have an effect
     for (const std::string& name : known)
         if (const char* reason = settings.count(name) ? why_inert(*find_option(name), parsed.config) : nullptr)
             FAIL(kExitBadInput, "--%s has no effect: %s", name.c_str(), reason);
@@ -405,13 +400,13 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
     return parsed;
 }
 
-std::string config_to_json(const Config& config, const std::string&) {
+std::string config_to_json(const Config& config) {
     nlohmann::ordered_json object = nlohmann::ordered_json::object();
     for (const auto& [row, value] : acting(config)) object[row->name] = value;
     return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-std::string config_to_text(const Config& config, const std::string&) {
+std::string config_to_text(const Config& config) {
     std::string text;
     auto values = acting(config);
     for (size_t group = 0; group < std::size(kOptionGroupTitles); group++) {
@@ -423,7 +418,7 @@ std::string config_to_text(const Config& config, const std::string&) {
     return text;
 }
 
-ConfigDiff config_diff(const std::string& saved_json, const Config& config, const std::string& family) {
+ConfigDiff config_diff(const std::string& saved_json, const Config& config) {
     Json saved = Json::parse(saved_json, nullptr, false);
     REQUIRE(saved.is_object(), "the checkpoint's options are not a JSON object");
     for (const RenamedOption& renamed : renamed_options())
@@ -431,7 +426,7 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config, cons
             saved[renamed.name] = *found;
             saved.erase(renamed.old_name);
         }
-    // As a version wrote it that had the flag for an option of its own.
+    // An earlier version had these flags as options of its own.
     for (const Spelling& spelling : spellings()) {
         const auto flag = saved.find(spelling.name);
         if (flag == saved.end() || !flag->is_boolean() || saved.contains(spelling.option)) continue;
@@ -439,8 +434,7 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config, cons
         saved.erase(spelling.name);
     }
     const ModelPreset* preset = find_model_preset(config.model);
-    CHECK(preset && preset->family == family, "configuration of family %s has model %s", family.c_str(),
-          config.model.c_str());
+    CHECK(preset, "a configuration has the unknown model %s", config.model.c_str());
     Config plain = resolve({}, *preset, {});
     ConfigDiff diff;
     auto add = [&](const OptionRow& row, const std::string& before, const std::string& now) {
@@ -454,7 +448,7 @@ ConfigDiff config_diff(const std::string& saved_json, const Config& config, cons
         bool was_acting = saved.contains(row.name);
         if (was_acting && !now.is_null() && saved[row.name] != now)
             add(row, json_text(saved[row.name]), json_text(now));
-        // An option that is missing on one side had no effect there or did not exist yet: its default is no change.
+        // An option that is missing on one side had no effect there or did not exist yet: its default changes nothing.
         if (!was_acting && !now.is_null() && now != row.value.get(plain)) add(row, "not set", json_text(now));
         if (was_acting && now.is_null() && row.on_resume == OnResume::kMustMatch
             && saved[row.name] != row.value.get(plain))

@@ -7,7 +7,7 @@
 
 bool holds(const Condition& condition, const Config& config) {
     const OptionRow* row = find_option(condition.option);
-    CHECK(row, "a condition names --%s", condition.option);
+    CHECK(row, "a condition names the unknown option --%s", condition.option);
     const Json value = row->value.get(config);
     std::string values = condition.values;
     if (values == ">0") return value.is_number() && value.get<double>() > 0;

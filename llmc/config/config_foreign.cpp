@@ -40,7 +40,7 @@ constexpr ForeignTable kTables[] = {
     },
 };
 
-// A field of a row as text, "" without it; an array of strings is joined.
+// A field of a row as text, "" if it is missing; an array of strings is joined.
 std::string field(const Json& row, const char* name) {
     const auto found = row.find(name);
     if (found == row.end()) return "";
@@ -50,7 +50,7 @@ std::string field(const Json& row, const char* name) {
     return text;
 }
 
-// What the error says about a row.
+// The error's text for a row.
 std::string advice(const Json& row) {
     if (row.contains("say")) return field(row, "say");
     if (row.contains("other")) return "leave it out: " + field(row, "other");
@@ -60,11 +60,6 @@ std::string advice(const Json& row) {
     if (option.empty() || option == "*") return fact.empty() ? "scripts/import_config translates it" : "see " + fact;
     return "use --" + option + (value.empty() || value == "true" ? "" : " " + value)
            + (fact.empty() ? "" : ": " + fact);
-}
-
-std::string dashes(std::string names) {
-    std::replace(names.begin(), names.end(), '_', '-');
-    return names;
 }
 
 std::vector<ForeignRow> read_tables() {
@@ -119,7 +114,7 @@ const ForeignRow* find_foreign(const std::string& name, const std::string& value
     return named;
 }
 
-// The known name that `name` is probably a typing error of, "" if none is near enough.
+// The known name of which `name` is probably a typing error, "" if none is close enough.
 std::string near_name(const std::string& name, const std::vector<std::string>& known) {
     const std::string near = nearest(name, known);
     const size_t distance = edit_distance(name, near);
@@ -144,8 +139,7 @@ constexpr ForeignFile kForeignFiles[] = {
     {"accelerate", "compute-environment distributed-type mixed-precision"},
 };
 
-// The trainer whose file has these keys: the one that knows most of them, if it knows more than this trainer (`known`);
-// "" if the file is one of ours.
+// The trainer that knows most of these keys, if it knows more than this trainer (`known`); "" if the file is ours.
 std::string trainer_of(const Json& object, const std::vector<std::string>& known) {
     bool sections = false;   // a file for --config has none
     int ours = 0, theirs[std::size(kForeignFiles)] = {};

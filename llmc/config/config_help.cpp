@@ -55,12 +55,9 @@ std::string presets_text(const std::string& family) {
     for (const ModelPreset& preset : model_presets())
         if (preset.family == family)
             text += strf("  %-16s %lld layers, hidden size %lld, %lld/%lld heads, vocabulary %lld, "
-                         "sequences of %lld\n", preset.name, static_cast<long long>(preset.config.num_layers),
-                         static_cast<long long>(preset.config.hidden_size),
-                         static_cast<long long>(preset.config.num_attention_heads),
-                         static_cast<long long>(preset.config.num_query_groups),
-                         static_cast<long long>(preset.config.vocab_size),
-                         static_cast<long long>(preset.seq_length));
+                         "sequences of %lld\n", preset.name, ll(preset.config.num_layers),
+                         ll(preset.config.hidden_size), ll(preset.config.num_attention_heads),
+                         ll(preset.config.num_query_groups), ll(preset.config.vocab_size), ll(preset.seq_length));
     return text;
 }
 

@@ -1,4 +1,4 @@
-// Other names under which options are accepted: their former names, and flags of Megatron-LM.
+// Other names of options: former names, and Megatron-LM flags.
 #include "llmc/config/config_table.h"
 
 const std::vector<RenamedOption>& renamed_options() {

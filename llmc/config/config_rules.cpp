@@ -45,7 +45,7 @@ void model_rules(const Config& c, Rules& rules) {
                        number_text(scaling.high_freq_factor).c_str()));
 }
 
-// For a run whose length is known: with --epochs, once the data has been opened.
+// Holds without a check while the length is unknown: with --epochs, until the data has been opened.
 void length_rules(const Config& c, Rules& rules) {
     if (c.train_iters == 0) return;
     const std::string length = c.epochs > 0 ? strf("the %lld steps of --epochs %s", ll(c.train_iters),
@@ -114,7 +114,7 @@ void fp8_rules(const Config& c, Rules& rules) {
     fits("num-layers-at-end-in-bf16", c.num_layers_at_end_in_bf16);
 }
 
-// Rules between injected faults and the run. A fault that cannot be parsed is an error of its own.
+// Rules between injected faults and the run; parse_fault raises an Error for a malformed fault.
 void fault_rules(const Config& c, int ranks, Rules& rules) {
     for (const std::string& word : c.inject) {
         const Fault fault = parse_fault(word);

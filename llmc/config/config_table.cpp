@@ -24,7 +24,7 @@ const char* no_fusable_gelu(const Config& c) {
     if (c.fp8_recipe != Fp8Recipe::kNone) return "FP8 is on: gelu runs in the kernel that writes the quantized tensor";
     return unless(c.recompute != Recompute::kNormAct, "--recompute norm-act runs gelu as an operation of its own");
 }
-// Megatron's word for the opposite of block-keep-attention.
+// Megatron's "selective" is the opposite of block-keep-attention.
 const char* selective_recompute(const Json& word) {
     if (json_choice(word, {"selective"}) < 0) return nullptr;
     return "Megatron's selective recomputes attention alone, which stores no matrix of scores here; --recompute "
@@ -61,7 +61,7 @@ const Conditions kShards = {{"synthetic-data", "false",
 
 // ---- defaults that follow from other options ----
 
-// Megatron's widths: 4C, or two thirds of it with a gate, which has a third matrix.
+// Megatron's widths: 4C, or 8C/3 with a gate, which adds a third matrix.
 void derive_ffn(Config& c, const Given& given) {
     if (!given.has("hidden-size") && !given.has("activation")) return;
     const bool gated = activation_function(c.shape.activation).gated;
@@ -79,13 +79,13 @@ void derive_kv_channels(Config& c, const Given& given) {
     if (!given.has("hidden-size") && !given.has("num-attention-heads")) return;
     REQUIRE(c.shape.hidden_size % c.shape.num_attention_heads == 0,
             "--hidden-size %lld is no multiple of --num-attention-heads %lld: set --kv-channels",
-            static_cast<long long>(c.shape.hidden_size), static_cast<long long>(c.shape.num_attention_heads));
+            ll(c.shape.hidden_size), ll(c.shape.num_attention_heads));
     c.shape.kv_channels = c.shape.hidden_size / c.shape.num_attention_heads;
 }
 
 void derive_seq_length(Config& c, const Given& given) {
     c.seq_length = find_model_preset(c.model)->seq_length;
-    // With --load alone the shape is not the preset's.
+    // With --load and without --model the shape is not the preset's.
     const bool loaded = given.has("load") && !given.has("model");
     const bool limited = loaded || given.has("max-position-embeddings") || !is_rope(c);
     if (limited) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
@@ -99,7 +99,7 @@ void derive_global_batch(Config& c, const Given& given) {
     c.global_batch_size = c.micro_batch_size * given.ranks;
 }
 
-// Rounded in decimal, so that a tenth of 6e-4 is printed as 6e-05.
+// Rounded to 12 decimal digits, so that a tenth of 6e-4 is printed as 6e-05.
 void derive_min_lr(Config& c, const Given&) { c.min_lr = std::stod(strf("%.12g", c.lr / 10)); }
 
 void derive_warmup(Config& c, const Given&) {
@@ -234,7 +234,7 @@ void add_batch(Rows& rows) {
     });
 }
 
-// Weights and globs (blend.h). In JSON a weight may be a number.
+// Weights and globs (blend.h). A weight in JSON may be a number.
 template <typename At>
 OptionValue data_words(At at) {
     OptionValue v = text_list(at, "[WEIGHT] GLOB ...", "shard files as globs, each source optionally after its weight");
@@ -249,7 +249,7 @@ OptionValue data_words(At at) {
 
 void add_data(Rows& rows) {
     constexpr OptionGroup group = OptionGroup::kData;
-    // A data set may move: on resume the fingerprint of the shards decides, not their paths.
+    // A data set may move: --resume compares the shards' fingerprints instead of their paths.
     rows.insert(rows.end(), {
         {.name = "train-data", .group = group,
          .value = data_words(AT(train_data)),
@@ -281,7 +281,7 @@ void add_data(Rows& rows) {
         {.name = "hellaswag-examples", .group = group, .value = integer(AT(hellaswag_examples), 0, kMany),
          .help = "use the first N examples; 0: all", .fallback = "0", .acts_if = kHellaswag, .on_resume = kSilent},
     });
-    // Every option of this group is about shards, which synthetic data replaces.
+    // Synthetic data replaces the shards, which all other options of this group are about.
     for (OptionRow& row : rows)
         if (row.group == group && row.acts_if.empty() && std::string(row.name) != "synthetic-data")
             row.acts_if = kShards;

@@ -1,9 +1,9 @@
-// The options of FP8 training: Megatron's names where it has them.
+// The options of FP8 training, under Megatron's names where it has them.
 #include "llmc/config/config_table.h"
 
 namespace {
 
-// ---- when an option has an effect: the reason names the recipe ----
+// ---- when an option has an effect ----
 
 constexpr Condition kOn = {"fp8-recipe", "!none", "FP8 is off (--fp8-recipe none)"};
 
@@ -14,7 +14,7 @@ const Conditions kDelayed = {
      "--fp8-recipe tensorwise computes every scale from the current tensor, only delayed scaling has a history"},
     {"fp8-recipe", "!blockwise",
      "--fp8-recipe blockwise computes every scale from the current block, only delayed scaling has a history"}};
-// --fp8-amax-compute-algo has no such condition: with a history of 1 one of the two options must have an effect.
+// --fp8-amax-compute-algo has no condition on the history's length, or with a length of 1 neither option would act.
 const Conditions kHistory = {
     kDelayed[0], kDelayed[1], kDelayed[2],
     {"fp8-amax-compute-algo", "!most_recent",
@@ -29,7 +29,7 @@ const Conditions kFp8Attention = {
     {"kv-channels", "64 128", "FP8 attention supports head dims of 64 and 128 (--kv-channels), others have plain "
                               "kernels only"}};
 
-// One of two is enough: FP8 matmuls, or gradients in FP8 between ranks.
+// Statistics need FP8 matmuls or FP8 gradient communication.
 const char* no_fp8_tensors(const Config& c) {
     return c.fp8_recipe != Fp8Recipe::kNone || c.grad_comm_dtype == Dtype::kE4m3 ? nullptr : kOn.reason;
 }
@@ -75,7 +75,7 @@ void add_recipe(std::vector<OptionRow>& rows) {
          .help = "optimizer steps between updates of the scales (delayed); amaxes are recorded in every step",
          .fallback = "1", .acts_if = kDelayed},
         // Transformer Engine's 1024 counts micro-batches: 64 steps of 16 micro-batches. Megatron's 1 forgets an outlier
-        // at once. 16 steps average out the noise between steps, and an outlier lowers the scale for 16 steps at most.
+        // at once. 16 steps smooth the noise between steps, and an outlier lowers the scale for at most 16 steps.
         {.name = "fp8-amax-history-len", .group = kGroup, .value = integer(AT(fp8_amax_history_len), 1, 1 << 16),
          .help = "length of the amax history in optimizer steps (delayed); other trainers count micro-batches",
          .fallback = "16", .acts_if = kHistory},
@@ -98,13 +98,11 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
         {.name = "first-last-layers-bf16", .group = kGroup, .value = flag(AT(first_last_layers_bf16), true, false),
          .help = "keep the first and the last transformer blocks in BF16", .fallback = "false", .acts_if = kFp8},
         {.name = "num-layers-at-start-in-bf16", .group = kGroup,
-         .value = integer(AT(num_layers_at_start_in_bf16), 0, 1024), .help = "how many of the first blocks to keep in "
-                                                                             "BF16",
-         .fallback = "1", .acts_if = kLayersInBf16},
+         .value = integer(AT(num_layers_at_start_in_bf16), 0, 1024),
+         .help = "how many of the first blocks to keep in BF16", .fallback = "1", .acts_if = kLayersInBf16},
         {.name = "num-layers-at-end-in-bf16", .group = kGroup,
-         .value = integer(AT(num_layers_at_end_in_bf16), 0, 1024), .help = "how many of the last blocks to keep in "
-                                                                           "BF16",
-         .fallback = "1", .acts_if = kLayersInBf16},
+         .value = integer(AT(num_layers_at_end_in_bf16), 0, 1024),
+         .help = "how many of the last blocks to keep in BF16", .fallback = "1", .acts_if = kLayersInBf16},
         {.name = "bf16-linears", .group = kGroup,
          .value = text_list(AT(bf16_linears), "PATTERN,...", "patterns like 31.down, 0.* or *.proj", ','),
          .help = "linear layers to keep in BF16: LAYER.qkv, .proj, .up, .down, or head; * matches any text",
@@ -120,7 +118,7 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be "
                  "slower; 0: never",
          .fallback = "0", .acts_if = kFp8},
-        {.name = "fp8-stats-interval", .group = kGroup, .value = integer(AT(fp8_health_interval), 0, kMany),
+        {.name = "fp8-stats-interval", .group = kGroup, .value = integer(AT(fp8_stats_interval), 0, kMany),
          .help = "steps between statistics of every FP8 tensor in the log file: amax, scale, fractions saturated and "
                  "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none",
          .fallback = "100", .inert = no_fp8_tensors, .on_resume = OnResume::kSilent},

@@ -1,5 +1,4 @@
-// Options of generated text, for samples during training and for `generate`.
-#include "llmc/base/check.h"
+// Options for generated text, used by samples during training and by `generate`.
 #include "llmc/config/config_table.h"
 
 namespace {
@@ -43,7 +42,6 @@ void add_samples(std::vector<OptionRow>& rows) {
     });
 }
 
-// The options of `generate`. All others are about training.
 const std::vector<std::string>& generate_options() {
     static const std::vector<std::string> names = {"load", "dtype", "seed", "sample-tokens", "prompt-ids",
                                                    "prompt-bytes", "prompts", "temperature", "top-k", "print"};

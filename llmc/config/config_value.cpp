@@ -1,5 +1,6 @@
 #include "llmc/config/config_value.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -13,7 +14,7 @@ std::string lower_case(std::string word) {
     return word;
 }
 
-// The whole text as a number of type T.
+// Reads the whole text as a number of type T; false if it is not one.
 template <typename T> bool read_all(const std::string& text, T* out) {
     const char* end = text.data() + text.size();
     auto [stop, error] = std::from_chars(text.data(), end, *out);
@@ -21,6 +22,11 @@ template <typename T> bool read_all(const std::string& text, T* out) {
 }
 
 }  // namespace
+
+std::string dashes(std::string name) {
+    std::replace(name.begin(), name.end(), '_', '-');
+    return name;
+}
 
 std::string number_text(double x) {
     if (x == std::floor(x) && std::fabs(x) < 1e9) return strf("%.0f", x);   // 500000, not 5e+05
@@ -76,7 +82,7 @@ bool json_integer(const Json& value, int64_t* out) {
     }
     if (!value.is_number_float()) return false;
     double x = value.get<double>();
-    if (x != std::floor(x) || std::fabs(x) > 0x1p53) return false;   // beyond, a double is no exact integer
+    if (x != std::floor(x) || std::fabs(x) > 0x1p53) return false;   // above 2^53 doubles skip integers
     *out = static_cast<int64_t>(x);
     return true;
 }
@@ -120,7 +126,7 @@ bool json_tuple(const Json& value, char separator, size_t count, std::vector<int
     std::string all = value.get<std::string>();
     for (size_t begin = 0; begin <= all.size();) {
         size_t end = std::min(all.find(separator, begin), all.size());
-        // Repeated blanks separate once, as in a shell.
+        // Repeated spaces count as one, as in a shell.
         if (!(separator == ' ' && end == begin)) {
             int64_t x;
             if (!read_all(all.substr(begin, end - begin), &x)) return false;

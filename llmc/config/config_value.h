@@ -1,5 +1,5 @@
-// How the value of one option is read, checked and written: one type for the command line, JSON files, --help and
-// the checkpoint. Private to config*.cpp and their tests.
+// Reads, checks and writes the value of one option, for the command line, JSON files, --help and the checkpoint.
+// Private to config*.cpp and their tests.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,18 +13,18 @@
 
 using Json = nlohmann::json;
 
-// Interval of allowed numbers; the ends belong to it unless they are open.
+// Interval of allowed numbers; includes its ends unless they are open.
 struct Range {
     double low, high;
     bool low_open = false, high_open = false;
-    // Kernels get the value in FP32, so an open end must stay open after rounding to FP32: a beta of 0.999999999 would
-    // round to 1, and an eps of 1e-50 to 0, with which the first update would divide zero by zero.
+    // Kernels get the value in FP32, so the value must not round to an open end: a beta of 0.999999999 would become 1,
+    // and an eps of 1e-50 would become 0 and make the first update divide zero by zero.
     bool holds(double x) const {
         const double rounded = static_cast<double>(static_cast<float>(x));
         return (low_open ? x > low && rounded > low : x >= low)
                && (high_open ? x < high && rounded < high : x <= high);   // false for NaN
     }
-    std::string text() const;   // "in [0, 1)" or, without an end that matters, ">= 0"
+    std::string text() const;   // "in [0, 1)", or ">= 0" if the upper end is kMany or more
 };
 
 struct OptionValue {
@@ -32,35 +32,37 @@ struct OptionValue {
     std::string metavar;                                    // "N", "FILE"; empty for a flag
     std::string expects;                                    // "an integer in [1, 64]": for --help and errors
     std::function<Json(const std::string&)> parse;          // command-line text to JSON, unchecked
-    std::function<bool(Config&, const Json&)> set;          // false, and nothing set, unless it is as expected
-    std::function<Json(const Config&)> get;                 // null: not set and nothing to write
+    std::function<bool(Config&, const Json&)> set;          // returns false and sets nothing if the value is not valid
+    std::function<Json(const Config&)> get;                 // null: not set, nothing to write
     bool flag = false;                                      // the option alone means true
     bool list = false;                                      // collects several values
-    bool any_text = false;                                  // `expects` says no more than `metavar`
+    bool any_text = false;                                  // `expects` adds nothing to `metavar`
     std::optional<Range> range = {};                        // of an integer or a number
     std::vector<std::string> words = {};                    // of a choice
 };
 
-// Numbers from here on stand for "no limit": more than any run counts, and exact as a double.
+// An upper end of at least this means "no limit": no run counts so far, and a double represents it exactly.
 inline constexpr int64_t kMany = int64_t{1} << 50;
 
-// Shortest text that reads back to the same double, whole numbers below 1e9 without exponent.
+// Shortest text that reads back to the same double; whole numbers below 1e9 without exponent.
 std::string number_text(double x);
-// Value as a person reads it: text without quotes, list elements separated by spaces.
+// The value for people: text without quotes, list elements separated by spaces.
 std::string json_text(const Json& value);
 
-// Text to number; any other text becomes a JSON string, which `set` then refuses.
+// Parse a number; any other text becomes a JSON string, which `set` then refuses.
 Json parse_integer(const std::string& text);
 Json parse_number(const std::string& text);
-// "true", "on", "1", "yes" and their opposites; anything else becomes a JSON string.
+// Parses "true", "on", "1", "yes" and their opposites; any other text becomes a JSON string.
 Json parse_flag(const std::string& text);
-// JSON to number; integers may be written as 3.0 or 1e6. False if it is not an integer.
+// Reads an integer, which may be written as 3.0 or 1e6. Returns false for any other value.
 bool json_integer(const Json& value, int64_t* out);
-// Index of `value` in `names` (upper and lower case are the same), -1 if it is none of them.
+// Index of `value` in `names`, ignoring case; -1 if it is not there.
 int json_choice(const Json& value, const std::vector<std::string>& names);
-std::string choices_text(const std::vector<std::string>& names);   // "one of a, b, c", without empty ones
-// "3:5" or [3, 5] to `count` integers; false if it is not that many.
+std::string choices_text(const std::vector<std::string>& names);   // "one of a, b, c", without empty names
+// Reads "3:5" or [3, 5] as `count` integers. Returns false for any other value.
 bool json_tuple(const Json& value, char separator, size_t count, std::vector<int64_t>* out);
+// The name with dashes instead of underscores, as in the option table.
+std::string dashes(std::string name);
 
 // In the factories below `at` is a generic lambda from (const) Config& to (const) field&.
 
@@ -115,8 +117,8 @@ template <typename At> OptionValue whole_number(At at) {
     return v;
 }
 
-// An option that alone means true; --option=false takes a preset's or a file's value back. The field holds
-// `when_true` or `when_false`.
+// An option that alone means true; --option=false overrides a preset or a file. Sets the field to `when_true` or
+// `when_false`.
 template <typename At, typename T> OptionValue flag(At at, T when_true, T when_false) {
     OptionValue v;
     v.type = "flag";
@@ -177,7 +179,7 @@ template <typename At> OptionValue text(At at, const std::string& metavar, const
     return v;
 }
 
-// Appends the elements of `text`, which `separator` separates (0: the text is one element). False if one is empty.
+// Appends the elements of `text`, split at `separator` (0: one element). Returns false if one is empty.
 bool append_words(const std::string& text, char separator, std::vector<std::string>* words);
 
 template <typename At>
@@ -200,7 +202,7 @@ OptionValue text_list(At at, const std::string& metavar, const std::string& expe
     return v;
 }
 
-// Several integers in one option. Not set while the first one is below `low`.
+// Several integers in one option, none below `low`; the option is not set while a field is.
 template <typename... At>
 OptionValue tuple(char separator, int64_t low, const std::string& metavar, const std::string& expects,
                   At... at) {
@@ -221,8 +223,8 @@ OptionValue tuple(char separator, int64_t low, const std::string& metavar, const
     v.get = [separator, low, at...](const Config& c) {
         std::string word;
         bool is_set = true;
-        ((is_set = is_set && at(c) >= low, word += (word.empty() ? "" : std::string(1, separator))
-                                                   + std::to_string(at(c))), ...);
+        ((is_set = is_set && at(c) >= low,
+          word += (word.empty() ? "" : std::string(1, separator)) + std::to_string(at(c))), ...);
         return is_set ? Json(word) : Json();
     };
     return v;

@@ -31,7 +31,7 @@ std::string own_effect(const std::string& name) {
          nearest(name, known).c_str());
 }
 
-// NVTE_* belong to Transformer Engine. The ones that guides name get the reason that fits them.
+// NVTE_* are Transformer Engine's variables. Those that guides recommend get a reason of their own.
 std::string nvte_effect(const std::string& name) {
     if (name == "NVTE_FP8_ALLREDUCE") return "unused: no version of Transformer Engine knows it either";
     if (starts_with(name, "NVTE_FP8_DPA") || name == "NVTE_FP8_MHA")
@@ -54,7 +54,7 @@ std::string connections_effect(const std::string& value, bool gpu) {
     return "used by CUDA: hardware queues for streams";
 }
 
-// A value without control characters, shortened, so that it can neither break the line nor fill the screen.
+// The value without control characters and at most 80 characters long, so that it fits on a line of the screen.
 std::string shown(std::string value) {
     for (char& c : value)
         if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = '?';
@@ -79,7 +79,7 @@ std::vector<VariableEffect> environment_effects(const std::vector<std::string>& 
         const bool warn = nvte || effect.find("WARNING") != std::string::npos;
         effects.push_back({.name = name, .value = shown(value), .effect = effect, .warn = warn});
     }
-    // The environment has no order of its own.
+    // The order of environment variables is arbitrary.
     std::sort(effects.begin(), effects.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
     return effects;
 }
@@ -95,8 +95,4 @@ std::vector<std::string> environment_lines(const std::vector<std::string>& varia
     for (const VariableEffect& e : environment_effects(variables, ranks, gpu))
         lines.push_back("environment: " + e.name + "=" + e.value + " " + e.effect);
     return lines;
-}
-
-std::vector<std::string> environment_lines(int ranks, bool gpu) {
-    return environment_lines(own_environment(), ranks, gpu);
 }

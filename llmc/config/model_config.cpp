@@ -43,7 +43,7 @@ std::vector<ModelPreset> make_presets() {
     llama_small.max_positions = 2048;
 
     ModelConfig gpt2_tiny = gpt2(4, 128, 4);
-    gpt2_tiny.vocab_size = 257;  // bytes and a document separator
+    gpt2_tiny.vocab_size = 257;  // 256 bytes and a document separator
     gpt2_tiny.max_positions = 256;
 
     ModelConfig llama_tiny = llama(4, 128, 352, 4, 2);

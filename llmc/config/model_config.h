@@ -1,4 +1,4 @@
-// Shape of a decoder, and the presets. GPT-2 and Llama are two settings of one transformer.
+// Shape of a decoder, and the presets. GPT-2 and Llama are two configurations of one transformer.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -25,8 +25,8 @@ struct ModelConfig {
     int64_t num_attention_heads = 12;
     int64_t num_query_groups = 12;   // key/value heads
     int64_t kv_channels = 64;        // elements per head
-    int64_t vocab_size = 50257;      // true size, as data and exports see it
-    int64_t max_positions = 1024;    // learned positions, or the length that rope was trained for
+    int64_t vocab_size = 50257;      // true size, without padding, as in data and exports
+    int64_t max_positions = 1024;    // learned positions, or the context length of a rope model
     Norm norm = Norm::kLayerNorm;
     PositionEmbedding position = PositionEmbedding::kLearned;
     Activation activation = Activation::kGelu;
@@ -39,8 +39,8 @@ struct ModelConfig {
     double init_std = 0.02;
     bool operator==(const ModelConfig&) const = default;
 
-    // Vocabulary rows that are stored: true size rounded up to 128, so that every matmul dimension suits the
-    // tensor cores and every rank count divides it. Padded logits are masked, padded rows never exported.
+    // Stored vocabulary rows: vocab_size rounded up to a multiple of 128, which suits the tensor cores and is divisible
+    // by every rank count up to 128 that is a power of two. Padded logits are masked, padded rows are never exported.
     int64_t padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
     int64_t q_width() const { return num_attention_heads * kv_channels; }
     int64_t kv_width() const { return num_query_groups * kv_channels; }
@@ -50,12 +50,12 @@ struct ModelConfig {
 
 struct ModelPreset {
     const char* name;
-    const char* family;    // "gpt2" or "llama": which executable offers it
+    const char* family;    // "gpt2" or "llama": the executable that offers it
     int64_t seq_length;    // default --seq-length
     ModelConfig config;
 };
 const std::vector<ModelPreset>& model_presets();
 const ModelPreset* find_model_preset(const std::string& name);  // null if unknown
 
-// One line per violated rule (heads divide, sizes positive, head size even for rope, ...), empty if sound.
+// One line per violated rule; empty if the configuration is valid.
 std::vector<std::string> model_config_errors(const ModelConfig& config);

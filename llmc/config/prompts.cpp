@@ -27,13 +27,13 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
 
 std::vector<int32_t> bytes_of(const std::string& text, int64_t vocab_size, const std::string& where) {
     REQUIRE(vocabulary_is_bytes(vocab_size), "%s: a vocabulary of %lld is not bytes: give token ids, or let "
-            "scripts/generate encode the text", where.c_str(), (long long)vocab_size);
+            "scripts/generate encode the text", where.c_str(), ll(vocab_size));
     std::vector<int32_t> ids;
     for (char c : text) ids.push_back(static_cast<unsigned char>(c));
     return ids;
 }
 
-// The lines of --prompts, without empty ones, and the number of each.
+// The lines of --prompts that are not empty, with their numbers.
 std::vector<std::pair<std::string, int64_t>> prompt_lines(const std::string& file, bool standard_input) {
     std::string all;
     if (file == "-") {
@@ -63,7 +63,7 @@ TokenForm token_form(const Config& config) {
         return vocabulary_is_bytes(config.shape.vocab_size) ? TokenForm::kBytes : TokenForm::kIds;
     REQUIRE(config.print == TokenForm::kIds || vocabulary_is_bytes(config.shape.vocab_size),
             "--print bytes: a vocabulary of %lld is not bytes: print ids, or let scripts/generate decode them",
-            (long long)config.shape.vocab_size);
+            ll(config.shape.vocab_size));
     return config.print;
 }
 
@@ -74,12 +74,11 @@ std::vector<std::vector<int32_t>> read_prompts(const Config& config, int64_t max
     auto add = [&](std::vector<int32_t> ids, const std::string& where) {
         REQUIRE(!ids.empty(), "%s: an empty prompt", where.c_str());
         for (int32_t id : ids)
-            REQUIRE(id < vocab, "%s: token %d lies outside the vocabulary of %lld", where.c_str(), id,
-                    (long long)vocab);
+            REQUIRE(id < vocab, "%s: token %d lies outside the vocabulary of %lld", where.c_str(), id, ll(vocab));
         const int64_t tokens = static_cast<int64_t>(ids.size());
         REQUIRE(tokens + config.sample_tokens <= max_tokens,
-                "%s: a prompt of %lld tokens and --sample-tokens %lld exceed %s %lld", where.c_str(), (long long)tokens,
-                (long long)config.sample_tokens, limit.c_str(), (long long)max_tokens);
+                "%s: a prompt of %lld tokens and --sample-tokens %lld exceed %s %lld", where.c_str(), ll(tokens),
+                ll(config.sample_tokens), limit.c_str(), ll(max_tokens));
         prompts.push_back(std::move(ids));
     };
     const TokenForm form = token_form(config);
@@ -87,7 +86,7 @@ std::vector<std::vector<int32_t>> read_prompts(const Config& config, int64_t max
     if (!config.prompt_bytes.empty()) add(bytes_of(config.prompt_bytes, vocab, "--prompt-bytes"), "--prompt-bytes");
     if (config.prompts.empty()) return prompts;
     for (const auto& [line, number] : prompt_lines(config.prompts, standard_input)) {
-        const std::string where = strf("--prompts %s: line %lld", config.prompts.c_str(), (long long)number);
+        const std::string where = strf("--prompts %s: line %lld", config.prompts.c_str(), ll(number));
         add(form == TokenForm::kIds ? parse_ids(line, where) : bytes_of(line, vocab, where), where);
     }
     return prompts;

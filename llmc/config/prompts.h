@@ -1,4 +1,4 @@
-// Tokens as they come from people and go to them: ids or, where the vocabulary is bytes, text. Tokenizers are outside
+// Reads prompts and prints generated tokens, as ids or, if the vocabulary is bytes, as text. Tokenizers are in Python
 // (scripts/generate).
 #pragma once
 #include <cstdint>
@@ -7,18 +7,17 @@
 
 #include "llmc/config/config.h"
 
-// Ids below 256 are bytes; one above separates documents.
+// Whether ids below 256 are bytes and a possible id 256 separates documents.
 bool vocabulary_is_bytes(int64_t vocab_size);
 
-// --print, with auto resolved.
+// --print with "auto" resolved; exit 2 for bytes if the vocabulary is not bytes.
 TokenForm token_form(const Config& config);
 
-// The prompts of --prompt-ids, --prompt-bytes and --prompts, in this order; none where none of them is given. Exit 2,
-// naming the option, or the file and its line: ids that are no numbers of the vocabulary, bytes where it is not bytes,
-// an empty prompt, and one that with --sample-tokens is longer than max_tokens; `limit` is what that is called.
-// standard_input: --prompts - may read it.
+// The prompts of --prompt-ids, --prompt-bytes and --prompts, in this order. Exit 2, naming the option or the file's
+// line, for ids outside the vocabulary, bytes if the vocabulary is not bytes, an empty prompt, and a prompt that with
+// --sample-tokens exceeds max_tokens, which the error calls `limit`. standard_input: --prompts - is allowed.
 std::vector<std::vector<int32_t>> read_prompts(const Config& config, int64_t max_tokens, const std::string& limit,
                                                bool standard_input);
 
-// Ids with spaces between them, or the bytes; what is no byte is a new line.
+// Ids separated by spaces, or the bytes, with a newline for ids from 256 on.
 std::string tokens_text(const std::vector<int32_t>& tokens, TokenForm form);

@@ -8,7 +8,7 @@
 
 namespace {
 
-// From lr at progress 0 to min_lr at progress 1, both hit exactly.
+// Interpolates from min_lr (share 0) to lr (share 1); the ends are exact.
 double between(const Config& config, double share_of_lr) {
     if (share_of_lr >= 1) return config.lr;
     if (share_of_lr <= 0) return config.min_lr;
@@ -25,8 +25,7 @@ double wsd_rate(const Config& config, int64_t step) {
 }  // namespace
 
 double learning_rate(const Config& config, int64_t step) {
-    CHECK(config.train_iters > 0 && step >= 0, "learning rate of step %lld of %lld",
-          static_cast<long long>(step), static_cast<long long>(config.train_iters));
+    CHECK(config.train_iters > 0 && step >= 0, "learning rate of step %lld of %lld", ll(step), ll(config.train_iters));
     step = std::min(step, config.train_iters - 1);
     const int64_t warmup = config.lr_warmup_iters;
     if (step < warmup) return config.lr * (static_cast<double>(step + 1) / static_cast<double>(warmup));
@@ -40,10 +39,10 @@ double learning_rate(const Config& config, int64_t step) {
 }
 
 int64_t batch_size_at(const Config& config, int64_t samples) {
-    CHECK(samples >= 0, "%lld samples consumed", static_cast<long long>(samples));
+    CHECK(samples >= 0, "%lld samples consumed", ll(samples));
     if (config.rampup_start == 0 || samples >= config.rampup_samples) return config.global_batch_size;
     int64_t increments = (config.global_batch_size - config.rampup_start) / config.rampup_increment;
-    // 128 bits: samples x increments may exceed 64.
+    // 128 bits, because samples x increments may overflow 64.
     int64_t done = static_cast<int64_t>(static_cast<__int128>(samples) * increments / config.rampup_samples);
     return config.rampup_start + done * config.rampup_increment;
 }

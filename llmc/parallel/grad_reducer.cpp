@@ -31,7 +31,7 @@ GradReducer::GradReducer(const Config& config, const ShardedState& state, const 
     receive_codes_ = take(Dtype::kE4m3, longest_fp8);
     send_scales_ = take(Dtype::kFp32, longest_fp8 / kGradCommChunk);
     receive_scales_ = take(Dtype::kFp32, longest_fp8 / kGradCommChunk);
-    if (config_.fp8_health_interval == 0) return;
+    if (config_.fp8_stats_interval == 0) return;
     exact_ = take(Dtype::kFp32, longest_fp8);
     compare_scratch_ = take(Dtype::kFp64, 4 * kPartialSums);
     report_ = take(Dtype::kFp64, static_cast<int64_t>(sizeof(GradCommReport) / sizeof(double)));

@@ -5,22 +5,21 @@
 
 namespace {
 
-// Bytes a second, read and written together, of a copy on the device; an H200 measures 4.2 to 4.25e12.
+// Bytes per second, read and written, of a copy on the device; 4.2e12 to 4.25e12 were measured on an H200.
 constexpr double kQuantizeRate = 4.2e12;
 
 double d(int64_t x) { return static_cast<double>(x); }
 
-// ---- what FP8 adds around the matmuls ----
-
-// Of one linear and micro-batch, besides the matmuls and what BF16 and FP8 have in common.
+// Traffic and kernels of one linear layer and micro-batch that only FP8 or only BF16 has besides the matmuls.
 struct Extra {
     double bytes = 0, kernels = 0;
     double us() const { return 1e6 * bytes / kQuantizeRate + kKernelUs * kernels; }
 };
 
-// A producer in BF16 writes 2 bytes an element. In FP8 it writes two copies of 1 byte instead, so what counts is a
-// BF16 copy that something else still reads, and a second pass (2 read, 2 written) where factors need the whole tensor.
-Extra copies_of(double elems, bool bf16_is_read, bool second_pass, bool blocks) {
+// In BF16 a kernel writes its output in 2 bytes per element, in FP8 as two quantized tensors of 1 byte each. Only FP8
+// has a BF16 tensor in addition if another kernel reads it (bf16_is_read), and a second pass (2 bytes read, 2 written)
+// if scales need the amax of the whole tensor.
+Extra quantization_of(double elems, bool bf16_is_read, bool second_pass, bool blocks) {
     Extra e;
     if (second_pass) e = {.bytes = 4 * elems, .kernels = 1};
     else if (bf16_is_read) e.bytes = 2 * elems;
@@ -33,21 +32,21 @@ Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linea
     const bool blocks = plan.row().x != Granularity::kTensor, head = linear.kind == LinearKind::kHead;
     const bool second = plan.row().scaling == Scaling::kCurrent && !blocks;
     const bool residual = linear.kind == LinearKind::kProj || linear.kind == LinearKind::kDown;
-    // Attention reads its own output in backward; the gradient of the residual stream passes by the linear too.
-    const Extra x = copies_of(tokens * d(linear.in), linear.kind == LinearKind::kProj, second, blocks);
-    Extra dy = copies_of(tokens * d(linear.out), residual, second, blocks);
-    // The classifier overwrites the logits and quantises nothing: always a pass of its own, with tensorwise after
-    // another one that takes the amax.
+    // The attention backward reads the BF16 input of proj; the residual stream reads the BF16 dy of proj and down.
+    const Extra x = quantization_of(tokens * d(linear.in), linear.kind == LinearKind::kProj, second, blocks);
+    Extra dy = quantization_of(tokens * d(linear.out), residual, second, blocks);
+    // The classifier writes gradients over the logits and does not quantize: that is a separate pass, with tensorwise
+    // after another one for the amax.
     if (head) dy = {.bytes = (second ? 6 : 4) * tokens * d(linear.out), .kernels = second ? 2.0 : 1.0};
-    // Weights once per optimizer step: masters read again; the two copies replace the BF16 one.
+    // Weights are quantized once per optimizer step: masters are read again; two FP8 tensors replace the BF16 one.
     const double micro_batches = d(c.global_batch_size) / d(c.micro_batch_size);
     return {.bytes = x.bytes + dy.bytes + 4 * d(linear.in) * d(linear.out) / micro_batches,
             .kernels = x.kernels + dy.kernels + 1 / micro_batches};
 }
 
-// The producer of dy adds up the bias gradient, which in FP8 rides on the quantising. For qkv that is a kernel of its
-// own; the others' take longer for it, by so much of the time in which dy could be read: the norm's by 8.5 us of 23.7
-// at GPT-2 124M and 13 of 24.7 at 1558M, gelu's by 12 of 94.7 (dev/results/2026-11-22-h200-1558M.md).
+// In BF16 the kernel that writes dy also sums the bias gradient; in FP8 the quantization does. For qkv the sum is a
+// separate kernel; other kernels take longer by this fraction of the time that a read of dy takes: the norm by 8.5 of
+// 23.7 us at GPT-2 124M and 13 of 24.7 at 1558M, gelu by 12 of 94.7 (dev/results/2026-11-22-h200-1558M.md).
 Extra bf16_extra_of(const Config& c, const LinearPlan& linear) {
     if (!c.shape.linear_bias || linear.kind == LinearKind::kHead) return {};
     const bool own = linear.kind == LinearKind::kQkv;
@@ -90,7 +89,7 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
     if (!lacks.empty()) text += "  NOT SUPPORTED HERE: " + lacks + "\n";
     text += strf("FP8 against BF16, predicted from rates measured on an %s: ms of the three matmuls and of "
                  "quantization,\nfor one micro-batch of %lld tokens\n", measured_rates().gpu.c_str(),
-                 static_cast<long long>(config.micro_batch_size * config.seq_length));
+                 ll(config.micro_batch_size * config.seq_length));
     text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "speedup");
     LinearSpeedup sum;
     for (size_t k = 0; k <= kLinearsPerBlock; k++) {
@@ -105,9 +104,8 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
             sum.bf16_ms += one.bf16_ms;
             sum.fp8_ms += one.fp8_ms;
         }
-        text += strf("  %-7s %10lld %10lld %9s %9.3f %9.3f %7.2f%s\n", linear_kind_name(first.kind),
-                     static_cast<long long>(first.out), static_cast<long long>(first.in),
-                     strf("%d of %d", fp8, count).c_str(), one.bf16_ms, one.fp8_ms, one.speedup(),
+        text += strf("  %-7s %10lld %10lld %9s %9.3f %9.3f %7.2f%s\n", linear_kind_name(first.kind), ll(first.out),
+                     ll(first.in), strf("%d of %d", fp8, count).c_str(), one.bf16_ms, one.fp8_ms, one.speedup(),
                      one.speedup() < 1 ? "  FP8 is slower" : "");
     }
     return text + strf("  all that run in FP8 %29s %9.3f %9.3f %7.2f\n", "", sum.bf16_ms, sum.fp8_ms, sum.speedup());

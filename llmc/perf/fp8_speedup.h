@@ -1,11 +1,10 @@
-// What FP8 is expected to gain over BF16, linear by linear, from rates measured on one kind of GPU.
+// Predicts the speedup of FP8 over BF16 for each linear layer, from rates measured on one GPU.
 #pragma once
 #include <string>
 
-#include <vector>
 #include "llmc/model/fp8_recipe.h"
 
-// One linear, one micro-batch: three matmuls, what quantising adds (FP8), what the bias gradient adds (BF16).
+// Time of one linear layer for one micro-batch: three matmuls, with FP8 the quantization, with BF16 the bias gradient.
 struct LinearSpeedup {
     double bf16_ms = 0, fp8_ms = 0;
     double speedup() const { return bf16_ms / fp8_ms; }
@@ -15,6 +14,6 @@ LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const L
 // make_fp8_plan with these predictions.
 Fp8Plan fp8_plan_of(const Config& config, const ParamTable& table);
 
-// For --dry-run: the FP8 plan of the configuration and a line for each kind of linear, "FP8 loses" where it would; and
-// what the device lacks for it. "" without FP8.
+// For the plan: the configuration's FP8 plan, what the device lacks for it, and the predicted speedup for each kind of
+// linear layer. "" without FP8.
 std::string fp8_dry_run_text(const Config& config, const ParamTable& table, const DeviceInfo& device);

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <strings.h>
 
-// Names and bandwidths are those of NVIDIA's data sheets (H100, H200, GH200: memory bandwidth; NVLink or PCIe Gen5,
-// half of what they print for both ways). Memory is about what CUDA reports, which is not the gigabytes of the name.
-// GPUs of other architectures run other kernels, for which the rates of these say nothing.
+// Names and bandwidths are from NVIDIA's data sheets (H100, H200, GH200: memory bandwidth; NVLink or PCIe Gen5, half of
+// the number for both directions). Memory is about what CUDA reports, less than the gigabytes in the name. There is no
+// other architecture, since it would run other kernels.
 const std::vector<Gpu>& gpus() {
     static const std::vector<Gpu> rows = {
         {"H200", "H200", 139, 4.8, 450, true},
@@ -32,23 +32,23 @@ const Gpu& measured_gpu() { return gpus().front(); }
 
 // dev/results/2026-11-21-h200-fp8.md: "device copy".
 const double kCopyRate = 4.25e12;
-// dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: a rank of two sends 1.057 GB of gradients and 1.057 GB of
-// weights, and stands still for 8.54 ms. (All-reduce alone: 304 GiB/s; waiting for the other rank is in this one.)
+// dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: each of two ranks sends 1.057 GB of gradients and 1.057 GB
+// of weights, and its compute waits for 8.54 ms. (All-reduce alone: 304 GiB/s; this includes waiting for the peer.)
 const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
-// Not measured: nominal, one 400 Gb/s adapter for each GPU (DGX H100 and H200 data sheets).
+// Nominal: one 400 Gb/s adapter per GPU (DGX H100 and H200 data sheets).
 const double kNetworkRate = 50e9;
 
 namespace {
 
 double d(int64_t x) { return static_cast<double>(x); }
 
-// time = fixed + 2 M N K / rate, rate = best * K / (K + half_k) * area / (area + half_area), area = M N: short
-// contractions pay for filling and emptying the pipeline, small results for tiles that do not fill the multiprocessors.
-// Least squares of log time over the measured shapes; 6 % root mean square.
+// time = fixed + 2 M N K / rate, rate = best * K / (K + half_k) * area / (area + half_area), area = M N: a short
+// contraction spends much of its time filling and draining the pipeline, and a small result does not fill the
+// multiprocessors. Fitted by least squares of log time over the measured shapes; 6 % root mean square error.
 struct RateModel {
     double best;           // FLOP/s
     double half_k;
-    double wgrad;          // time of a weight gradient, which also reads and writes FP32 sums, against this curve
+    double wgrad;          // factor on the time of a weight gradient, which also reads and writes FP32 sums
 };
 constexpr RateModel kRates[kGemmModes] = {{726e12, 11, 1.03}, {1433e12, 99, 1.06}, {1394e12, 386, 1.05},
                                           {1178e12, 305, 1.39}};
@@ -62,13 +62,14 @@ double model_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K)
     return kFixedUs + 1e6 * 2 * area * d(K) / (rate.best * share) * (pass == GemmLayout::kWgrad ? rate.wgrad : 1.0);
 }
 
-// Of what is missing in the table the nearest stands in: plain for sums, record for copies, copies for blocks.
+// Distance to a measured mode. The nearest one replaces a missing one: plain for sums, record for copies, copies for
+// blocks.
 int mode_distance(OpMode wanted, OpMode row) {
     const int by = static_cast<int>(row) - static_cast<int>(wanted);
     return by > 0 ? 8 + by : -by;
 }
 
-// Of activation functions their own rates, else those of one that moves as many bytes.
+// An activation function without rates gets those of one that moves as many bytes.
 int activation_distance(Activation wanted, Activation row) {
     if (wanted == row) return 0;
     return activation_function(wanted).gated == activation_function(row).gated ? 1 : 2;
@@ -88,10 +89,11 @@ const MeasuredOp* nearest_op(const PlannedOp& op, const Rates& rates) {
     return best;
 }
 
-// Time over B NH T^2 HS and over the share of the GPU that has work, by distance in T, in heads and, farther, in HS.
+// Interpolates time / (B NH T^2 HS), corrected for the share of the GPU that has work, by distance in T, in heads and,
+// weighted more, in HS.
 double attention_us(const PlannedOp& op, const Rates& rates) {
-    // Tiles of 128 queries with which half of the time would be lost to filling and emptying the multiprocessors: the
-    // two rows of 64 channels differ by 1.16 in both directions.
+    // Number of tiles of 128 queries with which half of the time is spent filling and draining the multiprocessors: the
+    // two rows with head dim 64 differ by 1.16 in both directions.
     constexpr double kHalfTiles = 150;
     auto work = [](double B, double NH, double T, double HS) {
         return B * NH * T * T * HS * (1 + kHalfTiles / (B * NH * std::ceil(T / 128)));
@@ -125,7 +127,7 @@ GemmMode mode_of(const GemmArgs& args) {
 }  // namespace
 
 double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) {
-    // Measured / model; far from all that was measured the model stands.
+    // Interpolates measured / model, which approaches 1 far from all measured shapes.
     constexpr double kModelWeight = 0.5;
     NearbyMean mean(kModelWeight);
     for (const MeasuredGemm& m : measured_rates().gemms) {
@@ -151,7 +153,7 @@ double predicted_matmul_us(const GemmArgs& args) {
     const GemmMode mode = mode_of(args);
     double us = predicted_gemm_us(mode, args.layout, args.M, args.N, args.K);
     if (args.layout == GemmLayout::kWgrad && args.D.dtype == Dtype::kBf16) us /= bf16_wgrad_ratio(mode, args);
-    // gelu in the epilogue costs what gelu by itself does: 628.6 us for 65536 x 3072 x 768 with it (bench_gemm at
+    // gelu in the epilogue takes as long as a gelu kernel: 628.6 us for 65536 x 3072 x 768 with it (bench_gemm at
     // 3e8874e), 426 without, and 197 for gelu_forward.
     if (args.epilogue == GemmEpilogue::kBiasGelu) {
         us += predicted_op_us({.kind = OpKind::activation_forward, .dtype = args.D.dtype,

@@ -20,7 +20,7 @@ template <typename T> T word_of(std::istream& words, std::initializer_list<T> va
 Dtype read_dtype(std::istream& words) {
     return word_of(words, {Dtype::kBf16, Dtype::kFp32, Dtype::kE4m3, Dtype::kE5m2}, dtype_name);
 }
-// By the name that rate_name makes of it.
+// Reads a name that rate_name has written.
 std::pair<OpKind, Activation> read_kind(std::istream& words) {
     constexpr OpKind kKinds[] = {
 #define OP(name, Args) OpKind::name,

@@ -1,4 +1,4 @@
-// Rates that were measured on one kind of GPU. They are data: rates/h200.txt is part of the executable, a line a row.
+// Rates measured on one GPU. rates/h200.txt, one row per line, is part of the executable.
 #pragma once
 #include <cmath>
 #include <initializer_list>
@@ -7,19 +7,19 @@
 
 #include "llmc/ops/op_cost.h"
 
-// How a matmul of an FP8 linear, or its BF16 counterpart, runs.
+// How a matmul of a linear layer runs.
 enum class GemmMode { kBf16, kFp8Fast, kFp8Precise, kFp8Block };
 inline constexpr int kGemmModes = 4;
 
-// Microseconds of one matmul D(M, N) with contraction K, by GemmMode; 0 where it was not measured. Weight gradients add
-// to FP32. A line "linear" has those of the forward pass and of both gradients.
+// Microseconds of one matmul D(M, N) with contraction K, by GemmMode; 0: not measured. Weight gradients accumulate in
+// FP32. A line "linear" has three of these: the forward pass and both gradients.
 struct MeasuredGemm {
     GemmLayout pass;
     int64_t M, N, K;
     double us[kGemmModes];
 };
 
-// One call of a kernel of the kind and mode that moves so many bytes.
+// Time of one call of an operation that moves `bytes`.
 struct MeasuredOp {
     OpKind kind;
     OpMode mode;
@@ -35,7 +35,7 @@ struct MeasuredAttention {
     double forward_us, backward_us, fp8_forward_us;
 };
 
-// Speed of a weight gradient that is added to BF16 over one that is added to FP32.
+// Speed of a weight gradient that accumulates in BF16, over one that accumulates in FP32.
 struct WgradRatio {
     int64_t M, N, K;
     double ratio[kGemmModes];
@@ -48,15 +48,15 @@ struct Rates {
     std::vector<MeasuredAttention> attention;
     std::vector<WgradRatio> bf16_wgrads;
 };
-// Exit 2 with the name and the line of what is no row.
+// Exit 2, with the file's name and the line, for a malformed row.
 Rates parse_rates(const std::string& text, const std::string& name);
 const Rates& measured_rates();
 
-// What is known of a point from those that were measured: the mean of logarithms weighted by 1 / distance^2, where
-// distances are logarithms, too. A point that was measured itself decides alone.
+// Interpolates measured values: the geometric mean weighted by 1 / distance^2, with distances in logarithms. At a
+// measured point it is that point's value.
 class NearbyMean {
 public:
-    // other_weight: of a point far away whose value is 1.
+    // other_weight: weight of an additional value of 1, which decides far from all points.
     explicit NearbyMean(double other_weight = 0) : weights_(other_weight) {}
     void add(double value, std::initializer_list<double> distances) {
         constexpr double kSame = 1e-9;

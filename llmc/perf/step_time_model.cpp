@@ -15,9 +15,9 @@ constexpr const char* kPartNames[kStepParts] = {
     "FP8 weights", "gaps and clocks", "communication not hidden",
 };
 
-// What a step takes beyond the sum of its kernels as each runs alone: gaps between them, and clocks that sink under
-// hours of matmuls. The mean of the 21 steps of one rank that tests/perf/test_plan.cpp lists; the rest is within 4 %.
-constexpr double kBesideShare = 0.028;
+// The time of a step beyond the sum of its kernels: gaps between them, and clocks that fall during hours of matmuls.
+// The mean of the 21 steps of one rank in tests/perf/test_plan.cpp, whose remaining errors are within 4 %.
+constexpr double kOverheadShare = 0.028;
 
 double d(int64_t x) { return static_cast<double>(x); }
 
@@ -54,23 +54,24 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::sum_ranks:
         case OpKind::quantize_chunks:
         case OpKind::compare_sums: return StepPart::kSums;
-        // Masters are fp32, activations bf16; ranks that gather weights make the copies from bf16, too.
-        case OpKind::quantize: return op.dtype == Dtype::kFp32 ? StepPart::kWeightCopies : StepPart::kCopies;
+        // FP32 inputs are master weights. (BF16 weights that ranks gathered count as activations.)
+        case OpKind::quantize:
+            return op.dtype == Dtype::kFp32 ? StepPart::kWeightQuantization : StepPart::kQuantization;
         case OpKind::amax:
-        case OpKind::fp8_clear: return StepPart::kCopies;
+        case OpKind::fp8_clear: return StepPart::kQuantization;
         case OpKind::cast:
         case OpKind::fp8_update:
         case OpKind::block_amax:
         case OpKind::fp8_scales:
         case OpKind::quantize_run:
         case OpKind::block_scales:
-        case OpKind::transpose_bytes: return StepPart::kWeightCopies;
+        case OpKind::transpose_bytes: return StepPart::kWeightQuantization;
         case OpKind::sum_squares:
         case OpKind::step_guard:
         case OpKind::adamw:
         case OpKind::fill_normal:
         case OpKind::fill_constant: return StepPart::kOptimizer;
-        case OpKind::gemm: break;   // a PlannedGemm
+        case OpKind::gemm: break;   // is a PlannedGemm instead
     }
     FAIL(kExitBug, "%s is no operation of a step's plan", op_name(op.kind));
 }
@@ -81,10 +82,11 @@ bool runs_backward(const PlannedOp& op) {
     return length > tail && std::strcmp(name + length - tail, "_backward") == 0;
 }
 
-// Of a rate measured on another GPU: matmuls and attention by the peak of their type, all else by bandwidth.
-struct Slower {
+// Factors on times for a GPU without measured rates: matmuls and attention by the peak of their dtype, all else by
+// memory bandwidth.
+struct Slowdown {
     double matmul16 = 1, matmul8 = 1, memory = 1;
-    explicit Slower(const Gpu& gpu) {
+    explicit Slowdown(const Gpu& gpu) {
         const Gpu& from = measured_gpu();
         const auto peaks = [&](Dtype dtype) { return peak_flops(from.device, dtype) / peak_flops(gpu.device, dtype); };
         matmul16 = peaks(Dtype::kBf16);
@@ -93,15 +95,15 @@ struct Slower {
     }
 };
 
-// Communication is hidden by the backward pass of the last micro-batch and by the first forward pass. What cannot be:
-// the gradients of the embedding, complete last, and its weights, needed first.
+// The backward pass of the last micro-batch hides the reduction of gradients, and the first forward pass the all-gather
+// of weights; except for the embedding, whose gradients are complete last and whose weights are needed first.
 double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& time, double forward_ms,
                   double backward_ms) {
     if (!config.overlap) return time.reduce_ms + time.gather_ms;
-    auto rest = [&](double ms, double beside) {
-        return plan.edge_share * ms + std::max(0.0, (1 - plan.edge_share) * ms - beside);
+    auto exposed = [&](double ms, double compute_ms) {
+        return plan.edge_share * ms + std::max(0.0, (1 - plan.edge_share) * ms - compute_ms);
     };
-    return rest(time.reduce_ms, backward_ms) + rest(time.gather_ms, forward_ms);
+    return exposed(time.reduce_ms, backward_ms) + exposed(time.gather_ms, forward_ms);
 }
 
 }  // namespace
@@ -113,7 +115,7 @@ double StepTime::total_ms() const { return std::accumulate(ms.begin(), ms.end(),
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates) {
     StepTime time{.gpu = &gpu};
     if (config.dtype == Dtype::kFp64) return time;
-    const Slower slower(gpu);
+    const Slowdown slowdown(gpu);
     double forward_ms = 0, backward_ms = 0;
     auto add = [&](StepPart part, bool backward, double ms) {
         time.ms[static_cast<size_t>(part)] += ms;
@@ -121,23 +123,23 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     };
     for (const PlannedGemm& g : plan.step_gemms) {
         const bool backward = g.shape.layout != GemmLayout::kForward;
-        const StepPart of_block = backward ? StepPart::kBackwardMatmuls : StepPart::kForwardMatmuls;
+        const StepPart part = backward ? StepPart::kBackwardMatmuls : StepPart::kForwardMatmuls;
         const double us = predicted_matmul_us(g.shape)
-                          * (dtype_bytes(g.shape.A.dtype) == 1 ? slower.matmul8 : slower.matmul16);
-        add(is_head(g.shape, config) ? StepPart::kHead : of_block, backward, 1e-3 * us * d(g.count));
+                          * (dtype_bytes(g.shape.A.dtype) == 1 ? slowdown.matmul8 : slowdown.matmul16);
+        add(is_head(g.shape, config) ? StepPart::kHead : part, backward, 1e-3 * us * d(g.count));
     }
     for (const PlannedOp& op : plan.step_ops) {
-        const double factor = op.attention.HS == 0 ? slower.memory
-                              : op.attention.fp8   ? slower.matmul8
-                                                   : slower.matmul16;
+        const double factor = op.attention.HS == 0 ? slowdown.memory
+                              : op.attention.fp8   ? slowdown.matmul8
+                                                   : slowdown.matmul16;
         add(part_of(op), runs_backward(op), 1e-3 * predicted_op_us(op, rates) * factor * d(op.count));
     }
-    forward_ms *= 1 + kBesideShare;
-    backward_ms *= 1 + kBesideShare;
-    // Set to zero at the start of a step: written, not read; no rate of that is known, a copy's stands in.
+    forward_ms *= 1 + kOverheadShare;
+    backward_ms *= 1 + kOverheadShare;
+    // Gradients are set to zero at the start of a step; the rate of a copy stands for that of a fill.
     const double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
-    time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / kCopyRate * slower.memory;
-    time.ms[static_cast<size_t>(StepPart::kBeside)] = kBesideShare * time.total_ms();
+    time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / kCopyRate * slowdown.memory;
+    time.ms[static_cast<size_t>(StepPart::kOverhead)] = kOverheadShare * time.total_ms();
     const double link = plan.ranks > kRanksPerHost ? kNetworkRate
                                                    : kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
     for (const PlannedCollective& c : plan.collectives)
@@ -172,12 +174,10 @@ bool StepTimeCheck::add(int64_t step, double ms) {
 }
 
 std::string StepTimeCheck::text() const {
-    const double measured = measured_ms();
-    const std::string told = strf("measured %.1f ms (median of steps %lld-%lld)", measured,
-                                  static_cast<long long>(last_step_ - kLast + kFirst),
-                                  static_cast<long long>(last_step_));
-    if (predicted_ms_ <= 0) return "no step time is predicted for this device, " + told;
+    const std::string measured = strf("measured %.1f ms (median of steps %lld-%lld)", measured_ms(),
+                                      ll(last_step_ - kLast + kFirst), ll(last_step_));
+    if (predicted_ms_ <= 0) return "no step time is predicted for this device, " + measured;
     return strf("predicted %.1f ms a step%s, %s, %+.1f %%", predicted_ms_,
-                scaled_ ? strf(" (rates scaled from %s)", measured_gpu().name).c_str() : "", told.c_str(),
-                100 * (predicted_ms_ / measured - 1));
+                scaled_ ? strf(" (rates scaled from %s)", measured_gpu().name).c_str() : "", measured.c_str(),
+                100 * (predicted_ms_ / measured_ms() - 1));
 }

@@ -50,7 +50,7 @@ Staging::Slot& Staging::read(const DataLoader& loader, int64_t step, int64_t fir
         sort_rows_by_token(s.staged.tokens + at, B * T, config_.shape.vocab_size, s.staged.order + at, scratch_);
     }
     auto due = [step](int64_t interval) { return interval > 0 && (step + 1) % interval == 0; };
-    s.staged.count_fp8 = due(config_.fp8_health_interval);
+    s.staged.count_fp8 = due(config_.fp8_stats_interval);
     s.staged.check_fp8 = due(config_.fp8_check_interval);
     loader.prefetch(first + count, count);
     return s;

@@ -116,10 +116,9 @@ void require_save(const Config& config, Comm& comm) {
     REQUIRE(error.empty(), "%s", error.c_str());
 }
 
-RunCheckpoints::RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table,
-                               const DataLoader& data, Comm& comm, Ctx& ctx, Trainer& trainer, Faults& faults)
-    : config_(config), family_(family), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer),
-      faults_(faults) {
+RunCheckpoints::RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
+                               Ctx& ctx, Trainer& trainer, Faults& faults)
+    : config_(config), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer), faults_(faults) {
     if (config.save.empty()) return;
     const auto fault = [this](const char* call, const std::string&) { return faults_.disk_error(call); };
     saver_ = std::make_unique<CheckpointSaver>(save_options(config, fault), config.shape, table,
@@ -135,7 +134,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
         return {};
     }
     const Json state = Json::parse(found.state_json);
-    const ConfigDiff diff = config_diff(state.at("config").dump(), config_, family_);
+    const ConfigDiff diff = config_diff(state.at("config").dump(), config_);
     REQUIRE(diff.must_match.empty(), "%s was made by another run (%s): --load starts a new one from its weights",
             found.path.c_str(), diff.must_match.front().c_str());
     for (const std::string& line : diff.changed) notes.push_back("option changed since the checkpoint: " + line);
@@ -180,7 +179,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"samples", progress.samples},
         {"adam_step", progress.adam_step},
         {"skips", progress.skips},
-        {"config", Json::parse(config_to_json(config_, family_))},
+        {"config", Json::parse(config_to_json(config_))},
         {"train_data", Json::parse(data_.fingerprint_json())},
         {"fp8", Json::parse(fp8_state_json(ctx_, trainer_.fp8()))},
         {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},

@@ -38,8 +38,8 @@ void require_save(const Config& config, Comm& comm);
 class RunCheckpoints {
 public:
     // Nothing is owned. Takes the host memory of saving, if there is --save.
-    RunCheckpoints(const Config& config, const std::string& family, const ParamTable& table, const DataLoader& data,
-                   Comm& comm, Ctx& ctx, Trainer& trainer, Faults& faults);
+    RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
+                   Ctx& ctx, Trainer& trainer, Faults& faults);
 
     // Brings the state of --resume to the device; nothing where "auto" finds no checkpoint. fp8_given: the user chose
     // whether there is FP8. What the log should say goes to notes.
@@ -58,7 +58,6 @@ private:
     std::string state_json(const Progress& progress);
 
     const Config& config_;
-    const std::string& family_;
     const ParamTable& table_;
     const DataLoader& data_;
     Comm& comm_;

@@ -1,4 +1,4 @@
-"""What the prepare_DATASET.py scripts share: a data set by its name through prepare_text.py, or its local files."""
+"""Shared by the prepare_DATASET.py scripts: run prepare_text.py on a data set by name, or on local files of it."""
 import argparse
 import hashlib
 import os
@@ -11,7 +11,7 @@ from .support import InputError
 
 
 def download(url, path, sha256):
-    """Fetches a small file unless it is there already; its name appears when its hash is right."""
+    """Downloads a small file unless it exists, and renames it to `path` once its hash has been checked."""
     path = Path(path)
     if not path.is_file():
         try:
@@ -33,8 +33,8 @@ def download(url, path, sha256):
 
 
 def run_dataset(doc, choose, add_options=None, **defaults):
-    """choose(args): sets args.inputs to the data set and what belongs to it; not called with --input.
-    defaults: of text_shards.add_options."""
+    """choose(args) sets args.inputs to the data set; it is not called with --input. defaults: for
+    text_shards.add_options."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", nargs="+", default=[], metavar="PATH",
                         help="files or folders of the data set that are here already; nothing is downloaded")

@@ -1,4 +1,4 @@
-"""Options of the recipes by the names that results use; 1F1L is tensorwise with the first and last layer in BF16."""
+"""Options of the recipes, by the names in results; 1F1L is tensorwise with the first and last layer in BF16."""
 RECIPES = {
     "bf16": [],
     "delayed": ["--fp8-recipe", "delayed"],

@@ -1,4 +1,4 @@
-"""A run's log in the formats of others: what scripts/export_log writes."""
+"""Writes a run's log in the formats of other tools, for scripts/export_log."""
 import csv
 import math
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 from .run_log import InputError
 from .support import need
 
-# (tag, unit, field of the step record). The tag is also the column's name.
+# (tag and column name, unit, field of the step record)
 STEP_COLUMNS = [
     ("train/loss", "nats/token", "loss"),
     ("train/grad_norm", "", "grad_norm"),
@@ -36,12 +36,12 @@ OTHER_COLUMNS = [
 
 
 def tag_of(run, tag):
-    """Losses on tokens that mean nothing are named so."""
+    """The tag, which for losses on synthetic data says so."""
     return tag + "_of_synthetic_data" if run.synthetic and tag.endswith("/loss") else tag
 
 
 def row_of(run, step):
-    """{tag: number} of one step; tags without a value are left out."""
+    """{tag: number} of one step, without tags that have no value."""
     row = {}
     if step in run.steps:
         row.update((tag, run.steps[step].get(field)) for tag, _, field in STEP_COLUMNS)
@@ -66,12 +66,12 @@ def all_steps(run):
 
 
 def rows(run):
-    """[(step, {tag: number})] in the order of steps; step 0 has the validation before training."""
+    """[(step, {tag: number})] in order; step 0 has the validation before training."""
     return [(step, row_of(run, step)) for step in all_steps(run)]
 
 
 def wall_times(run):
-    """{step: seconds since 1970}: the start of the process plus the times of its steps."""
+    """{step: Unix time}: the start of the process plus the times of its steps."""
     times, header, now = {}, None, 0.0
     for step in all_steps(run):
         if run.header_at(step) is not header:
@@ -86,7 +86,7 @@ def wall_times(run):
 # ---- text ----
 
 def write_csv(run, file):
-    """A row a step, at full precision; empty where there is no value."""
+    """One row per step, at full precision; a missing value is an empty cell."""
     columns = [(tag, unit) for tag, unit, _ in STEP_COLUMNS] + OTHER_COLUMNS
     columns = [(tag_of(run, tag), unit) for tag, unit in columns]
     writer = csv.writer(file, lineterminator="\n")
@@ -96,7 +96,7 @@ def write_csv(run, file):
 
 
 def write_llmc(run, file):
-    """main.log of llm.c. It counts from 0: the update that we call step 1 is its step 0."""
+    """llm.c's main.log, which counts steps from 0: our step 1 is its step 0."""
     for step in sorted({*run.steps, *run.evals, *run.hellaswag}):
         if step in run.steps:
             r = run.steps[step]
@@ -108,7 +108,7 @@ def write_llmc(run, file):
 
 
 def megatron_step(run, r, seconds):
-    """One line of Megatron-LM's training_log. Like there, a skipped step has no loss."""
+    """One line of Megatron-LM's training_log, in which a skipped step has no loss."""
     header = run.header_at(r["step"])
     tflops = header["flops_per_token"] * r["tokens_per_second"] / header["world"] / 1e12
     parts = [time.strftime("[%Y-%m-%d %H:%M:%S] ", time.gmtime(seconds))
@@ -135,7 +135,7 @@ def write_megatron(run, file):
             file.write(megatron_step(run, run.steps[step], times[step]))
         if step in run.evals:
             loss = run.evals[step]["loss"]
-            perplexity = math.exp(min(20, loss)) if not math.isnan(loss) else math.nan   # 20: its own bound
+            perplexity = math.exp(min(20, loss)) if not math.isnan(loss) else math.nan   # 20 is Megatron-LM's bound
             line = (f" validation loss at iteration {step} | lm loss value: {loss:.6E} | lm loss PPL: {perplexity:.6E}"
                     " | ")
             rule = "-" * (len(line) + 1)
@@ -145,7 +145,7 @@ def write_megatron(run, file):
 # ---- through packages ----
 
 def all_scalars(run, step):
-    """What a browser of curves gets: the row, and every FP8 tensor by name."""
+    """The row, and the statistics of every FP8 tensor by name."""
     scalars = row_of(run, step)
     for name, tensor in run.fp8.get(step, {}).items():
         for field in ("amax", "quant_mul", "flushed", "saturated"):
@@ -154,7 +154,7 @@ def all_scalars(run, step):
 
 
 def to_tensorboard(run, folder):
-    """One event file in the folder."""
+    """Writes one event file into the folder."""
     need("tensorboard", "tensorboard", "--to tensorboard")
     writer_class = need("tensorboard.summary.writer.event_file_writer", "tensorboard", "--to tensorboard")
     event_pb2 = need("tensorboard.compat.proto.event_pb2", "tensorboard", "--to tensorboard")
@@ -172,7 +172,7 @@ def to_tensorboard(run, folder):
 
 
 def to_wandb(run, folder):
-    """An offline run under the folder, to be sent with `wandb sync`."""
+    """Writes an offline run under the folder, for `wandb sync`."""
     wandb = need("wandb", "wandb", "--to wandb")
     Path(folder).mkdir(parents=True, exist_ok=True)
     header = run.headers[-1]

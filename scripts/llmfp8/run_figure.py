@@ -1,4 +1,4 @@
-"""What scripts/plot draws: curves, marks and FP8 health as data, and the figure made of them (matplotlib)."""
+"""The figure of scripts/plot: curves, marks and FP8 statistics as data, and their drawing with matplotlib."""
 import math
 import re
 import statistics
@@ -28,12 +28,12 @@ MARKS = {"skipped": "x", "warning": "^", "fp8": "d", "resumed": ">", "checkpoint
 # ---- data ----
 
 def place(run, step, x):
-    """Where a step stands on the axis: step, or tokens (None where the log does not say)."""
+    """Position of a step on the axis: the step, or its tokens (None if the log does not have them)."""
     return step if x == "step" else run.tokens_at(step)
 
 
 def points(run, values, x):
-    """({step: value}) as lists of places and values; what is not finite is a gap (nan)."""
+    """Positions and values of {step: value}; a value that is not finite becomes nan, a gap."""
     pairs = [(place(run, step, x), values[step]) for step in sorted(values)]
     pairs = [(at, value) for at, value in pairs if at is not None]
     return [at for at, _ in pairs], [value if value is not None and math.isfinite(value) else math.nan
@@ -41,7 +41,7 @@ def points(run, values, x):
 
 
 def smooth(values, width, middle=statistics.fmean):
-    """Centred moving mean over `width` values (fewer at the ends), which passes over gaps. middle: or median."""
+    """Centred moving mean (`middle`: or median) over `width` values, fewer at the ends, without nan."""
     half = width // 2
     means = []
     for i in range(len(values)):
@@ -51,7 +51,7 @@ def smooth(values, width, middle=statistics.fmean):
 
 
 def curves(run, x="step"):
-    """{panel: (places, values)}, validation loss in "valid"."""
+    """{panel: (positions, values)}, with the validation loss as "valid"."""
     data = {panel: points(run, {step: record[field] for step, record in run.steps.items()}, x)
             for panel, (field, _, _) in PANELS.items()}
     data["valid"] = points(run, {step: record["loss"] for step, record in run.evals.items()}, x)
@@ -59,7 +59,7 @@ def curves(run, x="step"):
 
 
 def marks(run, x="step"):
-    """{kind: places} of what happened: skipped steps, events other than notes, resumes, checkpoints."""
+    """{kind: positions} of skipped steps, events other than notes, resumes and checkpoints."""
     steps = {"skipped": [step for step, record in sorted(run.steps.items()) if record["skipped"]],
              "resumed": run.resumed_at, "checkpoint": [record["step"] for record in run.checkpoints]}
     for event in run.events:
@@ -70,7 +70,7 @@ def marks(run, x="step"):
 
 
 def tensor_order(names):
-    """Names sorted into groups of one linear and role, each by layer: [(group, [names])], "3.down.dy" in "down.dy"."""
+    """Groups names by linear and role, in the order of layers: [(group, [names])], "3.down.dy" in "down.dy"."""
     groups = {}
     for name in names:
         layer, group = re.fullmatch(r"(?:(\d+)\.)?(.*)", name).groups()
@@ -79,7 +79,7 @@ def tensor_order(names):
 
 
 def health(run, x="step"):
-    """Places of the records, groups as of tensor_order, and {field: a row of values a tensor, nan where none}."""
+    """Positions of the records, groups of tensor_order, and {field: one row of values per tensor}, nan if missing."""
     steps = [step for step in sorted(run.fp8) if place(run, step, x) is not None]
     names = dict.fromkeys(name for step in steps for name in run.fp8[step])
     groups = tensor_order(names)
@@ -89,14 +89,14 @@ def health(run, x="step"):
 
 
 def worst(run, field):
-    """(value, tensor, step) of the largest finite one, None without one above zero."""
+    """(value, tensor, step) of the largest finite value, None if none is above zero."""
     found = [(tensor[field], name, step) for step, tensors in run.fp8.items() for name, tensor in tensors.items()
              if math.isfinite(tensor[field]) and tensor[field] > 0]
     return max(found) if found else None
 
 
 def edges(places):
-    """Borders of columns: half way between the places, the outer ones as wide as their neighbours."""
+    """Borders of columns: half way between positions; the outer columns are symmetric."""
     if len(places) == 1:
         return [places[0] - 0.5, places[0] + 0.5]
     middles = [(a + b) / 2 for a, b in zip(places, places[1:])]
@@ -104,7 +104,7 @@ def edges(places):
 
 
 def robust_top(values):
-    """Top of an axis that a few slow steps (the first ones, evaluations) do not squeeze; None if all fit."""
+    """Top of an axis without a few slow steps (the first ones, evaluations); None if all fit."""
     finite = sorted(v for v in values if not math.isnan(v))
     if len(finite) < 8:
         return None
@@ -126,7 +126,7 @@ def label_x(axes, x):
 
 
 def scale_y(axes, panel, shown):
-    """The vertical axis: logarithmic where all values allow it, else as narrow as a few slow steps let it be."""
+    """Sets the vertical axis: logarithmic if the panel wants it and all values are positive, else from 0."""
     ticker = need("matplotlib.ticker", "matplotlib", "plot")
     label, logarithmic = PANELS[panel][1:]
     axes.set_ylabel(label)
@@ -134,7 +134,7 @@ def scale_y(axes, panel, shown):
     if logarithmic and finite and min(finite) > 0:
         axes.set_yscale("log")
         span = max(finite) / min(finite)
-        if span < 1000:   # few powers of ten: ticks between them, as plain numbers
+        if span < 1000:   # few powers of ten: adds ticks between them, as plain numbers
             axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8) if span < 20 else (1, 2, 5)))
             axes.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
             axes.yaxis.set_minor_formatter(ticker.NullFormatter())
@@ -175,7 +175,7 @@ def draw_marks(axes, runs, colours, x):
     kinds = [kind for kind in dict.fromkeys([*MARKS, *(kind for found in all_marks for kind in found)])
              if any(kind in found for found in all_marks)]
     for i, (found, colour) in enumerate(zip(all_marks, colours)):
-        # Runs one below the other within a kind's line.
+        # The runs' marks are one below the other within a kind's row.
         shift = (i + 0.5) / len(runs) - 0.5
         for kind, at in found.items():
             axes.plot(at, [kinds.index(kind) + 0.7 * shift] * len(at), MARKS.get(kind, "*"), color=colour,
@@ -187,7 +187,7 @@ def draw_marks(axes, runs, colours, x):
 
 
 def draw_curves(figure, runs, x, width, mark_height):
-    """Panels, the strip of marks below them, and the legend above them."""
+    """Draws the panels, the marks below them, and the legend above them."""
     colour_map = need("matplotlib", "matplotlib", "plot").colormaps["tab10" if len(runs) <= 10 else "tab20"].colors
     colours = [colour_map[i % len(colour_map)] for i in range(len(runs))]
     layout = [["loss", "norm"], ["seconds", "rate"]] + [["marks", "marks"]] * (mark_height > 0)
@@ -214,7 +214,7 @@ def draw_curves(figure, runs, x, width, mark_height):
 
 
 def draw_health(figure, run, x):
-    """Three heat maps of a run: a row a tensor, a column a record."""
+    """Draws three heat maps of a run, with one row per tensor and one column per record."""
     at, groups, rows = health(run, x)
     package = need("matplotlib.colors", "matplotlib", "plot")
     colormaps = need("matplotlib", "matplotlib", "plot").colormaps
@@ -225,9 +225,9 @@ def draw_health(figure, run, x):
     for axes, (field, (label, limits)) in zip(figure.subplots(1, 3, sharey=True), HEALTH.items()):
         positive = [v for row in rows[field] for v in row if math.isfinite(v) and v > 0]
         low, high = limits or (min(positive, default=1), max(positive, default=1))
-        # White: none. Magenta: not finite, or the tensor is not in the record.
+        # White: zero. Magenta: not finite, or the tensor is not in the record.
         palette = colormaps["viridis" if limits is None else "YlOrRd"].with_extremes(under="white", bad="magenta")
-        # Zero has no logarithm: it goes below the range.
+        # Zero has no logarithm: it is drawn as a value below the range.
         mesh = axes.pcolormesh(edges(at), range(bounds[-1] + 1),
                                [[max(v, low / 10) if math.isfinite(v) else math.nan for v in row]
                                 for row in rows[field]],
@@ -246,7 +246,7 @@ def draw_health(figure, run, x):
 
 
 def draw(runs, x="step", width=0):
-    """A matplotlib Figure of all runs. width: of the moving mean; 0: a fiftieth of the longest run."""
+    """A matplotlib Figure of all runs. width of the moving mean; 0: a fiftieth of the longest run."""
     width = width or min(MAX_SMOOTH, max(1, max((len(run.steps) for run in runs), default=0) // 50))
     kinds = len({kind for run in runs for kind in marks(run, x)})
     mark_height = 0.5 + 0.22 * kinds * max(1, len(runs) / 3) if kinds else 0
@@ -262,7 +262,7 @@ def draw(runs, x="step", width=0):
 
 
 def save(figure, path):
-    """Writes beside the file and renames: whoever looks at it sees a whole picture."""
+    """Replaces the file atomically, so that viewers never see half a picture."""
     path = Path(path)
     aside = path.with_name(f".{path.stem}.tmp{path.suffix}")
     try:

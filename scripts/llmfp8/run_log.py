@@ -9,7 +9,7 @@ from pathlib import Path
 from .support import InputError
 
 LOG_FORMAT = 1
-# What the readers of a log rely on; a record may have more.
+# Fields that readers of a log need; a record may have more.
 FIELDS = {
     "header": ("step", "unix_time", "command", "commit", "device", "world", "flops_per_token", "config"),
     "step": ("step", "train_iters", "loss", "grad_norm", "grad_mul", "lr", "step_seconds",
@@ -26,17 +26,17 @@ NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def numbers(record):
-    """A record without text, with what JSON cannot say as floats again."""
+    """The record with "nan", "inf" and "-inf" as floats."""
     return {key: NOT_IN_JSON.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
 
 
 class RunLog:
-    """One run's log. A resume takes back what came after the checkpoint: of a step that was done twice the later
-    record counts, and what followed the checkpoint in the earlier life is dropped.
+    """One run's log. The header of a resumed process drops the records after its checkpoint, so that of a step that
+    was done twice the later record counts.
 
-    poll() reads what is new, so that a log can be followed. A last line without its end is not there yet (or was cut
-    off by the end of the machine): `torn`. Any other line that is no record is an error with file and line, or is
-    left out and listed in `damaged` with skip_damaged.
+    poll() reads new records, so that a log can be followed. A last line without its end is not complete yet, or never
+    will be: `torn`. Any other malformed line is an error with file and line; with skip_damaged it is left out and
+    listed in `damaged`.
     """
 
     def __init__(self, path, name=None, skip_damaged=False):
@@ -47,20 +47,20 @@ class RunLog:
 
     def _forget(self):
         self._offset = self._line = 0
-        self._begin = b""   # of the file: holds the time of its first header
+        self._begin = b""   # the first bytes of the file, which contain the time of its first header
         self.headers, self.events, self.checkpoints = [], [], []
         self.steps, self.evals, self.hellaswag, self.fp8, self.wire = {}, {}, {}, {}, {}   # records by step
         self.torn, self.damaged = False, []
-        self.redone = 0   # steps that a resume did again
+        self.redone = 0   # steps that were done again after a resume
 
     # ---- reading ----
 
     def poll(self):
-        """Reads what the file has beyond the last call; whether anything was new."""
+        """Reads new lines; returns whether there were any."""
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
-            # A resume writes the log anew, without the steps it does again; a new run begins in the same file, with a
-            # header of another time.
+            # A resume rewrites the log without the steps that it does again; a new run rewrites it with a header of
+            # another time.
             if ((status.st_dev, status.st_ino) != self._file or status.st_size < self._offset
                     or file.read(len(self._begin)) != self._begin):
                 self._forget()
@@ -99,7 +99,7 @@ class RunLog:
         if not self.headers and kind != "header":
             raise self._not_a_log()
         take = getattr(self, "_take_" + str(kind), None)
-        if take:   # samples, and what later versions add, are of no use here
+        if take:   # other records, such as samples, are not needed
             take(record)
 
     def _not_a_log(self):
@@ -139,33 +139,33 @@ class RunLog:
     def _take_event(self, record):
         self.events.append(record)
 
-    # ---- what was read ----
+    # ---- the log's content ----
 
     @property
     def finished(self):
-        """Whether the run said that it ends; a killed one does not."""
+        """Whether the log has the run's end; that of a killed run has not."""
         return bool(self.events) and self.events[-1]["kind"] == "stop"
 
     @property
     def synthetic(self):
-        """Whether the run learnt from tokens that mean nothing; its losses are for nothing but to look at."""
+        """Whether the run trained on synthetic tokens, so that its losses mean nothing."""
         return any(header.get("synthetic_data") for header in self.headers)
 
     @property
     def resumed_at(self):
-        """Steps that a life of the run went on from."""
+        """Steps of the checkpoints that were resumed."""
         return [header["step"] for header in self.headers if header["step"] > 0]
 
     def step_list(self):
         return [self.steps[step] for step in sorted(self.steps)]
 
     def header_at(self, step):
-        """The header of the life of the run that did this step (step 0: the first)."""
+        """The header of the process that did this step (step 0: the first)."""
         begun = [header for header in self.headers if header["step"] < max(step, 1)]
         return begun[-1] if begun else self.headers[0]
 
     def tokens_at(self, step):
-        """Tokens consumed when `step` steps were done; None if the log does not say."""
+        """Tokens consumed after `step` steps; None if the log does not have it."""
         if step in self.steps:
             return self.steps[step]["tokens"]
         if step == 0:
@@ -175,7 +175,7 @@ class RunLog:
         return after["tokens"] - round(tokens) if math.isfinite(tokens) else None
 
     def warnings(self):
-        """What a reader of the log should know about it."""
+        """Lines about damage, synthetic data and repeated steps."""
         lines = list(self.damaged)
         if self.synthetic:
             lines.append(f"{self.path}: synthetic data: the losses mean nothing")
@@ -187,7 +187,7 @@ class RunLog:
 
 
 def read_log(path, name=None, skip_damaged=False):
-    """A whole log; one without a record is an error."""
+    """Reads a whole log; one without a record is an error."""
     run = RunLog(path, name, skip_damaged)
     try:
         run.poll()

@@ -1,6 +1,6 @@
-"""Token shards on disk: reading every format of README.md, writing llm.c's. Standard library only.
+"""Reads token shards in every format of data/README.md, and writes llm.c's. Standard library only.
 
-Counts and offsets are of any size; only llm.c's header limits one shard to 2^31 - 1 tokens.
+Counts and offsets have any size; only llm.c's header limits a shard to 2^31 - 1 tokens.
 """
 import array
 import base64
@@ -18,13 +18,13 @@ from .support import InputError
 HEADER_BYTES = 1024
 MAGIC_V1, MAGIC_V7 = 20240520, 20240801
 MAX_SHARD_TOKENS = 2 ** 31 - 1
-# A last shard of fewer tokens than this is appended to the one before it: the trainer refuses a shard that is
-# shorter than one sample, and samples never cross shards.
+# A last shard with fewer tokens is appended to the one before it, because the trainer refuses a shard that is shorter
+# than one sample.
 MIN_TAIL_TOKENS = 65536
 TYPECODES = {2: "H", 4: "I"}
 DTYPES = {2: "uint16", 4: "uint32"}
 MEGATRON_MAGIC = b"MMIDIDX\x00\x00"
-# Files that would pass for headerless tokens and are something else; llmc/data/shards.cpp has the same.
+# Other files that could be taken for headerless tokens; llmc/data/shards.cpp has the same list.
 FOREIGN = (
     (b"\x8a\xd8\x34\x01", "an llm.c evaluation file (HellaSwag, MMLU), not a token shard"),
     (b"BIN.TOK\n", "an llmq token file"),
@@ -38,9 +38,9 @@ FOREIGN = (
 )
 TEXT_BYTES = bytes([*range(9, 14), *range(32, 256)])
 MEGATRON_WIDTHS = {4: 4, 8: 2}   # dtype code -> bytes: int32, uint16
-# A loss mask: magic, version, tokens, tokens that count as targets; then a bit a token.
+# A loss mask: magic, version, tokens, tokens that count as targets; then one bit per token.
 MASK_SUFFIX = ".mask"
-BESIDE = (".idx", MASK_SUFFIX, ".meta.json")   # matches of a pattern that are no shards
+NOT_SHARDS = (".idx", MASK_SUFFIX, ".meta.json")   # ignored matches of a pattern
 MASK_MAGIC, MASK_VERSION = b"LOSSMASK", 1
 MASK_HEADER = struct.Struct("<8sQQQ")
 assert array.array("H").itemsize == 2 and array.array("I").itemsize == 4
@@ -75,17 +75,16 @@ def checksum_of(path):
 
 
 def shard_paths(words):
-    """Files that were named, by name or by a pattern in quotes, which is how the trainer is given them."""
+    """The files that words name, directly or by a pattern in quotes, as for the trainer."""
     paths = []
     for word in words:
         found = [word] if os.path.lexists(word) else sorted(glob.glob(word))
-        # Of a pattern, as in the trainer, what lies beside shards is passed over.
-        paths += [path for path in found if path == word or not path.endswith(BESIDE)] or [word]
+        paths += [path for path in found if path == word or not path.endswith(NOT_SHARDS)] or [word]
     return paths
 
 
 class Shard:
-    """A mapped shard. tokens[i] is an id; tokens is a memoryview, a slice of it copies nothing."""
+    """A mapped shard. tokens[i] is an id; tokens is a memoryview, whose slices copy nothing."""
 
     def __init__(self, path, token_dtype=""):
         self.path = Path(path)
@@ -119,7 +118,7 @@ class Shard:
         self.tokens = memoryview(self.map)[self.offset:].cast(TYPECODES[self.token_bytes])
 
     def _foreign(self, token_dtype):
-        """What the file is, if it is known and no tokens; "" otherwise."""
+        """What the file is if it is known not to be tokens, else ""."""
         start = bytes(self.map[:4096])
         for magic, what in FOREIGN:
             if start.startswith(magic):
@@ -160,7 +159,7 @@ class Shard:
             raise InputError(f"{self.path}: the index says {total} tokens, the file has {self.bytes} bytes")
 
     def read_mask(self):
-        """How many tokens count as targets, and a bytes of 0 and 1; (None, None) without a loss mask."""
+        """The number of tokens that count as targets, and 0 or 1 per token as bytes; (None, None) without a mask."""
         meta = self.read_meta().get("loss_mask") or {}
         path = mask_path(self.path)
         if not path.is_file():
@@ -199,7 +198,7 @@ class Shard:
 
 
 def pack_bits(flags):
-    """Bytes 0 and 1 -> bits, the first in the lowest bit of the first byte; zeros fill the last byte."""
+    """Packs bytes 0 and 1 as bits, the first in the lowest bit of the first byte; zeros fill the last byte."""
     if not flags:
         return b""
     digits = flags[::-1].translate(bytes.maketrans(b"\0\1", b"01"))
@@ -214,16 +213,16 @@ def unpack_bits(packed, count):
 class SplitWriter:
     """Writes the documents of one split into shards of shard_tokens, as NAME_000000.bin.tmp, ...
 
-    Tokens are cut at exactly shard_tokens, so a document may go on in the next shard; what is left at the
-    end, if shorter than MIN_TAIL_TOKENS, stays in the last shard. Files get their final names in publish().
-    masked: a NAME_000000.mask beside each shard says which tokens count as targets.
+    Tokens are cut at exactly shard_tokens, so a document may continue in the next shard; a rest shorter than
+    MIN_TAIL_TOKENS stays in the last shard. publish() gives files their final names. masked: each shard also gets a
+    loss mask, NAME_000000.mask.
     """
 
     def __init__(self, folder, split, token_bytes, shard_tokens, meta, masked=False):
         self.folder, self.split, self.token_bytes = Path(folder), split, token_bytes
         self.capacity, self.masked = shard_tokens, masked
         self.tail = min(MIN_TAIL_TOKENS, shard_tokens)
-        self.meta = meta               # what every sidecar of the split says besides its own figures
+        self.meta = meta               # fields of every sidecar of the split
         self.pending = bytearray()     # tokens not written yet
         self.mask = bytearray()        # 0 or 1 for each token from the open shard's first on, pending ones included
         self.starts = []               # places of document starts in the split, from the open shard on
@@ -235,7 +234,7 @@ class SplitWriter:
         self.published = []            # (temporary path, final path), sidecars included
 
     def write(self, tokens, lengths, mask=b""):
-        """tokens: bytes of whole documents, one after the other; lengths: tokens of each; mask: a byte for each."""
+        """tokens: bytes of whole documents; lengths: tokens per document; mask: one byte per token."""
         for length in lengths:
             self.starts.append(self.total_tokens)
             self.total_tokens += length
@@ -296,7 +295,7 @@ class SplitWriter:
         self.written = 0
 
     def _write_mask(self):
-        """The mask of the open shard; returns what the sidecar says of it."""
+        """Writes the mask of the open shard; returns the sidecar's entry."""
         flags = self.mask[:self.written]
         del self.mask[:self.written]
         temporary, final = self._paths(MASK_SUFFIX)
@@ -316,7 +315,7 @@ class SplitWriter:
         os.fsync(file.fileno())
         file.close()
 
-    # What an interrupted run leaves, for another writer with the same arguments to go on.
+    # The state of an interrupted run, with which another writer with the same arguments continues.
 
     def export_state(self):
         if self.file is not None:

@@ -1,9 +1,9 @@
-"""Documents -> shards: batches through worker processes, the writers of both splits, and going on with a run that was
-interrupted. Which documents there are and what becomes of one is the caller's business (Plan).
+"""Converts documents to shards with worker processes, and continues interrupted runs. The caller's Plan has the
+documents and their encoder.
 
-Every CHECKPOINT_SECONDS the state of the run goes to prepare.state.json in the folder: how far the inputs were read,
-and how far each split was written, all of it synced. The same command finds it and goes on from there; the shards are
-byte for byte those of a run that was not interrupted.
+Every CHECKPOINT_SECONDS the run saves and syncs its state in prepare.state.json in the folder: how far the inputs were
+read and each split was written. The same command continues from there; the shards are byte for byte those of an
+uninterrupted run.
 """
 import collections
 import dataclasses
@@ -33,12 +33,14 @@ OWN_NAME = re.compile(r"(train|valid)_\d{6}\.(bin|mask|meta\.json)(\.tmp)?")
 class Plan:
     folder: Path
     reader: Reader
-    make_encoder: Callable      # of a module; called with encoder_arguments, in each worker anew
-    encoder_arguments: tuple    # -> batch of documents -> {split: (tokens as bytes, lengths, mask or b"")}
+    # A module's function. Each worker calls it with encoder_arguments; it returns a function from a batch of documents
+    # to {split: (tokens as bytes, lengths, mask or b"")}.
+    make_encoder: Callable
+    encoder_arguments: tuple
     token_bytes: int
     shard_tokens: int
-    meta: dict                  # what every sidecar says
-    signature: dict             # what must be the same for an interrupted run to go on, by the name for messages
+    meta: dict                  # in every sidecar
+    signature: dict             # must be the same to continue an interrupted run; keys are names for messages
     valid_fraction: float
     masked: bool = False
     empty: str = "documents without text"
@@ -55,7 +57,7 @@ def choose_workers(plan):
 
 
 def batches(reader, max_documents):
-    """(documents, how far the inputs are read after them, bytes of them)."""
+    """(documents, the reader's position after them, bytes read so far)."""
     if 0 < max_documents <= reader.documents:
         return
     batch, size = [], 0
@@ -73,7 +75,7 @@ def batches(reader, max_documents):
 
 
 def start_worker(make_encoder, arguments):
-    """A worker process builds its encoder once: the libraries' objects do not travel between processes."""
+    """Builds the encoder in a worker process, since the libraries' objects cannot be sent between processes."""
     work.encode = make_encoder(*arguments)
 
 
@@ -91,7 +93,7 @@ def encoded(plan, workers):
         return
     with ProcessPoolExecutor(workers, initializer=start_worker,
                              initargs=(plan.make_encoder, plan.encoder_arguments)) as pool:
-        ahead = collections.deque()   # bounded, so that reading does not run away from writing
+        ahead = collections.deque()   # bounded, so that reading does not get too far ahead of writing
 
         def next_result():
             future, position, done_bytes = ahead.popleft()
@@ -111,7 +113,7 @@ def encoded(plan, workers):
 
 
 class StateFile:
-    """What an interrupted run left, {} if nothing; saves what this one would leave."""
+    """Reads the state that an interrupted run has left ({} if none), and saves that of this run."""
 
     def __init__(self, plan):
         self.path, self.signature = plan.folder / STATE_NAME, plan.signature
@@ -132,7 +134,7 @@ class StateFile:
             return state
         if not plan.overwrite:
             raise InputError(f"{plan.folder} holds an interrupted run that differs in {differs}: repeat its command to "
-                             "go on with it, choose another --out, or pass --overwrite")
+                             "continue it, choose another --out, or pass --overwrite")
         self.path.unlink()
         return {}
 
@@ -154,7 +156,7 @@ class StateFile:
 
 
 def prepare_folder(folder, overwrite, keep_temporary):
-    """Returns the shards in the folder that are to be replaced."""
+    """Returns the shards in the folder that will be replaced."""
     own = sorted(path for path in folder.iterdir() if OWN_NAME.fullmatch(path.name))
     old = [path for path in own if path.suffix != ".tmp"]
     if old and not overwrite:
@@ -194,16 +196,16 @@ def write_all(plan, writers, state):
 
 
 def make_files(plan, writers, state):
-    """All shards under their temporary names. What went wrong leaves nothing, or a state to go on from."""
+    """Writes all shards under temporary names. A failure leaves nothing, or a state from which a run can continue."""
     try:
         write_all(plan, writers, state)
-        # The names that follow are not given in one go.
+        # Renaming all files is not atomic.
         state.save(writers, plan.reader.position(), finished=True)
     except BaseException as error:
         if not state.saved:
             for writer in writers.values():
                 writer.discard()
-        hint = "the same command goes on from where it was"
+        hint = "the same command continues from there"
         if state.saved and isinstance(error, InputError):
             raise InputError(f"{error}; {hint}") from None
         if state.saved and isinstance(error, KeyboardInterrupt):
@@ -217,7 +219,7 @@ def run(plan):
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
         state = StateFile(plan)
-        # A run that was giving its files their final names has some of them already.
+        # A run that was interrupted while renaming its files has some final names already.
         finished = bool(state.state.get("finished"))
         old = prepare_folder(plan.folder, plan.overwrite or finished, state.saved)
         writers = {split: SplitWriter(plan.folder, split, plan.token_bytes, plan.shard_tokens, plan.meta, plan.masked)
@@ -226,7 +228,7 @@ def run(plan):
             for split, writer in writers.items():
                 writer.import_state(state.state["writers"][split])
             plan.reader.start(state.state["position"])
-            print(f"going on after {plan.reader.documents} documents of an interrupted run", flush=True)
+            print(f"continuing after {plan.reader.documents} documents of an interrupted run", flush=True)
         if not finished:
             make_files(plan, writers, state)
         new = {final for writer in writers.values() for _, final in writer.published}
@@ -247,9 +249,9 @@ def run(plan):
 def report(plan, writers):
     reader = plan.reader
     if reader.skipped_files:
-        print(f"passed over {len(reader.skipped_files)} binary files, the first is {reader.skipped_files[0]}")
+        print(f"skipped {len(reader.skipped_files)} binary files, the first is {reader.skipped_files[0]}")
     if reader.empty:
-        print(f"passed over {reader.empty} {plan.empty}")
+        print(f"skipped {reader.empty} {plan.empty}")
     for split, writer in writers.items():
         counted = f", {writer.total_counted} count as targets" if plan.masked else ""
         print(f"{split}: {writer.total_tokens} tokens in {writer.total_documents} documents{counted}, "

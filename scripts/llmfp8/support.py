@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: errors, optional packages, progress."""
+"""Shared by all scripts: errors, optional packages, progress."""
 import importlib
 import sys
 import time
@@ -8,11 +8,11 @@ REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 
 
 class InputError(Exception):
-    """Something the user controls is wrong. One line; the script prints it and leaves with 2."""
+    """An error of the user's input, in one line; the script prints it and exits with 2."""
 
 
 def one_line(error):
-    """A library's exception as one line, whatever it wrote."""
+    """A library's exception as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -43,7 +43,7 @@ def pinned(package):
 
 
 def need(module, package, purpose):
-    """Imports an optional package, or says which line installs it."""
+    """Imports an optional package; the error has the line that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -52,7 +52,7 @@ def need(module, package, purpose):
 
 
 class Progress:
-    """A bar of bytes read on a terminal (tqdm where it is installed), a plain line now and then in a log."""
+    """Shows progress: on a terminal a bar (with tqdm) or a line, in a log a line every ten seconds."""
 
     def __init__(self, total_bytes, quiet=False):
         self.total = total_bytes   # 0: unknown
@@ -72,7 +72,7 @@ class Progress:
                         file=sys.stderr)
 
     def update(self, done_bytes, documents, tokens):
-        """done_bytes is the place in all inputs, the other two are added."""
+        """done_bytes: read so far; documents and tokens: new ones."""
         self.documents += documents
         self.tokens += tokens
         if self.quiet:

@@ -1,4 +1,4 @@
-"""Text to token shards: what data/prepare_text.py and the scripts for one data set do."""
+"""Converts text to token shards, for data/prepare_text.py and the scripts for single data sets."""
 import array
 import hashlib
 import sys
@@ -12,9 +12,9 @@ from .text_tokenizers import load_tokenizer
 
 
 def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
-    """All but the inputs and how their documents are read. Without a default, --out and --tokenizer must be given."""
+    """All options except those about the inputs. Without a default, --out and --tokenizer are required."""
     parser.add_argument("--out", default=out, required=not out, metavar="DIR",
-                        help="where the shards go; made if missing" + (" (default %(default)s)" if out else ""))
+                        help="folder for the shards" + (" (default %(default)s)" if out else ""))
     parser.add_argument("--tokenizer", default=tokenizer, required=not tokenizer, metavar="NAME",
                         help="bytes, gpt2, or a tokenizer.json" + (" (default %(default)s)" if tokenizer else ""))
     parser.add_argument("--vocab-bpe", default="", metavar="FILE",
@@ -32,7 +32,7 @@ def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
                         help="split of it (default %(default)s)")
     parser.add_argument("--max-documents", type=int, default=0, metavar="N", help="stop after N; 0: all")
     parser.add_argument("--workers", type=int, default=0, metavar="N",
-                        help="processes; 0: one a core, at most 64")
+                        help="processes; 0: one per core, at most 64")
     parser.add_argument("--overwrite", action="store_true", help="replace the shards in DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -60,13 +60,13 @@ def check_options(args):
 
 
 def is_validation(document, fraction):
-    """By the hash of the text alone: repeated documents stay on one side, their order does not matter."""
+    """Depends on the hash of the text only: repeated documents stay in one split, in any order."""
     digest = hashlib.blake2b(document, digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2 ** 64
 
 
 class Tokenize:
-    """Batch of documents -> for each split (bytes of the tokens, number of tokens of each document, loss mask)."""
+    """Converts a batch of documents; returns for each split the tokens as bytes, tokens per document, and loss mask."""
 
     def __init__(self, tokenizer, token_bytes, valid_fraction):
         self.tokenizer, self.typecode, self.valid_fraction = tokenizer, TYPECODES[token_bytes], valid_fraction
@@ -87,7 +87,7 @@ class Tokenize:
         return {split: (tokens[split].tobytes(), lengths[split], bytes(masks[split])) for split in SPLITS}
 
     def encode_into(self, out, document):
-        """Appends the tokens of a document; returns a byte for each, whether it counts as a target, or nothing."""
+        """Appends the tokens of a document; returns its loss mask, one byte per token, or b""."""
         out.append(self.tokenizer.separator)
         out.extend(self.tokenizer.encode(document))
         return b""
@@ -98,7 +98,7 @@ def make_encoder(load_arguments, token_bytes, valid_fraction):
 
 
 def signature_of(args, sources, tokenizer):
-    """What an interrupted run must have in common with this one."""
+    """Plan.signature."""
     names = ("valid_fraction", "shard_tokens", "document_bytes", "text_field", "dataset_config", "dataset_split",
              "max_documents")
     return {"the inputs": [source.identity() for source in sources],
@@ -107,8 +107,8 @@ def signature_of(args, sources, tokenizer):
 
 
 def plan_of(args, make, *encoder_arguments, **fields):
-    """The plan of the options above for args.inputs; make(tokenizer's arguments, bytes of a token, validation share,
-    *encoder_arguments) is what encodes documents."""
+    """The plan for these options and args.inputs; make(tokenizer's arguments, bytes per token, validation share,
+    *encoder_arguments) makes the encoder."""
     check_options(args)
     load_arguments = (args.tokenizer, args.vocab_bpe, args.encoder_json, args.separator)
     tokenizer = load_tokenizer(*load_arguments)
@@ -125,7 +125,7 @@ def plan_of(args, make, *encoder_arguments, **fields):
 
 
 def prepare(args):
-    """args: the options above, and inputs."""
+    """args: these options and `inputs`."""
     plan = plan_of(args, make_encoder)
     report(plan, run(plan))
     return 0

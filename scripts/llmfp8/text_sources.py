@@ -1,4 +1,4 @@
-"""Documents, as UTF-8 bytes, of text, JSON lines and parquet files, folders and Hugging Face datasets."""
+"""Reads documents, as UTF-8 bytes, from text, JSON lines and parquet files, folders and Hugging Face datasets."""
 import gzip
 import io
 import itertools
@@ -21,7 +21,7 @@ def text_of(text):
         return b""
     if not isinstance(text, str):
         raise InputError(f"{type(text).__name__}, not text")
-    # JSON may hold half of a surrogate pair, which is no character of UTF-8.
+    # JSON may hold half of a surrogate pair, which UTF-8 cannot encode.
     return text.encode("utf-8", "replace")
 
 
@@ -33,7 +33,7 @@ class Source:
         self.bytes = 0 if kind == "dataset" else os.path.getsize(path)
 
     def identity(self):
-        """What changes when the input does."""
+        """Values that change when the input does."""
         changed = 0 if self.kind == "dataset" else os.stat(self.path).st_mtime_ns
         return [self.kind, self.path, self.bytes, changed]
 
@@ -45,7 +45,7 @@ def kind_of(path):
 
 
 def find_sources(inputs, kind="auto"):
-    """Files in a fixed order: as given, those of a folder by name, without hidden ones."""
+    """Files in a fixed order: inputs as given, files of a folder by name, without hidden ones."""
     sources = []
     for name in inputs:
         if os.path.isdir(name):
@@ -68,23 +68,23 @@ def find_sources(inputs, kind="auto"):
 
 
 class Reader:
-    """Iterates over the documents of all sources. done_bytes is how much of them has been read."""
+    """Iterates over the documents of all sources; done_bytes of them have been read."""
 
     def __init__(self, sources, field="text", document_bytes=8192, dataset_config="", dataset_split="train",
                  convert=text_of):
         self.sources, self.field, self.document_bytes = sources, field, document_bytes
         self.dataset_config, self.dataset_split = dataset_config, dataset_split
         self.field_option = "--text-field"
-        self.convert = convert    # what stands in the field -> bytes of a document; InputError where it is none
+        self.convert = convert    # converts the field's value to bytes of a document; InputError if it cannot
         self.done_bytes = 0
-        self.skipped_files = []   # binary ones met in a folder
+        self.skipped_files = []   # binary files in a folder
         self.empty = 0            # documents without text
-        self.documents = 0        # with text
-        self.source = self.record = 0   # the open source, and how many of its documents were read
-        self.rows = self.rows_state = None   # a dataset being read, and where it is to begin
+        self.documents = 0        # documents with text
+        self.source = self.record = 0   # index of the open source, and the number of its documents that were read
+        self.rows = self.rows_state = None   # the dataset that is being read, and the state in which it begins
 
     def position(self):
-        """How far the inputs are read, for start() of another Reader of the same ones."""
+        """The position in the inputs, for start() of another Reader of the same inputs."""
         return {"source": self.source, "record": self.record, "documents": self.documents, "empty": self.empty,
                 "skipped_files": self.skipped_files[:],
                 "rows": self.rows.state_dict() if hasattr(self.rows, "state_dict") else None}
@@ -124,7 +124,7 @@ class Reader:
         return raw
 
     def _stream(self, source, pieces):
-        """pieces(stream) -> documents; adds each one's place in the file and names the file in its errors."""
+        """Yields the documents of pieces(stream) with their places in the file, which errors name."""
         try:
             with open(source.path, "rb") as raw:
                 stream = self._open(source.path, raw)
@@ -153,7 +153,7 @@ class Reader:
                 if not piece:
                     return
                 if self.document_bytes:
-                    # To the end of the line; a line without end is cut, but not inside of a character.
+                    # Continues to the end of the line; a very long line is cut between characters.
                     piece += stream.readline(self.document_bytes)
                     while stream.peek(1)[:1] and 0x80 <= stream.peek(1)[0] < 0xc0:
                         piece += stream.read(1)
@@ -209,7 +209,7 @@ class Reader:
             raise InputError(f"{source.path}: not a readable parquet file: {one_line(error)}") from None
 
     def _dataset(self, source, skip):
-        """Streamed, so nothing but the rows in work is stored."""
+        """Streams the dataset, without storing it."""
         datasets = need("datasets", "datasets", f"the dataset {source.path}")
         arguments = {"split": self.dataset_split, "streaming": True}
         if self.dataset_config:
@@ -218,12 +218,12 @@ class Reader:
             try:
                 rows = datasets.load_dataset(source.path, **arguments)
             except RuntimeError as error:
-                # Datasets that are a script: the hub keeps a parquet copy of them on a branch of its own.
+                # The hub keeps a parquet copy of datasets that are a script, on another branch.
                 if "scripts are no longer supported" not in str(error):
                     raise
                 rows = datasets.load_dataset(source.path, revision=PARQUET_REVISION, **arguments)
             if skip and self.rows_state is not None:
-                rows.load_state_dict(self.rows_state)   # what was read is not fetched again
+                rows.load_state_dict(self.rows_state)   # does not fetch again what was read
             elif skip:
                 rows = rows.skip(skip)
             self.rows, self.rows_state = rows, None

@@ -12,7 +12,7 @@ from pathlib import Path
 from .support import InputError, need, one_line
 
 END_OF_TEXT = "<|endoftext|>"
-# Document starts in the tokenizers we know, the most telling first.
+# Tokens that start documents in known tokenizers, the most specific first.
 SEPARATORS = ["<|begin_of_text|>", END_OF_TEXT, "<bos>", "<s>", "<|end_of_text|>", "<eos>", "</s>"]
 # GPT-2's splitting rule, https://github.com/openai/gpt-2/blob/master/src/encoder.py
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -20,11 +20,11 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 
 class Tokenizer:
     def meta(self):
-        """What a sidecar says of it."""
+        """The sidecar's entry."""
         return {"name": self.name, "sha256": self.sha256, "separator": self.separator}
 
     def token_id(self, text):
-        """Of a special token, None without it."""
+        """Id of a special token, None if there is none."""
         return None
 
 

@@ -67,7 +67,7 @@ TEST_CASE("config: every option parses on the command line and in a file, and ro
                 CHECK(row.value.get(parse("gpt2", joined(without, {"--dry-run"})).config)
                       != (std::string(row.name) == "dry-run" ? Json(false) : got));
 
-            TempFile resolved(config_to_json(config, "gpt2"));
+            TempFile resolved(config_to_json(config));
             CHECK(parse("gpt2", {"--config", resolved.path}).config == config);
         }
     }
@@ -263,7 +263,7 @@ TEST_CASE("config: --load brings the shape of its directory") {
     Config c = parse("gpt2", joined(base(""), {"--load", "deep"}), machine).config;
     CHECK(c.shape == machine.read_shape("deep"));
     CHECK(c.seq_length == 256);   // no longer than its learned positions
-    TempFile resolved(config_to_json(c, "gpt2"));
+    TempFile resolved(config_to_json(c));
     CHECK(parse("gpt2", {"--config", resolved.path}, machine).config == c);
     CHECK(contains(refusal("gpt2", joined(base(""), {"--load", "flat", "--num-layers", "3"}), machine),
                    "--num-layers is 3, and the model in flat has 2"));
@@ -355,12 +355,12 @@ TEST_CASE("config: any accepted set of options survives the way through JSON") {
         (taken ? accepted : refused)++;
         if (!taken) continue;
         Config config = parse(family, words).config;
-        std::string json = config_to_json(config, family);
+        std::string json = config_to_json(config);
         TempFile file(json);
         Config again = parse(family, {"--config", file.path}).config;
         CHECK_MESSAGE(again == config, json);
-        CHECK(config_to_json(again, family) == json);
-        ConfigDiff diff = config_diff(json, config, family);
+        CHECK(config_to_json(again) == json);
+        ConfigDiff diff = config_diff(json, config);
         CHECK(diff.must_match.empty());
         CHECK(diff.changed.empty());
     }
@@ -370,11 +370,11 @@ TEST_CASE("config: any accepted set of options survives the way through JSON") {
 
 TEST_CASE("config: what differs from a checkpoint's options") {
     const Words run = {"--train-data", "t", "--train-iters", "100"};
-    const std::string saved = config_to_json(parse("gpt2", run).config, "gpt2");
+    const std::string saved = config_to_json(parse("gpt2", run).config);
     for (const OptionRow& row : option_table()) {
         CAPTURE(std::string(row.name));
         Config now = parse("gpt2", run_with(row.name, samples().at(row.name).values[0])).config;
-        ConfigDiff diff = config_diff(saved, now, "gpt2");
+        ConfigDiff diff = config_diff(saved, now);
         auto names = [&](const std::vector<std::string>& lines) {
             return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
                 return contains(line, "--" + std::string(row.name) + ": ");
@@ -383,18 +383,18 @@ TEST_CASE("config: what differs from a checkpoint's options") {
         CHECK(names(diff.must_match) == (row.on_resume == OnResume::kMustMatch));
         CHECK(names(diff.changed) == (row.on_resume == OnResume::kReport));
         // A setting that matters is also missed when it is gone.
-        ConfigDiff back = config_diff(config_to_json(now, "gpt2"), parse("gpt2", run).config, "gpt2");
+        ConfigDiff back = config_diff(config_to_json(now), parse("gpt2", run).config);
         for (const ConfigDiff& both : {diff, back})
             for (const std::string& line : both.changed) CHECK_FALSE(contains(line, "  "));   // a value that is empty
         CHECK(names(back.must_match) == (row.on_resume == OnResume::kMustMatch));
     }
-    ConfigDiff diff = config_diff(saved, parse("gpt2", joined(run, {"--lr", "1e-3", "--seed", "5"})).config, "gpt2");
+    ConfigDiff diff = config_diff(saved, parse("gpt2", joined(run, {"--lr", "1e-3", "--seed", "5"})).config);
     CHECK(diff.must_match == std::vector<std::string>{"--seed: 1234 in the checkpoint, 5 now"});
     CHECK(diff.changed[0] == "--lr: 0.0006 in the checkpoint, 0.001 now");
     Json old = Json::parse(saved);
     old["gone-option"] = 7;
     old.erase("max-skips");   // an option that the checkpoint's version did not have
-    diff = config_diff(old.dump(), parse("gpt2", run).config, "gpt2");
+    diff = config_diff(old.dump(), parse("gpt2", run).config);
     CHECK(diff.must_match.empty());
     CHECK(diff.changed == std::vector<std::string>{"gone-option: 7 in the checkpoint, unknown to this version"});
 }
@@ -410,7 +410,7 @@ TEST_CASE("config: help, banner, and what is idle on this machine") {
         for (std::string line; std::getline(lines, line);) CHECK_MESSAGE(line.size() <= 100, line);
     }
     CHECK(contains(parse("llama", {"--help", "--model", "llama3-8B"}).text, "an integer in [1, 1024] (default: 32)"));
-    std::string banner = config_to_text(parse("gpt2", joined(base(""), {"--seed", "99"})).config, "gpt2");
+    std::string banner = config_to_text(parse("gpt2", joined(base(""), {"--seed", "99"})).config);
     CHECK(contains(banner, "Precision\n  dtype = bf16\n"));
     CHECK(contains(banner, "  seed = 99\n"));
     CHECK(!contains(banner, "rotary-base"));

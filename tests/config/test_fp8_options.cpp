@@ -21,7 +21,7 @@ std::string fp8_refusal(const Words& words) { return refusal("gpt2", joined({"--
 // What a step does that depends on FP8 options: the plan, and the fields that the optimizer and the log read.
 std::string effect_of(const Config& c) {
     const Fp8Plan plan = fp8_plan_of(c, make_param_table(c.shape));
-    std::string text = fp8_plan_text(plan, c) + strf(" health %lld", static_cast<long long>(c.fp8_health_interval));
+    std::string text = fp8_plan_text(plan, c) + strf(" health %lld", static_cast<long long>(c.fp8_stats_interval));
     text += strf(" attention %d", c.fp8_attention);
     return text + strf(" matmuls %lld", static_cast<long long>(planned_fp8_matmuls(plan, c.recompute, 1)));
 }
@@ -180,7 +180,7 @@ TEST_CASE("fp8 options: the keys of the H200 guide in a file") {
 
 TEST_CASE("fp8 options: another recipe on resume is allowed and told") {
     auto diff = [](const Words& before, const Words& now) {
-        return config_diff(config_to_json(fp8_config(before), "gpt2"), fp8_config(now), "gpt2");
+        return config_diff(config_to_json(fp8_config(before)), fp8_config(now));
     };
     const Words delayed = {"--fp8-recipe=delayed", "--fp8-margin=1"}, blockwise = {"--fp8-recipe=blockwise"};
     ConfigDiff d = diff(delayed, blockwise);
@@ -194,9 +194,9 @@ TEST_CASE("fp8 options: another recipe on resume is allowed and told") {
     CHECK(diff(delayed, {}).changed == Words{"--fp8-recipe: delayed in the checkpoint, none now"});
     CHECK(diff(delayed, delayed).changed.empty());
     // A checkpoint from before there was FP8.
-    Json old = Json::parse(config_to_json(fp8_config({}), "gpt2"));
+    Json old = Json::parse(config_to_json(fp8_config({})));
     CHECK(old.erase("fp8-recipe") == 1);
-    CHECK(config_diff(old.dump(), fp8_config({}), "gpt2").changed.empty());
+    CHECK(config_diff(old.dump(), fp8_config({})).changed.empty());
 }
 
 TEST_CASE("environment: every variable of others is listed with what it does here") {
@@ -233,11 +233,11 @@ TEST_CASE("environment: every variable of others is listed with what it does her
 TEST_CASE("environment: of this process") {
     setenv("LLMFP8_HOST", "node3", 1);
     CHECK(host_name() == "node3");
-    const Words lines = environment_lines(1, true);
+    const Words lines = environment_lines(own_environment(), 1, true);
     auto ours = [](const std::string& line) { return contains(line, "LLMFP8_HOST=node3 used"); };
     CHECK(std::count_if(lines.begin(), lines.end(), ours) == 1);
     unsetenv("LLMFP8_HOST");
     setenv("LLMFP8_", "1", 1);
-    CHECK_THROWS_AS(environment_lines(1, true), Error);
+    CHECK_THROWS_AS(environment_lines(own_environment(), 1, true), Error);
     unsetenv("LLMFP8_");
 }

@@ -99,8 +99,8 @@ TEST_CASE("synthetic: options about shards are refused beside it") {
     CHECK(run.config.synthetic_data);
     REQUIRE(run.notes.size() == 1);
     CHECK(contains(run.notes[0], "SYNTHETIC DATA"));
-    CHECK(contains(config_to_text(run.config, "gpt2"), "  synthetic-data = true\n"));
-    CHECK(!contains(config_to_json(run.config, "gpt2"), "train-data"));
+    CHECK(contains(config_to_text(run.config), "  synthetic-data = true\n"));
+    CHECK(!contains(config_to_json(run.config), "train-data"));
     for (const OptionRow& row : option_table()) {
         const std::string name = row.name;
         if (row.group != OptionGroup::kData || name == "synthetic-data") continue;
@@ -117,15 +117,15 @@ TEST_CASE("synthetic: options about shards are refused beside it") {
 TEST_CASE("synthetic: another run than one on shards") {
     const Config with = parse("gpt2", kRun).config, without = parse("gpt2", base("")).config;
     for (const auto& [saved, now] : {std::pair{with, without}, std::pair{without, with}}) {
-        const ConfigDiff diff = config_diff(config_to_json(saved, "gpt2"), now, "gpt2");
+        const ConfigDiff diff = config_diff(config_to_json(saved), now);
         REQUIRE(diff.must_match.size() == 1);
         CHECK(contains(diff.must_match[0], "--synthetic-data: "));
     }
     // A checkpoint from before there was the option.
-    Json old = Json::parse(config_to_json(without, "gpt2"));
+    Json old = Json::parse(config_to_json(without));
     old.erase("synthetic-data");
-    CHECK(config_diff(old.dump(), without, "gpt2").must_match.empty());
-    CHECK(config_diff(old.dump(), with, "gpt2").must_match.size() == 1);
+    CHECK(config_diff(old.dump(), without).must_match.empty());
+    CHECK(config_diff(old.dump(), with).must_match.size() == 1);
 }
 
 TEST_CASE("synthetic: every line of a step says so") {

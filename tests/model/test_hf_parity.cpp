@@ -19,14 +19,14 @@
 namespace {
 
 std::vector<double> floats(const SafetensorsReader& file, const std::string& name) {
-    const SafetensorsReader::View& view = file.tensor(name);
+    const SafetensorsView& view = file.tensor(name);
     REQUIRE(view.dtype == "F32");
     const float* data = static_cast<const float*>(view.data);
     return {data, data + view.bytes / 4};
 }
 
 std::vector<int32_t> ints(const SafetensorsReader& file, const std::string& name) {
-    const SafetensorsReader::View& view = file.tensor(name);
+    const SafetensorsView& view = file.tensor(name);
     REQUIRE(view.dtype == "I32");
     const int32_t* data = static_cast<const int32_t*>(view.data);
     return {data, data + view.bytes / 4};
@@ -137,7 +137,7 @@ void check_export(const std::string& name) {
         const SafetensorsReader theirs(entry.path().string());
         for (const auto& [tensor, view] : theirs.tensors()) {
             CAPTURE(tensor);
-            const SafetensorsReader::View& copy = ours.tensor(tensor);
+            const SafetensorsView& copy = ours.tensor(tensor);
             CHECK(copy.shape == view.shape);
             count++;
             if (view.dtype != "F32") continue;   // one fixture is in half precision, and we save FP32 here

@@ -112,7 +112,7 @@ std::vector<Case> cases() {
     add("bf16", 0, Fp8Recipe::kNone);
     Config& delayed = add("delayed, gradients in FP8", 1, Fp8Recipe::kDelayed);
     delayed.grad_comm_dtype = Dtype::kE4m3;
-    delayed.fp8_health_interval = 1;
+    delayed.fp8_stats_interval = 1;
     Config& tensorwise = add("tensorwise, weights in FP8, bf16 gradients", 1, Fp8Recipe::kTensorwise);
     tensorwise.param_comm_dtype = Dtype::kE4m3;
     tensorwise.grad_dtype = Dtype::kBf16;

@@ -53,7 +53,7 @@ Journey travel(Config config, int ranks, const Corrupt& corrupt = {}) {
         WatchedStore store(model);
         capture_gradients(model, store, journey.local[rank], corrupt);
         model.set_random_batch(config.global_batch_size, 5);
-        model.staged.count_fp8 = config.fp8_health_interval > 0;
+        model.staged.count_fp8 = config.fp8_stats_interval > 0;
         model.staged.grad_comm_report = model.trainer->reducer().report_bytes() ? &journey.reports[rank] : nullptr;
         model.step();
         const std::lock_guard lock(mutex);
@@ -231,7 +231,7 @@ TEST_CASE("wires: the error of gradients in FP8 is that against the fp32 sums, a
         config.grad_dtype = grad;
         config.grad_comm_dtype = Dtype::kE4m3;
         const Journey silent = travel(config, 3);
-        config.fp8_health_interval = 1;
+        config.fp8_stats_interval = 1;
         const Journey journey = travel(config, 3);
         CHECK(journey.sums == silent.sums);
         const auto records = grad_comm_records(journey.reports);

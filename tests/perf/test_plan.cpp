@@ -271,7 +271,7 @@ TEST_CASE("plan: rates are scaled by peaks and bandwidths, and the text says so"
         named.gpu = gpu.name;
         const ParamTable table = make_param_table(config.shape);
         const DeviceInfo none;
-        const std::string text = plan_text({named, "llama", table, plan, none, {}});
+        const std::string text = plan_text({named, table, plan, none, {}});
         CHECK(contains(text, std::string("predicted for ") + gpu.name + "; "));
         CHECK(contains(text, "SCALED, not measured") == !gpu.measured);
         CHECK(contains(text, std::string("GiB on ") + gpu.name + " (not here)"
@@ -288,7 +288,7 @@ TEST_CASE("plan: memory is that of the GPU that was found, unless another is nam
     found.sm = 100;
     found.memory_bytes = plan.arena_bytes - 1;
     auto says = [&](const Config& c, const char* line) {
-        return contains(plan_text({c, "llama", table, plan, found, {}}), line);
+        return contains(plan_text({c, table, plan, found, {}}), line);
     };
     CHECK(says(config, "GiB on NVIDIA B200: DOES NOT FIT\n"));
     CHECK(says(config, "predicted for H200; "));
@@ -327,7 +327,7 @@ TEST_CASE("plan: JSON has the figures of the text") {
     const ParamTable table = make_param_table(config.shape);
     const MemoryPlan plan = planned(config);
     const DeviceInfo none;
-    const PlannedRun run{config, "llama", table, plan, none, {}};
+    const PlannedRun run{config, table, plan, none, {}};
     const nlohmann::json json = nlohmann::json::parse(plan_json(run));
     int64_t bytes = 0;
     for (const auto& purpose : json["memory"]["purpose_bytes"]) bytes += purpose.get<int64_t>();

@@ -64,11 +64,11 @@ class InterruptedRuns(ScriptTest):
         self.assertGreater(len(expected), 6)
         for stop_at in (2, 3, len(calls) // 2, len(calls) - 1, len(calls)):
             stopped, _ = self.run_once(*inputs, stop_at=stop_at, code=130)
-            self.assertIn("the same command goes on", stopped)
+            self.assertIn("the same command continues", stopped)
             self.assertEqual([path for path in self.out.glob("*") if path.suffix in (".bin", ".json")],
                              [self.out / shard_pipeline.STATE_NAME])
             resumed, rest = self.run_once(*inputs)
-            self.assertIn(f"going on after {sum(calls[:stop_at - 1])} documents", resumed)
+            self.assertIn(f"continuing after {sum(calls[:stop_at - 1])} documents", resumed)
             self.assertEqual(rest, calls[stop_at - 1:])
             self.assertEqual(self.contents(), expected, f"stopped at batch {stop_at}")
             self.assertEqual(resumed.splitlines()[1:], text.splitlines())   # totals, empty and binary ones included
@@ -219,7 +219,7 @@ class InterruptedRuns(ScriptTest):
         inputs = [*self.inputs(), self.file("zz.jsonl", '{"text": "a"}\n{')]
         text, _ = self.run_once(*inputs, code=2)
         self.assertIn("zz.jsonl: line 2: not JSON", text)
-        self.assertIn("; the same command goes on from where it was\n", text)
+        self.assertIn("; the same command continues from there\n", text)
         self.assertTrue((self.out / shard_pipeline.STATE_NAME).exists())
 
 

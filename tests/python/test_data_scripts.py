@@ -65,7 +65,7 @@ class PrepareText(ScriptTest):
         summary = self.prepare_bytes("--valid-fraction", "0", self.folder / "in")
         self.assertEqual(documents_of(self.out, "train"), [b"first\n", b"last\n"])
         self.assertEqual(list(self.out.glob("valid*")), [])
-        self.assertIn("passed over 1 binary files", summary)
+        self.assertIn("skipped 1 binary files", summary)
 
     def test_json_lines_and_compression(self):
         rows = [{"text": "one \u00e9"}, {"text": ""}, {"text": None}, {"text": "half \ud800 pair", "id": 3}]

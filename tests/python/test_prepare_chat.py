@@ -95,7 +95,7 @@ class PrepareChat(ScriptTest):
         good = conversations(3)
         path = self.rows([[("user", "alone")], good[0], [], [("user", "q"), ("assistant", "  ")], *good[1:]])
         text = self.chat("--valid-fraction", "0", path)
-        self.assertIn("passed over 3 conversations without an answer", text)
+        self.assertIn("skipped 3 conversations without an answer", text)
         self.assertEqual(self.stream("train"), tuple(map(list, zip(*[
             pair for turns in good for pair in zip(*expected_of(turns))]))))
 
@@ -139,7 +139,7 @@ class PrepareChat(ScriptTest):
                     file.unlink()
                 with unittest.mock.patch.object(prepare_chat.TokenizeChat, "__call__", stopping):
                     self.chat(*options, code=130)
-                self.assertIn("going on after", self.chat(*options))
+                self.assertIn("continuing after", self.chat(*options))
                 self.assertEqual({path.name: path.read_bytes() for path in self.out.iterdir()}, expected)
 
     @unittest.skipUnless(has("tokenizers"), "needs tokenizers")

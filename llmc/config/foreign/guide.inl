@@ -17,7 +17,7 @@ R"json([
   {"keys": "fp8_interval", "take": "fp8-interval", "read": "integer", "when": "1"},
   {"keys": "fp8_interval",
     "none": ["Transformer Engine has ignored it since 1.8, so no run ever got faster by it; our --fp8-interval ",
-             "does act, and new factors cost microseconds"]},
+             "does act, and new scales cost microseconds"]},
   {"keys": "fp8_amax_history_len", "take": "fp8-amax-history-len", "read": "integer",
     "fact": "counts optimizer steps here, micro-batches there: divide by the accumulation for the same span"},
   {"keys": "fp8_amax_compute_algo", "take": "fp8-amax-compute-algo", "read": "lower", "when": "max most_recent"},

@@ -1,10 +1,10 @@
 // Arguments of torchrun, deepspeed, accelerate launch and mpirun.
 // The format of a row: llmc/config/foreign/README.md.
 R"json([
-  {"keys": "nproc_per_node nproc-per-node", "other": "one rank a GPU: scripts/launch/launch_mpi.sh -np N",
+  {"keys": "nproc_per_node nproc-per-node", "other": "one rank per GPU: scripts/launch/launch_mpi.sh -np N",
     "when": "auto gpu cpu"},
   {"keys": "nproc_per_node nproc-per-node num_gpus", "take": "", "read": "integer", "keep": "per_node",
-    "fact": "ranks of a host: scripts/launch/launch_mpi.sh -np N"},
+    "fact": "ranks per host: scripts/launch/launch_mpi.sh -np N"},
   {"keys": "nnodes num_nodes", "take": "", "read": "integer", "keep": "nodes",
     "fact": "hosts: --hostfile of scripts/launch/launch_mpi.sh"},
   {"keys": "np n num_processes", "take": "", "read": "integer", "keep": "ranks",

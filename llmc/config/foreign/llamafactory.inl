@@ -87,7 +87,7 @@ R"json([
   {"keys": "gradient_checkpointing", "take": "recompute", "value": "block", "when": "true",
     "fact": "norm-act costs less time if memory allows"},
   {"keys": "gradient_checkpointing", "other": "recompute none is our default", "when": "false"},
-  {"keys": "disable_gradient_checkpointing", "other": "recompute says it"},
+  {"keys": "disable_gradient_checkpointing", "other": "set recompute"},
   {"keys": "gradient_checkpointing_kwargs* use_reentrant_gc",
     "other": "recompute repeats a block in the same kernels, equal bits"},
   {"keys": "flash_attn use_sdpa attn_implementation",

@@ -1,4 +1,4 @@
-// Megatron-LM's arguments. Our options have its names where both have the thing, so most rows take values as they are.
+// Megatron-LM's arguments. Our options have the same names where they exist, so most rows take values as they are.
 // The format of a row: llmc/config/foreign/README.md.
 R"json([
   {"keys": ["num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels max-position-embeddings ",
@@ -27,7 +27,7 @@ R"json([
   {"keys": "init-method-std", "take": "init-method-std", "read": "number"},
   {"keys": "hidden-dropout attention-dropout", "other": "no dropout here either", "when": "0 0.0"},
   {"keys": "hidden-dropout attention-dropout",
-    "cannot": "there is no dropout; models are trained on more tokens than they can learn by heart"},
+    "cannot": "there is no dropout; models are trained on more tokens than they can memorize"},
   {"keys": "make-vocab-size-divisible-by",
     "other": ["stored rows are padded to a multiple of 128, which suits FP8 (16) and every rank count; exports ",
               "have the true size"]},
@@ -35,7 +35,7 @@ R"json([
              "attention-sink multi-latent-attention mtp-num-layers hybrid-* spec"],
     "cannot": "the layers are LayerNorm or RMSNorm, gelu, swiglu or relu2, attention over all earlier positions"},
   {"keys": "num-experts moe-* expert-*", "cannot": "there are no experts"},
-  {"keys": "no-position-embedding add-position-embedding", "other": "position-embedding-type says it"},
+  {"keys": "no-position-embedding add-position-embedding", "other": "set position-embedding-type"},
   {"keys": ["tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size ",
              "expert-model-parallel-size expert-tensor-parallel-size model-parallel-size"],
     "other": "1 is the only size here", "when": "1"},
@@ -63,7 +63,7 @@ R"json([
   {"keys": "nccl-* use-nccl-ub high-priority-stream-groups disable-symmetric-registration",
     "other": "NCCL is set by its own NCCL_* variables"},
   {"keys": "use-cpu-initialization no-initialization perform-initialization",
-    "other": "initial values come from a counter-based generator: any rank makes its own part with equal bits"},
+    "other": "initial values come from a counter-based generator: each rank initializes its shard, with equal bits"},
   {"keys": "micro-batch-size", "take": "micro-batch-size", "read": "integer"},
   {"keys": "global-batch-size", "take": "global-batch-size", "read": "integer"},
   {"keys": "rampup-batch-size", "take": "rampup-batch-size", "read": "joined"},

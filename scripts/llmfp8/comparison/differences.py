@@ -1,33 +1,33 @@
-"""What two runs differ in, and whether a ratio of the two may stand in a table."""
+"""The differences between two runs, and whether their ratio may be shown in a table."""
 from collections import namedtuple
 
-# kind "precision": what comparisons are about. "refused": no ratio unless --allow names the key. "said": a ratio, with
-# a note beside it.
+# kind "precision": the subject of comparisons. "refused": no ratio unless --allow names the key. "noted": a ratio with
+# a note.
 Difference = namedtuple("Difference", "key base other kind")
 
-# Options that make no difference to what is computed, in which time.
+# Options that affect neither results nor speed.
 NEUTRAL = {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval", "log-file",
            "sample-every", "sample-tokens", "prompt-ids", "prompt-bytes", "prompts", "temperature", "top-k", "print",
            "hellaswag-data", "hellaswag-interval", "hellaswag-examples", "eval-interval", "dry-run", "check-comm",
            "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config"}
-# Of which type values are where, beside the options named fp8-*.
+# Options about precision besides those named fp8-*.
 PRECISION = {"dtype", "grad-dtype", "moment-dtype", "grad-comm-dtype", "param-comm-dtype", "first-last-layers-bf16",
              "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "bf16-linears"}
-# What the header has besides the configuration: key of the difference, kind.
+# Fields of the header besides the configuration: key, kind of the difference, value.
 FACTS = {
     "gpu": ("refused", lambda header: header["device"]["name"]),
     "gpus": ("refused", lambda header: header["world"]),
     "synthetic-data": ("refused", lambda header: bool(header.get("synthetic_data"))),
-    "commit": ("said", lambda header: header["commit"]),
-    "driver": ("said", lambda header: header["device"].get("driver", "")),
-    "toolkit": ("said", lambda header: header["device"].get("toolkit", "")),
-    "matmul library": ("said", lambda header: header["device"].get("matmul_library", "")),
+    "commit": ("noted", lambda header: header["commit"]),
+    "driver": ("noted", lambda header: header["device"].get("driver", "")),
+    "toolkit": ("noted", lambda header: header["device"].get("toolkit", "")),
+    "matmul library": ("noted", lambda header: header["device"].get("matmul_library", "")),
 }
-# Precision options that are told when they are not these.
+# Defaults, which precision_text leaves out. --print-options may be of another commit than the log, or not built.
 USUAL = {"fp8-margin": 0, "fp8-interval": 1, "fp8-amax-history-len": 16, "fp8-amax-compute-algo": "max",
          "fp8-fast-accum": "fprop", "grad-dtype": "fp32", "moment-dtype": "fp32", "param-comm-dtype": "bf16",
          "fp8-stats-interval": 100}
-TOLD_APART = {"dtype", "fp8-recipe", "fp8-format", "first-last-layers-bf16", "num-layers-at-start-in-bf16",
+SUMMARIZED = {"dtype", "fp8-recipe", "fp8-format", "first-last-layers-bf16", "num-layers-at-start-in-bf16",
               "num-layers-at-end-in-bf16"}
 
 
@@ -36,7 +36,7 @@ def is_precision(key):
 
 
 def same(a, b):
-    """Headers leave out options without effect: absent is the same as off."""
+    """Headers leave out options without effect, so a missing option equals one that is off."""
     off = (None, False, 0, "", [], "none")
     return a == b or (None in (a, b) and a in off and b in off)
 
@@ -50,7 +50,7 @@ def shown(value):
 
 
 def run_differences(base, other):
-    """Of two headers."""
+    """The Differences between two headers."""
     found = []
     for key, (kind, fact) in FACTS.items():
         if fact(base) != fact(other):
@@ -65,7 +65,7 @@ def run_differences(base, other):
 
 
 def precision_text(config):
-    """The precision of a run in a few words: what its recipe is, and what is not as usual."""
+    """The precision of a run in a few words: its recipe, and options that are not at their defaults."""
     if config.get("fp8-recipe", "none") == "none":
         words = [str(config.get("dtype", "bf16")).upper()]
     else:
@@ -75,13 +75,13 @@ def precision_text(config):
                          f"{config.get('num-layers-at-end-in-bf16', 1)} layers BF16")
     usual = {**USUAL, "grad-comm-dtype": config.get("grad-dtype", "fp32")}
     for key, value in config.items():
-        if is_precision(key) and key not in TOLD_APART and value != usual.get(key, value if not value else None):
+        if is_precision(key) and key not in SUMMARIZED and value != usual.get(key, value if not value else None):
             words.append(f"{key} {shown(value)}")
     return ", ".join(words)
 
 
 class Verdict:
-    """Whether a configuration is compared with the baseline, and what is to be said about it."""
+    """Whether a configuration is compared with the baseline, and the notes about it."""
 
     def __init__(self, base, other, allowed):
         self.refused, self.notes = [], []
@@ -91,7 +91,7 @@ class Verdict:
             if difference.kind == "refused":
                 self.keys.add(difference.key)
                 (self.notes if difference.key in allowed else self.refused).append(text)
-            elif difference.kind == "said":
+            elif difference.kind == "noted":
                 self.notes.append(text)
         if base.tokens != other.tokens:
             self.notes.append(f"{other.tokens:,} tokens trained on, {base.name} {base.tokens:,}")
@@ -101,7 +101,7 @@ class Verdict:
         return not self.refused
 
     def text(self):
-        """For a line below the table, "" if there is nothing to say."""
+        """The line below the table, "" if there is none."""
         parts = []
         if self.refused:
             names = ",".join(sorted({text.split(" ")[0] for text in self.refused}))

@@ -20,7 +20,7 @@ def new_figure(title, comparison):
 
 
 def draw_steps(axes, comparison, colours):
-    """Every timed step in the order of its configuration's rounds, which lie side by side."""
+    """Draws every timed step; the rounds of all configurations have the same places on the axis."""
     rounds = range(max(len(c.rounds) for c in comparison.configurations))
     widths = [max(len(c.rounds[i]) for c in comparison.configurations if i < len(c.rounds)) for i in rounds]
     begins = [sum(widths[:i]) + i for i in rounds]
@@ -70,7 +70,7 @@ def speed_figure(comparison, title):
 
 
 def draw_losses(axes, comparison, colours, places, limit):
-    """places: of a configuration, {step: where it stands on the axis}; validation losses are circles."""
+    """places(configuration): {step: position on the axis}; validation losses are circles."""
     shown, window = [], comparison.limits.window
     for c, colour in zip(comparison.configurations, colours):
         at = places(c)
@@ -95,7 +95,7 @@ def draw_losses(axes, comparison, colours, places, limit):
 
 
 def gaps(comparison):
-    """{name: (tokens, relative difference to the baseline's loss)} of configurations that are compared with it."""
+    """{name: [(tokens, relative difference to the baseline's loss)]} of comparable configurations."""
     base = {record["tokens"]: record["loss"] for record in comparison.base.first.step_list()}
     found = {}
     for row in comparison.rows:
@@ -124,7 +124,7 @@ def label_tokens(axes):
 
 
 def loss_figure(comparison, title):
-    """None where no run has a loss that means something."""
+    """None if all runs have synthetic data."""
     if comparison.limits.tokens is None:
         return None
     figure = new_figure(f"{title}; circles: validation, dotted: where the table compares", comparison)

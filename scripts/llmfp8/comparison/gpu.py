@@ -1,4 +1,4 @@
-"""Clocks, power, temperature and throttle reasons of the GPUs while a run goes on, by nvidia-smi."""
+"""Samples clocks, power, temperature and throttle reasons of the GPUs during a run, with nvidia-smi."""
 import csv
 import math
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 from ..run_log import InputError, RunLog
 
 INTERVAL_MS = 500
-# The last one had another name before driver 535.
+# The last field had another name before driver 535.
 QUERIES = [["index", "clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", reasons + ".active"]
            for reasons in ("clocks_event_reasons", "clocks_throttle_reasons")]
 COLUMNS = ["unix_time", "step", "gpu", "sm_mhz", "memory_mhz", "power_w", "celsius", "reasons"]
-# Bits of NVML's reasons for clocks below the highest; bit 0, an idle GPU, is left out.
+# Bits of NVML's throttle reasons, without bit 0, an idle GPU.
 REASONS = {0x2: "clocks set by the user", 0x4: "power cap", 0x8: "slowdown by hardware", 0x10: "sync boost",
            0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake", 0x100: "display clocks"}
 NO_TOOL = "no nvidia-smi"
@@ -28,13 +28,13 @@ def samples_path(log):
 
 
 def visible():
-    """-i for nvidia-smi: the GPUs that the run sees."""
+    """Arguments of nvidia-smi that select the GPUs of the run."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return ["-i", chosen] if chosen else []
 
 
 def working_query():
-    """(fields, None), or (None, why there are none)."""
+    """(fields, None), or (None, the reason why nvidia-smi does not work)."""
     if not shutil.which("nvidia-smi"):
         return None, NO_TOOL
     said = ""
@@ -48,7 +48,7 @@ def working_query():
 
 
 class Sampler:
-    """With-block that writes samples beside a log while its run goes on, each with the steps done by then."""
+    """Context manager that writes samples next to a log during its run, each with the number of steps done."""
 
     def __init__(self, log):
         self.log = RunLog(log, skip_damaged=True)

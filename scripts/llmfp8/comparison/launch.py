@@ -1,4 +1,4 @@
-"""Measuring: configurations started in turn, each start a process of its own with a log of its own."""
+"""Measures configurations alternately; each start is a process with its own log."""
 import contextlib
 import json
 import re
@@ -14,7 +14,7 @@ from ..run_log import InputError, read_log
 from .gpu import Sampler, samples_path
 from .report import write_text
 
-MEASURED = "measured.json"   # in the folder of a measurement: what its logs do not say
+MEASURED = "measured.json"   # in the folder of a measurement: facts that its logs do not have
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
 # Options that the measurement sets itself.
 OWN_OPTIONS = {"train-iters", "x", "epochs", "e", "log-file", "save", "o", "resume", "save-interval", "n", "keep",
@@ -23,7 +23,7 @@ OWN_OPTIONS = {"train-iters", "x", "epochs", "e", "log-file", "save", "o", "resu
 
 @contextlib.contextmanager
 def held_back():
-    """A stop (Ctrl-C, SIGTERM) during the block comes at its end."""
+    """Delivers a SIGINT or SIGTERM that arrives during the block at its end."""
     came = []
     before = {number: signal.signal(number, lambda *_, number=number: came.append(number))
               for number in (signal.SIGINT, signal.SIGTERM)}
@@ -37,7 +37,7 @@ def held_back():
 
 
 class Failed(Exception):
-    """A run of one configuration ended with an error; the others go on."""
+    """A run of one configuration ended with an error; the others continue."""
 
 
 def check_command(name, words):
@@ -57,14 +57,14 @@ def check_options(where, words):
 
 
 def error_of(text):
-    """The line that says what went wrong in the output of a run, or else its last one."""
+    """The error line in the output of a run, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["no output"])[-1].removeprefix("error: ")
 
 
 def refuse_bad_options(commands):
-    """Every configuration's --dry-run, which needs no data and no GPU, before the first minute is spent."""
+    """Checks every configuration with --dry-run, which needs no data and no GPU."""
     for name, words in commands.items():
         try:
             done = subprocess.run([*words, "--dry-run"], text=True, errors="replace", stdout=subprocess.PIPE,
@@ -81,7 +81,7 @@ def say(text):
 
 
 def read_measured(folder):
-    """What a measurement wrote beside its logs, None if this folder has none."""
+    """The folder's measured.json, None if there is none."""
     path = Path(folder) / MEASURED
     if not path.exists():
         return None
@@ -108,7 +108,7 @@ class Measurement:
         return self.out / f"{name}.{number}.jsonl"
 
     def words(self, name, number):
-        """The command of a start. Long runs go on in their one log from their checkpoint."""
+        """The command of a start. A long run continues from its checkpoint, in the same log."""
         options = self.options
         if options.train_iters is None:
             length = ["--train-iters", str(options.warmup + options.iters)]
@@ -118,7 +118,7 @@ class Measurement:
         return [*self.commands[name], *length, "--log-file", str(self.log(name, number))]
 
     def check(self):
-        """What can be wrong, before anything is started."""
+        """Checks options and folder before anything is started."""
         refuse_bad_options({name: self.words(name, 1) for name in self.commands})
         if self.options.train_iters is not None:
             self.check_continued()
@@ -129,7 +129,7 @@ class Measurement:
                                  f"(scripts/compare {self.out} makes the tables of what is there)")
 
     def check_continued(self):
-        """What is there is gone on with only if it is of the same commands."""
+        """Requires that an earlier measurement in the folder had the same commands."""
         measured = read_measured(self.out) or {"commands": {}, "train_iters": None}
         for name, words in self.commands.items():
             if not self.log(name, 1).exists():
@@ -146,15 +146,15 @@ class Measurement:
         write_text(self.out / MEASURED, text + "\n")
 
     def start(self, name, number):
-        """One process; its log is beside what it printed."""
+        """Runs one process, with its output in a .txt file next to its log."""
         log, words = self.log(name, number), self.words(name, number)
         self.starts += 1
         with open(log.with_suffix(".txt"), "a", encoding="utf-8") as text, Sampler(log):
             print("$", shlex.join(words), file=text, flush=True)
-            # In a session of its own, so that Ctrl-C comes from here and only once: twice would end it without a save.
+            # In its own session, so that a Ctrl-C reaches it once, from here: a second one would end it without a save.
             process = None
             try:
-                with held_back():   # or there might be a process that nobody can name
+                with held_back():   # else a signal could leave a process that nobody terminates
                     process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
                 code = process.wait()
             except BaseException:
@@ -165,13 +165,13 @@ class Measurement:
         if code:
             said = error_of(log.with_suffix(".txt").read_text(encoding="utf-8", errors="replace"))
             if self.options.train_iters is None and log.exists():
-                log.replace(log.with_suffix(".failed"))   # no round to be counted
+                log.replace(log.with_suffix(".failed"))   # so that it does not count as a round
             raise Failed(f"exit code {code}: {said}")
         if log not in self.logs[name]:
             self.logs[name].append(log)
 
     def tried(self, name, number, label):
-        """Starts one, and says how it went; a configuration that failed is not started again."""
+        """Starts one and prints its outcome; a configuration that failed is not started again."""
         begin = time.monotonic()
         try:
             self.start(name, number)
@@ -187,7 +187,7 @@ class Measurement:
         return [name for name in self.commands if name not in self.failures]
 
     def run_rounds(self):
-        """Every configuration anew in each round: the same steps on the same tokens."""
+        """In each round, runs every configuration with the same steps on the same tokens."""
         for number in range(1, self.options.rounds + 1):
             for name in self.left():
                 self.tried(name, number, f"round {number}/{self.options.rounds}")
@@ -196,7 +196,7 @@ class Measurement:
                 say(f"about {each * (self.options.rounds - number) / 60:.1f} minutes left")
 
     def run_slices(self):
-        """One run of each configuration, cut into slices of some minutes that take turns."""
+        """Runs each configuration once, in alternating slices of some minutes."""
         number, done = 0, {}
         for name in self.left():
             done[name] = self.steps_done(name)

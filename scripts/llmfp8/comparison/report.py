@@ -1,4 +1,4 @@
-"""A comparison as Markdown and as CSV."""
+"""Prints a comparison as Markdown and as CSV."""
 import csv
 import math
 import shlex
@@ -25,7 +25,7 @@ def table(header, rows):
 
 
 class Footnotes:
-    """Numbered lines below the tables; equal ones are told once."""
+    """Numbered lines below the tables; equal ones appear once."""
 
     def __init__(self):
         self.lines = []

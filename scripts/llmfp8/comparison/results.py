@@ -1,4 +1,4 @@
-"""The numbers of a comparison: each configuration beside the baseline, at equal tokens and at equal time."""
+"""The numbers of a comparison: each configuration against the baseline, at equal tokens and at equal time."""
 import math
 
 from ..run_log import InputError
@@ -11,7 +11,7 @@ SYNTHETIC = "synthetic data: no loss"
 
 
 class Losses:
-    """A configuration's losses; None where there is none, `reason` says why."""
+    """A configuration's losses; a missing one is None, and `reason` says why."""
 
     def __init__(self, configuration, limits):
         self.reason = self.time_reason = self.valid_reason = ""
@@ -48,7 +48,7 @@ class Losses:
 
 
 class Limits:
-    """Where losses are compared: what the run with the fewest tokens, and the one with the least time, had."""
+    """Where losses are compared: the fewest tokens, and the least time, of all runs."""
 
     def __init__(self, configurations, window):
         self.window = window

@@ -1,4 +1,4 @@
-"""Configurations: logs of equal runs under one name, their timed steps, and their losses at given tokens or times."""
+"""Configurations: logs of equal runs under one name, with their timed steps and losses."""
 import math
 import statistics
 
@@ -8,7 +8,7 @@ from .differences import run_differences
 
 
 class Rate:
-    """What a quantity was over the timed steps."""
+    """Statistics of a quantity over the timed steps."""
 
     def __init__(self, values):
         self.count = len(values)
@@ -17,7 +17,7 @@ class Rate:
 
 
 def lives(run):
-    """Records of steps by life of the run, each life's first one first: the steps after a start or a resume."""
+    """[(first step, records)] of each process of the run, which a start or a resume began."""
     parts = {}
     for record in run.step_list():
         parts.setdefault(run.header_at(record["step"])["step"], []).append(record)
@@ -25,7 +25,7 @@ def lives(run):
 
 
 class Configuration:
-    """Runs of one name. Each log, and in a log each life, is a round of its own: it had its own warm-up."""
+    """Runs of one name. Each process of each log is a round with its own warm-up."""
 
     def __init__(self, name, runs, warmup):
         self.name, self.runs, self.warmup = name, runs, warmup
@@ -50,18 +50,18 @@ class Configuration:
                 yield timed
 
     def _check_equal(self):
-        """One name is one configuration on one kind of GPU, precision included."""
+        """Requires that all runs of the name have the same configuration and kind of GPU."""
         for run in self.runs:
             for header in run.headers:
                 if not isinstance(header["config"], dict):
                     raise InputError(f"{run.path}: a header without configuration, so it cannot be compared")
                 for difference in run_differences(run.headers[0], header):
-                    if difference.kind != "said":   # within one log names cannot help
+                    if difference.kind != "noted":   # within one log names cannot help
                         raise InputError(f"{run.path}: {difference.key} is {difference.other} since step "
                                          f"{header['step']} and was {difference.base}: no one configuration; put the "
                                          "lines from that header on into a log of their own")
                 for difference in run_differences(self.header, header):
-                    if difference.kind != "said":
+                    if difference.kind != "noted":
                         raise InputError(f"{run.path}: {difference.key} is {difference.other}, but "
                                          f"{self.runs[0].path} of the same name {self.name} has {difference.base}: "
                                          "give them different names")
@@ -69,7 +69,7 @@ class Configuration:
     # ---- speed ----
 
     def rate(self, value):
-        """value: of a step's record."""
+        """Rate of value(record) over the timed steps."""
         return Rate([value(record) for record in self.timed])
 
     def seconds(self):
@@ -82,23 +82,23 @@ class Configuration:
         return self.rate(lambda record: record["samples_per_second"])
 
     def medians(self, field):
-        """Of each round."""
+        """The field's median in each round."""
         return [statistics.median(record[field] for record in timed) for timed in self.rounds]
 
     @property
     def flops_per_second(self):
-        """Of one GPU: the model's FLOPs, whatever was computed again."""
+        """FLOP/s per GPU, without recomputation."""
         return self.tokens_per_gpu().median * self.header["flops_per_token"]
 
     def peak(self, dtype):
-        """FLOP/s of the GPU's matmuls in that type; None where the log or the table of peaks does not know it."""
+        """Peak FLOP/s of the GPU in that dtype; None if the log does not have it."""
         return self.header["device"].get("peak_flops_" + dtype) or None
 
     @property
     def memory_gib(self):
         return max(record["memory_gib"] for run in self.runs for record in run.step_list())
 
-    # ---- losses: of the first log; further rounds that begin anew repeat it ----
+    # ---- losses of the first log; other rounds repeat it ----
 
     @property
     def first(self):
@@ -110,11 +110,11 @@ class Configuration:
 
     @property
     def tokens(self):
-        """Consumed by the longest of the runs."""
+        """Tokens of the longest run."""
         return max(run.step_list()[-1]["tokens"] for run in self.runs)
 
     def clock(self):
-        """{step: seconds of training since the first step}, None if the log does not begin there."""
+        """{step: seconds of training since the first step}, None if the log does not begin with step 1."""
         times, total = {}, 0.0
         for number, record in enumerate(self.first.step_list(), 1):
             if record["step"] != number:
@@ -129,7 +129,7 @@ class Configuration:
         return statistics.fmean(losses) if losses else math.nan
 
     def step_at_tokens(self, tokens):
-        """The last step that ends within so many tokens, None without one."""
+        """The last step within so many tokens, None if there is none."""
         steps = [record["step"] for record in self.first.step_list() if record["tokens"] <= tokens]
         return steps[-1] if steps else None
 
@@ -139,12 +139,12 @@ class Configuration:
         return steps[-1] if steps else None
 
     def validations(self):
-        """{tokens trained on: record of the validation}, without the one before training."""
+        """{tokens trained on: validation record}, without the one before training."""
         found = {self.first.tokens_at(step): record for step, record in self.first.evals.items() if step > 0}
         return {tokens: record for tokens, record in found.items() if tokens is not None}
 
     def repeats(self):
-        """Largest difference of losses between rounds that began anew, relative; None if only one did."""
+        """Largest relative difference of losses between rounds that did the same steps; None with one round."""
         first = self.first.steps
         gaps = [abs(record["loss"] / first[step]["loss"] - 1) if record["loss"] != first[step]["loss"] else 0.0
                 for run in self.runs[1:] for step, record in run.steps.items()

@@ -1,17 +1,17 @@
-"""The tables that can be measured by name: the reference guides' tables, and llama3-small as the first thing to try."""
+"""The named tables: those of the reference guides, and llama3-small as a quick start."""
 import os
 from collections import namedtuple
 from pathlib import Path
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
-# rows: name -> script of the row (scripts/*.sh) and the options after it. allowed: what may differ beyond precision.
-# gpus: of each row, unless RANKS says otherwise (scripts/recipes/rows.sh).
+# rows: {name: recipe script and options}. allowed: keys that may differ besides precision. gpus: of each row, unless
+# RANKS is set (scripts/recipes/rows.sh).
 Table = namedtuple("Table", "about rows baseline allowed gpus", defaults=(None, (), 1))
 
 
 def recipes(script, fp8_script, *options):
-    """The five recipes of a model on one GPU; a linear that FP8 would slow down stays in BF16."""
+    """The five recipes of a model on one GPU; linears that FP8 would slow down stay in BF16."""
     def fp8(recipe, *more):
         return [script, "--fp8-recipe", recipe, "--fp8-min-speedup", "1", *more, *options]
     return {"bf16": [script, *options], "delayed": [fp8_script, *options], "tensorwise": fp8("tensorwise"),

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON files. DeepSpeed shards the optimizer; a model and its data come from the program around it."""
+"""DeepSpeed's JSON files, which have neither model nor data."""
 from .finish import finish_deepspeed
 from .rows import Source, read_rows
 

@@ -1,4 +1,4 @@
-"""Applies the tables to settings: one finding a setting, and the options of ours that result."""
+"""Applies the tables to settings: one finding per setting, and the resulting options of ours."""
 import dataclasses
 import difflib
 import fnmatch
@@ -12,7 +12,7 @@ from .shared_rows import ABSENT, ENVIRONMENT, LAUNCHER, SECOND_FILE
 @dataclasses.dataclass
 class Entry:
     value: object
-    finding: object   # None: nobody set it in so many words
+    finding: object   # None: it was not set explicitly
     weak: bool
 
 
@@ -28,7 +28,7 @@ def overrule(old, finding, says):
 
 
 class Import:
-    """One run that is being described, from one or several inputs."""
+    """The run that one or several inputs describe."""
 
     def __init__(self, ranks=0):
         self.config, self.kept, self.findings, self.notes, self.defaults = {}, {}, [], [], []
@@ -65,7 +65,7 @@ class Import:
     # ---- settings ----
 
     def apply(self, source, settings):
-        """The settings of one input; what its kind means where nothing was set; what follows from several."""
+        """Applies the settings of one input, the defaults of its trainer, and rules about several settings."""
         last = {plain(s.key): s for s in settings}
         for setting in settings:
             if last[plain(setting.key)] is not setting:
@@ -97,7 +97,7 @@ class Import:
                 self.note(setting, UNKNOWN, "an environment variable that is in no table here")
 
     def note_absent(self, name, settings):
-        """What guides say is missing from a script that trains in FP8."""
+        """Notes variables that guides recommend for FP8 and that the script does not set."""
         if "fp8" not in self.kept:
             return
         for variable, error, fact in ABSENT:
@@ -125,7 +125,7 @@ class Import:
             value = READERS[row.read](setting)
         if row.keep:
             old, before = self.kept.get(row.keep, (None, None))
-            # Of a row with an option of ours, set() tells.
+            # If the row has an option of ours, set() reports the contradiction.
             if not row.option and old is not None and value is not None and old != value:
                 overrule(before, finding, setting.text)
             self.kept[row.keep] = (value, finding)
@@ -159,7 +159,7 @@ class Import:
         self.defaults = [(o, n) for o, n in self.defaults if o in self.config and self.config[o].weak]
 
     def drop_inert(self):
-        """Leaves out what the executable would refuse because it has no effect beside the other options."""
+        """Drops options that the executable would refuse because they have no effect with the others."""
         table = option_table(self.family() or "llama")
         if table is None:
             self.notes.append("make train_gpt2 train_llama, and import again: without an executable nothing says which "

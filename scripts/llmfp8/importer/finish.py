@@ -1,4 +1,4 @@
-"""What follows from several settings together: batch and length of a run, the preset, a checkpoint to start from."""
+"""Rules about several settings together: batch and length of a run, the preset, a checkpoint to start from."""
 import re
 from pathlib import Path
 
@@ -123,7 +123,7 @@ def finish_deepspeed(run):
 
 
 def finish_llamafactory(run):
-    """Shared by LLaMA-Factory and accelerate: a backend that nobody chose, the model, the length."""
+    """For LLaMA-Factory and accelerate: a backend that is not set, the model, the length."""
     if "fp8" in run.kept and "backend" not in run.kept:
         finding = run.kept["fp8"][1]
         finding.error = 4
@@ -169,7 +169,7 @@ def _model(run):
 
 
 def finish_batch(run):
-    """Once after all inputs: the global batch, and whether it fits the ranks."""
+    """Called once, after all inputs: sets the global batch and checks it against the ranks."""
     if "ranks" not in run.kept and "per_node" in run.kept:
         run.ranks = run.ranks or run.value("per_node") * run.value("nodes", 1)
     run.ranks = run.ranks or run.value("ranks") or 0

@@ -1,5 +1,5 @@
-"""The YAML keys of guides that put Transformer Engine into a GPT-2 training script: use_fp8 with its fp8_* keys, the
-shape in GPT-2's own names."""
+"""YAML keys of guides that add Transformer Engine to a GPT-2 training script: use_fp8, fp8_*, and GPT-2's names of the
+shape."""
 from .finish import finish_guide
 from .rows import Source, read_rows
 

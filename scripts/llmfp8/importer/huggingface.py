@@ -1,5 +1,5 @@
-"""Arguments of LLaMA-Factory and of transformers' trainer under it, as YAML or on a command line, and accelerate's
-YAML files. Defaults are those of transformers' TrainingArguments."""
+"""Arguments of LLaMA-Factory (and of transformers' Trainer), as YAML or on a command line, and accelerate's YAML files,
+with the defaults of transformers' TrainingArguments."""
 from .finish import finish_llamafactory
 from .rows import Default, Source, read_rows
 

@@ -1,5 +1,4 @@
-"""Megatron-LM's arguments. Our options have its names where both have the thing, so most rows take values as they are;
-the defaults are those of megatron/training/arguments.py."""
+"""Megatron-LM's arguments, with the defaults of megatron/training/arguments.py."""
 from .finish import finish_megatron
 from .rows import Default, Source, read_rows
 

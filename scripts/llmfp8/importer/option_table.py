@@ -1,4 +1,4 @@
-"""Our options as the executables print them (--print-options), so that no rule of theirs is written a second time."""
+"""Our options, read from an executable's --print-options, so that its rules are not repeated here."""
 import json
 import os
 import re
@@ -11,7 +11,7 @@ ROOT = next(p for p in Path(__file__).resolve().parents if (p / "llmc").is_dir()
 
 @lru_cache(None)
 def option_table(family):
-    """{name: row} of train_FAMILY, or None where it is not built."""
+    """{name: row} of train_FAMILY, or None if it is not built."""
     folders = [ROOT, Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))]
     program = next((f / f"train_{family}" for f in folders if (f / f"train_{family}").exists()), None)
     if program is None:
@@ -41,14 +41,14 @@ def _holds(values, value):
 
 
 def _follows(row, options):
-    """Whether the default follows from options that are set here, as far as the rule names options."""
+    """Whether the default depends on options that are set here; if its rule names none, it may."""
     rule = row.get("default_rule", "")
     named = re.findall(r"--([\w-]+)", rule)
     return any(name in options for name in named) if named else bool(rule)
 
 
 def why_inert(table, options, name):
-    """The reason why an option would have no effect beside the others, or None. `options`: {name: value}."""
+    """The reason why an option would have no effect with these options {name: value}, or None."""
     for condition in table.get(name, {}).get("acts_if", []):
         decider = condition["option"]
         if decider in options:

@@ -1,4 +1,4 @@
-"""JSON and YAML files as settings with the line each stands in."""
+"""Reads JSON and YAML files as settings with their line numbers."""
 import json
 import re
 
@@ -18,8 +18,8 @@ def shown(key, value):
 
 def read_json(name, text):
     """Leaves of the object by dotted path; a list of plain values is one leaf."""
-    # Comments and a comma after the last entry are no JSON, but guides print them and DeepSpeed, which reads Hjson,
-    # takes them; lines stay where they are.
+    # Removes comments and commas after last entries, which guides print and DeepSpeed's Hjson accepts, and keeps line
+    # numbers.
     plain = _COMMENT.sub(lambda m: m.group(1) or re.sub(r"[^\n]", " ", m.group()), text)
     plain = _LAST_COMMA.sub(lambda m: m.group(1) or " ", plain)
     try:
@@ -44,7 +44,7 @@ def _leaves(value, path):
 
 
 def _key_lines(name, text):
-    """Line of each key of sound JSON, by dotted path. The text was parsed before, so only its shape matters."""
+    """{dotted path: line} of each key; the text is valid JSON."""
     lines, line, stack, key, word = {}, 1, [], "", None
     for token in _TOKEN.findall(text):
         if token == "\n":

@@ -1,4 +1,4 @@
-"""What the importer tells: every setting in the order of the input, the seven errors it met, what is left to do."""
+"""The importer's report: every setting in the order of the input, the errors found, and what is left to do."""
 import textwrap
 
 from .engine import is_open
@@ -32,7 +32,7 @@ def report(run, inputs, out_name):
 
 
 def seven(run):
-    """The configuration errors that were met, each with what holds and its correction."""
+    """The configuration errors that were found, each with the facts and its correction."""
     met = sorted({f.error for f in run.findings if f.error})
     if not met:
         return ["None of the seven configuration errors was met.", ""]
@@ -47,7 +47,7 @@ def seven(run):
 
 
 def written_defaults(run):
-    """Defaults of theirs that ours differ from, as they stand in the JSON now."""
+    """The other trainer's defaults that differ from ours and were written to the JSON."""
     if not run.defaults:
         return []
     values = [f"{option} {str(run.get(option)).lower() if isinstance(run.get(option), bool) else run.get(option)}"

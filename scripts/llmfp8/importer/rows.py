@@ -1,19 +1,19 @@
-"""What the tables of import_config are made of: settings as they were read, rows that say what becomes of them, and
-findings, one a setting, that the report prints. The rows stand in llmc/config/foreign, whose README explains them."""
+"""Types of import_config: settings of the input, rows that say how to translate them (llmc/config/foreign has the
+tables and explains them), and findings, one per setting, for the report."""
 import dataclasses
 import json
 from pathlib import Path
 
 from ..support import InputError
 
-# What becomes of a setting.
+# Actions.
 TAKEN = "taken over"
 OTHER = "done differently"
 NONE = "no effect anywhere"
 CANNOT = "not done here"
 VARIABLE = "no setting"
 UNKNOWN = "not understood"
-# The run is another one than the input describes as long as one of these is left.
+# With a finding of one of these the run is not the one that the input describes.
 OPEN = (CANNOT, UNKNOWN)
 
 
@@ -41,7 +41,7 @@ class Setting:
 
 @dataclasses.dataclass
 class Row:
-    """What becomes of a key. Several rows may name one key: the first whose `when` holds counts."""
+    """The translation of a key. If several rows name it, the first whose `when` holds counts."""
     keys: str               # separated by spaces; a star stands for any text
     action: str
     fact: str = ""
@@ -50,7 +50,7 @@ class Row:
     when: str = ""          # values, separated by spaces, for which the row is; empty: all
     value: object = None    # ours, in place of the one that was read
     sets: dict = dataclasses.field(default_factory=dict)   # further options of ours
-    weak: dict = dataclasses.field(default_factory=dict)   # the same, where no other setting decides
+    weak: dict = dataclasses.field(default_factory=dict)   # the same, unless another setting sets them
     keep: str = ""          # the name under which the source's `finish` finds the value
     error: int = 0          # of the seven configuration errors
 
@@ -68,21 +68,20 @@ ACTIONS = {"take": TAKEN, "other": OTHER, "none": NONE, "cannot": CANNOT}
 
 
 def read_rows(name):
-    """The rows of one table of other trainers' options, in which the executables look as well."""
+    """The rows of one table of other trainers' options."""
     text = (TABLES / f"{name}.inl").read_text(encoding="utf-8")
     rows = []
     for fields in json.loads(text[text.index("(") + 1:text.rindex(")")]):
         fields = {k: "".join(v) if isinstance(v, list) else v for k, v in fields.items() if k != "say"}
         word = next(word for word in ACTIONS if word in fields)
-        told = fields.pop(word)
-        fields.update({"option": told} if word == "take" else {"fact": told})
+        fields["option" if word == "take" else "fact"] = fields.pop(word)
         rows.append(Row(action=ACTIONS[word], **fields))
     return rows
 
 
 @dataclasses.dataclass
 class Finding:
-    """What became of one setting, or of one line of a script."""
+    """The result for one setting, or for one line of a script."""
     file: str
     line: int
     text: str
@@ -93,11 +92,11 @@ class Finding:
 
 @dataclasses.dataclass
 class Default:
-    """A default of the other trainer that ours does not share: written out where the input leaves it open."""
+    """A default of the other trainer that differs from ours: written out unless the input sets the option."""
     option: str
     value: object
     fact: str = ""
-    unless: str = ""   # option of ours whose presence makes it meaningless
+    unless: str = ""   # not written if this option of ours is set
 
 
 @dataclasses.dataclass

@@ -1,4 +1,4 @@
-"""What a launch script sets: its variables expanded, its training command as settings, its environment."""
+"""Reads a launch script: expands its variables, and finds the settings of its training command and its environment."""
 import ast
 import operator
 import re
