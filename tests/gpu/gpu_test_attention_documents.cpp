@@ -5,7 +5,7 @@ using namespace attention_test;
 
 namespace {
 
-// Around tiles of 16, 32, 64, 128 and 192 rows: documents of one token, borders on and beside those of tiles, many in
+// Around tiles of 16, 32, 64, 128 and 192 rows: documents of one token, ending on and next to tile borders, many in
 // one tile, one over many tiles, and sequences cut in different ways. All have T = 400.
 const std::vector<Lengths> kBorders = {
     {{400}, {1, 399}},

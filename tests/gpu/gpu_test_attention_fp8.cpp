@@ -17,14 +17,14 @@ Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool
     Fp8Attention::Result r = a.fresh(input);
     HostTensor host_table = angles_of(a);
     DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table);
-    HostTensor host_borders(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
-    if (a.borders()) std::memcpy(host_borders.data(), a.borders(), static_cast<size_t>(host_borders.bytes()));
-    DeviceTensor border_tensor(host_borders);
+    HostTensor host_ranges(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
+    if (a.ranges()) std::memcpy(host_ranges.data(), a.ranges(), static_cast<size_t>(host_ranges.bytes()));
+    DeviceTensor range_tensor(host_ranges);
     const Fp8Heads copies{bytes.view(), scales.view()};
     cuda::quantize_heads(gpu(), a.quantize_args(copies, qkv.view(), turn ? table.view() : Tensor{}));
     if (has_fp8_attention()) {
         cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), copies,
-                                                      !a.borders() ? nullptr : border_tensor.view().as<int32_t>()));
+                                                      !a.ranges() ? nullptr : range_tensor.view().as<int32_t>()));
     }
     cuda::synchronize(gpu());
     return {qkv.download(), bytes.download(), scales.download(), out.download(), lse.download()};

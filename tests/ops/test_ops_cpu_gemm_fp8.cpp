@@ -162,7 +162,7 @@ TEST_CASE("cpu fp8 gemm refuses what cuBLASLt cannot do") {
     refused(kBlocks, "both", [](GemmArgs& g) { g.A_granularity = Granularity::kBlock128x128; });
     refused(kBlocks, "both", [](GemmArgs& g) { g.B_granularity = Granularity::kTensor; });
     refused(kBlocks, "B_scale_inv has another number", [](GemmArgs& g) { g.B_granularity = Granularity::kBlock1x128; });
-    refused(kBlocks, "factors are fp32", [](GemmArgs& g) { g.A_scale_inv.dtype = Dtype::kBf16; });
+    refused(kBlocks, "scales are fp32", [](GemmArgs& g) { g.A_scale_inv.dtype = Dtype::kBf16; });
     refused(kBlocks, "M in multiples of 4", [](GemmArgs& g) {
         g.M = 10, g.A.elems = 10 * 272, g.D.elems = 10 * 160, g.A_scale_inv.elems = 30;
     });
