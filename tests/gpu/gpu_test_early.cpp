@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "tests/gpu/gpu_op.h"
-#include "tests/support/wire_test.h"
+#include "tests/support/comm_ops_test.h"
 
 using namespace op_test;
 
@@ -29,7 +29,7 @@ public:
         add("scratch", HostTensor(kF, 2 * kPartialRows * kC));
         add("angles", angles());
         add("chunks", HostTensor(kCodes, kElems));
-        add("factors", HostTensor(kF, kElems / kGradCommChunk).fill(0));
+        add("scales", HostTensor(kF, kElems / kGradCommChunk).fill(0));
         add("slot", tensor_of(Fp8Slot{1.0f, 100.0f, 0, 0}));
         StepState state{};
         state.lr = 0.01f, state.grad_mul = 1.0f, state.adam_step = 1;
@@ -72,10 +72,10 @@ public:
         });
         step([&](Ctx& ctx) { cuda::cast(ctx, {.out = at("grad"), .in = at("c")}); });
         step([&](Ctx& ctx) {
-            cuda::quantize_chunks(ctx, {.out = at("chunks"), .scales = at("factors"), .in = at("grad")});
+            cuda::quantize_chunks(ctx, {.out = at("chunks"), .scales = at("scales"), .in = at("grad")});
         });
         step([&](Ctx& ctx) {
-            cuda::sum_ranks(ctx, {.out = at("grad"), .in = at("chunks"), .scales = at("factors"), .ranks = 1});
+            cuda::sum_ranks(ctx, {.out = at("grad"), .in = at("chunks"), .scales = at("scales"), .ranks = 1});
         });
         step([&](Ctx& ctx) {
             cuda::adamw(ctx, {.param = at("c"), .master = at("master"), .m = at("m"), .v = at("v"),
@@ -140,7 +140,7 @@ TEST_CASE("gpu early launches: nothing is read or written before its time") {
     waiting.round();
     const auto want = waiting.download();
     // Not vacuous: a round changes everything but the parameters.
-    for (const char* name : {"a", "b", "c", "d", "rows", "columns", "kept", "master", "dweight", "factors"}) {
+    for (const char* name : {"a", "b", "c", "d", "rows", "columns", "kept", "master", "dweight", "scales"}) {
         INFO(name);
         CHECK_FALSE(want.at(name).same_bits(before.at(name)));
     }
