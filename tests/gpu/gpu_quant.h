@@ -59,11 +59,11 @@ inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, ui
     slot_in(t["slot"]) = {.scale_inv = -1.0f, .scale = v.format == Dtype::kE4m3 ? 300.5f : 0x1.4p-13f,
                           .amax_bits = v.scaling == Scaling::kCurrent ? amax_bits : 7u, .step_amax_bits = 5u};
     const bool blocks = v.granularity != Granularity::kTensor;
-    auto scales = [&](int64_t R, int64_t K) { return HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, R, K)); };
     if (v.rowwise) t["rowwise"] = HostTensor(v.format, N * C);
     if (v.transposed) t["transposed"] = HostTensor(v.format, N * C);
-    if (v.rowwise && blocks) t["rowwise_scale_inv"] = scales(N, C);
-    if (v.transposed && blocks) t["transposed_scale_inv"] = scales(C, N);
+    if (v.rowwise && blocks) t["rowwise_scale_inv"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, N, C));
+    if (v.transposed && blocks)
+        t["transposed_scale_inv"] = HostTensor(Dtype::kFp32, scale_inv_elems(v.granularity, C, N));
     if (v.dbias) {
         t["quant_dbias"] = random_tensor(Dtype::kFp32, C, rng_key(8, "quant_dbias"));
         t["quant_dbias_scratch"] = HostTensor(Dtype::kFp32, quant_partial_rows(N) * C);

@@ -1,6 +1,6 @@
-// Operations one right after the other, whose kernels may be put on the GPU before the one before has ended, must leave
-// the bits that they leave with a wait after each: every operation here reads what another has just written and writes
-// what another has just read; between them are a fill, a copy, and work on a second stream.
+// Consecutive operations whose kernels may be launched before the previous one has ended must give the same bits as
+// with a synchronization after each. Every operation here reads what another has just written and writes what another
+// has just read; between them are a fill, a copy, and work on a second stream.
 #include <cmath>
 
 #include "tests/gpu/gpu_op.h"
@@ -116,7 +116,7 @@ private:
         run(gpu());
         if (wait_) cuda::synchronize(gpu());
     }
-    // A copy on the second stream, between two of the first: what is copied must be whole, and not yet overwritten.
+    // A copy on the second stream between two operations of the first: its source must be complete and not overwritten.
     void keep_on_side(const char* name) {
         cuda::event_record(gpu(), events_[0]);
         cuda::event_order(side_, events_[0]);
@@ -131,7 +131,7 @@ private:
     std::map<std::string, DeviceTensor> tensors_;
 };
 
-TEST_CASE("gpu early launches: nothing is read or written before its time") {
+TEST_CASE("gpu early launches: nothing is read or written too early") {
     if (left_out(kElems)) return;
     constexpr int kRounds = 6;
     Chain waiting(true);
@@ -139,7 +139,7 @@ TEST_CASE("gpu early launches: nothing is read or written before its time") {
     const auto before = waiting.download();
     waiting.round();
     const auto want = waiting.download();
-    // Not vacuous: a round changes everything but the parameters.
+    // The test can fail: a round changes everything but the parameters.
     for (const char* name : {"a", "b", "c", "d", "rows", "columns", "kept", "master", "dweight", "scales"}) {
         INFO(name);
         CHECK_FALSE(want.at(name).same_bits(before.at(name)));
