@@ -3,7 +3,7 @@
 //
 // Random data, sets of tensors that rotate through more than three times the L2 cache, launches back to back. Bytes are
 // those that must move at least (every tensor once); the ceiling is a copy on the device in the same run.
-// tests/gpu/gpu_test_wire.cpp checks the results.
+// tests/gpu/gpu_test_comm_ops.cpp checks the results.
 //   usage: bench_wire [part of a name]
 #include "dev/bench/bench_harness.h"
 #include "llmc/base/fp8.h"

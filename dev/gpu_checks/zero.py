@@ -36,7 +36,7 @@ SPEED = (
 
 
 def ops(check):
-    show(check.run("ops", [check.build / "tests_gpu", "-tc=gpu wire*"]), "test cases")
+    show(check.run("ops", [check.build / "tests_gpu", "-tc=gpu comm ops*"]), "test cases")
 
 
 def bits(check):

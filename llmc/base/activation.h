@@ -1,5 +1,5 @@
-// Activation functions of the MLP: a row each. Their arithmetic is a functor of the same name in cpu/activation.cpp and
-// in cuda/activation.cu.
+// Activation functions of the MLP, one per row. A functor of the same name in cpu/activation.cpp and cuda/activation.cu
+// implements each.
 #pragma once
 #include <cstdint>
 
@@ -7,10 +7,10 @@ enum class Activation : uint8_t { kGelu, kSwiglu, kRelu2 };
 
 struct ActivationFunction {
     Activation kind;
-    const char* name;        // --activation, and "activation" in a config.json of our own
-    bool gated;              // takes rows [gate | up], twice as wide as its result
-    bool in_gemm_epilogue;   // the BF16 matmul before it can run it as well (--fuse-gelu)
-    const char* hf;          // name that transformers gives it: of a gated one, that of the gate's function
+    const char* name;        // --activation, and "activation" in the config.json that this trainer writes
+    bool gated;              // the input row is [gate | up], twice as wide as the result
+    bool in_gemm_epilogue;   // can be fused into the BF16 matmul before it (--fuse-gelu)
+    const char* hf;          // name in transformers; for gated functions that of the gate
     const char* help;
 };
 
@@ -24,7 +24,7 @@ inline constexpr ActivationFunction kActivations[] = {
 constexpr const ActivationFunction& activation_function(Activation kind) {
     return kActivations[static_cast<int>(kind)];
 }
-// Width of the input for a result of F columns.
+// Number of input columns for a result of F columns.
 constexpr int64_t activation_inputs(Activation kind, int64_t F) {
     return (activation_function(kind).gated ? 2 : 1) * F;
 }

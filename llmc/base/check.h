@@ -1,5 +1,4 @@
-// Errors: one exception type that carries the exit code, and the macro that raises it.
-// Includes nothing of llmc.
+// Errors: the exception type, which carries the exit code, and macros that throw it. Includes nothing of llmc.
 #pragma once
 #include <cstdarg>
 #include <cstdint>
@@ -7,10 +6,10 @@
 #include <stdexcept>
 #include <string>
 
-// What the process returns. mpirun passes the first non-zero one through.
+// Exit codes of the process. mpirun returns the first non-zero one.
 enum ExitCode : int {
     kExitOk = 0,               // finished, or stopped cleanly
-    kExitBug = 1,              // a broken invariant of our own
+    kExitBug = 1,              // an internal invariant is broken
     kExitBadInput = 2,         // bad option, file or data
     kExitFp8NotEffective = 3,  // FP8 was requested and did not run
     kExitDiverged = 4,         // too many skipped steps
@@ -36,14 +35,14 @@ struct Error : std::runtime_error {
     return text;
 }
 
-// What strf prints as %lld and in GiB.
+// For %lld, and for sizes in GiB.
 constexpr long long ll(int64_t x) { return x; }
 constexpr double kGiB = 0x1p30;
 
 // Raise an Error. The message is one line: what is wrong, the value, the fix.
 #define FAIL(exit_code, ...) throw Error(exit_code, strf(__VA_ARGS__))
 
-// CHECK: an invariant of our own code (exit 1). REQUIRE: something the user controls (exit 2).
+// CHECK: an internal invariant (exit 1). REQUIRE: something that the user controls (exit 2).
 #define CHECK(condition, ...)                                                                       \
     do {                                                                                            \
         if (!(condition))                                                                           \

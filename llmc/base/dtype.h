@@ -1,4 +1,4 @@
-// Element types and their host representations. Includes nothing of llmc above check.h.
+// Element types and their host representations. Includes nothing of llmc but check.h.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -38,10 +38,10 @@ constexpr const char* dtype_name(Dtype dtype) {
     return "?";
 }
 
-inline constexpr int32_t kIgnoreIndex = -1;   // a target that is not counted
+inline constexpr int32_t kIgnoreIndex = -1;   // a target without loss
 
-// bfloat16 on the host and as plain bits on the device: float's upper half.
-// From float: round to nearest even; NaN stays NaN (quiet), infinities stay.
+// bfloat16, the upper half of a float, as bits. Conversion from float rounds to nearest even and keeps infinities; NaN
+// becomes a quiet NaN.
 struct bf16 {
     uint16_t bits = 0;
     bf16() = default;
@@ -76,8 +76,8 @@ template <> inline constexpr Dtype dtype_of<bf16> = Dtype::kBf16;
 template <> inline constexpr Dtype dtype_of<double> = Dtype::kFp64;
 template <> inline constexpr Dtype dtype_of<int32_t> = Dtype::kInt32;
 
-// A view of contiguous elements on a device; owns nothing. An empty one (data null) means "absent".
-// The number of elements travels along so that every operation can check its shapes.
+// A view of contiguous elements on a device; owns nothing. An empty one (data null) means "absent". Contains the number
+// of elements so that every operation can check its shapes.
 struct Tensor {
     void* data = nullptr;
     Dtype dtype = Dtype::kFp32;
@@ -91,7 +91,7 @@ struct Tensor {
               dtype_name(dtype_of<T>));
         return static_cast<T*>(data);
     }
-    // Elements [begin, begin + count).
+    // Returns the elements [begin, begin + count).
     Tensor slice(int64_t begin, int64_t count) const {
         CHECK(begin >= 0 && count >= 0 && begin + count <= elems, "slice [%lld, +%lld) of %lld elements",
               (long long)begin, (long long)count, (long long)elems);

@@ -38,7 +38,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
     return parts;
 }
 
-// The whole number after `prefix` if `text` has both and the number is at least `low`, else -1.
+// Returns the integer after `prefix` in `text` if there is one and it is at least `low`, else -1.
 int64_t number_after(const std::string& text, const std::string& prefix, int64_t low) {
     if (text.rfind(prefix, 0) != 0) return -1;
     const std::string digits = text.substr(prefix.size());
@@ -57,7 +57,7 @@ const KindRow& kind_of(const std::string& name, const std::string& word) {
          nearest(name, names).c_str());
 }
 
-// Reads what follows the @; false if it is not understood.
+// Parses the text after the @; returns false if it is malformed.
 bool read_place(const std::string& text, Fault* fault) {
     for (const auto& [name, at] : {std::pair{"save", At::kSave}, {"eval", At::kEvaluation}}) {
         if (text.rfind(name, 0) != 0) continue;

@@ -1,5 +1,4 @@
-// Fault injection (--inject): faults on demand, to test a cluster's restart scripts before the long run. Each fault is
-// triggered once.
+// Fault injection (--inject), to test a cluster's restart scripts before a long run. Each fault is triggered once.
 //   kill:rank=3@step=50   SIGKILL              stop:rank=3@step=50    SIGSTOP, which suspends the whole process
 //   term:rank=0@eval      SIGTERM              stall:rank=3@step=50   the main thread hangs, the watchdog keeps running
 //   nan:grad@77           a gradient is NaN    enospc@save            a write fails because the disk is full
@@ -19,15 +18,15 @@ struct Fault {
     Kind kind;
     At at;
     int rank = 0;
-    int64_t number = 1;   // of the step, save or evaluation
-    std::string linear = {};   // of kBf16
-    std::string text;     // as the user wrote it
+    int64_t number = 1;        // of the step, save or evaluation
+    std::string linear = {};   // kBf16 only
+    std::string text;          // as the user wrote it
 };
 
 // Parses one word of --inject; an error (exit 2) quotes the word.
 Fault parse_fault(const std::string& word);
 
-// The linear that bf16:linear=NAME names in one of `words`, "" if none does.
+// Returns NAME of the first bf16:linear=NAME in `words`, or "".
 std::string injected_bf16_linear(const std::vector<std::string>& words);
 
 // The faults of one rank.
@@ -38,9 +37,9 @@ public:
     void in_backward(int64_t step) { trigger(Fault::At::kStep, step); }
     void in_evaluation() { trigger(Fault::At::kEvaluation, ++evaluations_); }
     void in_save() { trigger(Fault::At::kSave, ++saves_); }
-    // Whether a gradient of this step becomes NaN.
+    // Whether a gradient of this step must become NaN.
     bool corrupts_gradient(int64_t step) const;
-    // The errno with which this call to the disk fails, 0 if it succeeds. Any thread may ask.
+    // Returns the errno with which this disk call must fail, or 0. Thread-safe.
     int disk_error(const char* call) const;
 
 private:

@@ -14,7 +14,7 @@
 #include <filesystem>
 #include <utility>
 
-// Compiled in here, so that nothing has to be linked and the hash uses this build's instruction set.
+// Included as source, so that nothing has to be linked and the hash uses this build's instruction set.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kIoBytes = int64_t{1} << 20;  // one read of a file that is hashed or copied
+constexpr int64_t kIoBytes = int64_t{1} << 20;  // block size of reads
 
 std::atomic<int64_t>& blocks_done() {
     static std::atomic<int64_t> count{0};
@@ -49,7 +49,7 @@ void ask_hook(const IoHook& hook, const char* call, const std::string& path) {
     if (int error = hook(call, path)) fail_disk(call, path, error);
 }
 
-// Writing past the file size limit raises SIGXFSZ, which ends the process by default; ignored, the write fails instead.
+// Writing past the file size limit raises SIGXFSZ, which ends the process by default, so it is checked before.
 bool beyond_size_limit(int64_t bytes) {
     rlimit limit{};
     if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
@@ -76,8 +76,8 @@ void write_all(int fd, const std::string& path, int64_t offset, const void* data
     if (beyond_size_limit(offset + bytes)) fail_disk("write", path, EFBIG);
     const char* next = static_cast<const char*>(data);
     for (int64_t left = bytes; left > 0;) {
-        const size_t piece = static_cast<size_t>(std::min<int64_t>(left, int64_t{1} << 30));
-        const ssize_t done = ::pwrite(fd, next, piece, offset);
+        const size_t block = static_cast<size_t>(std::min<int64_t>(left, int64_t{1} << 30));
+        const ssize_t done = ::pwrite(fd, next, block, offset);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) fail_disk("write", path, errno);
         next += done;
@@ -87,7 +87,7 @@ void write_all(int fd, const std::string& path, int64_t offset, const void* data
     }
 }
 
-// fsync and close; fd is -1 afterwards.
+// Syncs and closes fd, which is -1 afterwards.
 void close_synced(int& fd, const std::string& path, const IoHook& hook) {
     CHECK(fd >= 0, "%s closed twice", path.c_str());
     ask_hook(hook, "fsync", path);
@@ -97,7 +97,7 @@ void close_synced(int& fd, const std::string& path, const IoHook& hook) {
     if (::close(closing) != 0 && errno != EINTR) fail_disk("close", path, errno);
 }
 
-// Calls use(data, bytes) for the bytes from `begin` on, `bytes` of them or all there are. Returns how many.
+// Calls use(data, bytes) for at most `bytes` bytes from `begin` on. Returns how many there were.
 int64_t read_from(const std::string& path, int64_t begin, int64_t bytes,
                   const std::function<void(const void* data, int64_t bytes)>& use) {
     Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -106,8 +106,8 @@ int64_t read_from(const std::string& path, int64_t begin, int64_t bytes,
     const auto buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(kIoBytes));
     int64_t done = 0;
     while (done < bytes) {
-        const size_t piece = static_cast<size_t>(std::min(bytes - done, kIoBytes));
-        const ssize_t got = ::pread(file.fd, buffer.get(), piece, begin + done);
+        const size_t block = static_cast<size_t>(std::min(bytes - done, kIoBytes));
+        const ssize_t got = ::pread(file.fd, buffer.get(), block, begin + done);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) fail_read(path, errno);
         if (got == 0) break;
@@ -194,7 +194,7 @@ RangeFile::~RangeFile() {
 void RangeFile::write(int64_t offset, const void* data, int64_t bytes) {
     CHECK(fd_ >= 0, "write to %s after it was closed", path_.c_str());
     write_all(fd_, path_, offset, data, bytes, hook_);
-    // Starts writing back now, so that the final fsync has less to do. Only that fsync reports errors.
+    // Starts writeback now, so that the final fsync, which reports errors, has less to do.
     ::sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);
 }
 
@@ -269,7 +269,7 @@ void sync_directory(const std::string& path, const IoHook& hook) {
     ask_hook(hook, "fsync", path);
     Descriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (directory.fd < 0) fail_disk("open", path, errno);
-    // Some network file systems have no fsync for folders and say EINVAL: their renames are synchronous.
+    // Some network file systems have no fsync for directories and return EINVAL; their renames are synchronous.
     if (::fsync(directory.fd) != 0 && errno != EINVAL) fail_disk("fsync", path, errno);
 }
 
@@ -301,7 +301,7 @@ std::string existing_part(const std::string& path) {
 int64_t free_bytes(const std::string& path) {
     struct statvfs info {};
     if (::statvfs(path.c_str(), &info) != 0) fail_read(path, errno);
-    int64_t bytes = 0;  // some network file systems report more than any count holds
+    int64_t bytes = 0;  // some network file systems report more than an int64 holds
     if (__builtin_mul_overflow(info.f_bavail, info.f_frsize, &bytes)) return INT64_MAX;
     return bytes;
 }

@@ -1,8 +1,5 @@
-// Files as checkpoints need them: hashed while they are written, flushed to the disk before they count, with errors
-// that name path and reason.
-//
-// Everything that changes the disk raises Error exit 7 (kExitDisk) on failure; everything that only reads
-// raises exit 2.
+// Files for checkpoints: hashed while they are written and synced to disk. Errors name path and reason; the exit code
+// is 7 (kExitDisk) for functions that change the disk and 2 for those that only read.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -11,14 +8,14 @@
 #include <vector>
 
 // A hook for tests and fault injection, empty otherwise. It is called before every call that changes the disk ("mkdir",
-// "open", "allocate", "write", "fsync", "rename") with the path the call acts on; if it returns an errno other than 0,
-// the call fails with it.
+// "open", "allocate", "write", "fsync", "rename") with the path of the call; if it returns a nonzero errno, the call
+// fails with it.
 using IoHook = std::function<int(const char* call, const std::string& path)>;
 
-// Blocks of files that this process has read or written so far, by any thread: while they become more it goes on.
+// Number of file blocks that this process has read or written so far. While it grows, the process makes progress.
 int64_t file_blocks();
 
-// XXH3-128 of bytes that are added in several calls.
+// XXH3-128 of bytes that several calls add.
 class Xxh3 {
 public:
     Xxh3();
@@ -27,7 +24,7 @@ public:
     Xxh3& operator=(const Xxh3&) = delete;
 
     void update(const void* data, int64_t bytes);
-    void reset();                  // as if nothing had come
+    void reset();                  // back to the initial state
     std::string digest() const;    // 32 hexadecimal digits
 
 private:
@@ -35,8 +32,7 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// A new file, written front to back. The destructor only closes: whoever made the folder removes what is
-// unfinished.
+// A new file, written front to back. The destructor only closes; the owner of the directory removes unfinished files.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path, const IoHook& hook = {});
@@ -45,20 +41,20 @@ public:
     OutputFile& operator=(const OutputFile&) = delete;
 
     void write(const void* data, int64_t bytes);
-    void close();              // fsync, then close; nothing counts before this returned
+    void close();              // fsync, then close; only now the file is safe
     int64_t bytes() const;     // written so far
-    std::string xxh3() const;  // XXH3-128 of what was written, 32 hexadecimal digits
+    std::string xxh3() const;  // XXH3-128 of the bytes written, 32 hexadecimal digits
 
 private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
 
-// A file of `bytes` bytes that are to be written by RangeFile, by several processes perhaps. Reserves the space where
-// the file system can, so that a full disk shows here. Must not exist.
+// Creates a file of `bytes` bytes for RangeFile, which several processes may write; it must not exist. Reserves the
+// space if the file system can, so that a full disk is found here.
 void create_file(const std::string& path, int64_t bytes, const IoHook& hook = {});
 
-// An existing file of which bytes are written at places of their own. The destructor only closes.
+// An existing file that is written at given offsets. The destructor only closes.
 class RangeFile {
 public:
     explicit RangeFile(const std::string& path, const IoHook& hook = {});
@@ -67,7 +63,7 @@ public:
     RangeFile& operator=(const RangeFile&) = delete;
 
     void write(int64_t offset, const void* data, int64_t bytes);
-    void close();   // fsync, then close; nothing counts before this returned
+    void close();   // fsync, then close; only now the bytes are safe
 
 private:
     std::string path_;
@@ -75,32 +71,31 @@ private:
     int fd_ = -1;
 };
 
-// Calls use(data, bytes) for every piece of the file, front to back.
+// Calls use(data, bytes) for every block of the file, front to back.
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use);
 std::string read_text_file(const std::string& path, int64_t max_bytes);  // longer than max_bytes is an error
-std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes);   // all of them must be there
+std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes);   // a shorter file is an error
 std::string xxh3_of_text(const std::string& text);
 
 bool is_directory(const std::string& path);  // follows links
 bool is_regular_file(const std::string& path);
-int64_t file_bytes(const std::string& path);                       // -1 if it is no regular file
+int64_t file_bytes(const std::string& path);                       // -1 if it is not a regular file
 std::vector<std::string> list_directory(const std::string& path);  // names, sorted, without . and ..
 
 void make_directory(const std::string& path, const IoHook& hook = {});    // must not exist
-void make_directories(const std::string& path, const IoHook& hook = {});  // and parents; new names fsynced
+void make_directories(const std::string& path, const IoHook& hook = {});  // with parents; syncs new entries
 void sync_directory(const std::string& path, const IoHook& hook = {});
 void rename_path(const std::string& from, const std::string& to, const IoHook& hook = {});
-// Swaps two existing paths in one step. False where the file system cannot.
+// Swaps two existing paths atomically. Returns false if the file system cannot.
 bool exchange_paths(const std::string& a, const std::string& b, const IoHook& hook = {});
 bool remove_tree(const std::string& path) noexcept;  // false if something is left
 
-// `path`, or the nearest folder above it that exists: where it would be made.
+// Returns `path` or its nearest existing parent directory.
 std::string existing_part(const std::string& path);
-// Bytes an unprivileged writer can still put on the file system of `path`.
+// Free bytes for an unprivileged user on the file system of `path`.
 int64_t free_bytes(const std::string& path);
-// Error exit 7 that names both figures when `path`'s file system has less than `needed_bytes` left. `what`
-// says for what.
+// Fails with exit 7 if the file system of `path` has less than `needed_bytes` free. The error names `what` needs them.
 void require_free_space(const std::string& path, int64_t needed_bytes, const std::string& what);
 
-// Text from a file for an error message: control characters and quotes escaped, at most 120 characters.
+// Prepares text from a file for an error message: escapes control characters and quotes, keeps 120 characters.
 std::string printable(const std::string& text);

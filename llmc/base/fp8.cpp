@@ -1,4 +1,4 @@
-// Casts of single numbers, and back through a table.
+// Casts of single numbers.
 #include "llmc/base/fp8.h"
 
 #include <array>

@@ -1,5 +1,5 @@
-// The cast to FP8 for one format known at compile time: integer masks and one addition without branches, so that a
-// loop over it becomes vector code. to_fp8 is the same function behind a switch.
+// The cast to FP8 for a format known at compile time. It has no branches, so that loops over it are vectorised. to_fp8
+// is the same function for a format known at run time.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -12,10 +12,10 @@ template <Dtype format> struct Fp8Format {
     static constexpr int kBias = format == Dtype::kE4m3 ? 7 : 15;
     static constexpr uint32_t kLargestBits = std::bit_cast<uint32_t>(fp8_largest(format));
     static constexpr uint32_t kSmallestNormalBits = static_cast<uint32_t>(127 + 1 - kBias) << 23;
-    // Floats of this exponent are whole multiples of the smallest subnormal number, 2^(1 - kBias - kMantissaBits).
+    // Floats of this exponent are multiples of the smallest subnormal number, 2^(1 - kBias - kMantissaBits).
     static constexpr uint32_t kAlignerBits = static_cast<uint32_t>(127 + 1 - kBias - kMantissaBits + 23) << 23;
 };
-// One code for every NaN, whatever its sign: the GPU drops it in the multiplication already.
+// Every NaN becomes this code: the GPU drops the sign in the multiplication.
 inline constexpr uint8_t kFp8Nan = 0x7f;
 
 template <Dtype format> inline uint8_t fp8_cast(float value) {
@@ -24,14 +24,14 @@ template <Dtype format> inline uint8_t fp8_cast(float value) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t clamped = magnitude < F::kLargestBits ? magnitude : F::kLargestBits;
-    // Normal numbers: rounded to even in the integer, where a carry moves on into the exponent, then another bias.
+    // Normal numbers: rounded to even as integers, so that a carry increments the exponent; then the bias changes.
     const uint32_t even = (clamped >> kDropped) & 1u;
     const uint32_t rounded = (clamped + ((1u << (kDropped - 1)) - 1u) + even) >> kDropped;
     const uint32_t normal = rounded - (static_cast<uint32_t>(127 - F::kBias) << F::kMantissaBits);
-    // Subnormal ones: the addition rounds, and its last bits count multiples of the smallest number.
+    // Subnormal numbers: the addition rounds, and its last bits are the number of multiples of the smallest number.
     const float aligned = std::bit_cast<float>(clamped) + std::bit_cast<float>(F::kAlignerBits);
     const uint32_t subnormal = std::bit_cast<uint32_t>(aligned) - F::kAlignerBits;
-    // Selected by masks: the compiler would move the addition under a branch, and leave the loop scalar.
+    // Masks select the result, because the compiler would turn ?: into a branch and not vectorise the loop.
     const uint32_t is_subnormal = -static_cast<uint32_t>(clamped < F::kSmallestNormalBits);
     const uint32_t is_nan = -static_cast<uint32_t>(magnitude > kInfinityBits);
     const uint32_t code = (subnormal & is_subnormal) | (normal & ~is_subnormal) | ((bits >> 24) & 0x80u);

@@ -2,8 +2,8 @@
 #pragma once
 #include <string>
 
-// Set by tests: the host that a rank claims to run on, so that one machine can stand for several.
+// Tests set this environment variable to simulate several hosts on one machine.
 inline constexpr const char* kHostVariable = "LLMFP8_HOST";
 
-// The value of LLMFP8_HOST if it is set, else the machine's own name.
+// Returns LLMFP8_HOST if it is set, else the name of the machine.
 std::string host_name();

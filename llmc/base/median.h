@@ -1,9 +1,9 @@
-// The median of measured times and rates. Includes nothing of llmc.
+// The median of measurements. Includes nothing of llmc.
 #pragma once
 #include <algorithm>
 #include <vector>
 
-// The mean of the two middle values where their number is even; 0 without values.
+// Returns the mean of the two middle values if their number is even; 0 without values.
 inline double median_of(std::vector<double> values) {
     std::sort(values.begin(), values.end());
     const size_t n = values.size();

@@ -1,4 +1,4 @@
-// The name that a misspelt one probably meant, for error messages. Includes nothing of llmc.
+// Suggestions for misspelt names in error messages. Includes nothing of llmc.
 #pragma once
 #include <algorithm>
 #include <string>
@@ -20,6 +20,7 @@ inline size_t edit_distance(const std::string& a, const std::string& b) {
     return row[b.size()];
 }
 
+// Returns the most similar of `names`, which must not be empty.
 inline std::string nearest(const std::string& word, const std::vector<std::string>& names) {
     return *std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
         return edit_distance(word, a) < edit_distance(word, b);

@@ -9,13 +9,13 @@
 
 namespace {
 
-// Source: the reference of NVML's C interface, docs.nvidia.com/deploy/nvml-api. nvmlReturn_t and enumerations are int.
+// Source: docs.nvidia.com/deploy/nvml-api. nvmlReturn_t and enumerations are int.
 using Device = void*;
 constexpr int kSuccess = 0, kSmClock = 1, kMemoryClock = 2, kUncorrected = 1, kVolatile = 0, kGpuTemperature = 0;
 
 class Nvml {
 public:
-    // Never closed: other libraries of the process may have opened it, too.
+    // Never closed, because other libraries of the process may use it.
     explicit Nvml(const char* library) : library_(dlopen(library, RTLD_NOW | RTLD_LOCAL)) {}
     ~Nvml() {
         if (started_) call<int()>("nvmlShutdown");
@@ -28,7 +28,7 @@ public:
         started_ = result == kSuccess;
         return result;
     }
-    // -1 where the library does not have the function.
+    // Returns -1 if the library does not have the function.
     template <typename F, typename... Args> int call(const char* name, Args... args) const {
         auto* function = reinterpret_cast<F*>(dlsym(library_, name));
         return function ? function(args...) : -1;
@@ -45,7 +45,7 @@ private:
     bool started_ = false;
 };
 
-// "" or the reason why the GPU cannot be queried.
+// Returns "" or the reason why the GPU cannot be queried.
 std::string find_device(Nvml& nvml, const char* library, const std::string& bus, Device& device) {
     if (!nvml.opened()) return strf("%s, which comes with the driver, cannot be opened", library);
     if (const int result = nvml.start(); result != kSuccess) return strf("nvmlInit_v2 returns %d", result);

@@ -1,5 +1,5 @@
-// What NVML, the management library of the driver, reports about a GPU. The library comes with the driver and is opened
-// at run time; nvml.cpp declares the part of its C interface that is used, so that no header is needed to build.
+// The state of a GPU from NVML, the driver's management library. It is opened at run time; nvml.cpp declares the
+// functions that it uses, so that the build needs no NVML header.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -14,24 +14,25 @@ struct GpuState {
     std::optional<bool> ecc;           // memory errors are corrected
     std::optional<int64_t> uncorrected_errors;   // since the driver was loaded
     std::optional<int64_t> sm_mhz, max_sm_mhz, memory_mhz, max_memory_mhz;
-    std::optional<uint64_t> throttle;  // why clocks are reduced: the bits below
+    std::optional<uint64_t> throttle;  // why clocks are reduced: bits of kThrottle...
     std::optional<int64_t> power_limit_mw, default_power_limit_mw;
     std::optional<int64_t> celsius;
 };
 
-// nvmlClocksThrottleReasons of the documentation.
+// nvmlClocksThrottleReasons.
 inline constexpr uint64_t kThrottleClocksSet = 0x2, kThrottlePowerCap = 0x4, kThrottleHardware = 0x8,
                           kThrottleSoftwareThermal = 0x20, kThrottleHardwareThermal = 0x40, kThrottlePowerBrake = 0x80;
 
-// Of the GPU at a PCI address ("0000:18:00.0"). "" or why nothing is known.
+// Queries the GPU at a PCI address ("0000:18:00.0"). Returns "" or the reason why it cannot.
 std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library = "libnvidia-ml.so.1");
 
-// Clocks and power while something ran.
+// Clocks and power during a measurement.
 struct ClockSamples {
     int64_t count = 0;   // 0: `error` says why
     double sm_mhz = 0, watts = 0;   // means
-    int64_t least_sm_mhz = 0, most_sm_mhz = 0, max_sm_mhz = 0;   // of the samples, and of this GPU
-    uint64_t throttle = 0;   // bits of all samples
+    int64_t least_sm_mhz = 0, most_sm_mhz = 0;   // of the samples
+    int64_t max_sm_mhz = 0;                      // of this GPU
+    uint64_t throttle = 0;   // of any sample
     std::string error;
 };
 // "power cap, hardware thermal", "none".

@@ -1,5 +1,5 @@
-// The audited table behind every MFU. Figures are NVIDIA's for matmuls without sparsity (data sheets that print
-// the sparse ones are halved) with FP32 accumulation.
+// Peak rates for MFU, from NVIDIA's documents: matmuls with FP32 accumulation, without sparsity (figures of data sheets
+// with sparsity are halved).
 #include "llmc/base/peak_flops.h"
 
 #include <string_view>
@@ -8,11 +8,11 @@ namespace {
 
 struct Peak {
     std::string_view name;    // whole name without "NVIDIA "
-    double bf16, fp8, fp32;   // TFLOP/s; 0: the device cannot, or sources differ
+    double bf16, fp8, fp32;   // TFLOP/s; 0: unsupported, or the sources disagree
 };
 
-// Names are compared whole: parts with fewer units or lower clocks ("H200 NVL", "RTX 4090 D", laptop chips,
-// MIG slices) carry the name of the large one as a prefix.
+// Whole names are compared, because slower variants ("H200 NVL", "RTX 4090 D", laptop chips, MIG slices) have the name
+// of the faster one as a prefix.
 constexpr Peak kPeaks[] = {
     // Hopper architecture whitepaper (H100), GH200 and H200 data sheets (the same GH100 with other memory).
     {"H100 80GB HBM3", 989.4, 1978.9, 66.9},
@@ -24,12 +24,12 @@ constexpr Peak kPeaks[] = {
     {"H200 NVL", 835.5, 1670.5, 60.0},
     // Blackwell: HGX B200 at 1000 W. Data sheets print 75 and 80 for FP32.
     {"B200", 2250.0, 4500.0, 0},
-    // A100 data sheet: equal for both form scales and memories. No FP8.
+    // A100 data sheet: equal for both form factors and memories. No FP8.
     {"A100-SXM4-40GB", 312.0, 0, 19.5},
     {"A100-SXM4-80GB", 312.0, 0, 19.5},
     {"A100-PCIE-40GB", 312.0, 0, 19.5},
     {"A100 80GB PCIe", 312.0, 0, 19.5},
-    // A10 and L40S data sheets; Ada architecture whitepaper (GeForce tensor cores: half rate with FP32 sums).
+    // A10 and L40S data sheets; Ada architecture whitepaper (GeForce tensor cores: half rate with FP32 accumulation).
     {"A10", 125.0, 0, 31.2},
     {"L40S", 362.05, 733.0, 91.6},
     {"GeForce RTX 4090", 165.2, 330.3, 82.6},

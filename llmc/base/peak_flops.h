@@ -4,6 +4,6 @@
 
 #include "llmc/base/dtype.h"
 
-// Dense matmul peak in FLOP/s of a device (its whole name, as CUDA reports it) for a dtype, without sparsity and
-// with FP32 accumulation; fp32 means plain FP32, not TF32. 0 when it is not in the audited table.
+// Returns the peak of matmuls in FLOP/s for a device (its name as CUDA reports it) and a dtype, without sparsity and
+// with FP32 accumulation; fp32 means FP32, not TF32. 0 if the table does not have it.
 double peak_flops(const std::string& device_name, Dtype dtype);

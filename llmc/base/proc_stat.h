@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-// Returns its fields from the third on, which is the state ("R", ...). pid: a number, or "self". Empty if it cannot be
-// read: there is no /proc, or the process is gone, even if the file could still be opened.
+// Returns the fields from the third one on, which is the state ("R", ...). pid: a number or "self". Empty if there is
+// no /proc or the process is gone.
 std::vector<std::string> process_stat(const std::string& pid);
 
 // Indices of fields in the result. The start time is in clock ticks since boot.

@@ -1,5 +1,5 @@
-// Counter-based random numbers: every value is a pure function of (key, counter), with equal bits on every
-// device. Initial weights, stochastic rounding and shuffling all draw from here.
+// Counter-based random numbers for initial weights, stochastic rounding and shuffling: every value is a pure function
+// of (key, counter), with equal bits on every device.
 // Source: Philox4x32-10, Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 #pragma once
 #include <cmath>
@@ -31,7 +31,7 @@ HOST_DEVICE inline Philox4 philox(uint64_t key, uint64_t counter, uint64_t count
     return {{c0, c1, c2, c3}};
 }
 
-// 64-bit mixing of a seed and a name (FNV-1a, then one Philox call to spread the bits).
+// Hashes a seed and a name (FNV-1a, then one Philox call to mix the bits).
 inline uint64_t rng_key(uint64_t seed, std::string_view name) {
     uint64_t hash = 0xcbf29ce484222325ull;
     for (char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
@@ -39,10 +39,9 @@ inline uint64_t rng_key(uint64_t seed, std::string_view name) {
     return (static_cast<uint64_t>(p.word[1]) << 32) | p.word[0];
 }
 
-// Standard normal number `element` of the stream `key` (Box-Muller, cosine branch).
-// Logarithm and cosine are series written with fmaf, division and square root only: those are correctly
-// rounded everywhere, so the CPU and the GPU agree bit for bit (compilers must not contract the rest: the
-// CPU is built with -ffp-contract=off, and the one plain product below feeds no addition).
+// Returns standard normal number `element` of the stream `key` (Box-Muller, cosine branch). Logarithm and cosine are
+// series of fmaf, division and square root, which are correctly rounded everywhere, so that the CPU and the GPU agree
+// bit for bit. Contraction cannot change that: the CPU uses -ffp-contract=off, and no plain product feeds a sum.
 HOST_DEVICE inline float rng_normal(uint64_t key, uint64_t element) {
     Philox4 p = philox(key, element);
     // u in (0, 1], 24 bits; split into m * 2^e with m in [sqrt(1/2), sqrt(2)).
@@ -82,8 +81,8 @@ HOST_DEVICE inline float rng_normal(uint64_t key, uint64_t element) {
     return (p.word[1] & 1u) ? -value : value;
 }
 
-// float -> bf16 by stochastic rounding with 16 random bits: up with the probability of the dropped fraction,
-// so the expectation is the float. Infinities and NaN pass through.
+// Rounds a float stochastically with 16 random bits: up with the probability of the dropped fraction, so that the
+// expected value is the float. Infinities and NaN are kept.
 HOST_DEVICE inline bf16 stochastic_round_bf16(float value, uint32_t random16) {
     uint32_t u = bf16::to_bits(value);
     if ((u & 0x7f800000u) == 0x7f800000u) return bf16(value);

@@ -1,5 +1,5 @@
-// The commit this executable was built from, as `git describe --always --dirty` says it; "unknown" outside a
-// git checkout. Defined in a file that the Makefile writes.
+// `git describe --always --dirty` of the commit that this executable was built from; "unknown" outside a git checkout.
+// Defined in a file that the Makefile writes.
 #pragma once
 
 extern const char* const kBuildCommit;

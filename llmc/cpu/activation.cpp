@@ -6,8 +6,8 @@
 namespace cpu {
 namespace {
 
-// ---- a functor for each activation function: value(x) and gradient(dout, x), or, of a gated one, value(gate, up) and
-// gradient(dout, gate, up), which puts both gradients in place of gate and up
+// ---- one functor per activation function: value(x) and gradient(dout, x); gated ones have value(gate, up) and
+// gradient(dout, gate, up), which replaces gate and up by their gradients
 
 struct Gelu {
     template <typename A> static Vec<A> value(Vec<A> x) { return gelu(x); }
@@ -26,14 +26,14 @@ struct Swiglu {
 };
 
 struct Relu2 {
-    // x second, so that a NaN comes through.
+    // max returns a NaN of its second argument.
     template <typename A> static Vec<A> relu(Vec<A> x) { return max(Vec<A>(), x); }
     template <typename A> static Vec<A> value(Vec<A> x) { return relu(x) * relu(x); }
     template <typename A> static Vec<A> gradient(Vec<A> dout, Vec<A> x) { return dout * (relu(x) + relu(x)); }
 };
 
 template <typename F, typename A>
-constexpr bool is_gated = requires(Vec<A> v) { F::value(v, v); };
+concept Gated = requires(Vec<A> v) { F::value(v, v); };
 
 template <typename Call> void with_activation(Activation kind, Call&& call) {
     switch (kind) {
@@ -43,10 +43,10 @@ template <typename Call> void with_activation(Activation kind, Call&& call) {
     }
 }
 
-// ---- the operation, of functions without and with a gate
+// ---- loops for functions without and with a gate
 
 template <typename T, typename F> void forward_all(F, const ActivationForwardArgs& args) {
-    for_pieces(args.N * args.F, [&](int64_t begin, int64_t count) {
+    for_chunks(args.N * args.F, [&](int64_t begin, int64_t count) {
         const T* in = args.in.as<T>() + begin;
         T* out = args.out.as<T>() + begin;
         for_lanes<Acc<T>>(count, [&](int64_t i, auto n) { store(out + i, F::value(load(in + i, n)), n); });
@@ -54,7 +54,7 @@ template <typename T, typename F> void forward_all(F, const ActivationForwardArg
 }
 
 template <typename T, typename F> void backward_all(F, const ActivationBackwardArgs& args) {
-    for_pieces(args.N * args.F, [&](int64_t begin, int64_t count) {
+    for_chunks(args.N * args.F, [&](int64_t begin, int64_t count) {
         const T *in = args.in.as<T>() + begin, *dout = args.dout.as<T>() + begin;
         T* din = args.din.as<T>() + begin;
         for_lanes<Acc<T>>(count, [&](int64_t i, auto n) {
@@ -63,42 +63,48 @@ template <typename T, typename F> void backward_all(F, const ActivationBackwardA
     });
 }
 
-template <typename T, typename F> void gated_forward_row(F, const ActivationForwardArgs& args, int64_t row) {
-    const T *gate = args.in.as<T>() + row * 2 * args.F, *up = gate + args.F;
-    T* out = args.out.as<T>() + row * args.F;
-    for_lanes<Acc<T>>(args.F, [&](int64_t i, auto n) {
-        store(out + i, F::value(load(gate + i, n), load(up + i, n)), n);
-    });
+template <typename T, Gated<Acc<T>> F> void forward_all(F, const ActivationForwardArgs& args) {
+#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
+    for (int64_t row = 0; row < args.N; row++) {
+        const T *gate = args.in.as<T>() + row * 2 * args.F, *up = gate + args.F;
+        T* out = args.out.as<T>() + row * args.F;
+        for_lanes<Acc<T>>(args.F, [&](int64_t i, auto n) {
+            store(out + i, F::value(load(gate + i, n), load(up + i, n)), n);
+        });
+    }
 }
 
-template <typename T, typename F> void gated_backward_row(F, const ActivationBackwardArgs& args, int64_t row) {
-    const T *gate = args.in.as<T>() + row * 2 * args.F, *up = gate + args.F, *dout = args.dout.as<T>() + row * args.F;
-    T* dgate = args.din.as<T>() + row * 2 * args.F;
-    for_lanes<Acc<T>>(args.F, [&](int64_t i, auto n) {
-        Vec<Acc<T>> g = load(gate + i, n), u = load(up + i, n);
-        F::gradient(load(dout + i, n), g, u);
-        store(dgate + i, g, n);
-        store(dgate + args.F + i, u, n);
-    });
+template <typename T, Gated<Acc<T>> F> void backward_all(F, const ActivationBackwardArgs& args) {
+#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
+    for (int64_t row = 0; row < args.N; row++) {
+        const T *gate = args.in.as<T>() + row * 2 * args.F, *up = gate + args.F;
+        const T* dout = args.dout.as<T>() + row * args.F;
+        T* dgate = args.din.as<T>() + row * 2 * args.F;
+        for_lanes<Acc<T>>(args.F, [&](int64_t i, auto n) {
+            Vec<Acc<T>> g = load(gate + i, n), u = load(up + i, n);
+            F::gradient(load(dout + i, n), g, u);
+            store(dgate + i, g, n);
+            store(dgate + args.F + i, u, n);
+        });
+    }
 }
 
 template <typename T> void bias_all(const BiasBackwardArgs& args) {
     const int64_t C = args.C;
-    const RowRuns runs(args.N);
+    const RowChunks chunks(args.N);
     Acc<T>* partial = args.scratch.as<Acc<T>>();
 #pragma omp parallel for schedule(static) if (args.N * C >= kParallelElems)
-    for (int64_t run = 0; run < runs.count; run++) {
-        Acc<T>* sum = partial + run * C;
+    for (int64_t chunk = 0; chunk < chunks.count; chunk++) {
+        Acc<T>* sum = partial + chunk * C;
         std::fill(sum, sum + C, Acc<T>(0));
-        for (int64_t n = run * runs.rows; n < std::min(args.N, (run + 1) * runs.rows); n++)
-            add_row_of(sum, args.dout.as<T>() + n * C, C);
+        for (int64_t n = chunk * chunks.rows; n < std::min(args.N, (chunk + 1) * chunks.rows); n++)
+            add_row(sum, args.dout.as<T>() + n * C, C);
     }
-    add_partials_to_grad(args.dbias, partial, runs.count, C, C);
+    add_partials_to_grad(args.dbias, partial, chunks.count, C, C);
 }
 
 }  // namespace
 
-// The output is there even if only quantised copies of it are asked for.
 void activation_forward(Ctx&, const ActivationForwardArgs& given) {
     constexpr const char* kOp = "activation_forward";
     ActivationForwardArgs args = given;
@@ -108,13 +114,7 @@ void activation_forward(Ctx&, const ActivationForwardArgs& given) {
     check_tensor(kOp, "in", args.in, working, args.N * activation_inputs(args.kind, args.F));
     check_tensor(kOp, "out", args.out, working, args.N * args.F);
     for_working_type(kOp, working, [&]<typename T>(Tag<T>) {
-        with_activation(args.kind, [&](auto function) {
-            if constexpr (!is_gated<decltype(function), Acc<T>>) return forward_all<T>(function, args);
-            else {
-#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
-                for (int64_t n = 0; n < args.N; n++) gated_forward_row<T>(function, args, n);
-            }
-        });
+        with_activation(args.kind, [&](auto function) { forward_all<T>(function, args); });
     });
     result.quantize();
 }
@@ -130,20 +130,13 @@ void activation_backward(Ctx&, const ActivationBackwardArgs& given) {
     check_tensor(kOp, "din", args.din, working, args.N * inputs);
     check_tensor(kOp, "dout", args.dout, working, args.N * args.F);
     for_working_type(kOp, working, [&]<typename T>(Tag<T>) {
-        with_activation(args.kind, [&](auto function) {
-            if constexpr (!is_gated<decltype(function), Acc<T>>) return backward_all<T>(function, args);
-            else {
-#pragma omp parallel for schedule(static) if (args.N * args.F >= kParallelElems)
-                for (int64_t n = 0; n < args.N; n++) gated_backward_row<T>(function, args, n);
-            }
-        });
+        with_activation(args.kind, [&](auto function) { backward_all<T>(function, args); });
     });
     result.quantize();
 }
 
 void bias_backward(Ctx&, const BiasBackwardArgs& args) {
-    for_working_type("bias_backward", args.dout.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("bias_backward", args.dout.dtype, [&]<typename T>(Tag<T>) {
         check_tensor("bias_backward", "dout", args.dout, dtype_of<T>, args.N * args.C);
         check_grad<T>("bias_backward", "dbias", args.dbias, args.C);
         check_at_least("bias_backward", "scratch", args.scratch, stat_dtype<T>, kPartialRows * args.C);

@@ -1,4 +1,4 @@
-// AdamW, initial values and casts: the operations on single elements of parameters. CPU.
+// Elementwise operations on parameters: AdamW, initial values and casts. CPU.
 #include "llmc/base/rng.h"
 #include "llmc/cpu/quantize.h"
 #include "llmc/ops/adam_math.h"
@@ -6,7 +6,7 @@
 namespace cpu {
 namespace {
 
-// T parameter, M moments, G gradients.
+// Storage types: T of the parameter, M of the moments, G of the gradient.
 template <typename T, typename M, typename G> void update_all(const AdamWArgs& args) {
     using A = Acc<T>;
     const StepState& state = *args.state;
@@ -16,7 +16,7 @@ template <typename T, typename M, typename G> void update_all(const AdamWArgs& a
     A* master = args.master.as<A>();
     M *m_of = args.m.as<M>(), *v_of = args.v.as<M>();
     const G* grad = args.grad.as<G>();
-    for_pieces(args.master.elems, [&](int64_t begin, int64_t count) {
+    for_chunks(args.master.elems, [&](int64_t begin, int64_t count) {
         uint32_t amax_bits = 0;
         for (int64_t i = begin; i < begin + count; i++) {
             A m = widen(m_of[i]), v = widen(v_of[i]), value = master[i];
@@ -44,15 +44,15 @@ template <typename T, typename M> void update_with_moments(const AdamWArgs& args
     else update_all<T, M, float>(args);
 }
 
-// Nearest even in one rounding. A double that is not a float goes through the neighbour with an odd last bit,
-// which lies on the same side of every bf16 tie.
+// Rounds to nearest even once. A double that is not a float is first replaced by the adjacent float with an odd last
+// bit, which is on the same side of every bf16 tie.
 bf16 round_to_bf16(double value) {
     float near = static_cast<float>(value);
     uint32_t bits = bf16::to_bits(near);
     bool odd = bits & 1;
     if (static_cast<double>(near) == value || near != near || odd || (bits & 0x7fffffffu) >= 0x7f800000u)
         return bf16(near);
-    // The other float that encloses the value; magnitudes grow with the bits.
+    // The adjacent float on the other side of the value; magnitudes grow with the bits.
     bool too_large = std::fabs(static_cast<double>(near)) > std::fabs(value);
     bits = too_large ? bits - 1 : bits + 1;
     float odd_neighbour;
@@ -77,8 +77,7 @@ void adamw(Ctx&, const AdamWArgs& args) {
     CHECK(!(fp64 && args.slot), "adamw: an FP8 slot with parameters in fp64");
     check_tensor("adamw", "m", args.m, args.m.dtype, n);
     check_tensor("adamw", "v", args.v, args.m.dtype, n);
-    for_working_type("adamw", param_type, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("adamw", param_type, [&]<typename T>(Tag<T>) {
         check_grad<T>("adamw", "grad", args.grad, n);
         if (args.state->skip) return;
         CHECK(args.state->adam_step > 0, "adamw before step_guard: step %lld",
@@ -90,10 +89,9 @@ void adamw(Ctx&, const AdamWArgs& args) {
 }
 
 void fill_normal(Ctx&, const FillNormalArgs& args) {
-    for_working_type("fill_normal", args.out.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("fill_normal", args.out.dtype, [&]<typename T>(Tag<T>) {
         T* out = args.out.as<T>();
-        for_pieces(args.out.elems, [&](int64_t begin, int64_t count) {
+        for_chunks(args.out.elems, [&](int64_t begin, int64_t count) {
             for (int64_t i = begin; i < begin + count; i++) {
                 float normal = rng_normal(args.key, static_cast<uint64_t>(args.element_offset + i));
                 out[i] = T(fmaf(args.std, normal, args.mean));
@@ -103,8 +101,7 @@ void fill_normal(Ctx&, const FillNormalArgs& args) {
 }
 
 void fill_constant(Ctx&, const FillConstantArgs& args) {
-    for_working_type("fill_constant", args.out.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("fill_constant", args.out.dtype, [&]<typename T>(Tag<T>) {
         std::fill(args.out.as<T>(), args.out.as<T>() + args.out.elems, T(args.value));
     });
 }
@@ -117,7 +114,7 @@ void cast(Ctx&, const CastArgs& args) {
             using From = typename decltype(from)::type;
             To* out = args.out.as<To>();
             const From* in = args.in.as<From>();
-            for_pieces(args.in.elems, [&](int64_t begin, int64_t count) {
+            for_chunks(args.in.elems, [&](int64_t begin, int64_t count) {
                 for (int64_t i = begin; i < begin + count; i++) out[i] = convert<To>(in[i]);
             });
         });

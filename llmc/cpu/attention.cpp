@@ -1,4 +1,4 @@
-// Causal attention of the CPU, a block of queries at a time against all keys up to it: O(T) memory a thread.
+// Causal attention on the CPU: one block of queries at a time against all keys up to it, with O(T) memory per thread.
 #include "llmc/base/fp8_cast.h"
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/gemm_kernel.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kQueries = 48;   // queries in a block, a multiple of kMicroRows
 
-// Where the heads of one batch row lie.
+// Pointers to the heads of packed QKV.
 template <typename T> struct Heads {
     const T* qkv;
     int64_t T_len, NH, NKV, HS;
@@ -21,7 +21,7 @@ template <typename T> struct Heads {
     const T* v(int64_t b, int64_t kv) const { return q(b, NH + NKV + kv); }
 };
 
-// Row i, element d of a head (or of any matrix), as an operand that sums over d or over i.
+// A matrix as an operand that is summed over its columns, or over its rows.
 template <typename T> Operand<T> over_columns(const T* data, int64_t stride, int64_t rows) {
     return {data, stride, false, rows};
 }
@@ -29,8 +29,8 @@ template <typename T> Operand<T> over_rows(const T* data, int64_t stride, int64_
     return {data, stride, true, columns};
 }
 
-// One row of scores in place: softmax over the first `visible` of `keys` without the division by the sum, and
-// 0 for the others. Returns the sum; largest is set to the largest scaled score.
+// Replaces a row of scores by exp(scaled score - largest) for the first `visible` of `keys` and by 0 for the others.
+// Returns the sum; sets largest to the largest scaled score.
 template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A softmax_mul, A* largest) {
     Vec<A> most(row[0] * softmax_mul);
     for_lanes<A>(visible, [&](int64_t j, auto n) {
@@ -43,16 +43,17 @@ template <typename A> A exponentials(A* row, int64_t visible, int64_t keys, A so
     Vec<A> sum;
     for_lanes<A>(visible, [&](int64_t j, auto n) {
         store(row + j, exp(load(row + j, n) - Vec<A>(*largest)), n);
-        sum = sum + load(row + j, n);   // lanes past the end are loaded as 0
+        sum = sum + load(row + j, n);   // load sets lanes past the end to 0
     });
     std::fill(row + visible, row + keys, A(0));
     return sum_lanes(sum);
 }
 
-// The same with weights rounded to E4M3 as the tensor cores want them: 128 keys at a time, from the row's own ones on
-// down. The largest weight becomes 2^8; later ones may be up to 2^8.75 before it is that of the then largest score. The
-// sum is that of weights before they are rounded. begin: position of key 0. reference: as largest.
-float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys, float softmax_mul, float* reference) {
+// The same with P in E4M3, as on tensor cores: the online softmax goes through 128 keys at a time, from the diagonal
+// down. The largest P is scaled to 2^8; the maximum is updated only if a later P exceeds 2^8.75. The sum is that of P
+// before rounding. begin: position of key 0. running_max: as largest.
+float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys, float softmax_mul,
+                       float* running_max) {
     constexpr float kLog2E = 1.44269504f, kLn2 = 0.69314718f, kMost = 8.75f, kNewMost = 8, kNone = -1e30f;
     float sum = 0, now = kNone;
     for (int64_t end = visible, first; end > 0; end = first) {
@@ -74,7 +75,7 @@ float fp8_exponentials(float* row, int64_t begin, int64_t visible, int64_t keys,
         }
     }
     std::fill(row + visible, row + keys, 0.0f);
-    *reference = now * kLn2;
+    *running_max = now * kLn2;
     return sum;
 }
 
@@ -83,8 +84,7 @@ struct Span {
     int64_t begin, end;
 };
 
-// Calls f(span) for every document of a sequence. Each is then treated as a sequence of its own: what crosses a
-// border is not masked, it is never looked at.
+// Calls f(span) for every document of a sequence. Each is treated as a separate sequence, so nothing has to be masked.
 template <typename Args, typename F> void for_documents(const Args& args, int64_t b, F&& f) {
     if (!args.documents) return f(Span{0, args.T});
     const int32_t* ends = args.documents + (args.B + b) * args.T;
@@ -183,8 +183,8 @@ void store_rows(T* out, int64_t out_stride, const Acc<T>* in, int64_t in_stride,
         });
 }
 
-// A block of queries of head h, `first` counted in the document: its dq is written; dk and dv of all keys of the
-// document up to it are added to, or set.
+// Backward pass for a block of queries of head h; `first` counts from the start of the document. Writes dq; dk and dv
+// of all keys of the document up to the block are += if `add`, else =.
 template <typename T>
 void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, Span document, int64_t first, bool add,
                     const BackwardBuffers<Acc<T>>& buffers) {
@@ -228,8 +228,8 @@ void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, Spa
     store_rows(dq, width, buffers.dq, head_stride, queries, HS);
 }
 
-// One key/value head and the query heads that share it, so that no two threads write the same gradient.
-// Blocks run from the last: it reaches all keys, hence it is the one that sets the sums.
+// Backward pass for one key/value head and the query heads that share it, so that no two threads write the same
+// gradient. The last block comes first, because it reaches all keys and can initialise their sums.
 template <typename T>
 void backward_group(const AttentionBackwardArgs& args, int64_t b, int64_t kv, Acc<T>* memory) {
     const BackwardBuffers<Acc<T>> buffers(memory, args.T, args.HS);
@@ -261,7 +261,7 @@ void check_heads(const char* op, int64_t NH, int64_t NKV, int64_t HS) {
           (long long)HS);
 }
 
-// What for_documents and the kernels of other devices take for granted.
+// Checks the contract of AttentionForwardArgs::documents.
 template <typename Args> void check_documents(const char* op, const Args& args) {
     if (!args.documents) return;
     const int32_t *starts = args.documents, *ends = starts + args.B * args.T;
@@ -286,8 +286,7 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
     check_documents("attention_forward", args);
     const int64_t N = args.B * args.T;
     const QuantResult result("attention_forward", args.quant, args.out, args.qkv.dtype, N, args.NH * args.HS);
-    for_working_type("attention_forward", args.qkv.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("attention_forward", args.qkv.dtype, [&]<typename T>(Tag<T>) {
         check_tensor("attention_forward", "qkv", args.qkv, dtype_of<T>,
                      N * (args.NH + 2 * args.NKV) * args.HS);
         check_tensor("attention_forward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);
@@ -303,8 +302,7 @@ void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
     check_documents("attention_backward", args);
     const int64_t N = args.B * args.T, width = (args.NH + 2 * args.NKV) * args.HS;
     const QuantResult result("attention_backward", args.quant, args.dqkv, args.qkv.dtype, N, width);
-    for_working_type("attention_backward", args.qkv.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("attention_backward", args.qkv.dtype, [&]<typename T>(Tag<T>) {
         check_tensor("attention_backward", "qkv", args.qkv, dtype_of<T>, N * width);
         check_tensor("attention_backward", "dqkv", args.dqkv, dtype_of<T>, args.qkv.elems);
         check_tensor("attention_backward", "out", args.out, dtype_of<T>, N * args.NH * args.HS);

@@ -1,4 +1,4 @@
-// Casts of lines of elements to FP8 and back, their amaxes, and what is counted of the casts. CPU.
+// Casts of lines of elements to FP8 and back, their amaxes, and statistics of the casts. CPU.
 #pragma once
 #include <atomic>
 
@@ -7,7 +7,7 @@
 
 namespace cpu {
 
-inline constexpr int64_t kBlock = 128;   // rows and columns of a block that has a factor of its own
+inline constexpr int64_t kBlock = 128;   // rows and columns of a block with its own scale
 
 // ---- amaxes, as bits
 
@@ -15,7 +15,7 @@ inline uint32_t magnitude(bf16 value) { return value.bits & 0x7fffu; }
 inline uint32_t wide_bits(uint32_t bf16_magnitude) { return bf16_magnitude << 16; }
 
 inline uint32_t amax_of_line(const bf16* x, int64_t count) {
-    uint16_t amax = 0;   // as wide as the elements: 16 of them a vector
+    uint16_t amax = 0;   // 16 bits, so that a vector has 16 elements
     for (int64_t i = 0; i < count; i++) amax = std::max<uint16_t>(amax, x[i].bits & 0x7fff);
     return wide_bits(amax);
 }
@@ -25,12 +25,12 @@ inline uint32_t amax_of_line(const float* x, int64_t count) {
     return amax;
 }
 
-// Of the elements rounded to bf16: rounding keeps the order.
+// amax of the elements rounded to bf16; rounding is monotonic.
 inline uint32_t rounded_amax_of_line(const float* x, int64_t count) {
     return wide_bits(magnitude(bf16(std::bit_cast<float>(amax_of_line(x, count)))));
 }
 
-// *amax = max with bits; by several threads.
+// *amax = max(*amax, bits). Thread-safe.
 inline void raise_amax(uint32_t* amax, uint32_t bits) {
     std::atomic_ref<uint32_t> shared(*amax);
     uint32_t before = shared.load(std::memory_order_relaxed);
@@ -43,7 +43,7 @@ inline void round_line(bf16* to, const float* from, int64_t count) {
 
 // ---- scales of 128x128 blocks
 
-// Floats from one row of blocks of a grid to the next, for K columns.
+// Row stride of scale_inv for K columns (kBlock128x128).
 inline int64_t block_row_stride(int64_t K) { return (K + 4 * kBlock - 1) / (4 * kBlock) * 4; }
 inline float block_scale(uint32_t amax_bits, Dtype format) {
     return block_scale_of(amax_bits, fp8_largest(format));
@@ -67,7 +67,7 @@ void count_line(Tally& tally, const uint8_t* codes, const T* x, const float* sca
         const uint32_t size = amax_bits_of(widen(x[i])), product = amax_bits_of(widen(x[i]) * scale[i]);
         const uint32_t finite = size < kInfinityBits;
         saturated += finite & static_cast<uint32_t>(product > Fp8Format<format>::kLargestBits)
-                     & static_cast<uint32_t>(product <= kInfinityBits);   // a chunk of NaN saturates nothing
+                     & static_cast<uint32_t>(product <= kInfinityBits);   // the products of a NaN chunk do not saturate
         flushed += static_cast<uint32_t>(size != 0) & static_cast<uint32_t>((codes[i] & 0x7f) == 0);
         nonfinite += finite ^ 1u;
     }
@@ -84,7 +84,7 @@ inline void add_counts(Fp8Counts* counts, int64_t elems, const Tally& tally) {
     add(counts->nonfinite, tally.nonfinite);
 }
 
-// What each code stands for.
+// Returns the table of the values of all codes.
 template <Dtype format> const float* fp8_values() {
     struct Table {
         float value[256];

@@ -1,4 +1,4 @@
-// Cross entropy with its gradient in place, CPU.
+// Cross entropy with its gradient in place. CPU.
 #include "llmc/cpu/common.h"
 #include "llmc/cpu/math.h"
 
@@ -64,8 +64,7 @@ template <typename T> void run(const ClassifierArgs& args) {
 void classifier(Ctx&, const ClassifierArgs& args) {
     CHECK(args.V > 0 && args.V <= args.Vp, "classifier: %lld of %lld columns", (long long)args.V,
           (long long)args.Vp);
-    for_working_type("classifier", args.logits.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("classifier", args.logits.dtype, [&]<typename T>(Tag<T>) {
         check_tensor("classifier", "logits", args.logits, dtype_of<T>, args.N * args.Vp);
         check_tensor("classifier", "losses", args.losses, stat_dtype<T>, args.N);
         run<T>(args);

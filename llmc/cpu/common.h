@@ -1,4 +1,4 @@
-// What the CPU operations share: shape checks, dispatch over dtypes, gradient accumulation, row chunks.
+// Helpers of the CPU operations: shape checks, dispatch over dtypes, gradient accumulation, row chunks.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,21 +10,21 @@
 
 namespace cpu {
 
-// Work on fewer elements than this stays on one thread.
+// Operations on fewer elements run on one thread.
 inline constexpr int64_t kParallelElems = 8192;
 
-// Calls body(begin, count) over pieces of n independent elements, on all threads.
-template <typename Body> inline void for_pieces(int64_t n, Body&& body) {
-    constexpr int64_t kPiece = 4096;
+// Calls body(begin, count) for chunks of n independent elements, on all threads.
+template <typename Body> inline void for_chunks(int64_t n, Body&& body) {
+    constexpr int64_t kChunk = 4096;
 #pragma omp parallel for schedule(static) if (n >= kParallelElems)
-    for (int64_t begin = 0; begin < n; begin += kPiece) body(begin, std::min(kPiece, n - begin));
+    for (int64_t begin = 0; begin < n; begin += kChunk) body(begin, std::min(kChunk, n - begin));
 }
 
 template <typename T> struct Tag {
     using type = T;
 };
 
-// Calls f(Tag<T>{}) for the working type of a row of ops.inl.
+// Calls f(Tag<T>{}) with the working type T of an operation.
 template <typename F> inline void for_working_type(const char* op, Dtype dtype, F&& f) {
     switch (dtype) {
         case Dtype::kFp32: return f(Tag<float>{});
@@ -34,7 +34,7 @@ template <typename F> inline void for_working_type(const char* op, Dtype dtype, 
     }
 }
 
-// A tensor that must be there: dtype and element count.
+// A tensor that must be present.
 inline void check_tensor(const char* op, const char* name, const Tensor& t, Dtype dtype, int64_t elems) {
     CHECK(t.dtype == dtype && t.elems == elems, "%s: %s is %s with %lld elements, expected %s with %lld", op,
           name, dtype_name(t.dtype), (long long)t.elems, dtype_name(dtype), (long long)elems);
@@ -58,53 +58,45 @@ inline void check_grad(const char* op, const char* name, const Tensor& t, int64_
           dtype_name(t.dtype), (long long)t.elems, (long long)elems);
 }
 
-// sum[i] += row[i], of any storage type.
-template <typename T> inline void add_row_of(Acc<T>* sum, const T* row, int64_t count) {
-    for_lanes<Acc<T>>(count, [&](int64_t i, auto n) {
+// sum[i] += row[i], rounded once to the type of sum.
+template <typename To, typename From> inline void add_row(To* sum, const From* row, int64_t count) {
+    for_lanes<Acc<To>>(count, [&](int64_t i, auto n) {
         store(sum + i, load(sum + i, n) + load(row + i, n), n);
     });
 }
-// grad[i] += values[i], rounded to G.
-template <typename G> inline void add_to_row(G* grad, const Acc<G>* values, int64_t count) {
-    for_lanes<Acc<G>>(count, [&](int64_t i, auto n) {
-        store(grad + i, load(grad + i, n) + load(values + i, n), n);
-    });
-}
-// grad[begin + i] += values[i], rounded once to the gradient's type.
-inline void add_to_grad(const Tensor& grad, int64_t begin, const float* values, int64_t count) {
-    if (grad.dtype == Dtype::kBf16) add_to_row(grad.as<bf16>() + begin, values, count);
-    else add_to_row(grad.as<float>() + begin, values, count);
-}
-inline void add_to_grad(const Tensor& grad, int64_t begin, const double* values, int64_t count) {
-    add_to_row(grad.as<double>() + begin, values, count);
+// grad[begin + i] += values[i], rounded once to the dtype of grad.
+template <typename A> inline void add_to_grad(const Tensor& grad, int64_t begin, const A* values, int64_t count) {
+    if constexpr (std::is_same_v<A, double>) add_row(grad.as<double>() + begin, values, count);
+    else if (grad.dtype == Dtype::kBf16) add_row(grad.as<bf16>() + begin, values, count);
+    else add_row(grad.as<float>() + begin, values, count);
 }
 
-// Column sums over N rows go through partial sums of fixed runs of rows, so that their order does not depend
-// on the number of threads: run i covers [i * rows, (i + 1) * rows).
-struct RowRuns {
+// Column sums over N rows first sum chunks of rows of fixed size, so that their order does not depend on the number of
+// threads: chunk i covers [i * rows, (i + 1) * rows).
+struct RowChunks {
     int64_t rows, count;
-    explicit RowRuns(int64_t N) {
-        constexpr int64_t kFewest = 16;   // rows in a run
-        rows = std::max(kFewest, (N + kPartialRows - 1) / kPartialRows);
+    explicit RowChunks(int64_t N) {
+        constexpr int64_t kMinRows = 16;
+        rows = std::max(kMinRows, (N + kPartialRows - 1) / kPartialRows);
         count = (N + rows - 1) / rows;
     }
 };
 
-// grad[c] += sum over the runs of partial[run * stride + c], in order of the runs.
+// grad[c] += sum over the chunks of partial[chunk * stride + c], in order.
 template <typename A>
-inline void add_partials_to_grad(const Tensor& grad, const A* partial, int64_t runs, int64_t stride,
+inline void add_partials_to_grad(const Tensor& grad, const A* partial, int64_t chunks, int64_t stride,
                                  int64_t columns) {
     constexpr int64_t kBlock = 64;
-#pragma omp parallel for schedule(static) if (runs * columns >= kParallelElems)
+#pragma omp parallel for schedule(static) if (chunks * columns >= kParallelElems)
     for (int64_t begin = 0; begin < columns; begin += kBlock) {
         int64_t width = std::min(kBlock, columns - begin);
         A total[kBlock] = {};
-        for (int64_t run = 0; run < runs; run++) add_row_of(total, partial + run * stride + begin, width);
+        for (int64_t chunk = 0; chunk < chunks; chunk++) add_row(total, partial + chunk * stride + begin, width);
         add_to_grad(grad, begin, total, width);
     }
 }
 
-// Dot product in lanes.
+// Dot product; each lane accumulates separately.
 template <typename A, typename T, typename U> inline A dot(const T* a, const U* b, int64_t count) {
     Vec<A> sum;
     for_lanes<A>(count, [&](int64_t i, auto n) { sum = fma(load(a + i, n), load(b + i, n), sum); });

@@ -1,4 +1,4 @@
-// The CPU device: its memory and what it tells of itself. Its streams: stream.cpp.
+// The CPU device: memory and properties. Streams are in stream.cpp.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -11,7 +11,7 @@
 namespace cpu {
 
 namespace {
-// A line "MemAvailable:   123 kB" of /proc/meminfo, in bytes; -1 if it cannot be read.
+// Reads a line "MemAvailable:   123 kB" of /proc/meminfo, in bytes; -1 if it cannot.
 int64_t meminfo_bytes(const std::string& key) {
     std::ifstream file("/proc/meminfo");
     std::string name, unit;
@@ -32,7 +32,7 @@ void* allocate(int64_t bytes, const char* what) {
     constexpr size_t kAlignment = 256;
     CHECK(bytes >= 0, "%s of %lld bytes", what, (long long)bytes);
     int64_t available = device_free_bytes();
-    // Linux grants more than it has and kills the process later: a refusal now is the better message.
+    // Linux overcommits and kills the process later, so memory that is not available is refused here.
     void* memory = nullptr;
     if (available < 0 || bytes <= available) {
         size_t padded = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;

@@ -1,4 +1,4 @@
-// Token and position embedding of the CPU.
+// Token and position embeddings. CPU.
 #include <vector>
 
 #include "llmc/cpu/common.h"
@@ -28,37 +28,37 @@ template <typename T> void forward(const EmbeddingForwardArgs& args) {
     *args.bad_tokens += bad;
 }
 
-// sum[c] of the listed rows of dout, in order.
+// sum[c] = sum of the rows row(0), row(1), ... of dout, in order; negative ones are left out.
 template <typename T, typename Row>
 void sum_rows(std::vector<Acc<T>>& sum, const T* dout, int64_t C, int64_t count, Row&& row) {
     std::fill(sum.begin(), sum.end(), Acc<T>(0));
     for (int64_t i = 0; i < count; i++) {
         int64_t n = row(i);
-        if (n >= 0) add_row_of(sum.data(), dout + n * C, C);
+        if (n >= 0) add_row(sum.data(), dout + n * C, C);
     }
 }
 
 template <typename T> void backward(const EmbeddingBackwardArgs& args) {
     const int64_t C = args.C, batches = (args.N + args.T - 1) / args.T;
     const T* dout = args.dout.as<T>();
-    // Runs of one token within token_order; run i ends where run i + 1 begins.
+    // Ranges of equal tokens within token_order; range i ends where range i + 1 begins.
     std::vector<int64_t> begins;
     for (int64_t i = 0; i < args.N; i++) {
         bool same = i > 0 && args.tokens[args.token_order[i]] == args.tokens[args.token_order[i - 1]];
         if (!same) begins.push_back(i);
     }
-    const int64_t runs = static_cast<int64_t>(begins.size());
+    const int64_t ranges = static_cast<int64_t>(begins.size());
     begins.push_back(args.N);
 
 #pragma omp parallel if (args.N * C >= kParallelElems)
     {
         std::vector<Acc<T>> sum(static_cast<size_t>(C));
 #pragma omp for schedule(dynamic, 16)
-        for (int64_t run = 0; run < runs; run++) {
-            const int32_t* rows = args.token_order + begins[run];
+        for (int64_t i = 0; i < ranges; i++) {
+            const int32_t* rows = args.token_order + begins[i];
             const int32_t token = args.tokens[rows[0]];
             if (token < 0 || token >= args.V) continue;
-            sum_rows(sum, dout, C, begins[run + 1] - begins[run], [&](int64_t i) { return rows[i]; });
+            sum_rows(sum, dout, C, begins[i + 1] - begins[i], [&](int64_t row) { return rows[row]; });
             add_to_grad(args.dwte, token * C, sum.data(), C);
         }
         if (args.dwpe) {
@@ -77,8 +77,7 @@ template <typename T> void backward(const EmbeddingBackwardArgs& args) {
 }  // namespace
 
 void embedding_forward(Ctx&, const EmbeddingForwardArgs& args) {
-    for_working_type("embedding_forward", args.out.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("embedding_forward", args.out.dtype, [&]<typename T>(Tag<T>) {
         check_tensor("embedding_forward", "out", args.out, dtype_of<T>, args.N * args.C);
         check_at_least("embedding_forward", "wte", args.wte, dtype_of<T>, args.V * args.C);
         if (args.wpe)
@@ -89,8 +88,7 @@ void embedding_forward(Ctx&, const EmbeddingForwardArgs& args) {
 }
 
 void embedding_backward(Ctx&, const EmbeddingBackwardArgs& args) {
-    for_working_type("embedding_backward", args.dout.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type("embedding_backward", args.dout.dtype, [&]<typename T>(Tag<T>) {
         check_tensor("embedding_backward", "dout", args.dout, dtype_of<T>, args.N * args.C);
         check_grad<T>("embedding_backward", "dwte", args.dwte, std::max(args.dwte.elems, args.V * args.C));
         const int64_t least = std::min(args.T, args.N) * args.C;

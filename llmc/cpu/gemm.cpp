@@ -1,4 +1,4 @@
-// Matmul of the CPU.
+// Matmul. CPU.
 #include <nlohmann/json.hpp>
 
 #include "llmc/cpu/gemm_tiles.h"

@@ -1,8 +1,8 @@
-// Matmul of FP8 operands on the CPU: codes are decoded as they are packed, sums run in fp32.
+// Matmul of FP8 operands on the CPU: codes are decoded when they are packed and accumulated in fp32.
 //
-// An element of a product is defined as follows. One scale a tensor: the sum of gemm_kernel.h over the decoded codes,
-// times the rounded product of the two scales. Blocks: for each run of 128 k one chain of fma from 0 in ascending k,
-// times the rounded product of the run's two scales; the runs are added in ascending order.
+// Definition of an element of a product. kTensor: the sum of gemm_kernel.h over the decoded codes, times the rounded
+// product of the two scales. Blocks: for every 128 k one chain of fma from 0 in ascending k, times the rounded product
+// of their two scales; these terms are added in ascending order.
 #include "llmc/ops/gemm_fp8.h"
 
 #include "llmc/cpu/cast_lines.h"
@@ -10,7 +10,7 @@
 
 namespace cpu {
 
-// One FP8 number; loading a vector of them decodes it, so that packing is that of every other type.
+// An FP8 number that load decodes, so that FP8 is packed like every other type.
 template <Dtype format> struct Fp8Code {
     uint8_t code;
 };
@@ -22,18 +22,18 @@ template <Dtype format> inline Vec<float> load(const Fp8Code<format>* p) {
 
 namespace {
 
-// B's scales of one run of k, for the columns of a tile.
+// Scales of B for one block of k and the columns of a tile.
 void block_scales(float* scales, const GemmArgs& args, int64_t block, int64_t left, int64_t columns) {
-    const float* grid = args.B_scale_inv.as<float>();
-    const int64_t k_blocks = round_up((args.K + kBlock - 1) / kBlock, 4);   // of kBlock128x128
+    const float* scale_inv = args.B_scale_inv.as<float>();
     for (int64_t j = 0; j < columns; j++) {
         const int64_t n = left + j;
-        scales[j] = args.B_granularity == Granularity::kBlock1x128 ? grid[block * args.N + n]
-                                                                    : grid[n / kBlock * k_blocks + block];
+        scales[j] = scale_inv[args.B_granularity == Granularity::kBlock1x128
+                                  ? block * args.N + n
+                                  : n / kBlock * block_row_stride(args.K) + block];
     }
 }
 
-// sums = or += one run of k times its scales.
+// sums = (k == 0) or += the product over one block of k, times its scales.
 void add_block_product(const GemmArgs& args, const Tile<float>& tile, int64_t k, int64_t depth, const float* packed_a,
                        const float* packed_b) {
     multiply_packed(tile.rows, tile.columns, depth, packed_a, packed_b, tile.spare, tile.stride, false);
@@ -41,11 +41,11 @@ void add_block_product(const GemmArgs& args, const Tile<float>& tile, int64_t k,
     block_scales(column_scales, args, k / kBlock, tile.left, tile.columns);
     const float* row_scales = args.A_scale_inv.as<float>() + k / kBlock * args.M + tile.top;
     for (int64_t row = 0; row < tile.rows; row++) {
-        const float* run = tile.spare + row * tile.stride;
+        const float* product = tile.spare + row * tile.stride;
         float* sums = tile.sums + row * tile.stride;
         const Vec<float> row_scale(row_scales[row]);
         for_lanes<float>(tile.columns, [&](int64_t i, auto n) {
-            Vec<float> value = row_scale * load(column_scales + i, n) * load(run + i, n);
+            Vec<float> value = row_scale * load(column_scales + i, n) * load(product + i, n);
             if (k > 0) value = load(sums + i, n) + value;
             store(sums + i, value, n);
         });

@@ -1,25 +1,25 @@
-// The matmul core of the CPU: packing into panels and a register-blocked kernel, used by gemm and attention.
+// Matmul kernel of the CPU, used by gemm and attention: packing into panels and a register-blocked kernel.
 //
-// An element of a product is defined as: for each run of kDepth consecutive k, one chain of fma from 0 in
-// ascending k; the runs are added in ascending order. No tile size or thread count changes that.
+// An element of a product is defined as: for every kDepth consecutive k one chain of fma from 0 in ascending k; these
+// sums are added in ascending order. It depends on no tile size or thread count.
 // Source of the blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-
 #include <new>
+
 #include "llmc/cpu/simd.h"
 
 namespace cpu {
 
-inline constexpr int64_t kDepth = 256;      // k in a packed block: a panel of B then fills half the L1 cache
-inline constexpr int64_t kMicroRows = 6;    // rows of the kernel: 6 x 2 vectors of sums leave 4 registers
+inline constexpr int64_t kDepth = 256;      // k per packed block: a panel of B then fills half the L1 cache
+inline constexpr int64_t kMicroRows = 6;    // rows of the kernel: 6 x 2 accumulators leave 4 registers
 template <typename A> inline constexpr int64_t kMicroColumns = 2 * Vec<A>::kWidth;
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Working memory of one operation, not set; on a cache line, so that no vector of a panel crosses one.
+// Uninitialised scratch of one operation, aligned to cache lines so that no vector of a panel crosses one.
 struct FreeAligned {
     void operator()(void* memory) const { ::operator delete(memory, std::align_val_t{64}); }
 };
@@ -29,12 +29,12 @@ template <typename A> inline Buffer<A> make_buffer(int64_t elems) {
     return Buffer<A>(static_cast<A*>(memory));
 }
 
-// An operand: element (i, k) with i the row of A or the column of B.
+// An operand with elements (i, k), where i is the row of A or the column of B.
 template <typename T> struct Operand {
     const T* data;
     int64_t stride;      // elements from one i to the next, or from one k to the next if k_outer
     bool k_outer;        // data[k * stride + i] instead of data[i * stride + k]
-    int64_t count;       // number of i
+    int64_t count;       // range of i
     Operand from(int64_t i) const { return {data + (k_outer ? i : i * stride), stride, k_outer, count - i}; }
 };
 
@@ -64,9 +64,9 @@ inline void transpose(Vec<float> (&r)[8]) {
     }
 }
 
-// Packs `width` of the i (those from 0 on; missing ones as 0) and k in [k_begin, k_begin + depth) as
-// panel[k][width], converted to A. Writes up to a vector past the panel, so panels are packed in ascending
-// order and the last one needs kPanelSlack spare elements.
+// Packs i in [0, width), with 0 where i >= count, and k in [k_begin, k_begin + depth) as panel[k][width], converted to
+// A. Writes up to one vector past the panel, so panels must be packed in ascending order and the last one needs
+// kPanelSlack spare elements.
 inline constexpr int64_t kPanelSlack = 8;
 template <int64_t width, typename A, typename T>
 inline void pack_panel(A* panel, const Operand<T>& in, int64_t k_begin, int64_t depth) {
@@ -126,8 +126,8 @@ inline void micro_kernel(int64_t depth, const A* a, const A* b, A* sums, int64_t
     put(3, c30, c31), put(4, c40, c41), put(5, c50, c51);
 }
 
-// sums (M rounded up to kMicroRows, N to kMicroColumns, rows `stride` apart) = or += packed A times packed B,
-// one block of `depth` k.
+// sums (M rounded up to kMicroRows, N to kMicroColumns, rows `stride` apart) = or += packed A times packed B over
+// `depth` k.
 template <typename A>
 inline void multiply_packed(int64_t M, int64_t N, int64_t depth, const A* a, const A* b, A* sums,
                             int64_t stride, bool add) {
@@ -142,13 +142,13 @@ inline void pack(A* panels, const Operand<T>& in, int64_t k_begin, int64_t depth
         pack_panel<width>(panels + i * depth, in.from(i), k_begin, depth);
 }
 
-// Elements of scratch that multiply needs for one product.
+// Number of scratch elements that multiply needs.
 template <typename A> constexpr int64_t multiply_scratch(int64_t M, int64_t N, int64_t K) {
     int64_t depth = std::min(K, kDepth);
     return (round_up(M, kMicroRows) + round_up(N, kMicroColumns<A>)) * depth + 2 * kPanelSlack;
 }
 
-// A whole product on the calling thread, for the small ones inside attention. sums as in multiply_packed.
+// Computes a whole product on the calling thread, for attention. sums as in multiply_packed.
 template <typename A, typename TA, typename TB>
 inline void multiply(const Operand<TA>& a, const Operand<TB>& b, int64_t K, A* sums, int64_t stride, bool add,
                      A* scratch) {

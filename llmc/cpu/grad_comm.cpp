@@ -1,4 +1,4 @@
-// Gradients between ranks: FP8 chunks for the wire, sums in rank order, how far two reductions are apart. CPU.
+// Communication of gradients: quantization in chunks, local reduction in rank order, comparison of two reductions. CPU.
 #include "llmc/cpu/cast_lines.h"
 #include "llmc/cpu/sums.h"
 
@@ -16,7 +16,7 @@ template <typename T> void quantize_chunk(const QuantizeChunksArgs& args, int64_
     args.scales.as<float>()[chunk] = chunk_scales.scale_inv;
 }
 
-// What `in` holds at i; codes have a table and a scale.
+// Values of one rank, dequantized.
 template <typename T> struct Values {
     const T* in;
     float at(int64_t i) const { return widen(in[i]); }
@@ -30,7 +30,7 @@ struct ChunkValues {
 
 // out[i] = the sum over the ranks of values_of(rank).at(i).
 template <typename ValuesOf> void add_ranks(const SumRanksArgs& args, ValuesOf&& values_of) {
-    for_pieces(args.out.elems, [&](int64_t begin, int64_t count) {
+    for_chunks(args.out.elems, [&](int64_t begin, int64_t count) {
         float sum[4096];
         for (int64_t rank = 0; rank < args.ranks; rank++) {
             const auto values = values_of(rank);
@@ -50,13 +50,13 @@ void quantize_chunks(Ctx&, const QuantizeChunksArgs& args) {
     CHECK(n % kGradCommChunk == 0, "quantize_chunks: %lld elements, no multiple of %lld", (long long)n,
           (long long)kGradCommChunk);
     check_tensor("quantize_chunks", "out", args.out, Dtype::kE4m3, n);
-    check_tensor("quantize_chunks", "factors", args.scales, Dtype::kFp32, chunks);
+    check_tensor("quantize_chunks", "scales", args.scales, Dtype::kFp32, chunks);
     CHECK(args.in.dtype == Dtype::kFp32 || args.in.dtype == Dtype::kBf16, "quantize_chunks: in is %s",
           dtype_name(args.in.dtype));
-    constexpr int64_t kRun = 64;   // chunks
+    constexpr int64_t kPerTask = 64;
 #pragma omp parallel for schedule(static) if (n >= kParallelElems)
-    for (int64_t first = 0; first < chunks; first += kRun) {
-        const int64_t count = std::min(kRun, chunks - first);
+    for (int64_t first = 0; first < chunks; first += kPerTask) {
+        const int64_t count = std::min(kPerTask, chunks - first);
         Tally tally;
         for (int64_t chunk = first; chunk < first + count; chunk++) {
             if (args.in.dtype == Dtype::kFp32) quantize_chunk<float>(args, chunk, tally);
@@ -80,7 +80,7 @@ void sum_ranks(Ctx&, const SumRanksArgs& args) {
             CHECK(n % kGradCommChunk == 0, "sum_ranks: %lld elements, no multiple of %lld", (long long)n,
                   (long long)kGradCommChunk);
             const int64_t chunks = n / kGradCommChunk;
-            check_tensor("sum_ranks", "factors", args.scales, Dtype::kFp32, args.ranks * chunks);
+            check_tensor("sum_ranks", "scales", args.scales, Dtype::kFp32, args.ranks * chunks);
             return add_ranks(args, [&](int64_t r) {
                 return ChunkValues{static_cast<const uint8_t*>(args.in.data) + r * n,
                                    args.scales.as<float>() + r * chunks};
@@ -97,7 +97,7 @@ void compare_sums(Ctx&, const CompareSumsArgs& args) {
     check_at_least("compare_sums", "scratch", args.scratch, Dtype::kFp64, 4 * kPartialSums);
     const float *a = args.a.as<float>(), *b = args.b.as<float>();
     auto add = [&](int which, auto&& term) {
-        add_in_pieces(args.sums + which, args.scratch.as<double>() + which * kPartialSums, n,
+        add_in_chunks(args.sums + which, args.scratch.as<double>() + which * kPartialSums, n,
                       [&](int64_t begin, int64_t count) {
             return sum_terms(count, [&](int64_t i) {
                 return term(static_cast<double>(a[begin + i]), static_cast<double>(b[begin + i]));

@@ -1,6 +1,5 @@
-// Elementary functions of the CPU device, vectors of float or double. Written here because results must not
-// depend on the C library: polynomials over fma after an argument reduction. Error below 2 units in the last
-// place (tests/ops/test_ops_cpu_math.cpp measures it).
+// Elementary functions of the CPU device for vectors of float or double: an argument reduction and a polynomial of fma,
+// so that results do not depend on the C library. The error is below 2 ulp (tests/ops/test_ops_cpu_math.cpp).
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -11,7 +10,7 @@
 
 namespace cpu {
 
-// 2^n for n within the normal range, from a vector that holds integers.
+// Returns 2^n for integers n within the normal range.
 inline Vec<float> power_of_two(Vec<float> n) {
     __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
@@ -59,7 +58,7 @@ template <typename A> inline Vec<A> exp(Vec<A> x) {
 #pragma GCC unroll 16
     for (int k = C::kDegree - 1; k >= 2; k--) series = fma(series, r, Vec<A>(A(kInverseFactorials.at[k])));
     Vec<A> mantissa = fma(r * r, series, r) + Vec<A>(A(1));
-    // 2^n in two factors, because 2^n itself may lie outside the normal range.
+    // 2^n as two factors, because 2^n may be outside the normal range.
     Vec<A> half = round_nearest(n * Vec<A>(A(0.5)));
     return mantissa * power_of_two(half) * power_of_two(n - half);
 }
@@ -96,7 +95,7 @@ inline double log(double x) {
                     std::fma(exponent, ExpConstants<double>::kLn2Low, log_m));
 }
 
-// sigmoid(x) and sigmoid(-x), both to full relative precision: neither is computed as 1 minus the other.
+// sigmoid(x) and sigmoid(-x), both with full relative precision: neither is 1 minus the other.
 template <typename A> struct SigmoidPair {
     Vec<A> of_x, of_minus_x;
 };
@@ -107,15 +106,14 @@ template <typename A> inline SigmoidPair<A> sigmoid_pair(Vec<A> x) {
     return {select_by_sign(x, small, large), select_by_sign(x, large, small)};
 }
 
-// gelu, tanh form. 0.5 (1 + tanh(u)) is sigmoid(2u), which loses nothing where tanh is near -1.
+// gelu, tanh form. 0.5 (1 + tanh(u)) is computed as sigmoid(2u), which is accurate where tanh is near -1.
+inline constexpr double kTwoSqrt2OverPi = 1.5957691216057308;   // 2 sqrt(2 / pi)
 template <typename A> inline Vec<A> gelu_argument(Vec<A> x) {
-    constexpr double kTwoSqrt2OverPi = 1.5957691216057308;   // 2 sqrt(2 / pi)
     Vec<A> cubic = fma(x * x, Vec<A>(A(0.044715 * kTwoSqrt2OverPi)), Vec<A>(A(kTwoSqrt2OverPi)));
     return x * cubic;
 }
 template <typename A> inline Vec<A> gelu(Vec<A> x) { return x * sigmoid_pair(gelu_argument(x)).of_x; }
 template <typename A> inline Vec<A> gelu_derivative(Vec<A> x) {
-    constexpr double kTwoSqrt2OverPi = 1.5957691216057308;
     SigmoidPair<A> s = sigmoid_pair(gelu_argument(x));
     Vec<A> slope = fma(x * x, Vec<A>(A(3 * 0.044715 * kTwoSqrt2OverPi)), Vec<A>(A(kTwoSqrt2OverPi)));
     return s.of_x * fma(x * slope, s.of_minus_x, Vec<A>(A(1)));

@@ -1,4 +1,4 @@
-// Layernorm, rmsnorm and the per-head norm of queries and keys, CPU.
+// LayerNorm, RMSNorm and QK norm. CPU.
 #include <cmath>
 
 #include "llmc/cpu/quantize.h"
@@ -8,7 +8,7 @@ namespace {
 
 enum class Kind { kLayer, kRms };
 
-// One row: x = in + residual rounded to T, then its statistics from the rounded values, then the output.
+// One row: x = in + residual rounded to T, the statistics of the rounded values, the output.
 template <Kind kind, typename T> void forward_row(const NormForwardArgs& args, int64_t n) {
     using A = Acc<T>;
     const int64_t C = args.C;
@@ -46,7 +46,7 @@ template <Kind kind, typename T> void forward_row(const NormForwardArgs& args, i
     });
 }
 
-// dx of one row; its terms of the gradients of weight and bias (may be null) are added to dweight and dbias.
+// One row: dx =, dweight +=, dbias += (may be null).
 template <Kind kind, typename T>
 void backward_row(T* dx, const T* dresidual, Acc<T>* dweight, Acc<T>* dbias, const T* dout, const T* x,
                   Acc<T> mean, Acc<T> rstd, const T* weight, int64_t C) {
@@ -56,7 +56,7 @@ void backward_row(T* dx, const T* dresidual, Acc<T>* dweight, Acc<T>* dbias, con
         Vec<A> dy = load(dout + c, count), g = dy * load(weight + c, count);
         Vec<A> normalised = (load(x + c, count) - Vec<A>(mean)) * Vec<A>(rstd);
         sum_g = sum_g + g;
-        sum_gx = fma(g, normalised, sum_gx);   // g is 0 past the end of the row
+        sum_gx = fma(g, normalised, sum_gx);   // load sets lanes past the end of g to 0
         store(dweight + c, fma(dy, normalised, load(dweight + c, count)), count);
         if (dbias) store(dbias + c, load(dbias + c, count) + dy, count);
     });
@@ -73,30 +73,29 @@ void backward_row(T* dx, const T* dresidual, Acc<T>* dweight, Acc<T>* dbias, con
 template <Kind kind, typename T> void norm_backward(const NormBackwardArgs& args) {
     using A = Acc<T>;
     const int64_t C = args.C;
-    const RowRuns runs(args.N);
+    const RowChunks chunks(args.N);
     A* partial = args.scratch.as<A>();
 #pragma omp parallel for schedule(static) if (args.N * C >= kParallelElems)
-    for (int64_t run = 0; run < runs.count; run++) {
-        A* dweight = partial + run * 2 * C;
+    for (int64_t chunk = 0; chunk < chunks.count; chunk++) {
+        A* dweight = partial + chunk * 2 * C;
         A* dbias = args.dbias ? dweight + C : nullptr;
         std::fill(dweight, dweight + 2 * C, A(0));
-        for (int64_t n = run * runs.rows; n < std::min(args.N, (run + 1) * runs.rows); n++) {
+        for (int64_t n = chunk * chunks.rows; n < std::min(args.N, (chunk + 1) * chunks.rows); n++) {
             const T* dresidual = args.dresidual ? args.dresidual.as<T>() + n * C : nullptr;
             A mean = kind == Kind::kLayer ? args.mean.as<A>()[n] : A(0);
             backward_row<kind>(args.dx.as<T>() + n * C, dresidual, dweight, dbias, args.dout.as<T>() + n * C,
                                args.x.as<T>() + n * C, mean, args.rstd.as<A>()[n], args.weight.as<T>(), C);
         }
     }
-    add_partials_to_grad(args.dweight, partial, runs.count, 2 * C, C);
-    if (args.dbias) add_partials_to_grad(args.dbias, partial + C, runs.count, 2 * C, C);
+    add_partials_to_grad(args.dweight, partial, chunks.count, 2 * C, C);
+    if (args.dbias) add_partials_to_grad(args.dbias, partial + C, chunks.count, 2 * C, C);
 }
 
 template <Kind kind> void run_forward(const char* op, const NormForwardArgs& given) {
     NormForwardArgs args = given;
     const QuantResult result(op, given.quant, given.out, args.in.dtype, args.N, args.C);
     args.out = result.tensor();
-    for_working_type(op, args.in.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type(op, args.in.dtype, [&]<typename T>(Tag<T>) {
         const int64_t elems = args.N * args.C;
         check_tensor(op, "in", args.in, dtype_of<T>, elems);
         check_tensor(op, "out", args.out, dtype_of<T>, elems);
@@ -115,8 +114,7 @@ template <Kind kind> void run_forward(const char* op, const NormForwardArgs& giv
 
 template <Kind kind> void run_backward(const char* op, const NormBackwardArgs& args) {
     const QuantResult result(op, args.quant, args.dx, args.dout.dtype, args.N, args.C);
-    for_working_type(op, args.dout.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type(op, args.dout.dtype, [&]<typename T>(Tag<T>) {
         const int64_t elems = args.N * args.C;
         check_tensor(op, "dout", args.dout, dtype_of<T>, elems);
         check_tensor(op, "x", args.x, dtype_of<T>, elems);
@@ -153,13 +151,13 @@ template <typename T> void qk_forward_row(const QkNormForwardArgs& args, int64_t
 template <typename T> void qk_backward(const QkNormBackwardArgs& args) {
     using A = Acc<T>;
     const int64_t HS = args.HS, heads = args.NH + args.NKV, width = (heads + args.NKV) * HS;
-    const RowRuns runs(args.N);
+    const RowChunks chunks(args.N);
     A* partial = args.scratch.as<A>();
 #pragma omp parallel for schedule(static) if (args.N * width >= kParallelElems)
-    for (int64_t run = 0; run < runs.count; run++) {
-        A* dq_weight = partial + run * 2 * HS;
+    for (int64_t chunk = 0; chunk < chunks.count; chunk++) {
+        A* dq_weight = partial + chunk * 2 * HS;
         std::fill(dq_weight, dq_weight + 2 * HS, A(0));
-        for (int64_t n = run * runs.rows; n < std::min(args.N, (run + 1) * runs.rows); n++) {
+        for (int64_t n = chunk * chunks.rows; n < std::min(args.N, (chunk + 1) * chunks.rows); n++) {
             for (int64_t h = 0; h < heads; h++) {
                 T* dqkv = args.dqkv.as<T>() + n * width + h * HS;
                 const T* x = args.in.as<T>() + n * width + h * HS;
@@ -170,27 +168,20 @@ template <typename T> void qk_backward(const QkNormBackwardArgs& args) {
             }
         }
     }
-    add_partials_to_grad(args.dq_weight, partial, runs.count, 2 * HS, HS);
-    add_partials_to_grad(args.dk_weight, partial + HS, runs.count, 2 * HS, HS);
+    add_partials_to_grad(args.dq_weight, partial, chunks.count, 2 * HS, HS);
+    add_partials_to_grad(args.dk_weight, partial + HS, chunks.count, 2 * HS, HS);
 }
 
 }  // namespace
 
-void layernorm_forward(Ctx&, const NormForwardArgs& args) {
-    run_forward<Kind::kLayer>("layernorm_forward", args);
-}
+void layernorm_forward(Ctx&, const NormForwardArgs& args) { run_forward<Kind::kLayer>("layernorm_forward", args); }
 void rmsnorm_forward(Ctx&, const NormForwardArgs& args) { run_forward<Kind::kRms>("rmsnorm_forward", args); }
-void layernorm_backward(Ctx&, const NormBackwardArgs& args) {
-    run_backward<Kind::kLayer>("layernorm_backward", args);
-}
-void rmsnorm_backward(Ctx&, const NormBackwardArgs& args) {
-    run_backward<Kind::kRms>("rmsnorm_backward", args);
-}
+void layernorm_backward(Ctx&, const NormBackwardArgs& args) { run_backward<Kind::kLayer>("layernorm_backward", args); }
+void rmsnorm_backward(Ctx&, const NormBackwardArgs& args) { run_backward<Kind::kRms>("rmsnorm_backward", args); }
 
 void qk_norm_forward(Ctx&, const QkNormForwardArgs& args) {
     const char* op = "qk_norm_forward";
-    for_working_type(op, args.in.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type(op, args.in.dtype, [&]<typename T>(Tag<T>) {
         const int64_t elems = args.N * (args.NH + 2 * args.NKV) * args.HS;
         check_tensor(op, "in", args.in, dtype_of<T>, elems);
         check_tensor(op, "out", args.out, dtype_of<T>, elems);
@@ -206,8 +197,7 @@ void qk_norm_backward(Ctx&, const QkNormBackwardArgs& args) {
     const char* op = "qk_norm_backward";
     const int64_t width = (args.NH + 2 * args.NKV) * args.HS, elems = args.N * width;
     const QuantResult result(op, args.quant, args.dqkv, args.in.dtype, args.N, width);
-    for_working_type(op, args.in.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type(op, args.in.dtype, [&]<typename T>(Tag<T>) {
         check_tensor(op, "in", args.in, dtype_of<T>, elems);
         check_tensor(op, "dqkv", args.dqkv, dtype_of<T>, elems);
         check_tensor(op, "rstd", args.rstd, stat_dtype<T>, args.N * (args.NH + args.NKV));

@@ -1,14 +1,14 @@
-// Quantisation of the CPU: FP8 copies with their scales, statistics and column sums, a tile of 128 x 128 at a time.
+// Quantization: FP8 results with their scales, statistics and column sums, one tile of 128 x 128 at a time. CPU.
 #include "llmc/cpu/quantize.h"
 
 namespace cpu {
 namespace {
 
-// A block of X, and where the same block of the transposed matrix lies.
+// A block of X and its position.
 struct Tile {
     const bf16* x;
     int64_t N, C;
-    int64_t row, column;     // of its first element
+    int64_t row, column;     // of the first element
     int64_t rows, columns;
     const bf16* line(int64_t n) const { return x + (row + n) * C + column; }
 };
@@ -25,19 +25,19 @@ void amaxes_of_columns(const Tile& tile, uint32_t* amaxes) {
     }
 }
 
-// Scales of a tile: one a row, or one a column.
+// Scales of a tile, one per row or one per column.
 struct TileScales {
-    bool of_columns = false;
+    bool per_column = false;
     float scale[kBlock];
 };
 
-// codes (rows x kBlock) of a tile.
+// codes (rows x kBlock) = the tile in FP8.
 template <Dtype format>
 void cast_tile(uint8_t* codes, const Tile& tile, const TileScales& scales, Tally* tally) {
     float same[kBlock];
     for (int64_t n = 0; n < tile.rows; n++) {
         std::fill(same, same + kBlock, scales.scale[n]);
-        const float* scale = scales.of_columns ? scales.scale : same;
+        const float* scale = scales.per_column ? scales.scale : same;
         cast_line<format>(codes + n * kBlock, tile.line(n), scale, tile.columns);
         if (tally) count_line<format>(*tally, codes + n * kBlock, tile.line(n), scale, tile.columns);
     }
@@ -56,8 +56,8 @@ void store_transposed(const Tensor& to, const Tile& tile, const uint8_t* codes) 
     }
 }
 
-// The scales of the rowwise copy of a tile, with their inverses written to its grids. A 128x128 block has the same
-// one in the transposed copy, so it goes into both.
+// Returns the scales of the rowwise result of a tile and writes their inverses to scale_inv. A 128x128 block has the
+// same scale in the transposed result, so both are written.
 TileScales row_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
     TileScales scales;
     if (quant.granularity == Granularity::kBlock1x128) {
@@ -67,10 +67,10 @@ TileScales row_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
         }
         return scales;
     }
-    const bool whole = quant.granularity == Granularity::kTensor;
-    const float scale = whole ? quant.slot->scale : block_scale(amax_of_tile(tile), format);
+    const bool per_tensor = quant.granularity == Granularity::kTensor;
+    const float scale = per_tensor ? quant.slot->scale : block_scale(amax_of_tile(tile), format);
     std::fill(scales.scale, scales.scale + kBlock, scale);
-    if (whole) return scales;
+    if (per_tensor) return scales;
     const int64_t i = tile.row / kBlock, j = tile.column / kBlock;
     if (quant.rowwise) quant.rowwise_scale_inv.as<float>()[i * block_row_stride(tile.C) + j] = 1 / scale;
     if (quant.transposed) quant.transposed_scale_inv.as<float>()[j * block_row_stride(tile.N) + i] = 1 / scale;
@@ -78,7 +78,7 @@ TileScales row_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
 }
 
 TileScales column_scales(const QuantOut& quant, const Tile& tile, Dtype format) {
-    TileScales scales{.of_columns = true, .scale = {}};
+    TileScales scales{.per_column = true, .scale = {}};
     uint32_t amaxes[kBlock];
     amaxes_of_columns(tile, amaxes);
     for (int64_t c = 0; c < tile.columns; c++) {
@@ -88,22 +88,23 @@ TileScales column_scales(const QuantOut& quant, const Tile& tile, Dtype format) 
     return scales;
 }
 
-// Both copies of a tile. Only 1x128 blocks make them different quantisations.
+// Quantizes a tile rowwise and transposed. The scales of the two differ only for 1x128 blocks.
 template <Dtype format> void quantize_tile(const QuantOut& quant, const Tile& tile, Tally* tally) {
     alignas(64) uint8_t codes[kBlock * kBlock];
-    const bool apart = quant.granularity == Granularity::kBlock1x128;
-    if (quant.rowwise || !apart) {
+    const bool differ = quant.granularity == Granularity::kBlock1x128;
+    if (quant.rowwise || !differ) {
         cast_tile<format>(codes, tile, row_scales(quant, tile, format), tally);
         if (quant.rowwise) store_rowwise(quant.rowwise, tile, codes);
-        if (quant.transposed && !apart) store_transposed(quant.transposed, tile, codes);
+        if (quant.transposed && !differ) store_transposed(quant.transposed, tile, codes);
     }
-    if (quant.transposed && apart) {
+    if (quant.transposed && differ) {
         cast_tile<format>(codes, tile, column_scales(quant, tile, format), quant.rowwise ? nullptr : tally);
         store_transposed(quant.transposed, tile, codes);
     }
 }
 
-void note_event(uint32_t* first, uint32_t event) {
+// *first = min(*first, event). Thread-safe.
+void lower_event(uint32_t* first, uint32_t event) {
     std::atomic_ref<uint32_t> earliest(*first);
     uint32_t before = earliest.load(std::memory_order_relaxed);
     while (before > event && !earliest.compare_exchange_weak(before, event, std::memory_order_relaxed)) {}
@@ -112,7 +113,7 @@ void note_event(uint32_t* first, uint32_t event) {
 void sum_columns(float* partial, const Tile& tile) {
     float* sum = partial + tile.row / kBlock * tile.C + tile.column;
     std::fill(sum, sum + tile.columns, 0.0f);
-    for (int64_t n = 0; n < tile.rows; n++) add_row_of(sum, tile.line(n), tile.columns);
+    for (int64_t n = 0; n < tile.rows; n++) add_row(sum, tile.line(n), tile.columns);
 }
 
 bool records(const QuantOut& quant) {
@@ -123,7 +124,7 @@ void do_tile(const QuantOut& quant, const Tile& tile) {
     if (records(quant) || quant.first_nonfinite) {
         const uint32_t amax = amax_of_tile(tile);
         if (records(quant)) raise_amax(&quant.slot->amax_bits, amax);
-        if (quant.first_nonfinite && amax >= kInfinityBits) note_event(quant.first_nonfinite, quant.event);
+        if (quant.first_nonfinite && amax >= kInfinityBits) lower_event(quant.first_nonfinite, quant.event);
     }
     if (quant.dbias) sum_columns(quant.dbias_scratch.as<float>(), tile);
     if (!quant.copies()) return;
@@ -135,26 +136,28 @@ void do_tile(const QuantOut& quant, const Tile& tile) {
     if (counted) add_counts(quant.counts, tile.rows * tile.columns, tally);
 }
 
-void check_copy(const char* op, const char* name, const QuantOut& quant, const Tensor& copy, const Tensor& grid,
-                int64_t R, int64_t K) {
-    CHECK(is_fp8(copy.dtype) && copy.elems == R * K, "%s: the %s copy is %s with %lld elements, expected FP8 with %lld",
-          op, name, dtype_name(copy.dtype), (long long)copy.elems, (long long)(R * K));
+void check_codes(const char* op, const char* name, const QuantOut& quant, const Tensor& codes,
+                const Tensor& scale_inv, int64_t R, int64_t K) {
+    CHECK(is_fp8(codes.dtype) && codes.elems == R * K, "%s: %s is %s with %lld elements, expected FP8 with %lld", op,
+          name, dtype_name(codes.dtype), (long long)codes.elems, (long long)(R * K));
     if (quant.granularity != Granularity::kTensor)
-        check_tensor(op, name, grid, Dtype::kFp32, scale_inv_elems(quant.granularity, R, K));
+        check_tensor(op, name, scale_inv, Dtype::kFp32, scale_inv_elems(quant.granularity, R, K));
 }
 
 }  // namespace
 
 void check_quant(const char* op, const QuantOut& quant, Dtype T, int64_t N, int64_t C) {
-    CHECK(T == Dtype::kBf16, "%s: FP8 copies of a result in %s, they are made of bf16", op, dtype_name(T));
+    CHECK(T == Dtype::kBf16, "%s: cannot quantize a result in %s, only bf16", op, dtype_name(T));
     CHECK((!quant.copies() || C % 16 == 0) && (!quant.transposed || N % 16 == 0),
-          "%s: FP8 copies of %lld x %lld, not multiples of 16", op, (long long)N, (long long)C);
-    if (quant.rowwise) check_copy(op, "rowwise", quant, quant.rowwise, quant.rowwise_scale_inv, N, C);
-    if (quant.transposed) check_copy(op, "transposed", quant, quant.transposed, quant.transposed_scale_inv, C, N);
+          "%s: cannot quantize %lld x %lld, not multiples of 16", op, (long long)N, (long long)C);
+    if (quant.rowwise) check_codes(op, "rowwise", quant, quant.rowwise, quant.rowwise_scale_inv, N, C);
+    if (quant.transposed)
+        check_codes(op, "transposed", quant, quant.transposed, quant.transposed_scale_inv, C, N);
     CHECK(!quant.rowwise || !quant.transposed || quant.rowwise.dtype == quant.transposed.dtype,
-          "%s: copies in %s and %s", op, dtype_name(quant.rowwise.dtype), dtype_name(quant.transposed.dtype));
-    const bool whole = quant.copies() && quant.granularity == Granularity::kTensor;
-    CHECK(quant.slot || (!whole && !records(quant)), "%s: no slot for the factor or the amax", op);
+          "%s: rowwise in %s, transposed in %s", op, dtype_name(quant.rowwise.dtype),
+          dtype_name(quant.transposed.dtype));
+    const bool needs_slot = records(quant) || (quant.copies() && quant.granularity == Granularity::kTensor);
+    CHECK(quant.slot || !needs_slot, "%s: no slot for the scale or the amax", op);
     if (!quant.dbias) return;
     check_grad<bf16>(op, "dbias", quant.dbias, C);
     check_at_least(op, "dbias_scratch", quant.dbias_scratch, Dtype::kFp32, quant_partial_rows(N) * C);
@@ -167,9 +170,9 @@ void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C) {
             quant.slot->scale = scale_of(quant.slot->amax_bits, fp8_largest(format));
         quant.slot->scale_inv = 1 / quant.slot->scale;
     }
-    if (quant.copies() && quant.granularity == Granularity::kBlock128x128)   // its columns beyond the last block
-        for (const Tensor& grid : {quant.rowwise_scale_inv, quant.transposed_scale_inv})
-            if (grid) std::fill_n(grid.as<float>(), grid.elems, 0.0f);
+    if (quant.copies() && quant.granularity == Granularity::kBlock128x128)   // sets the padding
+        for (const Tensor& all : {quant.rowwise_scale_inv, quant.transposed_scale_inv})
+            if (all) std::fill_n(all.as<float>(), all.elems, 0.0f);
     const int64_t tile_rows = (N + kBlock - 1) / kBlock, tile_columns = (C + kBlock - 1) / kBlock;
 #pragma omp parallel for schedule(static) if (N * C >= kParallelElems)
     for (int64_t i = 0; i < tile_rows * tile_columns; i++) {
@@ -188,7 +191,7 @@ void quantize(Ctx&, const QuantizeArgs& args) {
     if (args.state && args.state->skip) return;
     if (!wide) return apply_quant(args.quant, args.in.as<bf16>(), args.N, args.C);
     auto rounded = make_buffer<bf16>(args.in.elems);
-    for_pieces(args.in.elems, [&](int64_t begin, int64_t count) {
+    for_chunks(args.in.elems, [&](int64_t begin, int64_t count) {
         round_line(rounded.get() + begin, args.in.as<float>() + begin, count);
     });
     apply_quant(args.quant, rounded.get(), args.N, args.C);
@@ -197,7 +200,7 @@ void quantize(Ctx&, const QuantizeArgs& args) {
 void amax(Ctx&, const AmaxArgs& args) {
     const bool wide = args.in.dtype == Dtype::kFp32;
     check_tensor("amax", "in", args.in, wide ? Dtype::kFp32 : Dtype::kBf16, args.in.elems);
-    for_pieces(args.in.elems, [&](int64_t begin, int64_t count) {
+    for_chunks(args.in.elems, [&](int64_t begin, int64_t count) {
         raise_amax(&args.slot->amax_bits, wide ? rounded_amax_of_line(args.in.as<float>() + begin, count)
                                                : amax_of_line(args.in.as<bf16>() + begin, count));
     });

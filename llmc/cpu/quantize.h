@@ -1,16 +1,16 @@
-// What every producer of the CPU does with its QuantOut: its bf16 result is computed first, whole, and then quantised.
+// QuantOut on the CPU: an operation first computes its whole bf16 result, which is then quantized.
 #pragma once
 #include "llmc/cpu/cast_lines.h"
 #include "llmc/cpu/gemm_kernel.h"
 
 namespace cpu {
 
-// Throws unless `quant` can be done of an (N, C) result of type T.
+// Fails unless an (N, C) result of type T can be quantized by `quant`.
 void check_quant(const char* op, const QuantOut& quant, Dtype T, int64_t N, int64_t C);
-// Does all that `quant` asks for of x (N, C).
+// Executes `quant` for x (N, C).
 void apply_quant(const QuantOut& quant, const bf16* x, int64_t N, int64_t C);
 
-// The result of a producer: `out`, or memory of its own if that is absent and only the copies are wanted.
+// The bf16 result of an operation: `out`, or a buffer if `out` is absent.
 class QuantResult {
 public:
     QuantResult(const char* op, const QuantOut& quant, const Tensor& out, Dtype T, int64_t N, int64_t C)
@@ -24,7 +24,7 @@ public:
     void quantize() const {
         if (quant_) apply_quant(quant_, tensor_.as<bf16>(), N_, C_);
     }
-    // For what is promised to nobody once it has copies: NaN, so that no caller comes to rely on it.
+    // Fills a result that is unspecified after quantization with NaN, so that no caller relies on it.
     void corrupt() const {
         if (quant_.copies()) std::fill_n(tensor_.as<bf16>(), tensor_.elems, bf16::from_bits(0x7fff));
     }
@@ -33,7 +33,7 @@ private:
     const QuantOut& quant_;
     int64_t N_, C_;
     Tensor tensor_;
-    decltype(make_buffer<bf16>(0)) memory_;
+    Buffer<bf16> memory_;
 };
 
 }  // namespace cpu

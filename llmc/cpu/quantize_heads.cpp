@@ -1,17 +1,17 @@
-// E4M3 copies of packed projections for FP8 attention, on the CPU.
+// Quantization of packed QKV to E4M3 for FP8 attention. CPU.
 #include "llmc/cpu/cast_lines.h"
 
 namespace cpu {
 namespace {
 
-// Tokens of one head: `count` of them from `first` on, row_elems apart.
+// `count` tokens of one head from `first` on, row_elems apart.
 struct HeadTokens {
     bf16* first;
     int64_t row_elems, count, HS;
     bf16* row(int64_t t) const { return first + t * row_elems; }
 };
 
-// One block: its codes, its scale, and what it holds from now on. A block of values is transposed.
+// Quantizes one block and replaces it by the dequantized values. Blocks of V are transposed.
 void quantize_block(const HeadTokens& tokens, bool transposed, uint8_t* codes, float* scale_inv) {
     const int64_t HS = tokens.HS;
     uint32_t amax_bits = 0;
@@ -38,7 +38,7 @@ void quantize_heads(Ctx& ctx, const QuantizeHeadsArgs& args) {
     const int64_t heads = args.NH + 2 * args.NKV, blocks = head_blocks(args.T), HS = args.HS;
     check_tensor(op, "qkv", args.qkv, Dtype::kBf16, args.B * args.T * heads * HS);
     check_tensor(op, "bytes", args.heads.bytes, Dtype::kE4m3, args.B * heads * blocks * kHeadBlock * HS);
-    check_tensor(op, "factors", args.heads.scales, Dtype::kFp32, args.B * heads * blocks);
+    check_tensor(op, "scales", args.heads.scales, Dtype::kFp32, args.B * heads * blocks);
     if (args.cos_sin) {
         rope_forward(ctx, {.qkv = args.qkv, .cos_sin = args.cos_sin, .N = args.B * args.T, .T = args.T, .NH = args.NH,
                            .NKV = args.NKV, .HS = HS});

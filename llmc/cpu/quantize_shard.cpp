@@ -1,10 +1,10 @@
-// FP8 weights made by several ranks, each from a run of a matrix's elements. CPU.
+// Quantization of a weight matrix by several ranks, each of which has a shard range. CPU.
 #include "llmc/cpu/cast_lines.h"
 
 namespace cpu {
 namespace {
 
-void check_run(const char* op, const Tensor& in, int64_t begin, int64_t R, int64_t C) {
+void check_range(const char* op, const Tensor& in, int64_t begin, int64_t R, int64_t C) {
     check_tensor(op, "in", in, Dtype::kFp32, in.elems);
     CHECK(begin >= 0 && begin + in.elems <= R * C, "%s: elements [%lld, +%lld) of %lld x %lld", op, (long long)begin,
           (long long)in.elems, (long long)R, (long long)C);
@@ -12,13 +12,13 @@ void check_run(const char* op, const Tensor& in, int64_t begin, int64_t R, int64
 
 int64_t blocks_of(int64_t length) { return (length + kBlock - 1) / kBlock; }
 
-// The part of a run that lies in one row of one block.
+// The part of a shard range in one row of one block.
 struct Line {
-    int64_t block;      // number of the block, row by row
-    int64_t at, count;  // in the run
+    int64_t block;         // index of the block, row-major
+    int64_t begin, count;  // within the shard range
 };
 
-// Calls body(line) for all lines of the elements [begin, begin + elems) of a matrix of C columns.
+// Calls body(line) for all lines of the elements [begin, begin + elems) of a matrix with C columns.
 template <typename Body> void for_block_lines(int64_t begin, int64_t elems, int64_t C, Body&& body) {
     const int64_t end = begin + elems, first = begin / C, rows = (end + C - 1) / C - first;
 #pragma omp parallel for schedule(static) if (elems >= kParallelElems)
@@ -35,11 +35,11 @@ template <typename Body> void for_block_lines(int64_t begin, int64_t elems, int6
 
 template <Dtype format> void quantize_line(const QuantizeRunArgs& args, const Line& line) {
     bf16 x[kBlock];
-    round_line(x, args.in.as<float>() + line.at, line.count);
+    round_line(x, args.in.as<float>() + line.begin, line.count);
     float scale[kBlock];
     std::fill(scale, scale + kBlock,
               args.slot ? args.slot->scale : block_scale(args.block_amaxes[line.block], format));
-    uint8_t* codes = static_cast<uint8_t*>(args.out.data) + line.at;
+    uint8_t* codes = static_cast<uint8_t*>(args.out.data) + line.begin;
     cast_line<format>(codes, x, scale, line.count);
     if (!args.counts) return;
     Tally tally;
@@ -51,14 +51,14 @@ template <Dtype format> void quantize_line(const QuantizeRunArgs& args, const Li
 
 void block_amax(Ctx&, const BlockAmaxArgs& args) {
     if (args.in.elems == 0) return;
-    check_run("block_amax", args.in, args.begin, args.R, args.C);
+    check_range("block_amax", args.in, args.begin, args.R, args.C);
     for_block_lines(args.begin, args.in.elems, args.C, [&](const Line& line) {
-        raise_amax(&args.amaxes[line.block], rounded_amax_of_line(args.in.as<float>() + line.at, line.count));
+        raise_amax(&args.amaxes[line.block], rounded_amax_of_line(args.in.as<float>() + line.begin, line.count));
     });
 }
 
 void fp8_scales(Ctx&, const Fp8ScalesArgs& args) {
-    CHECK(is_fp8(args.format), "fp8_factors of %s", dtype_name(args.format));
+    CHECK(is_fp8(args.format), "fp8_scales of %s", dtype_name(args.format));
     if (args.state && args.state->skip) return;
     for (int64_t i = 0; i < args.count; i++) {
         Fp8Slot& slot = args.slots[i];
@@ -69,10 +69,10 @@ void fp8_scales(Ctx&, const Fp8ScalesArgs& args) {
 
 void quantize_run(Ctx&, const QuantizeRunArgs& args) {
     if (args.in.elems == 0) return;
-    check_run("quantize_run", args.in, args.begin, args.R, args.C);
+    check_range("quantize_run", args.in, args.begin, args.R, args.C);
     CHECK(is_fp8(args.out.dtype) && args.out.elems == args.in.elems, "quantize_run: out is %s with %lld elements",
           dtype_name(args.out.dtype), (long long)args.out.elems);
-    CHECK((args.slot != nullptr) != (args.block_amaxes != nullptr), "quantize_run: a slot or amaxes of blocks");
+    CHECK((args.slot != nullptr) != (args.block_amaxes != nullptr), "quantize_run: needs a slot or block_amaxes");
     for_block_lines(args.begin, args.in.elems, args.C, [&](const Line& line) {
         if (args.out.dtype == Dtype::kE4m3) quantize_line<Dtype::kE4m3>(args, line);
         else quantize_line<Dtype::kE5m2>(args, line);
@@ -80,11 +80,11 @@ void quantize_run(Ctx&, const QuantizeRunArgs& args) {
 }
 
 void block_scales(Ctx&, const BlockScalesArgs& args) {
-    const Granularity squares = Granularity::kBlock128x128;
+    constexpr Granularity kBlocks = Granularity::kBlock128x128;
     CHECK(is_fp8(args.format), "block_scales of %s", dtype_name(args.format));
-    check_tensor("block_scales", "scale_inv", args.scale_inv, Dtype::kFp32, scale_inv_elems(squares, args.R, args.C));
+    check_tensor("block_scales", "scale_inv", args.scale_inv, Dtype::kFp32, scale_inv_elems(kBlocks, args.R, args.C));
     check_tensor("block_scales", "transposed_scale_inv", args.transposed_scale_inv, Dtype::kFp32,
-                 scale_inv_elems(squares, args.C, args.R));
+                 scale_inv_elems(kBlocks, args.C, args.R));
     for (const Tensor& all : {args.scale_inv, args.transposed_scale_inv}) std::fill_n(all.as<float>(), all.elems, 0.0f);
     const int64_t columns = blocks_of(args.C);
     for (int64_t i = 0; i < blocks_of(args.R); i++)

@@ -1,4 +1,4 @@
-// Sums over whole tensors in fp64, and the guard of the step. CPU.
+// Sums over whole tensors in fp64, and step_guard. CPU.
 #include "llmc/cpu/sums.h"
 #include "llmc/ops/adam_math.h"
 
@@ -7,9 +7,8 @@ namespace cpu {
 void sum_losses(Ctx&, const SumLossesArgs& args) {
     check_at_least("sum_losses", "scratch", args.scratch, Dtype::kFp64, kPartialSums);
     check_tensor("sum_losses", "losses", args.losses, args.losses.dtype, args.N);
-    for_working_type("sum_losses", args.losses.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        add_in_pieces(args.sum, args.scratch.as<double>(), args.N, [&](int64_t begin, int64_t count) {
+    for_working_type("sum_losses", args.losses.dtype, [&]<typename T>(Tag<T>) {
+        add_in_chunks(args.sum, args.scratch.as<double>(), args.N, [&](int64_t begin, int64_t count) {
             const T* losses = args.losses.as<T>() + begin;
             return sum_terms(count, [&](int64_t i) { return static_cast<double>(widen(losses[i])); });
         });
@@ -18,9 +17,8 @@ void sum_losses(Ctx&, const SumLossesArgs& args) {
 
 void sum_squares(Ctx&, const SumSquaresArgs& args) {
     check_at_least("sum_squares", "scratch", args.scratch, Dtype::kFp64, kPartialSums);
-    for_working_type("sum_squares", args.in.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        add_in_pieces(args.sum, args.scratch.as<double>(), args.in.elems, [&](int64_t begin, int64_t count) {
+    for_working_type("sum_squares", args.in.dtype, [&]<typename T>(Tag<T>) {
+        add_in_chunks(args.sum, args.scratch.as<double>(), args.in.elems, [&](int64_t begin, int64_t count) {
             const T* in = args.in.as<T>() + begin;
             return sum_terms(count, [&](int64_t i) {
                 const double x = static_cast<double>(widen(in[i]));

@@ -1,10 +1,10 @@
-// Rotary position embedding of the CPU, in place.
+// Rotary position embedding in place. CPU.
 #include "llmc/cpu/quantize.h"
 
 namespace cpu {
 namespace {
 
-// direction 1 rotates forward, -1 back.
+// direction: 1 for the forward pass, -1 for the backward pass.
 template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
     using A = Acc<T>;
     const int64_t half = args.HS / 2, heads = args.NH + args.NKV, width = (heads + args.NKV) * args.HS;
@@ -28,8 +28,7 @@ void run(const char* op, const RopeArgs& args, int direction) {
     CHECK(args.HS % 2 == 0, "%s: head size %lld is odd", op, (long long)args.HS);
     const int64_t width = (args.NH + 2 * args.NKV) * args.HS;
     const QuantResult result(op, args.quant, args.qkv, args.qkv.dtype, args.N, width);
-    for_working_type(op, args.qkv.dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+    for_working_type(op, args.qkv.dtype, [&]<typename T>(Tag<T>) {
         check_tensor(op, "qkv", args.qkv, dtype_of<T>, args.N * width);
         check_at_least(op, "cos_sin", args.cos_sin, stat_dtype<T>, std::min(args.T, args.N) * args.HS);
         rotate<T>(args, Acc<T>(direction));

@@ -1,6 +1,5 @@
-// Vectors of the CPU device: AVX2 registers behind one name for float and double, so that every operation is
-// written once. The width is part of the arithmetic (sums run in lanes), hence fixed: nothing depends on the
-// machine.
+// AVX2 vectors with one interface for float and double, so that every operation is written once. The width is fixed,
+// because sums accumulate per lane: results do not depend on the machine.
 #pragma once
 #if !defined(__AVX2__) || !defined(__FMA__)
 #error "the CPU device is compiled with -march=x86-64-v3"
@@ -38,14 +37,14 @@ inline Vec<float> operator-(Vec<float> a, Vec<float> b) { return _mm256_sub_ps(a
 inline Vec<float> operator*(Vec<float> a, Vec<float> b) { return _mm256_mul_ps(a.v, b.v); }
 inline Vec<float> operator/(Vec<float> a, Vec<float> b) { return _mm256_div_ps(a.v, b.v); }
 inline Vec<float> fma(Vec<float> a, Vec<float> b, Vec<float> c) { return _mm256_fmadd_ps(a.v, b.v, c.v); }
-// a where it is larger, else b: a NaN in b comes through, one in a does not.
+// Returns a where it is larger, else b: a NaN in b is kept, one in a is not.
 inline Vec<float> max(Vec<float> a, Vec<float> b) { return _mm256_max_ps(a.v, b.v); }
 inline Vec<float> min(Vec<float> a, Vec<float> b) { return _mm256_min_ps(a.v, b.v); }
 inline Vec<float> round_nearest(Vec<float> a) {
     return _mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 inline Vec<float> abs(Vec<float> a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v); }
-// negative where `sign` has its sign bit set, else positive.
+// Returns `negative` where the sign bit of `sign` is set, else `positive`.
 inline Vec<float> select_by_sign(Vec<float> sign, Vec<float> negative, Vec<float> positive) {
     return _mm256_blendv_ps(positive.v, negative.v, sign.v);
 }
@@ -74,7 +73,7 @@ inline Vec<float> load(const bf16* p) {
 }
 inline void store(float* p, Vec<float> a) { _mm256_storeu_ps(p, a.v); }
 inline void store(double* p, Vec<double> a) { _mm256_storeu_pd(p, a.v); }
-// The rounding of struct bf16, eight at a time.
+// Rounds like struct bf16.
 inline void store(bf16* p, Vec<float> a) {
     __m256i bits = _mm256_castps_si256(a.v);
     __m256i upper = _mm256_srli_epi32(bits, 16);
@@ -87,15 +86,15 @@ inline void store(bf16* p, Vec<float> a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(low, high));
 }
 
-// A compile-time full width, or the number of elements left at the end of a row.
+// The width of a vector as a compile-time constant.
 template <typename Acc> using Full = std::integral_constant<int, Vec<Acc>::kWidth>;
 
-// The accumulation type of a storage type, which is also the type of its "stat" tensors.
+// The accumulation type of a storage type, also used for "stat" tensors (ops.h).
 template <typename T> struct AccOf { using type = float; };
 template <> struct AccOf<double> { using type = double; };
 template <typename T> using Acc = typename AccOf<T>::type;
 
-// count elements, the other lanes 0.
+// Loads or stores `count` elements: Full, or fewer at the end of a row. The other lanes are loaded as 0.
 template <typename T, typename Count> inline Vec<Acc<T>> load(const T* p, Count count) {
     if constexpr (std::is_same_v<Count, Full<Acc<T>>>) {
         return load(p);
@@ -115,7 +114,7 @@ template <typename T, typename Count> inline void store(T* p, Vec<Acc<T>> a, Cou
     }
 }
 
-// Calls body(i, count) over [0, n) in steps of a vector; count is Full<A> but for a shorter last step.
+// Calls body(i, count) over [0, n) in steps of a vector; count is Full<A> except for a shorter last step.
 template <typename A, typename Body> inline void for_lanes(int64_t n, Body&& body) {
     constexpr int64_t width = Vec<A>::kWidth;
     int64_t i = 0;
@@ -123,7 +122,7 @@ template <typename A, typename Body> inline void for_lanes(int64_t n, Body&& bod
     if (i < n) body(i, static_cast<int>(n - i));
 }
 
-// Lanes in a fixed tree: (0+4)+(2+6) and so on.
+// Adds the lanes in a fixed order: (0+4)+(2+6) and so on.
 inline float sum_lanes(Vec<float> a) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
@@ -141,7 +140,7 @@ template <typename A> inline A max_lanes(Vec<A> a) {
     return largest;
 }
 
-// One value in its accumulation type.
+// Converts a value to its accumulation type.
 template <typename T> inline Acc<T> widen(T value) { return static_cast<Acc<T>>(value); }
 
 }  // namespace cpu

@@ -1,5 +1,4 @@
-// The streams of the CPU: everything is done when a call returns. Tests put tests/support/deferred_stream.cpp in the
-// place of this file.
+// Streams of the CPU: every call is synchronous. Tests replace this file with tests/support/deferred_stream.cpp.
 #include <chrono>
 #include <cstring>
 
@@ -8,7 +7,7 @@
 
 namespace cpu {
 namespace {
-// struct Event is opaque and differs from device to device, so this one lives behind a cast.
+// struct Event is opaque and differs between devices, hence the cast.
 using Time = std::chrono::steady_clock::time_point;
 Time& of(Event* event) { return *reinterpret_cast<Time*>(event); }
 }  // namespace

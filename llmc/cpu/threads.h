@@ -1,4 +1,4 @@
-// Threads of the CPU operations. A build without OpenMP (the thread sanitizer's) runs them on one.
+// Threads of the CPU operations. A build without OpenMP (for the thread sanitizer) uses one.
 #pragma once
 #ifdef _OPENMP
 #include <omp.h>

@@ -9,8 +9,8 @@
 
 namespace {
 
-constexpr int64_t kMaxPeriod = 1 << 20;   // 5 MiB of table; enough for six decimal places
-constexpr size_t kMaxSources = 256;       // a byte in the table
+constexpr int64_t kMaxPeriod = 1 << 20;   // a table of 5 MiB; enough for six decimal places
+constexpr size_t kMaxSources = 256;       // fits into a byte of the table
 static_assert(kMaxPeriod <= std::numeric_limits<int32_t>::max());
 
 bool is_number(const std::string& word) {
@@ -22,7 +22,7 @@ bool is_number(const std::string& word) {
     return end == word.data() + word.size() && error != std::errc::invalid_argument;
 }
 
-// digits * 10^exponent; digits do not end in a zero.
+// digits * 10^exponent; digits has no trailing zeros.
 struct Decimal {
     int64_t digits = 0;
     int64_t exponent = 0;
@@ -52,7 +52,7 @@ bool parse_decimal(const std::string& word, Decimal* out) {
     return true;
 }
 
-// Converts the weights to integers of equal proportions without a common divisor; false if they would be too large.
+// Converts the weights to integers of the same ratio without a common divisor; returns false if they get too large.
 bool make_parts(const std::vector<Decimal>& weights, std::vector<int64_t>* parts) {
     int64_t lowest = weights[0].exponent, divisor = 0;
     for (const Decimal& weight : weights) lowest = std::min(lowest, weight.exponent);
@@ -69,7 +69,7 @@ bool make_parts(const std::vector<Decimal>& weights, std::vector<int64_t>* parts
     return true;
 }
 
-// Computes the parts of several sources. Returns "" or what is wrong with their weights.
+// Computes the parts of all sources. Returns "" or what is wrong with the weights.
 std::string weigh(std::vector<DataSource>& sources) {
     std::vector<Decimal> weights;
     std::string list;
@@ -117,8 +117,7 @@ DataWords parse_data_words(const std::vector<std::string>& words) {
 }
 
 // Tijdeman's algorithm: among the sources that are owed at least 1 / (2 K - 2) of a sample, chooses the one that would
-// be the first to be owed 1 - 1 / (2 K - 2). owed[k] = parts[k] n - period count[k] is an integer, so everything is
-// exact.
+// first be owed 1 - 1 / (2 K - 2). owed[k] = parts[k] n - period count[k] is an integer, so everything is exact.
 BlendOrder::BlendOrder(const std::vector<int64_t>& parts) : parts_(parts) {
     const int64_t period = std::accumulate(parts.begin(), parts.end(), int64_t{0});
     CHECK(!parts.empty() && parts.size() <= kMaxSources && *std::min_element(parts.begin(), parts.end()) >= 1
@@ -132,7 +131,7 @@ BlendOrder::BlendOrder(const std::vector<int64_t>& parts) : parts_(parts) {
         for (size_t k = 0; k < parts.size(); k++) {
             owed[k] += parts[k];
             if (d * owed[k] < period) continue;
-            const int64_t left = (d - 1) * period - d * owed[k];   // over d parts[k]: samples until the debt is there
+            const int64_t left = (d - 1) * period - d * owed[k];   // / (d parts[k]): samples until then
             if (chosen == parts.size() || left * parts[chosen] < chosen_left * parts[k]) {
                 chosen = k;
                 chosen_left = left;

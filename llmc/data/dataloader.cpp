@@ -18,7 +18,8 @@
 
 namespace {
 
-// The file name without its folder. A name may have any bytes and JSON is UTF-8, so bytes above ASCII become %XX.
+// Returns the file name without its directory. JSON is UTF-8 but a name may have any bytes, so those above ASCII become
+// %XX.
 std::string printable_name(const std::string& path) {
     std::string name;
     for (char c : path.substr(path.find_last_of('/') + 1))
@@ -31,7 +32,7 @@ std::string hex64(uint64_t value) {
     return strf("%016llx", (unsigned long long)value);
 }
 
-// Round function of the Feistel network: pseudo-random bits of (key, epoch, round, half).
+// Round function of the Feistel network.
 uint64_t feistel_round(uint64_t key, uint64_t epoch, int round, uint64_t half, uint64_t mask) {
     Philox4 random = philox(key, half | static_cast<uint64_t>(round) << 32, epoch);
     return random.word[0] & mask;
@@ -48,10 +49,9 @@ void check_config(const DataConfig& config) {
             "--token-dtype '%s', must be uint16 or uint32", dtype.c_str());
 }
 
-// The token that separates the documents of a shard, from its sidecar (.meta.json).
+// Reads the token that separates documents from the sidecar of a shard (.meta.json).
 int32_t read_separator(const std::string& shard, int64_t vocab_size) {
-    const std::string stem = shard.ends_with(".bin") ? shard.substr(0, shard.size() - 4) : shard;
-    const std::string sidecar = stem + ".meta.json";
+    const std::string sidecar = shard_stem(shard) + ".meta.json";
     auto refuse = [&](const std::string& why) {
         FAIL(kExitBadInput,
              "--reset-attention-mask: data shard '%s' does not name the token that separates documents: '%s' %s "
@@ -70,12 +70,12 @@ int32_t read_separator(const std::string& shard, int64_t vocab_size) {
     return id.get<int32_t>();
 }
 
-// What the fingerprint contains instead of shards. Another version draws other tokens.
+// The fingerprint of synthetic data. Other versions draw other tokens.
 constexpr int kSyntheticVersion = 1;
 
-// Token number `position` of a synthetic sample. Token k has probability of about 1 / (k + 1), as words have in text:
-// uniform tokens would give the backward pass of the embedding no long runs of equal rows. The octave of k + 1 is
-// uniform, and so is k within it; tokens beyond the vocabulary wrap around.
+// Converts a random number to a token. Token k has a probability of about 1 / (k + 1), as words in text, so that the
+// embedding's backward pass adds up many equal rows. The octave of k + 1 is uniform, and so is k within it; tokens
+// beyond the vocabulary wrap around.
 int32_t synthetic_token(uint32_t random, int64_t vocab_size) {
     const uint64_t octaves = std::bit_width(static_cast<uint64_t>(vocab_size));
     const uint64_t scaled = random * octaves;
@@ -84,7 +84,7 @@ int32_t synthetic_token(uint32_t random, int64_t vocab_size) {
     return static_cast<int32_t>((low + offset - 1) % static_cast<uint64_t>(vocab_size));
 }
 
-// Tokens 0..seq_length of a sample; the last one is a target only.
+// Draws tokens 0..seq_length of a sample; the last one is only a target.
 void draw_sample(const DataConfig& config, int64_t sample, int32_t* inputs, int32_t* targets) {
     const uint64_t key = rng_key(config.seed, "synthetic data");
     for (int64_t t = 0; t <= config.seq_length; t += 4) {
@@ -120,7 +120,7 @@ std::string describe_misplaced(const std::vector<SavedShard>& saved, const std::
     return strf("data shard '%s' (number %zu) is %s since the checkpoint", now[i].path.c_str(), i, how);
 }
 
-// Compares versions of synthetic data; 0 means shards.
+// Explains a difference in versions of synthetic data; 0 means shards.
 std::string describe_synthetic(int was, int now) {
     if (was > 0 && now > 0) return strf("the checkpoint's synthetic tokens are of version %d, this executable draws "
                                         "version %d", was, now);
@@ -128,7 +128,7 @@ std::string describe_synthetic(int was, int now) {
                    : "the checkpoint's data is shards, this run has synthetic data (--synthetic-data)";
 }
 
-// Weights as a checkpoint stores them: part and number of shards of each source, null without weights.
+// Weights as stored in a checkpoint: parts and number of shards of each source; null without weights.
 nlohmann::json blend_json(const std::vector<SourceInfo>& sources) {
     nlohmann::json rows;
     if (sources.size() > 1)
@@ -155,7 +155,7 @@ std::string join_names(const std::vector<std::string>& globs) {
 struct DataLoader::Impl {
     DataConfig config;
     std::vector<SourceInfo> sources;
-    std::vector<int64_t> first_of_source{0};   // (sources + 1): prefix sums of their samples
+    std::vector<int64_t> first_of_source{0};   // (sources + 1): prefix sums of samples
     BlendOrder order{std::vector<int64_t>{1}};
     std::vector<Shard> shards;
     std::vector<std::optional<LossMask>> masks;   // of the shards
@@ -170,8 +170,8 @@ struct DataLoader::Impl {
         int64_t token;
     };
 
-    // Where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is
-    // the first input of the next, so every token but a shard's first is predicted once an epoch.
+    // Finds where a sample starts. Samples of a shard start at multiples of seq_length: the last target of one is the
+    // first input of the next, so every token but a shard's first is a target once per epoch.
     Location locate(int64_t sample) const {
         const BlendOrder::Place place = order.at(sample);
         const size_t source = static_cast<size_t>(place.source);
@@ -191,12 +191,12 @@ struct DataLoader::Impl {
         if (info.masked) info.fingerprint = rng_key(info.fingerprint ^ masks.back()->fingerprint(), "loss mask");
     }
 
-    // Gives sources of equal size different orders.
+    // Sources of equal size must have different orders.
     uint64_t seed_of(int64_t source) const {
         return source == 0 ? config.seed : rng_key(config.seed, "source " + std::to_string(source));
     }
 
-    // Fills in the sources, except for their samples, and returns the paths of all shards.
+    // Sets sources, except for their samples, and returns the paths of all shards.
     std::vector<std::string> find_shards() {
         const DataWords words = parse_data_words(config.globs);
         REQUIRE(words.error.empty(), "data: %s", words.error.c_str());
@@ -259,7 +259,7 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
     }
     impl_->count_samples();
     if (config.check_ids) check_token_ids(impl_->shards, config.vocab_size);
-    // From here on prefetch() requests pages; the kernel's own read-ahead only helps reads in shard order.
+    // prefetch() requests the pages; the kernel's read-ahead helps only if shards are read in order.
     for (const Shard& shard : impl_->shards)
         shard.advise(0, shard.info.tokens, config.shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
 }
@@ -403,9 +403,9 @@ void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separat
     }
 }
 
-// A balanced Feistel network over the next even number of bits, walked along its cycle until it falls below
-// n: a network is a bijection whatever its round function, and walking restricts a bijection to a subset. The
-// domain is less than 4 n, so below 4 walks are expected.
+// A balanced Feistel network over the next even number of bits, applied until the result is below n (cycle walking).
+// The network is a bijection for any round function, and cycle walking restricts it to [0, n). The domain is smaller
+// than 4 n, so fewer than 4 iterations are expected.
 int64_t permuted_index(int64_t index, int64_t n, uint64_t seed, int64_t epoch) {
     constexpr int kRounds = 8;
     CHECK(n >= 1 && index >= 0 && index < n && epoch >= 0, "index %lld of %lld, epoch %lld", (long long)index,
@@ -427,7 +427,7 @@ int64_t permuted_index(int64_t index, int64_t n, uint64_t seed, int64_t epoch) {
     return static_cast<int64_t>(x);
 }
 
-// Counting sort: stable, and its cost does not depend on how often a token repeats.
+// Counting sort: stable, and its cost does not depend on the tokens.
 void sort_rows_by_token(const int32_t* tokens, int64_t n, int64_t vocab_size, int32_t* order,
                         std::vector<int64_t>& scratch) {
     CHECK(n >= 0 && n <= std::numeric_limits<int32_t>::max() && vocab_size >= 1, "%lld rows, vocabulary %lld",
@@ -435,7 +435,7 @@ void sort_rows_by_token(const int32_t* tokens, int64_t n, int64_t vocab_size, in
     auto bucket = [&](int32_t token) {
         return static_cast<size_t>(token >= 0 && token < vocab_size ? token : vocab_size);
     };
-    // scratch[b + 1] counts bucket b; after the sums scratch[b] is where bucket b's next row goes.
+    // scratch[b + 1] counts bucket b; after the prefix sums scratch[b] is the position of the next row of bucket b.
     scratch.assign(static_cast<size_t>(vocab_size) + 2, 0);
     for (int64_t i = 0; i < n; i++)
         scratch[bucket(tokens[i]) + 1]++;

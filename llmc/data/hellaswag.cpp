@@ -20,13 +20,13 @@ int32_t header_word(const std::string& bytes, int64_t index) {
     return value;
 }
 
-// Reads the words of a file in order; errors name the byte of a value.
+// Reads the words of a file in order. Errors name the byte offset of the value.
 template <typename Word>
 class Words {
 public:
     Words(const std::string& path, const std::string& bytes) : path_(path), bytes_(bytes) {}
 
-    int64_t place() const { return at_; }
+    int64_t offset() const { return at_; }
     bool at_end() const { return at_ == static_cast<int64_t>(bytes_.size()); }
     int64_t next(const char* what) {
         constexpr int64_t size = sizeof(Word);
@@ -38,7 +38,7 @@ public:
         at_ += size;
         return static_cast<int64_t>(value);
     }
-    // The same, which must lie in [low, high].
+    // Reads a word that must be in [low, high].
     int64_t next(const char* what, int64_t low, int64_t high) {
         const int64_t begin = at_, value = next(what);
         REQUIRE(value >= low && value <= high, "HellaSwag file '%s': byte %lld: %s is %lld, must be %s%lld",
@@ -89,11 +89,11 @@ void Hellaswag::parse(const std::string& path, const std::string& bytes, int64_t
         return begin;
     };
     for (int64_t i = 0; i < count; i++) {
-        const int64_t begin = words.place();
+        const int64_t begin = words.offset();
         words.next("the start of an example", kLargest, kLargest);
         const int64_t size = words.next("the example's bytes", 1, longest_bytes), end = begin + size;
         words.next("the example's number", i, i);
-        const int64_t label_at = words.place(), label = words.next("the label");
+        const int64_t label_at = words.offset(), label = words.next("the label");
         const int64_t completions = words.next("the number of completions", 2, kMaxCompletions);
         REQUIRE(label < completions, "HellaSwag file '%s': byte %lld: label %lld of %lld completions", name,
                 ll(label_at), ll(label), ll(completions));
@@ -107,8 +107,8 @@ void Hellaswag::parse(const std::string& path, const std::string& bytes, int64_t
                     "HellaSwag file '%s': example %lld has a context of %lld tokens and a completion of %lld, which do "
                     "not fit into --seq-length %lld", name, ll(i), ll(n), ll(m), ll(seq_length_));
         }
-        REQUIRE(words.place() == end, "HellaSwag file '%s': byte %lld: example %lld ends here, by its size of %lld "
-                "bytes at %lld", name, ll(words.place()), ll(i), ll(size), ll(end));
+        REQUIRE(words.offset() == end, "HellaSwag file '%s': byte %lld: example %lld ends here, by its size of %lld "
+                "bytes at %lld", name, ll(words.offset()), ll(i), ll(size), ll(end));
         if (i < kept) {
             examples_.push_back({first_row, completions, label});
             continue;
@@ -117,7 +117,7 @@ void Hellaswag::parse(const std::string& path, const std::string& bytes, int64_t
         tokens_.resize(tokens_before);
     }
     REQUIRE(words.at_end(), "HellaSwag file '%s': byte %lld: the header says %lld examples, and more follows", name,
-            ll(words.place()), ll(count));
+            ll(words.offset()), ll(count));
     for (const Row& row : rows_) longest_ = std::max(longest_, row.context_tokens + row.completion_tokens - 1);
 }
 
@@ -127,7 +127,7 @@ int64_t Hellaswag::read(int64_t row, int64_t T, int32_t* inputs, int32_t* target
     std::fill(inputs, inputs + T, 0);
     std::fill(targets, targets + T, kIgnoreIndex);
     std::copy_n(tokens_.begin() + r.context, r.context_tokens, inputs);
-    // The last token is only a target, not an input.
+    // The last token is only a target.
     std::copy_n(tokens_.begin() + r.completion, r.completion_tokens - 1, inputs + r.context_tokens);
     std::copy_n(tokens_.begin() + r.completion, r.completion_tokens, targets + r.context_tokens - 1);
     return r.completion_tokens;

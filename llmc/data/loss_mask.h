@@ -1,6 +1,6 @@
-// Loss masks: which tokens of a shard count as targets. Beside shard NAME.bin, NAME.mask has 32 bytes of header {magic
-// "LOSSMASK", uint64 version 1, uint64 tokens, uint64 tokens that count} and then a bit a token, the first in the
-// lowest bit of the first byte; 1 counts. Every error is an Error with exit code 2.
+// Loss masks: which tokens of a shard count as targets. NAME.mask next to the shard NAME.bin has a header of 32 bytes
+// {magic "LOSSMASK", uint64 version 1, uint64 tokens, uint64 tokens that count} and one bit per token, lowest bit
+// first; 1 means that it counts. Errors have exit code 2.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -10,8 +10,8 @@
 
 class LossMask {
 public:
-    // The mask of a shard with this many tokens; none if there is no such file. A sidecar that speaks of a mask and a
-    // file that is not there are an error: the run would learn from what was meant to be left out.
+    // Returns the mask of a shard with `tokens` tokens, if it has one. If the file is missing although the sidecar
+    // names a mask, that is an error: the run would train on tokens that were to be excluded.
     static std::optional<LossMask> of_shard(const std::string& shard, int64_t tokens);
 
     bool counts(int64_t token) const { return bits_[token / 8] >> (token % 8) & 1; }

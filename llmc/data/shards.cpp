@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "llmc/base/check.h"
+#include "llmc/base/files.h"
 
 static_assert(std::endian::native == std::endian::little,
               "shards are little-endian and read without swapping");
@@ -27,11 +28,11 @@ namespace {
 
 constexpr uint32_t kMagicV1 = 20240520, kMagicV7 = 20240801;
 constexpr int64_t kLlmcHeaderBytes = 256 * 4;
-constexpr char kMegatronMagic[] = "MMIDIDX\0";  // 9 bytes with the literal's own zero
+constexpr char kMegatronMagic[] = "MMIDIDX\0";  // 9 bytes with the terminating zero
 constexpr int64_t kMegatronMagicBytes = sizeof(kMegatronMagic);
 constexpr int64_t kMegatronHeaderBytes = kMegatronMagicBytes + 8 + 1 + 8 + 8;
 
-// Magic numbers of other files, which would otherwise pass for headerless tokens.
+// Magic numbers of other formats, which could be mistaken for headerless tokens.
 struct ForeignMagic {
     const char* bytes;
     size_t length;
@@ -49,31 +50,9 @@ constexpr ForeignMagic kForeign[] = {
     {"\x28\xb5\x2f\xfd", 4, "a zstd file"},
 };
 
-template <typename T>
-T load(const uint8_t* bytes) {
-    T value;
-    std::memcpy(&value, bytes, sizeof(T));
-    return value;
-}
-
-bool ends_with(const std::string& text, const char* suffix) {
-    size_t n = std::strlen(suffix);
-    return text.size() >= n && text.compare(text.size() - n, n, suffix) == 0;
-}
-
-bool is_file(const std::string& path) {
-    struct stat status;
-    return stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
-}
-
-// "a.bin" -> "a.idx"; "" where the name does not end in .bin.
-std::string index_path_of(const std::string& path) {
-    return ends_with(path, ".bin") ? path.substr(0, path.size() - 4) + ".idx" : "";
-}
-
-// Files of a shard that a pattern like dir/* matches as well.
+// Other files of a shard, which a pattern like dir/* matches as well.
 bool is_companion(const std::string& path) {
-    return ends_with(path, ".idx") || ends_with(path, ".mask") || ends_with(path, ".meta.json");
+    return path.ends_with(".idx") || path.ends_with(".mask") || path.ends_with(".meta.json");
 }
 
 const char* megatron_dtype_name(int code) {
@@ -82,7 +61,7 @@ const char* megatron_dtype_name(int code) {
     return code >= 1 && code <= 8 ? kNames[code] : "unknown";
 }
 
-// Largest of n ids. The inner loop has a fixed length so that the compiler vectorises it at -O2.
+// Returns the largest of n ids. The inner loop has a fixed length so that the compiler vectorises it at -O2.
 template <typename T>
 uint32_t max_id(const uint8_t* bytes, int64_t n) {
     constexpr int64_t kBlock = 1024;
@@ -99,8 +78,8 @@ uint32_t max_id(const uint8_t* bytes, int64_t n) {
     return result;
 }
 
-// Checks the fixed part of a Megatron index, and that its tables fill the rest of the file exactly. Returns
-// the number of sequences.
+// Checks the header of a Megatron index, and that its tables fill the rest of the file. Returns the number of
+// sequences.
 uint64_t check_megatron_header(const MappedFile& index, const char* name, int* token_bytes) {
     const uint8_t* p = index.data();
     const int64_t bytes = index.bytes();
@@ -122,7 +101,7 @@ uint64_t check_megatron_header(const MappedFile& index, const char* name, int* t
     *token_bytes = code == 8 ? 2 : 4;
     uint64_t sequences = load<uint64_t>(p + 18), documents = load<uint64_t>(p + 26);
     uint64_t body = static_cast<uint64_t>(bytes - kMegatronHeaderBytes);
-    // Divides before multiplying: the counts come from the file, and their product may overflow.
+    // Divides instead of multiplying, because a product with counts from the file may overflow.
     bool fits = sequences <= body / 12 && documents <= (body - sequences * 12) / 8;
     REQUIRE(
         fits,
@@ -175,9 +154,9 @@ void MappedFile::advise(int64_t first, int64_t count, int advice) const {
 Shard::Shard(const std::string& path, const std::string& token_dtype) : file_(path) {
     info.path = path;
     REQUIRE(file_.bytes() > 0, "data shard '%s': the file is empty", path.c_str());
-    std::string index_path = index_path_of(path);
     uint32_t magic = file_.bytes() >= 4 ? load<uint32_t>(file_.data()) : 0;
-    if (!index_path.empty() && is_file(index_path)) {
+    const std::string index_path = shard_stem(path) + ".idx";
+    if (path.ends_with(".bin") && is_regular_file(index_path)) {
         parse_megatron_index(index_path);
     } else if (magic == kMagicV1 || magic == kMagicV7) {
         parse_llmc_header();
@@ -199,7 +178,7 @@ void Shard::parse_llmc_header() {
     uint32_t version = load<uint32_t>(file_.data() + 4), expected = wide ? 7 : 1;
     REQUIRE(version == expected, "data shard '%s': byte 4: version %u, expected %u after magic %u", path,
             version, expected, load<uint32_t>(file_.data()));
-    // The count is an int32 to llm.c; read unsigned, the size of the file decides whether it can be true.
+    // llm.c writes the count as int32. It is read as unsigned and checked against the file size.
     info.tokens = load<uint32_t>(file_.data() + 8);
     int64_t expected_bytes = kLlmcHeaderBytes + info.tokens * info.token_bytes;
     REQUIRE(file_.bytes() >= expected_bytes,
@@ -218,7 +197,7 @@ void Shard::parse_megatron_index(const std::string& index_path) {
     const uint64_t sequences = check_megatron_header(index, name, &info.token_bytes);
     info.format = ShardFormat::kMegatron;
     const int64_t lengths = kMegatronHeaderBytes, pointers = lengths + 4 * static_cast<int64_t>(sequences);
-    int64_t position = 0;  // cannot overflow: it is held against the file's size after every sequence
+    int64_t position = 0;  // cannot overflow: it is compared with the file size after every sequence
     for (int64_t s = 0; s < static_cast<int64_t>(sequences); s++) {
         int32_t length = load<int32_t>(index.data() + lengths + 4 * s);
         int64_t pointer = load<int64_t>(index.data() + pointers + 8 * s);
@@ -248,7 +227,7 @@ void Shard::parse_raw(const std::string& token_dtype) {
                      && std::memcmp(file_.data(), foreign.bytes, foreign.length) == 0;
         REQUIRE(!match, "data shard '%s': byte 0: wrong magic: this is %s", path, foreign.what);
     }
-    // What is made to be read has no bytes below the blank, of which half a file of small ids consists.
+    // Text has no control characters, unlike tokens, half of whose bytes are 0 if the ids are small.
     const uint8_t* end = file_.data() + std::min<int64_t>(4096, file_.bytes());
     const bool text = std::all_of(file_.data(), end, [](uint8_t c) { return c >= ' ' || (c >= '\t' && c <= '\r'); });
     REQUIRE(!text || !token_dtype.empty(),
@@ -279,7 +258,7 @@ uint64_t Shard::compute_fingerprint() const {
     if (bytes <= 2 * kEnd + kBlock * kBlocks) {
         XXH3_64bits_update(&state, p, static_cast<size_t>(bytes));
     } else {
-        // Both ends, where a rewritten or appended file differs, and blocks spread evenly between them.
+        // Hashes both ends, where a rewritten or appended file differs, and evenly spaced blocks between them.
         XXH3_64bits_update(&state, p, kEnd);
         XXH3_64bits_update(&state, p + bytes - kEnd, kEnd);
         int64_t span = bytes - 2 * kEnd - kBlock;
@@ -330,8 +309,8 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std
     for (const std::string& pattern : globs) {
         std::vector<std::string> matches;
         glob_t found = {};
-        // A name that exists is taken as it is, even if it holds characters of a pattern.
-        if (is_file(pattern)) {
+        // An existing file is used as it is, even if its name contains pattern characters.
+        if (is_regular_file(pattern)) {
             matches.push_back(pattern);
         } else if (glob(pattern.c_str(), GLOB_NOSORT | GLOB_TILDE, nullptr, &found) == 0) {
             for (size_t i = 0; i < found.gl_pathc; i++)
@@ -352,7 +331,7 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std
 }
 
 void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
-    constexpr int64_t kChunk = int64_t{1} << 24;  // tokens a thread takes at a time
+    constexpr int64_t kChunk = int64_t{1} << 24;  // tokens that a thread checks at a time
     struct Chunk {
         size_t shard;
         int64_t first, count;
@@ -362,8 +341,8 @@ void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
         for (int64_t at = 0; at < shards[s].info.tokens; at += kChunk)
             chunks.push_back({s, at, std::min(kChunk, shards[s].info.tokens - at)});
 
-    // Chunks are handed out in order, so every chunk before a bad one has been taken when it is found:
-    // waiting for all threads makes the lowest bad chunk the first bad one of the data, whatever the timing.
+    // Threads take chunks in order, so all chunks before a bad one are taken when it is found. After waiting for all
+    // threads, the lowest bad chunk is the first one of the data, independent of timing.
     std::atomic<size_t> next{0};
     std::atomic<bool> stop{false};
     std::mutex mutex;

@@ -1,8 +1,8 @@
-// Token shards on disk: which files a pattern names, how each format is recognised and checked, and a
-// read-only mapping of the tokens. The order of samples is dataloader.h's business. Every error is an Error
-// with exit code 2 whose line names the file and, where there is one, the byte offset.
+// Token shards on disk: file patterns, formats and their checks, and a read-only mapping of the tokens. The order of
+// samples is defined in dataloader.h. Errors have exit code 2 and name the file and, if possible, the byte offset.
 #pragma once
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -14,14 +14,26 @@ struct ShardInfo {
     int token_bytes = 0;  // 2 or 4
     int64_t tokens = 0;
     int64_t samples = 0;       // floor((tokens - 1) / seq_length); filled by the loader
-    uint64_t fingerprint = 0;  // XXH3 of size, header and sampled blocks: a changed shard is noticed
-    // Filled by the loader, which adds a loss mask's to the fingerprint too.
+    uint64_t fingerprint = 0;  // XXH3 of size, header and sampled blocks, to detect a changed shard
+    // Filled by the loader, which also adds the loss mask to the fingerprint.
     bool masked = false;
     int64_t counted = 0;       // tokens that count as targets
 };
 
-// Read-only mapping of a whole file. Truncating the file while it is mapped ends the process with SIGBUS, as
-// for every mapped file; a shard must not be rewritten in place during a run.
+// Reads a value at any alignment.
+template <typename T> T load(const uint8_t* bytes) {
+    T value;
+    std::memcpy(&value, bytes, sizeof(T));
+    return value;
+}
+
+// Returns the path without .bin, if it has that; .idx, .mask and .meta.json are added to it.
+inline std::string shard_stem(const std::string& path) {
+    return path.ends_with(".bin") ? path.substr(0, path.size() - 4) : path;
+}
+
+// Read-only mapping of a whole file. A shard must not be rewritten in place during a run: truncating a mapped file ends
+// the process with SIGBUS.
 class MappedFile {
 public:
     explicit MappedFile(const std::string& path);
@@ -31,8 +43,7 @@ public:
 
     const uint8_t* data() const { return data_; }
     int64_t bytes() const { return bytes_; }
-    // madvise (MADV_WILLNEED, ...) on the pages that hold [first, first + count) bytes. Only advice: no
-    // error.
+    // Calls madvise (MADV_WILLNEED, ...) for the pages of bytes [first, first + count); ignores errors.
     void advise(int64_t first, int64_t count, int advice) const;
 
 private:
@@ -40,22 +51,22 @@ private:
     int64_t bytes_ = 0;
 };
 
-// One opened and checked shard: its header says how many tokens it has and the file really has them.
+// An open shard whose size has been checked against its header.
 class Shard {
 public:
-    // A magic number in the file wins. token_dtype ("", "uint16" or "uint32") is only for a file without one.
-    // A .bin next to a .idx of the same name is Megatron's: its documents are read as one stream.
+    // A .bin with a .idx of the same name is Megatron's: its documents are read as one stream. Otherwise the magic
+    // number decides; token_dtype ("", "uint16" or "uint32") applies only to a file without one.
     Shard(const std::string& path, const std::string& token_dtype);
 
     ShardInfo info;
 
     int64_t byte_offset(int64_t token) const { return data_offset_ + token * info.token_bytes; }
-    // out[i] = token first + i, for count tokens; ids above 2^31 - 1 come out negative.
+    // out[i] = token first + i, for count tokens; ids above 2^31 - 1 become negative.
     void copy(int64_t first, int64_t count, int32_t* out) const;
-    // Index of the first token in [first, first + count) whose id is not below vocab_size, or -1.
+    // Returns the index of the first token in [first, first + count) whose id is >= vocab_size, or -1.
     int64_t find_bad_id(int64_t first, int64_t count, int64_t vocab_size) const;
     uint32_t token(int64_t index) const;
-    // madvise on the pages of tokens [first, first + count).
+    // Calls madvise for the pages of tokens [first, first + count).
     void advise(int64_t first, int64_t count, int advice) const;
 
 private:
@@ -68,11 +79,11 @@ private:
     uint64_t compute_fingerprint() const;
 };
 
-// Expands patterns in the given order, the matches of one sorted by name. The files *.idx, *.mask and *.meta.json of a
-// shard are ignored. A pattern without a match, or a file that two patterns match, is an error. If `matches` is given,
-// it receives the number of files of each pattern.
+// Expands patterns in order, the matches of each sorted by name. Ignores *.idx, *.mask and *.meta.json. A pattern
+// without a match, or a file that two patterns match, is an error. If `matches` is given, it receives the number of
+// files of each pattern.
 std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std::vector<size_t>* matches = nullptr);
 
-// Checks every token id of every shard against vocab_size, with several threads; the error names the first
-// bad one (lowest shard, then lowest offset).
+// Checks that every token id of every shard is below vocab_size, with several threads; the error names the first bad
+// one (lowest shard, then lowest offset).
 void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size);

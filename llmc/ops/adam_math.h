@@ -1,6 +1,6 @@
 // The arithmetic of the optimizer step, shared by both devices so that they agree bit for bit.
-// Every multiply that feeds an addition is an explicit fma, and nothing here calls a math library beyond
-// correctly rounded fma, division and square root: a compiler that contracts products cannot change a bit.
+// Every multiply that feeds an addition is an explicit fma, and the only library functions are correctly rounded
+// (fma, division, square root): contraction of products by a compiler cannot change a bit.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -24,15 +24,14 @@ HOST_DEVICE inline double adam_fma(double a, double b, double c) { return fma(a,
 HOST_DEVICE inline float adam_sqrt(float x) { return sqrtf(x); }
 HOST_DEVICE inline double adam_sqrt(double x) { return sqrt(x); }
 
-// What all elements of one adamw call share. Acc is float, or double for fp64 tensors.
+// Constants of one adamw call. Acc is float, or double for fp64 tensors.
 template <typename Acc> struct AdamConstants {
     Acc beta1, beta2, one_minus_beta1, one_minus_beta2;
     Acc inv_correction1, inv_correction2;   // 1 / (1 - beta^t), divided in double, then rounded to Acc
     Acc lr, eps, weight_decay, grad_mul;
 };
 
-// adam_step is t >= 1, the number of this update. Cheap enough for every thread of a kernel to call once, but
-// thread a block is enough.
+// adam_step is t >= 1, the number of this update. In a kernel one thread per block should compute this.
 template <typename Acc>
 HOST_DEVICE inline AdamConstants<Acc> adam_constants(float beta1, float beta2, float eps, float weight_decay,
                                                      float lr, float grad_mul, int64_t adam_step) {
@@ -52,8 +51,8 @@ HOST_DEVICE inline AdamConstants<Acc> adam_constants(float beta1, float beta2, f
     return c;
 }
 
-// One element: updates m, v and master in place, from the new moments before the caller rounds those to
-// their storage type.
+// Updates m, v and master of one element in place. master uses the new moments before the caller rounds them to their
+// storage type.
 template <typename Acc>
 HOST_DEVICE inline void adam_update(const AdamConstants<Acc>& c, Acc grad, Acc& m, Acc& v, Acc& master) {
     Acc g = grad * c.grad_mul;
@@ -65,7 +64,7 @@ HOST_DEVICE inline void adam_update(const AdamConstants<Acc>& c, Acc grad, Acc& 
     master = adam_fma(-c.lr, adam_fma(c.weight_decay, master, direction), master);
 }
 
-// The guard of ops.h (step_guard), for one thread. x - x is 0 for finite x only.
+// Implements step_guard (ops.h); called by one thread. x - x is 0 for finite x only.
 HOST_DEVICE inline void decide_step(StepState& state, float clip) {
     float norm = static_cast<float>(sqrt(state.sum_squares));
     bool finite = state.loss_sum - state.loss_sum == 0.0 && norm - norm == 0.0f;

@@ -9,8 +9,8 @@ const char* purpose_name(Purpose purpose) {
         case Purpose::kMaster: return "master weights";
         case Purpose::kMoments: return "Adam moments";
         case Purpose::kActivations: return "activations";
-        case Purpose::kFp8: return "FP8 factors, histories";
-        case Purpose::kComm: return "on the wire";
+        case Purpose::kFp8: return "FP8 scales, histories";
+        case Purpose::kComm: return "communication";
         case Purpose::kInputs: return "inputs and step state";
         case Purpose::kScratch: return "scratch";
     }
@@ -21,7 +21,7 @@ Tensor Arena::bump(Dtype dtype, int64_t elems) {
     const int64_t bytes = (elems * dtype_bytes(dtype) + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
     CHECK(used_ + bytes <= limit_, "arena of %lld bytes is full: %lld used, %lld asked", (long long)limit_,
           (long long)used_, (long long)bytes);
-    // Measuring hands out offsets from null: never dereferenced, and equal to the real layout.
+    // While measuring, pointers are offsets from null. They are never dereferenced and match the real layout.
     char* data = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(base_) + static_cast<uintptr_t>(used_));
     used_ += bytes;
     peak_ = std::max(peak_, used_);

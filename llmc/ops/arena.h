@@ -1,14 +1,13 @@
-// One block of device memory for the whole run. Buffers are taken in a fixed order: permanent ones first, then
-// scratch inside scopes that give it back. The same code runs twice: once measuring (null base), which yields the exact
-// size, then on the real block. Nothing else allocates device memory after start.
+// One block of device memory for the whole run. Buffers are taken in a fixed order: permanent ones first, then scratch,
+// which its scope frees. The same code runs twice: once to measure the exact size (null base), then on the real block.
+// Nothing else allocates device memory after start.
 #pragma once
 #include <array>
 #include <cstdint>
 
-#include <string>
 #include "llmc/ops/device.h"
 
-// What a byte of the arena is for: the rows of the memory table.
+// Purposes of memory: the rows of the memory table.
 enum class Purpose { kWeights, kGradients, kMaster, kMoments, kActivations, kFp8, kComm, kInputs, kScratch };
 inline constexpr int kPurposes = 9;
 const char* purpose_name(Purpose purpose);
@@ -20,10 +19,10 @@ public:
     Arena() = default;                                                // measuring
     Arena(void* base, int64_t bytes) : base_(base), limit_(bytes) {}  // backed by `bytes` of device memory
 
-    // A buffer that lives as long as the arena. Must come before any scratch.
+    // Takes a buffer that lives as long as the arena; not allowed while scratch is alive.
     Tensor take(Purpose purpose, Dtype dtype, int64_t elems);
 
-    // Scratch that lives until the enclosing Scope ends.
+    // Takes scratch that lives until the enclosing Scope ends.
     Tensor scratch(Dtype dtype, int64_t elems);
 
     class Scope {
@@ -43,7 +42,7 @@ public:
     int64_t peak_bytes() const { return peak_; }
     int64_t purpose_bytes(Purpose purpose) const { return purpose_bytes_[static_cast<size_t>(purpose)]; }
 
-    // Tests: fill scratch with NaN bits when its scope ends, so that a use after the end of life shows.
+    // For tests: fills scratch with NaN bits when its scope ends, so that a later use is noticed.
     void set_poison(bool poison) { poison_ = poison; }
 
 private:

@@ -1,5 +1,5 @@
-// The two devices. `device` is an alias of the one this build runs on: namespace cpu or namespace cuda.
-// A CUDA build links both, so that tests can call either by name.
+// The two devices. `device` is an alias of the one that this build runs on: namespace cpu or namespace cuda. A CUDA
+// build links both, so that tests can call either.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -8,33 +8,33 @@
 
 struct Event;        // a point in a device's stream; opaque
 struct GemmState;    // cuBLASLt handle, plans, workspace; opaque, null on the CPU
-struct StepRecorder; // what a rehearsal collects; see plan.h
+struct StepRecorder; // collects the operations of a rehearsal; see op_cost.h
 class OpTimer;       // times operations as they run; see op_timer.h
 
 struct DeviceInfo {
     int index = -1;
     std::string name;             // "NVIDIA H200", "CPU"
     int sm = 0;                   // 90 for compute capability 9.0; 0 on the CPU
-    bool sm90a_code = false;      // this build has machine code for compute capability 9.0 alone (sm_90a)
+    bool sm90a_code = false;      // this build contains code for sm_90a
     int sm_count = 0;             // multiprocessors, or hardware threads on the CPU
     int64_t memory_bytes = 0;     // total
-    std::string id, bus;          // "GPU-4a1b...", unlike any other's; "0000:18:00.0". Empty on the CPU
+    std::string id, bus;          // UUID "GPU-4a1b..." and PCI address "0000:18:00.0"; empty on the CPU
     std::string driver;           // "13.0", empty without a driver
     std::string toolkit;          // CUDA version compiled against, empty on the CPU
     std::string matmul_library;   // "cuBLASLt 13.1.0.3", or "cpu"
     int64_t cublaslt_version = 0; // major * 10000 + minor * 100 + patch, 0 on the CPU
 };
 
-// What every operation gets first. Owned by the caller; device_open fills it.
+// The first argument of every operation: a stream and its state. Owned by the caller, filled by device_open.
 struct Ctx {
     void* stream = nullptr;             // cudaStream_t; on the CPU only tests have streams
     GemmState* gemm = nullptr;          // matmul plans and workspace
     int index = 0;                      // device number
     int sm = 0;                         // compute capability * 10
     int sm_count = 0;
-    bool rehearsal = false;             // operations record what they would do and return
+    bool rehearsal = false;             // operations only record their arguments
     StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
-    int64_t fp8_matmuls = 0;            // executed; see gemm_algorithms.inl
+    int64_t fp8_matmuls = 0;            // number executed; see gemm_algorithms.inl
     OpTimer* timer = nullptr;           // null: nothing is timed
 };
 

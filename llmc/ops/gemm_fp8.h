@@ -1,5 +1,4 @@
-// What a matmul of FP8 operands demands of its arguments, on both devices: a run on the CPU finds what cuBLASLt would
-// refuse.
+// Requirements of FP8 matmuls, checked on both devices, so that a run on the CPU refuses what cuBLASLt would refuse.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +9,25 @@ inline bool fp8_operands(const GemmArgs& args) { return is_fp8(args.A.dtype) || 
 
 inline bool aligned_to_16(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0; }
 
-// What is wrong with the scales, null if nothing. Slots and grids off 16 bytes pass cuBLASLt's heuristic and fail at
-// the launch.
+// Returns what is wrong with the scales, or null. cuBLASLt's heuristic accepts scales that are not 16-byte aligned, but
+// the launch then fails.
 inline const char* fp8_scales_error(const GemmArgs& args) {
     const bool tensors = args.A_granularity == Granularity::kTensor && args.B_granularity == Granularity::kTensor;
     const bool blocks = args.A_granularity == Granularity::kBlock1x128 && args.B_granularity != Granularity::kTensor;
-    if (!tensors && !blocks) return "factors are one a tensor for both operands, or 1x128 of A with blocks of B";
-    if (args.A_scale_inv.dtype != Dtype::kFp32 || args.B_scale_inv.dtype != Dtype::kFp32) return "factors are fp32";
+    if (!tensors && !blocks) return "scales are per tensor for both operands, or 1x128 for A and blocks for B";
+    if (args.A_scale_inv.dtype != Dtype::kFp32 || args.B_scale_inv.dtype != Dtype::kFp32) return "scales are fp32";
     if (args.A_scale_inv.elems != scale_inv_elems(args.A_granularity, args.M, args.K))
         return "A_scale_inv has another number of elements";
     if (args.B_scale_inv.elems != scale_inv_elems(args.B_granularity, args.N, args.K))
         return "B_scale_inv has another number of elements";
     if (!aligned_to_16(args.A_scale_inv) || !aligned_to_16(args.B_scale_inv))
         return "A_scale_inv or B_scale_inv not 16-byte aligned";
-    if (blocks && args.M % 4 != 0) return "factors of blocks need M in multiples of 4";
-    if (blocks && args.fast_accumulation) return "fast accumulation cannot apply block factors";
+    if (blocks && args.M % 4 != 0) return "block scales need M in multiples of 4";
+    if (blocks && args.fast_accumulation) return "fast accumulation cannot apply block scales";
     return nullptr;
 }
 
-// What is wrong with a matmul of FP8 operands, null if nothing.
+// Returns what is wrong with a matmul of FP8 operands, or null.
 inline const char* fp8_gemm_error(const GemmArgs& args) {
     const Dtype a = args.A.dtype, b = args.B.dtype;
     if (!is_fp8(a) || !is_fp8(b)) return "one operand is FP8, the other is not";

@@ -1,5 +1,5 @@
-// Bytes of every operation, from its arguments: a row for each kind of arguments. What reads part of a tensor, or the
-// same row of a table for many tokens, is counted as what the argument says, and its measured rate with it.
+// Bytes that every operation moves, from its arguments. An operation that reads only part of a tensor, or the same row
+// for many tokens, is counted by the size of its arguments; its measured rate is defined in the same way.
 #include "llmc/ops/op_cost.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ int64_t sum(std::initializer_list<Tensor> tensors) {
     return bytes;
 }
 
-int64_t copies(const QuantOut& quant) {
+int64_t quantized_bytes(const QuantOut& quant) {
     return sum({quant.rowwise, quant.transposed, quant.rowwise_scale_inv, quant.transposed_scale_inv});
 }
 
@@ -43,28 +43,28 @@ OpMode mode(const QuantOut& quant) {
     return quant.granularity == Granularity::kTensor ? OpMode::kCopies : OpMode::kBlocks;
 }
 
-void note(Ctx& ctx, const PlannedOp& op) {
+void record(Ctx& ctx, const PlannedOp& op) {
     if (ctx.recorder) ctx.recorder->add(op);
 }
 
-// An operation on bf16, fp32 or fp64 that moves these tensors and makes these copies.
-void note(Ctx& ctx, OpKind kind, Dtype dtype, int64_t bytes, const QuantOut& quant = {}) {
-    note(ctx, {.kind = kind, .mode = mode(quant), .dtype = dtype, .bytes = bytes + copies(quant), .attention = {}});
+// Records an operation that moves `bytes` in addition to what it quantizes.
+void record(Ctx& ctx, OpKind kind, Dtype dtype, int64_t bytes, const QuantOut& quant = {}) {
+    record(ctx, {.kind = kind, .mode = mode(quant), .dtype = dtype, .bytes = bytes + quantized_bytes(quant),
+                 .attention = {}});
 }
 
-// Attention makes copies, records the largest value and adds up the bias gradient in a pass of its own over its result:
-// for the latter bias_backward stands, whose work it is.
-void note_pass(Ctx& ctx, const QuantOut& quant, const Tensor& in) {
+// Attention executes its QuantOut in a separate pass over its result. A bias gradient counts as bias_backward.
+void record_pass(Ctx& ctx, const QuantOut& quant, const Tensor& in) {
     if (!quant) return;
-    if (quant.only_sums()) return note(ctx, OpKind::bias_backward, in.dtype, in.bytes());
-    note(ctx, quant.copies() ? OpKind::quantize : OpKind::amax, in.dtype, in.bytes(), quant);
+    if (quant.only_sums()) return record(ctx, OpKind::bias_backward, in.dtype, in.bytes());
+    record(ctx, quant.copies() ? OpKind::quantize : OpKind::amax, in.dtype, in.bytes(), quant);
 }
 
-// rope and qk-norm add up a bias gradient in such a pass, where no copies are made.
-void note_turn(Ctx& ctx, OpKind kind, int64_t bytes, const QuantOut& quant, const Tensor& out) {
-    if (!quant.only_sums()) return note(ctx, kind, out.dtype, bytes, quant);
-    note(ctx, kind, out.dtype, bytes);
-    note_pass(ctx, quant, out);
+// rope and qk-norm use such a pass only if the bias gradient is all that is asked for.
+void record_in_place(Ctx& ctx, OpKind kind, int64_t bytes, const QuantOut& quant, const Tensor& out) {
+    if (!quant.only_sums()) return record(ctx, kind, out.dtype, bytes, quant);
+    record(ctx, kind, out.dtype, bytes);
+    record_pass(ctx, quant, out);
 }
 
 }  // namespace
@@ -155,91 +155,92 @@ std::string StepRecorder::difference(const StepRecorder& other) const {
 // ---- layers
 
 void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingForwardArgs& a) {
-    note(ctx, kind, a.out.dtype, (a.wpe ? 3 : 2) * a.out.bytes());   // a row of each table is read for every token
+    record(ctx, kind, a.out.dtype, (a.wpe ? 3 : 2) * a.out.bytes());   // every token reads a row of each table
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const EmbeddingBackwardArgs& a) {
-    // As if no two tokens were alike; with the positions' gradients nearly nothing comes on top.
-    note(ctx, kind, a.dout.dtype, a.dout.bytes() + 2 * a.N * a.C * dtype_bytes(a.dwte.dtype));
+    // Counted as if all tokens were different. The position gradients add almost nothing.
+    record(ctx, kind, a.dout.dtype, a.dout.bytes() + 2 * a.N * a.C * dtype_bytes(a.dwte.dtype));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const NormForwardArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.residual, a.residual_out, a.out}), a.quant);
+    record(ctx, kind, a.in.dtype, sum({a.in, a.residual, a.residual_out, a.out}), a.quant);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const NormBackwardArgs& a) {
-    note(ctx, kind, a.dout.dtype, sum({a.dx, a.dresidual, a.dout, a.x}), a.quant);
+    record(ctx, kind, a.dout.dtype, sum({a.dx, a.dresidual, a.dout, a.x}), a.quant);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const QkNormForwardArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.out}));
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const QkNormBackwardArgs& a) {
-    note_turn(ctx, kind, sum({a.dqkv, a.in}) + (a.quant.copies() ? 0 : a.dqkv.bytes()), a.quant, a.dqkv);
+    record_in_place(ctx, kind, sum({a.dqkv, a.in}) + (a.quant.copies() ? 0 : a.dqkv.bytes()), a.quant, a.dqkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const RopeArgs& a) {
-    const int64_t turned = a.N * (a.NH + a.NKV) * a.HS * dtype_bytes(a.qkv.dtype), angles = a.N * a.HS * 4;
-    const int64_t read = a.quant && !a.quant.only_sums() ? a.qkv.bytes() : turned;
-    note_turn(ctx, kind, read + angles + (a.quant.copies() ? 0 : turned), a.quant, a.qkv);
+    const int64_t rotated = a.N * (a.NH + a.NKV) * a.HS * dtype_bytes(a.qkv.dtype), angles = a.N * a.HS * 4;
+    const int64_t read = a.quant && !a.quant.only_sums() ? a.qkv.bytes() : rotated;
+    record_in_place(ctx, kind, read + angles + (a.quant.copies() ? 0 : rotated), a.quant, a.qkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeHeadsArgs& a) {
-    note(ctx, kind, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.scales}));
+    record(ctx, kind, a.qkv.dtype, 2 * a.qkv.bytes() + sum({a.heads.bytes, a.heads.scales}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const AttentionForwardArgs& a) {
-    note(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.out}),
-               .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .fp8 = static_cast<bool>(a.heads)}});
-    note_pass(ctx, a.quant, a.out);
+    record(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.out}),
+                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .fp8 = static_cast<bool>(a.heads)}});
+    record_pass(ctx, a.quant, a.out);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
-    note(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.dqkv, a.out, a.dout}),
-               .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true}});
-    note_pass(ctx, a.quant, a.dqkv);
+    record(ctx, {.kind = kind, .dtype = a.qkv.dtype, .bytes = sum({a.qkv, a.dqkv, a.out, a.dout}),
+                 .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true}});
+    record_pass(ctx, a.quant, a.dqkv);
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const ActivationForwardArgs& a) {
-    note(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype, .bytes = sum({a.in, a.out}) + copies(a.quant),
-               .attention = {}, .activation = a.kind});
+    record(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype,
+                 .bytes = sum({a.in, a.out}) + quantized_bytes(a.quant), .attention = {}, .activation = a.kind});
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const ActivationBackwardArgs& a) {
-    note(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype,
-               .bytes = sum({a.in, a.dout, a.din}) + copies(a.quant), .attention = {}, .activation = a.kind});
+    record(ctx, {.kind = kind, .mode = mode(a.quant), .dtype = a.in.dtype,
+                 .bytes = sum({a.in, a.dout, a.din}) + quantized_bytes(a.quant), .attention = {},
+                 .activation = a.kind});
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const BiasBackwardArgs& a) { note(ctx, kind, a.dout.dtype, a.dout.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const BiasBackwardArgs& a) { record(ctx, kind, a.dout.dtype, a.dout.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind kind, const ClassifierArgs& a) {
-    note(ctx, kind, a.logits.dtype, (a.write_dlogits ? 2 : 1) * a.logits.bytes());
+    record(ctx, kind, a.logits.dtype, (a.write_dlogits ? 2 : 1) * a.logits.bytes());
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { note(ctx, kind, a.losses.dtype, a.losses.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const SumLossesArgs& a) { record(ctx, kind, a.losses.dtype, a.losses.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind, const GemmArgs& a) {
     if (ctx.recorder) ctx.recorder->add(a);
 }
 
 // ---- step
 
-void rehearse_op(Ctx& ctx, OpKind kind, const SumSquaresArgs& a) { note(ctx, kind, a.in.dtype, a.in.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const StepGuardArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const SumSquaresArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const StepGuardArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
 void rehearse_op(Ctx& ctx, OpKind kind, const AdamWArgs& a) {
-    note(ctx, kind, a.m.dtype, sum({a.param, a.grad}) + 2 * sum({a.master, a.m, a.v}));
+    record(ctx, kind, a.m.dtype, sum({a.param, a.grad}) + 2 * sum({a.master, a.m, a.v}));
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const FillNormalArgs& a) { note(ctx, kind, a.out.dtype, a.out.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const FillConstantArgs& a) { note(ctx, kind, a.out.dtype, a.out.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const CastArgs& a) { note(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
+void rehearse_op(Ctx& ctx, OpKind kind, const FillNormalArgs& a) { record(ctx, kind, a.out.dtype, a.out.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const FillConstantArgs& a) { record(ctx, kind, a.out.dtype, a.out.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const CastArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeArgs& a) {
-    note(ctx, kind, a.in.dtype, a.in.bytes(), a.quant);
+    record(ctx, kind, a.in.dtype, a.in.bytes(), a.quant);
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const AmaxArgs& a) { note(ctx, kind, a.in.dtype, a.in.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ClearArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
-void rehearse_op(Ctx& ctx, OpKind kind, const Fp8UpdateArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const AmaxArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ClearArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const Fp8UpdateArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
 
-// ---- between ranks
+// ---- communication of gradients and FP8 weights
 
 void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeChunksArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const SumRanksArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
 }
-void rehearse_op(Ctx& ctx, OpKind kind, const CompareSumsArgs& a) { note(ctx, kind, a.a.dtype, sum({a.a, a.b})); }
-void rehearse_op(Ctx& ctx, OpKind kind, const BlockAmaxArgs& a) { note(ctx, kind, a.in.dtype, a.in.bytes()); }
-void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ScalesArgs&) { note(ctx, kind, Dtype::kFp32, 0); }
-void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeRunArgs& a) { note(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
+void rehearse_op(Ctx& ctx, OpKind kind, const CompareSumsArgs& a) { record(ctx, kind, a.a.dtype, sum({a.a, a.b})); }
+void rehearse_op(Ctx& ctx, OpKind kind, const BlockAmaxArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
+void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ScalesArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeRunArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
 void rehearse_op(Ctx& ctx, OpKind kind, const BlockScalesArgs& a) {
-    note(ctx, kind, Dtype::kFp32, sum({a.scale_inv, a.transposed_scale_inv}));
+    record(ctx, kind, Dtype::kFp32, sum({a.scale_inv, a.transposed_scale_inv}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const TransposeBytesArgs& a) {
-    note(ctx, kind, a.in.dtype, sum({a.in, a.out}));
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out}));
 }

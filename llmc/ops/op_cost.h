@@ -1,21 +1,21 @@
-// What the operations of a rehearsed step are, how often each runs and how many bytes it moves: predictions of time are
-// made from that.
+// The operations of a rehearsed step: how often each runs and how many bytes it moves. Step times are predicted from
+// them.
 #pragma once
 #include <string>
 #include <vector>
 
 #include "llmc/ops/ops.h"
 
-// What an operation does besides its own result; see QuantOut.
+// What an operation does besides computing its own result; see QuantOut.
 enum class OpMode {
     kPlain,
-    kSums,     // sums of the columns, a bias gradient
-    kRecord,   // the largest value
-    kCopies,   // FP8 copies with one factor
-    kBlocks,   // FP8 copies with a factor for each block
+    kSums,     // column sums: a bias gradient
+    kRecord,   // amax
+    kCopies,   // quantizes with one scale
+    kBlocks,   // quantizes with a scale per block
 };
 
-// Head sizes and so on of attention; HS = 0 for all others.
+// Shape of an attention operation; HS = 0 for all others.
 struct PlannedAttention {
     int64_t B = 0, T = 0, NH = 0, HS = 0;
     bool backward = false, fp8 = false;
@@ -26,25 +26,25 @@ struct PlannedAttention {
 struct PlannedOp {
     OpKind kind;
     OpMode mode = OpMode::kPlain;
-    Dtype dtype = Dtype::kBf16;   // working type; of adamw the moments', of casts and sums that of what is read
-    int64_t bytes = 0;            // read and written by one call, each tensor of its arguments once
+    Dtype dtype = Dtype::kBf16;   // working type; adamw: of the moments; casts and sums: of the input
+    int64_t bytes = 0;            // read and written by one call, counting each tensor once
     PlannedAttention attention;
-    Activation activation = Activation::kGelu;   // of activation_forward and activation_backward
+    Activation activation = Activation::kGelu;   // used by activation_forward and activation_backward
     int64_t count = 0;
 };
 const char* op_name(OpKind kind);
 const char* op_mode_name(OpMode mode);   // "plain", "copies"
-// "gelu_forward" of an activation function, whose rates are its own; op_name of others.
+// "gelu_forward" for activations, because each function has its own rates; op_name for all others.
 std::string rate_name(OpKind kind, Activation activation);
 const char* layout_name(GemmLayout layout);
 
 // One kind of matmul and how often the rehearsed phase runs it.
 struct PlannedGemm {
-    GemmArgs shape;      // pointers are meaningless
+    GemmArgs shape;      // its pointers are meaningless
     int64_t count = 0;
 };
 
-// "matmul forward 8192 x 6144 x 4096 e4m3 to bf16", "rmsnorm_forward bf16, copies": without bytes.
+// "matmul forward 8192 x 6144 x 4096 e4m3 to bf16", "rmsnorm_forward bf16, FP8"; bytes are left out.
 std::string op_text(const PlannedOp& op);
 std::string gemm_text(const GemmArgs& args);
 
@@ -55,6 +55,6 @@ struct StepRecorder {
     void add(const GemmArgs& args, int64_t count = 1);
     void add(const PlannedOp& op, int64_t count = 1);
     void add(const StepRecorder& more);
-    // The first operation that the two did not run equally often, in words; "" if there is none.
+    // Describes the first operation that the two did not run equally often; "" if there is none.
     std::string difference(const StepRecorder& other) const;
 };

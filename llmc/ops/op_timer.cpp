@@ -2,7 +2,7 @@
 
 #include <exception>
 
-OpTimer::OpTimer(const Ctx& compute) : compute_(compute) { noting_.rehearsal = true; }
+OpTimer::OpTimer(const Ctx& compute) : compute_(compute) { rehearsal_.rehearsal = true; }
 
 OpTimer::~OpTimer() {
     for (Event* event : events_) device::event_destroy(event);
@@ -19,7 +19,7 @@ OpCall* OpTimer::next(const Ctx& ctx) {
     call.work.ops.clear();
     call.transfer = nullptr;
     call.beside = &ctx != &compute_;
-    noting_.recorder = &call.work;
+    rehearsal_.recorder = &call.work;
     open_ = true;
     return &call;
 }
@@ -50,7 +50,7 @@ OpSpan::~OpSpan() {
     timer_->open_ = false;
 }
 
-Ctx& OpSpan::noting() { return timer_->noting_; }
+Ctx& OpSpan::rehearsal() { return timer_->rehearsal_; }
 
 void OpSpan::begin() {
     if (call_) device::event_record(ctx_, timer_->events_[2 * number_]);

@@ -1,10 +1,10 @@
-// Times every operation of a step as it runs: one event before it and one after, on the stream that it was given to.
-// What each call was is learned as in a rehearsal, from its arguments (op_work.cpp), so that calls can be held against
-// a plan. Where Ctx::timer is null an operation costs one test of that pointer.
+// Times every operation of a step as it runs, with one event before it and one after it on the stream that runs it.
+// Each call is described as in a rehearsal (op_cost.cpp), so that calls can be compared with a plan. If Ctx::timer is
+// null, an operation only tests that pointer.
 //
-// On a GPU an event ends what was launched before it: a kernel that would have been launched early (cuda/common.cuh)
-// starts only when the one before it is complete. Time of an operation is therefore that of its kernels one after the
-// other, with the latency of its first launch and that of the events themselves; bench_ceilings.h measures these.
+// On a GPU an event disables early launches (cuda/common.cuh): the kernel after it starts when the one before it is
+// complete. The time of an operation is therefore that of its kernels in sequence, plus the latency of the first launch
+// and of the events themselves, which bench_ceilings.h measures.
 #pragma once
 #include <deque>
 #include <string>
@@ -12,25 +12,25 @@
 
 #include "llmc/ops/op_cost.h"
 
-// One call, or a copy or fill that no operation does.
+// One call of an operation, or a copy or fill outside of operations.
 struct OpCall {
-    StepRecorder work;               // attention that makes copies is two operations
-    const char* transfer = nullptr;  // what it is called
+    StepRecorder work;               // attention with a QuantOut counts as two operations
+    const char* transfer = nullptr;  // "copy" or "fill"; null for an operation
     int64_t bytes = 0;               // of a transfer, read and written
-    bool beside = false;             // on another stream than compute's
+    bool beside = false;             // on another stream than the compute stream
     double ms = 0;
 };
 
 class OpTimer {
 public:
-    // Of a step that is computed on `compute`. Events are made when first needed.
+    // Times steps whose compute stream is that of `compute`. Events are created when first needed.
     explicit OpTimer(const Ctx& compute);
     ~OpTimer();
     OpTimer(const OpTimer&) = delete;
     OpTimer& operator=(const OpTimer&) = delete;
 
     void restart() { used_ = 0; }
-    // Of the calls since restart; waits for those.
+    // Returns the calls since restart, the first calls() elements; waits for them to finish.
     const std::deque<OpCall>& read();
     size_t calls() const { return used_; }
 
@@ -39,21 +39,20 @@ private:
     OpCall* next(const Ctx& ctx);
 
     const Ctx& compute_;
-    Ctx noting_;                  // a rehearsal's
-    std::deque<OpCall> calls_;    // the first used_ of them
-    std::vector<Event*> events_;  // begin and end of each
+    Ctx rehearsal_;               // records what a call does
+    std::deque<OpCall> calls_;    // the first used_ are valid
+    std::vector<Event*> events_;  // begin and end of each call
     size_t used_ = 0;
-    bool open_ = false;           // inside a call; what that does by calls of its own is part of it
+    bool open_ = false;           // inside a call; nested calls are part of it
 };
 
-// A call is timed while this lives; nothing without a timer.
+// Times one call during its lifetime. Without a timer it does nothing.
 class OpSpan {
 public:
     template <typename Args> OpSpan(Ctx& ctx, OpKind kind, const Args& args) : OpSpan(ctx) {
-        if (call_) rehearse_op(noting(), kind, args);
+        if (call_) rehearse_op(rehearsal(), kind, args);
         begin();
     }
-    // A transfer.
     OpSpan(Ctx& ctx, const char* transfer, int64_t bytes);
     ~OpSpan();
     OpSpan(const OpSpan&) = delete;
@@ -61,11 +60,11 @@ public:
 
 private:
     explicit OpSpan(Ctx& ctx);
-    Ctx& noting();
+    Ctx& rehearsal();
     void begin();
 
     Ctx& ctx_;
-    OpTimer* timer_ = nullptr;   // that it began with
-    OpCall* call_ = nullptr;     // null: part of another, or nothing to time
+    OpTimer* timer_ = nullptr;
+    OpCall* call_ = nullptr;     // null: part of another call, or no timer
     size_t number_ = 0;
 };

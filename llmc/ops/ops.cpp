@@ -1,4 +1,4 @@
-// Where every operation begins. Tests put tests/support/deferred_stream.cpp in the place of this file.
+// Dispatches every operation to the device. Tests replace this file with tests/support/deferred_stream.cpp.
 #include "llmc/ops/op_timer.h"
 
 #define OP(name, Args)                                                   \

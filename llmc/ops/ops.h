@@ -1,13 +1,13 @@
-// Operations: argument structs, and the declarations of ops.inl in namespace cpu (the reference) and namespace
-// cuda. The rest of the project calls ops::name(ctx, args), which runs on the device of the build, or, during
-// a rehearsal, notes its work and returns (op_cost.cpp); under a timer it stands between two events.
+// Operations: argument structs, and the declarations of ops.inl in namespace cpu (the reference) and namespace cuda.
+// The rest of the project calls ops::name(ctx, args), which runs on the device of the build, timed if there is an
+// OpTimer; in a rehearsal it only records its work (op_cost.cpp).
 //
 // Conventions. Letters: B batch, T sequence, N = B*T rows, C channels, V vocabulary, Vp padded vocabulary, NH
-// query heads, NKV key/value heads, HS head size, F feed-forward width; M, N, K in gemm only. Matrices are
+// query heads, NKV key/value heads, HS head dim, F feed-forward width; M, N, K in gemm only. Matrices are
 // row-major. "=" is overwritten, "+=" is added to, "T" the working type, "stat" fp32 (fp64 when T is fp64),
-// "grad" fp32 or bf16 (fp64 when T is fp64) whatever T is. An empty Tensor means "absent" where "optional" is
-// said. Reductions run in fp32 (fp64 when T is fp64). Every operation is deterministic: equal inputs give equal
-// bits. Shapes are checked through Tensor::elems; a mismatch is a bug of the caller (exit 1).
+// "grad" fp32 or bf16 (fp64 when T is fp64) whatever T is. An "optional" Tensor may be empty, which means
+// absent. Reductions run in fp32 (fp64 when T is fp64). Every operation is deterministic: equal inputs give equal
+// bits. Shapes are checked by Tensor::elems; a mismatch is a bug of the caller (exit 1).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,56 +18,56 @@
 #include "llmc/ops/ops_attention.h"
 #include "llmc/ops/quantized_output.h"
 
-// Rows of the partial sums that column reductions (norm and bias gradients) keep in scratch memory.
+// Rows of partial sums in the scratch memory of column reductions (norm and bias gradients).
 inline constexpr int64_t kPartialRows = 512;
-// Partial sums of whole-tensor reductions (sum_squares, sum_losses), as doubles.
+// Partial sums of whole-tensor reductions (sum_squares, sum_losses), in fp64.
 inline constexpr int64_t kPartialSums = 1024;
 
 // State of the optimizer step in device memory. Written by the host between steps and by step_guard, read by
 // adamw and classifier; lives on the device so that the step needs no host synchronisation.
 struct StepState {
-    // Written by the host at the start of a step (the first kStepInputBytes).
-    double loss_sum;       // = 0; += by sum_losses: losses of the counted tokens of the global batch
+    // Written by the host at the start of a step: the first kStepInputBytes.
+    double loss_sum;       // = 0; += by sum_losses: losses of the global batch without ignored tokens
     double sum_squares;    // = 0; += by sum_squares: squared norm of the gradients
     float lr;              // learning rate of this step
-    float dloss_mul;       // 1 / counted tokens of the global batch
+    float dloss_mul;       // 1 / number of tokens of the global batch without ignored ones
     int32_t bad_tokens;    // = 0; += by embedding_forward and classifier: ids outside the vocabulary
     // Owned by the device.
-    int32_t skip;          // = by step_guard: 1 when nothing is updated
+    int32_t skip;          // = by step_guard: 1 if the step is skipped
     float grad_norm;       // = by step_guard
-    float grad_mul;        // = by step_guard: clip scale (1 when the norm is within the limit)
+    float grad_mul;        // = by step_guard: gradient clipping (1 if the norm is within the limit)
     int64_t adam_step;     // updates applied so far; step_guard advances it
 };
 inline constexpr int64_t kStepInputBytes = offsetof(StepState, skip);
 
 // ---- FP8
 
-// quant of X = in rounded to bf16.
+// Executes quant for X = in rounded to bf16.
 struct QuantizeArgs {
     QuantOut quant;
     Tensor in;                          // (N, C) bf16 or fp32
     int64_t N, C;
-    const StepState* state = nullptr;   // given: nothing is done when state->skip
+    const StepState* state = nullptr;   // optional: does nothing if state->skip
 };
-// slot->amax_bits = max with every |in rounded to bf16|.
+// slot->amax_bits = max(slot->amax_bits, |in rounded to bf16|).
 struct AmaxArgs {
     Fp8Slot* slot;
     Tensor in;   // bf16 or fp32
 };
-// Of `count` slots: step_amax_bits = max with amax_bits, or 0 if `step`; amax_bits = 0.
+// For `count` slots: step_amax_bits = max(step_amax_bits, amax_bits), or 0 if `step`; amax_bits = 0.
 struct Fp8ClearArgs {
     Fp8Slot* slots;
     int64_t count;
     bool step = false;
-    const StepState* state = nullptr;   // given: nothing is done when state->skip
+    const StepState* state = nullptr;   // optional: does nothing if state->skip
 };
-// One update of delayed scaling, of `count` tensors, each with a ring of `length` amaxes (floats, 0 at first):
-//   last = amax_bits; step_amax_bits = max with last; amax_bits = 0
-//   nothing else if state->skip or last == 0 (a tensor that was not produced)
-//   history[updates % length] = last; amax = max over the ring (a NaN or infinity wins), or last (most_recent)
+// Updates the delayed scaling of `count` tensors, each with an amax history of `length` floats, 0 at first:
+//   last = amax_bits; step_amax_bits = max(step_amax_bits, last); amax_bits = 0
+//   stops here if state->skip or last == 0 (the tensor was not produced)
+//   history[updates % length] = last; amax = max(history) (a NaN or infinity wins), or last (most_recent)
 //   if updates % interval == 0 and amax is finite and > 0: scale = scale_of(amax, largest)
 //   updates += 1
-// Source: the order of TransformerEngine's delayed scaling (amax of `length` updates, this one included).
+// Source: Transformer Engine's delayed scaling, whose history includes the present amax.
 struct Fp8UpdateArgs {
     Fp8Slot* slots;         // (count)
     float* history;         // (count, length), in and =
@@ -75,7 +75,7 @@ struct Fp8UpdateArgs {
     const float* largest;   // (count): largest number of the format / 2^margin
     int64_t count, length, interval;
     bool most_recent;
-    const StepState* state;   // null: not skipped
+    const StepState* state;   // optional
 };
 
 // ---- layers
@@ -85,13 +85,13 @@ struct EmbeddingForwardArgs {
     Tensor out;                // (N, C) T, =
     Tensor wte;                // (Vp, C) T
     Tensor wpe;                // (>= T, C) T, optional
-    const int32_t* tokens;     // (N); an id outside [0, V) reads row 0 and is counted
+    const int32_t* tokens;     // (N); an id outside [0, V) reads row 0 and adds to bad_tokens
     int32_t* bad_tokens;       // (1), +=
     int64_t N, T, C, V;
 };
 
 // dwte[v] += sum of dout over the rows with tokens[n] == v; dwpe[t] += sum over the batch.
-// Deterministic: rows of one token are added in the order of token_order.
+// The rows of a token are added in the order of token_order.
 struct EmbeddingBackwardArgs {
     Tensor dwte;                  // (Vp, C) grad, +=
     Tensor dwpe;                  // (>= T, C) grad, +=, optional
@@ -105,7 +105,7 @@ struct EmbeddingBackwardArgs {
 // layernorm: (x - mean) * rstd, rstd = 1 / sqrt(var + eps). Source: Ba et al., arXiv 1607.06450.
 // rmsnorm: x * rstd, rstd = 1 / sqrt(mean(x^2) + eps). Source: Zhang and Sennrich, arXiv 1910.07467.
 struct NormForwardArgs {
-    Tensor out;            // (N, C) T, =; optional with quant copies
+    Tensor out;            // (N, C) T, =; optional if quant.copies()
     Tensor residual_out;   // (N, C) T, =, optional: x; required if residual is given
     Tensor mean;           // (N) stat, =; layernorm only
     Tensor rstd;           // (N) stat, =
@@ -121,20 +121,20 @@ struct NormForwardArgs {
 // dx = dresidual + d(norm)/dx, the gradient of the residual stream below the norm.
 struct NormBackwardArgs {
     Tensor dx;          // (N, C) T, =; may be the same memory as dresidual
-    Tensor dresidual;   // (N, C) T, optional: gradient that reaches x past the norm; absent means 0
+    Tensor dresidual;   // (N, C) T, optional: gradient of x from the residual connection
     Tensor dweight;     // (C) grad, +=
     Tensor dbias;       // (C) grad, +=, optional
     Tensor scratch;     // (2 * kPartialRows * C) stat, =
     Tensor dout;        // (N, C) T
-    Tensor x;           // (N, C) T, what was normalised (residual_out of the forward)
+    Tensor x;           // (N, C) T, input of the norm (residual_out of the forward pass)
     Tensor mean, rstd;  // (N) stat; mean for layernorm only
     Tensor weight;      // (C) T
     int64_t N, C;
     QuantOut quant = {};   // of dx
 };
 
-// Packed projections: row n of qkv is [NH query heads | NKV key heads | NKV value heads], HS elements each.
-// Query and key heads are rms-normalised over HS with a weight shared by all heads (Qwen3); values are copied.
+// Packed QKV: row n is [NH query heads | NKV key heads | NKV value heads], HS elements each. Applies RMSNorm over HS to
+// each query and key head, with one weight for all query heads and one for all key heads (Qwen3); copies the values.
 struct QkNormForwardArgs {
     Tensor out;        // (N, (NH + 2 NKV) HS) T, =
     Tensor rstd;       // (N, NH + NKV) stat, =
@@ -145,11 +145,11 @@ struct QkNormForwardArgs {
     float eps;
 };
 struct QkNormBackwardArgs {
-    Tensor dqkv;                  // (N, (NH + 2 NKV) HS) T: in the gradient of out, = the gradient of in;
-                                  // unspecified afterwards when quant has copies
+    Tensor dqkv;                  // (N, (NH + 2 NKV) HS) T: gradient of out, = gradient of in; unspecified
+                                  // afterwards if quant.copies()
     Tensor dq_weight, dk_weight;  // (HS) grad, +=
     Tensor scratch;               // (2 * kPartialRows * HS) stat, =
-    Tensor in;                    // (N, (NH + 2 NKV) HS) T, input of the forward
+    Tensor in;                    // (N, (NH + 2 NKV) HS) T, input of the forward pass
     Tensor rstd;                  // (N, NH + NKV) stat
     Tensor q_weight, k_weight;    // (HS) T
     int64_t N, NH, NKV, HS;
@@ -159,7 +159,7 @@ struct QkNormBackwardArgs {
 // Rotary position embedding in place on the query and key heads, rotate-half pairing (i, i + HS/2), position
 // n % T. backward rotates the gradient by the negative angle. Source: Su et al., arXiv 2104.09864.
 struct RopeArgs {
-    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =; unspecified afterwards when quant has copies
+    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, in and =; unspecified afterwards if quant.copies()
     Tensor cos_sin;   // (>= T, HS/2, 2) stat: cosine, sine
     int64_t N, T, NH, NKV, HS;
     QuantOut quant = {};   // of the whole new qkv, values included
@@ -169,18 +169,18 @@ struct RopeArgs {
 // swiglu: in row = [gate (F) | up (F)], out = gate * sigmoid(gate) * up. Source: Shazeer, arXiv 2002.05202.
 struct ActivationForwardArgs {
     Activation kind;
-    Tensor out;   // (N, F) T, =; optional with quant copies
-    Tensor in;    // (N, F), of a gated function (N, 2F) T
+    Tensor out;   // (N, F) T, =; optional if quant.copies()
+    Tensor in;    // (N, F) T; gated functions: (N, 2F)
     int64_t N, F;
     QuantOut quant = {};   // of out
 };
 struct ActivationBackwardArgs {
     Activation kind;
-    Tensor din;    // as in, T, =; may be the same memory as in; optional with quant copies
+    Tensor din;    // as in, T, =; may be the same memory as in; optional if quant.copies()
     Tensor dout;   // (N, F) T
-    Tensor in;     // input of the forward
+    Tensor in;     // input of the forward pass
     int64_t N, F;
-    QuantOut quant = {};   // of din (C = F, of a gated function 2F)
+    QuantOut quant = {};   // of din (C = F; gated functions: 2F)
 };
 
 // dbias[c] += sum over n of dout[n, c].
@@ -197,13 +197,13 @@ struct BiasBackwardArgs {
 struct ClassifierArgs {
     Tensor logits;            // (N, Vp) T; = dlogits if write_dlogits
     Tensor losses;            // (N) stat, =
-    const int32_t* targets;   // (N); kIgnoreIndex is ignored, another id outside [0, V) is counted and ignored
-    StepState* state;         // reads dloss_mul; bad_tokens +=
+    const int32_t* targets;   // (N); ids outside [0, V) are ignored and, except for kIgnoreIndex, add to bad_tokens
+    StepState* state;         // dloss_mul; bad_tokens: +=
     int64_t N, V, Vp;
     bool write_dlogits;
 };
 
-// *sum += sum of losses, in fp64 and a fixed order.
+// *sum += sum of losses, in fp64 in a fixed order.
 struct SumLossesArgs {
     double* sum;       // (1), +=
     Tensor losses;     // (N) stat
@@ -211,7 +211,7 @@ struct SumLossesArgs {
     int64_t N;
 };
 
-// Layout of the two operands, named after the pass of y = x w^T that uses it.
+// Layouts of the two operands, named after the passes of y = x w^T.
 enum class GemmLayout {
     kForward,   // D(M,N) = A(M,K) B(N,K)^T : y  = x w^T
     kDgrad,     // D(M,N) = A(M,K) B(K,N)   : dx = dy w
@@ -222,11 +222,10 @@ enum class GemmEpilogue {
     kBias,       // D = AB + bias
     kBiasGelu,   // pre = AB + bias (bias optional), rounded to its dtype; D = gelu(AB + bias)
 };
-// fp32 accumulation (fp64 for fp64); A and B have one dtype; D may differ: fp32 or bf16 D for bf16 operands.
-// FP8 operands (E4M3, one of the two may be E5M2): whatever the layout, which then only names the pass,
-// D(M,N) = A(M,K) B(N,K)^T with each element of A and B multiplied by its scale_inv; K and N multiples of 16; D is
-// bf16 or fp32, bias bf16; epilogues kNone and kBias. Granularity pairs: both kTensor, with any M; A kBlock1x128 with B
-// either block kind, and M a multiple of 4.
+// Accumulates in fp32 (fp64 for fp64). A and B have one dtype; D may be fp32 or bf16 for bf16 operands.
+// FP8 operands (E4M3; one of the two may be E5M2): D(M,N) = A(M,K) B(N,K)^T for every layout, with each element of A
+// and B multiplied by its scale_inv. K, N are multiples of 16; D is bf16 or fp32, bias bf16; epilogue kNone or kBias.
+// Granularities: both kTensor; or A kBlock1x128, B either block granularity and M a multiple of 4.
 struct GemmArgs {
     Tensor D;      // (M, N): = , or += if accumulate
     Tensor A, B;   // see layout
@@ -238,40 +237,39 @@ struct GemmArgs {
     bool accumulate = false;
     // FP8 only.
     Granularity A_granularity = Granularity::kTensor, B_granularity = Granularity::kTensor;
-    Tensor A_scale_inv = {},
-           B_scale_inv = {};  // fp32: scale_inv, see Granularity; kTensor: 1 element in a 16-byte slot
-    bool fast_accumulation = false;    // the tensor cores' own sums, without promotion to fp32 on the way
+    Tensor A_scale_inv = {}, B_scale_inv = {};   // fp32, see Granularity; kTensor: 1 element, 16-byte aligned
+    bool fast_accumulation = false;   // accumulate in the tensor cores only, without promotion to fp32 registers
 };
 
-// *sum += sum of squares, in fp64 and a fixed order.
+// *sum += sum of squares, in fp64 in a fixed order.
 struct SumSquaresArgs {
     double* sum;       // (1), +=
     Tensor in;         // fp32, bf16 or fp64
     Tensor scratch;    // (kPartialSums) fp64, =
 };
 
-// From state->loss_sum and state->sum_squares: grad_norm, skip = either is not finite or a token was bad,
-// grad_mul = min(1, clip / norm) (1 if clip is 0), adam_step += !skip.
+// grad_norm = sqrt(sum_squares); skip = loss_sum or grad_norm is not finite, or bad_tokens > 0;
+// grad_mul = min(1, clip / grad_norm) (1 if clip is 0); adam_step += !skip. All fields are those of state.
 struct StepGuardArgs {
     StepState* state;
     float clip;
 };
 
-// AdamW with decoupled decay on a run of elements; does nothing when state->skip.
+// AdamW with decoupled weight decay on n consecutive elements of a parameter; does nothing if state->skip.
 //   g = grad * grad_mul; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; t = state->adam_step
 //   master -= lr * (m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + decay * master); param = master rounded to T
-// Moments in bf16 are rounded stochastically with philox(rng_key, element_offset + i, t); fp32 ones are not.
+// bf16 moments are rounded stochastically with philox(rng_key, element_offset + i, t).
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
 struct AdamWArgs {
-    Tensor param;             // (n) T, =; optional: absent where a linear keeps FP8 weights only
+    Tensor param;             // (n) T, =; optional: absent if a linear keeps only FP8 weights
     Tensor master;            // (n) stat, in and =
-    Tensor m, v;              // (n) fp32 or bf16 (fp64 when T is), in and =
+    Tensor m, v;              // (n) fp32 or bf16 (fp64 when T is fp64), in and =
     Tensor grad;              // (n) grad
     const StepState* state;
     float beta1, beta2, eps, weight_decay;
     uint64_t rng_key;         // of the parameter
-    int64_t element_offset;   // number of element 0 within the parameter
-    Fp8Slot* slot = nullptr;  // optional: amax_bits = max with every |new master rounded to bf16|
+    int64_t element_offset;   // index of element 0 within the parameter
+    Fp8Slot* slot = nullptr;  // optional: amax_bits = max(amax_bits, |new master rounded to bf16|)
 };
 
 // out[i] = mean + std * rng_normal(key, element_offset + i), with one fmaf.
@@ -291,61 +289,58 @@ struct CastArgs {
     Tensor in;
 };
 
-// ---- between ranks
+// ---- communication of gradients and FP8 weights
 
-// Elements of a gradient that share one scale on the wire.
+// Elements of a gradient that share one scale when it is communicated in FP8.
 inline constexpr int64_t kGradCommChunk = 128;
 
-// A gradient as it travels in FP8: chunks of kGradCommChunk elements, each with the scales of chunk_scale of its amax
-// (448 / amax and its inverse; 1 for zeros; NaN where a value is not finite, so that the whole chunk arrives as NaN),
-// out = to_fp8(in * scale).
+// Quantizes a gradient for communication, in chunks of kGradCommChunk elements: out = to_fp8(in * scale), scale =
+// chunk_scale(amax): 448 / amax; 1 for zeros; NaN if a value is not finite, so that the whole chunk becomes NaN.
 struct QuantizeChunksArgs {
     Tensor out;                    // (n) e4m3, =; n a multiple of kGradCommChunk
-    Tensor scales;                // (n / kGradCommChunk) fp32, =: scale_inv
+    Tensor scales;                 // (n / kGradCommChunk) fp32, =: scale_inv
     Tensor in;                     // (n) fp32 or bf16
     Fp8Counts* counts = nullptr;   // +=, optional
 };
-// out[i] = sum over r of in[r][i], in the order of r from rank 0 on, in fp32 from the first value; with scales each
-// value is first multiplied by its own.
+// Local reduction: out[i] = sum over r of in[r][i] (times its scale if there are scales), in fp32, in order of r.
 struct SumRanksArgs {
     Tensor out;       // (n) fp32, =
     Tensor in;        // (ranks, n) fp32, bf16 or e4m3
-    Tensor scales;   // (ranks, n / kGradCommChunk) fp32; with e4m3 only
+    Tensor scales;    // (ranks, n / kGradCommChunk) fp32: scale_inv; e4m3 only
     int64_t ranks;
 };
-// How far two vectors are apart: sums[0..3] += a.a, b.b, a.b, (a-b).(a-b), in fp64 and a fixed order.
+// Compares two vectors: sums[0..3] += a.a, b.b, a.b, (a-b).(a-b), in fp64 in a fixed order.
 struct CompareSumsArgs {
     double* sums;     // (4), +=
     Tensor a, b;      // (n) fp32
     Tensor scratch;   // (4 * kPartialSums) fp64, =
 };
 
-// FP8 weights of an (R, C) matrix made by several ranks, each from a run of its elements, in the steps of quantize.
-// 1. Blocks: amaxes[r / 128][c / 128] = max with every |in rounded to bf16|; (ceil(R / 128), ceil(C / 128)) bits.
+// Quantization of an (R, C) weight matrix by several ranks, each of which has a shard range, in the steps of quantize.
+// 1. Blocks: amaxes[r / 128][c / 128] = max(itself, |in rounded to bf16|), as bits; (ceil(R / 128), ceil(C / 128)).
 struct BlockAmaxArgs {
     uint32_t* amaxes;
     Tensor in;        // (n) fp32: elements [begin, begin + n) of the matrix
     int64_t begin, R, C;
 };
-// 2. One scale: what quantize does to the slots before it casts. kCurrent: scale = scale_of(amax_bits);
-//    both: scale_inv = 1 / scale.
+// 2. One scale: sets the slots as quantize does. kCurrent: scale = scale_of(amax_bits); both: scale_inv = 1 / scale.
 struct Fp8ScalesArgs {
     Fp8Slot* slots;   // (count)
     int64_t count;
     Scaling scaling;
     Dtype format;
-    const StepState* state = nullptr;   // given: nothing is done when state->skip
+    const StepState* state = nullptr;   // optional: does nothing if state->skip
 };
-// 3. out = the run, rounded to bf16 and cast as quantize would cast it within the matrix.
+// 3. out = in, rounded to bf16 and cast with the scale of the tensor or block.
 struct QuantizeRunArgs {
     Tensor out;                            // (n) fp8, =
     Tensor in;                             // (n) fp32: elements [begin, begin + n) of the matrix
     int64_t begin, R, C;
-    const Fp8Slot* slot = nullptr;         // one scale: its scale; else
-    const uint32_t* block_amaxes = nullptr;   // those of block_amax, over all ranks
+    const Fp8Slot* slot = nullptr;         // one scale: contains it; otherwise null and
+    const uint32_t* block_amaxes = nullptr;   // blocks: block_amax, all-reduced
     Fp8Counts* counts = nullptr;           // +=, optional
 };
-// 4. Blocks: the scale_inv grids (kBlock128x128) of the matrix and of its transpose.
+// 4. Blocks: scale_inv (kBlock128x128) of the matrix and of its transpose, from the all-reduced amaxes.
 struct BlockScalesArgs {
     Tensor scale_inv;              // scale_inv_elems(kBlock128x128, R, C) fp32, =
     Tensor transposed_scale_inv;   // scale_inv_elems(kBlock128x128, C, R) fp32, =
@@ -369,20 +364,20 @@ namespace cuda {
 #include "llmc/ops/ops.inl"
 }
 #endif
-namespace ops {   // what everybody calls
+namespace ops {   // dispatches to the device
 #include "llmc/ops/ops.inl"
 }
 #undef OP
 
-// The rows of ops.inl, in their order.
+// The rows of ops.inl in order.
 enum class OpKind {
 #define OP(name, Args) name,
 #include "llmc/ops/ops.inl"
 #undef OP
 };
 
-// A rehearsal sees the arguments of every operation here and runs nothing. One overload for each kind of arguments, in
-// op_cost.cpp: an operation whose work is not counted there does not link.
+// Records the work of an operation in a rehearsal. There is one overload per argument struct in op_cost.cpp, so that an
+// operation without a cost does not link.
 #define OP(name, Args) void rehearse_op(Ctx& ctx, OpKind kind, const Args& args);
 #include "llmc/ops/ops.inl"
 #undef OP

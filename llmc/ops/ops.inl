@@ -1,7 +1,7 @@
-// Every operation, one row each: OP(name, argument struct). The structs in ops.h say shapes, dtypes and who
-// writes what. Included several times with different meanings of OP; no include guard on purpose.
+// All operations, one per row: OP(name, argument struct). The structs in ops.h document shapes, dtypes and results.
+// Included several times with different definitions of OP; no include guard on purpose.
 //
-// "working type" T of a row: fp32 or bf16 on both devices, and fp64 on the CPU (the yardstick of tests).
+// The working type T is fp32 or bf16 on both devices, and also fp64 on the CPU (the reference of tests).
 OP(embedding_forward, EmbeddingForwardArgs)
 OP(embedding_backward, EmbeddingBackwardArgs)
 OP(layernorm_forward, NormForwardArgs)

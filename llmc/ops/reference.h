@@ -1,5 +1,5 @@
-// What results are held against, in the tests and by `doctor`: tensors in guarded host memory whose elements start as
-// NaN, random values, comparison under a derived bound.
+// Reference tensors for the tests and `doctor`: guarded host memory whose elements start as NaN, random values, and
+// comparison under an error bound.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -13,15 +13,15 @@
 
 namespace reference {
 
-// Half the distance of two neighbours, relative to the value: the error of one rounding.
+// Relative error of one rounding.
 inline double unit_roundoff(Dtype dtype) {
     return dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kFp64 ? 0x1p-53 : 0x1p-24;
 }
 inline Dtype stat_dtype(Dtype working) { return working == Dtype::kFp64 ? Dtype::kFp64 : Dtype::kFp32; }
-// Absolute slack for results below the normal range.
+// Absolute tolerance for results below the normal range.
 inline constexpr double kTiny = 1e-37;
 
-// Elements in host memory between two guard zones. Fresh ones are NaN in every float type (all bytes 0xff).
+// Elements in host memory between two guard zones. New elements are NaN in every float type (all bytes 0xff).
 class HostTensor {
 public:
     HostTensor() = default;
@@ -48,7 +48,7 @@ public:
         if (dtype_ == Dtype::kInt32) return read(int32_t{});
         return read(float{});
     }
-    // Rounded to the dtype.
+    // Rounds to the dtype.
     void set(int64_t i, double value) {
         char* at = static_cast<char*>(data()) + i * dtype_bytes(dtype_);
         auto write = [&](auto rounded) { std::memcpy(at, &rounded, sizeof rounded); };
@@ -66,14 +66,14 @@ public:
         for (int64_t i = 0; i < elems_; i++) set(i, value);
         return *this;
     }
-    // The same values in another type.
+    // Converts to another dtype.
     HostTensor to(Dtype dtype) const {
         HostTensor copy(dtype, elems_);
         for (int64_t i = 0; i < elems_; i++) copy.set(i, get(i));
         return copy;
     }
     bool same_bits(const HostTensor& other) const { return bytes_ == other.bytes_; }
-    // The operation wrote no byte before the first or after the last element.
+    // Whether no byte before the first or after the last element was written.
     bool guards_intact() const {
         bool intact = true;
         for (int64_t i = 0; i < kGuard && elems_; i++)
@@ -89,14 +89,14 @@ private:
     std::vector<uint8_t> bytes_;
 };
 
-// Normal numbers mean + mul * z, rounded to the dtype; `key` names the stream.
+// Normally distributed numbers mean + mul * z, rounded to the dtype; `key` selects the random stream.
 inline HostTensor random_tensor(Dtype dtype, int64_t elems, uint64_t key, double mul = 1, double mean = 0) {
     HostTensor t(dtype, elems);
     for (int64_t i = 0; i < elems; i++)
         t.set(i, mean + mul * static_cast<double>(rng_normal(key, static_cast<uint64_t>(i))));
     return t;
 }
-// Whole numbers in [-limit, limit]: sums of their products are exact.
+// Integers in [-limit, limit], whose sums of products are exact.
 inline HostTensor random_integers(Dtype dtype, int64_t elems, uint64_t key, int64_t limit) {
     HostTensor t(dtype, elems);
     for (int64_t i = 0; i < elems; i++) {
@@ -109,7 +109,7 @@ inline HostTensor random_integers(Dtype dtype, int64_t elems, uint64_t key, int6
 // The largest error that element i may have.
 using Bound = std::function<double(int64_t i)>;
 
-// "" if every element of got is within the bound of want and the guards hold, else a line on the first
+// Returns "" if every element of got is within the bound of want and the guards are intact, else one line on the first
 // element that is not.
 inline std::string first_difference(const HostTensor& got, const HostTensor& want, const Bound& bound) {
     if (got.elems() != want.elems()) return "different sizes";

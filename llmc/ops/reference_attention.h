@@ -1,4 +1,4 @@
-// Attention in plain loops in double, with a bound that follows every rounding.
+// Attention as plain loops in double, with error bounds derived from every rounding.
 #pragma once
 #include "llmc/ops/reference.h"
 
@@ -8,20 +8,19 @@ struct QkvShape {
     int64_t B, T, NH, NKV, HS;
 };
 
-// One problem. `out` and `lse` that the backward reads come from the CPU, so that both devices start from the same
-// values.
+// One problem. The backward pass reads `out` and `lse` of the CPU, so that both devices start from the same values.
 struct AttentionProblem {
     QkvShape s;
     Dtype type;
     int64_t width = (s.NH + 2 * s.NKV) * s.HS, N = s.B * s.T;
     float softmax_mul = 1.3f / std::sqrt(static_cast<float>(s.HS));
     HostTensor qkv, dout;
-    std::vector<int32_t> documents;   // or none, as attention takes them
+    std::vector<int32_t> documents;   // as AttentionForwardArgs::documents; may be empty
 
     AttentionProblem(QkvShape shape, Dtype dtype, double magnitude = 1) : s(shape), type(dtype) {
         qkv = random_tensor(type, N * width, 1, magnitude);
         dout = random_tensor(type, N * s.NH * s.HS, 2, 1, 0.1);
-        // Keys that grow along the sequence: the largest score keeps moving, in some heads by a lot.
+        // Keys grow along the sequence, so that the largest score keeps moving, in some heads by a lot.
         for (int64_t n = 0; n < N; n++) {
             const double growth = 0.5 + 2.0 * static_cast<double>(n % s.T) / static_cast<double>(s.T);
             for (int64_t c = n * width + s.NH * s.HS; c < n * width + (s.NH + s.NKV) * s.HS; c++)
@@ -29,16 +28,16 @@ struct AttentionProblem {
         }
     }
     int64_t start(int64_t b, int64_t t) const { return documents.empty() ? 0 : documents[b * s.T + t]; }
-    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv_view, const int32_t* borders) const {
+    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv_view, const int32_t* ranges) const {
         return {.out = out, .lse = lse, .qkv = qkv_view, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
-                .HS = s.HS, .softmax_mul = softmax_mul, .documents = borders};
+                .HS = s.HS, .softmax_mul = softmax_mul, .documents = ranges};
     }
     AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
-                                        Tensor qkv_view, const int32_t* borders, Tensor sums = {},
+                                        Tensor qkv_view, const int32_t* ranges, Tensor sums = {},
                                         bool fast = false) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
                 .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
-                .documents = borders, .sums = sums, .fast = fast};
+                .documents = ranges, .sums = sums, .fast = fast};
     }
     struct Result {
         HostTensor out, lse, dqkv, delta;
@@ -48,18 +47,18 @@ struct AttentionProblem {
         return {HostTensor(dtype, N * s.NH * s.HS), HostTensor(stat, N * s.NH), HostTensor(dtype, N * width),
                 HostTensor(stat, N * s.NH)};
     }
-    // forward and backward of the CPU, computed in `dtype` from the same numbers.
+    // Runs forward and backward on the CPU in `dtype`.
     Result on_cpu(Dtype dtype) const {
         Result r = fresh(dtype);
         HostTensor x = qkv.to(dtype), dy = dout.to(dtype);
         Ctx ctx;
-        const int32_t* borders = documents.empty() ? nullptr : documents.data();
-        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view(), borders));
+        const int32_t* ranges = documents.empty() ? nullptr : documents.data();
+        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), x.view(), ranges));
         cpu::attention_backward(ctx, backward_args(r.dqkv.view(), r.delta.view(), dy.view(), r.out.view(),
-                                                   r.lse.view(), x.view(), borders));
+                                                   r.lse.view(), x.view(), ranges));
         return r;
     }
-    // Positions of element 0 of head vectors.
+    // Index of element 0 of a head vector.
     int64_t q(int64_t b, int64_t t, int64_t h) const { return (b * s.T + t) * width + h * s.HS; }
     int64_t k(int64_t b, int64_t t, int64_t h) const { return q(b, t, s.NH + h / (s.NH / s.NKV)); }
     int64_t v(int64_t b, int64_t t, int64_t h) const { return k(b, t, h) + s.NKV * s.HS; }
@@ -67,22 +66,23 @@ struct AttentionProblem {
     int64_t row(int64_t b, int64_t t, int64_t h) const { return (b * s.NH + h) * s.T + t; }
 };
 
-// What the loops in double give, with the largest error each element may have.
+// Results in double, with the largest error that each element may have.
 struct Reference {
     std::vector<double> out, lse, dqkv, delta;
     std::vector<double> out_error, lse_error, dqkv_error, delta_error;
 };
 
-// Weights of one query over its keys, from `first` on: probabilities and how wrong each may be, relative.
-struct Weights {
+// P of one query for its keys, from `first` on, and the relative error that each may have.
+struct Probabilities {
     int64_t first;
     std::vector<double> p, error;
     double lse = 0, lse_error = 0;
 };
 
-inline Weights weights_of(const AttentionProblem& a, const std::vector<double>& qkv, int64_t b, int64_t h, int64_t t) {
-    const double u = 2 * 0x1p-24;   // a rounding of fp32; tensor cores drop what others would round
-    Weights w{.first = a.start(b, t), .p = {}, .error = {}};
+inline Probabilities probabilities_of(const AttentionProblem& a, const std::vector<double>& qkv, int64_t b, int64_t h,
+                                      int64_t t) {
+    const double u = 2 * 0x1p-24;   // a rounding of fp32; tensor cores truncate instead
+    Probabilities w{.first = a.start(b, t), .p = {}, .error = {}};
     std::vector<double> score;
     double largest = -1e300;
     for (int64_t j = w.first; j <= t; j++) {
@@ -101,22 +101,21 @@ inline Weights weights_of(const AttentionProblem& a, const std::vector<double>& 
         most = std::max(most, w.error[i]);
     }
     w.lse = largest + std::log(sum);
-    // The argument of an exponential is rounded too, in proportion to the scores and the reference.
+    // The argument of an exponential is rounded too, in proportion to the scores and the lse.
     const double argument = u * (4 * spread + 2 * std::fabs(w.lse) + 8);
     w.lse_error = most + argument + (t / 4.0 + 8) * u;
     for (size_t i = 0; i < score.size(); i++) {
         w.p.push_back(std::exp(score[i] - w.lse));
-        // Exponentials below 2^-126 are 0; forward they are taken to a reference that may lie 2^8 above the sum.
+        // Exponentials below 2^-126 are 0; in the forward pass their running maximum may lie 2^8 above the sum.
         w.error[i] += w.p.back() < 0x1p-118 ? 1 : argument + w.lse_error;
     }
     return w;
 }
 
-// operand: the relative error of a weight that tensor cores multiply with (they want bf16), 0 on the CUDA
-// cores.
+// operand: the relative error of P and dS as operands of tensor cores (bf16), 0 without tensor cores.
 inline Reference reference_of(const AttentionProblem& a, const AttentionProblem::Result& given, double operand) {
     const double u = 2 * 0x1p-24, round = 1.01 * unit_roundoff(a.type), mul = a.softmax_mul;
-    const double chain = static_cast<double>(a.s.T * (a.s.NH / a.s.NKV) + 16) * u;   // of sums over T
+    const double chain = static_cast<double>(a.s.T * (a.s.NH / a.s.NKV) + 16) * u;   // error of sums over T
     const std::vector<double> qkv = a.qkv.values(), douts = a.dout.values(), outs = given.out.values();
     Reference r;
     r.out.resize(outs.size()), r.out_error = r.out;
@@ -124,7 +123,7 @@ inline Reference reference_of(const AttentionProblem& a, const AttentionProblem:
     r.lse.resize(static_cast<size_t>(a.N * a.s.NH)), r.lse_error = r.delta = r.delta_error = r.lse;
     for (int64_t task = 0; task < a.N * a.s.NH; task++) {
         const int64_t t = task % a.s.T, h = task / a.s.T % a.s.NH, b = task / a.s.T / a.s.NH;
-        const Weights w = weights_of(a, qkv, b, h, t);
+        const Probabilities w = probabilities_of(a, qkv, b, h, t);
         const int64_t row = a.row(b, t, h), o = a.o(b, t, h), q = a.q(b, t, h);
         r.lse[row] = w.lse, r.lse_error[row] = w.lse_error + u * std::fabs(w.lse);
         double delta = 0, delta_error = 0;

@@ -1,5 +1,5 @@
-// FP8 attention: packed projections, what the CPU makes of them, and attention in double with the errors that E4M3
-// weights, and tensor cores that keep 14 bits of a sum, may leave.
+// FP8 attention: packed QKV, results of the CPU, and attention in double with error bounds for P in E4M3 and for tensor
+// cores, which keep 14 bits of a sum.
 #pragma once
 #include <algorithm>
 
@@ -10,13 +10,13 @@ namespace reference {
 struct Fp8Attention {
     int64_t B, T, NH, NKV, HS;
     double magnitude = 1;
-    std::vector<int32_t> documents = {};   // or none, as attention takes them
+    std::vector<int32_t> documents = {};   // as AttentionForwardArgs::documents; may be empty
 
     int64_t heads() const { return NH + 2 * NKV; }
     int64_t width() const { return heads() * HS; }
     int64_t blocks() const { return B * heads() * head_blocks(T); }
     float softmax_mul() const { return 1.3f / std::sqrt(static_cast<float>(HS)); }
-    const int32_t* borders() const { return documents.empty() ? nullptr : documents.data(); }
+    const int32_t* ranges() const { return documents.empty() ? nullptr : documents.data(); }
     // Keys grow along the sequence, so that the largest score keeps moving; heads and tokens differ in size.
     HostTensor random_qkv(uint64_t key = 1) const {
         HostTensor qkv = random_tensor(Dtype::kBf16, B * T * width(), key, magnitude);
@@ -28,13 +28,13 @@ struct Fp8Attention {
         }
         return qkv;
     }
-    QuantizeHeadsArgs quantize_args(Fp8Heads copies, Tensor qkv, Tensor cos_sin) const {
-        return {.heads = copies, .qkv = qkv, .cos_sin = cos_sin, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS};
+    QuantizeHeadsArgs quantize_args(Fp8Heads fp8_heads, Tensor qkv, Tensor cos_sin) const {
+        return {.heads = fp8_heads, .qkv = qkv, .cos_sin = cos_sin, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS};
     }
-    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv, Fp8Heads copies,
-                                      const int32_t* borders) const {
+    AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv, Fp8Heads fp8_heads,
+                                      const int32_t* ranges) const {
         return {.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
-                .softmax_mul = softmax_mul(), .documents = borders, .heads = copies};
+                .softmax_mul = softmax_mul(), .documents = ranges, .heads = fp8_heads};
     }
     struct Result {
         HostTensor qkv, bytes, scales, out, lse;
@@ -45,10 +45,10 @@ struct Fp8Attention {
     }
     Result on_cpu(const HostTensor& qkv, Tensor cos_sin = {}) const {
         Result r = fresh(qkv);
-        const Fp8Heads copies{r.bytes.view(), r.scales.view()};
+        const Fp8Heads fp8_heads{r.bytes.view(), r.scales.view()};
         Ctx ctx;
-        cpu::quantize_heads(ctx, quantize_args(copies, r.qkv.view(), cos_sin));
-        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), r.qkv.view(), copies, borders()));
+        cpu::quantize_heads(ctx, quantize_args(fp8_heads, r.qkv.view(), cos_sin));
+        cpu::attention_forward(ctx, forward_args(r.out.view(), r.lse.view(), r.qkv.view(), fp8_heads, ranges()));
         return r;
     }
     int64_t q(int64_t b, int64_t t, int64_t h) const { return ((b * T + t) * heads() + h) * HS; }
@@ -61,8 +61,8 @@ struct Fp8Reference {
     std::vector<double> out_error, lse_error;
 };
 
-// What a sum of terms may lose in tensor cores that take `step` of them at a time and drop, of each and of the sum so
-// far, what lies 2^-13 below the largest of them.
+// Error bound of a sum in tensor cores, which add `step` terms at a time and truncate each term and the accumulator
+// 2^-13 below the largest of them.
 class SumLoss {
 public:
     explicit SumLoss(int64_t step) : step_(step) {}
@@ -82,7 +82,7 @@ private:
     double sum_ = 0, before_ = 0, largest_ = 0, loss_ = 0;
 };
 
-// Attention of qkv (as quantize_heads left it) in double.
+// Computes attention of qkv after quantize_heads in double.
 inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTensor& quantised, bool tensor_cores) {
     const double u = 2 * 0x1p-24;   // a rounding of fp32
     const std::vector<double> x = quantised.values();
@@ -109,7 +109,7 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTen
         for (int64_t j = 0; j < count; j++) sum += std::exp(p[j] - largest);
         const double lse = largest + std::log(sum), argument = u * (6 * spread + 4 * std::fabs(lse) + 16);
         r.lse.set(task, lse), r.lse_error[task] = most_error + argument + (static_cast<double>(count) + 16) * u;
-        // A weight in E4M3: half a last place, or half of the smallest number where the largest weight is 2^8 or more.
+        // P in E4M3: half a unit in the last place, or half the smallest number where the largest P is 2^8 or more.
         const double floor = std::exp(largest - lse) * 0x1p-18 * 1.1;
         for (int64_t j = 0; j < count; j++) {
             p[j] = std::exp(p[j] - lse);

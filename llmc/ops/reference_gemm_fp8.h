@@ -1,4 +1,4 @@
-// The product of FP8 operands in double, with what tensor cores may lose on the way.
+// Products of FP8 operands in double, with error bounds for tensor cores and for the CPU.
 #pragma once
 #include "llmc/base/fp8.h"
 #include "llmc/ops/reference.h"
@@ -12,7 +12,7 @@ struct Fp8Kind {
     bool blocks() const { return a_granularity != Granularity::kTensor; }
 };
 inline uint8_t* codes_of(HostTensor& t) { return static_cast<uint8_t*>(t.data()); }
-// Where the scale of element (r, k) of an (R, K) matrix lies.
+// Index of the scale of element (r, k) of an (R, K) matrix.
 inline int64_t scale_inv_index(Granularity granularity, int64_t R, int64_t K, int64_t r, int64_t k) {
     if (granularity == Granularity::kTensor) return 0;
     if (granularity == Granularity::kBlock1x128) return k / 128 * R + r;
@@ -34,14 +34,14 @@ struct Fp8Product {
                     static_cast<int>(layout), accumulate ? ", accumulates" : "", fast ? ", fast" : "",
                     bias.elems() ? ", bias" : "");
     }
-    // Views on tensors of the caller's device.
+    // Arguments with tensors of the caller's device.
     GemmArgs args(Tensor D, Tensor A, Tensor B, Tensor A_scale_inv, Tensor B_scale_inv, Tensor of_bias) const {
         return {.D = D, .A = A, .B = B, .bias = of_bias, .pre = {}, .M = M, .N = N, .K = K, .layout = layout,
                 .epilogue = of_bias ? GemmEpilogue::kBias : GemmEpilogue::kNone, .accumulate = accumulate,
                 .A_granularity = kind.a_granularity, .B_granularity = kind.b_granularity, .A_scale_inv = A_scale_inv,
                 .B_scale_inv = B_scale_inv, .fast_accumulation = fast};
     }
-    // D as the CPU leaves it.
+    // Returns D of the CPU.
     HostTensor on_cpu(Ctx& ctx) {
         HostTensor out = d;
         cpu::gemm(ctx, args(out.view(), a.view(), b.view(), a_scale_inv.view(), b_scale_inv.view(), bias.view()));
@@ -55,12 +55,12 @@ struct Fp8Product {
     }
 };
 
-// The product in double, the sum of the terms' absolute values, and what tensor cores may lose.
+// The product in double, the sum of the terms' absolute values, and the error bound of tensor cores.
 struct Fp8Expected {
     HostTensor product, magnitude, tensor_cores;
 };
 
-// The codes' values, unscaled.
+// Decodes FP8 without scales.
 inline std::vector<double> decoded(const HostTensor& codes) {
     std::vector<double> values(static_cast<size_t>(codes.elems()));
     for (int64_t i = 0; i < codes.elems(); i++)
@@ -68,12 +68,12 @@ inline std::vector<double> decoded(const HostTensor& codes) {
     return values;
 }
 
-// Sums of one run of k that tensor cores add up by themselves. They take 32 products at a time: these and the sum so
-// far are aligned to the largest of the 33, and what lies below `bits` binary places of it is cut off. Source:
-// DeepSeek-V3, arXiv 2412.19437, section 3.5.2, which reports 13 places for Hopper.
-struct TensorCoreRun {
+// Sums over a range of k that tensor cores accumulate without fp32 registers. They add 32 products at a time: these and
+// the accumulator are aligned to the largest of the 33 and truncated `bits` places below it. Source: DeepSeek-V3,
+// arXiv 2412.19437, section 3.5.2, which reports 13 places for Hopper.
+struct TensorCoreSum {
     double sum = 0, magnitude = 0, lost = 0;
-    TensorCoreRun(const double* a, const double* b, int64_t K, int bits) {
+    TensorCoreSum(const double* a, const double* b, int64_t K, int bits) {
         for (int64_t begin = 0; begin < K; begin += 32) {
             const int64_t end = std::min(begin + 32, K);
             double largest = std::fabs(sum), next = sum;
@@ -83,7 +83,7 @@ struct TensorCoreRun {
             }
             largest = std::max(largest, std::fabs(next));
             const double place = largest > 0 ? std::ldexp(1.0, std::ilogb(largest) - bits) : 1;
-            lost += place;   // the sum itself
+            lost += place;   // truncation of the accumulator
             for (int64_t k = begin; k < end; k++) {
                 const double term = std::fabs(a[k] * b[k]) / place;
                 lost += (term - static_cast<double>(static_cast<int64_t>(term))) * place;
@@ -94,8 +94,8 @@ struct TensorCoreRun {
     }
 };
 
-// `run`: how many k tensor cores add up before fp32 registers take over; the scales are constant in 128.
-inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t run) {
+// `range`: number of k that tensor cores accumulate before fp32 registers do; the scales are constant in 128.
+inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t range) {
     const int64_t M = p.M, N = p.N, K = p.K;
     const std::vector<double> a = decoded(p.a), b = decoded(p.b);
     auto empty = [&] { return HostTensor(Dtype::kFp64, M * N); };
@@ -103,8 +103,8 @@ inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t run) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < M * N; i++) {
         double sum = 0, magnitude = 0, lost = 0;
-        for (int64_t k = 0; k < K; k += run) {
-            const TensorCoreRun part(a.data() + i / N * K + k, b.data() + i % N * K + k, std::min(run, K - k), bits);
+        for (int64_t k = 0; k < K; k += range) {
+            const TensorCoreSum part(a.data() + i / N * K + k, b.data() + i % N * K + k, std::min(range, K - k), bits);
             const double scale = p.scale_a(i / N, k) * p.scale_b(i % N, k);
             sum += scale * part.sum, magnitude += scale * part.magnitude, lost += scale * part.lost;
         }
@@ -115,18 +115,18 @@ inline Fp8Expected expected(const Fp8Product& p, int bits, int64_t run) {
     return e;
 }
 
-// Binary places that survive when tensor cores align the products of a step, see TensorCoreRun: one less than measured.
-// On an H200 no error exceeded 0.8 of the bound of 13 places, while the worst was 2.8 of that of 14.
+// Binary places that tensor cores keep (TensorCoreSum), one less than measured: on an H200 the largest error was 0.8 of
+// the bound for 13 places and 2.8 times that for 14.
 inline constexpr int kPlaces = 12;
 
-// k that tensor cores sum up by themselves: all of them when fast, otherwise fp32 takes over every 128. Measured like
-// kPlaces: errors of fast sums exceed the bound of runs of 128.
+// Tensor cores accumulate over all k if fast, otherwise over 128. Measured like kPlaces: errors of fast sums exceed the
+// bound for 128.
 inline Fp8Expected expected_of(const Fp8Product& p) { return expected(p, kPlaces, p.fast ? p.K : 128); }
 
-// What an element may be off by, with precise or fast accumulation. `e` and `p` must outlive the bound.
+// Error bound of the GPU, with precise or fast accumulation. `e` and `p` must outlive it.
 inline Bound gpu_bound(const Fp8Product& p, const Fp8Expected& e) {
     const double chain = static_cast<double>(p.K / 32 + 8), round = unit_roundoff(p.result);
-    const bool twice = p.accumulate;   // into bf16: the sum, then what is added to it
+    const bool twice = p.accumulate;   // rounds the product and then the sum with D
     return [&p, &e, chain, round, twice](int64_t i) {
         const double sums = e.tensor_cores.get(i)
                             + 2 * chain * 0x1p-24 * (e.magnitude.get(i) + std::fabs(e.product.get(i)));
@@ -135,11 +135,11 @@ inline Bound gpu_bound(const Fp8Product& p, const Fp8Expected& e) {
     };
 }
 
-// The error of element i: roundings of the longest chain of fp32 sums (runs of 256, or of 128 with scales), the two
-// scales, and the rounding to D's type.
+// Error bound of the CPU: the longest chain of fp32 sums (over 256 k, or 128 with block scales), the scales, and the
+// rounding to D's dtype.
 inline Bound cpu_bound(const Fp8Product& p, const Fp8Expected& e) {
-    const int64_t run = p.kind.blocks() ? 128 : 256;
-    const double chain = static_cast<double>(std::min(p.K, run) + p.K / run + 5);
+    const int64_t range = p.kind.blocks() ? 128 : 256;
+    const double chain = static_cast<double>(std::min(p.K, range) + p.K / range + 5);
     const double round = unit_roundoff(p.result);
     return [&e, chain, round](int64_t i) {
         const double sums = 1.01 * chain * 0x1p-24 * (e.magnitude.get(i) + std::fabs(e.product.get(i)));

@@ -1,4 +1,4 @@
-// FP8 casts against the definition of the formats, and the rules that make scales from amaxes.
+// FP8 casts compared with the definition of the formats, and scales from amaxes.
 #include "tests/support/fp8_format.h"
 
 #include "llmc/base/fp8.h"
@@ -20,7 +20,7 @@ bool is_power_of_two(float value) {
 
 }  // namespace
 
-TEST_CASE("fp8: the landmarks of both formats") {
+TEST_CASE("fp8: special values of both formats") {
     const Fp8Numbers e4m3(Dtype::kE4m3), e5m2(Dtype::kE5m2);
     CHECK_EQ(e4m3.largest(), 448.0);
     CHECK_EQ(e5m2.largest(), 57344.0);
@@ -66,7 +66,7 @@ TEST_CASE("fp8: every bf16 number becomes the nearest one") {
     }
 }
 
-TEST_CASE("fp8: any float becomes the nearest one, here around every number, every tie, and at random") {
+TEST_CASE("fp8: any float becomes the nearest one (around every number and tie, and random floats)") {
     for (Dtype format : kFormats) {
         const Fp8Numbers numbers(format);
         int wrong = 0;
@@ -122,14 +122,14 @@ TEST_CASE("fp8: amax bits order like the numbers and keep a NaN") {
     CHECK_EQ(amax_bits_of(kInf), kInfinityBits);
 }
 
-TEST_CASE("fp8: factor of an amax") {
+TEST_CASE("fp8: scale of an amax") {
     for (float largest : {448.0f, 57344.0f, 28.0f}) {
         for (uint32_t odd : {0u, kInfinityBits, 0x7fc00000u, 0x7fffffffu}) {
             CHECK_EQ(scale_of(odd, largest), 1.0f);
             CHECK_EQ(block_scale_of(odd, largest), 1.0f);
         }
         CHECK_EQ(scale_of(bits_of(largest), largest), 1.0f);
-        // A quotient beyond the floats: the largest float, whose power of two is 2^127.
+        // If the quotient overflows: the largest float, whose power of two is 2^127.
         for (double tiny : {0x1p-149, 0x1p-140, 0x1p-126}) {
             CHECK_EQ(scale_of(bits_of(tiny), largest), kMax);
             CHECK_EQ(block_scale_of(bits_of(tiny), largest), 0x1p127f);
@@ -144,7 +144,7 @@ TEST_CASE("fp8: factor of an amax") {
     }
 }
 
-TEST_CASE("fp8: a margin halves the factor exactly") {
+TEST_CASE("fp8: a margin halves the scale exactly") {
     for (Dtype format : kFormats)
         for (uint64_t i = 0; i < 20000; i++) {
             const uint32_t bits = philox(3, i).word[0] % kInfinityBits;
@@ -157,7 +157,7 @@ TEST_CASE("fp8: a margin halves the factor exactly") {
         }
 }
 
-TEST_CASE("fp8: the factor of a block is a power of two, invertible, large, and never overflows the format") {
+TEST_CASE("fp8: the scale of a block is a power of two, invertible, large, and never overflows the format") {
     for (Dtype format : kFormats) {
         const double largest = static_cast<double>(fp8_largest(format));
         int wrong = 0;

@@ -1,4 +1,4 @@
-// Weighted blends: words to exact parts, the order of sources, and what the loader reads from them.
+// Weighted blends: parsing of exact weights, the order of sources, and the samples that the loader reads.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -70,7 +70,7 @@ void check_shares(const std::vector<int64_t>& parts) {
 
 }  // namespace
 
-TEST_CASE("blend: weights become whole parts, exactly as they are written") {
+TEST_CASE("blend: weights are converted exactly to integers") {
     CHECK(parts_of({"0.7", "a", "0.3", "b"}) == std::vector<int64_t>{7, 3});
     CHECK(parts_of({"1", "a", "1", "b", "1", "c"}) == std::vector<int64_t>{1, 1, 1});
     CHECK(parts_of({".5", "a", "1.50", "b"}) == std::vector<int64_t>{1, 3});
@@ -90,7 +90,7 @@ TEST_CASE("blend: weights become whole parts, exactly as they are written") {
     CHECK(parsed.sources[0].weight == "3");
 }
 
-TEST_CASE("blend: weights that mean nothing are refused") {
+TEST_CASE("blend: invalid weights are refused") {
     const std::vector<std::pair<Words, std::string>> wrong = {
         {{"a", "0.3", "b"}, "'a' has no weight and 0.3 is one"},
         {{"0.7", "0.3", "b"}, "weight 0.7 has no shards after it"},
@@ -137,7 +137,7 @@ TEST_CASE("blend: shares are exact after any number of samples") {
 }
 
 // What the test above measures must be able to fail.
-TEST_CASE("blend: the measure of shares sees a sample out of place") {
+TEST_CASE("blend: the measurement of shares detects a misplaced sample") {
     const std::vector<int64_t> parts = {5, 3, 2};
     std::vector<int64_t> sequence = sequence_of(BlendOrder(parts), 20);
     CHECK(deviation(sequence, parts).prefix <= 0.75);
@@ -148,7 +148,7 @@ TEST_CASE("blend: the measure of shares sees a sample out of place") {
     CHECK(deviation(sequence, parts).prefix > 0.75);
 }
 
-TEST_CASE("blend: a place follows from the number of a sample alone") {
+TEST_CASE("blend: the position of a sample depends only on its number") {
     for (const std::vector<int64_t>& parts : {std::vector<int64_t>{1}, {7, 3}, {5, 3, 2}, {1, 1, 1}, {13, 1, 200, 7}}) {
         const BlendOrder order(parts);
         std::vector<int64_t> count(parts.size());
@@ -222,7 +222,7 @@ TEST_CASE("blend: every source is read in its own order, epoch after epoch") {
     loader.prefetch(0, 1000);
 }
 
-TEST_CASE("blend: sources of one size are shuffled apart; without shuffling each is read as it lies") {
+TEST_CASE("blend: sources of equal size are shuffled differently; without shuffling each is read in file order") {
     TempDir dir;
     write(dir / "a.bin", llmc_v7(counting(0, 101)));
     write(dir / "b.bin", llmc_v7(counting(1000, 101)));
@@ -237,7 +237,7 @@ TEST_CASE("blend: sources of one size are shuffled apart; without shuffling each
     for (int64_t s = 0; s < 500; s++) CHECK(read_inputs(plain, s)[0] == s % 2 * 1000 + s / 2 % 100);
 }
 
-TEST_CASE("blend: what a resumed run compares") {
+TEST_CASE("blend: the fingerprint that a resumed run compares") {
     TempDir dir;
     for (const char* name : {"a.bin", "b.bin", "c.bin"}) write(dir / name, llmc_v7(counting(0, 41)));
     auto loader = [&](Words words) {

@@ -183,7 +183,7 @@ TEST_CASE("data: any thread reads any sample") {
     CHECK(serial == parallel);
 }
 
-TEST_CASE("data: a changed shard is noticed") {
+TEST_CASE("data: a changed shard is detected") {
     TempDir dir;
     const std::vector<uint32_t> a = counting(0, 50), b = counting(100, 60);
     write(dir / "a.bin", llmc_v1(a));

@@ -1,5 +1,5 @@
-// HellaSwag: the file, what is refused of it, and the score: against the loss of training, on any number of ranks, and
-// leaving everything that training reads as it was.
+// HellaSwag: the file format and its errors; the score, compared with the training loss and on any number of ranks;
+// evaluation must not change the state of training.
 #include "tests/support/data_test.h"
 #include "tests/support/zero_test.h"
 
@@ -78,7 +78,7 @@ std::string refusal(const TempDir& dir, const data_test::Bytes& bytes, int64_t T
     }
 }
 
-// Labels that make every example right.
+// Labels for which every example is correct.
 void label_lowest(std::vector<Question>& all, const std::vector<double>& losses) {
     auto row = losses.begin();
     for (Question& q : all) {
@@ -123,7 +123,7 @@ TEST_CASE("hellaswag: rows of both versions of the file") {
     CHECK(open_file(dir, file_of<uint16_t>(all)).fingerprint() != open_file(dir, file_of<uint32_t>(all)).fingerprint());
 }
 
-TEST_CASE("hellaswag: the lowest loss wins, the first of equals, and what is not finite never") {
+TEST_CASE("hellaswag: the lowest loss wins, the first of equal ones, and never one that is not finite") {
     const TempDir dir;
     const Question q{{1}, {{2}, {3}, {4}}, 1};
     const Hellaswag file = open_file(dir, file_of<uint16_t>({q, q}));
@@ -133,7 +133,7 @@ TEST_CASE("hellaswag: the lowest loss wins, the first of equals, and what is not
     CHECK(file.correct({nan, 1, 2, nan, nan, nan}) == 1);
 }
 
-TEST_CASE("hellaswag: what is wrong with a file is said with its byte and value") {
+TEST_CASE("hellaswag: errors of a file name byte and value") {
     const TempDir dir;
     const Question q{{1, 2}, {{3}, {4, 5}}, 1};   // words: ffff 24 i 1 2 | 2 1 2 | 1 3 | 2 4 5
     const data_test::Bytes sound = file_of<uint16_t>({q, q});
@@ -175,7 +175,7 @@ TEST_CASE("hellaswag: what is wrong with a file is said with its byte and value"
     CHECK(refusal(dir, sound, 3, 3).find("--hellaswag-examples 3") != std::string::npos);
 }
 
-TEST_CASE("hellaswag: the loss of a row is that of training on it, and one other token changes the score") {
+TEST_CASE("hellaswag: the loss of a row equals the training loss, and one changed token changes the score") {
     const TempDir dir;
     // One shape a case: rows of a pass that are those of a micro-batch, more of them, and fewer than the batch.
     for (const auto& [B, T] : {std::pair<int64_t, int64_t>{2, 40}, {3, 140}, {1, 300}}) {
@@ -228,7 +228,7 @@ TEST_CASE("hellaswag: the loss of a row is that of training on it, and one other
     }
 }
 
-TEST_CASE("hellaswag: any number of ranks gives the bits of one, in every recipe") {
+TEST_CASE("hellaswag: results are bitwise equal for any number of ranks, in every recipe") {
     const TempDir dir;
     const std::vector<Question> all = questions(13, 40, 29);
     const Hellaswag file = open_file(dir, file_of<uint16_t>(all));
@@ -253,13 +253,13 @@ TEST_CASE("hellaswag: any number of ranks gives the bits of one, in every recipe
             });
         }
     }
-    // Before the first step there is no history: delayed scaling takes the factors of the tensors themselves.
+    // Before the first step there is no history: delayed scaling uses current scales.
     CHECK(scores[Fp8Recipe::kDelayed] == scores[Fp8Recipe::kTensorwise]);
     CHECK(scores[Fp8Recipe::kNone] != scores[Fp8Recipe::kTensorwise]);
     CHECK(scores[Fp8Recipe::kBlockwise] != scores[Fp8Recipe::kTensorwise]);
 }
 
-TEST_CASE("hellaswag: between steps it changes nothing that training reads, in every recipe") {
+TEST_CASE("hellaswag: evaluation does not change training, in every recipe") {
     const TempDir dir;
     const Hellaswag file = open_file(dir, file_of<uint16_t>(questions(5, 40, 29)));
     for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise})

@@ -1,4 +1,4 @@
-// Loss masks beside shards: which targets the loader leaves out, and which files it refuses.
+// Loss masks of shards: which targets the loader ignores, and which files it refuses.
 #include <algorithm>
 
 #include "tests/support/data_test.h"
@@ -15,7 +15,7 @@ std::vector<uint8_t> pattern(size_t n, uint32_t seed) {
     return flags;
 }
 
-// A mask file by this test's own hand.
+// Builds a mask file without using the loader.
 Bytes mask_bytes(const std::vector<uint8_t>& flags) {
     Bytes bytes("LOSSMASK"), bits((flags.size() + 7) / 8, '\0');
     uint64_t counted = 0;
@@ -33,7 +33,7 @@ std::string fingerprint(const std::string& path) { return DataLoader(config_of({
 
 }  // namespace
 
-TEST_CASE("data: a loss mask leaves out exactly the targets it says, of every format") {
+TEST_CASE("data: a loss mask ignores exactly the right targets, in every format") {
     for (uint32_t n : {9u, 16u, 17u, 64u, 101u})
         for (int64_t T : {1, 3, 4, 7}) {
             CAPTURE(n);
@@ -82,7 +82,7 @@ TEST_CASE("data: shards with and without masks go together, in shuffled order to
     for (size_t i = 0; i < 41; i++) flags[i] = i % 3 == 0;
     write(dir / "b.mask", mask_bytes(flags));
     write(dir / "a.meta.json", "{\"tokens\": 41}");
-    const DataLoader loader(config_of({dir / "*"}));   // masks and sidecars are passed over
+    const DataLoader loader(config_of({dir / "*"}));   // masks and sidecars are ignored
     REQUIRE(loader.shards().size() == 2);
     for (int64_t s = 0; s < 40; s++) {
         int32_t inputs[4], targets[4];
@@ -124,7 +124,7 @@ TEST_CASE("data: loss masks that are damaged or do not fit are refused") {
     write(dir / "a.mask", good);
     CHECK(refusal(config_of({dir / "a.bin"})) == "opened");
 
-    // A sidecar that speaks of a mask.
+    // A sidecar that names a mask.
     std::filesystem::remove(dir / "a.mask");
     const std::string list = ", \"document_offsets\": [0" + std::string(100000, ' ') + "]}";
     write(dir / "a.meta.json", "{\"tokens\": 41, \"loss_mask\": {\"file\": \"a.mask\"}" + list);

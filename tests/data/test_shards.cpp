@@ -1,4 +1,4 @@
-// Token shards: the formats, everything that is refused at start, files beyond 32-bit sizes, fingerprints.
+// Token shards: formats, errors at start, files beyond 32-bit sizes, fingerprints.
 #include <unistd.h>
 
 #include <algorithm>
@@ -141,7 +141,7 @@ TEST_CASE("data: refused Megatron indices name file and byte") {
     check_contains(patched(9, uint64_t{2}), {"exit 2", "m.idx': byte 9: version 2, expected 1"});
     check_contains(patched(17, uint8_t{1}), {"exit 2", "m.idx': byte 17: token type 1 (uint8)"});
     check_contains(patched(17, uint8_t{200}), {"exit 2", "byte 17: token type 200 (unknown)"});
-    // A product of this count with 12 or 8 wraps to something small: it must not pass.
+    // The product of this count with 12 or 8 overflows to a small number, which must be detected.
     check_contains(patched(18, uint64_t{1} << 62),
                    {"exit 2", "m.idx': truncated: byte 18 says 4611686018427387904"});
     check_contains(patched(26, uint64_t{1} << 61), {"exit 2", "truncated", "byte 26 2305843009213693952"});
@@ -184,7 +184,7 @@ TEST_CASE("data: token ids at or above the vocabulary") {
             config.check_ids = false;
             CHECK(refusal(config) == "opened");
         }
-    // Of several, the first one of the first shard is named; all of uint16 is below a large vocabulary.
+    // The error names the first one of the first shard; every uint16 is below a large vocabulary.
     write(dir / "a.bin", llmc_v1(tokens(100, -1, 0)));
     std::vector<uint32_t> two = tokens(3000, 2000, 65535);
     two[2500] = 65535;
@@ -226,7 +226,7 @@ TEST_CASE("data: files beyond 2^31 and 2^32 tokens") {
         loader.prefetch(marks[m] / T, 1);
         loader.read(marks[m] / T, inputs.data(), targets.data());
         CHECK(inputs[static_cast<size_t>(marks[m] % T)] == static_cast<int32_t>(100 + m));
-        // nothing else is set, but for another mark beside it
+        // nothing else is set, except for an adjacent mark
         CHECK(std::count(inputs.begin(), inputs.end(), 0) == T - 1);
     }
     Shard shard(path, "uint16");
@@ -257,7 +257,7 @@ TEST_CASE("data: files beyond 2^31 and 2^32 tokens") {
     CHECK(read_inputs(wide_loader, (many - 8) / 4)[0] == 77);
 }
 
-TEST_CASE("data: the fingerprint of a large shard samples all of it") {
+TEST_CASE("data: the fingerprint of a large shard samples the whole file") {
     TempDir dir;
     // 8 MiB: larger than both ends and the blocks together, so only samples are hashed.
     const std::string path = dir / "a.bin";
@@ -274,7 +274,7 @@ TEST_CASE("data: the fingerprint of a large shard samples all of it") {
         CHECK(fingerprint() != before);
         bytes[at] ^= 1;
     }
-    // Any run of 200 KiB that changes in the middle meets a block: they are at most 6 MiB / 63 apart.
+    // Any changed 200 KiB in the middle contain a block: blocks are at most 6 MiB / 63 apart.
     for (size_t at = mib; at + 200 * 1024 < size - mib; at += mib) {
         for (size_t i = 0; i < 200 * 1024; i++)
             bytes[at + i] ^= 1;

@@ -1,4 +1,4 @@
-// Synthetic data: tokens that are a function of (vocabulary, seed, sample number), and the options that go with them.
+// Synthetic data: tokens as a function of (vocabulary, seed, sample number), and its options.
 #include <cmath>
 #include <limits>
 
@@ -24,14 +24,14 @@ const Words kRun = {"--synthetic-data", "--train-iters", "100"};
 
 }  // namespace
 
-// A change of these makes runs on synthetic data other runs: it needs another kSyntheticVersion.
+// A change of these tokens requires another kSyntheticVersion.
 TEST_CASE("synthetic: the tokens are frozen") {
     CHECK(tokens_of(synthetic(6, 50257), 0) == std::vector<int32_t>{2, 8139, 29, 2, 14, 5259});
     const int64_t far = (int64_t{1} << 40) + 3;
     CHECK(tokens_of(synthetic(6, 50257, 7), far) == std::vector<int32_t>{11446, 651, 13054, 0, 13, 0});
 }
 
-TEST_CASE("synthetic: a sample depends on its number, the seed and the vocabulary alone") {
+TEST_CASE("synthetic: a sample depends only on its number, the seed and the vocabulary") {
     const DataLoader loader(synthetic(33, 1000)), other(synthetic(33, 1000));
     std::vector<std::vector<int32_t>> samples;
     for (int64_t s = 0; s < 50; s++) samples.push_back(data_test::read_inputs(loader, s));
@@ -58,7 +58,7 @@ TEST_CASE("synthetic: ids lie in the vocabulary and follow Zipf's law") {
             REQUIRE(token < vocab);
         }
     }
-    // Nothing is folded back from a vocabulary of 2^10 - 1: each octave of token + 1 has a tenth of the tokens, and
+    // No token wraps around with a vocabulary of 2^10 - 1: each octave of token + 1 has a tenth of the tokens, and
     // each half of it a half of that. Five standard deviations of a binomial count.
     constexpr int kOctaves = 10, kTokens = 200000;
     std::vector<int64_t> lower(kOctaves), upper(kOctaves);
@@ -78,7 +78,7 @@ TEST_CASE("synthetic: ids lie in the vocabulary and follow Zipf's law") {
     }
 }
 
-TEST_CASE("synthetic: no end, no shards, and not to be taken for shards") {
+TEST_CASE("synthetic: no end, no shards, and a fingerprint that differs from that of shards") {
     data_test::TempDir dir;
     data_test::write(dir / "a.bin", data_test::llmc_v1(data_test::counting(0, 40)));
     const DataLoader loader(synthetic(4, 1000)), shards(data_test::config_of({dir / "a.bin"}));
@@ -94,7 +94,7 @@ TEST_CASE("synthetic: no end, no shards, and not to be taken for shards") {
     CHECK(contains(loader.check_fingerprint("{\"synthetic\": []}"), "not readable"));
 }
 
-TEST_CASE("synthetic: options about shards are refused beside it") {
+TEST_CASE("synthetic: options about shards are refused with it") {
     const ParsedConfig run = parse("gpt2", kRun);
     CHECK(run.config.synthetic_data);
     REQUIRE(run.notes.size() == 1);
@@ -121,7 +121,7 @@ TEST_CASE("synthetic: another run than one on shards") {
         REQUIRE(diff.must_match.size() == 1);
         CHECK(contains(diff.must_match[0], "--synthetic-data: "));
     }
-    // A checkpoint from before there was the option.
+    // A checkpoint from before the option existed.
     Json old = Json::parse(config_to_json(without));
     old.erase("synthetic-data");
     CHECK(config_diff(old.dump(), without).must_match.empty());

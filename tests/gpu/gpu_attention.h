@@ -36,15 +36,15 @@ struct Attention : AttentionProblem {
         const HostTensor scratch(Dtype::kFp32, cuda::attention_sums_elems(type, s.B, s.T, s.NH, s.HS));
         DeviceTensor sums(scratch);
         DeviceTensor x(qkv), dy(dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta);
-        HostTensor host_borders(Dtype::kInt32, static_cast<int64_t>(documents.size()));
+        HostTensor host_ranges(Dtype::kInt32, static_cast<int64_t>(documents.size()));
         if (!documents.empty())
-            std::memcpy(host_borders.data(), documents.data(), static_cast<size_t>(host_borders.bytes()));
-        DeviceTensor border_tensor(host_borders);
-        const int32_t* borders = documents.empty() ? nullptr : border_tensor.view().as<int32_t>();
-        cuda::attention_forward(gpu(), forward_args(out.view(), lse.view(), x.view(), borders));
+            std::memcpy(host_ranges.data(), documents.data(), static_cast<size_t>(host_ranges.bytes()));
+        DeviceTensor range_tensor(host_ranges);
+        const int32_t* ranges = documents.empty() ? nullptr : range_tensor.view().as<int32_t>();
+        cuda::attention_forward(gpu(), forward_args(out.view(), lse.view(), x.view(), ranges));
         DeviceTensor given_out(given.out), given_lse(given.lse);
         const AttentionBackwardArgs args = backward_args(dqkv.view(), delta.view(), dy.view(), given_out.view(),
-                                                         given_lse.view(), x.view(), borders, sums.view(), fast);
+                                                         given_lse.view(), x.view(), ranges, sums.view(), fast);
         cuda::attention_backward(gpu(), args);
         const HostTensor first = dqkv.download();
         int64_t differ = 0;

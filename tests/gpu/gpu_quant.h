@@ -1,5 +1,5 @@
-// Producers of FP8 on the GPU: what an operation makes for QuantOut must be, bit for bit, what the CPU makes of the
-// bf16 result that the same operation writes without it.
+// Operations with a QuantOut on the GPU: the result must be bitwise equal to quantization on the CPU of the bf16 result
+// that the same operation writes without a QuantOut.
 #pragma once
 #include <map>
 
@@ -12,14 +12,14 @@ namespace op_test {
 using HostTensors = std::map<std::string, HostTensor>;
 using View = std::function<Tensor(const std::string&)>;
 
-// What to ask for.
+// The fields of a QuantOut.
 struct QuantVariant {
     const char* name;
     Granularity granularity;
     Scaling scaling;
     Dtype format;
     bool rowwise, transposed, record, counts, dbias;
-    bool keep_out;   // the bf16 result too, where it is optional
+    bool keep_out;   // write the bf16 result too, if it is optional
     bool copies() const { return rowwise || transposed; }
 };
 inline std::vector<QuantVariant> quant_variants() {
@@ -50,7 +50,7 @@ inline QuantVariant quant_variant(const std::string& name) {
 
 inline Fp8Slot& slot_in(HostTensor& t) { return *static_cast<Fp8Slot*>(t.data()); }
 
-// The tensors of a request for X (N, C), as they are before. Scales that make E4M3 saturate and E5M2 flush.
+// Returns the tensors of a QuantOut for X (N, C) before the operation. Their scales make E4M3 saturate and E5M2 flush.
 inline HostTensors quant_tensors(const QuantVariant& v, int64_t N, int64_t C, uint32_t amax_bits) {
     HostTensors t;
     t["slot"] = HostTensor(Dtype::kInt32, 4);
@@ -86,20 +86,20 @@ inline QuantOut quant_out(const QuantVariant& v, const View& view) {
             .dbias_scratch = view("quant_dbias_scratch")};
 }
 
-// One producer: its tensors before the operation, and how to run it on the GPU.
+// An operation with a QuantOut: its tensors before it runs, and how to run it on the GPU.
 struct Producer {
     std::string name;
     HostTensors tensors;
     std::string result;               // X of shape (N, C)
     int64_t N, C;
     std::vector<std::string> same;    // other outputs, whose bits quant must not change
-    std::vector<std::string> close;   // sums over rows, which may go in another order
-    bool result_optional;             // may be absent when there are copies
-    bool result_kept;                 // X is written though there are copies
+    std::vector<std::string> close;   // sums over rows, whose order quant may change
+    bool result_optional;             // X may be absent if copies()
+    bool result_kept;                 // X is written even if copies()
     std::function<void(const View&, const QuantOut&)> run;
 };
 
-// Runs it with the request of v (null: none) and returns all tensors afterwards.
+// Runs the operation with the QuantOut of v (null: none) and returns all tensors afterwards.
 inline HostTensors run_producer(const Producer& p, const QuantVariant* v, const HostTensors& request) {
     std::map<std::string, DeviceTensor> device;
     for (const HostTensors* all : {&p.tensors, &request})
@@ -144,7 +144,7 @@ inline void check_dbias(const Producer& p, HostTensor& x, const HostTensor& befo
     check_close("dbias of X", after, want, [&](int64_t c) { return column_chain(p.N) * 0x1p-24 * sizes.get(c); });
 }
 
-// All variants. `finite`: X has no NaN and infinity, and enough elements that some saturate or flush.
+// Checks all variants. `finite`: X has no NaN or infinity, and some of its elements saturate or are flushed.
 inline void check_producer(const Producer& p, bool finite = true) {
     HostTensors plain = run_producer(p, nullptr, {});
     HostTensor& x = plain.at(p.result);
@@ -152,8 +152,8 @@ inline void check_producer(const Producer& p, bool finite = true) {
     const bool large = x.elems() > 4000000;
     for (const QuantVariant& v : quant_variants()) {
         if (v.transposed && p.N % 16 != 0) continue;
-        const bool sums_alone = v.dbias && !v.copies() && !v.record;
-        if (large && !sums_alone && !(v.transposed && v.record && v.scaling == Scaling::kDelayed)) continue;
+        const bool only_sums = v.dbias && !v.copies() && !v.record;
+        if (large && !only_sums && !(v.transposed && v.record && v.scaling == Scaling::kDelayed)) continue;
         INFO(p.name << ", " << v.name);
         const HostTensors request = quant_tensors(v, p.N, p.C, amax);
         HostTensors got = run_producer(p, &v, request);
@@ -177,7 +177,7 @@ inline void check_producer(const Producer& p, bool finite = true) {
         if (v.counts && v.granularity == Granularity::kTensor && v.scaling == Scaling::kDelayed && x.elems() > 10000)
             CHECK((v.format == Dtype::kE4m3 ? counts->saturated : counts->flushed) > 3ull + (3ull << 32));
         if (!v.copies() || large) continue;
-        // One element with the other sign is noticed.
+        // The comparison detects one element with the wrong sign.
         HostTensor wrong = x;
         const int64_t i = x.elems() / 3;
         wrong.set(i, -wrong.get(i));

@@ -25,8 +25,8 @@ TEST_CASE("gpu attention: around the tiles of large kernels, scores of large mag
     }
 }
 
-// What a tile reaches beyond the end of its sequence is not the next sequence of the batch.
-TEST_CASE("gpu attention: a sequence has nothing of the next one") {
+// A tile that ends beyond its sequence must not read the next sequence of the batch.
+TEST_CASE("gpu attention: a sequence does not depend on the next one") {
     for (int64_t HS : {64, 128}) {
         for (int64_t T : {1, 65, 129, 200}) {
             const Attention clean({3, T, 4, 2, HS}, Dtype::kBf16);
@@ -56,13 +56,13 @@ TEST_CASE("gpu attention: many tiles and long sequences") {
     check_against_cpu(Attention({1, 8192, 8, 8, 128}, Dtype::kBf16));
 }
 
-// How fast blocks are must not show in sums that several add to: blocks of all lengths, beside each other and in turn.
+// Sums to which several blocks add must not depend on their speed: blocks of all lengths, in different orders.
 TEST_CASE("gpu attention: equal bits in 200 runs") {
     for (const Attention& a :
          {Attention({1, 2048, 8, 2, 128}, Dtype::kBf16), Attention({8, 1000, 12, 12, 64}, Dtype::kBf16),
           Attention({1, 2048, 4, 4, 128}, Dtype::kBf16).with_documents({{1, 700, 1300, 47}})}) {
         INFO(a.name());
-        Attention::Result given = a.fresh(a.type);   // equal bits need no true ones
+        Attention::Result given = a.fresh(a.type);   // the values do not matter
         for (int64_t i = 0; i < given.out.elems(); i++) given.out.set(i, 0.01 * static_cast<double>(i % 7));
         for (int64_t i = 0; i < given.lse.elems(); i++) given.lse.set(i, 8);
         a.on_gpu(given, false, 200);

@@ -5,7 +5,7 @@ using namespace attention_test;
 
 namespace {
 
-// Around tiles of 16, 32, 64, 128 and 192 rows: documents of one token, borders on and beside those of tiles, many in
+// Around tiles of 16, 32, 64, 128 and 192 rows: documents of one token, ending on and next to tile borders, many in
 // one tile, one over many tiles, and sequences cut in different ways. All have T = 400.
 const std::vector<Lengths> kBorders = {
     {{400}, {1, 399}},
@@ -28,7 +28,7 @@ template <typename F> void for_each_document(const Lengths& lengths, F&& f) {
     }
 }
 
-// How many results of rows [begin, begin + rows) of sequence b differ.
+// Counts the results of rows [begin, begin + rows) of sequence b that differ.
 int64_t differences(const Attention& a, const Attention::Result& x, const Attention::Result& y, int64_t b,
                     int64_t begin, int64_t rows) {
     int64_t count = 0;
@@ -41,7 +41,7 @@ int64_t differences(const Attention& a, const Attention::Result& x, const Attent
     return count;
 }
 
-// The rows of a document as a problem of its own.
+// The rows of a document as a separate problem.
 Attention cut_out(const Attention& a, int64_t b, int64_t begin, int64_t rows) {
     Attention part({1, rows, a.s.NH, a.s.NKV, a.s.HS}, a.type);
     const int64_t token = b * a.s.T + begin, out_width = a.s.NH * a.s.HS;
@@ -72,9 +72,8 @@ TEST_CASE("gpu attention within documents: plain kernels against loops in double
         check_against_loops(Attention({1, 100, 4, 2, HS}, Dtype::kFp32).with_documents({{31, 1, 32, 36}}));
 }
 
-// Tiles fall elsewhere in a document that runs alone, and sums with them: the bounds are those of the loops in double
-// of the document alone, the inputs of its backward its own.
-TEST_CASE("gpu attention: a document agrees with itself as a sequence of its own") {
+// Tiles are at other positions if a document is a separate sequence, so its sums differ within the error bounds.
+TEST_CASE("gpu attention: a document agrees with itself as a separate sequence") {
     for (int64_t HS : {48, 64, 128}) {
         const Attention a = documents_problem(4, 2, HS, Dtype::kBf16, kBorders[2]);
         const Attention::Result given = a.on_cpu(a.type), all = a.on_gpu(given);
@@ -103,8 +102,8 @@ TEST_CASE("gpu attention: a document agrees with itself as a sequence of its own
     }
 }
 
-// Also within the tile, the warp and the four lanes that share a row's work. The backward reads out and lse of the
-// forward of the CPU, of which those of other documents are the same bits.
+// Also within the tile, the warp and the four lanes that share a row. The backward pass reads out and lse of the CPU,
+// which are bitwise equal for the other documents.
 TEST_CASE("gpu attention: a token reaches its own document only, to the bit") {
     for (int64_t HS : {48, 64, 128}) {
         for (const Lengths& lengths : {kBorders[1], kBorders[2], kBorders[4]}) {
@@ -125,7 +124,7 @@ TEST_CASE("gpu attention: a token reaches its own document only, to the bit") {
     }
 }
 
-// Where all tiles end with a document, a kernel must not even look at the other one: 0 times NaN would show.
+// If documents end with tiles, a kernel must not read the other document at all: 0 times NaN would be NaN.
 TEST_CASE("gpu attention: tiles of other documents are skipped, not masked") {
     for (int64_t HS : {48, 64, 128}) {
         const Attention clean = Attention({1, 1152, 4, 2, HS}, Dtype::kBf16).with_documents({{384, 384, 384}});
@@ -143,10 +142,10 @@ TEST_CASE("gpu attention: tiles of other documents are skipped, not masked") {
     }
 }
 
-TEST_CASE("gpu attention: one document over all of a sequence has the bits of none") {
+TEST_CASE("gpu attention: one document per sequence is bitwise equal to none") {
     for (int64_t HS : {48, 64, 128}) {
         const Attention a({2, 400, 4, 2, HS}, Dtype::kBf16);
-        // With mma.sync, the rows of a warp share the choice of a reference unless there are documents.
+        // With mma.sync, the rows of a warp update their running maximum together unless there are documents.
         if (std::string(cuda::attention_kernel(gpu(), a.type, HS)).find("mma.sync") != std::string::npos) continue;
         const Attention::Result given = a.on_cpu(a.type), none = a.on_gpu(given),
                                 one = a.with_documents({{400}, {400}}).on_gpu(given);

@@ -1,5 +1,5 @@
-// FP8 attention of the GPU: the copies bit for bit against the CPU's, the forward against loops in double with a bound
-// that follows every rounding, and against the CPU, whose error it may at most double.
+// FP8 attention of the GPU: quantize_heads is bitwise equal to the CPU; the forward pass is compared with loops in
+// double and has at most twice the error of the CPU.
 #include "tests/gpu/gpu_tensor.h"
 #include "tests/support/fp8_attention_test.h"
 
@@ -12,19 +12,19 @@ bool has_fp8_attention() {
     return std::string(cuda::attention_kernel(gpu(), Dtype::kBf16, 128)).find("wgmma") != std::string::npos;
 }
 
-// turn: by the kernel that quantises; else turned before, if at all.
+// turn: quantize_heads applies rope.
 Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool turn = false) {
     Fp8Attention::Result r = a.fresh(input);
     HostTensor host_table = angles_of(a);
     DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table);
-    HostTensor host_borders(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
-    if (a.borders()) std::memcpy(host_borders.data(), a.borders(), static_cast<size_t>(host_borders.bytes()));
-    DeviceTensor border_tensor(host_borders);
+    HostTensor host_ranges(Dtype::kInt32, static_cast<int64_t>(a.documents.size()));
+    if (a.ranges()) std::memcpy(host_ranges.data(), a.ranges(), static_cast<size_t>(host_ranges.bytes()));
+    DeviceTensor range_tensor(host_ranges);
     const Fp8Heads copies{bytes.view(), scales.view()};
     cuda::quantize_heads(gpu(), a.quantize_args(copies, qkv.view(), turn ? table.view() : Tensor{}));
     if (has_fp8_attention()) {
         cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), copies,
-                                                      !a.borders() ? nullptr : border_tensor.view().as<int32_t>()));
+                                                      !a.ranges() ? nullptr : range_tensor.view().as<int32_t>()));
     }
     cuda::synchronize(gpu());
     return {qkv.download(), bytes.download(), scales.download(), out.download(), lse.download()};
@@ -62,13 +62,13 @@ void check_against_cpu(const Fp8Attention& a) {
     INFO("out: rms error " << rms_error(got.out, exact) << ", CPU " << rms_error(cpu.out, exact));
     CHECK_LE(rms_error(got.out, exact), 2 * rms_error(cpu.out, exact));
     INFO("lse: rms error " << rms_error(got.lse, lse));
-    // What the tensor cores drop of a score lies 2^-13 below its largest term, which grows with the square of the size.
+    // Tensor cores truncate a score 2^-13 below its largest term, which grows with the square of the magnitude.
     CHECK_LE(rms_error(got.lse, lse), std::max(0.01, 1e-3 * a.magnitude * a.magnitude));
 }
 
 }  // namespace
 
-TEST_CASE("gpu quantize_heads: the bits of the CPU") {
+TEST_CASE("gpu quantize_heads is bitwise equal to the CPU") {
     for (int64_t HS : {64, 128})
         for (const Fp8Attention& a :
              {Fp8Attention{2, 1, 2, 1, HS}, Fp8Attention{1, 17, 4, 2, HS}, Fp8Attention{3, 128, 1, 1, HS, 1e3},
@@ -81,7 +81,7 @@ TEST_CASE("gpu quantize_heads: the bits of the CPU") {
         }
 }
 
-TEST_CASE("gpu quantize_heads turns as rope does, to the bit") {
+TEST_CASE("gpu quantize_heads rotates as rope does, to the bit") {
     for (const Fp8Attention& a : {Fp8Attention{2, 150, 4, 2, 64}, Fp8Attention{2, 1000, 6, 2, 128},
                                   Fp8Attention{1, 1, 1, 1, 128}}) {
         INFO(name_of(a));
@@ -94,7 +94,7 @@ TEST_CASE("gpu quantize_heads turns as rope does, to the bit") {
     }
 }
 
-TEST_CASE("gpu quantize_heads: a value that is not finite spoils its block, and no other") {
+TEST_CASE("gpu quantize_heads: a value that is not finite makes only its block NaN") {
     const Fp8Attention a{1, 300, 2, 1, 64};
     for (double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
         for (int64_t head = 0; head < a.heads(); head++) {
@@ -110,7 +110,7 @@ TEST_CASE("gpu quantize_heads: a value that is not finite spoils its block, and 
             }
             CHECK_EQ(differences, 0);
             if (!has_fp8_attention()) continue;
-            int64_t finite = 0;   // of the queries that see the whole block
+            int64_t finite = 0;   // queries that attend to the whole block
             for (int64_t i = 256 * a.NH * a.HS; i < 300 * a.NH * a.HS; i++) {
                 if (head >= a.NH) finite += std::isfinite(got.out.get(i));
             }
@@ -143,8 +143,7 @@ TEST_CASE("gpu FP8 attention within documents against loops in double") {
     }
 }
 
-// Also of large magnitude, where what the tensor cores may drop of a score moves a weight by more than itself, so that
-// no bound says anything.
+// Includes large magnitudes, where truncation in tensor cores may change P by more than itself and no bound is useful.
 TEST_CASE("gpu FP8 attention: at most twice the CPU's error") {
     for (const Fp8Attention& a : {Fp8Attention{6, 500, 8, 4, 64}, Fp8Attention{5, 400, 8, 1, 128},
                                   Fp8Attention{1, 193, 4, 2, 64, 6}, Fp8Attention{1, 193, 4, 2, 128, 6},
@@ -154,8 +153,8 @@ TEST_CASE("gpu FP8 attention: at most twice the CPU's error") {
     }
 }
 
-// Every block of a sequence is its own: NaN in one neither reaches another sequence nor what its documents do not see.
-TEST_CASE("gpu FP8 attention: tiles of others are not looked at") {
+// NaN in a block reaches neither other sequences nor other documents.
+TEST_CASE("gpu FP8 attention: tiles of others are not read") {
     if (!has_fp8_attention()) return;
     for (int64_t HS : {64, 128}) {
         const Fp8Attention a = with_documents({3, 1152, 4, 2, HS}, Lengths(3, equal_parts(1152, 384)));

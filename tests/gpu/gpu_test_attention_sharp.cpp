@@ -1,5 +1,5 @@
-// Attention of the GPU where a few weights are all, as in trained models: scores that a tile gets wrong, or puts at a
-// wrong place, then change results by powers of e and not by a little.
+// Attention of the GPU with few dominant probabilities, as in trained models: a wrong or misplaced score then changes
+// results by powers of e.
 #include "tests/gpu/gpu_attention.h"
 
 using namespace attention_test;
@@ -9,7 +9,7 @@ namespace {
 enum class Sharp { kSink, kSameToken, kPreviousToken, kOwnHeight };
 constexpr Sharp kAllSharp[] = {Sharp::kSink, Sharp::kSameToken, Sharp::kPreviousToken, Sharp::kOwnHeight};
 
-// A number of its own for each pair.
+// A different number for each pair.
 int64_t mixed(int64_t key, int64_t channel) {
     uint64_t x = static_cast<uint64_t>(key) * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(channel) + 1;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -19,17 +19,16 @@ int64_t mixed(int64_t key, int64_t channel) {
 // +1 or -1 in each channel, from numbers that nothing else uses.
 double sign_of(int64_t key, int64_t channel) { return mixed(key, channel) % 2 ? 1 : -1; }
 
-// Every query head looks at a key of its own, 5 to 60 high, and at a later one 80 high, which must not be seen; in
-// every second key head all scores lie 80 lower. So lse differs from row to row and head to head by powers of e: a
-// score that meets the statistic of another row, a tile of another place or head, or zeros, gives a weight far from
-// what it should be.
+// Every query head has one key with a score of 5 to 60, and a later one with 80, which must be masked; in every second
+// key head all scores are lower by 80. So lse differs between rows and heads by powers of e: a score with the lse of
+// another row, or from another tile or head, gives a very different probability.
 void add_own_heights(Attention& a) {
     const Shape& s = a.s;
     const double unit = static_cast<double>(a.softmax_mul) * static_cast<double>(s.HS), each = std::sqrt(40 / unit);
     auto add = [&](int64_t at, int64_t key, double amount) {
         for (int64_t d = 0; d < s.HS; d++) a.qkv.set(at + d, a.qkv.get(at + d) + amount * sign_of(key, d));
     };
-    const int64_t lower = s.B * s.NKV * s.T;   // vector of what lowers scores
+    const int64_t lower = s.B * s.NKV * s.T;   // vector that lowers scores
     for (int64_t b = 0; b < s.B; b++) {
         for (int64_t t = 0; t < s.T; t++) {
             for (int64_t h = 0; h < s.NH; h++) {
@@ -79,7 +78,7 @@ Attention sharp_problem(Shape shape, Sharp kind) {
     return a;
 }
 
-// The kernels that know nothing of compute capability 9.0.
+// The kernels for devices before compute capability 9.0.
 Ctx older() {
     Ctx ctx = gpu();
     ctx.sm = 89;
@@ -92,7 +91,7 @@ struct OnDevice {
     OnDevice(const Attention& a, const Attention::Result& r)
         : qkv(a.qkv), dout(a.dout), out(r.out), lse(r.lse), dqkv(r.dqkv), delta(r.delta),
           sums(HostTensor(Dtype::kFp32, cuda::attention_sums_elems(a.type, a.s.B, a.s.T, a.s.NH, a.s.HS))) {}
-    // Forward, and the backward from what it gave.
+    // Forward pass, and the backward pass of its results.
     Attention::Result run(Ctx& ctx, const Attention& a, bool fast) {
         cuda::attention_forward(ctx, a.forward_args(out.view(), lse.view(), qkv.view(), nullptr));
         cuda::attention_backward(ctx, a.backward_args(dqkv.view(), delta.view(), dout.view(), out.view(), lse.view(),
@@ -112,7 +111,7 @@ std::string far_off(const HostTensor& got, const HostTensor& want, double atol, 
     return "";
 }
 
-// Which vectors of `width` elements have other bits: "" if none.
+// Lists the vectors of `width` elements that differ bitwise; "" if none.
 std::string differing(const HostTensor& x, const HostTensor& y, int64_t width) {
     if (x.same_bits(y)) return "";
     std::string places;
@@ -129,7 +128,7 @@ std::string differing(const HostTensor& x, const HostTensor& y, int64_t width) {
 
 }  // namespace
 
-TEST_CASE("gpu attention: a few weights are all, against loops in double") {
+TEST_CASE("gpu attention with few dominant probabilities, against loops in double") {
     for (int64_t HS : {64, 128}) {
         for (Sharp kind : kAllSharp) {
             INFO("kind " << static_cast<int>(kind));
@@ -141,9 +140,9 @@ TEST_CASE("gpu attention: a few weights are all, against loops in double") {
     }
 }
 
-// Many rounds of every block, several heads to a key head, long sequences: against the kernels for older devices, to
-// what roundings of weights add up to, and equal bits every time.
-TEST_CASE("gpu attention: a few weights are all, at the trainer's shapes") {
+// Many tiles per block, several query heads per key head, long sequences: compared with the kernels for older devices,
+// within the roundings of P, and bitwise equal in every run.
+TEST_CASE("gpu attention with few dominant probabilities, at the trainer's shapes") {
     struct Case {
         Shape shape;
         Sharp kind;

@@ -1,4 +1,4 @@
-// The items of `doctor` that compute, on the GPU: they pass, and fail once an element is changed.
+// The computing checks of `doctor` on the GPU pass, and fail if an element is changed.
 #include "tests/support/doctest.h"
 
 #include <memory>
@@ -45,7 +45,7 @@ TEST_CASE("gpu doctor: matmuls of the recipes that run here and attention pass, 
         CHECK(look("FP8 attention", "FP8 attention").at(0).status == Status::kFailed);
 }
 
-TEST_CASE("gpu doctor: the device, its driver and its state are told") {
+TEST_CASE("gpu doctor: the device, its driver and its state are reported") {
     for (const char* name : {"GPU", "driver", "cuBLASLt"}) {
         const Findings findings = look("", name);
         INFO(name << ": " << findings.at(0).text);

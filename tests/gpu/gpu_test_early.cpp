@@ -1,10 +1,10 @@
-// Operations one right after the other, whose kernels may be put on the GPU before the one before has ended, must leave
-// the bits that they leave with a wait after each: every operation here reads what another has just written and writes
-// what another has just read; between them are a fill, a copy, and work on a second stream.
+// Consecutive operations whose kernels may be launched before the previous one has ended must give the same bits as
+// with a synchronization after each. Every operation here reads what another has just written and writes what another
+// has just read; between them are a fill, a copy, and work on a second stream.
 #include <cmath>
 
 #include "tests/gpu/gpu_op.h"
-#include "tests/support/wire_test.h"
+#include "tests/support/comm_ops_test.h"
 
 using namespace op_test;
 
@@ -29,7 +29,7 @@ public:
         add("scratch", HostTensor(kF, 2 * kPartialRows * kC));
         add("angles", angles());
         add("chunks", HostTensor(kCodes, kElems));
-        add("factors", HostTensor(kF, kElems / kGradCommChunk).fill(0));
+        add("scales", HostTensor(kF, kElems / kGradCommChunk).fill(0));
         add("slot", tensor_of(Fp8Slot{1.0f, 100.0f, 0, 0}));
         StepState state{};
         state.lr = 0.01f, state.grad_mul = 1.0f, state.adam_step = 1;
@@ -72,10 +72,10 @@ public:
         });
         step([&](Ctx& ctx) { cuda::cast(ctx, {.out = at("grad"), .in = at("c")}); });
         step([&](Ctx& ctx) {
-            cuda::quantize_chunks(ctx, {.out = at("chunks"), .scales = at("factors"), .in = at("grad")});
+            cuda::quantize_chunks(ctx, {.out = at("chunks"), .scales = at("scales"), .in = at("grad")});
         });
         step([&](Ctx& ctx) {
-            cuda::sum_ranks(ctx, {.out = at("grad"), .in = at("chunks"), .scales = at("factors"), .ranks = 1});
+            cuda::sum_ranks(ctx, {.out = at("grad"), .in = at("chunks"), .scales = at("scales"), .ranks = 1});
         });
         step([&](Ctx& ctx) {
             cuda::adamw(ctx, {.param = at("c"), .master = at("master"), .m = at("m"), .v = at("v"),
@@ -116,7 +116,7 @@ private:
         run(gpu());
         if (wait_) cuda::synchronize(gpu());
     }
-    // A copy on the second stream, between two of the first: what is copied must be whole, and not yet overwritten.
+    // A copy on the second stream between two operations of the first: its source must be complete and not overwritten.
     void keep_on_side(const char* name) {
         cuda::event_record(gpu(), events_[0]);
         cuda::event_order(side_, events_[0]);
@@ -131,7 +131,7 @@ private:
     std::map<std::string, DeviceTensor> tensors_;
 };
 
-TEST_CASE("gpu early launches: nothing is read or written before its time") {
+TEST_CASE("gpu early launches: nothing is read or written too early") {
     if (left_out(kElems)) return;
     constexpr int kRounds = 6;
     Chain waiting(true);
@@ -139,8 +139,8 @@ TEST_CASE("gpu early launches: nothing is read or written before its time") {
     const auto before = waiting.download();
     waiting.round();
     const auto want = waiting.download();
-    // Not vacuous: a round changes everything but the parameters.
-    for (const char* name : {"a", "b", "c", "d", "rows", "columns", "kept", "master", "dweight", "factors"}) {
+    // The test can fail: a round changes everything but the parameters.
+    for (const char* name : {"a", "b", "c", "d", "rows", "columns", "kept", "master", "dweight", "scales"}) {
         INFO(name);
         CHECK_FALSE(want.at(name).same_bits(before.at(name)));
     }

@@ -1,5 +1,5 @@
-// Matmul of the GPU: exact on small integers against the CPU, within a derived bound and twice the CPU's
-// error on random numbers, plans that travel.
+// Matmul of the GPU: exact on small integers, within an error bound and twice the CPU's error on random numbers; export
+// and import of plans.
 #include "tests/gpu/gpu_op.h"
 
 using namespace op_test;
@@ -108,7 +108,7 @@ void for_types(const std::function<void(Dtype operands, Dtype result)>& f) {
     f(Dtype::kFp32, Dtype::kFp32);
 }
 
-// A context of its own: no plans, search off.
+// A new context: no plans, search off.
 struct FreshContext {
     Ctx ctx;
     FreshContext() { cuda::device_open(ctx, 0); }
@@ -175,7 +175,7 @@ TEST_CASE("gpu gemm: bias, gelu and the pre-activation") {
                         check_product(name + " without gelu", p);
                     }
                     p.epilogue = GemmEpilogue::kBiasGelu;
-                    // Small enough for the part where gelu bends.
+                    // Small enough for the nonlinear part of gelu.
                     for (int64_t i = 0; i < p.a.elems(); i++) p.a.set(i, p.a.get(i) / 8);
                     if (with_pre) p.pre = HostTensor(result, s.M * s.N);
                     check_product(name + " gelu", p);
@@ -193,7 +193,7 @@ TEST_CASE("gpu gemm: bias, gelu and the pre-activation") {
     }
 }
 
-TEST_CASE("gpu gemm: equal bits in every run and after a plan has travelled") {
+TEST_CASE("gpu gemm: equal bits in every run and with an imported plan") {
     FreshContext first, second, other;
     cuda::gemm_set_search(first.ctx, true);
     // Long sums and few outputs: where split-K algorithms win.

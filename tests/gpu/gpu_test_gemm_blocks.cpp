@@ -1,5 +1,5 @@
-// Our own matmul of blockwise FP8 operands (compute capability 9.0): exact on whole numbers, otherwise within what
-// tensor cores may lose; the library's bits where both are exact; what it takes and what stays with the library.
+// The custom blockwise FP8 matmul (compute capability 9.0): exact on integers, otherwise within the error bound of
+// tensor cores; bitwise equal to the library where both are exact; which shapes it supports.
 #include "llmc/cuda/gemm.h"
 #include "tests/gpu/gpu_op.h"
 #include "tests/support/fp8_gemm_test.h"
@@ -23,7 +23,7 @@ bool takes(const Ctx& ctx, const Fp8Kind& kind) {
     args.A_granularity = kind.a_granularity, args.B_granularity = kind.b_granularity;
     return cuda::gemm_fp8_blockwise_supports(ctx, args);
 }
-// One for all cases; null where the kernel does not run.
+// Shared by all cases; null if the kernel cannot run.
 Ctx* context() {
     struct Opened {
         Ctx ctx;
@@ -53,7 +53,7 @@ void for_products(const std::function<void(Fp8Product&)>& f) {
 
 }  // namespace
 
-TEST_CASE("gpu own blockwise gemm is exact on whole numbers and powers of two, with and without a bias") {
+TEST_CASE("gpu custom blockwise gemm is exact on whole numbers and powers of two, with and without a bias") {
     if (!context()) return;
     for_products([](Fp8Product& p) {
         fill(p, 2, p.M % 8 == 0);
@@ -62,7 +62,7 @@ TEST_CASE("gpu own blockwise gemm is exact on whole numbers and powers of two, w
     });
 }
 
-TEST_CASE("gpu own blockwise gemm loses no more than tensor cores may") {
+TEST_CASE("gpu custom blockwise gemm loses no more than tensor cores may") {
     if (!context()) return;
     for_products([](Fp8Product& p) {
         fill(p, 0, p.M % 8 == 0);
@@ -71,7 +71,7 @@ TEST_CASE("gpu own blockwise gemm loses no more than tensor cores may") {
     });
 }
 
-TEST_CASE("gpu own blockwise gemm: a changed code, a changed factor and a grid in the other order do not pass") {
+TEST_CASE("gpu custom blockwise gemm: a changed code, a changed scale and a transposed scale_inv are detected") {
     if (!context()) return;
     Fp8Product p{.M = 272, .N = 416, .K = 272, .kind = kKind, .result = Dtype::kFp32};
     fill(p, 0);
@@ -105,7 +105,7 @@ TEST_CASE("gpu own blockwise gemm: a changed code, a changed factor and a grid i
 }
 
 // More tiles than multiprocessors: blocks that do several, the last group of the order of work with one row of tiles.
-TEST_CASE("gpu own blockwise gemm over many tiles has the library's bits, again and again") {
+TEST_CASE("gpu custom blockwise gemm over many tiles is bitwise equal to the library in every run") {
     if (!context() || left_out(1 << 20)) return;
     for (Dtype result : {Dtype::kBf16, Dtype::kFp32})
         for (const Shape& s : {Shape{2308, 2128, 656}, {1028, 4368, 128}})
@@ -120,8 +120,8 @@ TEST_CASE("gpu own blockwise gemm over many tiles has the library's bits, again 
             }
 }
 
-// Into a bf16 D that is added to, the library rounds twice and our kernel once: the bits tell which one ran.
-TEST_CASE("gpu own blockwise gemm: a plan that names it runs it, a search keeps the bits, and all count as FP8") {
+// With accumulation into a bf16 D, the library rounds twice and the custom kernel once, so the bits show which one ran.
+TEST_CASE("gpu custom blockwise gemm: a plan that names it runs it, a search keeps the bits, and all count as FP8") {
     if (!context()) return;
     Ctx& ctx = *context();
     Fp8Product p{.M = 48, .N = 80, .K = 272, .kind = kKind, .accumulate = true};
@@ -151,7 +151,7 @@ TEST_CASE("gpu own blockwise gemm: a plan that names it runs it, a search keeps 
     CHECK_EQ(cuda::fp8_matmuls(ctx), before + 5);   // searches do not count
 }
 
-TEST_CASE("gpu own blockwise gemm takes E4M3 of 1x128 and 128x128 factors alone; a plan for others is refused") {
+TEST_CASE("gpu custom blockwise gemm supports only E4M3 with 1x128 and 128x128 scales; a plan for others is refused") {
     if (!context()) return;
     Ctx& ctx = *context();
     for (const Fp8Kind& kind : fp8_kinds()) {

@@ -1,5 +1,5 @@
-// FP8 matmul of the GPU: exact on whole numbers, otherwise within what tensor cores may lose, in every pair of types
-// and scales; what is refused; what is counted.
+// FP8 matmul of the GPU: exact on integers, otherwise within the error bound of tensor cores, for every pair of types
+// and granularities; refused arguments; the count of FP8 matmuls.
 #include "tests/gpu/gpu_op.h"
 #include "tests/support/fp8_gemm_test.h"
 
@@ -11,7 +11,7 @@ struct Shape {
     int64_t M, N, K;
 };
 // N and K multiples of 16, mostly odd ones; below, at and above a block of 128; GPT-2 1558M's 1600 = 12.5 blocks in N
-// and K. M need not be a multiple of 16: a few rows, and with one scale a tensor any number.
+// and K. M need not be a multiple of 16: a few rows, and with one scale per tensor any number.
 const Shape kShapes[] = {{4, 32, 144},    {1, 48, 80},     {100, 16, 272},  {16, 48, 80},
                          {128, 128, 128}, {144, 272, 528}, {48, 1600, 400}, {112, 400, 1600}};
 const Fp8Kind kTensors = fp8_kinds()[0], kBlocks = fp8_kinds()[1];
@@ -22,7 +22,7 @@ Fp8Product product(const Shape& s, const Fp8Kind& kind, Dtype result) {
     return p;
 }
 
-// shift_bytes moves the scales off their alignment.
+// shift_bytes misaligns the scales.
 HostTensor on_gpu(Ctx& ctx, const Fp8Product& p, int64_t shift_bytes = 0) {
     DeviceTensor a(p.a), b(p.b), d(p.d), bias(p.bias), a_scale_inv(p.a_scale_inv, shift_bytes),
         b_scale_inv(p.b_scale_inv);
@@ -44,7 +44,7 @@ void for_products(const std::function<void(Fp8Product&)>& f) {
                     }
 }
 
-// A context of its own: no plans, nothing counted.
+// A new context: no plans, nothing counted.
 struct FreshContext {
     Ctx ctx;
     FreshContext() { cuda::device_open(ctx, 0); }
@@ -70,12 +70,12 @@ TEST_CASE("gpu fp8 gemm loses no more than tensor cores may") {
     for_products([](Fp8Product& p) {
         fill(p, 0, !p.accumulate && p.M != 16);
         const Fp8Expected e = expected_of(p);
-        // The bound takes what every product of a step loses for lost in one direction: wide where nothing is promoted.
+        // The bound assumes that all truncation errors have one sign, so it is wide without promotion.
         check_close(p.name(), on_gpu(gpu(), p), e.product, gpu_bound(p, e), p.fast ? 1.0 / 8 : 1.0 / 16);
     });
 }
 
-TEST_CASE("gpu fp8 gemm: a changed code and a grid in the other order do not pass") {
+TEST_CASE("gpu fp8 gemm: a changed code and a transposed scale_inv are detected") {
     for (const Fp8Kind& kind : fp8_kinds()) {
         Fp8Product p = product({144, 160, 272}, kind, Dtype::kFp32);
         fill(p, 0);
@@ -111,7 +111,7 @@ TEST_CASE("gpu fp8 gemm: fast accumulation acts, and costs accuracy") {
     }
 }
 
-TEST_CASE("gpu fp8 gemm: searching adds to D once, equal bits afterwards and with plans that travelled") {
+TEST_CASE("gpu fp8 gemm: searching adds to D once; equal bits afterwards and with imported plans") {
     FreshContext first, second;
     cuda::gemm_set_search(first.ctx, true);
     for (const Fp8Kind& kind : {kTensors, kBlocks, fp8_kinds()[5]}) {
@@ -129,7 +129,7 @@ TEST_CASE("gpu fp8 gemm: searching adds to D once, equal bits afterwards and wit
     }
 }
 
-TEST_CASE("gpu counts matmuls of FP8 operands, those of a search not") {
+TEST_CASE("gpu counts FP8 matmuls, without those of a search") {
     FreshContext fresh;
     cuda::gemm_set_search(fresh.ctx, true);
     Fp8Product p = product({16, 48, 80}, kTensors, Dtype::kBf16);

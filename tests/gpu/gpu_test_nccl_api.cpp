@@ -1,5 +1,4 @@
-// comm_nccl_api.h against NCCL's own header, where that is installed: equal numbers, and functions whose arguments
-// travel alike.
+// comm_nccl_api.h compared with NCCL's header, if that is installed: equal constants and compatible functions.
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 
@@ -21,7 +20,7 @@ static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId) && alignof(UniqueId) == a
 static_assert(sizeof(Result) == sizeof(ncclResult_t) && sizeof(Type) == sizeof(ncclDataType_t));
 static_assert(sizeof(Reduction) == sizeof(ncclRedOp_t));
 
-// What a value is to the calling convention: a pointer, an integer of some size, the 128 bytes of an id.
+// The class of a value in the calling convention: a pointer, an integer of some size, the 128 bytes of an id.
 template <size_t bytes> struct Integer {};
 template <size_t bytes> struct Block {};
 template <typename T>

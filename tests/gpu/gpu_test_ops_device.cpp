@@ -1,4 +1,4 @@
-// The CUDA device: memory, copies, events, what it says about itself, and errors that name their cause.
+// The CUDA device: memory, copies, events, properties, and errors.
 #include "tests/gpu/gpu_op.h"
 
 using namespace op_test;
@@ -34,7 +34,7 @@ TEST_CASE("gpu device: allocations are counted, aligned, and fail with the numbe
     const std::string error = error_of([] { cuda::device_alloc(int64_t{1} << 50); });
     CHECK_NE(error.find("exit 2: cannot allocate 1125899906842624 bytes"), std::string::npos);
     CHECK_NE(error.find("GiB are free"), std::string::npos);
-    // The failure is not left behind for the next check to find.
+    // The error is cleared, so that the next check does not report it.
     HostTensor one(Dtype::kFp32, 1);
     DeviceTensor out(one);
     cuda::fill_constant(gpu(), {.out = out.view(), .value = 1});

@@ -8,14 +8,14 @@ namespace {
 struct Shape {
     int64_t N, C;
 };
-// One element; rows that no vector fits; a warp a row, with and without idle lanes; a block a row; several
-// rounds of the persistent backward (300 and 3000 rows); the longest rows of the backward, of the forward,
-// and beyond.
+// One element; rows that are not whole vectors; one warp per row, with and without idle lanes; one block per row;
+// several rounds of the persistent backward kernel (300 and 3000 rows); the longest rows of the backward and forward
+// kernels, and longer ones.
 const Shape kShapes[] = {{1, 1},      {3, 7},    {1, 8},     {5, 24},    {37, 256},
                          {3000, 768}, {9, 1000}, {33, 1024}, {70, 1600}, {131, 2048},
                          {300, 4096}, {7, 8192}, {3, 16384}, {2, 20000}, {2, 5001}};
 
-// Nothing; x copied out; a residual added whose sum the working type holds exactly; one that is rounded.
+// No residual; x copied out; a residual whose sum is exact in the working type; one whose sum is rounded.
 enum class Residual { kNone, kKept, kAdded, kRounded };
 
 OpCase norm_case(const char* op, Shape s, Dtype work, Dtype grad, int64_t shift_bytes) {
@@ -33,7 +33,7 @@ void check_forward(bool layer, Shape s, Dtype work, int64_t shift_bytes, Residua
     c.poison("out", Kind::kWork, s.N * s.C);
     c.poison("rstd", Kind::kStat, s.N);
     if (layer) c.poison("mean", Kind::kStat, s.N);
-    // The fp64 run normalises the unrounded sum: it is a yardstick for the others only where that is exact.
+    // The fp64 run normalises the unrounded sum, so it is a reference only where the sum is exact.
     if (residual == Residual::kAdded) {
         HostTensor eighths(work, s.N * s.C), more(work, s.N * s.C);
         for (int64_t i = 0; i < eighths.elems(); i++) {
@@ -101,8 +101,8 @@ void check_backward(bool layer, Shape s, Dtype work, Dtype grad, int64_t shift_b
 struct Heads {
     int64_t N, T, NH, NKV, HS;
 };
-// Head sizes of the vector paths (64, 128, 256) and odd ones; more than one part of the partial sums; more heads
-// than the blocks that start early take.
+// Head sizes of the vector paths (64, 128, 256) and odd ones; several chunks of partial sums; more heads than the
+// blocks of an early launch process.
 const Heads kHeads[] = {{1, 1, 1, 1, 2},        {3, 2, 3, 1, 6},      {5, 5, 2, 2, 48},
                         {33, 11, 5, 1, 80},     {37, 37, 12, 12, 64}, {600, 100, 12, 4, 64},
                         {300, 150, 32, 8, 128}, {9, 3, 4, 2, 256},    {2, 2, 9, 3, 512},

@@ -8,7 +8,7 @@ namespace {
 struct Shape {
     int64_t N, F;
 };
-// One element, odd ends, rows that are no whole vectors, more than one block, odd numbers of rows.
+// One element, odd ends, rows that are not whole vectors, more than one block, odd numbers of rows.
 const Shape kShapes[] = {{1, 1}, {1, 7}, {3, 8}, {5, 24}, {1, 4099}, {7, 1001}, {33, 2056}, {3, 14336}};
 
 std::string name_of(const char* op, const Shape& s) {
@@ -80,7 +80,7 @@ void check_adamw(int64_t n, const Types& types, int64_t shift_bytes, const StepS
     for (int64_t i = 0; i < n; i += 14) grad.set(i, 0);
     c.add("grad", Kind::kGrad, grad);
     c.add("state", Kind::kFixed, state_tensor(state));
-    // On the CPU in these types only: the bits are the yardstick.
+    // Only compared with the CPU in the same types, bitwise.
     auto args = [&](auto view) {
         return AdamWArgs{.param = view("param"), .master = view("master"), .m = view("m"), .v = view("v"),
                          .grad = view("grad"), .state = static_cast<const StepState*>(view("state").data),
@@ -140,7 +140,7 @@ TEST_CASE("gpu ops: casts round as the CPU does, bit for bit") {
     for (int64_t i = 0; i < 9; i++) CHECK(std::isnan(got.get(i)));
 }
 
-TEST_CASE("gpu ops: initial values have the CPU's bits") {
+TEST_CASE("gpu ops: initial values are bitwise equal to the CPU's") {
     for (int64_t n : {int64_t{1}, int64_t{9}, int64_t{1000003}}) {
         if (left_out(n)) continue;
         for (Dtype work : kFloats) {
@@ -163,7 +163,7 @@ TEST_CASE("gpu ops: initial values have the CPU's bits") {
     }
 }
 
-TEST_CASE("gpu ops: adamw has the CPU's bits, stochastic rounding included") {
+TEST_CASE("gpu ops: adamw is bitwise equal to the CPU's, including stochastic rounding") {
     for (Dtype param : kFloats) {
         for (Dtype moment : kFloats) {
             for (Dtype grad : kFloats) {

@@ -15,17 +15,17 @@ HostTensor int_tensor(const std::vector<int32_t>& values) {
 
 struct Text {
     int64_t N, T, C, V;
-    int repeats;   // how often the most frequent token comes, about
+    int repeats;   // approximate number of the most frequent token
 };
-// One token; odd widths; one token 29, 30, 31 and 32 times, where runs change hands between the sum of a thread
-// and that of several warps; a text of one token; a run of more parts than a long one has; several windows of
-// positions and a run that leaves the first; rows of several blocks.
+// One token; odd widths; a token that occurs 29 to 32 times, where the kernel changes from one thread to several warps
+// per token; a text of one token; a token with more occurrences than one pass handles; several windows of positions,
+// with a token in two of them; rows of several blocks.
 const Text kTexts[] = {{1, 1, 1, 1, 1},           {6, 3, 7, 5, 2},          {50, 50, 24, 9, 29},
                        {64, 16, 264, 12, 30},     {64, 16, 264, 12, 31},    {70, 7, 96, 12, 32},
                        {300, 100, 40, 1, 300},    {700, 100, 768, 50, 600}, {40, 13, 1000, 100, 3},
                        {2500, 500, 8, 40, 1300},  {90, 30, 2052, 20, 40}};
 
-// Token 1 comes `repeats` times, others at random, and some ids outside [0, V).
+// Token 1 occurs `repeats` times, others at random, and some ids are outside [0, V).
 std::vector<int32_t> tokens_of(const Text& text, bool with_bad) {
     std::vector<int32_t> tokens(static_cast<size_t>(text.N));
     for (int64_t n = 0; n < text.N; n++) {
@@ -102,8 +102,8 @@ void check_bias(int64_t N, int64_t C, Dtype work, Dtype grad, int64_t shift_byte
 struct Logits {
     int64_t N, V, Vp;
 };
-// No vector fits; a block of few threads; of many; rows of 2, 4 and 8 blocks in bf16 or fp32; longer than any
-// cluster; more rows than blocks fit the GPU.
+// Rows that are not whole vectors; a block of few threads; of many; rows of 2, 4 and 8 blocks in bf16 or fp32; longer
+// than any cluster; more rows than blocks fit the GPU.
 const Logits kLogits[] = {{1, 1, 1},         {3, 7, 9},          {5, 250, 256},      {1400, 97, 128},
                           {2, 8192, 8192},   {300, 8200, 8320},  {3, 20001, 20096},  {2, 50257, 50304},
                           {5, 66000, 66048}, {70, 66001, 66048}, {2, 128256, 128256}, {2, 250001, 250112},
@@ -130,7 +130,7 @@ void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool wri
         if (n % 7 == 3) target = kIgnoreIndex;
         if (n % 7 == 5) target = n % 2 ? l.V : -2;
         targets[static_cast<size_t>(n)] = static_cast<int32_t>(target);
-        // A padded column must not matter, however large; nor a row's offset, which the losses do not see.
+        // Padded columns have no effect, however large, and neither has a constant offset of a row.
         for (int64_t v = l.V; v < l.Vp; v++) logits.set(n * l.Vp + v, 60);
         if (n % 3 == 1) logits.set(n * l.Vp + random % l.V, 40);
     }
@@ -148,7 +148,7 @@ void check_classifier(const Logits& l, Dtype work, int64_t shift_bytes, bool wri
     c.check_bits("state");
     if (!write) return c.check_unchanged("logits");
     c.check("logits");
-    // Exactly 0 where nothing may flow.
+    // Gradients of ignored rows and padding are exactly 0.
     int64_t wrong = 0;
     for (int64_t n = 0; n < l.N; n++) {
         const int32_t target = targets[static_cast<size_t>(n)];
@@ -251,7 +251,7 @@ TEST_CASE("gpu ops: sums of squares and of losses in fp64") {
     }
 }
 
-TEST_CASE("gpu ops: the guard decides as the CPU does") {
+TEST_CASE("gpu ops: step_guard decides as the CPU does") {
     const double kNan = std::nan(""), kInf = HUGE_VAL;
     struct Situation {
         double loss, squares;

@@ -1,5 +1,5 @@
-// FP8 on the GPU: quantize against the CPU's, bit for bit, on ordinary and on extreme values; activations as producers;
-// the state of delayed scaling; the amax of new weights.
+// FP8 on the GPU: quantize is bitwise equal to the CPU's on ordinary and extreme values; quantizing activations; the
+// state of delayed scaling; the amax of new weights.
 #include "tests/gpu/gpu_quant.h"
 
 using namespace op_test;
@@ -11,11 +11,11 @@ constexpr Dtype kB = Dtype::kBf16, kF = Dtype::kFp32;
 struct Shape {
     int64_t N, C;
 };
-// One small piece of a tile, edges in one or both directions, whole tiles, several groups of row tiles.
+// A small part of a tile, edges in one or both directions, whole tiles, several groups of row tiles.
 const Shape kShapes[] = {{16, 16},   {16, 128},   {128, 16},   {48, 80},    {112, 144}, {144, 112},
                          {128, 128}, {256, 384}, {272, 1600}, {2320, 144}, {1040, 528}};
 
-// Rows and columns of very different size, so that neighbouring scales differ; zeros, a block of them, subnormals.
+// Rows and columns of very different magnitude, so that adjacent scales differ; zeros, a block of zeros, subnormals.
 HostTensor uneven_values(Dtype dtype, int64_t N, int64_t C, uint64_t key, bool corrupted) {
     HostTensor t = random_tensor(dtype, N * C, key);
     for (int64_t n = 0; n < N; n++)
@@ -54,8 +54,8 @@ Producer quantize_of(HostTensor in, int64_t N, int64_t C) {
     return p;
 }
 
-// One request on both devices: every tensor has the same bits afterwards, but for NaN amaxes of an fp32 source, whose
-// payloads are the devices' own.
+// Runs one QuantOut on both devices: all tensors must be bitwise equal, except for payloads of NaN amaxes of an fp32
+// source.
 void check_quantize(const HostTensor& in, int64_t N, int64_t C, const QuantVariant& v,
                     const StepState* state = nullptr) {
     if (v.transposed && N % 16 != 0) return;
@@ -83,7 +83,7 @@ void check_quantize(const HostTensor& in, int64_t N, int64_t C, const QuantVaria
 
 // quantize of one tensor with one scale for the whole of it.
 void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float scale) {
-    INFO(dtype_name(format) << " with factor " << scale);
+    INFO(dtype_name(format) << " with scale " << scale);
     QuantVariant v = quant_variant("delayed");
     v.format = format;
     HostTensors request = quant_tensors(v, N, C, 0);
@@ -94,7 +94,7 @@ void check_casts(const HostTensor& in, int64_t N, int64_t C, Dtype format, float
         INFO(name);
         CHECK(got.at(name).same_bits(tensor));
     }
-    // Not vacuous: another scale gives other bytes.
+    // The comparison can fail: another scale gives other bytes.
     slot_in(request["slot"]).scale = scale * 1.25f;
     CHECK_FALSE(got.at("rowwise").same_bits(quantize_on_cpu(v, request, in, N, C).at("rowwise")));
 }
@@ -214,8 +214,8 @@ TEST_CASE("gpu quant: every bf16 value casts as on the CPU") {
     }
 }
 
-TEST_CASE("gpu quant: factors of blocks for every amax") {
-    // One magnitude a row; each column of a 1x128 block along the rows has one too.
+TEST_CASE("gpu quant: block scales for every amax") {
+    // One magnitude per row, and per column of 1x128 blocks along the rows.
     HostTensor rows(kB, 32768 * 16), columns(kB, 16 * 32768);
     rows.fill(0), columns.fill(0);
     for (int64_t i = 0; i < 32768; i++) {
@@ -245,7 +245,7 @@ TEST_CASE("gpu quant: quantize") {
         }
         check_producer(quantize_of(random_tensor(kB, s.N * s.C, 32), s.N, s.C));
     }
-    // Rows that no transposed copy can have.
+    // Numbers of rows that `transposed` does not support.
     check_quantize(uneven_values(kB, 7, 144, 33, true), 7, 144, quant_variant("delayed rowwise"));
 }
 
@@ -333,7 +333,7 @@ TEST_CASE("gpu quant: fp8_update") {
             for (bool most_recent : {false, true}) check_updates(length, interval, most_recent, 20);
         }
     }
-    if (!left_out(1 << 20)) check_updates(130, 1, false, 300);   // round the ring, more than a block of threads
+    if (!left_out(1 << 20)) check_updates(130, 1, false, 300);   // the history wraps around; several blocks
 }
 
 TEST_CASE("gpu quant: adamw records the amax of the new weights, with and without bf16 ones") {

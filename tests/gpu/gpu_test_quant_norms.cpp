@@ -1,4 +1,4 @@
-// FP8 copies of norms, rope, qk-norm and attention.
+// Quantizing norms, rope, qk-norm and attention.
 #include "tests/gpu/gpu_quant.h"
 
 using namespace op_test;
@@ -14,10 +14,10 @@ HostTensor random(const std::string& name, Dtype dtype, int64_t elems, double mu
 struct Shape {
     int64_t N, C;
 };
-// A warp a row and a block a row, with and without idle threads; a warp with 5, 6, 7 and 8 vectors a lane, the last one
-// of few lanes and of all; part of a group, several groups, blocks that go round several (4240 rows where one block
-// fits a multiprocessor, 12704 where up to three do); rows that leave no room for 32 of them, and more than blocks;
-// rows that no transposed copy can have; one too long for the row kernels.
+// One warp or block per row, with and without idle threads; a warp with 5, 6, 7 and 8 vectors per lane, the last one in
+// few or all lanes; part of a group, several groups, several groups per block (4240 rows with one block per
+// multiprocessor, 12704 with up to three); rows of which fewer than 32 fit, and more of them than blocks; numbers of
+// rows that `transposed` does not support; a row too long for the row kernels.
 const Shape kShapes[] = {{16, 16},     {48, 256},      {272, 768},  {80, 1024},   {48, 1040},
                          {112, 1280},  {80, 1296},     {272, 1536}, {48, 1552},   {112, 1600},
                          {16, 1808},   {12704, 1040},  {32, 4096},  {4240, 2048}, {272, 4096},
@@ -92,7 +92,7 @@ struct Heads {
                     (long long)NKV, (long long)HS);
     }
 };
-// Head sizes with kernels of their own and others; more than one chunk of heads; rows that end within a group.
+// Head sizes with specialised kernels and others; more than one chunk of heads; rows that end within a group.
 const Heads kHeads[] = {{3, 16, 12, 12, 64}, {2, 136, 6, 2, 128}, {1, 80, 32, 8, 128}, {1, 32, 2, 1, 80},
                         {2, 24, 2, 1, 256},  {1, 48, 3, 1, 16},   {1, 16, 4, 2, 24},   {1, 7, 4, 2, 64}};
 
@@ -198,8 +198,8 @@ TEST_CASE("gpu quant: rope and qk-norm") {
     }
 }
 
-// Three rows of 72 threads a block: warps begin within rows, and the last one is not full.
-TEST_CASE("gpu quant: rope finds the largest value in every thread's part") {
+// Three rows of 72 threads per block: warps begin within rows, and the last one is not full.
+TEST_CASE("gpu quant: rope finds an amax in any thread") {
     const Heads h{1, 10, 12, 12, 64};
     if (left_out(h.N() * h.C())) return;
     Producer p = rope(h, true);
@@ -221,7 +221,7 @@ TEST_CASE("gpu quant: attention") {
     }
 }
 
-TEST_CASE("gpu quant: what producers refuse") {
+TEST_CASE("gpu quant: arguments that quantizing operations refuse") {
     Producer p = forward(false, {16, 64}, false, false);
     p.tensors["out"] = HostTensor(kF, 16 * 64);
     for (const char* name : {"in", "weight"}) p.tensors[name] = p.tensors[name].to(kF);

@@ -1,4 +1,4 @@
-// Causal attention of the CPU against plain loops in double, with a bound that follows every rounding.
+// Causal attention of the CPU against plain loops in double, with error bounds derived from every rounding.
 #include "tests/support/documents_test.h"
 #include "tests/support/op_test.h"
 
@@ -10,7 +10,7 @@ namespace {
 struct Shape {
     int64_t B, T, NH, NKV, HS;
 };
-// Around a block of queries (48), of keys (16) and of k (256); grouped heads; sizes that fill no vector.
+// Around a block of queries (48), of keys (16) and of k (256); grouped heads; sizes that are not whole vectors.
 const Shape kShapes[] = {{1, 1, 1, 1, 1},   {2, 5, 2, 2, 8},   {1, 48, 2, 1, 16}, {1, 49, 4, 2, 20},
                          {2, 101, 3, 3, 7}, {1, 270, 2, 1, 18}};
 
@@ -29,7 +29,7 @@ struct Attention {
         dqkv = HostTensor(type, N * width);
     }
     const int32_t* documents_data() const { return documents.empty() ? nullptr : documents.data(); }
-    // First key that a query sees.
+    // First key that a query attends to.
     int64_t start(int64_t b, int64_t t) const { return documents.empty() ? 0 : documents[b * s.T + t]; }
     void forward() {
         Ctx ctx;
@@ -60,7 +60,7 @@ struct Attention {
                                       .softmax_mul = softmax_mul,
                                       .documents = documents_data()});
     }
-    // Positions of element 0 of head vectors.
+    // Index of element 0 of a head vector.
     int64_t q(int64_t b, int64_t t, int64_t h) const { return (b * s.T + t) * width + h * s.HS; }
     int64_t k(int64_t b, int64_t t, int64_t h) const { return q(b, t, s.NH + h / (s.NH / s.NKV)); }
     int64_t v(int64_t b, int64_t t, int64_t h) const { return k(b, t, h) + s.NKV * s.HS; }
@@ -75,7 +75,7 @@ template <typename F> void for_queries(const Shape& s, F&& f) {
             for (int64_t t = 0; t < s.T; t++) f(b, h, t);
 }
 
-// Scores of one query, with the bound of their error in units of the accumulation's roundoff.
+// Scores of one query and their error bounds in units of the accumulation roundoff.
 struct Scores {
     int64_t first;                      // key of value[0]
     std::vector<double> value, error;
@@ -126,7 +126,7 @@ void check_forward(const Attention& a) {
     check_close("lse", a.lse, lse, [&](int64_t i) { return lse_error.get(i); });
 }
 
-// Gradient of one element of dqkv with the bound of its error.
+// Gradient of one element of dqkv and its error bound.
 struct Sum {
     double value = 0, error = 0;
     void add(double term, double term_error) { value += term, error += term_error; }
@@ -210,7 +210,7 @@ TEST_CASE("cpu attention is causal and survives large scores") {
     for (int64_t i = 0; i < 50 * a.s.NH * a.s.HS; i++) REQUIRE(changed.out.get(i) == a.out.get(i));
     CHECK_NE(changed.out.get(50 * a.s.NH * a.s.HS), a.out.get(50 * a.s.NH * a.s.HS));
 
-    // exp of such scores overflows unless the largest is taken out first
+    // exp of such scores overflows unless the largest is subtracted
     Attention large = a;
     large.softmax_mul = 100;
     large.forward();
@@ -248,7 +248,7 @@ Attention with_documents(const DocumentCase& c, Dtype type) {
     return a;
 }
 
-// Rows [begin, begin + rows) of a sequence as a problem of its own.
+// Rows [begin, begin + rows) of a sequence as a separate problem.
 Attention cut_out(const Attention& a, int64_t b, int64_t begin, int64_t rows) {
     Attention part({1, rows, a.s.NH, a.s.NKV, a.s.HS}, a.type);
     const int64_t token = b * a.s.T + begin, out_width = a.s.NH * a.s.HS;
@@ -257,8 +257,8 @@ Attention cut_out(const Attention& a, int64_t b, int64_t begin, int64_t rows) {
     return part;
 }
 
-// How many results of rows [begin, begin + rows) of sequence b differ from those of sequence part_b of `part`, rows
-// [at, at + rows).
+// Counts the results of rows [begin, begin + rows) of sequence b that differ from rows [at, at + rows) of sequence
+// part_b of `part`.
 int64_t differences(const Attention& a, int64_t b, int64_t begin, int64_t rows, const Attention& part, int64_t part_b,
                     int64_t at) {
     int64_t count = 0;
@@ -298,7 +298,7 @@ TEST_CASE("cpu attention within documents") {
         }
 }
 
-TEST_CASE("cpu attention: a document is what it is as a sequence of its own, to the bit") {
+TEST_CASE("cpu attention: a document is bitwise equal to a separate sequence") {
     for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
         for (const DocumentCase& c : kDocumentCases) {
             INFO(dtype_name(type) << " T " << c.s.T << " " << text_of(c.lengths));
@@ -312,7 +312,7 @@ TEST_CASE("cpu attention: a document is what it is as a sequence of its own, to 
         }
 }
 
-TEST_CASE("cpu attention: one document over all of a sequence is none") {
+TEST_CASE("cpu attention: one document per sequence is the same as none") {
     Attention plain({2, 101, 4, 2, 8}, Dtype::kBf16), whole = plain;
     whole.documents = documents_of({{101}, {101}}, 101);
     plain.forward(), plain.backward();

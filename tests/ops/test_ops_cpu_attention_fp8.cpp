@@ -1,4 +1,4 @@
-// FP8 attention of the CPU: the copies and what they stand for, and the forward against loops in double.
+// FP8 attention of the CPU: quantize_heads against its definition, and the forward pass against loops in double.
 #include "tests/support/fp8_attention_test.h"
 
 using namespace documents_test;
@@ -6,7 +6,7 @@ using namespace op_test;
 
 namespace {
 
-// Code of element d of a token of a head, by the layout that ops.h promises.
+// Code of element d of a token of a head in the layout of Fp8Heads.
 uint8_t code_at(const Fp8Attention& a, const Fp8Attention::Result& r, int64_t b, int64_t head, int64_t t, int64_t d) {
     const int64_t block = (b * a.heads() + head) * head_blocks(a.T) + t / kHeadBlock, token = t % kHeadBlock;
     const auto* codes = static_cast<const uint8_t*>(r.bytes.data()) + block * kHeadBlock * a.HS;
@@ -29,7 +29,7 @@ void check_copies(const Fp8Attention& a, const HostTensor& before, const Fp8Atte
         const auto scale_inv = static_cast<float>(r.scales.get(item));
         int exponent;
         wrong += std::frexp(scale_inv, &exponent) != 0.5f;                       // a power of two
-        wrong += amax > 0 && (amax / scale_inv > 448 || amax / scale_inv <= 224);   // as small as fits
+        wrong += amax > 0 && (amax / scale_inv > 448 || amax / scale_inv <= 224);   // as small as possible
         for (int64_t t = first; t < end; t++)
             for (int64_t d = 0; d < a.HS; d++) {
                 const int64_t i = a.q(b, t, head) + d;
@@ -43,7 +43,7 @@ void check_copies(const Fp8Attention& a, const HostTensor& before, const Fp8Atte
 
 }  // namespace
 
-TEST_CASE("cpu quantize_heads: codes, factors, and projections rounded in place") {
+TEST_CASE("cpu quantize_heads: codes, scales, and QKV dequantized in place") {
     for (const Fp8Attention& a : {Fp8Attention{2, 1, 2, 1, 64}, Fp8Attention{1, 17, 4, 2, 128},
                                   Fp8Attention{2, 128, 1, 1, 64, 100}, Fp8Attention{1, 129, 8, 1, 64, 1e-3},
                                   Fp8Attention{2, 300, 3, 3, 128, 7}}) {
@@ -53,8 +53,8 @@ TEST_CASE("cpu quantize_heads: codes, factors, and projections rounded in place"
             for (int64_t t = 0; t < a.T; t++) qkv.set(a.q(a.B - 1, t, 0) + d, 0);
         const Fp8Attention::Result r = a.on_cpu(qkv);
         check_copies(a, qkv, r);
-        CHECK(a.on_cpu(r.qkv).qkv.same_bits(r.qkv));   // once rounded, rounded for good
-        // What lies beyond T is 0.
+        CHECK(a.on_cpu(r.qkv).qkv.same_bits(r.qkv));   // idempotent
+        // Elements beyond T are 0.
         int64_t codes = 0, there = 0;
         const auto* bytes = static_cast<const uint8_t*>(r.bytes.data());
         for (int64_t i = 0; i < r.bytes.elems(); i++) codes += bytes[i] % 128 != 0;
@@ -63,7 +63,7 @@ TEST_CASE("cpu quantize_heads: codes, factors, and projections rounded in place"
     }
 }
 
-TEST_CASE("cpu quantize_heads turns as rope does") {
+TEST_CASE("cpu quantize_heads rotates as rope does") {
     const Fp8Attention a{2, 150, 4, 2, 64};
     HostTensor turned = a.random_qkv(), angles = angles_of(a);
     Ctx ctx;
@@ -75,7 +75,7 @@ TEST_CASE("cpu quantize_heads turns as rope does") {
     CHECK(fused.bytes.same_bits(apart.bytes));
 }
 
-TEST_CASE("cpu quantize_heads: a value that is not finite spoils its block, and no other") {
+TEST_CASE("cpu quantize_heads: a value that is not finite makes only its block NaN") {
     const Fp8Attention a{1, 300, 2, 1, 64};
     for (double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
         HostTensor qkv = a.random_qkv();
@@ -98,20 +98,20 @@ TEST_CASE("cpu FP8 attention against loops in double") {
         INFO(name_of(a));
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), false);
     }
-    // Of `doctor`: the wider bounds of tensor cores see a changed element, too.
+    // `doctor` uses the wider bounds of tensor cores, which must also detect a changed element.
     for (const Fp8Attention& a : {Fp8Attention{1, 129, 4, 2, 64}, Fp8Attention{2, 193, 4, 1, 128}})
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), true);
 }
 
-// Weights of few keys do not average their roundings away: the largest one has none.
-TEST_CASE("cpu FP8 attention to one key gives its value") {
+// The largest P is exact, so attention to one key returns its value.
+TEST_CASE("cpu FP8 attention to one key returns its value") {
     const Fp8Attention a = with_documents({1, 5, 1, 1, 64}, {{1, 1, 1, 2}});
     const Fp8Attention::Result r = a.on_cpu(a.random_qkv());
     for (int64_t t = 0; t < 4; t++)
         for (int64_t d = 0; d < a.HS; d++) CHECK_EQ(r.out.get(t * a.HS + d), r.qkv.get(a.v(0, t, 0) + d));
 }
 
-TEST_CASE("cpu FP8 attention takes bf16 only") {
+TEST_CASE("cpu FP8 attention supports only bf16") {
     const Fp8Attention a{1, 3, 1, 1, 64};
     Fp8Attention::Result r = a.on_cpu(a.random_qkv());
     HostTensor wide = r.qkv.to(Dtype::kFp32), out(Dtype::kFp32, r.out.elems());

@@ -1,5 +1,5 @@
-// Delayed scaling on the CPU: hand-worked histories, a model of the rule written another way, and broken variants that
-// must be noticed.
+// Delayed scaling on the CPU: histories worked out by hand, a reference implementation, and broken variants that must
+// be detected.
 #include "tests/support/quant_test.h"
 
 #include <deque>
@@ -40,7 +40,7 @@ struct Delayed {
 };
 using Scales = std::vector<float>;
 
-// The rule once more, in double and with a list of the amaxes seen.
+// Reference implementation in double, with a list of all amaxes.
 struct Model {
     int64_t length, interval;
     bool most_recent;
@@ -61,7 +61,7 @@ struct Model {
     }
 };
 
-// x (N, C) into `bytes` by the slot's scale, recorded.
+// Quantizes x (N, C) to `bytes` with the slot's scale and records its amax.
 void cast_into(HostTensor& bytes, HostTensor& x, Fp8Slot& slot, int64_t N, int64_t C) {
     Ctx ctx;
     QuantOut quant;
@@ -108,13 +108,13 @@ TEST_CASE("fp8_update: an outlier leaves a history of 1024 after exactly as many
     CHECK_EQ(d.updates[0], 1025);
 }
 
-TEST_CASE("fp8_update: a tensor that was not produced keeps everything") {
+TEST_CASE("fp8_update: a tensor that was not produced keeps its state") {
     Delayed d{.length = 2};
     CHECK_EQ(d.after_all({2, 4, 0, 0, 0, 1, 1}), Scales{224, 112, 112, 112, 112, 112, 448});
     CHECK_EQ(d.updates[0], 4);
 }
 
-TEST_CASE("fp8_update: an amax that is not finite keeps the factor until it has left the history") {
+TEST_CASE("fp8_update: an amax that is not finite keeps the scale until it has left the history") {
     for (float odd : {kInf, std::nanf("")}) {
         Delayed d{.length = 2};
         CHECK_EQ(d.after_all({2, odd, 1, 1}), Scales{224, 224, 224, 448});
@@ -133,7 +133,7 @@ TEST_CASE("fp8_update: tiny amaxes give the largest float, never infinity") {
     CHECK_EQ(d.after(1e-35f), 448 / 1e-35f);
 }
 
-TEST_CASE("fp8_update: margins give exactly halved factors on the same history") {
+TEST_CASE("fp8_update: margins halve the scale exactly") {
     Delayed d{.length = 3, .largest = {448, 224, 112, 56, 28, 57344, 57344 / 16}};
     for (float amax : {3.0f, 0.7f, 11.0f, 0.3f, 0.2f, 1.9f}) {
         for (Fp8Slot& slot : d.slots) slot.amax_bits = amax_bits_of(amax);
@@ -144,7 +144,7 @@ TEST_CASE("fp8_update: margins give exactly halved factors on the same history")
     }
 }
 
-TEST_CASE("fp8_update: interval, every amax is recorded and every n-th update makes a factor") {
+TEST_CASE("fp8_update: interval, every amax is recorded and every n-th update sets the scale") {
     Delayed d{.length = 2, .interval = 3};
     CHECK_EQ(d.after_all({2, 4, 8, 1, 1, 0.5f, 0.5f}), Scales{224, 224, 224, 56, 56, 56, 896});
     CHECK_EQ(d.updates[0], 7);
@@ -153,7 +153,7 @@ TEST_CASE("fp8_update: interval, every amax is recorded and every n-th update ma
     CHECK_EQ(gaps.after_all({2, 0, 4, 0, 8}), Scales{224, 224, 224, 224, 56});
 }
 
-TEST_CASE("fp8_update: a skipped step forgets its amax and keeps the rest") {
+TEST_CASE("fp8_update: a skipped step drops its amax and keeps the rest") {
     StepState state{};
     Delayed d{.length = 2};
     CHECK_EQ(d.after(2, &state), 224);
@@ -163,13 +163,13 @@ TEST_CASE("fp8_update: a skipped step forgets its amax and keeps the rest") {
     CHECK_EQ(d.history, before.history);
     CHECK_EQ(d.updates, before.updates);
     CHECK_EQ(d.slots[0].amax_bits, 0);
-    CHECK_EQ(d.slots[0].step_amax_bits, amax_bits_of(1000));   // for reports all the same
+    CHECK_EQ(d.slots[0].step_amax_bits, amax_bits_of(1000));   // reports include it
     state.skip = 0;
     CHECK_EQ(d.after(1, &state), 224);
     CHECK_EQ(d.after(1, &state), 448);
 }
 
-TEST_CASE("fp8_update: amax_bits is moved to the step's amax, the cast's factor stays") {
+TEST_CASE("fp8_update: amax_bits moves to step_amax_bits, scale_inv stays") {
     Delayed d{.length = 1, .largest = {448, 448}};
     d.slots[0] = {0.125f, 8, amax_bits_of(2), amax_bits_of(1)};
     d.slots[1] = {0.5f, 2, 0, amax_bits_of(3)};
@@ -231,7 +231,7 @@ TEST_CASE("fp8_update: long random runs follow the rule; a run that misses one u
             }
 }
 
-TEST_CASE("delayed scaling: the cast uses the old factor, the update makes the next one") {
+TEST_CASE("delayed scaling: the cast uses the old scale, the update sets the next one") {
     Delayed d{.length = 2};
     HostTensor x(Dtype::kBf16, 32), bytes(Dtype::kE4m3, 32);
     auto cast = [&](double value) {
@@ -250,7 +250,7 @@ TEST_CASE("delayed scaling: the cast uses the old factor, the update makes the n
     CHECK_EQ(d.slots[0].scale, 112);
 }
 
-TEST_CASE("dequant_mul lives with the bytes: a factor that is newer than the cast is noticed") {
+TEST_CASE("scale_inv belongs to the bytes: dequantizing with a newer scale is detected") {
     Ctx ctx;
     constexpr int64_t N = 16, C = 32;
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {

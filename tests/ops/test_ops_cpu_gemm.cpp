@@ -13,7 +13,7 @@ namespace {
 struct Shape {
     int64_t M, N, K;
 };
-// Below, at and above the sizes of the kernel (6 x 16), of a block of K (256) and of a strip (512).
+// Sizes around those of the kernel (6 x 16), a block of K (256) and a strip (512).
 const Shape kShapes[] = {{1, 1, 1},     {1, 37, 5},    {6, 16, 256}, {7, 17, 257},
                          {97, 45, 300}, {33, 530, 31}, {5, 3, 1030}};
 const GemmLayout kLayouts[] = {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad};
@@ -45,7 +45,7 @@ Expected plain_product(const HostTensor& a, const HostTensor& b, const Shape& s,
     return e;
 }
 
-// Roundings on the longest way of a term into the sum: a chain of a block of 256, then the blocks.
+// Largest number of roundings of a term: in a block of 256, then over the blocks.
 double chain(int64_t K) { return static_cast<double>(std::min<int64_t>(K, 256) + K / 256 + 1); }
 
 GemmArgs arguments(HostTensor& d, HostTensor& a, HostTensor& b, const Shape& s, GemmLayout layout) {
@@ -78,7 +78,7 @@ TEST_CASE("cpu gemm is exact on small integers") {
             }
 }
 
-TEST_CASE("cpu gemm stays within the bound of its roundings") {
+TEST_CASE("cpu gemm stays within its error bound") {
     Ctx ctx;
     for (auto [in, out] : {std::pair{Dtype::kFp32, Dtype::kFp32}, {Dtype::kBf16, Dtype::kFp32},
                            {Dtype::kBf16, Dtype::kBf16}, {Dtype::kFp64, Dtype::kFp64}})
@@ -160,7 +160,7 @@ TEST_CASE("cpu gemm does not depend on the number of threads") {
     cpu::set_thread_count(threads);
 }
 
-TEST_CASE("cpu gemm refuses what it cannot do") {
+TEST_CASE("cpu gemm refuses unsupported arguments") {
     Ctx ctx;
     const Shape s{4, 4, 4};
     HostTensor a = random_tensor(Dtype::kFp32, 16, 1), b = random_tensor(Dtype::kFp32, 16, 2),

@@ -10,8 +10,8 @@ namespace {
 struct Shape {
     int64_t M, N, K;
 };
-// Below, at and above a block (128) and a run of the plain kernel (256); N and K multiples of 16, M of any kind but
-// with block scales, where it is rounded up to a multiple of 4.
+// Sizes around a block (128) and kDepth (256); N and K multiples of 16; any M, with block scales rounded up to a
+// multiple of 4.
 const Shape kShapes[] = {{1, 16, 16}, {7, 48, 80}, {130, 32, 128}, {33, 144, 272}, {5, 16, 1040}, {3, 528, 48}};
 
 int64_t rows_of(const Shape& s, const Fp8Kind& kind) { return kind.blocks() ? (s.M + 3) / 4 * 4 : s.M; }
@@ -37,7 +37,7 @@ const Fp8Kind kTensors = fp8_kinds()[0], kBlocks = fp8_kinds()[1];
 
 }  // namespace
 
-TEST_CASE("cpu fp8 gemm is exact on whole numbers and powers of two") {
+TEST_CASE("cpu fp8 gemm is exact on integers and powers of two") {
     Ctx ctx;
     for_products([&](Fp8Product& p) {
         fill(p, 2, !p.accumulate && p.N != 48);
@@ -45,7 +45,7 @@ TEST_CASE("cpu fp8 gemm is exact on whole numbers and powers of two") {
     });
 }
 
-TEST_CASE("cpu fp8 gemm stays within the bound of its roundings") {
+TEST_CASE("cpu fp8 gemm stays within its error bound") {
     Ctx ctx;
     for_products([&](Fp8Product& p) {
         fill(p, 0, !p.accumulate && p.N != 48);
@@ -54,7 +54,7 @@ TEST_CASE("cpu fp8 gemm stays within the bound of its roundings") {
     });
 }
 
-TEST_CASE("cpu fp8 gemm: a moved code, a grid in the other order and a factor for its inverse do not pass") {
+TEST_CASE("cpu fp8 gemm: a changed code, a transposed scale_inv and a scale for its inverse are detected") {
     Ctx ctx;
     for (const Fp8Kind& kind : fp8_kinds()) {
         Fp8Product p = small_product(kind);
@@ -81,7 +81,7 @@ TEST_CASE("cpu fp8 gemm: a moved code, a grid in the other order and a factor fo
     }
 }
 
-TEST_CASE("cpu fp8 gemm: the three passes are one product") {
+TEST_CASE("cpu fp8 gemm: the three layouts give the same product") {
     Ctx ctx;
     for (const Fp8Kind& kind : fp8_kinds()) {
         Fp8Product p = small_product(kind);
@@ -93,7 +93,7 @@ TEST_CASE("cpu fp8 gemm: the three passes are one product") {
     }
 }
 
-TEST_CASE("cpu fp8 gemm carries NaN and infinity of a code into its row alone") {
+TEST_CASE("cpu fp8 gemm: NaN and infinity affect only their row") {
     Ctx ctx;
     for (auto [format, code] : {std::pair{Dtype::kE4m3, 0x7f}, {Dtype::kE5m2, 0x7c}, {Dtype::kE5m2, 0xfe}}) {
         Fp8Product p = small_product({format, Dtype::kE4m3, Granularity::kTensor, Granularity::kTensor});
@@ -162,7 +162,7 @@ TEST_CASE("cpu fp8 gemm refuses what cuBLASLt cannot do") {
     refused(kBlocks, "both", [](GemmArgs& g) { g.A_granularity = Granularity::kBlock128x128; });
     refused(kBlocks, "both", [](GemmArgs& g) { g.B_granularity = Granularity::kTensor; });
     refused(kBlocks, "B_scale_inv has another number", [](GemmArgs& g) { g.B_granularity = Granularity::kBlock1x128; });
-    refused(kBlocks, "factors are fp32", [](GemmArgs& g) { g.A_scale_inv.dtype = Dtype::kBf16; });
+    refused(kBlocks, "scales are fp32", [](GemmArgs& g) { g.A_scale_inv.dtype = Dtype::kBf16; });
     refused(kBlocks, "M in multiples of 4", [](GemmArgs& g) {
         g.M = 10, g.A.elems = 10 * 272, g.D.elems = 10 * 160, g.A_scale_inv.elems = 30;
     });

@@ -8,7 +8,7 @@ using namespace op_test;
 namespace {
 
 const Dtype kTypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64};
-// Elements for scalar functions: around 0, ordinary, and far out on both sides, where results vanish.
+// Elements for scalar functions: around 0, ordinary, and large on both sides, where results vanish.
 HostTensor activation_values(Dtype type, int64_t elems) {
     HostTensor t = random_tensor(type, elems, 1, 2);
     for (int64_t i = 0; i < elems; i += 5) t.set(i, t.get(i) * (i % 3 ? 10 : 1e-3));
@@ -63,7 +63,7 @@ struct Embedding {
     }
 };
 
-// want[i] within the roundings of a sum of `magnitude`, `chain` long, added to start[i].
+// Error bound of start[i] plus a sum of `chain` terms with absolute values `magnitude`.
 void check_added(const char* name, const HostTensor& got, const HostTensor& start,
                  const std::vector<double>& sum, const std::vector<double>& magnitude, double chain,
                  Dtype working) {
@@ -121,7 +121,7 @@ TEST_CASE("cpu embedding counts ids outside the vocabulary") {
     e.forward(), good.forward();
     CHECK_EQ(e.bad, 5);
     CHECK(e.out.same_bits(good.out));
-    // Positions get their gradients, tokens do not: as if those rows of dout were 0.
+    // Positions get their gradients; tokens do not, as if those rows of dout were 0.
     e.order = token_order(e.tokens), good.order = token_order(good.tokens);
     Embedding without = good;
     for (int64_t n : {1, 4, 6})
@@ -253,11 +253,11 @@ TEST_CASE("cpu relu2") {
         }
 }
 
-TEST_CASE("cpu relu2 of what is not finite") {
+TEST_CASE("cpu relu2 of values that are not finite") {
     Ctx ctx;
     const double inf = HUGE_VAL, nan = std::nan("");
     for (Dtype type : kTypes)
-        for (int64_t at : {0, 8, 10}) {   // within a whole vector and at the odd end
+        for (int64_t at : {0, 8, 10}) {   // within a whole vector and at the end
             HostTensor in(type, 11), dout(type, 11), out(type, 11), din(type, 11);
             in.fill(1), dout.fill(1);
             for (auto [x, value, gradient] : {std::tuple{nan, nan, nan}, {inf, inf, inf}, {-inf, 0.0, 0.0}}) {
@@ -354,7 +354,7 @@ TEST_CASE("cpu classifier") {
         for (auto [N, V, Vp] : {std::tuple{1, 1, 1}, {3, 5, 8}, {9, 29, 128}, {20, 1001, 1024}}) {
             Classifier c(N, V, Vp, type);
             if (N > 2) c.targets[2] = kIgnoreIndex;
-            // What the padding holds must not matter.
+            // Padding has no effect.
             for (int64_t n = 0; n < N; n++)
                 for (int64_t i = V; i < Vp; i++) c.logits.set(n * Vp + i, 1e30);
             const HostTensor logits = c.logits;
@@ -384,7 +384,7 @@ TEST_CASE("cpu classifier") {
             c.run(true);
             CHECK(c.losses.same_bits(first));
             CHECK_EQ(c.state.bad_tokens, 0);
-            if (V == 1) {   // certain: no loss and no gradient
+            if (V == 1) {   // probability 1: no loss and no gradient
                 CHECK_EQ(c.losses.get(0), 0);
                 CHECK_EQ(c.logits.get(0), 0);
                 continue;
@@ -399,7 +399,7 @@ TEST_CASE("cpu classifier ignores and counts targets") {
     c.targets = {3, kIgnoreIndex, 7, -2, 0};
     c.state.bad_tokens = 1;
     c.run();
-    CHECK_EQ(c.state.bad_tokens, 3);   // 7 and -2; the ignored one is no mistake
+    CHECK_EQ(c.state.bad_tokens, 3);   // 7 and -2, but not kIgnoreIndex
     for (int64_t n : {1, 2, 3}) {
         CHECK_EQ(c.losses.get(n), 0);
         for (int64_t i = 0; i < 9; i++) CHECK_EQ(c.logits.get(n * 9 + i), 0);
@@ -408,7 +408,7 @@ TEST_CASE("cpu classifier ignores and counts targets") {
     CHECK_GT(c.losses.get(4), 0);
 }
 
-TEST_CASE("cpu classifier passes on what is not finite and survives large logits") {
+TEST_CASE("cpu classifier propagates values that are not finite and handles large logits") {
     for (double bad : {std::nan(""), static_cast<double>(INFINITY)}) {
         Classifier c(2, 20, 24, Dtype::kFp32);
         c.logits.set(3, bad);

@@ -1,4 +1,4 @@
-// Layernorm, rmsnorm, the norm of queries and keys, and rope of the CPU.
+// LayerNorm, RMSNorm, QK norm and rope of the CPU.
 #include "tests/support/op_test.h"
 
 using namespace op_test;
@@ -8,11 +8,11 @@ namespace {
 struct Shape {
     int64_t N, C;
 };
-// Rows shorter than a vector, with a remainder, more rows than partial sums (512 runs of 16).
+// Rows shorter than a vector, with a remainder; more rows than partial sums (512 chunks of 16).
 const Shape kShapes[] = {{1, 5}, {1, 8}, {3, 7}, {17, 24}, {70, 129}, {8300, 5}};
 const Dtype kTypes[] = {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64};
 
-// Everything one norm reads and writes. Inputs random, outputs poisoned.
+// All tensors of one norm; inputs are random, outputs poisoned.
 struct Norm {
     bool layer;
     int64_t N, C;
@@ -68,7 +68,7 @@ struct Norm {
     }
 };
 
-// Plain double formulas on the values x that the operation normalised.
+// The formulas in double on the values x that the operation normalised.
 struct Reference {
     HostTensor out, mean, rstd, mean_magnitude;
     Reference(const Norm& n, const HostTensor& x)
@@ -207,7 +207,7 @@ TEST_CASE("cpu norm gradients match finite differences") {
 }
 
 TEST_CASE("cpu norm edges") {
-    // A single column: layernorm's result is the bias and no gradient passes.
+    // A single column: the result of layernorm is the bias and the gradient is 0.
     Norm n(true, {4, 1}, Dtype::kFp32, Dtype::kFp32);
     n.forward(false);
     for (int64_t i = 0; i < 4; i++) CHECK_EQ(n.out.get(i), n.bias.get(0));
@@ -219,7 +219,7 @@ TEST_CASE("cpu norm edges") {
     CHECK_THROWS_AS(n.backward(n.in), Error);
     Norm rms(false, {2, 4}, Dtype::kFp32, Dtype::kFp32);
     rms.residual_out = HostTensor();
-    CHECK_THROWS_AS(rms.forward(), Error);   // the sum would be lost
+    CHECK_THROWS_AS(rms.forward(), Error);   // there is no place for the sum
 }
 
 namespace {
@@ -266,7 +266,7 @@ struct QkNorm {
                                     .NKV = NKV,
                                     .HS = HS});
     }
-    // Head h of row n as rows of a plain rmsnorm (N = 1): the operation must agree with that one bit for bit.
+    // Head h of row n as the row of an rmsnorm (N = 1), with which the operation must agree bit for bit.
     Norm as_norm(int64_t n, int64_t h, Dtype type) const {
         Norm norm(false, {1, HS}, type, stat_dtype(type));
         for (int64_t d = 0; d < HS; d++) {
@@ -315,7 +315,7 @@ TEST_CASE("cpu qk_norm is an rmsnorm of every query and key head") {
                     norm.backward(x);
                     CHECK(norm.dx.same_bits(drow));
                 }
-            // Values pass through, forward and back.
+            // V is copied, forward and backward.
             for (int64_t n = 0; n < N; n++)
                 for (int64_t i = q.heads * HS; i < q.width; i++) {
                     REQUIRE(q.out.get(n * q.width + i) == q.in.get(n * q.width + i));
@@ -393,7 +393,7 @@ TEST_CASE("cpu rope rotates queries and keys by their position") {
                        + 1.01 * unit_roundoff(type) * std::fabs(want.get(i));  // |x| < 6
             };
             check_close("rope", r.qkv, want, bound);
-            cpu::rope_backward(ctx, r.args());   // back to the start, for a rotation keeps lengths
+            cpu::rope_backward(ctx, r.args());   // rotates back
             check_close("back", r.qkv, before,
                         [&](int64_t) { return 6 * (40 * acc_roundoff(type) + 3 * unit_roundoff(type)); });
         }

@@ -9,11 +9,11 @@ namespace {
 struct Shape {
     int64_t N, C;
 };
-// Transposed copies need N % 16 == 0; the last ones do without.
+// `transposed` needs N % 16 == 0; the last shapes are tested without it.
 constexpr Shape kShapes[] = {{16, 16}, {128, 128}, {48, 144}, {144, 48}, {256, 400}, {16, 640}, {640, 16}, {272, 272}};
 constexpr Shape kOddRows[] = {{1, 16}, {130, 272}, {257, 128}};
 
-// Values whose blocks have very different sizes, so that a factor of the wrong block shows.
+// Values whose blocks have very different magnitudes, so that a scale of the wrong block is detected.
 HostTensor uneven(Shape shape, uint64_t key, Dtype dtype = Dtype::kBf16) {
     HostTensor x = random_tensor(dtype, shape.N * shape.C, key);
     for (int64_t n = 0; n < shape.N; n++)
@@ -76,7 +76,7 @@ void check_against_definition(const QuantRequest& request, Shape shape, const Ho
 
 }  // namespace
 
-TEST_CASE("cpu quantize: bytes, grids and factors by definition") {
+TEST_CASE("cpu quantize: bytes and scales match the definition") {
     for (const QuantRequest& request : quant_requests()) {
         std::vector<Shape> shapes(std::begin(kShapes), std::end(kShapes));
         if (!request.transposed) shapes.insert(shapes.end(), std::begin(kOddRows), std::end(kOddRows));
@@ -87,7 +87,7 @@ TEST_CASE("cpu quantize: bytes, grids and factors by definition") {
     }
 }
 
-TEST_CASE("cpu quantize: the token-axis copy is a direct quantisation of the transposed source") {
+TEST_CASE("cpu quantize: `transposed` is a direct quantization of the transposed source") {
     const Shape shape{272, 400}, turned{400, 272};
     const HostTensor x = uneven(shape, 3);
     for (Granularity granularity : {Granularity::kBlock1x128, Granularity::kBlock128x128, Granularity::kTensor}) {
@@ -98,13 +98,13 @@ TEST_CASE("cpu quantize: the token-axis copy is a direct quantisation of the tra
         run(transpose_of(x, shape.N, shape.C), turned, want);
         CHECK(got.transposed.same_bits(want.rowwise));
         CHECK(got.transposed_scale_inv.same_bits(want.rowwise_scale_inv));
-        // Blocks along the other axis: turning the bytes of the rowwise copy is not the same, but for square ones.
+        // Transposing the rowwise bytes gives the same only for 128x128 blocks.
         const bool turned_bytes = transpose_of(got.rowwise, shape.N, shape.C).same_bits(got.transposed);
         CHECK_EQ(turned_bytes, granularity != Granularity::kBlock1x128);
     }
 }
 
-TEST_CASE("cpu quantize: the grid of a transposed weight is the exact transpose, padded with 0") {
+TEST_CASE("cpu quantize: scale_inv of a transposed weight is the exact transpose, padded with 0") {
     const Shape shape{400, 272};   // blocks: 4 x 3, stored 4 x 4 and 3 x 4
     QuantMemory got({.name = "128x128", .granularity = Granularity::kBlock128x128}, shape.N, shape.C);
     run(uneven(shape, 5), shape, got);
@@ -118,10 +118,10 @@ TEST_CASE("cpu quantize: the grid of a transposed weight is the exact transpose,
             CHECK_EQ(scale == 0, j == 3);
             distinct += j < 3 && scale != got.rowwise_scale_inv.get(0);
         }
-    CHECK_GT(distinct, 4);   // a transposed grid read as if it were not would be noticed
+    CHECK_GT(distinct, 4);   // scale_inv that is not transposed would be detected
 }
 
-TEST_CASE("cpu quantize: one changed element changes the copies") {
+TEST_CASE("cpu quantize: one changed element changes the result") {
     const Shape shape{144, 272};
     for (const QuantRequest& request : quant_requests()) {
         if (!request.rowwise && !request.transposed) continue;
@@ -149,7 +149,7 @@ TEST_CASE("cpu quantize: an fp32 source is rounded to bf16 first") {
         INFO(request.name);
         CHECK_EQ(from_wide.difference(from_narrow), "");
     }
-    // A double rounding would show: just above the tie of two bf16 numbers, both of which are ties of E4M3.
+    // Detects double rounding: just above the tie of two bf16 numbers, both of which are ties of E4M3.
     HostTensor x(Dtype::kFp32, 16);
     x.fill(1.0625 + 0x1p-10);
     QuantMemory got({.name = "delayed", .transposed = false}, 1, 16);
@@ -158,7 +158,7 @@ TEST_CASE("cpu quantize: an fp32 source is rounded to bf16 first") {
     CHECK_EQ(static_cast<const uint8_t*>(got.rowwise.data())[0], 0x38);   // 1.0625 in bf16, a tie, to even 1.0
 }
 
-TEST_CASE("cpu quantize: what is recorded, and what is not") {
+TEST_CASE("cpu quantize: amax and first_nonfinite") {
     const Shape shape{48, 32};
     HostTensor x = random_tensor(Dtype::kBf16, shape.N * shape.C, 1);
     x.set(700, -9.5);
@@ -166,7 +166,7 @@ TEST_CASE("cpu quantize: what is recorded, and what is not") {
     for (QuantRequest request : quant_requests())
         for (bool record : {false, true}) {
             request.record = record;
-            request.dbias = true;   // asks for something even without copies or a record
+            request.dbias = true;   // so that the QuantOut is never empty
             const bool copies = request.rowwise || request.transposed;
             const bool recorded = record && !(copies && request.scaling == Scaling::kCurrent);
             for (float before : {2.0f, 100.0f}) {
@@ -178,7 +178,7 @@ TEST_CASE("cpu quantize: what is recorded, and what is not") {
                 CHECK_EQ(got.first_nonfinite, 77);
             }
         }
-    // A NaN is larger than everything; the event of the earliest is kept.
+    // A NaN is larger than everything; the smallest event is kept.
     for (double odd : {std::nan(""), -std::numeric_limits<double>::infinity()}) {
         x.set(5, odd);
         QuantMemory got({.name = "record", .rowwise = false, .transposed = false, .record = true}, shape.N, shape.C);
@@ -192,7 +192,7 @@ TEST_CASE("cpu quantize: what is recorded, and what is not") {
     }
 }
 
-TEST_CASE("cpu quantize: factors of blocks of zeros and of values that are not finite") {
+TEST_CASE("cpu quantize: scales of blocks of zeros and of values that are not finite") {
     const Shape shape{128, 512};
     HostTensor x(Dtype::kBf16, shape.N * shape.C);
     x.fill(0);
@@ -221,7 +221,7 @@ TEST_CASE("cpu quantize: factors of blocks of zeros and of values that are not f
     }
 }
 
-TEST_CASE("cpu quantize: exact counts, once for two copies") {
+TEST_CASE("cpu quantize: exact counts, once for rowwise and transposed") {
     const double inf = std::numeric_limits<double>::infinity();
     struct Value {
         double x;
@@ -253,14 +253,14 @@ TEST_CASE("cpu quantize: exact counts, once for two copies") {
         CHECK_EQ(got.counts.flushed, flushed);
         CHECK_EQ(got.counts.nonfinite, nonfinite);
     }
-    // Without copies there is no cast.
+    // Without a cast nothing is counted.
     QuantMemory got({.name = "record", .rowwise = false, .transposed = false, .record = true}, shape.N, shape.C);
     run(x, shape, got);
     CHECK_EQ(got.counts.elems, 1000);
 }
 
-TEST_CASE("cpu quantize: the counts of blocks are of the rowwise copy") {
-    // A tiny value beside a large one in its row is flushed there, but not in its column; two below it the other way.
+TEST_CASE("cpu quantize: the counts of blocks are those of `rowwise`") {
+    // A tiny value next to a large one in its row is flushed rowwise, but not transposed; two below it vice versa.
     const Shape shape{16, 128};
     HostTensor x(Dtype::kBf16, shape.N * shape.C);
     x.fill(0);
@@ -274,7 +274,7 @@ TEST_CASE("cpu quantize: the counts of blocks are of the rowwise copy") {
     }
 }
 
-TEST_CASE("cpu quantize: dbias is bias_backward of the same values") {
+TEST_CASE("cpu quantize: dbias equals bias_backward of the same values") {
     Ctx ctx;
     for (Shape shape : {Shape{16, 16}, Shape{144, 272}, Shape{640, 48}, Shape{257, 16}})
         for (Dtype grad : {Dtype::kFp32, Dtype::kBf16})
@@ -289,7 +289,7 @@ TEST_CASE("cpu quantize: dbias is bias_backward of the same values") {
                                          .N = shape.N, .C = shape.C});
                 run(x, shape, got);
                 CHECK(got.guards_intact());
-                // Integers below 2^24 add up exactly; else both sums are off by a rounding a step at most.
+                // Sums of integers below 2^24 are exact; otherwise both have at most one rounding per addition.
                 const double chain = integers ? 0 : column_chain(shape.N) + 128
                                                         + static_cast<double>(quant_partial_rows(shape.N));
                 auto bound = [&](int64_t c) {
@@ -322,7 +322,7 @@ TEST_CASE("cpu quantize: nothing happens in a skipped step") {
     }
 }
 
-TEST_CASE("cpu quantize refuses what cannot be done") {
+TEST_CASE("cpu quantize refuses wrong arguments") {
     Ctx ctx;
     HostTensor x = random_tensor(Dtype::kBf16, 64 * 48, 1);
     auto attempt = [&](auto change) {
@@ -347,7 +347,7 @@ TEST_CASE("cpu quantize refuses what cannot be done") {
     for (auto& mistake : mistakes) CHECK_THROWS_AS(attempt(mistake), Error);
 }
 
-TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never forgotten") {
+TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never decreases") {
     Ctx ctx;
     for (Dtype type : {Dtype::kBf16, Dtype::kFp32})
         for (int64_t elems : {1, 7, 1000, 40001}) {

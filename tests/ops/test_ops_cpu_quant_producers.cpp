@@ -1,5 +1,5 @@
-// Every CPU operation with a QuantOut: its copies are those of quantize on its own bf16 result, and nothing else
-// changes; on any number of threads.
+// Every CPU operation with a QuantOut: its results are those of quantize on its bf16 result, and nothing else changes,
+// on any number of threads.
 #include "tests/support/quant_test.h"
 
 #include <map>
@@ -11,10 +11,10 @@ using namespace op_test;
 
 namespace {
 
-// Tiles of 128 x 128 with an edge both ways, and large enough to go parallel.
+// Tiles of 128 x 128 with edges in both directions, large enough to use several threads.
 constexpr int64_t B = 3, T = 48, N = B * T, C = 144, NH = 4, NKV = 2, HS = 24, kWidth = (NH + 2 * NKV) * HS;
 
-// What a producer wrote: the result that is quantised, and everything else.
+// The results of an operation: the quantized one, and all others.
 struct Produced {
     HostTensor result;
     std::vector<HostTensor> others;
@@ -135,7 +135,7 @@ void check_same(const std::vector<HostTensor>& got, const std::vector<HostTensor
 
 }  // namespace
 
-TEST_CASE("cpu producers: the copies are those of quantize on the producer's own bf16 result") {
+TEST_CASE("cpu producers: QuantOut gives the same as quantize on the bf16 result") {
     Ctx ctx;
     for (auto& [name, producer] : kProducers) {
         Produced plain = producer.run({});
@@ -151,10 +151,10 @@ TEST_CASE("cpu producers: the copies are those of quantize on the producer's own
                 CHECK_EQ(got.difference(want), "");
                 CHECK(fused.result.guards_intact());
                 check_same(fused.others, plain.others);
-                // In place, a result that has copies is promised to nobody, and here it is NaN.
+                // Results of in-place operations are unspecified if quantized; the CPU sets them to NaN.
                 if (with_out) CHECK_EQ(fused.result.same_bits(plain.result), !(producer.in_place && copies));
             }
-            // The comparison can fail: one element of the result, larger than all, changes what was asked for.
+            // The comparison can fail: one element larger than all others changes the results.
             HostTensor moved = plain.result;
             moved.set(moved.elems() / 2, 1e4);
             QuantMemory changed(request, N, producer.columns);
@@ -164,7 +164,7 @@ TEST_CASE("cpu producers: the copies are those of quantize on the producer's own
     }
 }
 
-TEST_CASE("cpu producers: copies do not depend on the number of threads") {
+TEST_CASE("cpu producers: quantization does not depend on the number of threads") {
     const int threads = cpu::thread_count();
     for (auto& [name, producer] : kProducers)
         for (const QuantRequest& request : quant_requests()) {
@@ -183,7 +183,7 @@ TEST_CASE("cpu producers: copies do not depend on the number of threads") {
     cpu::set_thread_count(threads);
 }
 
-TEST_CASE("cpu producers refuse copies of results that are not bf16, and to write nothing") {
+TEST_CASE("cpu producers refuse to quantize results other than bf16, and to have no output") {
     for (auto& [name, producer] : kProducers) {
         INFO(name);
         QuantMemory memory({.name = "delayed"}, N, producer.columns);
@@ -226,7 +226,7 @@ TEST_CASE("cpu adamw: the amax of the new weights, with and without bf16 ones") 
             for (const Result* r : {&both, &alone}) {
                 check_same({r->master, r->m, r->v}, {plain.master, plain.m, plain.v});
                 CHECK(r->param.same_bits(r == &both ? plain.param : HostTensor(Dtype::kBf16, n)));
-                // What the op amax finds in the bf16 weights.
+                // The amax operation must find the same in the bf16 weights.
                 Fp8Slot want = plain.slot;
                 HostTensor weights = plain.param;
                 Ctx ctx;

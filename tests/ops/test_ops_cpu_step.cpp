@@ -57,7 +57,7 @@ TEST_CASE("cpu step_guard") {
         CHECK_EQ(bad.skip, 1);
         CHECK_EQ(bad.adam_step, 7);
     }
-    // A single bad element of a gradient reaches the guard.
+    // step_guard detects a single bad element of a gradient.
     for (double value : {kNan, kInfinity, -kInfinity}) {
         HostTensor grad = random_tensor(Dtype::kBf16, 5000, 1), scratch(Dtype::kFp64, kPartialSums);
         grad.set(4321, value);
@@ -116,7 +116,7 @@ TEST_CASE("cpu adamw follows its formula") {
                 m_terms / (1 - b1 * b1 * b1) / denominator + std::fabs(decay * before.master.get(i));
             error.set(i, 10 * u * static_cast<double>(a.state.lr) * terms + u * std::fabs(master.get(i)));
         }
-        // Stochastic rounding moves a moment by less than one unit, twice the roundoff of the nearest.
+        // Stochastic rounding changes a moment by less than one ulp, twice the roundoff of nearest.
         const double step = moments == Dtype::kBf16 ? 2 * unit_roundoff(moments) : 0;
         auto moment_bound = [&](const HostTensor& want) {
             return [&want, u, step](int64_t i) {
@@ -152,7 +152,7 @@ TEST_CASE("cpu adamw rounds bf16 moments stochastically, keyed by parameter, ele
     double up = 5e-4 * 128, sigma = std::sqrt(up * (1 - up) / n) / 128;
     CHECK_LT(std::fabs(mean - 1.0005), 5 * sigma);
 
-    // Every element by its own number: two pieces give the bits of the whole.
+    // Random numbers depend on the element index: two parts give the bits of the whole.
     Adam pieces = a;
     Ctx ctx;
     for (auto [begin, count] : {std::pair<int64_t, int64_t>{0, 7001}, {7001, n - 7001}}) {
@@ -174,7 +174,7 @@ TEST_CASE("cpu adamw rounds bf16 moments stochastically, keyed by parameter, ele
         other.run();
         CHECK_FALSE(other.m.same_bits(whole.m));
     }
-    // The words are those the contract names; over all elements each word decides many roundings.
+    // m and v use the documented words of the random number.
     const float m = std::fmaf(0.9f, 1.0f, (1 - 0.9f) * 1.005f);
     const float v = std::fmaf(0.95f, 1.0f, (1 - 0.95f) * (1.005f * 1.005f));
     HostTensor rounded_m(Dtype::kBf16, n), rounded_v(Dtype::kBf16, n);
@@ -190,7 +190,7 @@ TEST_CASE("cpu adamw rounds bf16 moments stochastically, keyed by parameter, ele
     CHECK_THROWS_AS(early.run(), Error);
 }
 
-TEST_CASE("cpu initial values depend on key and element alone") {
+TEST_CASE("cpu initial values depend only on key and element") {
     Ctx ctx;
     const int64_t n = 10001;
     HostTensor whole(Dtype::kFp32, n), narrow(Dtype::kBf16, n), part(Dtype::kFp32, 100);
@@ -220,7 +220,7 @@ TEST_CASE("cpu cast rounds to nearest even") {
             cpu::cast(ctx, {.out = out.view(), .in = in.view()});
             CHECK(out.same_bits(in.to(to)));
         }
-    // double to bf16 in one rounding: through float these two would meet on a tie.
+    // double to bf16 rounds once: a rounding to float would make these two a tie.
     HostTensor in(Dtype::kFp64, 6), out(Dtype::kBf16, 6);
     const double tie = 1 + 0x1p-8, tiny = 0x1p-40;
     const double values[] = {tie, tie + tiny, tie - tiny, -(tie + tiny), kNan, 1e300};
@@ -270,7 +270,7 @@ TEST_CASE("cpu device") {
     CHECK_EQ(std::memcmp(host, back, 4), 0);
     CHECK_EQ(a[1], 7);
     CHECK_EQ(a[6], 7);
-    ctx.rehearsal = true;   // addresses of a rehearsal lead nowhere
+    ctx.rehearsal = true;   // addresses of a rehearsal are invalid
     cpu::fill_bytes(ctx, nullptr, 0, 1000);
     cpu::copy_to_host(ctx, host, nullptr, 1000);
     ctx.rehearsal = false;

@@ -10,7 +10,7 @@ using namespace op_test;
 
 namespace {
 
-// Sizes large enough for every operation to go parallel.
+// Sizes large enough for every operation to use several threads.
 constexpr int64_t B = 4, T = 100, N = B * T, C = 72, NH = 6, NKV = 2, HS = 24, kWidth = (NH + 2 * NKV) * HS,
                   V = 90;
 

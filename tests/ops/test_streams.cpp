@@ -1,5 +1,5 @@
-// Deferred streams of the CPU: what they are given is done when something waits for it, no earlier and in order. What
-// training makes of that: test_zero_streams.cpp.
+// Deferred streams of the CPU execute their work in order, when something waits for it and no earlier.
+// test_zero_streams.cpp uses them in training.
 #include "tests/support/local_ranks.h"
 
 #include "llmc/ops/ops.h"
@@ -30,7 +30,7 @@ struct Pair {
 
 }  // namespace
 
-TEST_CASE("streams: what is deferred is done up to the point that something waits for, in order") {
+TEST_CASE("streams: deferred work runs in order up to the event that is waited for") {
     for (bool first_deferred : {false, true}) {
         CAPTURE(first_deferred);
         Pair p(first_deferred);
@@ -43,7 +43,7 @@ TEST_CASE("streams: what is deferred is done up to the point that something wait
         p.put(deferred, 0, 2);
         cpu::event_record(deferred, p.b);
         cpu::copy_to_host(deferred, &p.bytes[2], &p.bytes[0], 1);
-        cpu::event_order(deferred, p.b);   // its own stream: nothing to wait for
+        cpu::event_order(deferred, p.b);   // the same stream: nothing to wait for
         CHECK(!cpu::event_reached(p.a));
         CHECK(std::string(p.bytes, 3) == std::string(3, '\0'));
         cpu::event_order(other, p.a);
@@ -64,7 +64,7 @@ TEST_CASE("streams: what is deferred is done up to the point that something wait
     }
 }
 
-TEST_CASE("streams: one order is left out where a test asks for it") {
+TEST_CASE("streams: a test can skip one event_order") {
     int64_t orders = 1;
     Pair p(false, &orders);
     for (int i = 0; i < 3; i++) {
@@ -77,7 +77,7 @@ TEST_CASE("streams: one order is left out where a test asks for it") {
     CHECK(orders == -2);
 }
 
-TEST_CASE("streams: what is left is done at the end, and operations keep their own arguments") {
+TEST_CASE("streams: remaining work runs at the end, and operations copy their arguments") {
     float values[4] = {1, 2, 3, 4}, sums[2] = {};
     {
         Ctx compute, side;
@@ -97,7 +97,7 @@ TEST_CASE("streams: what is left is done at the end, and operations keep their o
     CHECK(sums[1] == 6);
 }
 
-TEST_CASE("streams: an error of deferred work comes out where it is waited for, and what follows can still be done") {
+TEST_CASE("streams: an error of deferred work is thrown where it is waited for, and later work can still run") {
     Pair p(false);
     cpu::put_off(p.side, [] { throw Error(kExitDisk, "deferred"); });
     p.put(p.side, 0, 1);
@@ -108,7 +108,7 @@ TEST_CASE("streams: an error of deferred work comes out where it is waited for, 
     CHECK(p.bytes[0] == 1);
 }
 
-TEST_CASE("streams: what is left when an error ends a stream is not done, and nobody waits for it") {
+TEST_CASE("streams: after an error the remaining work is dropped without waiting") {
     Event* end = cpu::event_create();
     char byte = 0;
     try {
@@ -134,8 +134,8 @@ public:
     std::vector<std::string> purposes;
 };
 
-TEST_CASE("streams: collectives keep the order of the calls, wherever a rank waits, and what they are for") {
-    if (!device::device_info(-1).toolkit.empty()) return;   // there NCCL sees to the order
+TEST_CASE("streams: collectives keep the order of the calls and their purpose, wherever a rank waits") {
+    if (!device::device_info(-1).toolkit.empty()) return;   // NCCL keeps the order there
     const auto ends = run_ranks(3, [](LocalComm& ranks) {
         InOrder<NotingComm> comm(ranks.all(), ranks.world().rank);
         const bool root = comm.root();
@@ -148,11 +148,11 @@ TEST_CASE("streams: collectives keep the order of the calls, wherever a rank wai
         }
         p.put(p.side, 0, 5);
         CHECK(one == 1);
-        if (root) cpu::synchronize(p.side);   // alone, as where it draws a sample
+        if (root) cpu::synchronize(p.side);   // only this rank, as when it draws a sample
         const CollectivePurpose purpose("second");
         comm.gather("");
         CHECK(one == 3);
-        CHECK(p.bytes[0] == (root ? 5 : 0));   // behind the collective: nobody waits for it
+        CHECK(p.bytes[0] == (root ? 5 : 0));   // after the collective: nothing waits for it
         sum(p.side, two);
         sum(p.side, three);
         CHECK(two == 2);

@@ -25,8 +25,7 @@ namespace checkpoint_test {
 
 inline bool full_run() { return std::getenv("LLMC_FULL") != nullptr; }
 
-// In memory where there is such a file system, because hundreds of fsyncs take long; `on_disk` and full runs
-// do not.
+// In memory if possible, because hundreds of fsyncs are slow; not with `on_disk` and in full runs.
 struct TempDir {
     std::string path;
     explicit TempDir(bool on_disk = full_run()) {
@@ -63,7 +62,7 @@ inline void spill_tensors(const std::string& path, const std::vector<Safetensors
     spill(path, safetensors_header(entries) + data);
 }
 
-// "exit 2: message" of the error, "nothing" if there was none. A message is one line.
+// Returns "exit 2: message" of the error, which must be one line, or "nothing".
 template <typename Body> std::string error_of(Body&& body) {
     try {
         body();
@@ -179,7 +178,7 @@ struct FakeState {
         return kinds;
     }
     std::vector<std::vector<char>>& of(StateKind kind) { return bytes[static_cast<int>(kind)]; }
-    // Any bits at all, NaN included; weights are rounded masters, as the optimizer leaves them.
+    // Random bits, including NaN; weights are the rounded masters.
     void randomise(uint64_t seed) {
         for (StateKind kind : kinds())
             for (size_t p = 0; p < table.params.size(); p++) {

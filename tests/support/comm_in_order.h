@@ -1,6 +1,5 @@
-// A communicator on which deferred streams do no harm. Ranks wait for their streams at different places, rank 0
-// for instance alone draws a sample, and yet all must come to the collectives in one order, that of the calls: each
-// first lets those run that were put off before it.
+// A communicator for deferred streams. Ranks may wait for their streams at different times (rank 0 alone draws a
+// sample), but all must execute collectives in the order of the calls: each first executes the deferred ones before it.
 #pragma once
 #include <string>
 #include <vector>
@@ -49,6 +48,6 @@ private:
         cpu::event_record(ctx, put_off_);
     }
 
-    Event* const put_off_ = cpu::event_create();   // behind the latest one
-    cpu::DeferredStream* stream_ = nullptr;         // that it is on
+    Event* const put_off_ = cpu::event_create();   // after the latest collective
+    cpu::DeferredStream* stream_ = nullptr;         // of that event
 };

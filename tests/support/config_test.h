@@ -1,4 +1,4 @@
-// Command lines for tests of options: parsing them, what is refused, values of every option other than its default.
+// Helpers for tests of options: parsing of command lines, errors, and values of every option other than its default.
 #pragma once
 #include "tests/support/doctest.h"
 
@@ -22,7 +22,7 @@ inline ParsedConfig parse(const std::string& family, const Words& words, const M
     return parse_config(static_cast<int>(argv.size()), argv.data(), family, machine);
 }
 
-// The message of the error that these options must give (exit 2); "" if they are taken.
+// Returns the error message of these options (exit 2), or "" if they are valid.
 inline std::string refusal(const std::string& family, const Words& words, const Machine& machine = {}) {
     try {
         parse(family, words, machine);
@@ -51,7 +51,7 @@ struct TempFile {
     ~TempFile() { fs::remove(path); }
 };
 
-// For every option: two values that differ from its default, and what it needs beside it to act (option, value, ...).
+// For every option: values other than its default, and the options (option, value, ...) without which it has no effect.
 struct Sample {
     Words values;
     Words beside;
@@ -135,7 +135,7 @@ inline const std::map<std::string, Sample>& samples() {
     return table;
 }
 
-// What a run needs beside the option under test.
+// Options that every run needs in addition to the one under test.
 inline Words base(const std::string& option) {
     Words words;
     if (option != "train-data" && option != "synthetic-data") words = {"--train-data", "t"};
@@ -143,7 +143,7 @@ inline Words base(const std::string& option) {
     return words;
 }
 
-// What an option needs beside it to act, one word an option.
+// Options without which the one under test has no effect, as --option=value.
 inline Words beside(const std::string& name) {
     const Words& pairs = samples().at(name).beside;
     Words words;

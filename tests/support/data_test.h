@@ -96,7 +96,7 @@ inline DataConfig config_of(std::vector<std::string> globs, int64_t seq_length =
     return config;
 }
 
-// "exit 2: message", "opened" if nothing was refused.
+// Returns "exit 2: message" or "opened".
 inline std::string refusal(const DataConfig& config) {
     try {
         DataLoader loader(config);
@@ -107,7 +107,7 @@ inline std::string refusal(const DataConfig& config) {
     return "opened";
 }
 
-// Every part must stand in the text.
+// Checks that text contains every part.
 inline void check_contains(const std::string& text, const std::vector<std::string>& parts) {
     for (const std::string& part : parts) {
         CAPTURE(part);

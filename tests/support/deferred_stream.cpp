@@ -13,19 +13,19 @@
 
 namespace cpu {
 
-// In the order of the calls; done by the thread that made them, when it waits.
+// Work in the order of the calls. The thread that made them executes it when it waits.
 struct DeferredStream {
     bool deferred = false;
     int64_t* orders = nullptr;
     std::deque<std::function<void()>> given;
-    bool running = false;   // what the first of them calls is part of it
-    std::shared_ptr<DeferredStream> self;   // until it is closed; points in it may live longer
+    bool running = false;   // executing the first item, whose nested calls belong to it
+    std::shared_ptr<DeferredStream> self;   // until closed; points in the stream may live longer
 };
 
 namespace {
 using Clock = std::chrono::steady_clock;
 
-// A place in a stream.
+// A point in a stream.
 struct Point {
     std::shared_ptr<DeferredStream> stream;
     bool reached = true;
@@ -38,7 +38,7 @@ struct CpuEvent {
 CpuEvent* of(Event* event) { return reinterpret_cast<CpuEvent*>(event); }
 
 void run_next(DeferredStream& stream) {
-    CHECK(!stream.running, "a stream waits for what it was given later");
+    CHECK(!stream.running, "a stream waits for later work of its own");
     const std::function<void()> work = std::move(stream.given.front());
     stream.given.pop_front();
     const struct Running {
@@ -48,7 +48,7 @@ void run_next(DeferredStream& stream) {
     work();
 }
 
-// By value: on the way the event may be recorded anew.
+// Takes the point by value, because the work may record the event again.
 void run_up_to(const std::shared_ptr<Point> point) {
     while (!point->reached && !point->stream->given.empty()) run_next(*point->stream);
 }
@@ -70,7 +70,8 @@ template <typename Work> void in_order(Ctx& ctx, Work&& work) {
     else work();
 }
 
-// Destructors call this. After an error nobody needs the rest, and other ranks may not come to its collectives.
+// Called by destructors. After an error the remaining work is dropped, because other ranks may not join its
+// collectives.
 void close_stream(Ctx& ctx) {
     try {
         if (std::uncaught_exceptions() == 0) synchronize(ctx);
@@ -158,7 +159,7 @@ float event_elapsed_ms(Event* begin, Event* end) {
 }
 }  // namespace cpu
 
-// Of a deferred stream with arguments of their own. They are timed when they are done.
+// Operations copy their arguments and are timed when they run.
 #define OP(name, Args)                                                  \
     void ops::name(Ctx& ctx, const Args& args) {                        \
         if (ctx.rehearsal) return rehearse_op(ctx, OpKind::name, args); \

@@ -6,10 +6,10 @@
 
 namespace documents_test {
 
-// Lengths of the documents of each sequence; every sequence's add up to T.
+// Lengths of the documents of each sequence; those of a sequence add up to T.
 using Lengths = std::vector<std::vector<int64_t>>;
 
-// (2, B, T): starts and ends, as attention takes them.
+// (2, B, T): AttentionForwardArgs::documents.
 inline std::vector<int32_t> documents_of(const Lengths& lengths, int64_t T) {
     const size_t plane = lengths.size() * static_cast<size_t>(T);
     std::vector<int32_t> documents(2 * plane);
@@ -27,7 +27,7 @@ inline std::vector<int32_t> documents_of(const Lengths& lengths, int64_t T) {
     return documents;
 }
 
-// Documents of `length` tokens, the last one what is left.
+// Documents of `length` tokens; the last one may be shorter.
 inline std::vector<int64_t> equal_parts(int64_t T, int64_t length) {
     std::vector<int64_t> parts;
     for (int64_t at = 0; at < T; at += length) parts.push_back(length < T - at ? length : T - at);

@@ -1,4 +1,4 @@
-// FP8 attention for the tests of both devices: angles of rope, names, and proof that a wrong element is caught.
+// Helpers of the tests of FP8 attention on both devices.
 #pragma once
 #include "tests/support/documents_test.h"
 #include "tests/support/op_test.h"
@@ -28,7 +28,7 @@ inline std::string name_of(const Fp8Attention& a) {
     return text;
 }
 
-// One wrong element must be seen, of an error that E4M3 does not hide.
+// Compares with the reference. An error of 1/4 in one element must be detected.
 inline void check_fp8_attention(const Fp8Attention& a, const Fp8Attention::Result& got, bool tensor_cores) {
     const Fp8Reference want = fp8_attention_reference(a, got.qkv, tensor_cores);
     check_close("out", got.out, want.out, [&](int64_t i) { return want.out_error[i]; }, 1.0 / 4);

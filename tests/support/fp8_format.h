@@ -1,5 +1,5 @@
-// An FP8 format from its definition alone, in double, and the quantisation of a matrix element by element: what the
-// casts and the operations of both devices are held against. Uses none of the project's casts.
+// Reference FP8 formats and quantization, from the definition in double, for the tests of casts and operations on both
+// devices. Uses none of the project's casts.
 #pragma once
 #include <cmath>
 #include <limits>
@@ -22,7 +22,7 @@ inline double fp8_value(Dtype format, int code) {
     return sign * (1 + fraction) * std::exp2(exponent - bias);
 }
 
-// The finite values that are not negative, by code.
+// The finite non-negative values by code.
 class Fp8Numbers {
 public:
     explicit Fp8Numbers(Dtype format) {
@@ -32,8 +32,7 @@ public:
     int count() const { return static_cast<int>(values_.size()); }
     double value(int code) const { return values_[static_cast<size_t>(code)]; }
     double largest() const { return values_.back(); }
-    // Nearest by distance over all numbers; of two equally near ones the even code. What is larger than all becomes
-    // the largest; NaN is 0x7f.
+    // Returns the code of the nearest number, ties to even; larger values become the largest number, NaN 0x7f.
     int nearest(double x) const {
         if (std::isnan(x)) return 0x7f;
         const double size = std::min(std::fabs(x), largest());
@@ -49,14 +48,14 @@ private:
     std::vector<double> values_;
 };
 
-// A quantised (R, K) matrix.
+// A quantized (R, K) matrix.
 struct PlainQuantized {
     std::vector<uint8_t> codes;
-    std::vector<float> scale_inv;   // scale_inv, as ops.h lays it out
+    std::vector<float> scale_inv;   // in the layout of Granularity
 };
 
-// Blocks by definition: the scale is the power of two below largest / amax; 1 for blocks of zeros or with a value
-// that is not finite.
+// Block scale by definition: the power of two below largest / amax; 1 for blocks of zeros or with a value that is not
+// finite.
 inline float plain_block_scale(double amax, double largest) {
     if (amax == 0 || !std::isfinite(amax)) return 1;
     return static_cast<float>(std::exp2(std::min(127.0, std::floor(std::log2(largest / amax)))));

@@ -8,7 +8,7 @@ namespace op_test {
 
 inline constexpr GemmLayout kGemmLayouts[] = {GemmLayout::kForward, GemmLayout::kDgrad, GemmLayout::kWgrad};
 
-// All that a matmul takes.
+// All supported combinations.
 inline std::vector<Fp8Kind> fp8_kinds() {
     constexpr Granularity kT = Granularity::kTensor, kV = Granularity::kBlock1x128, kB = Granularity::kBlock128x128;
     std::vector<Fp8Kind> kinds;
@@ -31,7 +31,7 @@ inline HostTensor random_scales(Granularity granularity, int64_t R, int64_t K, u
     return grid;
 }
 
-// Normal numbers of a spread that uses the format well, or whole numbers up to `limit` if that is not 0.
+// Normally distributed numbers that use the range of the format, or integers up to `limit` if that is not 0.
 inline HostTensor random_codes(Dtype format, int64_t elems, uint64_t key, int64_t limit = 0) {
     const HostTensor values = limit ? random_integers(Dtype::kFp32, elems, key, limit)
                                     : random_tensor(Dtype::kFp32, elems, key, fp8_largest(format) / 8);
@@ -40,7 +40,7 @@ inline HostTensor random_codes(Dtype format, int64_t elems, uint64_t key, int64_
     return t;
 }
 
-// Fills operands, scales and what D holds before. limit != 0: whole numbers and powers of two, for exact sums.
+// Fills operands, scales and the initial D. limit != 0: integers and powers of two, for exact sums.
 inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false) {
     p.a = random_codes(p.kind.a, p.M * p.K, 1, limit);
     p.b = random_codes(p.kind.b, p.N * p.K, 2, limit);
@@ -55,7 +55,7 @@ inline Fp8Product& fill(Fp8Product& p, int64_t limit, bool with_bias = false) {
     return p;
 }
 
-// A grid of blocks in the other order of its two axes, its number of scales as it was.
+// Swaps the two axes of scale_inv.
 inline HostTensor transposed_scale_inv(const HostTensor& grid, int64_t inner) {
     HostTensor t = grid;
     const int64_t outer = grid.elems() / inner;

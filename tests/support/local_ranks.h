@@ -1,5 +1,5 @@
-// Several ranks as threads of one process: a Comm whose collectives are copies between them. What a collective leaves
-// undefined becomes NaN. On a GPU build they share the first GPU.
+// Several ranks as threads of one process: a Comm whose collectives copy between them. Results that a collective leaves
+// undefined become NaN. On a GPU build all ranks share the first GPU.
 #pragma once
 #include <algorithm>
 #include <condition_variable>
@@ -18,11 +18,11 @@ class LocalRanks {
 public:
     explicit LocalRanks(int ranks) : posted_(static_cast<size_t>(ranks)) {}
 
-    // body(comm) on a thread for each rank; the first error of any ends all.
+    // Runs body(comm) on a thread per rank; the first error ends all ranks and is thrown.
     void run(const std::function<void(Comm&)>& body);
-    // The same; by rank how it ended, "nothing" or "exit 7: message".
+    // The same, but returns the end of each rank: "nothing" or "exit 7: message".
     std::vector<std::string> errors(const std::function<void(LocalComm&)>& body);
-    // Returns when all other ranks wait for this one, or one failed.
+    // Waits until all other ranks wait for this one, or one failed.
     void wait_for_the_others() {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return waiting_ + 1 == posted_.size() || failed_; });
@@ -30,7 +30,7 @@ public:
 
 private:
     friend class LocalExchange;
-    // Returns once all ranks are here.
+    // Waits for all ranks.
     void meet() {
         std::unique_lock lock(mutex_);
         const int64_t round = round_;
@@ -114,7 +114,7 @@ private:
     using Bytes = std::vector<char>;
 
     template <typename T> static T add(T a, T b) { return a + b; }
-    // A device's memory by way of the host's, so that the threads can share one GPU.
+    // Copies through host memory, so that the threads can share one GPU.
     static Bytes fetch(Ctx& ctx, const Tensor& tensor) {
         Bytes bytes(static_cast<size_t>(tensor.bytes()));
         device::copy_to_host(ctx, bytes.data(), tensor.data, tensor.bytes());
@@ -129,7 +129,7 @@ private:
         all_.posted_[static_cast<size_t>(world().rank)] = mine;
         all_.meet();
     }
-    // Elements [begin, begin + count) = those of all ranks, joined in rank order.
+    // Elements [begin, begin + count) = those of all ranks, reduced in rank order.
     template <typename T, typename Join> void reduce(Bytes& bytes, int64_t begin, int64_t count, Join&& join) {
         post(bytes.data());
         const T* first = static_cast<const T*>(all_.posted_[0]) + begin;

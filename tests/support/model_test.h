@@ -53,15 +53,15 @@ inline Config tiny_config(const ModelConfig& shape, Dtype dtype, int64_t B, int6
     return c;
 }
 
-// What a run of this configuration on so many ranks needs.
+// Memory plan of a run of this configuration on `ranks` ranks.
 inline MemoryPlan memory_of(const Config& config, int ranks) {
     const ParamTable table = make_param_table(config.shape);
     return plan_memory(config, table, fp8_plan_of(config, table), ranks);
 }
 
-// In which order the CPU takes its two streams.
+// The order in which the CPU executes its two streams.
 struct Streams {
-    bool defers_compute = false;   // that of compute is deferred, not the other; see cpu::defer
+    bool defers_compute = false;   // defer the compute stream instead of the side stream; see cpu::defer
     int64_t* orders = nullptr;     // see cpu::count_orders
 };
 
@@ -69,7 +69,7 @@ class TestModel {
 public:
     static constexpr int32_t kSeparator = 1;   // with --reset-attention-mask
 
-    // one_of: of several ranks; else there is one.
+    // one_of: communicator of one of several ranks; null: a single rank.
     explicit TestModel(const Config& c, bool poison = true, Comm* one_of = nullptr, const Streams& streams = {})
         : comm(one_of ? *one_of : *single_), config(c), table(make_param_table(config.shape)) {
         device::device_open(ctx, 0);
@@ -87,11 +87,11 @@ public:
     }
     ~TestModel() {
         trainer.reset();
-        device::device_close(ctx);   // what is deferred may still want the memory
+        device::device_close(ctx);   // deferred work may still use the memory
         device::device_free(memory_);
     }
 
-    // Any number of micro-batches of micro_batch_size sequences, which the ranks share.
+    // Sets micro-batches of micro_batch_size sequences, which are distributed over the ranks.
     void set_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) {
         const int64_t N = config.micro_batch_size * config.seq_length;
         counted = 0;

@@ -1,5 +1,5 @@
-// Helpers of the operation tests, CPU and GPU: proof that one wrong element is caught, finite differences, and from
-// oracle.h tensors in guarded host memory and comparison under a derived bound.
+// Helpers of the operation tests on both devices: comparisons that must detect one wrong element, finite differences,
+// and everything from reference.h.
 #pragma once
 #include "tests/support/doctest.h"
 
@@ -15,17 +15,17 @@ namespace op_test {
 
 using namespace reference;
 
-// Of the type that operations on `working` accumulate in.
+// Roundoff of the accumulation type for `working`.
 inline double acc_roundoff(Dtype working) { return working == Dtype::kFp64 ? 0x1p-53 : 0x1p-24; }
-// Roundings on the longest way of a term into a sum over the N rows of a column: runs of rows, then the runs.
+// Largest number of roundings of a term in a sum over N rows: in its chunk of rows, then over the chunks.
 inline double column_chain(int64_t N) {
     int64_t rows = std::max<int64_t>(16, (N + kPartialRows - 1) / kPartialRows);
     return static_cast<double>(rows + (N + rows - 1) / rows + 4);
 }
-// Of a sum along a row, in lanes of four at least.
+// The same for a sum along a row with at least four lanes.
 inline double row_chain(int64_t C) { return static_cast<double>(C) / 4 + 8; }
-// Compares, and shows that the bound is not vacuous: one element (first, last and some in between) moved by
-// `share` of the largest |want| must be reported.
+// Compares, and checks that the bound is not vacuous: a change of one element (first, last and some in between) by
+// `share` of the largest |want| must be detected.
 inline void check_close(const std::string& name, const HostTensor& got, const HostTensor& want,
                         const Bound& bound, double share = 1.0 / 16) {
     INFO(name);
@@ -45,8 +45,8 @@ inline void check_equal(const std::string& name, const HostTensor& got, const Ho
     check_close(name, got, want, [](int64_t) { return 0.0; });
 }
 
-// Checks `gradient` of `loss` with respect to `input` (fp64, restored afterwards) by central differences of
-// fourth order, to `relative` of the largest element.
+// Checks `gradient` of `loss` with respect to `input` (fp64, restored afterwards) with central differences of fourth
+// order. The tolerance is `relative` times the largest element.
 inline void check_gradient(const std::string& name, HostTensor& input, const HostTensor& gradient,
                            const std::function<double()>& loss, double relative = 1e-6) {
     constexpr double h = 1e-3;
@@ -67,7 +67,7 @@ inline void check_gradient(const std::string& name, HostTensor& input, const Hos
     check_close(name, gradient, numeric, [&](int64_t) { return relative * largest; }, 1e-4);
 }
 
-// sum of a[i] * b[i]: turns an output into a loss whose gradient is b.
+// Returns sum(a[i] * b[i]), a loss of the output a whose gradient is b.
 inline double dot_product(const HostTensor& a, const HostTensor& b) {
     double sum = 0;
     for (int64_t i = 0; i < a.elems(); i++) sum += a.get(i) * b.get(i);

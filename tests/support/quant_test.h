@@ -1,4 +1,4 @@
-// Everything that a QuantOut may point to, in guarded host memory, for the tests of producers on either device.
+// All tensors of a QuantOut in guarded host memory, for tests on both devices.
 #pragma once
 #include "tests/support/op_test.h"
 
@@ -6,7 +6,7 @@
 
 namespace op_test {
 
-// What is asked for.
+// The fields of a QuantOut.
 struct QuantRequest {
     std::string name;
     bool rowwise = true, transposed = true;
@@ -16,7 +16,7 @@ struct QuantRequest {
     bool record = false, dbias = false;
 };
 
-// Every kind of request that the recipes make, and some that they do not.
+// All kinds of QuantOut that the recipes use, and some others.
 inline std::vector<QuantRequest> quant_requests() {
     using enum Granularity;
     return {{.name = "delayed", .record = true},
@@ -42,7 +42,7 @@ struct QuantMemory {
     Fp8Counts counts{1000, 2000, 3000, 4000};
     uint32_t first_nonfinite = 77;
 
-    // Of an (N, C) result. The slot starts with the amax that a pass before recorded.
+    // For an (N, C) result. amax_before: amax that an earlier pass recorded in the slot.
     QuantMemory(const QuantRequest& asked, int64_t N, int64_t C, float amax_before = 3.5f) : request(asked) {
         const bool blocks = asked.granularity != Granularity::kTensor;
         if (asked.rowwise) rowwise = HostTensor(asked.format, N * C);
@@ -70,7 +70,7 @@ struct QuantMemory {
                 .dbias = dbias.view(),
                 .dbias_scratch = dbias_scratch.view()};
     }
-    // "" or what differs; scratch aside.
+    // Returns "" or what differs, except for scratch.
     std::string difference(const QuantMemory& other) const {
         if (!rowwise.same_bits(other.rowwise)) return "rowwise";
         if (!transposed.same_bits(other.transposed)) return "transposed";

@@ -1,4 +1,4 @@
-// Operands of the operation tests, each from another random stream.
+// Operands of the operation tests, each from a different random stream.
 #pragma once
 #include "tests/support/op_test.h"
 

@@ -1,4 +1,4 @@
-// A training state in host memory that is cut over ranks as buckets cut it, for tests of checkpoints.
+// A training state in host memory that is sharded as buckets are, for tests of checkpoints.
 #pragma once
 #include <map>
 
@@ -11,8 +11,8 @@ namespace checkpoint_test {
 
 using Held = std::vector<std::vector<ElementRange>>;   // by parameter
 
-// What rank `rank` of `ranks` owns: parameters fill buckets of at least bucket_elems, linears apart from the others;
-// each bucket is cut into equal blocks, a multiple of kParamAlign elements long. One rank, or zero 0: everything.
+// Ranges that rank `rank` of `ranks` owns: parameters fill buckets of at least bucket_elems, linears separately from
+// the others; each bucket is divided into equal blocks of a multiple of kParamAlign elements. One rank, or zero 0: all.
 inline Held held_by(const ParamTable& table, int rank, int ranks, int64_t bucket_elems, bool zero) {
     Held held;
     if (!zero) {
@@ -45,7 +45,7 @@ inline Held held_by(const ParamTable& table, int rank, int ranks, int64_t bucket
     return held;
 }
 
-// One rank's part of a state. Elements of others must not be touched, weights must be collected before they are read.
+// One rank's part of a state. Checks that elements of others are not accessed and weights are gathered before reading.
 struct FakeShards : FakeState {
     Held held;
     Comm& comm;
@@ -57,7 +57,7 @@ struct FakeShards : FakeState {
           held(held_by(table, comm_.world().rank, comm_.world().ranks, bucket_elems, zero_)), comm(comm_),
           zero(zero_ && comm_.world().ranks > 1) {}
 
-    // What this rank holds of another state.
+    // Copies this rank's part of another state.
     void take(FakeState& whole) {
         for (const StateSlot& slot : kStateSlots) each_held([&](size_t p, const ElementRange& part) {
             const int64_t element = dtype_bytes(dtypes.of(slot.kind));
@@ -67,7 +67,7 @@ struct FakeShards : FakeState {
         });
         if (!zero) of(StateKind::kWeight) = whole.of(StateKind::kWeight);
     }
-    // Whether what this rank holds is what `whole` has there, and the rest is untouched.
+    // Whether this rank's part equals that of `whole` and the rest is untouched.
     bool part_of(FakeState& whole) {
         FakeShards expected(whole, comm, zero);
         expected.held = held;
@@ -106,7 +106,7 @@ private:
         CHECK_MESSAGE(inside, "an element of another rank was touched");
     }
 
-    // Every rank's masters, rounded: as the real one does, all ranks must come with the same index.
+    // Gathers the rounded masters of all ranks, which must call this with the same index.
     void collect(int index) {
         CHECK(index == (collected + 1) % static_cast<int>(table.params.size()));
         const size_t p = static_cast<size_t>(index);

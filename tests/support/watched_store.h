@@ -1,4 +1,4 @@
-// A store between the decoder of a model and its own: tests see what the decoder asks for, and when.
+// A ParamStore that records the requests of the decoder and forwards them to the model's own store.
 #pragma once
 #include <functional>
 #include <set>
@@ -32,8 +32,8 @@ public:
     Tensor grad(int param) const override { return look(param), inner_.grad(param); }
 
     Calls before, after;
-    mutable int closed_reads = 0;                      // views asked for while their layer was not open
-    std::function<void(int layer)> gradients_ready;   // after a layer's backward, before the gradients are reduced
+    mutable int closed_reads = 0;                      // requests for a layer that was not open
+    std::function<void(int layer)> gradients_ready;   // after a layer's backward pass, before reduction
 
 private:
     void look(int param) const {

@@ -1,4 +1,4 @@
-// Training on several ranks, which are threads of the test: what is left of such a run, for comparisons by bits.
+// Training on several ranks, which are threads of the test, and its results for bitwise comparison.
 #pragma once
 #include "tests/support/doctest.h"
 
@@ -11,7 +11,7 @@
 
 using Bytes = std::vector<char>;
 
-// A number that equals only the same bits: the norm of a skipped step is NaN on all ranks.
+// A number that is compared bitwise, because the norm of a skipped step is NaN on all ranks.
 struct Figure {
     double value;
     bool operator==(const Figure& other) const {
@@ -72,7 +72,7 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     return weights;
 }
 
-// What a checkpoint would have as the weights of a parameter that is in FP8 alone: its masters, rounded.
+// Checks the weights in a checkpoint of parameters that are only kept in FP8: they are the rounded masters.
 inline void check_collected(TestModel& model) {
     const StateAccess access = model.trainer->state_access(model.ctx);
     if (!access.held) return;
@@ -98,7 +98,7 @@ struct Actions {
     Action before_step, after_step;
 };
 
-// 12 micro-batches a step.
+// Trains with 12 micro-batches per step.
 inline Run train(Config config, int ranks, int steps = 3, const Actions& actions = {}, const Streams& streams = {}) {
     config.global_batch_size = 12 * config.micro_batch_size;
     LocalRanks all(ranks);
@@ -130,7 +130,7 @@ inline Run train(Config config, int ranks, int steps = 3, const Actions& actions
     return runs[0];
 }
 
-// Buckets of a few parameters each, which end between layers.
+// Small buckets, which end between layers.
 inline Config in_small_buckets(Config config) {
     config.bucket_mb = 0.03;
     config.micro_batch_size = 1;

@@ -1,7 +1,7 @@
-// What travels between ranks, on the GPU: gradients in chunks and their sums, weights made in runs; against the CPU's,
-// bit for bit but for the payloads of NaN.
+// Communicated gradients and weights quantized by several ranks on the GPU: bitwise equal to the CPU except for the
+// payloads of NaN.
 #include "tests/gpu/gpu_op.h"
-#include "tests/support/wire_test.h"
+#include "tests/support/comm_ops_test.h"
 
 using namespace op_test;
 
@@ -35,22 +35,22 @@ void check_chunks(const HostTensor& x, bool counted = true) {
     OpCase c(strf("quantize_chunks of %lld", (long long)x.elems()), x.dtype());
     c.add("in", Kind::kFixed, x);
     c.add("out", Kind::kFixed, HostTensor(kCodes, x.elems()));
-    c.add("factors", Kind::kFixed, HostTensor(kF, x.elems() / kGradCommChunk));
+    c.add("scales", Kind::kFixed, HostTensor(kF, x.elems() / kGradCommChunk));
     c.add("counts", Kind::kFixed, HostTensor(kBits, 8).fill(3));
     c.run_same_types(cuda::quantize_chunks, cpu::quantize_chunks, [&](auto view) {
-        return QuantizeChunksArgs{.out = view("out"), .scales = view("factors"), .in = view("in"),
+        return QuantizeChunksArgs{.out = view("out"), .scales = view("scales"), .in = view("in"),
                                   .counts = counted ? object_in<Fp8Counts>(view("counts")) : nullptr};
     });
-    for (const char* name : {"in", "out", "factors", "counts"}) {
+    for (const char* name : {"in", "out", "scales", "counts"}) {
         INFO(name);
         CHECK(c.on_gpu(name).same_bits(c.on_cpu(name)));
     }
     const Fp8Counts got = object_of<Fp8Counts>(c.on_gpu("counts"));
     CHECK_EQ(got.elems, 3 + (3ull << 32) + (counted ? static_cast<unsigned long long>(x.elems()) : 0));
     CHECK_EQ(got.saturated, 3 + (3ull << 32));
-    // Not vacuous: where the largest value of a chunk grows by an eighth, the scale is another.
+    // The comparison can fail: if the values of a chunk grow by an eighth, its scale changes.
     int64_t chunk = 0;
-    while (chunk < x.elems() / kGradCommChunk && !(c.on_gpu("factors").get(chunk) > 0)) chunk++;
+    while (chunk < x.elems() / kGradCommChunk && !(c.on_gpu("scales").get(chunk) > 0)) chunk++;
     if (chunk == x.elems() / kGradCommChunk) return;   // all are NaN
     HostTensor moved = x;
     for (int64_t i = chunk * kGradCommChunk; i < (chunk + 1) * kGradCommChunk; i++)
@@ -58,10 +58,10 @@ void check_chunks(const HostTensor& x, bool counted = true) {
     Ctx ctx;
     HostTensor codes(kCodes, x.elems()), scales(kF, x.elems() / kGradCommChunk);
     cpu::quantize_chunks(ctx, {.out = codes.view(), .scales = scales.view(), .in = moved.view()});
-    CHECK_FALSE(scales.same_bits(c.on_gpu("factors")));
+    CHECK_FALSE(scales.same_bits(c.on_gpu("scales")));
 }
 
-// One value a chunk: 18 significands of every power of two of fp32, denormals included.
+// One value per chunk: 18 significands of every power of two of fp32, denormals included.
 HostTensor lone_values() {
     HostTensor x(kF, 277 * 18 * kGradCommChunk);
     x.fill(0);
@@ -78,22 +78,22 @@ void check_sum(const HostTensor& in, int64_t ranks, const HostTensor& scales, in
     OpCase c(strf("sum_ranks of %lld by %lld", (long long)ranks, (long long)(in.elems() / ranks)), in.dtype(), kF,
              shift_bytes);
     c.add("in", Kind::kFixed, in);
-    c.add("factors", Kind::kFixed, scales);
+    c.add("scales", Kind::kFixed, scales);
     c.add("out", Kind::kFixed, HostTensor(kF, in.elems() / ranks));
     c.run_same_types(cuda::sum_ranks, cpu::sum_ranks, [&](auto view) {
-        return SumRanksArgs{.out = view("out"), .in = view("in"), .scales = view("factors"), .ranks = ranks};
+        return SumRanksArgs{.out = view("out"), .in = view("in"), .scales = view("scales"), .ranks = ranks};
     });
     c.check_bits("out");
     c.check_unchanged("in");
 }
 
-void check_runs(const HostTensor& x, int64_t N, int64_t C, const std::vector<Run>& runs, bool corrupted = false,
-                int64_t shift_bytes = 0) {
+void check_ranges(const HostTensor& x, int64_t N, int64_t C, const std::vector<ShardRange>& ranges,
+                  bool corrupted = false, int64_t shift_bytes = 0) {
     for (const QuantRequest& request : weight_requests()) {
         INFO(request.name << " " << std::string(dtype_name(request.format)) << " " << N << " x " << C << " in "
-                          << runs.size() << " runs, the second from " << runs[runs.size() > 1].begin << ", shift "
-                          << shift_bytes);
-        const QuantMemory got = quantize_in_runs<OnGpu>(request, x, N, C, runs, shift_bytes);
+                          << ranges.size() << " ranges, the second from " << ranges[ranges.size() > 1].begin
+                          << ", shift " << shift_bytes);
+        const QuantMemory got = quantize_shards<OnGpu>(request, x, N, C, ranges, shift_bytes);
         CHECK_EQ(got.difference(quantize_whole<OnGpu>(request, x, N, C)), "");
         QuantMemory want = quantize_whole<OnCpu>(request, x, N, C);
         if (corrupted) want.slot.amax_bits = got.slot.amax_bits;   // a payload
@@ -101,7 +101,7 @@ void check_runs(const HostTensor& x, int64_t N, int64_t C, const std::vector<Run
     }
 }
 
-// Device memory that a test does not read as a whole.
+// Device memory of which a test reads only parts.
 struct Bulk {
     Tensor tensor;
     Bulk(Dtype dtype, int64_t elems) : tensor{nullptr, dtype, elems} {
@@ -121,7 +121,7 @@ struct Bulk {
 
 }  // namespace
 
-TEST_CASE("gpu wire: quantize_chunks") {
+TEST_CASE("gpu comm ops: quantize_chunks") {
     for (Dtype dtype : {kF, kB})
         for (int64_t chunks : {1, 7, 8, 9, 64, 65, 3001})
             for (int powers : {1, 40, 250}) {
@@ -138,7 +138,7 @@ TEST_CASE("gpu wire: quantize_chunks") {
     check_chunks(HostTensor(kF, 5 * kGradCommChunk).fill(0));
 }
 
-TEST_CASE("gpu wire: quantize_chunks of every size of number") {
+TEST_CASE("gpu comm ops: quantize_chunks of every magnitude") {
     if (left_out(1 << 20)) return;
     check_chunks(lone_values());
     HostTensor all(kB, 65536);   // every bf16 number, each chunk of one exponent or of many
@@ -148,7 +148,7 @@ TEST_CASE("gpu wire: quantize_chunks of every size of number") {
     }
 }
 
-TEST_CASE("gpu wire: sum_ranks") {
+TEST_CASE("gpu comm ops: sum_ranks") {
     for (Dtype dtype : {kF, kB})
         for (int64_t ranks : {1, 2, 3, 4, 5, 8, 13})
             for (int64_t n : {1, 7, 8, 1020, 4096, 10007, 70004})
@@ -163,7 +163,7 @@ TEST_CASE("gpu wire: sum_ranks") {
         }
 }
 
-TEST_CASE("gpu wire: what is not finite on one rank is not finite in the sum") {
+TEST_CASE("gpu comm ops: a value that is not finite on one rank makes the sum not finite") {
     const int64_t ranks = 3, n = 4 * kGradCommChunk;
     HostTensor codes = random_codes(ranks * n, 7), scales = random_tensor(kF, ranks * 4, 8);
     scales.set(4 + 2, kNan);                                // chunk 2 of rank 1
@@ -184,7 +184,7 @@ TEST_CASE("gpu wire: what is not finite on one rank is not finite in the sum") {
     CHECK_EQ(wrong, 0);
 }
 
-TEST_CASE("gpu wire: compare_sums") {
+TEST_CASE("gpu comm ops: compare_sums") {
     for (int64_t n : {1, 3, 4, 1000, 70001, 3000003})
         for (int64_t shift_bytes : {0, 4}) {
             if (left_out(n)) continue;
@@ -203,14 +203,14 @@ TEST_CASE("gpu wire: compare_sums") {
                 const double x = a.get(i), y = b.get(i), terms[4] = {x * x, y * y, x * y, (x - y) * (x - y)};
                 for (int k = 0; k < 4; k++) sizes[k] += std::fabs(terms[k]);
             }
-            // Both are off by a rounding a step; one element that moves by half is far more.
+            // Both have one rounding per addition; a change of one element by half is far more.
             const double chain = 2 * 0x1p-53 * static_cast<double>(n + 8);
             check_close(c.name(), c.on_gpu("sums"), c.on_cpu("sums"), [&](int64_t k) { return chain * sizes[k]; },
                         1e-5);
         }
 }
 
-TEST_CASE("gpu wire: weights made in runs are those of one quantize") {
+TEST_CASE("gpu comm ops: quantization in shard ranges gives the result of one quantize") {
     struct Shape {
         int64_t N, C;
     };
@@ -219,22 +219,22 @@ TEST_CASE("gpu wire: weights made in runs are those of one quantize") {
         const int64_t elems = s.N * s.C;
         if (left_out(elems)) continue;
         const HostTensor x = uneven_tensor(kF, s.N, s.C, 11);
-        check_runs(x, s.N, s.C, {{0, elems}});
-        check_runs(x, s.N, s.C, random_runs(elems, 4, 128, 12));
-        check_runs(x, s.N, s.C, random_runs(elems, 3, 4, 13));
-        check_runs(x, s.N, s.C, random_runs(elems, 3, 1, 14));
-        check_runs(x, s.N, s.C, random_runs(elems, 2, 128, 15), false, 4);
+        check_ranges(x, s.N, s.C, {{0, elems}});
+        check_ranges(x, s.N, s.C, random_ranges(elems, 4, 128, 12));
+        check_ranges(x, s.N, s.C, random_ranges(elems, 3, 4, 13));
+        check_ranges(x, s.N, s.C, random_ranges(elems, 3, 1, 14));
+        check_ranges(x, s.N, s.C, random_ranges(elems, 2, 128, 15), false, 4);
         HostTensor odd = x;
         corrupt(odd, 16);
-        check_runs(odd, s.N, s.C, random_runs(elems, 3, 16, 17), true);
+        check_ranges(odd, s.N, s.C, random_ranges(elems, 3, 16, 17), true);
     }
     HostTensor tiny(kF, 256 * 256);
     tiny.fill(0);
     tiny.set(5, 0x1p-149), tiny.set(200, -0x1p-133), tiny.set(40000, 0x1p-126);
-    check_runs(tiny, 256, 256, random_runs(tiny.elems(), 2, 16, 18));
+    check_ranges(tiny, 256, 256, random_ranges(tiny.elems(), 2, 16, 18));
 }
 
-TEST_CASE("gpu wire: random matrices, cuts and numbers of ranks") {
+TEST_CASE("gpu comm ops: random matrices, partitions and numbers of ranks") {
     for (uint64_t trial = 0; trial < 30; trial++) {
         const Philox4 random = philox(98, trial);
         const int64_t N = 16 + 16 * (random.word[0] % 24), C = 16 + 16 * (random.word[1] % 24);
@@ -242,11 +242,11 @@ TEST_CASE("gpu wire: random matrices, cuts and numbers of ranks") {
         if (left_out(N * C)) continue;
         HostTensor x = uneven_tensor(kF, N, C, trial, 1 + static_cast<int>(random.word[3] % 200));
         if (trial % 3 == 0) corrupt(x, trial);
-        check_runs(x, N, C, random_runs(N * C, 1 + random.word[3] % 6, align, trial), trial % 3 == 0);
+        check_ranges(x, N, C, random_ranges(N * C, 1 + random.word[3] % 6, align, trial), trial % 3 == 0);
     }
 }
 
-TEST_CASE("gpu wire: fp8_factors") {
+TEST_CASE("gpu comm ops: fp8_scales") {
     const float amaxes[] = {0, 3.5f, 1e-44f, 3e38f, HUGE_VALF, std::nanf(""), 1e-3f};
     HostTensor slots(kBits, 300 * 4);
     for (int64_t i = 0; i < 300; i++)
@@ -257,7 +257,7 @@ TEST_CASE("gpu wire: fp8_factors") {
             for (int skip : {0, 1}) {
                 StepState state{};
                 state.skip = skip;
-                OpCase c("fp8_factors", kF);
+                OpCase c("fp8_scales", kF);
                 c.add("slots", Kind::kFixed, slots);
                 c.add("state", Kind::kFixed, tensor_of(state));
                 c.run_same_types(cuda::fp8_scales, cpu::fp8_scales, [&](auto view) {
@@ -269,9 +269,9 @@ TEST_CASE("gpu wire: fp8_factors") {
             }
 }
 
-TEST_CASE("gpu wire: more than 2^31 elements") {
+TEST_CASE("gpu comm ops: more than 2^31 elements") {
     if (left_out(int64_t{1} << 31)) return;
-    // Each check is of the last elements, which a 32-bit count would miss.
+    // Checks the last elements, which a 32-bit index would not reach.
     const int64_t n = (int64_t{1} << 31) + 3 * kGradCommChunk, last = 64 * kGradCommChunk;
     {
         Bulk in(kB, n), codes(kCodes, n), scales(kF, n / kGradCommChunk);
@@ -282,7 +282,7 @@ TEST_CASE("gpu wire: more than 2^31 elements") {
         cpu::quantize_chunks(ctx, {.out = want.view(), .scales = want_scales.view(), .in = x.view()});
         CHECK(codes.part(n - last, last).same_bits(want));
         CHECK(scales.part(n / kGradCommChunk - 64, 64).same_bits(want_scales));
-        // The same codes as if 3 ranks had sent them.
+        // Treats the codes as those of 3 ranks.
         const int64_t mine = n / 3 / kGradCommChunk * kGradCommChunk;
         Bulk sum(kF, mine);
         cuda::sum_ranks(gpu(), {.out = sum.tensor, .in = codes.tensor.slice(0, 3 * mine),
@@ -296,7 +296,7 @@ TEST_CASE("gpu wire: more than 2^31 elements") {
         cpu::sum_ranks(ctx, {.out = want_sum.view(), .in = sent.view(), .scales = sent_scales.view(), .ranks = 3});
         CHECK(sum.part(mine - last, last).same_bits(want_sum));
     }
-    // A run far into a matrix of 2^33 elements, by the factors of its blocks.
+    // A range near the end of a matrix of 2^33 elements, with block scales.
     const int64_t R = int64_t{1} << 21, C = 4096, begin = R * C - 300 * C - 16;
     const HostTensor x = random_tensor(kF, 300 * C + 16, 2);
     HostTensor amaxes(kBits, R / 128 * (C / 128));
@@ -319,7 +319,7 @@ TEST_CASE("gpu wire: more than 2^31 elements") {
     CHECK(c.on_gpu("out").same_bits(c.on_cpu("out")));
 }
 
-TEST_CASE("gpu wire: transposes of more than 2^31 bytes") {
+TEST_CASE("gpu comm ops: transposes of more than 2^31 bytes") {
     if (left_out(int64_t{1} << 31)) return;
     const int64_t R = 65536 + 16, C = 32768 + 144;
     Bulk in(kF, R * C / 4), out(kCodes, R * C);   // random numbers as random bytes

@@ -1,11 +1,11 @@
-// Inputs of the tests of what travels between ranks, for either device.
+// Inputs for the tests of communicated gradients and weights on both devices.
 #pragma once
 #include "tests/support/quant_test.h"
 
 namespace op_test {
 
-// (N, C) values whose neighbourhoods of 32 x 32 have very different sizes, so that a factor of the wrong block shows;
-// some zeros.
+// (N, C) values, some of them 0, whose 32 x 32 blocks have very different magnitudes, so that a scale of the wrong
+// block is detected.
 inline HostTensor uneven_tensor(Dtype dtype, int64_t N, int64_t C, uint64_t key, int powers = 33) {
     HostTensor x = random_tensor(dtype, N * C, key);
     for (int64_t n = 0; n < N; n++)
@@ -18,39 +18,38 @@ inline HostTensor uneven_tensor(Dtype dtype, int64_t N, int64_t C, uint64_t key,
     return x;
 }
 
-// A run of the elements of a tensor.
-struct Run {
+struct ShardRange {
     int64_t begin, elems;
 };
-// [0, elems) cut at random places, multiples of `align`, into `count` runs; some may be empty.
-inline std::vector<Run> random_runs(int64_t elems, int64_t count, int64_t align, uint64_t key) {
+// Divides [0, elems) at random multiples of `align` into `count` ranges; some may be empty.
+inline std::vector<ShardRange> random_ranges(int64_t elems, int64_t count, int64_t align, uint64_t key) {
     std::vector<int64_t> cuts = {0, elems};
     for (int64_t i = 1; i < count; i++) {
         const int64_t random = philox(key, static_cast<uint64_t>(i)).word[0];
         cuts.push_back(random % (elems / align + 1) * align);
     }
     std::sort(cuts.begin(), cuts.end());
-    std::vector<Run> runs;
-    for (size_t i = 0; i + 1 < cuts.size(); i++) runs.push_back({cuts[i], cuts[i + 1] - cuts[i]});
-    return runs;
+    std::vector<ShardRange> ranges;
+    for (size_t i = 0; i + 1 < cuts.size(); i++) ranges.push_back({cuts[i], cuts[i + 1] - cuts[i]});
+    return ranges;
 }
 
-// Elements [begin, begin + elems) in guarded memory of their own, and back.
-inline HostTensor part_of(const HostTensor& whole, Run run) {
-    HostTensor part(whole.dtype(), run.elems);
+// Copies a range to guarded memory, and back.
+inline HostTensor part_of(const HostTensor& whole, ShardRange range) {
+    HostTensor part(whole.dtype(), range.elems);
     const int64_t size = dtype_bytes(whole.dtype());
-    std::memcpy(part.data(), static_cast<const char*>(whole.data()) + run.begin * size,
+    std::memcpy(part.data(), static_cast<const char*>(whole.data()) + range.begin * size,
                 static_cast<size_t>(part.bytes()));
     return part;
 }
-inline void put_part(HostTensor& whole, Run run, const HostTensor& part) {
+inline void put_part(HostTensor& whole, ShardRange range, const HostTensor& part) {
     const int64_t size = dtype_bytes(whole.dtype());
-    std::memcpy(static_cast<char*>(whole.data()) + run.begin * size, part.data(), static_cast<size_t>(part.bytes()));
+    std::memcpy(static_cast<char*>(whole.data()) + range.begin * size, part.data(), static_cast<size_t>(part.bytes()));
 }
 
 inline uint8_t byte_of(const HostTensor& t, int64_t i) { return static_cast<const uint8_t*>(t.data())[i]; }
 
-// The weights that several ranks may make together: rowwise and transposed, with one scale or square blocks.
+// Quantizations of weights that several ranks may share: rowwise and transposed, with one scale or 128x128 blocks.
 inline std::vector<QuantRequest> weight_requests() {
     std::vector<QuantRequest> requests;
     for (Dtype format : {Dtype::kE4m3, Dtype::kE5m2}) {
@@ -61,8 +60,7 @@ inline std::vector<QuantRequest> weight_requests() {
     return requests;
 }
 
-// ---- those weights on either device. A Device has Memory, a copy of a HostTensor between guards, ctx() and the
-// operations.
+// ---- the same on either device. A Device has Memory (a guarded copy of a HostTensor), ctx() and the operations.
 
 // Memory of the CPU device.
 class HostMemory {
@@ -150,16 +148,16 @@ template <typename Device> QuantMemory quantize_whole(const QuantRequest& reques
     return to.download();
 }
 
-// The amaxes of the blocks: each rank's, then the maximum.
-template <typename Device> HostTensor amaxes_of_runs(const HostTensor& x, int64_t N, int64_t C,
-                                                     const std::vector<Run>& runs, int64_t shift_bytes = 0) {
+// Computes the block amaxes of each rank, then their maximum.
+template <typename Device> HostTensor amaxes_of_ranges(const HostTensor& x, int64_t N, int64_t C,
+                                                       const std::vector<ShardRange>& ranges, int64_t shift_bytes = 0) {
     HostTensor all(Dtype::kInt32, (N + 127) / 128 * ((C + 127) / 128));
     all.fill(0);
     const HostTensor none = all;
-    for (Run run : runs) {
-        typename Device::Memory mine(none), in(part_of(x, run), shift_bytes);
+    for (ShardRange range : ranges) {
+        typename Device::Memory mine(none), in(part_of(x, range), shift_bytes);
         Device::block_amax(Device::ctx(), {.amaxes = object_in<uint32_t>(mine.view()), .in = in.view(),
-                                           .begin = run.begin, .R = N, .C = C});
+                                           .begin = range.begin, .R = N, .C = C});
         HostTensor host = mine.download();
         for (int64_t i = 0; i < all.elems(); i++) {
             uint32_t* most = object_in<uint32_t>(all.view()) + i;
@@ -169,15 +167,15 @@ template <typename Device> HostTensor amaxes_of_runs(const HostTensor& x, int64_
     return all;
 }
 
-// The same as quantize_whole in the steps that ranks go through together. shift_bytes: of the runs in device memory.
-template <typename Device> QuantMemory quantize_in_runs(const QuantRequest& request, const HostTensor& x, int64_t N,
-                                                        int64_t C, const std::vector<Run>& runs,
-                                                        int64_t shift_bytes = 0) {
+// Does the same as quantize_whole in the steps of several ranks. shift_bytes: misalignment of the ranges.
+template <typename Device>
+QuantMemory quantize_shards(const QuantRequest& request, const HostTensor& x, int64_t N, int64_t C,
+                            const std::vector<ShardRange>& ranges, int64_t shift_bytes = 0) {
     using Memory = typename Device::Memory;
     Ctx& ctx = Device::ctx();
     WeightMemory<Device> to(request, N, C);
     const bool blocks = request.granularity != Granularity::kTensor;
-    Memory amaxes(blocks ? amaxes_of_runs<Device>(x, N, C, runs, shift_bytes) : HostTensor{});
+    Memory amaxes(blocks ? amaxes_of_ranges<Device>(x, N, C, ranges, shift_bytes) : HostTensor{});
     const auto* block_amaxes = object_in<const uint32_t>(amaxes.view());
     if (blocks) {
         Device::block_scales(ctx, {.scale_inv = to.rowwise_scale_inv.view(),
@@ -187,20 +185,20 @@ template <typename Device> QuantMemory quantize_in_runs(const QuantRequest& requ
                                    .C = C,
                                    .format = request.format});
     } else {
-        for (Run run : runs) {
-            Memory in(part_of(x, run), shift_bytes);
+        for (ShardRange range : ranges) {
+            Memory in(part_of(x, range), shift_bytes);
             if (to.current()) Device::amax(ctx, {.slot = to.slot_here(), .in = in.view()});
         }
         Device::fp8_scales(ctx, {.slots = to.slot_here(), .count = 1, .scaling = request.scaling,
                                   .format = request.format});
     }
     HostTensor bytes(request.format, N * C);
-    for (Run run : runs) {
-        Memory in(part_of(x, run), shift_bytes), out(HostTensor(request.format, run.elems), shift_bytes);
-        Device::quantize_run(ctx, {.out = out.view(), .in = in.view(), .begin = run.begin, .R = N, .C = C,
+    for (ShardRange range : ranges) {
+        Memory in(part_of(x, range), shift_bytes), out(HostTensor(request.format, range.elems), shift_bytes);
+        Device::quantize_run(ctx, {.out = out.view(), .in = in.view(), .begin = range.begin, .R = N, .C = C,
                                    .slot = blocks ? nullptr : to.slot_here(), .block_amaxes = block_amaxes,
                                    .counts = to.counts_here()});
-        put_part(bytes, run, out.download());
+        put_part(bytes, range, out.download());
     }
     Memory gathered(bytes);
     Device::transpose_bytes(ctx, {.out = to.transposed.view(), .in = gathered.view(), .R = N, .C = C});
@@ -209,7 +207,7 @@ template <typename Device> QuantMemory quantize_in_runs(const QuantRequest& requ
     return result;
 }
 
-// Values that make trouble: not finite, fp32 that rounds to infinity in bf16, denormals, ties.
+// Sets critical values: not finite, fp32 that rounds to infinity in bf16, denormals, ties.
 inline void corrupt(HostTensor& x, uint64_t key) {
     const double values[] = {HUGE_VAL, -HUGE_VAL, std::nan(""), 0x1.fffffep127, 0x1p-149, -0x1p-133, 0x1p-126, -0.0,
                              0, 0x1.01p0, 1.0625, 0x1.8p-10};

@@ -1,6 +1,6 @@
-// Gradients between ranks on the CPU: chunks against their definition, sums in rank order, sums that compare.
+// Communication of gradients on the CPU: quantization in chunks, local reduction in rank order, comparison of sums.
 #include "tests/support/fp8_format.h"
-#include "tests/support/wire_test.h"
+#include "tests/support/comm_ops_test.h"
 
 using namespace op_test;
 
@@ -25,11 +25,12 @@ struct Chunks {
         CHECK(scales.guards_intact());
         CHECK(in.same_bits(x));
     }
-    // What the other side makes of element i.
-    double arrives(int64_t i) const { return fp8_value(kCodes, byte_of(codes, i)) * scales.get(i / kGradCommChunk); }
+    double dequantized(int64_t i) const {
+        return fp8_value(kCodes, byte_of(codes, i)) * scales.get(i / kGradCommChunk);
+    }
 };
 
-// 448 / amax in fp32 (a quotient of floats, in double, rounds as it should), one float less if that went beyond 448.
+// 448 / amax in fp32 (rounded from double), or the next smaller float if the product would exceed 448.
 float plain_scale(double amax) {
     if (amax == 0) return 1;
     const float largest = std::numeric_limits<float>::max();
@@ -39,7 +40,7 @@ float plain_scale(double amax) {
     return scale;
 }
 
-// All chunks of x, which is finite, against the definition, and against the size that an error may have.
+// Checks all chunks of x, which is finite, against the definition and an error bound.
 void check_chunks(const HostTensor& x) {
     const Chunks got(x);
     unsigned long long flushed = 0;
@@ -54,9 +55,9 @@ void check_chunks(const HostTensor& x) {
             const int code = numbers().nearest(static_cast<double>(product));
             wrong += byte_of(got.codes, i) != code;
             flushed += x.get(i) != 0 && (code & 0x7f) == 0;
-            // Half a step of a normal or of a subnormal number; roundings of the scales, of the product.
+            // Half a step of a normal or subnormal number, and roundings of the scales and the product.
             const double size = std::fabs(x.get(i)), step = 0x1p-10 / static_cast<double>(scale);
-            far += std::fabs(got.arrives(i) - x.get(i)) > std::max(0x1p-4 * size, step) * (1 + 0x1p-18) + 0x1p-149;
+            far += std::fabs(got.dequantized(i) - x.get(i)) > std::max(0x1p-4 * size, step) * (1 + 0x1p-18) + 0x1p-149;
         }
     }
     CHECK_EQ(wrong, 0);
@@ -67,7 +68,7 @@ void check_chunks(const HostTensor& x) {
     CHECK_EQ(got.counts.nonfinite, 4000);
 }
 
-// in[rank] of all ranks, one after the other.
+// Concatenates the inputs of all ranks.
 HostTensor joined(const std::vector<HostTensor>& parts) {
     HostTensor all(parts[0].dtype(), parts[0].elems() * static_cast<int64_t>(parts.size()));
     for (size_t r = 0; r < parts.size(); r++)
@@ -81,7 +82,7 @@ HostTensor sum_of_ranks(HostTensor in, int64_t ranks, HostTensor scales = {}) {
     CHECK(out.guards_intact());
     return out;
 }
-// Term by term in float; order: the ranks.
+// Adds the terms in float in the given order.
 HostTensor plain_sum(const std::vector<HostTensor>& terms, const std::vector<size_t>& order) {
     HostTensor sum = terms[order[0]].to(kF);
     for (size_t r = 1; r < order.size(); r++)
@@ -102,7 +103,7 @@ struct Distance {
 
 }  // namespace
 
-TEST_CASE("cpu quantize_chunks: codes, factors and counts by definition") {
+TEST_CASE("cpu quantize_chunks: codes, scales and counts match the definition") {
     for (Dtype dtype : {kF, kB})
         for (int64_t chunks : {1, 3, 65, 300})
             for (int powers : {1, 40, 250}) {
@@ -111,7 +112,7 @@ TEST_CASE("cpu quantize_chunks: codes, factors and counts by definition") {
             }
 }
 
-TEST_CASE("cpu quantize_chunks: whatever the largest value, it arrives and nothing saturates") {
+TEST_CASE("cpu quantize_chunks: the largest value is kept and never saturates") {
     // 18 significands of each power of two alone in a chunk: from the denormals to the largest float.
     std::vector<double> amaxes;
     for (int power = -149; power < 128; power++)
@@ -128,8 +129,8 @@ TEST_CASE("cpu quantize_chunks: whatever the largest value, it arrives and nothi
     const Chunks got(x);
     int64_t missed = 0, invented = 0;
     for (int64_t i = 0; i < x.elems(); i++) {
-        const double want = x.get(i), size = std::fabs(want), error = std::fabs(got.arrives(i) - want);
-        if (size == 0) invented += got.arrives(i) != 0;
+        const double want = x.get(i), size = std::fabs(want), error = std::fabs(got.dequantized(i) - want);
+        if (size == 0) invented += got.dequantized(i) != 0;
         else if (size >= 448 * 0x1p-126) missed += byte_of(got.codes, i) % 128 != 0x7e || error > 0x1p-22 * size;
         else missed += error > std::max(size / 16, 0x1p-138);   // half a step, scale being the largest float
     }
@@ -154,7 +155,7 @@ TEST_CASE("cpu quantize_chunks: a chunk of zeros") {
     CHECK_EQ(got.counts.flushed, 3000);
 }
 
-TEST_CASE("cpu quantize_chunks: what is not finite makes its chunk NaN on the other side, and is counted") {
+TEST_CASE("cpu quantize_chunks: a value that is not finite makes its chunk NaN and is counted") {
     for (Dtype dtype : {kF, kB})
         for (double odd : {std::nan(""), kInfinity, -kInfinity})
             for (int64_t at : {int64_t{128}, int64_t{200}, int64_t{255}}) {
@@ -166,7 +167,7 @@ TEST_CASE("cpu quantize_chunks: what is not finite makes its chunk NaN on the ot
                 CHECK_EQ(got.counts.nonfinite, 4001);
                 CHECK_EQ(got.counts.saturated, 2000);
                 CHECK_EQ(got.counts.elems, 1000 + 4 * 128);
-                // Nothing of the chunk counts as flushed, though 1e-30 beside 1e30 would be.
+                // In a NaN chunk nothing counts as flushed, although 1e-30 next to 1e30 would be.
                 CHECK_LT(got.counts.flushed, without.counts.flushed);
                 const HostTensor sum = sum_of_ranks(joined({got.codes, without.codes}), 2,
                                                     joined({got.scales, without.scales}));
@@ -197,7 +198,7 @@ TEST_CASE("cpu sum_ranks: in rank order, bit for bit") {
     CHECK(sum_of_ranks(minus, 1).same_bits(minus));   // the sum begins with the first value, not with 0
 }
 
-TEST_CASE("cpu sum_ranks: codes are multiplied by the factor of their own chunk and rank, then added") {
+TEST_CASE("cpu sum_ranks: codes are multiplied by the scale of their own chunk and rank, then added") {
     const int64_t n = 5 * kGradCommChunk;
     for (int64_t ranks : {1, 2, 5, 8}) {
         std::vector<HostTensor> codes, scales, terms;
@@ -230,7 +231,7 @@ TEST_CASE("cpu sum_ranks: codes are multiplied by the factor of their own chunk 
     }
 }
 
-TEST_CASE("cpu compare_sums: against plain sums, and it sees one element") {
+TEST_CASE("cpu compare_sums matches plain sums, and one changed element changes it") {
     for (int64_t n : {1, 3, 64, 1000, 70001}) {
         HostTensor a = random_tensor(kF, n, 1), b = random_tensor(kF, n, 2, 3);
         double want[4] = {5, 6, 7, 8}, sizes[4] = {5, 6, 7, 8};
@@ -253,7 +254,7 @@ TEST_CASE("cpu compare_sums: against plain sums, and it sees one element") {
     }
 }
 
-TEST_CASE("cpu gradient wire: the reduced gradient is as near to the exact sum as its roundings allow") {
+TEST_CASE("cpu FP8 gradients: the reduced gradient is within its rounding errors of the exact sum") {
     // Eight ranks; an outlier on one, zeros on another.
     const int64_t ranks = 8, n = 40 * kGradCommChunk;
     std::vector<HostTensor> grads, codes, scales;
@@ -274,13 +275,13 @@ TEST_CASE("cpu gradient wire: the reduced gradient is as near to the exact sum a
     }
     const HostTensor got = sum_of_ranks(joined(codes), ranks, joined(scales));
     check_close("reduced gradient", got, exact, [&](int64_t i) { return bound.get(i) * 1.001; }, 0.1);
-    // Over all elements the roundings are independent: 2^-4 / sqrt(3) of a value at most, less where it is not small.
+    // Roundings are independent: the root mean square is at most 2^-4 / sqrt(3) of a value.
     const Distance d(exact, got);
     CHECK_LT(std::sqrt((d.sums[3] - 8) / (d.sums[0] - 5)), 0x1p-4 / std::sqrt(3.0));
     CHECK_GT(std::sqrt((d.sums[3] - 8) / (d.sums[0] - 5)), 1e-3);
 }
 
-TEST_CASE("cpu gradient wire refuses what cannot be done") {
+TEST_CASE("cpu quantize_chunks and sum_ranks refuse wrong arguments") {
     Ctx ctx;
     HostTensor x = random_tensor(kF, 256, 1), codes(kCodes, 256), scales(kF, 2), out(kF, 128);
     auto chunks = [&](auto change) {

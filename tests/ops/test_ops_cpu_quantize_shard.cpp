@@ -1,6 +1,6 @@
-// FP8 weights that several ranks make of their runs of a matrix: bytes, scales and grids of one quantize of it all.
+// Quantization of a matrix by several ranks: codes and scales equal those of one quantize of the whole matrix.
 #include "tests/support/fp8_format.h"
-#include "tests/support/wire_test.h"
+#include "tests/support/comm_ops_test.h"
 
 using namespace op_test;
 
@@ -11,12 +11,12 @@ struct Shape {
 };
 constexpr Shape kShapes[] = {{16, 16}, {128, 128}, {48, 144}, {144, 48}, {256, 400}, {16, 640}, {640, 16}, {272, 272}};
 
-void check_runs(const HostTensor& x, Shape shape, const std::vector<Run>& runs) {
+void check_ranges(const HostTensor& x, Shape shape, const std::vector<ShardRange>& ranges) {
     for (const QuantRequest& request : weight_requests()) {
         INFO(request.name << " " << std::string(dtype_name(request.format)) << " " << shape.N << " x " << shape.C
-                          << " in " << runs.size() << " runs, the second from " << runs[runs.size() > 1].begin);
+                          << " in " << ranges.size() << " ranges, the second from " << ranges[ranges.size() > 1].begin);
         const QuantMemory want = quantize_whole<OnCpu>(request, x, shape.N, shape.C);
-        CHECK_EQ(quantize_in_runs<OnCpu>(request, x, shape.N, shape.C, runs).difference(want), "");
+        CHECK_EQ(quantize_shards<OnCpu>(request, x, shape.N, shape.C, ranges).difference(want), "");
     }
 }
 
@@ -24,28 +24,28 @@ uint32_t* bits_of(HostTensor& amaxes) { return object_in<uint32_t>(amaxes.view()
 
 }  // namespace
 
-TEST_CASE("cpu quantize_run: whatever the cut, the weights of one quantize") {
+TEST_CASE("cpu quantize_run: any partition gives the result of one quantize") {
     for (Shape shape : kShapes) {
         const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 3);
         const int64_t elems = shape.N * shape.C;
-        check_runs(x, shape, {{0, elems}});
-        check_runs(x, shape, {{0, elems / 2}, {elems / 2, elems - elems / 2}});
+        check_ranges(x, shape, {{0, elems}});
+        check_ranges(x, shape, {{0, elems / 2}, {elems / 2, elems - elems / 2}});
         for (int64_t ranks : {2, 3, 8}) {
-            check_runs(x, shape, random_runs(elems, ranks, 128, static_cast<uint64_t>(ranks)));
-            check_runs(x, shape, random_runs(elems, ranks, 1, static_cast<uint64_t>(ranks)));
+            check_ranges(x, shape, random_ranges(elems, ranks, 128, static_cast<uint64_t>(ranks)));
+            check_ranges(x, shape, random_ranges(elems, ranks, 1, static_cast<uint64_t>(ranks)));
         }
     }
 }
 
-TEST_CASE("cpu quantize_run: an element a run, and cuts on every side of a block's corner") {
+TEST_CASE("cpu quantize_run: ranges of one element, and borders around the corner of a block") {
     const Shape tiny{16, 16}, shape{144, 144};
-    std::vector<Run> singles;
+    std::vector<ShardRange> singles;
     for (int64_t i = 0; i < 256; i++) singles.push_back({i, 1});
-    check_runs(uneven_tensor(Dtype::kFp32, 16, 16, 4), tiny, singles);
+    check_ranges(uneven_tensor(Dtype::kFp32, 16, 16, 4), tiny, singles);
     const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 5);
     const int64_t corner = 128 * shape.C + 128;
     for (int64_t cut : {corner - shape.C, corner - 1, corner, corner + 1, corner + 16, corner + shape.C})
-        check_runs(x, shape, {{0, cut}, {cut, shape.N * shape.C - cut}});
+        check_ranges(x, shape, {{0, cut}, {cut, shape.N * shape.C - cut}});
 }
 
 TEST_CASE("cpu quantize_run: values that are not finite, denormals and ties") {
@@ -53,37 +53,37 @@ TEST_CASE("cpu quantize_run: values that are not finite, denormals and ties") {
         const Shape shape = kShapes[key];
         HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, key, 250);
         corrupt(x, key);
-        check_runs(x, shape, random_runs(shape.N * shape.C, 3, 1, key));
+        check_ranges(x, shape, random_ranges(shape.N * shape.C, 3, 1, key));
         HostTensor tiny(Dtype::kFp32, shape.N * shape.C);
         tiny.fill(0);
-        check_runs(tiny, shape, {{0, tiny.elems()}});
+        check_ranges(tiny, shape, {{0, tiny.elems()}});
         tiny.set(static_cast<int64_t>(key) * 16 + 3, 0x1p-149);   // rounds to 0
-        tiny.set(tiny.elems() - 1, -0x1p-133);                    // the smallest of bf16
-        check_runs(tiny, shape, random_runs(tiny.elems(), 2, 16, key));
+        tiny.set(tiny.elems() - 1, -0x1p-133);                    // the smallest bf16 number
+        check_ranges(tiny, shape, random_ranges(tiny.elems(), 2, 16, key));
     }
 }
 
-TEST_CASE("cpu quantize_run: random matrices, cuts and numbers of ranks") {
+TEST_CASE("cpu quantize_run: random matrices, partitions and numbers of ranks") {
     for (uint64_t trial = 0; trial < 60; trial++) {
         const Philox4 random = philox(99, trial);
         const Shape shape{16 + 16 * (random.word[0] % 20), 16 + 16 * (random.word[1] % 20)};
         const int64_t aligns[] = {1, 4, 16, 128}, align = aligns[random.word[2] % 4];
         HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, trial, 1 + random.word[3] % 200);
         if (trial % 3 == 0) corrupt(x, trial);
-        check_runs(x, shape, random_runs(shape.N * shape.C, 1 + random.word[3] % 9, align, trial));
+        check_ranges(x, shape, random_ranges(shape.N * shape.C, 1 + random.word[3] % 9, align, trial));
     }
 }
 
-TEST_CASE("cpu quantize_run: one moved element is noticed, and only its block moves") {
+TEST_CASE("cpu quantize_run: one changed element changes only its block") {
     const Shape shape{272, 400};
     const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 6);
-    const std::vector<Run> runs = random_runs(x.elems(), 3, 16, 6);
+    const std::vector<ShardRange> ranges = random_ranges(x.elems(), 3, 16, 6);
     for (const QuantRequest& request : weight_requests()) {
-        const QuantMemory before = quantize_in_runs<OnCpu>(request, x, shape.N, shape.C, runs);
+        const QuantMemory before = quantize_shards<OnCpu>(request, x, shape.N, shape.C, ranges);
         for (int64_t i : {int64_t{0}, x.elems() / 2 + 5, x.elems() - 1}) {
             HostTensor moved = x;
             moved.set(i, std::copysign(0x1p30, -x.get(i)));
-            const QuantMemory after = quantize_in_runs<OnCpu>(request, moved, shape.N, shape.C, runs);
+            const QuantMemory after = quantize_shards<OnCpu>(request, moved, shape.N, shape.C, ranges);
             CHECK_NE(after.difference(before), "");
             if (request.granularity == Granularity::kTensor) continue;
             int64_t others = 0;
@@ -97,11 +97,11 @@ TEST_CASE("cpu quantize_run: one moved element is noticed, and only its block mo
     }
 }
 
-TEST_CASE("cpu block_amax: by definition, and never lowered") {
+TEST_CASE("cpu block_amax matches the definition and never decreases") {
     Ctx ctx;
     const Shape shape{272, 400};
     const HostTensor x = uneven_tensor(Dtype::kFp32, shape.N, shape.C, 8), rounded = x.to(Dtype::kBf16);
-    HostTensor amaxes = amaxes_of_runs<OnCpu>(x, shape.N, shape.C, random_runs(x.elems(), 4, 1, 8));
+    HostTensor amaxes = amaxes_of_ranges<OnCpu>(x, shape.N, shape.C, random_ranges(x.elems(), 4, 1, 8));
     for (int64_t i = 0; i < 3; i++)
         for (int64_t j = 0; j < 4; j++) {
             const double want = plain_amax(rounded, shape.N, shape.C, i * 128, j * 128, 128);
@@ -114,7 +114,7 @@ TEST_CASE("cpu block_amax: by definition, and never lowered") {
     CHECK(amaxes.same_bits(before));
 }
 
-TEST_CASE("cpu fp8_factors: what quantize makes of a slot") {
+TEST_CASE("cpu fp8_scales sets slots as quantize does") {
     Ctx ctx;
     std::vector<Fp8Slot> slots;
     for (float amax : {0.0f, 3.5f, 1e-44f, 3e38f, HUGE_VALF, std::nanf("")})
@@ -151,7 +151,7 @@ TEST_CASE("cpu transpose_bytes") {
     }
 }
 
-TEST_CASE("cpu quantize_run and its like refuse what cannot be done") {
+TEST_CASE("cpu quantize_run, block_amax, block_scales and transpose_bytes refuse wrong arguments") {
     Ctx ctx;
     HostTensor in = random_tensor(Dtype::kFp32, 64, 1), out(Dtype::kE4m3, 64), grid(Dtype::kFp32, 4);
     uint32_t amaxes[1] = {};
