@@ -45,7 +45,7 @@ void WeightGatherer::from_masters(Ctx& ctx, bool fresh) {
         const Tensor master = state_.master(range);
         if (const Tensor weight = state_.weight(range)) ops::cast(ctx, {.out = weight, .in = master});
         fp8_.record_amax(ctx, range.param, master);
-        fp8_.record_blocks(ctx, range.param, range.begin, master);
+        fp8_.record_block_amaxes(ctx, range.param, range.begin, master);
     }
     all_reduce_amaxes(ctx);
     if (fresh) fp8_.start_weight_histories(ctx);

@@ -150,7 +150,7 @@ void Trainer::optimizer_step(Ctx& ctx) {
         for (const StateSlot& row : kStateSlots)
             if (param.has(row.kind)) update.slots[static_cast<size_t>(row.kind)] = sharded_.slot(row.kind, range);
         optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);
-        fp8_.record_blocks(ctx, range.param, range.begin, sharded_.master(range));
+        fp8_.record_block_amaxes(ctx, range.param, range.begin, sharded_.master(range));
     }
 }
 

@@ -261,8 +261,8 @@ TEST_CASE("fp8 plan: the banner's text") {
     };
     CHECK(text({}) == "");
     CHECK(text({"--fp8-recipe=delayed", "--first-last-layers-bf16", "--bf16-linears=2.down,*.proj", "--fp8-margin=2"})
-          == "FP8               delayed: one factor a tensor, from the largest amax of the last 16 optimizer steps "
-             "(the history counts steps, not micro-batches), margin 2, new factors every step\n"
+          == "FP8               delayed: one scale per tensor, from the largest amax of the last 16 optimizer steps "
+             "(the history counts steps, not micro-batches), margin 2, new scales every step\n"
              "  fprop           x E4M3 by w E4M3, fast accumulation\n"
              "  dgrad           dy E5M2 by w E4M3, precise accumulation\n"
              "  wgrad           dy E5M2 by x E4M3, precise accumulation\n"
@@ -273,7 +273,7 @@ TEST_CASE("fp8 plan: the banner's text") {
              "  head            BF16 (no --fp8-lm-head)\n"
              "  always BF16     embedding, norms, residual stream, attention, softmax and loss\n");
     const std::string blockwise = text({"--fp8-recipe=blockwise", "--fp8-format=hybrid", "--fp8-lm-head"});
-    CHECK(contains(blockwise, "blockwise: factors are powers of two, one for each 1x128 of x and dy"));
+    CHECK(contains(blockwise, "blockwise: one power-of-two scale per 1x128 block of x and dy"));
     CHECK(contains(blockwise, "dgrad           dy E5M2 by w E4M3, precise"));
     CHECK(contains(blockwise, "layers 0-3      qkv proj up down in FP8\n"));
     CHECK(contains(blockwise, "head            FP8\n"));
