@@ -35,7 +35,7 @@ const Command& command_of(int argc, const char* const* argv) {
 // The launch wrapper learns the exit code from the ranks' watchdogs, which look several times a second.
 int leave(const Comm& comm, int exit_code) {
     constexpr int kHearMs = 700;
-    leave_outcome(exit_code);
+    write_outcome(exit_code);
     if (exit_code == kExitOk || comm.world().ranks == 1) return exit_code;
     post_end(exit_code);
     std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));

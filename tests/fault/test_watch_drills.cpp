@@ -114,7 +114,7 @@ TEST_CASE("device marks: the row follows the device through its collectives, how
         DeviceMarks marks(ctx);
         int wrong = 0;
         for (int64_t number = 1; number <= 9000; number++) {
-            wrong += row->give(kDeviceLane, "reduce") != number;
+            wrong += row->enqueue(kDeviceLane, "reduce") != number;
             marks.post(*row);
             const LanePost before = row->read().lanes[kDeviceLane];
             wrong += before.begun != number - 1 || before.finished != number - 1;
@@ -126,7 +126,7 @@ TEST_CASE("device marks: the row follows the device through its collectives, how
             device::synchronize(ctx);
         }
         CHECK(wrong == 0);
-        for (int i = 0; i < 3; i++) CHECK(row->give(kDeviceLane, "gather") == 9001 + i);
+        for (int i = 0; i < 3; i++) CHECK(row->enqueue(kDeviceLane, "gather") == 9001 + i);
         marks.begins(ctx, 9001);   // ahead of the device
         device::synchronize(ctx);
         marks.post(*row);
@@ -268,12 +268,12 @@ TEST_CASE("watchdog: a library that does not answer keeps no rank from giving si
                              asked.set_value();
                              answer.get_future().wait();
                              return "";
-                         }, .cut = {}, .post = {}});
+                         }, .abort_collectives = {}, .post = {}});
     REQUIRE(asked.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready);
-    const int64_t before = watchdog.own_row().read().signs;
-    for (int i = 0; i < 250 && watchdog.own_row().read().signs < before + 3; i++)
+    const int64_t before = watchdog.own_row().read().beats;
+    for (int i = 0; i < 250 && watchdog.own_row().read().beats < before + 3; i++)
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    CHECK(watchdog.own_row().read().signs >= before + 3);
+    CHECK(watchdog.own_row().read().beats >= before + 3);
     answer.set_value();
 }
 
@@ -285,10 +285,10 @@ TEST_CASE("watchdog: files that other threads read and write are progress in slo
     Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
     Heartbeat& row = watchdog.own_row();
     auto looks = [&] {   // so often that it saw all blocks
-        const int64_t before = row.read().signs;
-        for (int i = 0; i < 250 && row.read().signs < before + 2; i++)
+        const int64_t before = row.read().beats;
+        for (int i = 0; i < 250 && row.read().beats < before + 2; i++)
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        REQUIRE(row.read().signs >= before + 2);
+        REQUIRE(row.read().beats >= before + 2);
     };
     auto progress_of = [&](Phase phase) {
         looks();

@@ -38,7 +38,7 @@ RankView computing() {
 
 RankView waiting(const Mark& at, double idle_s, Lane lane = kHostLane) {
     RankView view = computing();
-    view.post.lanes[lane] = {.given = 9, .begun = 9, .finished = 8, .at = at, .next = {}};
+    view.post.lanes[lane] = {.enqueued = 9, .begun = 9, .finished = 8, .at = at, .next = {}};
     view.idle_s = idle_s;
     return view;
 }
@@ -73,7 +73,7 @@ TEST_CASE("verdict: a rank that is gone is named at once, with what the others w
               "collective 7 (reduce layers.3); ranks 0,2 wait in collective 7 (reduce layers.3) of step 41 for 0.5 "
               "s; rank 3 is in step 41, forward");
     // It was through with that collective.
-    ranks[1].post.lanes[kHostLane] = {.given = 7, .begun = 7, .finished = 7, .at = reduce, .next = {}};
+    ranks[1].post.lanes[kHostLane] = {.enqueued = 7, .begun = 7, .finished = 7, .at = reduce, .next = {}};
     CHECK(hang_report(ranks, kTimeout).rfind("rank 1 (on north) is gone, last seen in step 41, backward; ranks 0,2",
                                          0) == 0);
 }
@@ -112,7 +112,7 @@ TEST_CASE("verdict: a rank that is stuck; slow phases and the first step take te
         CHECK(text.find("without progress for 301 s") != std::string::npos);
     }
     // A device that has not come to what it was given: where the device is counts, not where the host is.
-    stuck.post.lanes[kDeviceLane] = {.given = 12, .begun = 9, .finished = 9, .at = mark(40, 8, "gather layers.0"),
+    stuck.post.lanes[kDeviceLane] = {.enqueued = 12, .begun = 9, .finished = 9, .at = mark(40, 8, "gather layers.0"),
                                      .next = reduce};
     stuck.post.step = 42;
     CHECK(hang_report({stuck, waiting(reduce, 40, kDeviceLane)}, kTimeout).find("rank 0 (on north) is in step 41, "
@@ -163,12 +163,8 @@ TEST_CASE("board: a row of zeros says nothing, and what is posted is read back")
     set_own_row(row.get());
     post_step(3);
     post_phase(Phase::kBackward);
-    int64_t number;
-    {
-        const CollectivePurpose purpose("reduce layers.1");
-        number = row->give(kHostLane, collective_name("sum"));
-    }
-    CHECK(row->give(kDeviceLane, collective_name("sum of 4 fp32")) == 1);
+    const int64_t number = row->enqueue(kHostLane, "reduce layers.1");
+    CHECK(row->enqueue(kDeviceLane, "sum of 4 fp32") == 1);
     CHECK(place_text(row->read()) == "step 3, backward, before collective 2 (sum of 4 fp32)");
     row->set_begun(kHostLane, number);
     CHECK(row->read().lanes[kHostLane].waits());
@@ -191,7 +187,7 @@ TEST_CASE("board: a row of zeros says nothing, and what is posted is read back")
     CHECK(again.progress == post.progress);
     CHECK(std::string(again.lanes[kHostLane].at.name) == "reduce layers.1");
     post_step(4);
-    CHECK(row->give(kHostLane, "again") == 2);
+    CHECK(row->enqueue(kHostLane, "again") == 2);
     CHECK(row->read().lanes[kHostLane].next.number == 1);   // counted in the step
     set_own_row(nullptr);
     post_step(9);   // goes nowhere
@@ -203,7 +199,7 @@ TEST_CASE("board: a reader never sees more finished than begun, nor more begun t
     std::atomic<bool> done{false};
     std::thread poster([&] {
         for (int i = 0; i < 20000; i++) {
-            const int64_t number = row->give(kHostLane, "x");
+            const int64_t number = row->enqueue(kHostLane, "x");
             row->set_begun(kHostLane, number);
             row->set_finished(kHostLane, number);
         }
@@ -212,7 +208,7 @@ TEST_CASE("board: a reader never sees more finished than begun, nor more begun t
     int wrong = 0;
     while (!done) {
         const LanePost lane = row->read().lanes[kHostLane];
-        wrong += lane.finished > lane.begun || lane.begun > lane.given;
+        wrong += lane.finished > lane.begun || lane.begun > lane.enqueued;
     }
     poster.join();
     CHECK(wrong == 0);
@@ -225,7 +221,7 @@ TEST_CASE("board: a device far behind its host is where it is, not where its hos
         2 * (2 * 224 + 67 +
              291);  // two steps of an 8B model, each parameter a bucket, all communication dtypes FP8
     row->begin_step(5);
-    for (int i = 1; i <= given; i++) row->give(kDeviceLane, strf("gather %d", i).c_str());
+    for (int i = 1; i <= given; i++) row->enqueue(kDeviceLane, strf("gather %d", i).c_str());
     row->set_begun(kDeviceLane, 1);
     LanePost lane = row->read().lanes[kDeviceLane];
     CHECK(std::string(lane.at.name) == "gather 1");
@@ -255,7 +251,7 @@ TEST_CASE("board: memory of one name is shared, and made once or by the launch w
     REQUIRE(fd >= 0);
     CHECK(HeartbeatTable::exists_empty(name));
     ::setenv(kHeartbeatVariable, name.c_str(), 1);
-    leave_outcome(kExitDisk);
+    write_outcome(kExitDisk);
     ::unsetenv(kHeartbeatVariable);
     char text[16] = "";
     CHECK(::pread(fd, text, sizeof text - 1, 0) == 12);

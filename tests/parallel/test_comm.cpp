@@ -107,10 +107,10 @@ TEST_CASE("check-comm: every two ranks meet in exactly one round") {
         std::set<std::pair<int, int>> met;
         for (int round = 0; round < pair_rounds(ranks); round++) {
             for (int rank = 0; rank < ranks; rank++) {
-                const int peer = opponent(rank, round, ranks);
+                const int peer = peer_in_round(rank, round, ranks);
                 if (peer < 0) continue;
                 CHECK_NE(peer, rank);
-                CHECK_EQ(opponent(peer, round, ranks), rank);
+                CHECK_EQ(peer_in_round(peer, round, ranks), rank);
                 if (rank < peer) CHECK(met.emplace(rank, peer).second);
             }
         }
