@@ -2,7 +2,6 @@
 // a rank is gone, or sends no heartbeat or makes no progress for the timeout, every rank ends itself with exit code 6,
 // and the lowest rank that still runs prints the hang report.
 #pragma once
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
