@@ -31,8 +31,11 @@ public:
         hosts_ = comm.gather(host);
         labels_ = comm.gather(std::string(host) + (info.bus.empty() ? "" : " " + info.bus));
         const bool gpu = ctx.sm > 0;
+        int64_t least_free = INT64_MAX;
+        for (const std::string& text : comm.gather(std::to_string(device::device_free_bytes())))
+            least_free = std::min(least_free, int64_t{std::stoll(text)});
         for (int64_t size = gpu ? kMiB : kMiB / 16; size <= (gpu ? 1024 : 4) * kMiB; size *= 4)
-            if (size == kMiB / 16 || size <= least_free() / 4) sizes_.push_back(size);
+            if (size == kMiB / 16 || size <= least_free / 4) sizes_.push_back(size);
         in_ = device::device_alloc(sizes_.back());
         out_ = device::device_alloc(sizes_.back());
         begin_ = device::event_create();
@@ -65,16 +68,6 @@ private:
         if (!tables_) return;
         std::fputs(text.c_str(), stdout);
         std::fflush(stdout);
-    }
-
-    // Equal on all ranks.
-    int64_t least_free() {
-        if (least_free_ == 0) {
-            least_free_ = INT64_MAX;
-            for (const std::string& text : comm_.gather(std::to_string(device::device_free_bytes())))
-                least_free_ = std::min(least_free_, int64_t{std::stoll(text)});
-        }
-        return least_free_;
     }
 
     // The time of a call in seconds, on the slowest rank if `slowest`: the median over passes. A rank with empty `work`
@@ -181,7 +174,6 @@ private:
     const bool tables_;
     std::vector<std::string> hosts_, labels_;   // by rank
     std::vector<int64_t> sizes_;                // bytes, ascending
-    int64_t least_free_ = 0;
     void *in_ = nullptr, *out_ = nullptr;       // of the largest size
     Event *begin_ = nullptr, *end_ = nullptr;
 };

@@ -124,9 +124,7 @@ public:
     }
 
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
-        CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world().rank, "exchange of %lld %s for %lld %s "
-              "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype),
-              peer);
+        check_exchange(out, in, peer);
         if (ctx.rehearsal) return;
         for_chunks(in.bytes(), [&](int64_t begin, int64_t bytes) {
             const int count = static_cast<int>(bytes);
@@ -148,8 +146,7 @@ private:
         char* of(int rank) const { return begin + rank * bytes; }
     };
     Blocks blocks_of(const Tensor& tensor) const {
-        CHECK(tensor.elems % world().ranks == 0, "%lld elements in %d blocks", (long long)tensor.elems, world().ranks);
-        return {static_cast<char*>(tensor.data), tensor.bytes() / world().ranks};
+        return {static_cast<char*>(tensor.data), block_elems(tensor) * dtype_bytes(tensor.dtype)};
     }
 
     // Calls body(begin, bytes) for chunks that fit into a message.

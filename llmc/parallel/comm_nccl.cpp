@@ -67,8 +67,7 @@ public:
         bounded(ctx, seconds, "first collectives", [this](Ctx& own) { first_collectives(own); });
         connecting_ = false;
         return strf("NCCL %s (%s), %.2f GiB of device memory", nccl_api::version_text(nccl_.version).c_str(),
-                    nccl_.path.c_str(),
-                    static_cast<double>(free_before - device::device_free_bytes()) / (1024.0 * 1024 * 1024));
+                    nccl_.path.c_str(), static_cast<double>(free_before - device::device_free_bytes()) / kGiB);
     }
 
     void sum(Ctx& ctx, Tensor values) override {
@@ -114,9 +113,7 @@ public:
     }
 
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
-        CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world().rank, "exchange of %lld %s for %lld %s "
-              "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype),
-              peer);
+        check_exchange(out, in, peer);
         if (idle(ctx) || in.elems == 0) return;
         check(grouped([&](Result& result) { send_and_receive(result, ctx, out, in, peer); }), "ncclSend and ncclRecv",
               in.elems, dtype_name(in.dtype));
@@ -146,10 +143,6 @@ private:
     bool idle(const Ctx& ctx) const { return ctx.rehearsal || world().ranks == 1; }
     static size_t count(const Tensor& tensor) { return static_cast<size_t>(tensor.elems); }
     static size_t byte_count(const Tensor& tensor) { return static_cast<size_t>(tensor.bytes()); }
-    int64_t block_elems(const Tensor& blocks) const {
-        CHECK(blocks.elems % world().ranks == 0, "%lld elements in %d blocks", (long long)blocks.elems, world().ranks);
-        return blocks.elems / world().ranks;
-    }
 
     // ---- start ----
 
