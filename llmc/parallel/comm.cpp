@@ -102,6 +102,16 @@ std::vector<int64_t> Comm::sum(const std::vector<int64_t>& mine) {
     return total;
 }
 
+int64_t Comm::block_elems(const Tensor& blocks) const {
+    CHECK(blocks.elems % world_.ranks == 0, "%lld elements in %d blocks", (long long)blocks.elems, world_.ranks);
+    return blocks.elems / world_.ranks;
+}
+
+void Comm::check_exchange(const Tensor& out, const Tensor& in, int peer) const {
+    CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world_.rank, "exchange of %lld %s for %lld %s "
+          "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype), peer);
+}
+
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items) {
     for (const auto& [name, mine] : items) {
         const std::vector<std::string> all = comm.gather(mine);

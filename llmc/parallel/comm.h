@@ -81,15 +81,8 @@ public:
 protected:
     explicit Comm(const World& world) : world_(world) {}
     // Elements of one of `ranks` equal blocks.
-    int64_t block_elems(const Tensor& blocks) const {
-        CHECK(blocks.elems % world_.ranks == 0, "%lld elements in %d blocks", (long long)blocks.elems, world_.ranks);
-        return blocks.elems / world_.ranks;
-    }
-    void check_exchange(const Tensor& out, const Tensor& in, int peer) const {
-        CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world_.rank, "exchange of %lld %s for %lld %s "
-              "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype),
-              peer);
-    }
+    int64_t block_elems(const Tensor& blocks) const;
+    void check_exchange(const Tensor& out, const Tensor& in, int peer) const;
 
 private:
     const World world_;
