@@ -17,6 +17,7 @@
 #include "llmc/base/version.h"
 #include "llmc/commands/doctor_items.h"
 #include "llmc/config/environment.h"
+#include "llmc/parallel/comm_mpi.h"
 #include "llmc/parallel/rank_preflight.h"
 
 namespace {

@@ -6,6 +6,7 @@
 #include "llmc/base/text.h"
 #include "llmc/commands/doctor_items.h"
 #include "llmc/parallel/comm_benchmark.h"
+#include "llmc/parallel/comm_mpi.h"
 #include "llmc/parallel/comm_nccl_api.h"
 #include "llmc/parallel/rank_preflight.h"
 

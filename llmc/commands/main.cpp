@@ -35,7 +35,7 @@ const Command& command_of(int argc, const char* const* argv) {
 // Publishes the exit code and waits until the ranks' watchdogs, which poll several times per second, have seen it.
 int leave(const Comm& comm, int exit_code) {
     constexpr int kWatchdogMs = 700;
-    leave_outcome(exit_code);
+    write_outcome(exit_code);
     if (exit_code == kExitOk || comm.world().ranks == 1) return exit_code;
     post_end(exit_code);
     std::this_thread::sleep_for(std::chrono::milliseconds(kWatchdogMs));

@@ -409,8 +409,8 @@ private:
     std::vector<std::string> notes_;
     const ParamTable table_;
     Faults faults_{config_.inject, comm_.world().rank};
-    const Fp8Plan fp8_plan_;
-    Fp8Watch fp8_watch_{config_, fp8_plan_};
+    const Fp8Plan fp8_plan_;              // what the options ask for
+    Fp8Monitor fp8_watch_{config_, fp8_plan_};
     RunDevice run_device_{config_, table_, fp8_plan_, comm_};
     Ctx& ctx_ = run_device_.ctx;
     const DeviceInfo& info_ = run_device_.info;

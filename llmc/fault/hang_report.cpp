@@ -8,11 +8,11 @@
 namespace {
 
 using Views = std::vector<RankView>;
-constexpr double kStaleS = 2;   // without a heartbeat: not the one to print the report
+constexpr double kStaleS = 2;   // a rank without a heartbeat for so long does not print the report
 
 std::string mark_text(const Mark& mark) { return strf("collective %d (%s)", mark.number, mark.name); }
 
-// The collective that a rank waits in, null if in none. If the host itself waits, so does its device.
+// The collective that a rank waits in, null if in none. The host's comes first: if it waits, its device does, too.
 const Mark* waits_in(const RankPost& post) {
     for (const LanePost& lane : post.lanes)
         if (lane.waits()) return &lane.at;
@@ -30,13 +30,13 @@ bool is_past(const RankPost& post, const Mark& mark) {
     });
 }
 
-// before: the collective in which others wait for this rank, null if there is none.
+// before: the collective in which other ranks wait for this rank, null if there is none.
 std::string place(const RankPost& post, const Mark* before) {
     if (const Mark* mark = waits_in(post))
         return mark_text(*mark) + (mark->step > 0 ? strf(" of step %lld", (long long)mark->step) : "");
     const LanePost& device = post.lanes[kDeviceLane];
-    // The host runs ahead of its device: the place of the device counts.
-    if (device.given > device.begun)
+    // The host runs ahead of its device; report the place of the device.
+    if (device.enqueued > device.begun)
         return step_text(device.next.step, device.next.phase) + ", before " + mark_text(device.next);
     if (before && is_past(post, *before)) before = nullptr;
     return step_text(post.step, post.phase) + (before ? ", before " + mark_text(*before) : "");
@@ -47,7 +47,7 @@ std::string rank_text(const Views& ranks, int rank) {
     return strf("rank %d", rank) + (where.empty() ? "" : " (" + where + ")");
 }
 
-// The first collective in which a rank waits that is not among the culprits.
+// The first collective in which a rank other than the culprits waits.
 const Mark* first_waited(const Views& ranks, const std::vector<int>& culprits) {
     const Mark* first = nullptr;
     for (size_t r = 0; r < ranks.size(); r++) {
@@ -91,7 +91,7 @@ std::string others_text(const Views& ranks, const std::vector<int>& culprits) {
     return text;
 }
 
-// One clause per culprit, then what the others do.
+// One clause per culprit, then others_text.
 template <typename Clause>
 std::string sentence(const Views& ranks, const std::vector<int>& culprits, const Clause& clause) {
     const Mark* before = first_waited(ranks, culprits);
@@ -103,21 +103,21 @@ std::string sentence(const Views& ranks, const std::vector<int>& culprits, const
     return text + others_text(ranks, culprits);
 }
 
-template <typename Is> std::vector<int> those(const Views& ranks, const Is& is) {
+template <typename Condition> std::vector<int> running_ranks(const Views& ranks, const Condition& holds) {
     std::vector<int> found;
     for (size_t r = 0; r < ranks.size(); r++)
-        if (!ranks[r].ended() && is(ranks[r])) found.push_back(static_cast<int>(r));
+        if (!ranks[r].ended() && holds(ranks[r])) found.push_back(static_cast<int>(r));
     return found;
 }
 
-// How long a rank that waits for no other may go without progress.
-double allowance(const RankView& view, double timeout_s) {
+// The timeout of a rank that does not wait for another.
+double timeout_of(const RankView& view, double timeout_s) {
     const bool slow = !view.post.past_first_step || phase_is_slow(view.post.phase);
     return slow ? kSlowFactor * timeout_s : timeout_s;
 }
 
 std::string silent_text(const Views& ranks, double timeout_s) {
-    const auto silent = those(ranks, [&](const RankView& v) { return v.known && v.silent_s > timeout_s; });
+    const auto silent = running_ranks(ranks, [&](const RankView& v) { return v.known && v.silent_s > timeout_s; });
     if (silent.empty()) return "";
     return sentence(ranks, silent, [](const RankView& v, const std::string& where) {
         const bool stopped = v.process == RankView::Process::kStopped;
@@ -127,8 +127,8 @@ std::string silent_text(const Views& ranks, double timeout_s) {
 }
 
 std::string stuck_text(const Views& ranks, double timeout_s) {
-    const auto stuck = those(ranks, [&](const RankView& v) {
-        return v.known && !waits_in(v.post) && v.idle_s > allowance(v, timeout_s);
+    const auto stuck = running_ranks(ranks, [&](const RankView& v) {
+        return v.known && !waits_in(v.post) && v.idle_s > timeout_of(v, timeout_s);
     });
     if (stuck.empty()) return "";
     return sentence(ranks, stuck, [](const RankView& v, const std::string& where) {
@@ -185,7 +185,7 @@ int lowest_living(const std::vector<RankView>& ranks) {
 }
 
 std::string hang_report(const std::vector<RankView>& ranks, double timeout_s) {
-    const auto gone = those(ranks, [](const RankView& v) { return v.process == RankView::Process::kGone; });
+    const auto gone = running_ranks(ranks, [](const RankView& v) { return v.process == RankView::Process::kGone; });
     if (!gone.empty())
         return sentence(ranks, gone, [](const RankView&, const std::string& where) {
             return " is gone, last seen in " + where;

@@ -1,5 +1,4 @@
-// The hang report: one rank's watchdog reads the heartbeats of all ranks and says who waits for whom. Nothing here
-// reads a clock or looks at a process.
+// The hang report: says which ranks wait for which, from the heartbeats of all ranks. Reads no clock and no processes.
 #pragma once
 #include <string>
 #include <vector>
@@ -18,10 +17,10 @@ struct RankView {
     bool ended() const { return post.end_code >= 0; }
 };
 
-// In slow phases, and until the first step is done, the timeout is this many times longer.
+// Multiplies the timeout in slow phases and until the first step is done.
 inline constexpr double kSlowFactor = 10;
 
-// The line that says why the run cannot continue, "" while it can. With timeout_s 0 only a rank that is gone counts.
+// The reason why the run cannot continue, "" while it can. With timeout_s 0 only a rank that is gone is one.
 std::string hang_report(const std::vector<RankView>& ranks, double timeout_s);
 
 // The lowest rank that can still print the report, -1 if there is none.

@@ -27,19 +27,18 @@ constexpr PhaseRow kPhases[] = {
     {"save", true},    {"end of a save", true}, {"end", true},
 };
 
-// Where posts go. A process is one rank, and only its main thread posts.
+// The row and header of this process, which is one rank; only its main thread posts.
 struct Poster {
     std::atomic<Heartbeat*> row{nullptr};
     std::atomic<const HeartbeatHeader*> header{nullptr};
 };
 Poster poster;
-thread_local char purpose[sizeof(Mark::name)] = "";   // thread_local because threads are ranks in tests
 
 Heartbeat* row() { return poster.row.load(std::memory_order_acquire); }
 
 const PhaseRow& phase_row(Phase phase) {
     const auto index = static_cast<size_t>(phase);
-    return kPhases[std::min(index, std::size(kPhases) - 1)];   // another host may have sent any number
+    return kPhases[std::min(index, std::size(kPhases) - 1)];   // the bytes may come from another host
 }
 
 }  // namespace
@@ -65,7 +64,7 @@ void post_end(int exit_code) {
     if (Heartbeat* r = row()) r->set_end(exit_code);
 }
 
-void leave_outcome(int exit_code) {
+void write_outcome(int exit_code) {
     const char* name = row() ? nullptr : std::getenv(kHeartbeatVariable);
     const int fd = name ? ::shm_open((std::string("/") + name).c_str(), O_WRONLY | O_CLOEXEC, 0600) : -1;
     if (fd < 0) return;
@@ -73,11 +72,6 @@ void leave_outcome(int exit_code) {
     [[maybe_unused]] const ssize_t done = ::write(fd, line.data(), line.size());
     ::close(fd);
 }
-
-CollectivePurpose::CollectivePurpose(const std::string& text) : outer_(purpose) {
-    std::snprintf(purpose, sizeof purpose, "%s", text.c_str());
-}
-CollectivePurpose::~CollectivePurpose() { std::snprintf(purpose, sizeof purpose, "%s", outer_.c_str()); }
 
 void set_own_row(Heartbeat* new_row, const HeartbeatHeader* header) {
     poster.row.store(new_row, std::memory_order_release);
@@ -90,7 +84,6 @@ bool stopped_through_heartbeats() {
     return header && header->stop.load(std::memory_order_relaxed) != 0;
 }
 Heartbeat* own_row() { return row(); }
-const char* collective_name(const char* otherwise) { return purpose[0] ? purpose : otherwise; }
 
 // ---- rows
 
@@ -120,7 +113,7 @@ void Heartbeat::AtomicMark::store(const Mark& mark) {
 
 RankPost Heartbeat::read() const {
     RankPost post;
-    post.signs = signs_.load(std::memory_order_acquire);
+    post.beats = beats_.load(std::memory_order_acquire);
     post.progress = progress_.load(std::memory_order_acquire);
     post.step = step_.load(std::memory_order_relaxed);
     post.phase = phase();
@@ -128,12 +121,12 @@ RankPost Heartbeat::read() const {
     post.end_code = end_code_plus_1_.load(std::memory_order_acquire) - 1;
     for (int i = 0; i < kLanes; i++) {
         LanePost& lane = post.lanes[i];
-        // Read in this order, finished <= begun <= given holds.
+        // Read in this order, finished <= begun <= enqueued holds.
         lane.finished = lanes_[i].finished.load(std::memory_order_acquire);
         lane.begun = lanes_[i].begun.load(std::memory_order_acquire);
-        lane.given = lanes_[i].given.load(std::memory_order_acquire);
+        lane.enqueued = lanes_[i].enqueued.load(std::memory_order_acquire);
         if (lane.begun > 0) lane.at = slot(i, lane.begun).load();
-        if (lane.given > lane.begun) lane.next = slot(i, lane.begun + 1).load();
+        if (lane.enqueued > lane.begun) lane.next = slot(i, lane.begun + 1).load();
     }
     return post;
 }
@@ -146,13 +139,13 @@ void Heartbeat::write(const RankPost& post) {
     for (int i = 0; i < kLanes; i++) {
         const LanePost& lane = post.lanes[i];
         if (lane.begun > 0) slot(i, lane.begun).store(lane.at);
-        if (lane.given > lane.begun) slot(i, lane.begun + 1).store(lane.next);
-        lanes_[i].given.store(lane.given, std::memory_order_release);
+        if (lane.enqueued > lane.begun) slot(i, lane.begun + 1).store(lane.next);
+        lanes_[i].enqueued.store(lane.enqueued, std::memory_order_release);
         lanes_[i].begun.store(lane.begun, std::memory_order_release);
         lanes_[i].finished.store(lane.finished, std::memory_order_release);
     }
     progress_.store(post.progress, std::memory_order_release);
-    signs_.store(post.signs, std::memory_order_release);
+    beats_.store(post.beats, std::memory_order_release);
 }
 
 void Heartbeat::begin_step(int64_t step) {
@@ -165,15 +158,15 @@ void Heartbeat::set_phase(Phase phase) {
     add_progress();
 }
 
-int64_t Heartbeat::give(Lane lane, const char* name) {
+int64_t Heartbeat::enqueue(Lane lane, const char* name) {
     Mark mark;
     mark.step = step_.load(std::memory_order_relaxed);
     mark.number = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
     mark.phase = phase();
     std::snprintf(mark.name, sizeof mark.name, "%s", name);
-    const int64_t number = lanes_[lane].given.load(std::memory_order_relaxed) + 1;
+    const int64_t number = lanes_[lane].enqueued.load(std::memory_order_relaxed) + 1;
     slot(lane, number).store(mark);
-    lanes_[lane].given.store(number, std::memory_order_release);
+    lanes_[lane].enqueued.store(number, std::memory_order_release);
     add_progress();
     return number;
 }
@@ -213,7 +206,7 @@ Heartbeat& HeartbeatTable::row(int rank) const {
 HeartbeatTable HeartbeatTable::map(int fd, const std::string& name, int ranks) {
     HeartbeatTable heartbeats;
     heartbeats.bytes_ = rounded(sizeof(HeartbeatHeader)) + static_cast<size_t>(ranks) * sizeof(Heartbeat);
-    // Reserved now: a page that is missing later would kill the process.
+    // Allocates the pages now: if one could not be allocated later, SIGBUS would kill the process.
     int error = ::posix_fallocate(fd, 0, static_cast<off_t>(heartbeats.bytes_));
     void* memory = MAP_FAILED;
     if (error == 0) {

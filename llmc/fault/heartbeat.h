@@ -1,6 +1,6 @@
-// What every rank is doing, where the others can read it: one row a rank, in memory that the ranks of a host share and
-// that heartbeat_link keeps equal between hosts. Posting is a few stores; with one rank, or before the ranks met,
-// nothing.
+// The heartbeat table: one row per rank that says what the rank is doing, in memory that the ranks of a host share and
+// that heartbeat_link copies between hosts. Posting is a few stores; it does nothing with one rank, or before the ranks
+// are connected.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -12,7 +12,7 @@ enum class Phase : int32_t {
     kStart, kLoad, kData, kForward, kBackward, kReduce, kUpdate, kDevice, kEvaluation, kSample, kSave, kSaveEnd, kEnd
 };
 const char* phase_text(Phase phase);
-// Whether one call in this phase may take long without progress: writing gigabytes, or reading shards over a network.
+// Whether a single call in this phase may take long: writing gigabytes, or reading shards over a network.
 bool phase_is_slow(Phase phase);
 
 // ---- posts of this process, made by its main thread
@@ -22,20 +22,8 @@ void post_phase(Phase phase);
 void post_progress();                      // a micro-batch or a block of a file is done
 void post_first_step();                    // the first step is done: the timeout is no longer extended
 void post_end(int exit_code);              // this process has decided to end; also from a signal handler
-// Tells the launch wrapper alone, for a process without a row: with one rank, or before the ranks have met.
-void leave_outcome(int exit_code);
-
-// Names the purpose of the collectives in this scope: "reduce layers.3".
-class CollectivePurpose {
-public:
-    explicit CollectivePurpose(const std::string& text);
-    ~CollectivePurpose();
-    CollectivePurpose(const CollectivePurpose&) = delete;
-    CollectivePurpose& operator=(const CollectivePurpose&) = delete;
-
-private:
-    const std::string outer_;
-};
+// The same for the launch wrapper only, if this process has no row: one rank, or ranks that are not connected yet.
+void write_outcome(int exit_code);
 
 // ---- rows
 
@@ -47,19 +35,18 @@ struct Mark {
     char name[48] = "";
 };
 
-// The collectives that the host waits in itself, or those that it has queued on the device, which run later. Both are
-// counted in the order of the calls.
+// Either the collectives that block the host, or those enqueued on the device; counted in the order of the calls.
 struct LanePost {
-    int64_t given = 0, begun = 0, finished = 0;   // given: called or queued
-    Mark at, next;        // the one begun last, and the one after it if it has been queued
+    int64_t enqueued = 0, begun = 0, finished = 0;
+    Mark at, next;        // the one begun last, and the one after it if it is enqueued
     bool waits() const { return begun > finished; }
 };
 enum Lane { kHostLane, kDeviceLane, kLanes };
 
-// A copy of a row, which is also sent between hosts as it is.
+// A copy of a row; its bytes are also sent between hosts.
 struct RankPost {
-    int64_t signs = 0;         // counted up by the watchdog thread while the process runs
-    int64_t progress = 0;      // counted up by the main thread
+    int64_t beats = 0;         // incremented by the watchdog thread while the process runs
+    int64_t progress = 0;      // incremented by the main thread
     int64_t step = 0;
     Phase phase = Phase::kStart;
     int32_t past_first_step = 0;
@@ -68,32 +55,32 @@ struct RankPost {
     LanePost lanes[kLanes];
 };
 
-// A row in shared memory: lock-free atomics only. A row of zero bytes means that nothing was posted.
+// A row in shared memory: lock-free atomics only. Zero bytes: nothing was posted.
 class Heartbeat {
 public:
     RankPost read() const;
-    void write(const RankPost& post);   // copies the row of a rank on another host; one thread of this host does it
+    void write(const RankPost& post);   // for the row of a rank on another host; called by one thread of this host
 
     // The posts above.
     void begin_step(int64_t step);
     void set_phase(Phase phase);
     void add_progress() { progress_.fetch_add(1, std::memory_order_release); }
-    void add_sign() { signs_.fetch_add(1, std::memory_order_release); }
+    void add_beat() { beats_.fetch_add(1, std::memory_order_release); }
     void set_past_first_step() { past_first_step_.store(1, std::memory_order_relaxed); }
-    // The first error code stays, even if the process then ends in order.
+    // Keeps the first error code, even if the process then ends with 0.
     void set_end(int code) {
         if (code != 0 || end_code_plus_1_.load(std::memory_order_relaxed) == 0)
             end_code_plus_1_.store(code + 1, std::memory_order_release);
     }
     Phase phase() const { return static_cast<Phase>(phase_.load(std::memory_order_relaxed)); }
-    // Counts a collective that was called or queued, and returns its number in the lane.
-    int64_t give(Lane lane, const char* name);
+    // Counts a collective at its call, and returns its number in the lane.
+    int64_t enqueue(Lane lane, const char* name);
     void set_begun(Lane lane, int64_t number);
     void set_finished(Lane lane, int64_t number);
 
 private:
-    // More than can be queued at a time: one on the host, and on the device two steps of an 8B model in FP8, where each
-    // parameter is a collective.
+    // More than can be enqueued at a time: one on the host, and on the device two steps of an 8B model in FP8 with a
+    // collective per parameter.
     static constexpr int64_t kHostRing = 4, kDeviceRing = 2048;
     struct AtomicMark {
         std::atomic<int64_t> step;
@@ -103,7 +90,7 @@ private:
         void store(const Mark& mark);
     };
     struct AtomicLane {
-        std::atomic<int64_t> given, begun, finished;
+        std::atomic<int64_t> enqueued, begun, finished;
     };
     const AtomicMark& slot(int lane, int64_t number) const {
         return lane == kHostLane ? host_ring_[number % kHostRing] : device_ring_[number % kDeviceRing];
@@ -111,7 +98,7 @@ private:
     AtomicMark& slot(int lane, int64_t number) {
         return const_cast<AtomicMark&>(std::as_const(*this).slot(lane, number));
     }
-    std::atomic<int64_t> signs_, progress_, step_;
+    std::atomic<int64_t> beats_, progress_, step_;
     std::atomic<int32_t> phase_, past_first_step_, end_code_plus_1_, collectives_;
     AtomicLane lanes_[kLanes];
     AtomicMark host_ring_[kHostRing], device_ring_[kDeviceRing];
@@ -124,7 +111,7 @@ inline constexpr const char* kHeartbeatVariable = "LLMFP8_HEARTBEATS";
 
 struct HeartbeatHeader {
     static constexpr size_t kTextBytes = 64 << 10;
-    char text[kTextBytes];                // what the launch wrapper prints after the end: see Watchdog::report
+    char text[kTextBytes];                // printed by the launch wrapper at the end, see Watchdog::write_summary
     std::atomic<int32_t> stop;            // not 0: the launch wrapper got a signal and asks the ranks to stop
     std::atomic<int32_t> outcome;         // exit code with which a rank ended the run, 0 if none did
     std::atomic<int32_t> hang_report_state;   // 0 no report, 1 being written, 2 complete
@@ -135,7 +122,7 @@ struct HeartbeatHeader {
 class HeartbeatTable {
 public:
     // Creates zeroed shared memory of this name ("llmfp8-..."). An existing one is used only if it is empty, as the
-    // launch wrapper leaves it. Errors of the system end with exit 7.
+    // launch wrapper creates it. Exit 7 if the system fails to.
     static HeartbeatTable create(const std::string& name, int ranks);
     static bool exists_empty(const std::string& name);
     static HeartbeatTable open(const std::string& name, int ranks);
@@ -158,5 +145,3 @@ private:
 void set_own_row(Heartbeat* row, const HeartbeatHeader* header = nullptr);
 bool stopped_through_heartbeats();
 Heartbeat* own_row();
-// The purpose of the current collectives, or `otherwise` outside every CollectivePurpose.
-const char* collective_name(const char* otherwise);

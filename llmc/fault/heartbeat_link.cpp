@@ -28,7 +28,7 @@ struct FrameHead {
 };
 constexpr uint32_t kMagic = 0x6c6d6638;
 constexpr uint64_t kMaxFrameBytes = 16 << 20, kMaxStrangerBytes = 1 << 10;
-constexpr double kTryS = 2;   // for one of several addresses
+constexpr double kTryS = 2;   // timeout of one of several addresses
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 double left(Clock::time_point start, double seconds) { return std::max(0.0, seconds - seconds_since(start)); }
@@ -43,7 +43,7 @@ void make_prompt(int fd) {
     ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// The IPv4 addresses of this host that are up. Loopback is last, for tests on a machine that has no other.
+// The IPv4 addresses of this host that are up. Loopback is last, for tests on a machine without another.
 std::vector<std::string> own_addresses() {
     std::vector<std::string> found, loopback;
     ifaddrs* list = nullptr;
@@ -170,7 +170,7 @@ std::unique_ptr<HeartbeatLink> HeartbeatLink::connect(const std::string& address
                 link->receive([&](int, Kind kind, const std::string&) { welcome = welcome || kind == kWelcome; });
             }
             if (welcome) return link;
-            why = "no answer";   // another machine has that address, or another program that port
+            why = "no answer";   // from another machine at this address, or another program at this port
         }
         *error += (error->empty() ? "" : ", ") + strf("%s:%d: %s", ip.c_str(), port, why.c_str());
     }

@@ -1,5 +1,5 @@
-// Copies heartbeats between hosts: the first rank of every host keeps a TCP connection to rank 0. Once the run has
-// started nothing here blocks. Messages of a peer that does not know the run's secret are rejected.
+// Copies heartbeats between hosts: the first rank of every host keeps a TCP connection to rank 0. Nothing blocks once
+// the hosts are connected. Messages of a peer that does not know the run's secret are rejected.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -13,13 +13,13 @@ public:
     enum Kind : uint32_t { kHello = 1, kWelcome, kRows, kHangReport };
     using Use = std::function<void(int peer, Kind kind, const std::string& bytes)>;
 
-    // For rank 0: listens for connections of `hosts` hosts, numbered from 1. The others connect() to address().
+    // For rank 0: listens for connections from `hosts` hosts, numbered from 1, which connect() to address().
     static std::unique_ptr<HeartbeatLink> listen(const std::string& secret, int hosts);
     std::string address() const { return address_; }
     // Waits until all hosts are connected, at most `seconds`. Returns the numbers of those that are missing.
     std::vector<int> accept_all(double seconds);
 
-    // For the first rank of host `host`. Null if rank 0 cannot be reached; *error says what was tried.
+    // For the first rank of host `host`. Null if rank 0 cannot be reached; *error lists the attempts.
     static std::unique_ptr<HeartbeatLink> connect(const std::string& address, const std::string& secret, int host,
                                               double seconds, std::string* error);
 
@@ -27,9 +27,9 @@ public:
     HeartbeatLink(const HeartbeatLink&) = delete;
     HeartbeatLink& operator=(const HeartbeatLink&) = delete;
 
-    // Peers: hosts from rank 0, host 0 from the others.
+    // Peers of rank 0: the other hosts; of the others: host 0.
     std::vector<int> peers() const;
-    bool lost(int peer) const;   // it was connected, and the connection is broken
+    bool lost(int peer) const;   // its connection broke
     // Sends as much as the connection accepts; skips new rows while older ones are still being sent.
     void send(int peer, Kind kind, const std::string& bytes);
     void receive(const Use& use);

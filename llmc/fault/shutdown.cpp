@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 volatile std::sig_atomic_t stop_signal = 0;   // the first signal
-volatile std::sig_atomic_t insisted = 0;      // SIGTERM or SIGINT has come
+volatile std::sig_atomic_t insisted = 0;      // SIGTERM or SIGINT was received
 double limit_minutes = 0;
 const Clock::time_point process_start = Clock::now();
 

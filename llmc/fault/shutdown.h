@@ -1,5 +1,5 @@
-// Why a run stops before its last step: a signal, or its time limit. Each rank knows this of itself only; the training
-// loop all-reduces it, so that all ranks stop after the same step.
+// Requests to stop a run before its last step: a signal, or its time limit. They are local to a rank; the training loop
+// all-reduces them, so that all ranks stop after the same step.
 #pragma once
 #include <string>
 
@@ -10,5 +10,5 @@ void catch_stop_signals();
 void stop_after(double minutes);
 
 bool stop_wanted();
-// "SIGTERM", "a signal to the launch wrapper", "--exit-duration-in-mins 60"; "" while this rank does not want to stop.
+// "SIGTERM", "a signal to the launch wrapper", "--exit-duration-in-mins 60"; "" while !stop_wanted().
 std::string stop_reason();

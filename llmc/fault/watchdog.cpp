@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -19,9 +20,9 @@
 namespace {
 
 constexpr double kTickS = 0.2, kRowsS = 0.5;   // between observations; between sending rows to other hosts
-constexpr double kTellS = 2;                   // the others wait for the rank that prints the report
-constexpr double kCutS = 5;                    // for the device's library to abort its collectives
-constexpr double kFollowS = 3;                 // after another rank has decided to end
+constexpr double kPrintS = 2;                  // other ranks wait so long for the hang report to be printed
+constexpr double kAbortS = 5;                  // for the device's library to abort its collectives
+constexpr double kFollowS = 3;                 // until a rank follows another that has decided to end
 constexpr double kDefaultTimeoutS = 60;
 
 std::atomic<double> timeout_s{kDefaultTimeoutS};
@@ -105,13 +106,13 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbe
       lost_(cards_.size(), false),
       seen_(cards_.size()) {
     last_tick_ = Clock::now();
-    for (Seen& seen : seen_) seen.moved = seen.sign = last_tick_;
+    for (Seen& seen : seen_) seen.last_progress = seen.last_beat = last_tick_;
     // Signals are handled by the main thread.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     thread_ = std::thread([this] { run(); });
-    asker_ = std::thread([this] { ask(); });
+    error_poller_ = std::thread([this] { poll_errors(); });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -123,17 +124,17 @@ Watchdog::~Watchdog() {
     wake_.notify_one();
     thread_.join();
     {
-        const std::lock_guard<std::mutex> lock(asking_mutex_);
-        stop_asking_ = true;
+        const std::lock_guard<std::mutex> lock(error_mutex_);
+        stop_polling_ = true;
     }
-    asked_enough_.notify_one();
-    asker_.join();
+    error_wake_.notify_one();
+    error_poller_.join();
 }
 
 // After it returns, the functions set before are no longer called.
 void Watchdog::set_device(Device device) {
     {
-        const std::lock_guard<std::mutex> lock(asking_mutex_);
+        const std::lock_guard<std::mutex> lock(error_mutex_);
         error_ = std::move(device.error);
     }
     const std::lock_guard<std::mutex> lock(device_mutex_);
@@ -156,28 +157,28 @@ void Watchdog::run() {
         tick();
         wake_.wait_for(lock, duration_of(kTickS), [this] { return stop_; });
     }
-    if (link_) exchange_rows();   // with how the ranks of this host ended
+    if (link_) exchange_rows();   // the exit codes of this host's ranks
     if (!kept_) return;
     observe();
-    report(views());
+    write_summary(views());
 }
 
 // Runs in its own thread: a library that does not answer must not stop the heartbeat of this rank.
-void Watchdog::ask() {
-    std::unique_lock<std::mutex> asking(asking_mutex_);
-    while (!stop_asking_) {
+void Watchdog::poll_errors() {
+    std::unique_lock<std::mutex> asking(error_mutex_);
+    while (!stop_polling_) {
         if (const std::string error = error_ ? error_() : ""; !error.empty()) {
             const std::lock_guard<std::mutex> lock(device_mutex_);
             device_error_ = error;
             device_error_since_ = Clock::now();
             return;
         }
-        asked_enough_.wait_for(asking, duration_of(kTickS), [this] { return stop_asking_; });
+        error_wake_.wait_for(asking, duration_of(kTickS), [this] { return stop_polling_; });
     }
 }
 
 // The error of the device's library, after a delay in which a lost peer, which would explain it, can be noticed.
-std::string Watchdog::lasting_error() {
+std::string Watchdog::confirmed_error() {
     const std::lock_guard<std::mutex> lock(device_mutex_);
     if (device_error_.empty() || Clock::now() - device_error_since_ < duration_of(1)) return "";
     return strf("rank %d: ", rank_) + device_error_;
@@ -192,19 +193,19 @@ void Watchdog::tick() {
     }
     observe();
     const std::vector<RankView> ranks = views();
-    if (heartbeats_.header().hang_report_state.load(std::memory_order_acquire) != 0) leave();
+    if (heartbeats_.header().hang_report_state.load(std::memory_order_acquire) != 0) end_run();
     check_link_and_ends();
-    if (kept_ && (lowest_living(ranks) == rank_ || ranks[static_cast<size_t>(rank_)].ended())) report(ranks);
+    if (kept_ && (lowest_living(ranks) == rank_ || ranks[static_cast<size_t>(rank_)].ended())) write_summary(ranks);
     std::string text = hang_report(ranks, timeout_s);
-    if (text.empty()) text = lasting_error();
+    if (text.empty()) text = confirmed_error();
     if (text.empty()) return;
-    announce(text);
-    leave();
+    store_hang_report(text);
+    end_run();
 }
 
 void Watchdog::post_own() {
     Heartbeat& row = own_row();
-    row.add_sign();
+    row.add_beat();
     const int64_t blocks = file_blocks();
     if (std::exchange(file_blocks_, blocks) != blocks && phase_is_slow(row.phase())) row.add_progress();
     const std::lock_guard<std::mutex> lock(device_mutex_);
@@ -233,7 +234,7 @@ void Watchdog::exchange_rows() {
 
 void Watchdog::receive(int peer, HeartbeatLink::Kind kind, const std::string& bytes) {
     if (kind == HeartbeatLink::kHangReport) {
-        announce(bytes);
+        store_hang_report(bytes);
         return;
     }
     constexpr size_t kItem = sizeof(int64_t) + sizeof(RankPost);
@@ -253,24 +254,24 @@ void Watchdog::receive(int peer, HeartbeatLink::Kind kind, const std::string& by
 
 void Watchdog::observe() {
     const Clock::time_point now = Clock::now();
-    // A process that was suspended itself has not seen what the others did meanwhile.
+    // A process that was suspended itself has not observed the progress of the others meanwhile.
     const Clock::duration slept = now - last_tick_;
     const bool stopped = slept > duration_of(10 * kTickS);
     last_tick_ = now;
     for (size_t r = 0; r < seen_.size(); r++) {
         Seen& seen = seen_[r];
         if (stopped) {
-            seen.moved += slept;
-            seen.sign += slept;
+            seen.last_progress += slept;
+            seen.last_beat += slept;
         }
         const RankPost post = heartbeats_.row(static_cast<int>(r)).read();
-        bool moved = post.progress != seen.post.progress;
+        bool progressed = post.progress != seen.post.progress;
         for (int i = 0; i < kLanes; i++) {
             const LanePost &a = post.lanes[i], &b = seen.post.lanes[i];
-            moved = moved || a.given != b.given || a.begun != b.begun || a.finished != b.finished;
+            progressed = progressed || a.enqueued != b.enqueued || a.begun != b.begun || a.finished != b.finished;
         }
-        if (moved) seen.moved = now;
-        if (post.signs != seen.post.signs) seen.sign = now;
+        if (progressed) seen.last_progress = now;
+        if (post.beats != seen.post.beats) seen.last_beat = now;
         if (post.end_code >= 0 && seen.post.end_code < 0) seen.ended_s = seconds(now.time_since_epoch());
         seen.post = post;
     }
@@ -282,8 +283,8 @@ std::vector<RankView> Watchdog::views() const {
         RankView& view = ranks[r];
         view.post = seen_[r].post;
         view.where = strf("process %lld on ", (long long)cards_[r].pid) + cards_[r].host;
-        view.idle_s = seconds(last_tick_ - seen_[r].moved);
-        view.silent_s = seconds(last_tick_ - seen_[r].sign);
+        view.idle_s = seconds(last_tick_ - seen_[r].last_progress);
+        view.silent_s = seconds(last_tick_ - seen_[r].last_beat);
         view.known = known_[r];
         if (local(static_cast<int>(r))) view.process = process_state(cards_[r].pid, cards_[r].started);
         else if (lost_[r]) view.process = RankView::Process::kGone;
@@ -303,7 +304,7 @@ void Watchdog::check_link_and_ends() {
         heartbeats_.header().outcome.store(seen_[r].post.end_code);
         if (static_cast<int>(r) != rank_ && now_s - seen_[r].ended_s > kFollowS) {
             leaving = true;
-            cut_device();
+            abort_device_collectives();
             ::_exit(seen_[r].post.end_code);
         }
     }
@@ -311,9 +312,9 @@ void Watchdog::check_link_and_ends() {
 
 // ---- ending the run
 
-// Writes text that outlives the ranks: "outcome 006" or "outcome end", the reason (may be empty), and a line per rank.
-// Each of them has a fixed place.
-void Watchdog::report(const std::vector<RankView>& ranks) {
+// Writes text that outlives the ranks: "outcome 006" or "outcome end", the hang report (may be empty), and a line per
+// rank, each at a fixed offset.
+void Watchdog::write_summary(const std::vector<RankView>& ranks) {
     HeartbeatHeader& header = heartbeats_.header();
     size_t end = 0;
     auto put = [&](size_t bytes, const std::string& text) {
@@ -338,8 +339,8 @@ void Watchdog::report(const std::vector<RankView>& ranks) {
     }
 }
 
-// The first rank of a host to get here stores the report for its host; the first ranks of hosts forward it.
-void Watchdog::announce(const std::string& text) {
+// Stores the hang report for all ranks of this host, unless one is stored; end_run sends it to the other hosts.
+void Watchdog::store_hang_report(const std::string& text) {
     HeartbeatHeader& header = heartbeats_.header();
     int32_t none = 0;
     if (!header.hang_report_state.compare_exchange_strong(none, 1)) return;
@@ -349,61 +350,61 @@ void Watchdog::announce(const std::string& text) {
     header.hang_report_state.store(2, std::memory_order_release);
 }
 
-void Watchdog::tell(const std::vector<RankView>& ranks) {
+void Watchdog::print_hang_report(const std::vector<RankView>& ranks) {
     HeartbeatHeader& header = heartbeats_.header();
     int32_t not_printed = 0;
     if (!header.printed.compare_exchange_strong(not_printed, 1)) return;
     const std::string line = strf("error: %s; all ranks end\n", header.hang_report);
     std::fflush(stdout);
     [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, line.data(), line.size());
-    if (kept_) report(ranks);
+    if (kept_) write_summary(ranks);
 }
 
-void Watchdog::leave() {
+void Watchdog::end_run() {
     leaving = true;
     HeartbeatHeader& header = heartbeats_.header();
     const Clock::time_point start = Clock::now();
-    bool passed_on = false;
-    while (seconds(Clock::now() - start) < kTellS) {
+    bool forwarded = false;
+    while (seconds(Clock::now() - start) < kPrintS) {
         const bool there = header.hang_report_state.load(std::memory_order_acquire) == 2;
-        if (there && link_ && !passed_on) {
+        if (there && link_ && !forwarded) {
             for (int peer : link_->peers()) link_->send(peer, HeartbeatLink::kHangReport, header.hang_report);
-            passed_on = true;
+            forwarded = true;
         }
-        own_row().add_sign();
+        own_row().add_beat();
         observe();
         const std::vector<RankView> ranks = views();
-        const int speaker = lowest_living(ranks);
-        if (there && speaker == rank_) tell(ranks);
-        // Whether a rank on another host has printed it cannot be seen; it has been sent there.
-        if (header.printed.load() || (there && speaker >= 0 && !local(speaker) && passed_on)) break;
+        const int printer = lowest_living(ranks);
+        if (there && printer == rank_) print_hang_report(ranks);
+        // A printer on another host cannot be observed: forwarding the report must do.
+        if (header.printed.load() || (there && printer >= 0 && !local(printer) && forwarded)) break;
         std::this_thread::sleep_for(duration_of(kTickS / 4));
     }
-    if (!header.printed.load() && local(std::max(0, lowest_living(views())))) tell(views());
-    end_stopped();
-    cut_device();
+    if (!header.printed.load() && local(std::max(0, lowest_living(views())))) print_hang_report(views());
+    kill_suspended();
+    abort_device_collectives();
     ::_exit(kExitPeerLost);
 }
 
-// A suspended process would keep its GPU until somebody notices.
-void Watchdog::end_stopped() {
+// A suspended process would hold its GPU forever.
+void Watchdog::kill_suspended() {
     const std::vector<RankView> ranks = views();
     for (size_t r = 0; r < ranks.size(); r++)
         if (ranks[r].process == RankView::Process::kStopped) ::kill(static_cast<pid_t>(cards_[r].pid), SIGKILL);
 }
 
-void Watchdog::cut_device() {
-    std::function<void()> cut;
+void Watchdog::abort_device_collectives() {
+    std::function<void()> abort;
     {
         const std::lock_guard<std::mutex> lock(device_mutex_);
-        cut = device_.cut;
+        abort = device_.abort_collectives;
     }
-    if (!cut) return;
+    if (!abort) return;
     auto done = std::make_shared<std::atomic<bool>>(false);
-    std::thread([cut, done] {
-        cut();
+    std::thread([abort, done] {
+        abort();
         *done = true;
     }).detach();
     const Clock::time_point start = Clock::now();
-    while (!*done && seconds(Clock::now() - start) < kCutS) std::this_thread::sleep_for(duration_of(kTickS / 4));
+    while (!*done && seconds(Clock::now() - start) < kAbortS) std::this_thread::sleep_for(duration_of(kTickS / 4));
 }

@@ -14,23 +14,23 @@ bool ActivationBuffers::recomputed(int number) const {
     return row(number).lifetime.recomputed_under(model_.options.recompute);
 }
 
-// A buffer of one layer, or one that layers share, of which some linears may run in FP8 and others in BF16.
+// Of the layers that share the buffer, some may run the linear in FP8 and others in BF16.
 ActivationBuffers::Buffer ActivationBuffers::take(const BufferRow& row, int first_layer, int layers) {
     if (row.width == 0 || row.lifetime.scratch) return {};
     auto take = [&](Dtype dtype, int64_t elems) { return model_.arena.take(Purpose::kActivations, dtype, elems); };
     const int64_t N = model_.options.max_rows();
-    bool fp8_reads = false, high_is_read = !row.x_of || row.others_read;
+    bool fp8_reads = false, keep_high = !row.x_of || row.others_read;
     for (int l = first_layer; row.x_of && l < first_layer + layers; l++)
-        (model_.fp8.linear(l, *row.x_of) ? fp8_reads : high_is_read) = true;
+        (model_.fp8.linear(l, *row.x_of) ? fp8_reads : keep_high) = true;
     switch (row.form) {
         case Form::kStat: return {.tensor = take(model_.stat, N * row.width), .operand = {}};
         case Form::kWorking:
-            return {.tensor = high_is_read ? take(model_.options.dtype, N * row.width) : Tensor{}, .operand = {}};
+            return {.tensor = keep_high ? take(model_.options.dtype, N * row.width) : Tensor{}, .operand = {}};
         case Form::kFp8Rowwise:
-            if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.take_operand(Fp8Role::kX, N, row.width, take)};
+            if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.alloc_operand(Fp8Role::kX, N, row.width, take)};
             return {};
         case Form::kFp8Transposed:
-            if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.take_operand(Fp8Role::kX, row.width, N, take)};
+            if (fp8_reads) return {.tensor = {}, .operand = model_.fp8.alloc_operand(Fp8Role::kX, row.width, N, take)};
             return {};
     }
     return {};
@@ -47,7 +47,7 @@ Tensor ActivationBuffers::at(int number, int layer, int64_t N) const {
 
 Tensor ActivationBuffers::scratch(int number, int64_t N) const {
     const BufferRow& r = row(number);
-    CHECK(r.lifetime.scratch, "%s is no scratch", r.name);
+    CHECK(r.lifetime.scratch, "%s is not scratch", r.name);
     return model_.scratch(r.form == Form::kStat ? model_.stat : model_.options.dtype, N * r.width);
 }
 
@@ -64,16 +64,16 @@ LinearOperand ActivationBuffers::x(int high, int fp8_transposed, int layer, int6
     return {.high = at(high, layer, N), .fp8 = {.rowwise = {}, .transposed = fp8(fp8_transposed, layer, N)}};
 }
 
-XCopies ActivationBuffers::first_copies(int fp8_transposed) const {
+XUsage ActivationBuffers::forward_usage(int fp8_transposed) const {
     return {.rowwise = true, .transposed = model_.training && !recomputed(fp8_transposed), .recomputed = false};
 }
 
-bool linear_runs_again(LinearKind kind, Recompute recompute) {
+bool forward_recomputed(LinearKind kind, Recompute recompute) {
     switch (kind) {
         case LinearKind::kQkv:
         case LinearKind::kProj:
         case LinearKind::kUp: return kSavedUnlessBlock.recomputed_under(recompute);
-        case LinearKind::kDown:   // nothing in backward reads their outputs
+        case LinearKind::kDown:   // backward does not read their outputs
         case LinearKind::kHead: return false;
     }
     return false;

@@ -12,7 +12,7 @@ std::vector<double> rope_table(const ModelConfig& config, int64_t T) {
         if (s.factor > 0) {
             const double wavelength = 2.0 * std::numbers::pi / freq;
             const double original = static_cast<double>(s.original_max_positions);
-            // 0: long waves, divided by the factor; 1: short waves, kept.
+            // 0: long wavelengths, divided by the factor; 1: short wavelengths, kept.
             double keep = (original / wavelength - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
             keep = std::fmin(1.0, std::fmax(0.0, keep));
             freq = (1.0 - keep) * freq / s.factor + keep * freq;
@@ -69,7 +69,7 @@ RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantO
 
 // ---- forward
 
-// Q, K and V of x, with qk-norm.
+// Computes Q, K and V from x, with qk-norm.
 void Attention::qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
     const Tensor out = buffers_.at(kQkv, layer, N);
@@ -83,8 +83,8 @@ void Attention::qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const D
                                .HS = config_.kv_channels, .eps = static_cast<float>(config_.norm_eps)});
 }
 
-// Rope, and with FP8 attention the FP8 heads, whose values qkv then has: scratch of the caller's scope, one layer's at
-// a time.
+// Applies rope to qkv. With FP8 attention, returns the quantized heads, scratch of the caller's scope, and leaves their
+// dequantized values in qkv.
 Fp8Heads Attention::position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch) {
     if (!model_.options.fp8_attention) {
         if (cos_sin_) ops::rope_forward(ctx, rope_args(qkv, batch, {}));
@@ -99,14 +99,14 @@ Fp8Heads Attention::position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
     return heads;
 }
 
-// Attention's output, as the x of proj. Where backward finds it saved, its FP8 copies alone are made again: of the same
-// bf16 values with the same scale, so the same bits.
+// Computes attention's output, as the x of proj. If it is saved, recomputation only quantizes it again: the same bf16
+// values with the same scale, so the same bits.
 LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch,
-                                XCopies copies) {
+                                XUsage usage) {
     const int64_t N = batch.rows();
-    return model_.make_x(ctx, proj(layer), saved_out(layer, N), N, copies, true,
+    return model_.make_x(ctx, proj(layer), saved_out(layer, N), N, usage, true,
                          [&](Tensor out, const QuantOut& quant) {
-        if (copies.recomputed && !buffers_.recomputed(kOut)) {
+        if (usage.recomputed && !buffers_.recomputed(kOut)) {
             if (quant) ops::quantize(ctx, {.quant = quant, .in = buffers_.at(kOut, layer, N), .N = N,
                                            .C = config_.q_width()});
             return;
@@ -122,20 +122,20 @@ LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, cons
 void Attention::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
-    const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.first_copies(PreNorm::kNormFp8));
+    const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.forward_usage(PreNorm::kNormFp8));
     qkv_forward(ctx, layer, x, batch);
     const Fp8Heads heads = position_heads(ctx, buffers_.at(kQkv, layer, N), batch);
-    linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, buffers_.first_copies(kOutFp8)), N);
+    linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, buffers_.forward_usage(kOutFp8)), N);
 }
 
 void Attention::recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch& batch) {
     if (!buffers_.recomputed(kQkv)) return;
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
-    const XCopies copies{.rowwise = true, .transposed = true, .recomputed = true};
-    qkv_forward(ctx, layer, norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, copies), batch);
+    const XUsage usage{.rowwise = true, .transposed = true, .recomputed = true};
+    qkv_forward(ctx, layer, norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, usage), batch);
     const Fp8Heads heads = position_heads(ctx, buffers_.at(kQkv, layer, N), batch);
-    linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, copies), N);
+    linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, usage), N);
 }
 
 // ---- backward
@@ -166,14 +166,14 @@ void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceB
                                 .quant = quant});
 }
 
-// The gradient of qkv's output, made by whichever operation comes last: attention, rope or qk-norm.
+// The last of attention, rope and qk-norm backward writes the gradient of qkv's output as the dy of qkv.
 LinearOperand Attention::dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
     const bool rope = static_cast<bool>(cos_sin_);
     if (rope || config_.qk_norm) attention_backward(ctx, layer, dout, dqkv, batch, {});
     if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(dqkv, batch, {}));
     const Linear linear = qkv(layer);
-    const LinearOperand to = model_.take_dy(N, config_.qkv_width(), dqkv, linear.fp8);
+    const LinearOperand to = model_.alloc_dy(N, config_.qkv_width(), dqkv, linear.fp8);
     return model_.make_dy(ctx, linear, to, N, true, [&](Tensor, const QuantOut& quant) {
         if (config_.qk_norm) qk_norm_backward(ctx, layer, dqkv, batch, quant);
         else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, quant));
@@ -188,7 +188,7 @@ LinearOperand Attention::backward(Ctx& ctx, int layer, const LinearOperand& dy, 
     const Tensor dout = buffers_.scratch(kDout, N), dqkv = buffers_.scratch(kDqkv, N);
     linear_backward(ctx, proj(layer), dout, dy, saved_out(layer, N), N);
     const LinearOperand dqkv_operand = dqkv_backward(ctx, layer, dout, dqkv, batch);
-    // Of a norm whose reader does not run again, only the weight gradient reads the result.
+    // If qkv itself is not recomputed, only its weight gradient reads the norm's result.
     if (buffers_.recomputed(PreNorm::kNorm) && !buffers_.recomputed(kQkv)) {
         Arena::Scope norm_scope(ctx, model_.arena);
         norm_.forward(ctx, layer, {.in = residual(layer, N)}, N,

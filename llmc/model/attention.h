@@ -6,24 +6,23 @@
 
 class Attention {
 public:
-    // Takes its buffers, for all layers, from the arena.
+    // Allocates the buffers of all layers from the arena.
     explicit Attention(ModelContext& model);
 
-    // Constants that live on the device (rope table). Once, after construction.
+    // Uploads the rope table. Call once, after construction.
     void upload_constants(Ctx& ctx);
 
     Tensor residual(int layer, int64_t N) const { return norm_.residual(layer, N); }
     // The linear that writes the branch.
     Linear output(int layer) const { return proj(layer); }
 
-    // input: what the residual stream is the sum of.
+    // branch (N, C) =. The residual stream x is the sum of the parts of `input`.
     void forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch);
-    // The same operations on the same inputs as in forward, so the same bits: what the rows say, and the branch for the
-    // MLP, which begins with it. Nothing where backward finds all that it reads; attention itself only if its output is
-    // not saved.
+    // Recomputes what the rows ask for, and the branch, which the MLP reads: the operations and inputs of forward, so
+    // the same bits. Does nothing if no linear is recomputed, and skips attention itself if its output is saved.
     void recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch& batch);
-    // dy: the gradient of the branch as the dy of its output, which is also the gradient that passes by. Returns that
-    // of the residual stream, in `to`, as the dy of `below`.
+    // dy: the gradient of the branch, as the dy of output(); it is also the gradient on the residual path. Returns the
+    // gradient of the residual stream, in `to`, as the dy of `below`.
     LinearOperand backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to, const Linear& below,
                            const DeviceBatch& batch);
 
@@ -38,7 +37,7 @@ private:
     LinearOperand saved_out(int layer, int64_t N) const { return buffers_.x(kOut, kOutFp8, layer, N); }
     void qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch);
     Fp8Heads position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch);
-    LinearOperand attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch, XCopies copies);
+    LinearOperand attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch, XUsage usage);
     void attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
                             const QuantOut& quant);
     void qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant);
@@ -53,6 +52,6 @@ private:
     Tensor cos_sin_;   // (max_seq, HS/2, 2) stat
 };
 
-// cos_sin[t][i] = {cos, sin}(t * f_i), f_i = base^(-2i/HS), scaled by the llama3 rule when it is on: frequencies whose
-// wavelength exceeds original/low are divided by factor, those below original/high kept, between them blended.
+// cos_sin[t][i] = {cos, sin}(t * f_i), f_i = base^(-2i/HS). With llama3 scaling, frequencies whose wavelength exceeds
+// original/low are divided by factor, those below original/high are kept, and those between are interpolated.
 std::vector<double> rope_table(const ModelConfig& config, int64_t T);

@@ -3,7 +3,7 @@
 std::vector<BufferRow> Decoder::rows(const ModelConfig& c) {
     std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kHead, kSaved, kSaved);
     rows.insert(rows.end(), {
-        {"branch", c.hidden_size, Form::kWorking, kSaved},   // of the part that ran last, until the next norm adds it
+        {"branch", c.hidden_size, Form::kWorking, kSaved},   // written by one part of a block, added by the next norm
         {"logits", c.padded_vocab(), Form::kWorking, kScratch},
         {"losses", 1, Form::kStat, kScratch},
         {"d norm", c.hidden_size, Form::kWorking, kScratch},
@@ -49,7 +49,7 @@ void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
     }
     before(ctx, head_layer_, Pass::kForward);
     Arena::Scope scope(ctx, model_.arena);
-    final_norm_.forward(ctx, head_layer_, stream, N, buffers_.first_copies(PreNorm::kNormFp8));
+    final_norm_.forward(ctx, head_layer_, stream, N, buffers_.forward_usage(PreNorm::kNormFp8));
     after(ctx, head_layer_, Pass::kForward);
 }
 
@@ -68,14 +68,14 @@ void Decoder::logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor
         after(ctx, head_layer_, Pass::kForward);
         return;
     }
-    // FP8 scales are laid out for all rows: run them all, once per sampled token.
+    // The FP8 x has the scales of all rows, so the head runs on all of them.
     Arena::Scope scope(ctx, model_.arena);
     const Tensor all = buffers_.scratch(kLogits, N);
     logits_all(ctx, all, N);
     device::copy_on_device(ctx, logits.data, all.slice(row * Vp, Vp).data, logits.bytes());
 }
 
-// Losses of the micro-batch into state->loss_sum; with backward, logits become their gradient.
+// state->loss_sum += the losses of the micro-batch; with `backward`, overwrites logits with their gradient.
 void Decoder::classify(Ctx& ctx, const DeviceBatch& batch, StepState* state, Tensor logits, bool backward,
                        void* host_losses) {
     Arena::Scope scope(ctx, model_.arena);
@@ -94,8 +94,8 @@ void Decoder::loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* h
     classify(ctx, batch, state, logits, false, host_losses);
 }
 
-// ---- backward. The gradient of the residual stream goes through every block; besides its bf16 form it is the dy of
-// proj and down, so where those run in FP8 the norm that writes it makes their copies, too.
+// ---- backward. The gradient of the residual stream is also the dy of proj and down, so if those run in FP8, the norm
+// backward that writes it quantizes it as well.
 
 void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
@@ -104,7 +104,7 @@ void Decoder::recompute_block(Ctx& ctx, int layer, const DeviceBatch& batch) {
                                 .residual_out = mlp_.residual(layer, N)}, batch);
 }
 
-// Loss, head and final norm; returns the dy of the last block's output, in `to`.
+// Backward of loss, head and final norm; returns the dy of the last block's output, in `to`.
 LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state, const LinearOperand& to) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows(), Vp = config_.padded_vocab();
@@ -114,8 +114,8 @@ LinearOperand Decoder::head_backward(Ctx& ctx, const DeviceBatch& batch, StepSta
     classify(ctx, batch, state, logits, true);
     LinearOperand dlogits{.high = logits, .fp8 = {}};
     if (lm_head.fp8) {
-        const LinearOperand copies = model_.take_dy(N, Vp, logits, true);
-        dlogits = model_.make_dy(ctx, lm_head, copies, N, true, [&](Tensor, const QuantOut& quant) {
+        const LinearOperand memory = model_.alloc_dy(N, Vp, logits, true);
+        dlogits = model_.make_dy(ctx, lm_head, memory, N, true, [&](Tensor, const QuantOut& quant) {
             ops::quantize(ctx, {.quant = quant, .in = logits, .N = N, .C = Vp});
         });
     }
@@ -127,8 +127,8 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
     Arena::Scope scope(ctx, model_.arena);
     const ParamTable& table = model_.table;
     const int64_t N = batch.rows(), C = config_.hidden_size;
-    const LinearOperand dresidual = model_.take_dy(N, C, model_.scratch(model_.options.dtype, N * C), model_.fp8.on());
-    // A layer opens the one below it, too: its last norm makes the dy of that layer and adds the gradient of its bias.
+    const LinearOperand dresidual = model_.alloc_dy(N, C, model_.scratch(model_.options.dtype, N * C), model_.fp8.on());
+    // A layer needs the parameters of the one below, too: its last norm writes that one's dy and bias gradient.
     before(ctx, head_layer_, Pass::kBackward);
     before(ctx, head_layer_ - 1, Pass::kBackward);
     LinearOperand dy = head_backward(ctx, batch, state, dresidual);

@@ -1,8 +1,8 @@
-// The decoder: one transformer for GPT-2 and Llama. Pre-norm blocks of two parts, each of which adds a branch to the
-// residual stream:
+// The decoder: one transformer for GPT-2, Llama and Qwen3. A block has two parts, each of which normalizes the residual
+// stream and adds a branch to it:
 //   mid_l   = x_l   + attention_l(x_l)
 //   x_{l+1} = mid_l + mlp_l(mid_l)
-// where every addition happens inside the norm that follows it.
+// The norm that follows performs the addition.
 #pragma once
 #include <vector>
 
@@ -11,28 +11,27 @@
 
 class Decoder {
 public:
-    // Neither the store nor `fp8` is owned. Takes its saved activations from the arena; scratch is taken and given back
-    // within each call.
+    // Owns none of its arguments. Allocates the saved activations from the arena; each call frees its own scratch.
     Decoder(const ModelConfig& config, const ParamTable& table, const DecoderOptions& options, Arena& arena,
             ParamStore& store, Fp8State& fp8);
 
-    // Constants of the model that live on the device. Once, after construction.
+    // Uploads the constants of the model. Call once, after construction.
     void upload_constants(Ctx& ctx) { attention_.upload_constants(ctx); }
 
-    // Forward through all blocks, keeping what backward needs if `training`.
+    // Runs embedding, all blocks and the final norm; saves what backward needs if `training`.
     void forward(Ctx& ctx, const DeviceBatch& batch, bool training);
 
-    // After forward: adds the losses of the counted targets to state->loss_sum. host_losses: a copy of each token's,
-    // (B*T) stat, 0 where the target is not counted.
+    // The rest runs after a forward of `batch`.
+    // state->loss_sum += the losses of the counted targets. host_losses (B*T) stat, optional: = the loss of each token,
+    // 0 where the target is ignored.
     void loss(Ctx& ctx, const DeviceBatch& batch, StepState* state, void* host_losses = nullptr);
 
-    // After forward: loss as above, and gradients += of everything (divided by the counted tokens through
-    // state->dloss_mul).
+    // loss(), and all gradients += those of loss * state->dloss_mul (1 / counted tokens).
     void loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* state);
 
-    // After forward of `batch`: logits (padded_vocab) T of one of its rows, into `logits`.
+    // logits (padded_vocab) T = those of one row.
     void logits_row(Ctx& ctx, const DeviceBatch& batch, int64_t row, Tensor logits);
-    // After forward: all logits (B*T, padded_vocab) T; for tests.
+    // logits (N, padded_vocab) T = those of all rows.
     void logits_all(Ctx& ctx, Tensor logits, int64_t N);
 
     // Empty for a parameter that the model does not have (-1).
@@ -57,8 +56,8 @@ private:
 
     ModelContext model_;
     const ModelConfig& config_;
-    const int head_layer_;   // its number: that of the last block + 1
-    Attention attention_;    // of all blocks
+    const int head_layer_;   // the last block's number + 1
+    Attention attention_;
     Mlp mlp_;
     ActivationBuffers buffers_;
     PreNorm final_norm_;

@@ -11,25 +11,25 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 int64_t stored_elems(const Param& p) { return round_up(p.elems(), kParamAlign); }
 
 ParamForm form_of(const ParamTable& table, const Fp8Plan& plan, int param) {
-    if (param == table.wte) return ParamForm::kOther;   // also where a head is tied to it
+    if (param == table.wte) return ParamForm::kOther;   // also if the head is tied to it
     for (const LinearPlan& linear : plan.linears)
         if (linear.weight == param) return linear.fp8 ? ParamForm::kFp8Linear : ParamForm::kLinear;
     return ParamForm::kOther;
 }
 
-// In the order of the layers; elems without what fills up the end.
+// In the order of the layers; elems without the padding at the end of a group.
 std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes) {
     std::vector<int> order;
     for (size_t i = 0; i < table.params.size(); i++) order.push_back(static_cast<int>(i));
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return table.layer_of(a) < table.layer_of(b); });
     std::vector<ParamGroup> groups;
-    std::array<int, kParamForms> open;   // group that takes more of a form, -1: none
+    std::array<int, kParamForms> open;   // by form: the group that is not full yet, -1: none
     open.fill(-1);
     for (int param : order) {
         const ParamForm form = form_of(table, plan, param);
         const int layer = table.layer_of(param);
         int& taking = open[static_cast<size_t>(form)];
-        // Layers far apart, BF16 at both ends for instance, are ready at different times.
+        // Layers far apart (BF16 at both ends, for instance) become ready at different times.
         if (taking >= 0 && groups[static_cast<size_t>(taking)].last_layer + 1 < layer) taking = -1;
         if (taking < 0) {
             taking = static_cast<int>(groups.size());
@@ -60,7 +60,7 @@ std::string layers_text(const ParamGroup& group, int64_t num_layers) {
 
 FlatLayout::FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, int64_t unit)
     : groups_(make_groups(table, plan, group_bytes)), places_(table.params.size()) {
-    CHECK(unit > 0 && unit % kParamAlign == 0, "groups of a multiple of %lld elements", (long long)unit);
+    CHECK(unit > 0 && unit % kParamAlign == 0, "groups in multiples of %lld elements", (long long)unit);
     int64_t working = 0;
     for (size_t g = 0; g < groups_.size(); g++) {
         ParamGroup& group = groups_[g];

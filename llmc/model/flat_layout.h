@@ -1,6 +1,6 @@
-// Where every parameter lies in the flat buffers, and in what form its weight is kept. Parameters of one form that
-// backward completes one after the other lie side by side in a group, which ranks exchange as one message. The gaps
-// between parameters and at the end of a group stay 0.
+// Where every parameter lies in the flat buffers, and in what form its weight is stored. Parameters of the same form in
+// neighbouring layers are stored together in a group, which ranks communicate as one message. The gaps between
+// parameters and at the end of a group stay 0.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,12 +9,12 @@
 #include "llmc/model/fp8_recipe.h"
 #include "llmc/model/params.h"
 
-// Elements; the gaps stay 0. In FP8 the 256 bytes that matmuls like best.
+// Elements. In FP8 these are 256 bytes, the alignment at which cuBLASLt is fastest.
 inline constexpr int64_t kParamAlign = 256;
 
 // Parameters that are stored or exchanged in different ways are never in one group.
 enum class ParamForm : uint8_t {
-    kFp8Linear,   // weight of a linear that is used in FP8 alone
+    kFp8Linear,   // weight of a linear that is used in FP8 only
     kLinear,      // weight of a linear in the working type
     kOther,       // embeddings, norms, biases: their gradients are never quantized
 };
@@ -23,9 +23,9 @@ inline constexpr int kParamForms = 3;
 struct ParamGroup {
     ParamForm form = ParamForm::kOther;
     int64_t begin = 0, elems = 0;           // in the flat buffers; elems is a multiple of the layout's unit
-    int64_t weight_begin = 0;               // among the weights of its form: working type, or FP8
-    int first_layer = 0, last_layer = 0;    // of its parameters, as ParamStore numbers them
-    std::vector<int> params;                // ascending offsets
+    int64_t weight_begin = 0;               // in the flat weights of its form: working type, or FP8
+    int first_layer = 0, last_layer = 0;    // numbered as in ParamStore
+    std::vector<int> params;                // by ascending offset
 };
 
 // "layers.3 to layers.5", for messages.
@@ -33,27 +33,27 @@ std::string layers_text(const ParamGroup& group, int64_t num_layers);
 
 class FlatLayout {
 public:
-    // A group is closed once it has group_bytes of fp32 gradients, and filled up to a multiple of `unit` elements,
-    // which is one of kParamAlign.
+    // A group ends once it has group_bytes of fp32 gradients, and is padded to a multiple of `unit` elements. `unit` is
+    // a multiple of kParamAlign.
     FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, int64_t unit = kParamAlign);
 
     // In the order of the flat buffers: by first layer, then by form.
     const std::vector<ParamGroup>& groups() const { return groups_; }
     int64_t flat_elems() const { return flat_elems_; }                  // of a flat buffer, gaps included
     int64_t weight_elems() const { return flat_elems_ - fp8_elems_; }   // in the working type
-    int64_t fp8_elems() const { return fp8_elems_; }                    // in FP8, one layout
+    int64_t fp8_elems() const { return fp8_elems_; }                    // in FP8
 
     int group_number(int param) const { return place(param).group; }
     const ParamGroup& group_of(int param) const { return groups_[static_cast<size_t>(group_number(param))]; }
     ParamForm form(int param) const { return group_of(param).form; }
-    // First element in the flat buffers, a multiple of kParamAlign; true elements, without the gap behind them.
+    // Of its first element in the flat buffers, a multiple of kParamAlign.
     int64_t offset(int param) const { return place(param).offset; }
-    int64_t elems(int param) const { return place(param).elems; }
-    // First element among the weights of its form.
+    int64_t elems(int param) const { return place(param).elems; }   // without the gap behind them
+    // Of its first element in the flat weights of its form.
     int64_t weight_offset(int param) const {
         return group_of(param).weight_begin + offset(param) - group_of(param).begin;
     }
-    // The parameter's part of a buffer that has an element for each in the flat order.
+    // The parameter's elements of a flat buffer.
     Tensor view(const Tensor& flat, int param) const { return flat.slice(offset(param), elems(param)); }
 
 private:

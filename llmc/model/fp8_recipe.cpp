@@ -7,10 +7,10 @@
 
 namespace {
 
-constexpr int64_t kAlignment = 16;   // elements: cuBLASLt wants 16 bytes of every dimension that is a leading one
-constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the grid of its block scales needs 16 bytes, too
+constexpr int64_t kAlignment = 16;   // elements: cuBLASLt requires leading dimensions in multiples of 16 bytes
+constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the same rule for its block scales
 
-// cuBLASLt has per-tensor FP8 on 8.9 since 12.1 update 1, and the block modes on 9.0 since 12.9.
+// cuBLASLt has per-tensor FP8 on 8.9 since 12.1 update 1, and block scaling on 9.0 since 12.9.
 constexpr int64_t kTensorCublaslt = 120103, kBlockCublaslt = 120900;
 
 constexpr RecipeRow kRecipes[] = {
@@ -50,13 +50,13 @@ void keep_first_and_last(const Config& c, Fp8Plan& plan) {
             keep_in_bf16(linear, "--first-last-layers-bf16");
 }
 
-// Whether `text` is as `pattern` says, where * matches any text.
+// Whether `text` matches `pattern`, where * matches any text.
 bool matches(const char* pattern, const char* text) {
     if (*pattern == '*') return matches(pattern + 1, text) || (*text && matches(pattern, text + 1));
     return *pattern == *text && (!*text || matches(pattern + 1, text + 1));
 }
 
-// A pattern must change something: one that names nothing, or only what stays in BF16 anyway, is a mistake.
+// A pattern that names no linear, or only linears that stay in BF16 anyway, is an error.
 void keep_by_pattern(const Config& c, Fp8Plan& plan) {
     const std::vector<LinearPlan> before = plan.linears;
     for (const std::string& pattern : c.bf16_linears) {
@@ -103,7 +103,7 @@ std::string ranges_text(const std::vector<int>& layers) {
     return text;
 }
 
-// Tokens are the contraction of the weight gradient, out-features that of the input gradient.
+// The weight gradient contracts over tokens, the input gradient over out-features.
 void require_alignment(const Config& c, const Fp8Plan& plan) {
     const int64_t tokens = c.micro_batch_size * c.seq_length;
     std::vector<std::string> wrong;
@@ -113,7 +113,7 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
     for (LinearKind kind : {LinearKind::kQkv, LinearKind::kProj, LinearKind::kUp, LinearKind::kDown,
                             LinearKind::kHead}) {
         std::vector<int> layers;
-        const LinearPlan* found = nullptr;   // linears of one kind have one shape
+        const LinearPlan* found = nullptr;   // linears of one kind have the same shape
         for (const LinearPlan& linear : plan.linears) {
             if (!linear.fp8 || linear.kind != kind) continue;
             if (linear.in % kAlignment == 0 && linear.out % kAlignment == 0) continue;
@@ -135,7 +135,7 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
             ll(kAlignment), all.c_str());
 }
 
-// Sampling runs one sequence at a time, whatever the micro-batch is.
+// Sampling runs one sequence at a time, whatever the size of the micro-batch.
 void require_samples_fit(const Config& c, const Fp8Plan& plan) {
     const bool fit = plan.row().x == Granularity::kTensor || c.seq_length % kBlockRowAlignment == 0;
     REQUIRE(fit || c.sample_every == 0, "--fp8-recipe %s with --sample-every: an FP8 matmul of one sequence needs "
@@ -205,10 +205,8 @@ Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8Sp
 
 int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches) {
     int64_t matmuls = 0;
-    for (const LinearPlan& linear : plan.linears) {
-        if (!linear.fp8) continue;
-        matmuls += linear_runs_again(linear.kind, recompute) ? 4 : 3;
-    }
+    for (const LinearPlan& linear : plan.linears)
+        if (linear.fp8) matmuls += forward_recomputed(linear.kind, recompute) ? 4 : 3;
     return matmuls * micro_batches;
 }
 
@@ -218,26 +216,23 @@ std::string version_text(int64_t version) {
     return strf("%lld.%lld.%lld", ll(version / 10000), ll(version / 100 % 100), ll(version % 100));
 }
 
-// "13.0" to 13, 0 where there is none.
-int major_version(const std::string& version) { return std::atoi(version.c_str()); }
-
 // ---- text ----
 
 const char* format_name(Dtype format) { return format == Dtype::kE5m2 ? "E5M2" : "E4M3"; }
 
 std::string scales_text(const Fp8Plan& plan, const Config& c) {
-    if (plan.recipe == Fp8Recipe::kTensorwise) return "one factor a tensor, from its amax as it is now";
+    if (plan.recipe == Fp8Recipe::kTensorwise) return "one scale per tensor, from its current amax";
     if (plan.recipe == Fp8Recipe::kBlockwise)
-        return "factors are powers of two, one for each 1x128 of x and dy and each 128x128 of w, from its amax";
+        return "one power-of-two scale per 1x128 block of x and dy and per 128x128 block of w, from its amax";
     const bool recent = c.fp8_amax_compute_algo == AmaxAlgo::kMostRecent;
     const std::string amax = recent ? "amax of the latest optimizer step"
                                     : strf("largest amax of the last %lld optimizer steps", ll(c.fp8_amax_history_len));
-    return strf("one factor a tensor, from the %s (the history counts steps, not micro-batches), margin %lld, new "
-                "factors every %s", amax.c_str(), ll(c.fp8_margin),
+    return strf("one scale per tensor, from the %s (the history counts steps, not micro-batches), margin %lld, new "
+                "scales every %s", amax.c_str(), ll(c.fp8_margin),
                 c.fp8_interval == 1 ? "step" : strf("%lld steps", ll(c.fp8_interval)).c_str());
 }
 
-// What a block runs, equal text for equal blocks: "qkv up in FP8 | proj down in BF16 (why)".
+// The precision of a block's linears: "qkv up in FP8 | proj down in BF16 (why)".
 std::string block_text(const LinearPlan* linears) {
     std::string fp8;
     std::vector<std::pair<std::string, std::string>> bf16;   // reason, names
@@ -262,7 +257,7 @@ std::string labelled(const std::string& label, const std::string& text) {
 }
 
 std::string layers_text(const Fp8Plan& plan) {
-    std::vector<std::pair<std::string, std::vector<int>>> kinds;   // what a block runs, which blocks
+    std::vector<std::pair<std::string, std::vector<int>>> kinds;   // block_text, and the layers that have it
     for (size_t i = 0; i + kLinearsPerBlock < plan.linears.size(); i += kLinearsPerBlock) {
         const std::string block = block_text(&plan.linears[i]);
         auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& k) { return k.first == block; });
@@ -285,7 +280,7 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     auto need = [&](bool holds, const std::string& text) {
         if (!holds) wrong += (wrong.empty() ? "" : "; ") + text;
     };
-    // Later chips have other block formats instead of the 1x128 and 128x128 modes.
+    // Later architectures have other block formats instead of 1x128 and 128x128.
     const bool exactly = row.x != Granularity::kTensor;
     need(exactly ? device.sm == row.min_sm : device.sm >= row.min_sm,
          strf("needs compute capability %d.%d%s, found %d.%d", row.min_sm / 10, row.min_sm % 10,
@@ -293,7 +288,8 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device) {
     need(device.cublaslt_version >= row.min_cublaslt,
          strf("needs cuBLASLt %s or newer, found %s", version_text(row.min_cublaslt).c_str(),
               version_text(device.cublaslt_version).c_str()));
-    const int driver = major_version(device.driver), toolkit = major_version(device.toolkit);
+    // The major versions.
+    const int driver = std::atoi(device.driver.c_str()), toolkit = std::atoi(device.toolkit.c_str());
     need(driver >= toolkit, strf("needs a driver for CUDA %d.0 or newer, found one for %s", toolkit,
                                  device.driver.empty() ? "none" : device.driver.c_str()));
     if (wrong.empty()) return "";

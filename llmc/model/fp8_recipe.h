@@ -1,4 +1,4 @@
-// FP8 recipes as rows of one table, and the plan of a run: which linear runs in FP8, in what formats, and why not.
+// The table of FP8 recipes, and the plan of a run: which linears run in FP8, in what formats, and why others do not.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -9,16 +9,16 @@
 #include "llmc/model/params.h"
 #include "llmc/ops/ops.h"
 
-// One recipe. Source of the scaling rules: TransformerEngine's delayed, current and block scaling; DeepSeek-V3, arXiv
-// 2412.19437, section 3.3, for the block shapes.
+// One recipe. Sources: Transformer Engine's delayed, current and block scaling; DeepSeek-V3, arXiv 2412.19437, section
+// 3.3, for the block shapes.
 struct RecipeRow {
     Fp8Recipe recipe;
-    const char* name;               // of --fp8-recipe
+    const char* name;               // value of --fp8-recipe
     Granularity x, weight, dy;
     Scaling scaling;
-    bool history;                   // scales follow a ring of amaxes
+    bool history;                   // scales follow an amax history
     Dtype dy_format;                // by default; x and weights are E4M3 in every recipe
-    bool fast_accumulation;         // the matmul allows the tensor cores' own sums
+    bool fast_accumulation;         // supported by the matmul
     int min_sm;                     // compute capability * 10
     int64_t min_cublaslt;           // cublasLtGetVersion: 120900 for 12.9.0
 };
@@ -36,7 +36,7 @@ struct LinearPlan {
     int weight = -1;             // number of the parameter in ParamTable
     int64_t in = 0, out = 0;
     bool fp8 = false;
-    std::string reason;          // why it stays in BF16: "--first-last-layers-bf16", "--bf16-linears 3.*", ...
+    std::string reason;          // why it is in BF16: "--first-last-layers-bf16", "--bf16-linears 3.*", ...
 };
 
 struct Fp8Plan {
@@ -54,22 +54,21 @@ struct Fp8Plan {
     int64_t fp8_linears() const;
 };
 
-// From a resolved configuration. Exit 2, naming every offending linear and dimension, when FP8 was asked for a shape
-// that the matmuls cannot take (tokens, in- and out-features must be multiples of 16; with blocks, the length of a
-// sampled sequence of 4), when no linear is left, or when an option that picks linears changes nothing.
-// speedup_of predicts how many times as fast a linear is in FP8 as in BF16; needed for --fp8-min-speedup alone.
+// Makes the plan of a resolved configuration. Exit 2 if a linear in FP8 has a shape that FP8 matmuls do not support
+// (tokens, in- and out-features must be multiples of 16; with block scales, the length of a sampled sequence one of 4;
+// the error names every such linear), if no linear is left in FP8, or if an option that selects linears has no effect.
+// speedup_of predicts the speedup of a linear in FP8 over BF16; only --fp8-min-speedup needs it.
 using Fp8SpeedupOf = std::function<double(const Config&, const Fp8Plan&, const LinearPlan&)>;
 Fp8Plan make_fp8_plan(const Config& config, const ParamTable& table, const Fp8SpeedupOf& speedup_of = {});
 
-// FP8 matmuls of one optimizer step with `micro_batches` (3 per linear; one more fprop for what whole-block
-// recomputation runs again), what the trainer compares with the executed ones.
+// FP8 matmuls of one optimizer step: per linear and micro-batch 3, or 4 if its fprop is recomputed. The trainer
+// compares it with the number of executed ones.
 int64_t planned_fp8_matmuls(const Fp8Plan& plan, Recompute recompute, int64_t micro_batches);
 
-// Whether this device and library can run the recipe: "" or one line with the number needed and the number found. On
-// the CPU always "".
+// "" if this device and library can run the recipe, else one line with the versions needed and found. The CPU can.
 std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
 // The same for --fp8-attention, which any recipe may have.
 std::string fp8_attention_error(const DeviceInfo& device);
 
-// For the banner: recipe, formats, scales and history; per layer range what runs in FP8, what stays in BF16, and why.
+// The lines of the banner: recipe, formats, scales; per layer range what runs in FP8, what stays in BF16, and why.
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config);

@@ -43,11 +43,10 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     : config_(config), plan_(plan), gathers_bytes_(gathers_bytes) {
     by_plan_.assign(plan_.linears.size(), -1);
     if (!plan_.on()) return;
-    const int64_t count = std::count_if(plan_.linears.begin(), plan_.linears.end(),
-                                        [](const LinearPlan& linear) { return linear.fp8; });
+    const int64_t count = plan_.fp8_linears();
     if (count == 0) return;
     const int64_t all = kFp8Roles * count;
-    // Behind the slots, so that one maximum takes both.
+    // Directly behind the slots, so that one all-reduce covers both.
     const int64_t blocks = gathers_bytes_ ? count_blocks(layout) : 0;
     const Tensor shared = arena.take(Purpose::kFp8, Dtype::kInt32, all * kSlotWords + blocks);
     slots_ = shared.slice(0, all * kSlotWords);
@@ -69,17 +68,15 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     for (const char* role : kRoleNames)
         for (const LinearPlan& linear : plan_.linears)
             if (linear.fp8) tensor_names_.push_back(linear.name + "." + role);
-    // Which slot is whose depends on the number of all linears.
+    // The slot of a weight depends on the number of all linears.
     for (Fp8Linear& linear : linears_) {
-        auto own = [&](const Fp8Operand& memory, int64_t R, int64_t K) {
-            return operand_of(linear, Fp8Role::kWeight, memory, R, K);
-        };
-        linear.weight = own(linear.weight, linear.out, linear.in);
-        linear.weight_transposed = own(linear.weight_transposed, linear.in, linear.out);
+        linear.weight = operand_of(linear, Fp8Role::kWeight, linear.weight, linear.out, linear.in);
+        linear.weight_transposed =
+            operand_of(linear, Fp8Role::kWeight, linear.weight_transposed, linear.in, linear.out);
     }
 }
 
-// Of the weights whose bytes are gathered; notes where those of each begin.
+// Counts the blocks of the weights whose bytes are gathered, and fills first_block_.
 int64_t Fp8State::count_blocks(const FlatLayout& layout) {
     if (plan_.row().weight != Granularity::kBlock128x128) return 0;
     int64_t blocks = 0;
@@ -94,17 +91,16 @@ int64_t Fp8State::count_blocks(const FlatLayout& layout) {
 
 void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, Arena& arena) {
     auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
-    // A head that is tied to the embedding travels with it.
-    const bool in_fp8_alone = layout.form(linear.weight) == ParamForm::kFp8Linear;
+    // A tied head is communicated with the embedding, in the working type.
+    const bool fp8_only = layout.form(linear.weight) == ParamForm::kFp8Linear;
     auto rowwise = [&](Dtype dtype, int64_t elems) {
-        const bool grid = dtype != plan_.weight_format;
-        if (grid || !in_fp8_alone) return take(dtype, elems);
+        if (!fp8_only || dtype != plan_.weight_format) return take(dtype, elems);
         return flat_weights_.slice(layout.weight_offset(linear.weight), elems);
     };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
                         .out = linear.out,
-                        .weight = take_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise),
-                        .weight_transposed = take_operand(Fp8Role::kWeight, linear.in, linear.out, take),
+                        .weight = alloc_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise),
+                        .weight_transposed = alloc_operand(Fp8Role::kWeight, linear.in, linear.out, take),
                         .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
 }
 
@@ -130,7 +126,7 @@ Granularity Fp8State::granularity_of(Fp8Role role) const {
     return role == Fp8Role::kX ? plan_.row().x : plan_.row().dy;
 }
 
-static_assert(offsetof(Fp8Slot, scale_inv) == 0);   // so a slot is the grid of a tensor with one scale
+static_assert(offsetof(Fp8Slot, scale_inv) == 0);   // a slot is the scale_inv of a tensor with one scale
 Fp8Operand Fp8State::operand_of(const Fp8Linear& linear, Fp8Role role, const Fp8Operand& memory, int64_t R,
                                 int64_t K) const {
     const Tensor data = memory.data.slice(0, R * K);
@@ -143,12 +139,12 @@ Fp8Counts* Fp8State::counts_of(int tensor) const {
     return counting_ ? static_cast<Fp8Counts*>(counts_.data) + tensor : nullptr;
 }
 
-// ---- the moments at which tensors are made
+// ---- the first non-finite value
 
-// Place of a tensor in its micro-batch: x in the order of the model, dy against it. Its own inverse.
+// Position of a tensor in its micro-batch: x in the order of the model, dy in reverse. Its own inverse.
 int Fp8State::step_order(int tensor) const {
     const int count = static_cast<int>(linears_.size());
-    return tensor / count == static_cast<int>(Fp8Role::kDy) ? 3 * count - 1 - tensor : tensor;
+    return role_of(tensor) == Fp8Role::kDy ? 3 * count - 1 - tensor : tensor;
 }
 
 uint32_t Fp8State::event(int tensor) const {
@@ -178,10 +174,8 @@ void Fp8State::initialise(Ctx& ctx) {
     device::fill_bytes(ctx, history_.data, 0, history_.bytes());
     device::fill_bytes(ctx, updates_.data, 0, updates_.bytes());
     std::vector<float> largest;
-    for (int i = 0; i < tensors(); i++) {
-        const auto role = static_cast<Fp8Role>(i / static_cast<int>(linears_.size()));
-        largest.push_back(std::ldexp(fp8_largest(format_of(role)), -static_cast<int>(config_.fp8_margin)));
-    }
+    for (int i = 0; i < tensors(); i++)
+        largest.push_back(std::ldexp(fp8_largest(format_of(role_of(i))), -static_cast<int>(config_.fp8_margin)));
     write_out(ctx, largest_.data, largest);
 }
 
@@ -197,35 +191,31 @@ void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
     if (!on()) return;
     micro_batch_ = number;
     phase_ = phase;
-    // One scale by current scaling: each micro-batch has its own amaxes. Others collect them until the update.
-    const bool own_amaxes = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
-    if (own_amaxes || uncalibrated_pass()) ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight()});
+    // With tensorwise current scaling each micro-batch needs its own amaxes; delayed scaling collects them until the
+    // update.
+    const bool current = plan_.row().scaling == Scaling::kCurrent && plan_.row().x == Granularity::kTensor;
+    if (current || uncalibrated_pass()) ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight()});
 }
 
 QuantOut Fp8State::quant_out(const ProduceArgs& args) const {
     const int tensor = id(*args.linear, args.role);
-    const bool training = phase_ == Fp8Phase::kTraining && !args.replay;
-    QuantOut q;
-    q.rowwise = args.to.rowwise.data;
-    q.transposed = args.to.transposed.data;
-    q.granularity = granularity_of(args.role);
-    const bool one_scale = q.granularity == Granularity::kTensor;
-    q.scaling = uncalibrated_pass() ? Scaling::kCurrent : plan_.row().scaling;
-    if (!one_scale) q.scaling = Scaling::kDelayed;   // blocks bring their own scales
-    q.slot = slots() + tensor;
-    if (!one_scale) {
-        q.rowwise_scale_inv = args.to.rowwise.scale_inv;
-        q.transposed_scale_inv = args.to.transposed.scale_inv;
-    }
-    q.record = training;
-    if (training) {
-        q.first_nonfinite = static_cast<uint32_t*>(monitor_.data);
-        q.event = event(tensor);
-        q.counts = counts_of(tensor);
-    }
-    q.dbias = args.dbias;
-    q.dbias_scratch = args.dbias_scratch;
-    return q;
+    const bool training = phase_ == Fp8Phase::kTraining && !args.recompute;
+    const Granularity granularity = granularity_of(args.role);
+    const bool blocks = granularity != Granularity::kTensor;   // which have their own scales
+    const Scaling per_tensor = uncalibrated_pass() ? Scaling::kCurrent : plan_.row().scaling;
+    return {.rowwise = args.to.rowwise.data,
+            .transposed = args.to.transposed.data,
+            .granularity = granularity,
+            .scaling = blocks ? Scaling::kDelayed : per_tensor,
+            .slot = slots() + tensor,
+            .rowwise_scale_inv = blocks ? args.to.rowwise.scale_inv : Tensor{},
+            .transposed_scale_inv = blocks ? args.to.transposed.scale_inv : Tensor{},
+            .record = training,
+            .counts = training ? counts_of(tensor) : nullptr,
+            .first_nonfinite = training ? static_cast<uint32_t*>(monitor_.data) : nullptr,
+            .event = event(tensor),
+            .dbias = args.dbias,
+            .dbias_scratch = args.dbias_scratch};
 }
 
 void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
@@ -241,15 +231,15 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
         run(args.keep_high ? args.high : Tensor{}, quant);
         return;
     }
-    // Current scaling: the amax rides along, a second pass casts. A replay finds the amax of the first time.
+    // Current scaling: the first pass records the amax, which recomputation finds recorded; a second one casts.
     QuantOut amax;
     amax.slot = quant.slot;
-    amax.record = !args.replay;
+    amax.record = !args.recompute;
     amax.first_nonfinite = quant.first_nonfinite;
     amax.event = quant.event;
     run(args.high, amax);
     quant.record = false;
-    quant.first_nonfinite = nullptr;   // seen
+    quant.first_nonfinite = nullptr;   // the first pass has checked
     ops::quantize(ctx, {.quant = quant, .in = args.high, .N = args.N, .C = args.high.elems / args.N});
 }
 
@@ -277,6 +267,90 @@ void Fp8State::finish_calibration(Ctx& ctx) {
     if (!ctx.rehearsal) calibrated_ = true;
 }
 
+// ---- weights
+
+Fp8Slot* Fp8State::weight_slot(int param) const {
+    const Fp8Linear* linear = linear_of_param(param);
+    return linear ? slots() + id(*linear, Fp8Role::kWeight) : nullptr;
+}
+
+// Null where no blocks are shared.
+uint32_t* Fp8State::block_amaxes_of(const Fp8Linear& linear) const {
+    if (!block_amaxes_) return nullptr;
+    const int64_t first = first_block_[static_cast<size_t>(linear.number)];
+    return first < 0 ? nullptr : static_cast<uint32_t*>(block_amaxes_.data) + first;
+}
+
+void Fp8State::clear_weight_amax(Ctx& ctx, const StepState* state) {
+    if (!on()) return;
+    ops::fp8_clear(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(), .step = true,
+                         .state = state});
+    // After a skipped step they are recorded again from the same masters.
+    device::fill_bytes(ctx, block_amaxes_.data, 0, block_amaxes_.bytes());
+}
+
+void Fp8State::record_amax(Ctx& ctx, int param, const Tensor& shard) {
+    if (Fp8Slot* slot = weight_slot(param)) ops::amax(ctx, {.slot = slot, .in = shard});
+}
+
+void Fp8State::record_block_amaxes(Ctx& ctx, int param, int64_t begin, const Tensor& shard) {
+    const Fp8Linear* linear = linear_of_param(param);
+    if (!linear || !block_amaxes_of(*linear)) return;
+    ops::block_amax(ctx, {.amaxes = block_amaxes_of(*linear), .in = shard, .begin = begin, .R = linear->out,
+                          .C = linear->in});
+}
+
+void Fp8State::start_weight_histories(Ctx& ctx) {
+    if (on() && plan_.row().history) update_scales(ctx, first_weight(), tensors() - first_weight(), nullptr);
+}
+
+void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state) {
+    const RecipeRow& row = plan_.row();
+    const int tensor = id(linear, Fp8Role::kWeight);
+    const bool blocks = row.weight != Granularity::kTensor;
+    const QuantOut quant{.rowwise = linear.weight.data,
+                         .transposed = linear.weight_transposed.data,
+                         .granularity = row.weight,
+                         .scaling = row.scaling,
+                         .slot = slots() + tensor,
+                         .rowwise_scale_inv = blocks ? linear.weight.scale_inv : Tensor{},
+                         .transposed_scale_inv = blocks ? linear.weight_transposed.scale_inv : Tensor{},
+                         .counts = counts_of(tensor),
+                         .dbias = {},
+                         .dbias_scratch = {}};
+    ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
+}
+
+void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
+    if (plan_.row().weight == Granularity::kTensor) {
+        ops::fp8_scales(ctx, {.slots = slots() + first_weight(), .count = tensors() - first_weight(),
+                               .scaling = plan_.row().scaling, .format = plan_.weight_format, .state = state});
+        return;
+    }
+    for (const Fp8Linear& linear : linears_) {
+        if (!block_amaxes_of(linear)) continue;
+        ops::block_scales(ctx, {.scale_inv = linear.weight.scale_inv,
+                                .transposed_scale_inv = linear.weight_transposed.scale_inv,
+                                .amaxes = block_amaxes_of(linear),
+                                .R = linear.out,
+                                .C = linear.in,
+                                .format = plan_.weight_format});
+    }
+}
+
+void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard) {
+    const Fp8Linear& linear = *linear_of_param(param);
+    const uint32_t* blocks = block_amaxes_of(linear);
+    ops::quantize_run(ctx, {.out = linear.weight.data.slice(begin, shard.elems), .in = shard, .begin = begin,
+                            .R = linear.out, .C = linear.in, .slot = blocks ? nullptr : weight_slot(param),
+                            .block_amaxes = blocks, .counts = counts_of(id(linear, Fp8Role::kWeight))});
+}
+
+void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
+    ops::transpose_bytes(ctx, {.out = linear.weight_transposed.data, .in = linear.weight.data, .R = linear.out,
+                               .C = linear.in});
+}
+
 // ---- checkpoint
 
 Fp8State::Histories Fp8State::histories(Ctx& ctx) const {
@@ -288,7 +362,7 @@ Fp8State::Histories Fp8State::histories(Ctx& ctx) const {
 
 void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
     CHECK(static_cast<int>(histories.updates.size()) == tensors()
-          && static_cast<int64_t>(histories.amax_bits.size()) == history_.elems, "histories of other tensors");
+          && static_cast<int64_t>(histories.amax_bits.size()) == history_.elems, "histories do not match the FP8 plan");
     std::vector<Fp8Slot> slots;
     for (float scale : histories.scales) slots.push_back({1.0f / scale, scale, 0, 0});
     write_out(ctx, slots_.data, slots);
@@ -313,8 +387,7 @@ void Fp8State::copy_report(Ctx& ctx, void* host) const {
 std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) const {
     std::vector<TensorReport> reports;
     for (int i = 0; i < tensors(); i++) {
-        const auto role = static_cast<Fp8Role>(i / static_cast<int>(linears_.size()));
-        TensorReport report{tensor_names_[static_cast<size_t>(i)], format_of(role), {}, {}};
+        TensorReport report{tensor_names_[static_cast<size_t>(i)], format_of(role_of(i)), {}, {}};
         std::memcpy(&report.slot, static_cast<const Fp8Slot*>(host) + i, sizeof(Fp8Slot));
         std::memcpy(&report.counts, static_cast<const char*>(host) + slots_.bytes() + i * int64_t{sizeof(Fp8Counts)},
                     sizeof(Fp8Counts));

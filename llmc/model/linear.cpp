@@ -2,40 +2,26 @@
 
 namespace {
 
-// D(M, N) = A(M, K) B(N, K)^T in FP8.
-GemmArgs fp8_gemm(Tensor D, const Fp8Operand& A, const Fp8Operand& B, int64_t M, int64_t N, int64_t K,
-                  GemmLayout pass, bool fast) {
-    CHECK(A.data && B.data, "an FP8 operand of a linear was not made");
-    return {.D = D,
-            .A = A.data,
-            .B = B.data,
-            .bias = {},
-            .pre = {},
-            .M = M,
-            .N = N,
-            .K = K,
-            .layout = pass,
-            .A_granularity = A.granularity,
-            .B_granularity = B.granularity,
-            .A_scale_inv = A.scale_inv,
-            .B_scale_inv = B.scale_inv,
-            .fast_accumulation = fast};
+GemmEpilogue epilogue_of(const Tensor& bias) { return bias ? GemmEpilogue::kBias : GemmEpilogue::kNone; }
+
+// D(M, N) = A(M, K) B(N, K)^T + bias in FP8; += for the weight gradient. bias (N) is optional.
+void fp8_gemm(Ctx& ctx, Tensor D, const Fp8Operand& A, const Fp8Operand& B, Tensor bias, int64_t M, int64_t N,
+              int64_t K, GemmLayout layout, bool fast) {
+    CHECK(A.data && B.data, "an FP8 operand of a linear is missing");
+    ops::gemm(ctx, {.D = D, .A = A.data, .B = B.data, .bias = bias, .pre = {}, .M = M, .N = N, .K = K,
+                    .layout = layout, .epilogue = epilogue_of(bias), .accumulate = layout == GemmLayout::kWgrad,
+                    .A_granularity = A.granularity, .B_granularity = B.granularity, .A_scale_inv = A.scale_inv,
+                    .B_scale_inv = B.scale_inv, .fast_accumulation = fast});
 }
 
 }  // namespace
 
 void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperand& x, int64_t N) {
-    const GemmEpilogue epilogue = linear.bias ? GemmEpilogue::kBias : GemmEpilogue::kNone;
-    if (const Fp8Linear* fp8 = linear.fp8) {
-        GemmArgs args = fp8_gemm(y, x.fp8.rowwise, fp8->weight, N, linear.out, linear.in, GemmLayout::kForward,
-                                 fp8->fast_fprop);
-        args.bias = linear.bias;
-        args.epilogue = epilogue;
-        ops::gemm(ctx, args);
-        return;
-    }
+    if (const Fp8Linear* fp8 = linear.fp8)
+        return fp8_gemm(ctx, y, x.fp8.rowwise, fp8->weight, linear.bias, N, linear.out, linear.in,
+                        GemmLayout::kForward, fp8->fast_fprop);
     ops::gemm(ctx, {.D = y, .A = x.high, .B = linear.weight, .bias = linear.bias, .pre = {}, .M = N, .N = linear.out,
-                    .K = linear.in, .epilogue = epilogue});
+                    .K = linear.in, .epilogue = epilogue_of(linear.bias)});
 }
 
 void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, Tensor x, int64_t N) {
@@ -46,15 +32,11 @@ void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, T
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
                      int64_t N) {
     if (const Fp8Linear* fp8 = linear.fp8) {
-        if (dx) {
-            ops::gemm(ctx, fp8_gemm(dx, dy.fp8.rowwise, fp8->weight_transposed, N, linear.in, linear.out,
-                                    GemmLayout::kDgrad, fp8->fast_backward));
-        }
-        GemmArgs args = fp8_gemm(linear.dweight, dy.fp8.transposed, x.fp8.transposed, linear.out, linear.in, N,
-                                 GemmLayout::kWgrad, fp8->fast_backward);
-        args.accumulate = true;
-        ops::gemm(ctx, args);
-        return;
+        if (dx)
+            fp8_gemm(ctx, dx, dy.fp8.rowwise, fp8->weight_transposed, {}, N, linear.in, linear.out, GemmLayout::kDgrad,
+                     fp8->fast_backward);
+        return fp8_gemm(ctx, linear.dweight, dy.fp8.transposed, x.fp8.transposed, {}, linear.out, linear.in, N,
+                        GemmLayout::kWgrad, fp8->fast_backward);
     }
     if (dx) {
         ops::gemm(ctx, {.D = dx, .A = dy.high, .B = linear.weight, .bias = {}, .pre = {}, .M = N, .N = linear.in,

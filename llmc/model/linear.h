@@ -1,22 +1,22 @@
-// A linear layer y = x w^T + b and its backward: the one place that decides how a matmul runs.
+// A linear layer y = x w^T + b and its backward, in FP8 or the working type.
 #pragma once
 #include "llmc/model/fp8_state.h"
 #include "llmc/ops/ops.h"
 
 // Views of one linear's parameters and their gradients.
 struct Linear {
-    Tensor weight;    // (out, in) T; absent where a quantized tensor replaces it
+    Tensor weight;    // (out, in) T; empty if the linear has only its FP8 weight
     Tensor bias;      // (out) T, optional
     Tensor dweight;   // (out, in) grad, +=
     Tensor dbias;     // (out) grad, +=, with bias
     int64_t in = 0, out = 0;
-    const Fp8Linear* fp8 = nullptr;   // runs in FP8
+    const Fp8Linear* fp8 = nullptr;   // null: the linear runs in the working type
 };
 
-// x or dy of a linear, as Fp8State::produce left it: `high` for BF16, the copies for FP8.
+// x or dy of a linear: a linear in FP8 reads `fp8`, others `high`.
 struct LinearOperand {
-    Tensor high;     // (N, in or out) T
-    Fp8Copies fp8;   // forward reads x.rowwise; backward dy.rowwise (for dx), dy.transposed and x.transposed (for dw)
+    Tensor high;      // (N, in or out) T
+    Fp8Layouts fp8;   // forward reads x.rowwise; backward dy.rowwise (for dx), dy.transposed and x.transposed (for dw)
 };
 
 // y(N, out) = x(N, in) w^T + b.
@@ -25,6 +25,6 @@ void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperan
 // pre = x w^T + b and y = gelu(pre) in one matmul; both (N, out). BF16 and FP32 only.
 void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, Tensor x, int64_t N);
 
-// dx(N, in) = dy w (if dx is given); dweight += dy^T x. The gradient of the bias is the work of dy's producer.
+// dx(N, in) = dy w (if dx is given); dweight += dy^T x. The producer of dy adds the bias gradient.
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
                      int64_t N);

@@ -19,15 +19,15 @@ Mlp::Mlp(ModelContext& model)
 
 // ---- forward
 
-LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XCopies copies) {
-    return model_.make_x(ctx, down(layer), saved_act(layer, N), N, copies, false,
+LinearOperand Mlp::activation(Ctx& ctx, int layer, int64_t N, XUsage usage) {
+    return model_.make_x(ctx, down(layer), saved_act(layer, N), N, usage, false,
                          [&](Tensor out, const QuantOut& quant) {
         ops::activation_forward(ctx, {.kind = config_.activation, .out = out, .in = buffers_.at(kUp, layer, N),
                                       .N = N, .F = config_.ffn_hidden_size, .quant = quant});
     });
 }
 
-LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XCopies copies) {
+LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XUsage usage) {
     const Tensor out = buffers_.at(kUp, layer, N);
     if (model_.options.fuse_gelu && activation_function(config_.activation).in_gemm_epilogue) {
         const LinearOperand act = saved_act(layer, N);
@@ -35,14 +35,14 @@ LinearOperand Mlp::up_and_activation(Ctx& ctx, int layer, const LinearOperand& x
         return act;
     }
     linear_forward(ctx, up(layer), out, x, N);
-    return activation(ctx, layer, N, copies);
+    return activation(ctx, layer, N, usage);
 }
 
 void Mlp::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
-    const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.first_copies(PreNorm::kNormFp8));
-    const LinearOperand act = up_and_activation(ctx, layer, x, N, buffers_.first_copies(kActFp8));
+    const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.forward_usage(PreNorm::kNormFp8));
+    const LinearOperand act = up_and_activation(ctx, layer, x, N, buffers_.forward_usage(kActFp8));
     linear_forward(ctx, down(layer), branch, act, N);
 }
 
@@ -57,20 +57,20 @@ void Mlp::recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBat
 
 // ---- backward
 
-// Where no linear runs again, only weight gradients read the results.
+// For --recompute levels that recompute no linear: only weight gradients read these results.
 void Mlp::recompute_norm_and_act(Ctx& ctx, int layer, int64_t N) {
     if (buffers_.recomputed(kUp)) return;
     Arena::Scope scope(ctx, model_.arena);
-    const XCopies copies{.rowwise = false, .transposed = true, .recomputed = true};
-    if (buffers_.recomputed(kAct)) activation(ctx, layer, N, copies);
-    if (buffers_.recomputed(PreNorm::kNorm)) norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, copies);
+    const XUsage usage{.rowwise = false, .transposed = true, .recomputed = true};
+    if (buffers_.recomputed(kAct)) activation(ctx, layer, N, usage);
+    if (buffers_.recomputed(PreNorm::kNorm)) norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, usage);
 }
 
 LinearOperand Mlp::dup_backward(Ctx& ctx, int layer, Tensor dact, int64_t N) {
     const Linear linear = up(layer);
     const Tensor in = buffers_.at(kUp, layer, N);
-    // In bf16 the gradient of `up` takes the place of `up`, which nothing reads afterwards.
-    const LinearOperand to = model_.take_dy(N, config_.up_width(), in, linear.fp8);
+    // In bf16 the gradient of `up` overwrites `up`, which is not read again.
+    const LinearOperand to = model_.alloc_dy(N, config_.up_width(), in, linear.fp8);
     return model_.make_dy(ctx, linear, to, N, false, [&](Tensor din, const QuantOut& quant) {
         ops::activation_backward(ctx, {.kind = config_.activation, .din = din, .dout = dact, .in = in, .N = N,
                                        .F = config_.ffn_hidden_size, .quant = quant});

@@ -1,5 +1,4 @@
-// The MLP of a block: branch = down(activation(up(norm(x)))), where x is the residual stream. A mixture of experts is
-// another class with these functions and a table of its own.
+// The MLP of a block: branch = down(activation(up(norm(x)))), where x is the residual stream.
 #pragma once
 #include <vector>
 
@@ -7,20 +6,19 @@
 
 class Mlp {
 public:
-    // Takes its buffers, for all layers, from the arena.
+    // Allocates the buffers of all layers from the arena.
     explicit Mlp(ModelContext& model);
 
     Tensor residual(int layer, int64_t N) const { return norm_.residual(layer, N); }
     // The linear that writes the branch.
     Linear output(int layer) const { return down(layer); }
 
-    // input: what the residual stream is the sum of.
+    // branch (N, C) =. The residual stream x is the sum of the parts of `input`.
     void forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch);
-    // The same operations on the same inputs as in forward, so the same bits, as far as the rows say: the branch is not
-    // needed. input: as in forward.
+    // Recomputes what the rows ask for, without the branch: the operations and inputs of forward, so the same bits.
     void recompute(Ctx& ctx, int layer, const NormInput& input, const DeviceBatch& batch);
-    // dy: the gradient of the branch as the dy of its output, which is also the gradient that passes by. Returns that
-    // of the residual stream, in `to`, as the dy of `below`.
+    // dy: the gradient of the branch, as the dy of output(); it is also the gradient on the residual path. Returns the
+    // gradient of the residual stream, in `to`, as the dy of `below`.
     LinearOperand backward(Ctx& ctx, int layer, const LinearOperand& dy, const LinearOperand& to, const Linear& below,
                            const DeviceBatch& batch);
 
@@ -31,8 +29,8 @@ private:
     Linear up(int layer) const { return model_.linear(layer, LinearKind::kUp); }
     Linear down(int layer) const { return model_.linear(layer, LinearKind::kDown); }
     LinearOperand saved_act(int layer, int64_t N) const { return buffers_.x(kAct, kActFp8, layer, N); }
-    LinearOperand up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XCopies copies);
-    LinearOperand activation(Ctx& ctx, int layer, int64_t N, XCopies copies);
+    LinearOperand up_and_activation(Ctx& ctx, int layer, const LinearOperand& x, int64_t N, XUsage usage);
+    LinearOperand activation(Ctx& ctx, int layer, int64_t N, XUsage usage);
     void recompute_norm_and_act(Ctx& ctx, int layer, int64_t N);
     LinearOperand dup_backward(Ctx& ctx, int layer, Tensor dact, int64_t N);
 

@@ -40,36 +40,36 @@ void ModelContext::norm_backward(Ctx& ctx, const NormLayer& norm, const NormGrad
 // ---- operands of linears
 
 LinearOperand ModelContext::make_x(Ctx& ctx, const Linear& linear, const LinearOperand& saved, int64_t N,
-                                   XCopies copies, bool high_is_read, const Producer& run) const {
+                                   XUsage usage, bool keep_high, const Producer& run) const {
     LinearOperand x{.high = saved.high, .fp8 = {}};
     if (const Fp8Linear* own = linear.fp8) {
-        if (copies.transposed) x.fp8.transposed = saved.fp8.transposed;
-        if (copies.rowwise) {
+        if (usage.transposed) x.fp8.transposed = saved.fp8.transposed;
+        if (usage.rowwise) {
             auto take = [&](Dtype dtype, int64_t elems) { return scratch(dtype, elems); };
             x.fp8.rowwise = saved.fp8.rowwise;
             if (!x.fp8.rowwise.data) {
-                const Fp8Operand memory = fp8.take_operand(Fp8Role::kX, N, linear.in, take);
+                const Fp8Operand memory = fp8.alloc_operand(Fp8Role::kX, N, linear.in, take);
                 x.fp8.rowwise = fp8.operand_of(*own, Fp8Role::kX, memory, N, linear.in);
             }
         }
         if (!x.high) x.high = scratch(options.dtype, N * linear.in);
     }
     fp8.produce(ctx, {.linear = linear.fp8, .role = Fp8Role::kX, .to = x.fp8, .high = x.high,
-                      .keep_high = high_is_read, .replay = copies.recomputed, .N = N, .dbias = {},
+                      .keep_high = keep_high, .recompute = usage.recomputed, .N = N, .dbias = {},
                       .dbias_scratch = {}}, run);
     return x;
 }
 
-LinearOperand ModelContext::take_dy(int64_t N, int64_t C, Tensor high, bool in_fp8) const {
+LinearOperand ModelContext::alloc_dy(int64_t N, int64_t C, Tensor high, bool in_fp8) const {
     if (!in_fp8) return {.high = high, .fp8 = {}};
     auto take = [&](Dtype dtype, int64_t elems) { return scratch(dtype, elems); };
-    return {.high = high, .fp8 = {.rowwise = fp8.take_operand(Fp8Role::kDy, N, C, take),
-                                  .transposed = fp8.take_operand(Fp8Role::kDy, C, N, take)}};
+    return {.high = high, .fp8 = {.rowwise = fp8.alloc_operand(Fp8Role::kDy, N, C, take),
+                                  .transposed = fp8.alloc_operand(Fp8Role::kDy, C, N, take)}};
 }
 
-// Of FP32 and FP64, which QuantOut is not made for, the gradient of the bias is added up in a pass of its own.
+// QuantOut sums the bias gradient of bf16 only; FP32 and FP64 take a separate pass.
 LinearOperand ModelContext::make_dy(Ctx& ctx, const Linear& linear, const LinearOperand& to, int64_t N,
-                                    bool high_is_read, const Producer& run) const {
+                                    bool keep_high, const Producer& run) const {
     Arena::Scope scope(ctx, arena);
     LinearOperand dy{.high = to.high, .fp8 = {}};
     const bool producer_sums = options.dtype == Dtype::kBf16;
@@ -83,7 +83,7 @@ LinearOperand ModelContext::make_dy(Ctx& ctx, const Linear& linear, const Linear
         dy.fp8.transposed = fp8.operand_of(*own, Fp8Role::kDy, to.fp8.transposed, linear.out, N);
     }
     fp8.produce(ctx, {.linear = linear.fp8, .role = Fp8Role::kDy, .to = dy.fp8, .high = to.high,
-                      .keep_high = high_is_read, .replay = false, .N = N, .dbias = dbias,
+                      .keep_high = keep_high, .recompute = false, .N = N, .dbias = dbias,
                       .dbias_scratch = partial_sums}, run);
     if (linear.dbias && !producer_sums) {
         ops::bias_backward(ctx, {.dbias = linear.dbias, .scratch = scratch(stat, kPartialRows * linear.out),

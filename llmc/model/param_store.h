@@ -1,6 +1,5 @@
-// Where the decoder finds weights and gradients. It keeps no views of its own, so that a store may gather the weights
-// of a layer when that layer is about to run, and give its memory to the next one afterwards (ZeRO-3; Rajbhandari et
-// al., arXiv 1910.02054).
+// Gives the decoder its weights and gradients. The decoder keeps no views, so that a store may all-gather the weights
+// of a layer just before it runs and reuse their memory afterwards (ZeRO-3; Rajbhandari et al., arXiv 1910.02054).
 #pragma once
 #include <cstdint>
 
@@ -12,15 +11,13 @@ class ParamStore {
 public:
     virtual ~ParamStore() = default;
 
-    // The views of a layer's parameters are valid for work that ctx is given between these two calls, which the decoder
-    // makes around each layer in each pass; two layers may be open at a time. Layers: -1 embeddings, 0..L-1 blocks, L
-    // final norm and head, which may read the weight of the embeddings (a tied head). After the backward of a layer its
+    // The decoder calls these two around each layer in each pass; the views of the layer's parameters are valid for
+    // work enqueued on ctx between them. Two layers may be open at a time. Layers: -1 embeddings, 0..L-1 blocks, L
+    // final norm and head, which may read the embedding's weight (a tied head). After the backward of a layer its
     // gradients are complete for this micro-batch.
     virtual void before_layer(Ctx& ctx, int layer, Pass pass) = 0;
     virtual void after_layer(Ctx& ctx, int layer, Pass pass) = 0;
 
-    // Working type; empty for a parameter that only FP8 weights hold.
-    virtual Tensor weight(int param) const = 0;
-    // Backward adds to it.
-    virtual Tensor grad(int param) const = 0;
+    virtual Tensor weight(int param) const = 0;   // T; empty if the parameter is stored in FP8 only
+    virtual Tensor grad(int param) const = 0;     // += by backward
 };

@@ -31,7 +31,7 @@ int ParamTable::layer_of(int param) const {
 
 namespace {
 
-// Builds the table; knows the two naming schemes (GPT-2's, and the one Llama and Qwen3 share).
+// Builds the table with the Hugging Face names of GPT-2, or those that Llama and Qwen3 share.
 struct Builder {
     const ModelConfig& c;
     ParamTable table;
@@ -52,7 +52,7 @@ struct Builder {
                     .init_std = std, .decay = true, .hf = std::move(hf)});
     }
 
-    // One Hugging Face tensor that is the whole parameter; GPT-2 stores its matrices [in, out].
+    // A parameter that is one Hugging Face tensor; GPT-2 stores its matrices as [in, out].
     std::vector<HfPart> whole(const std::string& hf, int64_t rows, bool is_matrix) {
         return {{.name = hf, .rows = rows, .transposed = gpt2_names && is_matrix}};
     }
@@ -64,7 +64,7 @@ struct Builder {
         const std::string hf = (gpt2_names ? "transformer.h." : "model.layers.") + std::to_string(l) + ".";
         // Residual projections start smaller, so that the residual stream keeps its variance (GPT-2 paper).
         const double residual_std = c.init_std / std::sqrt(2.0 * static_cast<double>(c.num_layers));
-        // The parts of a linear's weight, or of its bias: the same row ranges.
+        // A linear's bias has the same row ranges as its weight.
         auto qkv_parts = [&](const std::string& suffix) -> std::vector<HfPart> {
             if (gpt2_names) return whole(hf + "attn.c_attn" + suffix, q + 2 * kv, suffix == ".weight");
             return {{.name = hf + "self_attn.q_proj" + suffix, .rows = q},

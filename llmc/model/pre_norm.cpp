@@ -3,7 +3,7 @@
 std::vector<BufferRow> PreNorm::rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm) {
     const int64_t C = config.hidden_size;
     const int64_t mean = config.norm == Norm::kLayerNorm ? 1 : 0;
-    const int64_t rowwise = reader == LinearKind::kHead ? C : 0;   // the head reads it in forward and in backward
+    const int64_t rowwise = reader == LinearKind::kHead ? C : 0;   // the head runs in forward and again in backward
     const Lifetime statistics = reader == LinearKind::kHead ? kSaved : kSavedUnlessBlock;
     return {{"residual", C, Form::kWorking, residual},
             {"norm", C, Form::kWorking, norm, reader},
@@ -28,8 +28,8 @@ LinearOperand PreNorm::x(int layer, int64_t N) const {
     return x;
 }
 
-LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XCopies copies) const {
-    return model_.make_x(ctx, model_.linear(layer, reader_), x(layer, N), N, copies, false,
+LinearOperand PreNorm::forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const {
+    return model_.make_x(ctx, model_.linear(layer, reader_), x(layer, N), N, usage, false,
                          [&](Tensor out, const QuantOut& quant) {
         model_.norm_forward(ctx, layer_of(layer, N), input, N, out, quant);
     });

@@ -1,5 +1,4 @@
-// The norm before a linear, with the residual stream that it reads: before attention, before the MLP and before the
-// head.
+// The norm before attention, the MLP or the head, with the residual stream that it reads.
 #pragma once
 #include <vector>
 
@@ -7,9 +6,9 @@
 
 class PreNorm {
 public:
-    // The first rows of a table of buffers that has a norm.
+    // The first rows of an ActivationBuffers table with a norm.
     enum Row { kResidual, kNorm, kNormFp8, kNormFp8Rowwise, kMean, kRstd, kRows };
-    // reader: the linear whose x the norm makes. `residual` and `norm`: how long the stream and the norm's result live.
+    // reader: the linear whose x is the norm's result. `residual` and `norm`: lifetimes of the stream and the result.
     static std::vector<BufferRow> rows(const ModelConfig& config, LinearKind reader, Lifetime residual, Lifetime norm);
 
     PreNorm(ModelContext& model, const ActivationBuffers& buffers, LinearKind reader)
@@ -17,9 +16,9 @@ public:
 
     // The residual stream that the norm reads.
     Tensor residual(int layer, int64_t N) const { return buffers_.at(kResidual, layer, N); }
-    // The x of the reader: what is saved of it, as forward and backward find it.
+    // The saved x of the reader.
     LinearOperand x(int layer, int64_t N) const;
-    LinearOperand forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XCopies copies) const;
+    LinearOperand forward(Ctx& ctx, int layer, const NormInput& input, int64_t N, XUsage usage) const;
     // The gradient of the residual stream, in `to`, as the dy of `below`, the linear that wrote the stream last.
     LinearOperand backward(Ctx& ctx, int layer, const NormGrads& grads, const LinearOperand& to, const Linear& below,
                            int64_t N) const;

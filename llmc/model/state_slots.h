@@ -1,5 +1,5 @@
-// What the optimizer keeps of a parameter, as rows of named slots: which memory they are in, in what type, and in which
-// file of a checkpoint. Memory, checkpoints and their writers follow from these rows; no slot is named a second time.
+// The optimizer's state slots of a parameter: their memory purpose, dtype and checkpoint file. Memory planning and
+// checkpoints follow from these rows; no slot is named a second time.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -7,14 +7,14 @@
 #include "llmc/base/dtype.h"
 #include "llmc/ops/arena.h"
 
-// What a checkpoint holds of a parameter: its weight, and the slots.
+// What a checkpoint stores of a parameter: its weight and its slots.
 enum class StateKind : uint8_t { kWeight, kMaster, kExpAvg, kExpAvgSq };
 inline constexpr int kStateKinds = 4;
 
 struct StateSlot {
     StateKind kind;
-    const char* name;    // PyTorch's word
-    const char* file;    // in a checkpoint, with every parameter that has the slot
+    const char* name;    // as in PyTorch
+    const char* file;    // of a checkpoint
     Purpose purpose;     // row of the memory table
     bool moment;         // in --moment-dtype, else in FP32
 };
@@ -40,14 +40,14 @@ constexpr bool keeps(OptimizerKind optimizer, StateKind slot) {
     return false;
 }
 
-// How a parameter may be cut over ranks.
+// How a parameter may be sharded over ranks.
 enum class ShardPolicy : uint8_t {
-    kElementwise,   // anywhere: the update of an element needs no other
-    kWholeMatrix,   // nowhere: one rank updates all of it
+    kElementwise,   // at any element
+    kWholeMatrix,   // not at all: one rank updates the whole matrix
     kExpert,        // over the ranks that share its expert
 };
 
-// The types that the options decide. FP64 is for tests, and of everything.
+// The types that the options decide. FP64 is for tests, which use it for all state.
 struct StateDtypes {
     Dtype weight = Dtype::kBf16;
     Dtype moment = Dtype::kFp32;   // bf16 or fp32

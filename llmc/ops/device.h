@@ -36,6 +36,7 @@ struct Ctx {
     StepRecorder* recorder = nullptr;   // filled during a rehearsal, may be null
     int64_t fp8_matmuls = 0;            // number executed; see gemm_algorithms.inl
     OpTimer* timer = nullptr;           // null: nothing is timed
+    const char* purpose = nullptr;      // of its collectives, see CollectivePurpose
 };
 
 namespace cpu {

@@ -11,31 +11,50 @@
 #include "llmc/base/host.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/watchdog.h"
+#include "llmc/parallel/comm_monitored.h"
+#include "llmc/parallel/comm_mpi.h"
+#include "llmc/parallel/comm_nccl.h"
 
 namespace {
 
-constexpr int kHearMs = 700;   // until the watchdogs of other hosts know of a rank's end
+constexpr int kNoticeMs = 700;   // until the watchdogs of other hosts have seen that a rank ends
 
 int number_of(const char* variable) {
     const char* text = std::getenv(variable);
     return text ? std::atoi(text) : 0;
 }
 
-// Where the first difference lies, with a little around it.
+// The text around the first difference.
 std::string difference(const std::string& theirs, const std::string& ours) {
     size_t at = 0;
     while (at < theirs.size() && at < ours.size() && theirs[at] == ours[at]) at++;
     const size_t begin = at > 30 ? at - 30 : 0;
-    auto piece = [&](const std::string& text) {
+    auto excerpt = [&](const std::string& text) {
         std::string part = text.substr(std::min(begin, text.size()), 60);
         for (char& c : part)
             if (c == '\n') c = ' ';
         return part;
     };
-    return "\"" + piece(theirs) + "\" against \"" + piece(ours) + "\"";
+    return "\"" + excerpt(theirs) + "\" against \"" + excerpt(ours) + "\"";
 }
 
+class SingleComm : public Comm {
+public:
+    SingleComm() : Comm({}) {}
+    std::vector<std::string> gather(const std::string& mine) override { return {mine}; }
+    void sum(Ctx&, Tensor) override {}
+    void max(Ctx&, uint32_t*, int64_t) override {}
+    void reduce_scatter(Ctx&, Tensor) override {}
+    void all_gather(Ctx&, Tensor) override {}
+    void all_to_all(Ctx& ctx, Tensor out, Tensor in) override {
+        device::copy_on_device(ctx, out.data, in.data, in.bytes());
+    }
+    [[noreturn]] void abort(int exit_code) override { std::exit(exit_code); }
+};
+
 }  // namespace
+
+std::unique_ptr<Comm> open_single() { return std::make_unique<SingleComm>(); }
 
 #ifndef LLMC_MPI
 std::unique_ptr<Comm> open_comm() {
@@ -44,15 +63,12 @@ std::unique_ptr<Comm> open_comm() {
                 "libopenmpi-dev) and run make again", size, number_of(size));
     return open_single();
 }
-std::string mpi_library_text() { return ""; }
 #else
-std::unique_ptr<Comm> open_mpi();   // comm_mpi.cpp
-
-// Where the launcher and OpenMPI do not know each other, each process is the only rank of a run of its own.
+// If the launcher does not support OpenMPI, each process is the only rank of its own MPI_COMM_WORLD.
 static void require_all_met(int ranks) {
     const bool openmpi = std::getenv("OMPI_COMM_WORLD_SIZE");
     for (const char* size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-        if (openmpi && size[0] == 'S') continue;   // of the daemons that mpirun started its ranks from
+        if (openmpi && size[0] == 'S') continue;   // counts the daemons from which mpirun started the ranks
         REQUIRE(ranks > 1 || number_of(size) <= 1, "%s is %d, but each process finds itself alone: the launcher is not "
                 "of the OpenMPI that this executable was built with; use its mpirun, or srun --mpi=pmix", size,
                 number_of(size));
@@ -64,7 +80,7 @@ std::unique_ptr<Comm> open_comm() {
     if (launched) {
         std::unique_ptr<Comm> mpi = open_mpi();
         require_all_met(mpi->world().ranks);
-        return watched(device::device_info(-1).toolkit.empty() ? std::move(mpi) : open_nccl(std::move(mpi)));
+        return monitored(device::device_info(-1).toolkit.empty() ? std::move(mpi) : open_nccl(std::move(mpi)));
     }
     const int tasks = number_of("SLURM_STEP_NUM_TASKS");
     REQUIRE(tasks <= 1, "srun started %d tasks that do not know of each other: use srun --mpi=pmix", tasks);
@@ -76,7 +92,7 @@ std::vector<int64_t> Comm::sum(const std::vector<int64_t>& mine) {
     std::string bytes(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(int64_t));
     std::vector<int64_t> total(mine.size());
     for (const std::string& theirs : gather(bytes)) {
-        CHECK(theirs.size() == bytes.size(), "ranks add up different things");
+        CHECK(theirs.size() == bytes.size(), "ranks sum different numbers of values");
         for (size_t i = 0; i < total.size(); i++) {
             int64_t value;
             std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
@@ -84,6 +100,16 @@ std::vector<int64_t> Comm::sum(const std::vector<int64_t>& mine) {
         }
     }
     return total;
+}
+
+int64_t Comm::block_elems(const Tensor& blocks) const {
+    CHECK(blocks.elems % world_.ranks == 0, "%lld elements in %d blocks", (long long)blocks.elems, world_.ranks);
+    return blocks.elems / world_.ranks;
+}
+
+void Comm::check_exchange(const Tensor& out, const Tensor& in, int peer) const {
+    CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world_.rank, "exchange of %lld %s for %lld %s "
+          "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype), peer);
 }
 
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items) {
@@ -105,10 +131,10 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
     if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
     const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
     std::fprintf(stderr, "error: %s%s\n", who.c_str(), what);
-    leave_outcome(exit_code);
+    write_outcome(exit_code);
     if (several) {
         post_end(exit_code);
-        std::this_thread::sleep_for(std::chrono::milliseconds(kHearMs));
+        std::this_thread::sleep_for(std::chrono::milliseconds(kNoticeMs));
         comm->abort(exit_code);
     }
     return exit_code;

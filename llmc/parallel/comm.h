@@ -1,8 +1,8 @@
-// The ranks of a run and what they exchange. One process is one rank. comm_single.cpp is a group of one and needs no
-// library; comm_mpi.cpp is one of several, started by mpirun or srun; comm_nccl.cpp adds to it what GPUs exchange.
+// The ranks of a run and their collectives. One process is one rank. open_single() is a communicator of one rank and
+// needs no library; comm_mpi.h connects the ranks that mpirun or srun started; comm_nccl.h adds collectives on GPUs.
 //
-// Every rank makes the same calls in the same order. Sums are taken in a fixed order, that of the ranks on the CPU and
-// NCCL's own on GPUs, so that all ranks get the same bits and a run repeats itself.
+// Every rank makes the same calls in the same order. Sums have a fixed order, by rank on the CPU and NCCL's on GPUs, so
+// all ranks get the same bits and a run is reproducible.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -14,7 +14,23 @@
 
 struct World {
     int rank = 0, ranks = 1;
-    int local_rank = 0, local_ranks = 1;   // among those of the same host
+    int local_rank = 0, local_ranks = 1;   // on the same host
+};
+
+// Names the purpose of the collectives on ctx in this scope, for hang reports: "reduce layers.3".
+class CollectivePurpose {
+public:
+    CollectivePurpose(Ctx& ctx, std::string text) : ctx_(ctx), outer_(ctx.purpose), text_(std::move(text)) {
+        ctx.purpose = text_.c_str();
+    }
+    ~CollectivePurpose() { ctx_.purpose = outer_; }
+    CollectivePurpose(const CollectivePurpose&) = delete;
+    CollectivePurpose& operator=(const CollectivePurpose&) = delete;
+
+private:
+    Ctx& ctx_;
+    const char* const outer_;
+    const std::string text_;
 };
 
 class Comm {
@@ -25,73 +41,67 @@ public:
 
     // Host memory, blocking. gather: the texts of all ranks, by rank, on every rank.
     virtual std::vector<std::string> gather(const std::string& mine) = 0;
-    // Sums over the ranks.
+    // Elementwise sums over the ranks.
     std::vector<int64_t> sum(const std::vector<int64_t>& mine);
 
-    // Once the device is open, before the first of what follows: connects the devices of all ranks. What by, a line for
-    // the log, "" if nothing is needed. Ends all ranks if they have not met within the seconds.
+    // Connects the devices of all ranks; called once the device is open, before the collectives below. Returns a line
+    // for the log, "" if there is nothing to connect. Ends all ranks if it takes longer than `seconds`.
     virtual std::string connect(Ctx&, int /*seconds*/) { return ""; }
 
-    // Device memory, ordered on ctx.stream; nothing is done during a rehearsal.
-    // values (fp32, bf16, fp64, int32): in this rank's, = the sum; bf16 is added in fp32 and rounded once.
+    // Device memory, ordered on ctx.stream; a rehearsal does nothing. In-place unless there are two tensors. Tensors of
+    // blocks consist of `ranks` equal blocks, of which block r belongs to rank r.
+    // values (fp32, bf16, fp64, int32) = the sum over the ranks; bf16 is summed in fp32 and rounded once.
     virtual void sum(Ctx& ctx, Tensor values) = 0;
-    // values (count of them): in this rank's, = the largest.
+    // values (count) = the largest over the ranks.
     virtual void max(Ctx& ctx, uint32_t* values, int64_t count) = 0;
-    // Of `ranks` equal blocks, block r is rank r's.
-    // blocks (fp32): in this rank's contributions, own block = the sum over the ranks; the others are left undefined.
+    // blocks (fp32): own block = the sum over the ranks; the others are left undefined.
     virtual void reduce_scatter(Ctx& ctx, Tensor blocks) = 0;
-    // blocks (any dtype): in the own one, = those of all ranks.
+    // blocks (any dtype): block r = rank r's own block.
     virtual void all_gather(Ctx& ctx, Tensor blocks) = 0;
     // Block r of out (any dtype) = block `rank` of rank r's in; the two do not overlap.
     virtual void all_to_all(Ctx& ctx, Tensor out, Tensor in) = 0;
-    // out (any dtype) = in of rank `peer`, another one, which makes the same call towards this one. Only they call it.
+    // out (any dtype) = in of another rank, `peer`, which makes the same call with this rank as its peer.
     virtual void exchange(Ctx&, Tensor /*out*/, Tensor /*in*/, int peer) {
         FAIL(kExitBug, "no exchange with rank %d here", peer);
     }
 
-    // Tells the watchdog when the device comes past here: where it has long been without a collective.
+    // Reports progress to the watchdog when the device gets here, between collectives that are far apart.
     virtual void mark_progress(Ctx&) {}
 
     // Any thread may call these two.
-    // What became known to have failed after it was started on the device, "" for nothing.
-    virtual std::string late_error() { return ""; }
-    // Ends what waits on the device for a rank that does not come; nothing may follow there. May not return if the
+    // The error of a collective that failed on the device after its call, "" if there is none.
+    virtual std::string async_error() { return ""; }
+    // Aborts the collectives on the device, which wait for lost ranks; no other may follow. May not return if the
     // device is lost.
-    virtual void cut() {}
+    virtual void abort_collectives() {}
 
     // Ends all ranks at once with this exit code.
     [[noreturn]] virtual void abort(int exit_code) = 0;
 
 protected:
     explicit Comm(const World& world) : world_(world) {}
+    // Elements of one of `ranks` equal blocks.
+    int64_t block_elems(const Tensor& blocks) const;
+    void check_exchange(const Tensor& out, const Tensor& in, int peer) const;
 
 private:
     const World world_;
 };
 
-// One rank.
+// A communicator of one rank: nothing is exchanged.
 std::unique_ptr<Comm> open_single();
 
-// The same ranks on GPUs: what lies in host memory still goes through `host`.
-std::unique_ptr<Comm> open_nccl(std::unique_ptr<Comm> host);
-
-// The same ranks, each with a row on the heartbeat table and a watchdog (watchdog.h); one rank as it is.
-std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm);
-
-// The ranks that mpirun or srun started, on this build's device; one rank where neither did. Exit 2 where several were
-// started and this build or the launcher cannot connect them.
+// Connects the ranks that mpirun or srun started, on this build's device; without them, open_single(). Exit 2 if this
+// build or the launcher cannot connect them.
 std::unique_ptr<Comm> open_comm();
 
-// The MPI library that this executable runs with ("Open MPI v4.1.4"), "" if it was built without.
-std::string mpi_library_text();
-
-// Exit 2, naming the first rank that differs from rank 0 and in what: each item is what it is called and this rank's
-// value, which must be the same on all.
+// Items are names with this rank's values. Exit 2 if a value is not the same on all ranks, naming the item and the
+// first rank that differs from rank 0.
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items);
 
-// The last words of a rank: one line on standard error; with several ranks (comm may be null before they met), all end
-// with this exit code. Every rank may have come to the same end, so rank 0 speaks first. Returns exit_code where there
-// is one rank.
+// Prints the error on standard error and, with several ranks, ends all of them with exit_code. All ranks may have the
+// same error, so rank 0 prints first. comm is null until the ranks are connected. Returns exit_code if there is one
+// rank.
 int end_with_error(Comm* comm, const char* what, int exit_code);
-// With the exit code of an Error; any other exception is a bug.
+// The same with the exit code of an Error; any other exception is a bug.
 int end_with_error(Comm* comm, const std::exception& error);

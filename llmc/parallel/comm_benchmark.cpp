@@ -31,8 +31,11 @@ public:
         hosts_ = comm.gather(host);
         labels_ = comm.gather(std::string(host) + (info.bus.empty() ? "" : " " + info.bus));
         const bool gpu = ctx.sm > 0;
+        int64_t least_free = INT64_MAX;
+        for (const std::string& text : comm.gather(std::to_string(device::device_free_bytes())))
+            least_free = std::min(least_free, int64_t{std::stoll(text)});
         for (int64_t size = gpu ? kMiB : kMiB / 16; size <= (gpu ? 1024 : 4) * kMiB; size *= 4)
-            if (size == kMiB / 16 || size <= least_free() / 4) sizes_.push_back(size);
+            if (size == kMiB / 16 || size <= least_free / 4) sizes_.push_back(size);
         in_ = device::device_alloc(sizes_.back());
         out_ = device::device_alloc(sizes_.back());
         begin_ = device::event_create();
@@ -67,22 +70,12 @@ private:
         std::fflush(stdout);
     }
 
-    // Equal on all ranks.
-    int64_t least_free() {
-        if (least_free_ == 0) {
-            least_free_ = INT64_MAX;
-            for (const std::string& text : comm_.gather(std::to_string(device::device_free_bytes())))
-                least_free_ = std::min(least_free_, int64_t{std::stoll(text)});
-        }
-        return least_free_;
-    }
-
-    // Median over passes of a call's time on the slowest of all ranks, in seconds. `work` may be empty: then this rank
-    // only keeps step.
+    // The time of a call in seconds, on the slowest rank if `slowest`: the median over passes. A rank with empty `work`
+    // only takes part in the synchronization.
     double seconds(int64_t bytes, const std::function<void()>& work, bool slowest) {
         const int64_t calls = std::clamp<int64_t>(256 * kMiB / bytes, 2, ctx_.sm > 0 ? 20 : 4);
         std::vector<double> passes;
-        if (work) work();   // makes what connections are missing
+        if (work) work();   // opens missing connections
         device::synchronize(ctx_);
         for (int pass = 0; pass < kPasses; pass++) {
             comm_.sum(std::vector<int64_t>{0});   // start together
@@ -132,13 +125,12 @@ private:
         return largest + " GiB/s";
     }
 
-    // Several pairs at once, each rank in one: links of different ranks do not share anything that training would not
-    // load at the same time, too.
+    // Measures disjoint pairs at the same time, since training loads all links at the same time, too.
     std::vector<std::vector<double>> pairs() {
         const int64_t bytes = std::min<int64_t>(sizes_.back(), (ctx_.sm > 0 ? 256 : 1) * kMiB);
         std::vector<double> mine(static_cast<size_t>(ranks_), 0);
         for (int round = 0; round < pair_rounds(ranks_); round++) {
-            const int peer = opponent(comm_.world().rank, round, ranks_);
+            const int peer = peer_in_round(comm_.world().rank, round, ranks_);
             const Tensor in{in_, Dtype::kFp32, bytes / 4}, out{out_, Dtype::kFp32, bytes / 4};
             std::function<void()> work;
             if (peer >= 0) work = [&] { comm_.exchange(ctx_, out, in, peer); };
@@ -154,7 +146,7 @@ private:
             char* next = nullptr;
             for (int r = 0; r < ranks_; r++, at = next) values.push_back(std::strtod(at, &next));
         }
-        // A link is as fast as the slower of its two ends says.
+        // The rate of a link is the lower of those that its two ends measured.
         for (size_t a = 0; a < rates.size(); a++)
             for (size_t b = 0; b < a; b++) rates[a][b] = rates[b][a] = std::min(rates[a][b], rates[b][a]);
         print(strf("check-comm: pairs of ranks, %lld MiB both ways at once, GiB/s each way\n",
@@ -182,7 +174,6 @@ private:
     const bool tables_;
     std::vector<std::string> hosts_, labels_;   // by rank
     std::vector<int64_t> sizes_;                // bytes, ascending
-    int64_t least_free_ = 0;
     void *in_ = nullptr, *out_ = nullptr;       // of the largest size
     Event *begin_ = nullptr, *end_ = nullptr;
 };
@@ -196,8 +187,8 @@ double bus_factor(Collective collective, int ranks) {
 
 int pair_rounds(int ranks) { return (ranks + 1) / 2 * 2 - 1; }
 
-// The last place stays, the others move around a circle; with an odd number of ranks nobody sits at the last place.
-int opponent(int rank, int round, int ranks) {
+// Round-robin by the circle method: the last place is fixed, and empty if the number of ranks is odd.
+int peer_in_round(int rank, int round, int ranks) {
     const int circle = pair_rounds(ranks);
     int peer;
     if (rank == circle) peer = round;

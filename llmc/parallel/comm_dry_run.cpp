@@ -6,9 +6,9 @@
 
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 
-// In one pass a rank sends all blocks but its own.
+// In each pass a rank sends all blocks but its own.
 void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes) {
-    CHECK(ctx.rehearsal, "a collective that only keeps count");
+    CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
     if (!ctx.recorder || world().ranks == 1) return;
     auto known = std::find_if(calls.begin(), calls.end(), [&](const PlannedCollective& c) {
         return std::strcmp(c.name, name) == 0 && c.dtype == tensor.dtype;

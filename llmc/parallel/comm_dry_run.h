@@ -1,4 +1,4 @@
-// What a step exchanges between ranks, found by rehearsing it: a Comm that only keeps count.
+// A Comm that only counts: rehearsing a step with it gives the communication volume.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,11 +10,11 @@
 struct PlannedCollective {
     const char* name;
     Dtype dtype;
-    int64_t calls = 0, bytes = 0;   // of the whole tensors, which each rank has
-    int64_t sent_bytes = 0;         // by each rank, at the least
+    int64_t calls = 0, bytes = 0;   // per rank, of whole tensors
+    int64_t sent_bytes = 0;         // per rank, the minimum
 };
 
-// Stands for rank 0 of so many ranks. Counts calls with a recorder in their Ctx, which are those of a step.
+// Acts as rank 0 of `ranks`. Counts only calls whose Ctx has a recorder: those of a step.
 class RehearsalComm : public Comm {
 public:
     explicit RehearsalComm(int ranks) : Comm({.rank = 0, .ranks = ranks, .local_rank = 0, .local_ranks = ranks}) {}
@@ -36,6 +36,6 @@ private:
     void note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes);
 };
 
-// The lines of the banner and of --dry-run; "" for one rank.
+// The communication lines of the banner and of `plan`; "" for one rank.
 std::string communication_text(const Config& config, const std::vector<PlannedCollective>& calls, int ranks,
                                int64_t buckets);

@@ -1,4 +1,5 @@
-// A communicator that posts what it does on the heartbeat table and has a watchdog: what several ranks get.
+#include "llmc/parallel/comm_monitored.h"
+
 #include <cstdlib>
 #include <exception>
 #include <nlohmann/json.hpp>
@@ -8,7 +9,6 @@
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/heartbeat_link.h"
 #include "llmc/fault/watchdog.h"
-#include "llmc/parallel/comm.h"
 #include "llmc/parallel/device_marks.h"
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankCard, host, place, pid, started)
@@ -16,26 +16,25 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankCard, host, place, pid, started)
 namespace {
 
 using Json = nlohmann::json;
-constexpr double kMeetS = 10;   // for the hosts to connect
+constexpr double kConnectS = 10;   // for the hosts to connect
 
 std::string random_name() {
     std::random_device random;
     return strf("%08x%08x%08x%08x", random(), random(), random(), random());
 }
 
-class WatchedComm : public Comm {
+class MonitoredComm : public Comm {
 public:
-    explicit WatchedComm(std::unique_ptr<Comm> inner) : Comm(inner->world()), inner_(std::move(inner)) {
-        watchdog_ = meet();
-        watchdog_->set_device({.error = [this] { return inner_->late_error(); }, .cut = [this] { inner_->cut(); },
-                               .post = {}});
+    explicit MonitoredComm(std::unique_ptr<Comm> inner) : Comm(inner->world()), inner_(std::move(inner)) {
+        watchdog_ = start_watchdog();
+        watch_device({});
         set_own_row(&watchdog_->own_row(), &watchdog_->header());
     }
-    ~WatchedComm() override {
+    ~MonitoredComm() override {
         post_phase(Phase::kEnd);
         watchdog_->set_device({});
         {
-            const Posted posted(*this, "end of the run");   // where ranks wait for each other, too
+            const Posted posted(*this, "end of the run");   // closing communicators waits for other ranks, too
             inner_.reset();
         }
         post_end(kExitOk);
@@ -44,10 +43,9 @@ public:
 
     std::string connect(Ctx& ctx, int seconds) override {
         const std::string line = inner_->connect(ctx, seconds);
-        if (ctx.sm == 0) return line;   // the CPU is through when the call returns
+        if (ctx.sm == 0) return line;   // on the CPU a collective has finished when its call returns
         marks_ = std::make_unique<DeviceMarks>(ctx);
-        watchdog_->set_device({.error = [this] { return inner_->late_error(); }, .cut = [this] { inner_->cut(); },
-                               .post = [this](Heartbeat& row) { marks_->post(row); }});
+        watch_device([this](Heartbeat& row) { marks_->post(row); });
         return line;
     }
 
@@ -75,7 +73,7 @@ public:
         const Posted posted(*this, ctx, "all_to_all", in);
         inner_->all_to_all(ctx, out, in);
     }
-    // Of two ranks alone: a number of its own would set them apart from the others.
+    // Not counted: it would make the numbers of these two ranks differ from those of the others.
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
         post_progress();
         inner_->exchange(ctx, out, in, peer);
@@ -85,25 +83,26 @@ public:
         if (marks_ && !ctx.rehearsal) marks_->progress(ctx);
     }
 
-    std::string late_error() override { return inner_->late_error(); }
-    void cut() override { inner_->cut(); }
+    std::string async_error() override { return inner_->async_error(); }
+    void abort_collectives() override { inner_->abort_collectives(); }
     [[noreturn]] void abort(int exit_code) override {
         inner_->abort(exit_code);
         std::abort();
     }
 
 private:
-    // One collective on the heartbeat table, from the call to its return, or to where the device is past it.
+    // Records one collective in the heartbeat table, until its call returns or the device has finished it.
     class Posted {
     public:
-        Posted(WatchedComm& comm, const char* name) : comm_(comm), lane_(kHostLane) { give(name); }
-        Posted(WatchedComm& comm, Ctx& ctx, const char* name, const Tensor& values)
+        Posted(MonitoredComm& comm, const char* name) : comm_(comm), lane_(kHostLane) { begin(name); }
+        Posted(MonitoredComm& comm, Ctx& ctx, const char* name, const Tensor& values)
             : comm_(comm), lane_(kDeviceLane), ctx_(comm.marks_ ? &ctx : nullptr) {
             if (ctx.rehearsal) return;
-            give(strf("%s of %lld %s", name, (long long)values.elems, dtype_name(values.dtype)).c_str());
+            const std::string text = strf("%s of %lld %s", name, (long long)values.elems, dtype_name(values.dtype));
+            begin(ctx.purpose ? ctx.purpose : text.c_str());
         }
         ~Posted() {
-            if (number_ == 0 || std::uncaught_exceptions() > 0) return;   // it has failed, and not finished
+            if (number_ == 0 || std::uncaught_exceptions() > 0) return;   // the call has failed
             Heartbeat& row = comm_.watchdog_->own_row();
             if (ctx_) comm_.marks_->ends(*ctx_, number_);
             else row.set_finished(lane_, number_);
@@ -113,20 +112,26 @@ private:
         Posted& operator=(const Posted&) = delete;
 
     private:
-        void give(const char* name) {
+        void begin(const char* name) {
             Heartbeat& row = comm_.watchdog_->own_row();
-            number_ = row.give(lane_, collective_name(name));
+            number_ = row.enqueue(lane_, name);
             if (ctx_) comm_.marks_->begins(*ctx_, number_);
             else row.set_begun(lane_, number_);
         }
-        WatchedComm& comm_;
+        MonitoredComm& comm_;
         const Lane lane_;
-        Ctx* const ctx_ = nullptr;   // of a device that is watched by marks
+        Ctx* const ctx_ = nullptr;   // null if the call blocks until the collective has finished
         int64_t number_ = 0;
     };
 
-    // The heartbeat table of this host, connected to the others.
-    std::unique_ptr<Watchdog> meet() {
+    void watch_device(std::function<void(Heartbeat&)> post) {
+        watchdog_->set_device({.error = [this] { return inner_->async_error(); },
+                               .abort_collectives = [this] { inner_->abort_collectives(); },
+                               .post = std::move(post)});
+    }
+
+    // Creates or opens the heartbeat table of this host, and connects it to those of the other hosts.
+    std::unique_ptr<Watchdog> start_watchdog() {
         std::vector<RankCard> cards;
         for (const std::string& text : inner_->gather(Json(own_card()).dump()))
             cards.push_back(Json::parse(text).get<RankCard>());
@@ -135,7 +140,7 @@ private:
         const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
 
         const char* given = std::getenv(kHeartbeatVariable);
-        const bool kept = rank == 0 && given && HeartbeatTable::exists_empty(given);   // taken by one host
+        const bool kept = rank == 0 && given && HeartbeatTable::exists_empty(given);   // the launch wrapper created it
         HeartbeatTable heartbeats;
         std::unique_ptr<HeartbeatLink> link;
         Json offer = Json::object();
@@ -154,21 +159,21 @@ private:
         const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
         const std::string name = own.at("name").get<std::string>();
         if (rank != first) heartbeats = HeartbeatTable::open(name, world().ranks);
-        inner_->gather("");   // everybody has it
+        inner_->gather("");   // all ranks have opened it
         if (rank == first && !kept) HeartbeatTable::remove(name);
 
         std::string error;
-        if (rank == 0 && hosts > 1) link->accept_all(kMeetS);
+        if (rank == 0 && hosts > 1) link->accept_all(kConnectS);
         if (rank == first && rank != 0)
             link = HeartbeatLink::connect(root.at("address").get<std::string>(),
-                                          root.at("secret").get<std::string>(), host, kMeetS, &error);
+                                          root.at("secret").get<std::string>(), host, kConnectS, &error);
         auto watchdog = std::make_unique<Watchdog>(rank, cards, std::move(heartbeats), std::move(link),
                                                    own.at("kept").get<bool>());
         if (hosts > 1) forget_unreachable(cards, firsts, error, *watchdog);
         return watchdog;
     }
 
-    // A host that does not reach rank 0 is on its own: the others know nothing of it, nor it of them.
+    // A host that cannot reach rank 0 gets no heartbeats of the other hosts, nor they of it.
     void forget_unreachable(const std::vector<RankCard>& cards, const std::vector<int>& firsts,
                             const std::string& error, Watchdog& watchdog) {
         const std::vector<std::string> errors = inner_->gather(error);
@@ -192,7 +197,7 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Comm> watched(std::unique_ptr<Comm> comm) {
+std::unique_ptr<Comm> monitored(std::unique_ptr<Comm> comm) {
     if (comm->world().ranks == 1) return comm;
-    return std::make_unique<WatchedComm>(std::move(comm));
+    return std::make_unique<MonitoredComm>(std::move(comm));
 }

@@ -1,5 +1,6 @@
-// Ranks over MPI. Device memory is host memory here: the CPU device.
 #define OMPI_SKIP_MPICXX 1   // the C interface only
+#include "llmc/parallel/comm_mpi.h"
+
 #include <mpi.h>
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include <type_traits>
 
 #include "llmc/base/check.h"
-#include "llmc/parallel/comm.h"
 
 namespace {
 
@@ -26,7 +26,7 @@ namespace {
     FAIL(kExitPeerLost, "%s: %.*s", call, length, text);
 }
 
-// What goes from one rank to another in one message: counts are int, and it bounds the memory of a sum.
+// Largest message: MPI's counts are int, and receive_copies needs this much memory per rank.
 constexpr int64_t kMessageBytes = 4 << 20;
 
 World world_of_mpi() {
@@ -94,7 +94,7 @@ public:
         const Blocks all = blocks_of(blocks);
         float* const own = reinterpret_cast<float*>(all.of(world().rank));
         CHECK(blocks.dtype == Dtype::kFp32, "reduce_scatter of %s", dtype_name(blocks.dtype));
-        for_pieces(all.bytes, [&](int64_t begin, int64_t bytes) {
+        for_chunks(all.bytes, [&](int64_t begin, int64_t bytes) {
             const int64_t elems = bytes / dtype_bytes(Dtype::kFp32);
             float* const sums = own + begin / dtype_bytes(Dtype::kFp32);
             float* const copies = receive_copies<float>(elems, sums, [&](int r) { return all.of(r) + begin; });
@@ -105,7 +105,7 @@ public:
     void all_gather(Ctx& ctx, Tensor blocks) override {
         if (ctx.rehearsal || world().ranks == 1) return;
         const Blocks all = blocks_of(blocks);
-        for_pieces(all.bytes, [&](int64_t begin, int64_t bytes) {
+        for_chunks(all.bytes, [&](int64_t begin, int64_t bytes) {
             send_and_receive(bytes, [&](int) { return all.of(world().rank) + begin; },
                      [&](int r) { return all.of(r) + begin; });
         });
@@ -118,17 +118,15 @@ public:
         const Blocks to = blocks_of(out), from = blocks_of(in);
         const int own = world().rank;
         std::memcpy(to.of(own), from.of(own), static_cast<size_t>(to.bytes));
-        for_pieces(to.bytes, [&](int64_t begin, int64_t bytes) {
+        for_chunks(to.bytes, [&](int64_t begin, int64_t bytes) {
             send_and_receive(bytes, [&](int r) { return from.of(r) + begin; }, [&](int r) { return to.of(r) + begin; });
         });
     }
 
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
-        CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world().rank, "exchange of %lld %s for %lld %s "
-              "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype),
-              peer);
+        check_exchange(out, in, peer);
         if (ctx.rehearsal) return;
-        for_pieces(in.bytes(), [&](int64_t begin, int64_t bytes) {
+        for_chunks(in.bytes(), [&](int64_t begin, int64_t bytes) {
             const int count = static_cast<int>(bytes);
             MPI_CHECK(MPI_Sendrecv(static_cast<const char*>(in.data) + begin, count, MPI_BYTE, peer, 0,
                                    static_cast<char*>(out.data) + begin, count, MPI_BYTE, peer, 0, MPI_COMM_WORLD,
@@ -148,12 +146,11 @@ private:
         char* of(int rank) const { return begin + rank * bytes; }
     };
     Blocks blocks_of(const Tensor& tensor) const {
-        CHECK(tensor.elems % world().ranks == 0, "%lld elements in %d blocks", (long long)tensor.elems, world().ranks);
-        return {static_cast<char*>(tensor.data), tensor.bytes() / world().ranks};
+        return {static_cast<char*>(tensor.data), block_elems(tensor) * dtype_bytes(tensor.dtype)};
     }
 
-    // Calls body(begin, bytes) for runs of `bytes` that fit into a message.
-    template <typename Body> static void for_pieces(int64_t bytes, Body&& body) {
+    // Calls body(begin, bytes) for chunks that fit into a message.
+    template <typename Body> static void for_chunks(int64_t bytes, Body&& body) {
         for (int64_t begin = 0; begin < bytes; begin += kMessageBytes)
             body(begin, std::min(kMessageBytes, bytes - begin));
     }
@@ -172,7 +169,7 @@ private:
         MPI_CHECK(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE));
     }
 
-    // What the ranks have for this one, one after the other: `mine` of this rank, and from(r) is what r gets.
+    // Sends from(r) to each other rank r. Returns (ranks, elems): what each rank sent to this one, and `mine`.
     template <typename T, typename From> T* receive_copies(int64_t elems, const T* mine, From&& from) {
         copies_.resize(static_cast<size_t>(world().ranks * elems) * sizeof(T));
         T* const copies = reinterpret_cast<T*>(copies_.data());
@@ -182,7 +179,7 @@ private:
     }
 
     template <typename T> void sum_all(T* values, int64_t elems) {
-        for_pieces(elems * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t bytes) {
+        for_chunks(elems * static_cast<int64_t>(sizeof(T)), [&](int64_t begin, int64_t bytes) {
             const int64_t count = bytes / static_cast<int64_t>(sizeof(T));
             T* const sums = values + begin / static_cast<int64_t>(sizeof(T));
             T* const copies = receive_copies<T>(count, sums, [&](int) { return sums; });
@@ -190,7 +187,7 @@ private:
         });
     }
 
-    // In rank order: the library's own reduction may choose another order for another size.
+    // In rank order: the order of MPI's own reductions may depend on the size.
     template <typename T> static T sum_of(const T* copies, int64_t stride, int64_t ranks) {
         if constexpr (std::is_same_v<T, bf16>) {
             float total = static_cast<float>(copies[0]);

@@ -1,8 +1,9 @@
-// Several ranks on GPUs: what lies on the device goes through NCCL, what lies in host memory through the communicator
-// that the launcher gave (MPI). The library is opened by connect(), so that nothing else needs it.
+// connect() opens the library, so that nothing else needs it.
 //
-// Calls block the host only while NCCL makes connections. Its non-blocking mode would not, but starts a thread for
-// every collective; so connect() makes the connections, in a thread that can be given up.
+// Calls block the host only while NCCL opens connections. Its non-blocking mode would avoid that, but starts a thread
+// per collective; instead connect() opens the connections, in a thread that can be abandoned.
+#include "llmc/parallel/comm_nccl.h"
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,7 +16,6 @@
 
 #include "llmc/base/check.h"
 #include "llmc/ops/ops.h"
-#include "llmc/parallel/comm.h"
 #include "llmc/parallel/comm_nccl_api.h"
 
 namespace {
@@ -24,7 +24,7 @@ using nccl_api::Communicator;
 using nccl_api::Result;
 using nccl_api::Type;
 
-// Of fp32, what bf16 sums pass through: large enough for the full rate of the links.
+// fp32 elements of the staging buffer of bf16 sums: large enough for the full bandwidth of the links.
 constexpr int64_t kStagingElems = 8 << 20;
 
 Type type_of(Dtype dtype) {
@@ -67,8 +67,7 @@ public:
         bounded(ctx, seconds, "first collectives", [this](Ctx& own) { first_collectives(own); });
         connecting_ = false;
         return strf("NCCL %s (%s), %.2f GiB of device memory", nccl_api::version_text(nccl_.version).c_str(),
-                    nccl_.path.c_str(),
-                    static_cast<double>(free_before - device::device_free_bytes()) / (1024.0 * 1024 * 1024));
+                    nccl_.path.c_str(), static_cast<double>(free_before - device::device_free_bytes()) / kGiB);
     }
 
     void sum(Ctx& ctx, Tensor values) override {
@@ -114,15 +113,13 @@ public:
     }
 
     void exchange(Ctx& ctx, Tensor out, Tensor in, int peer) override {
-        CHECK(out.dtype == in.dtype && out.elems == in.elems && peer != world().rank, "exchange of %lld %s for %lld %s "
-              "with rank %d", (long long)in.elems, dtype_name(in.dtype), (long long)out.elems, dtype_name(out.dtype),
-              peer);
+        check_exchange(out, in, peer);
         if (idle(ctx) || in.elems == 0) return;
         check(grouped([&](Result& result) { send_and_receive(result, ctx, out, in, peer); }), "ncclSend and ncclRecv",
               in.elems, dtype_name(in.dtype));
     }
 
-    std::string late_error() override {
+    std::string async_error() override {
         const std::lock_guard<std::mutex> lock(mutex_);
         Communicator* comm = comm_;
         if (!comm) return "";
@@ -132,8 +129,8 @@ public:
         return state == nccl_api::kSuccess || state == nccl_api::kInProgress ? "" : "NCCL: " + reason(state, comm);
     }
 
-    // Not under the lock: ncclCommAbort may never return, and late_error shall.
-    void cut() override {
+    // Not under the lock: ncclCommAbort may never return, and async_error must.
+    void abort_collectives() override {
         Communicator* comm = nullptr;
         {
             const std::lock_guard<std::mutex> lock(mutex_);
@@ -146,14 +143,10 @@ private:
     bool idle(const Ctx& ctx) const { return ctx.rehearsal || world().ranks == 1; }
     static size_t count(const Tensor& tensor) { return static_cast<size_t>(tensor.elems); }
     static size_t byte_count(const Tensor& tensor) { return static_cast<size_t>(tensor.bytes()); }
-    int64_t block_elems(const Tensor& blocks) const {
-        CHECK(blocks.elems % world().ranks == 0, "%lld elements in %d blocks", (long long)blocks.elems, world().ranks);
-        return blocks.elems / world().ranks;
-    }
 
     // ---- start ----
 
-    // The same end on all ranks, whichever of them lacks the library.
+    // All ranks fail alike if one of them lacks the library.
     void load_everywhere() {
         const std::string mine = nccl_api::load(nccl_api::kLibrary, nccl_);
         const std::vector<std::string> errors = gather(mine);
@@ -173,8 +166,8 @@ private:
         return id;
     }
 
-    // Runs `work` in a thread, since a call that waits for other ranks cannot be given up from inside. If it takes
-    // longer, all ranks end here: closing the device would wait for them, too.
+    // Runs `work` in a thread, since a call that waits for other ranks cannot be cancelled. After `seconds` all ranks
+    // end here, without closing the device, which would wait for the call, too.
     void bounded(const Ctx& ctx, int seconds, const char* what, std::function<void(Ctx&)> work) {
         std::packaged_task<void()> task([own = ctx, work = std::move(work)]() mutable {
             device::device_use(own);
@@ -183,10 +176,10 @@ private:
         std::future<void> done = task.get_future();
         std::thread(std::move(task)).detach();
         if (done.wait_for(std::chrono::seconds(seconds)) != std::future_status::ready) {
-            const std::string late = late_error();
+            const std::string error = async_error();
             lost(strf("%s: %d ranks have not all come through in %d s; %sNCCL_DEBUG=INFO shows where they wait, "
                       "NCCL_SOCKET_IFNAME names the network to use", what, world().ranks, seconds,
-                      late.empty() ? "" : (late + "; ").c_str()), kExitPeerLost);
+                      error.empty() ? "" : (error + "; ").c_str()), kExitPeerLost);
         }
         try {
             done.get();
@@ -195,7 +188,7 @@ private:
         }
     }
 
-    // Makes the connections that large messages use, so that no step of the training waits for them.
+    // Opens the connections that large messages use, so that no training step waits for them.
     void first_collectives(Ctx& ctx) {
         const int64_t half = kStagingElems / 2 / world().ranks * world().ranks;
         const Tensor in{staging_, Dtype::kFp32, half};
@@ -210,21 +203,21 @@ private:
 
     // ---- calls ----
 
-    // Every hop of NCCL's own bf16 sum rounds.
+    // NCCL's own bf16 sum rounds at every hop.
     void sum_in_fp32(Ctx& ctx, Tensor values) {
         connected();
-        device::event_order(ctx, staging_used_);   // perhaps on another stream
+        device::event_order(ctx, staging_used_);   // the last use may have been on another stream
         for (int64_t begin = 0; begin < values.elems; begin += kStagingElems) {
             const Tensor part = values.slice(begin, std::min(kStagingElems, values.elems - begin));
             const Tensor wide{staging_, Dtype::kFp32, part.elems};
             ops::cast(ctx, {.out = wide, .in = part});
-            NcclComm::sum(ctx, wide);   // part of one that had its turn
+            NcclComm::sum(ctx, wide);
             ops::cast(ctx, {.out = part, .in = wide});
         }
         device::event_record(ctx, staging_used_);
     }
 
-    // The group ends even if a call in it fails.
+    // Ends the group even if a call in it fails.
     Result grouped(const std::function<void(Result&)>& calls) {
         connected();
         Result result = nccl_.call.group_start();
@@ -255,7 +248,7 @@ private:
     }
 
     void check(Result result, const char* call, int64_t elems, const char* type) {
-        // Only where NCCL_COMM_BLOCKING=0 in the environment asks for it.
+        // kInProgress occurs only with NCCL_COMM_BLOCKING=0 in the environment.
         Communicator* comm = comm_;
         while (result == nccl_api::kInProgress && comm) {
             std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -265,27 +258,26 @@ private:
         if (result == nccl_api::kSuccess) return;
         const std::string what = strf("%s of %lld %s: %s; NCCL_DEBUG=WARN says more", call, (long long)elems, type,
                                       reason(result, comm).c_str());
-        // At the start it is the machine's set-up: no network, too little shared memory, GPUs that cannot be shared.
+        // While connecting, the cause is the machine: no network, too little shared memory, GPUs that cannot be shared.
         if (connecting_) FAIL(result == nccl_api::kRemoteError ? kExitPeerLost : kExitBadInput, "%s", what.c_str());
         const bool ours = result == nccl_api::kInvalidArgument || result == nccl_api::kInvalidUsage;
         lost(what, ours ? kExitBug : kExitPeerLost);
     }
 
-    // Ends all ranks. Not by an exception: on its way up the device would be closed, which waits for what a lost rank
-    // keeps from finishing.
+    // Ends all ranks. An exception would close the device on its way up, which waits for collectives that never finish.
     [[noreturn]] void lost(const std::string& what, int exit_code) {
         end_with_error(this, what.c_str(), exit_code);
         abort(exit_code);
-        std::abort();   // a sanitizer's compiler does not believe that the other never returns
+        std::abort();   // under a sanitizer the compiler does not see that abort(exit_code) never returns
     }
 
     std::unique_ptr<Comm> host_;
     nccl_api::Loaded nccl_;
-    std::mutex mutex_;                            // comm_ lives while late_error asks
-    std::atomic<Communicator*> comm_{nullptr};    // null: not connected, or cut
-    bool connecting_ = true;                      // written while no other thread runs here
-    void* staging_ = nullptr;                     // kStagingElems of fp32
-    Event* staging_used_ = nullptr;               // its last use, on whichever stream
+    std::mutex mutex_;                            // keeps comm_ valid during async_error
+    std::atomic<Communicator*> comm_{nullptr};    // null: not connected, or aborted
+    bool connecting_ = true;
+    void* staging_ = nullptr;                     // (kStagingElems) fp32
+    Event* staging_used_ = nullptr;               // recorded after its last use
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ template <typename F> bool find(void* library, const char* name, F*& function) {
     return function != nullptr;
 }
 
-// The first function that is missing, null if none is.
+// The name of the first missing function, null if all exist.
 const char* find_all(void* library, Functions& call) {
     const char* name = nullptr;
     auto missing = [&](const char* symbol, auto*& function) {
@@ -38,13 +38,13 @@ const char* find_all(void* library, Functions& call) {
 }  // namespace
 
 std::string version_text(int version) {
-    // Up to 2.8 the number had one digit less.
+    // Up to 2.8 the number had one digit fewer.
     if (version < 10000) return strf("%d.%d.%d", version / 1000, version / 100 % 10, version % 100);
     return strf("%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
 }
 
 std::string load(const std::string& library, Loaded& loaded) {
-    // Never closed: its threads live as long as the process.
+    // Never closed: its threads run until the process ends.
     void* handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!handle) return strf("several ranks on GPUs need %s: %s; %s", library.c_str(), dlerror(), kInstall);
     loaded.path = library;

@@ -1,6 +1,6 @@
-// The part of NCCL's C interface that comm_nccl.cpp calls. It has not changed since version 2.13; written down here, it
-// needs neither NCCL's header nor its library to build, and the library is opened only when several ranks meet on GPUs.
-// tests/gpu/gpu_test_nccl_api.cpp compares it with the header where there is one.
+// The part of NCCL's C interface that comm_nccl.cpp calls, unchanged since version 2.13. Declaring it here means that
+// the build needs neither NCCL's header nor its library; the library is opened only for several ranks on GPUs.
+// tests/gpu/gpu_test_nccl_api.cpp compares the declarations with NCCL's header if that is installed.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -41,17 +41,17 @@ struct Functions {
     Result (*group_end)();
 };
 
-// The first one for CUDA 12, that is for Hopper.
+// 2.16.2, the first version for CUDA 12.
 inline constexpr int kMinimumVersion = 21602;
 inline constexpr const char* kLibrary = "libnccl.so.2";
 
 std::string version_text(int version);   // 21602: "2.16.2"
 
-// Opens `library` and finds the functions. Returns what is wrong and what to do, "" if nothing.
+// Opens `library` and looks up the functions. Returns an error with the way out, "" if there is none.
 struct Loaded {
     Functions call{};
     int version = 0;
-    std::string path;   // where the library lies
+    std::string path;   // of the library
 };
 std::string load(const std::string& library, Loaded& loaded);
 

@@ -6,7 +6,7 @@ CommStream::~CommStream() {
     device::side_close(stream_);
 }
 
-Ctx& CommStream::beside(Ctx& compute) {
+Ctx& CommStream::comm_ctx(Ctx& compute) {
     if (!overlap_ || compute.rehearsal) return compute;
     if (!ready_) {
         device::side_open(stream_, compute);
@@ -16,7 +16,7 @@ Ctx& CommStream::beside(Ctx& compute) {
     return stream_;
 }
 
-void CommStream::follow(Ctx& compute, Ctx& comm) {
+void CommStream::wait_for_compute(Ctx& compute, Ctx& comm) {
     if (&comm == &compute) return;
     device::event_record(compute, ready_);
     device::event_order(comm, ready_);

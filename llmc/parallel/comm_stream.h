@@ -1,5 +1,5 @@
-// The stream that the collectives of a step run on: with overlap one of its own, beside compute, else that of compute.
-// Events alone order the two, and the bits are the same either way.
+// The stream of a step's collectives: with overlap a side stream, else the compute stream. Events order the two, and
+// the bits are the same either way.
 #pragma once
 #include "llmc/parallel/comm_timer.h"
 
@@ -10,13 +10,13 @@ public:
     CommStream(const CommStream&) = delete;
     CommStream& operator=(const CommStream&) = delete;
 
-    // The stream beside `compute`, or `compute` itself; a rehearsal opens nothing.
-    Ctx& beside(Ctx& compute);
-    // Makes `comm`, which beside() gave, wait for what `compute` was given so far.
-    void follow(Ctx& compute, Ctx& comm);
+    // The side stream, opened on first use, or `compute` itself without overlap or in a rehearsal.
+    Ctx& comm_ctx(Ctx& compute);
+    // Makes `comm`, from comm_ctx(), wait for the work enqueued on `compute` so far.
+    void wait_for_compute(Ctx& compute, Ctx& comm);
 
-    // What keeps the compute stream from computing is timed: collectives on it, and waiting for the other stream.
     void set_timer(CommTimer* timer) { timer_ = timer; }   // may be null
+    // Runs `work`, timed if ctx is the compute stream: collectives on it, and waiting for the side stream.
     template <typename Work> void timed(Ctx& ctx, Work&& work) {
         const bool counts = timer_ && !ctx.rehearsal && &ctx != &stream_;
         if (counts) timer_->begin(ctx);

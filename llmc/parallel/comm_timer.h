@@ -1,5 +1,5 @@
-// Time that the compute stream of one step spent on communication: waiting for the side stream, or, where there is only
-// one, in the collectives themselves. Read once the device got past the step.
+// The exposed communication time of one step: what the compute stream spent waiting for the side stream or, without
+// overlap, in collectives.
 #pragma once
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 class CommTimer {
 public:
-    // Room for so many spans.
+    // spans: the most that a step has.
     explicit CommTimer(int64_t spans);
     ~CommTimer();
     CommTimer(const CommTimer&) = delete;
@@ -16,7 +16,7 @@ public:
     void restart() { used_ = 0; }
     void begin(Ctx& ctx) { record(ctx, 0); }
     void end(Ctx& ctx) { record(ctx, 1); }
-    double seconds() const;
+    double seconds() const;   // once the device has finished the step
 
 private:
     void record(Ctx& ctx, size_t half);

@@ -1,5 +1,5 @@
-// How far a GPU is in the collectives that it was given. Before and after each of them its stream copies its number to
-// pinned host memory, where the watchdog reads it without a call to any library.
+// Tracks which of the enqueued collectives a GPU has begun and finished. Before and after each of them its stream
+// copies the number to pinned host memory, where the watchdog reads it without calling any library.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -32,8 +32,8 @@ public:
     void progress(Ctx& ctx) { mark(ctx, kProgress, ++progress_); }
     void post(Heartbeat& row) {
         const LanePost lane = row.read().lanes[kDeviceLane];
-        row.set_finished(kDeviceLane, std::max(lane.finished, passed(kFinished, lane.given)));
-        row.set_begun(kDeviceLane, std::max(lane.begun, passed(kBegun, lane.given)));
+        row.set_finished(kDeviceLane, std::max(lane.finished, passed(kFinished, lane.enqueued)));
+        row.set_begun(kDeviceLane, std::max(lane.begun, passed(kBegun, lane.enqueued)));
         const int64_t now = at(kProgress);
         if (now != seen_progress_) row.add_progress();
         seen_progress_ = now;
@@ -41,18 +41,18 @@ public:
 
 private:
     enum Place : size_t { kBegun, kFinished, kProgress, kPlaces };
-    static constexpr int64_t kNumbers = 4096;   // more than are on their way
+    static constexpr int64_t kNumbers = 4096;   // more than can be enqueued at a time
     void mark(Ctx& ctx, Place place, int64_t number) {
         device::copy_to_host(ctx, &passed_[place], &numbers_[number % kNumbers], sizeof(int64_t));
     }
     int64_t at(Place place) const {
         return std::atomic_ref<int64_t>(passed_[place]).load(std::memory_order_acquire);
     }
-    // Memory holds remainders: the latest number up to `given` with this one.
-    int64_t passed(Place place, int64_t given) const {
-        return given - ((given - at(place)) % kNumbers + kNumbers) % kNumbers;
+    // Pinned memory has numbers modulo kNumbers: returns the latest one up to `enqueued`.
+    int64_t passed(Place place, int64_t enqueued) const {
+        return enqueued - ((enqueued - at(place)) % kNumbers + kNumbers) % kNumbers;
     }
-    int64_t* numbers_;   // on the device: 0, 1, 2, ..., what is copied
+    int64_t* numbers_;   // on the device: 0, 1, 2, ..., the source of the copies
     int64_t* passed_;    // pinned, by Place: the number that was copied last
     int64_t progress_ = 0;        // of the main thread
     int64_t seen_progress_ = 0;   // of the watchdog

@@ -46,7 +46,7 @@ int device_of_rank(int local_rank, int visible) {
 }
 
 std::string placement_error(const std::vector<RankPlace>& places) {
-    std::map<std::string, size_t> user;   // of a GPU, by id
+    std::map<std::string, size_t> user;   // rank by GPU id
     for (size_t rank = 0; rank < places.size(); rank++) {
         const RankPlace& place = places[rank];
         const char* host = place.host.c_str();
@@ -87,7 +87,7 @@ std::vector<std::string> placement_notes(const std::vector<RankPlace>& places) {
 }
 
 int place_rank(Comm& comm, std::vector<std::string>& notes) {
-    if (device::device_info(-1).toolkit.empty()) return 0;   // the CPU is one device for all
+    if (device::device_info(-1).toolkit.empty()) return 0;   // all ranks share the CPU
     const RankPlace mine = own_place(comm.world());
     std::vector<RankPlace> places;
     for (const std::string& text : comm.gather(Json(mine).dump())) places.push_back(Json::parse(text).get<RankPlace>());

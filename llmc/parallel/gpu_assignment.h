@@ -1,27 +1,27 @@
-// Which GPU a rank runs on: as many as there are ranks of a host, in the order of its ranks.
+// Assigns a GPU to every rank: on each host in the order of its ranks.
 #pragma once
 #include <string>
 #include <vector>
 
 #include "llmc/parallel/comm.h"
 
-// One rank as the others see it.
+// A rank's GPU, gathered from all ranks.
 struct RankPlace {
     std::string host;
     int local_rank = 0, local_ranks = 1;
-    int visible = 0;              // GPUs that it sees
+    int visible = 0;              // number of visible GPUs
     std::string visible_devices;  // CUDA_VISIBLE_DEVICES, "" if it is not set
-    int index = -1;               // of its GPU among those, -1: none is left
+    int index = -1;               // of its GPU among the visible ones, -1: none is left
     std::string name, id, bus;    // of that GPU
 };
 
-// -1 where more ranks of a host run than GPUs are visible. A launcher may also show every rank one GPU of its own.
+// -1 if no GPU is left for local_rank. If only one is visible, the launcher has assigned it to this rank.
 int device_of_rank(int local_rank, int visible);
 
 // What is wrong with the places of all ranks, by rank: one line, "" if nothing.
 std::string placement_error(const std::vector<RankPlace>& places);
-// What is worth a line: where each rank runs, GPUs of different kinds.
+// Lines for the log: where each rank runs, and a warning about different GPU models.
 std::vector<std::string> placement_notes(const std::vector<RankPlace>& places);
 
-// The device of this rank. Exit 2 on all ranks where one has no GPU of its own.
+// Returns the device of this rank. Exit 2 on all ranks if two share a GPU or one has none.
 int place_rank(Comm& comm, std::vector<std::string>& notes);

@@ -1,14 +1,13 @@
-// How a bucket of gradients travels: every rank gets the copies of its block from all others and adds them in rank
-// order in fp32, whatever the copies are in.
+// In BF16 and FP8 a bucket is reduced by an all-to-all, after which every rank sums the ranks' values of its block in
+// fp32, in rank order.
 #include "llmc/parallel/grad_reducer.h"
 
 #include <algorithm>
 
-#include "llmc/fault/heartbeat.h"
 
 namespace {
 
-Tensor cut(const Tensor& longest, int64_t elems) { return longest.slice(0, elems); }
+Tensor first(const Tensor& longest, int64_t elems) { return longest.slice(0, elems); }
 
 }  // namespace
 
@@ -41,8 +40,8 @@ GradReducer::~GradReducer() {
     if (reduced_) device::event_destroy(reduced_);
 }
 
-// bf16 gradients gain nothing from a finer type on their way. Those of embeddings, norms and biases are few or sparse:
-// they stay out of FP8.
+// bf16 gradients gain nothing from a wider type. Gradients of embeddings, norms and biases are never in FP8: they are
+// few or sparse.
 GradCommDtype GradReducer::comm_dtype(const ParamGroup& bucket) const {
     const GradCommDtype unquantized =
         state_.grads().dtype == Dtype::kBf16 ? GradCommDtype::kBf16 : GradCommDtype::kFp32;
@@ -63,13 +62,13 @@ void GradReducer::begin(Ctx& ctx, bool compare) {
 
 void GradReducer::layer_ready(Ctx& ctx, int layer) {
     if (!reducing_) return;
-    bool first = true;
+    bool waited = false;
     for (const ParamGroup& bucket : buckets_.all()) {
         if (bucket.first_layer != layer) continue;
-        Ctx& comm = stream_.beside(ctx);
-        if (first) stream_.follow(ctx, comm);
-        first = false;
-        const CollectivePurpose purpose("reduce " + layers_text(bucket, config_.shape.num_layers));
+        Ctx& comm = stream_.comm_ctx(ctx);
+        if (!waited) stream_.wait_for_compute(ctx, comm);
+        waited = true;
+        const CollectivePurpose purpose(comm, "reduce " + layers_text(bucket, config_.shape.num_layers));
         reduce(comm, bucket);
         reduced_buckets_++;
     }
@@ -80,7 +79,7 @@ void GradReducer::finish(Ctx& ctx) {
     CHECK(reducing_ && reduced_buckets_ == buckets_.all().size(), "%zu of %zu buckets were reduced", reduced_buckets_,
           buckets_.all().size());
     reducing_ = false;
-    Ctx& comm = stream_.beside(ctx);
+    Ctx& comm = stream_.comm_ctx(ctx);
     if (&comm == &ctx) return;
     if (!reduced_) reduced_ = device::event_create();
     device::event_record(comm, reduced_);
@@ -90,7 +89,7 @@ void GradReducer::finish(Ctx& ctx) {
 void GradReducer::all_reduce_norm(Ctx& ctx, StepState* state) {
     static_assert(offsetof(StepState, sum_squares) == offsetof(StepState, loss_sum) + sizeof(double));
     if (buckets_.ranks() == 1) return;
-    const CollectivePurpose purpose("loss and gradient norm");
+    const CollectivePurpose purpose(ctx, "loss and gradient norm");
     stream_.timed(ctx, [&] {
         groups_.world.sum(ctx, {&state->loss_sum, Dtype::kFp64, 2});
         groups_.world.sum(ctx, {&state->bad_tokens, Dtype::kInt32, 1});
@@ -118,10 +117,10 @@ void GradReducer::reduce(Ctx& comm, const ParamGroup& bucket) {
 void GradReducer::reduce_bf16(Ctx& comm, const ParamGroup& bucket) {
     Tensor send = state_.grads(bucket);
     if (send.dtype != Dtype::kBf16) {
-        ops::cast(comm, {.out = cut(send_, bucket.elems), .in = send});
-        send = cut(send_, bucket.elems);
+        ops::cast(comm, {.out = first(send_, bucket.elems), .in = send});
+        send = first(send_, bucket.elems);
     }
-    const Tensor receive = cut(receive_, bucket.elems);
+    const Tensor receive = first(receive_, bucket.elems);
     stream_.timed(comm, [&] { groups_.data.all_to_all(comm, receive, send); });
     ops::sum_ranks(comm, {.out = state_.reduced_block(bucket), .in = receive, .scales = {},
                           .ranks = buckets_.ranks()});
@@ -131,17 +130,17 @@ void GradReducer::reduce_fp8(Ctx& comm, const ParamGroup& bucket) {
     const int64_t n = bucket.elems, chunks = n / kGradCommChunk;
     const auto form = static_cast<size_t>(bucket.form);
     GradCommReport* report = comparing_ ? static_cast<GradCommReport*>(report_.data) : nullptr;
-    const Tensor exact = comparing_ ? cut(exact_, n) : Tensor{};
+    const Tensor exact = comparing_ ? first(exact_, n) : Tensor{};
     if (comparing_) {
         ops::cast(comm, {.out = exact, .in = state_.grads(bucket)});
         groups_.data.reduce_scatter(comm, exact);
     }
-    ops::quantize_chunks(comm, {.out = cut(send_codes_, n), .scales = cut(send_scales_, chunks),
+    ops::quantize_chunks(comm, {.out = first(send_codes_, n), .scales = first(send_scales_, chunks),
                                 .in = state_.grads(bucket), .counts = report ? &report->counts[form] : nullptr});
-    const Tensor codes = cut(receive_codes_, n), scales = cut(receive_scales_, chunks);
+    const Tensor codes = first(receive_codes_, n), scales = first(receive_scales_, chunks);
     stream_.timed(comm, [&] {
-        groups_.data.all_to_all(comm, codes, cut(send_codes_, n));
-        groups_.data.all_to_all(comm, scales, cut(send_scales_, chunks));
+        groups_.data.all_to_all(comm, codes, first(send_codes_, n));
+        groups_.data.all_to_all(comm, scales, first(send_scales_, chunks));
     });
     const Tensor sums = state_.reduced_block(bucket);
     ops::sum_ranks(comm, {.out = sums, .in = codes, .scales = scales, .ranks = buckets_.ranks()});

@@ -1,5 +1,6 @@
-// Reduces the gradients of a step over the ranks, a bucket at a time: each rank gets the sum of its block, or, with
-// --zero 0, all sums. With overlap a bucket travels under the backward of the layers below. One rank exchanges nothing.
+// Reduces the gradients of a step over the ranks, bucket by bucket: each rank gets the sum of its block or, with
+// --zero 0, of the whole bucket. With overlap this runs during the backward of the layers below. Does nothing with one
+// rank.
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/ops/ops.h"
@@ -7,29 +8,29 @@
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/sharded_state.h"
 
-// In what type a bucket of gradients travels.
+// The communication dtype of a bucket of gradients.
 enum class GradCommDtype : uint8_t { kFp32, kBf16, kFp8 };
 
-// How far gradients that travelled in FP8 are from the same sums in fp32; of one step, and of this rank's blocks.
+// Compares the gradients reduced in FP8 with the same sums in fp32, for this rank's blocks in one step.
 struct GradCommReport {
-    double sums[kParamForms][4];     // see compare_sums: a in fp32, b as it arrived
+    double sums[kParamForms][4];     // see compare_sums: a reduced in fp32, b in FP8
     Fp8Counts counts[kParamForms];   // of this rank's casts
 };
 
 class GradReducer {
 public:
-    // Nothing is owned. Takes buffers for what is on its way from the arena.
+    // Owns none of its arguments. Allocates communication buffers from the arena.
     GradReducer(const Config& config, const ShardedState& state, const Groups& groups, CommStream& stream,
                 Arena& arena);
     ~GradReducer();
     GradReducer(const GradReducer&) = delete;
     GradReducer& operator=(const GradReducer&) = delete;
 
-    // The backward that follows is the last one of the step: its layers' gradients are reduced as they get ready.
-    // compare: where they travel in FP8, do it in fp32 as well, and report.
+    // Called before the last backward of the step, from whose layer_ready calls on gradients are reduced. compare:
+    // reduces those in FP8 in fp32 as well, and reports the difference.
     void begin(Ctx& ctx, bool compare);
     void layer_ready(Ctx& ctx, int layer);
-    // Makes ctx wait until all are reduced.
+    // Makes ctx wait until all gradients are reduced.
     void finish(Ctx& ctx);
     // Sums loss_sum, sum_squares and bad_tokens over the ranks.
     void all_reduce_norm(Ctx& ctx, StepState* state);
@@ -49,12 +50,12 @@ private:
     const Groups& groups_;
     CommStream& stream_;
 
-    // Buckets on their way. Each buffer is as long as the largest bucket that needs it.
+    // Communication buffers, each as long as the largest bucket that needs it.
     Tensor send_, receive_;                                             // in bf16
     Tensor send_codes_, receive_codes_, send_scales_, receive_scales_;   // in FP8
     Tensor exact_, compare_scratch_, report_;                           // the comparison with fp32
 
-    Event* reduced_ = nullptr;   // null where all was on the compute stream
+    Event* reduced_ = nullptr;   // on the side stream; null without one
     bool reducing_ = false, comparing_ = false;
     size_t reduced_buckets_ = 0;
 };

@@ -1,4 +1,4 @@
-// The process groups of a run. Every collective names the group that it is of.
+// The process groups of a run.
 #pragma once
 #include <memory>
 
@@ -8,6 +8,6 @@ struct Groups {
     explicit Groups(Comm& all) : world(all), data(all) {}
 
     Comm& world;   // all ranks; not owned
-    Comm& data;    // ranks that train on different samples: they cut the optimizer's state among them
-    const std::unique_ptr<Comm> context = open_single();   // ranks that share a sequence: one each until there are more
+    Comm& data;    // data parallel ranks, which train on different samples and shard the optimizer's state
+    const std::unique_ptr<Comm> context = open_single();   // context parallel ranks, which share a sequence: only one
 };

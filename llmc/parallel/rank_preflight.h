@@ -1,14 +1,14 @@
-// What all ranks of a run must have in common before the first step, beyond their options and data.
+// Checks before the first step that all ranks run the same program with the same environment.
 #pragma once
 #include <string>
 #include <vector>
 
 #include "llmc/parallel/comm.h"
 
-// Exit 2 where ranks run different builds or executables, naming the first one and its host.
+// Exit 2 if ranks run different builds or executables, naming the first that differs and its host.
 void require_same_program(Comm& comm);
-// NCCL takes its settings from each rank's own environment: a line for every NCCL_* variable that differs.
+// A warning for every NCCL_* environment variable that differs between ranks.
 std::vector<std::string> environment_differences(Comm& comm);
-// The same of given environments, by rank: "NAME=value" lines, and the ranks' hosts.
+// The same for given environments ("NAME=value" lines) and hosts of the ranks.
 std::vector<std::string> environment_differences(const std::vector<std::string>& environments,
                                                  const std::vector<std::string>& hosts);

@@ -28,7 +28,7 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
         if (used) buffer(row.kind) = arena.take(row.purpose, dtypes_.of(row.kind), own);
     }
     for (const Param& p : table.params)
-        CHECK(p.shard == ShardPolicy::kElementwise, "%s: only elementwise cuts are known here", p.name.c_str());
+        CHECK(p.shard == ShardPolicy::kElementwise, "%s: only elementwise sharding is implemented", p.name.c_str());
     CHECK(buckets.ranks() == 1 || config.dtype != Dtype::kFp64, "%d ranks in FP64", buckets.ranks());
 }
 
@@ -82,7 +82,7 @@ void ShardedState::initialise(Ctx& ctx, uint64_t seed) {
     device::fill_bytes(ctx, masters.data, 0, masters.bytes());
     for (const ShardRange& range : ranges_) {
         const Param& p = table_.params[static_cast<size_t>(range.param)];
-        // Rows that exist in the model; a padded vocabulary has more.
+        // Without the padded rows of the vocabulary.
         const HfPart& last = p.hf.back();
         const int64_t true_elems = (last.row_begin + last.rows) * p.cols;
         const int64_t count = std::clamp<int64_t>(true_elems - range.begin, 0, range.elems);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <climits>
 
-#include "llmc/fault/heartbeat.h"
 
 bool gathers_fp8(const Config& config, const Buckets& buckets) {
     return shards_state(config, buckets.ranks()) && buckets.layout().fp8_elems() > 0
@@ -31,7 +30,7 @@ int64_t WeightGatherer::timer_spans() const { return 8 + 4 * static_cast<int64_t
 void WeightGatherer::all_reduce_amaxes(Ctx& ctx) {
     const Fp8State::Amaxes amaxes = fp8_.amaxes();
     if (buckets_.ranks() == 1 || amaxes.count == 0) return;
-    const CollectivePurpose purpose("amaxes");
+    const CollectivePurpose purpose(ctx, "amaxes");
     stream_.timed(ctx, [&] { groups_.world.max(ctx, amaxes.values, amaxes.count); });
 }
 
@@ -45,7 +44,7 @@ void WeightGatherer::from_masters(Ctx& ctx, bool fresh) {
         const Tensor master = state_.master(range);
         if (const Tensor weight = state_.weight(range)) ops::cast(ctx, {.out = weight, .in = master});
         fp8_.record_amax(ctx, range.param, master);
-        fp8_.record_blocks(ctx, range.param, range.begin, master);
+        fp8_.record_block_amaxes(ctx, range.param, range.begin, master);
     }
     all_reduce_amaxes(ctx);
     if (fresh) fp8_.start_weight_histories(ctx);
@@ -53,25 +52,26 @@ void WeightGatherer::from_masters(Ctx& ctx, bool fresh) {
 }
 
 void WeightGatherer::gather(Ctx& ctx, const StepState* step) {
-    CHECK(next_ == buckets_.all().size(), "weights are on their way already");
-    Ctx& comm = state_.sharded() ? stream_.beside(ctx) : ctx;
-    const bool beside = &comm != &ctx;
+    CHECK(next_ == buckets_.all().size(), "the last all-gather of weights was not waited for");
+    Ctx& comm = state_.sharded() ? stream_.comm_ctx(ctx) : ctx;
+    const bool side = &comm != &ctx;
     if (fp8_.gathers_bytes()) fp8_.prepare_shards(ctx, step);
-    stream_.follow(ctx, comm);
-    while (beside && done_.size() < buckets_.all().size()) done_.push_back(device::event_create());
+    stream_.wait_for_compute(ctx, comm);
+    while (side && done_.size() < buckets_.all().size()) done_.push_back(device::event_create());
     for (size_t b = 0; b < buckets_.all().size(); b++) {   // ascending layers
-        const CollectivePurpose purpose("gather " + layers_text(bucket(static_cast<int>(b)), config_.shape.num_layers));
-        gather_bucket(comm, static_cast<int>(b), step);
-        if (beside) device::event_record(comm, done_[b]);
+        const int number = static_cast<int>(b);
+        const CollectivePurpose purpose(comm, "gather " + layers_text(bucket(number), config_.shape.num_layers));
+        gather_bucket(comm, number, step);
+        if (side) device::event_record(comm, done_[b]);
     }
-    if (beside) next_ = 0;
+    if (side) next_ = 0;
 }
 
 void WeightGatherer::gather_bucket(Ctx& comm, int number, const StepState* step) {
     const ParamGroup& bucket = this->bucket(number);
     const bool fp8 = bucket.form == ParamForm::kFp8Linear;
     if (fp8 && fp8_.gathers_bytes()) return gather_fp8_bucket(comm, number);
-    Tensor whole;   // as gathered, in bf16; a rank that has all masters takes those
+    Tensor whole;   // to all-gather, in bf16; empty if this rank has all masters
     if (state_.sharded() && fp8) {
         whole = rounded_.slice(0, bucket.elems);
         round_masters(comm, number, whole);
@@ -89,7 +89,7 @@ void WeightGatherer::gather_bucket(Ctx& comm, int number, const StepState* step)
     }
 }
 
-// Into this rank's block of a whole bucket in bf16.
+// Writes this rank's block of a whole bucket in bf16.
 void WeightGatherer::round_masters(Ctx& ctx, int number, const Tensor& whole) {
     for (const ShardRange& range : state_.ranges_in(number)) {
         const int64_t offset = buckets_.layout().offset(range.param) + range.begin - bucket(number).begin;
@@ -128,7 +128,7 @@ void WeightGatherer::gather_for_checkpoint(Ctx& ctx, int param) {
     const ParamGroup& bucket = this->bucket(number);
     const auto at = static_cast<size_t>(number);
     if (!state_.sharded() || bucket.form != ParamForm::kFp8Linear || gathered_[at]) return;
-    const CollectivePurpose purpose("collect " + layers_text(bucket, config_.shape.num_layers));
+    const CollectivePurpose purpose(ctx, "collect " + layers_text(bucket, config_.shape.num_layers));
     round_masters(ctx, number, bf16_of_grads(bucket));
     groups_.data.all_gather(ctx, bf16_of_grads(bucket));
     gathered_[at] = true;

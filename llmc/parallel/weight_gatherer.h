@@ -1,6 +1,6 @@
-// Brings new weights to all ranks and quantizes them: after each step, and after masters were loaded. With --zero 1 a
-// rank has new masters of its shard ranges, and buckets of weights are all-gathered, with overlap under the forward of
-// the layers before; a rank that has all masters makes all weights from them.
+// All-gathers and quantizes new weights after each step and after masters were loaded. With --zero 1 ranks have new
+// masters of their shard ranges and all-gather the weights by bucket, with overlap during the forward of the layers
+// before; a rank that has all masters computes all weights from them.
 #pragma once
 #include <vector>
 
@@ -9,24 +9,24 @@
 #include "llmc/parallel/groups.h"
 #include "llmc/parallel/sharded_state.h"
 
-// Whether weights travel in FP8, quantized by the ranks that own them, and not in bf16.
+// Whether the weights of FP8 linears are all-gathered in FP8, quantized by the ranks that own them, instead of in bf16.
 bool gathers_fp8(const Config& config, const Buckets& buckets);
 
 class WeightGatherer {
 public:
-    // Nothing is owned. Takes buffers for what is on its way from the arena.
+    // Owns none of its arguments. Allocates communication buffers from the arena.
     WeightGatherer(const Config& config, ShardedState& state, Fp8State& fp8, const Groups& groups, CommStream& stream,
                    Arena& arena);
     ~WeightGatherer();
     WeightGatherer(const WeightGatherer&) = delete;
     WeightGatherer& operator=(const WeightGatherer&) = delete;
 
-    // The largest amaxes of all ranks, from which all make the same scales.
+    // Takes the maximum of the amaxes over the ranks, so that all compute the same scales.
     void all_reduce_amaxes(Ctx& ctx);
-    // Masters, weights of the working type in this rank's blocks, and amaxes of all ranks are new: makes every other
-    // weight. FP8 weights do not change where step->skip, if step is given.
+    // Computes all weights from this rank's new masters, its blocks of the weights in the working type, and the reduced
+    // amaxes. FP8 weights do not change if step->skip, where step may be null.
     void gather(Ctx& ctx, const StepState* step);
-    // All of that from masters alone. fresh: they are not of a checkpoint of a run in the same recipe.
+    // Computes all of that from the masters only. fresh: there is no FP8 state of a checkpoint in the same recipe.
     void from_masters(Ctx& ctx, bool fresh);
 
     // Makes ctx wait until the weights of layers <= `layer`, or all, are gathered.
@@ -34,8 +34,8 @@ public:
     void wait(Ctx& ctx);
     int64_t timer_spans() const;   // of one step, at most; see CommTimer
 
-    // Between steps, on every rank: a weight in FP8 alone as bf16, whole, from the masters of all ranks. It lies in the
-    // memory of the gradients, until those are cleared.
+    // Between steps, on every rank: all-gathers the masters of a kFp8Linear weight in bf16, into the memory of the
+    // gradients, where it is valid until they are cleared.
     void gather_for_checkpoint(Ctx& ctx, int param);
     Tensor gathered_for_checkpoint(int param) const;
     void forget_gathered() { gathered_.assign(buckets_.all().size(), false); }
@@ -53,8 +53,8 @@ private:
     Fp8State& fp8_;
     const Groups& groups_;
     CommStream& stream_;
-    Tensor rounded_;                     // a bucket of masters of weights in FP8 alone, bf16, on its way
-    std::vector<Event*> done_;           // by bucket: its weights are gathered; empty until a comm stream is open
+    Tensor rounded_;                     // communication buffer: the masters of a kFp8Linear bucket in bf16
+    std::vector<Event*> done_;           // by bucket: its weights are gathered; empty until the side stream is open
     size_t next_;                        // first bucket that the compute stream has not waited for
     std::vector<bool> gathered_;         // by bucket, for a checkpoint
 };

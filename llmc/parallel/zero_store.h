@@ -1,5 +1,5 @@
-// The store of ZeRO 0 and 1: every rank has all weights and gradients in memory. A layer waits until its weights are
-// gathered, and its gradients are reduced as soon as the last backward of the step has completed them.
+// The store of ZeRO 0 and 1: every rank has all weights and gradients in memory. Before a layer it waits for the
+// all-gather of its weights; after the layer's last backward of the step it starts to reduce its gradients.
 #pragma once
 #include "llmc/model/param_store.h"
 #include "llmc/parallel/grad_reducer.h"
@@ -7,7 +7,7 @@
 
 class ZeroStore : public ParamStore {
 public:
-    // Nothing is owned.
+    // Owns none of its arguments.
     ZeroStore(const ShardedState& state, GradReducer& reducer, WeightGatherer& gatherer)
         : state_(state), reducer_(reducer), gatherer_(gatherer) {}
 

@@ -1,4 +1,4 @@
-// Host memory of the steps in flight: global batches on their way to the device and results on their way back.
+// Pinned host memory of the steps in flight: batches for the device and results from it.
 #pragma once
 #include <array>
 #include <optional>
@@ -9,10 +9,10 @@
 #include "llmc/parallel/comm.h"
 #include "llmc/train/trainer.h"
 
-// Two slots, used in turn, so that the host prepares a step while the device runs the one before.
+// Two alternating slots: the host prepares a step while the device runs the one before.
 class Staging {
 public:
-    // Pinned memory for two global batches, this rank's part of them, and the reports of their steps.
+    // Allocates this rank's part of two global batches and the reports of their steps.
     Staging(const Config& config, const World& world, Trainer& trainer);
     ~Staging();
     Staging(const Staging&) = delete;
@@ -20,7 +20,7 @@ public:
 
     struct Slot {
         StagedStep staged;
-        Event* begin = nullptr;      // recorded by the loop
+        Event* begin = nullptr;      // recorded by the training loop
         Event* done = nullptr;
         std::optional<CommTimer> comm_timer;   // with several ranks
         int64_t step = 0;       // 0-based
@@ -29,10 +29,10 @@ public:
     };
     Slot& slot(int64_t step) { return slots_[static_cast<size_t>(step % 2)]; }
 
-    // Reads this rank's part of samples [first, first + count) into the slot of `step`: of the micro-batches they make,
-    // those whose number leaves `rank` when divided by the ranks.
+    // Reads this rank's part of samples [first, first + count) into the slot of `step`: the micro-batches whose number
+    // modulo the number of ranks is `rank`.
     Slot& read(const DataLoader& loader, int64_t step, int64_t first, int64_t count);
-    // Sets the step's inputs. counted: targets of all ranks that count, at least one.
+    // Sets the step's inputs. counted: targets of all ranks that are not ignored, at least one.
     void set_inputs(Slot& slot, int64_t counted, double lr) const;
 
 private:

@@ -4,7 +4,7 @@
 
 namespace {
 
-// A weight in FP8 alone is saved as what it would be in bf16: the master, rounded.
+// A weight that is stored in FP8 only is saved as its master rounded to bf16.
 void read_rounded_master(Ctx& ctx, const ShardedState& state, const WeightGatherer& gatherer, int param, int64_t begin,
                          int64_t count, void* host) {
     CHECK(state.dtypes().weight == Dtype::kBf16, "an FP8 linear beside weights in %s",

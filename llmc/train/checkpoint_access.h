@@ -1,8 +1,8 @@
-// The training state of a run as checkpoints reach it.
+// Access of checkpoints to the training state of a run.
 #pragma once
 #include "llmc/checkpoint/state_access.h"
 #include "llmc/parallel/weight_gatherer.h"
 
-// Blocking copies between host memory and the flat buffers. What a write brings of slots that other ranks own is left
-// out; weights in FP8 alone are made from the masters once those are there (WeightGatherer::from_masters).
+// Blocking copies between host memory and the flat buffers. A write skips elements that other ranks own. After writes,
+// WeightGatherer::from_masters computes the FP8 weights.
 StateAccess checkpoint_access(Ctx& ctx, ShardedState& state, WeightGatherer& gatherer);

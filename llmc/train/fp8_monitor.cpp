@@ -7,8 +7,8 @@
 
 namespace {
 
-// From which share on a tensor is called off. Casts by the amax of the very tensor saturate nothing; delayed scales
-// clip single outliers now and then, which does no harm. Tiny values flush to zero in every healthy run.
+// Fractions above which a tensor is reported. Current scaling saturates nothing; delayed scaling sometimes clips single
+// outliers, which is harmless. Some tiny values flush to zero in every healthy run.
 constexpr double kSaturatedShare = 1e-3, kFlushedShare = 0.2;
 constexpr size_t kNamed = 3;   // worst tensors that a line names
 
@@ -26,7 +26,7 @@ std::string bf16_advice(const std::string& linear) {
     return linear == "head" ? "leave out --fp8-lm-head" : "keep it in BF16 with --bf16-linears " + linear;
 }
 
-// The worst tensors by one share, as "31.down.x 0.4%, 30.down.x 0.2%".
+// The worst tensors by one fraction: "31.down.x 0.4%, 30.down.x 0.2%". `first` = the linear of the worst one.
 std::string worst(const std::vector<Fp8State::TensorReport>& reports, unsigned long long Fp8Counts::*part, double limit,
                   std::string& first) {
     std::vector<std::pair<double, const Fp8State::TensorReport*>> found;
@@ -45,7 +45,7 @@ std::string worst(const std::vector<Fp8State::TensorReport>& reports, unsigned l
 
 }  // namespace
 
-std::string Fp8Watch::after_first_step(const Ctx& ctx, int64_t micro_batches) {
+std::string Fp8Monitor::after_first_step(const Ctx& ctx, int64_t micro_batches) {
     const int64_t executed = device::fp8_matmuls(ctx) - count_before_;
     const int64_t planned = planned_fp8_matmuls(plan_, config_.recompute, micro_batches);
     if (executed != planned) {
@@ -56,7 +56,7 @@ std::string Fp8Watch::after_first_step(const Ctx& ctx, int64_t micro_batches) {
                 (long long)micro_batches);
 }
 
-void Fp8Watch::report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const {
+void Fp8Monitor::report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const {
     if (!state.on()) return;
     const std::string nonfinite = state.first_nonfinite(staged.fp8_report);
     if (!nonfinite.empty())

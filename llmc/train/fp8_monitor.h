@@ -1,4 +1,4 @@
-// Monitors FP8 during a run: that the planned matmuls ran in FP8, and the statistics of its tensors.
+// Monitors FP8 during a run: whether the planned matmuls ran in FP8, and the statistics of its tensors.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,18 +7,18 @@
 #include "llmc/train/log.h"
 #include "llmc/train/trainer.h"
 
-class Fp8Watch {
+class Fp8Monitor {
 public:
-    // plan: what the options ask for, whatever runs.
-    Fp8Watch(const Config& config, const Fp8Plan& plan) : config_(config), plan_(plan) {}
+    // plan: of the options, without injected faults.
+    Fp8Monitor(const Config& config, const Fp8Plan& plan) : config_(config), plan_(plan) {}
 
-    // Before and after the first step of this process. after_first_step: exit 3 unless the FP8 matmuls that were
-    // executed, counted where they are started, are those of the plan; returns a line that says so.
+    // Before and after the first step of this process. after_first_step returns a line for the log; exit 3 if the
+    // number of executed FP8 matmuls is not that of the plan.
     void before_first_step(const Ctx& ctx) { count_before_ = device::fp8_matmuls(ctx); }
     std::string after_first_step(const Ctx& ctx, int64_t micro_batches);
 
-    // From the report of a step that the device finished: the record of a step that counted, and a warning where a
-    // value was not finite or a tensor is off.
+    // Logs the report of a finished step: the record, if the step counted, and a warning if a value was not finite or a
+    // tensor saturates or flushes too many values.
     void report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const;
 
 private:
@@ -27,5 +27,5 @@ private:
     int64_t count_before_ = 0;
 };
 
-// What is wrong with the tensors of a report and what to do, one line; "" if nothing is.
+// One line that names the tensors that saturate or flush too many values, and what to do; "" if there are none.
 std::string fp8_health_line(const std::vector<Fp8State::TensorReport>& reports, const Fp8Plan& plan);

@@ -11,7 +11,7 @@ HellaswagRun::HellaswagRun(const Hellaswag& data, const Config& config, Comm& co
       rows_(config.micro_batch_size * config.seq_length / T_), losses_(static_cast<size_t>(data.rows())),
       bits_(losses_.size() + 1) {}
 
-// Rows [number * rows_, + rows_); where the file ends, rows without a target fill up.
+// Runs rows [number * rows_, + rows_), filled up with rows without targets at the end of the file.
 void HellaswagRun::pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, int64_t number) {
     const int64_t first = number * rows_, count = std::min(rows_, data_.rows() - first);
     for (int64_t r = 0; r < count; r++) data_.read(first + r, T_, staging.tokens + r * T_, staging.targets + r * T_);
@@ -36,7 +36,7 @@ HellaswagRun::Result HellaswagRun::evaluate(Ctx& ctx, Trainer& trainer, const St
         post_progress();
         pass(ctx, trainer, staging, i);
     }
-    // Every row is of one rank and 0 on the others: the sum of integers leaves its bits as they are.
+    // Every row is 0 on all ranks but one, so a sum of integers keeps its bits.
     std::transform(losses_.begin(), losses_.end(), bits_.begin(), [](double x) { return std::bit_cast<int64_t>(x); });
     bits_.back() = stop_wanted();
     const std::vector<int64_t> all = comm_.sum(bits_);

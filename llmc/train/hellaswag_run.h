@@ -1,5 +1,5 @@
-// HellaSwag of the model in training: the completion with the lowest mean loss of its tokens is the answer, as in llm.c
-// (lm-eval's acc_norm differs: it divides by characters).
+// HellaSwag accuracy of the model in training: the answer is the completion with the lowest mean loss of its tokens, as
+// in llm.c (lm-eval's acc_norm divides by characters instead).
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -10,21 +10,20 @@
 
 class HellaswagRun {
 public:
-    // Nothing is owned.
+    // Owns none of its arguments.
     HellaswagRun(const Hellaswag& data, const Config& config, Comm& comm);
 
-    // Rows are cut to the longest of the file, and as many as a micro-batch has room for go through the model together;
-    // the ranks share these passes, so that any number of them gives equal bits. Blocking. Changes nothing that
-    // training reads.
+    // Runs as many rows per pass as fit into a micro-batch, cut to the longest row of the file. The ranks share the
+    // passes; their number does not change the bits. Blocking. Changes nothing that training reads.
     struct Result {
         int64_t correct = 0;
-        bool stopped = false;   // a rank was asked to stop meanwhile: not a result
+        bool stopped = false;   // a rank was asked to stop: the result is incomplete
     };
     Result evaluate(Ctx& ctx, Trainer& trainer, const StagedStep& staging);
-    // One pass, so that nothing has to be loaded later.
+    // Runs one pass, so that kernels are loaded before training.
     void warm_up(Ctx& ctx, Trainer& trainer, const StagedStep& staging) { pass(ctx, trainer, staging, 0); }
 
-    // Mean loss of the counted tokens, by row; after evaluate, those of all ranks.
+    // Mean loss of the counted tokens by row, after evaluate of all ranks.
     const std::vector<double>& losses() const { return losses_; }
 
 private:
@@ -34,5 +33,5 @@ private:
     Comm& comm_;
     const int64_t T_, rows_;        // of a pass
     std::vector<double> losses_;
-    std::vector<int64_t> bits_;     // the same, with whether this rank is to stop, on their way to the others
+    std::vector<int64_t> bits_;     // the same and a stop flag, to sum over the ranks
 };

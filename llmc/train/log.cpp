@@ -23,7 +23,7 @@ constexpr size_t kMaxHeaderBytes = 1 << 20;
 
 // ---- JSON lines ----
 
-// A double as JSON: shortest text that reads back to the same bits.
+// A double as JSON that reads back to the same bits.
 Json exact(double x) {
     if (std::isnan(x)) return "nan";
     if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
@@ -31,7 +31,7 @@ Json exact(double x) {
 }
 
 std::string to_line(const Json& record) {
-    // Sampled text need not be UTF-8; what is not becomes U+FFFD.
+    // Sampled text may be invalid UTF-8; invalid bytes become U+FFFD.
     return record.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -39,15 +39,15 @@ double unix_seconds() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// What a record has under `key`, "" unless that is text.
+// The text of record[key], "" if it has none.
 std::string text_of(const Json& record, const char* key) {
     const auto found = record.is_object() ? record.find(key) : record.end();
     return found != record.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-// Whether a resumed run keeps this line: a whole record of what it does not do again.
+// Whether a resumed run keeps this line: a complete record that it does not write again.
 bool kept(const Json& record, int64_t resume_step, const std::vector<std::string>& again) {
-    if (!record.is_object() || !record.contains("type")) return false;   // the torn end of a killed run
+    if (!record.is_object() || !record.contains("type")) return false;   // a killed run wrote only part of the line
     auto step = record.find("step");
     if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() < resume_step) return true;
     if (step->get<int64_t>() != resume_step) return false;
@@ -59,15 +59,14 @@ bool kept(const Json& record, int64_t resume_step, const std::vector<std::string
 Json first_record(const std::string& path, std::string* start = nullptr) {
     std::ifstream old(path, std::ios::binary);
     REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
-    std::string line(kMaxHeaderBytes, '\0');   // of a file that is no log a line may have any length
+    std::string line(kMaxHeaderBytes, '\0');   // a file that is not a log may have lines of any length
     old.getline(line.data(), static_cast<std::streamsize>(line.size()));
     line.resize(std::strlen(line.c_str()));
     if (start) *start = line.substr(0, 32);
     return Json::parse(line, nullptr, false);
 }
 
-// Neither a resume nor a new run takes what is no log for one: a mistyped name may be that of data. Of a log that was
-// cut off while its header was written, the beginning is enough.
+// Exit 2 if the file is not a log: a mistyped name may be that of data. The beginning of a header is enough.
 void require_log(const std::string& path) {
     std::string start;
     const Json header = first_record(path, &start);
@@ -76,9 +75,9 @@ void require_log(const std::string& path) {
             "--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
 }
 
-// Gives a log the first free of the names FILE.1, FILE.2, ..., which is returned.
+// Renames a log to the first free of FILE.1, FILE.2, ..., and returns that name.
 std::string set_aside(const std::string& path) {
-    const fs::path log = fs::canonical(path);   // a link stays, and what it leads to keeps its disk
+    const fs::path log = fs::canonical(path);   // renames the target of a link, in the target's folder
     fs::path aside;
     for (int number = 1; aside.empty() || fs::exists(fs::symlink_status(aside)); number++)
         aside = log.string() + "." + std::to_string(number);
@@ -89,12 +88,12 @@ std::string set_aside(const std::string& path) {
     return aside.string();
 }
 
-// Rewrites the log without records of later steps; the old file stays until the new one is complete, and with `keep`
-// under another name, which is returned, if a whole record was left out.
+// Rewrites the log with the records that are kept. The old file is replaced once the new one is complete; with `keep`,
+// if a complete record was removed, it is renamed instead. Returns its new name, or "".
 std::string cut_log(const std::string& path, int64_t resume_step, const std::vector<std::string>& again, bool keep) {
     std::ifstream old(path, std::ios::binary);
     REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
-    const std::string log = fs::canonical(path).string(), shorter = log + ".tmp";   // a link stays one
+    const std::string log = fs::canonical(path).string(), shorter = log + ".tmp";   // a link remains a link
     std::ofstream cut(shorter, std::ios::binary | std::ios::trunc);
     std::string line, earlier;
     bool whole = true;
@@ -113,7 +112,7 @@ std::string cut_log(const std::string& path, int64_t resume_step, const std::vec
 
 // ---- lines for people ----
 
-// Right-aligned number, or n/a in its place.
+// A right-aligned number, or n/a.
 std::string figure(bool known, int width, const char* format, double x) {
     char text[64] = "n/a";
     if (known) std::snprintf(text, sizeof(text), format, std::isnan(x) ? std::fabs(x) : x);   // never "-nan"
@@ -181,7 +180,7 @@ std::string hellaswag_line(const HellaswagRecord& r) {
 }
 
 std::string screen_text(const std::string& text) {
-    std::string shown = Json::parse(to_line(text)).get<std::string>();   // what is not UTF-8 is replaced
+    std::string shown = Json::parse(to_line(text)).get<std::string>();   // replaces invalid UTF-8
     for (size_t i = 0; i < shown.size(); i++) {
         const auto c = static_cast<unsigned char>(shown[i]);
         const bool low = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
@@ -205,14 +204,14 @@ RunLog::RunLog(const std::string& path, bool append, int64_t resume_step, const 
                bool keep)
     : path_(path), step_(resume_step) {
     if (path.empty()) return;
-    std::error_code ignored, folder;   // what matters is whether the file opens
+    std::error_code ignored, folder;   // fatal only if the file cannot be opened
     fs::path directory = fs::path(path).parent_path();
     if (!directory.empty()) fs::create_directories(directory, folder);
     const bool exists = fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0;
     if (exists) require_log(path);
     if (exists) earlier_log_ = append ? cut_log(path, resume_step, again, keep) : set_aside(path);
     file_ = std::fopen(path.c_str(), append ? "ab" : "wb");
-    // Of a folder that could not be made, the file's own "no such file or directory" would hide why.
+    // If the folder could not be created, fopen's "no such file or directory" would hide the reason.
     const std::string reason = folder ? "its folder cannot be made: " + folder.message() : std::strerror(errno);
     REQUIRE(file_, "--log-file %s: cannot be opened: %s", path.c_str(), reason.c_str());
 }

@@ -1,4 +1,4 @@
-// The log of a run: one fixed-width line per step on standard output, and JSON lines at full precision.
+// The log of a run: one line per step on standard output, and JSON lines at full precision.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -16,15 +16,15 @@ struct StepRecord {
     double step_seconds = 0;       // wall time of this step
     double tokens_per_second = 0;
     double samples_per_second = 0;
-    double exposed_comm_seconds = -1;   // of it, communication that compute did not hide; negative: one rank
-    double mfu = -1;               // share of the peak of the matmul dtype; negative: unknown device, printed n/a
+    double exposed_comm_seconds = -1;   // part of step_seconds that compute did not overlap; negative: one rank
+    double mfu = -1;               // relative to the peak of the matmul dtype; negative: unknown device, printed n/a
     double memory_gib = 0;
     double eta_seconds = 0;
     int64_t samples = 0, tokens = 0;   // consumed since the start of training
-    int64_t counted_tokens = 0;        // targets that count in this step
+    int64_t counted_tokens = 0;        // targets of this step that are not ignored
     bool skipped = false;              // the update was not applied
-    bool synthetic = false;            // on tokens that mean nothing; on the screen, the file has it in the header
-    int64_t skips = 0;                 // since the start of this process
+    bool synthetic = false;            // training on synthetic data; only printed, the file has it in the header
+    int64_t skips = 0;                 // skipped steps since the start of this process
 };
 
 struct EvalRecord {
@@ -43,31 +43,31 @@ struct HellaswagRecord {
 // One FP8 tensor in one optimizer step.
 struct Fp8TensorRecord {
     std::string name, format;              // "3.down.dy", "e5m2"
-    double amax = 0, scale = 1;        // scale: of the next step (delayed) or the latest cast; blocks: 1
-    double saturated = 0, flushed = 0;     // shares of the values cast
-    int64_t nonfinite = 0;                 // values
+    double amax = 0, scale = 1;            // scale: of the next step (delayed) or the latest cast; blocks: 1
+    double saturated = 0, flushed = 0;     // fractions of the values cast
+    int64_t nonfinite = 0;                 // number of values
 };
 
-// Gradients of one kind that travelled in FP8 in one optimizer step, against the same sums in fp32.
+// Gradients of one kind that were reduced in FP8 in one optimizer step, compared with the same sums in fp32.
 struct GradCommRecord {
     std::string name;                      // "linears in FP8"
     double relative_l2 = 0, cosine = 1;
-    double saturated = 0, flushed = 0;     // shares of the values cast
-    int64_t nonfinite = 0;                 // values
+    double saturated = 0, flushed = 0;     // fractions of the values cast
+    int64_t nonfinite = 0;                 // number of values
 };
 
-// What was planned against what was measured, once.
+// Predicted and measured step time and device memory, once per run.
 struct PlanRecord {
     int64_t step = 0;
-    double predicted_ms = 0, measured_ms = 0;        // of a step; predicted 0: there are no rates of this device
-    int64_t planned_bytes = 0, used_bytes = 0;       // of device memory; used: with what libraries took
-    std::string text;                                // of the times, for the screen
+    double predicted_ms = 0, measured_ms = 0;        // predicted 0: there are no measured rates of this device
+    int64_t planned_bytes = 0, used_bytes = 0;       // used: including what libraries allocated
+    std::string text;                                // the times, for the screen
 };
 
-// Facts of the header record that only the loop knows.
+// Fields of the header record.
 struct RunHeader {
     std::string command, commit, config_json, gemm_plan_note;
-    std::string fp8_plan;          // what runs in FP8 and what not, the banner's text; "" without FP8
+    std::string fp8_plan;          // fp8_plan_text; "" without FP8
     DeviceInfo device;
     int world = 1;
     bool synthetic_data = false;
@@ -76,25 +76,25 @@ struct RunHeader {
     double flops_per_token = 0;
 };
 
-// Whether the log at `path`, if there is one, is of a run that saves there (--save as its header has it).
+// Whether the log at `path` is of a run with this --save; true if there is no log or it does not say.
 bool log_saves_in(const std::string& path, const std::string& save);
 
-// One JSON object a line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_comm_dtype" | "plan" |
+// One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
 // "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
-// bits; what JSON cannot say is the string "nan", "inf" or "-inf"; mfu of an unknown device is null. Each record is
+// bits; non-finite ones are the strings "nan", "inf" and "-inf"; mfu of an unknown device is null. Each record is
 // flushed. Errors of the disk: exit 7.
 class RunLog {
 public:
-    // path "" writes no file; missing directories are made. append: after a resume; records of steps beyond
-    // `resume_step` in an existing file are cut off first, so that no step is there twice, and those of that step whose
-    // type is among `again`, which the run makes up. keep: what is cut off may be of another branch or run, so the file
-    // as it was gets another name, as without append. A file that is no log is refused (exit 2).
+    // path "": no file; missing directories are created. append (after a resume): removes records of steps after
+    // `resume_step`, and those of that step whose type is among `again`, since the run writes them again. keep: removed
+    // records may belong to another run, so the old file is kept under another name, as it is without append. Exit 2 if
+    // the file is not a log.
     RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again = {},
            bool keep = false);
     ~RunLog();
     RunLog(const RunLog&) = delete;
     RunLog& operator=(const RunLog&) = delete;
-    const std::string& earlier_log() const { return earlier_log_; }   // where one is kept, or ""
+    const std::string& earlier_log() const { return earlier_log_; }   // name under which the old file is kept, or ""
     void header(const RunHeader& header);
     void step(const StepRecord& record, bool print);   // every step goes to the file; `print` also to stdout
     void eval(const EvalRecord& record);
@@ -102,7 +102,7 @@ public:
     void fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors);   // file only
     void grad_comm_record(int64_t step, const std::vector<GradCommRecord>& kinds);   // file only
     void plan(const PlanRecord& record);
-    // stall_seconds: of these, training stalled. May come after records of later steps.
+    // stall_seconds: part of `seconds` in which training stalled. May follow records of later steps.
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
     void event(const std::string& kind, const std::string& text);   // warnings, stops; printed as well
     void sample(int64_t step, const std::string& text);
@@ -112,18 +112,17 @@ private:
 
     std::FILE* file_ = nullptr;
     std::string path_, earlier_log_;
-    int64_t step_ = 0;                     // of the latest record; header and events belong to it
+    int64_t step_ = 0;                     // of the latest record; also that of header and events
 };
 
 // step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
-// With more than one rank, after s/it: (comm   3.2 ms), the exposed part of communication.
-// Unknown figures (not finite, or not positive where that means nothing) are n/a; a skipped step says so, and so does
-// synthetic data.
+// With several ranks, "(comm   3.2 ms)" after s/it is the exposed communication. Unknown figures are n/a. Skipped steps
+// and synthetic data are noted at the end.
 std::string step_line(const StepRecord& record);
 
 // "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s"
 std::string eval_line(const EvalRecord& record);
 // "hellaswag step 250 | accuracy 0.2955 | 2967 of 10042 examples | 12.345 s"
 std::string hellaswag_line(const HellaswagRecord& record);
-// Generated text as it may go to a terminal: valid UTF-8, control characters other than newline and tab as dots.
+// Makes generated text safe for a terminal: valid UTF-8, with control characters except newline and tab as dots.
 std::string screen_text(const std::string& text);

@@ -1,5 +1,5 @@
-// The update of parameters from reduced gradients: math only. Which elements a rank updates, and where they lie, is
-// ShardedState's; which optimizer a parameter has, and what that keeps of it, is in state_slots.h.
+// The update of parameters from reduced gradients: math only. ShardedState has the buffers and this rank's shard
+// ranges; state_slots.h has the optimizers and their slots.
 #pragma once
 #include <array>
 #include <memory>
@@ -9,13 +9,13 @@
 #include "llmc/model/params.h"
 #include "llmc/ops/ops.h"
 
-// Consecutive elements of one parameter, and all that an update of them reads and writes.
+// Consecutive elements of one parameter, and what an update reads and writes.
 struct ShardUpdate {
     const Param& param;
     int64_t begin = 0;                          // number of the first element within the parameter
-    Tensor weight;                              // working type, =; empty where only FP8 weights hold it
+    Tensor weight;                              // working type, =; empty if stored in FP8 only
     Tensor grad;                                // summed over the ranks
-    std::array<Tensor, kStateKinds> slots;      // by StateKind; of those that the parameter has
+    std::array<Tensor, kStateKinds> slots;      // by StateKind, updated; empty if the parameter has no such slot
     Fp8Slot* amax = nullptr;                    // optional: amax_bits = max with every |new weight rounded to bf16|
 
     const Tensor& slot(StateKind kind) const { return slots[static_cast<size_t>(kind)]; }
@@ -24,7 +24,7 @@ struct ShardUpdate {
 class Optimizer {
 public:
     virtual ~Optimizer() = default;
-    // Nothing is updated where state->skip. No host synchronisation.
+    // Updates nothing if state->skip. No host synchronisation.
     virtual void update(Ctx& ctx, const ShardUpdate& shard, const StepState* state) const = 0;
 };
 

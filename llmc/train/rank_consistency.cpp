@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kFormNames[kParamForms] = {"linears in FP8", "linears in BF16", "others"};
 
-bool outlives_its_tensor(const Fp8State& state, const std::string& tensor) {
+bool is_reused(const Fp8State& state, const std::string& tensor) {
     static const std::string weight = ".weight";
     if (state.plan().row().history) return true;
     return tensor.size() > weight.size() && tensor.substr(tensor.size() - weight.size()) == weight;
@@ -33,7 +33,7 @@ void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int
     std::vector<std::string> names;
     std::string mine;
     for (const Fp8State::TensorReport& report : state.read_report(fp8_report)) {
-        if (!outlives_its_tensor(state, report.name)) continue;
+        if (!is_reused(state, report.name)) continue;
         names.push_back(report.name);
         mine += bytes_of(report.slot.scale);
     }
@@ -66,7 +66,7 @@ std::vector<GradCommRecord> grad_comm_records(const std::vector<GradCommReport>&
             counts.flushed += report.counts[form].flushed;
             counts.nonfinite += report.counts[form].nonfinite;
         }
-        if (counts.elems == 0) continue;   // nothing of this kind travelled in FP8
+        if (counts.elems == 0) continue;   // none of this kind was reduced in FP8
         const auto elems = static_cast<double>(counts.elems);
         const bool zeros = sums[0] == 0 && sums[1] == 0;
         records.push_back({.name = kFormNames[form],

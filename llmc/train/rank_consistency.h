@@ -1,5 +1,5 @@
-// What holds of all ranks together in a step: that their FP8 scales agree, how far gradients that travelled in FP8 are
-// from fp32, and that the same matmul algorithms run.
+// Checks across ranks: equal FP8 scales, the error of gradients reduced in FP8, and equal matmul algorithms. All ranks
+// call each function.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,15 +9,15 @@
 #include "llmc/train/log.h"
 #include "llmc/train/trainer.h"
 
-// Exit 1, naming the first tensor whose scale is not that of rank 0, and the rank. Compares what outlives a tensor:
-// with histories all scales, else those of the weights. On every rank.
+// Exit 1 if a scale differs between ranks, naming the first such tensor and rank. Compares the scales that are reused:
+// all with histories, else those of the weights.
 void check_scales(Comm& comm, const Fp8State& state, const void* fp8_report, int64_t step);
 
-// The record of a step that compared; on every rank.
+// Logs the comparison of gradients reduced in FP8 and in fp32, if the step made it.
 void report_grad_comm(RunLog& log, Comm& comm, const StagedStep& staged, int64_t step);
-// Of the reports of all ranks.
+// Merges the reports of all ranks.
 std::vector<GradCommRecord> grad_comm_records(const std::vector<GradCommReport>& reports);
 
-// Each rank searched matmul algorithms of its own. From now on all run those of rank 0, which are the ones in
-// checkpoints, so that a resume repeats the bits of every rank. On every rank; "" or which one cannot, and why.
+// Replaces the matmul algorithms that each rank found by those of rank 0, which checkpoints contain, so that a resume
+// repeats the bits of every rank. Returns "" or which rank cannot use them, and why.
 std::string share_matmul_plans(Ctx& ctx, Comm& comm);

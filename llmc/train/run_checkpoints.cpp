@@ -14,7 +14,7 @@ using Json = nlohmann::json;
 
 namespace {
 
-// Whether a checkpoint, also one named "step-10/" or from within its folder, lies directly in that folder.
+// Whether a checkpoint is directly in the folder. It may be given as "step-10/" or relative to the folder.
 bool lies_in(std::filesystem::path checkpoint, const std::string& folder) {
     if (!checkpoint.has_filename()) checkpoint = checkpoint.parent_path();
     const std::filesystem::path parent = checkpoint.has_parent_path() ? checkpoint.parent_path() : ".";
@@ -22,11 +22,11 @@ bool lies_in(std::filesystem::path checkpoint, const std::string& folder) {
     return std::filesystem::equivalent(parent, folder, ignored);
 }
 
-// Whoever goes back, behind a spike for instance, leaves steps behind that a restart with --resume auto would go on
-// from: another branch of the run, under the log of this one.
+// Resuming from an earlier step, before a spike for instance, leaves later checkpoints of the abandoned branch, from
+// which a restart with --resume auto would continue. Returns the error, "" if there are none.
 std::string left_behind(const Config& config, const std::vector<int64_t>& steps) {
-    const int64_t step = step_of_checkpoint(config.resume);   // its name may be "best", or a link's
-    if (step < 0) return "";                                  // an error elsewhere
+    const int64_t step = step_of_checkpoint(config.resume);   // not from its name, which may be that of a link
+    if (step < 0) return "";                                  // resume() reports the error
     for (auto later = steps.rbegin(); later != steps.rend() && *later > step; later++) {
         const std::string name = step_directory_name(*later);
         if (!checkpoint_damage(config.save + "/" + name, false).empty()) continue;   // --resume auto skips it
@@ -59,14 +59,14 @@ SaveLayout planned_layout(const Config& config, const ParamTable& table, const B
     return make_save_layout(table, {config.dtype, config.moment_dtype}, held);
 }
 
-// One at the end, and those before at --save-interval.
+// One at the end, and one per --save-interval before.
 int64_t written_checkpoints(const Config& config) {
     if (config.save_interval == 0 || config.train_iters == 0) return 1;
     return (config.train_iters + config.save_interval - 1) / config.save_interval;
 }
 
-// Checkpoints that come to those already there before old ones make room: with --keep one more than are kept, at most
-// as many as are written. Without it nobody knows what the user takes away, so that one must fit.
+// Checkpoints that are written before old ones are deleted: with --keep one more than are kept, at most as many as the
+// run writes. Without --keep only one must fit, since the user may delete some.
 int64_t checkpoints_to_come(const Config& config) {
     const int64_t saves = config.save_interval > 0 ? config.train_iters / config.save_interval + 1 : 1;
     const int64_t there = static_cast<int64_t>(checkpoint_steps(config.save).size());
@@ -111,7 +111,7 @@ void require_save(const Config& config, Comm& comm) {
                     "--resume auto continues it, or name another folder", config.save.c_str(),
                     step_directory_name(steps.back()).c_str());
     };
-    // Rank 0 alone writes there, and copies the tokenizer.
+    // Only rank 0 writes there and copies the tokenizer.
     const std::string error = comm.gather(comm.root() ? look() : "")[0];
     REQUIRE(error.empty(), "%s", error.c_str());
 }
@@ -154,13 +154,13 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     restore_fp8(state.value("fp8", Json{{"recipe", "none"}}).dump(), fp8_given, notes);
     const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
     if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
-    // A checkpoint from elsewhere is saved here even if the run has nothing left to do.
+    // A checkpoint from another folder is saved under --save even if no step is left.
     if (lies_in(found.path, config_.save)) saved_step_ = progress.step;
     notes.push_back(strf("resumed %s at step %lld", found.path.c_str(), (long long)progress.step));
     return progress;
 }
 
-// FP8 weights follow from the masters; what was made by another recipe starts anew, and the log says so.
+// Computes FP8 weights from the masters. FP8 state of another recipe is not used, which `notes` says.
 void RunCheckpoints::restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes) {
     const std::string recipe = Json::parse(saved_json).at("recipe").get<std::string>();
     REQUIRE(recipe == "none" || trainer_.fp8().plan().on() || fp8_given,
@@ -199,7 +199,7 @@ void RunCheckpoints::save(const Progress& progress, RunLog& log) {
     saver_->on_saved([&log](const SavedCheckpoint& saved) {
         log.checkpoint(saved.step, saved.path, saved.seconds, saved.stall_seconds);
     });
-    saver_->save(progress.step, comm_.root() ? state_json(progress) : "{}");   // all ranks hold the same
+    saver_->save(progress.step, comm_.root() ? state_json(progress) : "{}");   // rank 0 writes it
 }
 
 void RunCheckpoints::poll() {

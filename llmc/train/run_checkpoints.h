@@ -1,4 +1,4 @@
-// The checkpoints of a run: what they contain besides the tensors, when one is written, how a run resumes from one.
+// The checkpoints of a run: their state besides the tensors, saving, and resuming.
 #pragma once
 #include <memory>
 #include <optional>
@@ -14,43 +14,43 @@
 #include "llmc/train/log.h"
 #include "llmc/train/trainer.h"
 
-// Pinned host memory that saving takes on the rank that needs most of it; 0 without --save.
+// Pinned host memory for saving, on the rank that needs most; 0 without --save.
 int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets);
-// Of the tensors of one checkpoint on disk, --save or not.
+// Bytes of the tensors of one checkpoint on disk, also without --save.
 int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets);
-// How many --save leaves on disk when the run ends.
+// The number of checkpoints on disk at the end of the run.
 int64_t planned_checkpoints(const Config& config);
 
-// How far a run has come.
+// The progress of a run.
 struct Progress {
     int64_t step = 0;        // steps enqueued
     int64_t samples = 0;     // the data cursor
-    int64_t adam_step = 0;   // updates made
-    int64_t skips = 0;       // updates not made
-    int64_t consecutive_skips = 0;          // of these, the last ones, with no update since
-    std::vector<std::string> missed = {};   // evaluations of this step that a stop cut short
+    int64_t adam_step = 0;   // updates applied
+    int64_t skips = 0;       // steps skipped
+    int64_t consecutive_skips = 0;          // since the last update
+    std::vector<std::string> missed = {};   // evaluations of this step that a stop interrupted
 };
 
-// What --save needs, before a step is spent on it: a folder that holds no checkpoints which this run would write over
-// or leave for a later one to go on from, and a tokenizer that is there. Exit 2.
+// Exit 2 if --save cannot work: its folder has checkpoints that this run would overwrite, or from which a later
+// --resume auto would continue instead, or the tokenizer is missing.
 void require_save(const Config& config, Comm& comm);
 
 class RunCheckpoints {
 public:
-    // Nothing is owned. Takes the host memory of saving, if there is --save.
+    // Owns none of its arguments. With --save, allocates the host memory for saving.
     RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
                    Ctx& ctx, Trainer& trainer, Faults& faults);
 
-    // Brings the state of --resume to the device; nothing where "auto" finds no checkpoint. fp8_given: the user chose
-    // whether there is FP8. What the log should say goes to notes.
+    // Loads the checkpoint of --resume; returns nothing if "auto" finds none. fp8_given: the user has set --fp8-recipe.
+    // Adds lines for the log to notes.
     std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes);
 
-    // Nothing without --save, or where this step was saved there already. The log must outlive this object.
-    // With --save-async it returns once the state is copied, and has waited for the save before.
+    // Does nothing without --save, or if this step is saved already. The log must outlive this object. With
+    // --save-async it waits for the previous save, and returns once the state is copied.
     void save(const Progress& progress, RunLog& log);
-    // After every step: lets a save behind training go on. An error of the disk ends the run here.
+    // Called after every step: continues an asynchronous save. Exit 7 if the disk fails.
     void poll();
-    // Waits for it.
+    // Waits for the asynchronous save.
     void finish();
 
 private:

@@ -97,7 +97,7 @@ bool RunEvaluations::hellaswag(const Place& place) {
     return true;
 }
 
-void RunEvaluations::sample(const Place& place, bool told) {
+void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
     if (!comm_.root()) return;
     std::vector<std::vector<int32_t>> prompts = prompts_;
@@ -111,9 +111,9 @@ void RunEvaluations::sample(const Place& place, bool told) {
     for (size_t i = 0; i < prompts.size(); i++) {
         const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                                 .top_k = config_.top_k, .seed = config_.seed};
-        // Every step draws anew; the first prompt as ever.
+        // A different stream for every step and prompt.
         const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
         const auto text = place.trainer.generate(place.ctx, prompts[i], sampling, stream, place.staging);
-        if (told) place.log.sample(place.step, tokens_text(text, token_form(config_)));
+        if (logged) place.log.sample(place.step, tokens_text(text, token_form(config_)));
     }
 }

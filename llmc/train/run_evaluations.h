@@ -1,5 +1,5 @@
-// What a run looks at between its steps, and leaves as it is: validation loss, HellaSwag, samples of text. All of it
-// lies in the memory of the steps, and runs once before the first of them: nothing is loaded or allocated later.
+// The evaluations between steps: validation loss, HellaSwag, text samples. They use the memory of the steps and change
+// no training state. All run once before the first step, so that nothing is loaded or allocated later.
 #pragma once
 #include <optional>
 #include <string>
@@ -15,25 +15,24 @@
 
 class RunEvaluations {
 public:
-    // Opens --hellaswag-data and reads the prompts. Nothing is owned; valid: null without --valid-data.
+    // Opens --hellaswag-data and reads the prompts. Owns none of its arguments; valid: null without --valid-data.
     RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid, Faults& faults);
 
-    // Of the file of HellaSwag and of the prompts, which must be the same on all ranks.
+    // Of HellaSwag's file and the prompts, to compare between ranks.
     std::string fingerprint() const;
 
-    // Where it happens: of a step that is not in flight.
     struct Place {
         Ctx& ctx;
         Trainer& trainer;
-        const StagedStep& staging;
+        const StagedStep& staging;   // of a step that is not in flight
         RunLog& log;
         int64_t step;   // steps done
     };
-    // Before the first step; of a resumed run only as far as something has to be loaded.
+    // Before the first step: runs all evaluations, or in a resumed run as little as loads their kernels, unlogged.
     void warm_up(const Place& place, bool resumed);
     bool due(int64_t step) const;
-    // What is due; returns what a stop cut short, by the types of the log's records. A resumed run makes it up: of the
-    // last step there is no other evaluation.
+    // Runs the evaluations that are due. Returns those that a stop interrupted, as types of log records; a resumed run
+    // repeats them with make_up.
     std::vector<std::string> run(const Place& place);
     std::vector<std::string> possible(std::vector<std::string> types) const;   // those that this run has data for
     std::vector<std::string> make_up(const Place& place, const std::vector<std::string>& missed);
@@ -41,9 +40,9 @@ public:
 private:
     bool validation_due(int64_t step) const;
     bool hellaswag_due(int64_t step) const;
-    bool validate(const Place& place);    // false: cut short, and nothing is in the log
+    bool validate(const Place& place);    // false: interrupted, and not logged
     bool hellaswag(const Place& place);
-    void sample(const Place& place, bool told);   // told: to the log
+    void sample(const Place& place, bool logged);
 
     const Config& config_;
     Comm& comm_;
@@ -52,5 +51,5 @@ private:
     Faults& faults_;
     std::optional<Hellaswag> hellaswag_;
     std::optional<HellaswagRun> hellaswag_run_;
-    std::vector<std::vector<int32_t>> prompts_;   // none: the beginning of the data
+    std::vector<std::vector<int32_t>> prompts_;   // if empty, the beginning of the data is the prompt
 };

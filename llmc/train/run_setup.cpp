@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int kConnectSeconds = 300;   // for the devices of all ranks to meet
+constexpr int kConnectSeconds = 300;   // for the devices of all ranks to connect
 
 }  // namespace
 
@@ -44,6 +44,6 @@ void RunDevice::prepare() {
     staging = std::make_unique<Staging>(config_, comm_.world(), *trainer);
     device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
     trainer->decoder().upload_constants(ctx);
-    // The driver counts the library's workspace too; the CPU's kernel has not mapped the arena yet.
+    // On a GPU this includes the library's workspace; on the CPU the arena's pages are not mapped yet.
     used_bytes = std::max(plan.arena_bytes, free_bytes - device::device_free_bytes());
 }

@@ -1,4 +1,4 @@
-// The device of a run, the memory that its plan asks for, and the trainer in it.
+// The device of a run, its memory and its trainer.
 #pragma once
 #include <memory>
 #include <string>
@@ -9,17 +9,17 @@
 
 class RunDevice {
 public:
-    // Nothing is owned.
+    // Owns none of its arguments.
     RunDevice(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Comm& comm)
         : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm), groups_(comm) {}
     ~RunDevice();
     RunDevice(const RunDevice&) = delete;
     RunDevice& operator=(const RunDevice&) = delete;
 
-    // Opens this rank's device and connects it with those of the others, and plans. Exit 2 where it cannot do what
-    // FP8 needs.
+    // Opens this rank's device, connects it to those of the other ranks, and makes the memory plan. Exit 2 if the
+    // device does not support the FP8 options.
     void open(std::vector<std::string>& notes);
-    // Takes the memory and makes trainer and staging; the weights are not set. Exit 2 where memory does not suffice.
+    // Allocates the memory and creates trainer and staging; weights are not set. Exit 2 if there is not enough memory.
     void prepare();
 
     Ctx ctx;

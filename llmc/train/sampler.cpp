@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kLengthUnit = 128;
 
-// Of the logits that may be drawn, the smallest, and how many of that value may be.
+// The smallest logit that may be drawn, and how many of the logits equal to it.
 struct Cut {
     float least;
     int64_t equals;
@@ -40,12 +40,12 @@ Sampler::Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder
 void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T, const SamplerMemory& memory) {
     const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), T);
     if (!ctx.rehearsal) {
-        // What follows the last token cannot be seen through the causal mask.
+        // The causal mask hides the padding after the last token.
         std::fill(memory.host_tokens, memory.host_tokens + T, 0);
         std::copy(text.end() - length, text.end(), memory.host_tokens);
     }
     device::copy_to_device(ctx, memory.device_tokens, memory.host_tokens, T * dtype_bytes(Dtype::kInt32));
-    // One text, whatever separators it has: documents need the loader that knows them.
+    // The text is one document even if it contains separators, which only the loader knows.
     const DeviceBatch batch{.tokens = memory.device_tokens, .targets = nullptr, .token_order = nullptr,
                             .bad_tokens = memory.bad_tokens, .documents = nullptr, .B = 1, .T = T};
     fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
@@ -61,7 +61,7 @@ void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T,
 
 std::vector<int32_t> Sampler::continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
                                             uint64_t stream, const SamplerMemory& memory) {
-    CHECK(!prompt.empty(), "text that begins with nothing");
+    CHECK(!prompt.empty(), "an empty prompt");
     const uint64_t key = rng_key(sampling.seed, "sample");
     const int64_t T = padded_length(static_cast<int64_t>(prompt.size()) + sampling.tokens, max_seq_);
     std::vector<int32_t> text = prompt;
@@ -81,7 +81,7 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
     if (temperature <= 0) return likeliest;
     const Cut cut = top_k_cut(logits, top_k);
     auto weight = [&](float x) { return std::exp((static_cast<double>(x) - *largest) / temperature); };
-    // use(index, weight) of each that may be drawn, until it returns true.
+    // Calls use(index, weight) for each logit that may be drawn, until it returns true.
     auto walk = [&](auto&& use) {
         int64_t equals = cut.equals;
         for (size_t v = 0; v < logits.size(); v++) {

@@ -1,14 +1,14 @@
-// How long the parts of a run's start took, until its first step is done.
+// The durations of the parts of a run's start, until its first step is done.
 #pragma once
 #include <string>
 #include <vector>
 
 class StartTimes {
 public:
-    // The part that begins with the process ends here; the others end one after the other.
+    // Ends a part, which began at the end of the previous one; the first one began with the process.
     void done(const char* part);
-    // "first step done after 21.4 s: launch 0.6, data 0.1, ...": seconds since the process began. Without /proc, since
-    // the first done().
+    // "first step done after 21.4 s: launch 0.6, data 0.1, ...": since the process began or, without /proc, since the
+    // first done().
     std::string text() const;
 
 private:

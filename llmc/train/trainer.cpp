@@ -120,7 +120,7 @@ void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
     }
 }
 
-// Most was reduced under the last backward already.
+// Most buckets were reduced during the last backward.
 void Trainer::reduce_gradients(Ctx& ctx, const StagedStep& staged) {
     enter(staged, Phase::kReduce);
     device::range_push("reduce");
@@ -128,7 +128,7 @@ void Trainer::reduce_gradients(Ctx& ctx, const StagedStep& staged) {
     device::range_pop();
 }
 
-// Gradient norm over all ranks, clip scale, and whether the step is skipped, into *state_.
+// Computes the gradient norm over all ranks, grad_mul, and whether the step is skipped, in *state_.
 void Trainer::clip_and_guard(Ctx& ctx) {
     {
         Arena::Scope scope(ctx, arena_);
@@ -140,7 +140,7 @@ void Trainer::clip_and_guard(Ctx& ctx) {
     ops::step_guard(ctx, {.state = state_, .clip = static_cast<float>(config_.clip_grad)});
 }
 
-// Of what this rank owns, with the amaxes of the new weights.
+// Updates what this rank owns, and records the amaxes of the new weights.
 void Trainer::optimizer_step(Ctx& ctx) {
     fp8_.clear_weight_amax(ctx, state_);
     for (const ShardRange& range : sharded_.ranges()) {
@@ -150,7 +150,7 @@ void Trainer::optimizer_step(Ctx& ctx) {
         for (const StateSlot& row : kStateSlots)
             if (param.has(row.kind)) update.slots[static_cast<size_t>(row.kind)] = sharded_.slot(row.kind, range);
         optimizers_[static_cast<size_t>(param.optimizer)]->update(ctx, update, state_);
-        fp8_.record_blocks(ctx, range.param, range.begin, sharded_.master(range));
+        fp8_.record_block_amaxes(ctx, range.param, range.begin, sharded_.master(range));
     }
 }
 
@@ -162,15 +162,15 @@ void Trainer::gather_weights(Ctx& ctx) {
 
 void Trainer::copy_results(Ctx& ctx, const StagedStep& staged) {
     device::copy_to_host(ctx, staged.result, state_, sizeof(StepState));
-    // Casts of weights belong to the report, and may still be running beside.
+    // The report includes casts of weights, which may still be running on the side stream.
     if (staged.count_fp8 || staged.check_fp8) gatherer_.wait(ctx);
     if (staged.fp8_report) fp8_.copy_report(ctx, staged.fp8_report);
     if (staged.grad_comm_report && staged.count_fp8) reducer_.copy_report(ctx, staged.grad_comm_report);
     comm_stream_.set_timer(nullptr);
 }
 
-// The first micro-batch of a rank with a target that counts. Where loss masks leave none its gradients are zero, and
-// with the scales of those, which stay at 1, the gradients of the others would flush to zero.
+// The first micro-batch of this rank with a counted target. If loss masks ignored all targets, the amaxes of gradients
+// would be 0 and their scales stay 1, with which later gradients would flush to zero.
 int64_t Trainer::calibration_micro_batch(const Ctx& ctx, const StagedStep& staged) const {
     const int64_t N = config_.micro_batch_size * config_.seq_length;
     for (int64_t i = 0; i < staged.micro_batches && !ctx.rehearsal; i++) {
@@ -180,10 +180,10 @@ int64_t Trainer::calibration_micro_batch(const Ctx& ctx, const StagedStep& stage
     return 0;
 }
 
-// Delayed scaling needs amaxes before its first cast: one micro-batch in current scaling, of which only they are kept.
+// Delayed scaling needs amaxes before its first cast: runs one micro-batch in current scaling and keeps only these.
 void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
-    device::range_push("priming");
+    device::range_push("calibration");
     micro_batch(ctx, staged, calibration_micro_batch(ctx, staged), Fp8Phase::kCalibration);
     device::range_pop();
     gatherer_.all_reduce_amaxes(ctx);
@@ -209,7 +209,7 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);
         decoder_.loss(ctx, batch, eval_state_);
-        device::synchronize(ctx);   // the staging memory is read again by the next round
+        device::synchronize(ctx);   // the next iteration overwrites the staging memory
     }
     groups_.world.sum(ctx, {&eval_state_->loss_sum, Dtype::kFp64, 1});
     device::copy_to_host(ctx, staging.result, eval_state_, sizeof(StepState));

@@ -1,8 +1,7 @@
-// Model, optimizer and device inputs of one run, and the three things done with them: a training step, an evaluation,
-// a sample. The same calls rehearse (null arena) and run.
+// Model, optimizer and device inputs of one run: training steps, evaluations and samples. The same calls rehearse (null
+// arena) and run.
 #pragma once
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "llmc/config/config.h"
@@ -14,24 +13,24 @@
 #include "llmc/train/optimizer.h"
 #include "llmc/train/sampler.h"
 
-// Integers of a token that go to the device: token, target, order; with documents their start and end.
+// int32 inputs per token: token, target, order; with documents their start and end.
 inline int64_t input_rows(const Config& config) { return config.reset_attention_mask ? 5 : 3; }
 
-// One global batch in pinned host memory, and what the step reported. Reused every second step.
+// This rank's part of one global batch in pinned host memory, and the results of the step.
 struct StagedStep {
     int32_t* tokens = nullptr;     // (micro_batches, B*T); null while rehearsing
     int32_t* targets = nullptr;
     int32_t* order = nullptr;
-    int32_t* documents = nullptr;  // (micro_batches, 2, B*T), see AttentionForwardArgs; null: one document a sequence
-    StepState* inputs = nullptr;   // host part of StepState, copied in at the start of the step
-    StepState* result = nullptr;   // copied out at its end
-    void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied out at its end, too
-    void* grad_comm_report = nullptr;   // GradReducer::report_bytes(), with the counts
+    int32_t* documents = nullptr;  // (micro_batches, 2, B*T), see AttentionForwardArgs; null: one document per sequence
+    StepState* inputs = nullptr;   // host part of StepState, copied to the device at the start of the step
+    StepState* result = nullptr;   // copied to the host at the end
+    void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied to the host at the end
+    void* grad_comm_report = nullptr;   // GradReducer::report_bytes(), copied if count_fp8
     CommTimer* comm_timer = nullptr;
-    std::function<void(Phase)> on_phase = {};   // told where each phase begins, as the host gives it to the device
+    std::function<void(Phase)> on_phase = {};   // called when the host begins to enqueue a phase
     bool count_fp8 = false;        // the reports have counts
     bool corrupt_gradient = false;   // fault injection: a gradient becomes NaN
-    bool check_fp8 = false;        // the scales in the report are those of after the step, on all ranks
+    bool check_fp8 = false;        // the report has the scales after the step, to compare between ranks
     int64_t micro_batches = 0;     // of this rank
     int64_t counted_tokens = 0;    // of all ranks
     double lr = 0;
@@ -39,35 +38,34 @@ struct StagedStep {
 
 class Trainer {
 public:
-    // Nothing is owned.
+    // Owns none of its arguments.
     Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
             const Groups& groups);
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
-    // Masters of a new run and the weights that follow from them; moments 0.
+    // Initialises masters and weights of a new run; moments 0.
     void initialise(Ctx& ctx);
-    // The weights of all ranks from their masters, after those were loaded; see WeightGatherer.
+    // Computes the weights from loaded masters; see WeightGatherer.
     void weights_from_masters(Ctx& ctx, bool fresh) { gatherer_.from_masters(ctx, fresh); }
     StateAccess state_access(Ctx& ctx) { return checkpoint_access(ctx, sharded_, gatherer_); }
 
-    // Enqueues one optimizer step of this rank: gradients of its micro-batches, sums over the ranks, update, new
-    // weights, result copied out. No host synchronisation.
+    // Enqueues one optimizer step of this rank: forward and backward of its micro-batches, gradient reduction, update,
+    // all-gather of weights, copy of the results. No host synchronisation.
     void step(Ctx& ctx, const StagedStep& staged);
 
-    // Sum of losses and counted tokens of `iters` micro-batches of `loader`, from its first sample on, which the ranks
-    // share. Blocking.
+    // Sums losses and counted tokens of the first `iters` micro-batches of `loader`, which the ranks share. Blocking.
     // Changes nothing that training reads.
     struct EvalResult {
         double loss_sum = 0;
         int64_t counted_tokens = 0;
-        bool stopped = false;   // a rank was asked to stop meanwhile: not a result
+        bool stopped = false;   // a rank was asked to stop: the result is incomplete
     };
     EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
 
-    // A forward pass of B rows of T tokens in staging.tokens, with staging.targets, where B * T is at most a
-    // micro-batch's. The loss of each token, 0 where the target is not counted, lies in staging.order until that is
-    // used again: backward alone needs the order. Blocking; the other ranks have no part in it.
+    // Runs forward on staging.tokens and staging.targets (B, T), with B * T at most that of a micro-batch. Returns the
+    // loss of each token, 0 if its target is ignored, in the memory of staging.order, which only backward needs.
+    // Blocking. Not a collective.
     const float* token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging);
 
     // See Sampler.
@@ -80,7 +78,7 @@ public:
     GradReducer& reducer() { return reducer_; }
     WeightGatherer& gatherer() { return gatherer_; }
     const Buckets& buckets() const { return buckets_; }
-    // Micro-batches of the latest step that ran, the one that calibrated delayed scaling included.
+    // Micro-batches that the latest step ran, including the one that calibrated delayed scaling.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
     StepState* state() { return state_; }
 

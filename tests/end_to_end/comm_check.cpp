@@ -18,7 +18,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/rng.h"
-#include "llmc/parallel/comm.h"
+#include "llmc/parallel/comm_nccl.h"
 #include "llmc/parallel/gpu_assignment.h"
 
 namespace {
@@ -400,7 +400,7 @@ void check_all(Checker& checker, bool large) {
 void stall(Comm& comm, Ctx& ctx, int away, int seconds) {
     if (comm.world().rank == away) {
         std::this_thread::sleep_for(std::chrono::seconds(seconds));
-        comm.cut();
+        comm.abort_collectives();
         return;
     }
     DeviceBytes values(ctx, 1 << 24);
@@ -410,10 +410,10 @@ void stall(Comm& comm, Ctx& ctx, int away, int seconds) {
     std::this_thread::sleep_for(std::chrono::seconds(2));
     CHECK(!device::event_reached(done), "a sum ended without rank %d", away);
     const Clock::time_point start = Clock::now();
-    std::thread([&] { comm.cut(); }).join();
+    std::thread([&] { comm.abort_collectives(); }).join();
     device::synchronize(ctx);
     std::fprintf(stderr, "rank %d: cut off in %.3f s, late error \"%s\"\n", comm.world().rank,
-                 std::chrono::duration<double>(Clock::now() - start).count(), comm.late_error().c_str());
+                 std::chrono::duration<double>(Clock::now() - start).count(), comm.async_error().c_str());
     device::event_destroy(done);
 }
 
@@ -446,9 +446,9 @@ int main(int argc, char** argv) {
             std::printf("comm_check: %d ranks, %d cases as expected, digest %016llx\n", comm->world().ranks,
                         checker.cases(), (unsigned long long)checker.digest());
         }
-        const std::string late = comm->late_error();
+        const std::string late = comm->async_error();
         if (!late.empty()) {
-            comm->cut();
+            comm->abort_collectives();
             FAIL(kExitPeerLost, "%s", late.c_str());
         }
         if (away >= 0) stall(*comm, ctx, away, seconds);

@@ -1,4 +1,4 @@
-// The whole decoder: gradients against finite differences, and what must not change its result.
+// The whole decoder: gradients against finite differences, and invariance under recomputation, batching and evaluation.
 #include "tests/support/doctest.h"
 
 #include <cmath>
@@ -20,7 +20,7 @@ std::vector<Variant> variants() {
     ModelConfig qwen = tiny_llama();
     qwen.qk_norm = true;
     qwen.tied_head = true;
-    ModelConfig mixed = tiny_llama();   // combinations no published model has
+    ModelConfig mixed = tiny_llama();   // combinations that no published model has
     mixed.norm = Norm::kLayerNorm;
     mixed.linear_bias = true;
     mixed.activation = Activation::kGelu;
@@ -86,7 +86,7 @@ TEST_CASE("decoder gradients agree with central differences in double") {
 }
 #endif
 
-TEST_CASE("recomputation and poisoned scratch leave every gradient bit alone") {
+TEST_CASE("recomputation and poisoned scratch do not change any gradient bit") {
     for (Dtype dtype : {Dtype::kFp32, Dtype::kBf16}) {
         for (const Variant& variant : variants()) {
             CAPTURE(variant.name);
@@ -110,7 +110,7 @@ TEST_CASE("recomputation and poisoned scratch leave every gradient bit alone") {
     }
 }
 
-TEST_CASE("recomputing a block but for attention saves its output and log-sum-exp, and runs attention once a layer") {
+TEST_CASE("block-keep-attention saves attention's output and log-sum-exp, and runs attention once per layer") {
     for (const Variant& variant : variants())
         for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed}) {
             CAPTURE(variant.name);
@@ -148,8 +148,8 @@ TEST_CASE("recomputing a block but for attention saves its output and log-sum-ex
         }
 }
 
-// In bf16 the kernels that make dy add up the gradients of the biases, in FP32 a pass of its own does.
-TEST_CASE("gradients in bf16 are those of FP32 but for rounding, whoever adds up the biases'") {
+// In bf16 the producers of dy sum the bias gradients, in FP32 a separate pass does.
+TEST_CASE("gradients in bf16 are those of FP32 except for rounding, with either sum of bias gradients") {
     std::vector<Variant> all = variants();
     ModelConfig biased = tiny_llama();
     biased.linear_bias = true;
@@ -196,7 +196,7 @@ TEST_CASE("gelu inside the matmul changes rounding only, and recomputation repea
     }
 }
 
-TEST_CASE("loss and gradient norm do not depend on how the batch is cut") {
+TEST_CASE("loss and gradient norm do not depend on how the batch is split into micro-batches") {
     for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
         double loss = 0, norm = 0;
         for (int64_t B : {1, 2, 3, 6}) {
@@ -218,7 +218,7 @@ TEST_CASE("loss and gradient norm do not depend on how the batch is cut") {
     }
 }
 
-TEST_CASE("the store is told of every layer before it is read and after its gradients are complete") {
+TEST_CASE("the decoder calls before_layer before reading a layer, and after_layer when its gradients are complete") {
     for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
         TestModel model(test_config(shape, Dtype::kFp32, 1, 4));
         WatchedStore store(model);
@@ -255,7 +255,7 @@ TEST_CASE("training steps lower the loss of one batch, and equal runs give equal
     }
 }
 
-TEST_CASE("a batch that is not finite changes nothing but the report") {
+TEST_CASE("a non-finite batch changes nothing but the report") {
     TestModel model(tiny_config(tiny_gpt2(), Dtype::kFp32, 1, 8));
     model.set_random_batch(2, 5);
     model.step();
@@ -294,7 +294,7 @@ std::vector<int32_t> text_with_documents(uint64_t key) {
 
 }  // namespace
 
-TEST_CASE("documents: a token reaches the losses and gradients of its own document only, in every layer") {
+TEST_CASE("documents: a token affects only the losses and gradients of its document, in every layer") {
     // Learned positions and rope, qk-norm; recomputed blocks mask again.
     for (const Variant& variant : variants())
         for (Recompute level : {Recompute::kNone, Recompute::kBlock, Recompute::kBlockKeepAttention})
@@ -393,7 +393,7 @@ TEST_CASE("a sampled token follows the distribution") {
     CHECK(sample_token(logits, 0.0, 0.1) == 1);
 }
 
-TEST_CASE("the llama3 rope rule keeps short waves, stretches long ones") {
+TEST_CASE("llama3 rope scaling keeps short wavelengths and stretches long ones") {
     ModelConfig c = tiny_llama();
     c.kv_channels = 8;
     c.rotary_base = 500000;

@@ -1,5 +1,5 @@
-// Where parameters lie in the flat buffers, and what is kept of them: what ranks and checkpoints build on.
-// That every parameter has one place is tested in tests/parallel/test_buckets.cpp, for every cut.
+// The layout of parameters in the flat buffers, and their state slots. tests/parallel/test_buckets.cpp tests offsets
+// and sharding.
 #include "tests/support/doctest.h"
 
 #include <set>
@@ -18,7 +18,7 @@ std::vector<std::vector<int>> params_of(const FlatLayout& layout) {
 
 }  // namespace
 
-TEST_CASE("flat layout: the unit fills up groups and moves nothing from one to another") {
+TEST_CASE("flat layout: the unit only pads groups") {
     for (const ModelConfig& shape : fp8_shapes()) {
         const Config config = fp8_config(shape, Fp8Recipe::kDelayed);
         const ParamTable table = make_param_table(shape);
@@ -38,7 +38,7 @@ TEST_CASE("flat layout: the unit fills up groups and moves nothing from one to a
     }
 }
 
-TEST_CASE("flat layout: a view is the parameter's part of a flat buffer, and FP8 weights have a buffer of their own") {
+TEST_CASE("flat layout: a view is the parameter's part of a flat buffer, and FP8 weights have a separate buffer") {
     const ParamTable table = make_param_table(tiny_llama());
     const FlatLayout bf16_only(table, {}, INT64_MAX);
     CHECK(bf16_only.fp8_elems() == 0);
@@ -54,7 +54,7 @@ TEST_CASE("flat layout: a view is the parameter's part of a flat buffer, and FP8
     }
 }
 
-TEST_CASE("flat layout: the layers of a group as messages name them") {
+TEST_CASE("flat layout: the layers of a group in messages") {
     ParamGroup group;
     group.first_layer = group.last_layer = -1;
     CHECK(layers_text(group, 4) == "embedding");
@@ -64,8 +64,8 @@ TEST_CASE("flat layout: the layers of a group as messages name them") {
     CHECK(layers_text(group, 4) == "head");
 }
 
-TEST_CASE("state slots: a row for every kind, each in a file of its own, and every optimizer keeps a master") {
-    CHECK(std::size(kStateSlots) == kStateKinds - 1);   // the weight is no slot
+TEST_CASE("state slots: a row and a file for every kind, and every optimizer keeps a master") {
+    CHECK(std::size(kStateSlots) == kStateKinds - 1);   // the weight is not a slot
     std::set<std::string> names, files;
     for (const StateSlot& slot : kStateSlots) {
         CHECK(state_slot(slot.kind).file == slot.file);
@@ -74,14 +74,14 @@ TEST_CASE("state slots: a row for every kind, each in a file of its own, and eve
     }
     for (const OptimizerRow& row : kOptimizers) {
         CHECK(&row == &kOptimizers[static_cast<size_t>(row.kind)]);
-        CHECK(keeps(row.kind, StateKind::kMaster));   // new weights are made from it
+        CHECK(keeps(row.kind, StateKind::kMaster));   // new weights are computed from it
     }
     // Checkpoints of earlier versions have these files.
     CHECK(files == std::set<std::string>{"optimizer/m.safetensors", "optimizer/master.safetensors",
                                          "optimizer/v.safetensors"});
 }
 
-TEST_CASE("state slots: moments have the type of --moment-dtype, masters FP32, and FP64 has everything in FP64") {
+TEST_CASE("state slots: moments are in --moment-dtype and masters in FP32; with FP64 all are in FP64") {
     const StateDtypes bf16_moments{.weight = Dtype::kBf16, .moment = Dtype::kBf16};
     CHECK(bf16_moments.of(StateKind::kWeight) == Dtype::kBf16);
     CHECK(bf16_moments.of(StateKind::kMaster) == Dtype::kFp32);

@@ -1,4 +1,4 @@
-// FP8 attention through the whole model: near BF16 but not equal, the same under recomputation, planned once.
+// FP8 attention in the whole model: near BF16 but not equal, the same with recomputation, its memory in the plan.
 #include "tests/support/doctest.h"
 
 #include <cmath>
@@ -37,7 +37,7 @@ TEST_CASE("fp8 attention: gradients stay near those of BF16") {
     }
 }
 
-TEST_CASE("fp8 attention: recomputation repeats it to the bit, with any recipe") {
+TEST_CASE("fp8 attention: recomputation gives the same bits with any recipe") {
     for (const ModelConfig& shape : fp8_shapes())
         for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kTensorwise}) {
             Config config = attention_config(shape, true);
@@ -56,7 +56,7 @@ TEST_CASE("fp8 attention: recomputation repeats it to the bit, with any recipe")
         }
 }
 
-TEST_CASE("fp8 attention: its copies are in the plan, once for all layers") {
+TEST_CASE("fp8 attention: the plan has its quantized heads once for all layers") {
     const ModelConfig shape = fp8_shapes()[1];
     ModelConfig deep = shape;
     deep.num_layers *= 3;

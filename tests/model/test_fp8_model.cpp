@@ -1,4 +1,4 @@
-// FP8 through the whole model: near BF16, equal under recomputation, untouched by evaluation and by skipped steps.
+// FP8 in the whole model: near BF16, the same with recomputation, unchanged by evaluation and skipped steps.
 #include "tests/support/doctest.h"
 
 #include <algorithm>
@@ -69,7 +69,7 @@ TEST_CASE("fp8: gradients of every recipe stay near those of BF16, and every pla
     }
 }
 
-TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so the first gradients are equal") {
+TEST_CASE("fp8: calibration gives delayed scaling the scales of current scaling, so the first gradients are equal") {
     for (const ModelConfig& shape : fp8_shapes()) {
         TestModel current(fp8_config(shape, Fp8Recipe::kTensorwise)), delayed(fp8_config(shape, Fp8Recipe::kDelayed));
         for (TestModel* model : {&current, &delayed}) {
@@ -81,7 +81,7 @@ TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so
         const auto grads = all_grads(delayed), expected = all_grads(current);
         for (size_t i = 0; i < grads.size(); i++) {
             const Param& p = delayed.table.params[i];
-            // Kernels that make FP8 copies in one pass may add the rows of a vector's gradient in another order.
+            // Kernels that quantize in the same pass may sum the rows of a vector's gradient in another order.
             if (!p.is_vector()) CHECK_MESSAGE(grads[i] == expected[i], p.name);
             else CHECK_MESSAGE(distance(grads[i], expected[i]) < 1e-5, p.name);
         }
@@ -97,8 +97,8 @@ TEST_CASE("fp8: priming gives delayed scaling the factors of current scaling, so
     }
 }
 
-// Loss masks may leave nothing of a micro-batch: its gradients are zero and say nothing of those of the others.
-TEST_CASE("fp8: what primes delayed scaling is a micro-batch with a target that counts") {
+// Loss masks may ignore all targets of a micro-batch, whose gradients are then zero.
+TEST_CASE("fp8: delayed scaling is calibrated on a micro-batch with a counted target") {
     const ModelConfig shape = fp8_shapes()[1];
     TestModel current(fp8_config(shape, Fp8Recipe::kTensorwise)), delayed(fp8_config(shape, Fp8Recipe::kDelayed));
     for (TestModel* model : {&current, &delayed}) {
@@ -112,7 +112,7 @@ TEST_CASE("fp8: what primes delayed scaling is a micro-batch with a target that 
         CHECK_MESSAGE(distance(grads[i], expected[i]) < 1e-5, delayed.table.params[i].name);
 }
 
-TEST_CASE("fp8: recomputation and poisoned scratch leave every bit alone") {
+TEST_CASE("fp8: recomputation and poisoned scratch do not change any bit") {
     for (const ModelConfig& shape : fp8_shapes()) {
         for (Fp8Recipe recipe : kFp8Recipes) {
             CAPTURE(static_cast<int>(recipe));
@@ -165,7 +165,7 @@ TEST_CASE("fp8: generating text between steps changes nothing") {
     }
 }
 
-TEST_CASE("fp8: a step that is not finite is named, skipped, and leaves factors and weights as they were") {
+TEST_CASE("fp8: a non-finite step is reported and skipped, and changes neither scales nor weights") {
     for (Fp8Recipe recipe : kFp8Recipes) {
         CAPTURE(static_cast<int>(recipe));
         const Config config = fp8_config(fp8_shapes()[1], recipe);
@@ -195,14 +195,14 @@ TEST_CASE("fp8: a step that is not finite is named, skipped, and leaves factors 
         CHECK(model.result.skip == 0);
         CHECK(all_grads(model) == all_grads(undisturbed));
         CHECK(fp8_weights(model) == fp8_weights(undisturbed));
-        CHECK(fp8_weights(model) != weights);   // an update reaches the FP8 copies
+        CHECK(fp8_weights(model) != weights);   // an update changes the FP8 weights
     }
 }
 
 TEST_CASE("fp8: the report counts what was cast, once per tensor and micro-batch") {
     for (Fp8Recipe recipe : kFp8Recipes) {
         Config config = fp8_config(fp8_shapes()[1], recipe);
-        config.recompute = Recompute::kNormAct;   // what is made again is not counted again
+        config.recompute = Recompute::kNormAct;   // recomputed casts are not counted again
         TestModel model(config);
         std::vector<char> report(static_cast<size_t>(model.trainer->fp8().report_bytes()));
         model.set_random_batch(4, 20);

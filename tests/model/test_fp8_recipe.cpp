@@ -1,5 +1,5 @@
-// The plan of FP8: which linears run in it and why not, how many matmuls that makes, what shapes and devices it needs,
-// what it is expected to gain.
+// The FP8 plan: which linears run in FP8 and why others do not, the number of matmuls, the shapes and devices that it
+// requires, and the predicted speedup.
 #include "tests/support/config_test.h"
 
 #include "llmc/ops/ops.h"
@@ -71,7 +71,7 @@ TEST_CASE("fp8 recipe: rows") {
     CHECK(blockwise.dy == Granularity::kBlock1x128);
     for (Fp8Recipe recipe : {Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
         CHECK(recipe_row(recipe).recipe == recipe);
-        // A format without option is the row's.
+        // Without --fp8-format the row decides.
         const Fp8Plan plan = planned("llama", {"--fp8-recipe", recipe_row(recipe).name}).plan;
         CHECK(plan.recipe == recipe);
         CHECK(plan.dy_format == recipe_row(recipe).dy_format);
@@ -143,7 +143,7 @@ TEST_CASE("fp8 plan: what stays in BF16, and why") {
     CHECK(tiny_plan({"--fp8-lm-head", "--bf16-linears=*.*"}).fp8_linears() == 1);
 }
 
-TEST_CASE("fp8 plan: an exception that changes nothing, or leaves nothing, is refused") {
+TEST_CASE("fp8 plan: a pattern that changes nothing, or leaves no linear in FP8, is refused") {
     const std::string unknown = tiny_refusal({"--bf16-linears=0.up,4.down"});
     CHECK(contains(unknown, "--bf16-linears 4.down names no linear"));
     CHECK(contains(unknown, "LAYER.qkv, LAYER.proj, LAYER.up, LAYER.down with layers 0 to 3, and head"));
@@ -163,7 +163,7 @@ TEST_CASE("fp8 plan: an exception that changes nothing, or leaves nothing, is re
     CHECK(contains(tiny_refusal({"--fp8-min-speedup=10"}), "predicted speedup"));
 }
 
-TEST_CASE("fp8 plan: shapes that the matmuls cannot take are all named at once") {
+TEST_CASE("fp8 plan: all unsupported shapes are named at once") {
     CHECK(tiny_refusal({"--seq-length=40", "--micro-batch-size=2"}) == "");
     const Words odd = {"--seq-length=9", "--micro-batch-size=3", "--hidden-size=136", "--num-attention-heads=17",
                        "--ffn-hidden-size=360", "--fp8-lm-head", "--first-last-layers-bf16"};
@@ -178,7 +178,7 @@ TEST_CASE("fp8 plan: shapes that the matmuls cannot take are all named at once")
         CHECK(contains(text, "down of layers 1-2: in-features 360 out-features 136;"));
         CHECK(contains(text, "head: in-features 136 ("));
     }
-    // Only what runs in FP8 has to fit, and only the dimension that does not is named.
+    // Only linears in FP8 are checked, and only the wrong dimension is named.
     const Words ffn = {"--ffn-hidden-size=360"};
     CHECK(contains(tiny_refusal(ffn), "up of layers 0-3: out-features 360; down of layers 0-3: in-features 360 ("));
     CHECK(!contains(tiny_refusal(ffn), "tokens 8"));
@@ -209,7 +209,7 @@ TEST_CASE("fp8 plan: number of matmuls") {
     CHECK(planned_fp8_matmuls(tiny_plan({"--first-last-layers-bf16"}), Recompute::kNone, 3) == 12 * 2 * 3);
 }
 
-TEST_CASE("fp8 device: number needed and number found") {
+TEST_CASE("fp8 device: the error has the versions needed and found") {
     auto error = [](const char* recipe, int sm, int64_t cublaslt, const char* driver) {
         DeviceInfo d = h200();
         d.sm = sm;
@@ -241,7 +241,7 @@ TEST_CASE("fp8 device: number needed and number found") {
     CHECK(fp8_device_error(planned("llama", {}).plan, old) == "");
 }
 
-TEST_CASE("fp8 attention: refused where its kernels are not, by the device and by the build") {
+TEST_CASE("fp8 attention: refused if the device or the build lacks its kernels") {
     DeviceInfo d = h200();
     CHECK(contains(fp8_attention_error(d), "on NVIDIA H200: this build has no code for sm_90a"));
     CHECK(contains(fp8_attention_error(d), "make ARCH=90a"));
@@ -261,8 +261,8 @@ TEST_CASE("fp8 plan: the banner's text") {
     };
     CHECK(text({}) == "");
     CHECK(text({"--fp8-recipe=delayed", "--first-last-layers-bf16", "--bf16-linears=2.down,*.proj", "--fp8-margin=2"})
-          == "FP8               delayed: one factor a tensor, from the largest amax of the last 16 optimizer steps "
-             "(the history counts steps, not micro-batches), margin 2, new factors every step\n"
+          == "FP8               delayed: one scale per tensor, from the largest amax of the last 16 optimizer steps "
+             "(the history counts steps, not micro-batches), margin 2, new scales every step\n"
              "  fprop           x E4M3 by w E4M3, fast accumulation\n"
              "  dgrad           dy E5M2 by w E4M3, precise accumulation\n"
              "  wgrad           dy E5M2 by x E4M3, precise accumulation\n"
@@ -273,7 +273,7 @@ TEST_CASE("fp8 plan: the banner's text") {
              "  head            BF16 (no --fp8-lm-head)\n"
              "  always BF16     embedding, norms, residual stream, attention, softmax and loss\n");
     const std::string blockwise = text({"--fp8-recipe=blockwise", "--fp8-format=hybrid", "--fp8-lm-head"});
-    CHECK(contains(blockwise, "blockwise: factors are powers of two, one for each 1x128 of x and dy"));
+    CHECK(contains(blockwise, "blockwise: one power-of-two scale per 1x128 block of x and dy"));
     CHECK(contains(blockwise, "dgrad           dy E5M2 by w E4M3, precise"));
     CHECK(contains(blockwise, "layers 0-3      qkv proj up down in FP8\n"));
     CHECK(contains(blockwise, "head            FP8\n"));
@@ -285,7 +285,7 @@ TEST_CASE("fp8 plan: the banner's text") {
     CHECK(contains(recent, "every 8 steps"));
 }
 
-TEST_CASE("gain: measured shapes come back as measured, others lie on a smooth curve") {
+TEST_CASE("speedup: measured shapes have the measured times, others are interpolated smoothly") {
     int exact = 0;
     for (const MeasuredGemm& m : measured_rates().gemms) {
         for (int mode = 0; mode < kGemmModes; mode++) {
@@ -315,7 +315,7 @@ TEST_CASE("gain: measured shapes come back as measured, others lie on a smooth c
     }
 }
 
-TEST_CASE("gain: what the predictions say") {
+TEST_CASE("speedup: predictions") {
     auto speedup = [](const Words& words, LinearKind kind) {
         const auto [config, plan] = planned("llama", joined({"--fp8-lm-head"}, words));
         return predict_speedup(config, plan, plan.linear(kind == LinearKind::kHead
@@ -341,7 +341,7 @@ TEST_CASE("gain: what the predictions say") {
     }
     CHECK(speedup(joined(tiny, tensorwise), LinearKind::kProj) < 1);
 
-    // The rule keeps exactly those in BF16 whose prediction is below.
+    // Exactly the linears with a lower prediction stay in BF16.
     const Words run = {"--fp8-recipe=tensorwise", "--fp8-lm-head", "--num-layers=2"};
     const auto [config, plan] = planned("gpt2", run);
     double low = 1e9, high = 0;
@@ -360,7 +360,7 @@ TEST_CASE("gain: what the predictions say") {
     }
 }
 
-TEST_CASE("gain: the text of --dry-run") {
+TEST_CASE("speedup: the text of --dry-run") {
     auto text = [](const std::string& family, const Words& words, const DeviceInfo& device) {
         const Config config = parse(family, joined({"--dry-run"}, words)).config;
         return fp8_dry_run_text(config, make_param_table(config.shape), device);

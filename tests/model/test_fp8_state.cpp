@@ -1,4 +1,4 @@
-// FP8 over the steps of a run: scales follow the options, weights follow the masters, reports name what is off.
+// FP8 over the steps of a run: scales follow the options, weights follow the masters, reports name the worst tensors.
 #include "tests/support/doctest.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ bool ends_with(const std::string& text, const std::string& end) {
 
 Json tensors_of(TestModel& model) { return Json::parse(state_text(model)).at("tensors"); }
 
-// scale after an update by the rule of delayed scaling, as bits; the ring of `after` has the newest amax already.
+// The scale after an update of delayed scaling, as bits; the history of `after` has the newest amax already.
 uint32_t scale_after(const Config& c, const std::string& name, const Json& before, const Json& after) {
     const auto updates = before.at("updates").get<size_t>();
     if (updates % static_cast<size_t>(c.fp8_interval) != 0) return before.at("quant_mul_bits").get<uint32_t>();
@@ -43,7 +43,7 @@ int check_update(const Config& c, const Json& before, const Json& after) {
         const uint32_t scale = now.at("quant_mul_bits").get<uint32_t>();
         CHECK(scale == scale_after(c, name, then, now));
         changed += scale != then.at("quant_mul_bits").get<uint32_t>();
-        // All but the oldest entry of the ring stay where they are.
+        // Only the oldest entry of the history is overwritten.
         Json kept = then.at("history_bits");
         const size_t slot = then.at("updates").get<size_t>() % kept.size();
         kept[slot] = now.at("history_bits")[slot];
@@ -64,7 +64,7 @@ bool same_bytes(TestModel& model, const Tensor& tensor, const op_test::HostTenso
     return std::memcmp(bytes.data(), expected.data(), bytes.size()) == 0;
 }
 
-// The FP8 weights of one linear, made anew from its masters and its scale.
+// The FP8 weights of one linear, recomputed from its masters and its scale.
 void check_weights(TestModel& model, const Fp8Linear& linear) {
     const std::vector<char> slot = raw(model, {model.trainer->fp8().weight_slot(linear.param), Dtype::kFp32,
                                                sizeof(Fp8Slot) / 4});
@@ -102,7 +102,7 @@ Report report(const std::string& name, const Fp8Counts& counts) {
 
 }  // namespace
 
-TEST_CASE("fp8 state: margin, interval, history and algorithm decide the factors of every step") {
+TEST_CASE("fp8 state: margin, interval, history and algorithm decide the scales of every step") {
     Config plain = fp8_config(fp8_shapes()[1], Fp8Recipe::kDelayed);
     std::vector<Config> configs(6, plain);
     configs[1].fp8_margin = 2;
@@ -155,7 +155,7 @@ TEST_CASE("fp8 state: the FP8 weights are those of the masters, before and after
     }
 }
 
-TEST_CASE("fp8 health: nothing to say of healthy tensors") {
+TEST_CASE("fp8 health: no line for healthy tensors") {
     Fp8Plan plan;
     plan.recipe = Fp8Recipe::kDelayed;
     // At the limits: a share of 1e-3 saturated, of 0.2 flushed.

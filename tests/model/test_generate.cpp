@@ -1,5 +1,5 @@
-// Generated text: prompts and what is refused of them, the draw of a token, and `generate` without training state
-// against the model in training.
+// Text generation: prompts and their errors, drawing a token, and `generate` without training state compared with the
+// model in training.
 #include "tests/support/config_test.h"
 
 #include <cmath>
@@ -48,7 +48,7 @@ std::string generate_error(const Words& words) {
 
 }  // namespace
 
-TEST_CASE("generate: prompts as ids, as bytes, and a line each of a file") {
+TEST_CASE("generate: prompts as ids, as bytes, and as the lines of a file") {
     Config config = text_config(257);
     CHECK(read_prompts(config, 8, "T", false).empty());
     config.prompt_ids = " 1  256 0 ";
@@ -66,7 +66,7 @@ TEST_CASE("generate: prompts as ids, as bytes, and a line each of a file") {
     CHECK(tokens_text({72, 105, 256, 33}, TokenForm::kIds) == "72 105 256 33");
 }
 
-TEST_CASE("generate: a prompt that cannot be is named") {
+TEST_CASE("generate: an invalid prompt is named") {
     struct Case {
         int64_t vocab;
         std::string ids, bytes, file, said;
@@ -101,7 +101,7 @@ TEST_CASE("generate: a prompt that cannot be is named") {
     CHECK(contains(prompt_error(config), "--print bytes: a vocabulary of 258 is not bytes"));
 }
 
-TEST_CASE("generate: top-k draws among the largest, of equal ones the first") {
+TEST_CASE("generate: top-k draws from the largest logits, with ties resolved to the first") {
     const std::vector<float> logits = {1, 3, 2, 3, 0};
     auto drawn = [&](int64_t k) {
         std::set<int32_t> found;
@@ -124,7 +124,7 @@ TEST_CASE("generate: top-k draws among the largest, of equal ones the first") {
     CHECK(sample_token(logits, 0.0, 0.9, 3) == 1);
 }
 
-TEST_CASE("generate: a forward pass is no longer than the text needs, and no longer than the model takes") {
+TEST_CASE("generate: a forward pass has the padded length of the text, at most max_seq") {
     CHECK(padded_length(1, 1024) == 128);
     CHECK(padded_length(128, 1024) == 128);
     CHECK(padded_length(129, 1024) == 256);
@@ -151,7 +151,7 @@ TEST_CASE("generate: the length of the forward pass does not change the text") {
     }
 }
 
-TEST_CASE("generate: its options are those about text, and no others") {
+TEST_CASE("generate: accepts only the options about text") {
     const Words prompt = {"--load", "d", "--prompt-ids", "1 2"};
     const Config config = parse_generate(joined(prompt, {"--top-k", "5", "--seed=9", "--sample_tokens", "7"})).config;
     CHECK(config.prompt_ids == "1 2");

@@ -109,8 +109,8 @@ void check_model(const std::string& name) {
     CHECK(relative_error(logits_of(model), floats(reference, "logits")) < 1e-4);
 }
 
-// Loads a fixture, saves it as a checkpoint of ours, and compares every tensor with the original, bit for bit. With
-// LLMC_HF_OUT set, trained checkpoints and their logits go there, for tests/support/check_hf_load.py.
+// Loads a fixture, saves it as a checkpoint, and compares every tensor with the original, bit for bit. If LLMC_HF_OUT
+// is set, writes trained checkpoints and their logits there, for tests/support/check_hf_load.py.
 void check_export(const std::string& name) {
     CAPTURE(name);
     namespace fs = std::filesystem;
@@ -140,7 +140,7 @@ void check_export(const std::string& name) {
             const SafetensorsView& copy = ours.tensor(tensor);
             CHECK(copy.shape == view.shape);
             count++;
-            if (view.dtype != "F32") continue;   // one fixture is in half precision, and we save FP32 here
+            if (view.dtype != "F32") continue;   // one fixture is in half precision, and this test saves FP32
             REQUIRE(copy.bytes == view.bytes);
             CHECK(std::memcmp(copy.data, view.data, static_cast<size_t>(view.bytes)) == 0);
         }
@@ -172,6 +172,6 @@ TEST_CASE("GPT-2: logits, loss and every gradient as in transformers") { check_m
 TEST_CASE("Llama with llama3 rope scaling and grouped queries, as in transformers") { check_model("llama"); }
 TEST_CASE("Llama with a tied head, as in transformers") { check_model("llama_tied"); }
 TEST_CASE("Qwen3 with qk-norm, as in transformers") { check_model("qwen3"); }
-TEST_CASE("a checkpoint of ours holds the tensors of transformers, bit for bit") {
+TEST_CASE("a checkpoint has the tensors of transformers, bit for bit") {
     for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3"}) check_export(name);
 }

@@ -128,7 +128,7 @@ class NotingComm : public LocalExchange {
 public:
     using LocalExchange::LocalExchange;
     void sum(Ctx& ctx, Tensor values) override {
-        purposes.push_back(collective_name("none"));
+        purposes.push_back(ctx.purpose ? ctx.purpose : "none");
         LocalExchange::sum(ctx, values);
     }
     std::vector<std::string> purposes;
@@ -143,13 +143,13 @@ TEST_CASE("streams: collectives keep the order of the calls and their purpose, w
         auto sum = [&comm](Ctx& ctx, int32_t& value) { comm.sum(ctx, {&value, Dtype::kInt32, 1}); };
         Pair p(false);
         {
-            const CollectivePurpose purpose("first");
+            const CollectivePurpose purpose(p.side, "first");
             sum(p.side, one);
         }
         p.put(p.side, 0, 5);
         CHECK(one == 1);
         if (root) cpu::synchronize(p.side);   // only this rank, as when it draws a sample
-        const CollectivePurpose purpose("second");
+        const CollectivePurpose purpose(p.side, "second");
         comm.gather("");
         CHECK(one == 3);
         CHECK(p.bytes[0] == (root ? 5 : 0));   // after the collective: nothing waits for it
@@ -157,11 +157,12 @@ TEST_CASE("streams: collectives keep the order of the calls and their purpose, w
         sum(p.side, three);
         CHECK(two == 2);
         if (root) cpu::synchronize(p.side);
+        const CollectivePurpose third(p.compute, "third");
         sum(p.compute, one);
         CHECK(two == 6);
         CHECK(three == 9);
         CHECK(one == 9);
-        CHECK(comm.purposes == std::vector<std::string>{"first", "second", "second", "second"});
+        CHECK(comm.purposes == std::vector<std::string>{"first", "second", "second", "third"});
     });
     CHECK(ends == std::vector<std::string>(3, "nothing"));
 }

@@ -1,4 +1,4 @@
-// How flat buffers are cut for ranks: every element is owned once, and what travels differently is apart.
+// How flat buffers are sharded over ranks: every element has one owner, and forms are in separate buckets.
 #include "tests/support/doctest.h"
 
 #include <set>
@@ -32,7 +32,7 @@ std::vector<Config> configs() {
     return all;
 }
 
-constexpr int64_t kSizes[] = {1, 20000, int64_t{1} << 40};   // a parameter each, some, all in one
+constexpr int64_t kSizes[] = {1, 20000, int64_t{1} << 40};   // one parameter per bucket, several, all in one
 
 void check_places(const Cut& cut, int ranks, int64_t bytes) {
     int64_t flat = 0;
@@ -47,7 +47,7 @@ void check_places(const Cut& cut, int ranks, int64_t bytes) {
         int64_t at = bucket.begin;
         int layer = bucket.first_layer;
         for (int param : bucket.params) {
-            CHECK(cut.table.layer_of(param) - layer <= 1);   // they are ready one after the other
+            CHECK(cut.table.layer_of(param) - layer <= 1);   // in neighbouring layers
             layer = cut.table.layer_of(param);
             const Param& p = cut.table.params[static_cast<size_t>(param)];
             CHECK(seen.insert(param).second);
@@ -59,7 +59,7 @@ void check_places(const Cut& cut, int ranks, int64_t bytes) {
             CHECK(cut.table.layer_of(param) <= bucket.last_layer);
             at += (p.elems() + kParamAlign - 1) / kParamAlign * kParamAlign;
         }
-        // It was closed as soon as it was long enough, and padded no more than needed.
+        // It ended as soon as it was long enough, and is padded no more than needed.
         if (bucket.params.size() > 1) CHECK((cut.layout.offset(bucket.params.back()) - bucket.begin) * 4 < bytes);
         CHECK(bucket.elems - (at - bucket.begin) < ranks * kParamAlign);
         flat += bucket.elems;
@@ -79,7 +79,7 @@ void check_forms(const Cut& cut) {
                 form = linear.fp8 ? ParamForm::kFp8Linear : ParamForm::kLinear;
         CHECK(cut.layout.form(param) == form);
     }
-    // Each form of weights is a buffer of its own.
+    // FP8 weights have a separate buffer.
     int64_t ends[2] = {};
     for (const ParamGroup& bucket : cut.buckets.all()) {
         int64_t& end = ends[bucket.form == ParamForm::kFp8Linear];
@@ -90,7 +90,7 @@ void check_forms(const Cut& cut) {
     CHECK(ends[1] == cut.layout.fp8_elems());
 }
 
-// Owners of every element, and of every place in their shards.
+// Every element and every place in a shard has one owner.
 void check_ranges(const Cut& cut, int ranks) {
     std::vector<std::vector<int>> owners;
     for (const Param& p : cut.table.params) owners.emplace_back(p.elems(), 0);
@@ -120,7 +120,7 @@ void check_ranges(const Cut& cut, int ranks) {
 
 }  // namespace
 
-TEST_CASE("buckets: every parameter has one place, and every element one owner") {
+TEST_CASE("buckets: every parameter has one offset, and every element one owner") {
     for (const Config& config : configs()) {
         for (int ranks : {1, 2, 3, 4, 8}) {
             for (int64_t bytes : kSizes) {
@@ -135,7 +135,7 @@ TEST_CASE("buckets: every parameter has one place, and every element one owner")
     }
 }
 
-TEST_CASE("buckets: a rank that owns everything has the places of the flat buffers, as one rank has") {
+TEST_CASE("buckets: whole_ranges are the offsets of the flat buffers, as for one rank") {
     const Config config = fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed);
     const Cut one(config, 1, 20000), three(config, 3, 20000);
     CHECK(one.buckets.shard_ranges(0) == one.buckets.whole_ranges());
@@ -148,7 +148,7 @@ TEST_CASE("buckets: a rank that owns everything has the places of the flat buffe
     CHECK(three.buckets.whole_ranges().size() == three.table.params.size());
 }
 
-TEST_CASE("buckets: a layout that so many ranks cannot share is refused") {
+TEST_CASE("buckets: a layout that is not divisible by the ranks is refused") {
     const Cut two(fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed), 2, 20000);
     CHECK_NOTHROW(Buckets(two.layout, 1));
     CHECK_THROWS_AS(Buckets(two.layout, 7), Error);
@@ -165,7 +165,7 @@ TEST_CASE("buckets: a large model in buckets of 256 MB") {
     int64_t longest_linears = 0;
     for (const ParamGroup& bucket : cut.buckets.all())
         if (bucket.form != ParamForm::kOther) longest_linears = std::max(longest_linears, bucket.elems);
-    // The head, alone: 128256 x 4096.
+    // Only the head: 128256 x 4096.
     CHECK(longest_linears == 525336576);
     CHECK(cut.buckets.all().front().first_layer == -1);
     CHECK(cut.buckets.all().size() > 60);

@@ -1,5 +1,4 @@
-// What several ranks decide before they exchange anything: who gets which GPU, which NCCL, which links are slow. The
-// exchange itself: comm_check.cpp.
+// Before the first collective: GPU assignment, loading NCCL, slow links. comm_check.cpp tests the collectives.
 #include "tests/support/doctest.h"
 
 #include <set>
@@ -39,7 +38,7 @@ void set_rate(std::vector<std::vector<double>>& rates, size_t a, size_t b, doubl
 
 }  // namespace
 
-TEST_CASE("placement: a rank takes the GPU of its number on the host, or the only one it is shown") {
+TEST_CASE("placement: a rank gets the GPU of its local rank, or the only visible one") {
     CHECK_EQ(device_of_rank(0, 8), 0);
     CHECK_EQ(device_of_rank(7, 8), 7);
     CHECK_EQ(device_of_rank(8, 8), -1);
@@ -47,7 +46,7 @@ TEST_CASE("placement: a rank takes the GPU of its number on the host, or the onl
     CHECK_EQ(device_of_rank(0, 0), -1);
 }
 
-TEST_CASE("placement: sound places are told by host") {
+TEST_CASE("placement: one note per host") {
     const auto places = four_places();
     CHECK_EQ(placement_error(places), "");
     const auto notes = placement_notes(places);
@@ -56,7 +55,7 @@ TEST_CASE("placement: sound places are told by host") {
     CHECK_EQ(notes[1], "ranks of host south: 2 on 0000:02:00.0, 3 on 0000:03:00.0");
 }
 
-TEST_CASE("placement: what is wrong is named with rank, host and what the rank sees") {
+TEST_CASE("placement: an error names rank, host and visible GPUs") {
     auto places = four_places();
     places[3].visible = 0;
     places[3].index = -1;
@@ -77,7 +76,7 @@ TEST_CASE("placement: what is wrong is named with rank, host and what the rank s
 
     places = four_places();
     for (RankPlace& place : places) place.visible = 1, place.visible_devices = "0", place.index = 0;
-    CHECK_EQ(placement_error(places), "");   // a GPU of its own under the same number
+    CHECK_EQ(placement_error(places), "");   // different GPUs with the same index
     places[1].id = places[0].id;
     CHECK(has(placement_error(places), "they see 1 GPU (CUDA_VISIBLE_DEVICES=0) and 1 GPU (CUDA_VISIBLE_DEVICES=0)"));
 }
@@ -101,16 +100,16 @@ TEST_CASE("nccl: a library that is missing, or another one, is named with what t
     CHECK_EQ(nccl_api::version_text(2708), "2.7.8");
 }
 
-TEST_CASE("check-comm: every two ranks meet in exactly one round") {
+TEST_CASE("check-comm: every pair of ranks occurs in exactly one round") {
     for (int ranks = 2; ranks <= 17; ranks++) {
         CAPTURE(ranks);
         std::set<std::pair<int, int>> met;
         for (int round = 0; round < pair_rounds(ranks); round++) {
             for (int rank = 0; rank < ranks; rank++) {
-                const int peer = opponent(rank, round, ranks);
+                const int peer = peer_in_round(rank, round, ranks);
                 if (peer < 0) continue;
                 CHECK_NE(peer, rank);
-                CHECK_EQ(opponent(peer, round, ranks), rank);
+                CHECK_EQ(peer_in_round(peer, round, ranks), rank);
                 if (rank < peer) CHECK(met.emplace(rank, peer).second);
             }
         }
@@ -118,7 +117,7 @@ TEST_CASE("check-comm: every two ranks meet in exactly one round") {
     }
 }
 
-TEST_CASE("check-comm: bytes that a rank sends for a byte of the message") {
+TEST_CASE("check-comm: bytes that a rank sends per byte of the message") {
     CHECK_EQ(bus_factor(Collective::kAllReduce, 2), 1);
     CHECK_EQ(bus_factor(Collective::kAllReduce, 8), 1.75);
     for (const Collective c : {Collective::kReduceScatter, Collective::kAllGather, Collective::kAllToAll})
@@ -138,7 +137,7 @@ TEST_CASE("check-comm: a slow link is named by its ends, a slow rank once") {
 
     rates = even_rates(4, 100);
     for (size_t other : {0, 1, 3}) set_rate(rates, 2, other, 30);
-    set_rate(rates, 2, 0, 100);   // one of its links is as it should be
+    set_rate(rates, 2, 0, 100);   // one of its links is normal
     lines = slow_links(rates, one_host, labels);
     REQUIRE_EQ(lines.size(), 1);
     CHECK(has(lines[0], "slow rank 2 (C): 2 of its 3 links give at most 30.00 GiB/s"));

@@ -1,9 +1,9 @@
-// What a run says it exchanges in a step is what its steps exchange, to the byte.
+// The planned communication of a step is that of its steps, to the byte.
 #include "tests/support/zero_test.h"
 
 namespace {
 
-// Passes everything on, and keeps count as long as `counting`.
+// Forwards all calls, and counts them while `counting`.
 class CountingComm : public Comm {
 public:
     explicit CountingComm(Comm& inner) : Comm(inner.world()), inner_(inner) {}
@@ -49,16 +49,12 @@ Config small(Fp8Recipe recipe) {
     return config;
 }
 
-MemoryPlan plan_of(const Config& config, int ranks) {
-    return memory_of(config, ranks);
-}
-
 void check_plan(const Config& config, int ranks) {
     LocalRanks(ranks).run([&](Comm& comm) {
         CountingComm counted(comm);
         TestModel model(config, true, &counted);
         model.set_random_batch(config.global_batch_size, 5);
-        model.step();   // a delayed recipe calibrates in it
+        model.step();   // delayed scaling calibrates in it
         counted.counting = true;
         model.set_random_batch(config.global_batch_size, 6);
         model.step();
@@ -84,7 +80,7 @@ int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
 
 }  // namespace
 
-TEST_CASE("comm plan: a step exchanges what the plan says, whatever the recipe, the wires and who owns what") {
+TEST_CASE("comm plan: a step communicates what is planned, with every recipe, communication dtype and --zero") {
     for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
         for (Dtype grad : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
             for (int zero : {0, 1}) {
@@ -101,21 +97,21 @@ TEST_CASE("comm plan: a step exchanges what the plan says, whatever the recipe, 
     }
 }
 
-TEST_CASE("comm plan: bytes are those of the numbers that travel") {
+TEST_CASE("comm plan: bytes follow from the communication dtypes") {
     const Config config = small(Fp8Recipe::kDelayed);
-    const MemoryPlan bf16 = plan_of(config, 4);
+    const MemoryPlan bf16 = memory_of(config, 4);
     const int64_t flat = bf16.flat_elems;
     CHECK(bytes_of(bf16, "reduce-scatter", Dtype::kFp32) == 4 * flat);
     CHECK(bytes_of(bf16, "all-gather", Dtype::kBf16) == 2 * flat);
     CHECK(bytes_of(bf16, "all-gather", Dtype::kE4m3) == 0);
 
-    const MemoryPlan fp8 = plan_of(changed(config, [](Config& c) { c.param_comm_dtype = Dtype::kE4m3; }), 4);
+    const MemoryPlan fp8 = memory_of(changed(config, [](Config& c) { c.param_comm_dtype = Dtype::kE4m3; }), 4);
     const int64_t in_fp8 = bytes_of(fp8, "all-gather", Dtype::kE4m3);
     CHECK(in_fp8 > flat / 2);
     CHECK(bytes_of(fp8, "all-gather", Dtype::kBf16) == 2 * (flat - in_fp8));
 
-    // One byte and its share of a scale for each gradient of a linear, the others as they are.
-    const MemoryPlan coded = plan_of(changed(config, [](Config& c) { c.grad_comm_dtype = Dtype::kE4m3; }), 4);
+    // Gradients of linears take a byte each and a scale per chunk; the others are in fp32.
+    const MemoryPlan coded = memory_of(changed(config, [](Config& c) { c.grad_comm_dtype = Dtype::kE4m3; }), 4);
     const int64_t codes = bytes_of(coded, "all-to-all", Dtype::kE4m3);
     CHECK(codes >= in_fp8);
     CHECK(bytes_of(coded, "all-to-all", Dtype::kFp32) == codes / kGradCommChunk * 4);
@@ -123,15 +119,15 @@ TEST_CASE("comm plan: bytes are those of the numbers that travel") {
     for (const MemoryPlan* plan : {&bf16, &fp8, &coded}) {
         for (const PlannedCollective& c : plan->collectives) {
             const bool both_ways = std::string(c.name).rfind("all-reduce", 0) == 0;
-            if (c.bytes < 100) continue;   // of a number or two no rank sends three quarters
+            if (c.bytes < 100) continue;   // integer division by 4 rounds down
             CHECK(c.sent_bytes == c.bytes / 4 * (both_ways ? 6 : 3));
         }
     }
 }
 
-TEST_CASE("comm plan: the table has a line for each collective and their sum, and one rank has none") {
+TEST_CASE("comm plan: the table has a line per collective and a total; one rank has no table") {
     const Config config = small(Fp8Recipe::kNone);
-    const MemoryPlan plan = plan_of(config, 2);
+    const MemoryPlan plan = memory_of(config, 2);
     const std::string text = communication_text(config, plan.collectives, 2, plan.buckets);
     CHECK(std::count(text.begin(), text.end(), '\n') == static_cast<long>(plan.collectives.size()) + 3);
     int64_t all = 0;
@@ -141,7 +137,7 @@ TEST_CASE("comm plan: the table has a line for each collective and their sum, an
     CHECK(text.find(" " + std::to_string(all) + " ", last) != std::string::npos);
     CHECK(text.find(strf("of each of 2 ranks in a step, %lld buckets", static_cast<long long>(plan.buckets)))
           != std::string::npos);
-    const MemoryPlan one = plan_of(config, 1);
+    const MemoryPlan one = memory_of(config, 1);
     CHECK(one.collectives.empty());
     CHECK(communication_text(config, one.collectives, 1, one.buckets).empty());
 }

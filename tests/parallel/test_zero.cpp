@@ -1,4 +1,4 @@
-// Training on several ranks, which are threads here: the same run whatever their number and however they share it.
+// Training on several ranks, here threads: the run does not depend on their number or on --zero.
 #include "tests/support/zero_test.h"
 
 namespace {
@@ -29,7 +29,7 @@ std::vector<Case> recipes() {
 
 }  // namespace
 
-TEST_CASE("zero: in FP32 any number of ranks has the losses and norms of one") {
+TEST_CASE("zero: in FP32 losses and norms do not depend on the number of ranks") {
     for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
         for (double bucket_mb : {1e-6, 0.03, 256.0}) {
             Config config = tiny_config(shape, Dtype::kFp32, 1, 13);
@@ -45,7 +45,7 @@ TEST_CASE("zero: in FP32 any number of ranks has the losses and norms of one") {
     }
 }
 
-TEST_CASE("zero: bits depend neither on overlap, nor on who owns what, nor on the form of gathered weights") {
+TEST_CASE("zero: bits do not depend on overlap, --zero or --param-comm-dtype") {
     for (const Case& recipe : recipes()) {
         const Run one = train(recipe.config, 1);
         for (int ranks : {2, 3, 4}) {
@@ -55,7 +55,7 @@ TEST_CASE("zero: bits depend neither on overlap, nor on who owns what, nor on th
             CHECK(sharded.skips == std::vector<int>(3, 0));
             check_near(sharded.losses, one.losses, 0.01);
             CHECK(sharded == train(recipe.config, ranks, 3, {}, {.defers_compute = true}));
-            // One number of ranks is enough: both orders of the two streams gave the same.
+            // One number of ranks is enough, since deferring either stream gave the same bits.
             const auto alone = [](Config& c) { c.overlap = false; };
             if (ranks == 3) CHECK(sharded == train(changed(recipe.config, alone), ranks));
             CHECK(sharded == train(changed(recipe.config, [](Config& c) { c.zero = 0; }), ranks));

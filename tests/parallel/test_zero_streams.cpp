@@ -1,6 +1,6 @@
-// The two streams of a run on several ranks: all that orders them is events, and each of them is needed. The CPU takes
-// the extremes that events allow, one stream as late as possible and the other at once, and its results are those of
-// no overlap only as long as no event is missing.
+// The two streams of a run on several ranks are ordered by events, each of which is needed. The CPU runs the extreme
+// orders that the events allow, one stream as late as possible and the other immediately: if no event is missing, the
+// results are those without overlap.
 #include "tests/support/zero_test.h"
 
 #include "llmc/train/rank_consistency.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kSteps = 3;
 
-// Everything that the ranks get to see of a run, by rank, in bytes.
+// The bytes of all results of a run, by rank.
 using Seen = std::vector<std::vector<Bytes>>;
 
 class Witness {
@@ -33,24 +33,24 @@ public:
         if (count) seen_.push_back(fp8_report_), note(grad_comm_report_);
         model_.staged.fp8_report = model_.staged.grad_comm_report = nullptr;
     }
-    // One micro-batch: rank 0 has it, the others have none.
+    // One micro-batch, on rank 0.
     void evaluate() { note(model_.trainer->evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum); }
     void sample() {
         if (!model_.comm.root()) return;
         note(model_.trainer->generate(model_.ctx, {30, 60, 119},
                                       {.tokens = 1, .temperature = 0.8}, 9, model_.staged).back());
-        // A token drawn hides much of what it was drawn from.
+        // The drawn token depends little on the logits, so compare those, too.
         const int64_t T = model_.config.seq_length, elems = T * model_.config.shape.padded_vocab();
         const Dtype dtype = model_.config.dtype;
         model_.trainer->decoder().logits_all(model_.ctx, {add(elems * dtype_bytes(dtype)), dtype, elems}, T);
         device::synchronize(model_.ctx);
     }
-    // What a checkpoint reads.
+    // Reads what a checkpoint reads.
     void save() {
         const StateAccess access = model_.trainer->state_access(model_.ctx);
         for (size_t i = 0; i < model_.table.params.size(); i++) {
             const int param = static_cast<int>(i);
-            const Tensor weight = model_.trainer->decoder().weight(param);   // empty if in FP8 alone
+            const Tensor weight = model_.trainer->decoder().weight(param);   // empty if stored in FP8 only
             if (weight) access.read(StateKind::kWeight, param, 0, weight.elems, add(weight.bytes()));
         }
         std::map<std::string, Bytes> rest;
@@ -76,7 +76,7 @@ private:
     GradCommReport grad_comm_report_{};
 };
 
-// Steps with what a run does between them: each finds weights on their way. orders: of rank 0.
+// Steps, evaluation, sampling and saving, each during an all-gather of weights. orders: of rank 0.
 Seen watch(const Config& config, const DataLoader& data, bool defers_compute, int64_t* orders = nullptr) {
     Seen seen(2);
     LocalRanks(2).run([&](Comm& comm) {
@@ -96,7 +96,7 @@ struct Case {
     std::string name;
     Config config;
 };
-// Together they take every way of gradients and weights.
+// Together they use every communication dtype of gradients and weights.
 std::vector<Case> cases() {
     std::vector<Case> cases;
     const auto shapes = fp8_shapes();
@@ -125,7 +125,7 @@ constexpr int64_t kMany = 1 << 20;
 }  // namespace
 
 TEST_CASE("streams: either may be deferred as far as the events allow, and each event is needed") {
-    if (!device::device_info(-1).toolkit.empty()) return;   // a GPU takes some order in between
+    if (!device::device_info(-1).toolkit.empty()) return;   // the order on a GPU is not controlled
     const data_test::TempDir dir;
     data_test::write(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 120)));
     for (const Case& c : cases()) {
@@ -139,7 +139,7 @@ TEST_CASE("streams: either may be deferred as far as the events allow, and each 
         left = kMany;
         CHECK(watch(c.config, data, true, &left) == expected);
         CHECK(kMany - left == orders);
-        // What compute waits for shows where the other stream is deferred, and the reverse.
+        // A missing event for the compute stream shows when the side stream is deferred, and vice versa.
         int64_t of_compute = 0, of_side = 0;
         for (int64_t n = 0; n < orders; n++) {
             int64_t missing = n;
@@ -152,7 +152,7 @@ TEST_CASE("streams: either may be deferred as far as the events allow, and each 
     }
 }
 
-TEST_CASE("streams: weights made anew while others are on their way are the same in either order") {
+TEST_CASE("streams: weights recomputed from masters during an all-gather are the same in either order") {
     const Actions again{{}, [](TestModel& model, int) {
         model.trainer->weights_from_masters(model.ctx, true);
     }};

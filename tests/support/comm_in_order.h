@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm.h"
 #include "tests/support/deferred_stream.h"
 
@@ -41,8 +40,8 @@ private:
         if (cpu::deferred_stream(ctx) != stream_) cpu::event_wait(put_off_);
         stream_ = cpu::deferred_stream(ctx);
         if (!stream_) return work();
-        cpu::put_off(ctx, [work, purpose = std::string(collective_name(""))] {
-            const CollectivePurpose same(purpose);
+        cpu::put_off(ctx, [work, &ctx, purpose = std::string(ctx.purpose ? ctx.purpose : "none")] {
+            const CollectivePurpose same(ctx, purpose);
             work();
         });
         cpu::event_record(ctx, put_off_);

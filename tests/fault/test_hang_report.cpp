@@ -1,4 +1,4 @@
-// Who waits for whom, of ranks that are put together here; and the posts that it is made of.
+// The hang report from constructed heartbeats, and the heartbeat table.
 #include <atomic>
 #include <cstdlib>
 #include <fcntl.h>
@@ -25,7 +25,7 @@ Mark mark(int64_t step, int number, const char* name) {
     return m;
 }
 
-// In backward of step 41, long past the first step, with a sign of life just now.
+// In backward of step 41, with a recent heartbeat.
 RankView computing() {
     RankView view;
     view.post.step = 41;
@@ -38,18 +38,18 @@ RankView computing() {
 
 RankView waiting(const Mark& at, double idle_s, Lane lane = kHostLane) {
     RankView view = computing();
-    view.post.lanes[lane] = {.given = 9, .begun = 9, .finished = 8, .at = at, .next = {}};
+    view.post.lanes[lane] = {.enqueued = 9, .begun = 9, .finished = 8, .at = at, .next = {}};
     view.idle_s = idle_s;
     return view;
 }
 
 }  // namespace
 
-TEST_CASE("verdict: as long as somebody makes progress there is none") {
+TEST_CASE("hang report: there is none while a rank makes progress") {
     const Mark reduce = mark(41, 7, "reduce layers.3");
     CHECK(hang_report({}, kTimeout) == "");
     CHECK(hang_report({computing(), computing()}, kTimeout) == "");
-    // Others wait for a rank that computes, however long.
+    // Others may wait any time for a rank that computes.
     CHECK(hang_report({computing(), waiting(reduce, 1000), waiting(reduce, 1000)}, kTimeout) == "");
     RankView slow = computing();
     slow.idle_s = kTimeout;
@@ -63,7 +63,7 @@ TEST_CASE("verdict: as long as somebody makes progress there is none") {
     CHECK(hang_report({ended, ended}, kTimeout) == "");
 }
 
-TEST_CASE("verdict: a rank that is gone is named at once, with what the others wait for") {
+TEST_CASE("hang report: a rank that is gone is named immediately, with the collective that the others wait in") {
     const Mark reduce = mark(41, 7, "reduce layers.3");
     std::vector<RankView> ranks = {waiting(reduce, 1.25), computing(), waiting(reduce, 0.5), computing()};
     ranks[1].process = RankView::Process::kGone;
@@ -72,13 +72,13 @@ TEST_CASE("verdict: a rank that is gone is named at once, with what the others w
         CHECK(hang_report(ranks, timeout) == "rank 1 (on north) is gone, last seen in step 41, backward, before "
               "collective 7 (reduce layers.3); ranks 0,2 wait in collective 7 (reduce layers.3) of step 41 for 0.5 "
               "s; rank 3 is in step 41, forward");
-    // It was through with that collective.
-    ranks[1].post.lanes[kHostLane] = {.given = 7, .begun = 7, .finished = 7, .at = reduce, .next = {}};
+    // It had finished that collective.
+    ranks[1].post.lanes[kHostLane] = {.enqueued = 7, .begun = 7, .finished = 7, .at = reduce, .next = {}};
     CHECK(hang_report(ranks, kTimeout).rfind("rank 1 (on north) is gone, last seen in step 41, backward; ranks 0,2",
                                          0) == 0);
 }
 
-TEST_CASE("verdict: a rank without a sign of life, and one that is stopped") {
+TEST_CASE("hang report: a rank without heartbeats, and one that is suspended") {
     const Mark gather = mark(41, 2, "gather layers.0");
     std::vector<RankView> ranks = {waiting(gather, 31), computing()};
     ranks[1].silent_s = 30.5;
@@ -88,14 +88,14 @@ TEST_CASE("verdict: a rank without a sign of life, and one that is stopped") {
           "41 for 31 s (--comm-timeout 30)");
     ranks[1].process = RankView::Process::kStopped;
     CHECK(hang_report(ranks, kTimeout).find("rank 1 (on north) has been suspended by a signal for 30.5 s") == 0);
-    ranks[1].known = false;   // its host is not connected: nothing is known of it
+    ranks[1].known = false;   // its host is not connected
     CHECK(hang_report(ranks, kTimeout) == "");
     ranks[1].known = true;
     ranks[1].silent_s = kTimeout;
     CHECK(hang_report(ranks, kTimeout) == "");
 }
 
-TEST_CASE("verdict: a rank that is stuck; slow phases and the first step take ten times as long") {
+TEST_CASE("hang report: a rank that is stuck; slow phases and the first step take ten times as long") {
     const Mark reduce = mark(41, 7, "reduce layers.3");
     RankView stuck = computing();
     stuck.idle_s = 30.1;
@@ -111,15 +111,15 @@ TEST_CASE("verdict: a rank that is stuck; slow phases and the first step take te
         const std::string text = hang_report({slow, waiting(reduce, 400)}, kTimeout);
         CHECK(text.find("without progress for 301 s") != std::string::npos);
     }
-    // A device that has not come to what it was given: where the device is counts, not where the host is.
-    stuck.post.lanes[kDeviceLane] = {.given = 12, .begun = 9, .finished = 9, .at = mark(40, 8, "gather layers.0"),
+    // The report names the place of the device, not that of its host, which is ahead.
+    stuck.post.lanes[kDeviceLane] = {.enqueued = 12, .begun = 9, .finished = 9, .at = mark(40, 8, "gather layers.0"),
                                      .next = reduce};
     stuck.post.step = 42;
     CHECK(hang_report({stuck, waiting(reduce, 40, kDeviceLane)}, kTimeout).find("rank 0 (on north) is in step 41, "
           "backward, before collective 7 (reduce layers.3), without") == 0);
 }
 
-TEST_CASE("verdict: where everybody waits, the connection or the order of calls is to blame") {
+TEST_CASE("hang report: if all ranks wait, the cause is the connection or the order of calls") {
     const Mark reduce = mark(41, 7, "reduce layers.3"), gather = mark(41, 8, "gather layers.0");
     CHECK(hang_report({waiting(reduce, 31), waiting(reduce, 30)}, kTimeout) == "");
     CHECK(hang_report({waiting(reduce, 31), waiting(reduce, 32)}, kTimeout) ==
@@ -137,7 +137,7 @@ TEST_CASE("verdict: where everybody waits, the connection or the order of calls 
     CHECK(hang_report({waiting(reduce, 31), far}, kTimeout) == "");
 }
 
-TEST_CASE("verdict: the lowest rank that can speak does; ranks in a row are a range") {
+TEST_CASE("hang report: the lowest rank that can print; consecutive ranks are printed as a range") {
     std::vector<RankView> ranks(4, computing());
     CHECK(lowest_living(ranks) == 0);
     ranks[0].process = RankView::Process::kStopped;
@@ -152,7 +152,7 @@ TEST_CASE("verdict: the lowest rank that can speak does; ranks in a row are a ra
 
 // ---- the heartbeat table
 
-TEST_CASE("board: a row of zeros says nothing, and what is posted is read back") {
+TEST_CASE("heartbeats: a row of zeros is empty, and posts are read back") {
     const auto row = std::make_unique<Heartbeat>();   // value-initialised: zeros, as new memory is
     RankPost post = row->read();
     CHECK(post.end_code == -1);
@@ -163,12 +163,8 @@ TEST_CASE("board: a row of zeros says nothing, and what is posted is read back")
     set_own_row(row.get());
     post_step(3);
     post_phase(Phase::kBackward);
-    int64_t number;
-    {
-        const CollectivePurpose purpose("reduce layers.1");
-        number = row->give(kHostLane, collective_name("sum"));
-    }
-    CHECK(row->give(kDeviceLane, collective_name("sum of 4 fp32")) == 1);
+    const int64_t number = row->enqueue(kHostLane, "reduce layers.1");
+    CHECK(row->enqueue(kDeviceLane, "sum of 4 fp32") == 1);
     CHECK(place_text(row->read()) == "step 3, backward, before collective 2 (sum of 4 fp32)");
     row->set_begun(kHostLane, number);
     CHECK(row->read().lanes[kHostLane].waits());
@@ -191,19 +187,19 @@ TEST_CASE("board: a row of zeros says nothing, and what is posted is read back")
     CHECK(again.progress == post.progress);
     CHECK(std::string(again.lanes[kHostLane].at.name) == "reduce layers.1");
     post_step(4);
-    CHECK(row->give(kHostLane, "again") == 2);
-    CHECK(row->read().lanes[kHostLane].next.number == 1);   // counted in the step
+    CHECK(row->enqueue(kHostLane, "again") == 2);
+    CHECK(row->read().lanes[kHostLane].next.number == 1);   // numbered within the step
     set_own_row(nullptr);
-    post_step(9);   // goes nowhere
+    post_step(9);   // ignored
     CHECK(row->read().step == 4);
 }
 
-TEST_CASE("board: a reader never sees more finished than begun, nor more begun than given") {
+TEST_CASE("heartbeats: a reader always sees finished <= begun <= enqueued") {
     const auto row = std::make_unique<Heartbeat>();
     std::atomic<bool> done{false};
     std::thread poster([&] {
         for (int i = 0; i < 20000; i++) {
-            const int64_t number = row->give(kHostLane, "x");
+            const int64_t number = row->enqueue(kHostLane, "x");
             row->set_begun(kHostLane, number);
             row->set_finished(kHostLane, number);
         }
@@ -212,31 +208,30 @@ TEST_CASE("board: a reader never sees more finished than begun, nor more begun t
     int wrong = 0;
     while (!done) {
         const LanePost lane = row->read().lanes[kHostLane];
-        wrong += lane.finished > lane.begun || lane.begun > lane.given;
+        wrong += lane.finished > lane.begun || lane.begun > lane.enqueued;
     }
     poster.join();
     CHECK(wrong == 0);
     CHECK(row->read().lanes[kHostLane].finished == 20000);
 }
 
-TEST_CASE("board: a device far behind its host is where it is, not where its host is") {
+TEST_CASE("heartbeats: the names of all enqueued collectives are kept") {
     const auto row = std::make_unique<Heartbeat>();
-    const int given =
-        2 * (2 * 224 + 67 +
-             291);  // two steps of an 8B model, each parameter a bucket, all communication dtypes FP8
+    // Two steps of an 8B model with a bucket per parameter and all communication in FP8.
+    const int enqueued = 2 * (2 * 224 + 67 + 291);
     row->begin_step(5);
-    for (int i = 1; i <= given; i++) row->give(kDeviceLane, strf("gather %d", i).c_str());
+    for (int i = 1; i <= enqueued; i++) row->enqueue(kDeviceLane, strf("gather %d", i).c_str());
     row->set_begun(kDeviceLane, 1);
     LanePost lane = row->read().lanes[kDeviceLane];
     CHECK(std::string(lane.at.name) == "gather 1");
     CHECK(lane.next.number == 2);
-    row->set_begun(kDeviceLane, given);
+    row->set_begun(kDeviceLane, enqueued);
     lane = row->read().lanes[kDeviceLane];
-    CHECK(lane.at.number == given);
+    CHECK(lane.at.number == enqueued);
     CHECK(lane.next.number == 0);   // none
 }
 
-TEST_CASE("board: memory of one name is shared, and made once or by the launch wrapper") {
+TEST_CASE("heartbeats: memory of one name is shared, and created once or by the launch wrapper") {
     const std::string name = "llmfp8-test-" + std::to_string(::getpid());
     {
         HeartbeatTable ours = HeartbeatTable::create(name, 3);
@@ -255,7 +250,7 @@ TEST_CASE("board: memory of one name is shared, and made once or by the launch w
     REQUIRE(fd >= 0);
     CHECK(HeartbeatTable::exists_empty(name));
     ::setenv(kHeartbeatVariable, name.c_str(), 1);
-    leave_outcome(kExitDisk);
+    write_outcome(kExitDisk);
     ::unsetenv(kHeartbeatVariable);
     char text[16] = "";
     CHECK(::pread(fd, text, sizeof text - 1, 0) == 12);

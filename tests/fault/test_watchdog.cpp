@@ -1,4 +1,4 @@
-// Faults on demand, the connection between the boards of two hosts, and settings that differ between ranks.
+// Fault injection, device marks, the link between heartbeat tables of two hosts, the watchdog, and launch checks.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,7 +32,7 @@ std::string refused_fault(const std::string& word) {
 
 }  // namespace
 
-TEST_CASE("drills: what strikes, whom and where") {
+TEST_CASE("fault injection: kind, rank and place of a fault") {
     struct Case {
         const char* word;
         Fault::Kind kind;
@@ -61,7 +61,7 @@ TEST_CASE("drills: what strikes, whom and where") {
     }
 }
 
-TEST_CASE("drills: what cannot be read is refused with an example") {
+TEST_CASE("fault injection: an invalid fault is refused with an example") {
     CHECK(contains(refused_fault("kil:rank=1@step=2"), "unknown fault \"kil\", did you mean kill?"));
     CHECK(contains(refused_fault("kill@step=2"), "needs rank=R (example: kill:rank=3@step=50)"));
     for (const char* place : {"", "@", "@step=0", "@step=", "@0", "@-1", "@save=0", "@evaluate", "@step=5@save",
@@ -75,7 +75,7 @@ TEST_CASE("drills: what cannot be read is refused with an example") {
     CHECK(contains(refused_fault("enospc@step=3"), "enospc cannot be injected there"));
 }
 
-TEST_CASE("drills: a fault that does not fit the run is refused") {
+TEST_CASE("fault injection: a fault that does not fit the run is refused") {
     auto refused = [](const Words& words, int ranks) {
         return refusal("gpt2", joined(base(""), words), {.ranks = ranks});
     };
@@ -90,7 +90,7 @@ TEST_CASE("drills: a fault that does not fit the run is refused") {
     CHECK(refused({"--inject", "nan:grad@8,kill:rank=1@step=2", "--train-iters", "8"}, 2) == "");
 }
 
-TEST_CASE("drills: each strikes its own rank, at its own number") {
+TEST_CASE("fault injection: each fault occurs on its rank, at its step or save") {
     const std::vector<std::string> words = {"nan:grad:rank=1@3", "enospc:rank=1@save=2"};
     Faults ours(words, 1), theirs(words, 0);
     for (int64_t step = 1; step < 6; step++) {
@@ -108,7 +108,7 @@ TEST_CASE("drills: each strikes its own rank, at its own number") {
 
 // ---- devices
 
-TEST_CASE("device marks: the row follows the device through its collectives, however many") {
+TEST_CASE("device marks: the row follows the device through any number of collectives") {
     const auto row = std::make_unique<Heartbeat>();
     Ctx ctx;
     device::device_open(ctx, 0);
@@ -116,7 +116,7 @@ TEST_CASE("device marks: the row follows the device through its collectives, how
         DeviceMarks marks(ctx);
         int wrong = 0;
         for (int64_t number = 1; number <= 9000; number++) {
-            wrong += row->give(kDeviceLane, "reduce") != number;
+            wrong += row->enqueue(kDeviceLane, "reduce") != number;
             marks.post(*row);
             const LanePost before = row->read().lanes[kDeviceLane];
             wrong += before.begun != number - 1 || before.finished != number - 1;
@@ -128,7 +128,7 @@ TEST_CASE("device marks: the row follows the device through its collectives, how
             device::synchronize(ctx);
         }
         CHECK(wrong == 0);
-        for (int i = 0; i < 3; i++) CHECK(row->give(kDeviceLane, "gather") == 9001 + i);
+        for (int i = 0; i < 3; i++) CHECK(row->enqueue(kDeviceLane, "gather") == 9001 + i);
         marks.begins(ctx, 9001);   // ahead of the device
         device::synchronize(ctx);
         marks.post(*row);
@@ -149,7 +149,7 @@ TEST_CASE("device marks: the row follows the device through its collectives, how
 
 // ---- hosts
 
-TEST_CASE("board link: hosts with the secret meet, and what one sends the other gets, in order") {
+TEST_CASE("heartbeat link: hosts with the secret connect, and messages arrive in order") {
     auto root = HeartbeatLink::listen("secret", 2);
     std::unique_ptr<HeartbeatLink> one, two;
     std::string error;
@@ -169,7 +169,7 @@ TEST_CASE("board link: hosts with the secret meet, and what one sends the other 
     std::vector<std::string> got;
     auto take = [&](HeartbeatLink& link) {
         link.receive([&](int peer, HeartbeatLink::Kind kind, const std::string& bytes) {
-            got.push_back(std::to_string(peer) + (kind == HeartbeatLink::kRows ? " rows " : " verdict ")
+            got.push_back(std::to_string(peer) + (kind == HeartbeatLink::kRows ? " rows " : " report ")
                           + (bytes == large ? "large" : bytes));
         });
     };
@@ -180,7 +180,7 @@ TEST_CASE("board link: hosts with the secret meet, and what one sends the other 
         take(*two);
     }
     std::sort(got.begin(), got.end());
-    CHECK(got == std::vector<std::string>{"0 verdict to one", "2 rows large", "2 verdict last"});
+    CHECK(got == std::vector<std::string>{"0 report to one", "2 rows large", "2 report last"});
     CHECK(!root->lost(1));
     one.reset();
     for (int i = 0; i < 200 && !root->lost(1); i++) {
@@ -191,7 +191,7 @@ TEST_CASE("board link: hosts with the secret meet, and what one sends the other 
     CHECK(!root->lost(2));
 }
 
-TEST_CASE("board link: strangers are turned away, and it is said how rank 0 was looked for") {
+TEST_CASE("heartbeat link: peers without the secret are rejected, and the error lists the attempts") {
     auto root = HeartbeatLink::listen("secret", 1);
     std::string error;
     std::unique_ptr<HeartbeatLink> stranger;
@@ -207,7 +207,7 @@ TEST_CASE("board link: strangers are turned away, and it is said how rank 0 was 
     CHECK(contains(error, "Connection refused"));
 }
 
-TEST_CASE("watchdog: ranks are of one host where they see each other's memory and processes") {
+TEST_CASE("watchdog: ranks of equal places are of one host") {
     std::vector<RankCard> cards(5);
     const char* places[] = {"a", "b", "a", "c", "b"};
     for (size_t r = 0; r < cards.size(); r++) cards[r].place = places[r];
@@ -216,10 +216,10 @@ TEST_CASE("watchdog: ranks are of one host where they see each other's memory an
     CHECK(cards[3].host_number == 2);
     const RankCard mine = own_card();
     CHECK(process_state(mine.pid, mine.started) == RankView::Process::kRuns);
-    CHECK(process_state(mine.pid, mine.started - 1) == RankView::Process::kGone);   // another one of that number
+    CHECK(process_state(mine.pid, mine.started - 1) == RankView::Process::kGone);   // another process with this pid
 }
 
-TEST_CASE("watchdog: a process of which nothing can be read for want of a file is not taken for gone") {
+TEST_CASE("watchdog: a process is not reported as gone if no file descriptor is free to read its state") {
     const RankCard mine = own_card();
     rlimit before{};
     REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -230,8 +230,8 @@ TEST_CASE("watchdog: a process of which nothing can be read for want of a file i
     CHECK(state == RankView::Process::kRuns);
 }
 
-// A process can end between the opening of its file in /proc and the reading, which then fails (ESRCH).
-TEST_CASE("watchdog: a process that ends while it is looked at is gone, whenever that is") {
+// A process can end after its file in /proc was opened, which makes reading it fail (ESRCH).
+TEST_CASE("watchdog: a process that ends during the check is reported as gone") {
     for (int trial = 0; trial < 300; trial++) {
         int said[2], hold[2];
         REQUIRE(::pipe(said) == 0);
@@ -259,7 +259,7 @@ TEST_CASE("watchdog: a process that ends while it is looked at is gone, whenever
     }
 }
 
-TEST_CASE("watchdog: a library that does not answer keeps no rank from giving signs of life") {
+TEST_CASE("watchdog: a library call that blocks does not stop the heartbeat") {
     const std::string name = "llmfp8-test-asked-" + std::to_string(::getpid());
     HeartbeatTable ours = HeartbeatTable::create(name, 1);
     HeartbeatTable::remove(name);
@@ -270,30 +270,30 @@ TEST_CASE("watchdog: a library that does not answer keeps no rank from giving si
                              asked.set_value();
                              answer.get_future().wait();
                              return "";
-                         }, .cut = {}, .post = {}});
+                         }, .abort_collectives = {}, .post = {}});
     REQUIRE(asked.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready);
-    const int64_t before = watchdog.own_row().read().signs;
-    for (int i = 0; i < 250 && watchdog.own_row().read().signs < before + 3; i++)
+    const int64_t before = watchdog.own_row().read().beats;
+    for (int i = 0; i < 250 && watchdog.own_row().read().beats < before + 3; i++)
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    CHECK(watchdog.own_row().read().signs >= before + 3);
+    CHECK(watchdog.own_row().read().beats >= before + 3);
     answer.set_value();
 }
 
-TEST_CASE("watchdog: files that other threads read and write are progress in slow phases only") {
+TEST_CASE("watchdog: file access by other threads is progress in slow phases only") {
     const data_test::TempDir dir;
     const std::string name = "llmfp8-test-files-" + std::to_string(::getpid());
     HeartbeatTable ours = HeartbeatTable::create(name, 1);
     HeartbeatTable::remove(name);
     Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
     Heartbeat& row = watchdog.own_row();
-    auto looks = [&] {   // so often that it saw all blocks
-        const int64_t before = row.read().signs;
-        for (int i = 0; i < 250 && row.read().signs < before + 2; i++)
+    auto wait_for_two_ticks = [&] {   // after which the watchdog has seen all blocks
+        const int64_t before = row.read().beats;
+        for (int i = 0; i < 250 && row.read().beats < before + 2; i++)
             std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        REQUIRE(row.read().signs >= before + 2);
+        REQUIRE(row.read().beats >= before + 2);
     };
     auto progress_of = [&](Phase phase) {
-        looks();
+        wait_for_two_ticks();
         row.set_phase(phase);
         const int64_t before = row.read().progress;
         std::thread([&] {
@@ -301,7 +301,7 @@ TEST_CASE("watchdog: files that other threads read and write are progress in slo
             file.write("block", 5);
             file.close();
         }).join();
-        looks();
+        wait_for_two_ticks();
         return row.read().progress - before;
     };
     CHECK(progress_of(Phase::kSave) >= 1);
@@ -309,7 +309,7 @@ TEST_CASE("watchdog: files that other threads read and write are progress in slo
     CHECK(progress_of(Phase::kBackward) == 0);
 }
 
-TEST_CASE("launch checks: a line for every variable of NCCL's that differs") {
+TEST_CASE("launch checks: a line for every NCCL_* variable that differs") {
     const std::vector<std::string> hosts = {"north", "north", "south"};
     CHECK(environment_differences({"NCCL_DEBUG=INFO\n", "NCCL_DEBUG=INFO\n", "NCCL_DEBUG=INFO\n"}, hosts).empty());
     const auto lines = environment_differences({"NCCL_ALGO=Ring\nNCCL_DEBUG=INFO\n", "NCCL_ALGO=Ring\n",
