@@ -180,7 +180,7 @@ TEST_CASE("heartbeat link: hosts with the secret connect, and messages arrive in
         take(*two);
     }
     std::sort(got.begin(), got.end());
-    CHECK(got == std::vector<std::string>{"0 report to one", "2 rows large", "2 report last"});
+    CHECK(got == std::vector<std::string>{"0 report to one", "2 report last", "2 rows large"});
     CHECK(!root->lost(1));
     one.reset();
     for (int i = 0; i < 200 && !root->lost(1); i++) {
