@@ -252,7 +252,7 @@ TEST_CASE("blend: the fingerprint that a resumed run compares") {
                    {"the weights of the data were 7 : 3 of 1, 2 shards in the checkpoint, 3 : 2 of 1, 2 shards now"});
     check_contains(loader({"7", "a.bin", "b.bin", "3", "c.bin"})->check_fingerprint(json),
                    {"in the checkpoint, 7 : 3 of 2, 1 shards now"});
-    check_contains(loader({"a.bin", "b.bin", "c.bin"})->check_fingerprint(json), {"here no weights"});
+    check_contains(loader({"a.bin", "b.bin", "c.bin"})->check_fingerprint(json), {"in the checkpoint, no weights now"});
     check_contains(saved->check_fingerprint(loader({"a.bin", "b.bin", "c.bin"})->fingerprint_json()),
                    {"were no weights in the checkpoint, 7 : 3"});
     check_contains(loader({"0.3", "b.bin", "c.bin", "0.7", "a.bin"})->check_fingerprint(json), {"reordered"});
@@ -278,8 +278,8 @@ TEST_CASE("blend: a step or an evaluation never reads a sample twice, and the ba
     CHECK_THROWS_AS(require_samples(loader, 112, "one step"), Error);
     const std::vector<std::string> lines = describe_data(loader, 400);
     REQUIRE(lines.size() == 2);
-    check_contains(lines[0], {"90 % of the samples from ", "a.bin: 1 shards, 100 samples, each read 3.6 times"});
-    check_contains(lines[1], {"10 % of the samples from ", "b.bin: 1 shards, 4 samples, each read 10 times"});
+    check_contains(lines[0], {"90 % of the samples from ", "a.bin: 1 shard, 100 samples, each read 3.6 times"});
+    check_contains(lines[1], {"10 % of the samples from ", "b.bin: 1 shard, 4 samples, each read 10 times"});
     CHECK(describe_data(one, 400).empty());
 }
 

@@ -115,7 +115,7 @@ TEST_CASE("data: loss masks that are damaged or do not fit are refused") {
     refused(good.substr(0, 31), {"it ends at byte 31 of 32"});
     refused(changed(3, 0), {"byte 0: wrong magic"});
     refused(changed(8, 1), {"byte 8: version 3, expected 1"});
-    refused(mask_bytes(pattern(40, 1)), {"byte 16: it is of 40 tokens, the shard has 41"});
+    refused(mask_bytes(pattern(40, 1)), {"byte 16: it is for 40 tokens, the shard has 41"});
     refused(good.substr(0, good.size() - 1), {"41 tokens are 38 bytes, the file has 37"});
     refused(good + '\0', {"41 tokens are 38 bytes, the file has 39"});
     refused(changed(37, 1), {"byte 37: bits after the last token are set"});
@@ -129,13 +129,14 @@ TEST_CASE("data: loss masks that are damaged or do not fit are refused") {
     const std::string list = ", \"document_offsets\": [0" + std::string(100000, ' ') + "]}";
     write(dir / "a.meta.json", "{\"tokens\": 41, \"loss_mask\": {\"file\": \"a.mask\"}" + list);
     check_contains(refusal(config_of({dir / "a.bin"})),
-                   {"exit 2: data shard '", "a.bin': its loss mask '", "a.mask' is missing, of which", "a.meta.json"});
+                   {"exit 2: data shard '", "a.bin': its loss mask '", "a.mask' is missing, although '",
+                    "a.meta.json' names it"});
     write(dir / "a.meta.json", "{\"tokens\": 41" + list);
     CHECK(refusal(config_of({dir / "a.bin"})) == "opened");
     write(dir / "c.mask", good);
     DataConfig raw = config_of({dir / "c.mask"});
     raw.token_dtype = "uint16";
-    check_contains(refusal(raw), {"this is a loss mask; name the .bin beside it"});
+    check_contains(refusal(raw), {"this is a loss mask; name its .bin instead"});
 }
 
 TEST_CASE("data: a changed loss mask is another data set") {

@@ -88,8 +88,9 @@ TEST_CASE("synthetic: no end, no shards, and a fingerprint that differs from tha
     CHECK(loader.check_fingerprint(loader.fingerprint_json()) == "");
     CHECK(shards.check_fingerprint(shards.fingerprint_json()) == "");
     CHECK(contains(loader.check_fingerprint(shards.fingerprint_json()), "shards, this run has synthetic"));
-    CHECK(contains(shards.check_fingerprint(loader.fingerprint_json()), "synthetic (--synthetic-data), here"));
-    CHECK(contains(loader.check_fingerprint("{\"synthetic\": 2}"), "version 2, here by 1"));
+    CHECK(contains(shards.check_fingerprint(loader.fingerprint_json()),
+                   "synthetic (--synthetic-data), this run has shards"));
+    CHECK(contains(loader.check_fingerprint("{\"synthetic\": 2}"), "of version 2, this executable draws version 1"));
     CHECK(contains(loader.check_fingerprint("{\"synthetic\": []}"), "not readable"));
 }
 
@@ -120,7 +121,7 @@ TEST_CASE("synthetic: another run than one on shards") {
         REQUIRE(diff.must_match.size() == 1);
         CHECK(contains(diff.must_match[0], "--synthetic-data: "));
     }
-    // A checkpoint from before the option existed.
+    // A checkpoint from before there was the option.
     Json old = Json::parse(config_to_json(without, "gpt2"));
     old.erase("synthetic-data");
     CHECK(config_diff(old.dump(), without, "gpt2").must_match.empty());
