@@ -121,7 +121,7 @@ TEST_CASE("synthetic: another run than one on shards") {
         REQUIRE(diff.must_match.size() == 1);
         CHECK(contains(diff.must_match[0], "--synthetic-data: "));
     }
-    // A checkpoint from before there was the option.
+    // A checkpoint from before the option existed.
     Json old = Json::parse(config_to_json(without, "gpt2"));
     old.erase("synthetic-data");
     CHECK(config_diff(old.dump(), without, "gpt2").must_match.empty());
