@@ -382,7 +382,7 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
                 "generate has no option --%s, it is for training: generate --help", name.c_str());
     Settings settings;
     collect_command_line(line, settings);
-    const ModelPreset& preset = chosen_preset({}, family);
+    const ModelPreset preset = chosen_preset({}, family);
     parsed.help = line.help;
     if (line.help) {
         parsed.text = generate_help_text(resolve({}, preset, machine), family);
