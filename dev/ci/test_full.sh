@@ -23,8 +23,15 @@ sanitized_suite() {
 # Threads other than OpenMP's, whose barriers the sanitizer does not know, read data, write checkpoints and post what
 # ranks do.
 threads() {
-    local async="*async: what*,*async: the files*,*async: a failure*,*async: an error*"
-    build VARIANT=tsan tests && build/cpu-tsan/tests --test-case="data:*,board*,watchdog: a library*,$async"
+    local tests=build/cpu-tsan/tests cases pattern
+    cases=("data:*" "heartbeats:*" "heartbeat link:*" "watchdog: a library*" "*async: what*" "*async: the files*"
+           "*async: a failure*" "*async: an error*")
+    build VARIANT=tsan tests || return 1
+    for pattern in "${cases[@]}"; do   # doctest passes where a pattern names no case
+        "$tests" --list-test-cases --test-case="$pattern" | grep -q "passing the current filters: [1-9]" ||
+            { echo "no test case has the name $pattern" >&2; return 1; }
+    done
+    "$tests" --test-case="$(IFS=,; echo "${cases[*]}")"
 }
 long_tests() { build tests && LLMC_FULL=1 build/cpu/tests; }
 
