@@ -54,7 +54,7 @@ class Check:
         return output
 
     def ranks(self, name, count, command, **how):
-        """Runs a command on `count` ranks, as run() does."""
+        """Like run(), on `count` ranks."""
         launcher = [*self.mpirun, "-np", str(count)] if count > 1 else []
         return self.run(name, [*launcher, *command], timeout=300, **how)
 

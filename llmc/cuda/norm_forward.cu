@@ -3,8 +3,8 @@
 // A row stays on the chip between the statistics and the result, so that every tensor is accessed once. Rows that are
 // not whole 16-byte vectors, or too long for a block, use the loop kernel.
 //
-// Quantized outputs are written in one pass where norm_quantize.cu supports it; else they are quantized from `out`, or
-// recomputed from x and the statistics if there is no `out`.
+// Quantized outputs are written in one pass where norm_quantize.cu supports it, else quantized from `out`, or without
+// `out` from the result recomputed from x and the statistics.
 #include "llmc/cuda/norm.cuh"
 
 namespace cuda {
@@ -155,7 +155,7 @@ template <bool kLayer> struct NormApplyProducer {
     }
 };
 
-// Recomputes the result and quantizes it, if there is no `out` to quantize.
+// Recomputes the result and quantizes it.
 template <bool kLayer>
 void quantize_recomputed(Ctx& ctx, const NormForward<bf16>& a, const NormForwardArgs& args, const char* op) {
     CHECK(vectorizable<bf16>(args.C, {a.residual_out, a.in, a.weight, a.bias}), "%s: tensors are not aligned", op);

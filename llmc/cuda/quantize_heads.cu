@@ -40,7 +40,7 @@ struct HeadPlace {
     }
 };
 
-// Returns the largest magnitude in a block of threads. shared: one word per warp, other memory than in the
+// Returns the largest magnitude in a block of threads. shared: one word per warp, not the memory of the
 // previous call.
 template <uint32_t threads> __device__ inline uint32_t block_magnitude(uint32_t mine, uint32_t* shared) {
     const uint32_t most = __reduce_max_sync(0xffffffffu, mine);

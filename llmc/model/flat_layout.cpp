@@ -17,7 +17,7 @@ ParamForm form_of(const ParamTable& table, const Fp8Plan& plan, int param) {
     return ParamForm::kOther;
 }
 
-// Returns the groups in layer order; their elems exclude the padding at the end of a group.
+// Returns the groups in layer order; elems excludes the padding at the end of a group.
 std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes) {
     std::vector<int> order;
     for (size_t i = 0; i < table.params.size(); i++) order.push_back(static_cast<int>(i));

@@ -44,7 +44,7 @@ public:
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
-    // Initialises masters and weights of a new run, and zeroes the moments.
+    // Initialises masters and weights of a new run; zeroes the moments.
     void initialise(Ctx& ctx);
     // Computes the weights from loaded masters; see WeightGatherer.
     void weights_from_masters(Ctx& ctx, bool fresh) { gatherer_.from_masters(ctx, fresh); }

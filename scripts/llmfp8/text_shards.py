@@ -125,7 +125,7 @@ def plan_of(args, make, *encoder_arguments, **fields):
 
 
 def prepare(args):
-    """args: the options of add_options() and add_text_options(), and `inputs`."""
+    """args: the parsed options and `inputs`."""
     plan = plan_of(args, make_encoder)
     report(plan, run(plan))
     return 0

@@ -28,7 +28,7 @@ void for_products(const std::function<void(Fp8Product&)>& f) {
                 }
 }
 
-// A small product, which the tests of wrong arguments and results then change.
+// A small product for tests that change it.
 Fp8Product small_product(const Fp8Kind& kind) {
     Fp8Product p{.M = 12, .N = 160, .K = 272, .kind = kind, .result = Dtype::kFp32};
     return fill(p, 0);
