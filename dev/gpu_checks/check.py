@@ -1,4 +1,4 @@
-"""What the checks share: commands whose output is kept, runs of the trainer on some ranks, and what has failed."""
+"""Shared by all checks: runs commands and the trainer, keeps their output, and collects failures."""
 import os
 import shlex
 import shutil
@@ -36,8 +36,8 @@ class Check:
                           "--format=csv,noheader"], expect=None)
 
     def run(self, name, command, expect=0, timeout=None, **environment):
-        """Runs a command from the repository's root; returns its output, which is also OUT/NAME.txt. Another exit code
-        than `expect` (None: any) is a failure."""
+        """Runs a command from the repository's root; returns its output, which is also OUT/NAME.txt. An exit code
+        other than `expect` (None: any) is a failure."""
         path = self.out / f"{name}.txt"
         with open(path, "w") as text:
             try:
@@ -54,12 +54,12 @@ class Check:
         return output
 
     def ranks(self, name, count, command, **how):
-        """The same on some ranks."""
+        """Like run(), on `count` ranks."""
         launcher = [*self.mpirun, "-np", str(count)] if count > 1 else []
         return self.run(name, [*launcher, *command], timeout=300, **how)
 
     def train(self, name, ranks, binary, *options):
-        """A run of the trainer; returns the path of its log, OUT/NAME.jsonl."""
+        """Runs the trainer; returns the path of its log, OUT/NAME.jsonl."""
         log = self.out / f"{name}.jsonl"
         log.unlink(missing_ok=True)
         self.ranks(name, ranks, [self.build / binary, "--train-data", self.shards(), "--log-file", log, *options,
@@ -83,6 +83,6 @@ class Check:
             self.fail(f"{name} (does not say: {text})")
 
 
-def show(output, *starts):
-    """Prints the lines that begin with, or have, one of the texts."""
-    print("\n".join(line for line in output.splitlines() if any(start in line for start in starts)), flush=True)
+def show(output, *texts):
+    """Prints the lines that contain one of the texts."""
+    print("\n".join(line for line in output.splitlines() if any(text in line for text in texts)), flush=True)

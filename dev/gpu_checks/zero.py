@@ -1,7 +1,7 @@
-"""After a change of ZeRO, on --ranks (2) ranks: the operations between ranks against the CPU's; short runs of every
-recipe and communication dtype, equal to the bit whether repeated, without overlap, with --zero 0 or with weights
-gathered in FP8; then what communication costs: ranks against one, overlap on and off, each dtype, and planned memory
-beside used memory."""
+"""Checks ZeRO on --ranks (2) ranks. ops: communication kernels give the results of the CPU. bits: short runs of every
+recipe and communication dtype give equal bits when repeated, without overlap, with --zero 0 and with weights gathered
+in FP8. speed: times steps on one and on all ranks, with and without overlap and with each communication dtype, and
+compares planned with used memory."""
 from check import show
 from logs import Log, differences, rank_table
 
@@ -9,7 +9,7 @@ GPT2 = ["train_gpt2", "--model", "gpt2-124M"]
 LLAMA = ["train_llama", "--model", "llama3-small", "--num-layers", "4", "--seq-length", "1024"]
 BETWEEN = ["--eval-interval", "1", "--eval-iters", "1", "--sample-every", "2", "--sample-tokens", "8"]
 SAVE = ["--save-interval", "2", "--keep", "1"]
-# Name, model, options; "valid": something else than a step needs the gathered weights, "save": a checkpoint does, too.
+# Name, model, options, extras; "valid": evaluation and sampling also use the gathered weights, "save": checkpoints too.
 EQUAL = (
     ("gpt2-bf16", GPT2, ["--grad-comm-dtype", "fp8"], "valid save"),
     ("gpt2-delayed", GPT2, ["--fp8-recipe", "delayed", "--fp8-check-interval", "1"], ""),
@@ -18,10 +18,10 @@ EQUAL = (
     ("llama-1F1L", LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16", "--fp8-check-interval", "1"], ""),
     ("llama-blockwise", LLAMA, ["--fp8-recipe", "blockwise", "--grad-dtype", "bf16"], "valid"),
 )
-# What must not matter; the last one is for FP8 alone.
+# Options that must not change the results; the last one is only for FP8.
 WAYS = (("again", []), ("no-overlap", ["--overlap", "off"]), ("zero0", ["--zero", "0"]),
         ("gather8", ["--fp8-param-gather"]))
-# Name, whether on all ranks, micro-batches a rank and step, options.
+# Name, whether on all ranks, micro-batches per rank and step, options.
 SPEED = (
     ("speed-one", False, 16, []),
     ("speed-16", True, 16, []),
@@ -41,7 +41,7 @@ def ops(check):
 
 def bits(check):
     count = check.options.ranks
-    # A search may end with other matmul algorithms, so it is off.
+    # Autotuning may choose other matmul algorithms, so it is off.
     common = ["--train-iters", "6", "--micro-batch-size", "2", "--global-batch-size", str(4 * count), "--bucket-mb",
               "40", "--fp8-stats-interval", "3", "--gemm-search", "off"]
     for name, model, options, more in EQUAL:

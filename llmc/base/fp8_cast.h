@@ -15,7 +15,7 @@ template <Dtype format> struct Fp8Format {
     // Floats of this exponent are multiples of the smallest subnormal number, 2^(1 - kBias - kMantissaBits).
     static constexpr uint32_t kAlignerBits = static_cast<uint32_t>(127 + 1 - kBias - kMantissaBits + 23) << 23;
 };
-// Every NaN becomes this code: the GPU drops the sign in the multiplication.
+// Every NaN becomes this code, because the GPU loses a NaN's sign when it multiplies by the scale.
 inline constexpr uint8_t kFp8Nan = 0x7f;
 
 template <Dtype format> inline uint8_t fp8_cast(float value) {

@@ -123,9 +123,9 @@ void StagedDirectory::rename_to(const std::string& final_path) {
         committed_ = true;
         return;
     }
-    // A run saves the same step again, for example after it resumed from before a damaged checkpoint.
+    // A run can save a step twice, for example after it resumed from a checkpoint before a damaged one.
     if (!is_directory(final_path))
-        FAIL(kExitDisk, "%s is in the way: it is no directory", final_path.c_str());
+        FAIL(kExitDisk, "%s exists but is not a directory", final_path.c_str());
     if (exchange_paths(temporary_, final_path, hook_)) {
         committed_ = true;
         sync_directory(root_, hook_);
@@ -187,14 +187,14 @@ FoundCheckpoint found_at(const std::string& path, Comm& comm) {
     return {path, broadcast(comm, comm.root() ? read_text_file(path + "/state.json", kMaxStateBytes) : ""), {}};
 }
 
-// On every rank the damage that the lowest rank found, "" if none did.
+// Returns on every rank the damage found by the lowest rank that found any, or "".
 std::string first_damage(Comm& comm, const std::string& damage) {
     for (const std::string& found : comm.gather(damage))
         if (!found.empty()) return found;
     return "";
 }
 
-// The damage of a checkpoint, the same on every rank; the ranks share the reading.
+// Returns the damage of a checkpoint, the same on every rank; each rank reads a part of the files.
 std::string shared_damage(const std::string& path, Comm& comm) {
     const World& world = comm.world();
     const std::vector<std::string> there = comm.gather(exists(path) ? "y" : "n");
@@ -215,7 +215,7 @@ FoundCheckpoint find_explicit(std::string path, Comm& comm) {
                           && !is_regular_file(path + "/state.json");
     const char* advice = "--resume auto takes the newest complete one";
     if (is_root) advice = "name one of the step-* directories in it, or --save it and --resume auto";
-    if (is_model) advice = "--load takes the weights of a model that is no checkpoint";
+    if (is_model) advice = "--load reads the weights of a model that is not a checkpoint";
     FAIL(kExitNoCheckpoint, "no usable checkpoint at %s: %s; %s", path.c_str(), damage.c_str(), advice);
 }
 

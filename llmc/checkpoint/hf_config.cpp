@@ -237,7 +237,7 @@ void read_rope(const Fields& f, ModelConfig& c) {
     if (c.rotary_base <= 0) f.refuse("rope_theta", "a positive number is needed");
 }
 
-// The row's name in GPT-2's config.json, null for gated functions; and in a file with model_type "llmfp8".
+// Return a function's name in GPT-2's config.json (null if gated), and in one with model_type "llmfp8".
 const char* gpt2_activation(const ActivationFunction& row) { return row.gated ? nullptr : row.hf; }
 const char* own_activation(const ActivationFunction& row) { return row.name; }
 
@@ -250,7 +250,7 @@ Activation read_activation(const Fields& f, const char* field, const char* (*nam
         if (name == spelling) return row.kind;
         known += (known.empty() ? "\"" : "\", \"") + std::string(spelling);
     }
-    f.refuse(field, strf("supported are %s\"; gelu is in its tanh form", known.c_str()).c_str());
+    f.refuse(field, strf("supported are %s\"; gelu is the tanh approximation", known.c_str()).c_str());
 }
 
 ModelConfig read_gpt2(const Fields& f) {
@@ -269,7 +269,7 @@ ModelConfig read_gpt2(const Fields& f) {
     f.only("scale_attn_weights", true, "only scaled attention is supported");
     f.only("scale_attn_by_inverse_layer_idx", false, "this scaling is not supported");
     f.only("add_cross_attention", false, "cross attention is not supported");
-    f.only("tie_word_embeddings", true, "a GPT-2 with a head of its own is not supported");
+    f.only("tie_word_embeddings", true, "a GPT-2 with an untied head is not supported");
     return c;
 }
 

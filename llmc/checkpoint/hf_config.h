@@ -1,5 +1,5 @@
 // config.json <-> ModelConfig. Reading fails with exit 2, naming the first field that is missing or not supported, and
-// with exit 5 if a checkpoint's file does not match its manifest. A model that no class of transformers computes
+// with exit 5 if a checkpoint's file does not match its manifest. A model that no class of transformers implements
 // (hf_class kOwn) is written with model_type "llmfp8" and every field of ModelConfig.
 #pragma once
 #include <string>

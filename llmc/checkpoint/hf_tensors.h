@@ -32,7 +32,7 @@ std::string part_file_name(size_t part, size_t parts);
 // model.safetensors.index.json
 std::string part_index_json(const std::vector<std::vector<HfTensor>>& parts);
 
-// Rows of the parameter that are in files; the others are vocabulary padding.
+// The number of a parameter's rows that are saved; the others are vocabulary padding.
 int64_t hf_rows(const Param& param);
 
 // Copies kWeight of one tensor to the buffer, front to back, in blocks of at most staging_bytes or one row. A

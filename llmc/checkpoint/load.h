@@ -8,7 +8,7 @@
 #include "llmc/parallel/comm.h"
 
 // Restores weights and slots bit for bit. Shapes and dtypes must match (exit 2, naming the tensor). Rows of kWeight
-// without a Hugging Face tensor (vocabulary padding) become the rounded masters. `path` comes from find_checkpoint,
+// without a Hugging Face tensor (vocabulary padding) are set to the rounded masters. `path` comes from find_checkpoint,
 // which has checked the hashes.
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, int64_t staging_bytes = kStagingBytes);

@@ -8,7 +8,7 @@
 #include "llmc/checkpoint/hf_tensors.h"
 #include "llmc/model/params.h"
 
-// The tensors of a slot's file: the parameters that have the slot, by our own names, with padded rows, in table order.
+// The tensors of a slot's file: the parameters that have the slot, in table order, by their names in `table`, padded.
 std::vector<SafetensorsEntry> slot_entries(const ParamTable& table, const StateSlot& slot, const StateDtypes& dtypes);
 
 struct SavedFile {
@@ -51,7 +51,7 @@ struct SaveLayout {
 
 // The elements that each rank holds of each parameter's slots: held[rank][param], see StateAccess::held.
 using HeldByRank = std::vector<std::vector<std::vector<ElementRange>>>;
-// Every rank holds all elements.
+// The same if every rank holds all elements.
 HeldByRank held_whole(const ParamTable& table, int ranks);
 
 SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, const HeldByRank& held,

@@ -9,8 +9,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kBlocksPerSm = 7;   // 72 registers a thread
 
-// The key schedule of philox (rng.h), computed on the host: round keys are free as kernel parameters, while adding
-// them up per element makes the kernel slower than the memory.
+// The key schedule of philox (rng.h), computed on the host: round keys are free as kernel parameters, while computing
+// them per element makes the kernel compute-bound.
 struct PhiloxKeys {
     uint32_t low[10], high[10];
 };
@@ -37,8 +37,8 @@ __device__ inline uint2 philox_pair(const PhiloxKeys& keys, uint64_t counter, ui
     return make_uint2(c0, c1);
 }
 
-// stochastic_round_bf16 of rng.h; returns a float that bf16 represents exactly. Without a branch: with one, the
-// compiler moves the random numbers into it, once for m and again for v.
+// stochastic_round_bf16 of rng.h; returns a float that bf16 represents exactly. It has no branch, because
+// the compiler would compute the random numbers inside it, once for m and again for v.
 __device__ inline float stochastic_round(float value, uint32_t random) {
     const uint32_t bits = __float_as_uint(value);
     const bool finite = (bits & 0x7f800000u) != 0x7f800000u;
@@ -46,8 +46,8 @@ __device__ inline float stochastic_round(float value, uint32_t random) {
     return finite ? up : value;
 }
 
-// Math: adam_update of adam_math.h; bf16 moments are rounded stochastically; slot's amax = max with |new master|
-// rounded to bf16.
+// Math: adam_update of adam_math.h; bf16 moments are rounded stochastically; the slot's amax becomes the
+// maximum of itself and |new master| rounded to bf16.
 // Source: Loshchilov and Hutter, arXiv 1711.05101.
 // Traffic: master, m, v read and written, grad read, param (optional) written, once.
 // Requires: kWidth = 4 needs tensors aligned to 4 elements; the remaining elements are processed one by one.
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         load_floats<Moment, kWidth>(m + i, ms);
         load_floats<Moment, kWidth>(v + i, vs);
         load_floats<Grad, kWidth>(grad + i, gs);
-        // Generating random numbers while the loads are in flight: 705 us instead of 748 on an H200 (2^27 elements,
-        // bf16 moments and gradients).
+        // Random numbers are generated while the loads are in flight: 705 us instead of 748 on an H200 (2^27
+        // elements, bf16 moments and gradients).
         uint32_t random[kWidth];
 #pragma unroll
         for (int j = 0; j < kWidth; j++) {

@@ -44,7 +44,7 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     expect(args.lse, Dtype::kFp32, args.B * args.NH * args.T, "attention_forward: lse");
     if (args.heads) {
         const int64_t heads = args.B * (args.NH + 2 * args.NKV), blocks = head_blocks(args.T);
-        CHECK(fits_sm90(ctx, T, args.HS), "attention_forward: FP8 heads on this device, or of this type or size");
+        CHECK(fits_sm90(ctx, T, args.HS), "attention_forward: FP8 is not supported for this device, dtype or head dim");
         expect(args.heads.bytes, Dtype::kE4m3, heads * blocks * kHeadBlock * args.HS, "attention_forward: heads");
         expect(args.heads.scales, Dtype::kFp32, heads * blocks, "attention_forward: scales of heads");
         expect_aligned(args.heads.bytes, "attention_forward: heads");

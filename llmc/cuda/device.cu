@@ -76,7 +76,7 @@ DeviceInfo device_info(int index) {
     info.cublaslt_version = static_cast<int64_t>(cublasLtGetVersion());
     if (index < 0) return info;
     const int count = device_count();
-    REQUIRE(index < count, "CUDA device %d asked for, but %d usable here", index, count);
+    REQUIRE(index < count, "CUDA device %d requested, but %d can be used", index, count);
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     info.name = properties.name;
@@ -94,7 +94,7 @@ void device_open(Ctx& ctx, int index) {
     REQUIRE(count > 0, "no usable CUDA device (driver: %s; built with CUDA %s): run on a machine with a GPU "
             "and its driver, or build with DEVICE=cpu", driver.empty() ? "none" : driver.c_str(),
             version_text(CUDART_VERSION).c_str());
-    REQUIRE(index >= 0 && index < count, "CUDA device %d asked for, but there are only %d (0 to %d)", index,
+    REQUIRE(index >= 0 && index < count, "CUDA device %d requested, but there are only %d (0 to %d)", index,
             count, count - 1);
     const DeviceInfo info = device_info(index);
     REQUIRE(info.sm >= kMinimumSm, "CUDA device %d (%s) has compute capability %d.%d, but %d.%d is needed",
@@ -123,8 +123,8 @@ void device_close(Ctx& ctx) {
 
 void device_use(const Ctx& ctx) { CUDA_CHECK(cudaSetDevice(ctx.index)); }
 
-// The stream has the highest priority: a delayed message delays every rank, while the matmuls that it holds up lose
-// only the few multiprocessors it needs.
+// The stream has the highest priority: a late message delays every rank, while a message takes only a few
+// multiprocessors from the matmuls.
 void side_open(Ctx& side, const Ctx& ctx) {
     side = ctx;
     side.gemm = nullptr;
@@ -140,7 +140,7 @@ void side_open(Ctx& side, const Ctx& ctx) {
 
 void side_close(Ctx& side) {
     if (side.stream == nullptr) return;
-    warn_once(cudaStreamSynchronize(stream_of(side)), "closing the second stream");
+    warn_once(cudaStreamSynchronize(stream_of(side)), "closing the side stream");
     warn_once(cudaStreamDestroy(stream_of(side)), "cudaStreamDestroy");
     side.stream = nullptr;
 }

@@ -106,7 +106,7 @@ std::string gemm_import_plans(Ctx& ctx, const std::string& text) {
         gpu = root.value("gpu", "");   // plans of the CPU have none
         for (const json& row : root.at("plans")) plans.insert(from_json(row));
     } catch (const json::exception& error) {
-        FAIL(kExitBadInput, "matmul plans are not valid JSON of ours: %s", error.what());
+        FAIL(kExitBadInput, "matmul plans are not in the expected JSON format: %s", error.what());
     }
     GemmState& state = *ctx.gemm;
     if (library != state.library || gpu != state.gpu) {

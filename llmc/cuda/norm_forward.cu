@@ -3,8 +3,8 @@
 // A row stays on the chip between the statistics and the result, so that every tensor is accessed once. Rows that are
 // not whole 16-byte vectors, or too long for a block, use the loop kernel.
 //
-// Quantized outputs: in one pass where norm_quantize.cu supports it; else from `out`, or, without it, from x and the
-// statistics.
+// Quantized outputs are written in one pass where norm_quantize.cu supports it, else quantized from `out`, or without
+// `out` from the result recomputed from x and the statistics.
 #include "llmc/cuda/norm.cuh"
 
 namespace cuda {
@@ -72,7 +72,7 @@ constexpr int kLoopThreads = 256;
 // Math: as norm_forward_kernel.
 // Source: as norm_forward_kernel.
 // Traffic: in, residual read and residual_out written once, x read two or three times (L2), out written.
-// Requires: nothing of C or alignment.
+// Requires: any C and alignment.
 // Parallel: a block owns a row, thread i its elements i, i + 256, ...
 template <typename T, bool kLayer>
 __global__ void __launch_bounds__(kLoopThreads) norm_forward_loop_kernel(NormForward<T> a, int64_t C) {
@@ -155,9 +155,10 @@ template <bool kLayer> struct NormApplyProducer {
     }
 };
 
+// Recomputes the result and quantizes it.
 template <bool kLayer>
-void quantize_again(Ctx& ctx, const NormForward<bf16>& a, const NormForwardArgs& args, const char* op) {
-    CHECK(vectorizable<bf16>(args.C, {a.residual_out, a.in, a.weight, a.bias}), "%s: tensors out of alignment", op);
+void quantize_recomputed(Ctx& ctx, const NormForward<bf16>& a, const NormForwardArgs& args, const char* op) {
+    CHECK(vectorizable<bf16>(args.C, {a.residual_out, a.in, a.weight, a.bias}), "%s: tensors are not aligned", op);
     const NormApplyProducer<kLayer> producer{.x = a.residual_out ? a.residual_out : a.in, .weight = a.weight,
                                              .bias = a.bias, .mean = a.mean, .rstd = a.rstd, .C = args.C};
     quantize_tiles(ctx, producer, args.quant, {}, args.N, args.C, op);
@@ -189,7 +190,7 @@ template <bool kLayer> void norm_forward(Ctx& ctx, const NormForwardArgs& args, 
     const bool recorded = norm_forward_rows<bf16, kLayer>(ctx, a, amax_out(quant), C) && quant.only_records();
     if (recorded) return;
     if (args.out) quantize(ctx, {.quant = quant, .in = args.out, .N = N, .C = C});
-    else quantize_again<kLayer>(ctx, a, args, op);
+    else quantize_recomputed<kLayer>(ctx, a, args, op);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// E4M3 operands for FP8 attention from the packed projections, with rope applied on the way.
+// Quantizes the packed Q, K and V to E4M3 for FP8 attention, after applying rope.
 #include "llmc/cuda/fp8.cuh"
 #include "llmc/cuda/ptx.cuh"
 #include "llmc/cuda/rope.cuh"
@@ -26,7 +26,7 @@ template <int HS> struct HeadThread {
     // Distance of the r-th token from the first.
     __device__ static constexpr uint32_t apart(int r) { return static_cast<uint32_t>(head_token_order(r)); }
 };
-// Indices of block `item` of the work.
+// Head, block of 128 tokens and sequence of an item.
 struct HeadPlace {
     uint32_t head, block, b;
 
@@ -40,7 +40,8 @@ struct HeadPlace {
     }
 };
 
-// Returns the largest magnitude in a block of threads. shared: one word per warp, not that of the previous call.
+// Returns the largest magnitude in a block of threads. shared: one word per warp, not the memory of the
+// previous call.
 template <uint32_t threads> __device__ inline uint32_t block_magnitude(uint32_t mine, uint32_t* shared) {
     const uint32_t most = __reduce_max_sync(0xffffffffu, mine);
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = most;
@@ -77,10 +78,10 @@ template <int HS> __device__ inline void store_rows(uint8_t* out, const uint32_t
 
 // Math: QuantizeHeadsArgs.
 // Source: ops.h.
-// Traffic: qkv read and written, 1 byte per element written, once; the table once for all heads of a block of tokens.
+// Traffic: qkv read and written, 1 byte per element written, once; the rope table once for all heads of 128 tokens.
 // Requires: HS 64 or 128, 16-byte aligned rows.
-// Parallel: a block processes 128 tokens of one head after the other, adjacent ranges on the same multiprocessor, so
-//           that the table comes from its L1 cache; a thread owns 8 pairs of 4 tokens.
+// Parallel: a block processes a range of items, each 128 tokens of a head. Adjacent ranges run on the same
+//           multiprocessor, whose L1 cache then holds their part of the rope table. A thread owns 8 pairs of 4 tokens.
 template <int HS, bool kRope>
 __global__ void __launch_bounds__(HeadThread<HS>::kThreads, kBlocksPerSm * 128 / HS)
     quantize_heads_kernel(const __grid_constant__ HeadsWork work) {

@@ -27,7 +27,7 @@ template <typename T> T load(const uint8_t* bytes) {
     return value;
 }
 
-// Returns the path without .bin, if it has that; .idx, .mask and .meta.json are added to it.
+// Returns the path without a .bin suffix, to which .idx, .mask and .meta.json are appended.
 inline std::string shard_stem(const std::string& path) {
     return path.ends_with(".bin") ? path.substr(0, path.size() - 4) : path;
 }

@@ -60,8 +60,8 @@ Fp8Operand ActivationBuffers::fp8(int number, int layer, int64_t N) const {
     return model_.fp8.operand_of(*linear, Fp8Role::kX, memory, rowwise ? N : r.width, rowwise ? r.width : N);
 }
 
-LinearOperand ActivationBuffers::x(int high, int fp8_transposed, int layer, int64_t N) const {
-    return {.high = at(high, layer, N), .fp8 = {.rowwise = {}, .transposed = fp8(fp8_transposed, layer, N)}};
+LinearOperand ActivationBuffers::x(int working, int fp8_transposed, int layer, int64_t N) const {
+    return {.high = at(working, layer, N), .fp8 = {.rowwise = {}, .transposed = fp8(fp8_transposed, layer, N)}};
 }
 
 XUsage ActivationBuffers::forward_usage(int fp8_transposed) const {

@@ -19,7 +19,7 @@ inline constexpr unsigned kBlockLevels =
     recompute_bit(Recompute::kBlock) | recompute_bit(Recompute::kBlockKeepAttention);
 inline constexpr Lifetime kSaved{};
 inline constexpr Lifetime kScratch{.scratch = true};
-// Results of norms and activation functions, of attention itself, and of the rest of a block.
+// In this order: results of norms and activation functions, of attention itself, and of the rest of a block.
 inline constexpr Lifetime kSavedUnlessNormAct{.recomputed = recompute_bit(Recompute::kNormAct) | kBlockLevels};
 inline constexpr Lifetime kSavedUnlessAttention{.recomputed = recompute_bit(Recompute::kBlock)};
 inline constexpr Lifetime kSavedUnlessBlock{.recomputed = kBlockLevels};
@@ -49,11 +49,11 @@ public:
 
     // Whether backward recomputes the row.
     bool recomputed(int row) const;
-    // A kWorking or kStat buffer cut to N rows; empty if it does not exist. Scratch lives in the caller's scope.
+    // A kWorking or kStat buffer cut to N rows, or empty. Scratch lives in the arena scope of the caller.
     Tensor at(int row, int layer, int64_t N) const;
     Tensor scratch(int row, int64_t N) const;
     // The saved x of a linear, from its kWorking and kFp8Transposed rows.
-    LinearOperand x(int high, int fp8_transposed, int layer, int64_t N) const;
+    LinearOperand x(int working, int fp8_transposed, int layer, int64_t N) const;
     Fp8Operand fp8(int row, int layer, int64_t N) const;
 
     // The layouts that forward writes; it omits the transposed one if backward recomputes it.

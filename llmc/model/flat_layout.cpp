@@ -17,7 +17,7 @@ ParamForm form_of(const ParamTable& table, const Fp8Plan& plan, int param) {
     return ParamForm::kOther;
 }
 
-// In the order of the layers; elems without the padding at the end of a group.
+// Returns the groups in layer order; elems excludes the padding at the end of a group.
 std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes) {
     std::vector<int> order;
     for (size_t i = 0; i < table.params.size(); i++) order.push_back(static_cast<int>(i));
@@ -28,18 +28,18 @@ std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan
     for (int param : order) {
         const ParamForm form = form_of(table, plan, param);
         const int layer = table.layer_of(param);
-        int& taking = open[static_cast<size_t>(form)];
+        int& current = open[static_cast<size_t>(form)];
         // Layers far apart (BF16 at both ends, for instance) become ready at different times.
-        if (taking >= 0 && groups[static_cast<size_t>(taking)].last_layer + 1 < layer) taking = -1;
-        if (taking < 0) {
-            taking = static_cast<int>(groups.size());
+        if (current >= 0 && groups[static_cast<size_t>(current)].last_layer + 1 < layer) current = -1;
+        if (current < 0) {
+            current = static_cast<int>(groups.size());
             groups.push_back({.form = form, .first_layer = layer, .params = {}});
         }
-        ParamGroup& group = groups[static_cast<size_t>(taking)];
+        ParamGroup& group = groups[static_cast<size_t>(current)];
         group.params.push_back(param);
         group.last_layer = layer;
         group.elems += stored_elems(table.params[static_cast<size_t>(param)]);
-        if (group.elems * dtype_bytes(Dtype::kFp32) >= group_bytes) taking = -1;
+        if (group.elems * dtype_bytes(Dtype::kFp32) >= group_bytes) current = -1;
     }
     std::stable_sort(groups.begin(), groups.end(), [](const ParamGroup& a, const ParamGroup& b) {
         return a.first_layer != b.first_layer ? a.first_layer < b.first_layer : a.form < b.form;
@@ -72,9 +72,9 @@ FlatLayout::FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t gro
             offset += stored_elems(p);
         }
         group.elems = round_up(group.elems, unit);
-        int64_t& same_form = group.form == ParamForm::kFp8Linear ? fp8_elems_ : working;
-        group.weight_begin = same_form;
-        same_form += group.elems;
+        int64_t& weight_elems = group.form == ParamForm::kFp8Linear ? fp8_elems_ : working;
+        group.weight_begin = weight_elems;
+        weight_elems += group.elems;
         flat_elems_ += group.elems;
     }
 }

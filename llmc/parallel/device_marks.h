@@ -1,5 +1,5 @@
-// Tracks which of the enqueued collectives a GPU has begun and finished. Before and after each of them its stream
-// copies the number to pinned host memory, where the watchdog reads it without calling any library.
+// Tracks which of the enqueued collectives a GPU has begun and finished. Before and after each collective, the stream
+// copies its number to pinned host memory, where the watchdog reads it without calling any library.
 #pragma once
 #include <algorithm>
 #include <atomic>

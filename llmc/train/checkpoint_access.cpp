@@ -7,7 +7,7 @@ namespace {
 // A weight that is stored in FP8 only is saved as its master rounded to bf16.
 void read_rounded_master(Ctx& ctx, const ShardedState& state, const WeightGatherer& gatherer, int param, int64_t begin,
                          int64_t count, void* host) {
-    CHECK(state.dtypes().weight == Dtype::kBf16, "an FP8 linear beside weights in %s",
+    CHECK(state.dtypes().weight == Dtype::kBf16, "FP8 linears need BF16 weights, not %s",
           dtype_name(state.dtypes().weight));
     if (state.sharded()) {
         const Tensor gathered = gatherer.gathered_for_checkpoint(param).slice(begin, count);

@@ -13,7 +13,7 @@
 #include "llmc/train/optimizer.h"
 #include "llmc/train/sampler.h"
 
-// int32 inputs per token: token, target, order; with documents their start and end.
+// int32 inputs per token: token, target, order and, with --reset-attention-mask, its document's start and end.
 inline int64_t input_rows(const Config& config) { return config.reset_attention_mask ? 5 : 3; }
 
 // This rank's part of one global batch in pinned host memory, and the results of the step.
@@ -44,7 +44,7 @@ public:
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
 
-    // Initialises masters and weights of a new run; moments 0.
+    // Initialises masters and weights of a new run; zeroes the moments.
     void initialise(Ctx& ctx);
     // Computes the weights from loaded masters; see WeightGatherer.
     void weights_from_masters(Ctx& ctx, bool fresh) { gatherer_.from_masters(ctx, fresh); }
@@ -54,7 +54,7 @@ public:
     // all-gather of weights, copy of the results. No host synchronisation.
     void step(Ctx& ctx, const StagedStep& staged);
 
-    // Sums losses and counted tokens of the first `iters` micro-batches of `loader`, which the ranks share. Blocking.
+    // Sums losses and counted tokens of the first `iters` micro-batches of `loader`, split among the ranks. Blocking.
     // Changes nothing that training reads.
     struct EvalResult {
         double loss_sum = 0;
@@ -64,8 +64,8 @@ public:
     EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
 
     // Runs forward on staging.tokens and staging.targets (B, T), with B * T at most that of a micro-batch. Returns the
-    // loss of each token, 0 if its target is ignored, in the memory of staging.order, which only backward needs.
-    // Blocking. Not a collective.
+    // loss of each token (0 if its target is ignored), stored in staging.order, which only backward needs. Blocking.
+    // Not a collective.
     const float* token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging);
 
     // See Sampler.

@@ -75,7 +75,7 @@ def checksum_of(path):
 
 
 def shard_paths(words):
-    """The files that words name, directly or by a pattern in quotes, as for the trainer."""
+    """Expands paths and patterns to files, as the trainer does."""
     paths = []
     for word in words:
         found = [word] if os.path.lexists(word) else sorted(glob.glob(word))
@@ -146,8 +146,8 @@ class Shard:
             raise InputError(f"{index_path}: byte 0: wrong magic or truncated, expected MMIDIDX (Megatron)")
         version, code, sequences, documents = struct.unpack_from("<QBQQ", index, 9)
         if version != 1 or code not in MEGATRON_WIDTHS:
-            raise InputError(f"{index_path}: byte 9: version {version} and token type {code}; read are "
-                             "version 1 and types 4 (int32) and 8 (uint16)")
+            raise InputError(f"{index_path}: byte 9: version {version} and token type {code}; supported "
+                             "are version 1 and types 4 (int32) and 8 (uint16)")
         if len(index) != 34 + 12 * sequences + 8 * documents:
             raise InputError(f"{index_path}: {sequences} sequences and {documents} document ends do not fill "
                              f"its {len(index)} bytes")
@@ -164,7 +164,7 @@ class Shard:
         path = mask_path(self.path)
         if not path.is_file():
             if meta:
-                raise InputError(f"{path}: is missing, of which the .meta.json speaks")
+                raise InputError(f"{path}: is missing, but the .meta.json names it")
             return None, None
         content = path.read_bytes()
         if len(content) < MASK_HEADER.size or content[:8] != MASK_MAGIC:
@@ -175,7 +175,7 @@ class Shard:
             raise InputError(f"{path}: version {version}, of {tokens} tokens, {len(content)} bytes; expected version "
                              f"{MASK_VERSION}, {self.count} tokens, {MASK_HEADER.size + (self.count + 7) // 8} bytes")
         if int.from_bytes(packed, "little") >> tokens:
-            raise InputError(f"{path}: bits behind the last token are set")
+            raise InputError(f"{path}: bits after the last token are set")
         flags = unpack_bits(packed, tokens)
         if sum(flags) != counted or meta.get("counted", counted) != counted:
             raise InputError(f"{path}: {sum(flags)} bits are set, its header says {counted}, the .meta.json "
@@ -213,7 +213,7 @@ def unpack_bits(packed, count):
 class SplitWriter:
     """Writes the documents of one split into shards of shard_tokens, as NAME_000000.bin.tmp, ...
 
-    Tokens are cut at exactly shard_tokens, so a document may continue in the next shard; a rest shorter than
+    Tokens are cut at exactly shard_tokens, so a document may continue in the next shard; a remainder shorter than
     MIN_TAIL_TOKENS stays in the last shard. publish() gives files their final names. masked: each shard also gets a
     loss mask, NAME_000000.mask.
     """
@@ -285,7 +285,7 @@ class SplitWriter:
                 "checksum": checksum_of(self._paths(".bin")[0])}
         if self.masked:
             meta["loss_mask"] = self._write_mask()
-        # The offsets on one line: a list of a million lines reads badly.
+        # All offsets are on one line, because a file of a million lines is hard to read.
         text = json.dumps(meta, indent=1)[:-2] + ',\n "document_offsets": ' + json.dumps(offsets) + "\n}\n"
         with open(self._paths(".meta.json")[0], "w") as file:
             file.write(text)
@@ -315,7 +315,7 @@ class SplitWriter:
         os.fsync(file.fileno())
         file.close()
 
-    # The state of an interrupted run, with which another writer with the same arguments continues.
+    # The state of an interrupted run; a writer with the same arguments can continue from it.
 
     def export_state(self):
         if self.file is not None:

@@ -25,16 +25,16 @@ def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
     parser.add_argument("--valid-fraction", type=float, default=valid_fraction, metavar="F",
                         help="share of the documents for validation, 0 to below 1 (default %(default)s)")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
-                        help="tokens of a shard (default %(default)s)")
+                        help="tokens per shard (default %(default)s)")
     parser.add_argument("--dataset-config", default="", metavar="NAME",
                         help="configuration of a Hugging Face dataset")
     parser.add_argument("--dataset-split", default="train", metavar="NAME",
-                        help="split of it (default %(default)s)")
-    parser.add_argument("--max-documents", type=int, default=0, metavar="N", help="stop after N; 0: all")
+                        help="split of that dataset (default %(default)s)")
+    parser.add_argument("--max-documents", type=int, default=0, metavar="N", help="stop after N documents; 0: all")
     parser.add_argument("--workers", type=int, default=0, metavar="N",
                         help="processes; 0: one per core, at most 64")
     parser.add_argument("--overwrite", action="store_true", help="replace the shards in DIR")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
 
 
 def add_text_options(parser):
@@ -43,7 +43,7 @@ def add_text_options(parser):
                              "both splits get parts of a large file; 0: a file is a document "
                              "(default %(default)s)")
     parser.add_argument("--format", default="auto", choices=("auto", "text", "jsonl", "parquet"),
-                        help="of the files (default: by their names)")
+                        help="format of the files (default: by file name)")
     parser.add_argument("--text-field", default="text", metavar="NAME",
                         help="field or column with the text (default %(default)s)")
 
@@ -60,7 +60,7 @@ def check_options(args):
 
 
 def is_validation(document, fraction):
-    """Depends on the hash of the text only: repeated documents stay in one split, in any order."""
+    """Depends only on the hash of the text, so that all copies of a document are in one split."""
     digest = hashlib.blake2b(document, digest_size=8).digest()
     return int.from_bytes(digest, "little") < fraction * 2 ** 64
 
@@ -98,7 +98,7 @@ def make_encoder(load_arguments, token_bytes, valid_fraction):
 
 
 def signature_of(args, sources, tokenizer):
-    """Plan.signature."""
+    """Returns Plan.signature."""
     names = ("valid_fraction", "shard_tokens", "document_bytes", "text_field", "dataset_config", "dataset_split",
              "max_documents")
     return {"the inputs": [source.identity() for source in sources],
@@ -125,7 +125,7 @@ def plan_of(args, make, *encoder_arguments, **fields):
 
 
 def prepare(args):
-    """args: these options and `inputs`."""
+    """args: the parsed options and `inputs`."""
     plan = plan_of(args, make_encoder)
     report(plan, run(plan))
     return 0

@@ -1,8 +1,8 @@
-// --activation and --recompute, and what older versions and other trainers say in their place.
+// --activation and --recompute, and the options of older versions and other trainers that mean the same.
 #include "tests/support/config_test.h"
 #include "tests/support/doctest.h"
 
-TEST_CASE("config: --activation and Megatron's flags for it say the same, or are refused") {
+TEST_CASE("config: --activation and Megatron's flags for it agree, or are refused") {
     const ParsedConfig parsed = parse("gpt2", {"--dry-run", "--swiglu"});
     CHECK(parsed.config.shape.activation == Activation::kSwiglu);
     CHECK(contains(parsed.notes.at(0), "--swiglu is --activation swiglu"));
@@ -37,7 +37,7 @@ TEST_CASE("config: a checkpoint that says swiglu has the activation function of 
     CHECK(contains(diff.must_match[0], "--activation: gelu in the checkpoint, swiglu now"));
 }
 
-TEST_CASE("config: Megatron's selective is told from what it sounds like here") {
+TEST_CASE("config: Megatron's selective recomputation is not mistaken for block-keep-attention") {
     CHECK(parse("llama", {"--dry-run", "--recompute", "block-keep-attention"}).config.recompute
           == Recompute::kBlockKeepAttention);
     const std::string value = refusal("llama", {"--dry-run", "--recompute", "selective"});

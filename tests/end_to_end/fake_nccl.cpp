@@ -1,10 +1,10 @@
 // Stands in for NCCL's library where there is no GPU: the same functions on host memory over MPI, so that comm_nccl.cpp
-// runs in tests. FAKE_NCCL, words apart by spaces, makes it fail:
+// runs in tests. FAKE_NCCL, words separated by spaces, makes it fail:
 //
-//   version=21500            what ncclGetVersion says
+//   version=21500            ncclGetVersion returns 21500
 //   stall=ncclSend           the first call of that name on rank 1 does not return
 //   fail=ncclAllGather:3     on rank 1 the third call of that name returns an error
-//   late                     an asynchronous error once the collectives of the start are done
+//   late                     ncclCommGetAsyncError returns an error once the collectives at the start are done
 #include <mpi.h>
 
 #include <cstdlib>
@@ -75,7 +75,7 @@ size_t bytes_of(Type type) { return type == kFloat64 ? 8 : type == kUint8 ? 1 : 
 MPI_Op op_of(Reduction op) { return op == kMax ? MPI_MAX : MPI_SUM; }
 Result result_of(int status) { return status == MPI_SUCCESS ? kSuccess : kSystemError; }
 
-// Messages between two ranks meet in the order of their calls, as NCCL's do.
+// Messages between two ranks are matched in the order of their calls, as in NCCL.
 Result run_group() {
     std::vector<MPI_Request> requests;
     int status = MPI_SUCCESS;

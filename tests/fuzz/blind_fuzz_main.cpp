@@ -1,6 +1,6 @@
 // main for a fuzzer's entry point where libFuzzer is not installed: mutates seeds without feedback from the code.
-// Takes the same arguments: -max_total_time=SECONDS, folders with seeds; other options are ignored. A file argument is
-// run once, to reproduce a finding. The input in work is kept in ARTIFACT_PREFIX + "last", which a crash leaves behind.
+// Takes libFuzzer's -max_total_time=SECONDS, -artifact_prefix=PREFIX and folders with seeds, and ignores other options.
+// A file argument is run once, to reproduce a crash. Writes each input to PREFIX + "last" before it is run.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>

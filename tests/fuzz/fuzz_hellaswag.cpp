@@ -1,5 +1,5 @@
-// Fuzzer of HellaSwag's file: edits of a valid one of either version. Allowed outcomes are a file whose every row is
-// readable and can be scored, or an Error with exit code 2.
+// Fuzzes the reader of HellaSwag files with edits of a valid file of either version. Either every row can be read and
+// scored, or there is an Error with exit code 2.
 #include <unistd.h>
 
 #include <cstdio>
@@ -53,7 +53,7 @@ void read_all(const std::string& path, int64_t examples) {
 
 }  // namespace
 
-// A byte of flags, then edits of six bytes each: a place from the header's begin (even) or its end, and what is there.
+// A byte of flags, then edits of six bytes: an offset from the header's start (even) or end (odd), and the new bytes.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const std::string path =
         (std::filesystem::temp_directory_path() / strf("llmc_fuzz_hellaswag_%d.bin", getpid())).string();

@@ -12,8 +12,8 @@ bool has_fp8_attention() {
     return std::string(cuda::attention_kernel(gpu(), Dtype::kBf16, 128)).find("wgmma") != std::string::npos;
 }
 
-// turn: quantize_heads applies rope.
-Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool turn = false) {
+// rope: quantize_heads applies rope.
+Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool rope = false) {
     Fp8Attention::Result r = a.fresh(input);
     HostTensor host_table = angles_of(a);
     DeviceTensor qkv(r.qkv), bytes(r.bytes), scales(r.scales), out(r.out), lse(r.lse), table(host_table);
@@ -21,7 +21,7 @@ Fp8Attention::Result on_gpu(const Fp8Attention& a, const HostTensor& input, bool
     if (a.ranges()) std::memcpy(host_ranges.data(), a.ranges(), static_cast<size_t>(host_ranges.bytes()));
     DeviceTensor range_tensor(host_ranges);
     const Fp8Heads copies{bytes.view(), scales.view()};
-    cuda::quantize_heads(gpu(), a.quantize_args(copies, qkv.view(), turn ? table.view() : Tensor{}));
+    cuda::quantize_heads(gpu(), a.quantize_args(copies, qkv.view(), rope ? table.view() : Tensor{}));
     if (has_fp8_attention()) {
         cuda::attention_forward(gpu(), a.forward_args(out.view(), lse.view(), qkv.view(), copies,
                                                       !a.ranges() ? nullptr : range_tensor.view().as<int32_t>()));
@@ -86,11 +86,11 @@ TEST_CASE("gpu quantize_heads rotates as rope does, to the bit") {
                                   Fp8Attention{1, 1, 1, 1, 128}}) {
         INFO(name_of(a));
         const HostTensor qkv = a.random_qkv();
-        DeviceTensor turned(qkv), table(angles_of(a));
-        cuda::rope_forward(gpu(), {.qkv = turned.view(), .cos_sin = table.view(), .N = a.B * a.T, .T = a.T, .NH = a.NH,
+        DeviceTensor rotated(qkv), table(angles_of(a));
+        cuda::rope_forward(gpu(), {.qkv = rotated.view(), .cos_sin = table.view(), .N = a.B * a.T, .T = a.T, .NH = a.NH,
                                    .NKV = a.NKV, .HS = a.HS});
         cuda::synchronize(gpu());
-        check_copies(on_gpu(a, qkv, true), on_gpu(a, turned.download()));
+        check_copies(on_gpu(a, qkv, true), on_gpu(a, rotated.download()));
     }
 }
 
@@ -154,7 +154,7 @@ TEST_CASE("gpu FP8 attention: at most twice the CPU's error") {
 }
 
 // NaN in a block reaches neither other sequences nor other documents.
-TEST_CASE("gpu FP8 attention: tiles of others are not read") {
+TEST_CASE("gpu FP8 attention: tiles of other sequences and documents are not read") {
     if (!has_fp8_attention()) return;
     for (int64_t HS : {64, 128}) {
         const Fp8Attention a = with_documents({3, 1152, 4, 2, HS}, Lengths(3, equal_parts(1152, 384)));
@@ -171,7 +171,7 @@ TEST_CASE("gpu FP8 attention: tiles of others are not read") {
                 if (document == 3 + corrupted) intact += !std::isnan(after.out.get(i));
                 else touched += after.out.get(i) != before.out.get(i);
             }
-            INFO(name_of(a) << "spoilt document " << corrupted);
+            INFO(name_of(a) << ", corrupted document " << corrupted);
             CHECK_EQ(touched, 0);
             CHECK_EQ(intact, 0);
         }

@@ -1,4 +1,4 @@
-// The computing checks of `doctor` on the GPU pass, and fail if an element is changed.
+// The checks of `doctor` that compute on the GPU pass, and fail if one element is changed.
 #include "tests/support/doctest.h"
 
 #include <memory>
@@ -36,7 +36,7 @@ TEST_CASE("gpu doctor: matmuls of the recipes that run here and attention pass, 
         CHECK(finding.status == Status::kOk);
     }
     CHECK(look("attention", "attention").at(0).status == Status::kFailed);
-    // Its kernels are for compute capability 9.0, in builds for it alone.
+    // FP8 attention needs compute capability 9.0 and a build with sm_90a code.
     const DeviceInfo info = device::device_info(0);
     const Status fp8_attention = look("", "FP8 attention").at(0).status;
     INFO("FP8 attention: " << look("", "FP8 attention").at(0).text);

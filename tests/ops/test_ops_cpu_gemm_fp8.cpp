@@ -28,7 +28,7 @@ void for_products(const std::function<void(Fp8Product&)>& f) {
                 }
 }
 
-// A product that the tests of errors change.
+// A small product for tests that change it.
 Fp8Product small_product(const Fp8Kind& kind) {
     Fp8Product p{.M = 12, .N = 160, .K = 272, .kind = kind, .result = Dtype::kFp32};
     return fill(p, 0);
@@ -54,7 +54,7 @@ TEST_CASE("cpu fp8 gemm stays within its error bound") {
     });
 }
 
-TEST_CASE("cpu fp8 gemm: a changed code, a transposed scale_inv and a scale for its inverse are detected") {
+TEST_CASE("cpu fp8 gemm: a changed code, a transposed scale_inv and an inverted scale are detected") {
     Ctx ctx;
     for (const Fp8Kind& kind : fp8_kinds()) {
         Fp8Product p = small_product(kind);
@@ -68,14 +68,15 @@ TEST_CASE("cpu fp8 gemm: a changed code, a transposed scale_inv and a scale for 
             codes_of(wrong.a)[at] ^= 1;
             CHECK_NE(difference(wrong), "");
         }
-        for (HostTensor Fp8Product::*grid : {&Fp8Product::a_scale_inv, &Fp8Product::b_scale_inv}) {
+        for (HostTensor Fp8Product::*scale_inv : {&Fp8Product::a_scale_inv, &Fp8Product::b_scale_inv}) {
             Fp8Product wrong = p;
-            (wrong.*grid).set(0, 1 / (p.*grid).get(0));
+            (wrong.*scale_inv).set(0, 1 / (p.*scale_inv).get(0));
             CHECK_NE(difference(wrong), "");
             if (!kind.blocks()) continue;
             wrong = p;
-            const bool square = grid == &Fp8Product::b_scale_inv && kind.b_granularity == Granularity::kBlock128x128;
-            wrong.*grid = transposed_scale_inv(p.*grid, square ? 4 : grid == &Fp8Product::a_scale_inv ? p.M : p.N);
+            const bool is_a = scale_inv == &Fp8Product::a_scale_inv;
+            const bool square = !is_a && kind.b_granularity == Granularity::kBlock128x128;
+            wrong.*scale_inv = transposed_scale_inv(p.*scale_inv, square ? 4 : is_a ? p.M : p.N);
             CHECK_NE(difference(wrong), "");
         }
     }

@@ -231,7 +231,7 @@ TEST_CASE("cpu sum_ranks: codes are multiplied by the scale of their own chunk a
     }
 }
 
-TEST_CASE("cpu compare_sums matches plain sums, and one changed element changes it") {
+TEST_CASE("cpu compare_sums matches plain sums, and one changed element changes the result") {
     for (int64_t n : {1, 3, 64, 1000, 70001}) {
         HostTensor a = random_tensor(kF, n, 1), b = random_tensor(kF, n, 2, 3);
         double want[4] = {5, 6, 7, 8}, sizes[4] = {5, 6, 7, 8};

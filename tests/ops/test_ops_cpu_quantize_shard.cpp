@@ -153,7 +153,7 @@ TEST_CASE("cpu transpose_bytes") {
 
 TEST_CASE("cpu quantize_run, block_amax, block_scales and transpose_bytes refuse wrong arguments") {
     Ctx ctx;
-    HostTensor in = random_tensor(Dtype::kFp32, 64, 1), out(Dtype::kE4m3, 64), grid(Dtype::kFp32, 4);
+    HostTensor in = random_tensor(Dtype::kFp32, 64, 1), out(Dtype::kE4m3, 64), scales(Dtype::kFp32, 4);
     uint32_t amaxes[1] = {};
     Fp8Slot slot{};
     auto run = [&](auto change) {
@@ -169,8 +169,8 @@ TEST_CASE("cpu quantize_run, block_amax, block_scales and transpose_bytes refuse
     CHECK_THROWS_AS(run([](QuantizeRunArgs& a) { a.out.elems = 63; }), Error);
     CHECK_THROWS_AS(run([&](QuantizeRunArgs& a) { a.out = in.view(); }), Error);
     CHECK_THROWS_AS(cpu::block_amax(ctx, {.amaxes = amaxes, .in = in.view(), .begin = 200, .R = 16, .C = 16}), Error);
-    CHECK_THROWS_AS(cpu::block_scales(ctx, {.scale_inv = grid.view(),
-                                            .transposed_scale_inv = grid.view(),
+    CHECK_THROWS_AS(cpu::block_scales(ctx, {.scale_inv = scales.view(),
+                                            .transposed_scale_inv = scales.view(),
                                             .amaxes = amaxes,
                                             .R = 16,
                                             .C = 16,

@@ -121,7 +121,7 @@ class Measuring(CompareTest):
         self.assertNotIn("slice", again.stderr)
         # Other options, or the logs of rounds, are not gone on with.
         said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
-        self.assertRegex(said, r"^error: --out out: its bf16 is of .*, 400 steps: repeat that, or choose another .*\n$")
+        self.assertRegex(said, r"^error: --out out: its bf16 is a run of .*, 400 steps: use that, or choose .*\n$")
         (self.folder / "out" / "measured.json").unlink()
         said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
         self.assertIn("its bf16 is of another measurement", said)

@@ -219,7 +219,7 @@ class Masks(ScriptTest):
         self.mask.write_bytes(bad)
         self.assertIn("sha256 is", self.script("check_shards.py", self.shard, code=2))
         self.mask.unlink()
-        self.assertIn("is missing, of which the .meta.json speaks", self.script("check_shards.py", self.shard, code=2))
+        self.assertIn("is missing, but the .meta.json names it", self.script("check_shards.py", self.shard, code=2))
 
     def test_inspect_shows_what_counts(self):
         text = self.inspect("--show", "0:60", self.shard)

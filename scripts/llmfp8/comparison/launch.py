@@ -22,8 +22,8 @@ OWN_OPTIONS = {"train-iters", "x", "epochs", "e", "log-file", "save", "o", "resu
 
 
 @contextlib.contextmanager
-def held_back():
-    """Delivers a SIGINT or SIGTERM that arrives during the block at its end."""
+def deferred_signals():
+    """Defers a SIGINT or SIGTERM that arrives during the block until its end."""
     came = []
     before = {number: signal.signal(number, lambda *_, number=number: came.append(number))
               for number in (signal.SIGINT, signal.SIGTERM)}
@@ -42,7 +42,7 @@ class Failed(Exception):
 
 def check_command(name, words):
     if not NAME.fullmatch(name):
-        raise InputError(f"--run {name}=: a name is letters, digits and . _ + - (files are called by it)")
+        raise InputError(f"--run {name}=: a name is letters, digits and . _ + - (it becomes part of file names)")
     if not words:
         raise InputError(f"--run {name}=: no command after the name")
     check_options(f"--run {name}=", words)
@@ -101,7 +101,7 @@ class Measurement:
         self.commands, self.options = commands, options
         self.out = Path(options.out)
         self.logs = {name: [] for name in commands}
-        self.failures = {}   # name: what it said
+        self.failures = {}   # error message by name
         self.begin, self.starts = time.monotonic(), 0
 
     def log(self, name, number):
@@ -126,7 +126,7 @@ class Measurement:
             there = [str(path) for name in self.commands for path in sorted(self.out.glob(f"{name}.*.jsonl"))]
             if there:
                 raise InputError(f"--out {self.out}: has {there[0]} of an earlier measurement: choose another folder "
-                                 f"(scripts/compare {self.out} makes the tables of what is there)")
+                                 f"(scripts/compare {self.out} makes the tables of its logs)")
 
     def check_continued(self):
         """Requires that an earlier measurement in the folder had the same commands."""
@@ -137,7 +137,7 @@ class Measurement:
             before = measured["commands"].get(name)
             if before != words or measured["train_iters"] != self.options.train_iters:
                 what = f"{shlex.join(before)}, {measured['train_iters']} steps" if before else "another measurement"
-                raise InputError(f"--out {self.out}: its {name} is of {what}: repeat that, or choose another folder")
+                raise InputError(f"--out {self.out}: its {name} is a run of {what}: use that, or choose another folder")
 
     def record(self):
         text = json.dumps({"table": self.options.table, "warmup": self.options.warmup,
@@ -151,10 +151,10 @@ class Measurement:
         self.starts += 1
         with open(log.with_suffix(".txt"), "a", encoding="utf-8") as text, Sampler(log):
             print("$", shlex.join(words), file=text, flush=True)
-            # In its own session, so that a Ctrl-C reaches it once, from here: a second one would end it without a save.
+            # In its own session, so that Ctrl-C reaches it once, as our SIGTERM: a second signal would end it unsaved.
             process = None
             try:
-                with held_back():   # else a signal could leave a process that nobody terminates
+                with deferred_signals():   # else a signal could leave a process that nobody terminates
                     process = subprocess.Popen(words, stdout=text, stderr=subprocess.STDOUT, start_new_session=True)
                 code = process.wait()
             except BaseException:
@@ -170,8 +170,8 @@ class Measurement:
         if log not in self.logs[name]:
             self.logs[name].append(log)
 
-    def tried(self, name, number, label):
-        """Starts one and prints its outcome; a configuration that failed is not started again."""
+    def attempt(self, name, number, label):
+        """Runs a configuration once and prints the outcome; after a failure it is not started again."""
         begin = time.monotonic()
         try:
             self.start(name, number)
@@ -190,7 +190,7 @@ class Measurement:
         """In each round, runs every configuration with the same steps on the same tokens."""
         for number in range(1, self.options.rounds + 1):
             for name in self.left():
-                self.tried(name, number, f"round {number}/{self.options.rounds}")
+                self.attempt(name, number, f"round {number}/{self.options.rounds}")
             if number < self.options.rounds and self.left():
                 each = (time.monotonic() - self.begin) / number
                 say(f"about {each * (self.options.rounds - number) / 60:.1f} minutes left")
@@ -208,7 +208,7 @@ class Measurement:
                 if done[name] >= self.options.train_iters:
                     continue
                 before = done[name]
-                self.tried(name, 1, f"slice {number}")
+                self.attempt(name, 1, f"slice {number}")
                 done[name] = self.steps_done(name)
                 if name not in self.failures and done[name] <= before:
                     self.failures[name] = f"no step was done in a slice of {self.options.slice_minutes:g} minutes"
@@ -219,7 +219,7 @@ class Measurement:
         return max(read_log(self.log(name, 1)).steps, default=0)
 
     def run(self):
-        """{name: logs} of the configurations that ran."""
+        """Returns the logs of each configuration that ran, by name."""
         self.record()
         if self.options.train_iters is None:
             for name in self.commands:
