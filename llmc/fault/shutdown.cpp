@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <ctime>
 
 #include "llmc/base/check.h"
 #include "llmc/fault/heartbeat.h"
@@ -13,16 +14,31 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 volatile std::sig_atomic_t stop_signal = 0;   // the first signal
-volatile std::sig_atomic_t insisted = 0;      // SIGTERM or SIGINT was received
+constexpr int64_t kRepeatMs = 1000;           // within it, a signal is another copy of the first one
+volatile int64_t first_ms = 0;                // when the first SIGTERM or SIGINT arrived, 0: none has
 double limit_minutes = 0;
 const Clock::time_point process_start = Clock::now();
 
+int64_t now_ms() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return 1000 * static_cast<int64_t>(now.tv_sec) + now.tv_nsec / 1000000;
+}
+
+// Batch systems, timeout(1) and mpirun send several copies of one signal: to a process, to its group, and through
+// mpirun. Only a later one is a second request.
 extern "C" void on_stop_signal(int number) {
-    if (number != SIGUSR1 && insisted) {
-        post_end(128 + number);
-        _exit(128 + number);
+    if (number != SIGUSR1) {
+        if (first_ms == 0) {
+            first_ms = now_ms();
+        } else if (now_ms() - first_ms >= kRepeatMs) {
+            constexpr char kText[] = "error: a second signal more than 1 s after the first ends the run at once, without "
+                                     "a checkpoint\n";
+            [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, kText, sizeof kText - 1);
+            post_end(128 + number);
+            _exit(128 + number);
+        }
     }
-    if (number != SIGUSR1) insisted = 1;
     if (!stop_signal) stop_signal = number;
 }
 

@@ -6,9 +6,9 @@
 #
 # Arguments are mpirun's. OpenMPI's mpirun kills its ranks two seconds after a SIGTERM or SIGINT; here these (and
 # SIGUSR1) make the ranks finish their step, save and leave with 0: they are told through shared memory, since mpirun
-# passes SIGUSR1 on only if whoever started it has not blocked it. A second SIGTERM or SIGINT ends them at once. mpirun
-# is in a session of its own, so that Ctrl-C reaches this script alone; should it be sent SIGTERM itself (a batch system
-# that signals every process), ranks have 300 s more.
+# passes SIGUSR1 on only if whoever started it has not blocked it. A second SIGTERM or SIGINT, 1 s or more after the
+# first, ends them at once. mpirun is in a session of its own, so that Ctrl-C reaches this script alone; should it be
+# sent SIGTERM itself (a batch system that signals every process), ranks have 300 s more.
 #
 # Exit code: the ranks' own. A rank that was killed gives 6 like one that hangs, and what each rank was doing last is
 # printed. MPIRUN names another mpirun.
@@ -34,10 +34,17 @@ fi
 trap 'rm -f "$table"' EXIT
 export LLMFP8_HEARTBEATS=${table##*/}
 
-stops=0 told=0
-trap 'stops=$((stops + 1))' TERM INT
-trap 'stops=$((stops > 0 ? stops : 1))' USR1
-setsid "$mpirun" --mca odls_base_sigkill_timeout "$grace_s" "$@" &
+stops=0 told=0 first_us=0
+# A signal within a second of the first is another copy of it: timeout(1) and batch systems send several.
+on_stop() {
+    local now_us=${EPOCHREALTIME//[.,]/}
+    if [ "$stops" = 0 ]; then stops=1 first_us=$now_us
+    elif [ $((now_us - first_us)) -ge 1000000 ]; then stops=2
+    fi
+}
+trap on_stop TERM INT
+trap '[ "$stops" != 0 ] || on_stop' USR1
+env --block-signal=TERM setsid "$mpirun" --mca odls_base_sigkill_timeout "$grace_s" "$@" &
 pid=$!
 
 # The table begins with text: "outcome NNN" once the ranks have met ("outcome end" if all ended as they should), the
@@ -68,9 +75,9 @@ end_mpirun() {
     list_children
     [ ${#children[@]} = 0 ] || kill -KILL "${children[@]}" 2>/dev/null
     sleep 0.3
-    kill -TERM "$pid" 2>/dev/null
+    kill -INT "$pid" 2>/dev/null
     sleep 0.3
-    kill -TERM "$pid" 2>/dev/null
+    kill -INT "$pid" 2>/dev/null
     for _ in {1..30}; do
         kill -0 "$pid" 2>/dev/null || break
         sleep 0.1

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, RanksTest, each_rank
 from tests.support.train import GPT2, LLAMA, records, state_of, write_hellaswag
 
 
@@ -69,7 +69,7 @@ class Ranks(RanksTest):
 
     def test_ranks_that_differ_are_named(self):
         first = self.command(GPT2, *ONE_EACH, "--train-iters", "2")
-        done = subprocess.run([*MPIRUN, "-np", "1", *first, ":", "-np", "1", *first, "--seed", "6"],
+        done = subprocess.run([*MPIRUN, *each_rank(first, [*first, "--seed", "6"])],
                               capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, r"rank 1 \(host .*\) has another set of options than rank 0")

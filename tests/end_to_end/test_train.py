@@ -7,6 +7,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import time
 import unittest
 
 from tests.support.train import (BUILD, GPT2, LLAMA, ROOT, TrainTest, VOCAB, make_tokens, records, state_of,
@@ -286,11 +287,28 @@ class Train(TrainTest):
         for line in process.stdout:
             if line.startswith("step "):
                 break
-        process.send_signal(signal.SIGTERM)
+        for _ in range(3):   # timeout(1) and batch systems send copies
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.01)
         out, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 0, err)
         last = records(self.path("log.jsonl"), "step")[-1]["step"]
         self.assertEqual(self.checkpoints("run"), [f"step-{last:08d}"])
+
+    def test_a_second_signal_a_second_later_ends_the_run_at_once(self):
+        command = [GPT2, "--model", "gpt2-tiny", "--synthetic-data", "--seq-length", "64", "--micro-batch-size", "2",
+                   "--global-batch-size", "2000000", "--train-iters", "9", "--save", self.path("run")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in process.stdout:
+            if "attention: row by row" in line:   # the first step has begun, and takes minutes
+                break
+        for _ in range(2):
+            time.sleep(1.2)
+            process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=10)
+        self.assertEqual(process.returncode, 143, err)
+        self.assertIn("error: a second signal more than 1 s after the first ends the run at once", err)
+        self.assertEqual(self.checkpoints("run"), [])
 
     def test_divergence_is_reported_skipped_and_ends_with_4(self):
         self.run_train(GPT2, "--train-iters", "1", "--save", self.path("run"))

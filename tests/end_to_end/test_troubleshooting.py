@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, each_rank
 from tests.support.train import BUILD, GPT2, LLAMA, ROOT, TrainTest, make_tokens, write_shard
 
 EXIT_CODES = {"kExitBug": 1, "kExitBadInput": 2, "kExitFp8NotEffective": 3, "kExitDiverged": 4,
@@ -416,7 +416,7 @@ class TroubleshootingTest(TrainTest):
     def test_ranks_that_differ_are_named_as_quoted(self):
         run = self.command(GPT2, "--train-iters", "1", "--micro-batch-size", "1", "--global-batch-size", "4")
         other = [*run, "--lr", "2e-2"]
-        done = subprocess.run([*MPIRUN, "-np", "1", *run, ":", "-np", "1", *other], capture_output=True, text=True,
+        done = subprocess.run([*MPIRUN, *each_rank(run, other)], capture_output=True, text=True,
                               timeout=120, env=ENVIRONMENT)
         quote = self.quoted("has another")
         self.assertEqual(done.returncode, quote.exit_code, done.stderr)

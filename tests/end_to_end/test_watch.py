@@ -9,7 +9,7 @@ import subprocess
 import time
 import unittest
 
-from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN, ONE_EACH, each_rank
 from tests.support.train import GPT2, ROOT, TrainTest, make_tokens, records, write_shard
 
 WRAPPER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
@@ -172,12 +172,8 @@ class WatchTest(TrainTest):
 
     # Ranks that do not share memory, as on two hosts: what they post goes through a socket.
     def two_hosts(self, *options):
-        one, command = [], self.command_of(1, *options)
-        launcher, program = command[:len(WRAPPER)], command[len(WRAPPER) + 2:]
-        program[program.index("--global-batch-size") + 1] = "8"
-        for host in ("here", "there"):
-            one += [":"] * bool(one) + ["-np", "1", "-x", f"LLMFP8_HOST={host}", *program]
-        return launcher + one
+        program = self.command(GPT2, *ONE_EACH, *options)
+        return [*WRAPPER, *each_rank(*(["env", f"LLMFP8_HOST={host}", *program] for host in ("here", "there")))]
 
     def test_between_hosts_it_is_said_who_waits_for_whom(self):
         process = self.start(self.two_hosts(*FOREVER))
@@ -249,7 +245,7 @@ class WatchTest(TrainTest):
         process = self.start(self.command_of(2, *FOREVER, "--inject", "stall:rank=1@step=12"), until="step 10/")
         time.sleep(0.5)   # it hangs, and cannot finish its step
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        time.sleep(1.2)   # a copy within a second would not count
         process.send_signal(signal.SIGTERM)
         took, errors = self.finish(process, 143)
         self.assertLess(took, 5)
@@ -320,8 +316,7 @@ class WatchTest(TrainTest):
 
     def differing(self, first, second, text):
         """One line, exit 2."""
-        command = [*WRAPPER, "-np", "1", *first, ":", "-np", "1", *second]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+        done = subprocess.run([*WRAPPER, *each_rank(first, second)], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, text)
         self.assertEqual(done.stderr.count("error: "), 1, done.stderr)
@@ -339,7 +334,7 @@ class WatchTest(TrainTest):
         write_shard(self.path("other", "train_1.bin"), make_tokens(2001, 9))
         glob = ours.index(self.path("train_*.bin"))
         ours[glob] = "train_*.bin"
-        self.differing(["-wdir", self.dir, *ours], ["-wdir", self.path("other"), *ours],
+        self.differing(["env", "-C", self.dir, *ours], ["env", "-C", self.path("other"), *ours],
                        r"rank 1 \(host .*\) has another training data than rank 0")
 
 
