@@ -9,6 +9,7 @@ import unittest
 import unittest.mock
 import zlib
 
+from llmfp8 import support
 from llmfp8.text_shards import is_validation
 from tests.support.data_scripts import DATA, ScriptTest, documents_of, has, lines, tokens_of
 
@@ -268,6 +269,21 @@ class PrepareText(ScriptTest):
             pin = next(line for line in requirements if line.startswith(package + "=="))
             self.refused([f"python3 -m pip install '{pin}'"], "--tokenizer", tokenizer, source,
                          packages=packages)
+
+    def test_the_line_that_installs_works_where_pip_refuses(self):
+        plain = "python3 -m pip install 'tiktoken==0.14.0'"
+        venv = "python3 -m venv .venv && . .venv/bin/activate && "
+        for marker, prefix, line in ((False, "/usr", plain), (True, "/usr", venv + plain), (True, "/venv", plain)):
+            path = self.file("lib/EXTERNALLY-MANAGED", "")
+            if not marker:
+                path.unlink()
+            with unittest.mock.patch.multiple(sys, prefix=prefix, base_prefix="/usr"), \
+                    unittest.mock.patch.object(support.sysconfig, "get_path", return_value=str(path.parent)):
+                self.assertEqual(support.install_line("tiktoken"), line)
+        readmes = [(DATA.parent / name).read_text() for name in ("requirements.txt", "data/README.md",
+                                                                 "scripts/README.md")]
+        for text in readmes:
+            self.assertIn(f"{venv}python3 -m pip install -r requirements.txt\n", text)
 
     def test_progress_without_tqdm(self):
         self.file("none/tqdm.py", "raise ImportError\n")
