@@ -39,20 +39,24 @@ class NotText(Exception):
 
 def check_utf8(document):
     """The one rule of the data tools for what is text: UTF-8 without zero bytes. Returns the document."""
-    if b"\0" in document:
-        raise NotText("zero bytes", document.index(b"\0"))
     try:
         if not document.isascii():
             document.decode()
     except UnicodeDecodeError as error:
         raise NotText(NOT_UTF8, error.start) from None
+    return without_zeros(document)
+
+
+def without_zeros(document):
+    if b"\0" in document:
+        raise NotText("zero bytes", document.index(b"\0"))
     return document
 
 
 def utf8_of(text):
     """A string as UTF-8 by the same rule; JSON may hold half of a surrogate pair, which UTF-8 cannot encode."""
     try:
-        return check_utf8(text.encode())
+        return without_zeros(text.encode())
     except UnicodeEncodeError:
         raise NotText("half of a surrogate pair") from None
 
@@ -265,14 +269,15 @@ class Reader:
                 if records <= skip:
                     continue
                 where = f"{source.path}: line {number}"
-                row = self._checked(check_utf8, line, lambda byte: f"{where} (byte {begin + byte})")
-                if not isinstance(row, NotText):
-                    try:
-                        row = json.loads(line)
-                    except ValueError as error:
+                try:
+                    row = json.loads(line)
+                except ValueError as error:   # also bytes that are not UTF-8, and zero bytes
+                    damage = self._checked(check_utf8, line, lambda byte: f"{where} (byte {begin + byte})")
+                    if not isinstance(damage, NotText):
                         raise InputError(f"{where}: not JSON: {error}") from None
-                    row = self._field_of(row, where, begin)
-                yield row
+                    yield damage
+                    continue
+                yield self._field_of(row, where, begin)
         return self._stream(source, pieces)
 
     @staticmethod

@@ -123,7 +123,7 @@ class PrepareText(ScriptTest):
                   f"{files[2]}: line 4 (byte {rows_at[1] + rows[1].index(0xe9)}): bytes that are not UTF-8",
                   f"{files[2]}: line 5 (from byte {rows_at[2]}): zero bytes"]
         summary = self.prepare_bytes("--valid-fraction", "0", *files)
-        self.assertIn("skipped 6 documents that are not text (3 with bytes that are not UTF-8, 1 with half of a "
+        self.assertIn("skipped 6 documents that are not text (2 with bytes that are not UTF-8, 2 with half of a "
                       "surrogate pair, 2 with zero bytes), the first ones are: " + ", ".join(places) + "\n", summary)
         documents = documents_of(self.out, "train")
         self.assertEqual(documents[-2:], [b"good", "whole \U0001f600".encode()])
