@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
-from llmfp8.shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
+from llmfp8.shard_format import DTYPES, NOT_SHARDS, Shard, file_sha256, shard_paths  # noqa: E402
 from llmfp8.support import InputError, run_main  # noqa: E402
 
 CHUNK = 1 << 22   # tokens looked at together
@@ -25,7 +25,8 @@ CHUNK = 1 << 22   # tokens looked at together
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file, or a pattern in quotes")
+    parser.add_argument("shards", nargs="+", metavar="SHARD",
+                        help="a .bin file, or a pattern in quotes; a mask, sidecar or index stands for its shard")
     parser.add_argument("--vocab-size", type=int, default=0, metavar="N",
                         help="ids must be below N (default: what the .meta.json says)")
     parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
@@ -100,6 +101,8 @@ def check(path, token_dtype, vocab_size):
     """Checks one shard."""
     found = Found(path)
     try:
+        if path.endswith(NOT_SHARDS):
+            raise InputError("belongs to a .bin file that is not there")
         shard = Shard(path, token_dtype)
         meta = shard.read_meta()
         tokenizer = meta.get("tokenizer") or {}
@@ -113,11 +116,15 @@ def check(path, token_dtype, vocab_size):
         if not meta:
             found.remark = "no .meta.json" + ("" if vocab_size else ", ids not held against a vocabulary")
             return found
+        if not meta.keys() & {"tokens", "dtype", "checksum", "documents", "document_offsets"}:
+            found.documents = len(starts)
+            found.remark = "its .meta.json has no counts and no checksum"
+            return found
         says = {**meta, "sha256": (meta.get("checksum") or {}).get("value")}
         for what, value in (("tokens", shard.count), ("dtype", DTYPES[shard.token_bytes]), ("sha256", found.sha256)):
             if says.get(what) != value:
                 raise InputError(f"{what} is {value}, its .meta.json says {says.get(what)}")
-        check_documents(meta.get("document_offsets", []), starts)
+        check_documents(meta.get("document_offsets") or [], starts)
         if meta.get("documents") != len(starts):
             raise InputError(f"has {len(starts)} documents, its .meta.json says {meta.get('documents')}")
         found.documents = len(starts)

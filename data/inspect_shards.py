@@ -82,24 +82,24 @@ def verify(shard, meta, low_high):
     """Raises an InputError for the first difference between a shard and its sidecar."""
     if not meta:
         raise InputError(f"{shard.path}: has no .meta.json to verify it with")
-    checksum = meta.get("checksum", {})
+    checksum = meta.get("checksum") or {}
     expected = {"tokens": meta.get("tokens"), "dtype": meta.get("dtype"), "sha256": checksum.get("value")}
     found = {"tokens": shard.count, "dtype": DTYPES[shard.token_bytes], "sha256": file_sha256(shard.path)}
     for what, value in found.items():
         if value != expected[what]:
             raise InputError(f"{shard.path}: {what} is {value}, its .meta.json says {expected[what]}")
-    if low_high[1] >= meta.get("vocab_size", 0):
+    if low_high[1] >= (meta.get("vocab_size") or 0):
         raise InputError(f"{shard.path}: id {low_high[1]} is not below the vocabulary size "
                          f"{meta.get('vocab_size')}")
-    separator = meta.get("tokenizer", {}).get("separator")
-    for offset in meta.get("document_offsets", []):
+    separator = (meta.get("tokenizer") or {}).get("separator")
+    for offset in meta.get("document_offsets") or []:
         if not 0 <= offset < shard.count or shard.tokens[offset] != separator:
             raise InputError(f"{shard.path}: token {offset} does not start a document as its .meta.json says")
 
 
 def tokenizer_of(args, meta):
     """(tokenizer, remark), or (None, the reason why nothing is decoded)."""
-    named = meta.get("tokenizer", {}).get("name", "")
+    named = (meta.get("tokenizer") or {}).get("name", "")
     name = args.tokenizer or (named if named in ("bytes", "gpt2") else "")
     if not name:
         return None, f"pass --tokenizer to decode ({named or 'not named by a .meta.json'})"
@@ -109,7 +109,7 @@ def tokenizer_of(args, meta):
         if args.tokenizer:
             raise
         return None, str(error)
-    if meta and tokenizer.sha256 != meta.get("tokenizer", {}).get("sha256"):
+    if meta and tokenizer.sha256 != (meta.get("tokenizer") or {}).get("sha256"):
         return tokenizer, "another tokenizer than the one of the .meta.json"
     return tokenizer, ""
 
@@ -125,7 +125,7 @@ def describe(shard, args):
     if documents is not None:
         print(f"  documents  {documents}")
     if meta:
-        tokenizer = meta.get("tokenizer", {})
+        tokenizer = meta.get("tokenizer") or {}
         print(f"  meta       {meta.get('split')} split, tokenizer {tokenizer.get('name')} (sha256 "
               f"{str(tokenizer.get('sha256'))[:12]}...), vocabulary {meta.get('vocab_size')}")
     counted, flags = shard.read_mask()

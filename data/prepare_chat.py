@@ -7,8 +7,8 @@
 
 Inputs: JSON lines and parquet files, folders of them, and Hugging Face datasets, streamed (ultrachat_200k, which is the
 default, or hf:OWNER/NAME). The field --messages-field of a row is a list of {role, content}, or of {from, value} as in
-ShareGPT. Conversations without an answer are skipped. Everything else, interrupted runs too, is as with
-prepare_text.py; README.md describes the loss mask.
+ShareGPT. Conversations without an answer are skipped. An unknown role is an error that names it; --role says what it
+is. Everything else, interrupted runs too, is as with prepare_text.py; README.md describes the loss mask.
 
 --template llama3: <|begin_of_text|>, then for each message <|start_header_id|>ROLE<|end_header_id|>, an empty line, the
 content without surrounding spaces, and <|eot_id|>. The assistant's contents and their <|eot_id|> count as targets.
@@ -16,7 +16,9 @@ content without surrounding spaces, and <|eot_id|>. The assistant's contents and
 an empty line, which after an answer counts, too.
 """
 import argparse
+import functools
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -24,12 +26,15 @@ sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if 
 from llmfp8.shard_pipeline import report, run  # noqa: E402
 from llmfp8.support import InputError, run_main  # noqa: E402
 from llmfp8.text_shards import Tokenize, add_options, plan_of  # noqa: E402
+from llmfp8.text_sources import utf8_of  # noqa: E402
 from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
-ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}   # ShareGPT's names
+# Roles, and ShareGPT's names for them. The contents of "assistant" are targets.
+ROLES = {**{role: role for role in ("system", "developer", "user", "assistant", "tool", "ipython")},
+         "human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
 
 
-def conversation_of(messages):
+def conversation_of(messages, roles):
     """Converts the field's value to [[role, content], ...] as JSON; b"" if there is no answer."""
     if messages is None:
         return b""
@@ -44,7 +49,11 @@ def conversation_of(messages):
         if not isinstance(role, str) or not isinstance(content, str):
             raise InputError(f"a list whose message {number} has no text in role and content, or in from and value "
                              f"(there is: {', '.join(sorted(message))})")
-        turns.append([ROLES.get(role, role), content.encode("utf-8", "replace").decode().strip()])
+        if role not in roles:
+            raise InputError(f"a list whose message {number} has the unknown role {json.dumps(role)} (known: "
+                             f"{', '.join(roles)}); pass --role {shlex.quote(role)}=assistant if its contents are "
+                             "targets, else =user")
+        turns.append([roles[role], utf8_of(content).decode().strip()])
     answered = any(role == "assistant" and content for role, content in turns)
     return json.dumps(turns, ensure_ascii=False).encode() if answered else b""
 
@@ -106,6 +115,9 @@ def parse_arguments():
     parser.add_argument("--template", default="llama3", choices=TEMPLATES, help="(default %(default)s)")
     parser.add_argument("--messages-field", default="messages", metavar="NAME", dest="text_field",
                         help="field or column with the messages (default %(default)s)")
+    parser.add_argument("--role", action="append", default=[], metavar="NAME=ROLE", dest="roles",
+                        help="treats messages of the role NAME as those of ROLE: " + ", ".join(dict.fromkeys(
+                            ROLES.values())))
     parser.add_argument("--format", default="auto", choices=("auto", "jsonl", "parquet"),
                         help="of the files (default: by their names)")
     add_options(parser)
@@ -116,15 +128,29 @@ def parse_arguments():
     return args
 
 
+def roles_of(words):
+    """ROLES with the options --role."""
+    roles = dict(ROLES)
+    for word in words:
+        name, equals, role = word.rpartition("=")
+        if not equals or role not in ROLES:
+            raise InputError(f"--role {word}: must be NAME=ROLE, with one of the roles {', '.join(ROLES)}")
+        roles[name] = ROLES[role]
+    return roles
+
+
 def main():
     args = parse_arguments()
+    roles = roles_of(args.roles)
     plan = plan_of(args, make_encoder, args.template, masked=True, empty="conversations without an answer")
     make_encoder(*plan.encoder_arguments)   # here rather than in a worker, if the template does not fit the tokenizer
     for source in plan.reader.sources:
         if source.kind == "text":
             raise InputError(f"{source.path}: conversations are read from .jsonl and .parquet files (or --format)")
-    plan.reader.convert, plan.reader.field_option = conversation_of, "--messages-field"
+    plan.reader.convert = functools.partial(conversation_of, roles=roles)
+    plan.reader.field_option = "--messages-field"
     plan.meta["chat_template"] = plan.signature["--template"] = args.template
+    plan.signature["--role"] = args.roles or None
     report(plan, run(plan))
     return 0
 

@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
 from llmfp8.support import InputError, need, one_line, run_main  # noqa: E402
+from llmfp8.text_sources import NotText, text_of  # noqa: E402
 from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
 DATASET = "Rowan/hellaswag"
@@ -73,6 +74,11 @@ def question_of(row, where):
     if not isinstance(row, dict):
         raise InputError(f"{where}: {type(row).__name__}, not an object")
     context, endings, label = (row.get(name) for name in ("ctx", "endings", "label"))
+    for text in (context, *endings) if isinstance(endings, list) else ():
+        try:
+            text_of(text if isinstance(text, str) else None)
+        except NotText as error:
+            raise InputError(f"{where}: not text: {error}") from None
     if not isinstance(context, str) or not context:
         raise InputError(f"{where}: field 'ctx' is {json.dumps(context)}, not text")
     if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(e, str) for e in endings):
@@ -92,10 +98,10 @@ def example_of(number, question, tokenizer, word_bytes, where, with_separator):
     context, endings, label = question
     largest = 2 ** (8 * word_bytes) - 1
     tokens = [tokenizer.separator] if with_separator else []
-    tokens += tokenizer.encode(context.encode("utf-8", "replace"))
+    tokens += tokenizer.encode(context.encode())
     words = [largest, 0, number, label, len(endings), len(tokens), *tokens]
     for ending in endings:
-        tokens = tokenizer.encode(b" " + ending.encode("utf-8", "replace"))
+        tokens = tokenizer.encode(b" " + ending.encode())
         words += [len(tokens), *tokens]
     words[1] = len(words) * word_bytes
     if max(words[1:]) >= largest:

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import queue
+import shlex
 import subprocess
 import sys
 import threading
@@ -37,7 +38,7 @@ def records(path):
 
 def finished(path, command):
     log = records(path)
-    return bool(log) and log[0].get("command") == " ".join(command) and any(
+    return bool(log) and log[0].get("command") in (shlex.join(command), " ".join(command)) and any(
         r["type"] == "event" and r["kind"] == "stop" and r["text"].startswith("finished") for r in log)
 
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <thread>
 
+#include "llmc/base/text.h"
 #include "llmc/commands/bench.h"
 #include "llmc/commands/doctor.h"
 #include "llmc/commands/generate.h"
@@ -46,8 +47,7 @@ int leave(const Comm& comm, int exit_code) {
 
 int run_command(int argc, const char* const* argv, const std::string& family) {
     const Command& command = command_of(argc, argv);
-    Invocation call{.family = family, .words = {argv, argv + argc}, .line = ""};
-    for (int i = 0; i < argc; i++) call.line += (i ? " " : "") + std::string(argv[i]);
+    Invocation call{.family = family, .words = {argv, argv + argc}, .line = shell_command({argv, argv + argc})};
     if (*command.name) call.words.erase(call.words.begin() + 1);
     std::unique_ptr<Comm> comm;
     if (command.ends_by_step) catch_stop_signals();

@@ -4,7 +4,8 @@
 #include <string>
 
 // Makes SIGTERM, SIGINT and SIGUSR1 request a stop, even if this process was started with them blocked; a second
-// SIGTERM or SIGINT, 1 s or more after the first, ends it at once. The launch wrapper requests a stop through the heartbeat table.
+// SIGTERM or SIGINT, 1 s or more after the first, ends it at once. The launch wrapper requests a stop through the
+// heartbeat table.
 void catch_stop_signals();
 // Sets the time limit of this process, 0: none.
 void stop_after(double minutes);

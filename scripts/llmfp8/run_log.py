@@ -186,6 +186,16 @@ class RunLog:
         return lines
 
 
+def logs_in(path):
+    """The logs that a path names: itself, or those in a folder."""
+    if not os.path.isdir(path):
+        return [str(path)]
+    found = sorted(map(str, Path(path).glob("*.jsonl")))
+    if not found:
+        raise InputError(f"{path}: no log (*.jsonl) in this folder; --log-file of a run writes one")
+    return found
+
+
 def read_log(path, name=None, skip_damaged=False):
     """Reads a whole log; one without a record is an error."""
     run = RunLog(path, name, skip_damaged)

@@ -41,6 +41,8 @@ MEGATRON_WIDTHS = {4: 4, 8: 2}   # dtype code -> bytes: int32, uint16
 # A loss mask: magic, version, tokens, tokens that count as targets; then one bit per token.
 MASK_SUFFIX = ".mask"
 NOT_SHARDS = (".idx", MASK_SUFFIX, ".meta.json")   # ignored matches of a pattern
+META_TYPES = {"tokenizer": (dict, "an object"), "checksum": (dict, "an object"), "loss_mask": (dict, "an object"),
+              "document_offsets": (list, "a list"), "vocab_size": (int, "a number")}
 MASK_MAGIC, MASK_VERSION = b"LOSSMASK", 1
 MASK_HEADER = struct.Struct("<8sQQQ")
 assert array.array("H").itemsize == 2 and array.array("I").itemsize == 4
@@ -75,11 +77,19 @@ def checksum_of(path):
 
 
 def shard_paths(words):
-    """Expands paths and patterns to files, as the trainer does."""
-    paths = []
+    """Expands paths and patterns to files, as the trainer does. A mask, sidecar or index that
+    is named (by a shell's DIR/*) stands for its shard, once."""
+    paths, named = [], {word for word in words if word.endswith(".bin")}
     for word in words:
-        found = [word] if os.path.lexists(word) else sorted(glob.glob(word))
-        paths += [path for path in found if path == word or not path.endswith(NOT_SHARDS)] or [word]
+        if os.path.lexists(word) and word.endswith(NOT_SHARDS):
+            shard = word[:-len(next(filter(word.endswith, NOT_SHARDS)))] + ".bin"
+            found = [word] if not os.path.lexists(shard) else [] if shard in named else [shard]
+            named.add(shard)
+        elif os.path.lexists(word):
+            found = [word]
+        else:
+            found = [path for path in sorted(glob.glob(word)) if not path.endswith(NOT_SHARDS)] or [word]
+        paths += found
     return paths
 
 
@@ -180,8 +190,9 @@ class Shard:
         if sum(flags) != counted or meta.get("counted", counted) != counted:
             raise InputError(f"{path}: {sum(flags)} bits are set, its header says {counted}, the .meta.json "
                              f"{meta.get('counted')}")
-        if meta and meta["checksum"]["value"] != file_sha256(path):
-            raise InputError(f"{path}: sha256 is {file_sha256(path)}, the .meta.json says {meta['checksum']['value']}")
+        listed = (meta.get("checksum") or {}).get("value")
+        if meta and listed != file_sha256(path):
+            raise InputError(f"{path}: sha256 is {file_sha256(path)}, the .meta.json says {listed}")
         return counted, flags
 
     def read_meta(self):
@@ -194,6 +205,9 @@ class Shard:
             raise InputError(f"{meta_path(self.path)}: not readable: {error}") from None
         if not isinstance(meta, dict):
             raise InputError(f"{meta_path(self.path)}: not a JSON object")
+        for name, (kind, what) in META_TYPES.items():
+            if not isinstance(meta.get(name), (kind, type(None))):
+                raise InputError(f"{meta_path(self.path)}: {name} is {json.dumps(meta[name])[:40]}, not {what}")
         return meta
 
 

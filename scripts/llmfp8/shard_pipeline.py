@@ -167,10 +167,28 @@ def prepare_folder(folder, overwrite, keep_temporary):
     return old
 
 
+def number_of(count, noun):
+    return f"{count} {noun} that is" if count == 1 else f"{count} {noun}s that are"
+
+
+def skipped(plan):
+    """One line per kind of what was left out."""
+    reader = plan.reader
+    if reader.skipped_files:
+        path, what = reader.skipped_files[0]
+        yield f"skipped {number_of(len(reader.skipped_files), 'file')} not text, the first is {path}: {what}"
+    if reader.not_text:
+        reasons = ", ".join(f"{count} with {why}" for why, count in sorted(reader.not_text.items()))
+        count, places = sum(reader.not_text.values()), reader.not_text_places
+        yield (f"skipped {number_of(count, 'document')} not text ({reasons})"
+               f"{', the first ones are' if count > len(places) else ''}: {', '.join(places)}")
+    if reader.empty:
+        yield f"skipped {reader.empty} {plan.empty}"
+
+
 def check_splits(writers, plan):
     if not any(writer.total_documents for writer in writers.values()):
-        raise InputError(f"the inputs hold no text ({plan.reader.empty} {plan.empty}, "
-                         f"{len(plan.reader.skipped_files)} binary files)")
+        raise InputError(f"the inputs hold no text ({'; '.join(skipped(plan)) or 'they are empty'})")
     wanted = SPLITS if plan.valid_fraction > 0 else SPLITS[:1]
     for split in wanted:
         if not writers[split].total_documents:
@@ -247,11 +265,8 @@ def run(plan):
 
 
 def report(plan, writers):
-    reader = plan.reader
-    if reader.skipped_files:
-        print(f"skipped {len(reader.skipped_files)} binary files, the first is {reader.skipped_files[0]}")
-    if reader.empty:
-        print(f"skipped {reader.empty} {plan.empty}")
+    for line in skipped(plan):
+        print(line)
     for split, writer in writers.items():
         counted = f", {writer.total_counted} count as targets" if plan.masked else ""
         print(f"{split}: {writer.total_tokens} tokens in {writer.total_documents} documents{counted}, "

@@ -1,10 +1,12 @@
 """Shared by all scripts: errors, optional packages, progress."""
 import importlib
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
+VENV = "python3 -m venv .venv && . .venv/bin/activate && "
 
 
 class InputError(Exception):
@@ -42,13 +44,20 @@ def pinned(package):
     return package
 
 
+def install_line(package):
+    """The shell line that installs a package. A Python of Debian or Ubuntu takes packages only in a virtual environment
+    (PEP 668)."""
+    managed = sys.prefix == sys.base_prefix and Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists()
+    return f"{VENV if managed else ''}python3 -m pip install '{pinned(package)}'"
+
+
 def need(module, package, purpose):
     """Imports an optional package; the error has the line that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"{purpose} needs the Python package {package} ({error}): "
-                         f"python3 -m pip install '{pinned(package)}'") from None
+                         f"{install_line(package)}") from None
 
 
 class Progress:

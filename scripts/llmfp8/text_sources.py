@@ -14,6 +14,51 @@ ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/Slim
 COMPRESSED = {".gz", ".zst"}
 JSON_LINES = {".jsonl", ".ndjson"}
 PARQUET_REVISION = "refs/convert/parquet"
+NOT_UTF8 = "bytes that are not UTF-8"
+NAMED = 5   # documents that are not text, of which a report has the places
+# Beginnings of files that are not text: what they are and what to do.
+NOT_TEXT = (
+    (b"%PDF-", "a PDF; pdftotext makes text of it"),
+    (b"PAR1", "a parquet file; its name must end in .parquet (or --format parquet)"),
+    (b"PK\x03\x04", "a zip archive or an office document; unpack it, or save it as text"),
+    (b"\x1f\x8b", "a gzip file; its name must end in .gz"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file; its name must end in .zst"),
+    (b"\xff\xfe", "UTF-16; iconv -f UTF-16 -t UTF-8 makes UTF-8 of it"),
+    (b"\xfe\xff", "UTF-16; iconv -f UTF-16 -t UTF-8 makes UTF-8 of it"),
+)
+JSON_ARRAY = "a JSON array; one document per line is read: jq -c '.[]' FILE > FILE.jsonl"
+
+
+class NotText(Exception):
+    """A document that is not text: what it has, and at which byte."""
+
+    def __init__(self, why, byte=0):
+        super().__init__(why)
+        self.why, self.byte = why, byte
+
+
+def check_utf8(document):
+    """The one rule of the data tools for what is text: UTF-8 without zero bytes. Returns the document."""
+    try:
+        if not document.isascii():
+            document.decode()
+    except UnicodeDecodeError as error:
+        raise NotText(NOT_UTF8, error.start) from None
+    return without_zeros(document)
+
+
+def without_zeros(document):
+    if b"\0" in document:
+        raise NotText("zero bytes", document.index(b"\0"))
+    return document
+
+
+def utf8_of(text):
+    """A string as UTF-8 by the same rule; JSON may hold half of a surrogate pair, which UTF-8 cannot encode."""
+    try:
+        return without_zeros(text.encode())
+    except UnicodeEncodeError:
+        raise NotText("half of a surrogate pair") from None
 
 
 def text_of(text):
@@ -21,15 +66,52 @@ def text_of(text):
         return b""
     if not isinstance(text, str):
         raise InputError(f"{type(text).__name__}, not text")
-    # JSON may hold half of a surrogate pair, which UTF-8 cannot encode.
-    return text.encode("utf-8", "replace")
+    return utf8_of(text)
+
+
+def what_it_is(start, json_array):
+    """What a file with this beginning is if it is not text, else ""."""
+    known = next((what for magic, what in NOT_TEXT if start.startswith(magic)), "")
+    if known or b"\0" in start:
+        return known or f"not text (byte {start.index(0)} is zero)"
+    return JSON_ARRAY if json_array and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[") else ""
+
+
+class ZstdStream(io.RawIOBase):
+    """The bytes of all frames of a zstd file; one that ends inside of a frame is an EOFError, as with gzip. (The
+    package's own stream ends there without a word.)"""
+
+    def __init__(self, raw, zstandard):
+        super().__init__()
+        self.raw, self.decompressor = raw, zstandard.ZstdDecompressor(max_window_size=2 ** 31)
+        self.frame, self.compressed, self.text = None, b"", memoryview(b"")
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        while not self.text:
+            self.compressed = self.compressed or self.raw.read(1 << 16)
+            if not self.compressed:
+                if self.frame is not None:
+                    raise EOFError
+                return 0
+            self.frame = self.frame or self.decompressor.decompressobj()
+            self.text = memoryview(self.frame.decompress(self.compressed))
+            self.compressed = self.frame.unused_data
+            if self.frame.eof:
+                self.frame = None
+        count = min(len(buffer), len(self.text))
+        buffer[:count], self.text = self.text[:count], self.text[count:]
+        return count
 
 
 class Source:
-    """One input: a file of a kind, or a dataset's name. bytes: its size on disk, 0 for a dataset."""
+    """One input: a file of a kind, or a dataset's name. explicit: named on the command line, not found in a folder.
+    array: a JSON array is refused as such. bytes: its size on disk, 0 for a dataset."""
 
-    def __init__(self, kind, path, explicit):
-        self.kind, self.path, self.explicit = kind, path, explicit
+    def __init__(self, kind, path, explicit, array=False):
+        self.kind, self.path, self.explicit, self.array = kind, path, explicit, array
         self.bytes = 0 if kind == "dataset" else os.path.getsize(path)
 
     def identity(self):
@@ -44,6 +126,12 @@ def kind_of(path):
     return "jsonl" if last in JSON_LINES else "parquet" if last == ".parquet" else "text"
 
 
+def file_source(path, kind, explicit):
+    found = kind_of(path) if kind == "auto" else kind
+    named_json = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower() == ".json"
+    return Source(found, path, explicit, found == "jsonl" or kind == "auto" and named_json)
+
+
 def find_sources(inputs, kind="auto"):
     """Files in a fixed order: inputs as given, files of a folder by name, without hidden ones."""
     sources = []
@@ -54,9 +142,9 @@ def find_sources(inputs, kind="auto"):
                 for file in sorted(files):
                     path = os.path.join(folder, file)
                     if not file.startswith(".") and os.path.isfile(path):
-                        sources.append(Source(kind_of(path) if kind == "auto" else kind, path, False))
+                        sources.append(file_source(path, kind, False))
         elif os.path.isfile(name):
-            sources.append(Source(kind_of(name) if kind == "auto" else kind, name, True))
+            sources.append(file_source(name, kind, True))
         elif name in ALIASES:
             sources.append(Source("dataset", ALIASES[name], True))
         elif name.startswith("hf:"):
@@ -77,8 +165,10 @@ class Reader:
         self.field_option = "--text-field"
         self.convert = convert    # converts the field's value to bytes of a document; InputError if it cannot
         self.done_bytes = 0
-        self.skipped_files = []   # binary files in a folder
+        self.skipped_files = []   # [path, what it is] of files in a folder that are not text
         self.empty = 0            # documents without text
+        self.not_text = {}        # why: number of documents that are not text
+        self.not_text_places = []   # of the first NAMED
         self.documents = 0        # documents with text
         self.source = self.record = 0   # index of the open source, and the number of its documents that were read
         self.rows = self.rows_state = None   # the dataset that is being read, and the state in which it begins
@@ -86,12 +176,14 @@ class Reader:
     def position(self):
         """The position in the inputs, for start() of another Reader of the same inputs."""
         return {"source": self.source, "record": self.record, "documents": self.documents, "empty": self.empty,
-                "skipped_files": self.skipped_files[:],
+                "skipped_files": self.skipped_files[:], "not_text": dict(self.not_text),
+                "not_text_places": self.not_text_places[:],
                 "rows": self.rows.state_dict() if hasattr(self.rows, "state_dict") else None}
 
     def start(self, position):
         self.source, self.record, self.documents = position["source"], position["record"], position["documents"]
         self.empty, self.skipped_files = position["empty"], position["skipped_files"][:]
+        self.not_text, self.not_text_places = dict(position["not_text"]), position["not_text_places"][:]
         self.rows_state = position["rows"]
 
     def __iter__(self):
@@ -103,7 +195,11 @@ class Reader:
             for document, place in read(source, self.record):
                 self.done_bytes = finished + place
                 self.record += 1
-                if document:
+                if isinstance(document, NotText):
+                    self.not_text[document.why] = self.not_text.get(document.why, 0) + 1
+                    if len(self.not_text_places) < NAMED:
+                        self.not_text_places.append(f"{document.place}: {document.why}")
+                elif document:
                     self.documents += 1
                     yield document
                 else:
@@ -119,8 +215,7 @@ class Reader:
             return gzip.GzipFile(fileobj=raw)
         if path.endswith(".zst"):
             zstandard = need("zstandard", "zstandard", path)
-            decompressor = zstandard.ZstdDecompressor(max_window_size=2 ** 31)
-            return io.BufferedReader(decompressor.stream_reader(raw, read_across_frames=True), 1 << 20)
+            return io.BufferedReader(ZstdStream(raw, zstandard), 1 << 20)
         return raw
 
     def _stream(self, source, pieces):
@@ -128,6 +223,12 @@ class Reader:
         try:
             with open(source.path, "rb") as raw:
                 stream = self._open(source.path, raw)
+                what = what_it_is(stream.peek(4096)[:4096], source.array)
+                if what and (source.explicit or source.kind == "jsonl"):
+                    raise InputError(f"{source.path}: this is {what}")
+                if what:
+                    self.skipped_files.append([source.path, what])
+                    return
                 for document in pieces(stream):
                     yield document, raw.tell()
         except OSError as error:
@@ -143,11 +244,7 @@ class Reader:
 
     def _text(self, source, skip):
         def pieces(stream):
-            if b"\0" in stream.peek(4096)[:4096]:
-                if source.explicit:
-                    raise InputError(f"{source.path}: not a text file: it has zero bytes")
-                self.skipped_files.append(source.path)
-                return
+            begin = 0
             while True:
                 piece = stream.read(self.document_bytes or -1)
                 if not piece:
@@ -157,13 +254,15 @@ class Reader:
                     piece += stream.readline(self.document_bytes)
                     while stream.peek(1)[:1] and 0x80 <= stream.peek(1)[0] < 0xc0:
                         piece += stream.read(1)
-                yield piece
+                yield self._checked(check_utf8, piece, lambda byte: f"{source.path}: byte {begin + byte}")
+                begin += len(piece)
         return itertools.islice(self._stream(source, pieces), skip, None)
 
     def _json_lines(self, source, skip):
         def pieces(stream):
-            records = 0
+            records = end = 0
             for number, line in enumerate(stream, 1):
+                begin, end = end, end + len(line)
                 if not line.strip():
                     continue
                 records += 1
@@ -172,17 +271,32 @@ class Reader:
                 where = f"{source.path}: line {number}"
                 try:
                     row = json.loads(line)
-                except ValueError as error:   # also bytes that are not UTF-8
-                    raise InputError(f"{where}: not JSON: {error}") from None
-                yield self._field_of(row, where)
+                except ValueError as error:   # also bytes that are not UTF-8, and zero bytes
+                    damage = self._checked(check_utf8, line, lambda byte: f"{where} (byte {begin + byte})")
+                    if not isinstance(damage, NotText):
+                        raise InputError(f"{where}: not JSON: {error}") from None
+                    yield damage
+                    continue
+                yield self._field_of(row, where, begin)
         return self._stream(source, pieces)
 
-    def _field_of(self, row, where):
+    @staticmethod
+    def _checked(check, document, place):
+        """check(document), or what it finds wrong with its place(byte)."""
+        try:
+            return check(document)
+        except NotText as error:
+            error.place = place(error.byte)
+            return error
+
+    def _field_of(self, row, where, begin=None):
+        """The document of a row; begin: the byte at which the row begins in its file."""
         if not isinstance(row, dict) or self.field not in row:
             names = ", ".join(sorted(map(str, row))[:20]) if isinstance(row, dict) else type(row).__name__
             raise InputError(f"{where}: no field '{self.field}' (there is: {names}); pass {self.field_option}")
+        place = where if begin is None else f"{where} (from byte {begin})"
         try:
-            return self.convert(row[self.field])
+            return self._checked(self.convert, row[self.field], lambda _: place)
         except InputError as error:
             raise InputError(f"{where}: field '{self.field}' is {error}") from None
 
@@ -199,14 +313,23 @@ class Reader:
                 while groups and rows + file.metadata.row_group(groups[0]).num_rows <= skip:
                     rows += file.metadata.row_group(groups.pop(0)).num_rows
                 for batch in file.iter_batches(batch_size=256, row_groups=groups, columns=[self.field]):
-                    for text in batch.column(0).to_pylist():
+                    for value in batch.column(0):
                         rows += 1
                         if rows <= skip:
                             continue
-                        yield (self._field_of({self.field: text}, f"{source.path}: row {rows}"),
-                               source.bytes * rows // total)
+                        document = self._checked(self._python_value, value, lambda _: f"{source.path}: row {rows}")
+                        if not isinstance(document, NotText):
+                            document = self._field_of({self.field: document}, f"{source.path}: row {rows}")
+                        yield document, source.bytes * rows // total
         except (arrow.ArrowException, OSError) as error:
             raise InputError(f"{source.path}: not a readable parquet file: {one_line(error)}") from None
+
+    @staticmethod
+    def _python_value(value):
+        try:
+            return value.as_py()
+        except UnicodeDecodeError:
+            raise NotText(NOT_UTF8) from None
 
     def _dataset(self, source, skip):
         """Streams the dataset, without storing it."""

@@ -96,7 +96,7 @@ class Gpt2Tokenizer(Tokenizer):
                 os.environ["TIKTOKEN_CACHE_DIR"] = saved
 
     def encode(self, document):
-        return self.encoding.encode_ordinary(document.decode("utf-8", "replace"))
+        return self.encoding.encode_ordinary(document.decode())
 
     def decode(self, ids):
         known = [token for token in ids if token < self.vocab_size]
@@ -130,7 +130,7 @@ class JsonTokenizer(Tokenizer):
         return self.tokenizer.token_to_id(text)
 
     def encode(self, document):
-        return self.tokenizer.encode(document.decode("utf-8", "replace"), add_special_tokens=False).ids
+        return self.tokenizer.encode(document.decode(), add_special_tokens=False).ids
 
     def decode(self, ids):
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -122,6 +122,8 @@ class GenerateTest(TrainTest):
         self.assertEqual(text, decode(ids[0]) + "\n" + decode(ids[1]) + "\n")
         self.assertEqual(ids[1][:2], list("\u00e9".encode()))
         self.assertIn("no prompt", self.script(folder, expect=2).stderr)
+        self.assertIn("error: the prompt 'caf\\udce9' is not text: it has half of a surrogate pair",
+                      self.script(folder, b"caf\xe9", expect=2).stderr)
         for place in (self.dir, self.path("nowhere")):
             self.assertIn("config.json: No such file or directory; MODEL is a checkpoint",
                           self.script(place, "x", expect=2).stderr)
@@ -208,6 +210,8 @@ class PrepareHellaswag(ScriptTest):
         for row, said in (("{", "line 2: not JSON"), ([1], "list, not an object"),
                           ({**good, "ctx": ""}, "field 'ctx' is \"\", not text"),
                           ({**good, "endings": ["a"]}, "field 'endings' is no list of at least two texts"),
+                          ({**good, "endings": ["a", "\ud800"]}, "line 2: not text: half of a surrogate pair"),
+                          ({**good, "ctx": "\0"}, "line 2: not text: zero bytes"),
                           ({**good, "label": ""}, "field 'label' is \"\", not the number of an ending (0 to 1)"),
                           ({**good, "label": 2}, "field 'label' is 2, not"),
                           ({**good, "ctx": "x" * 40000}, "does not fit into 16 bits")):

@@ -3,6 +3,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -145,6 +146,13 @@ class Train(TrainTest):
         self.run_train(LLAMA, "--train-iters", "1", "--fp8-recipe", "tensorwise", *evaluation, "--eval-interval", "1",
                        "--log-file", self.path("log.jsonl"))
         self.assertEqual(records(self.path("log.jsonl"), "eval")[0]["loss"], first["delayed"])
+
+    def test_the_logged_command_can_be_pasted(self):
+        log = self.path("it's a log.jsonl")
+        done = self.run_train(GPT2, "--train-iters", "1", "--log-file", log)
+        command = records(log, "header")[0]["command"]
+        self.assertEqual(command, shlex.join(done.args))
+        self.assertIn(f"--train-data '{self.path('train_*.bin')}' --train-iters", command)
 
     def test_a_skipped_step_does_not_prime_fp8(self):
         # One token has an infinite embedding: steps that read it are skipped, the others are sound.

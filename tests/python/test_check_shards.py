@@ -111,6 +111,36 @@ class CheckShards(ScriptTest):
         meta_path.write_text("{")
         self.check(path, damaged="not readable")
 
+    def test_sidecars_of_other_types(self):
+        path = self.made()[0]
+        meta_path = path.with_suffix(".meta.json")
+        meta = json.loads(meta_path.read_text())
+        for name, value, kind in (("tokenizer", "gpt2", "an object"), ("checksum", "ab", "an object"),
+                                  ("vocab_size", "9", "a number"), ("document_offsets", 3, "a list"),
+                                  ("loss_mask", [1], "an object")):
+            meta_path.write_text(json.dumps({**meta, name: value}))
+            self.check(path, damaged=f"DAMAGED {meta_path}: {name} is {json.dumps(value)}, not {kind}\n")
+
+    def test_a_sidecar_that_names_the_separator_only(self):
+        path = self.made()[0]
+        path.with_suffix(".meta.json").write_text('{"tokenizer": {"separator": 256}}')
+        self.assertRegex(self.check(path), r" tokens, \d+ documents, ids to 256 \(its .meta.json has no counts and no ")
+        path.with_suffix(".meta.json").write_text('{"tokenizer": {"separator": 256}, "tokens": 3}')
+        self.check(path, damaged="tokens is ")
+
+    def test_masks_and_sidecars_stand_for_their_shard(self):
+        shards = self.made()
+        mask = shards[0].with_suffix(".mask")
+        count = (shards[0].stat().st_size - 1024) // 2
+        mask.write_bytes(struct.pack("<8sQQQ", b"LOSSMASK", 1, count, 0) + bytes((count + 7) // 8))
+        text = self.check(*sorted(self.out.iterdir()))   # as a shell expands out/*
+        self.assertIn(f"{len(shards)} shards, 0 damaged", text)
+        self.assertIn(", 0 count as targets, ids to 256\n", text)
+        for name in (mask, shards[0].with_suffix(".meta.json")):
+            self.assertIn("1 shards, 0 damaged", self.check(name))
+        shards[0].unlink()
+        self.check(mask, damaged=f"DAMAGED {mask}: belongs to a .bin file that is not there\n")
+
     def test_shards_that_do_not_go_together(self):
         shards = self.made()
         copy = self.file("copy.bin", shards[0].read_bytes())

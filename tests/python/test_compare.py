@@ -381,4 +381,4 @@ class BadInput(CompareTest):
         self.write("a.jsonl", BF16)
         self.write("none/matplotlib.py", "raise ImportError('none')\n")
         done = self.call("a.jsonl", "--out", "out", code=2, plots=True, PYTHONPATH=str(self.folder / "none"))
-        self.assertRegex(done.stderr, r"^error: scripts/compare without --no-plots needs .*: python3 -m pip install ")
+        self.assertRegex(done.stderr, r"^error: scripts/compare without --no-plots needs .*python3 -m pip install ")

@@ -195,6 +195,13 @@ class NamedTables(CompareTest):
                         f" --synthetic-data --train-iters 13 --log-file out/{row}.1.jsonl"))
         self.assertFalse((self.folder / "out").exists())
 
+    @unittest.skipUnless(HAVE_TRAINER, "needs the executables of the CPU")
+    def test_a_dry_run_needs_no_matplotlib(self):
+        self.write("none/matplotlib.py", "raise ImportError('none')\n")
+        said = self.call("--table", "gpt2", "--only", "bf16-32", "--out", "out", "--dry-run", "--", "--synthetic-data",
+                         plots=True, PYTHONPATH=str(self.folder / "none")).stdout
+        self.assertTrue(said.startswith("bf16-32: "), said)
+
     def test_the_readme_has_a_command_for_every_table(self):
         readme = (ROOT / "scripts" / "README.md").read_text()
         self.assertEqual(set(re.findall(r"scripts/compare --table (\S+)", readme)), set(tables.TABLES))

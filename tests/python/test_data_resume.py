@@ -27,6 +27,7 @@ class InterruptedRuns(ScriptTest):
         rows = "".join(json.dumps({"text": text}) + "\n" + "\n" * (i % 3 == 0) for i, text in enumerate(documents))
         self.file("folder/picture.png", b"\x89PNG\0\0")
         self.file("folder/z.txt", lines(500, seed=3))
+        self.file("folder/y.txt", lines(900).encode() + b"caf\xe9\n")   # one of its documents is no UTF-8
         return [self.file("a.txt", lines(1500)), self.file("b.jsonl", rows + '{"text": ""}\n'),
                 self.file("c.jsonl.gz", gzip.compress(rows.upper().replace("TEXT", "text").encode())),
                 self.folder / "folder"]

@@ -3,10 +3,28 @@ import gzip
 import hashlib
 import json
 import math
+import sys
+import types
 import unittest
+import unittest.mock
+import zlib
 
+from llmfp8 import support
 from llmfp8.text_shards import is_validation
 from tests.support.data_scripts import DATA, ScriptTest, documents_of, has, lines, tokens_of
+
+try:
+    import zstandard
+except ImportError:
+    zstandard = None
+
+
+def pieces_of(text, size=8192):
+    """Text cut into documents as --document-bytes does, at ends of lines."""
+    while text:
+        end = text.find(b"\n", size) + 1 or len(text)
+        yield text[:end]
+        text = text[end:]
 
 
 class PrepareText(ScriptTest):
@@ -65,10 +83,11 @@ class PrepareText(ScriptTest):
         summary = self.prepare_bytes("--valid-fraction", "0", self.folder / "in")
         self.assertEqual(documents_of(self.out, "train"), [b"first\n", b"last\n"])
         self.assertEqual(list(self.out.glob("valid*")), [])
-        self.assertIn("skipped 1 binary files", summary)
+        self.assertIn(f"skipped 1 file that is not text, the first is {self.folder}/in/picture.png: not text (byte 4 "
+                      "is zero)\n", summary)
 
     def test_json_lines_and_compression(self):
-        rows = [{"text": "one \u00e9"}, {"text": ""}, {"text": None}, {"text": "half \ud800 pair", "id": 3}]
+        rows = [{"text": "one \u00e9"}, {"text": ""}, {"text": None}, {"text": "two\nlines", "id": 3}]
         content = "\n".join(map(json.dumps, rows)) + "\n\n"
         self.file("a.jsonl", content)
         with gzip.open(self.folder / "b.jsonl.gz", "wb") as file:
@@ -83,10 +102,85 @@ class PrepareText(ScriptTest):
             frames = frame(content[:20].encode()) + frame(content[20:].encode())
             inputs.append(self.file("d.jsonl.zst", frames))
         summary = self.prepare_bytes("--valid-fraction", "0", *inputs)
-        both = ["one \u00e9".encode(), b"half ? pair"]
+        both = ["one \u00e9".encode(), b"two\nlines"]
         expected = both + both + [b"plain"] + (both if has("zstandard") else [])
         self.assertEqual(documents_of(self.out, "train"), expected)
         self.assertIn("documents without text", summary)
+
+    def test_what_is_not_utf8_text_is_skipped_counted_and_named(self):
+        text = lines(400).encode()   # 24 KB, so that there are documents before and after the damaged ones
+        latin = text[:9000] + b"caf\xe9 \xe9\n" + text[9000:]
+        zero = text[:20000] + b"\0" + text[20000:]
+        first = b'{"text": "good"}\n\n'
+        rows = [b'{"text": "half \\ud800 pair"}\n', b'{"text": "caf\xe9"}\n', b'{"text": "zero \\u0000"}\n',
+                b'{"text": "\xed\xa0\x80"}\n', b'{"text": "whole \\ud83d\\ude00"}\n']
+        rows_at = [len(first + b"".join(rows[:i])) for i in range(5)]
+        files = [self.file("latin.txt", latin), self.file("zero.txt", zero),
+                 self.file("b.jsonl", first + b"".join(rows))]
+        places = [f"{files[0]}: byte {latin.index(0xe9, 9000)}: bytes that are not UTF-8",
+                  f"{files[1]}: byte 20000: zero bytes",
+                  f"{files[2]}: line 3 (from byte {rows_at[0]}): half of a surrogate pair",
+                  f"{files[2]}: line 4 (byte {rows_at[1] + rows[1].index(0xe9)}): bytes that are not UTF-8",
+                  f"{files[2]}: line 5 (from byte {rows_at[2]}): zero bytes"]
+        summary = self.prepare_bytes("--valid-fraction", "0", *files)
+        self.assertIn("skipped 6 documents that are not text (2 with bytes that are not UTF-8, 2 with half of a "
+                      "surrogate pair, 2 with zero bytes), the first ones are: " + ", ".join(places) + "\n", summary)
+        documents = documents_of(self.out, "train")
+        self.assertEqual(documents[-2:], [b"good", "whole \U0001f600".encode()])
+        kept = [piece for content in (latin, zero) for piece in pieces_of(content)
+                if b"\xe9 \xe9" not in piece and b"\0" not in piece]
+        self.assertEqual(documents[:-2], kept)
+        self.assertGreater(len(kept), 3)
+        for shard in self.out.iterdir():
+            shard.unlink()
+        for path in files[:2]:   # nothing else in it
+            self.refused(["the inputs hold no text (skipped 1 document that is not text (1 with", str(path)],
+                         "--tokenizer", "bytes", "--document-bytes", "0", path)
+
+    def test_files_that_are_not_text(self):
+        array = json.dumps([{"text": "a"}, {"text": "b"}], indent=1).encode()
+        for name, content, part in (
+                ("a.pdf", b"%PDF-1.7\nwords", "this is a PDF; pdftotext"), ("a.txt", b"PAR1" * 9, "a parquet file"),
+                ("b.txt", b"\xff\xfea\0", "UTF-16; iconv"), ("c.txt", gzip.compress(b"x"), "must end in .gz"),
+                ("d.docx", b"PK\x03\x04", "a zip archive"), ("e.txt", b"ab\0", "not text (byte 2 is zero)"),
+                ("f.json", b"\xef\xbb\xbf " + array, "a JSON array; one document per line is read: jq -c '.[]' FILE"),
+                ("g.jsonl", array, "g.jsonl: this is a JSON array"), ("h.jsonl.gz", gzip.compress(array), "JSON array"),
+                ("i.jsonl", b"%PDF-", "a PDF")):
+            path = self.file(name, content)
+            self.refused([str(path), part], "--tokenizer", "bytes", path)
+            if ".jsonl" not in name:
+                folder = self.file(f"in{name}/{name}", content).parent
+                self.file(f"in{name}/z.txt", "text\n")
+                summary = self.prepare_bytes("--valid-fraction", "0", "--overwrite", folder)
+                self.assertIn("skipped 1 file that is not text, the first is ", summary)
+                self.assertIn(part.replace("this is ", ""), summary)
+                self.assertEqual(documents_of(self.out, "train"), [b"text\n"])
+                for shard in self.out.iterdir():
+                    shard.unlink()
+        # What the user calls text is text.
+        self.prepare_bytes("--valid-fraction", "0", "--format", "text", self.folder / "f.json")
+        self.prepare_bytes("--valid-fraction", "0", "--overwrite", self.file("j.json", '{"a": 1}'))
+
+    def test_truncated_zstd_is_refused(self):
+        """With the package, where it is there, and with zlib in its place, whose objects have the same members."""
+        text = lines(4000).encode()
+        zlib_instead = types.SimpleNamespace(ZstdDecompressor=lambda **_: types.SimpleNamespace(
+            decompressobj=zlib.decompressobj))
+        for module, compress in [(zlib_instead, zlib.compress)] + ([(
+                zstandard, zstandard.ZstdCompressor().compress)] if zstandard else []):
+            frames = [compress(text[:100000]), compress(text[100000:])]
+            whole = b"".join(frames)
+            with self.subTest(module=module), unittest.mock.patch.dict(sys.modules, zstandard=module):
+                path = self.file("a.txt.zst", whole)
+                self.prepare_bytes("--valid-fraction", "0", path)
+                self.assertEqual(b"".join(documents_of(self.out, "train")), text)
+                for shard in self.out.iterdir():
+                    shard.unlink()
+                for length in (len(whole) - 1, len(whole) - 4, len(whole) // 2, len(frames[0]) + 3, 5):
+                    self.refused([f"{path}: the compressed file is truncated"], "--tokenizer", "bytes",
+                                 self.file("a.txt.zst", whole[:length]))
+                self.file("a.txt.zst", frames[0] + b"no frame")
+                self.refused([f"{path}: "], "--tokenizer", "bytes", path)
 
     def test_document_bytes(self):
         # One line without end: cut near 16 bytes and never inside of a character of 3.
@@ -123,14 +217,15 @@ class PrepareText(ScriptTest):
         good = self.file("good.txt", "text\n")
         bytes_of = ["--tokenizer", "bytes"]
         self.refused(["nowhere.txt: no such file", "hf:OWNER/NAME"], *bytes_of, "nowhere.txt")
-        self.refused(["b.txt: not a text file"], *bytes_of, self.file("b.txt", b"a\0b"))
+        self.refused(["b.txt: this is not text (byte 1 is zero)"], *bytes_of, self.file("b.txt", b"a\0b"))
         self.refused(["bad.jsonl: line 2: not JSON"], *bytes_of,
                      self.file("bad.jsonl", '{"text": "a"}\n{"te'))
         self.refused(["no.jsonl: line 1: no field 'text' (there is: body, id)", "--text-field"], *bytes_of,
                      self.file("no.jsonl", '{"id": 1, "body": "a"}\n'))
         self.refused(["number.jsonl: line 1: field 'text' is int"], *bytes_of,
                      self.file("number.jsonl", '{"text": 1}\n'))
-        self.refused(["list.jsonl: line 1: no field"], *bytes_of, self.file("list.jsonl", "[1, 2]\n"))
+        self.refused(["list.jsonl: line 2: no field"], *bytes_of,
+                     self.file("list.jsonl", '{"text": "a"}\n[1, 2]\n'))
         self.refused(["bad.txt.gz: "], *bytes_of, self.file("bad.txt.gz", b"\x1f\x8b\x08 not gzip at all"))
         self.refused(["cut.txt.gz: ", "truncated"], *bytes_of,
                      self.file("cut.txt.gz", gzip.compress(lines(100).encode())[:-20]))
@@ -174,6 +269,21 @@ class PrepareText(ScriptTest):
             pin = next(line for line in requirements if line.startswith(package + "=="))
             self.refused([f"python3 -m pip install '{pin}'"], "--tokenizer", tokenizer, source,
                          packages=packages)
+
+    def test_the_line_that_installs_works_where_pip_refuses(self):
+        plain = "python3 -m pip install 'tiktoken==0.14.0'"
+        venv = "python3 -m venv .venv && . .venv/bin/activate && "
+        for marker, prefix, line in ((False, "/usr", plain), (True, "/usr", venv + plain), (True, "/venv", plain)):
+            path = self.file("lib/EXTERNALLY-MANAGED", "")
+            if not marker:
+                path.unlink()
+            with unittest.mock.patch.multiple(sys, prefix=prefix, base_prefix="/usr"), \
+                    unittest.mock.patch.object(support.sysconfig, "get_path", return_value=str(path.parent)):
+                self.assertEqual(support.install_line("tiktoken"), line)
+        readmes = [(DATA.parent / name).read_text() for name in ("requirements.txt", "data/README.md",
+                                                                 "scripts/README.md")]
+        for text in readmes:
+            self.assertIn(f"{venv}python3 -m pip install -r requirements.txt\n", text)
 
     def test_progress_without_tqdm(self):
         self.file("none/tqdm.py", "raise ImportError\n")

@@ -140,6 +140,14 @@ class Tokenizers(ScriptTest):
         pyarrow.parquet.write_table(table, path, row_group_size=300)
         self.prepare_bytes("--valid-fraction", "0", path)
         self.assertEqual(documents_of(self.out, "train"), [text.encode() for text in texts[:1000]])
+        _, places, content = pyarrow.array([b"good", b"caf\xe9", b"\0", b"last"]).buffers()
+        texts = pyarrow.StringArray.from_buffers(4, places, content)   # unchecked
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path := self.folder / "b.parquet")
+        self.assertIn("skipped 2 documents that are not text (1 with bytes that are not UTF-8, 1 with zero bytes): "
+                      f"{path}: row 2: bytes that are not UTF-8, {path}: row 3: zero bytes\n",
+                      self.prepare_bytes("--valid-fraction", "0", "--overwrite", path))
+        self.assertEqual(documents_of(self.out, "train"), [b"good", b"last"])
+        path = self.folder / "a.parquet"
         self.assertIn("no column 'body' (there is: text, id)",
                       self.prepare_bytes("--overwrite", "--text-field", "body", path, code=2))
         self.assertIn("not a readable parquet file",

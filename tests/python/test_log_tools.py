@@ -41,8 +41,7 @@ def script(name):
     return module
 
 
-def records(*names):
-    """What is in the fixtures, read by this test's own hand."""
+def records(*names):   # of the fixtures, read by this test's own hand
     return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
 
 
@@ -371,6 +370,19 @@ class PlotData(LogToolTest):
                          [("one/log.jsonl", "one/log"), ("two/log.jsonl", "two/log"), ("x.jsonl", "fp8"),
                           (str(path), "a=b")])
 
+    def test_a_folder_is_its_logs(self):
+        plot, export = script("plot"), [ROOT / "scripts" / "export_log", "--to", "csv", "--out", "-"]
+        for name in ("two/b.jsonl", "two/a.jsonl", "two/b.gpu.csv", "one/log.jsonl", "one/log.jsonl.1", "none/x.json"):
+            self.file(name, (LOGS / "bf16.jsonl").read_bytes())
+        one, two, none = (f"{self.folder}/{name}" for name in ("one", "two", "none"))
+        self.assertEqual(plot.named_logs([two, "x=" + one]),
+                         [(two + "/a.jsonl", "a"), (two + "/b.jsonl", "b"), (one + "/log.jsonl", "x")])
+        self.assertEqual(self.call(*export, one), self.call(*export, LOGS / "bf16.jsonl"))
+        for folder, said in ((none, "no log (*.jsonl) in this folder"), (two, "2 logs in this folder")):
+            self.assertIn(f"error: {folder}: {said}", self.call(*export, folder, code=2))
+        with self.assertRaisesRegex(InputError, "x=.*/two: one name for 2 logs in this folder"):
+            plot.named_logs([f"x={two}"])
+
     def test_follow_draws_until_the_run_ends(self):
         plot = script("plot")
         pieces = [(LOGS / "killed.jsonl").read_text()[:-30], (LOGS / "killed.jsonl").read_text()[-30:],
@@ -461,6 +473,7 @@ class Figures(LogToolTest):
         self.assertEqual(sorted(p.name for p in (self.folder / "new").iterdir()), ["both.png"])   # nothing aside
         self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--follow", "--every", "0.1")
         self.assertTrue((self.folder / "twice.png").stat().st_size > 20000)
+        self.assertIn("twice.png", self.call(ROOT / "scripts" / "plot", self.folder))
         said = self.call(ROOT / "scripts" / "plot", "twice.jsonl", "--out", "both.nothing", code=2)
         self.assertEqual(said, "error: --out both.nothing: its suffix says the format: .png, .svg or .pdf\n")
 

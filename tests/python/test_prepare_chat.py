@@ -113,6 +113,31 @@ class PrepareChat(ScriptTest):
                            self.rows(conversations(3)), code=2)
         self.assertIn("llama3: the tokenizer bytes has no token <|begin_of_text|>, <|start_header_id|>", text)
 
+    def test_an_unknown_role_is_named(self):
+        good = conversations(3)
+        path = self.rows([*good, [("user", "q"), ("asistant", "a\u00e9")]])
+        text = self.chat(path, code=2)
+        self.assertIn(f"{path}: line 4: field 'messages' is a list whose message 2 has the unknown role \"asistant\" "
+                      "(known: system, developer, user, assistant, tool, ipython, human, gpt, bing, chatgpt); pass "
+                      "--role asistant=assistant if its contents are targets, else =user\n", text)
+        self.chat("--valid-fraction", "0", "--role", "asistant=gpt", path)
+        tokens, mask = self.stream("train")
+        self.assertEqual(bytes(t for t, flag in zip(tokens, mask) if flag)[-5:], "a\u00e9\n\n".encode())
+        for word in ("asistant", "asistant=helper"):
+            self.assertIn(f"error: --role {word}: must be NAME=ROLE, with one of the roles system, ",
+                          self.chat("--role", word, path, code=2))
+
+    def test_what_is_no_text_is_skipped_and_named(self):
+        good = conversations(3)
+        path = self.rows([good[0], [("user", "\ud800"), ("assistant", "a")], [("user", "\0"), ("assistant", "a")],
+                          *good[1:]])
+        text = self.chat("--valid-fraction", "0", path)
+        self.assertIn("skipped 2 documents that are not text (1 with half of a surrogate pair, 1 with zero bytes): "
+                      f"{path}: line 2 (from byte ", text)
+        self.assertEqual(self.stream("train")[0], [t for turns in good for t in expected_of(turns)[0]])
+        self.assertIn("a.json: this is a JSON array; one document per line is read", self.chat(
+            "--overwrite", "--format", "jsonl", self.file("a.json", json.dumps([{"messages": []}])), code=2))
+
     def test_ultrachat_is_the_default(self):
         with unittest.mock.patch.dict(sys.modules, datasets=None):
             self.assertIn("the dataset HuggingFaceH4/ultrachat_200k needs the Python package datasets",

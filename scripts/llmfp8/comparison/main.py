@@ -232,7 +232,7 @@ def stop(*_):
 
 def main():
     options, extra = parse(sys.argv[1:])
-    if not options.no_plots:
+    if not options.no_plots and not options.dry_run:
         need("matplotlib", "matplotlib", "scripts/compare without --no-plots")
     signal.signal(signal.SIGTERM, stop)   # the run that goes on is told as well
     logs = named_logs(options) if options.logs else measure(options, extra)
