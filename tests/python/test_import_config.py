@@ -179,30 +179,82 @@ class ImportTest(unittest.TestCase):
                     self.assertNotIn(error, {f.error for f in fixed.findings})
                     self.assert_accepted(fixed.options(), fixed.family())
 
-    def test_contradicting_files_are_error_7_and_the_later_one_wins(self):
-        run = Import()
-        for name, text in (("a.sh", LLAMAFACTORY + "--max_grad_norm 1.0 --learning_rate 1e-4"),
-                           ("b.json", ZERO1 + '"gradient_clipping": 0.5, "optimizer": {"params": {"lr": 1e-4}}}')):
-            (self.folder / name).write_text(text)
-            read_input(run, str(self.folder / name), {})
-        run.finish()
-        self.assertEqual((run.get("clip-grad"), run.get("lr")), (0.5, 1e-4))
-        marked = {f.text for f in run.findings if f.error == 7}
-        self.assertEqual(marked, {"--max_grad_norm 1.0", "gradient_clipping = 0.5"})
+    # ---- several places about one thing ----
 
-    def test_contradicting_parts_of_a_batch_are_told_too(self):
-        run = Import(ranks=2)
-        for name, steps in (("a.sh", None), ("b.json", 4), ("c.json", 4)):
-            text = LLAMAFACTORY + "--gradient_accumulation_steps 8" if steps is None else \
-                ZERO1 + f'"gradient_accumulation_steps": {steps}' + "}"
+    def run_files(self, files, *more):
+        for name, text in files.items():
             (self.folder / name).write_text(text)
-            read_input(run, str(self.folder / name), {})
-        run.finish()
-        self.assertEqual(run.get("global-batch-size"), 4 * 2)
-        found = [f for f in run.findings if "gradient_accumulation_steps" in f.text]
-        self.assertEqual([f.error for f in found], [7, 7, 0])   # the third says what the second does
-        self.assertEqual(found[0].action, NONE)
-        self.assertIn("b.json:1, which says gradient_accumulation_steps = 4", found[0].fact)
+        return self.run_script(*[self.folder / name for name in files], *more)
+
+    def test_files_that_contradict_each_other_are_named_and_leave_with_2(self):
+        script = LLAMAFACTORY + "--max_grad_norm 1.0 --gradient_accumulation_steps 4 "
+        for section, more, words in (
+                ('"gradient_clipping": 0.5', "", ["--max_grad_norm 1.0", "gradient_clipping = 0.5", "make them equal"]),
+                ('"gradient_accumulation_steps": 8', "", ["--gradient_accumulation_steps 4",
+                                                          "gradient_accumulation_steps = 8"]),
+                ('"train_batch_size": 66', "", ["train_batch_size = 66", "--gradient_accumulation_steps 4",
+                                                "66 is not a multiple of 1 x 4"]),
+                ('"train_batch_size": 64', "--ranks 8", ["64 is not 1 x 4 x 8 ranks", "or --ranks"])):
+            with self.subTest(section):
+                done = self.run_files({"a.sh": script, "b.json": ZERO1 + section + "}"}, *more.split())
+                self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+                for word in ["a.sh:1", "b.json:1", "contradict each other"] + words:
+                    self.assertIn(word, done.stderr)
+        done = self.run_files({"a.sh": script, "b.json": ZERO1 + '"gradient_clipping": 1, "train_batch_size": 32}'},
+                              "--ranks", "8", "--out", "-")
+        self.assertEqual(json.loads(done.stdout)["global-batch-size"], 32, done.stderr)
+
+    def test_parts_of_a_batch_in_one_file_must_fit_too(self):
+        done = self.run_files({"a.json": ZERO1 + '"train_batch_size": 10, "gradient_accumulation_steps": 4}'})
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("a.json:1: train_batch_size = 10 and a.json:1: gradient_accumulation_steps = 4 contradict",
+                      done.stderr)
+
+    @unittest.skipIf(NO_YAML, "needs PyYAML")
+    def test_the_backend_decides_the_recipe_in_any_order_of_the_lines(self):
+        for lines, recipe in ((["mixed_precision: fp8", "fp8_config: {backend: AO}"], "tensorwise"),
+                              (["mixed_precision: fp8", "fp8_config: {backend: TE}"], "delayed"),
+                              (["mixed_precision: bf16", "fp8_config: {backend: AO}"], None),
+                              (["finetuning_type: full", "fp8: true", "fp8_backend: torchao"], "tensorwise"),
+                              (["finetuning_type: full", "fp8: false", "fp8_backend: torchao"], None),
+                              (["use_fp8: true", "fp8_recipe: blockwise"], "blockwise"),
+                              (["use_fp8: false", "fp8_recipe: blockwise"], None)):
+            for text in ("\n".join(lines), "\n".join(reversed(lines))):
+                with self.subTest(text):
+                    run = import_file(self.folder, "a.yaml", text)
+                    self.assertEqual(run.get("fp8-recipe"), recipe)
+                    self.assertNotIn(7, {f.error for f in run.findings})
+                    if recipe:   # no line says that another recipe is written
+                        self.assertEqual([f.fact for f in run.findings if "fp8-recipe" in f.fact
+                                          and f"fp8-recipe {recipe}" not in f.fact], [])
+
+    def test_a_section_for_fp8_is_carried_or_refused_but_not_both(self):
+        run = import_file(self.folder, "a.json", ZERO1 + '"fp8": {"enabled": true, "loss_scale": 0}}')
+        self.assertEqual([(f.text, f.action) for f in run.findings if f.text.startswith("fp8.")],
+                         [("fp8.enabled = true", TAKEN), ("fp8.loss_scale = 0", NONE)])
+        self.assertEqual(run.get("fp8-recipe"), "delayed")
+        run = import_file(self.folder, "a.json", ZERO1 + '"fp8": {"enabled": false, "loss_scale": 0}}')
+        self.assertEqual({f.action for f in run.findings if f.text.startswith("fp8.")}, {NONE})
+        self.assertIsNone(run.get("fp8-recipe"))
+
+    def test_explanations_are_true_of_the_option_that_they_explain(self):
+        for more, action, words in (("--calculate-per-token-loss", "done differently", "counted tokens of the global"),
+                                    ("--use-mcore-models", "no effect anywhere", "Megatron Core"),
+                                    ("--tensorboard-dir tb", "done differently", "scripts/export_log"),
+                                    ("--fp8-interval 4", "done differently", "fp8-interval acts here")):
+            found = import_file(self.folder, "a.sh", MEGATRON + more).findings[-3:]
+            found = next(f for f in found if f.text == more)
+            self.assertEqual(found.action, action)
+            self.assertIn(words, found.fact)
+        for value, action, words in (("[false, false, false]", "done differently", "none of fprop, dgrad and wgrad"),
+                                     ("[false, false, true]", "not done here", "(wgrad) in BF16"),
+                                     ("False,False,True", "not done here", "(wgrad) in BF16"),
+                                     ("[true, true, true]", "not done here", "Transformer Engine refuses")):
+            if not NO_YAML:
+                run = import_file(self.folder, "a.yaml", "mixed_precision: fp8\nfp8_config:\n  backend: TE\n  "
+                                  f"override_linear_precision: {value}\n")
+                self.assertEqual(run.findings[-1].action, action)
+                self.assertIn(words, run.findings[-1].fact)
 
     def test_what_guides_print_and_deepspeed_reads_is_taken(self):
         run = import_file(self.folder, "a.json", '{// guide\n"zero_optimization": {"stage": 1, },\n'

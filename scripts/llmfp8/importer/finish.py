@@ -2,7 +2,8 @@
 import re
 from pathlib import Path
 
-from .rows import CANNOT, NONE, OTHER
+from ..support import InputError
+from .rows import CANNOT, OTHER
 
 # (name of a model or the last part of its path, preset here, what differs from the preset)
 _LLAMA31 = {"max-position-embeddings": 131072, "rope-scaling-factor": 8}
@@ -25,9 +26,6 @@ PRESETS = {
 
 def finish_megatron(run):
     _groups(run)
-    if "fp8" not in run.kept:
-        for option in [o for o in run.config if o.startswith(("fp8-", "num-layers-at-", "first-last", "param-comm"))]:
-            run.drop(option, "Megatron runs no FP8 without --fp8-format")
     _lengths(run)
     for name in ("data", "valid"):
         _globs(run, name)
@@ -168,6 +166,17 @@ def _model(run):
     finding.fact = "neither a directory here nor a model with a preset: download it, then --load DIR"
 
 
+def _check_batch(run, batch, micro, accumulation, finding):
+    """The global batch against what a rank does in a step; DeepSpeed refuses to start if they differ, too."""
+    ranks = run.ranks if run.get("micro-batch-size") else 0
+    if batch != micro * accumulation * ranks if ranks else batch % (micro * accumulation):
+        product = " x ".join(map(str, [micro, accumulation] + [f"{ranks} ranks"] * bool(ranks)))
+        other = run.config["global-batch-size"].finding
+        raise InputError(f"{other.where}: {other.text} and {finding.where}: {finding.text} contradict each other: "
+                         f"{batch} is not {'' if ranks else 'a multiple of '}{product}; correct one of them"
+                         + (", or --ranks" if ranks else ""))
+
+
 def finish_batch(run):
     """Called once, after all inputs: sets the global batch and checks it against the ranks."""
     if "ranks" not in run.kept and "per_node" in run.kept:
@@ -180,11 +189,9 @@ def finish_batch(run):
             run.set("global-batch-size", micro * accumulation * (run.ranks or 1), finding)
             if not run.ranks:
                 run.notes.append(f"global-batch-size is for 1 rank: {micro} x {accumulation}; say --ranks N for more")
-        elif batch % (micro * accumulation):
-            finding.action = NONE
-            finding.fact = f"the global batch of {batch} is no multiple of {micro} x {accumulation}; that one counts"
-        elif not run.ranks:
-            run.ranks = batch // (micro * accumulation)
+        else:
+            _check_batch(run, batch, micro, *run.kept["accumulation"])
+            run.ranks = run.ranks or batch // (micro * accumulation)
     batch = run.get("global-batch-size")
     if batch and run.ranks and batch % (micro * run.ranks):
         run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {run.ranks} ranks; "

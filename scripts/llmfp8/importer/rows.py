@@ -35,7 +35,7 @@ class Setting:
         if isinstance(self.value, bool) or self.value is None:
             return {True: "true", False: "false", None: "null"}[self.value]
         if isinstance(self.value, list):
-            return " ".join(str(x) for x in self.value).lower()
+            return ",".join(str(x) for x in self.value).lower()
         return str(self.value).strip().lower()
 
 
@@ -89,6 +89,10 @@ class Finding:
     fact: str = ""
     error: int = 0
 
+    @property
+    def where(self):
+        return f"{self.file}:{self.line}"
+
 
 @dataclasses.dataclass
 class Default:
@@ -107,6 +111,7 @@ class Source:
     marks: str                 # keys that only this kind has, separated by spaces
     defaults: list = dataclasses.field(default_factory=list)
     finish: object = None      # function(Import) for what follows from several settings together
+    fp8_switch: str = ""       # what switches FP8 on: without it no setting of FP8 acts in that trainer
 
 
 def _fail(setting, expects):
