@@ -1,5 +1,5 @@
-"""scripts/import_config: golden reports, the seven configuration errors one by one, and that the trainer accepts every
-JSON that it writes. UPDATE_GOLDEN=1 writes tests/golden/import anew. Needs PyYAML for the YAML cases."""
+"""scripts/import_config: golden reports (short and with --all), the seven configuration errors one by one, and that the
+trainer accepts every JSON that it writes. UPDATE_GOLDEN=1 writes tests/golden/import anew. The YAML cases need PyYAML."""
 import importlib.util
 import json
 import os
@@ -141,14 +141,40 @@ class ImportTest(unittest.TestCase):
                 out = self.folder / "run.json"
                 done = self.run_script(*inputs, *more)
                 self.assertEqual((done.returncode, done.stderr), (code, ""))
-                golden = GOLDEN / f"{name}.txt"
-                if os.environ.get("UPDATE_GOLDEN"):
-                    golden.write_text(done.stdout)
-                self.assertEqual(done.stdout, golden.read_text())
+                everything = self.run_script(*inputs, *more, "--all").stdout
+                for golden, text in ((GOLDEN / f"{name}.txt", done.stdout), (GOLDEN / f"{name}_all.txt", everything)):
+                    if os.environ.get("UPDATE_GOLDEN"):
+                        golden.write_text(text)
+                    self.assertEqual(text, golden.read_text())
+                first = done.stdout.split("\n\n")[1]
+                self.assertTrue(first.startswith(("Different from what you asked:", "Nothing is different")), first)
+                self.assertLessEqual(len(first.split("\n")), 15)
                 # --out writes the very JSON that stands at the end of the report.
                 self.assertEqual(self.run_script(*inputs, *more, "--out", out).returncode, code)
                 self.assertTrue(done.stdout.endswith("\n\n" + out.read_text()))
                 self.assert_accepted(json.loads(out.read_text()), "gpt2" if "./train_gpt2 " in done.stdout else "llama")
+
+    def test_what_cannot_be_done_comes_first_and_nothing_is_lost(self):
+        many = "".join(f"--unknown-{i} x " for i in range(40))
+        run = import_file(self.folder, "a.sh", MEGATRON + "--recompute-granularity selective --overlap-grad-reduce "
+                          "--split 99,1,0 " + many)
+        text = report(run, [("a.sh", "x", 1)], "run.json")
+        first = text.split("\n\n")[1].split("\n")
+        self.assertIn("--unknown-3 x and 36 like them: not understood", " ".join(" ".join(first).split()))
+        self.assertIn("--split 99,1,0: not done here", "\n".join(first))
+        shown = text.split("Look:")[0]
+        self.assertNotIn("--overlap-grad-reduce", shown)
+        keys = "".join(f"--unknown-{c} x \\\n--known-{c}-{c * 3} y \\\n" for c in "abcdefgh")
+        text = report(import_file(self.folder, "a.sh", MEGATRON + "--fp4-recipe x --optimizer sgd --window-size 3 "
+                      "--moe-router-topk 2 --rotary-percent 0.5 --exit-interval 3 --load x --fp16 --no-fp8-wgrad "
+                      "--lr-decay-style exp --cpu-offloading --data-args-path y --lr-warmup-init 1 " + keys),
+                      [("a.sh", "x", 1)], "run.json")
+        first = text.split("\n\n")[1].split("\n")
+        self.assertLessEqual(len(first), 15)
+        self.assertRegex(first[-1], r"^  and \d+ more: --all shows them")
+        everything = report(run, [("a.sh", "x", 1)], "run.json", everything=True)
+        for finding in run.findings:
+            self.assertIn(finding.text, everything)
 
     def test_every_line_with_a_setting_is_in_the_report(self):
         text = (FIXTURES / "megatron_8b.sh").read_text()
@@ -169,7 +195,7 @@ class ImportTest(unittest.TestCase):
                     continue
                 with self.subTest(error=error, text=wrong):
                     run = import_file(self.folder, name, wrong)
-                    text = report(run, [(name, "x", 1)], "run.json")
+                    text = report(run, [(name, "x", 1)], "run.json", everything=True)
                     self.assertIn(error, {f.error for f in run.findings})
                     self.assertIn(f"\n  {error} {SEVEN[error][0]} ({name}", text)
                     for option, value in expected.items():
@@ -286,7 +312,7 @@ class ImportTest(unittest.TestCase):
         wanted = {"weight-decay": 0.01, "adam-beta2": 0.999, "lr-decay-style": "linear", "min-lr": 0,
                   "lr-warmup-iters": 0, "num-query-groups": 4, "model": "gpt2-124M", "dtype": "bf16"}
         self.assertEqual({option: run.get(option) for option in wanted}, wanted)
-        self.assertIn("adam-beta2 0.999", report(run, [("a.sh", "x", 1)], "run.json"))
+        self.assertIn("adam-beta2 0.999", report(run, [("a.sh", "x", 1)], "run.json", everything=True))
         run = import_file(self.folder, "a.sh", MEGATRON.replace("--bf16", "--adam-beta2 0.9"))
         self.assertEqual((run.get("dtype"), run.get("adam-beta2")), ("fp32", 0.9))
 

@@ -15,7 +15,7 @@ from .report import report
 from .script import Script
 
 SOURCES = [DEEPSPEED, MEGATRON, LLAMAFACTORY, ACCELERATE, GUIDE]
-ABOUT = """Turn the configuration of another trainer into one of ours, and explain every line of it.
+ABOUT = """Turn the configuration of another trainer into one of ours, and say what is different.
 
   scripts/import_config train.sh --out run.json            a Megatron-LM or LLaMA-Factory launch script
   scripts/import_config ds_config.json                     a DeepSpeed configuration; the JSON follows the report
@@ -32,6 +32,7 @@ def parse_arguments(arguments):
     parser.add_argument("inputs", nargs="+", metavar="FILE", help="JSON, YAML or bash, told apart by what is in it")
     parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: alone to standard output)")
     parser.add_argument("--ranks", type=int, default=0, metavar="N", help="GPUs of the run, where the input is silent")
+    parser.add_argument("--all", action="store_true", help="explain every line, not only what is different")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="value of a variable that a script takes from elsewhere")
     args = parser.parse_args(arguments)
@@ -133,7 +134,7 @@ def main(arguments=None):
     text = json.dumps(run.options(), indent=2, ensure_ascii=False) + "\n"
     alone = args.out == "-"
     out_name = "run.json" if alone or not args.out else args.out
-    print(report(run, inputs, out_name), file=sys.stderr if alone else sys.stdout)
+    print(report(run, inputs, out_name, args.all), file=sys.stderr if alone else sys.stdout)
     if args.out and not alone:
         try:
             Path(args.out).write_text(text, encoding="utf-8")
