@@ -1,28 +1,20 @@
 """scripts/import_config: golden reports (short and with --all), the seven configuration errors one by one, and that the
-trainer accepts every JSON that it writes. UPDATE_GOLDEN=1 writes tests/golden/import anew. The YAML cases need PyYAML."""
-import importlib.util
+trainer accepts every JSON that it writes. UPDATE_GOLDEN=1 writes tests/golden/import anew. YAML cases need PyYAML."""
 import json
 import os
 import random
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 from llmfp8.importer.engine import Import, is_open
-from llmfp8.importer.main import SOURCES, read_input
+from llmfp8.importer.main import SOURCES
 from llmfp8.importer.option_table import option_table
 from llmfp8.importer.report import report
 from llmfp8.importer.rows import NONE, TAKEN, InputError
 from llmfp8.importer.shared_rows import ENVIRONMENT, LAUNCHER, SEVEN
+from tests.support.import_case import (FIXTURES, LLAMAFACTORY, LLMC, MEGATRON, NO_YAML, ROOT, ZERO1, ImportCase,
+                                       import_file)
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
-FIXTURES = ROOT / "tests" / "fixtures" / "import"
 GOLDEN = ROOT / "tests" / "golden" / "import"
-
-NO_YAML = importlib.util.find_spec("yaml") is None
 
 # name of the golden file: (inputs, further arguments, exit code)
 CASES = {
@@ -35,12 +27,10 @@ CASES = {
     "megatron_gpt2": (["megatron_gpt2.sh"], [], 1),
     "guide": (["guide.yaml"], [], 1),
     "accelerate": (["accelerate.yaml"], [], 0),
+    "torchtitan": (["llama3_8b.toml"], [], 1),
+    "llmc": (["llmc_124M.sh"], [], 1),
+    "nanogpt": (["nanogpt_gpt2.py"], ["--set", "dtype=bfloat16"], 1),
 }
-
-MEGATRON = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 " \
-           "--seq-length 32 --max-position-embeddings 32 --train-iters 10 --lr 1e-3 --bf16 "
-LLAMAFACTORY = "torchrun train.py --stage pt --finetuning_type full --per_device_train_batch_size 1 --max_steps 10 "
-ZERO1 = '{"zero_optimization": {"stage": 1}, '
 
 # error: [(file, text with it, what the JSON must have, the text without it)]
 SEVEN_CASES = {
@@ -87,6 +77,14 @@ BAD = [
     ("a.sh", "X=${A:-b\n", ["a.sh:1", "never closed"]),
     ("a.sh", "cat <<EOF\nabc\n", ["a.sh:1", "EOF"]),
     ("a.sh", "ls -la\n", ["a.sh:1", "neither"]),
+    ("a.sh", LLMC + "-t 1000 -d 1500", ["a.sh:1: -d 1500", "multiple of the sequence length 1000"]),
+    ("a.json", ZERO1 + '"train_batch_size": 4, "gradient_accumulation_steps": 0}', ["a.json:1", "must be 1 or more"]),
+    ("a.toml", "[training]\nsteps = = 3\n", ["a.toml:2", "not TOML", "correct"]),
+    ("a.toml", "[training]\nseq_len = 8\nsteps = 'many'\n", ["a.toml:3", "training.steps", "many", "whole number"]),
+    ("a.toml", "[tool.poetry]\nname = 'x'\n", ["a.toml:2", "neither", "tool.poetry.name"]),
+    ("a.py", "batch_size = 4\nn_layer = (\n", ["a.py:2", "not Python", "correct"]),
+    ("a.py", "batch_size = 4\nn_layer = 'two'\n", ["a.py:2", "n_layer", "two", "whole number"]),
+    ("a.py", "x = 4\n", ["a.py:1", "neither"]),
 ]
 BAD_YAML = [
     ("a.yaml", "use_fp8: true\nfp8_margin: [1\n", ["a.yaml:3", "not YAML", "correct"]),
@@ -97,16 +95,6 @@ BAD_YAML = [
 ]
 
 
-def import_file(folder, name, text, given=None):
-    """The import of one file with that text."""
-    path = Path(folder) / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    run = Import()
-    read_input(run, str(path), given or {})
-    run.finish()
-    return run
-
-
 def table_options():
     """Our options and what they expect, as the trainer's own golden file has them."""
     lines = (ROOT / "tests" / "golden" / "cli_options.txt").read_text().splitlines()
@@ -114,23 +102,7 @@ def table_options():
     return {row[0][2:]: row[1] for row in rows}
 
 
-class ImportTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="llmc-import-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def run_script(self, *arguments):
-        command = [sys.executable, str(ROOT / "scripts" / "import_config"), *map(str, arguments)]
-        return subprocess.run(command, cwd=FIXTURES, capture_output=True, text=True)
-
-    def assert_accepted(self, options, family):
-        path = self.folder / "accepted.json"
-        path.write_text(json.dumps(options))
-        done = subprocess.run([BUILD / f"train_{family}", "--config", path, "--dry-run"], cwd=self.folder,
-                              capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, f"{options}\n{done.stderr}")
-
+class ImportTest(ImportCase):
     # ---- whole files ----
 
     def test_golden_reports_and_the_trainer_accepts_what_they_end_with(self):

@@ -120,13 +120,16 @@ class Import:
 
     def one(self, setting, rows):
         row = find_row(rows, setting)
-        if row is None:
+        unresolved = "$" in setting.word() and (row.action == TAKEN or row.when if row else find_row(
+            [dataclasses.replace(r, when="") for r in rows], setting))
+        if row is None and not unresolved:
             self.note(setting, UNKNOWN, unknown_fact(rows, setting))
             return
-        unresolved = "$" in setting.word() and (row.action == TAKEN or row.when)
         if unresolved:
-            self.note(setting, UNKNOWN, f"{setting.word().upper()} has no value in this script: name it with --set "
-                      "NAME=VALUE")
+            code = setting.file.endswith(".py")
+            self.note(setting, UNKNOWN, "no plain value, and nothing is run: name it with --set "
+                      f"{setting.key}=VALUE" if code else
+                      f"{setting.word().upper()} has no value in this script: name it with --set NAME=VALUE")
             return
         finding = self.note(setting, row.action, row.fact, row.error)
         value = row.value

@@ -74,4 +74,5 @@ LAUNCHER = read_rows("launchers")
 
 # First words of lines in scripts that are no part of the training.
 COMMANDS = "mkdir cd echo set source . module pip pip3 nvidia-smi sleep exit wait ulimit printf ls rm cp date trap " \
-           "unset conda export true shift umask hostname pwd ray fi done esac } : mv touch env tee chmod apt apt-get"
+           "unset conda export true shift umask hostname pwd ray fi done esac break continue make } : mv " \
+           "touch env tee chmod apt apt-get"
