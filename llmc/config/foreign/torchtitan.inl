@@ -22,7 +22,7 @@ R"json([
     "say": "use --fp8-recipe tensorwise"},
   {"keys": "model.converters", "other": "off is our default", "when": "[]", "say": "use --fp8-recipe tensorwise"},
   {"keys": "model.converters", "cannot": "of the converters there is float8; MXFP8 needs Blackwell"},
-  {"keys": "model.*", "other": "the preset has the shape"},
+  {"keys": "model.print_after_conversion", "other": "the log begins with what runs in FP8, per layer"},
   {"keys": "optimizer.name", "other": "AdamW is the optimizer", "when": "adamw"},
   {"keys": "optimizer.name", "cannot": "AdamW is the only optimizer"},
   {"keys": "optimizer.lr", "take": "lr", "read": "number"},
@@ -134,5 +134,5 @@ R"json([
   {"keys": "validation.steps", "take": "eval-iters", "read": "integer"},
   {"keys": "validation.*", "other": "evaluation uses micro-batch-size and seq-length; name shards with --valid-data"},
   {"keys": "experimental.custom_*", "cannot": "no Python runs during training"},
-  {"keys": "experimental.*", "other": "nothing corresponds to it here"}
+  {"keys": "experimental.*", "cannot": "nothing corresponds to it here"}
 ])json"

@@ -181,6 +181,8 @@ def finish_torchtitan(run):
     steps = run.get("train-iters")
     if run.get("lr-warmup-iters") > steps:   # torchtitan shortens both in this way, too
         run.set("lr-warmup-iters", steps, run.config["lr-warmup-iters"].finding)
+    if run.get("model") is None:
+        run.notes.append("--model NAME: the size, which model.flavor says in torchtitan; without it llama3-small")
     if "decay_ratio" in run.kept:
         ratio, finding = run.kept["decay_ratio"]
         if run.value("decay_type", "linear") == "linear":
