@@ -32,6 +32,15 @@ constexpr ForeignTable kTables[] = {
     {"DeepSpeed",
 #include "llmc/config/foreign/deepspeed.inl"
     },
+    {"llm.c",
+#include "llmc/config/foreign/llmc.inl"
+    },
+    {"torchtitan",
+#include "llmc/config/foreign/torchtitan.inl"
+    },
+    {"nanoGPT",
+#include "llmc/config/foreign/nanogpt.inl"
+    },
     {"other trainers",
 #include "llmc/config/foreign/guide.inl"
     },

@@ -1,28 +1,20 @@
-"""scripts/import_config: golden reports, the seven configuration errors one by one, and that the trainer accepts every
-JSON that it writes. UPDATE_GOLDEN=1 writes tests/golden/import anew. Needs PyYAML for the YAML cases."""
-import importlib.util
+"""scripts/import_config: golden reports (short and with --all), the seven configuration errors one by one, and that the
+trainer accepts every JSON that it writes. UPDATE_GOLDEN=1 writes tests/golden/import anew. YAML cases need PyYAML."""
 import json
 import os
 import random
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
 from llmfp8.importer.engine import Import, is_open
-from llmfp8.importer.main import SOURCES, read_input
+from llmfp8.importer.main import SOURCES
 from llmfp8.importer.option_table import option_table
 from llmfp8.importer.report import report
 from llmfp8.importer.rows import NONE, TAKEN, InputError
 from llmfp8.importer.shared_rows import ENVIRONMENT, LAUNCHER, SEVEN
+from tests.support.import_case import (FIXTURES, LLAMAFACTORY, LLMC, MEGATRON, NO_YAML, ROOT, ZERO1, ImportCase,
+                                       import_file)
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
-FIXTURES = ROOT / "tests" / "fixtures" / "import"
 GOLDEN = ROOT / "tests" / "golden" / "import"
-
-NO_YAML = importlib.util.find_spec("yaml") is None
 
 # name of the golden file: (inputs, further arguments, exit code)
 CASES = {
@@ -35,12 +27,10 @@ CASES = {
     "megatron_gpt2": (["megatron_gpt2.sh"], [], 1),
     "guide": (["guide.yaml"], [], 1),
     "accelerate": (["accelerate.yaml"], [], 0),
+    "torchtitan": (["llama3_8b.toml"], [], 1),
+    "llmc": (["llmc_124M.sh"], [], 1),
+    "nanogpt": (["nanogpt_gpt2.py"], ["--set", "dtype=bfloat16"], 1),
 }
-
-MEGATRON = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 " \
-           "--seq-length 32 --max-position-embeddings 32 --train-iters 10 --lr 1e-3 --bf16 "
-LLAMAFACTORY = "torchrun train.py --stage pt --finetuning_type full --per_device_train_batch_size 1 --max_steps 10 "
-ZERO1 = '{"zero_optimization": {"stage": 1}, '
 
 # error: [(file, text with it, what the JSON must have, the text without it)]
 SEVEN_CASES = {
@@ -87,6 +77,14 @@ BAD = [
     ("a.sh", "X=${A:-b\n", ["a.sh:1", "never closed"]),
     ("a.sh", "cat <<EOF\nabc\n", ["a.sh:1", "EOF"]),
     ("a.sh", "ls -la\n", ["a.sh:1", "neither"]),
+    ("a.sh", LLMC + "-t 1000 -d 1500", ["a.sh:1: -d 1500", "multiple of the sequence length 1000"]),
+    ("a.json", ZERO1 + '"train_batch_size": 4, "gradient_accumulation_steps": 0}', ["a.json:1", "must be 1 or more"]),
+    ("a.toml", "[training]\nsteps = = 3\n", ["a.toml:2", "not TOML", "correct"]),
+    ("a.toml", "[training]\nseq_len = 8\nsteps = 'many'\n", ["a.toml:3", "training.steps", "many", "whole number"]),
+    ("a.toml", "[tool.poetry]\nname = 'x'\n", ["a.toml:2", "neither", "tool.poetry.name"]),
+    ("a.py", "batch_size = 4\nn_layer = (\n", ["a.py:2", "not Python", "correct"]),
+    ("a.py", "batch_size = 4\nn_layer = 'two'\n", ["a.py:2", "n_layer", "two", "whole number"]),
+    ("a.py", "x = 4\n", ["a.py:1", "neither"]),
 ]
 BAD_YAML = [
     ("a.yaml", "use_fp8: true\nfp8_margin: [1\n", ["a.yaml:3", "not YAML", "correct"]),
@@ -97,16 +95,6 @@ BAD_YAML = [
 ]
 
 
-def import_file(folder, name, text, given=None):
-    """The import of one file with that text."""
-    path = Path(folder) / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    run = Import()
-    read_input(run, str(path), given or {})
-    run.finish()
-    return run
-
-
 def table_options():
     """Our options and what they expect, as the trainer's own golden file has them."""
     lines = (ROOT / "tests" / "golden" / "cli_options.txt").read_text().splitlines()
@@ -114,23 +102,7 @@ def table_options():
     return {row[0][2:]: row[1] for row in rows}
 
 
-class ImportTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="llmc-import-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def run_script(self, *arguments):
-        command = [sys.executable, str(ROOT / "scripts" / "import_config"), *map(str, arguments)]
-        return subprocess.run(command, cwd=FIXTURES, capture_output=True, text=True)
-
-    def assert_accepted(self, options, family):
-        path = self.folder / "accepted.json"
-        path.write_text(json.dumps(options))
-        done = subprocess.run([BUILD / f"train_{family}", "--config", path, "--dry-run"], cwd=self.folder,
-                              capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, f"{options}\n{done.stderr}")
-
+class ImportTest(ImportCase):
     # ---- whole files ----
 
     def test_golden_reports_and_the_trainer_accepts_what_they_end_with(self):
@@ -141,14 +113,40 @@ class ImportTest(unittest.TestCase):
                 out = self.folder / "run.json"
                 done = self.run_script(*inputs, *more)
                 self.assertEqual((done.returncode, done.stderr), (code, ""))
-                golden = GOLDEN / f"{name}.txt"
-                if os.environ.get("UPDATE_GOLDEN"):
-                    golden.write_text(done.stdout)
-                self.assertEqual(done.stdout, golden.read_text())
+                everything = self.run_script(*inputs, *more, "--all").stdout
+                for golden, text in ((GOLDEN / f"{name}.txt", done.stdout), (GOLDEN / f"{name}_all.txt", everything)):
+                    if os.environ.get("UPDATE_GOLDEN"):
+                        golden.write_text(text)
+                    self.assertEqual(text, golden.read_text())
+                first = done.stdout.split("\n\n")[1]
+                self.assertTrue(first.startswith(("Different from what you asked:", "Nothing is different")), first)
+                self.assertLessEqual(len(first.split("\n")), 15)
                 # --out writes the very JSON that stands at the end of the report.
                 self.assertEqual(self.run_script(*inputs, *more, "--out", out).returncode, code)
                 self.assertTrue(done.stdout.endswith("\n\n" + out.read_text()))
                 self.assert_accepted(json.loads(out.read_text()), "gpt2" if "./train_gpt2 " in done.stdout else "llama")
+
+    def test_what_cannot_be_done_comes_first_and_nothing_is_lost(self):
+        many = "".join(f"--unknown-{i} x " for i in range(40))
+        run = import_file(self.folder, "a.sh", MEGATRON + "--recompute-granularity selective --overlap-grad-reduce "
+                          "--split 99,1,0 " + many)
+        text = report(run, [("a.sh", "x", 1)], "run.json")
+        first = text.split("\n\n")[1].split("\n")
+        self.assertIn("--unknown-3 x and 36 like them: not understood", " ".join(" ".join(first).split()))
+        self.assertIn("--split 99,1,0: not done here", "\n".join(first))
+        shown = text.split("Look:")[0]
+        self.assertNotIn("--overlap-grad-reduce", shown)
+        keys = "".join(f"--unknown-{c} x \\\n--known-{c}-{c * 3} y \\\n" for c in "abcdefgh")
+        text = report(import_file(self.folder, "a.sh", MEGATRON + "--fp4-recipe x --optimizer sgd --window-size 3 "
+                      "--moe-router-topk 2 --rotary-percent 0.5 --exit-interval 3 --load x --fp16 --no-fp8-wgrad "
+                      "--lr-decay-style exp --cpu-offloading --data-args-path y --lr-warmup-init 1 " + keys),
+                      [("a.sh", "x", 1)], "run.json")
+        first = text.split("\n\n")[1].split("\n")
+        self.assertLessEqual(len(first), 15)
+        self.assertRegex(first[-1], r"^  and \d+ more: --all shows them")
+        everything = report(run, [("a.sh", "x", 1)], "run.json", everything=True)
+        for finding in run.findings:
+            self.assertIn(finding.text, everything)
 
     def test_every_line_with_a_setting_is_in_the_report(self):
         text = (FIXTURES / "megatron_8b.sh").read_text()
@@ -169,7 +167,7 @@ class ImportTest(unittest.TestCase):
                     continue
                 with self.subTest(error=error, text=wrong):
                     run = import_file(self.folder, name, wrong)
-                    text = report(run, [(name, "x", 1)], "run.json")
+                    text = report(run, [(name, "x", 1)], "run.json", everything=True)
                     self.assertIn(error, {f.error for f in run.findings})
                     self.assertIn(f"\n  {error} {SEVEN[error][0]} ({name}", text)
                     for option, value in expected.items():
@@ -179,30 +177,82 @@ class ImportTest(unittest.TestCase):
                     self.assertNotIn(error, {f.error for f in fixed.findings})
                     self.assert_accepted(fixed.options(), fixed.family())
 
-    def test_contradicting_files_are_error_7_and_the_later_one_wins(self):
-        run = Import()
-        for name, text in (("a.sh", LLAMAFACTORY + "--max_grad_norm 1.0 --learning_rate 1e-4"),
-                           ("b.json", ZERO1 + '"gradient_clipping": 0.5, "optimizer": {"params": {"lr": 1e-4}}}')):
-            (self.folder / name).write_text(text)
-            read_input(run, str(self.folder / name), {})
-        run.finish()
-        self.assertEqual((run.get("clip-grad"), run.get("lr")), (0.5, 1e-4))
-        marked = {f.text for f in run.findings if f.error == 7}
-        self.assertEqual(marked, {"--max_grad_norm 1.0", "gradient_clipping = 0.5"})
+    # ---- several places about one thing ----
 
-    def test_contradicting_parts_of_a_batch_are_told_too(self):
-        run = Import(ranks=2)
-        for name, steps in (("a.sh", None), ("b.json", 4), ("c.json", 4)):
-            text = LLAMAFACTORY + "--gradient_accumulation_steps 8" if steps is None else \
-                ZERO1 + f'"gradient_accumulation_steps": {steps}' + "}"
+    def run_files(self, files, *more):
+        for name, text in files.items():
             (self.folder / name).write_text(text)
-            read_input(run, str(self.folder / name), {})
-        run.finish()
-        self.assertEqual(run.get("global-batch-size"), 4 * 2)
-        found = [f for f in run.findings if "gradient_accumulation_steps" in f.text]
-        self.assertEqual([f.error for f in found], [7, 7, 0])   # the third says what the second does
-        self.assertEqual(found[0].action, NONE)
-        self.assertIn("b.json:1, which says gradient_accumulation_steps = 4", found[0].fact)
+        return self.run_script(*[self.folder / name for name in files], *more)
+
+    def test_files_that_contradict_each_other_are_named_and_leave_with_2(self):
+        script = LLAMAFACTORY + "--max_grad_norm 1.0 --gradient_accumulation_steps 4 "
+        for section, more, words in (
+                ('"gradient_clipping": 0.5', "", ["--max_grad_norm 1.0", "gradient_clipping = 0.5", "make them equal"]),
+                ('"gradient_accumulation_steps": 8', "", ["--gradient_accumulation_steps 4",
+                                                          "gradient_accumulation_steps = 8"]),
+                ('"train_batch_size": 66', "", ["train_batch_size = 66", "--gradient_accumulation_steps 4",
+                                                "66 is not a multiple of 1 x 4"]),
+                ('"train_batch_size": 64', "--ranks 8", ["64 is not 1 x 4 x 8 ranks", "or --ranks"])):
+            with self.subTest(section):
+                done = self.run_files({"a.sh": script, "b.json": ZERO1 + section + "}"}, *more.split())
+                self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+                for word in ["a.sh:1", "b.json:1", "contradict each other"] + words:
+                    self.assertIn(word, done.stderr)
+        done = self.run_files({"a.sh": script, "b.json": ZERO1 + '"gradient_clipping": 1, "train_batch_size": 32}'},
+                              "--ranks", "8", "--out", "-")
+        self.assertEqual(json.loads(done.stdout)["global-batch-size"], 32, done.stderr)
+
+    def test_parts_of_a_batch_in_one_file_must_fit_too(self):
+        done = self.run_files({"a.json": ZERO1 + '"train_batch_size": 10, "gradient_accumulation_steps": 4}'})
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("a.json:1: train_batch_size = 10 and a.json:1: gradient_accumulation_steps = 4 contradict",
+                      done.stderr)
+
+    @unittest.skipIf(NO_YAML, "needs PyYAML")
+    def test_the_backend_decides_the_recipe_in_any_order_of_the_lines(self):
+        for lines, recipe in ((["mixed_precision: fp8", "fp8_config: {backend: AO}"], "tensorwise"),
+                              (["mixed_precision: fp8", "fp8_config: {backend: TE}"], "delayed"),
+                              (["mixed_precision: bf16", "fp8_config: {backend: AO}"], None),
+                              (["finetuning_type: full", "fp8: true", "fp8_backend: torchao"], "tensorwise"),
+                              (["finetuning_type: full", "fp8: false", "fp8_backend: torchao"], None),
+                              (["use_fp8: true", "fp8_recipe: blockwise"], "blockwise"),
+                              (["use_fp8: false", "fp8_recipe: blockwise"], None)):
+            for text in ("\n".join(lines), "\n".join(reversed(lines))):
+                with self.subTest(text):
+                    run = import_file(self.folder, "a.yaml", text)
+                    self.assertEqual(run.get("fp8-recipe"), recipe)
+                    self.assertNotIn(7, {f.error for f in run.findings})
+                    if recipe:   # no line says that another recipe is written
+                        self.assertEqual([f.fact for f in run.findings if "fp8-recipe" in f.fact
+                                          and f"fp8-recipe {recipe}" not in f.fact], [])
+
+    def test_a_section_for_fp8_is_carried_or_refused_but_not_both(self):
+        run = import_file(self.folder, "a.json", ZERO1 + '"fp8": {"enabled": true, "loss_scale": 0}}')
+        self.assertEqual([(f.text, f.action) for f in run.findings if f.text.startswith("fp8.")],
+                         [("fp8.enabled = true", TAKEN), ("fp8.loss_scale = 0", NONE)])
+        self.assertEqual(run.get("fp8-recipe"), "delayed")
+        run = import_file(self.folder, "a.json", ZERO1 + '"fp8": {"enabled": false, "loss_scale": 0}}')
+        self.assertEqual({f.action for f in run.findings if f.text.startswith("fp8.")}, {NONE})
+        self.assertIsNone(run.get("fp8-recipe"))
+
+    def test_explanations_are_true_of_the_option_that_they_explain(self):
+        for more, action, words in (("--calculate-per-token-loss", "done differently", "counted tokens of the global"),
+                                    ("--use-mcore-models", "no effect anywhere", "Megatron Core"),
+                                    ("--tensorboard-dir tb", "done differently", "scripts/export_log"),
+                                    ("--fp8-interval 4", "done differently", "fp8-interval acts here")):
+            found = import_file(self.folder, "a.sh", MEGATRON + more).findings[-3:]
+            found = next(f for f in found if f.text == more)
+            self.assertEqual(found.action, action)
+            self.assertIn(words, found.fact)
+        for value, action, words in (("[false, false, false]", "done differently", "none of fprop, dgrad and wgrad"),
+                                     ("[false, false, true]", "not done here", "(wgrad) in BF16"),
+                                     ("False,False,True", "not done here", "(wgrad) in BF16"),
+                                     ("[true, true, true]", "not done here", "Transformer Engine refuses")):
+            if not NO_YAML:
+                run = import_file(self.folder, "a.yaml", "mixed_precision: fp8\nfp8_config:\n  backend: TE\n  "
+                                  f"override_linear_precision: {value}\n")
+                self.assertEqual(run.findings[-1].action, action)
+                self.assertIn(words, run.findings[-1].fact)
 
     def test_what_guides_print_and_deepspeed_reads_is_taken(self):
         run = import_file(self.folder, "a.json", '{// guide\n"zero_optimization": {"stage": 1, },\n'
@@ -234,7 +284,7 @@ class ImportTest(unittest.TestCase):
         wanted = {"weight-decay": 0.01, "adam-beta2": 0.999, "lr-decay-style": "linear", "min-lr": 0,
                   "lr-warmup-iters": 0, "num-query-groups": 4, "model": "gpt2-124M", "dtype": "bf16"}
         self.assertEqual({option: run.get(option) for option in wanted}, wanted)
-        self.assertIn("adam-beta2 0.999", report(run, [("a.sh", "x", 1)], "run.json"))
+        self.assertIn("adam-beta2 0.999", report(run, [("a.sh", "x", 1)], "run.json", everything=True))
         run = import_file(self.folder, "a.sh", MEGATRON.replace("--bf16", "--adam-beta2 0.9"))
         self.assertEqual((run.get("dtype"), run.get("adam-beta2")), ("fp32", 0.9))
 

@@ -1,22 +1,6 @@
 // Options that people try on the command line, and what to write instead. The importer does not read this file.
 // The format of a row: llmc/config/foreign/README.md.
 R"json([
-  {"trainer": "llm.c", "keys": "-o", "say": "use --save DIR for checkpoints and --log-file FILE for the log"},
-  {"trainer": "llm.c", "keys": "-e", "say": "use --model NAME for the shape and --load DIR for weights"},
-  {"trainer": "llm.c", "keys": "-d", "say": "use --global-batch-size, which counts sequences instead of tokens"},
-  {"trainer": "llm.c", "keys": "-q", "say": "use --min-lr, which is a rate instead of a fraction of --lr"},
-  {"trainer": "llm.c", "keys": "-k", "say": "use --lr-decay-style (wsd decays linearly here)"},
-  {"trainer": "llm.c", "keys": "-y", "say": "use --resume auto"},
-  {"trainer": "llm.c", "keys": "-a", "say": "use --overfit-one-batch, without a value"},
-  {"trainer": "llm.c", "keys": "-r", "say": "use --recompute none, norm-act, block or block-keep-attention"},
-  {"trainer": "llm.c", "keys": "-ge", "say": "use --fuse-gelu, without a value"},
-  {"trainer": "llm.c", "keys": "-f", "say": "use --dtype fp32 or bf16"},
-  {"trainer": "llm.c", "keys": "-w", "say": "leave it out: an FP32 master copy always exists"},
-  {"trainer": "llm.c", "keys": "-z", "say": "use --zero 1, which is the default, or 0"},
-  {"trainer": "llm.c", "keys": "-sl -sg",
-    "say": "use --max-skips N: a step whose loss or gradient norm is not finite is skipped"},
-  {"trainer": "llm.c", "keys": "-pn -pr -pg -pm -ps -pi",
-    "say": "leave it out: scripts/launch/launch_mpi.sh -np N starts N ranks"},
   {"trainer": "mpirun, torchrun", "keys": "-np nproc-per-node nnodes hostfile",
     "say": "leave it out: scripts/launch/launch_mpi.sh -np N starts N ranks"},
   {"trainer": "DeepSpeed", "keys": "deepspeed deepspeed-config ds-config",
@@ -75,6 +59,13 @@ R"json([
   {"trainer": "transformers", "keys": "block-size max-seq-length max-seq-len context-length",
     "say": "use --seq-length"},
   {"trainer": "transformers", "keys": "torch-dtype precision", "say": "use --dtype bf16 or fp32; FP8 is --fp8-recipe"},
+  {"trainer": "torchtitan", "keys": "seq-len", "say": "use --seq-length"},
+  {"trainer": "torchtitan", "keys": "local-batch-size", "say": "use --micro-batch-size (per rank)"},
+  {"trainer": "torchtitan", "keys": "steps", "say": "use --train-iters"},
+  {"trainer": "torchtitan", "keys": "max-norm", "say": "use --clip-grad"},
+  {"trainer": "torchtitan", "keys": "flavor", "say": "use --model llama3-8B"},
+  {"trainer": "torchtitan", "keys": "converters", "say": "use --fp8-recipe tensorwise"},
+  {"trainer": "torchtitan", "keys": "dump-folder", "say": "use --save DIR"},
   {"trainer": "nanoGPT", "keys": "n-layers", "say": "use --num-layers"},
   {"trainer": "nanoGPT", "keys": "n-heads", "say": "use --num-attention-heads"}
 ])json"

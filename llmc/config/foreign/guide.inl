@@ -1,10 +1,10 @@
 // YAML keys of guides that put Transformer Engine into a GPT-2 training script, with the shape in GPT-2's own names.
 // The format of a row: llmc/config/foreign/README.md.
 R"json([
-  {"keys": "use_fp8", "take": "fp8-recipe", "value": "delayed", "when": "true", "keep": "fp8"},
-  {"keys": "use_fp8", "take": "fp8-recipe", "value": "none", "when": "false"},
-  {"keys": "fp8_recipe", "take": "fp8-recipe", "read": "lower", "when": "none delayed tensorwise blockwise",
-    "keep": "fp8"},
+  {"keys": "use_fp8", "take": "", "read": "flag", "when": "true", "keep": "fp8",
+    "weak": {"fp8-recipe": "delayed"}, "say": "use --fp8-recipe delayed, tensorwise or blockwise"},
+  {"keys": "use_fp8", "other": "off is our default", "when": "false"},
+  {"keys": "fp8_recipe", "take": "fp8-recipe", "read": "lower", "when": "none delayed tensorwise blockwise"},
   {"keys": "fp8_format", "take": "fp8-format", "read": "lower", "when": "hybrid e4m3"},
   {"keys": "fp8_format",
     "cannot": ["e5m2 alone is recommended against NaN, but Transformer Engine refuses to train in it and no ",
@@ -16,8 +16,8 @@ R"json([
              "cures NaN"]},
   {"keys": "fp8_interval", "take": "fp8-interval", "read": "integer", "when": "1"},
   {"keys": "fp8_interval",
-    "none": ["Transformer Engine has ignored it since 1.8, so no run ever got faster by it; our --fp8-interval ",
-             "does act, and new scales cost microseconds"]},
+    "other": ["scales are updated every step, as in Transformer Engine, which has ignored the interval since 1.8; ",
+              "fp8-interval acts here: set it if you want it, though new scales cost microseconds"]},
   {"keys": "fp8_amax_history_len", "take": "fp8-amax-history-len", "read": "integer",
     "fact": "counts optimizer steps here, micro-batches there: divide by the accumulation for the same span"},
   {"keys": "fp8_amax_compute_algo", "take": "fp8-amax-compute-algo", "read": "lower", "when": "max most_recent"},

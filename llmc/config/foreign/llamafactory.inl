@@ -1,7 +1,7 @@
 // Arguments of LLaMA-Factory and of transformers' Trainer under it, as YAML or on a command line.
 // The format of a row: llmc/config/foreign/README.md.
 R"json([
-  {"keys": "fp8", "take": "fp8-recipe", "value": "delayed", "when": "true", "keep": "fp8",
+  {"keys": "fp8", "take": "", "read": "flag", "when": "true", "keep": "fp8", "weak": {"fp8-recipe": "delayed"},
     "fact": "history of 16 and max, which LLaMA-Factory fixes for Transformer Engine, are our defaults too"},
   {"keys": "fp8", "other": "off is our default", "when": "false"},
   {"keys": "fp8_backend", "other": "there is one backend here; fp8-recipe delayed is what te does with LLaMA-Factory",

@@ -3,6 +3,7 @@ import dataclasses
 import difflib
 import fnmatch
 
+from ..support import InputError
 from .finish import finish_batch
 from .option_table import option_table, why_inert
 from .rows import CANNOT, NONE, OTHER, READERS, TAKEN, UNKNOWN, VARIABLE, Finding
@@ -16,12 +17,18 @@ class Entry:
     weak: bool
 
 
+FP8_OPTIONS = ("fp8-", "num-layers-at-", "first-last", "param-comm")
+
+
 def plain(key):
     return key.replace("_", "-").lower()
 
 
 def overrule(old, finding, says):
-    """Two places contradict each other, and the later one wins."""
+    """Two places contradict each other: in one file the later one wins, two files are an error."""
+    if old.file != finding.file:
+        raise InputError(f"{old.where}: {old.text} and {finding.where}: {finding.text} contradict each other: make "
+                         "them equal, or take one out")
     old.fact = f"{old.fact}; " if old.fact else ""
     old.fact += f"overruled by {finding.file}:{finding.line}, which says {says}"
     old.action, old.error, finding.error = NONE, old.error or 7, finding.error or 7
@@ -32,7 +39,7 @@ class Import:
 
     def __init__(self, ranks=0):
         self.config, self.kept, self.findings, self.notes, self.defaults = {}, {}, [], [], []
-        self.ranks, self.inputs = ranks, []
+        self.ranks, self.inputs, self.fp8_switch = ranks, [], ""
 
     # ---- options of ours ----
 
@@ -44,18 +51,19 @@ class Import:
 
     def set(self, option, value, finding, weak=False):
         old = self.config.get(option)
-        if old and weak:
+        two = old and old.finding and finding and finding is not old.finding
+        if two and weak:
+            tell(finding, option, old.value, old.finding)
+        if old and weak and not (finding and old.finding is None):
             return
-        if old and not old.weak and old.value != value and finding and old.finding and finding is not old.finding:
+        if two and old.value != value and not old.weak:
             overrule(old.finding, finding, f"{option} {value}")
+        elif two and old.value != value:
+            untell(old.finding, option, old.value)
+            tell(old.finding, option, value, finding)
         self.config.pop(option, None)
         self.config[option] = Entry(value, finding, weak)
-        if finding and finding.action in (TAKEN, OTHER):
-            shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-            shown = shown.lower() if isinstance(value, bool) else shown
-            said = f"{option} {shown}"
-            if said not in finding.fact:
-                finding.fact = said + (f"; {finding.fact}" if finding.fact else "")
+        tell(finding, option, value)
 
     def drop(self, option, fact):
         entry = self.config.pop(option, None)
@@ -76,6 +84,7 @@ class Import:
             if default.option not in self.config and not (default.unless and default.unless in self.config):
                 self.set(default.option, default.value, None, weak=True)
                 self.defaults.append((default.option, source.name))
+        self.fp8_switch = source.fp8_switch or self.fp8_switch
         if source.finish:
             source.finish(self)
 
@@ -111,13 +120,16 @@ class Import:
 
     def one(self, setting, rows):
         row = find_row(rows, setting)
-        if row is None:
+        unresolved = "$" in setting.word() and (row.action == TAKEN or row.when if row else find_row(
+            [dataclasses.replace(r, when="") for r in rows], setting))
+        if row is None and not unresolved:
             self.note(setting, UNKNOWN, unknown_fact(rows, setting))
             return
-        unresolved = "$" in setting.word() and (row.action == TAKEN or row.when)
         if unresolved:
-            self.note(setting, UNKNOWN, f"{setting.word().upper()} has no value in this script: name it with --set "
-                      "NAME=VALUE")
+            code = setting.file.endswith(".py")
+            self.note(setting, UNKNOWN, "no plain value, and nothing is run: name it with --set "
+                      f"{setting.key}=VALUE" if code else
+                      f"{setting.word().upper()} has no value in this script: name it with --set NAME=VALUE")
             return
         finding = self.note(setting, row.action, row.fact, row.error)
         value = row.value
@@ -140,6 +152,8 @@ class Import:
 
     def finish(self):
         finish_batch(self)
+        for option in [o for o in self.config if o.startswith(FP8_OPTIONS)] if self.fp8_is_off() else []:
+            self.drop(option, f"no FP8 runs there without {self.fp8_switch}")
         for finding in self.findings:
             for name in self.inputs if finding.fact.startswith(SECOND_FILE) else []:
                 if finding.text.split("/")[-1].split(" ")[-1] == name:
@@ -157,6 +171,9 @@ class Import:
         if "train-iters" not in self.config and "epochs" not in self.config:
             self.notes.append("--train-iters N or --epochs X: the length of the run (--dry-run works without)")
         self.defaults = [(o, n) for o, n in self.defaults if o in self.config and self.config[o].weak]
+
+    def fp8_is_off(self):
+        return "fp8" not in self.kept and self.fp8_switch
 
     def drop_inert(self):
         """Drops options that the executable would refuse because they have no effect with the others."""
@@ -182,6 +199,25 @@ class Import:
         if "load" in self.config and "model" not in self.config:
             return ""
         return "gpt2" if str(self.get("model")).startswith("gpt2") else "llama"
+
+
+def said(option, value):
+    shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"{option} {shown.lower() if isinstance(value, bool) else shown}"
+
+
+def tell(finding, option, value, decider=None):
+    """Begins the fact of a finding with the option that it sets, or that `decider` sets in its stead."""
+    if finding is None or finding.action not in (TAKEN, OTHER) or said(option, value) in finding.fact:
+        return
+    fact = said(option, value)
+    if decider:
+        fact += f", as {f'line {decider.line}' if decider.file == finding.file else decider.where} says"
+    finding.fact = fact + (f"; {finding.fact}" if finding.fact else "")
+
+
+def untell(finding, option, value):
+    finding.fact = finding.fact.replace(said(option, value), "", 1).removeprefix("; ")
 
 
 def find_row(rows, setting):

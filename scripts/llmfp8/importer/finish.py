@@ -2,7 +2,8 @@
 import re
 from pathlib import Path
 
-from .rows import CANNOT, NONE, OTHER
+from ..support import InputError
+from .rows import CANNOT, OTHER
 
 # (name of a model or the last part of its path, preset here, what differs from the preset)
 _LLAMA31 = {"max-position-embeddings": 131072, "rope-scaling-factor": 8}
@@ -25,9 +26,6 @@ PRESETS = {
 
 def finish_megatron(run):
     _groups(run)
-    if "fp8" not in run.kept:
-        for option in [o for o in run.config if o.startswith(("fp8-", "num-layers-at-", "first-last", "param-comm"))]:
-            run.drop(option, "Megatron runs no FP8 without --fp8-format")
     _lengths(run)
     for name in ("data", "valid"):
         _globs(run, name)
@@ -118,8 +116,90 @@ def finish_deepspeed(run):
             run.set("adam-beta2", float(values[1]), finding)
         else:
             finding.action, finding.fact = CANNOT, "two numbers are needed"
-    if "min_ratio" in run.kept and run.get("lr"):
-        run.set("min-lr", float(f"{run.get('lr') * run.value('min_ratio'):.12g}"), run.kept["min_ratio"][1])
+    _min_lr(run)
+
+
+def _min_lr(run, ratio=None):
+    """The last rate as a share of the first one; `ratio` is the share if the input has none."""
+    ratio, finding = run.kept.get("min_ratio", (ratio, None))
+    if ratio is not None and run.get("lr"):
+        run.set("min-lr", float(f"{run.get('lr') * ratio:.12g}"), finding, weak=finding is None)
+
+
+def finish_llmc(run):
+    _min_lr(run, 1)   # llm.c's default keeps the rate
+    if "tokens" in run.kept:
+        tokens, finding = run.kept["tokens"]
+        if tokens % (run.get("seq-length") or 1):
+            raise InputError(f"{finding.where}: {finding.text}: must be a multiple of the sequence length "
+                             f"{run.get('seq-length')} (-t): -d counts tokens")
+        run.set("global-batch-size", tokens // (run.get("seq-length") or 1), finding)
+    if "descriptor" not in run.kept:
+        run.set("model", "gpt2-124M", None, weak=True)
+        return
+    name, finding = run.kept["descriptor"]
+    depth = re.fullmatch(r"(?:gpt2:)?d(\d+)", name)
+    width = {6: 384, 12: 768, 24: 1024, 36: 1280, 48: 1600, 60: 1920}.get(int(depth.group(1))) if depth else None
+    size = re.search(r"124M|350M|774M|1558M", name)
+    if width:
+        shape = (int(depth.group(1)), width, width // 64, width // 64)
+        run.set("model", PRESETS.get(shape, "gpt2-124M"), finding)
+        if shape not in PRESETS:
+            for option, value in zip(("num-layers", "hidden-size", "num-attention-heads", "num-query-groups"), shape):
+                run.set(option, value, finding)
+    elif size and name.endswith(".bin"):
+        run.set("model", f"gpt2-{size.group()}", finding)
+        finding.action = CANNOT
+        finding.fact += "; a .bin of llm.c cannot be read: --load DIR takes the weights from a Hugging Face directory"
+    else:
+        finding.action = CANNOT
+        finding.fact = "no such shape here: set model, or num-layers, hidden-size and num-attention-heads"
+
+
+def finish_nanogpt(run):
+    run.set("num-query-groups", run.get("num-attention-heads"), None, weak=True)
+    run.set("max-position-embeddings", run.get("seq-length"), None, weak=True)
+    run.set("save-interval", run.get("eval-interval"), None, weak=True)
+    accumulation, finding = run.kept.get("all_accumulation", (40, None))
+    run.set("global-batch-size", run.get("micro-batch-size") * accumulation, finding, weak=finding is None)
+    dataset, finding = run.kept.get("dataset", ("openwebtext", None))
+    for option, part in (("train-data", "train"), ("valid-data", "val")):
+        run.set(option, [f"data/{dataset}/{part}.bin"], finding, weak=finding is None)
+    run.set("token-dtype", "uint16", None, weak=True)
+    if dataset.endswith("_char"):
+        run.notes.append(f"--vocab-size N: the number of characters of {dataset}, which its meta.pkl has")
+    _lengths(run)
+    if "model" in run.kept:
+        _model(run)
+    elif run.get("model") is None:
+        shape = tuple(run.get(o) for o in ("num-layers", "hidden-size", "num-attention-heads", "num-query-groups"))
+        run.set("model", PRESETS.get(shape, "gpt2-124M"), None, weak=True)
+
+
+def finish_torchtitan(run):
+    _min_lr(run, 0)
+    steps = run.get("train-iters")
+    if run.get("lr-warmup-iters") > steps:   # torchtitan shortens both in this way, too
+        run.set("lr-warmup-iters", steps, run.config["lr-warmup-iters"].finding)
+    if run.get("model") is None:
+        run.notes.append("--model NAME: the size, which model.flavor says in torchtitan; without it llama3-small")
+    if "decay_ratio" in run.kept:
+        ratio, finding = run.kept["decay_ratio"]
+        if run.value("decay_type", "linear") == "linear":
+            run.config.pop("lr-decay-style", None)
+            run.set("lr-decay-style", "wsd", finding)
+            run.set("lr-wsd-decay-iters", min(round(ratio * steps), steps - run.get("lr-warmup-iters")), finding)
+        else:
+            finding.action, finding.fact = CANNOT, "the final decay of wsd is linear"
+    if "shard_degree" in run.kept:
+        run.ranks = run.ranks or run.value("shard_degree") * run.value("replicate_degree", 1)
+    if "checkpoints" in run.kept:
+        finding = run.kept["checkpoints"][1]
+        folder = Path(run.value("dump_folder", "outputs")) / run.value("folder", "checkpoint")
+        run.set("save", str(folder), finding)
+        run.set("resume", "auto", finding)
+    if (run.get("seq-length") or 0) > 8192:
+        run.set("max-position-embeddings", run.get("seq-length"), None, weak=True)
 
 
 def finish_llamafactory(run):
@@ -168,6 +248,17 @@ def _model(run):
     finding.fact = "neither a directory here nor a model with a preset: download it, then --load DIR"
 
 
+def _check_batch(run, batch, micro, accumulation, finding):
+    """The global batch against what a rank does in a step; DeepSpeed refuses to start if they differ, too."""
+    ranks = run.ranks if run.get("micro-batch-size") else 0
+    if batch != micro * accumulation * ranks if ranks else batch % (micro * accumulation):
+        product = " x ".join(map(str, [micro, accumulation] + [f"{ranks} ranks"] * bool(ranks)))
+        other = run.config["global-batch-size"].finding
+        raise InputError(f"{other.where}: {other.text} and {finding.where}: {finding.text} contradict each other: "
+                         f"{batch} is not {'' if ranks else 'a multiple of '}{product}; correct one of them"
+                         + (", or --ranks" if ranks else ""))
+
+
 def finish_batch(run):
     """Called once, after all inputs: sets the global batch and checks it against the ranks."""
     if "ranks" not in run.kept and "per_node" in run.kept:
@@ -176,15 +267,15 @@ def finish_batch(run):
     micro, batch = run.get("micro-batch-size") or 1, run.get("global-batch-size")
     if "accumulation" in run.kept:
         accumulation, finding = run.kept["accumulation"]
+        if accumulation < 1:
+            raise InputError(f"{finding.where}: {finding.text}: must be 1 or more")
         if batch is None:
             run.set("global-batch-size", micro * accumulation * (run.ranks or 1), finding)
             if not run.ranks:
                 run.notes.append(f"global-batch-size is for 1 rank: {micro} x {accumulation}; say --ranks N for more")
-        elif batch % (micro * accumulation):
-            finding.action = NONE
-            finding.fact = f"the global batch of {batch} is no multiple of {micro} x {accumulation}; that one counts"
-        elif not run.ranks:
-            run.ranks = batch // (micro * accumulation)
+        else:
+            _check_batch(run, batch, micro, *run.kept["accumulation"])
+            run.ranks = run.ranks or batch // (micro * accumulation)
     batch = run.get("global-batch-size")
     if batch and run.ranks and batch % (micro * run.ranks):
         run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {run.ranks} ranks; "

@@ -6,4 +6,4 @@ from .rows import Source, read_rows
 GUIDE = Source("a configuration of a GPT-2 guide", read_rows("guide"),
                "use_fp8 fp8_margin fp8_interval fp8_amax_history_len "
                "fp8_amax_compute_algo fp8_format n_layer n_head n_embd use_wandb torch_compile use_flash_attention "
-               "max_batch_size", [], finish_guide)
+               "max_batch_size", [], finish_guide, "use_fp8: true")

@@ -10,11 +10,11 @@ LLAMAFACTORY = Source("a LLaMA-Factory configuration", read_rows("llamafactory")
                        Default("lr-warmup-iters", 0), Default("weight-decay", 0),
                        Default("adam-beta2", 0.999), Default("seed", 42), Default("micro-batch-size", 8),
                        Default("epochs", 3, unless="train-iters"), Default("save-interval", 500)],
-                      finish_llamafactory)
+                      finish_llamafactory, "fp8: true")
 
 ACCELERATE = Source("an accelerate configuration", read_rows("accelerate"),
                     "compute_environment distributed_type "
                     "mixed_precision fp8_config* deepspeed_config* num_processes machine_rank "
                     "main_training_function downcast_bf16",
                     [Default("fp8-amax-history-len", 1024), Default("fp8-amax-compute-algo", "most_recent")],
-                    finish_llamafactory)
+                    finish_llamafactory, "mixed_precision: fp8")

@@ -9,15 +9,25 @@ from .deepspeed import DEEPSPEED
 from .engine import Import, find_row, is_open, plain
 from .guide import GUIDE
 from .huggingface import ACCELERATE, LLAMAFACTORY
+from .llmc import LLMC
 from .megatron import MEGATRON
-from .read_files import read_json, read_yaml
+from .nanogpt import NANOGPT
+from .read_files import read_json, read_python, read_toml, read_yaml
 from .report import report
+from .rows import UNKNOWN, VARIABLE, Finding
 from .script import Script
+from .torchtitan import TORCHTITAN
 
-SOURCES = [DEEPSPEED, MEGATRON, LLAMAFACTORY, ACCELERATE, GUIDE]
-ABOUT = """Turn the configuration of another trainer into one of ours, and explain every line of it.
+SOURCES = [DEEPSPEED, MEGATRON, LLAMAFACTORY, ACCELERATE, GUIDE, TORCHTITAN, LLMC, NANOGPT]
+# Names of nanoGPT are names of guides, too: only the ending of a file tells them apart.
+OF_FORMAT = {"python": [NANOGPT], "toml": [TORCHTITAN]}
+FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".py": "python", ".sh": "shell",
+           ".bash": "shell", ".sbatch": "shell", ".slurm": "shell"}
+ABOUT = """Turn the configuration of another trainer into one of ours, and say what is different.
 
-  scripts/import_config train.sh --out run.json            a Megatron-LM or LLaMA-Factory launch script
+  scripts/import_config train.sh --out run.json            a launch script: Megatron-LM, LLaMA-Factory, llm.c
+  scripts/import_config llama3_8b.toml                     torchtitan
+  scripts/import_config config/train_gpt2.py               nanoGPT
   scripts/import_config ds_config.json                     a DeepSpeed configuration; the JSON follows the report
   scripts/import_config sft.yaml ds_config.json --ranks 8  several files about one run
   ./train_llama --config run.json --dry-run
@@ -29,9 +39,11 @@ written but a line was not understood or has no equal here, with 2 if an input c
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(prog="import_config", description=ABOUT,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", nargs="+", metavar="FILE", help="JSON, YAML or bash, told apart by what is in it")
+    parser.add_argument("inputs", nargs="+", metavar="FILE",
+                        help="JSON, YAML, TOML, Python or bash, told apart by what is in it")
     parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: alone to standard output)")
     parser.add_argument("--ranks", type=int, default=0, metavar="N", help="GPUs of the run, where the input is silent")
+    parser.add_argument("--all", action="store_true", help="explain every line, not only what is different")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="value of a variable that a script takes from elsewhere")
     args = parser.parse_args(arguments)
@@ -52,7 +64,7 @@ def read_text(path):
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; name a file that exists and that you may read") from None
     if b"\0" in data:
-        raise InputError(f"{path}:1: is no text; name a JSON, YAML or bash file")
+        raise InputError(f"{path}:1: is no text; name a JSON, YAML, TOML, Python or bash file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -64,32 +76,34 @@ def read_text(path):
 
 
 def format_of(path, text):
-    """"json", "yaml" or "shell": by its ending, or by how it begins."""
+    """A value of FORMATS: by the file's ending, or by how it begins."""
     ending = Path(path).suffix.lower()
-    if ending in (".json", ".yaml", ".yml", ".sh", ".bash", ".sbatch", ".slurm"):
-        return {".json": "json", ".yaml": "yaml", ".yml": "yaml"}.get(ending, "shell")
+    if ending in FORMATS:
+        return FORMATS[ending]
     first = text.lstrip()
     if first.startswith("{"):
         return "json"
     return "shell" if first.startswith(("#!", "--")) or "\n--" in text or " --" in text else "yaml"
 
 
-def source_of(path, settings):
+def source_of(path, settings, form):
     """The kind of input whose own keys it has most of."""
+    sources = OF_FORMAT.get(form, [s for s in SOURCES if s is not NANOGPT])
     keys = {plain(s.key) for s in settings}
     if "architectures" in keys and "model-type" in keys:
         raise InputError(f"{path}:1: is the config.json of a Hugging Face model; give its directory to the trainer, "
                          f"--load {Path(path).parent}")
     known = [sum(find_row([row for row in source.rows if row.keys != "*"], s) is not None for s in settings)
-             for source in SOURCES]
-    marks = [sum(any(matches(key, mark) for key in keys) for mark in source.marks.split()) for source in SOURCES]
-    best = max(range(len(SOURCES)), key=lambda i: (marks[i], known[i]))
+             for source in sources]
+    marks = [sum(any(matches(key, mark) for key in keys) for mark in source.marks.split()) for source in sources]
+    best = max(range(len(sources)), key=lambda i: (marks[i], known[i]))
     if not marks[best]:
         shown = ", ".join(s.key for s in settings[:4]) or "no settings at all"
         line = settings[0].line if settings else 1
-        raise InputError(f"{path}:{line}: neither a DeepSpeed, Megatron-LM, LLaMA-Factory or accelerate configuration "
-                         f"nor one with use_fp8 keys ({shown}); name the file that holds them")
-    return SOURCES[best]
+        raise InputError(f"{path}:{line}: neither a DeepSpeed, Megatron-LM, LLaMA-Factory, accelerate, torchtitan, "
+                         f"llm.c or nanoGPT configuration nor one with use_fp8 keys ({shown}); name the file that "
+                         "holds them")
+    return sources[best]
 
 
 def matches(key, mark):
@@ -107,7 +121,7 @@ def read_input(run, path, given):
     run.inputs.append(name)
     if kind == "shell":
         script = Script(name, text, given)
-        source = source_of(path, script.settings)
+        source = source_of(path, script.settings, kind)
         run.findings += script.findings
         run.apply_launcher(script.launcher)
         run.apply(source, script.settings)
@@ -115,8 +129,14 @@ def read_input(run, path, given):
         run.note_absent(name, script.environment)
         kind_name = source.name if source is MEGATRON else f"a launch script with {source.name}"
     else:
-        settings = (read_json if kind == "json" else read_yaml)(name, text)
-        source = source_of(path, settings)
+        if kind == "python":
+            settings, other = read_python(name, text, given)
+            for line, code in other:
+                action = VARIABLE if code.startswith(("import ", "from ")) else UNKNOWN
+                run.findings.append(Finding(name, line, code, action, "not run: only assignments of values are read"))
+        else:
+            settings = {"json": read_json, "yaml": read_yaml, "toml": read_toml}[kind](name, text)
+        source = source_of(path, settings, kind)
         run.apply(source, settings)
         kind_name = source.name
     return name, kind_name, len(text.splitlines())
@@ -133,7 +153,7 @@ def main(arguments=None):
     text = json.dumps(run.options(), indent=2, ensure_ascii=False) + "\n"
     alone = args.out == "-"
     out_name = "run.json" if alone or not args.out else args.out
-    print(report(run, inputs, out_name), file=sys.stderr if alone else sys.stdout)
+    print(report(run, inputs, out_name, args.all), file=sys.stderr if alone else sys.stdout)
     if args.out and not alone:
         try:
             Path(args.out).write_text(text, encoding="utf-8")

@@ -16,4 +16,4 @@ DEFAULTS = [
 MEGATRON = Source("a Megatron-LM argument script", read_rows("megatron"),
                   "num-layers num-attention-heads hidden-size tensor-model-parallel-size micro-batch-size train-iters "
                   "use-mcore-models swiglu use-distributed-optimizer fp8-recipe fp8-format data-path", DEFAULTS,
-                  finish_megatron)
+                  finish_megatron, "--fp8-format")

@@ -1,5 +1,7 @@
-"""Reads JSON and YAML files as settings with their line numbers."""
+"""Reads JSON, YAML, TOML and Python files as settings with their line numbers. Nothing of them is run."""
+import ast
 import json
+import operator
 import re
 
 from ..support import InputError, need
@@ -94,3 +96,71 @@ def read_yaml(name, text):
         lines = text.split("\n")
         at = lines[line - 1].strip() if line <= len(lines) else "the end of the file"
         raise InputError(f"{name}:{line}: not YAML: {problem}: {at}; correct that place") from None
+
+
+def read_toml(name, text):
+    """The same of a TOML file."""
+    try:
+        import tomllib
+    except ImportError:
+        raise InputError(f"{name}: reading TOML needs Python 3.11 or newer: run import_config with it") from None
+    try:
+        top = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"line (\d+)", str(error))
+        line = int(place.group(1)) if place else text.count("\n") + 1
+        raise InputError(f"{name}:{line}: not TOML: {error}; correct that place") from None
+    lines, section = {}, ""
+    for number, line in enumerate(text.split("\n"), 1):
+        head, key = re.match(r"\s*\[([^\[\]]+)\]", line), re.match(r"\s*([\w.\"'-]+)\s*=", line)
+        if head:
+            section = re.sub(r"[\s\"']", "", head.group(1)) + "."
+        elif key:
+            lines.setdefault(section + re.sub(r"[\"']", "", key.group(1)), number)
+
+    def line_of(path):
+        while path and path not in lines:   # in an inline table: the line of the table
+            path = path.rpartition(".")[0]
+        return lines.get(path, 1)
+    return [Setting(name, line_of(path), path, value, shown(path, value)) for path, value in _leaves(top, "")]
+
+
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
+
+
+def read_python(name, text, given):
+    """Assignments of plain values at the top of a Python file, with sums of them; `given` wins over them. What is no
+    plain value stays as it is written, after a $."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError) as error:
+        raise InputError(f"{name}:{getattr(error, 'lineno', None) or 1}: not Python: {getattr(error, 'msg', error)}; "
+                         "correct that place") from None
+    known, settings, other = dict(given), [], []
+
+    def value(node):
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in known:
+            return known[node.id]
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+            left, right = value(node.left), value(node.right)
+            if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+                found = _OPERATIONS[type(node.op)](left, right)
+                return float(f"{found:.12g}") if isinstance(found, float) else found
+        raise ValueError
+    for node in body:
+        target = node.targets[0] if isinstance(node, ast.Assign) and len(node.targets) == 1 else None
+        if isinstance(target, ast.Name):
+            try:
+                known[target.id] = found = known[target.id] if target.id in given else value(node.value)
+            except (ValueError, TypeError, ArithmeticError):
+                known.pop(target.id, None)
+                found = f"$({' '.join(ast.get_source_segment(text, node.value).split())})"
+            settings.append(Setting(name, node.lineno, target.id, found, shown(target.id, found).replace("$(", "(")))
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            other.append((node.lineno, text.split("\n")[node.lineno - 1].strip()[:78]))
+    return settings, other

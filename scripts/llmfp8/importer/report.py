@@ -1,11 +1,13 @@
-"""The importer's report: every setting in the order of the input, the errors found, and what is left to do."""
+"""The importer's report: first what is different from the input; then, with --all, every setting in the order of the
+input and the errors found; last what is left to do."""
 import textwrap
 
 from .engine import is_open
-from .rows import CANNOT, NONE, OTHER, TAKEN, UNKNOWN
+from .rows import CANNOT, NONE, OTHER, TAKEN, UNKNOWN, VARIABLE
 from .shared_rows import SEVEN
 
 WIDTH = 112
+FIRST_LINES = 15   # of what is different, without --all
 _COUNTED = ((TAKEN, "taken over"), (OTHER, "done differently"), (NONE, "without effect anywhere"),
             (CANNOT, "not done here"), (UNKNOWN, "not understood"))
 
@@ -15,20 +17,63 @@ def wrapped(text, indent):
                          break_long_words=False, break_on_hyphens=False)
 
 
-def report(run, inputs, out_name):
+def report(run, inputs, out_name, everything=False):
     """All lines as one text. inputs: [(file, "a DeepSpeed configuration", number of lines)]."""
+    lines = [f"{name}: {kind}, {count} line{'s' * (count != 1)}" for name, kind, count in inputs]
+    lines += [""] + different(run, everything)
+    lines += every_line(run, inputs) + seven(run) + written_defaults(run) if everything else errors_met(run)
+    lines += left(run) + [summary(run, out_name)]
+    return "\n".join(lines)
+
+
+def differs(run, finding):
+    """How much the run differs from the input in this point: 0 most, None not at all."""
+    if finding.action in (CANNOT, UNKNOWN):
+        return 0
+    if finding.action == OTHER and any(entry.finding is finding for entry in run.config.values()):
+        return 1   # another value of ours is written
+    return 2 if finding.error and finding.action != VARIABLE else None
+
+
+def different(run, everything):
+    """What differs, most important first; settings for which the same is true share an entry."""
+    groups = {}
+    for finding in sorted((f for f in run.findings if differs(run, f) is not None), key=lambda f: differs(run, f)):
+        groups.setdefault((finding.file, finding.action, finding.fact), []).append(finding)
+    if not groups:
+        return ["Nothing is different from what you asked; --all explains every line.", ""]
+    lines, shown = ["Different from what you asked:"], 0
+    for (file, action, fact), same in groups.items():
+        named = same if everything or len(same) < 6 else same[:4]
+        places = ", ".join(dict.fromkeys(str(f.line) for f in named))
+        texts = ", ".join(f.text for f in named) + f" and {len(same) - len(named)} like them" * (len(named) < len(same))
+        text = f"{file}:{places}  {texts}: {action}{': ' * bool(fact)}{fact}"
+        entry = wrapped(text, 2).split("\n")
+        if not everything and len(lines) + len(entry) >= FIRST_LINES:
+            break
+        lines, shown = lines + entry, shown + len(same)
+    more = sum(map(len, groups.values())) - shown
+    return lines + [f"  and {more} more: --all shows them, and explains every line"] * bool(more) + [""]
+
+
+def errors_met(run):
+    met = sorted({f.error for f in run.findings if f.error})
+    if not met:
+        return []
+    return [f"Of the seven configuration errors: {', '.join(map(str, met))}; --all explains them.", ""]
+
+
+def every_line(run, inputs):
     lines = []
-    for name, kind, count in inputs:
-        lines += [f"{name}: {kind}, {count} line{'s' * (count != 1)}", ""]
+    for name, _, _ in inputs:
+        lines += [f"{name}, line by line:", ""]
         for finding in sorted((f for f in run.findings if f.file == name), key=lambda f: f.line):
             mark = f"error {finding.error}, " if finding.error else ""
             lines.append(f"{finding.line or '':>5}  {finding.text}")
             fact = f": {finding.fact}" if finding.fact else ""
             lines.append(wrapped(mark + finding.action + fact, 9))
         lines.append("")
-    lines += seven(run) + written_defaults(run) + left(run)
-    lines.append(summary(run, out_name))
-    return "\n".join(lines)
+    return lines
 
 
 def seven(run):
@@ -66,7 +111,7 @@ def summary(run, out_name):
     family = run.family()
     program = f"./train_{family}" if family else "./train_gpt2 or ./train_llama, as the model is,"
     launch = f"scripts/launch/launch_mpi.sh -np {run.ranks} " if run.ranks > 1 else ""
-    warning = ": read those of the last kinds before you trust the run" if is_open(run) else ""
+    warning = ": read what is different before you trust the run" if is_open(run) else ""
     lines = [wrapped(text + warning + ".", 0), f"Look: {program} --config {out_name} --dry-run",
              f"Run:  {launch}{program} --config {out_name}"]
     return "\n".join(lines)

@@ -35,7 +35,7 @@ class Setting:
         if isinstance(self.value, bool) or self.value is None:
             return {True: "true", False: "false", None: "null"}[self.value]
         if isinstance(self.value, list):
-            return " ".join(str(x) for x in self.value).lower()
+            return ",".join(str(x) for x in self.value).lower() or "[]"
         return str(self.value).strip().lower()
 
 
@@ -71,7 +71,7 @@ def read_rows(name):
     """The rows of one table of other trainers' options."""
     text = (TABLES / f"{name}.inl").read_text(encoding="utf-8")
     rows = []
-    for fields in json.loads(text[text.index("(") + 1:text.rindex(")")]):
+    for fields in json.loads(text[text.index('json(') + 5:text.rindex(")json")]):
         fields = {k: "".join(v) if isinstance(v, list) else v for k, v in fields.items() if k != "say"}
         word = next(word for word in ACTIONS if word in fields)
         fields["option" if word == "take" else "fact"] = fields.pop(word)
@@ -88,6 +88,10 @@ class Finding:
     action: str
     fact: str = ""
     error: int = 0
+
+    @property
+    def where(self):
+        return f"{self.file}:{self.line}"
 
 
 @dataclasses.dataclass
@@ -107,6 +111,7 @@ class Source:
     marks: str                 # keys that only this kind has, separated by spaces
     defaults: list = dataclasses.field(default_factory=list)
     finish: object = None      # function(Import) for what follows from several settings together
+    fp8_switch: str = ""       # what switches FP8 on: without it no setting of FP8 acts in that trainer
 
 
 def _fail(setting, expects):

@@ -9,6 +9,8 @@ from .shared_rows import COMMANDS
 
 _CONTROL = "if elif while until for case select [ [[ test function"
 _STEP = "then else do {"
+_BLOCKS = {"if": "fi", "while": "done", "until": "done", "for": "done", "case": "esac"}
+_LLMC = re.compile(r"(?:.*/)?train_(gpt2|llama3)(fp32)?(cu)?$")   # its options have one dash
 _SUMS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
          ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
 
@@ -26,6 +28,7 @@ class Script:
         self.exported = set()
         self.commands = []      # (line, [(word, line)])
         self.settings, self.launcher, self.environment, self.findings = [], [], [], []
+        self.blocks = []        # open blocks: the finding about their condition, None once the body matters
         self.given = set(given or {})
         for key, value in (given or {}).items():
             self.values[key] = [(value, 0)]
@@ -40,6 +43,7 @@ class Script:
         lines = self.text.split("\n")
         shown = text or (lines[line - 1].strip() if 0 < line <= len(lines) else "")
         self.findings.append(Finding(self.name, line, shown[:78], action, fact))
+        return self.findings[-1]
 
     # ---- expansion ----
 
@@ -126,10 +130,17 @@ class Script:
             for item in items[1:]:
                 if isinstance(item, list):
                     self.words(item)   # its variables are used
-            if not any(f.line == line and f.action == UNKNOWN for f in self.findings):
-                self.note(line, UNKNOWN, "not evaluated: what it decides on is read as if it were so; check the lines "
-                          "that depend on it")
+            finding = None
+            if first == "while" and [self.plain(item) for item in items[1:]] in (["true"], [":"]):
+                self.note(line, VARIABLE, "a loop that starts the training again when it ends: --resume auto goes on")
+            elif not any(f.line == line and f.action == UNKNOWN for f in self.findings):
+                finding = self.note(line, UNKNOWN, "not evaluated: what it decides on is read as if it were so; check "
+                                    "the lines that depend on it")
+            if first in _BLOCKS:
+                self.blocks.append(finding)
             return
+        if first in _BLOCKS.values() and self.blocks and (finding := self.blocks.pop()):
+            finding.action, finding.fact = VARIABLE, "decides on commands of the shell alone"
         exports = first in ("export", "declare", "local", "readonly", "typeset", "setenv")
         rest = items[1:] if exports else items
         prefix = []
@@ -138,6 +149,8 @@ class Script:
             rest = rest[1:]
         if exports and first == "setenv" and len(rest) == 2:
             return self.assign(self.plain(rest[0]), False, rest[1], line, True)
+        if prefix:
+            self.blocks = [None] * len(self.blocks)
         for item in prefix:
             if isinstance(item, Array):
                 self.assign_array(item)
@@ -183,6 +196,7 @@ class Script:
             self.note(line, VARIABLE, "a command of the shell, no part of the training")
         elif any(word.startswith("-") for word, _ in words):
             self.commands.append((line, words))
+            self.blocks = [None] * len(self.blocks)
         else:
             self.note(line, UNKNOWN, "neither an assignment nor a command with options")
 
@@ -193,7 +207,8 @@ class Script:
             self.note(line, VARIABLE, "this backslash is not the last character of its line, so bash ends the command "
                       "here and the options of the next lines never reach it; read here as it was meant",
                       text="\\ with something behind it")
-        ranked = sorted(self.commands, key=lambda c: -sum(w.startswith("--") for w, _ in c[1]))
+        ranked = sorted(self.commands, key=lambda c: (-sum(w.startswith("--") for w, _ in c[1]),
+                                                           -sum(w.startswith("-") for w, _ in c[1])))
         if ranked:
             chosen = ranked[0]
             words = chosen[1]
@@ -203,13 +218,16 @@ class Script:
             names = [n for n in self.values if n in self.arrays or any("--" in t for t, _ in self.values[n])]
             self.used.update(names)
             words = [w for n in names for w in self.all_words(n)]
-        program = next((i for i, (w, _) in enumerate(words) if w.endswith(".py") or w == "-m"), -1)
+        program = next((i for i, (w, _) in enumerate(words) if _LLMC.match(w)), -1)
+        one_dash = program >= 0
+        if program < 0:
+            program = next((i for i, (w, _) in enumerate(words) if w.endswith(".py") or w == "-m"), -1)
         if program >= 0 and words[program][0] == "-m":
             program += 1
         if program < 0:
             program = next((i - 1 for i, (w, _) in enumerate(words) if w.startswith("-")), -1)
         self.launcher = self.options(words[:max(program, 0)], True)
-        self.settings = self.options(words[program + 1:], False)
+        self.settings = self.options(words[program + 1:], False, one_dash)
 
     def all_words(self, name):
         if name in self.arrays:
@@ -222,12 +240,13 @@ class Script:
                 line += piece.count("\n")
         return fields
 
-    def options(self, words, launcher):
-        """Words as settings. Values are the words up to the next option; a negative number is a value."""
+    def options(self, words, launcher, one_dash=False):
+        """Words as settings; with one_dash the dash stays in the name, as in the table of llm.c. Values are the words
+        up to the next option; a negative number is a value."""
         found, current = [], None
         for word, line in words:
             if re.match(r"--?[A-Za-z]", word):
-                name, equals, value = word.lstrip("-").partition("=")
+                name, equals, value = (word if one_dash else word.lstrip("-")).partition("=")
                 current = [name, [value] if equals else [], line, word.split("=")[0]]
                 found.append(current)
             elif word.startswith("$") and current is None or "[@]" in word or "[*]" in word:

@@ -6,7 +6,7 @@ from .rows import none, other, read_rows
 SEVEN = {
     1: ("FP8 asked for in a DeepSpeed file",
         "DeepSpeed has no FP8: it reads the section and does nothing with it. Its loss_scale keys belong to FP16.",
-        "fp8-recipe switches FP8 on; the section is left out."),
+        "fp8-recipe switches FP8 on here; of the section only \"enabled\" is carried over."),
     2: ("FP32 accumulation of gradients",
         "Said to cost two casts a step. It does not: the matmul that makes a weight gradient writes FP32 or BF16 "
         "directly and never FP8, and sums of many micro-batches need FP32.",
@@ -31,8 +31,8 @@ SEVEN = {
         "leave it out. grad-comm-dtype fp8 is what sends gradients in FP8 here."),
     7: ("Settings spread over several layers",
         "One run is described in more than one place, each of which can ignore or overrule the others.",
-        "the JSON written here is the only place. Name all files of the run in one call of import_config; the log "
-        "opens with what is in effect, per layer."),
+        "the JSON written here is the only place. Name all files of the run in one call of import_config, which stops "
+        "where they contradict each other; the log opens with what is in effect, per layer."),
 }
 
 SECOND_FILE = "a second file about the same run"
@@ -74,4 +74,5 @@ LAUNCHER = read_rows("launchers")
 
 # First words of lines in scripts that are no part of the training.
 COMMANDS = "mkdir cd echo set source . module pip pip3 nvidia-smi sleep exit wait ulimit printf ls rm cp date trap " \
-           "unset conda export true shift umask hostname pwd ray fi done esac } : mv touch env tee chmod apt apt-get"
+           "unset conda export true shift umask hostname pwd ray fi done esac break continue make } : mv " \
+           "touch env tee chmod apt apt-get"

@@ -1,0 +1,51 @@
+"""Imports files in a folder of their own, for the tests of scripts/import_config."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from llmfp8.importer.engine import Import
+from llmfp8.importer.main import read_input
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
+FIXTURES = ROOT / "tests" / "fixtures" / "import"
+NO_YAML = importlib.util.find_spec("yaml") is None
+
+MEGATRON = "torchrun pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 " \
+           "--seq-length 32 --max-position-embeddings 32 --train-iters 10 --lr 1e-3 --bf16 "
+LLAMAFACTORY = "torchrun train.py --stage pt --finetuning_type full --per_device_train_batch_size 1 --max_steps 10 "
+LLMC = "mpirun -np 4 ./train_gpt2cu -i a.bin -b 4 "
+ZERO1 = '{"zero_optimization": {"stage": 1}, '
+
+
+def import_file(folder, name, text, given=None):
+    """The import of one file with that text."""
+    path = Path(folder) / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    run = Import()
+    read_input(run, str(path), given or {})
+    run.finish()
+    return run
+
+
+class ImportCase(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="llmc-import-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def run_script(self, *arguments):
+        command = [sys.executable, str(ROOT / "scripts" / "import_config"), *map(str, arguments)]
+        return subprocess.run(command, cwd=FIXTURES, capture_output=True, text=True)
+
+    def assert_accepted(self, options, family):
+        path = self.folder / "accepted.json"
+        path.write_text(json.dumps(options))
+        done = subprocess.run([BUILD / f"train_{family}", "--config", path, "--dry-run"], cwd=self.folder,
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, f"{options}\n{done.stderr}")
