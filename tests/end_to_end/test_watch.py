@@ -316,7 +316,8 @@ class WatchTest(TrainTest):
 
     def differing(self, first, second, text):
         """One line, exit 2."""
-        done = subprocess.run([*WRAPPER, *each_rank(first, second)], capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+        done = subprocess.run([*WRAPPER, *each_rank(first, second)], capture_output=True, text=True, timeout=60,
+                              env=ENVIRONMENT)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, text)
         self.assertEqual(done.stderr.count("error: "), 1, done.stderr)
