@@ -32,7 +32,8 @@ void refuse_idle_options(const Config& c) {
         {c.dry_run, "dry-run"}, {!c.save.empty(), "save"}, {!c.load.empty(), "load"}, {!c.resume.empty(), "resume"},
         {!c.log_file.empty(), "log-file"}, {!c.valid_data.empty(), "valid-data"}, {c.sample_every > 0, "sample-every"},
         {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"}, {!c.inject.empty(), "inject"},
-        {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"}};
+        {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"},
+        {c.verbose, "verbose"}};
     for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
 }
 
@@ -89,7 +90,8 @@ Job parse_bench(const Invocation& call, Comm& comm) {
     ParsedConfig parsed = parse_training(call, words, comm);
     if (!parsed.help)
         return [run = std::make_shared<BenchRun>(std::move(parsed), options, comm)] { return run->run(); };
-    std::printf("%s", help_text(call.family).c_str());
+    const bool json = parsed.text.front() == '{';   // of --print-config or --print-options
+    std::printf("%s", json ? parsed.text.c_str() : help_text(call.family).c_str());
     return {};
 }
 

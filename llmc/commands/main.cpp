@@ -4,15 +4,21 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "llmc/base/check.h"
 #include "llmc/base/text.h"
+#include "llmc/base/version.h"
 #include "llmc/commands/bench.h"
 #include "llmc/commands/doctor.h"
 #include "llmc/commands/generate.h"
 #include "llmc/commands/train.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
+#include "llmc/ops/device.h"
+#include "llmc/parallel/comm_mpi.h"
+#include "llmc/parallel/comm_nccl_api.h"
 
 namespace {
 
@@ -33,6 +39,27 @@ const Command& command_of(int argc, const char* const* argv) {
     return kTrain;
 }
 
+// --version: what this executable is made of.
+std::string version_text(const std::string& family) {
+#ifdef __clang__
+    const char* compiler = __VERSION__;   // "Clang 16.0.6"
+#else
+    const char* compiler = "g++ " __VERSION__;
+#endif
+    const DeviceInfo info = device::device_info(-1);
+    const bool cuda = !info.toolkit.empty();
+    std::string text = "llm.fp8 train_" + family + ", commit " + kBuildCommit + "\n" + "compiler   " + compiler + "\n";
+    text += "device     " + (cuda ? "CUDA " + info.toolkit + (info.sm90a_code ? ", with code for sm_90a" : "")
+                                 : std::string("CPU")) + "\n";
+    const std::string mpi = mpi_library_text();
+    text += "libraries  " + (cuda ? info.matmul_library + ", " : "") + (mpi.empty() ? "no OpenMPI" : mpi);
+    nccl_api::Loaded nccl;
+    const bool found = cuda && nccl_api::load(nccl_api::kLibrary, nccl).empty();
+    if (cuda) text += found ? ", NCCL " + nccl_api::version_text(nccl.version) : ", no NCCL";
+    return text + strf(", nlohmann/json %d.%d.%d\n", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
+                       NLOHMANN_JSON_VERSION_PATCH);
+}
+
 // Publishes the exit code and waits until the ranks' watchdogs, which poll several times per second, have seen it.
 int leave(const Comm& comm, int exit_code) {
     constexpr int kWatchdogMs = 700;
@@ -46,6 +73,11 @@ int leave(const Comm& comm, int exit_code) {
 }  // namespace
 
 int run_command(int argc, const char* const* argv, const std::string& family) {
+    for (int i = 1; i < argc; i++) {
+        if (std::strcmp(argv[i], "--version") != 0) continue;
+        std::printf("%s", version_text(family).c_str());
+        return kExitOk;
+    }
     const Command& command = command_of(argc, argv);
     Invocation call{.family = family, .words = {argv, argv + argc}, .line = shell_command({argv, argv + argc})};
     if (*command.name) call.words.erase(call.words.begin() + 1);

@@ -1,5 +1,6 @@
 #include "llmc/commands/plan_report.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
@@ -47,17 +48,85 @@ struct Figures {
     bool fits(const MemoryPlan& plan) const { return plan.arena_bytes <= memory_bytes; }
 };
 
-std::string memory_text(const PlannedRun& run, const Figures& figures) {
+// "170.940 GiB of 139.0 GiB on H200 (not here)"
+std::string need_text(const PlannedRun& run, const Figures& figures) {
+    return strf("%.3f GiB of %.1f GiB on %s", gib(run.plan.arena_bytes), gib(figures.memory_bytes),
+                figures.here ? run.device.name.c_str() : strf("%s (not here)", figures.gpu.name).c_str());
+}
+
+// Options that change the memory of a run, and its plan with them.
+struct Change {
+    std::string options;
+    int64_t arena_bytes;
+};
+
+// The memory with --recompute, --grad-dtype, --moment-dtype, --micro-batch-size and --ranks, each changed alone, then
+// all but the ranks together, if need be on more ranks. A change that is not possible is left out.
+std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
+    std::vector<Change> changes;
+    const auto add = [&](const std::string& options, int ranks, Config config) {
+        const int64_t unit = config.micro_batch_size * ranks;
+        config.global_batch_size = (config.global_batch_size + unit - 1) / unit * unit;
+        try {
+            const Fp8Plan fp8_plan = fp8_plan_of(config, run.table);
+            changes.push_back({options, plan_memory(config, run.table, fp8_plan, ranks).arena_bytes});
+        } catch (const Error&) {
+            return false;
+        }
+        return changes.back().arena_bytes <= figures.memory_bytes;
+    };
+    const int ranks = run.plan.ranks;
+    Config least = run.config;
+    std::string options;
+    const auto change = [&](const char* option, auto&& set) {
+        Config config = run.config;
+        set(config);
+        set(least);
+        options += std::string(options.empty() ? "" : " ") + option;
+        add(option, ranks, config);
+    };
+    if (run.config.recompute == Recompute::kNone && !run.config.fuse_gelu) {
+        Config config = run.config;
+        config.recompute = Recompute::kNormAct;
+        add("--recompute norm-act", ranks, config);
+    }
+    if (run.config.recompute != Recompute::kBlock)
+        change("--recompute block", [](Config& c) { c.recompute = Recompute::kBlock; });
+    if (run.config.grad_dtype == Dtype::kFp32 && run.config.dtype == Dtype::kBf16)
+        change("--grad-dtype bf16", [](Config& c) {
+            c.grad_dtype = Dtype::kBf16;
+            if (c.grad_comm_dtype == Dtype::kFp32) c.grad_comm_dtype = Dtype::kBf16;
+        });
+    if (run.config.moment_dtype == Dtype::kFp32)
+        change("--moment-dtype bf16", [](Config& c) { c.moment_dtype = Dtype::kBf16; });
+    if (run.config.micro_batch_size > 1)
+        change("--micro-batch-size 1", [](Config& c) { c.micro_batch_size = 1; });
+    for (int more = 2; more <= 8; more *= 2) add(strf("--ranks %d", ranks * more), ranks * more, run.config);
+    if (options.empty() || add(options, ranks, least)) return changes;
+    for (int more = 2; more <= 64; more *= 2)
+        if (add(strf("%s --ranks %d", options.c_str(), ranks * more), ranks * more, least)) break;
+    return changes;
+}
+
+// Whether the run fits, and for one that does not, what would make it fit.
+std::string verdict_text(const PlannedRun& run, const Figures& figures) {
+    if (figures.fits(run.plan)) return "fits: " + need_text(run, figures) + "\n";
+    std::string text = "does not fit: " + need_text(run, figures) + "\n";
+    if (run.config.quiet) return text;
+    for (const Change& change : changes_of_memory(run, figures))
+        text += strf("  %9.3f GiB%s with %s\n", gib(change.arena_bytes),
+                     change.arena_bytes <= figures.memory_bytes ? ", fits," : "", change.options.c_str());
+    return text;
+}
+
+std::string memory_text(const PlannedRun& run) {
     const MemoryPlan& plan = run.plan;
     std::string text = "memory, of every rank\n";
     for (int i = 0; i < kPurposes; i++) {
         const int64_t bytes = plan.purpose_bytes[static_cast<size_t>(i)];
         text += strf("  %-22s %16lld bytes %9.3f GiB\n", purpose_name(static_cast<Purpose>(i)), ll(bytes), gib(bytes));
     }
-    text += strf("  %-22s %16lld bytes %9.3f GiB of %.1f GiB on %s%s\n", "arena", ll(plan.arena_bytes),
-                 gib(plan.arena_bytes), gib(figures.memory_bytes),
-                 figures.here ? run.device.name.c_str() : strf("%s (not here)", figures.gpu.name).c_str(),
-                 figures.fits(plan) ? ": fits" : ": DOES NOT FIT");
+    text += strf("  %-22s %16lld bytes %9.3f GiB\n", "arena", ll(plan.arena_bytes), gib(plan.arena_bytes));
     if (run.config.fp8_attention)
         text += strf("  %-22s %16lld bytes %9.3f GiB of the scratch, shared by all layers\n", "FP8 attention",
                      ll(fp8_attention_bytes(run.config)), gib(fp8_attention_bytes(run.config)));
@@ -131,12 +200,12 @@ std::string plan_text(const PlannedRun& run) {
     const Figures figures(run);
     const Config& config = run.config;
     const MemoryPlan& plan = run.plan;
-    std::string text;
+    std::string text = verdict_text(run, figures);
     text += strf("parameters        %lld (%.3f B; stored with padding: %lld)\n", ll(run.table.param_elems),
                  static_cast<double>(run.table.param_elems) * 1e-9, ll(plan.flat_elems));
     text += strf("precision         %s weights, %s gradients, fp32 master weights, %s moments\n",
                  dtype_name(config.dtype), dtype_name(config.grad_dtype), dtype_name(config.moment_dtype));
-    text += memory_text(run, figures);
+    text += memory_text(run);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);
     text += strf("ranks             %d, %s of %lld x %lld tokens per step and rank\n", plan.ranks,
@@ -158,8 +227,14 @@ Json memory_json(const PlannedRun& run, const Figures& figures) {
     Json purposes = Json::object();
     for (int i = 0; i < kPurposes; i++)
         purposes[purpose_name(static_cast<Purpose>(i))] = run.plan.purpose_bytes[static_cast<size_t>(i)];
-    return {{"arena_bytes", run.plan.arena_bytes}, {"purpose_bytes", purposes}, {"gpu_bytes", figures.memory_bytes},
-            {"fits", figures.fits(run.plan)}, {"pinned_host_bytes", run.plan.save_bytes}};
+    Json memory = {{"arena_bytes", run.plan.arena_bytes}, {"purpose_bytes", purposes},
+                   {"gpu_bytes", figures.memory_bytes}, {"fits", figures.fits(run.plan)},
+                   {"pinned_host_bytes", run.plan.save_bytes}};
+    if (figures.fits(run.plan)) return memory;
+    for (const Change& change : changes_of_memory(run, figures))
+        memory["changes"].push_back({{"options", change.options}, {"arena_bytes", change.arena_bytes},
+                                     {"fits", change.arena_bytes <= figures.memory_bytes}});
+    return memory;
 }
 
 Json linears_json(const PlannedRun& run) {
@@ -231,7 +306,13 @@ std::string plan_json(const PlannedRun& run) {
 
 std::string plan_output(const PlannedRun& run) {
     if (run.config.json) return plan_json(run);
-    std::string text = config_to_text(run.config) + plan_text(run);
+    if (run.config.quiet) return verdict_text(run, Figures(run));
+    std::string text = plan_text(run);
     for (const std::string& note : run.notes) text += "note: " + note + "\n";
-    return text;
+    if (run.config.verbose) return text + config_to_text(run.config);
+    std::string changed;
+    for (const std::string& option : run.changed) changed += " " + option;
+    return text + (changed.empty() ? "" : "options          " + changed + "\n");
 }
+
+bool plan_fits(const PlannedRun& run) { return Figures(run).fits(run.plan); }

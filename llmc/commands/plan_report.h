@@ -11,13 +11,18 @@ struct PlannedRun {
     const MemoryPlan& plan;
     const DeviceInfo& device;   // the device found here
     const std::vector<std::string>& notes;
+    std::vector<std::string> changed = {};   // ParsedConfig::changed
 };
 
-// Parameters, memory by purpose and the GPU's, FLOPs, tokens and steps, matmul shapes, communication, FP8 speedup of
-// every linear layer, the parts of a step's time, length of the run, checkpoints.
+bool plan_fits(const PlannedRun& run);
+
+// Whether the run fits and, if not, what would make it fit; parameters, memory by purpose, FLOPs, tokens and steps,
+// matmul shapes, communication, FP8 speedup of every linear layer, the parts of a step's time, length of the run,
+// checkpoints.
 std::string plan_text(const PlannedRun& run);
 // The same as one line of JSON.
 std::string plan_json(const PlannedRun& run);
 
-// With --json plan_json, else the resolved options, plan_text and the notes.
+// With --json plan_json, with --quiet the first line; else plan_text, the notes and the options that the user changed,
+// with --verbose all options.
 std::string plan_output(const PlannedRun& run);

@@ -13,6 +13,7 @@
 #include "llmc/checkpoint/hf_config.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/commands/plan_report.h"
+#include "llmc/commands/run_summary.h"
 #include "llmc/config/data_config.h"
 #include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
@@ -43,7 +44,7 @@ class TrainLoop {
 public:
     TrainLoop(ParsedConfig parsed, const Invocation& call, Comm& comm)
         : comm_(comm), config_(std::move(parsed.config)), command_(call.line), idle_(std::move(parsed.idle)),
-          fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
+          changed_(std::move(parsed.changed)), fp8_given_(parsed.fp8_given), notes_(std::move(parsed.notes)),
           table_(make_param_table(config_.shape)), fp8_plan_(fp8_plan_of(config_, table_)) {}
 
     int run() { return config_.dry_run ? plan() : train(); }
@@ -54,8 +55,9 @@ private:
         const int ranks = config_.ranks > 0 ? static_cast<int>(config_.ranks) : comm_.world().ranks;
         const DeviceInfo info = device::device_info(device::device_count() > 0 ? 0 : -1);
         const MemoryPlan memory = plan_memory(config_, table_, fp8_plan_, ranks);
-        std::printf("%s", plan_output({config_, table_, memory, info, notes_}).c_str());
-        return kExitOk;
+        const PlannedRun run{config_, table_, memory, info, notes_, changed_};
+        std::printf("%s", plan_output(run).c_str());
+        return plan_fits(run) ? kExitOk : kExitBadInput;
     }
 
     int train() {
@@ -120,7 +122,7 @@ private:
     void open_device() {
         run_device_.open(notes_);
         if (config_.check_comm)
-            for (const std::string& line : check_comm(ctx_, comm_)) notes_.push_back(line);
+            for (const std::string& line : check_comm(ctx_, comm_)) answers_.push_back(line);
         run_device_.prepare();
         checkpoints_ = std::make_unique<RunCheckpoints>(config_, table_, *train_, comm_, ctx_, *trainer_, faults_);
     }
@@ -153,14 +155,19 @@ private:
     }
 
     void open_log() {
+        plan_check_ = check_of(config_, plan_, info_);
+        const std::string summary =
+            summary_text({config_, changed_, table_, fp8_plan_, plan_, info_, comm_.world(), *train_,
+                          valid_ ? &*valid_ : nullptr, plan_check_.predicted_ms()});
+        std::printf("%s", summary.c_str());
         const std::string fp8_text = fp8_plan_.on() ? fp8_plan_text(fp8_plan_, config_) : "";
-        std::printf("%s%s%s", config_to_text(config_).c_str(), fp8_text.c_str(),
-                    communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
+        if (config_.verbose)
+            std::printf("%s%s%s", config_to_text(config_).c_str(), fp8_text.c_str(),
+                        communication_text(config_, plan_.collectives, plan_.ranks, plan_.buckets).c_str());
         const std::string path = comm_.root() ? config_.log_file : "";
         const bool other = resumed_ && (config_.resume != "auto" || !log_saves_in(path, config_.save));
         log_ = std::make_unique<RunLog>(path, resumed_, step_, missed_, other);
         flops_per_token_ = model_flops_per_token(config_, table_);
-        plan_check_ = check_of(config_, plan_, info_);
         log_->header({.command = command_, .commit = kBuildCommit, .config_json = config_to_json(config_),
                       .gemm_plan_note = config_.gemm_search ? "searched" : "library's first answer",
                       .fp8_plan = fp8_text, .device = info_, .world = comm_.world().ranks,
@@ -168,11 +175,28 @@ private:
                       .communication = plan_.collectives, .params = table_.param_elems,
                       .arena_bytes = plan_.arena_bytes, .flops_per_token = flops_per_token_});
         notes_.push_back(attention_note());
+        if (!evaluations_->tokenizer_note().empty()) notes_.push_back(evaluations_->tokenizer_note());
         if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
             notes_.push_back("no transformers class has this shape: checkpoints have a model_type of this trainer");
         for (const std::string& name : idle_) notes_.push_back(name);
-        for (const std::string& note : notes_) log_->event("note", note);
+        write_notes(summary);
+    }
+
+    // All notes go to the log file, and as many to the screen as it has room for, details last.
+    void write_notes(const std::string& summary) {
+        std::stable_partition(notes_.begin(), notes_.end(), [](const std::string& note) {
+            const char* const details[] = {"training data: ", "validation data: ", "attention: ", "ranks of host ",
+                                           "environment: "};
+            return std::none_of(std::begin(details), std::end(details),
+                                [&](const char* detail) { return note.rfind(detail, 0) == 0; });
+        });
+        for (const std::string& answer : answers_) log_->event("note", answer);
+        const size_t shown = config_.verbose ? notes_.size() : notes_that_fit(summary, notes_.size());
+        for (size_t i = 0; i < notes_.size(); i++) log_->event("note", notes_[i], i < shown);
+        if (shown == notes_.size()) return;
+        const std::string place = config_.log_file.empty() ? "--verbose prints them" : "in " + config_.log_file;
+        std::printf("note: %zu more notes: %s\n", notes_.size() - shown, place.c_str());
     }
 
     std::string attention_note() const {
@@ -404,9 +428,9 @@ private:
     Comm& comm_;
     Config config_;
     const std::string command_;
-    const std::vector<std::string> idle_;
+    const std::vector<std::string> idle_, changed_;
     const bool fp8_given_;
-    std::vector<std::string> notes_;
+    std::vector<std::string> notes_, answers_;   // answers: to questions such as --check-comm
     const ParamTable table_;
     Faults faults_{config_.inject, comm_.world().rank};
     const Fp8Plan fp8_plan_;              // what the options ask for

@@ -25,10 +25,17 @@ using Settings = std::map<std::string, Setting>;   // by option name
 // ---- names ----
 
 // Options that only the command line has; they are not fields of Config.
-bool is_command(const std::string& name) { return name == "config" || name == "help" || name == "print-options"; }
+const std::vector<std::string>& commands() {
+    static const std::vector<std::string> names = {"config", "help", "help-all", "print-config", "print-options",
+                                                   "version"};
+    return names;
+}
+bool is_command(const std::string& name) {
+    return std::find(commands().begin(), commands().end(), name) != commands().end();
+}
 
 std::vector<std::string> option_names() {
-    std::vector<std::string> names = {"config", "help", "print-options"};
+    std::vector<std::string> names = commands();
     for (const OptionRow& row : option_table()) names.push_back(row.name);
     for (const Spelling& spelling : spellings()) names.push_back(spelling.name);
     return names;
@@ -78,7 +85,8 @@ struct Respelled {
 
 struct CommandLine {
     std::vector<std::pair<std::string, std::string>> options;   // name, value as text, in order
-    bool help = false, print_options = false;
+    std::set<std::string> commands;   // of those without a value: "help"
+    bool has(const char* command) const { return commands.count(command) > 0; }
 };
 
 bool is_long(const std::string& word) { return word.size() > 2 && word[0] == '-' && word[1] == '-'; }
@@ -130,8 +138,7 @@ CommandLine read_command_line(int argc, const char* const* argv, std::vector<std
             require_value();
             const std::string next = i + 1 < argc && argv[i + 1][0] != '-' ? argv[i + 1] : "";
             const auto [name, value] = read_option(word, next, respelled, notes);
-            line.help = line.help || name == "help";
-            line.print_options = line.print_options || name == "print-options";
+            if (is_command(name) && name != "config") line.commands.insert(name);
             if (value) line.options.emplace_back(name, *value);
             current = name;
             needs_value = !value;
@@ -351,23 +358,35 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     collect_command_line(line, settings);
 
     const ModelPreset& preset = chosen_preset(settings, family);
-    if (line.help || line.print_options) {
+    const bool help_all = line.has("help-all");
+    if (line.has("help") || help_all || line.has("print-options")) {
         const Config defaults = resolve({}, preset, machine);
         parsed.help = true;
-        parsed.text = line.help ? help_text(defaults, family) : options_json(defaults, family);
+        parsed.text = help_all           ? help_all_text(defaults, family)
+                      : line.has("help") ? help_text(defaults, family)
+                                         : options_json(defaults, family);
         return parsed;
     }
+    parsed.help = line.has("print-config");
+    if (parsed.help) settings["dry-run"] = {Json(true), "--print-config"};   // data and other ranks may be missing
     parsed.config = resolve(settings, preset, machine);
     parsed.fp8_given = settings.count("fp8-recipe") || settings.count("fp8-format");
     const int ranks = ranks_of(parsed.config, machine);
     check_rules(settings, parsed.config, ranks);
     require_loaded_shape(parsed.config, machine);
     for (const std::string& line : config_warnings(parsed.config)) parsed.notes.push_back(line);
+    std::set<std::string> given;
     for (const OptionRow& row : option_table()) {
         if (!settings.count(row.name)) continue;
         const std::string name = "--" + std::string(row.name);
         if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + " has no effect without a GPU");
         if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + " has no effect with one rank");
+        given.insert(row.name);
+    }
+    parsed.changed = changed_options(parsed.config, resolve({}, preset, machine), given);
+    if (parsed.help) {
+        parsed.config.dry_run = false;
+        parsed.text = config_to_json(parsed.config) + "\n";
     }
     return parsed;
 }
@@ -378,13 +397,13 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
     const CommandLine line = read_command_line(argc, argv, &parsed.notes);
     const std::vector<std::string>& known = generate_options();
     for (const auto& [name, word] : line.options)
-        REQUIRE(name == "help" || std::find(known.begin(), known.end(), name) != known.end(),
+        REQUIRE(is_command(name) || std::find(known.begin(), known.end(), name) != known.end(),
                 "generate has no option --%s, it is for training: generate --help", name.c_str());
     Settings settings;
     collect_command_line(line, settings);
     const ModelPreset preset = chosen_preset({}, family);
-    parsed.help = line.help;
-    if (line.help) {
+    parsed.help = line.has("help") || line.has("help-all");
+    if (parsed.help) {
         parsed.text = generate_help_text(resolve({}, preset, machine), family);
         return parsed;
     }

@@ -95,6 +95,7 @@ struct Config {
     // output
     int64_t log_interval = 0;
     std::string log_file;
+    bool verbose = false;               // print the whole configuration and every note
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token
     int64_t top_k = 0;                  // draw among the most likely N tokens; 0: all
@@ -105,6 +106,7 @@ struct Config {
     bool dry_run = false;               // same as the subcommand plan
     std::string gpu;                    // GPU to plan for, a row of kernel_rates.cpp; "": the one found, else H200
     bool json = false;                  // print the plan as JSON
+    bool quiet = false;                 // print only whether the plan fits
     bool check_comm = false;            // time the links between ranks before training
     int64_t profile_first = -1, profile_last = -1;   // --profile FIRST:LAST, steps counted from 1; -1: none
     bool overfit_one_batch = false;
@@ -125,8 +127,9 @@ struct Machine {
 
 struct ParsedConfig {
     Config config;
-    bool help = false;               // --help or --print-options: print `text` and exit with 0
+    bool help = false;               // --help, --print-options or --print-config: print `text` and exit with 0
     std::string text;
+    std::vector<std::string> changed;   // options that the user set to another value than the default, "--lr 0.001"
     std::vector<std::string> idle;   // options that have no effect on this hardware
     bool fp8_given = false;          // the user set --fp8-recipe or --fp8-format, even to none
     std::vector<std::string> notes;  // aliases that were used ("-b is --micro-batch-size"), and warnings

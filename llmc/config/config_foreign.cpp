@@ -181,8 +181,8 @@ void fail_unknown_option(const std::string& option, const std::string& name, con
         FAIL(kExitBadInput, "unknown option %s (%s): %s", option.c_str(), row->trainer.c_str(),
              foreign_text(*row, value.empty() && !row->values.empty() ? wanted : value).c_str());
     REQUIRE(near.empty(), "unknown option %s: did you mean --%s?", option.c_str(), near.c_str());
-    FAIL(kExitBadInput, "unknown option %s: --help lists all; scripts/import_config translates scripts and files of "
-         "other trainers", option.c_str());
+    FAIL(kExitBadInput, "unknown option %s: --help-all lists all; scripts/import_config translates scripts and files of"
+         " other trainers", option.c_str());
 }
 
 void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name, const Json& object,
@@ -196,6 +196,6 @@ void fail_unknown_key(const std::string& file, const std::string& key, const std
         FAIL(kExitBadInput, "%s: unknown option \"%s\" (%s): %s", file.c_str(), key.c_str(), row->trainer.c_str(),
              foreign_text(*row, value).c_str());
     REQUIRE(near.empty(), "%s: unknown option \"%s\": did you mean \"%s\"?", file.c_str(), key.c_str(), near.c_str());
-    FAIL(kExitBadInput, "%s: unknown option \"%s\": --help lists all; scripts/import_config %s --out run.json "
+    FAIL(kExitBadInput, "%s: unknown option \"%s\": --help-all lists all; scripts/import_config %s --out run.json "
          "translates the file of another trainer", file.c_str(), key.c_str(), file.c_str());
 }

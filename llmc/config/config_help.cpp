@@ -1,10 +1,14 @@
+#include <algorithm>
+
 #include "llmc/base/check.h"
+#include "llmc/base/text.h"
 #include "llmc/config/config_table.h"
 
 namespace {
 
 constexpr size_t kIndent = 33;   // column where the description starts
 constexpr size_t kWidth = 100;
+constexpr size_t kShownWords = 4;    // of a list
 
 // "  --option N" and its description, wrapped at words.
 std::string entry(const std::string& option, const std::string& description) {
@@ -32,6 +36,40 @@ std::string entry(const std::string& option, const std::string& description) {
     }
     return text + "\n";
 }
+
+// The options of --help, in its order, in the words that people search for.
+struct UsualOption {
+    const char* name;
+    std::string text;
+    bool no_default = false;   // the value of a run without options would mislead
+};
+const UsualOption kUsualOptions[] = {
+    {"model", "preset of the model; --help-all lists them"},
+    {"train-data", "token shards to train on (data/prepare_text.py makes them)"},
+    {"valid-data", "token shards for validation"},
+    {"eval-interval", "steps between evaluations on --valid-data"},
+    {"seq-length", "sequence length in tokens (context length)"},
+    {"micro-batch-size", "sequences per forward pass and GPU"},
+    {"global-batch-size", "sequences per step on all GPUs; above micro-batch size x GPUs: gradient accumulation", true},
+    {"train-iters", "number of optimizer steps", true},
+    {"epochs", "passes over --train-data, instead of --train-iters", true},
+    {"lr", "peak learning rate of AdamW"},
+    {"lr-warmup-iters", "steps of learning rate warm-up", true},
+    {"lr-decay-style", "learning rate schedule: cosine, linear, constant or wsd"},
+    {"weight-decay", "weight decay of matrices"},
+    {"clip-grad", "gradient clipping by the global norm; 0: none"},
+    {"seed", "random seed of weights, data order and samples"},
+    {"fp8-recipe", "FP8 training: delayed, tensorwise or blockwise scaling factors"},
+    {"first-last-layers-bf16", "keep the first and last layer in BF16 (mixed precision)", true},
+    {"recompute", "activation checkpointing (saves memory): norm-act, block-keep-attention or block"},
+    {"grad-dtype", "dtype of gradient accumulation, bf16 or fp32"},
+    {"moment-dtype", "dtype of the optimizer state (Adam's moments), bf16 or fp32"},
+    {"save", "write checkpoints, Hugging Face models, and the log there"},
+    {"save-interval", "steps between checkpoints"},
+    {"resume", "continue from a checkpoint; auto: from the newest under --save"},
+    {"load", "start from a Hugging Face model (fine-tuning)"},
+    {"sample-every", "steps between samples of generated text; 0: none"},
+};
 
 std::string default_text(const OptionRow& row, const Config& defaults) {
     Json value = row.value.get(defaults);
@@ -63,7 +101,45 @@ std::string presets_text(const std::string& family) {
 
 }  // namespace
 
+std::vector<std::string> changed_options(const Config& config, const Config& plain,
+                                         const std::set<std::string>& given) {
+    std::vector<std::string> changed;
+    for (const OptionRow& row : option_table()) {
+        const Json value = row.value.get(config);
+        if (!given.count(row.name) || value == row.value.get(plain) || std::string(row.name) == "dry-run") continue;
+        std::string option = std::string("--") + row.name;
+        if (row.value.flag) {
+            changed.push_back(option + (value == Json(true) ? "" : "=false"));
+            continue;
+        }
+        const Json words = value.is_array() && !value.empty() && value[0].is_string() ? value : Json::array({value});
+        for (size_t i = 0; i < std::min(words.size(), kShownWords); i++)
+            option += " " + shell_quoted(json_text(words[i]));
+        if (words.size() > kShownWords) option += strf(" and %zu more", words.size() - kShownWords);
+        changed.push_back(option);
+    }
+    return changed;
+}
+
 std::string help_text(const Config& defaults, const std::string& family) {
+    const std::string name = "train_" + family;
+    std::string text = "Usage: " + name + " --train-data GLOB --train-iters N [options]\n"
+                       "       " + name + " plan [options]  whether it fits, how long it takes; without GPU or data\n"
+                       "       " + name + " doctor | bench | generate  the machine | parts of a step | text; --help\n"
+                       "The options used most; --help-all has all " + std::to_string(option_table().size())
+                       + ", with ranges, presets, and names of other trainers.\n\n";
+    for (const UsualOption& usual : kUsualOptions) {
+        const OptionRow& row = *find_option(usual.name);
+        const Json value = row.value.get(defaults);
+        const std::string word = value.is_null() || usual.no_default ? "" : json_text(value);
+        text += entry(std::string("--") + row.name + (row.value.flag ? "" : " " + row.value.metavar),
+                      usual.text + (word.empty() ? "" : " (" + word + ")"));
+    }
+    text += entry("--config FILE", "read options from a JSON file; --print-config writes one and exits");
+    return text + entry("--version", "commit, compiler, device built for, libraries");
+}
+
+std::string help_all_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " --train-data GLOB --train-iters N [options]\n";
     text += "       train_" + family + " doctor [--save DIR] [--json]   checks this machine; doctor --help\n";
     text += "       train_" + family + " plan [--gpu NAME] [--ranks N] [--json] [options]   memory, time, traffic\n";
@@ -78,9 +154,11 @@ std::string help_text(const Config& defaults, const std::string& family) {
             if (row.group == static_cast<OptionGroup>(group)) text += row_text(row, defaults);
     }
     text += entry("--config FILE", "read options from a JSON file first, whose keys are the names above (with - or _)");
+    text += entry("--print-config", "print the resolved configuration as JSON, which --config reads, and exit");
     text += entry("--print-options", "print the table of options as JSON, for programs");
-    text += entry("--help", "print this (with --model: its defaults)");
-    return text;
+    text += entry("--version", "print the commit, the compiler, the device that this was built for, and libraries");
+    text += entry("--help", "print the options used most");
+    return text + entry("--help-all", "print this (with --model: its defaults)");
 }
 
 std::string options_json(const Config& defaults, const std::string& family) {

@@ -31,6 +31,11 @@ const char* selective_recompute(const Json& word) {
            "block-keep-attention is the opposite, a block is recomputed except attention";
 }
 
+const char* idle_tokenizer(const Config& c) {
+    return unless(!c.save.empty() || c.sample_every > 0,
+                  "no checkpoint is written without --save, and no text is sampled (--sample-every 0)");
+}
+
 Conditions both(Conditions first, const Conditions& second) {
     first.insert(first.end(), second.begin(), second.end());
     return first;
@@ -388,8 +393,9 @@ void add_checkpoints(Rows& rows) {
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent},
         {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
-         .help = "tokenizer that is copied into every checkpoint",
-         .fallback = "", .acts_if = kSaves, .on_resume = kSilent},
+         .help = "tokenizer that is copied into every checkpoint; samples are its text if it is the tokenizer.json of "
+                 "a byte-level BPE (GPT-2, Llama-3)",
+         .fallback = "", .inert = idle_tokenizer, .on_resume = kSilent},
     });
 }
 
@@ -402,6 +408,12 @@ void add_output(Rows& rows) {
         {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
          .help = "log in JSON lines at full precision; \"\" writes none", .derive = derive_log_file,
          .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
+        {.name = "verbose", .group = group, .value = flag(AT(verbose), true, false),
+         .help = "print every option, the FP8 plan, the communication of a step and all notes at the start, which "
+                 "otherwise only the log file has; plan: also every option",
+         .fallback = "false",
+         .acts_if = {{"json", "false", "--json prints the plan as JSON"},
+                     {"quiet", "false", "--quiet prints only whether the plan fits"}}, .on_resume = kSilent},
     });
 }
 
@@ -417,6 +429,9 @@ void add_other(Rows& rows) {
          .acts_if = kPlans, .on_resume = kSilent},
         {.name = "json", .group = group, .value = flag(AT(json), true, false),
          .help = "print the plan as JSON", .fallback = "false", .acts_if = kPlans, .on_resume = kSilent},
+        {.name = "quiet", .group = group, .value = flag(AT(quiet), true, false),
+         .help = "print one line, whether the plan fits; the exit code is 2 if it does not", .fallback = "false",
+         .acts_if = both(kPlans, {{"json", "false", "--json prints the plan as JSON"}}), .on_resume = kSilent},
         {.name = "check-comm", .group = group, .value = flag(AT(check_comm), true, false),
          .help = "before training, time every collective and every pair of ranks and name slow links",
          .fallback = "false", .on_resume = kSilent},

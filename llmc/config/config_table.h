@@ -109,8 +109,12 @@ std::vector<std::string> config_errors(const Config& config, int ranks);
 // Warnings for the banner about allowed but questionable combinations.
 std::vector<std::string> config_warnings(const Config& config);
 
-// The output of --help and --print-options; `defaults` is the configuration of a run without options. In
-// config_help.cpp.
+// Options among `given` whose value differs from that in `plain`, as words of a command line; long lists are shortened.
+std::vector<std::string> changed_options(const Config& config, const Config& plain, const std::set<std::string>& given);
+
+// The output of --help (one screen), --help-all and --print-options; `defaults` is the configuration of a run without
+// options. In config_help.cpp.
+std::string help_all_text(const Config& defaults, const std::string& family);
 std::string help_text(const Config& defaults, const std::string& family);
 std::string options_json(const Config& defaults, const std::string& family);
 std::string generate_help_text(const Config& defaults, const std::string& family);

@@ -37,7 +37,8 @@ void add_samples(std::vector<OptionRow>& rows) {
          .value = choice<TokenForm>(AT(print), {{"auto", TokenForm::kAuto},
                                                 {"ids", TokenForm::kIds},
                                                 {"bytes", TokenForm::kBytes}}),
-         .help = "how tokens are printed; auto: as bytes if the vocabulary is bytes (at most 257 tokens), else as ids",
+         .help = "how tokens are printed; auto: as bytes if the vocabulary is bytes (at most 257 tokens); in training "
+                 "as text of --tokenizer or of the loaded checkpoint's tokenizer.json; else as ids",
          .fallback = "auto", .acts_if = kSamples, .on_resume = kSilent},
     });
 }

@@ -256,17 +256,24 @@ std::string labelled(const std::string& label, const std::string& text) {
     return strf("  %-15s %s\n", label.c_str(), text.c_str());
 }
 
-std::string layers_text(const Fp8Plan& plan) {
-    std::vector<std::pair<std::string, std::vector<int>>> kinds;   // block_text, and the layers that have it
+// The different block_texts, each with "layer 0" or "layers 1-3", the layers that have it.
+std::vector<std::pair<std::string, std::string>> kinds_of_blocks(const Fp8Plan& plan) {
+    std::vector<std::pair<std::string, std::vector<int>>> kinds;
     for (size_t i = 0; i + kLinearsPerBlock < plan.linears.size(); i += kLinearsPerBlock) {
         const std::string block = block_text(&plan.linears[i]);
         auto known = std::find_if(kinds.begin(), kinds.end(), [&](auto& k) { return k.first == block; });
         if (known == kinds.end()) known = kinds.insert(kinds.end(), {block, {}});
         known->second.push_back(plan.linears[i].layer);
     }
-    std::string text;
+    std::vector<std::pair<std::string, std::string>> named;
     for (const auto& [block, layers] : kinds)
-        text += labelled((layers.size() == 1 ? "layer " : "layers ") + ranges_text(layers), block);
+        named.emplace_back((layers.size() == 1 ? "layer " : "layers ") + ranges_text(layers), block);
+    return named;
+}
+
+std::string layers_text(const Fp8Plan& plan) {
+    std::string text;
+    for (const auto& [layers, block] : kinds_of_blocks(plan)) text += labelled(layers, block);
     const LinearPlan& head = plan.linears.back();
     return text + labelled("head", head.fp8 ? "FP8" : "BF16 (" + head.reason + ")");
 }
@@ -303,6 +310,12 @@ std::string fp8_attention_error(const DeviceInfo& device) {
                     device.name.c_str());
     return strf("--fp8-attention on %s: its kernels are for compute capability 9.0, found %d.%d", device.name.c_str(),
                 device.sm / 10, device.sm % 10);
+}
+
+std::string fp8_linears_text(const Fp8Plan& plan) {
+    std::string text;
+    for (const auto& [layers, block] : kinds_of_blocks(plan)) text += layers + ": " + block + "; ";
+    return text + "head " + (plan.linears.back().fp8 ? "FP8" : "BF16");
 }
 
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {

@@ -70,5 +70,8 @@ std::string fp8_device_error(const Fp8Plan& plan, const DeviceInfo& device);
 // The same for --fp8-attention, which any recipe may have.
 std::string fp8_attention_error(const DeviceInfo& device);
 
-// The lines of the banner: recipe, formats, scales; per layer range what runs in FP8, what stays in BF16, and why.
+// Which linears run in FP8: "layers 0-3: qkv proj up down in FP8; head BF16".
+std::string fp8_linears_text(const Fp8Plan& plan);
+
+// The lines of a verbose start: recipe, formats, scales; per layer range what runs in FP8, what stays in BF16, and why.
 std::string fp8_plan_text(const Fp8Plan& plan, const Config& config);

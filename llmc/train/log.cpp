@@ -156,8 +156,7 @@ std::string step_line(const StepRecord& r) {
     line += " | " + figure(positive(r.step_seconds), 5, "%.3f", r.step_seconds) + " s/it";
     if (r.exposed_comm_seconds >= 0) line += strf(" (comm %5.1f ms)", 1e3 * r.exposed_comm_seconds);
     line += " | " + rate(r.tokens_per_second) + " tok/s";
-    const bool mfu_known = std::isfinite(r.mfu) && r.mfu >= 0;
-    line += " | " + (mfu_known ? figure(true, 4, "%.1f", 100 * r.mfu) + "%" : "  n/a") + " MFU";
+    if (std::isfinite(r.mfu) && r.mfu >= 0) line += " | " + figure(true, 4, "%.1f", 100 * r.mfu) + "% MFU";
     line += " | " + figure(positive(r.memory_gib), 4, "%.1f", r.memory_gib) + " GiB";
     line += " | eta " + clock_text(r.eta_seconds);
     if (r.skipped) line += " | not finite: update skipped";
@@ -357,9 +356,9 @@ void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, d
                     path.c_str(), seconds, stall_seconds));
 }
 
-void RunLog::event(const std::string& kind, const std::string& text) {
+void RunLog::event(const std::string& kind, const std::string& text, bool print) {
     write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
-    print_line(kind + ": " + text);
+    if (print) print_line(kind + ": " + text);
 }
 
 void RunLog::sample(int64_t step, const std::string& text) {

@@ -17,7 +17,7 @@ struct StepRecord {
     double tokens_per_second = 0;
     double samples_per_second = 0;
     double exposed_comm_seconds = -1;   // part of step_seconds that compute did not overlap; negative: one rank
-    double mfu = -1;               // relative to the peak of the matmul dtype; negative: unknown device, printed n/a
+    double mfu = -1;               // relative to the peak of the matmul dtype; negative: unknown device, not printed
     double memory_gib = 0;
     double eta_seconds = 0;
     int64_t samples = 0, tokens = 0;   // consumed since the start of training
@@ -104,7 +104,7 @@ public:
     void plan(const PlanRecord& record);
     // stall_seconds: part of `seconds` in which training stalled. May follow records of later steps.
     void checkpoint(int64_t step, const std::string& path, double seconds, double stall_seconds);
-    void event(const std::string& kind, const std::string& text);   // warnings, stops; printed as well
+    void event(const std::string& kind, const std::string& text, bool print = true);   // notes, warnings, stops
     void sample(int64_t step, const std::string& text);
 
 private:
@@ -116,8 +116,8 @@ private:
 };
 
 // step 120/5000 | loss 3.2841 | norm 0.71 | lr 3.0e-04 | 0.412 s/it | 318k tok/s | 41.2% MFU | 61.3 GiB | eta 00:33:31
-// With several ranks, "(comm   3.2 ms)" after s/it is the exposed communication. Unknown figures are n/a. Skipped steps
-// and synthetic data are noted at the end.
+// With several ranks, "(comm   3.2 ms)" after s/it is the exposed communication. Without a known peak, as on the CPU,
+// there is no MFU; other unknown figures are n/a. Skipped steps and synthetic data are noted at the end.
 std::string step_line(const StepRecord& record);
 
 // "eval step 250 | loss 3.2100 | perplexity 24.78 | 20480 tokens | 1.234 s"

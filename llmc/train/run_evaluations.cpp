@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/checkpoint_save.h"
 #include "llmc/config/prompts.h"
 #include "llmc/fault/heartbeat.h"
 
@@ -20,10 +23,33 @@ bool every(int64_t step, int64_t interval) { return interval > 0 && step % inter
 RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid,
                                Faults& faults)
     : config_(config), comm_(comm), train_(train), valid_(valid), faults_(faults) {
-    if (config.sample_every > 0) prompts_ = read_prompts(config, config.seq_length, "--seq-length", false);
+    if (config.sample_every > 0) {
+        prompts_ = read_prompts(config, config.seq_length, "--seq-length", false);
+        open_tokenizer();
+    }
     if (config.hellaswag_data.empty()) return;
     hellaswag_.emplace(config.hellaswag_data, config.shape.vocab_size, config.seq_length, config.hellaswag_examples);
     hellaswag_run_.emplace(*hellaswag_, config, comm);
+}
+
+// --tokenizer, else that of the checkpoint or model that the run starts from.
+void RunEvaluations::open_tokenizer() {
+    tokenizer_files(config_.tokenizer);   // exit 2 if it does not exist
+    if (config_.print != TokenForm::kAuto || vocabulary_is_bytes(config_.shape.vocab_size)) return;
+    std::string path = tokenizer_json(config_.tokenizer);
+    if (config_.tokenizer.empty() && config_.resume == "auto") {
+        const std::vector<int64_t> steps = checkpoint_steps(config_.save);
+        if (!steps.empty()) path = tokenizer_json(config_.save + "/" + step_directory_name(steps.back()));
+    } else if (config_.tokenizer.empty()) {
+        path = tokenizer_json(config_.resume.empty() ? config_.load : config_.resume);
+    }
+    if (path.empty()) return;
+    try {
+        tokenizer_.emplace(path);
+        tokenizer_note_ = "samples: text of " + path;
+    } catch (const Error& error) {   // checkpoints may need it all the same
+        tokenizer_note_ = std::string("samples: token ids, ") + error.what();
+    }
 }
 
 std::string RunEvaluations::fingerprint() const {
@@ -114,6 +140,7 @@ void RunEvaluations::sample(const Place& place, bool logged) {
         // A different stream for every step and prompt.
         const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
         const auto text = place.trainer.generate(place.ctx, prompts[i], sampling, stream, place.staging);
-        if (logged) place.log.sample(place.step, tokens_text(text, token_form(config_)));
+        if (!logged) continue;
+        place.log.sample(place.step, tokenizer_ ? tokenizer_->decode(text) : tokens_text(text, token_form(config_)));
     }
 }

@@ -8,6 +8,7 @@
 #include "llmc/base/fault_injection.h"
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/token_text.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/train/hellaswag_run.h"
 #include "llmc/train/log.h"
@@ -20,6 +21,9 @@ public:
 
     // Of HellaSwag's file and the prompts, to compare between ranks.
     std::string fingerprint() const;
+
+    // Whether samples are text, and of which tokenizer; "" if there is none, or nothing to say.
+    const std::string& tokenizer_note() const { return tokenizer_note_; }
 
     struct Place {
         Ctx& ctx;
@@ -44,6 +48,8 @@ private:
     bool hellaswag(const Place& place);
     void sample(const Place& place, bool logged);
 
+    void open_tokenizer();
+
     const Config& config_;
     Comm& comm_;
     const DataLoader& train_;
@@ -51,5 +57,7 @@ private:
     Faults& faults_;
     std::optional<Hellaswag> hellaswag_;
     std::optional<HellaswagRun> hellaswag_run_;
+    std::optional<TokenText> tokenizer_;          // of samples, if they are text
+    std::string tokenizer_note_;
     std::vector<std::vector<int32_t>> prompts_;   // if empty, the beginning of the data is the prompt
 };

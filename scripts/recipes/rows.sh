@@ -20,7 +20,11 @@ given() {
     return 1
 }
 # Needs no data, no model and no other ranks.
-dry() { given --dry-run "$@" || given --help "$@"; }
+dry() {
+    local option
+    for option in --dry-run --help --help-all --print-config --version; do given "$option" "$@" && return; done
+    return 1
+}
 
 # shards FOLDER TOKENIZER SOURCE... -- WORD...: sets `data` to the options for the shards of this source, and says how
 # they are made where there are none. Nothing with --synthetic-data, or --train-data of the user's own.

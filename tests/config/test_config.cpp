@@ -401,7 +401,7 @@ TEST_CASE("config: what differs from a checkpoint's options") {
 
 TEST_CASE("config: help, banner, and what is idle on this machine") {
     for (const char* family : {"gpt2", "llama"}) {
-        ParsedConfig p = parse(family, {"--help"});
+        ParsedConfig p = parse(family, {"--help-all"});
         CHECK(p.help);
         for (const OptionRow& row : option_table()) CHECK(contains(p.text, "  --" + std::string(row.name)));
         for (const ModelPreset& preset : model_presets())
@@ -409,7 +409,24 @@ TEST_CASE("config: help, banner, and what is idle on this machine") {
         std::stringstream lines(p.text);
         for (std::string line; std::getline(lines, line);) CHECK_MESSAGE(line.size() <= 100, line);
     }
-    CHECK(contains(parse("llama", {"--help", "--model", "llama3-8B"}).text, "an integer in [1, 1024] (default: 32)"));
+    CHECK(contains(parse("llama", {"--help-all", "--model", "llama3-8B"}).text,
+                   "an integer in [1, 1024] (default: 32)"));
+    for (const char* family : {"gpt2", "llama"}) {   // a screen, in the field's words
+        const std::string text = parse(family, {"--help"}).text;
+        CHECK(std::count(text.begin(), text.end(), '\n') <= 40);
+        std::stringstream lines(text);
+        int options = 0;
+        for (std::string line; std::getline(lines, line);) {
+            CHECK_MESSAGE(line.size() <= 120, line);
+            options += line.rfind("  --", 0) == 0;
+        }
+        CHECK(options == 25 + 2);
+        for (const char* word : {"gradient accumulation", "activation checkpointing", "learning rate", "warm-up",
+                                 "sequence length", "context length", "weight decay", "gradient clipping",
+                                 "validation", "checkpoints", "FP8", "mixed precision", "optimizer state",
+                                 "fine-tuning", "random seed", "--help-all"})
+            CHECK_MESSAGE(contains(text, word), word);
+    }
     std::string banner = config_to_text(parse("gpt2", joined(base(""), {"--seed", "99"})).config);
     CHECK(contains(banner, "Precision\n  dtype = bf16\n"));
     CHECK(contains(banner, "  seed = 99\n"));

@@ -98,8 +98,8 @@ TEST_CASE("config: options of other trainers are answered with what to write her
     // Our own names, with one dash too few.
     CHECK(contains(said({"-num_layers", "3"}), "did you mean --num-layers?"));
     for (const char* far : {"--frobnicate", "-B", "--hidden-activation-function"})
-        CHECK_EQ(said({far, "1"}), std::string("unknown option ") + far + ": --help lists all; scripts/import_config "
-                 "translates scripts and files of other trainers");
+        CHECK_EQ(said({far, "1"}), std::string("unknown option ") + far + ": --help-all lists all; "
+                 "scripts/import_config translates scripts and files of other trainers");
     // Ours with their spelling of a value.
     for (const char* option : {"--fp8-format=hybrid", "--micro-batch-size=1", "--use-distributed-optimizer"})
         CHECK_EQ(said({option, "--dry-run"}), "");
@@ -119,7 +119,7 @@ TEST_CASE("config: a file of another trainer is answered with the script that tr
     CHECK(contains(said("{\"finetuning_type\": \"full\"}"), "belongs to a configuration of LLaMA-Factory"));
     CHECK(contains(said("{\"fp8\": {\"enabled\": true}}"), "belongs to a configuration of another trainer"));
     CHECK(contains(said("{\"bf16\": true}"), "unknown option \"bf16\" (Megatron-LM): use --dtype bf16"));
-    CHECK(contains(said("{\"frobnicate\": 1}"), "--help lists all"));
+    CHECK(contains(said("{\"frobnicate\": 1}"), "--help-all lists all"));
     // One key of theirs among ours makes no file of theirs.
     CHECK(contains(said("{\"lr\": 1e-3, \"gradient_accumulation_steps\": 4}"),
                    "(transformers): use --global-batch-size, which is --micro-batch-size x ranks x this"));

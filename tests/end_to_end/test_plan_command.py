@@ -1,5 +1,6 @@
 """`plan`, `--dry-run`, and what a run says of its plan. Standard library only."""
 import json
+import re
 import subprocess
 import unittest
 
@@ -10,16 +11,36 @@ class PlanTest(TrainTest):
     def test_dry_run_needs_neither_data_nor_gpu(self):
         for binary, model, parameters in ((LLAMA, "llama3-8B", "8030261248"), (GPT2, "gpt2-124M", "124439808"),
                                           (GPT2, "gpt2-1558M", "1557611200")):
-            done = subprocess.run([binary, "--model", model, "--dry-run"], capture_output=True, text=True, timeout=60)
+            done = subprocess.run([binary, "--model", model, "--dry-run", "--ranks", "8"], capture_output=True,
+                                  text=True, timeout=60)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn(parameters, done.stdout)
+
+    def test_the_verdict_comes_first_and_is_the_exit_code(self):
+        def plan(code, *options):
+            done = subprocess.run([LLAMA, "plan", "--model", "llama3-8B", *options], capture_output=True, text=True,
+                                  timeout=60)
+            self.assertEqual((done.returncode, done.stderr), (code, ""), done.stdout)
+            return done.stdout
+        text = plan(2)
+        self.assertRegex(text, r"\Adoes not fit: 170\.940 GiB of [\d.]+ GiB on .*\n")
+        changes = re.findall(r"(?m)^ +([\d.]+) GiB(, fits,)? with (--.*)$", text)
+        for word in ("--recompute", "--grad-dtype", "--moment-dtype", "--ranks"):
+            self.assertTrue(any(word in options for _, _, options in changes), text)
+        for gib, fits, options in changes:
+            self.assertTrue(plan(0 if fits else 2, "--quiet", *options.split()).startswith(
+                f"{'fits' if fits else 'does not fit'}: {gib} GiB of "), options)
+        self.assertEqual(plan(2, "--quiet"), text.splitlines()[0] + "\n")
+        self.assertIs(json.loads(plan(2, "--json"))["memory"]["fits"], False)
+        self.assertRegex(plan(0, "--ranks", "8"), r"\Afits: 92\.413 GiB of [\d.]+ GiB on .*\nparameters  ")
 
     def test_plan_is_the_dry_run_and_json_has_its_figures(self):
         def said(*words, expect=0):
             done = subprocess.run([LLAMA, *words], capture_output=True, text=True, timeout=60)
             self.assertEqual(done.returncode, expect, done.stderr)
             return done.stdout if expect == 0 else done.stderr
-        options = ("--model", "llama3-8B", "--seq-length", "8192", "--ranks", "8", "--fp8-recipe", "delayed")
+        options = ("--model", "llama3-8B", "--seq-length", "8192", "--ranks", "8", "--fp8-recipe", "delayed",
+                   "--recompute", "block")
         text = said("plan", *options, "--gpu", "H100 SXM")
         self.assertEqual(text, said(*options, "--dry-run", "--gpu", "H100 SXM"))
         self.assertIn("SCALED, not measured", text)

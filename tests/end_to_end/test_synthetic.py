@@ -73,7 +73,8 @@ class SyntheticTest(TrainTest):
         options = ["--train-iters", "3", "--save", self.path("run"), "--sample-every", "2"]
         done = self.run_train(LLAMA, *options)
         banner, _, rest = done.stdout.partition("\nstep 1/3 ")
-        self.assertIn("\n  synthetic-data = true\n", banner)
+        self.assertIn("\ndata        synthetic tokens, for timing only\n", banner)
+        self.assertIn(" --synthetic-data\n", banner)
         self.assertIn("\nnote: SYNTHETIC DATA", banner)
         steps = [line for line in ("step 1/3 " + rest).splitlines() if line.startswith("step ")]
         self.assertEqual(len(steps), 3)
@@ -87,7 +88,7 @@ class SyntheticTest(TrainTest):
         # Again in the header of the resumed part.
         self.run_train(LLAMA, *options, "--train-iters", "5", "--resume", "auto")
         self.assertEqual([r["synthetic_data"] for r in records(log, "header")], [True, True])
-        plan = self.run_train(LLAMA, "--dry-run").stdout
+        plan = self.run_train(LLAMA, "--dry-run", "--verbose").stdout
         self.assertIn("\n  synthetic-data = true\n", plan)
         self.assertIn("\nnote: SYNTHETIC DATA", plan)
 

@@ -51,7 +51,7 @@ class Train(TrainTest):
                                  "fast", expect=2)
         self.assertIn("--attention has no effect: --dtype fp32", refused.stderr)
         dry = self.run_train(LLAMA, "--dry-run", "--train-iters", "2", "--kv-channels", "64", "--attention",
-                             "fast")
+                             "fast", "--verbose")
         self.assertIn("attention = fast", dry.stdout)
 
     def test_resume_at_every_step_fp8(self):

@@ -206,7 +206,7 @@ class TroubleshootingTest(TrainTest):
                  *re.findall(r'\{"([\w-]+)", "', read("llmc/config/config_table_ranks.cpp")),   # Megatron's names
                  *re.findall(r'"--([\w-]+)"', read("scripts/llmfp8/comparison/main.py")
                               + read("scripts/llmfp8/importer/main.py")),
-                 "help", "config", "role",
+                 "help", "help-all", "config", "role",
                  "gpus", "shm-size", "signal", "mpi",   # of Docker and Slurm
                  "option", "fp8-"}                      # any
         self.assertLessEqual(set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)), known)

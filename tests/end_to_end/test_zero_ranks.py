@@ -16,7 +16,7 @@ class ZeroTest(RanksTest):
         log = self.path("log.jsonl")
         if os.path.exists(log):
             os.unlink(log)
-        self.text = self.ranks(ranks, binary, *TWELVE, "--log-file", log, *options).stdout
+        self.text = self.ranks(ranks, binary, *TWELVE, "--log-file", log, "--verbose", *options).stdout
         return log
 
     def figures(self, *args):

@@ -274,8 +274,8 @@ TEST_CASE("plan: rates are scaled by peaks and bandwidths, and the text says so"
         const std::string text = plan_text({named, table, plan, none, {}});
         CHECK(contains(text, std::string("predicted for ") + gpu.name + "; "));
         CHECK(contains(text, "SCALED, not measured") == !gpu.measured);
-        CHECK(contains(text, std::string("GiB on ") + gpu.name + " (not here)"
-                                 + (gpu.memory_gib < 126 ? ": DOES NOT FIT\n" : ": fits\n")));
+        CHECK(text.rfind(gpu.memory_gib < 126 ? "does not fit: " : "fits: ", 0) == 0);
+        CHECK(contains(text, std::string("GiB on ") + gpu.name + " (not here)\n"));
     }
 }
 
@@ -290,16 +290,53 @@ TEST_CASE("plan: memory is that of the GPU that was found, unless another is nam
     auto says = [&](const Config& c, const char* line) {
         return contains(plan_text({c, table, plan, found, {}}), line);
     };
-    CHECK(says(config, "GiB on NVIDIA B200: DOES NOT FIT\n"));
+    auto fits = [&](const Config& c) {
+        const PlannedRun run{c, table, plan, found, {}};
+        CHECK(plan_text(run).rfind(plan_fits(run) ? "fits: " : "does not fit: ", 0) == 0);
+        return plan_fits(run);
+    };
+    CHECK(says(config, "GiB on NVIDIA B200\n"));
+    CHECK(!fits(config));
     CHECK(says(config, "predicted for H200; "));
     found.memory_bytes++;
-    CHECK(says(config, "GiB on NVIDIA B200: fits\n"));
+    CHECK(fits(config));
     Config named = config;
     named.gpu = "H100 SXM";
-    CHECK(says(named, "of 79.1 GiB on H100 SXM (not here): DOES NOT FIT\n"));
+    CHECK(says(named, "of 79.1 GiB on H100 SXM (not here)\n"));
+    CHECK(!fits(named));
     found.name = "NVIDIA H100 80GB HBM3";
     found.sm = 90;
-    CHECK(says(named, "GiB on NVIDIA H100 80GB HBM3: fits\n"));
+    CHECK(says(named, "GiB on NVIDIA H100 80GB HBM3\n"));
+    CHECK(fits(named));
+}
+
+TEST_CASE("plan: what would make a run fit has the memory of a plan with those options") {
+    const Words words = {"--model", "llama3-small", "--micro-batch-size", "2", "--global-batch-size", "64"};
+    const Config config = planned_config("llama", words);
+    const ParamTable table = make_param_table(config.shape);
+    const MemoryPlan plan = planned(config);
+    DeviceInfo found;
+    found.name = "NVIDIA B200";
+    found.sm = 100;
+    found.memory_bytes = plan.arena_bytes / 3;
+    const auto changes = nlohmann::json::parse(plan_json({config, table, plan, found, {}}))["memory"]["changes"];
+    std::string all;
+    for (const auto& change : changes) {
+        const auto options = change["options"].get<std::string>();
+        CAPTURE(options);
+        all += options + "\n";
+        Words other = words;
+        std::istringstream stream(options);
+        for (std::string word; stream >> word;) other.push_back(word);
+        const int64_t bytes = change["arena_bytes"].get<int64_t>();
+        CHECK(bytes == planned(planned_config("llama", other)).arena_bytes);
+        CHECK(bytes < plan.arena_bytes);
+        CHECK(change["fits"] == (bytes <= found.memory_bytes));
+    }
+    for (const char* option : {"--recompute norm-act\n", "--recompute block\n", "--grad-dtype bf16\n", "--ranks 2\n",
+                               "--moment-dtype bf16\n", "--micro-batch-size 1\n"})
+        CHECK(contains(all, option));
+    CHECK(changes.back()["fits"] == true);
 }
 
 TEST_CASE("plan: which GPU") {

@@ -264,7 +264,8 @@ class Comparability(CompareTest):
                                    "log-file", "sample-every", "sample-tokens", "prompt-ids", "prompt-bytes",
                                    "prompts", "temperature", "top-k", "print", "hellaswag-data",
                                    "hellaswag-interval", "hellaswag-examples", "eval-interval", "dry-run",
-                                   "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config"})
+                                   "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config",
+                                   "verbose", "quiet"})
         # Absent in the other log: off.
         ratio, said = self.verdict({"log-file": "b", "save": "x", "save-interval": 5, "eval-interval": 7,
                                     "resume": "auto", "fuse-gelu": False, "rampup-batch-size": None})

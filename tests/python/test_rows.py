@@ -86,7 +86,7 @@ class RowsTest(unittest.TestCase):
         table = read(os.path.join(ROOT, "scripts", "README.md"))
         for name, facts in ROWS.items():
             with self.subTest(name):
-                plan = self.row(name, "--dry-run", MPIRUN="/nowhere").stdout
+                plan = self.row(name, "--dry-run", "--verbose", MPIRUN="/nowhere").stdout
                 for option, value in facts.items():
                     self.assertIn(f"\n  {option} = {value}\n", plan)
                 found = re.search(r"\nranks +(\d+), (\d+) micro-batches of (\d+) x (\d+) tokens", plan)
@@ -134,7 +134,8 @@ class RowsTest(unittest.TestCase):
             self.assertEqual(len(calls[0].stdout), len(calls[1].stdout))
 
     def test_options_of_the_user_win(self):
-        plan = self.row("train_gpt2_modern_fp8", "--dry-run", "--train-iters", "7", "--global-batch-size=128").stdout
+        plan = self.row("train_gpt2_modern_fp8", "--dry-run", "--verbose", "--train-iters", "7",
+                        "--global-batch-size=128").stdout
         self.assertIn("tokens            131072 per step, 7 steps", plan)
         self.assertIn("\n  lr-warmup-iters = 0\n", plan)
         plan = self.row("train_llama3_8b_h200_bf16", "--dry-run", RANKS="4").stdout
@@ -203,7 +204,8 @@ class RowsTest(unittest.TestCase):
     def test_fine_tuning_takes_the_weights_and_shape_of_the_model(self):
         model = os.path.join(ROOT, "tests", "fixtures", "llama")
         tiny = TINY[2:]   # the layers are the model's
-        plan = self.row("finetune_llama31_8b_bf16", "--dry-run", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
+        plan = self.row("finetune_llama31_8b_bf16", "--dry-run", "--verbose", "--synthetic-data", *tiny,
+                        MODEL=model, RANKS="1")
         self.assertIn(f"\n  load = {model}\n", plan.stdout)
         done = self.row("finetune_llama31_8b_bf16", "--synthetic-data", *tiny, MODEL=model, RANKS="1")
         self.assertIn("\nstep 2/2 ", done.stdout)

@@ -46,6 +46,6 @@ class ImportCase(unittest.TestCase):
     def assert_accepted(self, options, family):
         path = self.folder / "accepted.json"
         path.write_text(json.dumps(options))
-        done = subprocess.run([BUILD / f"train_{family}", "--config", path, "--dry-run"], cwd=self.folder,
+        done = subprocess.run([BUILD / f"train_{family}", "--config", path, "--print-config"], cwd=self.folder,
                               capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, f"{options}\n{done.stderr}")

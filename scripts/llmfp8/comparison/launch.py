@@ -67,13 +67,13 @@ def refuse_bad_options(commands):
     """Checks every configuration with --dry-run, which needs no data and no GPU."""
     for name, words in commands.items():
         try:
-            done = subprocess.run([*words, "--dry-run"], text=True, errors="replace", stdout=subprocess.PIPE,
+            done = subprocess.run([*words, "--dry-run", "--quiet"], text=True, errors="replace", stdout=subprocess.PIPE,
                                   stderr=subprocess.STDOUT)
         except OSError as error:
             raise InputError(f"{name}: {words[0]}: {error.strerror}") from None
         if done.returncode:
             raise InputError(f"{name}: {error_of(done.stdout)} (exit code {done.returncode} of "
-                             f"{shlex.join([*words, '--dry-run'])})")
+                             f"{shlex.join([*words, '--dry-run', '--quiet'])})")
 
 
 def say(text):

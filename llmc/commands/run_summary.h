@@ -1,0 +1,34 @@
+// The first lines of a run on the screen: what is trained, on what, how, and what the user changed.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/model/fp8_recipe.h"
+#include "llmc/parallel/comm.h"
+#include "llmc/perf/step_time_model.h"
+
+// What the summary tells of; all of it outlives the call.
+struct SummarizedRun {
+    const Config& config;
+    const std::vector<std::string>& changed;   // ParsedConfig::changed
+    const ParamTable& table;
+    const Fp8Plan& fp8_plan;
+    const MemoryPlan& plan;
+    const DeviceInfo& device;
+    const World& world;
+    const DataLoader& train;
+    const DataLoader* valid;    // null: none
+    double predicted_ms;        // of a step; 0: unknown
+};
+
+// At most kSummaryLines lines: model and parameters, device and commit, precision, batch, data, memory, predicted time,
+// where it saves, options that the user changed.
+inline constexpr size_t kSummaryLines = 18;
+std::string summary_text(const SummarizedRun& run);
+
+// A run that is not --verbose has no more lines than this before its first step.
+inline constexpr size_t kStartLines = 25;
+// How many of `notes` fit: all, or as many as leave a line to say how many more there are.
+size_t notes_that_fit(const std::string& summary, size_t notes);

@@ -1,0 +1,94 @@
+#include "llmc/data/token_text.h"
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "llmc/base/check.h"
+#include "llmc/base/files.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMaxId = 1 << 24;
+
+// The bytes of byte-level BPE's characters. GPT-2 writes printable bytes as themselves and the others, in order, as the
+// characters from 256 on.
+std::map<uint32_t, char> byte_characters() {
+    std::map<uint32_t, char> bytes;
+    uint32_t next = 256;
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte != 173);
+        bytes[printable ? byte : next++] = static_cast<char>(byte);
+    }
+    return bytes;
+}
+
+// The bytes of a token of the vocabulary, whose characters have at most two UTF-8 bytes. Others remain as they are.
+std::string bytes_of(const std::string& token) {
+    static const std::map<uint32_t, char> bytes = byte_characters();
+    std::string text;
+    for (size_t i = 0; i < token.size(); i++) {
+        const auto lead = static_cast<unsigned char>(token[i]);
+        const bool two = (lead & 0xe0) == 0xc0 && i + 1 < token.size();
+        const uint32_t second = two ? static_cast<unsigned char>(token[i + 1]) & 0x3fu : 0;
+        const uint32_t character = two ? (lead & 0x1fu) << 6 | second : lead;
+        const auto found = lead < 0x80 || two ? bytes.find(character) : bytes.end();
+        if (found != bytes.end()) text += found->second;
+        else text.append(token, i, two ? 2 : 1);
+        i += two;
+    }
+    return text;
+}
+
+// Whether a decoder or pre-tokenizer, or one of a sequence of them, is ByteLevel.
+bool is_byte_level(const Json& step) {
+    if (!step.is_object()) return false;
+    if (step.value("type", Json()) == "ByteLevel") return true;
+    for (const char* list : {"decoders", "pretokenizers"})
+        if (const auto steps = step.find(list); steps != step.end() && steps->is_array())
+            for (const Json& one : *steps)
+                if (is_byte_level(one)) return true;
+    return false;
+}
+
+}  // namespace
+
+TokenText::TokenText(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    REQUIRE(file, "tokenizer %s: cannot be read", path.c_str());
+    const Json root = Json::parse(file, nullptr, false);
+    const Json model = root.is_object() ? root.value("model", Json()) : Json();
+    const Json vocabulary = model.is_object() ? model.value("vocab", Json()) : Json();
+    REQUIRE(vocabulary.is_object() && is_byte_level(root.value("decoder", Json())),
+            "tokenizer %s: not a tokenizer.json of a byte-level BPE", path.c_str());
+    const auto add = [&](const Json& id, const std::string& text) {
+        REQUIRE(id.is_number_integer() && id.get<int64_t>() >= 0 && id.get<int64_t>() < kMaxId,
+                "tokenizer %s: token \"%s\" has the id %s", path.c_str(), printable(text).c_str(), id.dump().c_str());
+        const auto index = id.get<size_t>();
+        if (bytes_.size() <= index) bytes_.resize(index + 1);
+        bytes_[index] = text;
+    };
+    for (const auto& [token, id] : vocabulary.items()) add(id, bytes_of(token));
+    for (const Json& token : root.value("added_tokens", Json::array()))
+        if (token.is_object() && token.contains("content") && token["content"].is_string())
+            add(token.value("id", Json()), token["content"].get<std::string>());
+}
+
+std::string TokenText::decode(const std::vector<int32_t>& tokens) const {
+    std::string text;
+    for (int32_t token : tokens) {
+        const bool known = token >= 0 && static_cast<size_t>(token) < bytes_.size();
+        const std::string* bytes = known ? &bytes_[static_cast<size_t>(token)] : nullptr;
+        text += bytes && !bytes->empty() ? *bytes : strf("<%d>", token);
+    }
+    return text;
+}
+
+std::string tokenizer_json(const std::string& path) {
+    if (path.empty()) return "";
+    if (is_regular_file(path)) return path.ends_with(".json") ? path : "";
+    const std::string inside = path + "/tokenizer.json";
+    return is_regular_file(inside) ? inside : "";
+}

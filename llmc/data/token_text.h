@@ -1,0 +1,20 @@
+// Text of tokens, from the tokenizer.json of a Hugging Face byte-level BPE (GPT-2, Llama-3, Qwen): decoding only.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+class TokenText {
+public:
+    // Reads a tokenizer.json. Exit 2, with the reason, if it is no byte-level BPE.
+    explicit TokenText(const std::string& path);
+
+    // The text's bytes; a token may end within a character. An id that the tokenizer does not have is "<id>".
+    std::string decode(const std::vector<int32_t>& tokens) const;
+
+private:
+    std::vector<std::string> bytes_;   // by id; empty: no such token
+};
+
+// The tokenizer.json that `path` is or has in it; "" if there is none.
+std::string tokenizer_json(const std::string& path);
