@@ -1,7 +1,7 @@
-"""Checks ZeRO on --ranks (2) ranks. ops: communication kernels give the results of the CPU. bits: short runs of every
-recipe and communication dtype give equal bits when repeated, without overlap, with --zero 0 and with weights gathered
-in FP8. speed: times steps on one and on all ranks, with and without overlap and with each communication dtype, and
-compares planned with used memory."""
+"""After a change of ZeRO, on --ranks (2) ranks. ops: communication kernels give the results of the CPU. bits: short
+runs of every recipe and communication dtype give equal bits when repeated, without overlap, with --zero 0 and with
+weights gathered in FP8. speed: times steps on one and on all ranks, with and without overlap and with each
+communication dtype, and compares planned with used memory."""
 from check import show
 from logs import Log, differences, rank_table
 

@@ -32,8 +32,8 @@ extern "C" void on_stop_signal(int number) {
         if (first_ms == 0) {
             first_ms = now_ms();
         } else if (now_ms() - first_ms >= kRepeatMs) {
-            constexpr char kText[] = "error: a second signal more than 1 s after the first ends the run at once, without "
-                                     "a checkpoint\n";
+            constexpr char kText[] = "error: a second signal more than 1 s after the first ends the run at once, "
+                                     "without a checkpoint\n";
             [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, kText, sizeof kText - 1);
             post_end(128 + number);
             _exit(128 + number);

@@ -28,7 +28,8 @@ exec {table_lock}<>"$table"
 if command -v flock >/dev/null; then
     flock -s "$table_lock"
     for left in /dev/shm/llmfp8-launch-*; do   # of launchers that were killed
-        flock -n -x "$left" rm -f "$left" 2>/dev/null
+        # flock would create a file that another launcher has just removed.
+        ( exec {left_lock}<"$left" && flock -n -x "$left_lock" && rm -f "$left" ) 2>/dev/null
     done
 fi
 trap 'rm -f "$table"' EXIT

@@ -373,7 +373,7 @@ TEST_CASE("checkpoint: the same step again replaces the one there") {
     CHECK(names_in(dir.path).size() == 1);
     spill(dir / "step-00000004", "a file");
     check_contains(error_of([&] { save(second, request_of(dir.path, 4)); }),
-                   {"exit 7", "step-00000004", "in the way"});
+                   {"exit 7", "step-00000004", "exists but is not a directory"});
     CHECK(names_in(dir.path).size() == 2);
 }
 

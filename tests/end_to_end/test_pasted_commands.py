@@ -84,7 +84,9 @@ RUN = {
     "scripts/compare bf16=a.jsonl fp8=b.jsonl --out runs/tables": {"plots": True},
     "scripts/compare runs/small": {"plots": True},
     "scripts/import_config train.sh --out run.json": {"codes": (1,)},
-    "./train_llama --config run.json --dry-run": {"before": "scripts/import_config train.sh --out run.json || true"},
+    "scripts/import_config train.sh --all": {"codes": (1,)},
+    "./train_llama --config run.json --dry-run": {   # it does not fit one GPU
+        "codes": (2,), "before": "scripts/import_config train.sh --out run.json || true"},
     "scripts/import_config sft.yaml ds_config.json --ranks 8": {"codes": (1,), "needs": "yaml"},
     "scripts/import_config train.sh --set DATA=shards/pile": {"codes": (1,)},
     "data/prepare_text.py --tokenizer bytes --out shards --valid-fraction 0.1 README.md llmc/": {
@@ -168,7 +170,7 @@ class PastedCommands(unittest.TestCase):
         fixtures = os.path.join(ROOT, "tests", "fixtures")
         for source, names in (("logs/bf16.jsonl", ("a.jsonl", "runs/small/bf16.1.jsonl")), ("logs/resumed.jsonl", (
                 "b.jsonl", "runs/small/delayed.1.jsonl")), ("import/megatron_8b.sh", ("train.sh",)), (
-                "import/wrong_sft.yaml", ("sft.yaml",)), ("import/right_zero1.json", ("ds_config.json",))):
+                "import/wrong_sft.yaml", ("sft.yaml",)), ("import/wrong_zero1.json", ("ds_config.json",))):
             for name in names:
                 os.makedirs(os.path.dirname(cls.path(name)), exist_ok=True)
                 shutil.copy(os.path.join(fixtures, source), cls.path(name))

@@ -124,7 +124,7 @@ class Measuring(CompareTest):
         self.assertRegex(said, r"^error: --out out: its bf16 is a run of .*, 400 steps: use that, or choose .*\n$")
         (self.folder / "out" / "measured.json").unlink()
         said = self.call(*self.runs("--train-iters", "400", "--out", "out", "--", *data), code=2).stderr
-        self.assertIn("its bf16 is of another measurement", said)
+        self.assertIn("its bf16 is a run of another measurement", said)
 
     def test_bad_options_are_found_before_anything_runs(self):
         said = self.call(*self.runs("--out", "out", "--", "--synthetic-data", bad=[*TINY, "--seq-lenght", "3"]), code=2)
