@@ -216,7 +216,10 @@ class Measurement:
     def steps_done(self, name):
         if not self.log(name, 1).exists():
             return 0
-        return max(read_log(self.log(name, 1)).steps, default=0)
+        log = read_log(self.log(name, 1))
+        # A step whose evaluation was cut short is done once a resumed run has repeated the evaluation.
+        cut = any("its evaluation was cut short" in event["text"] for event in log.events[-2:])
+        return max(log.steps, default=0) - (0.5 if cut else 0)
 
     def run(self):
         """Returns the logs of each configuration that ran, by name."""
