@@ -25,7 +25,7 @@ WERROR ?= -Werror
 
 # Targets that install packages first and then call make again, or that compile nothing, do not look around.
 comma := ,
-WRAPPERS := smoke test test-full test-gpu bench cuda lint clean help
+WRAPPERS := smoke test test-full test-ranks test-gpu bench cuda lint clean help
 ifneq ($(filter-out $(WRAPPERS),$(or $(MAKECMDGOALS),all)),)
 include dev/ci/detect.mk
 BUILDING := 1
@@ -225,9 +225,14 @@ test:
 # The executables come first: tests in Python run them while those in C++ are still being compiled.
 run-test: run-test-python run-test-cpp
 run-test-python: $(MAINS) $(RANK_TESTS)
-	@echo "RUN tests/run.py"; LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/run.py
+	@echo "RUN tests/run.py"; LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/run.py $(TEST_NAMES)
 run-test-cpp: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu)
 	@for exe in $^; do echo "RUN $$exe"; $$exe || failed=1; done; [ -z "$$failed" ]
+
+# What several ranks do depends on the system's MPI more than any other test does.
+test-ranks:
+	@scripts/setup.sh test
+	@$(MAKE) run-test-python TEST_NAMES="test_ranks test_zero_ranks test_comm test_watch test_doctor test_troubleshooting"
 
 test-gpu:
 	@scripts/setup.sh test
@@ -263,6 +268,7 @@ help:
 	@echo "  make smoke            install what is missing, build, train two small models on this repository's text"
 	@echo "  make test             install what is missing, build, run the tests of the device (6 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing and the long tests (40 minutes at most)"
+	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
 	@echo "  make test-gpu         the CUDA operations against the CPU ones; needs a GPU"
 	@echo "  make cuda             compile all CUDA code for sm_90a, where spills are errors, and the kernels for sm_80;"
 	@echo "                        needs the toolkit, no GPU"

@@ -1,7 +1,8 @@
 #!/bin/bash
-# Build and smoke-test the tracked files of this checkout in a new Debian 13 root, then compile its host code there
-# with clang. Needs root rights, and debootstrap, which is installed where it is missing. Exit status: 0 passed,
-# 1 failed, 77 skipped (the reason is printed).
+# Build and smoke-test the tracked files of this checkout in a new Debian 13 root, run the tests of several ranks there
+# (Debian 13 has OpenMPI 5, Debian 12 has OpenMPI 4), then compile its host code and tests with clang. Needs root rights,
+# and debootstrap, which is installed where it is missing. Exit status: 0 passed, 1 failed, 77 skipped (the reason is
+# printed).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -17,7 +18,10 @@ root=$(mktemp -d)
 log=$(mktemp)
 cleanup() {
     # What lies behind a mount must not be removed with the folder.
-    mountpoint -q "$root/proc" && ! umount -l "$root/proc" && return
+    local folder
+    for folder in proc sys dev/shm; do
+        mountpoint -q "$root/$folder" && ! umount -l "$root/$folder" && return
+    done
     rm -rf --one-file-system "$root"
     rm -f "$log"
 }
@@ -26,13 +30,21 @@ trap cleanup EXIT
 quietly() { "$@" >"$log" 2>&1 || { tail -n 30 "$log" >&2; return 1; }; }
 quietly debootstrap --variant=minbase --include=make,ca-certificates trixie "$root" || skip "debootstrap failed"
 mount -t proc proc "$root/proc" || exit 1
+# hwloc, which OpenMPI asks about the machine, warns on standard error where it finds no /sys.
+mount --rbind /sys "$root/sys" || exit 1
+mkdir -p "$root/dev/shm" && mount -t tmpfs tmpfs "$root/dev/shm" || exit 1
 mkdir "$root/src"
 git ls-files -z | tar -c --null -T - | tar -x -C "$root/src" || exit 1
 
-inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp DEBIAN_FRONTEND=noninteractive "$@"; }
+inside() { chroot "$root" env -i -C /src PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp DEBIAN_FRONTEND=noninteractive "$@"; }
 echo "== Debian 13: make smoke"
-inside make -C /src smoke || exit 1
+inside make smoke || exit 1
+
+echo "== Debian 13: tests of several ranks"
+failed=0
+inside make test-ranks || failed=1
 
 echo "== Debian 13: host code under clang"
-quietly inside apt-get install -y --no-install-recommends clang libomp-dev libopenmpi-dev || exit 1
-inside make -C /src CXX=clang++ DEVICE=cpu TABLE=0 syntax
+quietly inside apt-get install -y --no-install-recommends clang libomp-dev || exit 1
+inside make CXX=clang++ DEVICE=cpu TABLE=0 syntax || failed=1
+exit $failed
