@@ -1,7 +1,7 @@
 #!/bin/bash
-# Build and smoke-test the tracked files of this checkout in a new Debian 13 root, run the tests of several ranks there
-# (Debian 13 has OpenMPI 5, Debian 12 has OpenMPI 4), then compile its host code and tests with clang. Needs root rights,
-# and debootstrap, which is installed where it is missing. Exit status: 0 passed, 1 failed, 77 skipped (the reason is
+# Build and smoke-test the tracked files of this checkout in a new Debian 13 root, run the tests of several ranks
+# (Debian 13 has OpenMPI 5, Debian 12 has OpenMPI 4), then compile its host code with clang. Needs root rights, and
+# debootstrap, which is installed where it is missing. Exit status: 0 passed, 1 failed, 77 skipped (the reason is
 # printed).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -36,7 +36,9 @@ mkdir -p "$root/dev/shm" && mount -t tmpfs tmpfs "$root/dev/shm" || exit 1
 mkdir "$root/src"
 git ls-files -z | tar -c --null -T - | tar -x -C "$root/src" || exit 1
 
-inside() { chroot "$root" env -i -C /src PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp DEBIAN_FRONTEND=noninteractive "$@"; }
+inside() {
+    chroot "$root" env -i -C /src PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp DEBIAN_FRONTEND=noninteractive "$@"
+}
 echo "== Debian 13: make smoke"
 inside make smoke || exit 1
 

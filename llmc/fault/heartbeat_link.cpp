@@ -202,6 +202,13 @@ std::vector<int> HeartbeatLink::peers() const {
     return hosts;
 }
 
+std::vector<int> HeartbeatLink::sockets() const {
+    std::vector<int> sockets;
+    for (const auto& peer : peers_)
+        if (peer->fd >= 0) sockets.push_back(peer->fd);
+    return sockets;
+}
+
 bool HeartbeatLink::lost(int host) const {
     return std::any_of(peers_.begin(), peers_.end(), [&](const auto& p) { return p->host == host && p->lost; });
 }

@@ -33,6 +33,8 @@ public:
     // Sends as much as the connection accepts; skips new rows while older ones are still being sent.
     void send(int peer, Kind kind, const std::string& bytes);
     void receive(const Use& use);
+    // The sockets of the connected peers: readable when a message came or the peer is gone.
+    std::vector<int> sockets() const;
 
 private:
     struct Peer {

@@ -1,6 +1,8 @@
 #include "llmc/fault/watchdog.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,7 +21,7 @@
 
 namespace {
 
-constexpr double kTickS = 0.2, kRowsS = 0.5;   // between observations; between sending rows to other hosts
+constexpr double kTickS = 0.2, kRowsS = 0.5;   // at most between observations; between sending rows to other hosts
 constexpr double kPrintS = 2;                  // other ranks wait so long for the hang report to be printed
 constexpr double kAbortS = 5;                  // for the device's library to abort its collectives
 constexpr double kFollowS = 3;                 // until a rank follows another that has decided to end
@@ -107,6 +109,8 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbe
       seen_(cards_.size()) {
     last_tick_ = Clock::now();
     for (Seen& seen : seen_) seen.last_progress = seen.last_beat = last_tick_;
+    stop_event_ = ::eventfd(0, EFD_CLOEXEC);
+    if (stop_event_ < 0) throw Error(kExitDisk, strf("watchdog: cannot create an eventfd: %s", std::strerror(errno)));
     // Signals are handled by the main thread.
     sigset_t all, before;
     sigfillset(&all);
@@ -117,12 +121,9 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbe
 }
 
 Watchdog::~Watchdog() {
-    {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        stop_ = true;
-    }
-    wake_.notify_one();
+    ::eventfd_write(stop_event_, 1);
     thread_.join();
+    ::close(stop_event_);
     {
         const std::lock_guard<std::mutex> lock(error_mutex_);
         stop_polling_ = true;
@@ -152,15 +153,27 @@ bool Watchdog::local(int rank) const {
 }
 
 void Watchdog::run() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!stop_) {
+    do {
+        const std::lock_guard<std::mutex> lock(mutex_);
         tick();
-        wake_.wait_for(lock, duration_of(kTickS), [this] { return stop_; });
+    } while (wait_for_next_tick());
+    if (link_) {
+        send_rows();   // the exit codes of this host's ranks
+        receive_rows();
     }
-    if (link_) exchange_rows();   // the exit codes of this host's ranks
     if (!kept_) return;
     observe();
     write_summary(views());
+}
+
+// False if the thread shall end. The loss of another host wakes the watchdog at once: a launcher may leave the ranks
+// only a few tenths of a second to say so.
+bool Watchdog::wait_for_next_tick() {
+    std::vector<pollfd> events{{stop_event_, POLLIN, 0}};
+    if (link_)
+        for (int socket : link_->sockets()) events.push_back({socket, POLLIN, 0});
+    ::poll(events.data(), events.size(), static_cast<int>(kTickS * 1000));
+    return events[0].revents == 0;
 }
 
 // Runs in its own thread: a library that does not answer must not stop the heartbeat of this rank.
@@ -189,8 +202,9 @@ void Watchdog::tick() {
     const Clock::time_point now = Clock::now();
     if (link_ && now - last_rows_ > duration_of(kRowsS)) {
         last_rows_ = now;
-        exchange_rows();
+        send_rows();
     }
+    if (link_) receive_rows();
     observe();
     const std::vector<RankView> ranks = views();
     if (heartbeats_.header().hang_report_state.load(std::memory_order_acquire) != 0) end_run();
@@ -214,7 +228,7 @@ void Watchdog::post_own() {
 
 // ---- other hosts
 
-void Watchdog::exchange_rows() {
+void Watchdog::send_rows() {
     for (int peer : link_->peers()) {
         std::string rows;
         for (size_t r = 0; r < cards_.size(); r++) {
@@ -228,6 +242,9 @@ void Watchdog::exchange_rows() {
         }
         link_->send(peer, HeartbeatLink::kRows, rows);
     }
+}
+
+void Watchdog::receive_rows() {
     link_->receive(
         [this](int peer, HeartbeatLink::Kind kind, const std::string& bytes) { receive(peer, kind, bytes); });
 }

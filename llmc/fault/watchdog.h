@@ -61,11 +61,13 @@ private:
     };
 
     void run();
+    bool wait_for_next_tick();
     void poll_errors();
     void tick();
     void post_own();
     std::string confirmed_error();
-    void exchange_rows();
+    void send_rows();
+    void receive_rows();
     void receive(int peer, HeartbeatLink::Kind kind, const std::string& bytes);
     void observe();
     std::vector<RankView> views() const;
@@ -101,8 +103,7 @@ private:
     std::thread error_poller_;
 
     std::mutex mutex_;
-    std::condition_variable wake_;
-    bool stop_ = false;
+    int stop_event_ = -1;   // an eventfd, readable once the thread shall end
     std::thread thread_;
 };
 

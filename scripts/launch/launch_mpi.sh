@@ -22,11 +22,15 @@ fi
 command -v "$mpirun" >/dev/null || { echo "launch_mpi.sh: no $mpirun found: install OpenMPI" >&2; exit 2; }
 
 # The heartbeats of the ranks are in shared memory that outlives them (llmc/fault/heartbeat.h). The lock says that it is
-# still in use: mpirun inherits the descriptor that holds it.
-table=$(mktemp /dev/shm/llmfp8-launch-XXXXXXXX) || exit 7
+# still in use: mpirun inherits the descriptor that holds it. The file gets the name by which other launchers find it
+# once it is locked.
+table=$(mktemp /dev/shm/llmfp8-new-XXXXXXXX) || exit 7
 exec {table_lock}<>"$table"
+! command -v flock >/dev/null || flock -s "$table_lock"
+named=${table/-new-/-launch-}
+mv "$table" "$named" || exit 7
+table=$named
 if command -v flock >/dev/null; then
-    flock -s "$table_lock"
     for left in /dev/shm/llmfp8-launch-*; do   # of launchers that were killed
         # flock would create a file that another launcher has just removed.
         ( exec {left_lock}<"$left" && flock -n -x "$left_lock" && rm -f "$left" ) 2>/dev/null

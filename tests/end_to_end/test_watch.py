@@ -191,6 +191,16 @@ class WatchTest(TrainTest):
                 errors = self.run_all(self.two_hosts(*FOREVER, "--inject", fault), expect=6)
                 self.assertRegex(errors, text)
 
+    def test_launchers_that_start_at_once_keep_their_files(self):
+        mpirun = self.path("mpirun")
+        with open(mpirun, "w") as script:
+            script.write("#!/bin/bash\nsleep 0.5\ntest -e /dev/shm/$LLMFP8_HEARTBEATS && exit 42\n")
+        os.chmod(mpirun, 0o755)
+        many = [subprocess.Popen([*WRAPPER, "-np", "1", "true"], env=dict(ENVIRONMENT, MPIRUN=mpirun),
+                                 stderr=subprocess.PIPE, text=True) for _ in range(50)]
+        ends = [(process.communicate(timeout=60)[1], process.returncode) for process in many]
+        self.assertEqual(ends, [("", 42)] * 50)
+
     # ---- it is told to stop
 
     def last_step(self):
