@@ -4,6 +4,7 @@
 #include <cuda_profiler_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 
@@ -73,7 +74,8 @@ DeviceInfo device_info(int index) {
     info.toolkit = version_text(CUDART_VERSION);
     info.matmul_library = matmul_library_text();
     info.sm90a_code = kSm90aCode;
-    info.cublaslt_version = static_cast<int64_t>(cublasLtGetVersion());
+    // The build can only use what its headers knew.
+    info.cublaslt_version = std::min(static_cast<int64_t>(cublasLtGetVersion()), int64_t{CUBLAS_VERSION});
     if (index < 0) return info;
     const int count = device_count();
     REQUIRE(index < count, "CUDA device %d requested, but %d can be used", index, count);

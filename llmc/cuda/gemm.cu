@@ -105,18 +105,23 @@ void set_epilogue(GemmProblem& problem, const GemmArgs& args) {
     }
 }
 
-cublasLtMatmulMatrixScale_t mode_of(Granularity granularity) {
-    switch (granularity) {
-        case Granularity::kTensor: return CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
-        case Granularity::kBlock1x128: return CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
-        case Granularity::kBlock128x128: return CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-    }
-    FAIL(kExitBug, "granularity %d", static_cast<int>(granularity));
+// One scale for the tensor is the library's default: headers before 12.8 do not know the attribute, and those before
+// 12.9 not the blocks, whose recipe device.cu then reports as unsupported.
+void set_scale_mode(GemmProblem& problem, bool of_library_A, Granularity granularity) {
+    if (granularity == Granularity::kTensor) return;
+#if CUBLAS_VERSION >= 120900
+    set(problem, of_library_A ? CUBLASLT_MATMUL_DESC_A_SCALE_MODE : CUBLASLT_MATMUL_DESC_B_SCALE_MODE,
+        granularity == Granularity::kBlock1x128 ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                                                : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F);
+#else
+    (void)problem, (void)of_library_A;
+    FAIL(kExitBug, "this build has the headers of cuBLASLt %d, without block scales", CUBLAS_VERSION);
+#endif
 }
 
 void set_scales(GemmProblem& problem, const GemmArgs& args) {
-    set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode_of(args.B_granularity));   // its A is our B
-    set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode_of(args.A_granularity));
+    set_scale_mode(problem, true, args.B_granularity);   // its A is our B
+    set_scale_mode(problem, false, args.A_granularity);
     set(problem, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(args.B_scale_inv.data));
     set(problem, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(args.A_scale_inv.data));
     set(problem, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<int8_t>(args.fast_accumulation));
