@@ -20,12 +20,12 @@ MODEL = "Llama-3-8B"
 SERIES = [("llm.fp8", "dev/results/2026-11-22-h200-tables/8b.csv")]
 # Rows of the picture: configuration in the tables, label.
 ROWS = [("bf16", "BF16"), ("delayed", "FP8 delayed"), ("tensorwise", "FP8 tensorwise"),
-        ("tensorwise-1F1L", "FP8 tensorwise, first and last block BF16"), ("blockwise", "FP8 blockwise")]
-# Text and bars in a light and in a dark viewer; the picture has a background of its own, so that it never depends on the
-# page around it.
+        ("tensorwise-1F1L", "FP8 tensorwise, first/last block BF16"), ("blockwise", "FP8 blockwise")]
+# Text and bars in a light and in a dark viewer. The picture has a background of its own, so that it does not depend on
+# the page around it.
 COLORS = {"light": {"back": "#ffffff", "text": "#1f2328", "bars": ["#1a7f6b", "#8a6d9b", "#a8702a"]},
           "dark": {"back": "#0d1117", "text": "#e6edf3", "bars": ["#2fa58c", "#a98bbb", "#cc9549"]}}
-WIDTH, LABELS, VALUES, BAR, GAP = 780, 325, 165, 20, 14
+WIDTH, LABELS, VALUES, BAR, GAP = 780, 330, 170, 20, 14
 
 
 class FigureError(Exception):
@@ -45,15 +45,15 @@ def read_series(series=None, root=ROOT):
             here = (row["gpu"], gpus, tokens)
             setting = setting or here
             if here != setting:
-                raise FigureError(f"{path}: {row['configuration']}: measured on {gpus} {row['gpu']} with {tokens} tokens "
-                                  f"per step, the others on {setting[1]} {setting[0]} with {setting[2]}")
+                raise FigureError(f"{path}: {row['configuration']}: measured on {gpus} {row['gpu']} with {tokens} "
+                                  f"tokens per step, the others on {setting[1]} {setting[0]} with {setting[2]}")
             times[row["configuration"]] = seconds
         found.append((trainer, times))
     return found, setting
 
 
 def bars_of(found):
-    """[(label, [(trainer's number, seconds, speedup over the first trainer's BF16)])] for every row that was measured."""
+    """[(label, [(trainer's number, seconds, speedup over the first trainer's BF16)])] of the measured rows."""
     bf16 = found[0][1]["bf16"]
     rows = [(label, [(number, times[name], bf16 / times[name]) for number, (_, times) in enumerate(found)
                      if name in times]) for name, label in ROWS]
