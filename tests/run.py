@@ -5,8 +5,8 @@
 
 NAME is a part of a test's name (tests.python.test_lint.LintRules.test_links); without one all of tests/*/test_*.py run.
 Each test is a process of its own, long ones first; a class with a setUpClass runs as one. Classes with `measures_time`
-keep their priority, all others are nice to them. What a failed test printed is shown whole. The last lines are those of
-unittest. Standard library only.
+keep their priority, all others are nice to them. What a failed test printed is shown whole, and a line says why a test
+was skipped. The last lines are those of unittest. Standard library only.
 """
 import argparse
 import glob
@@ -81,7 +81,7 @@ class Process:
                      "failures": [(str(test), text) for test, text in result.failures]
                      + [(str(test), "unexpected success\n") for test in result.unexpectedSuccesses],
                      "errors": [(str(test), text) for test, text in result.errors],
-                     "skipped": [(str(test), why) for test, why in result.skipped]})
+                     "skipped": [(test.id(), why) for test, why in result.skipped]})
         sys.stdout.flush()
         os._exit(0)
 
@@ -157,6 +157,8 @@ def main():
     counts = {kind: sum(len(report[kind]) for report in reports) for kind in ("failures", "errors", "skipped")}
     for report in sorted(reports, key=lambda report: -report["seconds"])[:options.times]:
         print(f"{report['seconds']:6.1f} s {report['name']}")
+    for name, why in sorted(pair for report in reports for pair in report["skipped"]):
+        print(f"skipped {name}: {why}")
     failed = counts["failures"] or counts["errors"]
     said = ", ".join(f"{kind}={count}" for kind, count in counts.items() if count)
     print("-" * 70 + f"\nRan {sum(report['run'] for report in reports)} tests in {time.monotonic() - begin:.3f}s\n")

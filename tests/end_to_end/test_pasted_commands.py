@@ -152,7 +152,7 @@ class Documents(unittest.TestCase):
         with open(os.path.join(ROOT, "Makefile")) as file:
             lint = re.search(r"(?m)^lint:.*\n\t.*?(dev/ci/lint\.py)", file.read())
         for command in [command for command, reason in NOT_RUN.items() if reason == CI]:
-            words = {"make smoke": "make -C /src smoke", "make lint": lint[1] if lint else None}.get(command, command)
+            words = {"make smoke": "inside make smoke", "make lint": lint[1] if lint else None}.get(command, command)
             self.assertIn(words, ci)
 
 
