@@ -84,6 +84,7 @@ class Walkthrough(unittest.TestCase):
         self.assertEqual(commands[0], "make train_llama")   # what is tested was built by it
         printed = [line for command in commands[1:] for line in self.run_it(command)]
         self.assertIsNone(missing(shown(text), printed), "README.md shows it; printed was\n" + "\n".join(printed))
+        self.assertTrue(any(line.startswith("ROMEO:") for line in printed))
         losses = [float(x) for x in re.findall(r"eval step \d+ \| loss ([\d.]+)", "\n".join(printed))]
         self.assertLess(losses[-1], 0.6 * losses[0], "it does not learn")
 
