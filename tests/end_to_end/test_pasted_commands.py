@@ -32,7 +32,7 @@ NOT_RUN = {
     "./train_llama generate --load runs/mine --prompt-bytes 'ROMEO:' --sample-tokens 120": WALK,
     "data/prepare_tinyshakespeare.py --tokenizer bytes --out shards/mine": NETWORK,
     "data/prepare_text.py --tokenizer gpt2 --out shards/gpt2 text/": NETWORK,
-    "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI,
+    "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI, "make test-ranks": CI,
     "make test-full": "takes hours", "make test-gpu": GPU, "make bench": GPU, "make DEVICE=cuda": GPU,
     "make DEVICE=cuda benches && build/cuda/bench_attention": GPU,
     "docker build -t llm.fp8 . && docker run --rm --gpus all llm.fp8 && docker run --rm --gpus all llm.fp8 make test":
