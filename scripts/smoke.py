@@ -35,7 +35,7 @@ def repository_text():
     if git.returncode == 0 and git.stdout:
         names = git.stdout.split("\n")
     else:
-        names = [str(p.relative_to(ROOT)) for folder in ("llmc", "tests", "data", "dev", "scripts")
+        names = [str(p.relative_to(ROOT)) for folder in ("llmc", "tests", "data", "dev", "docs", "scripts")
                  for p in (ROOT / folder).rglob("*")] + ["README.md"]
     return sorted(n for n in names if n.endswith(TEXT_ENDINGS) and (ROOT / n).is_file())
 

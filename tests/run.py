@@ -5,8 +5,8 @@
 
 NAME is a part of a test's name (tests.python.test_lint.LintRules.test_links); without one all of tests/*/test_*.py run.
 Each test is a process of its own, long ones first; a class with a setUpClass runs as one. Classes with `measures_time`
-keep their priority, all others are nice to them. What a failed test printed is shown whole. The last lines are those of
-unittest. Standard library only.
+keep their priority, all others are nice to them. What a failed test printed is shown whole, and a line says why a test
+was skipped. The last lines are those of unittest. Standard library only.
 """
 import argparse
 import glob
@@ -26,7 +26,7 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "OMPI_MCA_mpi_yield_when_idle": "1"
 # Those that take longest, so that none of them begins last; --times names candidates.
 LONG = ("test_saved_on_two_and_resumed_on_others", "test_every_collective_gives_what_it_must", "test_watch.WatchTest",
         "test_a_rank_killed_while_it_saves", "test_other_configurations_get_no_ratio", "test_pasted_commands",
-        "test_troubleshooting", "test_resume_at_every_step",
+        "test_walkthrough", "test_troubleshooting", "test_resume_at_every_step",
         "test_doctor", "test_a_library_that_does_not_serve", "test_bits_depend_on_ranks",
         "test_long_runs_in_slices", "test_golden_losses", "test_ranks", "test_comm", "test_train", "test_compare",
         "test_import_config")
@@ -81,7 +81,7 @@ class Process:
                      "failures": [(str(test), text) for test, text in result.failures]
                      + [(str(test), "unexpected success\n") for test in result.unexpectedSuccesses],
                      "errors": [(str(test), text) for test, text in result.errors],
-                     "skipped": [(str(test), why) for test, why in result.skipped]})
+                     "skipped": [(test.id(), why) for test, why in result.skipped]})
         sys.stdout.flush()
         os._exit(0)
 
@@ -157,6 +157,8 @@ def main():
     counts = {kind: sum(len(report[kind]) for report in reports) for kind in ("failures", "errors", "skipped")}
     for report in sorted(reports, key=lambda report: -report["seconds"])[:options.times]:
         print(f"{report['seconds']:6.1f} s {report['name']}")
+    for name, why in sorted(pair for report in reports for pair in report["skipped"]):
+        print(f"skipped {name}: {why}")
     failed = counts["failures"] or counts["errors"]
     said = ", ".join(f"{kind}={count}" for kind, count in counts.items() if count)
     print("-" * 70 + f"\nRan {sum(report['run'] for report in reports)} tests in {time.monotonic() - begin:.3f}s\n")

@@ -246,14 +246,25 @@ def python_package(path, text):
     return out
 
 
+def anchors(text):
+    """What #name can be in links to a Markdown text: its headings, as GitHub names them."""
+    headings = re.findall(r"(?m)^#+ +(.*?) *$", re.sub(r"(?ms)^ *```.*?^ *```$", "", text))
+    return {re.sub(r"[^\w -]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", h)).lower().replace(" ", "-") for h in headings}
+
+
 def links(path, text):
-    """links: relative links of Markdown files lead somewhere"""
+    """links: relative links of Markdown files lead to a file, and to one of its headings"""
     if not path.endswith(".md"):
         return []
     out = []
-    for m in re.finditer(r"\]\((?!\w+:|#)([^)#\s]+)[^)]*\)", text):
-        if not (ROOT / path).parent.joinpath(m.group(1)).exists():
-            out.append((line_of(text, m.start()), f"link to {m.group(1)}, which does not exist"))
+    for m in re.finditer(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?[^)]*\)", text):
+        name, anchor = m.groups()
+        target = (ROOT / path).parent.joinpath(name)
+        if name and not target.exists():
+            out.append((line_of(text, m.start()), f"link to {name}, which does not exist"))
+        elif anchor and (not name or name.endswith(".md")) \
+                and anchor not in anchors(target.read_text(encoding="utf-8") if name else text):
+            out.append((line_of(text, m.start()), f"link to #{anchor}, which is no heading there"))
     return out
 
 

@@ -269,5 +269,6 @@ def report(plan, writers):
         print(line)
     for split, writer in writers.items():
         counted = f", {writer.total_counted} count as targets" if plan.masked else ""
+        shards = "1 shard" if writer.shards == 1 else f"{writer.shards} shards"
         print(f"{split}: {writer.total_tokens} tokens in {writer.total_documents} documents{counted}, "
-              f"{writer.shards} shards: {plan.folder}/{split}_*.bin (vocabulary {plan.meta['vocab_size']})")
+              f"{shards}: {plan.folder}/{split}_*.bin (vocabulary {plan.meta['vocab_size']})")

@@ -1,5 +1,6 @@
-"""Every command that README.md, scripts/README.md and data/README.md show is run as it stands, in a folder like a
-user's after `make`, or a table here says why it cannot be. A command that is in no table fails the test."""
+"""Every command that README.md, scripts/README.md, data/README.md and docs/ show is run as it stands, in a folder like
+a user's after `make`, or a table here says why it cannot be. A command that is in no table fails the test."""
+import glob
 import importlib.util
 import json
 import os
@@ -12,7 +13,8 @@ import unittest
 from tests.support.ranks import HAVE_RANKS
 from tests.support.train import BUILD, GPT2, LLAMA, ROOT
 
-DOCUMENTS = ("README.md", "scripts/README.md", "data/README.md")
+DOCUMENTS = ("README.md", "scripts/README.md", "data/README.md",
+             *(os.path.relpath(path, ROOT) for path in sorted(glob.glob(os.path.join(ROOT, "docs", "*.md")))))
 BLOCK = re.compile(r"(?ms)^ *```(\w*)\n(.*?)^ *```$")
 # Inline code and lines of blocks that are not marked as sh are commands if they begin like this and go on.
 COMMAND = re.compile(r"(?:\./train_|scripts/|data/)\S*\s\S|(?:make|docker|sbatch|apt-get|pip|python3|\.) \S")
@@ -21,8 +23,16 @@ TINY = ("--model llama-tiny --vocab-size 257 --seq-length 128 --max-position-emb
 
 # Why a command is not run.
 CI, GPU, NETWORK = "run by .ci/run", "needs a GPU", "needs a network"
+WALK = "run by tests/end_to_end/test_walkthrough.py"
 NOT_RUN = {
-    "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI,
+    "data/prepare_text.py --tokenizer bytes --valid-fraction 0.1 --out shards/mine text/": WALK,
+    "./train_llama --model llama-tiny --fp8-recipe delayed --train-data 'shards/mine/train*.bin' "
+    "--valid-data 'shards/mine/valid*.bin' --micro-batch-size 4 --train-iters 600 --lr 4e-3 --eval-interval 300 "
+    "--log-interval 100 --save runs/mine": WALK,
+    "./train_llama generate --load runs/mine --prompt-bytes 'ROMEO:' --sample-tokens 120": WALK,
+    "data/prepare_tinyshakespeare.py --tokenizer bytes --out shards/mine": NETWORK,
+    "data/prepare_text.py --tokenizer gpt2 --out shards/gpt2 text/": NETWORK,
+    "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI, "make test-ranks": CI,
     "make test-full": "takes hours", "make test-gpu": GPU, "make bench": GPU, "make DEVICE=cuda": GPU,
     "make DEVICE=cuda benches && build/cuda/bench_attention": GPU,
     "docker build -t llm.fp8 . && docker run --rm --gpus all llm.fp8 && docker run --rm --gpus all llm.fp8 make test":
@@ -32,7 +42,6 @@ NOT_RUN = {
     "sbatch --nodes 2 scripts/launch/train.sbatch ./train_llama ...": "needs Slurm",
     "./train_llama bench": "takes minutes on a CPU; tests/end_to_end/test_bench_command.py",
     "scripts/recipes/ROW.sh --dry-run": "ROW stands for a script; tests/python/test_rows.py",
-    "scripts/import_config FILE ... --out run.json": "FILE stands for a file",
     "python3 -m venv .venv && . .venv/bin/activate && python3 -m pip install -r requirements.txt": NETWORK,
     ". .venv/bin/activate && python3 -m pip install 'lm_eval[hf]' torch": NETWORK,
     "lm_eval --model hf --model_args pretrained=out/step-00001000,dtype=bfloat16 --tasks hellaswag --batch_size 16":
@@ -49,9 +58,10 @@ NOT_RUN = {
 # What is run as it stands, and what is special about it. before: a line that makes room for it; dots: what stands for
 # "..."; more: options that leave out what needs a GPU; codes: other exit codes that are right; needs: Python packages.
 RUN = {
-    "make train_llama": {"more": "-n"}, "make train_gpt2 train_llama": {"more": "-n"},
+    "make": {"more": "-n"}, "make train_llama": {"more": "-n"}, "make train_gpt2 train_llama": {"more": "-n"},
     "make DEVICE=cpu": {"more": "-n"}, "make help": {},
-    "./train_gpt2 --help": {}, "./train_llama plan": {}, "./train_gpt2 plan --model gpt2-124M": {},
+    "./train_gpt2 --help": {}, "./train_gpt2 --help-all": {}, "./train_llama plan": {},
+    "./train_gpt2 plan --model gpt2-124M": {},
     "./train_llama doctor --save out": {},
     "scripts/launch/launch_mpi.sh -np 8 ./train_llama doctor --save out": {"ranks": True},
     "scripts/launch/launch_mpi.sh -np 4 ./train_llama ...": {"ranks": True, "dots": f"{TINY} --synthetic-data"},
@@ -67,7 +77,9 @@ RUN = {
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --dry-run": {},
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --synthetic-data --train-iters 20": {"more": "--dry-run"},
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --save out --resume auto": {"more": "--dry-run"},
+    "./train_gpt2 --model gpt2-124M --train-data 'shards/gpt2/train*.bin' --train-iters 1000": {"more": "--dry-run"},
     "scripts/plot out/log.jsonl": {"needs": "matplotlib"},
+    "scripts/plot runs/mine": {"needs": "matplotlib", "before": "mkdir runs/mine && cp out/log.jsonl runs/mine"},
     "scripts/plot bf16=a.jsonl fp8=b.jsonl --x tokens --out both.png": {"needs": "matplotlib"},
     "scripts/plot runs/small": {"needs": "matplotlib"},
     "scripts/plot out/log.jsonl --follow": {"needs": "matplotlib"},
@@ -140,7 +152,7 @@ class Documents(unittest.TestCase):
         with open(os.path.join(ROOT, "Makefile")) as file:
             lint = re.search(r"(?m)^lint:.*\n\t.*?(dev/ci/lint\.py)", file.read())
         for command in [command for command, reason in NOT_RUN.items() if reason == CI]:
-            words = {"make smoke": "make -C /src smoke", "make lint": lint[1] if lint else None}.get(command, command)
+            words = {"make smoke": "inside make smoke", "make lint": lint[1] if lint else None}.get(command, command)
             self.assertIn(words, ci)
 
 

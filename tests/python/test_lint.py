@@ -73,8 +73,10 @@ CASES = {
                        [("data/a.py", f"import sys\n{lint.FIND_PACKAGE}\nfrom llmfp8.support import x\n"),
                         ("scripts/llmfp8/a.py", "from .support import x\n"), ("scripts/a", "import llmfp8\n"),
                         ("tests/__init__.py", "sys.path[:0] = []\n"), ("data/a.py", "import sys\nprint(sys.path)\n")]),
-    "links": ([("README.md", "[x](no/such/file.md)\n")],
-              [("README.md", "[x](Makefile) [y](https://example.org/z) [z](#part) [s](dev/ci/lint.py#L3)\n")]),
+    "links": ([("README.md", "[x](no/such/file.md)\n"), ("README.md", "[x](#part)\n```\n# part\n```\n"),
+               ("README.md", "[x](TROUBLESHOOTING.md#no-such-heading)\n"), ("docs/a.md", "[x](README.md)\n")],
+              [("README.md", "[x](Makefile) [y](https://example.org/z) [s](dev/ci/lint.py#L3)\n"),
+               ("docs/a.md", "# A part, or `two`\n[x](#a-part-or-two) [y](../TROUBLESHOOTING.md#data)\n")]),
 }
 
 

@@ -1,0 +1,102 @@
+"""The README's walkthrough, "Your own text in ten minutes", typed as it stands in a folder with text of one's own, and
+the outputs that the README shows, compared with what is printed. Numbers may differ, words may not."""
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+from tests.end_to_end.test_pasted_commands import BLOCK, pasted
+from tests.support.train import BUILD, GPT2, LLAMA, ROOT
+
+NUMBER = re.compile(r"\b[0-9a-f]{12}(?:-dirty)?\b|\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?k?")
+
+
+def section(title):
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        return re.search(rf"(?ms)^## {re.escape(title)}\n(.*?)(?=^## )", file.read())[1]
+
+
+def shown(text):
+    """The lines of the outputs of a section, without the dots for what was left out."""
+    lines = [line for kind, body in BLOCK.findall(text) if kind == "text" for line in body.splitlines()]
+    return [line for line in lines if line != "..."]
+
+
+def words(line):
+    """A line with 0 for each of its numbers, whose width says nothing."""
+    return " ".join(NUMBER.sub("0", line).split())
+
+
+def missing(expected, printed):
+    """The first line of `expected` that `printed` does not have, in this order, or None."""
+    lines = iter(words(line) for line in printed)
+    return next((line for line in expected if words(line) not in lines), None)
+
+
+class Lines(unittest.TestCase):
+    def test_what_differs(self):
+        printed = ["train: 12 tokens in 1 shard", "step 1/600 | loss 5.5 | lr 6.7e-04 | 10.1k tok/s |  0.0 GiB",
+                   "device      CPU; commit 0123456789ab-dirty", "stop"]
+        expected = ["train: 1,049,839 tokens in 1 shard", "step 100/600 | loss 2 | lr 3e-3 | 1.82k tok/s |  0.0 GiB",
+                    "device      CPU; commit ace2a6d642d7", "stop"]
+        self.assertIsNone(missing(expected, printed))
+        self.assertEqual(missing(["stop", "stop"], printed), "stop")
+        self.assertEqual(missing(["stop", expected[0]], printed), expected[0])
+        self.assertEqual(missing(["train: 1 tokens in 2 shards"], printed), "train: 1 tokens in 2 shards")
+
+    def test_the_sections_have_commands_and_outputs(self):
+        for title, commands, lines in (("Your own text in ten minutes", 4, 10), ("Your first 8-GPU run", 5, 5)):
+            self.assertGreaterEqual(len(pasted(section(title))), commands)
+            self.assertGreaterEqual(len(shown(section(title))), lines)
+
+
+@unittest.skipUnless(os.access(LLAMA, os.X_OK) and not os.path.basename(BUILD).startswith("cuda"),
+                     "needs the executables of the CPU")
+class Walkthrough(unittest.TestCase):
+    def setUp(self):
+        self.home = tempfile.mkdtemp(prefix="llmc-walkthrough-")
+        self.addCleanup(shutil.rmtree, self.home, ignore_errors=True)
+        for name in ("Makefile", "scripts", "data", "llmc", "dev", "tests"):
+            os.symlink(os.path.join(ROOT, name), os.path.join(self.home, name))
+        for executable in (GPT2, LLAMA):
+            os.symlink(executable, os.path.join(self.home, os.path.basename(executable)))
+        os.makedirs(os.path.join(self.home, "text"))
+        for folder in ("train", "model"):
+            source = os.path.join(ROOT, "llmc", folder)
+            for name in sorted(os.listdir(source)):
+                shutil.copy(os.path.join(source, name), os.path.join(self.home, "text", name + ".txt"))
+
+    def run_it(self, command):
+        environment = {**os.environ, "LLMC_BUILD": BUILD, "OMP_NUM_THREADS": "1"}
+        for name in ("DATA", "RANKS", "MODEL", "TOKENIZER", "MAKEFLAGS", "MAKELEVEL"):
+            environment.pop(name, None)
+        done = subprocess.run(["bash", "-c", command], cwd=self.home, env=environment, capture_output=True,
+                              text=True, errors="replace", timeout=600)
+        self.assertEqual(done.returncode, 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done.stdout.splitlines()
+
+    def test_your_own_text(self):
+        text = section("Your own text in ten minutes")
+        block = next(body for kind, body in BLOCK.findall(text) if kind == "sh")
+        commands = pasted(f"```sh\n{block}```\n")
+        self.assertEqual(commands[0], "make train_llama")   # what is tested was built by it
+        printed = [line for command in commands[1:] for line in self.run_it(command)]
+        self.assertIsNone(missing(shown(text), printed), "README.md shows it; printed was\n" + "\n".join(printed))
+        self.assertTrue(any(line.startswith("ROMEO:") for line in printed))
+        losses = [float(x) for x in re.findall(r"eval step \d+ \| loss ([\d.]+)", "\n".join(printed))]
+        self.assertLess(losses[-1], 0.6 * losses[0], "it does not learn")
+
+    def test_the_plan_of_8_gpus(self):
+        text = section("Your first 8-GPU run")
+        command, = [c for c in pasted(text) if c.endswith("--dry-run")]
+        printed = self.run_it(command)
+        # No number of a plan depends on the machine.
+        lines = iter(printed)
+        for line in shown(text):
+            self.assertIn(line, lines, "\n".join(printed))
+
+
+if __name__ == "__main__":
+    unittest.main()

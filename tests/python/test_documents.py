@@ -1,0 +1,102 @@
+"""What the documents name exists: options, files of the repository, and every document of docs/ in the README."""
+import glob
+import json
+import re
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = ["README.md", "scripts/README.md", "data/README.md",
+             *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+# Of programs that are not ours: docker, pip, apt-get, lm_eval, sbatch, tensorboard, git.
+FOREIGN = {"rm", "gpus", "no-install-recommends", "model", "model-args", "tasks", "batch-size", "nodes", "logdir"}
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def options_of_the_trainer():
+    own = set(re.findall(r"(?m)^--([\w-]+)", read("tests/golden/cli_options.txt")))
+    # Those that are no option of a run, those of subcommands, and Megatron-LM's names that are taken as well.
+    parsed = "".join(path.read_text() for folder in ("config", "commands") for path in
+                     (ROOT / "llmc" / folder).glob("*.cpp"))
+    return own | set(re.findall(r'"--([a-z][a-z0-9-]+)', parsed)) \
+        | set(re.findall(r'(?m)^ +\{"([a-z0-9-]+)"', read("llmc/config/config_names.cpp")))
+
+
+def options_of_scripts():
+    files = [*(ROOT / "scripts").rglob("*"), *(ROOT / "data").glob("*.py"), *(ROOT / "dev").rglob("*.py")]
+    text = "".join(path.read_text(encoding="utf-8") for path in files
+                   if path.is_file() and path.suffix in (".py", ".sh", ".sbatch", ""))
+    return set(re.findall(r'["\s]--([a-z][\w-]+)', text))
+
+
+def options_of_other_trainers():
+    found = set()
+    for path in (ROOT / "llmc/config/foreign").glob("*.inl"):
+        rows = json.loads(re.search(r'(?s)R"json\((.*)\)json"', path.read_text())[1])
+        for row in rows:
+            keys = row["keys"] if isinstance(row["keys"], str) else "".join(row["keys"])
+            found.update(key.lstrip("-") for key in keys.split())
+    return found
+
+
+def unknown_options(text, known):
+    names = re.findall(r"(?<![\w-])--([a-z][\w.*-]*[\w*])", text)
+    return sorted({name for name in names if not name.endswith("*") and name.replace("_", "-") not in known})
+
+
+def missing_files(text):
+    """Files in backticks that do not exist; a capital word or * stands for any."""
+    named = re.findall(r"`((?:llmc|scripts|data|dev|tests|docs)/[\w./*-]+)`", text)
+    return sorted({name for name in named if name != "dev/data/hellaswag.py"   # llm.c's
+                   and not glob.glob(str(ROOT / re.sub(r"\b[A-Z]{3,}\b", "*", name).rstrip("/")))})
+
+
+class Documents(unittest.TestCase):
+    def setUp(self):
+        self.known = (options_of_the_trainer() | options_of_scripts() | FOREIGN
+                      | {name.replace("_", "-") for name in options_of_other_trainers()})
+
+    def test_options_exist(self):
+        self.assertGreater(len(self.known), 300)
+        for name in DOCUMENTS:
+            with self.subTest(name):
+                self.assertEqual(unknown_options(read(name), self.known), [])
+
+    def test_files_exist(self):
+        for name in DOCUMENTS:
+            with self.subTest(name):
+                # A table there names files as they were called before.
+                self.assertEqual(missing_files(read(name).split("\n## What moved")[0]), [])
+
+    def test_what_is_not_there_is_found(self):
+        text = "`--seq-lenght 3`, `--micro-batch-size` a--b, `docs/none.md`, `llmc/train/NAME.h`, `scripts/recipes/`"
+        self.assertEqual(unknown_options(text, self.known), ["seq-lenght"])
+        self.assertEqual(missing_files(text), ["docs/none.md"])
+
+    def test_the_readme_links_every_document(self):
+        readme = read("README.md")
+        for name in [*DOCUMENTS[1:], "TROUBLESHOOTING.md", "dev/LOG.md", "LICENSE"]:
+            self.assertTrue(f"]({name})" in readme, f"README.md has no link to {name}")
+
+    def test_the_readme_is_short(self):
+        lines = read("README.md").split("\n")
+        self.assertLessEqual(len(lines), 250)
+        wide = [line for line in lines if len(line) > 120 and not line.startswith(("|", "!["))]
+        self.assertEqual(wide, [])
+
+    def test_numbers_link_to_dated_results(self):
+        """Each line of the README's table of measurements, and each number of docs/measured.md, has its source."""
+        table = re.search(r"(?ms)^## Measured\n(.*?)^## ", read("README.md"))[1]
+        rows = [line for line in table.splitlines() if line.startswith("| [")]
+        self.assertGreater(len(rows), 5)
+        for row in rows:
+            self.assertRegex(row, r"^\| \[[^]]+\]\(dev/results/\d{4}-\d\d-\d\d-[\w./-]+\) \|")
+        for part in re.split(r"(?m)^## ", read("docs/measured.md"))[1:]:
+            self.assertRegex(part, r"\]\(\.\./dev/results/\d{4}-\d\d-\d\d-")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,119 @@
+"""dev/figures: the committed picture is that of the measured tables, readable in light and dark mode, and refuses rows
+that were measured otherwise."""
+import importlib.util
+import io
+import re
+import tempfile
+import unittest
+import unittest.mock
+import xml.etree.ElementTree as ElementTree
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("step_times", ROOT / "dev" / "figures" / "step_times.py")
+step_times = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(step_times)
+SVG = "{http://www.w3.org/2000/svg}"
+HEADER = "configuration,gpu,gpus,s_per_it_median,tokens_per_s_per_gpu\n"
+
+
+def luminance(color):
+    parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    return sum(weight * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4)
+               for weight, c in zip((0.2126, 0.7152, 0.0722), parts))
+
+
+def contrast(one, other):
+    """As WCAG 2 defines it: 4.5 is enough for text, 3 for shapes."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+class StepTimes(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def table(self, name, *rows):
+        (self.folder / name).write_text(HEADER + "".join(row + "\n" for row in rows))
+        return name
+
+    def test_the_committed_picture_is_that_of_the_tables(self):
+        self.assertEqual((ROOT / step_times.PICTURE).read_text(encoding="utf-8"),
+                         step_times.draw(*step_times.read_series()), "run dev/figures/step_times.py")
+        self.assertEqual(step_times.main(["--check"]), 0)
+
+    def test_the_readme_shows_it_with_its_words(self):
+        words = step_times.alt_text(*step_times.read_series())
+        image = f"![{words}]({step_times.PICTURE})"
+        self.assertTrue(image in (ROOT / "README.md").read_text(encoding="utf-8"), f"README.md does not have {image}")
+
+    def test_another_picture_is_found(self):
+        (self.folder / "docs").mkdir()
+        (self.folder / step_times.PICTURE).write_text("<svg/>")
+        csv = self.table("a.csv", "bf16,G,1,2.0,500", "delayed,G,1,1.0,1000")
+        with unittest.mock.patch.multiple(step_times, ROOT=self.folder, SERIES=[("ours", csv)]), \
+                unittest.mock.patch.object(step_times.read_series, "__defaults__", (None, self.folder)):
+            with redirect_stderr(io.StringIO()) as said:
+                self.assertEqual(step_times.main(["--check"]), 1)
+            self.assertIn("run dev/figures/step_times.py", said.getvalue())
+            with redirect_stdout(io.StringIO()) as said:
+                self.assertEqual(step_times.main([]), 0)
+            self.assertIn("delayed 1.00, 2.00 x as fast", said.getvalue())
+            self.assertEqual(step_times.main(["--check"]), 0)
+            self.table("a.csv", "bf16,G,1,2.5,400", "delayed,G,1,1.0,1000")
+            with redirect_stderr(io.StringIO()):
+                self.assertEqual(step_times.main(["--check"]), 1)
+
+    def test_bars_have_the_lengths_of_their_times(self):
+        ours = self.table("a.csv", "bf16,G,1,2.0,500", "delayed,G,1,1.0,1000", "blockwise,G,1,1.6,625")
+        peer = self.table("b.csv", "bf16,G,1,4.0,250", "delayed,G,1,3.2,312.5")
+        found, setting = step_times.read_series([("ours", ours), ("peer", peer)], self.folder)
+        root = ElementTree.fromstring(step_times.draw(found, setting))
+        bars = [(float(r.get("width")), r.get("class")) for r in root.iter(SVG + "rect")
+                if r.get("height") == str(step_times.BAR - 2)]
+        longest = max(width for width, _ in bars)
+        # A peer that did not run blockwise has no bar there.
+        self.assertEqual([(round(width / longest, 3), name) for width, name in bars],
+                         [(0.5, "b0"), (1, "b1"), (0.25, "b0"), (0.8, "b1"), (0.4, "b0")])
+        texts = [t.text for t in root.iter(SVG + "text")]
+        self.assertTrue({"ours", "peer", "FP8 delayed", "3.200 s, 0.62 x as fast"} <= set(texts), texts)
+        self.assertIn("peer FP8 delayed 3.20, 0.62 x as fast", step_times.alt_text(found, setting))
+
+    def test_what_was_measured_otherwise_is_refused(self):
+        ours = self.table("a.csv", "bf16,G,1,2.0,500")
+        for row in ("bf16,H,1,2.0,500", "bf16,G,2,2.0,250", "bf16,G,1,2.0,600"):
+            peer = self.table("b.csv", row)
+            with self.assertRaisesRegex(step_times.FigureError, "^b.csv: bf16: measured on "):
+                step_times.read_series([("ours", ours), ("peer", peer)], self.folder)
+
+    def test_it_is_readable_in_both_modes(self):
+        picture = (ROOT / step_times.PICTURE).read_text(encoding="utf-8")
+        self.assertLess(len(picture), 8192)
+        for colors in step_times.COLORS.values():
+            self.assertGreater(contrast(colors["text"], colors["back"]), 7)
+            for bar in colors["bars"]:
+                self.assertGreater(contrast(bar, colors["back"]), 3)
+            for color in (colors["text"], colors["back"], *colors["bars"]):
+                self.assertIn(color, picture)
+        light, dark = picture.split("@media(prefers-color-scheme:dark)")
+        self.assertIn(step_times.COLORS["light"]["back"], light)
+        self.assertIn(step_times.COLORS["dark"]["back"], dark)
+        root = ElementTree.fromstring(picture)
+        self.assertEqual(root.get("role"), "img")
+        width = float(root.get("width"))
+        for text in root.iter(SVG + "text"):   # 0.6 of the size per letter is a wide font
+            long, x = 0.6 * 14 * len(text.text), float(text.get("x"))
+            left, right = (x - long, x) if text.get("text-anchor") == "end" else (x, x + long)
+            self.assertTrue(0 <= left and right <= width, text.text)
+
+    def test_the_sources_are_dated_results_of_the_repository(self):
+        for _, path in step_times.SERIES:
+            self.assertRegex(path, r"^dev/results/\d{4}-\d\d-\d\d-")
+            self.assertTrue(re.search(r"Commit [0-9a-f]{7}", (ROOT / path).parent.joinpath("README.md").read_text()))
+
+
+if __name__ == "__main__":
+    unittest.main()
