@@ -25,7 +25,7 @@ WERROR ?= -Werror
 
 # Targets that install packages first and then call make again, or that compile nothing, do not look around.
 comma := ,
-WRAPPERS := smoke test test-full test-ranks test-gpu bench cuda lint clean help
+WRAPPERS := smoke test test-full test-ranks test-gpu image-test bench cuda lint clean help
 ifneq ($(filter-out $(WRAPPERS),$(or $(MAKECMDGOALS),all)),)
 include dev/ci/detect.mk
 BUILDING := 1
@@ -52,7 +52,8 @@ LLMC_CUDA :=
 ifeq ($(DEVICE),cuda)
 LLMC_CUDA += $(wildcard llmc/cuda/*.cu)
 DEVICE_DEFINES := -DLLMC_CUDA
-CUDA_INCLUDE := -isystem $(CUDA_INC)
+# The system's own folder must keep its place in the order of search.
+CUDA_INCLUDE := $(addprefix -isystem ,$(filter-out /usr/include,$(CUDA_INC)))
 LIBS += -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart_static -ldl -lrt
 endif
 
@@ -244,6 +245,9 @@ test-full:
 	@$(MAKE) --keep-going run-test
 	+@dev/ci/test_full.sh
 
+image-test:
+	@dev/ci/image_test.sh $(SUITE)
+
 bench:
 	@$(MAKE) DEVICE=cuda train_gpt2 train_llama benches
 	@dev/bench/bench.sh $(OUT)
@@ -268,6 +272,8 @@ help:
 	@echo "  make test             install what is missing, build, run the tests of the device (6 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing and the long tests (40 minutes at most)"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
+	@echo "  make image-test       the Dockerfile on a base of its own, and make smoke in it; needs root, no registry;"
+	@echo "                        SUITE=jammy takes another Ubuntu than 24.04"
 	@echo "  make test-gpu         the CUDA operations against the CPU ones; needs a GPU"
 	@echo "  make cuda             compile all CUDA code for sm_90a, where spills are errors, and the kernels for sm_80;"
 	@echo "                        needs the toolkit, no GPU"

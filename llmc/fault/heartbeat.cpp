@@ -27,14 +27,10 @@ constexpr PhaseRow kPhases[] = {
     {"save", true},    {"end of a save", true}, {"end", true},
 };
 
-// The row and header of this process, which is one rank; only its main thread posts.
-struct Poster {
-    std::atomic<Heartbeat*> row{nullptr};
-    std::atomic<const HeartbeatHeader*> header{nullptr};
-};
-Poster poster;
+// The row of this process, which is one rank; only its main thread posts.
+std::atomic<Heartbeat*> posted_row{nullptr};
 
-Heartbeat* row() { return poster.row.load(std::memory_order_acquire); }
+Heartbeat* row() { return posted_row.load(std::memory_order_acquire); }
 
 const PhaseRow& phase_row(Phase phase) {
     const auto index = static_cast<size_t>(phase);
@@ -73,16 +69,7 @@ void write_outcome(int exit_code) {
     ::close(fd);
 }
 
-void set_own_row(Heartbeat* new_row, const HeartbeatHeader* header) {
-    poster.row.store(new_row, std::memory_order_release);
-    poster.header.store(header, std::memory_order_release);
-}
-bool stopped_through_heartbeats() {
-    static_assert(offsetof(HeartbeatHeader, stop) == HeartbeatHeader::kTextBytes,
-                  "scripts/launch/launch_mpi.sh writes there");
-    const HeartbeatHeader* header = poster.header.load(std::memory_order_acquire);
-    return header && header->stop.load(std::memory_order_relaxed) != 0;
-}
+void set_own_row(Heartbeat* new_row) { posted_row.store(new_row, std::memory_order_release); }
 Heartbeat* own_row() { return row(); }
 
 // ---- rows

@@ -112,7 +112,6 @@ inline constexpr const char* kHeartbeatVariable = "LLMFP8_HEARTBEATS";
 struct HeartbeatHeader {
     static constexpr size_t kTextBytes = 64 << 10;
     char text[kTextBytes];                // printed by the launch wrapper at the end, see Watchdog::write_summary
-    std::atomic<int32_t> stop;            // not 0: the launch wrapper got a signal and asks the ranks to stop
     std::atomic<int32_t> outcome;         // exit code with which a rank ended the run, 0 if none did
     std::atomic<int32_t> hang_report_state;   // 0 no report, 1 being written, 2 complete
     std::atomic<int32_t> printed;         // the hang report was printed
@@ -141,7 +140,6 @@ private:
     size_t bytes_ = 0;
 };
 
-// Sets the row of this process, and the header in which the launch wrapper may ask it to stop; null for none.
-void set_own_row(Heartbeat* row, const HeartbeatHeader* header = nullptr);
-bool stopped_through_heartbeats();
+// Sets the row of this process; null for none.
+void set_own_row(Heartbeat* row);
 Heartbeat* own_row();

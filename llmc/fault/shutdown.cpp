@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <ctime>
 
 #include "llmc/base/check.h"
@@ -42,6 +43,12 @@ extern "C" void on_stop_signal(int number) {
     if (!stop_signal) stop_signal = number;
 }
 
+// The launch wrapper creates this file when it gets a signal (scripts/launch/launch_mpi.sh).
+bool launcher_stops() {
+    const char* name = std::getenv(kHeartbeatVariable);
+    return name && ::access(("/dev/shm/" + std::string(name) + ".stop").c_str(), F_OK) == 0;
+}
+
 bool time_is_up() {
     const std::chrono::duration<double, std::ratio<60>> limit(limit_minutes);
     return limit_minutes > 0 && Clock::now() - process_start >= limit;
@@ -68,10 +75,10 @@ void catch_stop_signals() {
 
 void stop_after(double minutes) { limit_minutes = minutes; }
 
-bool stop_wanted() { return stop_signal != 0 || stopped_through_heartbeats() || time_is_up(); }
+bool stop_wanted() { return stop_signal != 0 || launcher_stops() || time_is_up(); }
 
 std::string stop_reason() {
     if (stop_signal) return signal_name(stop_signal);
-    if (stopped_through_heartbeats()) return "a signal to the launch wrapper";
+    if (launcher_stops()) return "a signal to the launch wrapper";
     return time_is_up() ? strf("--exit-duration-in-mins %g", limit_minutes) : "";
 }

@@ -47,7 +47,6 @@ public:
     Watchdog& operator=(const Watchdog&) = delete;
 
     Heartbeat& own_row() { return heartbeats_.row(rank_); }
-    const HeartbeatHeader& header() const { return heartbeats_.header(); }
     void set_device(Device device);
     // Marks the rows of a host that cannot be reached as unknown.
     void forget_host(int host_number);

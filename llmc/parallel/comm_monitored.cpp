@@ -28,7 +28,7 @@ public:
     explicit MonitoredComm(std::unique_ptr<Comm> inner) : Comm(inner->world()), inner_(std::move(inner)) {
         watchdog_ = start_watchdog();
         watch_device({});
-        set_own_row(&watchdog_->own_row(), &watchdog_->header());
+        set_own_row(&watchdog_->own_row());
     }
     ~MonitoredComm() override {
         post_phase(Phase::kEnd);

@@ -191,6 +191,17 @@ class WatchTest(TrainTest):
                 errors = self.run_all(self.two_hosts(*FOREVER, "--inject", fault), expect=6)
                 self.assertRegex(errors, text)
 
+    def test_a_rank_that_dies_at_its_start_ends_all(self):
+        train = self.command(GPT2, *ONE_EACH, *FOREVER)
+        for delay in (0, 0.05, 0.2, 0.5):
+            with self.subTest(delay=delay):
+                dies = ["bash", "-c", f'"$@" & sleep {delay}; kill -KILL $! $$', "rank", *train]
+                start = time.monotonic()
+                done = subprocess.run([*WRAPPER, *each_rank(train, dies)], capture_output=True, text=True, timeout=60,
+                                      env=ENVIRONMENT)
+                self.assertEqual(done.returncode, 6, done.stdout[-2000:] + done.stderr)
+                self.assertLess(time.monotonic() - start, 5 + delay)
+
     def test_launchers_that_start_at_once_keep_their_files(self):
         mpirun = self.path("mpirun")
         with open(mpirun, "w") as script:
