@@ -69,8 +69,9 @@ __device__ inline TileThread tile_thread(int64_t row_tile, int64_t column_tile, 
 
 template <int kOutputs> inline constexpr int kTileThreads = 256 * kOutputs;
 template <int kOutputs> inline constexpr int kTileRows = 8 / kOutputs;   // per thread
-// A thread's results, packed bf16. (kTileRows<kOutputs> as the second size is an internal error of nvcc 12.4.)
-template <int kOutputs> using TileValues = uint4[kOutputs][8 / kOutputs];
+// A thread's results, packed bf16. (nvcc 12.4 takes such an array only as the member of a class.)
+template <int kOutputs> struct TileValuesOf { using Type = uint4[kOutputs][kTileRows<kOutputs>]; };
+template <int kOutputs> using TileValues = typename TileValuesOf<kOutputs>::Type;
 
 template <int kOutputs> struct TileShared {
     static constexpr int kWarps = 8 * kOutputs;
