@@ -55,8 +55,9 @@ std::string grouped(int64_t count) {
 std::string model_text(const SummarizedRun& run) {
     const ModelConfig& shape = run.config.shape;
     const std::string model = run.config.load.empty() ? run.config.model : run.config.load;
-    return strf("%s: %s parameters; %lld layers, hidden size %lld, %lld/%lld heads, vocabulary %lld", model.c_str(),
-                grouped(run.table.param_elems).c_str(), ll(shape.num_layers), ll(shape.hidden_size),
+    return strf("%s: %s parameters; %s, hidden size %lld, %lld/%lld heads, vocabulary %lld", model.c_str(),
+                grouped(run.table.param_elems).c_str(), count_text(shape.num_layers, "layer").c_str(),
+                ll(shape.hidden_size),
                 ll(shape.num_attention_heads), ll(shape.num_query_groups), ll(shape.vocab_size));
 }
 
