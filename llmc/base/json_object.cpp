@@ -89,11 +89,11 @@ void require_text(const std::string& text, const std::string& file) {
     const std::string type = known_file_type(text);
     REQUIRE(type.empty(), "%s: byte 0: this is %s, not JSON%s", file.c_str(), type.c_str(),
             type == "text in UTF-16" ? ": save it as UTF-8" : ": name a JSON file");
-    REQUIRE(text.find_first_not_of(" \t\r\n") != std::string::npos, "%s: not JSON: the file is empty; {} has no entries",
-            file.c_str());
+    REQUIRE(text.find_first_not_of(" \t\r\n") != std::string::npos, "%s: not JSON: the file is empty; {} is JSON without "
+            "entries", file.c_str());
     const size_t zero = text.find('\0'), strange = first_not_utf8(text);
-    REQUIRE(zero == std::string::npos || zero > strange, "%s: byte %zu: not JSON: a NUL byte; name a JSON file in UTF-8",
-            file.c_str(), zero);
+    REQUIRE(zero == std::string::npos || zero > strange, "%s: byte %zu: not JSON: a NUL byte; name a JSON file in "
+            "UTF-8", file.c_str(), zero);
     REQUIRE(strange == text.size(), "%s: byte %zu: not JSON: 0x%02x is not UTF-8; save the file as UTF-8", file.c_str(),
             strange, static_cast<unsigned char>(text[strange]));
 }
@@ -104,8 +104,8 @@ Json parse_json_object(const std::string& text, const std::string& file, const J
     require_text(text, file);
     try {
         Json object = Json::parse(text, filter, true, true);
-        REQUIRE(object.is_object(), "%s: not a JSON object {\"name\": value, ...}, but %s", file.c_str(),
-                object.is_array() ? "a list" : object.is_number() ? "a number" : object.is_string() ? "a text" : "a word");
+        const char* kind = object.is_array() ? "a list" : object.is_number() ? "a number" : "a text or word";
+        REQUIRE(object.is_object(), "%s: not a JSON object {\"name\": value, ...}, but %s", file.c_str(), kind);
         return object;
     } catch (const Json::parse_error& error) {
         const size_t byte = error.byte > 0 ? error.byte - 1 : 0;

@@ -393,6 +393,8 @@ ModelConfig model_config_from_hf(const std::string& directory) {
                                                                          : checkpoint_steps(directory);
     REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
             "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
+    REQUIRE(!is_regular_file(directory), "%s is a file: name the folder in which config.json and the weights are",
+            directory.c_str());
     REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory; name the folder of a model "
             "that is on this machine", directory.c_str());
     REQUIRE(model, "%s has no config.json: not a model in the format of transformers", directory.c_str());

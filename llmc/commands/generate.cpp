@@ -154,7 +154,8 @@ int generate(const FoundModel& files, Config config) {
 FoundModel find_model(const std::string& path) {
     if (is_regular_file(path + "/config.json") || !is_directory(path)) return {path, path, {}};
     const std::vector<int64_t> steps = checkpoint_steps(path);
-    REQUIRE(!steps.empty(), "--load %s: has neither a config.json nor checkpoints", path.c_str());
+    REQUIRE(!steps.empty(), "--load %s: has neither a config.json nor checkpoints; name a model or the --save of a run",
+            path.c_str());
     FoundModel found{.path = path, .directory = "", .skipped = {}};
     for (auto step = steps.rbegin(); step != steps.rend(); step++) {
         found.directory = path + "/" + step_directory_name(*step);

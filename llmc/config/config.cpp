@@ -266,6 +266,8 @@ const ModelPreset& chosen_preset(const Settings& settings, const std::string& fa
     for (const ModelPreset& p : model_presets())
         if (p.family == family) names.push_back(p.name);
     CHECK(!names.empty(), "no preset of family %s", family.c_str());
+    REQUIRE(preset || name.find('/') == std::string::npos, "--model %s: not a preset; for a Hugging Face model, "
+            "download it and name its folder with --load", name.c_str());
     REQUIRE(preset, "--model %s: unknown; did you mean %s? (%s)", name.c_str(), nearest(name, names).c_str(),
             choices_text(names).c_str());
     REQUIRE(preset->family == family, "--model %s is for train_%s; here: %s", name.c_str(), preset->family,

@@ -50,9 +50,9 @@ bool differs(const ShardInfo& a, const ShardInfo& b) {
 
 // How an error calls the tokenizer of `shard`, so that it differs from the name of the other one's.
 std::string tokenizer_name(const ShardInfo& shard, const ShardInfo& other) {
-    const std::string hash = "the tokenizer of SHA-256 " + shard.tokenizer_sha256.substr(0, 12);
-    return shard.tokenizer.empty() || shard.tokenizer == other.tokenizer ? hash
-                                                                         : "the tokenizer " + printable(shard.tokenizer);
+    if (!shard.tokenizer.empty() && shard.tokenizer != other.tokenizer)
+        return "the tokenizer " + printable(shard.tokenizer);
+    return "the tokenizer of SHA-256 " + shard.tokenizer_sha256.substr(0, 12);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
+#include "llmc/base/files.h"
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/text.h"
 
@@ -217,7 +218,10 @@ std::string log_place_error(const std::string& path, const std::string& save) {
     if (path.empty()) return "";
     const fs::path folder = fs::path(path).parent_path();
     std::error_code ignored;
-    if (!folder.empty() && !fs::exists(folder, ignored) && !is_under(folder, save))
+    if (is_under(folder.empty() ? "." : folder, save)) return not_a_log(path);   // require_save looks at the folder
+    const std::string part = existing_part(folder.empty() ? "." : folder.string());
+    if (!is_directory(part)) return strf("--log-file %s: %s is not a folder", path.c_str(), part.c_str());
+    if (!folder.empty() && !is_directory(folder.string()))
         return strf("--log-file %s: there is no folder %s: mkdir -p %s", path.c_str(), folder.c_str(),
                     shell_quoted(folder.string()).c_str());
     if (fs::is_directory(path, ignored))

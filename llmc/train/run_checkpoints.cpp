@@ -104,6 +104,8 @@ void require_save(const Config& config, Comm& comm) {
             return error.what();
         }
         if (is_regular_file(config.save)) return strf("--save %s: a file, not a folder", config.save.c_str());
+        if (const std::string part = existing_part(config.save); !is_directory(part))
+            return strf("--save %s: %s is not a folder", config.save.c_str(), part.c_str());
         const std::vector<int64_t> steps = checkpoint_steps(config.save);
         if (steps.empty() || config.resume == "auto") return "";
         if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);

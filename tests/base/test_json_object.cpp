@@ -29,7 +29,7 @@ TEST_CASE("json: a file that is not a JSON object is named with the place and th
         {" \r\n", "f: not JSON: the file is empty"},
         {"[1, 2]", "f: not a JSON object {\"name\": value, ...}, but a list"},
         {"3", "but a number"},
-        {"\"x\"", "but a text"},
+        {"\"x\"", "but a text or word"},
         {"%PDF-1.4\n\xe2\xe3", "f: byte 0: this is a PDF, not JSON: name a JSON file"},
         {std::string("\x1f\x8b\x08\0", 4), "f: byte 0: this is a gzip file"},
         {std::string("\xff\xfe{\0}\0", 6), "f: byte 0: this is text in UTF-16, not JSON: save it as UTF-8"},
