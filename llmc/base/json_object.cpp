@@ -89,8 +89,8 @@ void require_text(const std::string& text, const std::string& file) {
     const std::string type = known_file_type(text);
     REQUIRE(type.empty(), "%s: byte 0: this is %s, not JSON%s", file.c_str(), type.c_str(),
             type == "text in UTF-16" ? ": save it as UTF-8" : ": name a JSON file");
-    REQUIRE(text.find_first_not_of(" \t\r\n") != std::string::npos, "%s: not JSON: the file is empty; {} is JSON without "
-            "entries", file.c_str());
+    const bool empty = text.find_first_not_of(" \t\r\n") == std::string::npos;
+    REQUIRE(!empty, "%s: not JSON: the file is empty; {} would be one without entries", file.c_str());
     const size_t zero = text.find('\0'), strange = first_not_utf8(text);
     REQUIRE(zero == std::string::npos || zero > strange, "%s: byte %zu: not JSON: a NUL byte; name a JSON file in "
             "UTF-8", file.c_str(), zero);

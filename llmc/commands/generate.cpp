@@ -166,8 +166,8 @@ FoundModel find_model(const std::string& path) {
     }
     std::string all;
     for (const std::string& line : found.skipped) all += (all.empty() ? "" : "; ") + line;
-    FAIL(kExitNoCheckpoint, "no usable model at %s; name another folder with --load, or remove a manifest.json if "
-         "files were changed on purpose", all.c_str());
+    FAIL(kExitNoCheckpoint, "no usable model at %s; take another checkpoint, or remove its manifest.json if files "
+         "were changed on purpose", all.c_str());
 }
 
 Job parse_generate(const Invocation& call, Comm&) {

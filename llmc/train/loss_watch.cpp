@@ -34,7 +34,8 @@ std::string LossWatch::text(const Config& config, int64_t step, Verdict verdict)
     if (config.fp8_recipe != Fp8Recipe::kNone) help += ", --first-last-layers-bf16";
     return strf("step %lld: loss %.4g (median of %zu steps) is %.2f times its start of %.4g (--%s-on-divergence %s); "
                 "what usually helps: %s", ll(step), latest(), kLast, latest() / start(), start(),
-                stop ? "stop" : "warn", number_text(stop ? config.stop_on_divergence : config.warn_on_divergence).c_str(), help.c_str());
+                stop ? "stop" : "warn",
+                number_text(stop ? config.stop_on_divergence : config.warn_on_divergence).c_str(), help.c_str());
 }
 
 std::string LossWatch::state_json() const { return Json{{"first", first_}, {"last", last_}, {"above", above_}}.dump(); }
