@@ -53,10 +53,11 @@ std::string cause(const std::string& text, size_t byte, const std::string& reaso
     if (c == '\'') return "a single quote: names and texts stand in double quotes";
     if (word_at(text, byte, "True") || text.compare(byte, 5, "False") == 0 || word_at(text, byte, "None"))
         return "a word of Python: write true, false or null";
-    if (std::isalpha(static_cast<unsigned char>(c))) return "a word without quotes: names and texts stand in double quotes";
+    if (std::isalpha(static_cast<unsigned char>(c)))
+        return "a word without quotes: names and texts stand in double quotes";
     if (reason.find("expected ',' or") != std::string::npos || c == '"') return strf("%c where a comma is missing", c);
-    return std::isprint(static_cast<unsigned char>(c)) ? strf("an unexpected %c", c)
-                                                       : strf("an unexpected byte 0x%02x", static_cast<unsigned char>(c));
+    if (std::isprint(static_cast<unsigned char>(c))) return strf("an unexpected %c", c);
+    return strf("an unexpected byte 0x%02x", static_cast<unsigned char>(c));
 }
 
 // What a file is by its first bytes, "" if they are unknown.

@@ -97,7 +97,8 @@ std::string data_text(const SummarizedRun& run) {
     const double samples = static_cast<double>(samples_after(c, c.train_iters));
     const double epochs = samples / static_cast<double>(run.train.samples_per_epoch());
     std::string text = shards_text(run.train);
-    text += c.overfit_one_batch ? ", of which the first batch is read only" : strf(", %.3g epochs in this run", epochs);
+    text += c.overfit_one_batch ? ", of which the first batch is read only"
+                                : strf(", %.3g epoch%s in this run", epochs, epochs == 1 ? "" : "s");
     return text + (run.valid ? "; validation " + shards_text(*run.valid) : "; no validation data");
 }
 

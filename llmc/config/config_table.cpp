@@ -414,9 +414,9 @@ void add_output(Rows& rows) {
          .help = "steps between lines on the screen; the log file has every step", .fallback = "1",
          .on_resume = kSilent},
         {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
-         .help = "log in JSON lines at full precision, in a folder that exists or is --save; \"\" writes none",
-         .derive = derive_log_file,
-         .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
+         .help = "log in JSON lines at full precision; \"\" writes none; a missing folder is made in the working "
+                 "folder and in --save only",
+         .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
         {.name = "verbose", .group = group, .value = flag(AT(verbose), true, false),
          .help = "print every option, the FP8 plan, the communication of a step and all notes at the start, which "
                  "otherwise only the log file has; plan: also every option",

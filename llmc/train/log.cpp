@@ -221,7 +221,8 @@ std::string log_place_error(const std::string& path, const std::string& save) {
     if (is_under(folder.empty() ? "." : folder, save)) return not_a_log(path);   // require_save looks at the folder
     const std::string part = existing_part(folder.empty() ? "." : folder.string());
     if (!is_directory(part)) return strf("--log-file %s: %s is not a folder", path.c_str(), part.c_str());
-    if (!folder.empty() && !is_directory(folder.string()))
+    // In the working folder a missing one is made, as the recipes' logs/; elsewhere its name is likely to be wrong.
+    if (!folder.empty() && !is_directory(folder.string()) && !is_under(folder, "."))
         return strf("--log-file %s: there is no folder %s: mkdir -p %s", path.c_str(), folder.c_str(),
                     shell_quoted(folder.string()).c_str());
     if (fs::is_directory(path, ignored))

@@ -79,8 +79,8 @@ struct RunHeader {
 // Whether the log at `path` is of a run with this --save; true if there is no log or it does not say.
 bool log_saves_in(const std::string& path, const std::string& save);
 
-// Why there can be no log at `path`: its folder is missing and is not under `save`, which the run makes, the path is a
-// folder, or a file there is not the log of a run. "" if there can be one.
+// Why there can be no log at `path`: its folder is missing and neither in the working folder nor under `save`, where
+// the run makes it, the path is a folder, or a file there is not the log of a run. "" if there can be one.
 std::string log_place_error(const std::string& path, const std::string& save);
 
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
