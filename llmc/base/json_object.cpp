@@ -35,12 +35,15 @@ std::string place_of(const std::string& text, size_t byte) {
     return strf("line %lld, column %zu", ll(line), byte - begin + 1);
 }
 
-bool word_at(const std::string& text, size_t place, const char* word) { return text.compare(place, 4, word, 4) == 0; }
+bool word_at(const std::string& text, size_t place, const std::string& word) {
+    return text.compare(place, word.size(), word) == 0;
+}
 
 // What is wrong at a byte where the parser stopped, and what to write instead. `reason` is the library's message.
 std::string cause(const std::string& text, size_t byte, const std::string& reason) {
     if (reason.find("surrogate") != std::string::npos)
-        return "half of a surrogate pair (\\ud800 to \\udfff), which is no character: write both halves, or the character";
+        return "half of a surrogate pair (\\ud800 to \\udfff), which is no character: write both halves, or the "
+               "character";
     if (reason.find("control character") != std::string::npos)
         return "a control character in a text: a line break is written \\n, a tab \\t";
     if (reason.find("unexpected end of input") != std::string::npos || byte >= text.size())
@@ -51,7 +54,7 @@ std::string cause(const std::string& text, size_t byte, const std::string& reaso
     if ((c == '}' || c == ']') && before > 0 && text[before - 1] == ',')
         return strf("a comma before %c: JSON allows none after the last entry", c);
     if (c == '\'') return "a single quote: names and texts stand in double quotes";
-    if (word_at(text, byte, "True") || text.compare(byte, 5, "False") == 0 || word_at(text, byte, "None"))
+    if (word_at(text, byte, "True") || word_at(text, byte, "False") || word_at(text, byte, "None"))
         return "a word of Python: write true, false or null";
     if (std::isalpha(static_cast<unsigned char>(c)))
         return "a word without quotes: names and texts stand in double quotes";
