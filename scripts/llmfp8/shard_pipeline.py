@@ -127,14 +127,16 @@ class StateFile:
             state = json.loads(self.path.read_text())
             was, now = state["signature"], json.loads(json.dumps(plan.signature))
             differs = next((name for name in {**was, **now} if was.get(name) != now.get(name)), "")
+            unusable = "" if self.KEYS <= state.keys() else "is of another version of this script"
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError, AttributeError):
-            state, differs = {}, "its state, which is not readable"
-        if not differs and not self.KEYS <= state.keys():
-            differs = "the version of this script, whose state has " + ", ".join(sorted(self.KEYS - state.keys()))
-        if not differs:
+            differs, unusable = "", "is not readable"
+        if not differs and not unusable:
             return state
+        if unusable and not plan.overwrite:
+            raise InputError(f"{plan.folder} holds an interrupted run whose state {unusable}: choose another --out, or "
+                             "pass --overwrite")
         if not plan.overwrite:
             raise InputError(f"{plan.folder} holds an interrupted run that differs in {differs}: repeat its command to "
                              "continue it, choose another --out, or pass --overwrite")

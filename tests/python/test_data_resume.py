@@ -179,9 +179,9 @@ class InterruptedRuns(ScriptTest):
         state = self.out / shard_pipeline.STATE_NAME
         good = state.read_text()
         state.write_text(good[:100])
-        self.assertIn("differs in its state, which is not readable", self.run_once(*inputs, code=2)[0])
+        self.assertIn("an interrupted run whose state is not readable: choose", self.run_once(*inputs, code=2)[0])
         # An earlier version had fewer fields, or others.
-        for change, said in ((lambda all: all.pop("writers"), "differs in the version of this script, whose state has"),
+        for change, said in ((lambda all: all.pop("writers"), "whose state is of another version of this script:"),
                              (lambda all: all["writers"]["train"].pop("first"), "of another version of this script"),
                              (lambda all: all["position"].pop("not_text"), "(KeyError: 'not_text'): finish it with"),
                              (lambda all: all.update(position=[]), "of another version of this script (TypeError")):
