@@ -18,19 +18,19 @@ from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import DTYPES, NOT_SHARDS, Shard, file_sha256, shard_paths  # noqa: E402
-from llmfp8.support import InputError, run_main  # noqa: E402
+from llmfp8.support import InputError, Parser, count_text, run_main, whole_number  # noqa: E402
 
 CHUNK = 1 << 22   # tokens looked at together
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", nargs="+", metavar="SHARD",
                         help="a .bin file, or a pattern in quotes; a mask, sidecar or index stands for its shard")
-    parser.add_argument("--vocab-size", type=int, default=0, metavar="N",
+    parser.add_argument("--vocab-size", type=whole_number, default=0, metavar="N",
                         help="ids must be below N (default: what the .meta.json says)")
     parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes; 0: one per core")
+    parser.add_argument("--workers", type=whole_number, default=0, metavar="N", help="processes; 0: one per core")
     args = parser.parse_args()
     args.shards = shard_paths(args.shards)
     for name in ("vocab_size", "workers"):
@@ -126,7 +126,7 @@ def check(path, token_dtype, vocab_size):
                 raise InputError(f"{what} is {value}, its .meta.json says {says.get(what)}")
         check_documents(meta.get("document_offsets") or [], starts)
         if meta.get("documents") != len(starts):
-            raise InputError(f"has {len(starts)} documents, its .meta.json says {meta.get('documents')}")
+            raise InputError(f"has {count_text(len(starts), 'document')}, its .meta.json says {meta.get('documents')}")
         found.documents = len(starts)
     except InputError as error:
         message = str(error)
@@ -155,10 +155,10 @@ def check_together(all_found):
 def report(found):
     if found.damage:
         return f"DAMAGED {found.damage}"
-    documents = f", {found.documents} documents" if found.documents else ""
+    documents = f", {count_text(found.documents, 'document')}" if found.documents else ""
     remark = f" ({found.remark})" if found.remark else ""
     mask = "" if found.counted is None else f", {found.counted} count as targets"
-    return f"whole {found.path}: {found.tokens} tokens{documents}{mask}, ids to {found.highest}{remark}"
+    return f"whole {found.path}: {count_text(found.tokens, 'token')}{documents}{mask}, ids to {found.highest}{remark}"
 
 
 def main():
@@ -175,7 +175,7 @@ def main():
         print(report(found))
     damaged = sum(bool(found.damage) for found in all_found)
     tokens = sum(found.tokens for found in all_found if not found.damage)
-    print(f"{len(all_found)} shards, {damaged} damaged, {tokens} tokens in the others")
+    print(f"{count_text(len(all_found), 'shard')}, {damaged} damaged, {count_text(tokens, 'token')} in the others")
     return 2 if damaged else 0
 
 

@@ -18,13 +18,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import DTYPES, Shard, file_sha256, shard_paths  # noqa: E402
-from llmfp8.support import InputError, run_main  # noqa: E402
+from llmfp8.support import InputError, Parser, count_text, run_main  # noqa: E402
 from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shards", nargs="+", metavar="SHARD", help="a .bin file, or a pattern in quotes")
     parser.add_argument("--token-dtype", default="", choices=("uint16", "uint32"), help="of headerless files")
     parser.add_argument("--show", default="0:64", metavar="FIRST:COUNT",
@@ -119,7 +118,7 @@ def describe(shard, args):
     low_high = id_range(shard.tokens) if shard.count else (0, -1)
     print(f"{shard.path}")
     print(f"  format     {shard.format}, {DTYPES[shard.token_bytes]}, tokens from byte {shard.offset}")
-    print(f"  size       {shard.bytes} bytes, {shard.count} tokens")
+    print(f"  size       {count_text(shard.bytes, 'byte')}, {count_text(shard.count, 'token')}")
     print(f"  ids        {low_high[0]} to {low_high[1]}" if shard.count else "  ids        none")
     documents = meta.get("documents", shard.documents)
     if documents is not None:
@@ -130,7 +129,7 @@ def describe(shard, args):
               f"{str(tokenizer.get('sha256'))[:12]}...), vocabulary {meta.get('vocab_size')}")
     counted, flags = shard.read_mask()
     if flags is not None:
-        print(f"  loss mask  {counted} tokens count as targets")
+        print(f"  loss mask  {count_text(counted, 'target')} of {count_text(shard.count, 'token')}")
     if args.verify:
         verify(shard, meta, low_high)
         print("  verified   size, checksum, ids and document starts agree with the .meta.json")
@@ -158,7 +157,8 @@ def main():
     shards = [Shard(path, args.token_dtype) for path in args.shards]
     if args.bigram_entropy:
         entropy, pairs = bigram_entropy(shards)
-        print(f"bigram entropy {entropy:.6f} nats a token ({pairs} pairs, {len(shards)} shards)")
+        print(f"bigram entropy {entropy:.6f} nats a token ({count_text(pairs, 'pair')}, "
+              f"{count_text(len(shards), 'shard')})")
         return 0
     for shard in shards:
         describe(shard, args)

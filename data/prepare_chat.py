@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_pipeline import report, run  # noqa: E402
-from llmfp8.support import InputError, run_main  # noqa: E402
+from llmfp8.support import InputError, Parser, run_main  # noqa: E402
 from llmfp8.text_shards import Tokenize, add_options, plan_of  # noqa: E402
 from llmfp8.text_sources import utf8_of  # noqa: E402
 from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
@@ -109,7 +109,7 @@ def make_encoder(load_arguments, token_bytes, valid_fraction, template):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="*", default=["ultrachat_200k"], metavar="INPUT",
                         help="file, folder, ultrachat_200k, hf:OWNER/NAME (default ultrachat_200k)")
     parser.add_argument("--template", default="llama3", choices=TEMPLATES, help="(default %(default)s)")

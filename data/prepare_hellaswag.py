@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
-from llmfp8.support import InputError, need, one_line, run_main  # noqa: E402
+from llmfp8.support import InputError, Parser, count_text, need, one_line, run_main, whole_number  # noqa: E402
 from llmfp8.text_sources import NotText, text_of  # noqa: E402
 from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
@@ -29,7 +29,7 @@ VERSIONS = {2: 1, 4: 2}   # by bytes of a word
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", default="", metavar="FILE", help="JSON lines in place of the download")
     parser.add_argument("--dataset-split", default="validation", metavar="NAME",
                         help="split of the download (default %(default)s; those of test have no labels)")
@@ -42,7 +42,7 @@ def parse_arguments():
                         help="of a tokenizer.json: the token that starts a document (default: a known one)")
     parser.add_argument("--with-separator", action="store_true",
                         help="contexts begin with that token (llm.c's do not)")
-    parser.add_argument("--max-examples", type=int, default=0, metavar="N", help="stop after N; 0: all")
+    parser.add_argument("--max-examples", type=whole_number, default=0, metavar="N", help="stop after N; 0: all")
     return parser.parse_args()
 
 
@@ -143,7 +143,7 @@ def main():
         write_file(Path(args.out), words, count, longest, word_bytes)
     except OSError as error:
         raise InputError(f"{args.out}: cannot write: {error.strerror or error}") from None
-    print(f"{args.out}: {count} examples of {tokenizer.name}, {8 * word_bytes}-bit tokens")
+    print(f"{args.out}: {count_text(count, 'example')} of {tokenizer.name}, {8 * word_bytes}-bit tokens")
     return 0
 
 

@@ -18,12 +18,12 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
-from llmfp8.support import run_main  # noqa: E402
+from llmfp8.support import Parser, run_main  # noqa: E402
 from llmfp8.text_shards import add_options, add_text_options, prepare  # noqa: E402
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="INPUT",
                         help="file, folder, openwebtext, slimpajama, hf:OWNER/NAME")
     add_options(parser)

@@ -7,6 +7,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/json_object.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/model/params.h"
 
@@ -143,7 +144,8 @@ struct Fields {
     bool has(const char* name) const { return object.contains(name) && !object[name].is_null(); }
     [[noreturn]] void refuse(const char* name, const char* why) const {
         std::string value = object.contains(name) ? object[name].dump(-1, ' ', true) : "absent";
-        FAIL(kExitBadInput, "%s: \"%s\" is %s: %s", where.c_str(), name, printable(value).c_str(), why);
+        if (value.size() > 120) value = value.substr(0, 120) + "...";
+        FAIL(kExitBadInput, "%s: \"%s\" is %s: %s", where.c_str(), name, value.c_str(), why);
     }
     const Json& at(const char* name) const {
         if (!has(name)) FAIL(kExitBadInput, "%s: \"%s\" is missing", where.c_str(), name);
@@ -361,8 +363,7 @@ std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_
 }
 
 ModelConfig model_config_from_json(const std::string& text, const std::string& where) {
-    const Json object = Json::parse(text, nullptr, false);
-    REQUIRE(object.is_object(), "%s is no JSON object", where.c_str());
+    const Json object = parse_json_object(text, where);
     const Fields f{object, where};
     const std::string type = f.text("model_type");
     if (f.has("quantization_config")) f.refuse("quantization_config", "quantised weights are not supported");
@@ -392,7 +393,10 @@ ModelConfig model_config_from_hf(const std::string& directory) {
                                                                          : checkpoint_steps(directory);
     REQUIRE(steps.empty(), "%s has no config.json, but checkpoints: name one of them, %s/%s is "
             "the newest", directory.c_str(), directory.c_str(), step_directory_name(steps.back()).c_str());
-    REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory", directory.c_str());
+    REQUIRE(!is_regular_file(directory), "%s is a file: name the folder in which config.json and the weights are",
+            directory.c_str());
+    REQUIRE(model || is_directory(directory), "%s has no config.json: no such directory; name the folder of a model "
+            "that is on this machine", directory.c_str());
     REQUIRE(model, "%s has no config.json: not a model in the format of transformers", directory.c_str());
     return model_config_from_json(read_text_file(path, kMaxConfigBytes), path);
 }

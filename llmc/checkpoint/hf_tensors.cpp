@@ -6,6 +6,7 @@
 #include <set>
 
 #include "llmc/base/check.h"
+#include "llmc/base/json_object.h"
 
 namespace {
 
@@ -196,12 +197,13 @@ HfModelFiles::HfModelFiles(const std::string& directory) : directory_(directory)
         add_file(single);
         return;
     }
-    REQUIRE(is_regular_file(index_path), "%s has neither model.safetensors nor model.safetensors.index.json%s",
+    REQUIRE(is_regular_file(index_path), "%s has neither model.safetensors nor model.safetensors.index.json; %s",
             directory.c_str(), is_regular_file(directory + "/pytorch_model.bin")
-                                   ? "; save the model again in the safetensors format" : "");
-    const auto index = nlohmann::json::parse(read_text_file(index_path, kMaxIndexBytes), nullptr, false);
-    REQUIRE(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
-            "%s is no JSON object with a weight_map", index_path.c_str());
+                                   ? "save the model again in the safetensors format"
+                                   : "download the weights into it, in the safetensors format");
+    const auto index = parse_json_object(read_text_file(index_path, kMaxIndexBytes), index_path);
+    REQUIRE(index.contains("weight_map") && index["weight_map"].is_object(), "%s is no JSON object with a weight_map",
+            index_path.c_str());
     std::set<std::string> files;
     for (const auto& [name, file] : index["weight_map"].items()) {
         REQUIRE(file.is_string(), "%s: the file of tensor %s is no text", index_path.c_str(), printable(name).c_str());

@@ -5,6 +5,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/text.h"
 
 namespace {
 
@@ -59,7 +60,8 @@ int64_t uncovered(const ManifestFile& file) {
 std::string size_damage(const std::string& directory, const std::string& name, int64_t wanted) {
     const int64_t bytes = file_bytes(directory + "/" + name);
     if (bytes < 0) return name + " is missing";
-    if (bytes != wanted) return strf("%s has %lld bytes instead of %lld", name.c_str(), ll(bytes), ll(wanted));
+    if (bytes != wanted)
+        return strf("%s has %s instead of %lld", name.c_str(), count_text(bytes, "byte").c_str(), ll(wanted));
     return "";
 }
 

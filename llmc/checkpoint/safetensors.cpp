@@ -14,6 +14,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/text.h"
 
 static_assert(std::endian::native == std::endian::little, "the format is little-endian and copied as it is");
 
@@ -211,7 +212,8 @@ int64_t SafetensorsView::elems() const { return bytes / element_bytes(dtype); }
 std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file, int64_t bytes) {
     const char* p = path.c_str();
     const char* begin = static_cast<const char*>(file);
-    REQUIRE(bytes >= 8, "%s: %lld bytes are too few for a safetensors file", p, ll(bytes));
+    REQUIRE(bytes >= 8, "%s: %s too few for a safetensors file", p,
+            (count_text(bytes, "byte") + (bytes == 1 ? " is" : " are")).c_str());
     uint64_t length = 0;
     std::memcpy(&length, begin, 8);
     REQUIRE(length <= kMaxHeaderBytes,

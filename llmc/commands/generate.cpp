@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/hf_config.h"
@@ -121,9 +122,8 @@ struct OpenDevice {
     }
 };
 
-int generate(Config config) {
-    config.load = model_directory(config.load);
-    std::fprintf(stderr, "weights: %s\n", config.load.c_str());
+int generate(const FoundModel& files, Config config) {
+    config.load = files.directory;
     const int64_t limit = config.shape.max_positions;
     const Prompts prompts = read_prompts(config, limit, "the model's positions", true);
     REQUIRE(!prompts.empty(), "generate needs a prompt: --prompt-ids '1 2 3', --prompt-bytes TEXT or --prompts FILE");
@@ -139,6 +139,9 @@ int generate(Config config) {
     Arena arena(device.memory, bytes);
     Model model(config, table, arena);
     model.load(device.ctx, config);
+    for (const std::string& damage : files.skipped)
+        std::fprintf(stderr, "note: skipped checkpoint: %s\n", damage.c_str());
+    std::fprintf(stderr, "weights: %s\n", config.load.c_str());
     const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
                             .seed = config.seed};
     for (size_t i = 0; i < prompts.size(); i++)
@@ -148,21 +151,35 @@ int generate(Config config) {
 
 }  // namespace
 
-std::string model_directory(const std::string& path) {
-    if (is_regular_file(path + "/config.json") || !is_directory(path)) return path;
+FoundModel find_model(const std::string& path) {
+    if (is_regular_file(path + "/config.json") || !is_directory(path)) return {path, path, {}};
     const std::vector<int64_t> steps = checkpoint_steps(path);
-    REQUIRE(!steps.empty(), "--load %s: has neither a config.json nor checkpoints", path.c_str());
-    return path + "/" + step_directory_name(steps.back());
+    REQUIRE(!steps.empty(), "--load %s: has neither a config.json nor checkpoints; name a model or the --save of a run",
+            path.c_str());
+    FoundModel found{.path = path, .directory = "", .skipped = {}};
+    for (auto step = steps.rbegin(); step != steps.rend(); step++) {
+        found.directory = path + "/" + step_directory_name(*step);
+        std::string damage = model_damage(found.directory, "config.json");
+        if (damage.empty()) damage = model_damage(found.directory, "model");   // the weights and their index
+        if (damage.empty()) return found;
+        found.skipped.push_back(found.directory + ": " + damage);
+    }
+    std::string all;
+    for (const std::string& line : found.skipped) all += (all.empty() ? "" : "; ") + line;
+    FAIL(kExitNoCheckpoint, "no usable model at %s; take another checkpoint, or remove its manifest.json if files "
+         "were changed on purpose", all.c_str());
 }
 
 Job parse_generate(const Invocation& call, Comm&) {
+    auto model = std::make_shared<FoundModel>();   // looked for once, since that reads the weights
     const Machine machine{.gpu = device::device_info(-1).toolkit != "", .ranks = 1,
-                          .read_shape = [](const std::string& directory) {
-                              return model_config_from_hf(model_directory(directory));
+                          .read_shape = [model](const std::string& directory) {
+                              if (model->path != directory) *model = find_model(directory);
+                              return model_config_from_hf(model->directory);
                           }};
     ParsedConfig parsed = parse_generate_config(static_cast<int>(call.words.size()), call.words.data(), call.family,
                                                 machine);
-    if (!parsed.help) return [config = std::move(parsed.config)] { return generate(config); };
+    if (!parsed.help) return [model, config = std::move(parsed.config)] { return generate(*model, config); };
     std::printf("%s", parsed.text.c_str());
     return {};
 }

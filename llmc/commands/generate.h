@@ -2,11 +2,17 @@
 // and the activations of one text.
 #pragma once
 #include <string>
+#include <vector>
 
 #include "llmc/commands/command.h"
 #include "llmc/parallel/comm.h"
 
 Job parse_generate(const Invocation& call, Comm& comm);
 
-// `path` itself, or its newest checkpoint if it is a folder of checkpoints.
-std::string model_directory(const std::string& path);
+// A model to load: `path` itself, or its newest undamaged checkpoint if it is a folder of checkpoints.
+struct FoundModel {
+    std::string path, directory;
+    std::vector<std::string> skipped;   // newer checkpoints that are damaged, with the reason
+};
+// Exit 5 if all checkpoints in the folder are damaged.
+FoundModel find_model(const std::string& path);

@@ -1,5 +1,6 @@
 #include "llmc/commands/main.h"
 
+#include <cctype>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -8,6 +9,8 @@
 #include <thread>
 
 #include "llmc/base/check.h"
+#include "llmc/base/files.h"
+#include "llmc/base/nearest.h"
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/commands/bench.h"
@@ -36,7 +39,18 @@ constexpr Command kCommands[] = {{"plan", parse_plan, true, true}, {"bench", par
 const Command& command_of(int argc, const char* const* argv) {
     for (const Command& command : kCommands)
         if (argc > 1 && std::strcmp(argv[1], command.name) == 0) return command;
-    return kTrain;
+    // A first word without dashes is meant as a command; what else it may be, the parser of options says.
+    const std::string word = argc > 1 ? argv[1] : "";
+    const bool like_one = !word.empty() && std::isalpha(static_cast<unsigned char>(word[0]));
+    if (!like_one || word.find('=') != std::string::npos) return kTrain;
+    std::vector<std::string> names;
+    for (const Command& command : kCommands) names.push_back(command.name);
+    const std::string near = nearest(word, names);
+    REQUIRE(!is_regular_file(word), "no command %s: a file of options is named with --config %s", word.c_str(),
+            word.c_str());
+    REQUIRE(edit_distance(word, near) > 2, "no command %s: did you mean %s?", word.c_str(), near.c_str());
+    FAIL(kExitBadInput, "no command %s: there are plan, bench, doctor and generate; training has none, only options",
+         word.c_str());
 }
 
 // --version: what this executable is made of.
@@ -78,12 +92,12 @@ int run_command(int argc, const char* const* argv, const std::string& family) {
         std::printf("%s", version_text(family).c_str());
         return kExitOk;
     }
-    const Command& command = command_of(argc, argv);
     Invocation call{.family = family, .words = {argv, argv + argc}, .line = shell_command({argv, argv + argc})};
-    if (*command.name) call.words.erase(call.words.begin() + 1);
     std::unique_ptr<Comm> comm;
-    if (command.ends_by_step) catch_stop_signals();
     try {
+        const Command& command = command_of(argc, argv);
+        if (*command.name) call.words.erase(call.words.begin() + 1);
+        if (command.ends_by_step) catch_stop_signals();
         comm = command.takes_ranks ? open_comm() : open_single();
         if (!comm->root() && !std::freopen("/dev/null", "w", stdout)) FAIL(kExitBug, "/dev/null cannot be opened");
         const Job job = command.parse(call, *comm);

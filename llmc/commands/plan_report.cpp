@@ -182,8 +182,8 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
         text += "  attention time is that of one document per sequence (--reset-attention-mask skips tiles between "
                 "documents)\n";
     if (run.config.train_iters > 0)
-        text += strf("  %lld steps in %.4g hours, without evaluation and checkpoints\n",
-                     ll(run.config.train_iters), figures.hours);
+        text += strf("  %s in %.4g hours, without evaluation and checkpoints\n",
+                     count_text(run.config.train_iters, "step").c_str(), figures.hours);
     return text;
 }
 
@@ -211,7 +211,8 @@ std::string plan_text(const PlannedRun& run) {
     text += strf("ranks             %d, %s of %lld x %lld tokens per step and rank\n", plan.ranks,
                  count_text(config.global_batch_size / (config.micro_batch_size * plan.ranks), "micro-batch",
                             "micro-batches").c_str(), ll(config.micro_batch_size), ll(config.seq_length));
-    text += strf("tokens            %.0f per step, %lld steps, %.4g in all\n", figures.tokens, ll(config.train_iters),
+    text += strf("tokens            %.0f per step, %s, %.4g in all\n", figures.tokens,
+                 count_text(config.train_iters, "step").c_str(),
                  figures.tokens * static_cast<double>(config.train_iters));
     return text + matmul_text(plan) + communication_text(config, plan.collectives, plan.ranks, plan.buckets)
            + fp8_dry_run_text(config, run.table, run.device) + time_text(run, figures) + checkpoint_text(run);

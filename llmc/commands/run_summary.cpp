@@ -55,8 +55,9 @@ std::string grouped(int64_t count) {
 std::string model_text(const SummarizedRun& run) {
     const ModelConfig& shape = run.config.shape;
     const std::string model = run.config.load.empty() ? run.config.model : run.config.load;
-    return strf("%s: %s parameters; %lld layers, hidden size %lld, %lld/%lld heads, vocabulary %lld", model.c_str(),
-                grouped(run.table.param_elems).c_str(), ll(shape.num_layers), ll(shape.hidden_size),
+    return strf("%s: %s parameters; %s, hidden size %lld, %lld/%lld heads, vocabulary %lld", model.c_str(),
+                grouped(run.table.param_elems).c_str(), count_text(shape.num_layers, "layer").c_str(),
+                ll(shape.hidden_size),
                 ll(shape.num_attention_heads), ll(shape.num_query_groups), ll(shape.vocab_size));
 }
 
@@ -96,7 +97,8 @@ std::string data_text(const SummarizedRun& run) {
     const double samples = static_cast<double>(samples_after(c, c.train_iters));
     const double epochs = samples / static_cast<double>(run.train.samples_per_epoch());
     std::string text = shards_text(run.train);
-    text += c.overfit_one_batch ? ", of which the first batch is read only" : strf(", %.3g epochs in this run", epochs);
+    text += c.overfit_one_batch ? ", of which the first batch is read only"
+                                : strf(", %.3g epoch%s in this run", epochs, epochs == 1 ? "" : "s");
     return text + (run.valid ? "; validation " + shards_text(*run.valid) : "; no validation data");
 }
 

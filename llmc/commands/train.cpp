@@ -14,7 +14,6 @@
 #include "llmc/checkpoint/load.h"
 #include "llmc/commands/plan_report.h"
 #include "llmc/commands/run_summary.h"
-#include "llmc/config/data_config.h"
 #include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
 #include "llmc/fault/heartbeat.h"
@@ -28,17 +27,12 @@
 #include "llmc/train/log.h"
 #include "llmc/train/rank_consistency.h"
 #include "llmc/train/run_checkpoints.h"
+#include "llmc/train/run_data.h"
 #include "llmc/train/run_evaluations.h"
 #include "llmc/train/run_setup.h"
 #include "llmc/train/startup_timer.h"
 
 namespace {
-
-// Whether the data has shards without a header.
-bool has_raw(const DataLoader& data) {
-    return std::any_of(data.shards().begin(), data.shards().end(),
-                       [](const ShardInfo& shard) { return shard.format == ShardFormat::kRaw; });
-}
 
 class TrainLoop {
 public:
@@ -65,6 +59,8 @@ private:
         for (const std::string& fault : config_.inject) notes_.push_back("FAULT INJECTION: --inject " + fault);
         for (const std::string& line : environment_differences(comm_)) notes_.push_back(line);
         require_same_program(comm_);
+        const std::string place = comm_.gather(comm_.root() ? log_place_error(config_.log_file, config_.save) : "")[0];
+        REQUIRE(place.empty(), "%s", place.c_str());
         open_data();
         require_same(comm_, {{"set of options", config_to_json(config_)},
                              {"training data", train_->fingerprint_json()},
@@ -88,35 +84,8 @@ private:
     // ---- start ----
 
     void open_data() {
-        train_.emplace(data_config(config_, config_.train_data, true));
-        if (!config_.valid_data.empty()) valid_.emplace(data_config(config_, config_.valid_data, false));
-        require_samples(*train_, config_.global_batch_size, "one step (--global-batch-size)");
-        if (valid_) {
-            require_samples(*valid_, config_.eval_iters * config_.micro_batch_size,
-                            "one evaluation (--eval-iters x --micro-batch-size)");
-        }
-        const double samples = config_.epochs * static_cast<double>(train_->samples_per_epoch());
-        if (config_.train_iters == 0) {
-            config_.train_iters = steps_for_samples(config_, static_cast<int64_t>(samples));
-            REQUIRE(config_.train_iters > 0, "--epochs %g of %lld samples is less than one step of %lld",
-                    config_.epochs, ll(train_->samples_per_epoch()), ll(config_.global_batch_size));
-            const std::vector<std::string> errors = length_errors(config_);
-            REQUIRE(errors.empty(), "%s", errors.front().c_str());
-        }
-        const std::vector<ShardInfo>& shards = train_->shards();
-        const auto counts = [](const ShardInfo& shard) { return shard.counted > 0; };
-        REQUIRE(config_.synthetic_data || std::any_of(shards.begin(), shards.end(), counts),
-                "--train-data: no token counts as a target (loss masks)");
-        const bool raw = has_raw(*train_) || (valid_ && has_raw(*valid_));
-        REQUIRE(config_.token_dtype.empty() || raw,
-                "--token-dtype %s has no effect: every shard has a header with the dtype of its tokens",
-                config_.token_dtype.c_str());
+        data_.open(config_, notes_);
         evaluations_.emplace(config_, comm_, *train_, valid_ ? &*valid_ : nullptr, faults_);
-        for (const std::string& line : describe_data(*train_, samples_after(config_, config_.train_iters)))
-            notes_.push_back("training data: " + line);
-        if (!valid_) return;
-        for (const std::string& line : describe_data(*valid_, config_.eval_iters * config_.micro_batch_size))
-            notes_.push_back("validation data: " + line);
     }
 
     void open_device() {
@@ -147,6 +116,7 @@ private:
         skips_ = found->skips;
         consecutive_skips_ = found->consecutive_skips;
         missed_ = evaluations_->possible(found->missed);
+        loss_watch_ = found->loss_watch;
         resumed_ = true;
         if (step_ > config_.train_iters)
             notes_.push_back(strf("nothing is left to train: the checkpoint is of step %lld, --train-iters is %lld",
@@ -256,8 +226,8 @@ private:
             const std::vector<int64_t> total = comm_.sum({slot.staged.counted_tokens, stop_wanted()});
             stopping_ = total[1] > 0;
             if ((stopping_ || total[0] > 0) && ignored > 0)
-                log_->event("note", strf("step %lld: none of %lld samples has a target that counts, they are ignored",
-                                         ll(step_ + 1), ll(ignored)));
+                log_->event("note", strf("step %lld: none of %s has a target that counts, %s ignored", ll(step_ + 1),
+                                         count_text(ignored, "sample").c_str(), ignored == 1 ? "it is" : "they are"));
             if (stopping_) return nullptr;
             if (total[0] > 0) {
                 staging_->set_inputs(slot, total[0], learning_rate(config_, step_));
@@ -265,8 +235,8 @@ private:
             }
             ignored += count;   // two epochs of samples contain every sample of a single source, in any order
             REQUIRE(ignored / 2 < train_->samples_per_epoch() && !config_.overfit_one_batch,
-                    "step %lld: none of %lld samples has a target that counts (loss masks)", ll(step_ + 1),
-                    ll(ignored));
+                    "step %lld: none of %s has a target that counts (loss masks)", ll(step_ + 1),
+                    count_text(ignored, "sample").c_str());
             samples_ += count;
         }
     }
@@ -357,11 +327,28 @@ private:
         fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
         check_plan(slot, 1e3 * r.step_seconds);
-        if (consecutive_skips_ > config_.max_skips) {
-            FAIL(kExitDiverged, "step %lld: loss or gradient norm not finite for %lld steps in a row (--max-skips "
-                 "%lld); lower --lr, or start from an earlier checkpoint's weights (--load) with another --seed",
-                 ll(r.step), ll(consecutive_skips_), ll(config_.max_skips));
-        }
+        if (!r.skipped) watch_loss(r);
+        if (consecutive_skips_ > config_.max_skips)
+            diverged(strf("step %lld: loss or gradient norm not finite for %s in a row (--max-skips %lld); lower --lr, "
+                          "or start from an earlier checkpoint's weights (--load) with another --seed",
+                          ll(r.step), count_text(consecutive_skips_, "step").c_str(), ll(config_.max_skips)));
+    }
+
+    void watch_loss(const StepRecord& r) {
+        const LossWatch::Verdict verdict = loss_watch_.add(config_, r.loss);
+        if (verdict == LossWatch::Verdict::kFine) return;
+        const std::string text = loss_watch_.text(config_, r.step, verdict);
+        if (verdict == LossWatch::Verdict::kStop) diverged(text);
+        log_->event("warning", text);
+    }
+
+    // Ends the run with exit code 4. The state is not saved, since --resume auto would go on with it; a checkpoint that
+    // is being written is completed.
+    [[noreturn]] void diverged(const std::string& text) {
+        checkpoints_->finish();
+        const std::string line = text + "; " + checkpoints_->newest_text();
+        log_->event("diverged", line, false);
+        FAIL(kExitDiverged, "%s", line.c_str());
     }
 
     // Logs predicted and measured time and memory; ignores the smaller batches of a ramp-up.
@@ -402,7 +389,8 @@ private:
 
     void save() {
         checkpoints_->save({.step = step_, .samples = samples_, .adam_step = adam_step_, .skips = skips_,
-                            .consecutive_skips = consecutive_skips_, .missed = missed_}, *log_);
+                            .consecutive_skips = consecutive_skips_, .missed = missed_, .loss_watch = loss_watch_},
+                           *log_);
     }
 
     // Warns if a library, or another process on the same GPU, has allocated memory.
@@ -422,7 +410,7 @@ private:
         if (!missed_.empty() && !config_.save.empty())
             log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it", steps));
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
-                                      : strf("finished %lld steps", steps));
+                                      : "finished " + count_text(steps, "step"));
     }
 
     Comm& comm_;
@@ -443,7 +431,8 @@ private:
     const int64_t& used_bytes_ = run_device_.used_bytes;
     std::unique_ptr<Trainer>& trainer_ = run_device_.trainer;
     std::unique_ptr<Staging>& staging_ = run_device_.staging;
-    std::optional<DataLoader> train_, valid_;
+    RunData data_;
+    std::optional<DataLoader>&train_ = data_.train, &valid_ = data_.valid;
     std::optional<RunEvaluations> evaluations_;
     std::unique_ptr<RunLog> log_;
     std::unique_ptr<RunCheckpoints> checkpoints_;   // after log_: its destructor may finish a save and log it
@@ -454,6 +443,7 @@ private:
     int64_t samples_ = 0;                 // the data cursor
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
     std::vector<std::string> missed_;     // evaluations of step_ that a stop interrupted
+    LossWatch loss_watch_;
     int64_t sealed_allocations_ = -1;     // allocation count after the first step
     int64_t sealed_free_bytes_ = -1;      // free device memory after the second one
     const Staging::Slot* pending_ = nullptr;   // the step that is enqueued and not reported yet

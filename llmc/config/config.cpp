@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
+#include <cstring>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
-#include <sstream>
 #include <tuple>
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/json_object.h"
 #include "llmc/base/nearest.h"
 #include "llmc/config/config_table.h"
 
@@ -104,6 +107,8 @@ std::pair<std::string, std::optional<std::string>> read_option(const std::string
     std::optional<std::string> value;
     if (option.size() < word.size()) value = word.substr(option.size() + 1);
     std::string name = is_long(word) ? dashes(option.substr(2)) : llmc_option(option);
+    // llm.c's -h has a value, unlike the -h that asks for help.
+    if (option == "-h" && !value.value_or(next).empty()) fail_unknown_option(option, "h", value.value_or(next), {});
     if (is_long(word)) name = without_old_name(name, option, notes);
     if (const Spelling* spelling = find_spelling(name)) {
         const Json on = value ? parse_flag(*value) : Json(true);
@@ -130,8 +135,9 @@ CommandLine read_command_line(int argc, const char* const* argv, std::vector<std
     for (int i = 1; i < argc; i++) {
         const std::string word = argv[i];
         if (!is_long(word) && !is_short(word)) {
-            REQUIRE(!current.empty(), "unexpected word \"%s\": a value follows its option; true-or-false options take "
-                    "--option=false", word.c_str());
+            if (current.empty()) fail_unexpected_word(word);
+            REQUIRE(word != "=", "--%s =: write --%s VALUE or --%s=VALUE", current.c_str(), current.c_str(),
+                    current.c_str());
             line.options.emplace_back(current, word);
             needs_value = false;
         } else {
@@ -153,12 +159,24 @@ CommandLine read_command_line(int argc, const char* const* argv, std::vector<std
     return line;
 }
 
-void collect_command_line(const CommandLine& line, Settings& settings) {
+// An empty text is rarely meant, and would be taken for an option that is not set.
+void require_text(const OptionRow& row, const std::string& word) {
+    const std::string name = row.name;
+    if (!row.value.any_text || !word.empty() || name == "log-file") return;
+    REQUIRE(name.rfind("prompt", 0) != 0, "--%s '': an empty prompt; give one, or leave the option out", row.name);
+    FAIL(kExitBadInput, "--%s '' is empty: leave it out, or set the shell variable that should be there", row.name);
+}
+
+void collect_command_line(const CommandLine& line, Settings& settings, std::vector<std::string>* notes) {
     std::set<std::string> seen;   // a list on the command line replaces the file's list
     for (const auto& [name, word] : line.options) {
         const OptionRow* row = find_option(name);
         if (!row) continue;
+        require_text(*row, word);
         Json value = row->value.parse(word);
+        if (seen.count(name) && !row->value.list && settings[name].value != value)
+            notes->push_back(strf("--%s is there twice: %s counts, %s does not", name.c_str(), json_text(value).c_str(),
+                                  json_text(settings[name].value).c_str()));
         if (row->value.list) {
             Json words = seen.count(name) ? settings[name].value : Json::array();
             words.push_back(value);
@@ -171,27 +189,23 @@ void collect_command_line(const CommandLine& line, Settings& settings) {
 
 // ---- JSON file ----
 
-Json read_json_object(const std::string& path) {
-    std::ifstream file(path);
-    REQUIRE(file, "--config %s: cannot be read", path.c_str());
+Json read_config_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    REQUIRE(file, "--config %s: cannot be read: %s", path.c_str(), std::strerror(errno));
     REQUIRE(!is_directory(path), "--config %s: a folder, not a JSON file", path.c_str());
-    std::stringstream text;
-    text << file.rdbuf();
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
     std::set<std::string> keys;
-    auto no_key_twice = [&](int, Json::parse_event_t event, Json& key) {
+    const auto no_key_twice = [&](int, Json::parse_event_t event, Json& key) {
         if (event == Json::parse_event_t::key)
-            REQUIRE(keys.insert(dashes(key.get<std::string>())).second, "%s: \"%s\" is there twice",
-                    path.c_str(), key.get<std::string>().c_str());
+            REQUIRE(keys.insert(dashes(key.get<std::string>())).second, "%s: \"%s\" is there twice", path.c_str(),
+                    key.get<std::string>().c_str());
         return true;
     };
     try {
-        Json object = Json::parse(text.str(), no_key_twice, true, true);   // comments are allowed
-        REQUIRE(object.is_object(), "%s: not a JSON object {\"option\": value, ...}", path.c_str());
-        return object;
-    } catch (const Json::exception& error) {
-        FAIL(kExitBadInput, "%s: not JSON: %s%s", path.c_str(), error.what(),
-             path.size() > 5 && path.substr(path.size() - 5) == ".json"
-                 ? "" : "; scripts/import_config makes JSON of another trainer's YAML or script");
+        return parse_json_object(text, path, no_key_twice);
+    } catch (const Error& error) {
+        if (path.ends_with(".json")) throw;
+        FAIL(kExitBadInput, "%s; scripts/import_config makes JSON of another trainer's YAML or script", error.what());
     }
 }
 
@@ -210,7 +224,7 @@ void collect_use_fp8(const std::string& path, const Json& value, bool recipe_set
 }
 
 void collect_file(const std::string& path, Settings& settings, std::vector<std::string>* notes) {
-    const Json object = read_json_object(path);
+    const Json object = read_config_file(path);
     const Json* use_fp8 = nullptr;
     bool recipe_set = false;
     std::vector<Respelled> respelled;
@@ -252,6 +266,8 @@ const ModelPreset& chosen_preset(const Settings& settings, const std::string& fa
     for (const ModelPreset& p : model_presets())
         if (p.family == family) names.push_back(p.name);
     CHECK(!names.empty(), "no preset of family %s", family.c_str());
+    REQUIRE(preset || name.find('/') == std::string::npos, "--model %s: not a preset; for a Hugging Face model, "
+            "download it and name its folder with --load", name.c_str());
     REQUIRE(preset, "--model %s: unknown; did you mean %s? (%s)", name.c_str(), nearest(name, names).c_str(),
             choices_text(names).c_str());
     REQUIRE(preset->family == family, "--model %s is for train_%s; here: %s", name.c_str(), preset->family,
@@ -293,8 +309,8 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
         const Setting& setting = found->second;
         const char* reason = row.refused ? row.refused(setting.value) : nullptr;
         REQUIRE(!reason, "%s %s: %s", setting.where.c_str(), json_text(setting.value).c_str(), reason);
-        REQUIRE(row.value.set(config, setting.value), "%s %s: must be %s", setting.where.c_str(),
-                json_text(setting.value).c_str(), row.value.expects.c_str());
+        REQUIRE(row.value.set(config, setting.value), "%s",
+                value_error(row, setting.where, setting.value).c_str());
     }
     given.ranks = ranks_of(config, machine);
     for (const OptionRow& row : option_table())
@@ -355,7 +371,7 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     Settings settings;
     for (const auto& [name, word] : line.options)
         if (name == "config") collect_file(word, settings, &parsed.notes);
-    collect_command_line(line, settings);
+    collect_command_line(line, settings, &parsed.notes);
 
     const ModelPreset& preset = chosen_preset(settings, family);
     const bool help_all = line.has("help-all");
@@ -379,6 +395,8 @@ ParsedConfig parse_config(int argc, const char* const* argv, const std::string& 
     for (const OptionRow& row : option_table()) {
         if (!settings.count(row.name)) continue;
         const std::string name = "--" + std::string(row.name);
+        REQUIRE(!row.refused_on_cpu || machine.gpu || parsed.config.dry_run, "%s has no effect without a GPU: %s",
+                name.c_str(), row.refused_on_cpu);
         if (row.gpu_only && !machine.gpu) parsed.idle.push_back(name + " has no effect without a GPU");
         if (row.ranks_only && ranks == 1) parsed.idle.push_back(name + " has no effect with one rank");
         given.insert(row.name);
@@ -400,7 +418,7 @@ ParsedConfig parse_generate_config(int argc, const char* const* argv, const std:
         REQUIRE(is_command(name) || std::find(known.begin(), known.end(), name) != known.end(),
                 "generate has no option --%s, it is for training: generate --help", name.c_str());
     Settings settings;
-    collect_command_line(line, settings);
+    collect_command_line(line, settings, &parsed.notes);
     const ModelPreset preset = chosen_preset({}, family);
     parsed.help = line.has("help") || line.has("help-all");
     if (parsed.help) {

@@ -49,6 +49,7 @@ struct Config {
     int64_t lr_wsd_decay_iters = 0;     // wsd: length of the final decay; 0: a tenth of the run
     double weight_decay = 0, adam_beta1 = 0, adam_beta2 = 0, adam_eps = 0, clip_grad = 0;
     int64_t max_skips = 0;              // allowed consecutive skipped steps; one more ends with exit code 4
+    double warn_on_divergence = 0, stop_on_divergence = 0;   // multiples of the loss at the start; 0: never
 
     // precision
     Dtype dtype = Dtype::kBf16;         // activations and weights

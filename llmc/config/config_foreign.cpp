@@ -170,6 +170,8 @@ std::string trainer_of(const Json& object, const std::vector<std::string>& known
 
 void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                          const std::vector<std::string>& known) {
+    REQUIRE(option.find(' ') == std::string::npos, "unknown option \"%s\": an option and its value are two words, or "
+            "joined by =: leave the quotes around both out", option.c_str());
     // An option without a value is a flag that is on.
     const std::string wanted = value.empty() ? "true" : value;
     const bool ours = std::find(known.begin(), known.end(), name) != known.end();

@@ -1,5 +1,6 @@
 #include "llmc/base/check.h"
 #include "llmc/base/fault_injection.h"
+#include "llmc/base/text.h"
 #include "llmc/config/config_table.h"
 #include "llmc/data/blend.h"
 
@@ -17,8 +18,9 @@ void batch_rules(const Config& c, int ranks, Rules& rules) {
     int64_t unit = c.micro_batch_size * ranks;
     auto whole = [&](const char* what, int64_t sequences) {
         rules.require(sequences % unit == 0,
-                      strf("%s %lld must be a multiple of --micro-batch-size %lld x %d rank%s", what,
-                           ll(sequences), ll(c.micro_batch_size), ranks, ranks == 1 ? "" : "s"));
+                      strf("%s %lld must be a multiple of --micro-batch-size %lld x %s: %s", what, ll(sequences),
+                           ll(c.micro_batch_size), count_text(ranks, "rank").c_str(),
+                           batch_hint(sequences, c.micro_batch_size, ranks).c_str()));
     };
     whole("--global-batch-size", c.global_batch_size);
     if (c.rampup_start == 0) return;
@@ -63,6 +65,15 @@ void length_rules(const Config& c, Rules& rules) {
         rules.require(fault.at != Fault::At::kStep || fault.number <= c.train_iters,
                       strf("--inject %s: the run ends with step %lld", word.c_str(), ll(c.train_iters)));
     }
+}
+
+void divergence_rules(const Config& c, Rules& rules) {
+    const auto above_1 = [&](const char* option, double factor) {
+        rules.require(factor == 0 || factor > 1, strf("--%s %s must be above 1 (times the loss at the start), or 0 for "
+                                                      "never", option, number_text(factor).c_str()));
+    };
+    above_1("warn-on-divergence", c.warn_on_divergence);
+    above_1("stop-on-divergence", c.stop_on_divergence);
 }
 
 void schedule_rules(const Config& c, Rules& rules) {
@@ -137,6 +148,7 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     model_rules(config, rules);
     batch_rules(config, ranks, rules);
     schedule_rules(config, rules);
+    divergence_rules(config, rules);
     data_rules(config, rules);
     run_rules(config, ranks, rules);
     fp8_rules(config, rules);

@@ -327,6 +327,14 @@ void add_optimizer(Rows& rows) {
          .help = "consecutive skipped steps (loss or gradient norm not finite) that are allowed; one more ends with "
                  "exit code 4",
          .fallback = "10"},
+        {.name = "warn-on-divergence", .group = group, .value = number(AT(warn_on_divergence), kNotNegative),
+         .help = "warn when the loss (median of 3 steps) exceeds this many times its start, which is the lower of the "
+                 "first loss and the median of the first 5; once until it is back there; 0: never",
+         .fallback = "1.5", .on_resume = kSilent},
+        {.name = "stop-on-divergence", .group = group, .value = number(AT(stop_on_divergence), kNotNegative),
+         .help = "end with exit code 4 when the loss exceeds this many times its start, as in --warn-on-divergence; "
+                 "the state is not saved, checkpoints that are there stay; 0: never",
+         .fallback = "0", .on_resume = kSilent},
     });
 }
 
@@ -406,8 +414,9 @@ void add_output(Rows& rows) {
          .help = "steps between lines on the screen; the log file has every step", .fallback = "1",
          .on_resume = kSilent},
         {.name = "log-file", .group = group, .value = text(AT(log_file), "FILE", "a file"),
-         .help = "log in JSON lines at full precision; \"\" writes none", .derive = derive_log_file,
-         .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
+         .help = "log in JSON lines at full precision; \"\" writes none; a missing folder is made in the working "
+                 "folder and in --save only",
+         .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
         {.name = "verbose", .group = group, .value = flag(AT(verbose), true, false),
          .help = "print every option, the FP8 plan, the communication of a step and all notes at the start, which "
                  "otherwise only the log file has; plan: also every option",
@@ -439,7 +448,7 @@ void add_other(Rows& rows) {
          .value = tuple(':', 1, "FIRST:LAST", "two steps FIRST:LAST, counted from 1", AT(profile_first),
                         AT(profile_last)),
          .help = "emit NVTX ranges and open the profiler's capture window around these steps", .on_resume = kSilent,
-         .gpu_only = true},
+         .gpu_only = true, .refused_on_cpu = "leave it out; the command bench times the parts of a step"},
         {.name = "overfit-one-batch", .group = group, .value = flag(AT(overfit_one_batch), true, false),
          .help = "train on the first global batch only, to check that the loss goes to zero", .fallback = "false",
          .on_resume = kMust},

@@ -54,7 +54,8 @@ struct OptionRow {
     const char* (*refused)(const Json&) = nullptr;
     OnResume on_resume = OnResume::kReport;
     const char* llmc = nullptr;             // llm.c's option with the same meaning, "-b"
-    bool gpu_only = false;                  // has no effect on the CPU device
+    bool gpu_only = false;                  // has no effect on the CPU device: a note
+    const char* refused_on_cpu = nullptr;   // what to do instead, if a run on the CPU device refuses the option
     bool ranks_only = false;                // has no effect with one rank
 };
 // Why an option has no effect under a resolved configuration, null if it has one.
@@ -86,6 +87,13 @@ struct ForeignRow {
     std::string text;    // of the error; {file} stands for the value
 };
 const std::vector<ForeignRow>& foreign_rows();
+
+// In config_hints.cpp: the error of a value that `set` refuses, with what was probably meant ...
+std::string value_error(const OptionRow& row, const std::string& where, const Json& value);
+// ... of a word without an option (exit 2) ...
+[[noreturn]] void fail_unexpected_word(const std::string& word);
+// ... and the batch sizes next to one that is no multiple: "4 or 6 would be one, or take --micro-batch-size 1".
+std::string batch_hint(int64_t sequences, int64_t micro_batch_size, int ranks);
 
 // Former names of options: accepted for one release, with a note, also in JSON files and in the configuration that a
 // checkpoint has stored. In config_names.cpp.

@@ -55,6 +55,9 @@ Json parse_integer(const std::string& text) {
     uint64_t big;
     if (read_all(text, &x)) return Json(x);
     if (read_all(text, &big)) return Json(big);
+    double whole;   // 1e6, but not 2.0
+    const bool exponent = text.find_first_of("eE") != std::string::npos && read_all(text, &whole);
+    if (exponent && json_integer(Json(whole), &x)) return Json(x);
     return Json(text);
 }
 

@@ -1,12 +1,15 @@
 #include "llmc/config/prompts.h"
 
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <sstream>
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/text.h"
 
 namespace {
 
@@ -18,8 +21,8 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
     for (std::string word; words >> word;) {
         int32_t id = -1;
         const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), id);
-        REQUIRE(error == std::errc() && end == word.data() + word.size() && id >= 0, "%s: \"%s\" is no token id",
-                where.c_str(), printable(word).c_str());
+        REQUIRE(error == std::errc() && end == word.data() + word.size() && id >= 0, "%s: \"%s\" is no token id; "
+                "ids are whole numbers with spaces between them", where.c_str(), printable(word).c_str());
         ids.push_back(id);
     }
     return ids;
@@ -33,24 +36,25 @@ std::vector<int32_t> bytes_of(const std::string& text, int64_t vocab_size, const
     return ids;
 }
 
-// The lines of --prompts that are not empty, with their numbers.
-std::vector<std::pair<std::string, int64_t>> prompt_lines(const std::string& file, bool standard_input) {
+// The lines of --prompts, without empty ones at the end.
+std::vector<std::string> prompt_lines(const std::string& file, bool standard_input) {
     std::string all;
     if (file == "-") {
         REQUIRE(standard_input, "--prompts -: only generate reads standard input");
         all.assign(std::istreambuf_iterator<char>(std::cin), {});
     } else {
-        REQUIRE(std::ifstream(file), "--prompts %s: cannot be read", file.c_str());
+        REQUIRE(std::ifstream(file), "--prompts %s: cannot be read: %s", file.c_str(), std::strerror(errno));
+        REQUIRE(!is_directory(file), "--prompts %s: a folder, not a file", file.c_str());
         all = read_text_file(file, kMaxPromptBytes);
     }
-    std::vector<std::pair<std::string, int64_t>> lines;
+    std::vector<std::string> lines;
     std::istringstream stream(all);
-    int64_t number = 0;
     for (std::string line; std::getline(stream, line);) {
-        number++;
-        if (!line.empty()) lines.emplace_back(line, number);
+        if (line.ends_with('\r')) line.pop_back();   // lines as Windows ends them
+        lines.push_back(line);
     }
-    REQUIRE(!lines.empty(), "--prompts %s: has no line", file.c_str());
+    while (!lines.empty() && lines.back().empty()) lines.pop_back();
+    REQUIRE(!lines.empty(), "--prompts %s: has no line with a prompt", file.c_str());
     return lines;
 }
 
@@ -72,21 +76,22 @@ std::vector<std::vector<int32_t>> read_prompts(const Config& config, int64_t max
     const int64_t vocab = config.shape.vocab_size;
     std::vector<std::vector<int32_t>> prompts;
     auto add = [&](std::vector<int32_t> ids, const std::string& where) {
-        REQUIRE(!ids.empty(), "%s: an empty prompt", where.c_str());
+        REQUIRE(!ids.empty(), "%s: an empty prompt; give at least one token, or leave it out", where.c_str());
         for (int32_t id : ids)
             REQUIRE(id < vocab, "%s: token %d lies outside the vocabulary of %lld", where.c_str(), id, ll(vocab));
         const int64_t tokens = static_cast<int64_t>(ids.size());
         REQUIRE(tokens + config.sample_tokens <= max_tokens,
-                "%s: a prompt of %lld tokens and --sample-tokens %lld exceed %s %lld", where.c_str(), ll(tokens),
-                ll(config.sample_tokens), limit.c_str(), ll(max_tokens));
+                "%s: a prompt of %s and --sample-tokens %lld exceed %s %lld", where.c_str(),
+                count_text(tokens, "token").c_str(), ll(config.sample_tokens), limit.c_str(), ll(max_tokens));
         prompts.push_back(std::move(ids));
     };
     const TokenForm form = token_form(config);
     if (!config.prompt_ids.empty()) add(parse_ids(config.prompt_ids, "--prompt-ids"), "--prompt-ids");
     if (!config.prompt_bytes.empty()) add(bytes_of(config.prompt_bytes, vocab, "--prompt-bytes"), "--prompt-bytes");
     if (config.prompts.empty()) return prompts;
-    for (const auto& [line, number] : prompt_lines(config.prompts, standard_input)) {
-        const std::string where = strf("--prompts %s: line %lld", config.prompts.c_str(), ll(number));
+    int64_t number = 0;
+    for (const std::string& line : prompt_lines(config.prompts, standard_input)) {
+        const std::string where = strf("--prompts %s: line %lld", config.prompts.c_str(), ll(++number));
         add(form == TokenForm::kIds ? parse_ids(line, where) : bytes_of(line, vocab, where), where);
     }
     return prompts;

@@ -3,8 +3,6 @@
 #include <sys/mman.h>
 #include <algorithm>
 #include <bit>
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,6 +13,7 @@
 #include "llmc/base/text.h"
 #include "llmc/data/blend.h"
 #include "llmc/data/loss_mask.h"
+#include "llmc/data/shard_meta.h"
 
 namespace {
 
@@ -47,27 +46,6 @@ void check_config(const DataConfig& config) {
     const std::string& dtype = config.token_dtype;
     REQUIRE(dtype.empty() || dtype == "uint16" || dtype == "uint32",
             "--token-dtype '%s', must be uint16 or uint32", dtype.c_str());
-}
-
-// Reads the token that separates documents from the sidecar of a shard (.meta.json).
-int32_t read_separator(const std::string& shard, int64_t vocab_size) {
-    const std::string sidecar = shard_stem(shard) + ".meta.json";
-    auto refuse = [&](const std::string& why) {
-        FAIL(kExitBadInput,
-             "--reset-attention-mask: data shard '%s' does not name the token that separates documents: '%s' %s "
-             "(data/prepare_text.py writes it as tokenizer.separator)",
-             shard.c_str(), sidecar.c_str(), why.c_str());
-    };
-    std::ifstream file(sidecar);
-    if (!file) refuse(std::filesystem::exists(sidecar) ? "cannot be opened" : "is missing");
-    const nlohmann::json meta = nlohmann::json::parse(file, nullptr, false);
-    if (!meta.is_object()) refuse("is no JSON object");
-    const nlohmann::json tokenizer = meta.value("tokenizer", nlohmann::json());
-    const nlohmann::json id = tokenizer.is_object() ? tokenizer.value("separator", nlohmann::json()) : nlohmann::json();
-    if (!id.is_number_integer()) refuse("has no integer tokenizer.separator");
-    if (id < 0 || id >= vocab_size)
-        refuse(strf("says %s, outside the vocabulary of %lld", id.dump().c_str(), (long long)vocab_size));
-    return id.get<int32_t>();
 }
 
 // The fingerprint of synthetic data. Other versions draw other tokens.
@@ -240,9 +218,9 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
         Shard shard(path, config.token_dtype);
         ShardInfo& info = shard.info;
         REQUIRE(info.tokens > config.seq_length,
-                "data shard '%s': %lld tokens are fewer than one sample (sequence length %lld + 1); "
-                "remove the shard or lower --seq-length",
-                path.c_str(), (long long)info.tokens, (long long)config.seq_length);
+                "data shard '%s': %s %s fewer than one sample (sequence length %lld + 1); "
+                "remove the shard or lower --seq-length", path.c_str(), count_text(info.tokens, "token").c_str(),
+                info.tokens == 1 ? "is" : "are", (long long)config.seq_length);
         impl_->read_mask(info);
         info.samples = (info.tokens - 1) / config.seq_length;
         impl_->total_tokens += info.tokens;
@@ -254,6 +232,8 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
                     path.c_str(), separator, impl_->infos[0].path.c_str(), impl_->separator);
             impl_->separator = separator;
         }
+        read_tokenizer(info);
+        require_same_tokenizer("mixed shards", impl_->infos, {info});
         impl_->infos.push_back(info);
         impl_->shards.push_back(std::move(shard));
     }
@@ -339,8 +319,8 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
             return describe_misplaced(saved, now, i);
         const char* path = now[i].path.c_str();
         if (now[i].tokens != saved[i].tokens || now[i].token_bytes != saved[i].token_bytes)
-            return strf("data shard '%s' changed since the checkpoint: %lld tokens of %d bytes, was %lld of %lld",
-                        path, (long long)now[i].tokens, now[i].token_bytes, (long long)saved[i].tokens,
+            return strf("data shard '%s' changed since the checkpoint: %s of %d bytes, was %lld of %lld", path,
+                        count_text(now[i].tokens, "token").c_str(), now[i].token_bytes, (long long)saved[i].tokens,
                         (long long)saved[i].token_bytes);
         if (hex64(now[i].fingerprint) != saved[i].fingerprint)
             return strf("data shard '%s' changed since the checkpoint: fingerprint %s, was %s", path,
@@ -367,8 +347,9 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
         counted += info.counted;
     }
     if (masks > 0)
-        lines.push_back(strf("loss masks of %lld of %zu shards: %lld of %lld tokens count as targets, %.3g %%",
-                             (long long)masks, loader.shards().size(), (long long)counted, (long long)tokens,
+        lines.push_back(strf("loss masks of %lld of %s: %lld of %s count as targets, %.3g %%", (long long)masks,
+                             count_text(static_cast<int64_t>(loader.shards().size()), "shard").c_str(),
+                             (long long)counted, count_text(tokens, "token").c_str(),
                              100 * static_cast<double>(counted) / static_cast<double>(tokens)));
     return lines;
 }
@@ -377,8 +358,8 @@ void require_samples(const DataLoader& loader, int64_t needed, const char* what)
     const std::vector<SourceInfo>& sources = loader.sources();
     for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {
         const int64_t share = loader.samples_of(static_cast<int64_t>(k), needed);
-        REQUIRE(sources[k].samples >= share, "data '%s' has %lld samples of %lld; needs %lld, its share of %lld (%s): "
-                "lower its weight %s", sources[k].name.c_str(), (long long)sources[k].samples,
+        REQUIRE(sources[k].samples >= share, "data '%s' has %s of %lld; needs %lld, its share of %lld (%s): "
+                "lower its weight %s", sources[k].name.c_str(), count_text(sources[k].samples, "sample").c_str(),
                 (long long)loader.seq_length(), (long long)share, (long long)needed, what, sources[k].weight.c_str());
     }
     if (sources.size() > 1) return;
@@ -386,9 +367,9 @@ void require_samples(const DataLoader& loader, int64_t needed, const char* what)
     const std::vector<ShardInfo>& shards = loader.shards();
     std::string name = strf("'%s'", shards[0].path.c_str());
     if (shards.size() > 1) name += strf(" and %zu more", shards.size() - 1);
-    FAIL(kExitBadInput, "data %s has %lld tokens = %lld samples of %lld; needs %lld (%s)", name.c_str(),
-         (long long)loader.total_tokens(), (long long)loader.samples_per_epoch(), (long long)loader.seq_length(),
-         (long long)needed, what);
+    FAIL(kExitBadInput, "data %s has %s = %s of %lld; needs %lld (%s): lower that to %lld, or add shards", name.c_str(),
+         count_text(loader.total_tokens(), "token").c_str(), count_text(loader.samples_per_epoch(), "sample").c_str(),
+         (long long)loader.seq_length(), (long long)needed, what, (long long)loader.samples_per_epoch());
 }
 
 void mark_documents(const int32_t* tokens, int64_t B, int64_t T, int32_t separator, int32_t* out) {

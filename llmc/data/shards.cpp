@@ -45,14 +45,25 @@ constexpr ForeignMagic kForeign[] = {
     {"MMIDIDX\0\0", 9, "a Megatron index; name its .bin instead"},
     {"\x93NUMPY", 6, "a NumPy array file"},
     {"PAR1", 4, "a parquet file; tokenise it with data/prepare_text.py"},
-    {"PK\x03\x04", 4, "a zip archive"},
-    {"\x1f\x8b\x08", 3, "a gzip file"},
-    {"\x28\xb5\x2f\xfd", 4, "a zstd file"},
+    {"PK\x03\x04", 4, "a zip archive; unpack it"},
+    {"\x1f\x8b\x08", 3, "a gzip file; unpack it, or if it holds text, tokenise it with data/prepare_text.py"},
+    {"\x28\xb5\x2f\xfd", 4, "a zstd file; unpack it, or if it holds text, tokenise it with data/prepare_text.py"},
+    {"%PDF-", 5, "a PDF; pdftotext makes text of it, and data/prepare_text.py shards of the text"},
 };
 
 // Other files of a shard, which a pattern like dir/* matches as well.
 bool is_companion(const std::string& path) {
     return path.ends_with(".idx") || path.ends_with(".mask") || path.ends_with(".meta.json");
+}
+
+// What was probably meant by a pattern that matches no file.
+std::string way_out(const std::string& pattern) {
+    const auto has = [&](const char* characters) { return pattern.find_first_of(characters) != std::string::npos; };
+    if (has("'\"")) return "the quotes are a part of it: leave the inner ones out";
+    if (has(",")) return "patterns are separated by spaces, not by commas";
+    if (has(" ")) return "every pattern is a word of its own: put quotes around each, not around all";
+    if (has("$")) return "a shell leaves a variable in single quotes as it is: use double quotes";
+    return "data/prepare_text.py makes shards of text";
 }
 
 const char* megatron_dtype_name(int code) {
@@ -317,8 +328,7 @@ std::vector<std::string> expand_globs(const std::vector<std::string>& globs, std
                 if (!is_companion(found.gl_pathv[i])) matches.push_back(found.gl_pathv[i]);
         }
         globfree(&found);
-        REQUIRE(!matches.empty(), "data pattern '%s' matches no file; data/prepare_text.py makes shards of text",
-                pattern.c_str());
+        REQUIRE(!matches.empty(), "data pattern '%s' matches no file; %s", pattern.c_str(), way_out(pattern).c_str());
         std::sort(matches.begin(), matches.end());  // by byte, whatever the locale
         for (std::string& path : matches) {
             REQUIRE(seen.insert(path).second,

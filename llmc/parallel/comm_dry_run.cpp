@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "llmc/base/text.h"
+
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 
 // In each pass a rank sends all blocks but its own.
@@ -22,8 +24,8 @@ void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor,
 std::string communication_text(const Config& config, const std::vector<PlannedCollective>& calls, int ranks,
                                int64_t buckets) {
     if (ranks == 1) return "";
-    std::string text = strf("communication     of each of %d ranks in a step, %lld buckets, %s\n", ranks,
-                            static_cast<long long>(buckets),
+    std::string text = strf("communication     of each of %d ranks in a step, %s, %s\n", ranks,
+                            count_text(buckets, "bucket").c_str(),
                             config.overlap ? "beside compute (the log has what it did not hide)" : "no overlap");
     text += strf("  %-14s %-5s %8s %16s %16s\n", "collective", "of", "calls", "bytes", "sent");
     int64_t bytes = 0, sent = 0;

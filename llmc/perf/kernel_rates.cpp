@@ -21,8 +21,8 @@ const std::vector<Gpu>& gpus() {
 
 const Gpu* find_gpu(const std::string& name) {
     const std::string maker = "NVIDIA ";
-    const std::string bare = strncasecmp(name.c_str(), maker.c_str(), maker.size()) == 0 ? name.substr(maker.size())
-                                                                                         : name;
+    std::string bare = strncasecmp(name.c_str(), maker.c_str(), maker.size()) == 0 ? name.substr(maker.size()) : name;
+    std::replace_if(bare.begin(), bare.end(), [](char c) { return c == '-' || c == '_'; }, ' ');
     for (const Gpu& gpu : gpus())
         if (strcasecmp(bare.c_str(), gpu.name) == 0 || strcasecmp(bare.c_str(), gpu.device) == 0) return &gpu;
     return nullptr;

@@ -1,5 +1,7 @@
 #include "llmc/perf/step_time_model.h"
 
+#include <strings.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -156,8 +158,14 @@ const Gpu& planned_gpu(const Config& config, const DeviceInfo& found) {
         return here ? *here : measured_gpu();
     }
     if (const Gpu* named = find_gpu(config.gpu)) return *named;
-    std::string names;
-    for (const Gpu& gpu : gpus()) names += (names.empty() ? "" : ", ") + std::string(gpu.name);
+    // "H100" alone may be any of several.
+    std::string names, variants;
+    for (const Gpu& gpu : gpus()) {
+        names += (names.empty() ? "" : ", ") + std::string(gpu.name);
+        if (strncasecmp(gpu.name, config.gpu.c_str(), config.gpu.size()) == 0)
+            variants += (variants.empty() ? "'" : ", '") + std::string(gpu.name) + "'";
+    }
+    REQUIRE(variants.empty(), "--gpu %s: which one? --gpu takes %s", config.gpu.c_str(), variants.c_str());
     FAIL(kExitBadInput, "--gpu %s: unknown; rates are known for %s", config.gpu.c_str(), names.c_str());
 }
 

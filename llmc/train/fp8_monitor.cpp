@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "llmc/base/fp8.h"
+#include "llmc/base/text.h"
 
 namespace {
 
@@ -48,12 +49,13 @@ std::string worst(const std::vector<Fp8State::TensorReport>& reports, unsigned l
 std::string Fp8Monitor::after_first_step(const Ctx& ctx, int64_t micro_batches) {
     const int64_t executed = device::fp8_matmuls(ctx) - count_before_;
     const int64_t planned = planned_fp8_matmuls(plan_, config_.recompute, micro_batches);
+    const std::string batches = count_text(micro_batches, "micro-batch", "micro-batches");
     if (executed != planned) {
-        FAIL(kExitFp8NotEffective, "FP8 was requested and is not effective: the first step (%lld micro-batches) ran "
-             "%lld FP8 matmuls, the plan has %lld", (long long)micro_batches, (long long)executed, (long long)planned);
+        FAIL(kExitFp8NotEffective, "FP8 was requested and is not effective: the first step (%s) ran %s, the plan "
+             "has %lld", batches.c_str(), count_text(executed, "FP8 matmul").c_str(), (long long)planned);
     }
-    return strf("%lld FP8 matmuls ran in the first step (%lld micro-batches), as planned", (long long)executed,
-                (long long)micro_batches);
+    return strf("%s ran in the first step (%s), as planned", count_text(executed, "FP8 matmul").c_str(),
+                batches.c_str());
 }
 
 void Fp8Monitor::report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const {

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
+#include "llmc/base/files.h"
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/text.h"
 
@@ -66,13 +67,28 @@ Json first_record(const std::string& path, std::string* start = nullptr) {
     return Json::parse(line, nullptr, false);
 }
 
-// Exit 2 if the file is not a log: a mistyped name may be that of data. The beginning of a header is enough.
-void require_log(const std::string& path) {
+// Whether there is a file with something in it.
+bool has_content(const std::string& path) {
+    std::error_code ignored;
+    return fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0;
+}
+
+// The error if there is a file that is not a log, else "": a mistyped name may be that of data. The beginning of a
+// header is enough.
+std::string not_a_log(const std::string& path) {
     std::string start;
-    const Json header = first_record(path, &start);
-    const bool whole = text_of(header, "type") == "header";
-    REQUIRE(whole || start.rfind(R"({"type":"header",)", 0) == 0,
-            "--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
+    if (!has_content(path) || text_of(first_record(path, &start), "type") == "header"
+        || start.rfind(R"({"type":"header",)", 0) == 0)
+        return "";
+    return strf("--log-file %s: exists and is not a log of a run: choose another name", path.c_str());
+}
+
+// Whether a folder is `other` or lies in it, by their names.
+bool is_under(const fs::path& folder, const std::string& other) {
+    if (other.empty()) return false;
+    const fs::path inner = fs::absolute(folder).lexically_normal(), outer = fs::absolute(other).lexically_normal();
+    const std::string from = inner.lexically_relative(outer).string();
+    return !from.empty() && from.rfind("..", 0) != 0;
 }
 
 // Renames a log to the first free of FILE.1, FILE.2, ..., and returns that name.
@@ -167,15 +183,14 @@ std::string step_line(const StepRecord& r) {
 std::string eval_line(const EvalRecord& r) {
     const std::string loss = figure(true, 6, "%.4f", r.loss);
     const std::string perplexity = figure(true, 5, "%.2f", std::exp(r.loss));
-    return strf("eval step %lld | loss %s | perplexity %s | %lld tokens | %.3f s",
-                static_cast<long long>(r.step), loss.c_str(), perplexity.c_str(),
-                static_cast<long long>(r.counted_tokens), r.seconds);
+    return strf("eval step %lld | loss %s | perplexity %s | %s | %.3f s", static_cast<long long>(r.step),
+                loss.c_str(), perplexity.c_str(), count_text(r.counted_tokens, "token").c_str(), r.seconds);
 }
 
 std::string hellaswag_line(const HellaswagRecord& r) {
-    return strf("hellaswag step %lld | accuracy %.4f | %lld of %lld examples | %.3f s", static_cast<long long>(r.step),
+    return strf("hellaswag step %lld | accuracy %.4f | %lld of %s | %.3f s", static_cast<long long>(r.step),
                 static_cast<double>(r.correct) / static_cast<double>(r.examples), static_cast<long long>(r.correct),
-                static_cast<long long>(r.examples), r.seconds);
+                count_text(r.examples, "example").c_str(), r.seconds);
 }
 
 std::string screen_text(const std::string& text) {
@@ -199,15 +214,32 @@ bool log_saves_in(const std::string& path, const std::string& save) {
     return text_of(header["config"], "save") == save;
 }
 
+std::string log_place_error(const std::string& path, const std::string& save) {
+    if (path.empty()) return "";
+    const fs::path folder = fs::path(path).parent_path();
+    std::error_code ignored;
+    if (is_under(folder.empty() ? "." : folder, save)) return not_a_log(path);   // require_save looks at the folder
+    const std::string part = existing_part(folder.empty() ? "." : folder.string());
+    if (!is_directory(part)) return strf("--log-file %s: %s is not a folder", path.c_str(), part.c_str());
+    // In the working folder a missing one is made, as the recipes' logs/; elsewhere its name is likely to be wrong.
+    if (!folder.empty() && !is_directory(folder.string()) && !is_under(folder, "."))
+        return strf("--log-file %s: there is no folder %s: mkdir -p %s", path.c_str(), folder.c_str(),
+                    shell_quoted(folder.string()).c_str());
+    if (fs::is_directory(path, ignored))
+        return strf("--log-file %s: a folder: name a file, %s", path.c_str(), (fs::path(path) / "log.jsonl").c_str());
+    return not_a_log(path);
+}
+
 RunLog::RunLog(const std::string& path, bool append, int64_t resume_step, const std::vector<std::string>& again,
                bool keep)
     : path_(path), step_(resume_step) {
     if (path.empty()) return;
-    std::error_code ignored, folder;   // fatal only if the file cannot be opened
+    std::error_code folder;   // fatal only if the file cannot be opened
     fs::path directory = fs::path(path).parent_path();
     if (!directory.empty()) fs::create_directories(directory, folder);
-    const bool exists = fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) > 0;
-    if (exists) require_log(path);
+    const bool exists = has_content(path);
+    const std::string wrong = not_a_log(path);
+    REQUIRE(wrong.empty(), "%s", wrong.c_str());
     if (exists) earlier_log_ = append ? cut_log(path, resume_step, again, keep) : set_aside(path);
     file_ = std::fopen(path.c_str(), append ? "ab" : "wb");
     // If the folder could not be created, fopen's "no such file or directory" would hide the reason.

@@ -79,6 +79,10 @@ struct RunHeader {
 // Whether the log at `path` is of a run with this --save; true if there is no log or it does not say.
 bool log_saves_in(const std::string& path, const std::string& save);
 
+// Why there can be no log at `path`: its folder is missing and neither in the working folder nor under `save`, where
+// the run makes it, the path is a folder, or a file there is not the log of a run. "" if there can be one.
+std::string log_place_error(const std::string& path, const std::string& save);
+
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
 // "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
 // bits; non-finite ones are the strings "nan", "inf" and "-inf"; mfu of an unknown device is null. Each record is

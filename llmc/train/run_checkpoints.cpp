@@ -104,6 +104,8 @@ void require_save(const Config& config, Comm& comm) {
             return error.what();
         }
         if (is_regular_file(config.save)) return strf("--save %s: a file, not a folder", config.save.c_str());
+        if (const std::string part = existing_part(config.save); !is_directory(part))
+            return strf("--save %s: %s is not a folder", config.save.c_str(), part.c_str());
         const std::vector<int64_t> steps = checkpoint_steps(config.save);
         if (steps.empty() || config.resume == "auto") return "";
         if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);
@@ -142,11 +144,12 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
 
     load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_));
-    const Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
+    Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                             .adam_step = state.at("adam_step").get<int64_t>(),
                             .skips = state.at("skips").get<int64_t>(),
                             .consecutive_skips = state.value("consecutive_skips", int64_t{0}),
                             .missed = state.value("missed", std::vector<std::string>())};
+    if (state.contains("loss_watch")) progress.loss_watch.restore(state["loss_watch"].dump());
     StepState device_state{};
     device_state.adam_step = progress.adam_step;
     device::copy_to_device(ctx_, trainer_.state(), &device_state, sizeof(StepState));
@@ -184,6 +187,7 @@ std::string RunCheckpoints::state_json(const Progress& progress) {
         {"fp8", Json::parse(fp8_state_json(ctx_, trainer_.fp8()))},
         {"gemm_plans", Json::parse(device::gemm_export_plans(ctx_))},
         {"commit", kBuildCommit},
+        {"loss_watch", Json::parse(progress.loss_watch.state_json())},
     };
     if (progress.consecutive_skips > 0) state["consecutive_skips"] = progress.consecutive_skips;
     if (!progress.missed.empty()) state["missed"] = progress.missed;
@@ -210,4 +214,11 @@ void RunCheckpoints::finish() {
     if (!saver_) return;
     post_phase(Phase::kSaveEnd);
     saver_->finish();
+}
+
+std::string RunCheckpoints::newest_text() const {
+    if (config_.save.empty()) return "nothing was saved (--save)";
+    const std::vector<int64_t> steps = checkpoint_steps(config_.save);
+    if (steps.empty()) return "there is no checkpoint under " + config_.save;
+    return "the newest checkpoint is " + config_.save + "/" + step_directory_name(steps.back());
 }

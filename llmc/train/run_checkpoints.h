@@ -12,6 +12,7 @@
 #include "llmc/model/params.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/train/log.h"
+#include "llmc/train/loss_watch.h"
 #include "llmc/train/trainer.h"
 
 // Pinned host memory for saving, on the rank that needs most; 0 without --save.
@@ -29,6 +30,7 @@ struct Progress {
     int64_t skips = 0;       // steps skipped
     int64_t consecutive_skips = 0;          // since the last update
     std::vector<std::string> missed = {};   // evaluations of this step that a stop interrupted
+    LossWatch loss_watch = {};
 };
 
 // Exit 2 if --save cannot work: its folder has checkpoints that this run would overwrite, or from which a later
@@ -52,6 +54,8 @@ public:
     void poll();
     // Waits for the asynchronous save.
     void finish();
+    // What a run that diverged leaves, for its error: "the newest checkpoint is out/step-00000120".
+    std::string newest_text() const;
 
 private:
     void restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes);

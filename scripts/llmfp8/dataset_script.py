@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 from . import text_shards
-from .support import InputError
+from .support import InputError, Parser
 
 
 def download(url, path, sha256):
@@ -35,7 +35,7 @@ def download(url, path, sha256):
 def run_dataset(doc, choose, add_options=None, **defaults):
     """choose(args) sets args.inputs to the data set; it is not called with --input. defaults: for
     text_shards.add_options."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", nargs="+", default=[], metavar="PATH",
                         help="files or folders of the data set that are here already; nothing is downloaded")
     if add_options:

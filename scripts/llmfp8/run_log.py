@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-from .support import InputError
+from .support import InputError, count_text
 
 LOG_FORMAT = 1
 # Fields that readers of a log need; a record may have more.
@@ -182,7 +182,8 @@ class RunLog:
         if self.torn:
             lines.append(f"{self.path}: the last line is cut off and left out")
         if self.redone:
-            lines.append(f"{self.path}: {self.redone} steps were done again after a resume; the later ones count")
+            done = count_text(self.redone, "step was", "steps were")
+            lines.append(f"{self.path}: {done} done again after a resume; what came later counts")
         return lines
 
 

@@ -32,9 +32,10 @@ FOREIGN = (
     (MEGATRON_MAGIC, "a Megatron index; name its .bin instead"),
     (b"\x93NUMPY", "a NumPy array file"),
     (b"PAR1", "a parquet file; tokenise it with data/prepare_text.py"),
-    (b"PK\x03\x04", "a zip archive"),
-    (b"\x1f\x8b\x08", "a gzip file"),
-    (b"\x28\xb5\x2f\xfd", "a zstd file"),
+    (b"PK\x03\x04", "a zip archive; unpack it"),
+    (b"\x1f\x8b\x08", "a gzip file; unpack it, or if it holds text, tokenise it with data/prepare_text.py"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file; unpack it, or if it holds text, tokenise it with data/prepare_text.py"),
+    (b"%PDF-", "a PDF; pdftotext makes text of it, and data/prepare_text.py shards of the text"),
 )
 TEXT_BYTES = bytes([*range(9, 14), *range(32, 256)])
 MEGATRON_WIDTHS = {4: 4, 8: 2}   # dtype code -> bytes: int32, uint16

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Callable
 
 from .shard_format import SplitWriter
-from .support import InputError, Progress
+from .support import InputError, Progress, count_text, one_line
 from .text_sources import Reader
 
 SPLITS = ("train", "valid")
@@ -114,6 +114,7 @@ def encoded(plan, workers):
 
 class StateFile:
     """Reads the state that an interrupted run has left ({} if none), and saves that of this run."""
+    KEYS = {"signature", "position", "finished", "writers"}
 
     def __init__(self, plan):
         self.path, self.signature = plan.folder / STATE_NAME, plan.signature
@@ -126,17 +127,32 @@ class StateFile:
             state = json.loads(self.path.read_text())
             was, now = state["signature"], json.loads(json.dumps(plan.signature))
             differs = next((name for name in {**was, **now} if was.get(name) != now.get(name)), "")
+            unusable = "" if self.KEYS <= state.keys() else "is of another version of this script"
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError, AttributeError):
-            state, differs = {}, "its state, which is not readable"
-        if not differs:
+            differs, unusable = "", "is not readable"
+        if not differs and not unusable:
             return state
+        if unusable and not plan.overwrite:
+            raise InputError(f"{plan.folder} holds an interrupted run whose state {unusable}: choose another --out, or "
+                             "pass --overwrite")
         if not plan.overwrite:
             raise InputError(f"{plan.folder} holds an interrupted run that differs in {differs}: repeat its command to "
                              "continue it, choose another --out, or pass --overwrite")
         self.path.unlink()
         return {}
+
+    def restore(self, writers, reader):
+        """Puts writers and reader where the interrupted run was."""
+        try:
+            for split, writer in writers.items():
+                writer.import_state(self.state["writers"][split])
+            reader.start(self.state["position"])
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(f"{self.path}: the interrupted run is of another version of this script "
+                             f"({one_line(error)}): finish it with that version, choose another --out, or remove the "
+                             "file and pass --overwrite to begin anew") from None
 
     def save(self, writers, position, finished=False):
         state = {"signature": self.signature, "position": position, "finished": finished,
@@ -193,7 +209,7 @@ def check_splits(writers, plan):
     for split in wanted:
         if not writers[split].total_documents:
             others = sum(writer.total_documents for writer in writers.values())
-            raise InputError(f"none of {others} documents falls into the {split} split with --valid-fraction "
+            raise InputError(f"none of the documents ({others}) falls into the {split} split with --valid-fraction "
                              f"{plan.valid_fraction}; change it, or lower --document-bytes (text files)")
 
 
@@ -243,10 +259,8 @@ def run(plan):
         writers = {split: SplitWriter(plan.folder, split, plan.token_bytes, plan.shard_tokens, plan.meta, plan.masked)
                    for split in SPLITS}
         if state.saved:
-            for split, writer in writers.items():
-                writer.import_state(state.state["writers"][split])
-            plan.reader.start(state.state["position"])
-            print(f"continuing after {plan.reader.documents} documents of an interrupted run", flush=True)
+            state.restore(writers, plan.reader)
+            print(f"continuing after {count_text(plan.reader.documents, 'document')} of an interrupted run", flush=True)
         if not finished:
             make_files(plan, writers, state)
         new = {final for writer in writers.values() for _, final in writer.published}
@@ -268,7 +282,7 @@ def report(plan, writers):
     for line in skipped(plan):
         print(line)
     for split, writer in writers.items():
-        counted = f", {writer.total_counted} count as targets" if plan.masked else ""
-        shards = "1 shard" if writer.shards == 1 else f"{writer.shards} shards"
-        print(f"{split}: {writer.total_tokens} tokens in {writer.total_documents} documents{counted}, "
-              f"{shards}: {plan.folder}/{split}_*.bin (vocabulary {plan.meta['vocab_size']})")
+        parts = [f"{count_text(writer.total_tokens, 'token')} in {count_text(writer.total_documents, 'document')}"]
+        parts += [f"{writer.total_counted} count as targets"] if plan.masked else []
+        parts.append(count_text(writer.shards, "shard"))
+        print(f"{split}: {', '.join(parts)}: {plan.folder}/{split}_*.bin (vocabulary {plan.meta['vocab_size']})")

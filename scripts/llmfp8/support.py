@@ -1,4 +1,6 @@
 """Shared by all scripts: errors, optional packages, progress."""
+import argparse
+import difflib
 import importlib
 import sys
 import sysconfig
@@ -16,6 +18,40 @@ class InputError(Exception):
 def one_line(error):
     """A library's exception as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one line, with exit code 2. A mistyped option is named before options that are missing."""
+
+    def error(self, message):
+        raise InputError(f"{message} (--help lists the options)")
+
+    def parse_known_args(self, args=None, namespace=None):
+        words = list(sys.argv[1:] if args is None else args)
+        for word in words[:words.index("--")] if "--" in words else words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and not any(known.startswith(name) for known in self._option_string_actions):
+                near = difflib.get_close_matches(name, self._option_string_actions, 1)
+                self.error(f"unknown option {name}" + (f": did you mean {near[0]}?" if near else ""))
+        return super().parse_known_args(words, namespace)
+
+
+def whole_number(text):
+    """For options: an integer, also written as 1e8."""
+    try:
+        if "e" not in text.lower():
+            return int(text)
+        value = float(text)
+        if value == int(value):
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text} is no whole number")
+
+
+def count_text(number, noun, plural=""):
+    """"1 shard", "2 shards"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def run_main(main):
@@ -88,7 +124,8 @@ class Progress:
             return
         if self.bar is not None:
             self.bar.update(done_bytes - self.done)
-            self.bar.set_postfix_str(f"{self.documents} documents, {self.tokens} tokens", refresh=False)
+            done = f"{count_text(self.documents, 'document')}, {count_text(self.tokens, 'token')}"
+            self.bar.set_postfix_str(done, refresh=False)
         elif time.monotonic() >= self.next_line:
             self.next_line = time.monotonic() + (0.5 if self.terminal else 10)
             print(("\r" if self.terminal else "") + self.line(done_bytes), end="" if self.terminal else "\n",
@@ -99,7 +136,7 @@ class Progress:
         seconds = time.monotonic() - self.begin
         rate = done_bytes / seconds if seconds > 0 else 0.0
         text = f"{done_bytes / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s"
-        text += f" | {self.documents} documents | {self.tokens} tokens"
+        text += f" | {count_text(self.documents, 'document')} | {count_text(self.tokens, 'token')}"
         if self.total and rate > 0:
             left = max(0, self.total - done_bytes) / rate
             text = f"{100.0 * done_bytes / self.total:.1f}% | " + text

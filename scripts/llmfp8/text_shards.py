@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .shard_format import MAX_SHARD_TOKENS, MIN_TAIL_TOKENS, TYPECODES, token_bytes_for
 from .shard_pipeline import SPLITS, Plan, report, run
-from .support import InputError
+from .support import InputError, whole_number
 from .text_sources import Reader, find_sources
 from .text_tokenizers import load_tokenizer
 
@@ -24,21 +24,22 @@ def add_options(parser, out="", tokenizer="", valid_fraction=0.01):
                         help="of a tokenizer.json: the token that starts a document (default: a known one)")
     parser.add_argument("--valid-fraction", type=float, default=valid_fraction, metavar="F",
                         help="share of the documents for validation, 0 to below 1 (default %(default)s)")
-    parser.add_argument("--shard-tokens", type=int, default=100_000_000, metavar="N",
+    parser.add_argument("--shard-tokens", type=whole_number, default=100_000_000, metavar="N",
                         help="tokens per shard (default %(default)s)")
     parser.add_argument("--dataset-config", default="", metavar="NAME",
                         help="configuration of a Hugging Face dataset")
     parser.add_argument("--dataset-split", default="train", metavar="NAME",
                         help="split of that dataset (default %(default)s)")
-    parser.add_argument("--max-documents", type=int, default=0, metavar="N", help="stop after N documents; 0: all")
-    parser.add_argument("--workers", type=int, default=0, metavar="N",
+    parser.add_argument("--max-documents", type=whole_number, default=0, metavar="N",
+                        help="stop after N documents; 0: all")
+    parser.add_argument("--workers", type=whole_number, default=0, metavar="N",
                         help="processes; 0: one per core, at most 64")
     parser.add_argument("--overwrite", action="store_true", help="replace the shards in DIR")
     parser.add_argument("--quiet", action="store_true", help="print no progress")
 
 
 def add_text_options(parser):
-    parser.add_argument("--document-bytes", type=int, default=8192, metavar="N",
+    parser.add_argument("--document-bytes", type=whole_number, default=8192, metavar="N",
                         help="text files are cut into documents of about N bytes, at ends of lines, so that "
                              "both splits get parts of a large file; 0: a file is a document "
                              "(default %(default)s)")

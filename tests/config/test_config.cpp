@@ -81,7 +81,7 @@ TEST_CASE("config: values of the wrong kind or out of range are named") {
             CAPTURE(std::string(junk));
             if (!*junk && std::string(row.name) == "token-dtype") continue;   // unsets it
             std::string message = refusal("gpt2", {"--" + std::string(row.name) + "=" + junk});
-            CHECK(contains(message, "--" + std::string(row.name) + " " + junk + ": must be "));
+            CHECK(contains(message, "--" + std::string(row.name) + " " + (*junk ? junk : "''") + ": must be "));
             CHECK(contains(message, row.value.expects));
         }
         for (const char* json : {"null", "{}", "[true]", "\"x\""}) {
@@ -98,6 +98,7 @@ TEST_CASE("config: values of the wrong kind or out of range are named") {
     CHECK(contains(refusal("gpt2", {"--norm-epsilon=1e-50"}), "in (0, 1)"));
     CHECK(contains(refusal("gpt2", {"--num-layers=1025"}), "in [1, 1024]"));
     CHECK(contains(refusal("gpt2", {"--num-layers=2.0"}), "an integer"));
+    CHECK(parse("gpt2", joined(base("train-iters"), {"--train-iters=2e3", "--seed=1e6"})).config.train_iters == 2000);
     CHECK(contains(refusal("gpt2", {"--seed=18446744073709551616"}), "2^64"));
     CHECK(contains(refusal("gpt2", {"--train-data="}), "--train-data"));
 }
@@ -432,8 +433,12 @@ TEST_CASE("config: help, banner, and what is idle on this machine") {
     CHECK(contains(banner, "  seed = 99\n"));
     CHECK(!contains(banner, "rotary-base"));
 
-    Words words = joined(base(""), {"--gemm-search", "off", "--profile", "2:3", "--attention", "fast"});
+    Words words = joined(base(""), {"--gemm-search", "off", "--attention", "fast"});
     CHECK(parse("gpt2", words).idle.empty());
-    CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 3);
+    CHECK(parse("gpt2", words, {.gpu = false}).idle.size() == 2);
     CHECK(parse("gpt2", base(""), {.gpu = false}).idle.empty());
+    words = joined(words, {"--profile", "2:3"});
+    CHECK(contains(refusal("gpt2", words, {.gpu = false}), "--profile has no effect without a GPU: leave it out"));
+    CHECK(parse("gpt2", words).idle.empty());
+    CHECK(parse("gpt2", joined(words, {"--dry-run"}), {.gpu = false}).idle.size() == 3);   // plans for a GPU
 }

@@ -6,6 +6,7 @@
 
 #include "tests/support/data_test.h"
 
+#include "llmc/data/shard_meta.h"
 #include "llmc/ops/ops.h"
 
 using namespace data_test;
@@ -287,7 +288,7 @@ TEST_CASE("data: the separator comes from the sidecar of every shard") {
     check_contains(refusal(config), {"exit 2", "b.bin' separates documents with token 8", "a.bin' with 7"});
     for (const char* text : {"", "{", "[]", "7"}) {
         sidecar("b.meta.json", text);
-        check_contains(refusal(config), {"exit 2", "b.meta.json' is no JSON object"});
+        check_contains(refusal(config), {"exit 2", "b.meta.json: ", "not "});
     }
     for (const char* text : {"{}", "{\"tokenizer\": 7}", "{\"tokenizer\": {}}", "{\"tokenizer\": {\"separator\": 7.0}}",
                              "{\"tokenizer\": {\"separator\": \"7\"}}"}) {
@@ -300,4 +301,43 @@ TEST_CASE("data: the separator comes from the sidecar of every shard") {
     }
     sidecar("b.meta.json", names(7));
     CHECK(DataLoader(config).separator() == 7);
+}
+
+TEST_CASE("data: shards of different tokenizers are refused, and validation on the training shards") {
+    TempDir dir;
+    for (const char* name : {"a", "b", "c", "d"}) write(dir / (std::string(name) + ".bin"), llmc_v1(counting(0, 32)));
+    write(dir / "d.bin", llmc_v1(counting(7, 32)));
+    auto sidecar = [&](const char* name, const char* tokenizer, const char* hash) {
+        write(dir / (std::string(name) + ".meta.json"), strf("{\"tokenizer\": {\"name\": \"%s\", \"sha256\": \"%s\"}, "
+                                                             "\"document_offsets\": [0, 1]}", tokenizer, hash));
+    };
+    sidecar("b", "bytes", "abcd");
+    sidecar("c", "gpt2", "0123");
+    const auto both = [&](const char* one, const char* other) { return config_of({dir / one, dir / other}, 4, 1000); };
+    CHECK(refusal(both("a.bin", "b.bin")) == "opened");   // nothing is known about a
+    check_contains(refusal(config_of({dir / "a.bin", dir / "b.bin", dir / "c.bin"}, 4, 1000)),
+                   {"exit 2", "c.bin' was made with the tokenizer gpt2", "b.bin' with the tokenizer bytes"});
+    sidecar("c", "bytes", "0123");   // of the same name
+    check_contains(refusal(both("b.bin", "c.bin")), {"the tokenizer of SHA-256 0123", "the tokenizer of SHA-256 abcd"});
+    sidecar("c", "renamed", "abcd");
+    CHECK(refusal(both("b.bin", "c.bin")) == "opened");
+    write(dir / "c.meta.json", "{\"tokenizer\": {\"name\": ");
+    check_contains(refusal(both("b.bin", "c.bin")), {"exit 2", "c.meta.json: line 1, column "});
+
+    const auto shards = [&](const char* name) { return DataLoader(config_of({dir / name}, 4, 1000)).shards(); };
+    const auto said = [&](const std::vector<ShardInfo>& train, const std::vector<ShardInfo>& valid, bool same) {
+        try {
+            return check_validation_shards(train, valid, same);
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+    };
+    const std::vector<ShardInfo> a = shards("a.bin"), d = shards("d.bin");
+    CHECK(said(a, d, false) == "");
+    check_contains(said(a, shards("b.bin"), false), {"name the same tokens", "b.bin'"});   // a copy
+    check_contains(said(a, a, true), {"VALIDATION ON TRAINING DATA: 1 shard of --valid-data is also"});
+    check_contains(said(shards("[ad].bin"), d, false), {"VALIDATION ON TRAINING DATA: 1 shard"});
+    sidecar("d", "gpt2", "0123");
+    check_contains(said(shards("b.bin"), shards("d.bin"), true),
+                   {"--valid-data and --train-data", "the tokenizer gpt2"});
 }

@@ -55,7 +55,7 @@ class GenerateTest(TrainTest):
     def test_prompts_of_a_file_and_of_standard_input(self):
         folder = self.save(LLAMA, *self.BYTES)
         with open(self.path("prompts"), "w") as f:
-            f.write("ab\n\ncd\n")
+            f.write("ab\ncd\n\n")
         options = ["--load", folder, "--sample-tokens", "5"]
         both = self.generate(*options, "--prompts", self.path("prompts"), text=False).stdout
         self.assertEqual(self.generate(*options, "--prompts", "-", text=False, standard_input=b"ab\ncd\n").stdout, both)

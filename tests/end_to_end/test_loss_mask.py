@@ -40,7 +40,7 @@ class LossMaskTest(TrainTest):
         masked, text = self.train("masked")
         self.assertEqual([r["loss"] for r in masked], [r["loss"] for r in plain])
         self.assertEqual(self.weights("masked"), self.weights("plain"))
-        self.assertIn("training data: loss masks of 1 of 1 shards: 385 of 385 tokens count as targets, 100 %", text)
+        self.assertIn("training data: loss masks of 1 of 1 shard: 385 of 385 tokens count as targets, 100 %", text)
 
     def test_a_target_that_does_not_count_has_no_part(self):
         for binary, options in ((GPT2, []), (LLAMA, ["--fp8-recipe", "tensorwise"])):

@@ -1,6 +1,8 @@
 """What a run finds in the folder that it goes on in, and what its log has of the part before."""
 import os
+import re
 import shutil
+import statistics
 import unittest
 
 from tests.support.train import LLAMA, TrainTest, records, write_hellaswag
@@ -66,6 +68,25 @@ class ResumeTest(TrainTest):
         self.assertEqual(self.checkpoints("run")[-1], "step-00000005")
         run(6, [])       # as an operator would: what spoilt it is gone
         run(9, [8, 9])
+
+    def test_a_loss_far_above_its_start_ends_the_run_and_leaves_its_checkpoints(self):
+        """The start is that of the first run, which the checkpoint has, also after a restart."""
+        def run(steps, lr, expect=0, *more):
+            return self.run_train(LLAMA, "--train-iters", str(steps), "--lr-decay-style", "constant", "--lr", lr,
+                                  "--save", self.path("run"), "--resume", "auto", "--clip-grad", "0", *more,
+                                  expect=expect)
+
+        run(8, "0.02")
+        losses = [r["loss"] for r in records(self.path("run", "log.jsonl"), "step")]
+        start = min(losses[0], statistics.median(losses[:5]))
+        self.assertLess(losses[-1], start)
+        done = run(40, "9", 4, "--stop-on-divergence", "1.7")
+        self.assertRegex(done.stderr, rf"its start of {re.escape(f'{start:.4g}')} \(--stop-on-divergence 1.7\); .* a "
+                                      r"lower --lr \(now 9\), .*; the newest checkpoint is .*/run/step-00000008\n\Z")
+        self.assertEqual(self.checkpoints("run"), ["step-00000008"])
+        events = records(self.path("run", "log.jsonl"), "event")
+        self.assertEqual((events[-1]["kind"], f"error: {events[-1]['text']}\n"), ("diverged", done.stderr))
+        run(10, "0.02")   # with another rate it goes on from there
 
     def test_an_evaluation_that_was_cut_short_is_made_up(self):
         """Once the last step is done nothing else would say its loss."""

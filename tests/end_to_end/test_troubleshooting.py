@@ -206,7 +206,7 @@ class TroubleshootingTest(TrainTest):
                  *re.findall(r'\{"([\w-]+)", "', read("llmc/config/config_table_ranks.cpp")),   # Megatron's names
                  *re.findall(r'"--([\w-]+)"', read("scripts/llmfp8/comparison/main.py")
                               + read("scripts/llmfp8/importer/main.py")),
-                 "help", "help-all", "config", "role",
+                 "help", "help-all", "config", "role", "valid-fraction",
                  "gpus", "shm-size", "signal", "mpi",   # of Docker and Slurm
                  "option", "fp8-"}                      # any
         self.assertLessEqual(set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)), known)
@@ -229,8 +229,8 @@ class TroubleshootingTest(TrainTest):
             "option changed", "this run does not set it: repeat", "FP8 state of the checkpoint not used", "is damaged",
             "no usable checkpoint under", "no usable checkpoint at", "no usable model at", "No space left",
             "not finite: update skipped",
-            "--max-skips", "the first value that is not finite", "FP8 was requested", "has another",
-            "no shards in", "no Hugging Face model in", "is missing: run make"]
+            "--max-skips", "(--stop-on-divergence", "the first value that is not finite", "FP8 was requested",
+            "has another", "no shards in", "no Hugging Face model in", "is missing: run make"]
 
     def file(self, name, content):
         with open(self.path(name), "wb") as f:
@@ -290,7 +290,10 @@ class TroubleshootingTest(TrainTest):
             ("names no linear", [*fp8, "--bf16-linears", "9.up"]),
             ("FP8 attention supports head dims of 64 and 128", [*short, "--fp8-attention"]),
             ("no --valid-data to evaluate on", [*short, "--eval-iters", "3"]),
-            ("cannot be opened: <reason>", [*short, "--log-file", os.path.join(data, "log.jsonl")]),
+            ("cannot be opened: <reason>", [*short, "--log-file", "/proc/nowhere"]),
+            ("there is no folder", [*short, "--log-file", self.path("nowhere", "log.jsonl")]),
+            ("name the same tokens", ["--train-iters", "2", "--eval-iters", "2", "--valid-data",
+                                      self.path("train_*.bin")]),
             ("no such directory", [*short, "--resume", self.path("nowhere")]),
             ("--resume auto looks under", [*short, "--resume", "auto"]),
             ("<folder> has no config.json: not", [*short, "--load", self.path("empty")]),
@@ -315,6 +318,8 @@ class TroubleshootingTest(TrainTest):
             ("--fp8-fast-accum all", [*short, "--fp8-recipe", "delayed", "--fp8-fast-accum", "all"]),
             ("its evaluation was cut short", ["--train-iters", "2", "--valid-data", self.path("valid.bin"), "--inject",
                                               "term:rank=0@eval=2", "--save", self.path("cut")]),
+            ("(--warn-on-divergence", ["--train-iters", "9", "--lr", "5", "--clip-grad", "0"]),
+            ("VALIDATION ON TRAINING DATA", [*short, "--valid-data", self.path("train_0.bin"), "--eval-iters", "2"]),
             ("a model_type of this trainer", [*short, "--normalization", "RMSNorm", "--save", self.path("own")]),
         ]
 
@@ -396,6 +401,8 @@ class TroubleshootingTest(TrainTest):
         done = self.check_error_within("--max-skips", ["--train-iters", "9", "--max-skips", "0", "--inject",
                                                              "nan:grad@2"])
         self.check_line("not finite: update skipped", done.stdout)
+        self.check_error_within("(--stop-on-divergence", ["--train-iters", "9", "--lr", "5", "--clip-grad", "0",
+                                                          "--stop-on-divergence", "2"])
 
     def check_error_within(self, key, options):
         quote = self.quoted(key)

@@ -53,7 +53,7 @@ TEST_CASE("generate: prompts as ids, as bytes, and as the lines of a file") {
     CHECK(read_prompts(config, 8, "T", false).empty());
     config.prompt_ids = " 1  256 0 ";
     config.prompt_bytes = "a\xc3\xa9";
-    const TempFile lines("xy\n\n  \nz");
+    const TempFile lines("xy\r\n  \nz\n\n");
     config.prompts = lines.path;
     CHECK(read_prompts(config, 8, "T", false) == Prompts{{1, 256, 0}, {97, 0xc3, 0xa9}, {120, 121}, {32, 32}, {122}});
     config = text_config(50257);
@@ -80,7 +80,8 @@ TEST_CASE("generate: an invalid prompt is named") {
         {61, "", "a", "", "--prompt-bytes: token 97 lies outside the vocabulary of 61"},
         {50257, "", "a", "", "--prompt-bytes: a vocabulary of 50257 is not bytes"},
         {61, "1 2 3 4 5 6", "", "", "--prompt-ids: a prompt of 6 tokens and --sample-tokens 3 exceed --seq-length 8"},
-        {258, "", "", "1\n\n2 x\n", ": line 3: \"x\" is no token id"},
+        {258, "", "", "1\n3\n2 x\n", ": line 3: \"x\" is no token id"},
+        {258, "", "", "1\n\n2\n", ": line 2: an empty prompt"},
         {258, "", "", "\n", ": has no line"},
     };
     for (const Case& c : cases) {

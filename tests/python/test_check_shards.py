@@ -65,7 +65,7 @@ class CheckShards(ScriptTest):
     def test_a_pattern_in_quotes_is_what_the_trainer_would_read(self):
         path = self.shard([1, 2, 3])
         self.file("train.mask", b"no shard")
-        self.assertIn("1 shards, 0 damaged", self.check(self.folder / "*"))
+        self.assertIn("1 shard, 0 damaged", self.check(self.folder / "*"))
         self.assertIn(str(path), self.check(self.folder / "*.bin"))
         self.check(self.folder / "none*.bin", damaged=f"{self.folder}/none*.bin: cannot open: No such file")
         self.file("a[1].bin", b"")   # a name is taken as it is before it is a pattern
@@ -137,7 +137,7 @@ class CheckShards(ScriptTest):
         self.assertIn(f"{len(shards)} shards, 0 damaged", text)
         self.assertIn(", 0 count as targets, ids to 256\n", text)
         for name in (mask, shards[0].with_suffix(".meta.json")):
-            self.assertIn("1 shards, 0 damaged", self.check(name))
+            self.assertIn("1 shard, 0 damaged", self.check(name))
         shards[0].unlink()
         self.check(mask, damaged=f"DAMAGED {mask}: belongs to a .bin file that is not there\n")
 

@@ -310,7 +310,7 @@ class BadInput(CompareTest):
         run = ["--run", "a=./train_gpt2", "--out", "out"]
         for text, arguments in (
                 ("nothing to compare", []),
-                ("unrecognized arguments: --roundz", ["a.jsonl", "--roundz", "3"]),
+                ("unknown option --roundz: did you mean --rounds?", ["a.jsonl", "--roundz", "3"]),
                 ("--rounds: invalid int of at least 1 value: '0'", [*run, "--rounds", "0"]),
                 ("--warmup: invalid int of at least 0 value: '-1'", ["a.jsonl", "--out", "o", "--warmup", "-1"]),
                 ("--slice-minutes: invalid float of at least 0.001 value: 'nan'", [*run, "--slice-minutes", "nan"]),

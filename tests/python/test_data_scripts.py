@@ -230,7 +230,7 @@ class PrepareText(ScriptTest):
         self.refused(["cut.txt.gz: ", "truncated"], *bytes_of,
                      self.file("cut.txt.gz", gzip.compress(lines(100).encode())[:-20]))
         self.refused(["hold no text"], *bytes_of, self.file("empty.txt", ""))
-        self.refused(["none of 1 documents falls into the valid split", "--document-bytes"], *bytes_of, good)
+        self.refused(["none of the documents (1) falls into the valid split", "--document-bytes"], *bytes_of, good)
         self.refused(["--valid-fraction 1.0"], *bytes_of, "--valid-fraction", "1", good)
         self.refused(["--valid-fraction nan"], *bytes_of, "--valid-fraction", "nan", good)
         self.refused(["--shard-tokens 0"], *bytes_of, "--shard-tokens", "0", good)

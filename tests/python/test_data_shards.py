@@ -244,7 +244,7 @@ class InspectShards(ScriptTest):
         value, _ = entropy([generator.randrange(16) for _ in range(100001)])
         self.assertAlmostEqual(value, math.log(16) - 225 / 2e5, delta=5e-4)
         text = self.inspect("--bigram-entropy", self.shard([1, 2, 1, 3] * 50 + [1]))
-        self.assertEqual(text, "bigram entropy 0.346574 nats a token (200 pairs, 1 shards)\n")
+        self.assertEqual(text, "bigram entropy 0.346574 nats a token (200 pairs, 1 shard)\n")
         self.refused(["no two tokens"], "--bigram-entropy", self.shard([1]))
 
 

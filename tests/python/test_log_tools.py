@@ -483,14 +483,14 @@ class Trainer(LogToolTest):
     def test_a_log_written_now(self):
         """The fixtures are of an earlier trainer; this one's log must say the same to the readers."""
         import struct
-        self.file("train.bin", struct.pack("<256i", 20240520, 1, 500, *[0] * 253)
-                  + struct.pack("<500H", *(i * i % 61 for i in range(500))))
+        for name, k in (("train.bin", 1), ("valid.bin", 2)):
+            tokens = [k * i * i % 61 for i in range(500)]
+            self.file(name, struct.pack("<256i500H", 20240520, 1, 500, *[0] * 253, *tokens))
         shape = ("--num-layers 2 --hidden-size 32 --ffn-hidden-size 48 --num-attention-heads 4 --kv-channels 8 "
                  "--vocab-size 61 --max-position-embeddings 16 --seq-length 16 --micro-batch-size 2 "
-                 "--global-batch-size 4 --lr 1e-2 --lr-warmup-iters 0").split()
-        said = subprocess.run([str(BUILD / "train_gpt2"), "--model", "gpt2-tiny", *shape, "--train-data", "train.bin",
-                               "--valid-data", "train.bin", "--eval-iters", "2", "--train-iters", "4",
-                               "--fp8-recipe", "delayed", "--fp8-stats-interval", "2", "--log-file", "log.jsonl"],
+                 "--global-batch-size 4 --lr 1e-2 --lr-warmup-iters 0 --train-data train.bin --valid-data valid.bin "
+                 "--eval-iters 2 --train-iters 4 --fp8-recipe delayed --fp8-stats-interval 2 --log-file log.jsonl")
+        said = subprocess.run([str(BUILD / "train_gpt2"), "--model", "gpt2-tiny", *shape.split()],
                               cwd=self.folder, text=True, capture_output=True, timeout=300)
         self.assertEqual(said.returncode, 0, said.stderr)
         run = read_log(self.folder / "log.jsonl")

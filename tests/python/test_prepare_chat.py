@@ -249,7 +249,7 @@ class Masks(ScriptTest):
     def test_inspect_shows_what_counts(self):
         text = self.inspect("--show", "0:60", self.shard)
         meta = json.loads((self.out / "train_000000.meta.json").read_text())
-        self.assertIn(f"  loss mask  {meta['loss_mask']['counted']} tokens count as targets\n", text)
+        self.assertIn(f"  loss mask  {meta['loss_mask']['counted']} targets of {meta['tokens']} tokens\n", text)
         self.assertIn("    | <|endoftext|>System: rule 0\n    | \n    | User: question 0\n", text)
         self.assertIn("    | Assistant: \n    > answer 0\n    > \n    > \n", text)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import run_figure
 from ..run_log import InputError, read_log
-from ..support import need
+from ..support import Parser, need
 
 from . import figure
 from .launch import Measurement, check_command, check_options, read_measured
@@ -39,13 +39,6 @@ def positive(kind, at_least):
         return value
     read.__name__ = f"{kind.__name__} of at least {at_least}"
     return read
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors as everywhere here: one line, exit code 2."""
-
-    def error(self, message):
-        raise InputError(f"{message} (--help lists the options)")
 
 
 def parser():

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from ..support import InputError
+from ..support import InputError, Parser, whole_number
 from .deepspeed import DEEPSPEED
 from .engine import Import, find_row, is_open, plain
 from .guide import GUIDE
@@ -37,12 +37,12 @@ written but a line was not understood or has no equal here, with 2 if an input c
 
 
 def parse_arguments(arguments):
-    parser = argparse.ArgumentParser(prog="import_config", description=ABOUT,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="import_config", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="FILE",
                         help="JSON, YAML, TOML, Python or bash, told apart by what is in it")
     parser.add_argument("--out", metavar="FILE", help="write the JSON there (-: alone to standard output)")
-    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="GPUs of the run, where the input is silent")
+    parser.add_argument("--ranks", type=whole_number, default=0, metavar="N",
+                        help="GPUs of the run, where the input is silent")
     parser.add_argument("--all", action="store_true", help="explain every line, not only what is different")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE",
                         help="value of a variable that a script takes from elsewhere")

@@ -1,0 +1,25 @@
+// What the sidecar of a shard (.meta.json, written by data/prepare_text.py) says about its tokenizer, and whether
+// shards belong together.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "llmc/data/shards.h"
+
+// The token that separates documents (exit 2 without a sidecar that names it).
+int32_t read_separator(const std::string& shard, int64_t vocab_size);
+
+// Sets the name and hash of the tokenizer; without a sidecar, or if it names none, they stay empty. Exit 2 if the
+// sidecar is not JSON.
+void read_tokenizer(ShardInfo& shard);
+
+// Exit 2, naming two shards, if one of `more` was made with another tokenizer than one of `shards`; a shard without a
+// known tokenizer fits all. `what` begins the error.
+void require_same_tokenizer(const std::string& what, const std::vector<ShardInfo>& shards,
+                            const std::vector<ShardInfo>& more);
+
+// Exit 2 if validation shards do not have the tokenizer of the training shards, or are the same shards as those, unless
+// `same` allows it. Returns a note if some are also trained on, else "".
+std::string check_validation_shards(const std::vector<ShardInfo>& train, const std::vector<ShardInfo>& valid,
+                                    bool same);

@@ -1,0 +1,38 @@
+// Compares the loss of a run with that of its start, to find a divergence while losses are still finite.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+
+// The start is the lower of the first loss and the median of the first kFirst losses: at a learning rate that is far
+// too high the second loss is no longer the start's, and a first batch may be a hard one. What is compared with it is
+// the median of the last kLast losses, so that one hard batch is no divergence. Skipped steps have no loss.
+class LossWatch {
+public:
+    static constexpr size_t kFirst = 5, kLast = 3;
+
+    // What a step's loss means: nothing, the beginning of an excursion above --warn-on-divergence x the start, or that
+    // the run ends (--stop-on-divergence). An excursion ends when the loss is back at the start.
+    enum class Verdict { kFine, kWarn, kStop };
+    Verdict add(const Config& config, double loss);
+
+    double start() const;    // of at least one loss
+    double latest() const;
+    // "step 12: loss 18.2 (median of 3 steps) is 1.68 times its start of 10.83 (--warn-on-divergence 1.5); what ..."
+    std::string text(const Config& config, int64_t step, Verdict verdict) const;
+
+    // What a checkpoint stores as JSON, so that a resumed run goes on with the same start. A checkpoint of an earlier
+    // version has "": the start is then that of the resumed run.
+    std::string state_json() const;
+    void restore(const std::string& json);
+
+    bool operator==(const LossWatch&) const = default;
+
+private:
+    std::vector<double> first_;
+    std::deque<double> last_;
+    bool above_ = false;
+};

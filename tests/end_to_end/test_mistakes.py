@@ -1,0 +1,419 @@
+"""What people get wrong: every mistake is answered with one line, the way out in it, and the exit code.
+
+A row has the command, its exit code and parts of the line. Commands run in a folder with the files of
+tests/support/mistake_files.py. `gpt2` and `llama` are the executables, RUN is a small run of two steps, SHAPE the same
+without data and length. MISTAKES=print shows every line.
+"""
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+
+from tests.support import mistake_files
+from tests.support.train import BUILD, GPT2, LLAMA, ROOT, TrainTest
+
+SHAPE = " ".join(TrainTest.SHAPE)
+GPT2_SHAPE = f"--model gpt2-tiny {SHAPE} --num-query-groups 4"
+LLAMA_SHAPE = f"--model llama-tiny {SHAPE} --num-query-groups 2"
+DATA = "--train-data train.bin --train-iters 2"
+WITH = "gpt2 SHAPE --train-iters 2 --train-data"
+GENERATE = "gpt2 generate --load ck"
+TEXT = "data/prepare_text.py --tokenizer bytes --out out"
+CHAT = "data/prepare_chat.py --tokenizer bytes --out out"
+HELLASWAG = "data/prepare_hellaswag.py --tokenizer bytes --out h.bin"
+# Words that only a library says, and beginnings of what a crash prints.
+FOREIGN = re.compile(r"json\.exception|basic_filebuf|basic_string|filesystem error|what\(\)|terminate called|std::|"
+                     r"Traceback|Error: |errno|\bException\b|argparse")
+
+OPTIONS = [
+    ("gpt2", 2, "--train-data is missing", "--train-iters or --epochs is missing"),
+    ("gpt2 RUN --train-iter 5", 2, "unknown option --train-iter: did you mean --train-iters?"),
+    ("gpt2 RUN --learning_rate 1e-3", 2, "unknown option --learning_rate (", "use --lr"),
+    ("gpt2 RUN --xyzzy 3", 2, "unknown option --xyzzy", "--help-all lists all"),
+    ("gpt2 RUN ---lr 3", 2, "did you mean --lr?"),
+    ("gpt2 RUN -lr 3", 2, "unknown option -lr: did you mean --lr?"),
+    ("gpt2 RUN \u2013\u2013lr 3", 2, "typographic dash", "--lr"),
+    ("gpt2 RUN lr=1e-3", 2, 'unexpected word "lr=1e-3": write --lr=1e-3'),
+    ("gpt2 RUN max_iters=5", 2, 'unexpected word "max_iters=5"'),
+    ("gpt2 RUN --lr = 1e-3", 2, "--lr =: write --lr VALUE or --lr=VALUE"),
+    ("gpt2 RUN --lr 1e-3 2e-3", 2, 'unexpected word "2e-3"', "a value follows its option"),
+    ("gpt2 RUN --lr", 2, "--lr needs a value"),
+    ("gpt2 RUN --overfit-one-batch yes", 2, "true-or-false options take --option=false"),
+    ("gpt2 RUN --micro-batch-size=", 2, "--micro-batch-size '': must be an integer in [1, 65536]"),
+    ("gpt2 RUN --save ''", 2, "--save '' is empty: leave it out, or set the shell variable"),
+    ("gpt2 RUN -- --lr 1", 2, 'unexpected word "--"'),
+    ("gpt2 train --lr 1", 2, "no command train", "plan, bench, doctor and generate"),
+    ("gpt2 Plan", 2, "no command Plan: did you mean plan?"),
+    ("gpt2 array.json", 2, "no command array.json", "--config array.json"),
+    ("gpt2 --model gpt2", 2, "--model gpt2: unknown; did you mean gpt2-124M?"),
+    ("gpt2 --model llama3-8B", 2, "--model llama3-8B is for train_llama"),
+    ("llama --model meta-llama/Meta-Llama-3-8B", 2, "not a preset", "download it and name its folder with --load"),
+    ("gpt2 RUN '--lr 1e-3'", 2, 'unknown option "--lr 1e-3"', "leave the quotes around both out"),
+    ("gpt2 RUN --json", 2, "--json has no effect: only plan"),
+    ("gpt2 RUN --save-interval 5", 2, "--save-interval has no effect: no checkpoint is written without --save"),
+    ("gpt2 RUN --eval-interval 5", 2, "there is no --valid-data to evaluate on"),
+    ("gpt2 RUN --rotary-base 500000", 2, "has no effect: positions are learned"),
+    ("gpt2 RUN --fp8-margin 1", 2, "--fp8-margin has no effect: FP8 is off (--fp8-recipe none)"),
+    ("gpt2 RUN --epochs 1", 2, "--train-iters has no effect: --epochs sets the length"),
+    ("gpt2 RUN --synthetic-data", 2, "--train-data has no effect: --synthetic-data draws tokens"),
+    ("gpt2 RUN --prompt-ids '1 2'", 2, "no text is sampled (--sample-every 0)"),
+    ("gpt2 RUN --swiglu --activation gelu", 2, "--swiglu is --activation swiglu", "leave one of the two out"),
+]
+
+VALUES = [
+    ("gpt2 RUN --lr -1", 2, "--lr -1: must be a number in (0, 10]"),
+    ("gpt2 RUN --lr nan", 2, "--lr nan: must be a number in (0, 10]"),
+    ("gpt2 RUN --lr inf", 2, "--lr inf: must be a number in (0, 10]"),
+    ("gpt2 RUN --lr 3e-4.", 2, "--lr 3e-4.: must be a number"),
+    ("gpt2 RUN --lr 0,001", 2, "--lr 0,001: must be a number", "without commas, with a point before decimals"),
+    ("gpt2 RUN --weight-decay 10%", 2, "--weight-decay 10%: must be", "write it as a share, 0.1"),
+    ("gpt2 RUN --clip-grad nan", 2, "--clip-grad nan: must be a number >= 0"),
+    ("gpt2 RUN --adam-beta2 1", 2, "--adam-beta2 1: must be a number in [0, 1)"),
+    ("gpt2 RUN --seed -1", 2, "--seed -1: must be an integer in [0, 2^64)"),
+    ("gpt2 RUN --train-iters 1.5", 2, "--train-iters 1.5: must be an integer >= 0"),
+    ("gpt2 RUN --train-iters 1e99", 2, "--train-iters 1e99: must be an integer >= 0"),
+    ("gpt2 RUN --train-iters 0", 2, "a run of 0 steps has no length"),
+    ("gpt2 RUN --train-iters 5k", 2, "units are not read: write 5000, or 5120 for 5 x 1024"),
+    ("gpt2 RUN --train-iters 1.5M", 2, "units are not read: write 1500000"),
+    ("gpt2 RUN --lr-warmup-iters 0.1", 2, "--lr-warmup-iters 0.1: must be an integer >= 0"),
+    ("gpt2 RUN --lr-warmup-iters 10", 2, "--lr-warmup-iters 10 exceeds --train-iters 2"),
+    ("gpt2 RUN --min-lr 1", 2, "--min-lr 1 exceeds --lr 0.01"),
+    ("gpt2 RUN --seq-length 1024", 2, "--seq-length 1024 exceeds --max-position-embeddings 16"),
+    ("gpt2 RUN --dtype bfloat16", 2, "must be one of bf16, fp32; did you mean bf16?"),
+    ("gpt2 RUN --dtype float16", 2, "there is no FP16; bf16 has FP32's range"),
+    ("gpt2 RUN --dtype fp8", 2, "FP8 is --fp8-recipe delayed, tensorwise or blockwise"),
+    ("gpt2 RUN --fp8-recipe on", 2, "must be one of none, delayed, tensorwise, blockwise; delayed is the usual choice"),
+    ("gpt2 RUN --fp8-recipe mxfp8", 2, "must be one of none, delayed", "blockwise has the finest scaling factors"),
+    ("gpt2 RUN --recompute full", 2, "did you mean block?"),
+    ("gpt2 RUN --recompute selective", 2, "--recompute block-keep-attention is the opposite"),
+    ("gpt2 RUN --lr-decay-style cosin", 2, "did you mean cosine?"),
+    ("gpt2 RUN --zero 3", 2, "--zero 3: every rank holds all gradients and weights: 1 and 0 are supported"),
+    ("gpt2 RUN --profile 1:2", 2, "--profile has no effect without a GPU: leave it out"),
+    ("gpt2 RUN --profile 2", 2, "--profile 2: must be two steps FIRST:LAST"),
+    ("gpt2 RUN --rampup-batch-size 2", 2, 'must be three positive integers "START INC SAMPLES"'),
+    ("gpt2 RUN --global-batch-size 5", 2, "a multiple of --micro-batch-size 2 x 1 rank: 4 or 6 would be one, or take "
+     "--micro-batch-size 1"),
+    ("gpt2 RUN --micro-batch-size 3", 2, "--global-batch-size 4 must be", "3 or 6 would be one, or take "
+     "--micro-batch-size 2"),
+    ("gpt2 RUN --global-batch-size 1000", 2, "187 samples of 16; needs 1000", "lower that to 187"),
+    ("gpt2 SHAPE --train-data train.bin --epochs 0.0001", 2, "187 samples is less than one step of 4; lower"),
+    ("gpt2 RUN --global-batch-size 1", 2, "2 would be one, or take --micro-batch-size 1"),
+    ("gpt2 RUN --ranks 4", 2, "--ranks 4, and 1 was started: scripts/launch/launch_mpi.sh -np 4 starts them"),
+    ("gpt2 RUN --stop-on-divergence 0.5", 2, "--stop-on-divergence 0.5 must be above 1", "or 0 for never"),
+    ("gpt2 RUN --warn-on-divergence 1", 2, "--warn-on-divergence 1 must be above 1"),
+    ("gpt2 RUN --hidden-size 30", 2, "--hidden-size 30 must be a multiple of 8"),
+    ("gpt2 RUN --num-query-groups 3", 2, "--num-attention-heads 4 must be a multiple of --num-query-groups 3"),
+    ("gpt2 RUN --fp8-recipe delayed --ffn-hidden-size 40", 2, "multiples of 16", "up of layers 0-1", "--bf16-linears"),
+    ("gpt2 RUN --fp8-recipe delayed --dtype fp32", 2, "needs --dtype bf16: only BF16 tensors are quantized"),
+    ("gpt2 RUN --fp8-recipe delayed --fp8-format e5m2", 2, "no training runs in E5M2 alone", "hybrid"),
+    ("gpt2 RUN --fp8-recipe delayed --bf16-linears 3.foo", 2, "names no linear: they are LAYER.qkv"),
+    ("gpt2 RUN --inject boom", 2, 'unknown fault "boom"'),
+]
+
+OTHER_TRAINERS = [
+    ("gpt2 RUN -h 1", 2, "unknown option -h (llm.c): use --hellaswag-data FILE", "-h alone prints the help"),
+    ("gpt2 RUN -e gpt2:d12", 2, "(llm.c): use --model NAME for the shape and --load DIR for weights"),
+    ("gpt2 RUN -d 524288", 2, "(llm.c): use --global-batch-size, which counts sequences instead of tokens"),
+    ("gpt2 RUN -q 0.1", 2, "(llm.c): use --min-lr"),
+    ("gpt2 RUN -y 1", 2, "(llm.c): use --resume auto"),
+    ("gpt2 RUN -a 1", 2, "(llm.c): use --overfit-one-batch, without a value"),
+    ("gpt2 RUN -r 1", 2, "(llm.c): use --recompute none, norm-act, block or block-keep-attention"),
+    ("gpt2 RUN -b 0", 2, "--micro-batch-size 0: must be an integer in [1, 65536]"),
+    ("gpt2 RUN --bf16", 2, "(Megatron-LM): use --dtype bf16"),
+    ("gpt2 RUN --tensor-model-parallel-size 2", 2, "(Megatron-LM): not supported", "each GPU holds the whole model"),
+    ("gpt2 RUN --per_device_train_batch_size 4", 2, "(transformers): use --micro-batch-size"),
+    ("gpt2 RUN --deepspeed deepspeed.json", 2, "(DeepSpeed): scripts/import_config deepspeed.json --out run.json"),
+    ("gpt2 RUN --training.steps 5", 2, "(torchtitan): use --train-iters"),
+    ("gpt2 RUN --nproc_per_node 8", 2, "scripts/launch/launch_mpi.sh -np N starts N ranks"),
+    ("gpt2 RUN --device=cuda", 2, "(nanoGPT): leave it out: chosen when the trainer was built"),
+]
+
+SHARDS = [
+    ("gpt2 SHAPE --train-iters 2", 2, "--train-data is missing"),
+    (f"{WITH} none*.bin", 2, "matches no file; data/prepare_text.py makes shards"),
+    (f"{WITH} \"'train*.bin'\"", 2, "the quotes are a part of it: leave the inner"),
+    (f"{WITH} train.bin,valid.bin", 2, "separated by spaces, not by commas"),
+    (f"{WITH} 'train.bin valid.bin'", 2, "every pattern is a word of its own"),
+    (f"{WITH} '$DATA/*.bin'", 2, "a variable in single quotes"),
+    (f"{WITH} folder", 2, "a folder: name the files in it, 'folder/*.bin'"),
+    (f"{WITH} text.bin", 2, "byte 0", "this is text; data/prepare_text.py makes"),
+    (f"{WITH} doc.bin", 2, "byte 0", "this is a PDF; pdftotext makes text of it"),
+    (f"{WITH} packed.bin", 2, "byte 0", "this is a gzip file; unpack it"),
+    (f"{WITH} zeros.bin", 2, "byte 0: wrong magic 0x00000000", "--token-dtype uint16"),
+    (f"{WITH} empty.bin", 2, "'empty.bin': the file is empty"),
+    (f"{WITH} cut.bin", 2, "truncated: the header (byte 8) says 3000 tokens"),
+    (f"{WITH} short.bin", 2, "3 tokens are fewer than one sample", "lower --seq-length"),
+    (f"{WITH} train.bin tra*.bin", 2, "is matched by two patterns"),
+    (f"{WITH} 0.7 train.bin", 2, "weight 0.7 has no effect on a single source"),
+    (f"{WITH} 0.7 train.bin valid.bin 0.3", 2, "weight 0.3 has no shards after it"),
+    (f"{WITH} train.bin other.bin", 2, "'other.bin' was made with the tokenizer gpt2",
+     "'train.bin' with the tokenizer bytes", "name shards of one tokenizer"),
+    (f"{WITH} broken.bin", 2, "broken.meta.json: line 1, column 32", "a comma before }"),
+    ("gpt2 RUN --valid-data other.bin", 2, "--valid-data and --train-data", "'other.bin' was made with the tokenizer"),
+    ("gpt2 RUN --valid-data train.bin", 2, "name the same tokens ('train.bin')", "or leave --valid-data out"),
+    ("gpt2 RUN --val-data valid.bin", 2, "did you mean --valid-data?"),
+    ("gpt2 RUN --valid-data valid.bin --eval-iters 100", 2, "700 tokens = 43 samples of 16; needs 200",
+     "lower that to 43, or add shards"),
+    ("gpt2 RUN --token-dtype uint16", 2, "--token-dtype uint16 has no effect: every shard has a header"),
+    ("gpt2 RUN --vocab-size 20", 2, "'train.bin': byte 1028 (token 2): id 48 is not below the vocabulary size 20",
+     "another tokenizer"),
+    ("gpt2 RUN --hellaswag-data train.bin", 2, "a token shard, not HellaSwag"),
+    ("gpt2 RUN --hellaswag-data none.bin", 2, "no such file; data/prepare_hellaswag.py makes it"),
+]
+
+CONFIGURATIONS = [
+    ("gpt2 RUN --config none.json", 2, "--config none.json: cannot be read: No such file"),
+    ("gpt2 RUN --config folder", 2, "--config folder: a folder, not a JSON file"),
+    ("gpt2 RUN --config array.json", 2, 'array.json: not a JSON object {"name": value, ...}, but a list'),
+    ("gpt2 RUN --config number.json", 2, "number.json: not a JSON object", "but a number"),
+    ("gpt2 RUN --config latin.json", 2, "latin.json: byte 10: not JSON: 0xe9 is not UTF-8; save the file as UTF-8"),
+    ("gpt2 RUN --config utf16.json", 2, "utf16.json: byte 0: this is text in UTF-16", "save it as UTF-8"),
+    ("gpt2 RUN --config pdf.json", 2, "pdf.json: byte 0: this is a PDF, not JSON"),
+    ("gpt2 RUN --config nul.json", 2, "nul.json: byte 12: not JSON: a NUL byte"),
+    ("gpt2 RUN --config surrogate.json", 2, "surrogate.json: line 1, column 17: not JSON: half of a surrogate pair"),
+    ("gpt2 RUN --config empty.json", 2, "empty.json: not JSON: the file is empty"),
+    ("gpt2 RUN --config comma.json", 2, "comma.json: line 3, column 1: not JSON: a comma before }"),
+    ("gpt2 RUN --config missing_comma.json", 2, "missing_comma.json: line 1", "where a comma is missing"),
+    ("gpt2 RUN --config single.json", 2, "single.json: line 1, column 2: not JSON: a single quote", "double quotes"),
+    ("gpt2 RUN --config python.json", 2, "a word of Python: write true, false or null"),
+    ("gpt2 RUN --config word.json", 2, "word.json: line 1, column 8: not JSON: a word without quotes"),
+    ("gpt2 RUN --config cut.json", 2, "it ends too early: a quote or bracket is not closed"),
+    ("gpt2 RUN --config twice.json", 2, '"lr" is there twice'),
+    ("gpt2 RUN --config typo.json", 2, 'unknown option "train_iter": did you mean "train-iters"?'),
+    ("llama --train-data train.bin --train-iters 2 --config wrong_type.json", 2, "wrong_type.json: lr fast: must be"),
+    ("llama --train-data train.bin --train-iters 2 --config list_value.json", 2, "list_value.json: lr 0.001: must be"),
+    ("gpt2 RUN --config key_of_llmc.json", 2, '"n_layer"', "--num-layers"),
+    ("gpt2 RUN --config nested.json", 2, "scripts/import_config nested.json --out run.json"),
+    ("gpt2 RUN --config deepspeed.json", 2, "belongs to a configuration of DeepSpeed: scripts/import_config"),
+    ("gpt2 RUN --config run.yaml", 2, "run.yaml: line 1", "scripts/import_config makes JSON of another trainer's YAML"),
+    ("gpt2 RUN --config train.bin", 2, "train.bin: byte 0", "not UTF-8"),
+]
+
+MODELS = [
+    ("gpt2 RUN --load nowhere", 2, "nowhere has no config.json: no such directory; name the folder of a model"),
+    ("gpt2 RUN --load no_config", 2, "no_config has no config.json: not a model in the format of transformers"),
+    ("gpt2 RUN --load array_config", 2, "array_config/config.json: not a JSON object", "but a list"),
+    ("gpt2 RUN --load cut_config", 2, "cut_config/config.json: line 1", "it ends too early"),
+    (f"llama {DATA} --load mistral", 2, '"model_type" is "mistral": only gpt2, llama, qwen3'),
+    (f"llama {DATA} --load yarn", 2, 'rope_scaling: "rope_type" is "yarn": only "default" and "llama3" are supported'),
+    (f"llama {DATA} --load quantized", 2, '"quantization_config"', "quantised weights are not supported"),
+    (f"llama {DATA} --load no_vocabulary", 2, '"vocab_size" is missing'),
+    (f"llama {DATA} --load sliding", 2, '"sliding_window" is 4096: sliding windows are not supported'),
+    (f"llama {DATA} --load no_weights", 2, "has neither model.safetensors nor", "download the weights"),
+    (f"llama {DATA} --load pytorch", 2, "save the model again in the safetensors format"),
+    (f"llama {DATA} --load lk", 2, "lk has no config.json, but checkpoints", "lk/step-00000002 is the newest"),
+    (f"llama {DATA} --load lk/step-00000002 --model llama3-8B", 2, "--num-layers is 32", "leave out --model"),
+    (f"llama {DATA} --load lk/step-00000002 --untie-embeddings-and-output-weights=false", 2,
+     "has true: leave out --model and the shape"),
+    (f"llama {DATA} --load file", 2, "file is a file: name the folder in which config.json and the weights are"),
+    (f"llama {DATA} --load junk", 2, "junk/model.safetensors: a header of", "not safetensors?"),
+    (f"llama {DATA} --load junk_index", 2, "junk_index/model.safetensors.index.json: line 1, column 3: not JSON"),
+]
+
+CHECKPOINTS = [
+    ("gpt2 RUN --save file", 2, "--save file: a file, not a folder"),
+    ("gpt2 RUN --save file/run", 2, "--save file/run: ", "file is not a folder"),
+    ("gpt2 RUN --log-file file/run.jsonl", 2, "--log-file file/run.jsonl: ", "file is not a folder"),
+    ("gpt2 RUN --save new --tokenizer folder", 2, "no tokenizer.json, tokenizer.model or vocab.json in it"),
+    ("gpt2 RUN --save /proc/run", 7, "no space for 1 checkpoint of --save /proc/run", "choose another --save"),
+    ("gpt2 RUN --save full --inject enospc@save", 7, "No space left on device; free space on that disk"),
+    ("gpt2 RUN --save ck", 2, "holds checkpoints of an earlier run", "--resume auto continues it"),
+    ("gpt2 RUN --save new --tokenizer none.json", 2, "--tokenizer none.json: no such file or directory"),
+    ("gpt2 RUN --resume auto", 2, "--resume auto looks under --save, which is missing"),
+    ("gpt2 RUN --resume ck", 5, "no usable checkpoint at ck", "name one of the step-* directories in it"),
+    ("gpt2 RUN --resume ck/step-00000099", 5, "no checkpoint at ck/step-00000099: no such directory"),
+    ("gpt2 RUN --resume damaged/step-00000002", 5, "model.safetensors has 2 bytes instead of", "--resume auto takes"),
+    ("gpt2 RUN --save lost --resume auto", 5, "no usable checkpoint under lost", "step-00000001"),
+    ("gpt2 RUN --save ck --resume auto --train-data unknown.bin", 2, "training data changed since the checkpoint"),
+    ("gpt2 RUN --save ck --resume auto --num-layers 3", 2, "--num-layers: 2 in the checkpoint, 3 now", "--load starts"),
+    ("llama RUN --save ck --resume auto", 2, "was made by another run"),
+    ("gpt2 RUN --load ck/step-00000002 --resume ck/step-00000002", 2, "--load has no effect: --resume restores"),
+    ("gpt2 RUN --log-file ../nowhere/logs/run.jsonl", 2, "no folder ../nowhere/logs: mkdir -p ../nowhere/logs"),
+    ("gpt2 RUN --save new --log-file /nowhere/run.jsonl", 2, "there is no folder /nowhere: mkdir -p /nowhere"),
+    ("gpt2 RUN --log-file folder", 2, "--log-file folder: a folder: name a file, folder/log.jsonl"),
+    ("gpt2 RUN --log-file notes.txt", 2, "exists and is not a log of a run: choose another name"),
+    ("gpt2 RUN --log-file /dev/full", 7, "--log-file /dev/full: cannot be written: No space left on device"),
+    ("gpt2 RUN --train-iters 30 --lr 5 --clip-grad 0 --stop-on-divergence 2", 4, "times its start of",
+     "a lower --lr (now 5), a longer --lr-warmup-iters (now 0), --clip-grad 1 (now 0)", "nothing was saved (--save)"),
+    ("gpt2 RUN --train-iters 9 --max-skips 0 --inject nan:grad@2", 4, "not finite for 1 step in a row (--max-skips 0)"),
+]
+
+COMMANDS = [
+    ("gpt2 plan --gpu H100", 2, "which one? --gpu takes 'H100 SXM', 'H100 PCIe', 'H100 NVL'"),
+    ("gpt2 plan --gpu A100", 2, "--gpu A100: unknown; rates are known for H200"),
+    ("gpt2 plan --ranks 0", 2, "--ranks has no effect: 0 means as many as were started"),
+    ("gpt2 plan --ranks 3 --micro-batch-size 2 --global-batch-size 8", 2, "2 x 3 ranks: 6 or 12 would be one"),
+    ("gpt2 plan --json --quiet", 2, "--quiet has no effect: --json prints the plan as JSON"),
+    ("gpt2 bench --steps 0", 2, "--steps 0: must be a number from 1 to 10000"),
+    ("gpt2 bench --json nowhere/x.json", 2, "there is no folder 'nowhere'"),
+    ("gpt2 bench --train-iters 5", 2, "--train-iters has no effect: bench takes --warm-up and --steps"),
+    ("gpt2 doctor --sav x", 2, "doctor has no option --sav: did you mean --save?"),
+    ("gpt2 doctor --corrupt attn", 2, "--corrupt attn: no such item; did you mean attention?"),
+    ("gpt2 generate", 2, "generate needs --load DIR"),
+    ("gpt2 generate ck --prompt-ids '1 2'", 2, 'unexpected word "ck"'),
+    ("gpt2 generate --load folder --prompt-ids 1", 2, "neither a config.json nor checkpoints", "the --save of a run"),
+    ("gpt2 generate --load nowhere --prompt-ids '1 2'", 2, "nowhere has no config.json: no such directory"),
+    ("gpt2 generate --load ck", 2, "generate needs a prompt: --prompt-ids '1 2 3', --prompt-bytes TEXT or --prompts"),
+    (f"{GENERATE} --prompt hello", 2, "(transformers): use --prompt-ids", "scripts/generate"),
+    (f"{GENERATE} --prompt-ids ''", 2, "--prompt-ids '': an empty prompt"),
+    (f"{GENERATE} --prompt-ids ' '", 2, "--prompt-ids: an empty prompt; give at least one token"),
+    (f"{GENERATE} --prompt-ids 1,2", 2, '"1,2" is no token id', "with spaces between them"),
+    (f"{GENERATE} --prompt-ids '1 99'", 2, "token 99 lies outside the vocabulary of 61"),
+    (f"{GENERATE} --prompts gap.txt --sample-tokens 2", 2, "gap.txt: line 2: an empty prompt"),
+    (f"{GENERATE} --prompts letters.txt --print ids --sample-tokens 2", 2, 'letters.txt: line 2: "x" is no token id'),
+    (f"{GENERATE} --prompts blank.txt", 2, "--prompts blank.txt: has no line with a prompt"),
+    (f"{GENERATE} --prompts folder", 2, "--prompts folder: a folder, not a file"),
+    (f"{GENERATE} --prompts none.txt", 2, "--prompts none.txt: cannot be read: No such file"),
+    (f"{GENERATE} --prompt-ids 1 --sample-tokens 99", 2, "1 token and --sample-tokens 99 exceed the model"),
+    (f"{GENERATE} --prompt-ids 1 --lr 1", 2, "generate has no option --lr, it is for training"),
+    ("gpt2 generate --load lost --prompt-ids 1", 5, "no usable model at lost/step-00000002: model.safetensors has 2 "
+     "bytes", "lost/step-00000001", "take another checkpoint"),
+    ("gpt2 RUN --sample-every 1 --prompt-ids ''", 2, "--prompt-ids '': an empty prompt"),
+]
+
+TOOLS = [
+    ("data/prepare_text.py", 2, "the following arguments are required: INPUT, --out, --tokenizer", "--help lists"),
+    ("data/prepare_text.py --tokenizer bytes --output out notes.txt", 2, "unknown option --output: did you mean --out"),
+    (f"{TEXT} none.txt", 2, "none.txt: no such file or folder", "hf:OWNER/NAME"),
+    ("data/prepare_text.py --tokenizer byte --out out notes.txt", 2, "not bytes, gpt2 or an existing tokenizer.json"),
+    (f"{TEXT} doc.bin", 2, "doc.bin: this is a PDF; pdftotext makes text"),
+    (f"{TEXT} --valid-fraction 1 notes.txt", 2, "at least 0 and below 1"),
+    (f"{TEXT} --valid-fraction 10% notes.txt", 2, "--valid-fraction", "10%"),
+    (f"{TEXT} --shard-tokens 1k notes.txt", 2, "1k is no whole number"),
+    (f"{TEXT} --shard-tokens 1e12 notes.txt", 2, "--shard-tokens", "must be 1"),
+    ("data/prepare_text.py --tokenizer bytes --out file notes.txt", 2, "file: cannot write: File exists"),
+    (f"{TEXT} bad.jsonl", 2, "bad.jsonl: line 2: no field 'text'"),
+    (f"{TEXT} cut.jsonl", 2, "cut.jsonl: line 1: not JSON"),
+    (f"{TEXT} field.jsonl", 2, "there is: content); pass --text-field"),
+    (f"{TEXT} folder", 2, "the inputs hold no text"),
+    (f"{TEXT} --format json notes.txt", 2, "--format", "'jsonl'"),
+    ("data/prepare_text.py --tokenizer bytes --out old_run notes.txt", 2, "holds an interrupted run", "--overwrite"),
+    (f"{CHAT} --template plain chat.jsonl", 2, 'the unknown role "robot"',
+     "pass --role robot=assistant"),
+    (f"{CHAT} --template plain notes.txt", 2, "conversations are read from .jsonl"),
+    (f"{CHAT} chat.jsonl", 2, "has no token", "--template plain"),
+    (f"{HELLASWAG} --input none.jsonl", 2, "none.jsonl: cannot read"),
+    (f"{HELLASWAG} --input questions.jsonl", 2, "field 'endings' is no list"),
+    ("data/prepare_fineweb.py --version 99", 2, "unknown option --version"),
+    ("data/check_shards.py", 2, "the following arguments are required: SHARD"),
+    ("data/check_shards.py --vocab-size many train.bin", 2, "many is no whole number"),
+    ("data/inspect_shards.py none.bin", 2, "none.bin: cannot open: No such file"),
+    ("data/inspect_shards.py doc.bin", 2, "doc.bin: byte 0: wrong magic: this is a PDF"),
+    ("data/inspect_shards.py --show x train.bin", 2, "--show x: must be FIRST:COUNT"),
+    ("scripts/compare", 2, "nothing to compare: give logs, --table or --run"),
+    ("scripts/compare --table gpt3 --out out", 2, "invalid choice: 'gpt3'", "'gpt2'"),
+    ("scripts/compare none.jsonl", 2, "--out FOLDER is needed"),
+    ("scripts/plot", 2, "the following arguments are required", "LOG"),
+    ("scripts/plot run.jsonl --smoth 3", 2, "unknown option --smoth: did you mean --smooth?"),
+    ("scripts/export_log --to csv none.jsonl --out -", 2, "none.jsonl: No such file"),
+    ("scripts/export_log --to csv not_a_log.jsonl --out -", 2, "not the log of a run"),
+    ("scripts/export_log --to xml ck --out -", 2, "invalid choice: 'xml'", "'csv'"),
+    ("scripts/generate", 2, "the following arguments are required: MODEL"),
+    ("scripts/generate nowhere hello", 2, "nowhere/config.json", "MODEL is a checkpoint"),
+    ("scripts/generate ck hello", 2, "has no tokenizer.json; pass --tokenizer"),
+    ("scripts/generate ck --tokenizer bytes", 2, "no prompt: scripts/generate MODEL PROMPT"),
+    ("scripts/generate ck '' --tokenizer bytes --no-separator", 2, "an empty prompt: give text"),
+    ("scripts/generate ck --file gap.txt --tokenizer bytes", 2, "gap.txt: line 2 is empty"),
+    ("scripts/generate ck hello --tokenizer bytes --executable ./none", 2, "./none: No such file", "run make"),
+    ("scripts/import_config", 2, "the following arguments are required: FILE"),
+    ("scripts/import_config none.yaml", 2, "none.yaml: No such file", "name a file that exists"),
+    ("scripts/import_config array.json", 2, "array.json:1: not a JSON object"),
+    ("scripts/import_config latin.json", 2, "latin.json:1: byte 0xe9 is no UTF-8; save the file as UTF-8"),
+    ("scripts/import_config doc.bin", 2, "doc.bin:1: is no text; name a JSON, YAML"),
+    ("scripts/import_config deepspeed.json --out nowhere/x.json", 2, "--out nowhere/x.json: No such file"),
+]
+
+ROWS = [*OPTIONS, *VALUES, *OTHER_TRAINERS, *SHARDS, *CONFIGURATIONS, *MODELS, *CHECKPOINTS, *COMMANDS, *TOOLS]
+
+
+def words_of(command):
+    program, *words = shlex.split(command)
+    if program not in ("gpt2", "llama"):
+        return [sys.executable, os.path.join(ROOT, program), *words]
+    shape = GPT2_SHAPE if program == "gpt2" else LLAMA_SHAPE
+    short = {"RUN": shlex.split(f"{shape} {DATA}"), "SHAPE": shlex.split(shape)}
+    return [GPT2 if program == "gpt2" else LLAMA, *(part for word in words for part in short.get(word, [word]))]
+
+
+@unittest.skipIf(os.path.basename(BUILD).startswith("cuda"), "needs the CPU device")
+class MistakesTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.dir = tempfile.mkdtemp(prefix="llmc-mistakes-")
+        cls.addClassCleanup(shutil.rmtree, cls.dir, ignore_errors=True)
+        before = os.getcwd()
+        os.chdir(cls.dir)
+        try:
+            for write in (mistake_files.write_shards, mistake_files.write_configurations, mistake_files.write_models,
+                          mistake_files.write_other):
+                write()
+            for program, save in (("gpt2", "ck"), ("llama", "lk")):
+                done = cls.run_command(f"{program} RUN --save {save} --save-interval 1")
+                assert done.returncode == 0, done.stderr
+            mistake_files.damage("ck", "damaged", [2])
+            mistake_files.damage("ck", "lost", [1, 2])
+        finally:
+            os.chdir(before)
+
+    @classmethod
+    def run_command(cls, command):
+        environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", COLUMNS="100")
+        return subprocess.run(words_of(command), cwd=cls.dir, env=environment, stdin=subprocess.DEVNULL, text=True,
+                              capture_output=True, errors="replace", timeout=120)
+
+    def test_a_mistake_gets_one_line_with_the_way_out(self):
+        self.assertGreaterEqual(len(ROWS), 120)
+        self.assertEqual(len({row[0] for row in ROWS}), len(ROWS), "a row is there twice")
+        with ThreadPoolExecutor(2 * len(os.sched_getaffinity(0))) as pool:
+            outcomes = list(pool.map(self.run_command, (row[0] for row in ROWS)))
+        for (command, code, *parts), done in zip(ROWS, outcomes):
+            if os.environ.get("MISTAKES") == "print":
+                print(f"$ {command}\n{done.returncode} {done.stderr}")
+            with self.subTest(command=command):
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertRegex(done.stderr, r"\Aerror: [^\n]*\n\Z", "one line on standard error")
+                self.assertNotRegex(done.stderr, FOREIGN)
+                self.assertTrue(parts, "a row says what the line has")
+                for part in parts:
+                    self.assertIn(part, done.stderr)
+
+    def test_what_is_no_mistake(self):
+        for command in ("gpt2 RUN --config bom.json --print-config", "gpt2 RUN --config windows.json --print-config",
+                        "gpt2 RUN --train-iters 2e0 --print-config", "gpt2 RUN --profile 1:2 --print-config",
+                        "gpt2 RUN --valid-data train.bin --train-iters 1", f"{WITH} unknown.bin valid.bin",
+                        "gpt2 RUN --log-file new_logs/run.jsonl",
+                        "gpt2 RUN --save logs --log-file logs/deep/run.jsonl", "gpt2 plan --gpu h100-pcie --quiet"):
+            with self.subTest(command=command):
+                done = self.run_command(command)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(done.stderr, "")
+
+    def test_what_is_said_and_goes_on(self):
+        for command, said in (
+                ("gpt2 RUN --lr 1e-3 --lr 2e-3", "note: --lr is there twice: 0.002 counts, 0.001 does not"),
+                ("gpt2 RUN --valid-data train.bin valid.bin --eval-iters 2",
+                 "VALIDATION ON TRAINING DATA: 1 shard of --valid-data is also in --train-data, the first is 'train"),
+                ("gpt2 RUN --train-iters 30 --lr 5 --clip-grad 0",
+                 r"warning: step \d+: loss [\d.]+ \(median of 3 steps\) is [\d.]+ times its start of 4\.\d+ "
+                 r"\(--warn-on-divergence 1\.5\); what usually helps: a lower --lr \(now 5\)")):
+            with self.subTest(command=command):
+                done = self.run_command(command)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(len(re.findall(said, done.stdout)), 1, done.stdout)
+
+    def test_generate_takes_the_checkpoint_before_a_damaged_one(self):
+        options = "--prompt-ids '1 2' --sample-tokens 5 --temperature 0"
+        expected = self.run_command(f"gpt2 generate --load ck/step-00000001 {options}").stdout
+        done = self.run_command(f"gpt2 generate --load damaged {options}")
+        self.assertEqual((done.returncode, done.stdout), (0, expected), done.stderr)
+        self.assertRegex(done.stderr, r"\Anote: skipped checkpoint: damaged/step-00000002: model\.safetensors has 2 "
+                                      r"bytes instead of \d+\nweights: damaged/step-00000001\n\Z")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,103 @@
+"""Files of the tests of mistakes: data that is whole, and what people name in its place."""
+import hashlib
+import json
+import os
+import shutil
+
+from tests.support.train import make_tokens, write_shard
+
+BYTES = hashlib.sha256(b"bytes").hexdigest()
+GPT2_TOKENS = hashlib.sha256(b"gpt2").hexdigest()
+LLAMA_CONFIG = {"model_type": "llama", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+                "max_position_embeddings": 16, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+                "tie_word_embeddings": False}
+PDF = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n" + bytes(range(256)) * 30
+
+
+def write(name, content):
+    os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+    with open(name, "wb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+
+
+def write_sidecar(shard, name, sha256, vocab_size=257, separator=256):
+    write(shard + ".meta.json", json.dumps({"vocab_size": vocab_size, "tokenizer": {
+        "name": name, "sha256": sha256, "separator": separator}, "document_offsets": [0]}))
+
+
+def write_shards():
+    write_shard("train.bin", make_tokens(3000, 1))
+    write_shard("valid.bin", make_tokens(700, 3))
+    write_shard("other.bin", make_tokens(3000, 5))
+    write_shard("unknown.bin", make_tokens(800, 6))   # without a sidecar
+    write_shard("short.bin", [1, 2, 3])
+    write_shard("broken.bin", make_tokens(800, 7))
+    write_sidecar("train", "bytes", BYTES)
+    write_sidecar("valid", "bytes", BYTES)
+    write_sidecar("other", "gpt2", GPT2_TOKENS, 50257, 50256)
+    write("broken.meta.json", '{"tokenizer": {"name": "bytes",}}')
+    with open("train.bin", "rb") as file:
+        whole = file.read()
+    write("cut.bin", whole[:2000])
+    write("raw.bin", whole[1024:])
+    write("text.bin", "hello world\n" * 100)
+    write("doc.bin", PDF)
+    write("packed.bin", b"\x1f\x8b\x08" + bytes(500))
+    write("zeros.bin", bytes(5000))
+    write("empty.bin", "")
+
+
+def write_configurations():
+    for name, content in {
+            "array": "[1, 2]", "number": "3", "latin": b'{"save": "\xe9t\xe9"}', "pdf": PDF, "empty": "",
+            "nul": b'{"lr": 1e-3}\0\0', "surrogate": '{"save": "\\ud800"}', "comma": '{"lr": 1e-3,\n "seed": 3,\n}',
+            "single": "{'lr': 1e-3}", "python": '{"overfit_one_batch": True}', "nested": '{"optimizer": {"lr": 1e-3}}',
+            "twice": '{"lr": 1e-3, "lr": 2e-3}', "utf16": '{"lr": 1e-3}'.encode("utf-16"), "cut": '{"lr": 1e-3',
+            "missing_comma": '{"lr": 1e-3 "seed": 3}', "word": '{"lr": high}', "typo": '{"train_iter": 5}',
+            "wrong_type": '{"lr": "fast"}', "list_value": '{"lr": [1e-3]}', "key_of_llmc": '{"n_layer": 3}',
+            "deepspeed": '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}',
+            "bom": b'\xef\xbb\xbf{"lr": 1e-3}', "windows": b'{"lr": 1e-3, // peak\r\n"seed": 3}\r\n'}.items():
+        write(f"{name}.json", content)
+    write("run.yaml", "lr: 1e-3\n")
+
+
+def write_models():
+    write("no_config/readme", "x")
+    write("array_config/config.json", "[]")
+    write("cut_config/config.json", '{"model_type": "llama",')
+    write("mistral/config.json", '{"model_type": "mistral"}')
+    write("no_weights/config.json", json.dumps(LLAMA_CONFIG))
+    write("pytorch/config.json", json.dumps(LLAMA_CONFIG))
+    write("pytorch/pytorch_model.bin", b"PK\x03\x04")
+    for name in ("junk", "junk_index"):
+        write(f"{name}/config.json", json.dumps(LLAMA_CONFIG))
+    write("junk/model.safetensors", b"\xff" * 100)
+    write("junk_index/model.safetensors.index.json", "[1")
+    for name, change in {"yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+                         "quantized": {"quantization_config": {"bits": 4}}, "no_vocabulary": {"vocab_size": None},
+                         "sliding": {"sliding_window": 4096}}.items():
+        write(f"{name}/config.json", json.dumps({**LLAMA_CONFIG, **change}))
+
+
+def write_other():
+    os.makedirs("folder")
+    write("file", "x")
+    write("notes.txt", "some text and more words\n" * 30)
+    write("bad.jsonl", '{"text": "a"}\n[1]\n')
+    write("cut.jsonl", '{"text": "a"\n')
+    write("field.jsonl", '{"content": "a"}\n')
+    write("chat.jsonl", '{"messages": [{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]}\n')
+    write("questions.jsonl", '{"ctx": "a"}\n')
+    write("blank.txt", "\n\n")
+    write("gap.txt", "1 2\n\n3 4\n")
+    write("letters.txt", "1 2\n3 x\n")
+    write("not_a_log.jsonl", "{}\n")
+    write("old_run/prepare.state.json", '{"signature": {}}')
+
+
+def damage(root, copy, steps):
+    """A copy of a folder of checkpoints, in which the weights of these steps are cut."""
+    shutil.copytree(root, copy)
+    for step in steps:
+        write(f"{copy}/step-{step:08d}/model.safetensors", b"xx")
