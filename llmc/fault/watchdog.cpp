@@ -209,6 +209,7 @@ void Watchdog::tick() {
     const std::vector<RankView> ranks = views();
     if (heartbeats_.header().hang_report_state.load(std::memory_order_acquire) != 0) end_run();
     check_link_and_ends();
+    check_own_end();
     if (kept_ && (lowest_living(ranks) == rank_ || ranks[static_cast<size_t>(rank_)].ended())) write_summary(ranks);
     std::string text = hang_report(ranks, timeout_s);
     if (text.empty()) text = confirmed_error();
@@ -325,6 +326,15 @@ void Watchdog::check_link_and_ends() {
             ::_exit(seen_[r].post.end_code);
         }
     }
+}
+
+// Once all ranks are through, communicators are closed, which waits for daemons of the launcher that may be gone.
+void Watchdog::check_own_end() const {
+    const Seen& own = seen_[static_cast<size_t>(rank_)];
+    if (own.post.end_code < 0 || timeout_s <= 0) return;
+    if (seconds(last_tick_.time_since_epoch()) - own.ended_s < timeout_s) return;
+    std::fflush(stdout);
+    ::_exit(own.post.end_code);
 }
 
 // ---- ending the run

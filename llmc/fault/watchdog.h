@@ -71,6 +71,7 @@ private:
     void observe();
     std::vector<RankView> views() const;
     void check_link_and_ends();
+    void check_own_end() const;
     void write_summary(const std::vector<RankView>& ranks);
     void store_hang_report(const std::string& text);
     [[noreturn]] void end_run();

@@ -33,11 +33,14 @@ public:
     ~MonitoredComm() override {
         post_phase(Phase::kEnd);
         watchdog_->set_device({});
-        {
-            const Posted posted(*this, "end of the run");   // closing communicators waits for other ranks, too
-            inner_.reset();
+        try {
+            const Posted posted(*this, "end of the run");
+            inner_->gather("");
+        } catch (const std::exception& error) {
+            std::fprintf(stderr, "warning: %s\n", error.what());
         }
         post_end(kExitOk);
+        inner_.reset();   // waits for the launcher, too; if that is gone, the watchdog ends this process
         set_own_row(nullptr);
     }
 

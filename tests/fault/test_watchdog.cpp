@@ -279,6 +279,29 @@ TEST_CASE("watchdog: a library call that blocks does not stop the heartbeat") {
     answer.set_value();
 }
 
+// MPI_Finalize waits for daemons of mpirun, which may be gone when the ranks need them no longer.
+TEST_CASE("watchdog: a rank that does not leave after its end is ended with its exit code") {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        set_comm_timeout(0.5);
+        const std::string name = "llmfp8-test-end-" + std::to_string(::getpid());
+        HeartbeatTable ours = HeartbeatTable::create(name, 1);
+        HeartbeatTable::remove(name);
+        Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
+        std::this_thread::sleep_for(std::chrono::seconds(1));   // ends nothing before the rank says so
+        watchdog.own_row().set_end(4);
+        std::this_thread::sleep_for(std::chrono::seconds(20));
+        ::_exit(99);
+    }
+    const auto start = std::chrono::steady_clock::now();
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 4);
+    CHECK(std::chrono::steady_clock::now() - start > std::chrono::milliseconds(1400));
+}
+
 TEST_CASE("watchdog: file access by other threads is progress in slow phases only") {
     const data_test::TempDir dir;
     const std::string name = "llmfp8-test-files-" + std::to_string(::getpid());
