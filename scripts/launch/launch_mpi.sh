@@ -47,7 +47,8 @@ later() {
 # mpirun, when they had the time to catch it, which they would die of before.
 signal_others() { [ -s "$table" ] || kill -USR1 "$pid"; }
 # shellcheck disable=SC2046
-kill_all() { kill -KILL $(cat "/proc/$pid/task/"*/children) "$pid"; }
+kill_children() { kill -KILL $(cat "/proc/$pid/task/"*/children); }
+kill_all() { kill_children; kill -KILL "$pid"; }
 pid="" stops=0 first_us=0 ends=""
 # A signal within a second of the first is another copy of it: timeout(1) and batch systems send several.
 on_stop() {
@@ -73,6 +74,22 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
 fi
 env --block-signal=TERM setsid "$mpirun" "$@" &
 pid=$!
+# mpirun would wait for the daemon of a host that it no longer reaches. It has 10 s from the end that the ranks wrote
+# down. Then what is left of its children, also the ssh to that host, is killed; its second SIGINT ends it at once.
+(
+    trap 'kill $!; exit' TERM
+    until read -r -N 11 outcome < "$table" && [[ $outcome =~ ^outcome\ (end|0*[1-9][0-9]*)$ ]]; do
+        sleep 1 & wait $!
+    done
+    sleep 10 & wait $!
+    kill_children
+    kill -INT "$pid"
+    sleep 0.3 & wait $!
+    kill -INT "$pid"
+    sleep 3 & wait $!
+    kill_all
+) >/dev/null 2>&1 &
+timers+=($!)
 while :; do
     wait "$pid"   # which a signal ends, too
     code=$?
