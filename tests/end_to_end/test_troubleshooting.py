@@ -207,8 +207,8 @@ class TroubleshootingTest(TrainTest):
                  *re.findall(r'"--([\w-]+)"', read("scripts/llmfp8/comparison/main.py")
                               + read("scripts/llmfp8/importer/main.py")),
                  "help", "help-all", "config", "role", "valid-fraction",
-                 "gpus", "shm-size", "signal", "mpi",   # of Docker and Slurm
-                 "option", "fp8-"}                      # any
+                 "gpus", "shm-size", "signal", "mpi", "gpus-per-node", "ntasks-per-node",   # of Docker and Slurm
+                 "option", "fp8-"}   # any
         self.assertLessEqual(set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)), known)
         headings = {re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-")
                     for h in re.findall(r"(?m)^#+ (.*)$", text)}

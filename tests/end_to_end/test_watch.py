@@ -170,7 +170,7 @@ class WatchTest(TrainTest):
         self.assertRegex(errors, r"rank 0 \(.*\) is in step 4, save.*, without progress for 5.*--comm-timeout 0.5")
         self.assertEqual(self.checkpoints("run"), ["step-00000002"])
 
-    # Ranks that do not share memory, as on two hosts: what they post goes through a socket.
+    # Ranks that do not share memory: what they post goes through a socket. tests/cluster/ has real hosts.
     def two_hosts(self, *options):
         program = self.command(GPT2, *ONE_EACH, *options)
         return [*WRAPPER, *each_rank(*(["env", f"LLMFP8_HOST={host}", *program] for host in ("here", "there")))]
@@ -305,33 +305,6 @@ class WatchTest(TrainTest):
                 self.assertRegex(errors, r"step-00000004 was not saved, rank \d: .*No space left on device")
                 self.assertEqual(self.checkpoints("run"), ["step-00000002"])
                 shutil.rmtree(self.save)
-
-    # ---- Slurm
-
-    def slurm(self, script, *command, expect=0, **environment):
-        tools = self.path("tools")
-        os.makedirs(tools, exist_ok=True)
-        with open(os.path.join(tools, "srun"), "w") as file:   # stands in for Slurm's
-            file.write('#!/bin/bash\necho "srun $*"; [ "$1 $2" = "--mpi=pmix --kill-on-bad-exit=1" ] || exit 9\n'
-                       'shift 2; exec "$@"\n')
-        os.chmod(os.path.join(tools, "srun"), 0o755)
-        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                "OMPI_MCA_rmaps_base_oversubscribe": "1", "SLURM_SUBMIT_DIR": ROOT, "SLURM_NTASKS": "2"}
-        done = subprocess.run([os.path.join(ROOT, "scripts", "launch", script), *command], capture_output=True,
-                              text=True, timeout=60,
-                              env=dict(ENVIRONMENT, PATH=tools + ":" + os.environ["PATH"], **root))
-        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr)
-        return done.stdout
-
-    def test_the_scripts_for_slurm_start_the_ranks_and_give_6_for_a_lost_one(self):
-        run = self.command(GPT2, *ONE_EACH, "--train-iters", "3")
-        self.assertIn("step 3/3", self.slurm("train.sbatch", *run))
-        self.slurm("train.sbatch", "bash", "-c", "exit 137", expect=6)
-        self.slurm("train.sbatch", "bash", "-c", "exit 4", expect=4)
-        self.assertIn("step 3/3", self.slurm("train_mpirun.sbatch", *run, "--log-file", self.log))
-        self.assertEqual(records(self.log, "header")[0]["world"], 2)
-        for script in ("train.sbatch", "train_mpirun.sbatch"):
-            self.assertIn("one rank per GPU", self.slurm(script, expect=2))
 
     # ---- ranks that do not belong together
 
