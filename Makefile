@@ -25,7 +25,7 @@ WERROR ?= -Werror
 
 # Targets that install packages first and then call make again, or that compile nothing, do not look around.
 comma := ,
-WRAPPERS := smoke test test-full test-ranks test-gpu image-test bench cuda lint clean help
+WRAPPERS := smoke test test-full test-ranks test-gpu cluster-test image-test bench cuda lint clean help
 ifneq ($(filter-out $(WRAPPERS),$(or $(MAKECMDGOALS),all)),)
 include dev/ci/detect.mk
 BUILDING := 1
@@ -242,6 +242,9 @@ test-gpu:
 run-test-gpu: $(BUILD)/tests_gpu
 	@$(BUILD)/tests_gpu
 
+cluster-test:
+	@dev/ci/cluster_test.sh
+
 test-full:
 	@scripts/setup.sh test
 	@$(MAKE) --keep-going run-test
@@ -274,6 +277,7 @@ help:
 	@echo "  make test             install what is missing, build, run the tests of the device (6 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing and the long tests (40 minutes at most)"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
+	@echo "  make cluster-test     training on two hosts under Slurm and ssh (6 minutes); as root, installs them"
 	@echo "  make image-test       the Dockerfile on a base of its own, and make smoke in it; needs root, no registry;"
 	@echo "                        SUITE=jammy takes another Ubuntu than 24.04"
 	@echo "  make test-gpu         the CUDA operations against the CPU ones; needs a GPU"

@@ -1,15 +1,16 @@
 #!/bin/sh
-# Install what `make smoke` or `make test` needs and is missing, from the packages of Debian or Ubuntu.
-# As root, or through sudo if it asks no password; otherwise print the line to run and exit 2.
-# Usage: scripts/setup.sh [smoke|test]
+# Install what `make smoke`, `make test` or `make cluster-test` needs and is missing, from the packages of Debian or
+# Ubuntu. As root, or through sudo if it asks no password; otherwise print the line to run and exit 2.
+# Usage: scripts/setup.sh [smoke|test|cluster]
 set -u
 purpose=${1:-test}
 case $purpose in
-    smoke | test) ;;
-    *) echo "setup.sh: unknown purpose '$purpose', use smoke or test" >&2; exit 2 ;;
+    smoke | test | cluster) ;;
+    *) echo "setup.sh: unknown purpose '$purpose', use smoke, test or cluster" >&2; exit 2 ;;
 esac
 
 have_command() { command -v "$1" >/dev/null 2>&1; }
+have_daemon() { PATH=$PATH:/usr/sbin:/sbin have_command "$1"; }
 # Headers count wherever the compiler finds them, so that a folder in CPPFLAGS is as good as a package.
 have_header() {
     if have_command g++; then
@@ -28,13 +29,24 @@ missing_packages() {
     have_command python3 || echo python3
     have_header nlohmann/json.hpp || echo nlohmann-json3-dev
     have_header xxhash.h || echo libxxhash-dev
-    if [ "$purpose" = test ]; then
+    if [ "$purpose" != smoke ]; then
         have_header doctest/doctest.h || echo doctest-dev
         # scripts/import_config reads YAML through it.
         have_yaml || echo python3-yaml
         # Several ranks on one machine; runs of one rank need no MPI.
         have_command mpicxx || echo libopenmpi-dev
         have_command mpirun || echo openmpi-bin
+    fi
+    if [ "$purpose" = cluster ]; then
+        have_daemon slurmctld || echo slurmctld
+        have_daemon slurmd || echo slurmd
+        have_command sbatch || echo slurm-client
+        have_daemon munged || echo munge
+        # srun --mpi=pmix opens libpmix.so by this name.
+        ls /usr/lib/*/libpmix.so >/dev/null 2>&1 || echo libpmix-dev
+        have_daemon sshd || echo openssh-server
+        have_command ssh || echo openssh-client
+        have_daemon ip || echo iproute2
     fi
 }
 
@@ -57,7 +69,14 @@ fi
 
 echo "setup: installing $missing"
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+no_start=""
+trap 'rm -f "$log"; [ -z "$no_start" ] || $as_root rm -f "$no_start"' EXIT
+# The tests start daemons of their own; Debian starts none while this file says so.
+if [ "$purpose" = cluster ] && [ ! -e /usr/sbin/policy-rc.d ]; then
+    no_start=/usr/sbin/policy-rc.d
+    printf '#!/bin/sh\nexit 101\n' | $as_root tee "$no_start" >/dev/null
+    $as_root chmod +x "$no_start"
+fi
 export DEBIAN_FRONTEND=noninteractive
 # Fresh images have no package lists; an update that fails is no harm when the lists are there.
 { $as_root apt-get update; $as_root env DEBIAN_FRONTEND=noninteractive $install; } >"$log" 2>&1

@@ -1,0 +1,122 @@
+"""Two hosts on one machine, node1 and node2: namespaces with names, processes, shared memory and networks of their own,
+and a cable between them. They share the files. When this process ends, however it does, the kernel ends whatever runs
+on them and removes their networks."""
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from tests.support.train import ROOT, TrainTest
+
+# The first process of a host. bash waits for processes that have lost their parent. Sockets of daemons are in /run.
+# sshd takes "!" in /etc/shadow for a locked account, and some installers leave root with it.
+FIRST = """set -e
+echo {name} > /proc/sys/kernel/hostname
+mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run && mkdir -p /run/sshd /run/munge
+mount --bind {folder}/hosts /etc/hosts && mount --bind {folder}/shadow /etc/shadow
+echo ready
+sleep infinity & while :; do wait; done"""
+SEPARATE = ["--mount", "--uts", "--ipc", "--net", "--pid"]
+# OpenMPI refuses root, and ranks that wait would keep the two cores of a small machine busy.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+               "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+class Host:
+    def __init__(self, name, address, folder):
+        self.name, self.address = name, address
+        self.unshare = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "unshare", *SEPARATE, "--fork", "--kill-child", "--mount-proc",
+             "bash", "-c", FIRST.format(name=name, folder=shlex.quote(folder))],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if self.unshare.stdout.readline() != "ready\n":
+            raise RuntimeError(f"{name} cannot be made: {self.unshare.communicate()[1].strip()}")
+        with open(f"/proc/{self.unshare.pid}/task/{self.unshare.pid}/children") as children:
+            self.first = int(children.read())
+
+    def start(self, *command, **how):
+        """Starts it on this host, in the repository's folder."""
+        inside = ["nsenter", "--target", str(self.first), *SEPARATE, "--wd=" + ROOT]
+        return subprocess.Popen([*inside, *command], **{"stdin": subprocess.DEVNULL, "env": ENVIRONMENT, **how})
+
+    def run(self, *command, timeout=60, **how):
+        """What it printed; it must end with 0."""
+        process = self.start(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **how)
+        out, errors = process.communicate(timeout=timeout)
+        if process.returncode:
+            raise RuntimeError(f"{self.name}: {shlex.join(command)} ended with {process.returncode}: {out}{errors}")
+        return out
+
+    def ranks(self):
+        """Process numbers of the trainers that run here, as this host counts them."""
+        names = "grep -l '^Name:.train_' /proc/[0-9]*/status || true"
+        return sorted(int(path.split("/")[2]) for path in self.run("bash", "-c", names).split())
+
+    def send(self, signal, pid):
+        self.run("kill", f"-{signal}", str(pid))
+
+    def cable(self, state):
+        """"up" or "down"."""
+        self.run("ip", "link", "set", "eth0", state)
+
+    def end(self):
+        self.unshare.kill()
+        self.unshare.communicate()
+
+
+class HostsTest(TrainTest):
+    """A class of tests has two hosts and a folder."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.shared = tempfile.mkdtemp(prefix="llmc-cluster-")
+        cls.addClassCleanup(shutil.rmtree, cls.shared, ignore_errors=True)
+        addresses = {f"node{i}": f"10.77.0.{i}" for i in (1, 2)}
+        cls.write("hosts", "127.0.0.1 localhost\n" + "".join(f"{a} {name}\n" for name, a in addresses.items()))
+        with open("/etc/shadow") as shadow:
+            cls.write("shadow", "root:*:1::::::\n" + "".join(row for row in shadow if not row.startswith("root:")))
+        cls.hosts = []
+        for name, address in addresses.items():
+            cls.hosts.append(Host(name, address, cls.shared))
+            cls.addClassCleanup(cls.hosts[-1].end)
+        cls.node1, cls.node2 = cls.hosts
+        subprocess.run(["ip", "link", "add", "eth0", "netns", str(cls.node1.first), "type", "veth",
+                        "peer", "name", "eth0", "netns", str(cls.node2.first)], check=True)
+        for host in cls.hosts:
+            host.run("ip", "addr", "add", host.address + "/24", "dev", "eth0")
+            host.run("ip", "link", "set", "lo", "up")
+            host.cable("up")
+
+    @classmethod
+    def write(cls, name, text, mode=0o600):
+        path = os.path.join(cls.shared, name)
+        with open(path, "w") as file:
+            file.write(text)
+        os.chmod(path, mode)
+        return path
+
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(self.end_ranks)
+
+    def end_ranks(self):
+        """What a test that failed left behind."""
+        for host in self.hosts:
+            host.cable("up")
+            for pid in host.ranks():
+                host.run("bash", "-c", f"kill -KILL {pid} || true")
+
+    def shows(self, text):
+        """Prints what was seen, for the reader of the log."""
+        print("".join(f"\n    {line}" for line in text.strip().splitlines()), end=" ", file=sys.stderr, flush=True)
+
+    def until(self, what, holds, seconds=30):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := holds():
+                return found
+            time.sleep(0.1)
+        return self.fail(f"not within {seconds} s: {what}")
