@@ -22,7 +22,7 @@ TINY = ("--model llama-tiny --vocab-size 257 --seq-length 128 --max-position-emb
         "--micro-batch-size 1 --global-batch-size 4 --train-iters 1")
 
 # Why a command is not run.
-CI, GPU, NETWORK = "run by .ci/run", "needs a GPU", "needs a network"
+CI, FULL, GPU, NETWORK = "run by .ci/run", "run by make test-full", "needs a GPU", "needs a network"
 WALK = "run by tests/end_to_end/test_walkthrough.py"
 NOT_RUN = {
     "data/prepare_text.py --tokenizer bytes --valid-fraction 0.1 --out shards/mine text/": WALK,
@@ -32,8 +32,9 @@ NOT_RUN = {
     "./train_llama generate --load runs/mine --prompt-bytes 'ROMEO:' --sample-tokens 120": WALK,
     "data/prepare_tinyshakespeare.py --tokenizer bytes --out shards/mine": NETWORK,
     "data/prepare_text.py --tokenizer gpt2 --out shards/gpt2 text/": NETWORK,
-    "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI, "make cluster-test": CI, "make test-ranks": CI,
-    "make test-full": "takes hours", "make test-gpu": GPU, "make bench": GPU, "make DEVICE=cuda": GPU,
+    "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI, "make test-ranks": CI,
+    "make cluster-test": FULL, "make image-test": FULL, "make test-full": "takes 40 minutes", "make test-gpu": GPU,
+    "make bench": GPU, "make DEVICE=cuda": GPU,
     "make DEVICE=cuda benches && build/cuda/bench_attention": GPU,
     "docker build -t llm.fp8 . && docker run --rm --gpus all llm.fp8 && docker run --rm --gpus all llm.fp8 make test":
         GPU,
