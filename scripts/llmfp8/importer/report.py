@@ -60,7 +60,9 @@ def errors_met(run):
     met = sorted({f.error for f in run.findings if f.error})
     if not met:
         return []
-    return [f"Of the seven configuration errors: {', '.join(map(str, met))}; --all explains them.", ""]
+    titles = "; ".join(SEVEN[number][0] for number in met)
+    return [wrapped(f"Found here of what guides to FP8 call errors: {titles} (--all says what is true of each).", 0),
+            ""]
 
 
 def every_line(run, inputs):
@@ -80,8 +82,8 @@ def seven(run):
     """The configuration errors that were found, each with the facts and its correction."""
     met = sorted({f.error for f in run.findings if f.error})
     if not met:
-        return ["None of the seven configuration errors was met.", ""]
-    lines = ["Of the seven configuration errors:"]
+        return ["None of the seven points that guides to FP8 call errors was found.", ""]
+    lines = ["Found here of the seven points that guides to FP8 call errors:"]
     for number in met:
         title, fact, correction = SEVEN[number]
         places = sorted({(f.file, f.line) for f in run.findings if f.error == number})
