@@ -243,7 +243,7 @@ run-test-gpu: $(BUILD)/tests_gpu
 	@$(BUILD)/tests_gpu
 
 cluster-test:
-	@dev/ci/cluster_test.sh
+	+@dev/ci/cluster_test.sh
 
 test-full:
 	@scripts/setup.sh test
@@ -251,7 +251,7 @@ test-full:
 	+@dev/ci/test_full.sh
 
 image-test:
-	@dev/ci/image_test.sh $(SUITE)
+	+@dev/ci/image_test.sh $(SUITE)
 
 bench:
 	@$(MAKE) DEVICE=cuda train_gpt2 train_llama benches
