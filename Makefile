@@ -274,8 +274,8 @@ help:
 	@sed -n '/^#   /s/^#//p' Makefile; echo
 	@echo "  make                  train_gpt2 and train_llama for this machine's device"
 	@echo "  make smoke            install what is missing, build, train two small models on this repository's text"
-	@echo "  make test             install what is missing, build, run the tests of the device (6 minutes on two cores)"
-	@echo "  make test-full        also sanitizers, fuzzing and the long tests (40 minutes at most)"
+	@echo "  make test             install what is missing, build, run the tests of the device (8 to 11 minutes on two cores)"
+	@echo "  make test-full        also sanitizers, fuzzing, the long tests, cluster-test and image-test"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
 	@echo "  make cluster-test     training on two hosts under Slurm and ssh (6 minutes); as root, installs them"
 	@echo "  make image-test       the Dockerfile on a base of its own, and make smoke in it; needs root, no registry;"

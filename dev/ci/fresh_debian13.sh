@@ -30,8 +30,9 @@ trap cleanup EXIT
 quietly() { "$@" >"$log" 2>&1 || { tail -n 30 "$log" >&2; return 1; }; }
 quietly debootstrap --variant=minbase --include=make,ca-certificates trixie "$root" || skip "debootstrap failed"
 mount -t proc proc "$root/proc" || exit 1
-# hwloc, which OpenMPI asks about the machine, warns on standard error where it finds no /sys.
-mount --rbind /sys "$root/sys" || exit 1
+# hwloc, which OpenMPI asks about the machine, warns on standard error where it finds no /sys. Without what is mounted
+# below it (--rbind), since unmounting that here would unmount it on the host, too.
+mount --bind /sys "$root/sys" || exit 1
 mkdir -p "$root/dev/shm" && mount -t tmpfs tmpfs "$root/dev/shm" || exit 1
 mkdir "$root/src"
 git ls-files -z | tar -c --null -T - | tar -x -C "$root/src" || exit 1

@@ -145,10 +145,10 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
 
     load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_));
     Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
-                            .adam_step = state.at("adam_step").get<int64_t>(),
-                            .skips = state.at("skips").get<int64_t>(),
-                            .consecutive_skips = state.value("consecutive_skips", int64_t{0}),
-                            .missed = state.value("missed", std::vector<std::string>())};
+                      .adam_step = state.at("adam_step").get<int64_t>(),
+                      .skips = state.at("skips").get<int64_t>(),
+                      .consecutive_skips = state.value("consecutive_skips", int64_t{0}),
+                      .missed = state.value("missed", std::vector<std::string>())};
     if (state.contains("loss_watch")) progress.loss_watch.restore(state["loss_watch"].dump());
     StepState device_state{};
     device_state.adam_step = progress.adam_step;

@@ -92,7 +92,6 @@ pid=$!
 timers+=($!)
 while :; do
     wait "$pid"   # which a signal ends, too
-    code=$?
     kill -0 "$pid" 2>/dev/null || break
 done
 wait "$pid" 2>/dev/null
