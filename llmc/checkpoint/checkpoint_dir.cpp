@@ -1,7 +1,5 @@
 #include "llmc/checkpoint/checkpoint_dir.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,16 +17,6 @@ namespace {
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kTemporaryPrefix = ".tmp-step-";
 constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
-
-// Opens and locks a directory; -1 if another process holds the lock. On a file system without locks it only opens.
-int lock_directory(const std::string& path) {
-    int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        ::close(fd);
-        return -1;
-    }
-    return fd;
-}
 
 bool exists(const std::string& path) {
     std::error_code ignored;
@@ -73,12 +61,10 @@ StagedDirectory::StagedDirectory(const std::string& root, const std::string& nam
       temporary_(root + "/.tmp-" + name + "." + std::to_string(::getpid())),
       hook_(hook) {
     make_directory(temporary_, hook_);
-    lock_ = lock_directory(temporary_);
 }
 
 StagedDirectory::~StagedDirectory() {
     if (!committed_) remove_tree(temporary_);
-    if (lock_ >= 0) ::close(lock_);
 }
 
 std::string StagedDirectory::path(const std::string& file) const { return temporary_ + "/" + file; }
@@ -149,12 +135,8 @@ void StagedDirectory::rename_to(const std::string& final_path) {
 void remove_leftovers(const std::string& root) {
     for (const std::string& name : list_directory(root)) {
         if (name.rfind(kTemporaryPrefix, 0) != 0) continue;
-        const std::string path = root + "/" + name;
-        int lock = lock_directory(path);
-        if (lock < 0) continue;
         // A later save removes what cannot be removed now, such as files still open on a network file system.
-        remove_tree(path);
-        ::close(lock);
+        remove_tree(root + "/" + name);
     }
 }
 

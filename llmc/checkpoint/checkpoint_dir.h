@@ -34,8 +34,8 @@ struct FoundCheckpoint {
 // all return the same.
 FoundCheckpoint find_checkpoint(const std::string& where, const std::string& root, Comm& comm);
 
-// A checkpoint that is being written: ROOT/.tmp-NAME.PID. It is locked while this process lives, so that a later run
-// can tell leftovers from another run's work. The destructor removes it unless it was committed.
+// A checkpoint that is being written: ROOT/.tmp-NAME.PID, by the one run that holds ROOT's lock (save_lock.h). The
+// destructor removes it unless it was committed.
 class StagedDirectory {
 public:
     StagedDirectory(const std::string& root, const std::string& name, const IoHook& hook);
@@ -60,7 +60,6 @@ private:
 
     std::string root_, name_, temporary_;
     IoHook hook_;
-    int lock_ = -1;
     bool committed_ = false;
     std::vector<std::string> subdirectories_;
     Manifest files_;
@@ -71,7 +70,7 @@ private:
 // comm this process does all of it.
 void require_undamaged(const std::string& directory, const std::string& prefix, Comm* comm = nullptr);
 
-// Removes what killed runs left under root, but nothing that a living process has locked.
+// Removes what killed runs left under root, whose lock this run holds.
 void remove_leftovers(const std::string& root);
 
 // Removes checkpoints older than the `keep` newest complete ones up to `step`. Those of later steps, left by a run that

@@ -295,6 +295,7 @@ std::string CheckpointSaver::Impl::prepare() {
     if (!comm.root()) return "";
     const std::vector<std::string> tokenizer = tokenizer_files(options.tokenizer);
     make_directories(options.root, options.io_hook);
+    if (options.lock) options.lock->require_held();
     remove_leftovers(options.root);
     int64_t needed = checkpoint_bytes() + static_cast<int64_t>(state_json.size());
     for (const std::string& file : tokenizer) needed += std::max<int64_t>(0, file_bytes(file));
@@ -331,6 +332,7 @@ std::string CheckpointSaver::Impl::commit(const std::vector<std::string>& writte
                   [](const HashedRange& a, const HashedRange& b) { return a.begin < b.begin; });
         staged->add(name, file);
     }
+    if (options.lock) options.lock->require_held();
     const std::string path = staged->commit();
     drop_old_checkpoints(options.root, step, options.keep, options.io_hook);
     return path;

@@ -13,6 +13,7 @@
 
 #include "llmc/base/files.h"
 #include "llmc/checkpoint/save_layout.h"
+#include "llmc/checkpoint/save_lock.h"
 #include "llmc/parallel/comm.h"
 
 struct SaveOptions {
@@ -23,6 +24,7 @@ struct SaveOptions {
     bool async = false;                      // write while training continues
     int64_t max_part_bytes = kMaxPartBytes;  // of a model file; a larger tensor gets a file of its own
     int64_t staging_bytes = kStagingBytes;
+    const SaveLock* lock = nullptr;          // of root, on rank 0; outlives the saver
     IoHook io_hook;  // for tests and fault injection; with async another thread calls it
 };
 

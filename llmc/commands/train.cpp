@@ -66,7 +66,7 @@ private:
                              {"training data", train_->fingerprint_json()},
                              {"validation data", valid_ ? valid_->fingerprint_json() : ""},
                              {"HellaSwag file or prompts", evaluations_->fingerprint()}});
-        require_save(config_, comm_);
+        save_folder_.emplace(config_, comm_);
         start_.done("data");
         open_device();
         start_.done("device");
@@ -93,7 +93,8 @@ private:
         if (config_.check_comm)
             for (const std::string& line : check_comm(ctx_, comm_)) answers_.push_back(line);
         run_device_.prepare();
-        checkpoints_ = std::make_unique<RunCheckpoints>(config_, table_, *train_, comm_, ctx_, *trainer_, faults_);
+        checkpoints_ = std::make_unique<RunCheckpoints>(config_, table_, *train_, comm_, ctx_, *trainer_, faults_,
+                                                        save_folder_->lock());
     }
 
     void start_state() {
@@ -435,6 +436,7 @@ private:
     std::optional<DataLoader>&train_ = data_.train, &valid_ = data_.valid;
     std::optional<RunEvaluations> evaluations_;
     std::unique_ptr<RunLog> log_;
+    std::optional<SaveFolder> save_folder_;
     std::unique_ptr<RunCheckpoints> checkpoints_;   // after log_: its destructor may finish a save and log it
     double flops_per_token_ = 0;
     StepTimeCheck plan_check_;

@@ -218,7 +218,7 @@ std::string log_place_error(const std::string& path, const std::string& save) {
     if (path.empty()) return "";
     const fs::path folder = fs::path(path).parent_path();
     std::error_code ignored;
-    if (is_under(folder.empty() ? "." : folder, save)) return not_a_log(path);   // require_save looks at the folder
+    if (is_under(folder.empty() ? "." : folder, save)) return not_a_log(path);   // SaveFolder looks at the folder
     const std::string part = existing_part(folder.empty() ? "." : folder.string());
     if (!is_directory(part)) return strf("--log-file %s: %s is not a folder", path.c_str(), part.c_str());
     // In the working folder a missing one is made, as the recipes' logs/; elsewhere its name is likely to be wrong.

@@ -1,8 +1,13 @@
 #include "llmc/train/run_checkpoints.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "llmc/base/version.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
@@ -37,14 +42,31 @@ std::string left_behind(const Config& config, const std::vector<int64_t>& steps)
     return "";
 }
 
-SaveOptions save_options(const Config& config, const IoHook& io_hook = {}) {
+// Why --save cannot work, "" if it can.
+std::string save_error(const Config& config) {
+    try {
+        tokenizer_files(config.tokenizer);
+    } catch (const Error& error) {
+        return error.what();
+    }
+    if (is_regular_file(config.save)) return strf("--save %s: a file, not a folder", config.save.c_str());
+    if (const std::string part = existing_part(config.save); !is_directory(part))
+        return strf("--save %s: %s is not a folder", config.save.c_str(), part.c_str());
+    const std::vector<int64_t> steps = checkpoint_steps(config.save);
+    if (steps.empty() || config.resume == "auto") return "";
+    if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);
+    return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would overwrite: "
+                "--resume auto continues it, or name another folder", config.save.c_str(),
+                step_directory_name(steps.back()).c_str());
+}
+
+SaveOptions save_options(const Config& config) {
     SaveOptions options;
     options.root = config.save;
     options.seq_length = config.seq_length;
     options.tokenizer = config.tokenizer;
     options.keep = config.keep;
     options.async = config.save_async;
-    options.io_hook = io_hook;
     return options;
 }
 
@@ -95,36 +117,64 @@ int64_t planned_checkpoints(const Config& config) {
     return config.keep == 0 ? saves : std::min(saves, config.keep);
 }
 
-void require_save(const Config& config, Comm& comm) {
+SaveFolder::SaveFolder(const Config& config, Comm& comm) {
     if (config.save.empty()) return;
-    auto look = [&]() -> std::string {
-        try {
-            tokenizer_files(config.tokenizer);
-        } catch (const Error& error) {
-            return error.what();
+    using Clock = std::chrono::steady_clock;
+    constexpr auto kWait = std::chrono::seconds(60), kSilent = std::chrono::seconds(2);
+    constexpr const char* kWaiting = "waiting";
+    const auto begin = Clock::now();
+    for (bool told = false;;) {
+        // Only rank 0 writes there. It tells the others how it stands at least once a second, since a silent rank
+        // counts as lost.
+        std::string said;
+        if (comm.root()) {
+            bool busy = false;
+            said = take(config, &busy);
+            const auto waited = Clock::now() - begin;
+            if (busy && config.resume == "auto" && waited < kWait) {
+                if (!told && waited > kSilent) std::fprintf(stderr, "note: %s; waiting for its end\n", said.c_str());
+                told = told || waited > kSilent;
+                said = kWaiting;
+                std::this_thread::sleep_for(std::chrono::milliseconds(told ? 1000 : 200));
+            }
         }
-        if (is_regular_file(config.save)) return strf("--save %s: a file, not a folder", config.save.c_str());
-        if (const std::string part = existing_part(config.save); !is_directory(part))
-            return strf("--save %s: %s is not a folder", config.save.c_str(), part.c_str());
-        const std::vector<int64_t> steps = checkpoint_steps(config.save);
-        if (steps.empty() || config.resume == "auto") return "";
-        if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);
-        return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would overwrite: "
-                    "--resume auto continues it, or name another folder", config.save.c_str(),
-                    step_directory_name(steps.back()).c_str());
-    };
-    // Only rank 0 writes there and copies the tokenizer.
-    const std::string error = comm.gather(comm.root() ? look() : "")[0];
-    REQUIRE(error.empty(), "%s", error.c_str());
+        said = comm.gather(said)[0];
+        if (said.empty()) return;
+        REQUIRE(said == kWaiting, "%s", said.c_str());
+    }
+}
+
+std::string SaveFolder::take(const Config& config, bool* busy) {
+    if (const std::string error = save_error(config); !error.empty()) return error;
+    std::string holder;
+    try {
+        namespace fs = std::filesystem;
+        for (fs::path folder = config.save; !folder.empty() && !fs::exists(folder); folder = folder.parent_path())
+            if (folder.has_filename()) made_.push_back(folder);
+        make_directories(config.save);
+        lock_ = SaveLock::take(config.save, {}, &holder);
+    } catch (const Error& error) {
+        FAIL(error.exit_code, "--save %s cannot be used: %s; choose another", config.save.c_str(), error.what());
+    }
+    *busy = !lock_;
+    if (*busy) return strf("--save %s: another run writes there (%s): end it, or name another folder",
+                           config.save.c_str(), holder.c_str());
+    return save_error(config);   // again, since a run may have ended in between
+}
+
+SaveFolder::~SaveFolder() {
+    lock_.reset();
+    for (const std::string& folder : made_) ::rmdir(folder.c_str());   // only if it is empty
 }
 
 RunCheckpoints::RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
-                               Ctx& ctx, Trainer& trainer, Faults& faults)
+                               Ctx& ctx, Trainer& trainer, Faults& faults, const SaveLock* lock)
     : config_(config), table_(table), data_(data), comm_(comm), ctx_(ctx), trainer_(trainer), faults_(faults) {
     if (config.save.empty()) return;
-    const auto fault = [this](const char* call, const std::string&) { return faults_.disk_error(call); };
-    saver_ = std::make_unique<CheckpointSaver>(save_options(config, fault), config.shape, table,
-                                               trainer.state_access(ctx), comm);
+    SaveOptions options = save_options(config);
+    options.io_hook = [this](const char* call, const std::string&) { return faults_.disk_error(call); };
+    options.lock = lock;
+    saver_ = std::make_unique<CheckpointSaver>(options, config.shape, table, trainer.state_access(ctx), comm);
     saver_->require_room(checkpoints_to_come(config));
 }
 

@@ -7,6 +7,7 @@
 
 #include "llmc/base/fault_injection.h"
 #include "llmc/checkpoint/checkpoint_save.h"
+#include "llmc/checkpoint/save_lock.h"
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/model/params.h"
@@ -33,15 +34,33 @@ struct Progress {
     LossWatch loss_watch = {};
 };
 
-// Exit 2 if --save cannot work: its folder has checkpoints that this run would overwrite, or from which a later
-// --resume auto would continue instead, or the tokenizer is missing.
-void require_save(const Config& config, Comm& comm);
+// The --save folder as this run has it, from its start to its end.
+class SaveFolder {
+public:
+    // Nothing without --save. Exit 2 if it cannot work: another run holds the folder's lock, it has checkpoints that
+    // this run would overwrite, or from which a later --resume auto would continue instead, or the tokenizer is
+    // missing. With --resume auto it waits up to a minute for a run that is still ending, as when a job is requeued.
+    // All ranks call it.
+    SaveFolder(const Config& config, Comm& comm);
+    ~SaveFolder();   // releases the lock, and removes the folders that this made if they are empty
+    SaveFolder(const SaveFolder&) = delete;
+    SaveFolder& operator=(const SaveFolder&) = delete;
+
+    const SaveLock* lock() const { return lock_.get(); }   // null without --save and on ranks other than 0
+
+private:
+    // Takes the lock. Returns "" or why not; *busy: because another run holds it.
+    std::string take(const Config& config, bool* busy);
+
+    std::vector<std::string> made_;   // folders that were not there, the innermost first
+    std::unique_ptr<SaveLock> lock_;
+};
 
 class RunCheckpoints {
 public:
-    // Owns none of its arguments. With --save, allocates the host memory for saving.
+    // Owns none of its arguments. With --save, allocates the host memory for saving; lock: SaveFolder's.
     RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
-                   Ctx& ctx, Trainer& trainer, Faults& faults);
+                   Ctx& ctx, Trainer& trainer, Faults& faults, const SaveLock* lock);
 
     // Loads the checkpoint of --resume; returns nothing if "auto" finds none. fp8_given: the user has set --fp8-recipe.
     // Adds lines for the log to notes.

@@ -220,7 +220,7 @@ CHECKPOINTS = [
     ("gpt2 RUN --save file/run", 2, "--save file/run: ", "file is not a folder"),
     ("gpt2 RUN --log-file file/run.jsonl", 2, "--log-file file/run.jsonl: ", "file is not a folder"),
     ("gpt2 RUN --save new --tokenizer folder", 2, "no tokenizer.json, tokenizer.model or vocab.json in it"),
-    ("gpt2 RUN --save /proc/run", 7, "no space for 1 checkpoint of --save /proc/run", "choose another --save"),
+    ("gpt2 RUN --save /proc/run", 7, "--save /proc/run cannot be used: cannot mkdir /proc/run"),
     ("gpt2 RUN --save full --inject enospc@save", 7, "No space left on device; free space on that disk"),
     ("gpt2 RUN --save ck", 2, "holds checkpoints of an earlier run", "--resume auto continues it"),
     ("gpt2 RUN --save new --tokenizer none.json", 2, "--tokenizer none.json: no such file or directory"),

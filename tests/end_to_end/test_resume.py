@@ -3,9 +3,10 @@ import os
 import re
 import shutil
 import statistics
+import subprocess
 import unittest
 
-from tests.support.train import LLAMA, TrainTest, records, write_hellaswag
+from tests.support.train import GPT2, LLAMA, TrainTest, records, write_hellaswag
 
 
 class ResumeTest(TrainTest):
@@ -39,6 +40,41 @@ class ResumeTest(TrainTest):
         done = self.run_train(LLAMA, "--train-iters", "6", *save, "--lr", "1e-3", "--resume", "auto")
         self.assertIn("note: nothing is left to train: the checkpoint is of step 7, --train-iters is 6\n", done.stdout)
         self.assertEqual(self.checkpoints("run")[-1], "step-00000007")
+
+    def test_two_runs_never_share_a_folder(self):
+        """The second is told of the first; a requeued job waits for a predecessor that is still ending."""
+        save = ["--save", self.path("run"), "--train-iters", "100000", "--lr-decay-style", "constant"]
+        first = subprocess.Popen(self.command(GPT2, *save, "--save-interval", "20"), stdout=subprocess.PIPE, text=True)
+        self.addCleanup(first.wait)
+        self.addCleanup(first.kill)
+        for line in first.stdout:
+            if line.startswith("checkpoint step 20 "):
+                break
+        # Without checkpoints in it the lock alone refuses.
+        self.assertIn("holds checkpoints of an earlier run", self.run_train(GPT2, *save, expect=2).stderr)
+        second = subprocess.Popen(self.command(GPT2, *save, "--resume", "auto", "--train-iters", "5"), text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        line = second.stderr.readline()
+        self.assertIn(f"note: --save {self.path('run')}: another run writes there (host ", line)
+        self.assertIn(f", process {first.pid}, since ", line)
+        self.assertIsNone(first.poll())
+        first.kill()
+        out, error = second.communicate(timeout=60)
+        self.assertEqual((second.returncode, error), (0, ""), out)
+        newest = self.checkpoints("run")[-1]
+        self.assertIn(f"resumed {self.path('run', newest)} at step", out)
+        self.assertNotIn(".lock", os.listdir(self.path("run")))
+
+    def test_of_runs_that_start_together_one_trains(self):
+        save = ["--save", self.path("new", "run"), "--train-iters", "30"]
+        runs = [subprocess.Popen(self.command(GPT2, *save), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                 text=True) for _ in range(6)]
+        ends = [(run.communicate(timeout=60)[1], run.returncode) for run in runs]
+        self.assertEqual(sorted(code for _, code in ends), [0, 2, 2, 2, 2, 2], ends)
+        for error, code in ends:
+            if code:   # the first may have ended before the last looked
+                self.assertRegex(error, "^error: --save .*(another run writes there|holds checkpoints of an earlier)")
+        self.assertEqual(sorted(os.listdir(self.path("new", "run"))), ["log.jsonl", "step-00000030"])
 
     def test_the_log_of_another_run_is_kept(self):
         """Two runs under one --log-file: the one that goes on cuts off nothing of the other's that is not kept."""

@@ -1,0 +1,32 @@
+// A --save folder belongs to one run at a time. The run holds FOLDER/.lock from its start to its end: by flock, which
+// the system releases when the process dies; where the file system has no flock, by a lease, which is the same file,
+// kept fresh by a thread. The file says who holds it.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "llmc/base/files.h"
+
+struct SaveLockOptions {
+    // A lease that was not renewed for this long is that of a dead run. It is renewed ten times as often. The age is
+    // that of the file on the server, whose clock alone counts.
+    std::chrono::milliseconds lease{45000};
+    // Calls besides those of IoHook: "flock" and "renew". An errno that it returns for "flock" is the outcome of flock;
+    // ENOLCK, EOPNOTSUPP, ENOSYS and EINVAL mean that the file system has no flock.
+    IoHook hook;
+};
+
+class SaveLock {
+public:
+    // Takes the lock of an existing folder, without waiting. Returns null if another run holds it, and then sets
+    // *holder to its host, process and start. Exit 7 if the file cannot be made.
+    static std::unique_ptr<SaveLock> take(const std::string& folder, const SaveLockOptions& options,
+                                          std::string* holder);
+    // Releases the lock and removes its file, if it is still ours.
+    virtual ~SaveLock() = default;
+
+    // Exit 7 if another run has taken the folder, as can happen to a lease whose holder was stopped for too long, or
+    // if somebody removed the file. Called before anything is published in the folder.
+    virtual void require_held() const = 0;
+};
