@@ -47,7 +47,7 @@ bool has_infiniband() {
     return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
 }
 
-// Creates a file in /dev/shm, as a run does for its heartbeats. Returns "" or the error.
+// Creates a file in /dev/shm, as OpenMPI and NCCL do between the ranks of a host. Returns "" or the error.
 std::string shared_memory_error() {
     const std::string name = strf("/llmfp8.doctor.%d", static_cast<int>(::getpid()));
     const int fd = ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

@@ -61,12 +61,17 @@ void post_end(int exit_code) {
 }
 
 void write_outcome(int exit_code) {
-    const char* name = row() ? nullptr : std::getenv(kHeartbeatVariable);
-    const int fd = name ? ::shm_open((std::string("/") + name).c_str(), O_WRONLY | O_CLOEXEC, 0600) : -1;
+    const std::string path = row() ? "" : launcher_file();
+    const int fd = path.empty() ? -1 : ::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return;
     const std::string line = exit_code == kExitOk ? "outcome end\n" : strf("outcome %03d\n", exit_code);
     [[maybe_unused]] const ssize_t done = ::write(fd, line.data(), line.size());
     ::close(fd);
+}
+
+std::string launcher_file() {
+    const char* name = std::getenv(kHeartbeatVariable);
+    return name ? std::string("/dev/shm/") + name : "";
 }
 
 void set_own_row(Heartbeat* new_row) { posted_row.store(new_row, std::memory_order_release); }
@@ -169,9 +174,8 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 size_t rounded(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
-[[noreturn]] void fail_memory(const char* what, const std::string& name, int error) {
-    FAIL(kExitDisk, "cannot %s the shared memory for heartbeats, /dev/shm/%s: %s", what, name.c_str(),
-         std::strerror(error));
+[[noreturn]] void fail_memory(const char* what, const std::string& path, int error) {
+    FAIL(kExitDisk, "cannot %s the shared memory for heartbeats, %s: %s", what, path.c_str(), std::strerror(error));
 }
 
 }  // namespace
@@ -179,10 +183,12 @@ size_t rounded(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kP
 HeartbeatTable& HeartbeatTable::operator=(HeartbeatTable&& other) noexcept {
     std::swap(memory_, other.memory_);
     std::swap(bytes_, other.bytes_);
+    std::swap(fd_, other.fd_);
     return *this;
 }
 HeartbeatTable::~HeartbeatTable() {
     if (memory_) ::munmap(memory_, bytes_);
+    if (fd_ >= 0) ::close(fd_);
 }
 
 Heartbeat& HeartbeatTable::row(int rank) const {
@@ -190,8 +196,9 @@ Heartbeat& HeartbeatTable::row(int rank) const {
     return reinterpret_cast<Heartbeat*>(rows)[rank];
 }
 
-HeartbeatTable HeartbeatTable::map(int fd, const std::string& name, int ranks) {
+HeartbeatTable HeartbeatTable::map(int fd, const std::string& path, int ranks) {
     HeartbeatTable heartbeats;
+    heartbeats.fd_ = fd;
     heartbeats.bytes_ = rounded(sizeof(HeartbeatHeader)) + static_cast<size_t>(ranks) * sizeof(Heartbeat);
     // Allocates the pages now: if one could not be allocated later, SIGBUS would kill the process.
     int error = ::posix_fallocate(fd, 0, static_cast<off_t>(heartbeats.bytes_));
@@ -200,37 +207,29 @@ HeartbeatTable HeartbeatTable::map(int fd, const std::string& name, int ranks) {
         memory = ::mmap(nullptr, heartbeats.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (memory == MAP_FAILED) error = errno;
     }
-    ::close(fd);
-    if (error != 0) fail_memory("map", name, error);
+    if (error != 0) fail_memory("map", path, error);
     heartbeats.memory_ = memory;
     return heartbeats;
 }
 
-bool HeartbeatTable::exists_empty(const std::string& name) {
-    const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0600);
-    if (fd < 0) return false;
+bool HeartbeatTable::is_empty_file(const std::string& path) {
     struct stat status {};
-    const bool empty = ::fstat(fd, &status) == 0 && status.st_size == 0;
-    ::close(fd);
-    return empty;
+    return ::lstat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0;
 }
 
-HeartbeatTable HeartbeatTable::create(const std::string& name, int ranks) {
-    const bool given = exists_empty(name);
-    const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC | (given ? 0 : O_CREAT | O_EXCL), 0600);
-    if (fd < 0) fail_memory("create", name, errno);
-    try {
-        return map(fd, name, ranks);
-    } catch (const Error&) {
-        if (!given) remove(name);
-        throw;
-    }
+HeartbeatTable HeartbeatTable::create(const std::string& path, int ranks) {
+    if (!path.empty()) return open(path, ranks);
+    const int fd = ::memfd_create("llmfp8-heartbeats", MFD_CLOEXEC);
+    if (fd < 0) fail_memory("create", "memfd", errno);
+    return map(fd, "memfd", ranks);
 }
 
-HeartbeatTable HeartbeatTable::open(const std::string& name, int ranks) {
-    const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CLOEXEC, 0600);
-    if (fd < 0) fail_memory("open", name, errno);
-    return map(fd, name, ranks);
+HeartbeatTable HeartbeatTable::open(const std::string& path, int ranks) {
+    const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) fail_memory("open", path, errno);
+    return map(fd, path, ranks);
 }
 
-void HeartbeatTable::remove(const std::string& name) { ::shm_unlink(("/" + name).c_str()); }
+std::string HeartbeatTable::path() const {
+    return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd_);
+}

@@ -106,8 +106,9 @@ private:
 
 // ---- the memory of one host
 
-// Environment variable: name of the shared memory that the launch wrapper has created.
+// Environment variable: the name under /dev/shm of the file that the launch wrapper has created.
 inline constexpr const char* kHeartbeatVariable = "LLMFP8_HEARTBEATS";
+std::string launcher_file();   // its path, "" without a launch wrapper
 
 struct HeartbeatHeader {
     static constexpr size_t kTextBytes = 64 << 10;
@@ -120,12 +121,14 @@ struct HeartbeatHeader {
 
 class HeartbeatTable {
 public:
-    // Creates zeroed shared memory of this name ("llmfp8-..."). An existing one is used only if it is empty, as the
-    // launch wrapper creates it. Exit 7 if the system fails to.
-    static HeartbeatTable create(const std::string& name, int ranks);
-    static bool exists_empty(const std::string& name);
-    static HeartbeatTable open(const std::string& name, int ranks);
-    static void remove(const std::string& name);   // an open mapping stays valid
+    // Zeroed memory in the empty file `path`, which the launch wrapper made; without a path, memory that has no name,
+    // so that nothing of it outlives its processes. Exit 7 if the system fails to.
+    static HeartbeatTable create(const std::string& path, int ranks);
+    // Whether there is such a file.
+    static bool is_empty_file(const std::string& path);
+    static HeartbeatTable open(const std::string& path, int ranks);
+    // Where other processes of this host and user open it, while this object lives.
+    std::string path() const;
     HeartbeatTable() = default;
     HeartbeatTable(HeartbeatTable&& other) noexcept { *this = std::move(other); }
     HeartbeatTable& operator=(HeartbeatTable&& other) noexcept;
@@ -135,9 +138,10 @@ public:
     Heartbeat& row(int rank) const;
 
 private:
-    static HeartbeatTable map(int fd, const std::string& name, int ranks);
+    static HeartbeatTable map(int fd, const std::string& path, int ranks);
     void* memory_ = nullptr;
     size_t bytes_ = 0;
+    int fd_ = -1;
 };
 
 // Sets the row of this process; null for none.

@@ -45,8 +45,8 @@ extern "C" void on_stop_signal(int number) {
 
 // The launch wrapper creates this file when it gets a signal (scripts/launch/launch_mpi.sh).
 bool launcher_stops() {
-    const char* name = std::getenv(kHeartbeatVariable);
-    return name && ::access(("/dev/shm/" + std::string(name) + ".stop").c_str(), F_OK) == 0;
+    const std::string file = launcher_file();
+    return !file.empty() && ::access((file + ".stop").c_str(), F_OK) == 0;
 }
 
 bool time_is_up() {

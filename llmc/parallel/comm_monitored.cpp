@@ -142,15 +142,13 @@ private:
         const int rank = world().rank, host = cards[static_cast<size_t>(rank)].host_number;
         const int first = firsts[static_cast<size_t>(host)], hosts = static_cast<int>(firsts.size());
 
-        const char* given = std::getenv(kHeartbeatVariable);
-        const bool kept = rank == 0 && given && HeartbeatTable::exists_empty(given);   // the launch wrapper created it
+        const bool kept = rank == 0 && HeartbeatTable::is_empty_file(launcher_file());
         HeartbeatTable heartbeats;
         std::unique_ptr<HeartbeatLink> link;
         Json offer = Json::object();
         if (rank == first) {
-            const std::string name = kept ? given : "llmfp8-" + random_name();
-            heartbeats = HeartbeatTable::create(name, world().ranks);
-            offer = {{"name", name}, {"kept", kept}};
+            heartbeats = HeartbeatTable::create(kept ? launcher_file() : "", world().ranks);
+            offer = {{"path", heartbeats.path()}, {"kept", kept}};
         }
         if (rank == 0 && hosts > 1) {
             const std::string secret = random_name();
@@ -160,10 +158,8 @@ private:
         }
         const std::vector<std::string> offers = inner_->gather(offer.dump());
         const Json own = Json::parse(offers[static_cast<size_t>(first)]), root = Json::parse(offers[0]);
-        const std::string name = own.at("name").get<std::string>();
-        if (rank != first) heartbeats = HeartbeatTable::open(name, world().ranks);
-        inner_->gather("");   // all ranks have opened it
-        if (rank == first && !kept) HeartbeatTable::remove(name);
+        if (rank != first) heartbeats = HeartbeatTable::open(own.at("path").get<std::string>(), world().ranks);
+        inner_->gather("");   // all ranks have opened it, before the first may end
 
         std::string error;
         if (rank == 0 && hosts > 1) link->accept_all(kConnectS);

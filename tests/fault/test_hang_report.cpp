@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <memory>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -231,33 +232,44 @@ TEST_CASE("heartbeats: the names of all enqueued collectives are kept") {
     CHECK(lane.next.number == 0);   // none
 }
 
-TEST_CASE("heartbeats: memory of one name is shared, and created once or by the launch wrapper") {
-    const std::string name = "llmfp8-test-" + std::to_string(::getpid());
+TEST_CASE("heartbeats: other processes see the memory while its creator lives, and nothing of it stays") {
+    std::string path;
     {
-        HeartbeatTable ours = HeartbeatTable::create(name, 3);
-        HeartbeatTable theirs = HeartbeatTable::open(name, 3);
-        ours.row(2).begin_step(17);
-        CHECK(theirs.row(2).read().step == 17);
-        CHECK(theirs.row(1).read().step == 0);
-        CHECK(!HeartbeatTable::exists_empty(name));
-        CHECK_THROWS_AS(HeartbeatTable::create(name, 3), Error);
-        HeartbeatTable::remove(name);
-        CHECK(theirs.row(2).read().step == 17);
+        HeartbeatTable ours = HeartbeatTable::create("", 3);
+        path = ours.path();
+        const pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            HeartbeatTable theirs = HeartbeatTable::open(path, 3);
+            theirs.row(2).begin_step(17);
+            ::_exit(0);
+        }
+        ::waitpid(child, nullptr, 0);
+        CHECK(ours.row(2).read().step == 17);
+        CHECK(ours.row(1).read().step == 0);
     }
-    CHECK_THROWS_AS(HeartbeatTable::open(name, 3), Error);
+    CHECK_THROWS_AS(HeartbeatTable::open(path, 3), Error);
+}
 
-    const int fd = ::shm_open(("/" + name).c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
+TEST_CASE("heartbeats: the launch wrapper's file gets the outcome, or the table") {
+    const std::string name = "llmfp8-test-" + std::to_string(::getpid());
+    ::setenv(kHeartbeatVariable, name.c_str(), 1);
+    const std::string path = launcher_file();
+    ::unsetenv(kHeartbeatVariable);
+    CHECK(launcher_file().empty());
+    CHECK(!HeartbeatTable::is_empty_file(path));
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL, 0600);
     REQUIRE(fd >= 0);
-    CHECK(HeartbeatTable::exists_empty(name));
+    CHECK(HeartbeatTable::is_empty_file(path));
     ::setenv(kHeartbeatVariable, name.c_str(), 1);
     write_outcome(kExitDisk);
     ::unsetenv(kHeartbeatVariable);
     char text[16] = "";
     CHECK(::pread(fd, text, sizeof text - 1, 0) == 12);
     CHECK(std::string(text) == "outcome 007\n");
+    CHECK(!HeartbeatTable::is_empty_file(path));
     CHECK(::ftruncate(fd, 0) == 0);
-    HeartbeatTable made = HeartbeatTable::create(name, 2);
-    CHECK(made.row(1).read().end_code == -1);
+    CHECK(HeartbeatTable::create(path, 2).row(1).read().end_code == -1);
     ::close(fd);
-    HeartbeatTable::remove(name);
+    ::unlink(path.c_str());
 }

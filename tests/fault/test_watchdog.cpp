@@ -260,9 +260,7 @@ TEST_CASE("watchdog: a process that ends during the check is reported as gone") 
 }
 
 TEST_CASE("watchdog: a library call that blocks does not stop the heartbeat") {
-    const std::string name = "llmfp8-test-asked-" + std::to_string(::getpid());
-    HeartbeatTable ours = HeartbeatTable::create(name, 1);
-    HeartbeatTable::remove(name);
+    HeartbeatTable ours = HeartbeatTable::create("", 1);
     std::promise<void> asked, answer;
     Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
     watchdog.set_device({.error = [&, once = true]() mutable -> std::string {
@@ -285,9 +283,7 @@ TEST_CASE("watchdog: a rank that does not leave after its end is ended with its 
     REQUIRE(child >= 0);
     if (child == 0) {
         set_comm_timeout(0.5);
-        const std::string name = "llmfp8-test-end-" + std::to_string(::getpid());
-        HeartbeatTable ours = HeartbeatTable::create(name, 1);
-        HeartbeatTable::remove(name);
+        HeartbeatTable ours = HeartbeatTable::create("", 1);
         Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
         std::this_thread::sleep_for(std::chrono::seconds(1));   // ends nothing before the rank says so
         watchdog.own_row().set_end(4);
@@ -304,9 +300,7 @@ TEST_CASE("watchdog: a rank that does not leave after its end is ended with its 
 
 TEST_CASE("watchdog: file access by other threads is progress in slow phases only") {
     const data_test::TempDir dir;
-    const std::string name = "llmfp8-test-files-" + std::to_string(::getpid());
-    HeartbeatTable ours = HeartbeatTable::create(name, 1);
-    HeartbeatTable::remove(name);
+    HeartbeatTable ours = HeartbeatTable::create("", 1);
     Watchdog watchdog(0, {own_card()}, std::move(ours), nullptr, false);
     Heartbeat& row = watchdog.own_row();
     auto wait_for_two_ticks = [&] {   // after which the watchdog has seen all blocks
