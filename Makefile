@@ -25,7 +25,7 @@ WERROR ?= -Werror
 
 # Targets that install packages first and then call make again, or that compile nothing, do not look around.
 comma := ,
-WRAPPERS := smoke test test-full test-ranks test-gpu cluster-test image-test bench cuda lint clean help
+WRAPPERS := smoke test test-full test-ranks test-gpu drill cluster-test image-test bench cuda lint clean help
 ifneq ($(filter-out $(WRAPPERS),$(or $(MAKECMDGOALS),all)),)
 include dev/ci/detect.mk
 BUILDING := 1
@@ -250,6 +250,11 @@ test-full:
 	@$(MAKE) --keep-going run-test
 	+@dev/ci/test_full.sh
 
+drill:
+	@scripts/setup.sh test
+	@$(MAKE) all
+	@LLMC_BUILD=$(CURDIR)/$(BUILD) python3 tests/drill/run.py
+
 image-test:
 	+@dev/ci/image_test.sh $(SUITE)
 
@@ -277,6 +282,7 @@ help:
 	@echo "  make test             install what is missing, build, run the device's tests (8 to 11 minutes on two cores)"
 	@echo "  make test-full        also sanitizers, fuzzing, the long tests, cluster-test and image-test"
 	@echo "  make test-ranks       of the tests, those of several processes over this system's MPI"
+	@echo "  make drill            5,500 trials by chance: kills, corrupted checkpoints, hostile input (up to an hour)"
 	@echo "  make cluster-test     training on two hosts under Slurm and ssh (6 minutes); as root, installs them"
 	@echo "  make image-test       the Dockerfile on a base of its own, and make smoke in it; needs root, no registry;"
 	@echo "                        SUITE=jammy takes another Ubuntu than 24.04"

@@ -1,8 +1,8 @@
 #!/bin/bash
 # The part of `make test-full` beyond `make test`: the CPU suite under AddressSanitizer and UBSan, the threads of the
-# data loader under ThreadSanitizer, the long tests, each fuzzer for FUZZ_SECONDS (60), training on two hosts under
-# Slurm and ssh, and the Dockerfile. Every part runs even if one before it failed; the last two are skipped, with the
-# reason, where they cannot run.
+# data loader under ThreadSanitizer, the long tests, each fuzzer for FUZZ_SECONDS (60), a tenth of the drill with the
+# day's seed, training on two hosts under Slurm and ssh, and the Dockerfile. Every part runs even if one before it
+# failed; the last two are skipped, with the reason, where they cannot run.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 seconds=${FUZZ_SECONDS:-60}
@@ -47,6 +47,8 @@ fuzz() {
         -artifact_prefix="build/cpu/$name-" "$corpus" "${seeds[@]}"
 }
 
+drill() { build all && LLMC_BUILD=$PWD/build/cpu python3 tests/drill/run.py --scale 0.1 --seed "$(date +%j)"; }
+
 unless_skipped() {
     "$@"
     local status=$?
@@ -62,6 +64,7 @@ if compgen -G "tests/fuzz/fuzz_*.cpp" >/dev/null; then
         part "fuzzing $(basename "$source" .cpp), $seconds s" fuzz "$(basename "$source" .cpp)"
     done
 fi
+part "a tenth of the drill" drill
 part "two hosts" unless_skipped dev/ci/cluster_test.sh
 part "Dockerfile" unless_skipped dev/ci/image_test.sh
 

@@ -70,6 +70,12 @@ def records(path, kind):
         return [r for r in map(json.loads, f) if r["type"] == kind]
 
 
+SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48", "--num-attention-heads", "4",
+         "--kv-channels", "8", "--vocab-size", str(VOCAB), "--max-position-embeddings", "16",
+         "--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "4",
+         "--lr", "1e-2", "--lr-warmup-iters", "0", "--seed", "5"]
+
+
 class TrainTest(unittest.TestCase):
     def setUp(self):
         self.dir = tempfile.mkdtemp(prefix="llmc-train-")
@@ -81,10 +87,7 @@ class TrainTest(unittest.TestCase):
     def path(self, *parts):
         return os.path.join(self.dir, *parts)
 
-    SHAPE = ["--num-layers", "2", "--hidden-size", "32", "--ffn-hidden-size", "48", "--num-attention-heads", "4",
-             "--kv-channels", "8", "--vocab-size", str(VOCAB), "--max-position-embeddings", "16",
-             "--seq-length", "16", "--micro-batch-size", "2", "--global-batch-size", "4",
-             "--lr", "1e-2", "--lr-warmup-iters", "0", "--seed", "5"]
+    SHAPE = SHAPE
 
     def command(self, binary, *extra, model=None):
         model = model or ("llama-tiny" if binary == LLAMA else "gpt2-tiny")

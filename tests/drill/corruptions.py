@@ -1,0 +1,167 @@
+"""Checkpoints whose bytes have changed, with wrong checksums and with right ones: the damage is named with code 5, or
+`--resume auto` goes on from an older checkpoint and ends with the bytes that it would have had; never is it taken for
+good."""
+import ctypes
+import json
+import os
+import shutil
+
+from tests.support.train import GPT2, LLAMA, state_of
+
+RUNS = (("gpt2", GPT2, []), ("delayed", LLAMA, ["--fp8-recipe", "delayed"]),
+        ("tensorwise", LLAMA, ["--fp8-recipe", "tensorwise"]))
+STEPS, SAVED = 8, (2, 4, 6)
+LAST = f"step-{STEPS:08d}"
+BAD = (None, -1, 0, 1e308, "x", "", [], {}, True, 2 ** 63, -2 ** 63, 1.5, float("nan"), "\0", [[[]]])
+
+
+def name_of(step):
+    return f"step-{step:08d}"
+
+
+def command_of(shared, run, save, *extra):
+    return [*shared.command(run[1]), "--train-iters", str(STEPS), "--save", save, "--save-interval", "2", *run[2],
+            *extra]
+
+
+def prepare(shared):
+    shared.checkpoints = {}
+    for run in RUNS:
+        case = shared.case("saved", len(shared.checkpoints))
+        code, out, error = case.run(command_of(shared, run, case.path("run")))
+        if code != 0:
+            raise SystemExit(f"drill: the run without damage fails: {out}{error}")
+        last = state_of(case.path("run", LAST))
+        shutil.rmtree(case.path("run", LAST))
+        shared.checkpoints[run[0]] = (run, case.path("run"), last)
+
+
+def files_of(folder):
+    return sorted(os.path.relpath(os.path.join(base, name), folder)
+                  for base, _, names in os.walk(folder) for name in names)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def write(path, content):
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+def damage_bytes(case, folder):
+    """Changes one file in some way; returns its name."""
+    draw, name = case.draw, case.draw.choice(files_of(folder))
+    path = os.path.join(folder, name)
+    old = read(path)
+    at, count = draw.randrange(len(old)), draw.randrange(1, 200)
+    how = draw.choice(("bit", "cut", "longer", "zeros", "random", "gone", "empty", "folder", "link", "other"))
+    case.story.append(f"{how} at {at} of {name}")
+    new = {"bit": old[:at] + bytes([old[at] ^ 1 << draw.randrange(8)]) + old[at + 1:],
+           "cut": old[:at], "longer": old + draw.randbytes(count), "empty": b"",
+           "zeros": old[:at] + bytes(len(old[at:at + count])) + old[at + count:],
+           "random": old[:at] + draw.randbytes(len(old[at:at + count])) + old[at + count:],
+           "other": read(os.path.join(folder, draw.choice(files_of(folder))))}.get(how)
+    if new == old:
+        new = old + b"\0"
+    os.unlink(path)
+    if how == "folder":
+        os.mkdir(path)
+    elif how == "link":
+        os.symlink("nowhere", path)
+    elif how != "gone":
+        write(path, new)
+    return name
+
+
+def xxh3(data):
+    """XXH3-128 as the manifest writes it; the library is where its header is."""
+    class Hash(ctypes.Structure):
+        _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+    library = ctypes.CDLL("libxxhash.so.0")
+    library.XXH3_128bits.restype, library.XXH3_128bits.argtypes = Hash, [ctypes.c_char_p, ctypes.c_size_t]
+    hash_ = library.XXH3_128bits(data, len(data))
+    return f"{hash_.high:016x}{hash_.low:016x}"
+
+
+def places(value, path=()):
+    """Paths to every value in a tree of JSON."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, path + (key,))
+
+
+def change_json(case, tree):
+    """Puts a value where it does not belong, or takes one away; returns what, as text, and where."""
+    top = case.draw.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))   # else long parts get it all
+    path = (top, *case.draw.choice(list(places(tree[top]))))
+    holder = tree
+    for key in path[:-1]:
+        holder = holder[key]
+    if case.draw.random() < 0.25:
+        del holder[path[-1]]
+        return f"{path} removed", path
+    bad = case.draw.choice(BAD)
+    holder[path[-1]] = bad
+    return f"{path} = {bad!r}", path
+
+
+def damage_content(case, folder):
+    """Changes state.json, config.json or the manifest itself, with right checksums; returns what."""
+    name = case.draw.choice(("state.json", "state.json", "config.json", "manifest.json"))
+    tree = json.loads(read(os.path.join(folder, name)))
+    how, path = change_json(case, tree)
+    write(os.path.join(folder, name), json.dumps(tree).encode())
+    if name != "manifest.json":
+        manifest = json.loads(read(os.path.join(folder, "manifest.json")))
+        content = read(os.path.join(folder, name))
+        manifest["files"][name] = {"bytes": len(content), "xxh3": xxh3(content)}
+        write(os.path.join(folder, "manifest.json"), json.dumps(manifest).encode())
+    case.story.append(f"{name}: {how}")
+    return name, path
+
+
+# Values that are not the run's mathematics, or that the run tells of as an option that has changed.
+HARMLESS = ("config", "commit", "gemm_plans", "loss_watch", "skips", "consecutive_skips", "missed", "train_data", "fp8")
+
+
+def trial(shared, case):
+    run, saved, last = case.draw.choice(list(shared.checkpoints.values()))
+    save = case.path("run")
+    shutil.copytree(saved, save)
+    newest = os.path.join(save, name_of(SAVED[-1]))
+    content = case.draw.random() < 0.5
+    name, path = damage_content(case, newest) if content else (damage_bytes(case, newest), ())
+    use = case.draw.choice(("auto", "auto", "named", "load", "generate"))
+    if use == "auto":
+        command = command_of(shared, run, save, "--resume", "auto")
+    elif use == "named":
+        command = command_of(shared, run, case.path("other"), "--resume", newest)
+    elif use == "load":
+        command = command_of(shared, run, case.path("other"), "--load", newest)
+    else:
+        command = [run[1], "generate", "--load", newest, "--prompt-ids", "1 2 3", "--sample-tokens", "2"]
+    code, out, error = case.run(command)
+    weights_only = use in ("load", "generate")
+    # What is not read is not checked: only the model's files, and content that is as good as another. A folder without
+    # a manifest is a model that somebody has put together.
+    unchecked = not name.startswith(("model", "config", "manifest")) or not os.path.lexists(newest + "/manifest.json")
+    may_pass = content or (weights_only and unchecked)
+    allowed = {"auto": {0}, "named": {5}, "load": {5}, "generate": {5}}[use]
+    if may_pass:
+        allowed = allowed | {0, 2, 5}
+    case.judge(code, error, allowed)
+    if use == "auto" and code == 0:
+        walked = "skipped checkpoint" in out
+        if not content and not walked:
+            case.found("loss", "damage was not noticed")
+        same = os.path.isdir(os.path.join(save, LAST)) and state_of(os.path.join(save, LAST)) == last
+        told = content and not walked and path and path[0] in HARMLESS
+        if not same and not told:
+            case.found("loss", "other bytes than those of the run without damage")
+    older = [step for step in SAVED[:-1] if not os.path.isdir(os.path.join(save, name_of(step)))]
+    if older:
+        case.found("loss", f"checkpoints {older} are gone")

@@ -1,0 +1,165 @@
+"""Input from people who mean it: values of options, files of options, shards, their sidecars, HellaSwag, models,
+prompts and the files of the scripts. Each is refused in one line with code 2 (5: a model), or does what it says."""
+import json
+import os
+import struct
+import sys
+
+from tests.drill.corruptions import change_json, read, write
+from tests.support.mistake_files import LLAMA_CONFIG
+from tests.support.train import GPT2, LLAMA, ROOT, make_tokens, write_hellaswag, write_shard
+
+TEXTS = ("", " ", "-", "--", "\x1b[31mred\x1b[0m", "a\tb\rc", "\u202egnp.exe", "x" * 100000, "%s%s%n", "$(touch pwned)",
+         "`touch pwned`", "precious", "../precious", "/dev/zero", "/dev/null", "/proc/self/mem", ".", "nan", "inf",
+         "-inf", "1e400", "-1", "0", "00", "1e-400", "9223372036854775808", "-9223372036854775809", "1.5", "0x10", "1_000",
+         "1,5", "true", "\udcff\udcfe", "\U0001f600", "a" * 300, "[" * 5000, "{" * 5000, "*" * 200, "step-00000001")
+OPTIONS = None   # filled from --print-options
+
+
+def prepare(shared):
+    global OPTIONS
+    case = shared.case("options", 0)
+    code, out, error = case.run([GPT2, "--print-options"])
+    if code != 0:
+        raise SystemExit(f"drill: --print-options fails: {error}")
+    OPTIONS = sorted("--" + row["name"] for row in json.loads(out)["options"])
+    shared.hostile = case
+    write_shard(case.path("good.bin"), make_tokens(1000, 1))
+    write_hellaswag(case.path("hellaswag.bin"), 6, 12)
+    write(case.path("sidecar.json"), json.dumps({"vocab_size": 61, "document_offsets": [0, 100], "tokenizer": {
+        "name": "bytes", "sha256": "0" * 64, "separator": 60}}).encode())
+    code, out, error = case.run([*shared.command(LLAMA), "--train-iters", "1", "--save", case.path("saved")])
+    if code != 0:
+        raise SystemExit(f"drill: a run fails: {out}{error}")
+    shared.model = case.path("saved", "step-00000001")
+
+
+def mutated(case, data):
+    """Bytes with a few changes: flips, cuts, repeats, and integers at their limits."""
+    draw, data = case.draw, bytearray(data)
+    for _ in range(draw.choice((1, 1, 2, 5))):
+        at = draw.randrange(len(data) or 1)
+        how = draw.randrange(6)
+        if how == 0 and data:
+            data[at] ^= 1 << draw.randrange(8)
+        elif how == 1:
+            del data[at:]
+        elif how == 2:
+            data[at:at] = draw.randbytes(draw.randrange(1, 64))
+        elif how == 3:
+            data[at:at + 8] = struct.pack("<q", draw.choice((-1, 0, 1, 2 ** 31 - 1, 2 ** 63 - 1, -2 ** 63, 10 ** 9)))
+        elif how == 4:
+            data[at // 4 * 4:at // 4 * 4 + 4] = struct.pack("<i", draw.choice((-1, 0, 1, 2 ** 31 - 1, -2 ** 31, 65536)))
+        else:
+            del data[at:at + draw.randrange(1, 64)]
+    return bytes(data)
+
+
+def deep(case):
+    """JSON that is too deep, too long, doubled, or no JSON."""
+    depth = case.draw.choice((10, 100, 5000, 100000))
+    return case.draw.choice((b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth, b'{"lr": 1, "lr": 2}',
+                             b"\xff\xfe{\x00", b"\0" * 500, b'{"lr": ' + b"9" * 50000 + b"}", b'"' + b"\\u0000" * 99 + b'"',
+                             b'{"' + b"k" * 70000 + b'": 1}', b"", b"nul", b'{"lr": 1e-3}' + b" " * 90000 + b"x"))
+
+
+def tree_text(case, tree):
+    if case.draw.random() < 0.4:
+        return deep(case)
+    tree = json.loads(json.dumps(tree))
+    for _ in range(case.draw.choice((1, 1, 2))):
+        change_json(case, tree) if tree else None
+    return json.dumps(tree).encode()
+
+
+def options(shared, case):
+    words = []
+    for _ in range(case.draw.choice((1, 1, 2))):
+        words += [case.draw.choice(OPTIONS), case.draw.choice(TEXTS)]
+    if case.draw.random() < 0.2:
+        words = [case.draw.choice(TEXTS), *words]
+    return [*shared.command(case.draw.choice((GPT2, LLAMA))), "--train-iters", "1", *(w.replace("\0", "") for w in words)]
+
+
+def option_file(shared, case):
+    write(case.path("run.json"), tree_text(case, {"lr": 1e-3, "seed": 3, "save": "out", "train_iters": 1,
+                                                  "train_data": ["a.bin", "b.bin"], "model": "gpt2-tiny"}))
+    return [GPT2, "--config", case.path("run.json"), "--train-data", case.path("run.json")]
+
+
+def shard(shared, case):
+    write(case.path("shard.bin"), mutated(case, read(shared.hostile.path("good.bin"))))
+    if case.draw.random() < 0.3:
+        write(case.path("shard.meta.json"), tree_text(case, json.loads(read(shared.hostile.path("sidecar.json")))))
+    if case.draw.random() < 0.3:
+        return [sys.executable, os.path.join(ROOT, "data", "check_shards.py"), case.path("shard.bin")]
+    return [*shared.command(GPT2), "--train-iters", "2", "--train-data", case.path("shard.bin")]
+
+
+def sidecar(shared, case):
+    write(case.path("shard.bin"), read(shared.hostile.path("good.bin")))
+    write(case.path("shard.meta.json"), tree_text(case, json.loads(read(shared.hostile.path("sidecar.json")))))
+    return [*shared.command(GPT2), "--train-iters", "1", "--train-data", case.path("shard.bin"),
+            *case.draw.choice(([], ["--reset-attention-mask"]))]
+
+
+def hellaswag(shared, case):
+    write(case.path("hellaswag.bin"), mutated(case, read(shared.hostile.path("hellaswag.bin"))))
+    return [*shared.command(GPT2), "--train-iters", "1", "--hellaswag-data", case.path("hellaswag.bin"), "--eval-interval", "1"]
+
+
+def model(shared, case):
+    os.mkdir(case.path("model"))
+    weights, config = read(os.path.join(shared.model, "model.safetensors")), json.dumps(LLAMA_CONFIG).encode()
+    which = case.draw.randrange(3)
+    if which == 0:
+        config = tree_text(case, LLAMA_CONFIG)
+    elif which == 1:
+        weights = mutated(case, weights)
+    else:
+        length = struct.unpack("<Q", weights[:8])[0]
+        header = tree_text(case, json.loads(weights[8:8 + length]))
+        weights = struct.pack("<Q", len(header)) + header + weights[8 + length:]
+    write(case.path("model", "config.json"), config)
+    write(case.path("model", "model.safetensors"), weights)
+    if case.draw.random() < 0.5:
+        return [LLAMA, "generate", "--load", case.path("model"), "--prompt-ids", "1 2 3", "--sample-tokens", "2"]
+    return [*shared.command(LLAMA), "--train-iters", "1", "--load", case.path("model")]
+
+
+def prompt(shared, case):
+    text = case.draw.choice(TEXTS).replace("\0", "")
+    how = case.draw.choice(("--prompt-ids", "--prompt-bytes", "--prompts"))
+    if how == "--prompts":
+        write(case.path("prompts"), case.draw.choice((text.encode("utf-8", "surrogateescape"), case.draw.randbytes(200),
+                                                      b"1 2\n" * 3 + b"99999999999999999999\n", b"1 -1\n")))
+        text = case.path("prompts")
+    return [LLAMA, "generate", "--load", shared.model, how, text, "--sample-tokens", "2"]
+
+
+def imported(shared, case):
+    name = case.draw.choice(("ds.json", "accelerate.yaml", "run.sh", "train.toml", "config.py"))
+    text = case.draw.choice((b'{"train_batch_size": 8, "fp8": {"enabled": true}, "zero_optimization": {"stage": 1}}',
+                             b"mixed_precision: fp8\nfp8_config:\n  backend: TE\n  fp8_format: HYBRID\n",
+                             b"torchrun pretrain_gpt.py --num-layers 12 --hidden-size 768 --fp8-format hybrid\n",
+                             b"[model]\nname = \"llama3\"\n[training]\nseq_len = 8192\n",
+                             b"n_layer = 12\nbatch_size = 8\n"))
+    write(case.path(name), mutated(case, text) if case.draw.random() < 0.7 else deep(case))
+    return [sys.executable, os.path.join(ROOT, "scripts", "import_config"), case.path(name)]
+
+
+# How often each kind of input is drawn; Python takes ten times as long as the executables.
+KINDS = ((options, 8), (option_file, 4), (shard, 4), (sidecar, 3), (hellaswag, 2), (model, 5), (prompt, 2), (imported, 2))
+
+
+def trial(shared, case):
+    make = case.draw.choices([kind for kind, _ in KINDS], [weight for _, weight in KINDS])[0]
+    write(case.path("precious"), b"mine")
+    command = make(shared, case)
+    # An input that makes a program take all memory or time of a machine is a finding.
+    code, out, error = case.run(command, seconds=60, limits=(("AS", 6 << 30), ("FSIZE", 1 << 28)))
+    case.judge(code, error, {0, 2, 5, 7})
+    if os.path.exists(case.path("pwned")):
+        case.found("code", "a value was run as a command")
+    if read(case.path("precious")) != b"mine":
+        case.found("loss", "a file of the user was overwritten")

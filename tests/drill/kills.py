@@ -1,0 +1,131 @@
+"""Kills of ranks, of mpirun and of the launch wrapper at any time, also in the first moments: the run ends in time with
+the right code, nothing of it stays, and what resumes it ends with the bytes of a run that was never killed."""
+import os
+import re
+import shutil
+import signal
+import time
+
+from tests.support.ranks import HAVE_RANKS, MPIRUN
+from tests.support.train import GPT2, LLAMA, ROOT, state_of
+
+LAUNCHER = [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:]]
+STEPS = 40
+# Name, executable, ranks, launcher, options.
+RUNS = (
+    ("one rank", GPT2, 1, [], []),
+    ("one rank, saves behind training", GPT2, 1, [], ["--save-async"]),
+    ("one rank, FP8", LLAMA, 1, [], ["--fp8-recipe", "delayed"]),
+    ("mpirun", GPT2, 2, MPIRUN, ["--micro-batch-size", "1", "--save-async"]),
+    ("launch_mpi.sh", GPT2, 2, LAUNCHER, ["--micro-batch-size", "1"]),
+)
+LAST = f"step-{STEPS:08d}"
+
+
+def command_of(shared, run, save, *extra):
+    _, binary, ranks, launcher, options = run
+    start = [*launcher, "-np", str(ranks)] if launcher else []
+    return [*start, *shared.command(binary), "--train-iters", str(STEPS), "--save-interval", "3", "--keep", "2",
+            "--save", save, *options, *extra]
+
+
+def prepare(shared):
+    """Straight runs: their last states, and how long they take."""
+    shared.straight = {}
+    for run in RUNS:
+        if run[3] and not HAVE_RANKS:
+            continue
+        case = shared.case("straight", len(shared.straight))
+        begin = time.monotonic()
+        code, out, error = case.run(command_of(shared, run, case.path("run")))
+        if code != 0:
+            raise SystemExit(f"drill: the run without kills fails: {out}{error}")
+        shared.straight[run[0]] = (run, time.monotonic() - begin, state_of(case.path("run", LAST)))
+
+
+def victim_of(case, run):
+    """A process of the case, by what it is: a rank, mpirun or the wrapper."""
+    names = {"rank": os.path.basename(run[1]), "mpirun": "mpirun", "wrapper": "launch_mpi.sh"}
+    kinds = ["rank", "rank"] + (["mpirun"] if run[3] else []) + (["wrapper"] if run[3] is LAUNCHER else [])
+    kind = case.draw.choice(kinds)
+    living = case.processes()
+    fitting = [pid for pid, name in living if name == names[kind][:15]]
+    return (kind, case.draw.choice(fitting)) if fitting else ("first", living[0][0]) if living else (None, None)
+
+
+def trial(shared, case):
+    run, seconds, straight = case.draw.choice(list(shared.straight.values()))
+    save, early = case.path("run"), case.draw.random() < 0.3
+    told = case.draw.random() < 0.15   # asked to stop instead of killed
+    process = case.start(command_of(shared, run, save))
+    time.sleep(case.draw.random() * (0.2 if early else 1.1 * seconds))
+    kind, pid = victim_of(case, run)
+    number = signal.SIGTERM if told and not early else signal.SIGKILL
+    case.story.append(f"{run[0]}: {number.name} to {kind}")
+    if pid:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            kind = None
+    code, out, error = case.end(process)
+    finished = f"finished {STEPS} steps" in out
+    if number == signal.SIGKILL and kind == "rank" and run[3] is LAUNCHER and not finished and code not in (0, 6):
+        case.found("code", f"exit code {code} of the wrapper after a rank was killed, expected 6")
+    if number == signal.SIGKILL and kind == "rank" and not finished and code == 0 and "stop: " not in out:
+        case.found("code", "exit code 0 though a rank was killed")
+    if error and re.search(r"^error: ", error, re.M) and kind is None:
+        case.found("code", "an error without a kill")
+    case.require_gone(20)
+    saved = max((int(step) for step in re.findall(r"^checkpoint step (\d+) ", out, re.M)), default=0)
+    code, out, error = case.run(command_of(shared, run, save, "--resume", "auto"), seconds=120)
+    if code != 0:
+        case.found("loss", f"the resumed run ended with {code}")
+        return
+    if "skipped checkpoint" in out:
+        case.found("loss", "a kill left a damaged checkpoint")
+    resumed = re.search(r"resumed \S+ at step (\d+)", out)
+    if saved > (int(resumed[1]) if resumed else 0):
+        case.found("loss", f"step {saved} was reported as saved, resumed was {resumed and resumed[0]}")
+    if state_of(os.path.join(save, LAST)) != straight:
+        case.found("loss", "other bytes than those of a run that was never killed")
+    strange = [name for name in os.listdir(save) if not name.startswith(("step-", "log.jsonl"))]
+    if strange:
+        case.found("left behind", f"in the folder of checkpoints: {strange}")
+
+
+def early_death(shared, case):
+    """A program under the wrapper that ends at once in some way, instead of the trainer."""
+    if not HAVE_RANKS:
+        return
+    code = case.draw.choice((0, 1, 2, 3, 4, 5, 6, 7, "KILL", "SEGV", "ABRT"))
+    wait = case.draw.choice((0, 0.2 * case.draw.random()))
+    victim = case.draw.randrange(2)
+    end = f"kill -{code} $$; sleep 9" if isinstance(code, str) else f"exit {code}"
+    script = f"sleep {wait:.3f}; [ $OMPI_COMM_WORLD_RANK = {victim} ] || {{ sleep {wait:.3f}; exit 0; }}; {end}"
+    # Launches at the same time, each of which must get its own code.
+    count = 1 if case.draw.random() < 0.75 else 5
+    processes = [case.start([*LAUNCHER, "-np", "2", "bash", "-c", script]) for _ in range(count)]
+    begin = time.monotonic()
+    expected = {"KILL": 6, "SEGV": 139, "ABRT": 134}.get(code, code)
+    for process in processes:
+        ended, _, _ = case.end(process, 30)
+        if ended is not None and ended != expected:
+            case.found("code", f"exit code {ended} of the wrapper, expected {expected}")
+    slow = time.monotonic() - begin - wait
+    if slow > 5 + 2 * (count - 1):   # on two cores five mpiruns start after each other
+        case.found("hang", f"ended only after {slow:.1f} s")
+    case.require_gone(10)
+
+
+def finish(shared):
+    """What all of them left in shared memory."""
+    left = [name for name in os.listdir("/dev/shm") if name.startswith("llmfp8-") and name not in shared.shm_before]
+    # A wrapper that was killed leaves its file, which the next one removes.
+    case = shared.case("launches", "last")
+    if HAVE_RANKS:
+        case.run([*LAUNCHER, "-np", "1", "true"])
+        left = [name for name in left if os.path.exists("/dev/shm/" + name)]
+    if left:
+        case.found("left behind", f"/dev/shm/{left}")
+    shutil.rmtree(case.folder, ignore_errors=True)
+    return case
