@@ -10,9 +10,9 @@ from tests.support.mistake_files import LLAMA_CONFIG
 from tests.support.train import GPT2, LLAMA, ROOT, make_tokens, write_hellaswag, write_shard
 
 TEXTS = ("", " ", "-", "--", "\x1b[31mred\x1b[0m", "a\tb\rc", "\u202egnp.exe", "x" * 100000, "%s%s%n", "$(touch pwned)",
-         "`touch pwned`", "precious", "../precious", "/dev/zero", "/dev/null", "/proc/self/mem", ".", "nan", "inf",
-         "-inf", "1e400", "-1", "0", "00", "1e-400", "9223372036854775808", "-9223372036854775809", "1.5", "0x10", "1_000",
-         "1,5", "true", "\udcff\udcfe", "\U0001f600", "a" * 300, "[" * 5000, "{" * 5000, "*" * 200, "step-00000001")
+         "`touch pwned`", "precious", "../precious", "/dev/zero", "/dev/null", "/proc/self/mem", ".", "nan", "inf", "-inf",
+         "1e400", "-1", "0", "00", "1e-400", "9223372036854775808", "-9223372036854775809", "1.5", "0x10", "1_000", "1,5",
+         "true", "\udcff\udcfe", "\U0001f600", "a" * 300, "[" * 5000, "{" * 5000, "*" * 200, "step-00000001")
 OPTIONS = None   # filled from --print-options
 
 
@@ -59,8 +59,9 @@ def deep(case):
     """JSON that is too deep, too long, doubled, or no JSON."""
     depth = case.draw.choice((10, 100, 5000, 100000))
     return case.draw.choice((b"[" * depth, b'{"a":' * depth, b"[" * depth + b"]" * depth, b'{"lr": 1, "lr": 2}',
-                             b"\xff\xfe{\x00", b"\0" * 500, b'{"lr": ' + b"9" * 50000 + b"}", b'"' + b"\\u0000" * 99 + b'"',
-                             b'{"' + b"k" * 70000 + b'": 1}', b"", b"nul", b'{"lr": 1e-3}' + b" " * 90000 + b"x"))
+                             b"\xff\xfe{\x00", b"\0" * 500, b'{"lr": ' + b"9" * 50000 + b"}", b"",
+                             b'"' + b"\\u0000" * 99 + b'"', b'{"' + b"k" * 70000 + b'": 1}', b"nul",
+                             b'{"lr": 1e-3}' + b" " * 90000 + b"x"))
 
 
 def tree_text(case, tree):
@@ -78,7 +79,7 @@ def options(shared, case):
         words += [case.draw.choice(OPTIONS), case.draw.choice(TEXTS)]
     if case.draw.random() < 0.2:
         words = [case.draw.choice(TEXTS), *words]
-    return [*shared.command(case.draw.choice((GPT2, LLAMA))), "--train-iters", "1", *(w.replace("\0", "") for w in words)]
+    return [*shared.command(case.draw.choice((GPT2, LLAMA))), "--train-iters", "1", *words]
 
 
 def option_file(shared, case):
@@ -105,7 +106,8 @@ def sidecar(shared, case):
 
 def hellaswag(shared, case):
     write(case.path("hellaswag.bin"), mutated(case, read(shared.hostile.path("hellaswag.bin"))))
-    return [*shared.command(GPT2), "--train-iters", "1", "--hellaswag-data", case.path("hellaswag.bin"), "--eval-interval", "1"]
+    return [*shared.command(GPT2), "--train-iters", "1", "--hellaswag-data", case.path("hellaswag.bin"),
+            "--eval-interval", "1"]
 
 
 def model(shared, case):
@@ -149,7 +151,8 @@ def imported(shared, case):
 
 
 # How often each kind of input is drawn; Python takes ten times as long as the executables.
-KINDS = ((options, 8), (option_file, 4), (shard, 4), (sidecar, 3), (hellaswag, 2), (model, 5), (prompt, 2), (imported, 2))
+KINDS = ((options, 8), (option_file, 4), (shard, 4), (sidecar, 3), (hellaswag, 2), (model, 5), (prompt, 2),
+         (imported, 2))
 
 
 def trial(shared, case):
