@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 
-# Kinds of findings. loss: a checkpoint or bytes of it that were saved are lost, or wrong bytes were taken for right ones.
+# Kinds of findings. loss: saved bytes are lost, or wrong bytes were taken for right ones.
 KINDS = ("signal", "hang", "loss", "code", "text", "left behind")
 MARK = "HOSTILE_DRILL"   # in the environment of every process of a case
 # What a user is never to see, of libraries or of the languages.
@@ -45,7 +45,8 @@ class Case:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self.mark}
         self.story.append(" ".join(shlex.quote(word[:300]) for word in command))
         return subprocess.Popen(command, cwd=cwd or self.folder, preexec_fn=child, start_new_session=True,
-                                env={name: value for name, value in environment.items() if value is not None}, **streams)
+                                env={name: value for name, value in environment.items() if value is not None},
+                                **streams)
 
     def end(self, process, seconds=60):
         """Waits for the end; returns (code, output, error). Code None: it hung and was killed."""

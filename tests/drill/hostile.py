@@ -9,20 +9,18 @@ from tests.drill.corruptions import change_json, read, write
 from tests.support.mistake_files import LLAMA_CONFIG
 from tests.support.train import GPT2, LLAMA, ROOT, make_tokens, write_hellaswag, write_shard
 
-TEXTS = ("", " ", "-", "--", "\x1b[31mred\x1b[0m", "a\tb\rc", "\u202egnp.exe", "x" * 100000, "%s%s%n", "$(touch pwned)",
-         "`touch pwned`", "precious", "../precious", "/dev/zero", "/dev/null", "/proc/self/mem", ".", "nan", "inf", "-inf",
-         "1e400", "-1", "0", "00", "1e-400", "9223372036854775808", "-9223372036854775809", "1.5", "0x10", "1_000", "1,5",
-         "true", "\udcff\udcfe", "\U0001f600", "a" * 300, "[" * 5000, "{" * 5000, "*" * 200, "step-00000001")
-OPTIONS = None   # filled from --print-options
+TEXTS = ("", " ", "-", "--", "\x1b[31mred\x1b[0m", "a\tb\rc", "\u202egnp.exe", "x" * 100000, "%s%s%n",
+         "$(touch pwned)", "`touch pwned`", "precious", "../precious", "/dev/zero", "/dev/null", "/proc/self/mem", ".",
+         "nan", "inf", "-inf", "1e400", "-1", "0", "00", "1e-400", "9223372036854775808", "-9223372036854775809", "1.5",
+         "0x10", "1_000", "1,5", "true", "\udcff\udcfe", "\U0001f600", "a" * 300, "[" * 5000, "{" * 5000, "*" * 200, "step-00000001")
 
 
 def prepare(shared):
-    global OPTIONS
     case = shared.case("options", 0)
     code, out, error = case.run([GPT2, "--print-options"])
     if code != 0:
         raise SystemExit(f"drill: --print-options fails: {error}")
-    OPTIONS = sorted("--" + row["name"] for row in json.loads(out)["options"])
+    shared.options = sorted("--" + row["name"] for row in json.loads(out)["options"])
     shared.hostile = case
     write_shard(case.path("good.bin"), make_tokens(1000, 1))
     write_hellaswag(case.path("hellaswag.bin"), 6, 12)
@@ -76,7 +74,7 @@ def tree_text(case, tree):
 def options(shared, case):
     words = []
     for _ in range(case.draw.choice((1, 1, 2))):
-        words += [case.draw.choice(OPTIONS), case.draw.choice(TEXTS)]
+        words += [case.draw.choice(shared.options), case.draw.choice(TEXTS)]
     if case.draw.random() < 0.2:
         words = [case.draw.choice(TEXTS), *words]
     return [*shared.command(case.draw.choice((GPT2, LLAMA))), "--train-iters", "1", *words]
