@@ -11,8 +11,9 @@ from tests.support.train import GPT2, LLAMA, ROOT, make_tokens, write_hellaswag,
 
 TEXTS = ("", " ", "-", "--", "\x1b[31mred\x1b[0m", "a\tb\rc", "\u202egnp.exe", "x" * 100000, "%s%s%n",
          "$(touch pwned)", "`touch pwned`", "precious", "../precious", "/dev/zero", "/dev/null", "/proc/self/mem", ".",
-         "nan", "inf", "-inf", "1e400", "-1", "0", "00", "1e-400", "9223372036854775808", "-9223372036854775809", "1.5",
-         "0x10", "1_000", "1,5", "true", "\udcff\udcfe", "\U0001f600", "a" * 300, "[" * 5000, "{" * 5000, "*" * 200, "step-00000001")
+         "nan", "inf", "-inf", "1e400", "-1", "0", "00", "1e-400", "9223372036854775808",
+         "-9223372036854775809", "1.5", "0x10", "1_000", "1,5", "true", "\udcff\udcfe", "\U0001f600",
+         "a" * 300, "[" * 5000, "{" * 5000, "*" * 200, "step-00000001")
 
 
 def prepare(shared):
