@@ -190,19 +190,9 @@ void collect_command_line(const CommandLine& line, Settings& settings, std::vect
 // ---- JSON file ----
 
 Json read_config_file(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    REQUIRE(file, "--config %s: cannot be read: %s", path.c_str(), std::strerror(errno));
-    REQUIRE(!is_directory(path), "--config %s: a folder, not a JSON file", path.c_str());
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
-    std::set<std::string> keys;
-    const auto no_key_twice = [&](int, Json::parse_event_t event, Json& key) {
-        if (event == Json::parse_event_t::key)
-            REQUIRE(keys.insert(dashes(key.get<std::string>())).second, "%s: \"%s\" is there twice", path.c_str(),
-                    key.get<std::string>().c_str());
-        return true;
-    };
+    const std::string text = read_text_file(path, kMaxConfigBytes);
     try {
-        return parse_json_object(text, path, no_key_twice);
+        return parse_json_object(text, path);
     } catch (const Error& error) {
         if (path.ends_with(".json")) throw;
         FAIL(kExitBadInput, "%s; scripts/import_config makes JSON of another trainer's YAML or script", error.what());
@@ -228,8 +218,10 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
     const Json* use_fp8 = nullptr;
     bool recipe_set = false;
     std::vector<Respelled> respelled;
+    std::set<std::string> keys;
     for (const auto& [key, value] : object.items()) {
         const std::string written = dashes(key);
+        REQUIRE(keys.insert(written).second, "%s: \"%s\" is there twice", path.c_str(), key.c_str());
         if (written == "use-fp8") {
             use_fp8 = &value;
             continue;
@@ -453,6 +445,14 @@ std::string config_to_text(const Config& config) {
                 text += strf("  %s = %s\n", row->name, json_text(value).c_str());
     }
     return text;
+}
+
+std::string read_saved_options(const std::string& saved_json, Config& config) {
+    const Json saved = Json::parse(saved_json);
+    for (const OptionRow& row : option_table())
+        if (row.on_resume == OnResume::kMustMatch && saved.contains(row.name) && !row.value.set(config, saved[row.name]))
+            return value_error(row, std::string("\"") + row.name + "\"", saved[row.name]);
+    return "";
 }
 
 ConfigDiff config_diff(const std::string& saved_json, const Config& config) {
