@@ -78,7 +78,8 @@ std::string unlisted(const std::string& directory, const std::string& prefix, co
     if (is_directory(directory + "/optimizer"))
         for (const std::string& name : list_directory(directory + "/optimizer")) needed.push_back("optimizer/" + name);
     for (const std::string& name : needed)
-        if (is_read(name) && name.starts_with(prefix) && !entries.contains(name) && !is_directory(directory + "/" + name))
+        if (is_read(name) && name.starts_with(prefix) && !entries.contains(name)
+            && !is_directory(directory + "/" + name))
             return "manifest.json has no entry for " + name;
     return "";
 }

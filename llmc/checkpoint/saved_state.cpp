@@ -62,8 +62,9 @@ bool check_data(const JsonFields& data) {
     }
     if (!data.has("blend")) return masked;
     for (const Json& row : data.list("blend")) {
-        const bool pair = row.is_array() && row.size() == 2 && row[0].is_number_unsigned() && row[1].is_number_unsigned();
-        if (!pair) data.refuse("blend", "pairs of whole numbers are needed: parts and shards");
+        const bool two = row.is_array() && row.size() == 2;
+        if (!two || !row[0].is_number_unsigned() || !row[1].is_number_unsigned())
+            data.refuse("blend", "pairs of whole numbers are needed: parts and shards");
     }
     return masked;
 }
@@ -84,8 +85,8 @@ void check_histories(const JsonFields& fp8, int64_t step) {
         tensor.integer("updates", 0, std::min<int64_t>(2 * (step + 1), INT32_MAX));   // a step may calibrate before
         const auto history = static_cast<int64_t>(tensor.list("history_bits").size());
         if (history != length)
-            FAIL(kExitNoCheckpoint, "%s: \"history_bits\" has %lld numbers, \"history_len\" is %lld", tensor.where.c_str(),
-                 ll(history), ll(length));
+            FAIL(kExitNoCheckpoint, "%s: \"history_bits\" has %lld numbers, \"history_len\" is %lld",
+                 tensor.where.c_str(), ll(history), ll(length));
         tensor.integers("history_bits", 0, kSignBit - 1);   // of amaxes, which have no sign
     }
 }

@@ -1,5 +1,5 @@
-// The content of a checkpoint's state.json, whose bytes the manifest has confirmed: a run that goes on from numbers that
-// contradict each other would train on, wrongly.
+// The content of a checkpoint's state.json, whose bytes the manifest has confirmed: a run that goes on from numbers
+// that contradict each other would train on, wrongly.
 #pragma once
 #include <string>
 

@@ -140,8 +140,8 @@ int generate(const FoundModel& files, Config config) {
     Model model(config, table, arena);
     model.load(device.ctx, config);
     for (const std::string& damage : files.skipped)
-        std::fprintf(stderr, "note: skipped checkpoint: %s\n", damage.c_str());
-    std::fprintf(stderr, "weights: %s\n", config.load.c_str());
+        std::fprintf(stderr, "note: skipped checkpoint: %s\n", message_line(damage).c_str());
+    std::fprintf(stderr, "weights: %s\n", message_line(config.load).c_str());
     const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
                             .seed = config.seed};
     for (size_t i = 0; i < prompts.size(); i++)

@@ -221,7 +221,7 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
     std::set<std::string> keys;
     for (const auto& [key, value] : object.items()) {
         const std::string written = dashes(key);
-        REQUIRE(keys.insert(written).second, "%s: \"%s\" is there twice", path.c_str(), key.c_str());
+        REQUIRE(keys.insert(written).second, "%s: \"%s\" is there twice", path.c_str(), printable(key).c_str());
         if (written == "use-fp8") {
             use_fp8 = &value;
             continue;
@@ -300,7 +300,7 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
         given.names.insert(row.name);
         const Setting& setting = found->second;
         const char* reason = row.refused ? row.refused(setting.value) : nullptr;
-        REQUIRE(!reason, "%s %s: %s", setting.where.c_str(), json_text(setting.value).c_str(), reason);
+        REQUIRE(!reason, "%s %s: %s", setting.where.c_str(), shortened(json_text(setting.value)).c_str(), reason);
         REQUIRE(row.value.set(config, setting.value), "%s",
                 value_error(row, setting.where, setting.value).c_str());
     }
@@ -442,16 +442,18 @@ std::string config_to_text(const Config& config) {
         text += std::string(kOptionGroupTitles[group]) + "\n";
         for (const auto& [row, value] : values)
             if (row->group == static_cast<OptionGroup>(group) && !json_text(value).empty())
-                text += strf("  %s = %s\n", row->name, json_text(value).c_str());
+                text += strf("  %s = %s\n", row->name, message_line(json_text(value)).c_str());
     }
     return text;
 }
 
 std::string read_saved_options(const std::string& saved_json, Config& config) {
     const Json saved = Json::parse(saved_json);
-    for (const OptionRow& row : option_table())
-        if (row.on_resume == OnResume::kMustMatch && saved.contains(row.name) && !row.value.set(config, saved[row.name]))
-            return value_error(row, std::string("\"") + row.name + "\"", saved[row.name]);
+    for (const OptionRow& row : option_table()) {
+        if (row.on_resume != OnResume::kMustMatch || !saved.contains(row.name)) continue;
+        const Json& value = saved[row.name];
+        if (!row.value.set(config, value)) return value_error(row, std::string("\"") + row.name + "\"", value);
+    }
     return "";
 }
 

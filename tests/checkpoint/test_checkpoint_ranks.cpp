@@ -224,7 +224,7 @@ TEST_CASE("checkpoint: manifests with one hash for each file are read as before"
     check_contains(checkpoint_damage(path, true), {"no hash for byte", "optimizer/m.safetensors"});
     future["version"] = 3;
     rewrite(future);
-    check_contains(checkpoint_damage(path, true), {"manifest.json: \"version\" is 3: a whole number from 1 to 2 is needed"});
+    check_contains(checkpoint_damage(path, true), {"manifest.json: \"version\" is 3: a whole number from 1 to 2"});
     rewrite(original);
     CHECK(checkpoint_damage(path, true).empty());
 }
