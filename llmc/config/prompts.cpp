@@ -1,9 +1,6 @@
 #include "llmc/config/prompts.h"
 
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 #include <sstream>
 

@@ -51,7 +51,7 @@ TEST_CASE("text from outside: a value keeps 200 characters, a message 2000, and 
     CHECK(escaped(shortened(accents)) == shortened(accents));   // no character is cut in two
     CHECK(shortened(accents).size() == 2 * 197 + 3);
     const std::string message = Error(2, "cannot read " + path + ": no such file").what();
-    CHECK(message == "cannot read " + shown + ": no such file");
+    CHECK(message == "cannot read " + shortened(path + ":") + " no such file");
     CHECK(message_line(message) == message);
     std::string words;
     for (int i = 0; i < 3000; i++) words += "word ";

@@ -156,7 +156,7 @@ TEST_CASE("saved state: text that is no JSON, or too deep, or not of a file is d
     const std::string deep = "{\"fp8\": " + std::string(100000, '[') + std::string(100000, ']') + "}";
     check_contains(damage(deep), {"state.json: \"fp8\" is nested deeper than 64 levels"});
     spill(path + "/manifest.json", deep);
-    check_contains(checkpoint_damage(path, true), {"manifest.json is damaged: manifest.json: \"fp8\" is nested deeper"});
+    check_contains(checkpoint_damage(path, true), {"manifest.json is damaged: ", "\"fp8\" is nested deeper than 64"});
 }
 
 TEST_CASE("manifest: entries outside of the folder, missing ones and wrong fields are named, for a run and a model") {
