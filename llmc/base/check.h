@@ -1,10 +1,12 @@
-// Errors: the exception type, which carries the exit code, and macros that throw it. Includes nothing of llmc.
+// Errors: the exception type, which carries the exit code, and macros that throw it.
 #pragma once
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+
+#include "llmc/base/text.h"
 
 // Exit codes of the process. mpirun returns the first non-zero one.
 enum ExitCode : int {
@@ -20,7 +22,8 @@ enum ExitCode : int {
 
 struct Error : std::runtime_error {
     int exit_code;
-    Error(int code, const std::string& message) : std::runtime_error(message), exit_code(code) {}
+    // The message becomes one line that can be printed, whatever it quotes (message_line).
+    Error(int code, const std::string& message) : std::runtime_error(message_line(message)), exit_code(code) {}
 };
 
 // printf into a std::string.

@@ -100,8 +100,7 @@ void close_synced(int& fd, const std::string& path, const IoHook& hook) {
 // Calls use(data, bytes) for at most `bytes` bytes from `begin` on. Returns how many there were.
 int64_t read_from(const std::string& path, int64_t begin, int64_t bytes,
                   const std::function<void(const void* data, int64_t bytes)>& use) {
-    Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (file.fd < 0) fail_read(path, errno);
+    Descriptor file(open_regular(path));
     posix_fadvise(file.fd, begin, bytes == INT64_MAX ? 0 : bytes, POSIX_FADV_SEQUENTIAL);
     const auto buffer = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(kIoBytes));
     int64_t done = 0;
@@ -200,15 +199,44 @@ void RangeFile::write(int64_t offset, const void* data, int64_t bytes) {
 
 void RangeFile::close() { close_synced(fd_, path_, hook_); }
 
+int open_regular(const std::string& path) {
+    const auto require_regular = [&](const struct stat& info) {
+        const char* kind = S_ISDIR(info.st_mode)    ? "a folder"
+                           : S_ISFIFO(info.st_mode) ? "a FIFO (pipe)"
+                           : S_ISSOCK(info.st_mode) ? "a socket"
+                                                    : "a device";
+        REQUIRE(S_ISREG(info.st_mode), "cannot read %s: %s, not a file", path.c_str(), kind);
+    };
+    REQUIRE(path.find('\0') == std::string::npos, "cannot read %s: a name with a NUL byte", path.c_str());
+    // Asked before it is opened, since opening a device may act on it, and again for what came in its place.
+    struct stat info {};
+    if (::stat(path.c_str(), &info) != 0) fail_read(path, errno);
+    require_regular(info);
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) fail_read(path, errno);
+    Descriptor file(fd);
+    if (::fstat(fd, &info) != 0) fail_read(path, errno);
+    require_regular(info);
+    file.fd = -1;
+    return fd;
+}
+
+bool is_file_name(const std::string& name) {
+    return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos && escaped(name) == name;
+}
+
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use) {
     read_from(path, 0, INT64_MAX, use);
 }
 
 std::string read_text_file(const std::string& path, int64_t max_bytes) {
     std::string text;
+    const auto require_short = [&](int64_t bytes) {
+        REQUIRE(bytes <= max_bytes, "%s is longer than %lld bytes", path.c_str(), ll(max_bytes));
+    };
+    require_short(file_bytes(path));   // before anything is read
     read_file(path, [&](const void* data, int64_t bytes) {
-        REQUIRE(static_cast<int64_t>(text.size()) + bytes <= max_bytes, "%s is longer than %lld bytes",
-                path.c_str(), static_cast<long long>(max_bytes));
+        require_short(static_cast<int64_t>(text.size()) + bytes);
         text.append(static_cast<const char*>(data), static_cast<size_t>(bytes));
     });
     return text;
@@ -313,15 +341,4 @@ void require_free_space(const std::string& path, int64_t needed_bytes, const std
              "no space for %s under %s: %lld bytes needed, %lld free; free some, choose another --save or a "
              "smaller --keep",
              what.c_str(), path.c_str(), static_cast<long long>(needed_bytes), static_cast<long long>(free));
-}
-
-std::string printable(const std::string& text) {
-    std::string out;
-    for (char c : text.substr(0, 120)) {
-        if (static_cast<unsigned char>(c) < 32 || c == 127 || c == '"' || c == '\\')
-            out += strf("\\x%02x", static_cast<unsigned char>(c));
-        else
-            out += c;
-    }
-    return text.size() > 120 ? out + "..." : out;
 }

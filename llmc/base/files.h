@@ -71,7 +71,12 @@ private:
     int fd_ = -1;
 };
 
-// Calls use(data, bytes) for every block of the file, front to back.
+// Opens a file for reading; exit 2, naming it, if it is anything but a regular file, which is neither read nor waited
+// for: a FIFO without a writer, a device, a socket, a folder. The caller closes.
+int open_regular(const std::string& path);
+// Whether a text can be the name of a file in a folder: not empty, "." or "..", without slashes and control characters.
+bool is_file_name(const std::string& name);
+// Calls use(data, bytes) for every block of the file, front to back. These read regular files only (open_regular).
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use);
 std::string read_text_file(const std::string& path, int64_t max_bytes);  // longer than max_bytes is an error
 std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes);   // a shorter file is an error
@@ -96,6 +101,3 @@ std::string existing_part(const std::string& path);
 int64_t free_bytes(const std::string& path);
 // Fails with exit 7 if the file system of `path` has less than `needed_bytes` free. The error names `what` needs them.
 void require_free_space(const std::string& path, int64_t needed_bytes, const std::string& what);
-
-// Prepares text from a file for an error message: escapes control characters and quotes, keeps 120 characters.
-std::string printable(const std::string& text);

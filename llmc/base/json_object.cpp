@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 
 #include "llmc/base/check.h"
+#include "llmc/base/files.h"
 
 namespace {
 
@@ -72,20 +74,9 @@ std::string known_file_type(const std::string& first_bytes) {
 
 // The place of the first byte that is not UTF-8, the size of the text if there is none.
 size_t first_not_utf8(const std::string& text) {
-    for (size_t i = 0; i < text.size();) {
-        const auto at = [&](size_t k) { return k < text.size() ? static_cast<unsigned char>(text[k]) : 0u; };
-        const unsigned c = at(i), next = at(i + 1);
-        const size_t more = c < 0x80 ? 0 : c >= 0xc2 && c < 0xe0 ? 1 : c >= 0xe0 && c < 0xf0 ? 2 : 3;
-        if (c >= 0x80 && (c < 0xc2 || c > 0xf4)) return i;
-        for (size_t k = 1; k <= more; k++)
-            if ((at(i + k) & 0xc0) != 0x80) return i;
-        // Forms that are too long, surrogates, and what lies beyond U+10FFFF.
-        if ((c == 0xe0 && next < 0xa0) || (c == 0xed && next > 0x9f) || (c == 0xf0 && next < 0x90)
-            || (c == 0xf4 && next > 0x8f))
-            return i;
-        i += more + 1;
-    }
-    return text.size();
+    size_t i = 0;
+    for (size_t bytes; i < text.size() && (bytes = utf8_bytes(text, i)) > 0;) i += bytes;
+    return i;
 }
 
 // Requires that the file can be text.
@@ -102,20 +93,170 @@ void require_text(const std::string& text, const std::string& file) {
             strange, static_cast<unsigned char>(text[strange]));
 }
 
+// Whether a value is an integer from low to high. An unsigned one may be beyond int64_t.
+bool is_within(const Json& value, int64_t low, int64_t high) {
+    if (!value.is_number_integer()) return false;
+    if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) return false;
+    return value.get<int64_t>() >= low && value.get<int64_t>() <= high;
+}
+
+std::string range_text(int64_t low, int64_t high) {
+    return high == INT64_MAX ? strf("of at least %lld", ll(low)) : strf("from %lld to %lld", ll(low), ll(high));
+}
+
+// Builds the tree from the parser's events and stops at the first that is not wanted.
+class TreeBuilder : public nlohmann::json_sax<Json> {
+public:
+    explicit TreeBuilder(const std::string& only) : only_(only) {}
+
+    Json root;
+    // One of these after parsing failed: the byte where it stopped and the library's reason, or what is wrong.
+    size_t byte = 0;
+    std::string reason, wrong;
+    bool done = false;   // the value of `only` is complete
+
+    bool start_object(std::size_t) override { return open(Json::object()); }
+    bool start_array(std::size_t) override { return open(Json::array()); }
+    bool end_object() override { return close(); }
+    bool end_array() override { return close(); }
+    bool key(string_t& name) override {
+        if (open_.size() == 1) first_key_ = name;
+        const auto [slot, is_new] = open_.back()->emplace(name, nullptr);
+        slot_ = &*slot;
+        return is_new || fail("\"" + printable(name) + "\" is there twice");
+    }
+    bool null() override { return put(Json()); }
+    bool boolean(bool value) override { return put(value); }
+    bool number_integer(number_integer_t value) override { return put(value); }
+    bool number_unsigned(number_unsigned_t value) override { return put(value); }
+    bool number_float(number_float_t value, const string_t&) override { return put(value); }
+    bool string(string_t& value) override { return put(std::move(value)); }
+    bool binary(binary_t&) override { return fail("binary data"); }
+    bool parse_error(std::size_t place, const std::string&, const nlohmann::detail::exception& error) override {
+        constexpr int kOutOfRange = 406;   // a number that no double holds
+        if (error.id == kOutOfRange) return fail("not JSON: a number is too large");
+        byte = place > 0 ? place - 1 : 0;
+        reason = error.what();
+        return false;
+    }
+
+private:
+    bool fail(const std::string& text) {
+        wrong = text;
+        return false;
+    }
+    // Where the next value stands. The values of a list or object move only while none of its children is open.
+    Json& place() {
+        if (open_.empty()) return root;
+        if (open_.back()->is_object()) return *slot_;
+        open_.back()->push_back(nullptr);
+        return open_.back()->back();
+    }
+    bool open(Json value) {
+        if (open_.size() >= kMaxJsonDepth)
+            return fail(strf("\"%s\" is nested deeper than %d levels", printable(first_key_).c_str(), kMaxJsonDepth));
+        if (open_.empty() && value.is_array()) return not_an_object("a list");
+        Json& here = place();
+        here = std::move(value);
+        open_.push_back(&here);
+        return true;
+    }
+    bool close() {
+        open_.pop_back();
+        return keep_going();
+    }
+    bool put(Json value) {
+        if (open_.empty()) return not_an_object(value.is_number() ? "a number" : "a text or word");
+        if (open_.size() > 1 && !only_.empty() && first_key_ != only_) return true;   // a million document offsets
+        place() = std::move(value);
+        return keep_going();
+    }
+    // After a value; false if it was the wanted one. Others of the first level are dropped.
+    bool keep_going() {
+        if (only_.empty() || open_.size() != 1) return true;
+        done = first_key_ == only_;
+        if (!done) root.erase(first_key_);
+        return !done;
+    }
+    bool not_an_object(const char* kind) {
+        return fail(strf("not a JSON object {\"name\": value, ...}, but %s", kind));
+    }
+
+    const std::string& only_;
+    std::vector<Json*> open_;   // from the root to the innermost
+    Json* slot_ = nullptr;      // of the last key
+    std::string first_key_;     // the last of the first level
+};
+
 }  // namespace
 
-Json parse_json_object(const std::string& text, const std::string& file, const Json::parser_callback_t& filter) {
+Json parse_json_object(const std::string& text, const std::string& file, const std::string& only) {
     require_text(text, file);
-    try {
-        Json object = Json::parse(text, filter, true, true);
-        const char* kind = object.is_array() ? "a list" : object.is_number() ? "a number" : "a text or word";
-        REQUIRE(object.is_object(), "%s: not a JSON object {\"name\": value, ...}, but %s", file.c_str(), kind);
-        return object;
-    } catch (const Json::parse_error& error) {
-        const size_t byte = error.byte > 0 ? error.byte - 1 : 0;
-        FAIL(kExitBadInput, "%s: %s: not JSON: %s", file.c_str(), place_of(text, byte).c_str(),
-             cause(text, byte, error.what()).c_str());
-    } catch (const Json::exception&) {   // a number that no double holds
-        FAIL(kExitBadInput, "%s: not JSON: a number is too large", file.c_str());
+    TreeBuilder tree(only);
+    const bool whole = Json::sax_parse(text, &tree, nlohmann::detail::input_format_t::json, true, true) || tree.done;
+    REQUIRE(tree.wrong.empty(), "%s: %s", file.c_str(), tree.wrong.c_str());
+    REQUIRE(whole, "%s: %s: not JSON: %s", file.c_str(), place_of(text, tree.byte).c_str(),
+            cause(text, tree.byte, tree.reason).c_str());
+    return only.empty() ? std::move(tree.root) : tree.root.value(only, Json());
+}
+
+Json read_json_object(const std::string& path, int64_t max_bytes, const std::string& only) {
+    return parse_json_object(read_text_file(path, max_bytes), path, only);
+}
+
+Json parse_json_line(const std::string& line) {
+    const std::string all;
+    TreeBuilder tree(all);
+    return Json::sax_parse(line, &tree) ? std::move(tree.root) : Json();
+}
+
+void JsonFields::refuse(const char* name, const std::string& why) const {
+    const std::string value = object.contains(name) ? object[name].dump(-1, ' ', true) : "absent";
+    FAIL(kExitBadInput, "%s: \"%s\" is %s: %s", where.c_str(), name, shortened(value, 120).c_str(), why.c_str());
+}
+
+const Json& JsonFields::at(const char* name) const {
+    if (!has(name)) FAIL(kExitBadInput, "%s: \"%s\" is missing", where.c_str(), name);
+    return object[name];
+}
+
+int64_t JsonFields::integer(const char* name, int64_t low, int64_t high) const {
+    if (!is_within(at(name), low, high)) refuse(name, "a whole number " + range_text(low, high) + " is needed");
+    return object[name].get<int64_t>();
+}
+
+double JsonFields::number(const char* name) const {
+    const Json& value = at(name);
+    if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
+        refuse(name, "a number of at least 0 is needed");
+    return value.get<double>();
+}
+
+bool JsonFields::boolean(const char* name) const {
+    if (!at(name).is_boolean()) refuse(name, "true or false is needed");
+    return object[name].get<bool>();
+}
+
+std::string JsonFields::text(const char* name) const {
+    if (!at(name).is_string()) refuse(name, "text is needed");
+    return object[name].get<std::string>();
+}
+
+JsonFields JsonFields::child(const char* name) const {
+    if (!at(name).is_object()) refuse(name, "an object is needed");
+    return {object[name], where + ": " + name};
+}
+
+const Json& JsonFields::list(const char* name) const {
+    if (!at(name).is_array()) refuse(name, "a list is needed");
+    return object[name];
+}
+
+std::vector<int64_t> JsonFields::integers(const char* name, int64_t low, int64_t high) const {
+    std::vector<int64_t> values;
+    for (const Json& value : list(name)) {
+        if (!is_within(value, low, high)) refuse(name, "whole numbers " + range_text(low, high) + " are needed");
+        values.push_back(value.get<int64_t>());
     }
+    return values;
 }

@@ -1,10 +1,51 @@
-// JSON that other programs or people wrote: --config files, config.json, sidecars.
+// JSON that other programs or people wrote, or that lay on a disk: --config files, config.json, checkpoints, sidecars,
+// tokenizers, logs. All of it is read here, so that no nesting, size or kind of file can harm, and no error has the
+// library's words.
 #pragma once
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
-// Parses `text`, the content of `file`. Comments are allowed, and so is a byte order mark. Anything but one JSON object
-// is an error with exit code 2, in one line without the library's words: the file, the place and what to change.
-// `filter` is the library's callback.
-nlohmann::json parse_json_object(const std::string& text, const std::string& file,
-                                 const nlohmann::json::parser_callback_t& filter = nullptr);
+// Lists and objects within each other; honest files have fewer than 10.
+inline constexpr int kMaxJsonDepth = 64;
+
+// The most bytes of a file of each kind. The largest honest ones known are in brackets.
+inline constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;       // config.json, --config (10 kB)
+inline constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;        // manifest.json, index of weights (200 B a tensor)
+inline constexpr int64_t kMaxTokenizerBytes = int64_t{512} << 20;   // tokenizer.json (35 MB)
+inline constexpr int64_t kMaxStateBytes = int64_t{1} << 30;         // state.json (12 B an amax of an FP8 history)
+inline constexpr int64_t kMaxSidecarBytes = int64_t{2} << 30;       // .meta.json of a shard (12 B a document)
+
+// Parses `text`, the content of `file`, which must be one JSON object. Comments are allowed, and so is a byte order
+// mark. Errors have exit code 2 and are one line: the file, the place or key, and what was expected. Refused are also a
+// key that is twice in its object, and deeper nesting than kMaxJsonDepth, before a tree of it is built. With `only`,
+// returns the value of this key of the first level, null if there is none; the text after it is not parsed.
+nlohmann::json parse_json_object(const std::string& text, const std::string& file, const std::string& only = "");
+// The same of a file. Anything but a regular file, and more than max_bytes, is refused unread.
+nlohmann::json read_json_object(const std::string& path, int64_t max_bytes, const std::string& only = "");
+// A line of a log: null unless the whole of it is an object as above, without comments. Never fails.
+nlohmann::json parse_json_line(const std::string& line);
+
+// Reads the fields of an object. Errors have exit code 2 and name the place, the field, its value and what is needed.
+// null counts as absent, as in transformers. `object` must outlive it.
+struct JsonFields {
+    const nlohmann::json& object;
+    std::string where;   // "DIR/config.json", or "DIR/config.json: rope_scaling"
+
+    bool has(const char* name) const { return object.contains(name) && !object[name].is_null(); }
+    [[noreturn]] void refuse(const char* name, const std::string& why) const;
+    const nlohmann::json& at(const char* name) const;   // must be there
+    int64_t integer(const char* name, int64_t low, int64_t high) const;
+    double number(const char* name) const;              // finite and at least 0
+    bool boolean(const char* name) const;
+    std::string text(const char* name) const;
+    JsonFields child(const char* name) const;           // an object
+    const nlohmann::json& list(const char* name) const;
+    std::vector<int64_t> integers(const char* name, int64_t low, int64_t high) const;
+    int64_t integer_or(const char* name, int64_t otherwise, int64_t low, int64_t high) const {
+        return has(name) ? integer(name, low, high) : otherwise;
+    }
+    double number_or(const char* name, double otherwise) const { return has(name) ? number(name) : otherwise; }
+    bool boolean_or(const char* name, bool otherwise) const { return has(name) ? boolean(name) : otherwise; }
+};

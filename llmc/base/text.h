@@ -1,5 +1,6 @@
-// Numbers and commands in messages. Includes nothing of llmc.
+// Numbers, commands and text from outside in messages. Includes nothing of llmc.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -25,3 +26,22 @@ inline std::string shell_command(const std::vector<std::string>& words) {
     for (const std::string& word : words) line += (line.empty() ? "" : " ") + shell_quoted(word);
     return line;
 }
+
+// ---- text from a file, option or environment, which may hold any bytes ----
+
+// At most this many characters of a value, and of a whole message, are shown; longer ones lose their middle to "...",
+// so that both ends of a long path remain. One word of a message, what stands between spaces, is a value.
+inline constexpr size_t kShownOfValue = 200, kShownOfMessage = 2000;
+
+// The number of bytes of the UTF-8 character at `byte`, 0 if there is none.
+size_t utf8_bytes(const std::string& text, size_t byte);
+// Replaces what a terminal would act on: control characters but those in `kept` and bytes that are not UTF-8 become
+// \x1b, line separators and characters that change the direction of text become \u202e.
+std::string escaped(const std::string& text, const std::string& kept = "");
+// Replaces the middle of a text of more than `most` characters by "...".
+std::string shortened(const std::string& text, size_t most = kShownOfValue);
+// A value as it stands in quotes within a message: escaped, with quotes and backslashes, and shortened.
+std::string printable(const std::string& text);
+// A message of one line, made safe as a whole: escaped and shortened. Every Error and every line of a log on the screen
+// passes through it; it changes nothing the second time.
+std::string message_line(const std::string& text);

@@ -6,17 +6,16 @@
 #include <cerrno>
 #include <filesystem>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "llmc/base/check.h"
+#include "llmc/base/json_object.h"
 #include "llmc/parallel/comm.h"
 
 namespace {
 
 constexpr const char* kStepPrefix = "step-";
 constexpr const char* kTemporaryPrefix = ".tmp-step-";
-constexpr int64_t kMaxStateBytes = int64_t{1} << 30;
 
 bool exists(const std::string& path) {
     std::error_code ignored;
@@ -41,9 +40,12 @@ int64_t step_of_directory(const std::string& name) {
 
 int64_t step_of_checkpoint(const std::string& path) {
     if (!is_regular_file(path + "/state.json")) return -1;
-    const auto state = nlohmann::json::parse(read_text_file(path + "/state.json", kMaxStateBytes), nullptr, false);
-    const bool known = state.is_object() && state.contains("step") && state["step"].is_number_integer();
-    return known ? state["step"].get<int64_t>() : -1;
+    try {
+        const nlohmann::json state = read_json_object(path + "/state.json", kMaxStateBytes);
+        return JsonFields{state, path + "/state.json"}.integer("step", 0, INT64_MAX);
+    } catch (const Error&) {
+        return -1;
+    }
 }
 
 std::vector<int64_t> checkpoint_steps(const std::string& root) {

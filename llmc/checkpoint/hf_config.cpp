@@ -16,7 +16,6 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr int64_t kMaxConfigBytes = int64_t{16} << 20;
 constexpr int64_t kMaxWidth = int64_t{1} << 20, kMaxVocab = int64_t{1} << 24,
                   kMaxPositions = int64_t{1} << 30;
 constexpr int64_t kMaxLayers = 4096;
@@ -136,62 +135,19 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
 
 // ---- reading ----
 
-// Reads fields of a JSON object; every error names file and field. null counts as absent, as in transformers.
-struct Fields {
-    const Json& object;
-    std::string where;  // "DIR/config.json", or "DIR/config.json: rope_scaling"
-
-    bool has(const char* name) const { return object.contains(name) && !object[name].is_null(); }
-    [[noreturn]] void refuse(const char* name, const char* why) const {
-        std::string value = object.contains(name) ? object[name].dump(-1, ' ', true) : "absent";
-        if (value.size() > 120) value = value.substr(0, 120) + "...";
-        FAIL(kExitBadInput, "%s: \"%s\" is %s: %s", where.c_str(), name, value.c_str(), why);
-    }
-    const Json& at(const char* name) const {
-        if (!has(name)) FAIL(kExitBadInput, "%s: \"%s\" is missing", where.c_str(), name);
-        return object[name];
-    }
-    // A size or count; the bounds keep all products within 64 bits.
-    int64_t size(const char* name, int64_t max = kMaxWidth) const {
-        const Json& value = at(name);
-        const int64_t n = value.is_number_integer() ? value.get<int64_t>() : 0;
-        if (n < 1 || n > max)
-            refuse(name, strf("a whole number from 1 to %lld is needed", ll(max)).c_str());
-        return n;
-    }
-    int64_t size_or(const char* name, int64_t otherwise) const { return has(name) ? size(name) : otherwise; }
-    double number(const char* name) const {
-        const Json& value = at(name);
-        if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() < 0)
-            refuse(name, "a number of at least 0 is needed");
-        return value.get<double>();
-    }
-    double number_or(const char* name, double otherwise) const { return has(name) ? number(name) : otherwise; }
-    bool boolean_or(const char* name, bool otherwise) const {
-        if (!has(name)) return otherwise;
-        if (!object[name].is_boolean()) refuse(name, "true or false is needed");
-        return object[name].get<bool>();
-    }
-    std::string text(const char* name) const {
-        if (!at(name).is_string()) refuse(name, "text is needed");
-        return object[name].get<std::string>();
-    }
-    bool boolean(const char* name) const {
-        at(name);
-        return boolean_or(name, false);
-    }
+// The fields of a config.json. The bounds of sizes and counts keep all products within 64 bits.
+struct Fields : JsonFields {
+    int64_t size(const char* name, int64_t max = kMaxWidth) const { return integer(name, 1, max); }
+    int64_t size_or(const char* name, int64_t otherwise) const { return integer_or(name, otherwise, 1, kMaxWidth); }
+    Fields child(const char* name) const { return {JsonFields::child(name)}; }
     // Requires that the field has this value or is absent.
     void only(const char* name, const Json& value, const char* why) const {
         if (has(name) && object[name] != value) refuse(name, why);
     }
-    Fields child(const char* name) const {
-        if (!at(name).is_object()) refuse(name, "an object is needed");
-        return {object[name], where + ": " + name};
-    }
     template <typename Enum>
     Enum one_of(const char* name, const char* first, Enum a, const char* second, Enum b) const {
         std::string value = text(name);
-        if (value != first && value != second) refuse(name, strf("\"%s\" or \"%s\"", first, second).c_str());
+        if (value != first && value != second) refuse(name, strf("\"%s\" or \"%s\"", first, second));
         return value == first ? a : b;
     }
 };
@@ -252,7 +208,7 @@ Activation read_activation(const Fields& f, const char* field, const char* (*nam
         if (name == spelling) return row.kind;
         known += (known.empty() ? "\"" : "\", \"") + std::string(spelling);
     }
-    f.refuse(field, strf("supported are %s\"; gelu is the tanh approximation", known.c_str()).c_str());
+    f.refuse(field, strf("supported are %s\"; gelu is the tanh approximation", known.c_str()));
 }
 
 ModelConfig read_gpt2(const Fields& f) {
@@ -364,7 +320,7 @@ std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_
 
 ModelConfig model_config_from_json(const std::string& text, const std::string& where) {
     const Json object = parse_json_object(text, where);
-    const Fields f{object, where};
+    const Fields f{{object, where}};
     const std::string type = f.text("model_type");
     if (f.has("quantization_config")) f.refuse("quantization_config", "quantised weights are not supported");
     ModelConfig config;

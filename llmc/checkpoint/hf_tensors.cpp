@@ -10,7 +10,6 @@
 
 namespace {
 
-constexpr int64_t kMaxIndexBytes = int64_t{64} << 20;
 constexpr int64_t kTile = 32;  // elements: source and result of a tile stay in the L1 cache
 
 // out[j * out_stride + i] = in[i * in_stride + j] for i < rows, j < cols.
@@ -201,14 +200,14 @@ HfModelFiles::HfModelFiles(const std::string& directory) : directory_(directory)
             directory.c_str(), is_regular_file(directory + "/pytorch_model.bin")
                                    ? "save the model again in the safetensors format"
                                    : "download the weights into it, in the safetensors format");
-    const auto index = parse_json_object(read_text_file(index_path, kMaxIndexBytes), index_path);
+    const auto index = read_json_object(index_path, kMaxIndexBytes);
     REQUIRE(index.contains("weight_map") && index["weight_map"].is_object(), "%s is no JSON object with a weight_map",
             index_path.c_str());
     std::set<std::string> files;
     for (const auto& [name, file] : index["weight_map"].items()) {
         REQUIRE(file.is_string(), "%s: the file of tensor %s is no text", index_path.c_str(), printable(name).c_str());
         const std::string part = file.get<std::string>();
-        REQUIRE(!part.empty() && part.find('/') == std::string::npos,
+        REQUIRE(is_file_name(part),
                 "%s: \"%s\" is no file name in this directory", index_path.c_str(), printable(part).c_str());
         files.insert(part);
     }

@@ -1,11 +1,13 @@
 #include "llmc/checkpoint/manifest.h"
 
+#include <filesystem>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/json_object.h"
 #include "llmc/base/text.h"
+#include "llmc/checkpoint/saved_state.h"
 
 namespace {
 
@@ -14,7 +16,6 @@ using Json = nlohmann::json;
 constexpr const char* kFormat = "llm.fp8 checkpoint";
 constexpr const char* kManifestFile = "manifest.json";
 constexpr int kVersion = 2;   // 1: one hash for each file
-constexpr int64_t kMaxManifestBytes = int64_t{64} << 20;
 
 // The manifest's text with a hash of its content. It is compared as text, so that a flipped bit in it is found, too.
 std::string text_with_hash(Json manifest) {
@@ -35,23 +36,59 @@ Json file_json(const ManifestFile& file) {
     return json;
 }
 
-ManifestFile file_of(const Json& json) {
-    ManifestFile file{json.at("bytes").get<int64_t>(), {}};
-    if (json.contains("xxh3")) {
-        file.ranges.push_back({0, file.bytes, 0, json.at("xxh3").get<std::string>()});
+ManifestFile file_of(const JsonFields& fields) {
+    ManifestFile file{fields.integer("bytes", 0, INT64_MAX), {}};
+    if (fields.has("xxh3")) {
+        file.ranges.push_back({0, file.bytes, 0, fields.text("xxh3")});
         return file;
     }
-    for (const Json& range : json.at("ranges"))
-        file.ranges.push_back({range.at("begin").get<int64_t>(), range.at("bytes").get<int64_t>(),
-                               range.at("rank").get<int>(), range.at("xxh3").get<std::string>()});
+    for (const Json& json : fields.list("ranges")) {
+        if (!json.is_object()) fields.refuse("ranges", "a list of objects is needed");
+        const JsonFields range{json, fields.where + ": ranges"};
+        file.ranges.push_back({range.integer("begin", 0, file.bytes), range.integer("bytes", 0, file.bytes),
+                               static_cast<int>(range.integer("rank", 0, INT32_MAX)), range.text("xxh3")});
+    }
     return file;
+}
+
+// The entries of a manifest. They are paths below the checkpoint: a file, or one in a folder of it.
+Manifest entries_of(const JsonFields& manifest) {
+    Manifest entries;
+    const JsonFields files = manifest.child("files");
+    for (const auto& [name, ignored] : files.object.items()) {
+        const size_t slash = name.find('/');
+        const bool below = slash == std::string::npos ? is_file_name(name)
+                                                      : is_file_name(name.substr(0, slash))
+                                                            && is_file_name(name.substr(slash + 1));
+        REQUIRE(below, "manifest.json: files: \"%s\" is no name of a file in the checkpoint", printable(name).c_str());
+        entries[name] = file_of(files.child(name.c_str()));
+    }
+    return entries;
+}
+
+// Whether a run or a reader of the model takes this file of a checkpoint. Others, such as a README, may be added to it.
+bool is_read(const std::string& name) {
+    return name == "config.json" || name == "state.json" || name.starts_with("model") || name.starts_with("optimizer/");
+}
+
+// The first file that is read and has no entry, or that no checkpoint can do without.
+std::string unlisted(const std::string& directory, const std::string& prefix, const Manifest& entries) {
+    std::vector<std::string> needed = {"config.json", "state.json"};
+    for (const std::string& name : list_directory(directory)) needed.push_back(name);
+    if (is_directory(directory + "/optimizer"))
+        for (const std::string& name : list_directory(directory + "/optimizer")) needed.push_back("optimizer/" + name);
+    for (const std::string& name : needed)
+        if (is_read(name) && name.starts_with(prefix) && !entries.contains(name)
+            && !is_directory(directory + "/" + name))
+            return "manifest.json has no entry for " + name;
+    return "";
 }
 
 // The byte at which the ranges of a file leave a gap, overlap or end early; -1 if they cover the file.
 int64_t uncovered(const ManifestFile& file) {
     int64_t end = 0;
     for (const HashedRange& range : file.ranges) {
-        if (range.begin != end || range.bytes < 0) return end;
+        if (range.begin != end || range.bytes > file.bytes - end) return end;
         end += range.bytes;
     }
     return end == file.bytes ? -1 : end;
@@ -59,7 +96,8 @@ int64_t uncovered(const ManifestFile& file) {
 
 std::string size_damage(const std::string& directory, const std::string& name, int64_t wanted) {
     const int64_t bytes = file_bytes(directory + "/" + name);
-    if (bytes < 0) return name + " is missing";
+    if (bytes < 0)
+        return name + (std::filesystem::exists(directory + "/" + name) ? " is not a regular file" : " is missing");
     if (bytes != wanted)
         return strf("%s has %s instead of %lld", name.c_str(), count_text(bytes, "byte").c_str(), ll(wanted));
     return "";
@@ -78,23 +116,32 @@ bool looks_like_a_checkpoint(const std::string& path) {
     const std::string manifest_path = path + "/" + kManifestFile;
     if (!is_regular_file(manifest_path)) return false;
     return is_regular_file(path + "/state.json")
-           || read_text_file(manifest_path, kMaxManifestBytes).find(kFormat) != std::string::npos;
+           || read_text_file(manifest_path, kMaxIndexBytes).find(kFormat) != std::string::npos;
+}
+
+Json parse_manifest(const std::string& text) {
+    try {
+        return parse_json_object(text, "manifest.json");
+    } catch (const Error& error) {
+        FAIL(kExitNoCheckpoint, "manifest.json is damaged: %s", error.what());
+    }
 }
 
 std::string damage_of(const std::string& path, const std::string& prefix, bool hashes, int part, int parts) {
     if (!is_directory(path)) return "it is no directory";
     const std::string manifest_path = path + "/" + kManifestFile;
     if (!is_regular_file(manifest_path)) return "manifest.json is missing";
-    const std::string text = read_text_file(manifest_path, kMaxManifestBytes);
-    const Json manifest = Json::parse(text, nullptr, false);
-    if (!manifest.is_object() || text_with_hash(manifest) != text) return "manifest.json is damaged";
-    const int version = manifest.value("version", 0);
-    if (manifest.value("format", "") != kFormat || version < 1 || version > kVersion)
-        return "manifest.json is of another format or version";
+    const std::string text = read_text_file(manifest_path, kMaxIndexBytes);
+    const Json manifest = parse_manifest(text);
+    if (text_with_hash(manifest) != text) return "manifest.json is damaged: its XXH3 is another";
+    const JsonFields fields{manifest, "manifest.json"};
+    if (fields.text("format") != kFormat) fields.refuse("format", strf("\"%s\" is needed", kFormat));
+    fields.integer("version", 1, kVersion);
+    const Manifest entries = entries_of(fields);
+    if (const std::string name = unlisted(path, prefix, entries); !name.empty()) return name;
     int64_t number = 0;
-    for (const auto& [name, json] : manifest.at("files").items()) {
+    for (const auto& [name, file] : entries) {
         if (name.rfind(prefix, 0) != 0) continue;
-        const ManifestFile file = file_of(json);
         std::string damage = size_damage(path, name, file.bytes);
         if (const int64_t at = uncovered(file); damage.empty() && at >= 0)
             damage = strf("manifest.json has no hash for byte %lld of %s", ll(at), name.c_str());
@@ -111,8 +158,6 @@ std::string as_text(const std::function<std::string()>& damage) {
         return damage();
     } catch (const Error& error) {
         return error.what();
-    } catch (const Json::exception&) {
-        return "manifest.json does not have the expected fields";
     }
 }
 
@@ -128,9 +173,17 @@ std::string manifest_text(const Manifest& manifest) {
 }
 
 std::string checkpoint_damage(const std::string& path, bool hashes, int part, int parts) {
-    return as_text([&] { return damage_of(path, "", hashes, part, parts); });
+    return as_text([&] {
+        const std::string damage = damage_of(path, "", hashes, part, parts);
+        // Its content, which one rank looks at, matters only to a run that goes on from it.
+        return damage.empty() && hashes && part == 0 ? state_damage(path) : damage;
+    });
 }
 
 std::string model_damage(const std::string& path, const std::string& prefix, int part, int parts) {
-    return as_text([&] { return looks_like_a_checkpoint(path) ? damage_of(path, prefix, true, part, parts) : ""; });
+    return as_text([&]() -> std::string {
+        if (looks_like_a_checkpoint(path)) return damage_of(path, prefix, true, part, parts);
+        const bool lost = is_regular_file(path + "/state.json") && !is_regular_file(path + "/config.json");
+        return lost ? "config.json is missing" : "";
+    });
 }

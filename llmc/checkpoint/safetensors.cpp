@@ -266,15 +266,12 @@ struct SafetensorsReader::Impl {
 
 SafetensorsReader::SafetensorsReader(const std::string& path) : impl_(std::make_unique<Impl>()) {
     impl_->path = path;
-    int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    REQUIRE(fd >= 0, "cannot open %s: %s", path.c_str(), std::strerror(errno));
+    const int fd = open_regular(path);
     struct stat info {};
-    const bool regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-    impl_->bytes = regular ? static_cast<size_t>(info.st_size) : 0;
+    impl_->bytes = ::fstat(fd, &info) == 0 ? static_cast<size_t>(info.st_size) : 0;
     if (impl_->bytes > 0) impl_->map = ::mmap(nullptr, impl_->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
     const int error = errno;
     ::close(fd);
-    REQUIRE(regular, "%s is no regular file", path.c_str());
     REQUIRE(impl_->bytes == 0 || impl_->map != MAP_FAILED, "cannot map %s: %s", path.c_str(),
             std::strerror(error));
     impl_->views = parse_safetensors(path, impl_->map, static_cast<int64_t>(impl_->bytes));

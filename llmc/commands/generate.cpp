@@ -140,8 +140,8 @@ int generate(const FoundModel& files, Config config) {
     Model model(config, table, arena);
     model.load(device.ctx, config);
     for (const std::string& damage : files.skipped)
-        std::fprintf(stderr, "note: skipped checkpoint: %s\n", damage.c_str());
-    std::fprintf(stderr, "weights: %s\n", config.load.c_str());
+        std::fprintf(stderr, "note: skipped checkpoint: %s\n", message_line(damage).c_str());
+    std::fprintf(stderr, "weights: %s\n", message_line(config.load).c_str());
     const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
                             .seed = config.seed};
     for (size_t i = 0; i < prompts.size(); i++)
@@ -154,12 +154,15 @@ int generate(const FoundModel& files, Config config) {
 FoundModel find_model(const std::string& path) {
     if (is_regular_file(path + "/config.json") || !is_directory(path)) return {path, path, {}};
     const std::vector<int64_t> steps = checkpoint_steps(path);
+    if (steps.empty()) require_undamaged(path, "config.json");
     REQUIRE(!steps.empty(), "--load %s: has neither a config.json nor checkpoints; name a model or the --save of a run",
             path.c_str());
     FoundModel found{.path = path, .directory = "", .skipped = {}};
     for (auto step = steps.rbegin(); step != steps.rend(); step++) {
         found.directory = path + "/" + step_directory_name(*step);
-        std::string damage = model_damage(found.directory, "config.json");
+        std::string damage = is_directory(found.directory) ? model_damage(found.directory, "config.json")
+                                                           : "it is no directory";
+        if (damage.empty() && !is_regular_file(found.directory + "/config.json")) damage = "config.json is missing";
         if (damage.empty()) damage = model_damage(found.directory, "model");   // the weights and their index
         if (damage.empty()) return found;
         found.skipped.push_back(found.directory + ": " + damage);

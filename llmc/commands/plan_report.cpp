@@ -309,11 +309,11 @@ std::string plan_output(const PlannedRun& run) {
     if (run.config.json) return plan_json(run);
     if (run.config.quiet) return verdict_text(run, Figures(run));
     std::string text = plan_text(run);
-    for (const std::string& note : run.notes) text += "note: " + note + "\n";
+    for (const std::string& note : run.notes) text += message_line("note: " + note) + "\n";
     if (run.config.verbose) return text + config_to_text(run.config);
     std::string changed;
     for (const std::string& option : run.changed) changed += " " + option;
-    return text + (changed.empty() ? "" : "options          " + changed + "\n");
+    return text + (changed.empty() ? "" : message_line("options          " + changed) + "\n");
 }
 
 bool plan_fits(const PlannedRun& run) { return Figures(run).fits(run.plan); }

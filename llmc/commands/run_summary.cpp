@@ -17,9 +17,10 @@ std::string entry(const std::string& label, const std::vector<std::string>& word
                   const std::string& rest = "...") {
     std::string text = label + std::string(kLabel - label.size(), ' ');
     size_t column = kLabel, lines = 1;
-    for (const std::string& word : words) {
+    for (const std::string& given : words) {
+        const std::string word = shortened(escaped(given));   // a path may hold anything
         const bool last_line = lines == most;
-        const bool last_word = &word == &words.back();
+        const bool last_word = &given == &words.back();
         const size_t needed = column + word.size() + 1 + (last_line && !last_word ? rest.size() + 1 : 0);
         if (column > kLabel && needed > kWidth) {
             if (last_line) return text + rest + "\n";

@@ -167,7 +167,7 @@ private:
         for (size_t i = 0; i < notes_.size(); i++) log_->event("note", notes_[i], i < shown);
         if (shown == notes_.size()) return;
         const std::string place = config_.log_file.empty() ? "--verbose prints them" : "in " + config_.log_file;
-        std::printf("note: %zu more notes: %s\n", notes_.size() - shown, place.c_str());
+        std::printf("note: %zu more notes: %s\n", notes_.size() - shown, message_line(place).c_str());
     }
 
     std::string attention_note() const {

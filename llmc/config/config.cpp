@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -190,19 +187,9 @@ void collect_command_line(const CommandLine& line, Settings& settings, std::vect
 // ---- JSON file ----
 
 Json read_config_file(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    REQUIRE(file, "--config %s: cannot be read: %s", path.c_str(), std::strerror(errno));
-    REQUIRE(!is_directory(path), "--config %s: a folder, not a JSON file", path.c_str());
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
-    std::set<std::string> keys;
-    const auto no_key_twice = [&](int, Json::parse_event_t event, Json& key) {
-        if (event == Json::parse_event_t::key)
-            REQUIRE(keys.insert(dashes(key.get<std::string>())).second, "%s: \"%s\" is there twice", path.c_str(),
-                    key.get<std::string>().c_str());
-        return true;
-    };
+    const std::string text = read_text_file(path, kMaxConfigBytes);
     try {
-        return parse_json_object(text, path, no_key_twice);
+        return parse_json_object(text, path);
     } catch (const Error& error) {
         if (path.ends_with(".json")) throw;
         FAIL(kExitBadInput, "%s; scripts/import_config makes JSON of another trainer's YAML or script", error.what());
@@ -228,8 +215,10 @@ void collect_file(const std::string& path, Settings& settings, std::vector<std::
     const Json* use_fp8 = nullptr;
     bool recipe_set = false;
     std::vector<Respelled> respelled;
+    std::set<std::string> keys;
     for (const auto& [key, value] : object.items()) {
         const std::string written = dashes(key);
+        REQUIRE(keys.insert(written).second, "%s: \"%s\" is there twice", path.c_str(), printable(key).c_str());
         if (written == "use-fp8") {
             use_fp8 = &value;
             continue;
@@ -308,7 +297,7 @@ Config resolve(const Settings& settings, const ModelPreset& preset, const Machin
         given.names.insert(row.name);
         const Setting& setting = found->second;
         const char* reason = row.refused ? row.refused(setting.value) : nullptr;
-        REQUIRE(!reason, "%s %s: %s", setting.where.c_str(), json_text(setting.value).c_str(), reason);
+        REQUIRE(!reason, "%s %s: %s", setting.where.c_str(), shortened(json_text(setting.value)).c_str(), reason);
         REQUIRE(row.value.set(config, setting.value), "%s",
                 value_error(row, setting.where, setting.value).c_str());
     }
@@ -450,9 +439,19 @@ std::string config_to_text(const Config& config) {
         text += std::string(kOptionGroupTitles[group]) + "\n";
         for (const auto& [row, value] : values)
             if (row->group == static_cast<OptionGroup>(group) && !json_text(value).empty())
-                text += strf("  %s = %s\n", row->name, json_text(value).c_str());
+                text += strf("  %s = %s\n", row->name, message_line(json_text(value)).c_str());
     }
     return text;
+}
+
+std::string read_saved_options(const std::string& saved_json, Config& config) {
+    const Json saved = Json::parse(saved_json);
+    for (const OptionRow& row : option_table()) {
+        if (row.on_resume != OnResume::kMustMatch || !saved.contains(row.name)) continue;
+        const Json& value = saved[row.name];
+        if (!row.value.set(config, value)) return value_error(row, std::string("\"") + row.name + "\"", value);
+    }
+    return "";
 }
 
 ConfigDiff config_diff(const std::string& saved_json, const Config& config) {

@@ -161,3 +161,6 @@ struct ConfigDiff {
     std::vector<std::string> must_match, changed;
 };
 ConfigDiff config_diff(const std::string& saved_json, const Config& config);
+// Sets the options of a checkpoint's configuration (JSON text of an object) that a resumed run must repeat. Returns ""
+// or the error of the first that no run can have had.
+std::string read_saved_options(const std::string& saved_json, Config& config);

@@ -171,7 +171,7 @@ std::string trainer_of(const Json& object, const std::vector<std::string>& known
 void fail_unknown_option(const std::string& option, const std::string& name, const std::string& value,
                          const std::vector<std::string>& known) {
     REQUIRE(option.find(' ') == std::string::npos, "unknown option \"%s\": an option and its value are two words, or "
-            "joined by =: leave the quotes around both out", option.c_str());
+            "joined by =: leave the quotes around both out", printable(option).c_str());
     // An option without a value is a flag that is on.
     const std::string wanted = value.empty() ? "true" : value;
     const bool ours = std::find(known.begin(), known.end(), name) != known.end();
@@ -187,12 +187,13 @@ void fail_unknown_option(const std::string& option, const std::string& name, con
          " other trainers", option.c_str());
 }
 
-void fail_unknown_key(const std::string& file, const std::string& key, const std::string& name, const Json& object,
+void fail_unknown_key(const std::string& file, const std::string& given, const std::string& name, const Json& object,
                       const std::vector<std::string>& known) {
+    const std::string key = printable(given);
     const std::string trainer = trainer_of(object, known), near = near_name(name, known);
     REQUIRE(trainer.empty(), "%s: \"%s\" belongs to a configuration of %s: scripts/import_config %s --out run.json "
             "converts it to one for --config", file.c_str(), key.c_str(), trainer.c_str(), file.c_str());
-    const std::string value = json_text(object[key]);
+    const std::string value = shortened(json_text(object[given]));
     const ForeignRow* row = find_foreign(name, value, false);
     if (row)
         FAIL(kExitBadInput, "%s: unknown option \"%s\" (%s): %s", file.c_str(), key.c_str(), row->trainer.c_str(),

@@ -76,14 +76,15 @@ std::string number_hint(const OptionRow& row, const std::string& word) {
 }  // namespace
 
 std::string value_error(const OptionRow& row, const std::string& where, const Json& value) {
-    const std::string word = json_text(value);
+    const std::string word = shortened(json_text(value));
     const std::string hint = !row.value.words.empty() ? choice_hint(row, word)
                              : row.value.any_text || word.empty() ? "" : number_hint(row, word);
     return strf("%s %s: must be %s%s", where.c_str(), word.empty() ? "''" : word.c_str(), row.value.expects.c_str(),
                 hint.empty() ? "" : ("; " + hint).c_str());
 }
 
-void fail_unexpected_word(const std::string& word) {
+void fail_unexpected_word(const std::string& given) {
+    const std::string word = shortened(given);
     const std::string name = dashes(word.substr(0, word.find('=')));
     if (name.size() < word.size() && find_option(name))
         FAIL(kExitBadInput, "unexpected word \"%s\": write --%s%s", word.c_str(), name.c_str(),

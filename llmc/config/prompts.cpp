@@ -1,9 +1,6 @@
 #include "llmc/config/prompts.h"
 
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 #include <sstream>
 
@@ -43,7 +40,6 @@ std::vector<std::string> prompt_lines(const std::string& file, bool standard_inp
         REQUIRE(standard_input, "--prompts -: only generate reads standard input");
         all.assign(std::istreambuf_iterator<char>(std::cin), {});
     } else {
-        REQUIRE(std::ifstream(file), "--prompts %s: cannot be read: %s", file.c_str(), std::strerror(errno));
         REQUIRE(!is_directory(file), "--prompts %s: a folder, not a file", file.c_str());
         all = read_text_file(file, kMaxPromptBytes);
     }

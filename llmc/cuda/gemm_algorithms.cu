@@ -105,8 +105,8 @@ std::string gemm_import_plans(Ctx& ctx, const std::string& text) {
         library = root.at("library").get<std::string>();
         gpu = root.value("gpu", "");   // plans of the CPU have none
         for (const json& row : root.at("plans")) plans.insert(from_json(row));
-    } catch (const json::exception& error) {
-        FAIL(kExitBadInput, "matmul plans are not in the expected JSON format: %s", error.what());
+    } catch (const json::exception&) {
+        FAIL(kExitNoCheckpoint, "matmul plans (\"gemm_plans\" of state.json): a field is missing or of another type");
     }
     GemmState& state = *ctx.gemm;
     if (library != state.library || gpu != state.gpu) {

@@ -286,6 +286,7 @@ std::string DataLoader::fingerprint_json() const {
         list.push_back({{"name", printable_name(info.path)},
                         {"tokens", info.tokens},
                         {"token_bytes", info.token_bytes},
+                        {"masked", info.masked},
                         {"fingerprint", hex64(info.fingerprint)}});
     nlohmann::ordered_json all{{"shards", list}};
     const nlohmann::json blend = blend_json(impl_->sources);
@@ -310,8 +311,8 @@ std::string DataLoader::check_fingerprint(const std::string& text) const {
         if (then != blend)
             reweighted = strf("the weights of the data were %s in the checkpoint, %s now", describe_parts(then).c_str(),
                               describe_parts(blend).c_str());
-    } catch (const nlohmann::json::exception& error) {
-        return strf("the checkpoint's list of data shards is not readable: %s", error.what());
+    } catch (const nlohmann::json::exception&) {
+        return "the checkpoint's list of data shards is not readable";
     }
     const std::vector<ShardInfo>& now = impl_->infos;
     for (size_t i = 0; i < std::max(saved.size(), now.size()); i++) {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
@@ -14,29 +12,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int64_t kMaxSidecarBytes = int64_t{1} << 31;
-
 std::string sidecar_of(const std::string& shard) { return shard_stem(shard) + ".meta.json"; }
 
-// The field "tokenizer" of a sidecar, null if it has none.
-Json tokenizer_of(const std::string& sidecar) {
-    struct Found {
-        Json tokenizer;
-    };
-    std::string last;   // key on the first level
-    // The offsets of a million documents follow, so this stops at the end of the tokenizer.
-    const auto until_tokenizer = [&](int depth, Json::parse_event_t event, Json& parsed) {
-        if (depth == 1 && event == Json::parse_event_t::key) last = parsed.get<std::string>();
-        if (depth == 1 && event == Json::parse_event_t::object_end && last == "tokenizer") throw Found{parsed};
-        return true;
-    };
-    try {
-        const Json meta = parse_json_object(read_text_file(sidecar, kMaxSidecarBytes), sidecar, until_tokenizer);
-        return meta.value("tokenizer", Json());
-    } catch (const Found& found) {
-        return found.tokenizer;
-    }
-}
+// The field "tokenizer" of a sidecar, null if it has none. The offsets of a million documents follow, and are not read.
+Json tokenizer_of(const std::string& sidecar) { return read_json_object(sidecar, kMaxSidecarBytes, "tokenizer"); }
 
 std::string text_of(const Json& object, const char* name) {
     const auto found = object.is_object() ? object.find(name) : object.end();
@@ -65,7 +44,7 @@ int32_t read_separator(const std::string& shard, int64_t vocab_size) {
              "(data/prepare_text.py writes it as tokenizer.separator)",
              shard.c_str(), sidecar.c_str(), why.c_str());
     };
-    if (!std::ifstream(sidecar)) refuse(std::filesystem::exists(sidecar) ? "cannot be opened" : "is missing");
+    if (!std::filesystem::exists(sidecar)) refuse("is missing");
     const Json tokenizer = tokenizer_of(sidecar);
     const Json id = tokenizer.is_object() ? tokenizer.value("separator", Json()) : Json();
     if (!id.is_number_integer()) refuse("has no integer tokenizer.separator");

@@ -1,11 +1,10 @@
 #include "llmc/data/token_text.h"
 
-#include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/json_object.h"
 
 namespace {
 
@@ -56,10 +55,8 @@ bool is_byte_level(const Json& step) {
 }  // namespace
 
 TokenText::TokenText(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    REQUIRE(file, "tokenizer %s: cannot be read", path.c_str());
-    const Json root = Json::parse(file, nullptr, false);
-    const Json model = root.is_object() ? root.value("model", Json()) : Json();
+    const Json root = read_json_object(path, kMaxTokenizerBytes);
+    const Json model = root.value("model", Json());
     const Json vocabulary = model.is_object() ? model.value("vocab", Json()) : Json();
     REQUIRE(vocabulary.is_object() && is_byte_level(root.value("decoder", Json())),
             "tokenizer %s: not a tokenizer.json of a byte-level BPE", path.c_str());

@@ -130,7 +130,7 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
     std::fflush(stdout);
     if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
     const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
-    std::fprintf(stderr, "error: %s%s\n", who.c_str(), what);
+    std::fprintf(stderr, "error: %s%s\n", who.c_str(), message_line(what).c_str());
     write_outcome(exit_code);
     if (several) {
         post_end(exit_code);

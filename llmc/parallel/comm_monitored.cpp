@@ -37,7 +37,7 @@ public:
             const Posted posted(*this, "end of the run");
             inner_->gather("");
         } catch (const std::exception& error) {
-            std::fprintf(stderr, "warning: %s\n", error.what());
+            std::fprintf(stderr, "warning: %s\n", message_line(error.what()).c_str());
         }
         post_end(kExitOk);
         inner_.reset();   // waits for the launcher, too; if that is gone, the watchdog ends this process

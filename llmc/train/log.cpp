@@ -11,6 +11,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
+#include "llmc/base/json_object.h"
 #include "llmc/base/peak_flops.h"
 #include "llmc/base/text.h"
 
@@ -41,13 +42,13 @@ double unix_seconds() {
 }
 
 // The text of record[key], "" if it has none.
-std::string text_of(const Json& record, const char* key) {
+std::string text_of(const nlohmann::json& record, const char* key) {
     const auto found = record.is_object() ? record.find(key) : record.end();
     return found != record.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
 // Whether a resumed run keeps this line: a complete record that it does not write again.
-bool kept(const Json& record, int64_t resume_step, const std::vector<std::string>& again) {
+bool kept(const nlohmann::json& record, int64_t resume_step, const std::vector<std::string>& again) {
     if (!record.is_object() || !record.contains("type")) return false;   // a killed run wrote only part of the line
     auto step = record.find("step");
     if (step == record.end() || !step->is_number_integer() || step->get<int64_t>() < resume_step) return true;
@@ -57,14 +58,14 @@ bool kept(const Json& record, int64_t resume_step, const std::vector<std::string
 }
 
 // The first record of a log, or null; `start`, unless null, gets the line's first bytes.
-Json first_record(const std::string& path, std::string* start = nullptr) {
+nlohmann::json first_record(const std::string& path, std::string* start = nullptr) {
     std::ifstream old(path, std::ios::binary);
     REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
     std::string line(kMaxHeaderBytes, '\0');   // a file that is not a log may have lines of any length
     old.getline(line.data(), static_cast<std::streamsize>(line.size()));
     line.resize(std::strlen(line.c_str()));
     if (start) *start = line.substr(0, 32);
-    return Json::parse(line, nullptr, false);
+    return parse_json_line(line);
 }
 
 // Whether there is a file with something in it.
@@ -114,7 +115,7 @@ std::string cut_log(const std::string& path, int64_t resume_step, const std::vec
     std::string line, earlier;
     bool whole = true;
     while (std::getline(old, line)) {
-        Json record = Json::parse(line, nullptr, false);
+        const nlohmann::json record = parse_json_line(line);
         if (kept(record, resume_step, again)) cut << line << '\n';
         else if (record.is_object()) whole = false;
     }
@@ -209,7 +210,7 @@ std::string screen_text(const std::string& text) {
 bool log_saves_in(const std::string& path, const std::string& save) {
     std::error_code ignored;
     if (!fs::is_regular_file(path, ignored)) return true;
-    const Json header = first_record(path);
+    const nlohmann::json header = first_record(path);
     if (!header.is_object() || !header.contains("config") || !header["config"].is_object()) return true;
     return text_of(header["config"], "save") == save;
 }
@@ -384,13 +385,13 @@ void RunLog::checkpoint(int64_t step, const std::string& path, double seconds, d
     step_ = std::max(step_, step);
     write(to_line({{"type", "checkpoint"}, {"step", step}, {"path", path}, {"seconds", exact(seconds)},
                    {"stall_seconds", exact(stall_seconds)}}));
-    print_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s", static_cast<long long>(step),
-                    path.c_str(), seconds, stall_seconds));
+    print_line(message_line(strf("checkpoint step %lld | %s | %.1f s, training stalled for %.2f s",
+                                 static_cast<long long>(step), path.c_str(), seconds, stall_seconds)));
 }
 
 void RunLog::event(const std::string& kind, const std::string& text, bool print) {
     write(to_line({{"type", "event"}, {"step", step_}, {"kind", kind}, {"text", text}}));
-    if (print) print_line(kind + ": " + text);
+    if (print) print_line(message_line(kind + ": " + text));
 }
 
 void RunLog::sample(int64_t step, const std::string& text) {

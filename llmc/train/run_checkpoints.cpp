@@ -53,6 +53,10 @@ std::string save_error(const Config& config) {
     if (const std::string part = existing_part(config.save); !is_directory(part))
         return strf("--save %s: %s is not a folder", config.save.c_str(), part.c_str());
     const std::vector<int64_t> steps = checkpoint_steps(config.save);
+    for (int64_t step : steps)
+        if (const std::string name = step_directory_name(step); !is_directory(config.save + "/" + name))
+            return strf("--save %s: %s is no folder but a file or a link that leads nowhere, and a checkpoint may have "
+                        "to stand there: move it away", config.save.c_str(), name.c_str());
     if (steps.empty() || config.resume == "auto") return "";
     if (!config.resume.empty() && lies_in(config.resume, config.save)) return left_behind(config, steps);
     return strf("--save %s holds checkpoints of an earlier run, up to %s, which this one would overwrite: "
@@ -132,7 +136,8 @@ SaveFolder::SaveFolder(const Config& config, Comm& comm) {
             said = take(config, &busy);
             const auto waited = Clock::now() - begin;
             if (busy && config.resume == "auto" && waited < kWait) {
-                if (!told && waited > kSilent) std::fprintf(stderr, "note: %s; waiting for its end\n", said.c_str());
+                if (!told && waited > kSilent) std::fprintf(stderr, "note: %s; waiting for its end\n",
+                                                         message_line(said).c_str());
                 told = told || waited > kSilent;
                 said = kWaiting;
                 std::this_thread::sleep_for(std::chrono::milliseconds(told ? 1000 : 200));

@@ -1,6 +1,14 @@
 // JSON from outside: what is wrong is said in one line with the place, never in the library's words.
 #include "tests/support/doctest.h"
 
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "llmc/base/check.h"
@@ -14,6 +22,19 @@ std::string error_of(const std::string& text) {
         return "";
     } catch (const Error& error) {
         CHECK(error.exit_code == kExitBadInput);
+        return error.what();
+    }
+}
+
+std::string nested(int levels) {
+    return std::string(static_cast<size_t>(levels), '[') + std::string(static_cast<size_t>(levels), ']');
+}
+
+std::string refusal(const std::string& path, int64_t max_bytes = 1000) {
+    try {
+        read_json_object(path, max_bytes);
+        return "";
+    } catch (const Error& error) {
         return error.what();
     }
 }
@@ -50,6 +71,10 @@ TEST_CASE("json: a file that is not a JSON object is named with the place and th
         {"{\"a\": \"b\nc\"}", "not JSON: a control character in a text: a line break is written \\n"},
         {"{\"a\": 1}}", "f: line 1, column 9: not JSON: an unexpected }"},
         {"{\"a\": 1e999}", "not JSON: a number is too large"},
+        {"{\"a\": {\"b\": 1, \"b\": 2}}", "f: \"b\" is there twice"},
+        {"{\"deep\": " + nested(100000) + "}", "f: \"deep\" is nested deeper than 64 levels"},
+        {"{\"deep\": " + std::string(100000, '[') , "f: \"deep\" is nested deeper than 64 levels"},
+        {nested(100000), "f: not a JSON object {\"name\": value, ...}, but a list"},
     };
     for (const Case& c : cases) {
         CAPTURE(c.text);
@@ -63,4 +88,68 @@ TEST_CASE("json: a file that is not a JSON object is named with the place and th
 TEST_CASE("json: a byte order mark, Windows line ends and comments are read") {
     CHECK(parse_json_object("\xef\xbb\xbf{\"a\": \"\xc3\xa9\xf0\x9f\x98\x80\"}", "f").size() == 1);
     CHECK(parse_json_object("{\r\n\"a\": 1, // why\r\n\"b\": 2}\r\n", "f").size() == 2);
+}
+
+TEST_CASE("json: up to 64 levels are read") {
+    CHECK(error_of("{\"a\": " + nested(kMaxJsonDepth - 1) + "}") == "");
+    CHECK(error_of("{\"a\": " + nested(kMaxJsonDepth) + "}") != "");
+    CHECK(parse_json_line("{\"a\": " + nested(100000) + "}").is_null());
+    CHECK(parse_json_line("{\"a\": [1, {\"b\": null}]}")["a"][1]["b"].is_null());
+    CHECK(parse_json_line("{\"a\": 1").is_null());
+    CHECK(parse_json_line("[1]").is_null());
+}
+
+TEST_CASE("json: the tree is the library's") {
+    const std::string text = R"({"a": [1, -2, 3.5, "x", true, null, [], {}, [[{"b": [4]}]]], "c": {"d": {}}, "": 1})";
+    CHECK(parse_json_object(text, "f") == nlohmann::json::parse(text));
+}
+
+TEST_CASE("json: of one key, what follows is not parsed and others are not kept") {
+    const std::string text = R"({"offsets": [1, 2, [3]], "tokenizer": {"name": "x", "ids": [1]}, "more": })";
+    CHECK(parse_json_object(text, "f", "tokenizer") == nlohmann::json{{"name", "x"}, {"ids", {1}}});
+    CHECK(parse_json_object("{\"a\": {\"tokenizer\": 1}}", "f", "tokenizer").is_null());
+    CHECK(parse_json_object("{\"tokenizer\": 7, x", "f", "tokenizer") == 7);
+}
+
+TEST_CASE("json: what is no regular file is refused by name, without reading it or waiting for it") {
+    const auto dir = std::filesystem::temp_directory_path() / ("llmc_json_" + std::to_string(getpid()));
+    std::filesystem::create_directory(dir);
+    const std::string fifo = dir / "fifo", unix_socket = dir / "socket", folder = dir / "folder", big = dir / "big";
+    CHECK(mkfifo(fifo.c_str(), 0600) == 0);   // nobody ever writes: opening it would wait for ever
+    const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, unix_socket.c_str(), sizeof address.sun_path - 1);
+    CHECK(bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    std::filesystem::create_directory(folder);
+    std::ofstream(big) << std::string(1001, ' ');
+    CHECK(refusal(fifo) == "cannot read " + fifo + ": a FIFO (pipe), not a file");
+    CHECK(refusal(unix_socket) == "cannot read " + unix_socket + ": a socket, not a file");
+    CHECK(refusal(folder) == "cannot read " + folder + ": a folder, not a file");
+    CHECK(refusal("/dev/zero") == "cannot read /dev/zero: a device, not a file");
+    CHECK(refusal(dir / "none") == "cannot read " + std::string(dir / "none") + ": No such file or directory");
+    CHECK(refusal(big) == big + " is longer than 1000 bytes");
+    CHECK(refusal(std::string("/dev/null\0.json", 15)).find("a name with a NUL byte") != std::string::npos);
+    close(fd);
+    std::filesystem::remove_all(dir);
+}
+
+TEST_CASE("json: fields of other types and ranges are named with their value") {
+    const nlohmann::json object = nlohmann::json::parse(R"({"n": 3, "huge": 18446744073709551615, "list": [1, "x"]})");
+    const JsonFields fields{object, "f"};
+    const auto said = [](const auto& read) -> std::string {
+        try {
+            read();
+            return "";
+        } catch (const Error& error) {
+            return error.what();
+        }
+    };
+    CHECK(fields.integer("n", 0, 3) == 3);
+    CHECK(said([&] { fields.integer("n", 4, 9); }) == "f: \"n\" is 3: a whole number from 4 to 9 is needed");
+    CHECK(said([&] { fields.integer("huge", 0, INT64_MAX); })
+          == "f: \"huge\" is 18446744073709551615: a whole number of at least 0 is needed");
+    CHECK(said([&] { fields.integers("list", 0, 9); })
+          == "f: \"list\" is [1,\"x\"]: whole numbers from 0 to 9 are needed");
+    CHECK(said([&] { fields.text("none"); }) == "f: \"none\" is missing");
 }

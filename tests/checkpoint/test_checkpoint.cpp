@@ -85,7 +85,7 @@ TEST_CASE("checkpoint: every bit comes back, for every class, dtype, part size a
 
                 FoundCheckpoint found = find_checkpoint("auto", dir.path);
                 CHECK(found.path == path);
-                CHECK(found.state_json == "{\"step\": 120}");
+                CHECK(found.state_json == state_json(120));
                 CHECK(found.skipped.empty());
                 FakeState back(c.config, state.dtypes);
                 load_checkpoint(path, c.config, back.table, back.access(), request.staging_bytes);
@@ -201,6 +201,7 @@ TEST_CASE("checkpoint: tokenizer files go along") {
     check_contains(checkpoint_damage(path, true), {"merges.txt"});
     request.tokenizer = dir / "tokenizer/merges.txt";
     request.step = 2;
+    request.state_json = state_json(2);
     CHECK(is_regular_file(save(state, request) + "/merges.txt"));
     CHECK(tokenizer_files("").empty());
     check_contains(error_of([&] { tokenizer_files(dir / "none"); }), {"exit 2", "--tokenizer", "none"});

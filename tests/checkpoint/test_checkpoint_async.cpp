@@ -51,7 +51,7 @@ struct Run {
     }
     void save(FakeState& state, int64_t step) {
         shard.take(state);
-        saver.save(step, "{\"step\": " + std::to_string(step) + "}");
+        saver.save(step, state_json(step));
     }
     int64_t polls_until_saved(size_t count) {
         int64_t polls = 0;

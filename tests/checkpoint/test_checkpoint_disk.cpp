@@ -112,6 +112,7 @@ TEST_CASE("checkpoint: damage of every file is found and named, and the one befo
     request.max_part_bytes = 2000;
     save(first, request);
     request.step = 2;
+    request.state_json = state_json(2);
     const std::string newest = save(second, request);
     const std::vector<std::string> files = files_under(newest);
     REQUIRE(files.size() >= 9);

@@ -64,7 +64,9 @@ std::unique_ptr<CheckpointSaver> saver_of(TestModel& model, Comm& comm, const st
 }
 
 std::string state_json(TestModel& model) {
-    return Json{{"adam_step", model.result.adam_step}, {"fp8", state_text(model)}}.dump();
+    Json state = Json::parse(checkpoint_test::state_json(model.result.adam_step));
+    state["fp8"] = Json::parse(state_text(model));
+    return state.dump();
 }
 
 // As a run resumes.
@@ -76,7 +78,7 @@ void resume(TestModel& model, Comm& comm, const std::string& root) {
     state.adam_step = model.result.adam_step = saved.at("adam_step").get<int64_t>();
     device::copy_to_device(model.ctx, model.trainer->state(), &state, sizeof state);
     model.trainer->fp8().initialise(model.ctx);
-    CHECK(restore_fp8_state(model.ctx, model.trainer->fp8(), saved.at("fp8").get<std::string>()).empty());
+    CHECK(restore_fp8_state(model.ctx, model.trainer->fp8(), saved.at("fp8").dump()).empty());
     model.trainer->weights_from_masters(model.ctx, false);
     device::synchronize(model.ctx);
 }

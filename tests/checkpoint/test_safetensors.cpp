@@ -158,9 +158,9 @@ TEST_CASE("safetensors: a truncated or extended file is refused at every length"
 TEST_CASE("safetensors: paths that are no file are refused") {
     TempDir dir;
     check_contains(error_of([&] { SafetensorsReader(dir / "none"); }),
-                   {"exit 2", "cannot open", "none", "No such file"});
+                   {"exit 2", "cannot read", "none", "No such file"});
     check_contains(error_of([&] { SafetensorsReader reader(dir.path); }),
-                   {"exit 2", dir.path, "no regular file"});
+                   {"exit 2", dir.path, "a folder, not a file"});
     spill(dir / "empty", "");
     check_contains(error_of([&] { SafetensorsReader(dir / "empty"); }), {"exit 2", "0 bytes are too few"});
     check_contains(error_of([&] { safetensors_header({{"a", Dtype::kFp32, {1}}, {"a", Dtype::kFp32, {1}}}); }),

@@ -128,5 +128,5 @@ TEST_CASE("config: a file of another trainer is answered with the script that tr
     fs::rename(yaml.path, path);
     CHECK(contains(refusal("llama", {"--config", path}), "; scripts/import_config makes JSON of"));
     fs::remove(path);
-    CHECK_EQ(refusal("llama", {"--config", "/"}), "--config /: a folder, not a JSON file");
+    CHECK_EQ(refusal("llama", {"--config", "/"}), "cannot read /: a folder, not a file");
 }

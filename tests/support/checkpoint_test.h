@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -262,11 +263,19 @@ inline FoundCheckpoint find_checkpoint(const std::string& where, const std::stri
     return ::find_checkpoint(where, root, *open_single());
 }
 
+// The least that a state.json has.
+inline std::string state_json(int64_t step) {
+    return nlohmann::json{{"format", 1}, {"step", step}, {"samples", step}, {"adam_step", step}, {"skips", 0},
+                          {"config", nlohmann::json::object()}, {"train_data", {{"synthetic", 1}}},
+                          {"gemm_plans", {{"library", "cpu"}, {"plans", nlohmann::json::array()}}}}
+        .dump();
+}
+
 inline CheckpointRequest request_of(const std::string& root, int64_t step) {
     CheckpointRequest request;
     request.root = root;
     request.step = step;
-    request.state_json = "{\"step\": " + std::to_string(step) + "}";
+    request.state_json = state_json(step);
     return request;
 }
 

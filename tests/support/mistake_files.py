@@ -1,4 +1,6 @@
 """Files of the tests of mistakes: data that is whole, and what people name in its place."""
+import ctypes
+import ctypes.util
 import hashlib
 import json
 import os
@@ -35,6 +37,8 @@ def write_shards():
     write_shard("broken.bin", make_tokens(800, 7))
     write_sidecar("train", "bytes", BYTES)
     write_sidecar("valid", "bytes", BYTES)
+    write_shard("deep.bin", make_tokens(800, 8))
+    write("deep.meta.json", '{"tokenizer": ' + "[" * 100000)
     write_sidecar("other", "gpt2", GPT2_TOKENS, 50257, 50256)
     write("broken.meta.json", '{"tokenizer": {"name": "bytes",}}')
     with open("train.bin", "rb") as file:
@@ -57,12 +61,22 @@ def write_configurations():
             "missing_comma": '{"lr": 1e-3 "seed": 3}', "word": '{"lr": high}', "typo": '{"train_iter": 5}',
             "wrong_type": '{"lr": "fast"}', "list_value": '{"lr": [1e-3]}', "key_of_llmc": '{"n_layer": 3}',
             "deepspeed": '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}',
+            "deep": '{"lr": ' + "[" * 100000 + "]" * 100000 + "}", "deep_object": '{"a":' * 100000,
+            "twice_spelled": '{"train-iters": 1, "train_iters": 2}', "long_key": json.dumps({"x y " * 100000: 1}),
+            "escape_key": json.dumps({"\x1b[2J\u202e": 1}, ensure_ascii=False).replace("\\u001b", "\\u001B"),
             "bom": b'\xef\xbb\xbf{"lr": 1e-3}', "windows": b'{"lr": 1e-3, // peak\r\n"seed": 3}\r\n'}.items():
         write(f"{name}.json", content)
     write("run.yaml", "lr: 1e-3\n")
 
 
 def write_models():
+    write("deep_config/config.json", '{"rope_scaling":' * 100000)
+    for name, part in {"nul_part": "part.safetensors\0x", "escape_part": "\x1b[2J", "fifo_part": "fifo",
+                       "folder_part": "..", "deep_part": None}.items():
+        write(f"{name}/config.json", json.dumps(LLAMA_CONFIG))
+        write(f"{name}/model.safetensors.index.json",
+              json.dumps({"weight_map": {"a": part}}) if part else '{"weight_map":' * 100000)
+    os.mkfifo("fifo_part/fifo")
     write("no_config/readme", "x")
     write("array_config/config.json", "[]")
     write("cut_config/config.json", '{"model_type": "llama",')
@@ -93,7 +107,36 @@ def write_other():
     write("gap.txt", "1 2\n\n3 4\n")
     write("letters.txt", "1 2\n3 x\n")
     write("not_a_log.jsonl", "{}\n")
+    os.mkfifo("fifo")
     write("old_run/prepare.state.json", '{"signature": {}}')
+
+
+XXHASH = ctypes.util.find_library("xxhash")   # Debian's apt needs it
+
+
+def xxh3(content):
+    class Hash(ctypes.Structure):
+        _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+    library = ctypes.CDLL(XXHASH)
+    library.XXH3_128bits.restype, library.XXH3_128bits.argtypes = Hash, [ctypes.c_char_p, ctypes.c_size_t]
+    found = library.XXH3_128bits(content, len(content))
+    return f"{found.high:016x}{found.low:016x}"
+
+
+def contradict(checkpoint, change_state=lambda state: None, change_files=lambda files: None):
+    """Changes what state.json and manifest.json say, with checksums that are right."""
+    def read(name):
+        with open(f"{checkpoint}/{name}") as file:
+            return json.load(file)
+    state, manifest = read("state.json"), read("manifest.json")
+    change_state(state)
+    write(f"{checkpoint}/state.json", json.dumps(state))
+    text = json.dumps(state).encode()
+    manifest["files"]["state.json"] = {"bytes": len(text), "xxh3": xxh3(text)}
+    change_files(manifest["files"])
+    del manifest["xxh3"]
+    manifest["xxh3"] = xxh3(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode())
+    write(f"{checkpoint}/manifest.json", json.dumps(manifest, sort_keys=True, indent=2) + "\n")
 
 
 def damage(root, copy, steps):
