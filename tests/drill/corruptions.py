@@ -114,12 +114,15 @@ def damage_content(case, folder):
     name = case.draw.choice(("state.json", "state.json", "config.json", "manifest.json"))
     tree = json.loads(read(os.path.join(folder, name)))
     how, path = change_json(case, tree)
-    write(os.path.join(folder, name), json.dumps(tree).encode())
+    manifest = tree
     if name != "manifest.json":
+        content = json.dumps(tree).encode()
+        write(os.path.join(folder, name), content)
         manifest = json.loads(read(os.path.join(folder, "manifest.json")))
-        content = read(os.path.join(folder, name))
         manifest["files"][name] = {"bytes": len(content), "xxh3": xxh3(content)}
-        write(os.path.join(folder, "manifest.json"), json.dumps(manifest).encode())
+    if manifest.pop("xxh3", None):   # which it has of itself
+        manifest["xxh3"] = xxh3(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode())
+    write(os.path.join(folder, "manifest.json"), json.dumps(manifest).encode())
     case.story.append(f"{name}: {how}")
     return name, path
 

@@ -11,7 +11,7 @@ VARIABLES = {"OMP_NUM_THREADS": ("100000", "0", "-1", "many", "", "1,2,3", "9999
              "LLMFP8_HEARTBEATS": ("", "nothing", "../../etc", "x" * 4000), "OMPI_COMM_WORLD_RANK": ("0", "x"),
              "CUDA_VISIBLE_DEVICES": ("junk",), "OMP_PROC_BIND": ("junk",), "COLUMNS": ("1", "-5", "x")}
 LIMITS = {"NOFILE": (3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32), "AS": (8 << 20, 32 << 20, 64 << 20, 128 << 20, 512 << 20),
-          "FSIZE": (0, 1, 4096, 20000), "STACK": (16 << 10, 64 << 10, 1 << 20), "DATA": (1 << 20, 16 << 20),
+          "FSIZE": (0, 1, 4096, 20000), "STACK": (64 << 10, 256 << 10, 1 << 20), "DATA": (1 << 20, 16 << 20),
           "CORE": (0,), "MEMLOCK": (0,), "NPROC": (0, 1)}
 STREAMS = ("no stdin", "no stdout", "no stderr", "none", "full stdout", "full stderr", "closed pipe", "closed pipes")
 

@@ -159,8 +159,9 @@ def trial(shared, case):
     write(case.path("precious"), b"mine")
     command = make(shared, case)
     # An input that makes a program take all memory or time of a machine is a finding.
-    code, out, error = case.run(command, seconds=60, limits=(("AS", 6 << 30), ("FSIZE", 1 << 28)))
-    case.judge(code, error, {0, 2, 5, 7})
+    code, _, error = case.run(command, seconds=60, limits=(("AS", 6 << 30), ("FSIZE", 1 << 28)))
+    # check_shards says what is wrong with each shard on standard output.
+    case.judge(code, error, {0, 2, 5, 7}, one_line="check_shards" not in " ".join(command))
     if os.path.exists(case.path("pwned")):
         case.found("code", "a value was run as a command")
     if read(case.path("precious")) != b"mine":
