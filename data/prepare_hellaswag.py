@@ -19,7 +19,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
-from llmfp8.support import InputError, Parser, count_text, need, one_line, run_main, whole_number  # noqa: E402
+from llmfp8.support import (InputError, Parser, count_text, need, one_line, parse_json, run_main,  # noqa: E402
+                            whole_number)
 from llmfp8.text_sources import NotText, text_of  # noqa: E402
 from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
@@ -53,7 +54,7 @@ def rows_of_file(path):
                 if not line.strip():
                     continue
                 try:
-                    yield json.loads(line), f"{path}: line {number}"
+                    yield parse_json(line), f"{path}: line {number}"
                 except ValueError as error:   # also bytes that are not UTF-8
                     raise InputError(f"{path}: line {number}: not JSON: {error}") from None
     except OSError as error:

@@ -23,8 +23,7 @@ std::string fp8_state_json(Ctx& ctx, const Fp8State& state) {
     return root.dump();
 }
 
-std::string restore_fp8_state(Ctx& ctx, Fp8State& state, const std::string& text) {
-    const Json root = Json::parse(text);
+std::string restore_fp8_state(Ctx& ctx, Fp8State& state, const Json& root) {
     const Fp8Plan& plan = state.plan();
     const std::string recipe = root.at("recipe").get<std::string>();
     const char* ours = state.on() ? plan.row().name : "none";

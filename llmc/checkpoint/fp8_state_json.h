@@ -1,6 +1,7 @@
 // The FP8 part of a checkpoint's state.json: the recipe and, by tensor name, scale and amax history as bits, and the
 // number of updates.
 #pragma once
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "llmc/model/fp8_state.h"
@@ -8,5 +9,5 @@
 // Both block until the device is done.
 std::string fp8_state_json(Ctx& ctx, const Fp8State& state);
 // Returns "", or a note if the checkpoint has another recipe, format, history length or set of FP8 linears: delayed
-// scaling is then calibrated again.
-std::string restore_fp8_state(Ctx& ctx, Fp8State& state, const std::string& json);
+// scaling is then calibrated again. `saved` is the object that state_damage has looked at.
+std::string restore_fp8_state(Ctx& ctx, Fp8State& state, const nlohmann::json& saved);

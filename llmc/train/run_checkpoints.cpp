@@ -209,7 +209,8 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     device_state.adam_step = progress.adam_step;
     device::copy_to_device(ctx_, trainer_.state(), &device_state, sizeof(StepState));
     device::synchronize(ctx_);
-    restore_fp8(state.value("fp8", Json{{"recipe", "none"}}).dump(), fp8_given, notes);
+    const Json none = {{"recipe", "none"}};
+    restore_fp8(state.contains("fp8") ? state["fp8"] : none, fp8_given, notes);
     const std::string reason = device::gemm_import_plans(ctx_, state.at("gemm_plans").dump());
     if (!reason.empty()) notes.push_back("matmul plans of the checkpoint not used, bits may differ: " + reason);
     // A checkpoint from another folder is saved under --save even if no step is left.
@@ -219,13 +220,13 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
 }
 
 // Computes FP8 weights from the masters. FP8 state of another recipe is not used, which `notes` says.
-void RunCheckpoints::restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes) {
-    const std::string recipe = Json::parse(saved_json).at("recipe").get<std::string>();
+void RunCheckpoints::restore_fp8(const Json& saved, bool fp8_given, std::vector<std::string>& notes) {
+    const std::string recipe = saved.at("recipe").get<std::string>();
     REQUIRE(recipe == "none" || trainer_.fp8().plan().on() || fp8_given,
             "the checkpoint is of a run with --fp8-recipe %s and this run does not set it: repeat the option, or give "
             "--fp8-recipe none to continue in BF16", recipe.c_str());
     trainer_.fp8().initialise(ctx_);
-    const std::string changed = restore_fp8_state(ctx_, trainer_.fp8(), saved_json);
+    const std::string changed = restore_fp8_state(ctx_, trainer_.fp8(), saved);
     if (!changed.empty()) notes.push_back("FP8 state of the checkpoint not used: " + changed);
     trainer_.weights_from_masters(ctx_, !changed.empty());
 }

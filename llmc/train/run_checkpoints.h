@@ -1,6 +1,7 @@
 // The checkpoints of a run: their state besides the tensors, saving, and resuming.
 #pragma once
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -77,7 +78,7 @@ public:
     std::string newest_text() const;
 
 private:
-    void restore_fp8(const std::string& saved_json, bool fp8_given, std::vector<std::string>& notes);
+    void restore_fp8(const nlohmann::json& saved, bool fp8_given, std::vector<std::string>& notes);
     std::string state_json(const Progress& progress);
 
     const Config& config_;

@@ -1,12 +1,11 @@
 """Reads the JSONL log of a run (llmc/train/log.h has its fields), whole or while the run goes on.
 
 Standard library only."""
-import json
 import math
 import os
 from pathlib import Path
 
-from .support import InputError, count_text
+from .support import InputError, count_text, parse_json
 
 LOG_FORMAT = 1
 # Fields that readers of a log need; a record may have more.
@@ -80,7 +79,7 @@ class RunLog:
 
     def _take(self, line):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             kind = record["type"]
             for field in FIELDS.get(kind, ()):
                 if field not in record:

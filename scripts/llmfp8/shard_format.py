@@ -13,7 +13,7 @@ import os
 import struct
 from pathlib import Path
 
-from .support import InputError
+from .support import InputError, parse_json
 
 HEADER_BYTES = 1024
 MAGIC_V1, MAGIC_V7 = 20240520, 20240801
@@ -199,7 +199,7 @@ class Shard:
     def read_meta(self):
         """The sidecar as a dictionary, {} without one."""
         try:
-            meta = json.loads(meta_path(self.path).read_text())
+            meta = parse_json(meta_path(self.path).read_text())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

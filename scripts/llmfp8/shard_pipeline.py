@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Callable
 
 from .shard_format import SplitWriter
-from .support import InputError, Progress, count_text, one_line
+from .support import InputError, Progress, count_text, one_line, parse_json
 from .text_sources import Reader
 
 SPLITS = ("train", "valid")
@@ -124,7 +124,7 @@ class StateFile:
 
     def _read(self, plan):
         try:
-            state = json.loads(self.path.read_text())
+            state = parse_json(self.path.read_text())
             was, now = state["signature"], json.loads(json.dumps(plan.signature))
             differs = next((name for name in {**was, **now} if was.get(name) != now.get(name)), "")
             unusable = "" if self.KEYS <= state.keys() else "is of another version of this script"

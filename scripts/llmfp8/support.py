@@ -2,6 +2,7 @@
 import argparse
 import difflib
 import importlib
+import json
 import sys
 import sysconfig
 import time
@@ -18,6 +19,14 @@ class InputError(Exception):
 def one_line(error):
     """A library's exception as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def parse_json(text):
+    """JSON from outside. Whatever it is, ValueError is the only error, also of lists within lists without end."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 class Parser(argparse.ArgumentParser):

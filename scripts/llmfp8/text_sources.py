@@ -2,12 +2,11 @@
 import gzip
 import io
 import itertools
-import json
 import os
 import zlib
 from pathlib import Path
 
-from .support import InputError, need, one_line
+from .support import InputError, need, one_line, parse_json
 
 ALIASES = {"openwebtext": "Skylion007/openwebtext", "slimpajama": "cerebras/SlimPajama-627B",
            "ultrachat_200k": "HuggingFaceH4/ultrachat_200k"}
@@ -270,7 +269,7 @@ class Reader:
                     continue
                 where = f"{source.path}: line {number}"
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError as error:   # also bytes that are not UTF-8, and zero bytes
                     damage = self._checked(check_utf8, line, lambda byte: f"{where} (byte {begin + byte})")
                     if not isinstance(damage, NotText):

@@ -78,7 +78,7 @@ void resume(TestModel& model, Comm& comm, const std::string& root) {
     state.adam_step = model.result.adam_step = saved.at("adam_step").get<int64_t>();
     device::copy_to_device(model.ctx, model.trainer->state(), &state, sizeof state);
     model.trainer->fp8().initialise(model.ctx);
-    CHECK(restore_fp8_state(model.ctx, model.trainer->fp8(), saved.at("fp8").dump()).empty());
+    CHECK(restore_fp8_state(model.ctx, model.trainer->fp8(), saved.at("fp8")).empty());
     model.trainer->weights_from_masters(model.ctx, false);
     device::synchronize(model.ctx);
 }

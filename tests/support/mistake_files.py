@@ -102,6 +102,7 @@ def write_other():
     write("cut.jsonl", '{"text": "a"\n')
     write("field.jsonl", '{"content": "a"}\n')
     write("chat.jsonl", '{"messages": [{"role": "user", "content": "a"}, {"role": "robot", "content": "b"}]}\n')
+    write("deep.jsonl", '{"text":' * 100000 + "\n")
     write("questions.jsonl", '{"ctx": "a"}\n')
     write("blank.txt", "\n\n")
     write("gap.txt", "1 2\n\n3 4\n")

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ..run_log import InputError, read_log
+from ..support import parse_json
 
 from .gpu import Sampler, samples_path
 from .report import write_text
@@ -86,7 +87,7 @@ def read_measured(folder):
     if not path.exists():
         return None
     try:
-        measured = json.loads(path.read_text(encoding="utf-8"))
+        measured = parse_json(path.read_text(encoding="utf-8"))
         return {key: kind(measured[key]) if measured[key] is not None else None
                 for key, kind in (("table", str), ("warmup", int), ("train_iters", int), ("failures", dict),
                                   ("commands", dict))}

@@ -4,7 +4,7 @@ import json
 import operator
 import re
 
-from ..support import InputError, need
+from ..support import InputError, need, parse_json
 from .rows import Setting
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\]:,]|[^\s{}\[\]:,"]+|\n|[ \t\r]+')
@@ -25,7 +25,7 @@ def read_json(name, text):
     plain = _COMMENT.sub(lambda m: m.group(1) or re.sub(r"[^\n]", " ", m.group()), text)
     plain = _LAST_COMMA.sub(lambda m: m.group(1) or " ", plain)
     try:
-        top = json.loads(plain)
+        top = parse_json(plain)
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         raise InputError(f"{name}:{line}: not JSON: {getattr(error, 'msg', error)}: "
@@ -65,7 +65,7 @@ def _key_lines(name, text):
                                  "refuses that; take one out")
             lines[key] = line
         elif token[0] == '"':
-            word = json.loads(token)
+            word = parse_json(token)
     return lines
 
 
