@@ -57,24 +57,24 @@ def count_text(number, noun, plural=""):
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
+def require_regular(path):
+    """Refuses a folder, and what would be waited for (a pipe) or has no end (a device)."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}
+        raise InputError(f"{path}: is {kind.get(stat.S_IFMT(mode), 'no regular file')}, where a file is needed")
+
+
 def read_bounded(path, most, what):
     """The bytes of a file of at most `most` bytes; `what` it should be is part of the error. Waits for no FIFO and
     reads no device."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        require_regular(path)
+        with open(path, "rb") as file:
+            data = file.read(most + 1)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}; name {what} that exists and that you "
                          "may read") from None
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}
-        raise InputError(f"{path}: is {kind.get(stat.S_IFMT(mode), 'no regular file')}; name {what}")
-    with open(descriptor, "rb") as file:
-        try:
-            data = file.read(most + 1)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > most:
         raise InputError(f"{path}: has more than {most} bytes, so it is not {what}")
     return data

@@ -113,7 +113,7 @@ def tokenizers_library(path):
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InputError(f"{path}: not a tokenizer.json that the library tokenizers can use: {one_line(error)}") from None
+        raise InputError(f"{path}: not a tokenizer.json that the library can use: {one_line(error)}") from None
 
 
 @contextlib.contextmanager
