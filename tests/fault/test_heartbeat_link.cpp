@@ -260,6 +260,23 @@ TEST_CASE("heartbeat link: a stranger that says nothing has two seconds") {
     listener.join();
 }
 
+TEST_CASE("heartbeat link: of too many strangers the oldest are dropped before their time") {
+    auto root = Link::listen("secret", 1, kHere);
+    std::thread listener([&] { root->accept_all(1.5); });
+    const Clock::time_point start = Clock::now();
+    std::vector<Wire> strangers;
+    for (int i = 0; i < 100; i++) strangers.emplace_back(root->address());
+    for (int i = 0; i < 35; i++) {   // 100 - 64 - 1 of each host that is missing
+        CHECK(!strangers[static_cast<size_t>(i)].frame().empty());
+        CHECK(strangers[static_cast<size_t>(i)].closed());
+    }
+    CHECK(seconds_since(start) < 1);
+    CHECK(!strangers.back().frame().empty());
+    pollfd last{strangers.back().fd, POLLIN, 0};
+    CHECK(::poll(&last, 1, 100) == 0);
+    listener.join();
+}
+
 TEST_CASE("heartbeat link: the secret is not sent, and a recorded handshake is of no use") {
     Between recorded;
     for (const std::string& message : {recorded.challenge, recorded.hello, recorded.welcome})
