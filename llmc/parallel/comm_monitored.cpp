@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <exception>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "llmc/base/check.h"
 #include "llmc/fault/heartbeat.h"
@@ -19,14 +18,20 @@ using Json = nlohmann::json;
 constexpr double kConnectS = 10;   // for the hosts to connect
 
 std::string random_name() {
-    std::random_device random;
-    return strf("%08x%08x%08x%08x", random(), random(), random(), random());
+    std::string name;
+    for (const char byte : random_bytes(16)) name += strf("%02x", static_cast<unsigned char>(byte));
+    return name;
 }
 
 class MonitoredComm : public Comm {
 public:
     explicit MonitoredComm(std::unique_ptr<Comm> inner) : Comm(inner->world()), inner_(std::move(inner)) {
-        watchdog_ = start_watchdog();
+        try {
+            watchdog_ = start_watchdog();
+        } catch (const std::exception& error) {
+            end_with_error(inner_.get(), error);   // closing inner_ would wait for the other ranks
+            throw;
+        }
         watch_device({});
         set_own_row(&watchdog_->own_row());
     }
@@ -153,7 +158,7 @@ private:
         if (rank == 0 && hosts > 1) {
             const std::string secret = random_name();
             offer["secret"] = secret;
-            link = HeartbeatLink::listen(secret, hosts - 1);
+            link = HeartbeatLink::listen(secret, hosts - 1, link_place_of_environment());
             offer["address"] = link->address();
         }
         const std::vector<std::string> offers = inner_->gather(offer.dump());

@@ -70,6 +70,18 @@ def rows(run):
     return [(step, row_of(run, step)) for step in all_steps(run)]
 
 
+def rounded(value):
+    """The nearest integer; 0 for what is none, such as a rate of a step that took no time."""
+    return round(value) if math.isfinite(value) else 0
+
+
+def utc(seconds):
+    try:
+        return time.strftime("[%Y-%m-%d %H:%M:%S] ", time.gmtime(seconds))
+    except (ValueError, OverflowError, OSError):   # no time of a calendar
+        return "[time unknown] "
+
+
 def wall_times(run):
     """{step: Unix time}: the start of the process plus the times of its steps."""
     times, header, now = {}, None, 0.0
@@ -111,13 +123,13 @@ def megatron_step(run, r, seconds):
     """One line of Megatron-LM's training_log, in which a skipped step has no loss."""
     header = run.header_at(r["step"])
     tflops = header["flops_per_token"] * r["tokens_per_second"] / header["world"] / 1e12
-    parts = [time.strftime("[%Y-%m-%d %H:%M:%S] ", time.gmtime(seconds))
+    parts = [utc(seconds)
              + f"iteration {r['step']:8d}/{r['train_iters']:8d}",
              f"consumed samples: {r['samples']:12d}",
              f"elapsed time per iteration (ms): {1e3 * r['step_seconds']:.1f}",
              f"throughput per GPU (TFLOP/s/GPU): {tflops:.1f}",
              f"learning rate: {r['lr']:.6E}",
-             f"global batch size: {round(r['samples_per_second'] * r['step_seconds']):5d}"]
+             f"global batch size: {rounded(r['samples_per_second'] * r['step_seconds']):5d}"]
     if not r["skipped"]:
         parts.append(f"lm loss{' of synthetic data' * run.synthetic}: {r['loss']:.6E}")
     parts += ["loss scale: 1.0",

@@ -5,7 +5,7 @@ import math
 import os
 from pathlib import Path
 
-from .support import InputError, count_text, parse_json
+from .support import InputError, count_text, parse_json, require_regular
 
 LOG_FORMAT = 1
 # Fields that readers of a log need; a record may have more.
@@ -21,7 +21,34 @@ FIELDS = {
     "checkpoint": ("step", "path"),
     "event": ("step", "kind", "text"),
 }
+# What these are; every other field of the table is a number, and may be "nan", "inf" or "-inf".
+KINDS = {"command": str, "commit": str, "path": str, "kind": str, "text": str, "device": dict, "config": object,
+         "tensors": list, "gradients": list, "skipped": (bool, int)}
+WHOLE = ("step", "train_iters", "samples", "tokens", "counted_tokens", "examples", "world")
+MAY_BE_NULL = ("mfu", "eta_seconds", "memory_gib")
+ENTRIES = {"tensors": ("flushed", "saturated", "nonfinite"), "gradients": ("relative_l2",)}
 NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool) or (isinstance(value, str)
+                                                                               and value in NOT_IN_JSON)
+
+
+def field_error(record, field):
+    """What is wrong with a field of a record, "" if nothing is."""
+    value = record[field]
+    if field in KINDS:
+        if not isinstance(value, KINDS[field]):
+            return f"whose {field} is something else"
+        if field in ENTRIES and not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) and all(
+                is_number(entry.get(name)) for name in ENTRIES[field]) for entry in value):
+            return f"whose {field} are not entries with a name and numbers"
+        return ""
+    if field in WHOLE:
+        right = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 ** 63
+        return "" if right and (field != "world" or value > 0) else f"whose {field} is no number"
+    return "" if is_number(value) or value is None and field in MAY_BE_NULL else f"whose {field} is no number"
 
 
 def numbers(record):
@@ -56,6 +83,7 @@ class RunLog:
 
     def poll(self):
         """Reads new lines; returns whether there were any."""
+        require_regular(self.path)
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
             # A resume rewrites the log without the steps that it does again; a new run rewrites it with a header of
@@ -84,9 +112,9 @@ class RunLog:
             for field in FIELDS.get(kind, ()):
                 if field not in record:
                     raise ValueError(f"a record of type {kind} without {field}")
-            if not isinstance(record.get("step", 0), int):
-                raise ValueError(f"a record of type {kind} whose step is no number")
-        except (ValueError, TypeError, KeyError) as error:
+                if error := field_error(record, field):
+                    raise ValueError(f"a record of type {kind} {error}")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if not self.headers:
                 raise self._not_a_log() from None
             reason = str(error) if "a record of type" in str(error) else "not a record of a log"
@@ -115,7 +143,7 @@ class RunLog:
                 del records[step]
         self.events = [event for event in self.events if event["step"] <= begin]
         self.checkpoints = [checkpoint for checkpoint in self.checkpoints if checkpoint["step"] <= begin]
-        self.headers.append(record)
+        self.headers.append(numbers(record))
 
     def _take_step(self, record):
         self.steps[record["step"]] = numbers(record)

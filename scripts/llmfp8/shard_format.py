@@ -13,11 +13,12 @@ import os
 import struct
 from pathlib import Path
 
-from .support import InputError, parse_json
+from .support import InputError, parse_json, read_bounded, require_regular
 
 HEADER_BYTES = 1024
 MAGIC_V1, MAGIC_V7 = 20240520, 20240801
 MAX_SHARD_TOKENS = 2 ** 31 - 1
+MAX_META_BYTES = 1 << 30   # about 100 million documents
 # A last shard with fewer tokens is appended to the one before it, because the trainer refuses a shard that is shorter
 # than one sample.
 MIN_TAIL_TOKENS = 65536
@@ -101,6 +102,7 @@ class Shard:
         self.path = Path(path)
         self.documents = None   # only Megatron's index counts them
         try:
+            require_regular(path)
             with open(path, "rb") as file:
                 self.bytes = os.fstat(file.fileno()).st_size
                 self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.bytes else b""
@@ -198,11 +200,11 @@ class Shard:
 
     def read_meta(self):
         """The sidecar as a dictionary, {} without one."""
-        try:
-            meta = parse_json(meta_path(self.path).read_text())
-        except FileNotFoundError:
+        if not meta_path(self.path).exists():
             return {}
-        except (OSError, ValueError) as error:
+        try:
+            meta = parse_json(read_bounded(meta_path(self.path), MAX_META_BYTES, "the .meta.json of a shard"))
+        except ValueError as error:
             raise InputError(f"{meta_path(self.path)}: not readable: {error}") from None
         if not isinstance(meta, dict):
             raise InputError(f"{meta_path(self.path)}: not a JSON object")

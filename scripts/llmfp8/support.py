@@ -1,8 +1,11 @@
 """Shared by all scripts: errors, optional packages, progress."""
 import argparse
 import difflib
+import errno
 import importlib
 import json
+import os
+import stat
 import sys
 import sysconfig
 import time
@@ -63,19 +66,68 @@ def count_text(number, noun, plural=""):
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def run_main(main):
-    """Calls main() and turns its outcome into the exit status."""
+def require_regular(path):
+    """Refuses a folder, and what would be waited for (a pipe) or has no end (a device)."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode):
+        kind = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device"}
+        raise InputError(f"{path}: is {kind.get(stat.S_IFMT(mode), 'no regular file')}, where a file is needed")
+
+
+def read_bounded(path, most, what):
+    """The bytes of a file of at most `most` bytes; `what` it should be is part of the error. Waits for no FIFO and
+    reads no device."""
     try:
-        sys.exit(main())
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        require_regular(path)
+        with open(path, "rb") as file:
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}; name {what} that exists and that you "
+                         "may read") from None
+    if len(data) > most:
+        raise InputError(f"{path}: has more than {most} bytes, so it is not {what}")
+    return data
+
+
+def run_main(main):
+    """Calls main() and turns its outcome into the exit status. Whatever happens is said in one line: an error of the
+    input with 2, of the disk with 7, a bug with 1; 130 if interrupted."""
+    for stream in (sys.stdout, sys.stderr):   # text of a file or option may be none of the terminal's encoding
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = main()
+        sys.stdout.flush()
     except BrokenPipeError:   # the reader of our output (head) has seen enough
-        sys.stderr.close()
-        sys.exit(0)
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())   # what is left in the buffer goes there
+        status = 0
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        status = said("interrupted", 130)
+    except InputError as error:
+        text = str(error)   # it may quote the input
+        status = said(f"error: {text if len(text) < 1000 else text[:500] + ' ... ' + text[-200:]}", 2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+        status = said(f"error: {where}{error.strerror or error}", 7 if full else 2)
+    except MemoryError:
+        status = said("error: not enough memory for this input", 2)
+    except Exception as error:   # a bug here; its place is what a report of it needs
+        place = error.__traceback__
+        while place.tb_next:
+            place = place.tb_next
+        status = said(f"error: a bug: {one_line(error)} ({Path(place.tb_frame.f_code.co_filename).name}:"
+                      f"{place.tb_lineno}); please report it with the command and its input", 1)
+    sys.exit(status)
+
+
+def said(line, status):
+    try:
+        print(line, file=sys.stderr)
+    except OSError:
+        pass
+    return status
 
 
 def pinned(package):

@@ -4,6 +4,7 @@ Each has name, sha256 (of what decides the ids), vocab_size, separator (the id t
 encode(bytes) -> ids as a list or an array of the shard's type, decode(ids) -> str.
 """
 import array
+import contextlib
 import hashlib
 import os
 import sys
@@ -103,21 +104,48 @@ class Gpt2Tokenizer(Tokenizer):
         return self.encoding.decode(known)
 
 
+@contextlib.contextmanager
+def tokenizers_library(path):
+    """Turns what the library raises in this block into an InputError: plain Exception, or where its Rust code panics
+    what is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"{path}: not a tokenizer.json that the library can use: {one_line(error)}") from None
+
+
+@contextlib.contextmanager
+def quiet_panics():
+    """Puts standard error aside, where Rust reports a panic in many lines before it can be caught."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    try:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(shown, 2)
+        os.close(shown)
+
+
 class JsonTokenizer(Tokenizer):
     """Any tokenizer.json, Llama-3's for one. Special tokens spelled out in a text stay text."""
 
     def __init__(self, path, separator=""):
         tokenizers = need("tokenizers", "tokenizers", f"--tokenizer {path}")
-        try:
+        self.path = path
+        with tokenizers_library(path), quiet_panics():
             self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:   # the library raises plain Exception
-            raise InputError(f"{path}: not a tokenizer.json: {one_line(error)}") from None
-        self.tokenizer.encode_special_tokens = True
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
+            self.tokenizer.encode_special_tokens = True
+            self.tokenizer.no_padding()
+            self.tokenizer.no_truncation()
+            vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
+            # Some files load, and the first text panics.
+            self.decode(self.tokenizer.encode("A text: \u00e9t\u00e9 1\n", add_special_tokens=False).ids)
         self.name = Path(path).name
         self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-        vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1   # ids may have gaps, so their number is not enough
         candidates = [separator] if separator else SEPARATORS
         found = [text for text in candidates if text in vocabulary]
@@ -130,10 +158,13 @@ class JsonTokenizer(Tokenizer):
         return self.tokenizer.token_to_id(text)
 
     def encode(self, document):
-        return self.tokenizer.encode(document.decode(), add_special_tokens=False).ids
+        text = document.decode()
+        with tokenizers_library(self.path):
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids):
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        with tokenizers_library(self.path):
+            return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def load_tokenizer(name, vocab_bpe="", encoder_json="", separator=""):

@@ -4,10 +4,13 @@
 # Environment: DATA, folder of the token shards; TOKENIZER, tokenizer.json of Llama-3; MODEL, folder of the Hugging Face
 # model to fine-tune; RANKS, another number of GPUs; LLMC_BUILD, folder of the executables.
 set -u
+unset CDPATH   # or cd may lead elsewhere
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 row=$(basename "$0" .sh)
 
 refuse() { echo "$row: $*" >&2; exit 2; }
+# Checked before any arithmetic, in which bash would run the $(commands) of a value like a[$(command)].
+[[ ${RANKS:-1} =~ ^[1-9][0-9]{0,5}$ ]] || refuse "RANKS=${RANKS@Q}: give the number of GPUs, from 1, in digits"
 
 # given OPTION WORD...: whether the option is among the words.
 given() {

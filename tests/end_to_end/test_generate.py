@@ -1,6 +1,7 @@
 """`generate` of the real executables, scripts/generate around it, and data/prepare_hellaswag.py. Standard library only;
 what needs a tokenizer's package is left out without it."""
 import array
+import base64
 import importlib.util
 import json
 import os
@@ -51,6 +52,29 @@ class GenerateTest(TrainTest):
                 done = self.generate("--load", folder, "--prompt-ids", "3 1 4", "--print", "ids", *options)
                 self.assertEqual(done.stdout, expected + "\n")
                 self.assertIn("weights: " + os.path.join(folder, "step-00000002"), done.stderr)
+
+    @unittest.skipUnless(importlib.util.find_spec("tokenizers"), "needs the Python package tokenizers")
+    def test_a_tokenizer_that_panics_is_one_line(self):
+        """The library's Rust code panics on these, in reading or in the first text."""
+        plain = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None,
+                 "post_processor": None, "decoder": None,
+                 "model": {"type": "WordLevel", "vocab": {"<s>": 0, "a": 1}, "unk_token": "<s>"}}
+        pieces = {"type": "BPE", "vocab": {"<s>": 0, "a": 1, "##b": 2}, "merges": [["a", "##b"]],
+                  "continuing_subword_prefix": "##########"}
+        tables = ["YWJj", base64.b64encode(b"\x08\0\0\0" + b"\xff" * 8 + b"x").decode()]
+        broken = [{"model": pieces}, *({"normalizer": {"type": "Precompiled", "precompiled_charsmap": table}}
+                                       for table in tables)]
+        os.mkdir(self.path("model"))
+        shutil.copy(os.path.join(ROOT, "tests", "fixtures", "llama", "config.json"), self.path("model"))
+        for change in broken:
+            with self.subTest(change):
+                with open(self.path("model", "tokenizer.json"), "w") as file:
+                    json.dump({**plain, **change}, file)
+                done = subprocess.run([sys.executable, SCRIPT, self.path("model"), "a text"], capture_output=True,
+                                      text=True, timeout=60, env={**os.environ, "RUST_BACKTRACE": "1"})
+                self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+                self.assertRegex(done.stderr, r"\Aerror: \S+/tokenizer.json: not a tokenizer.json that .*: "
+                                              r"PanicException: .*\n\Z")
 
     def test_prompts_of_a_file_and_of_standard_input(self):
         folder = self.save(LLAMA, *self.BYTES)

@@ -5,7 +5,9 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 import time
 import unittest
 
@@ -190,6 +192,57 @@ class WatchTest(TrainTest):
             with self.subTest(fault):
                 errors = self.run_all(self.two_hosts(*FOREVER, "--inject", fault), expect=6)
                 self.assertRegex(errors, text)
+
+    def test_strangers_at_the_port_do_not_keep_hosts_from_meeting(self):
+        # The port is open for milliseconds, in which a busy machine may let nobody in. test_heartbeat_link has 500.
+        self.assertTrue(any(self.met_by_strangers() for _ in range(8)), "nobody found the port open")
+
+    def met_by_strangers(self):
+        """How many came to a run of two hosts between its start and its first steps."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = [b"", b"\xff" * 100, b"8fml\2\0\0\0" + b"\x7f" * 8, b"x" * 70000, b"8fml"]
+        met, started = [], threading.Event()
+
+        def knock():
+            while not started.is_set():
+                stranger = socket.socket()
+                if stranger.connect_ex(("127.0.0.1", port)):
+                    stranger.close()
+                    continue
+                met.append(stranger)
+                stranger.settimeout(30)
+                with contextlib.suppress(OSError):
+                    stranger.sendall(words[len(met) % len(words)])
+
+        knocking = threading.Thread(target=knock)
+        knocking.start()
+        try:
+            process = self.start(self.two_hosts("--train-iters", "40"), until="step 3/",
+                                 LLMFP8_SOCKET_IFNAME="=lo", LLMFP8_SOCKET_PORTS=str(port))
+        finally:
+            started.set()
+            knocking.join()
+        for stranger in met:   # nobody keeps them, and they hear the challenge at most
+            heard = b""
+            with stranger, contextlib.suppress(ConnectionResetError):
+                while piece := stranger.recv(4096):
+                    heard += piece
+            self.assertLessEqual(len(heard), 48)
+        with socket.socket() as late:
+            self.assertNotEqual(late.connect_ex(("127.0.0.1", port)), 0, "the port is still open")
+        self.assertEqual(self.finish(process, 0)[1].count("cannot reach rank 0"), 0)
+        return len(met)
+
+    def test_an_interface_that_is_not_there_is_named(self):
+        process = subprocess.Popen(self.two_hosts("--train-iters", "2"), stdout=subprocess.PIPE, text=True,
+                                   stderr=subprocess.PIPE, env=dict(ENVIRONMENT, LLMFP8_SOCKET_IFNAME="ib-none"))
+        self.addCleanup(self.end, process)
+        _, errors = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 2, errors)
+        self.assertIn("LLMFP8_SOCKET_IFNAME=ib-none: no interface of this host is meant; it has ", errors)
+        self.assertEqual(errors.count("error: "), 1, errors)
 
     def test_a_rank_that_dies_at_its_start_ends_all(self):
         train = self.command(GPT2, *ONE_EACH, *FOREVER)

@@ -1,4 +1,4 @@
-// Fault injection, device marks, the link between heartbeat tables of two hosts, the watchdog, and launch checks.
+// Fault injection, device marks, the watchdog, and launch checks.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +11,6 @@
 
 #include "llmc/base/fault_injection.h"
 #include "llmc/base/files.h"
-#include "llmc/fault/heartbeat_link.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/device_marks.h"
 #include "llmc/parallel/rank_preflight.h"
@@ -148,64 +147,6 @@ TEST_CASE("device marks: the row follows the device through any number of collec
 }
 
 // ---- hosts
-
-TEST_CASE("heartbeat link: hosts with the secret connect, and messages arrive in order") {
-    auto root = HeartbeatLink::listen("secret", 2);
-    std::unique_ptr<HeartbeatLink> one, two;
-    std::string error;
-    std::thread meeting([&] {
-        one = HeartbeatLink::connect(root->address(), "secret", 1, 10, &error);
-        two = HeartbeatLink::connect(root->address(), "secret", 2, 10, &error);
-    });
-    CHECK(root->accept_all(20).empty());
-    meeting.join();
-    REQUIRE(one);
-    REQUIRE(two);
-    CHECK(error == "");
-    const std::string large(3 << 20, 'x');   // more than a socket takes at once
-    two->send(0, HeartbeatLink::kRows, large);
-    two->send(0, HeartbeatLink::kHangReport, "last");
-    root->send(1, HeartbeatLink::kHangReport, "to one");
-    std::vector<std::string> got;
-    auto take = [&](HeartbeatLink& link) {
-        link.receive([&](int peer, HeartbeatLink::Kind kind, const std::string& bytes) {
-            got.push_back(std::to_string(peer) + (kind == HeartbeatLink::kRows ? " rows " : " report ")
-                          + (bytes == large ? "large" : bytes));
-        });
-    };
-    const auto start = std::chrono::steady_clock::now();
-    while (got.size() < 3 && std::chrono::steady_clock::now() - start < std::chrono::seconds(20)) {
-        take(*root);
-        take(*one);
-        take(*two);
-    }
-    std::sort(got.begin(), got.end());
-    CHECK(got == std::vector<std::string>{"0 report to one", "2 report last", "2 rows large"});
-    CHECK(!root->lost(1));
-    one.reset();
-    for (int i = 0; i < 200 && !root->lost(1); i++) {
-        take(*root);
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    CHECK(root->lost(1));
-    CHECK(!root->lost(2));
-}
-
-TEST_CASE("heartbeat link: peers without the secret are rejected, and the error lists the attempts") {
-    auto root = HeartbeatLink::listen("secret", 1);
-    std::string error;
-    std::unique_ptr<HeartbeatLink> stranger;
-    std::thread meeting([&] { stranger = HeartbeatLink::connect(root->address(), "guess", 1, 1, &error); });
-    CHECK(root->accept_all(1.5) == std::vector<int>{1});
-    meeting.join();
-    CHECK(!stranger);
-    CHECK(contains(error, "no answer"));
-    const std::string address = root->address();
-    root.reset();
-    error.clear();
-    CHECK(!HeartbeatLink::connect(address, "secret", 1, 1, &error));
-    CHECK(contains(error, "Connection refused"));
-}
 
 TEST_CASE("watchdog: ranks of equal places are of one host") {
     std::vector<RankCard> cards(5);

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "scripts/README.md", "data/README.md",
              *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
 # Of programs that are not ours: docker, pip, apt-get, lm_eval, sbatch, scancel, tensorboard, git.
-FOREIGN = {"rm", "gpus", "no-install-recommends", "model", "model-args", "tasks", "batch-size", "nodes", "full",
+FOREIGN = {"mca", "rm", "gpus", "no-install-recommends", "model", "model-args", "tasks", "batch-size", "nodes", "full",
            "logdir"}
 
 

@@ -1,4 +1,5 @@
 """Rules about several settings together: batch and length of a run, the preset, a checkpoint to start from."""
+import os
 import re
 from pathlib import Path
 
@@ -229,7 +230,7 @@ def _model(run):
     if "model" not in run.kept:
         return
     name, finding = run.kept["model"]
-    if (Path(name) / "config.json").is_file():
+    if os.path.isfile(os.path.join(name, "config.json")):   # false for what is no name of a file
         run.set("load", name, finding)
         finding.fact = "weights and shape of this directory"
         return

@@ -2,9 +2,10 @@
 import argparse
 import json
 import sys
+import warnings
 from pathlib import Path
 
-from ..support import InputError, Parser, whole_number
+from ..support import InputError, Parser, read_bounded, whole_number
 from .deepspeed import DEEPSPEED
 from .engine import Import, find_row, is_open, plain
 from .guide import GUIDE
@@ -14,7 +15,7 @@ from .megatron import MEGATRON
 from .nanogpt import NANOGPT
 from .read_files import read_json, read_python, read_toml, read_yaml
 from .report import report
-from .rows import UNKNOWN, VARIABLE, Finding
+from .rows import MOST_BYTES, MOST_SETTINGS, UNKNOWN, VARIABLE, Finding
 from .script import Script
 from .torchtitan import TORCHTITAN
 
@@ -59,10 +60,7 @@ def parse_arguments(arguments):
 
 
 def read_text(path):
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; name a file that exists and that you may read") from None
+    data = read_bounded(path, MOST_BYTES, "a configuration file")
     if b"\0" in data:
         raise InputError(f"{path}:1: is no text; name a JSON, YAML, TOML, Python or bash file")
     try:
@@ -106,6 +104,12 @@ def source_of(path, settings, form):
     return sources[best]
 
 
+def require_few(path, settings):
+    if len(settings) > MOST_SETTINGS:
+        raise InputError(f"{path}:{settings[MOST_SETTINGS].line}: has {len(settings)} settings, more than the "
+                         f"{MOST_SETTINGS} that are read; name the configuration of one run")
+
+
 def matches(key, mark):
     mark = plain(mark)
     return key.startswith(mark[:-1]) if mark.endswith("*") else key == mark
@@ -121,6 +125,7 @@ def read_input(run, path, given):
     run.inputs.append(name)
     if kind == "shell":
         script = Script(name, text, given)
+        require_few(path, script.settings + script.environment + script.launcher)
         source = source_of(path, script.settings, kind)
         run.findings += script.findings
         run.apply_launcher(script.launcher)
@@ -136,6 +141,7 @@ def read_input(run, path, given):
                 run.findings.append(Finding(name, line, code, action, "not run: only assignments of values are read"))
         else:
             settings = {"json": read_json, "yaml": read_yaml, "toml": read_toml}[kind](name, text)
+        require_few(path, settings)
         source = source_of(path, settings, kind)
         run.apply(source, settings)
         kind_name = source.name
@@ -144,6 +150,7 @@ def read_input(run, path, given):
 
 def main(arguments=None):
     args = parse_arguments(arguments)
+    warnings.simplefilter("ignore")   # of Python's parser about the code of an input
     run = Import(args.ranks)
     try:
         inputs = [read_input(run, path, args.given) for path in args.inputs]
@@ -151,6 +158,8 @@ def main(arguments=None):
         raise InputError(f"{', '.join(args.inputs)}: nested too deeply to be a configuration") from None
     run.finish()
     text = json.dumps(run.options(), indent=2, ensure_ascii=False) + "\n"
+    if not text.isascii() and text.encode("utf-8", "replace").decode() != text:   # half of a surrogate pair
+        text = json.dumps(run.options(), indent=2) + "\n"
     alone = args.out == "-"
     out_name = "run.json" if alone or not args.out else args.out
     print(report(run, inputs, out_name, args.all), file=sys.stderr if alone else sys.stdout)

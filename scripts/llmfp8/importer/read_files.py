@@ -4,12 +4,13 @@ import json
 import operator
 import re
 
-from ..support import InputError, need, parse_json
-from .rows import Setting
+from ..support import InputError, need, one_line, parse_json
+from .rows import MOST_DEPTH, MOST_EXPANDED, Setting
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\]:,]|[^\s{}\[\]:,"]+|\n|[ \t\r]+')
-_COMMENT = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.S)
-_LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*")|,(?=\s*[}\]])')
+# A string or comment without its end is one, too, or the next quotation mark would search for the end again.
+_COMMENT = re.compile(r'("(?:\\.|[^"\\])*"?)|//[^\n]*|/\*.*?\*/|(/\*.*)', re.S)
+_LAST_COMMA = re.compile(r'("(?:\\.|[^"\\])*"?)|,(?=\s*[}\]])', re.S)
 
 
 def shown(key, value):
@@ -22,7 +23,7 @@ def read_json(name, text):
     """Leaves of the object by dotted path; a list of plain values is one leaf."""
     # Removes comments and commas after last entries, which guides print and DeepSpeed's Hjson accepts, and keeps line
     # numbers.
-    plain = _COMMENT.sub(lambda m: m.group(1) or re.sub(r"[^\n]", " ", m.group()), text)
+    plain = _COMMENT.sub(lambda m: m.group(1) or m.group(2) or re.sub(r"[^\n]", " ", m.group()), text)
     plain = _LAST_COMMA.sub(lambda m: m.group(1) or " ", plain)
     try:
         top = parse_json(plain)
@@ -33,14 +34,17 @@ def read_json(name, text):
                          "that place") from None
     if not isinstance(top, dict):
         raise InputError(f"{name}:1: not a JSON object {{\"key\": value, ...}}")
+    leaves = list(_leaves(name, top, ""))
     lines = _key_lines(name, plain)
-    return [Setting(name, lines[path], path, value, shown(path, value)) for path, value in _leaves(top, "")]
+    return [Setting(name, lines.get(path, 1), path, value, shown(path, value)) for path, value in leaves]
 
 
-def _leaves(value, path):
+def _leaves(name, value, path, depth=0):
+    if depth > MOST_DEPTH:
+        raise InputError(f"{name}:1: nested more than {MOST_DEPTH} levels deep, which no configuration is")
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else key)
+            yield from _leaves(name, inner, f"{path}.{key}" if path else key, depth + 1)
     else:
         yield path, value
 
@@ -77,16 +81,40 @@ def read_yaml(name, text):
         if node is None or not isinstance(node, yaml.MappingNode):
             raise InputError(f"{name}:1: no mapping of keys to values (key: value)")
         loader = yaml.SafeLoader("")
-        settings = []
+        settings, sizes = [], {}
+
+        def size(node, depth):
+            """Entries of a node once its aliases are followed."""
+            line = node.start_mark.line + 1
+            if sizes.setdefault(id(node), None) is None:
+                if depth > MOST_DEPTH:
+                    raise InputError(f"{name}:{line}: nested more than {MOST_DEPTH} levels deep, or an alias that "
+                                     "contains itself; write the values out")
+                parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+                parts = [part for pair in parts for part in (pair if isinstance(pair, tuple) else (pair,))]
+                sizes[id(node)] = 1 + sum(size(part, depth + 1) for part in parts)
+            if sizes[id(node)] > MOST_EXPANDED // 64:
+                raise InputError(f"{name}:{line}: has more than {MOST_EXPANDED // 64} entries once its aliases are "
+                                 "followed; write a smaller file")
+            return sizes[id(node)]
 
         def walk(mapping, path):
             for key_node, value_node in mapping.value:
+                if not isinstance(key_node, yaml.ScalarNode):
+                    raise InputError(f"{name}:{key_node.start_mark.line + 1}: a key that is no plain word; correct "
+                                     "that place")
                 key = f"{path}.{key_node.value}" if path else str(key_node.value)
                 if isinstance(value_node, yaml.MappingNode) and value_node.value:
                     walk(value_node, path if key_node.value == "<<" else key)
                     continue
-                value = loader.construct_object(value_node, deep=True)
+                try:
+                    value = loader.construct_object(value_node, deep=True)
+                except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+                    # PyYAML's own for values like 2024-99-99 or !!int x.
+                    raise InputError(f"{name}:{key_node.start_mark.line + 1}: {key}: no value of its type "
+                                     f"({one_line(error)}); correct that place") from None
                 settings.append(Setting(name, key_node.start_mark.line + 1, key, value, shown(key, value)))
+        size(node, 0)
         walk(node, "")
         return settings
     except yaml.YAMLError as error:
@@ -104,9 +132,14 @@ def read_toml(name, text):
         import tomllib
     except ImportError:
         raise InputError(f"{name}: reading TOML needs Python 3.11 or newer: run import_config with it") from None
+    # Of a key with n dots the library makes n keys of up to n parts.
+    dots = re.search(r"(?<![\w-])(?:(?:[\w-]++|\"[^\"\n]*+\"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}" % MOST_DEPTH, text)
+    if dots:
+        line = text.count("\n", 0, dots.start()) + 1
+        raise InputError(f"{name}:{line}: a key of more than {MOST_DEPTH} parts, which no configuration has")
     try:
         top = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:   # TOMLDecodeError, or of a number that has too many digits
         place = re.search(r"line (\d+)", str(error))
         line = int(place.group(1)) if place else text.count("\n") + 1
         raise InputError(f"{name}:{line}: not TOML: {error}; correct that place") from None
@@ -122,7 +155,7 @@ def read_toml(name, text):
         while path and path not in lines:   # in an inline table: the line of the table
             path = path.rpartition(".")[0]
         return lines.get(path, 1)
-    return [Setting(name, line_of(path), path, value, shown(path, value)) for path, value in _leaves(top, "")]
+    return [Setting(name, line_of(path), path, value, shown(path, value)) for path, value in _leaves(name, top, "")]
 
 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -132,12 +165,21 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 def read_python(name, text, given):
     """Assignments of plain values at the top of a Python file, with sums of them; `given` wins over them. What is no
     plain value stays as it is written, after a $."""
+    text = re.sub(r"\r\n?", "\n", text)   # Python's lines
     try:
         body = ast.parse(text).body
+    except MemoryError:   # its parser's stack
+        raise RecursionError from None
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{name}:{getattr(error, 'lineno', None) or 1}: not Python: {getattr(error, 'msg', error)}; "
                          "correct that place") from None
-    known, settings, other = dict(given), [], []
+    known, settings, other, lines = dict(given), [], [], text.split("\n")
+
+    def source(node):   # of ast, get_source_segment cuts the whole text into lines each time
+        found = [line.encode() for line in lines[node.lineno - 1:node.end_lineno]]
+        found[-1] = found[-1][:node.end_col_offset]
+        found[0] = found[0][node.col_offset:]
+        return b"\n".join(found).decode()
 
     def value(node):
         if isinstance(node, ast.Constant):
@@ -150,6 +192,8 @@ def read_python(name, text, given):
             left, right = value(node.left), value(node.right)
             if isinstance(left, (int, float)) and isinstance(right, (int, float)):
                 found = _OPERATIONS[type(node.op)](left, right)
+                if abs(found) >= 2 ** 63:   # doubled digits in every line would take all memory
+                    raise ValueError
                 return float(f"{found:.12g}") if isinstance(found, float) else found
         raise ValueError
     for node in body:
@@ -159,8 +203,8 @@ def read_python(name, text, given):
                 known[target.id] = found = known[target.id] if target.id in given else value(node.value)
             except (ValueError, TypeError, ArithmeticError):
                 known.pop(target.id, None)
-                found = f"$({' '.join(ast.get_source_segment(text, node.value).split())})"
+                found = f"$({' '.join(source(node.value).split())})"
             settings.append(Setting(name, node.lineno, target.id, found, shown(target.id, found).replace("$(", "(")))
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            other.append((node.lineno, text.split("\n")[node.lineno - 1].strip()[:78]))
+            other.append((node.lineno, lines[node.lineno - 1].strip()[:78]))
     return settings, other

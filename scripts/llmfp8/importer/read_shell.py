@@ -5,6 +5,7 @@ import re
 from ..support import InputError
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_PARAMETER = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])")
 _ASSIGN = re.compile(r"[A-Za-z_]\w*\+?=$")
 
 
@@ -183,44 +184,38 @@ class Reader:
                 add("text", self.take(), True)
 
     def dollar(self, add, quoted):
-        rest = self.text[self.at:]
-        if rest.startswith("$(("):
+        text, at = self.text, self.at
+        if text.startswith("$((", at):
             end = self.closing(3, "((", "))")
-            add("sum", rest[3:end], quoted)
-            self.take(end + 2)
-        elif rest.startswith("$(") or rest.startswith("`"):
-            skip, end = (2, self.closing(2, "(", ")")) if rest[0] == "$" else (1, rest.find("`", 1))
+            add("sum", text[at + 3:end], quoted)
+            self.take(end + 2 - at)
+        elif text.startswith(("$(", "`"), at):
+            skip, end = (2, self.closing(2, "(", ")")) if text[at] == "$" else (1, text.find("`", at + 1))
             if end < 0:
                 self.fail(self.line, "a ` is never closed", "close it")
-            add("command", rest[skip:end], quoted)
-            self.take(end + 1)
-        elif rest.startswith("${"):
+            add("command", text[at + skip:end], quoted)
+            self.take(end + 1 - at)
+        elif text.startswith("${", at):
             end = self.closing(2, "{", "}")
-            add("name", rest[2:end], quoted)
-            self.take(end + 1)
+            add("name", text[at + 2:end], quoted)
+            self.take(end + 1 - at)
         else:
-            match = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?!$-])").match(rest)
+            match = _PARAMETER.match(text, at)
             if match:
                 add("name", match.group(1), quoted)
-                self.take(match.end())
+                self.take(match.end() - at)
             else:
                 add("text", self.take(), quoted)
 
-    def closing(self, start, opening, closing):
-        """Offset from here of the bracket that closes the one before `start`."""
-        depth, i, rest = 1, start, self.text[self.at:]
-        while i < len(rest):
-            if rest.startswith(closing, i):
-                depth -= 1
-                if depth == 0:
-                    return i
-                i += len(closing)
-            elif rest.startswith(opening, i):
-                depth += 1
-                i += len(opening)
-            else:
-                i += 1
-        return self.fail(self.line, f"{rest[:start]} is never closed", f"add the {closing} that ends it")
+    def closing(self, skip, opening, closing):
+        """Where the bracket is that closes the one `skip` characters long which begins here."""
+        depth, text = 1, self.text
+        for bracket in re.compile(f"{re.escape(closing)}|{re.escape(opening)}").finditer(text, self.at + skip):
+            depth += 1 if bracket.group() == opening else -1
+            if depth == 0:
+                return bracket.start()
+        return self.fail(self.line, f"{text[self.at:self.at + skip]} is never closed",
+                         f"add the {closing} that ends it")
 
 
 def assignment(item):

@@ -6,6 +6,12 @@ from pathlib import Path
 
 from ..support import InputError
 
+# Limits, far above any configuration: what is more is not read, so that no input takes long or much memory.
+MOST_BYTES = 256 << 10    # of a file
+MOST_SETTINGS = 1000      # of a file, and lines of a script that are none
+MOST_DEPTH = 32           # of JSON, YAML and TOML
+MOST_EXPANDED = 1 << 20   # characters that the variables of a script become, entries with the aliases of YAML followed
+
 # Actions.
 TAKEN = "taken over"
 OTHER = "done differently"
@@ -115,7 +121,7 @@ class Source:
 
 
 def _fail(setting, expects):
-    shown = setting.word() or "without a value"
+    shown = " ".join(setting.word()[:100].split()) or "without a value"
     raise InputError(f"{setting.where}: {setting.key} {shown}: must be {expects}; correct it there, or take the line "
                      "out and give our option on the command line")
 

@@ -3,8 +3,9 @@ import ast
 import operator
 import re
 
+from ..support import InputError
 from .read_shell import Array, Reader, assignment
-from .rows import NONE, UNKNOWN, VARIABLE, Finding, Setting
+from .rows import MOST_DEPTH, MOST_EXPANDED, MOST_SETTINGS, NONE, UNKNOWN, VARIABLE, Finding, Setting
 from .shared_rows import COMMANDS
 
 _CONTROL = "if elif while until for case select [ [[ test function"
@@ -20,7 +21,9 @@ class Script:
     exports, `findings` the lines that are explained here already."""
 
     def __init__(self, name, text, given=None):
-        self.name, self.text = name, text
+        self.name, self.lines = name, text.split("\n")
+        self.expanded = 0       # characters so far
+        self.depth = 0          # of defaults within defaults
         self.values = {}        # variable: [(text, line)], or for an array [word], a word being such a list
         self.arrays = set()
         self.assigned = {}      # variable: lines of its assignments
@@ -40,12 +43,22 @@ class Script:
         self.explain_variables()
 
     def note(self, line, action, fact, text=None):
-        lines = self.text.split("\n")
-        shown = text or (lines[line - 1].strip() if 0 < line <= len(lines) else "")
+        if len(self.findings) >= MOST_SETTINGS:
+            raise InputError(f"{self.name}:{line}: more than {MOST_SETTINGS} lines that are no settings; name a script "
+                             "that starts one training")
+        shown = text or (self.lines[line - 1].strip() if 0 < line <= len(self.lines) else "")
         self.findings.append(Finding(self.name, line, shown[:78], action, fact))
         return self.findings[-1]
 
     # ---- expansion ----
+
+    def bounded(self, pieces, line):
+        """The pieces, which begin with their texts; variables that double each other would take all memory."""
+        self.expanded += sum(len(piece[0]) + 1 for piece in pieces)
+        if self.expanded > MOST_EXPANDED:
+            raise InputError(f"{self.name}:{line}: the script's variables become more than {MOST_EXPANDED} characters; "
+                             "name a script that starts one training")
+        return pieces
 
     def segments(self, parts):
         """[(text, line, may be split)] of a word's parts."""
@@ -54,7 +67,8 @@ class Script:
             if part.kind == "text":
                 out.append((part.text, part.line, False))
             elif part.kind == "name":
-                out += [(text, line, not part.quoted) for text, line in self.parameter(part.text, part.line)]
+                found = self.bounded(self.parameter(part.text, part.line), part.line)
+                out += [(text, line, not part.quoted) for text, line in found]
             elif part.kind == "sum":
                 out.append((self.arithmetic(part.text), part.line, False))
             else:
@@ -76,8 +90,14 @@ class Script:
         if known is not None and default:
             return known
         if default:
+            self.depth += 1
+            if self.depth > MOST_DEPTH:
+                raise InputError(f"{self.name}:{line}: defaults within defaults, more than {MOST_DEPTH} levels deep; "
+                                 "give the values themselves")
             reader = Reader(self.name, default.group(1))
-            return [(text, line) for text, _, _ in self.segments(reader.word())] or [("", line)]
+            found = [(text, line) for text, _, _ in self.segments(reader.word())] or [("", line)]
+            self.depth -= 1
+            return found
         return [(f"${{{expression}}}", line)]
 
     def words(self, item):
@@ -87,21 +107,20 @@ class Script:
             name = item[0].text[:item[0].text.index("[")]
             if name in self.arrays:
                 self.used.add(name)
-                words = [word[0] for word in self.values[name]]
+                words = self.bounded([word[0] for word in self.values[name]], item[0].line)
                 return words if item[0].quoted else [(w, line) for text, line in words for w in text.split()]
-        fields, current = [], None
+        fields, begun = [], False   # fields: (pieces, line)
         for text, line, split in self.segments(item):
-            if not split:
-                current = (current[0] + text, current[1]) if current else (text, line)
-                continue
-            for piece in re.split(r"(\s+)", text):
-                if piece.strip():
-                    current = (current[0] + piece, current[1]) if current else (piece, line)
-                elif piece and current:
-                    fields.append(current)
-                    current = None
-                line += piece.count("\n")
-        return fields + ([current] if current else [])
+            for piece in re.split(r"(\s+)", text) if split else [text]:
+                if split and not piece.strip():
+                    begun = begun and not piece
+                elif begun:
+                    fields[-1][0].append(piece)
+                else:
+                    fields.append(([piece], line))
+                    begun = True
+                line += piece.count("\n") if split else 0
+        return [("".join(pieces), line) for pieces, line in fields]
 
     def arithmetic(self, text):
         plain = re.sub(r"\$\{?(\w+)\}?|([A-Za-z_]\w*)", lambda m: "".join(
@@ -115,7 +134,7 @@ class Script:
             raise ValueError
         try:
             return str(value(ast.parse(plain.strip(), mode="eval").body))
-        except (ValueError, SyntaxError, ZeroDivisionError):
+        except (ValueError, SyntaxError, ZeroDivisionError, MemoryError, RecursionError):
             return f"$(({text}))"
 
     # ---- statements ----
@@ -170,15 +189,22 @@ class Script:
     def assign(self, name, append, parts, line, exported):
         before = self.values.get(name, []) if append else []
         self.assigned.setdefault(name, []).append(line)
-        if name not in self.given:
-            self.values[name] = before + [(text, at) for text, at, _ in self.segments(parts)]
+        if append and name in self.arrays:   # bash appends to the first word
+            first = "".join(text for text, _, _ in self.segments(parts))
+            words = before or [[("", line)]]
+            self.values[name] = [[(words[0][0][0] + first, words[0][0][1])]] + words[1:]
+        elif name not in self.given:
+            self.values[name] = self.bounded(before + [(text, at) for text, at, _ in self.segments(parts)], line)
             self.arrays.discard(name)
         if exported:
             self.exported.add(name)
 
     def assign_array(self, array):
         words = [[word] for item in array.words for word in self.words(item)]
-        self.values[array.name] = (self.values.get(array.name, []) if array.append else []) + words
+        before = self.values.get(array.name, []) if array.append else []
+        if before and array.name not in self.arrays:   # a plain value becomes the first word
+            before = [[("".join(text for text, _ in before), before[0][1])]]
+        self.values[array.name] = before + words
         self.arrays.add(array.name)
         self.assigned.setdefault(array.name, []).append(array.line)
 

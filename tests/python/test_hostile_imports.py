@@ -1,0 +1,169 @@
+"""scripts/import_config on inputs that are broken, or made to cost time or memory: one line, never a traceback."""
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from tests.support.import_case import FIXTURES, NO_YAML, ROOT
+
+from llmfp8.importer.main import main
+from llmfp8.support import InputError
+
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "import_config")]
+N = 250_000   # about as many characters as a file may have
+TOKENS = [word.encode("utf-8", "surrogateescape") for word in (
+    "{ } [ ] ( ) \" ' \\ $ ${ $(( ` << &a *a <<:*a = += +=( # -- --lr export if fi $@ ${A[@]} ${A:- A=( \"\"\" lambda "
+    "1j ... *x= None !!int !!float !!binary 2024-99-99 --- ? : - NaN 1e999 -Infinity null true 0x 1_000 12:30:45 "
+    "99999999999999999999 -1 0 [] {} \"\" auto 07:32:00 \udcff \u00e9 \\ud800 \u2028 \x0c \x85").split(" ")
+    ] + [b"\n", b"\t", b"\r", b": ", b"- ", b"\0", b"1" * 5000, b" "]
+
+
+def doubling(first, line, last=""):
+    """Names a0, a1, ..., each made of two of the name before."""
+    return first + "".join(line.replace("NEW", f"a{i}").replace("OLD", f"a{i - 1}") for i in range(1, 40)) + last
+
+
+# (ending, content, what the one line says)
+COSTLY = [
+    ("yaml", doubling("a0: &a0 [x, x]\n", "NEW: &NEW [*OLD, *OLD, *OLD]\n"), "entries once its aliases are followed"),
+    ("yaml", doubling("a0: &a0 {x: 1}\n", "NEW: &NEW {l: *OLD, r: *OLD}\n"), "entries once its aliases are followed"),
+    ("yaml", "a: &a [*a]\nb: &b {c: *b}\n", "an alias that contains itself"),
+    ("yaml", "a: " + "[" * 400 + "]" * 400, "nested"), ("yaml", "a: " + "[" * 5000, "nested"),
+    ("yaml", "a: 2024-99-99\n", "a: no value of its type"), ("yaml", "a: !!int x\n", "a: no value of its type"),
+    ("yaml", "? [a]\n: b\n", "a key that is no plain word"), ("yaml", "a: " + "1" * 5000, "a: no value of its type"),
+    ("yaml", "a: !!python/object/apply:os.system ['exit 1']\n", "not YAML"),
+    ("yaml", "".join(f"k{i}: 1\n" for i in range(3000)), "settings, more than the 1000"),
+    ("json", '{"a":' * 30000 + "1" + "}" * 30000, "nested too deeply"),
+    ("json", '{"a":' * 40 + "1" + "}" * 40, "nested more than 32 levels"), ("json", "/*" * (N // 2), "not JSON"),
+    ("json", '"\\' * (N // 2), "not JSON"), ("json", '{"a": ' + '"\\"' * (N // 3), "not JSON"),
+    ("json", '{"a": ' + "1" * 5000 + "}", "not JSON"), ("json", '{"a": 1}' + " " * N * 2, "more than 262144 bytes"),
+    ("toml", "a = " + "[" * N, "nested too deeply"),
+    ("toml", ".".join("a" * (N // 2)) + " = 1", "a key of more than 32"),
+    ("toml", "a = " + "1" * 5000, "not TOML"),
+    ("py", "a = " + "-" * N + "1", "nested too deeply"), ("py", "a = " + "(" * N, "not Python"),
+    ("py", "a = 10\n" + "a = a * a\n" * 60, "neither a DeepSpeed"),
+    ("py", "a = b()\n" * 25000, "settings, more than the 1000"),
+    ("sh", "A=x\n" + "A=$A$A\n" * 64, "the script's variables become more than"),
+    ("sh", "A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 64, "the script's variables become more than"),
+    ("sh", "A=x\n" + "A+=x\n" * 40000, "the script's variables become more than"),
+    ("sh", "torchrun --lr " + "${A:-" * 40000 + "1" + "}" * 40000, "defaults within defaults"),
+    ("sh", "${" * (N // 2), "is never closed"), ("sh", "$" * N, "neither a DeepSpeed"),
+    ("sh", "if a; then b --x; fi\n" * 12000, "lines that are no settings"),
+    ("sh", "torchrun " + "--a " * (N // 4), "settings, more than the 1000"),
+]
+
+
+def mutated(chance, data, others):
+    """The bytes after one to thirty edits."""
+    data = bytearray(data)
+    for _ in range(chance.choice([1, 1, 2, 3, 8, 30])):
+        at, kind = chance.randrange(len(data) + 1), chance.randrange(6)
+        if kind == 0:
+            data[at:at + chance.choice([1, 5, 50])] = b""
+        elif kind == 1:
+            data[at:at] = chance.choice(TOKENS) * chance.choice([1, 1, 2, 50])
+        elif kind == 2:
+            piece = chance.choice(others)
+            begin = chance.randrange(len(piece))
+            data[at:at] = piece[begin:begin + chance.choice([10, 60, 300])]
+        elif kind == 3:
+            data[at:at + 1] = bytes([chance.randrange(256)])
+        elif kind == 4:   # another value of a key
+            found = re.compile(rb"(?<=[=:])[ \t]*[^\n,]*").search(bytes(data), at)
+            if found:
+                data[found.start():found.end()] = b" " + chance.choice(TOKENS)
+        else:
+            found = re.compile(rb"\d+").search(bytes(data), at)
+            if found:
+                data[found.start():found.end()] = chance.choice([b"0", b"-1", b"1e400", b"nan", b'""', b"[1, [2]]"])
+    return bytes(data)
+
+
+class HostileImports(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="llmc-hostile-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def one_line(self, path, says):
+        begin = time.monotonic()
+        memory = 1 << 30
+        done = subprocess.run([*SCRIPT, path], cwd=self.folder, capture_output=True, text=True, check=False, timeout=60,
+                              stdin=subprocess.DEVNULL,
+                              preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (memory, memory)))
+        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr[-500:])
+        self.assertRegex(done.stderr, r"\Aerror: [^\n]*\n\Z")
+        self.assertIn(says, done.stderr)
+        self.assertLess(len(done.stderr), 2100)
+        self.assertLess(time.monotonic() - begin, 10)
+
+    def test_files_of_other_kinds(self):
+        os.mkfifo(self.folder / "pipe.json")
+        os.mkdir(self.folder / "folder.yaml")
+        for path, says in (("pipe.json", "is a pipe"), ("folder.yaml", "is a folder"), ("/dev/zero", "is a device"),
+                           ("none.json", "No such file"), ("x" * 5000, "File name too long")):
+            with self.subTest(path[:20]):
+                self.one_line(path, says)
+
+    def costly(self, *endings):
+        for number, (ending, text, says) in enumerate(COSTLY):
+            if ending in endings:
+                with self.subTest(ending=ending, text=text[:40]):
+                    path = self.folder / f"{number}.{ending}"
+                    path.write_text(text, encoding="utf-8")
+                    self.one_line(str(path), says)
+
+    @unittest.skipIf(NO_YAML, "needs PyYAML")
+    def test_costly_yaml(self):
+        self.costly("yaml")
+
+    def test_costly_json_toml_and_python(self):
+        self.costly("json", "toml", "py")
+
+    def test_costly_scripts(self):
+        self.costly("sh")
+
+    def test_what_bash_appends_to_arrays_and_values(self):
+        path = self.folder / "run.sh"
+        path.write_text("A=(--lr 1e-)\nB=--seed\nB+=(7)\nA[0]=x\nA+=y\nE=()\nE+=z\n"
+                        "torchrun pretrain_gpt.py --num-layers 2 ${B[@]}\n", encoding="utf-8")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            main([str(path)])
+        self.assertIn('"seed": 7', out.getvalue())
+
+    def test_mutations_of_every_format(self):
+        """LLMC_IMPORTS says how many, LLMC_SEED from where on."""
+        seeds = [p for p in sorted(FIXTURES.iterdir()) if not (NO_YAML and p.suffix == ".yaml")]
+        texts = [p.read_bytes() for p in seeds]
+        out = self.folder / "run.json"
+        first = int(os.environ.get("LLMC_SEED", "0"))
+        kinds = {"written": 0, "refused": 0}
+        for number in range(first, first + int(os.environ.get("LLMC_IMPORTS", "400"))):
+            chance = random.Random(number)
+            seed = chance.randrange(len(seeds))
+            path = self.folder / ("in" + (seeds[seed].suffix if chance.random() < 0.8
+                                          else chance.choice([".json", ".toml", ".py", ".sh", ""])))
+            path.write_bytes(mutated(chance, texts[seed], texts))
+            with self.subTest(number=number, of=seeds[seed].name, ending=path.suffix):
+                try:
+                    with contextlib.redirect_stdout(io.StringIO()):
+                        main([str(path), "--out", str(out), *["--all"][:number % 2]])
+                    json.loads(out.read_text(encoding="utf-8"), parse_constant=self.fail)
+                    kinds["written"] += 1
+                except InputError as error:
+                    self.assertNotIn("\n", str(error))
+                    kinds["refused"] += 1
+        self.assertGreater(min(kinds.values()), 50, kinds)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,89 @@
+"""How Python scripts end when their output is closed or full, the user interrupts them, or a file is none."""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LOG = os.path.join(ROOT, "tests", "fixtures", "logs", "bf16.jsonl")
+ZERO1 = os.path.join(ROOT, "tests", "fixtures", "import", "right_zero1.json")
+EXPORT, IMPORT, GENERATE, COMPARE, CHECK, INSPECT, TEXT = (
+    [sys.executable, os.path.join(ROOT, *path.split("/"))] for path in (
+        "scripts/export_log", "scripts/import_config", "scripts/generate", "scripts/compare", "data/check_shards.py",
+        "data/inspect_shards.py", "data/prepare_text.py"))
+
+
+class ScriptEnds(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="llmc-ends-")
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+
+    def run_script(self, *command, **how):
+        return subprocess.run(command, cwd=self.dir, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+                              **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how})
+
+    def test_an_output_that_is_closed_ends_quietly(self):
+        for command in ([*EXPORT, "--to", "csv", LOG, "--out", "-"], [*IMPORT, ZERO1], [*IMPORT, "--help"]):
+            with self.subTest(command[1:]):
+                reading, writing = os.pipe()
+                os.close(reading)
+                done = self.run_script(*command, stdout=writing)
+                os.close(writing)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
+    def test_an_output_that_is_full_ends_with_7(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = self.run_script(*EXPORT, "--to", "csv", LOG, "--out", "-", stdout=full)
+        self.assertEqual((done.returncode, done.stderr), (7, "error: No space left on device\n"))
+
+    def test_an_interrupt_ends_with_130(self):
+        os.mkfifo(os.path.join(self.dir, "prompts"))
+        process = subprocess.Popen([*GENERATE, os.path.join(ROOT, "tests", "fixtures", "llama"), "--tokenizer", "bytes",
+                                    "--file", "prompts"], cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        # Opening for writing waits until the script has opened the pipe, which it then reads.
+        with open(os.path.join(self.dir, "prompts"), "w", encoding="utf-8"):
+            process.send_signal(signal.SIGINT)
+            out, errors = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, out, errors), (130, "", "interrupted\n"))
+
+    def test_text_that_the_terminal_cannot_show_is_escaped(self):
+        done = self.run_script(*IMPORT, "n\u00e4.json", env={**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii",
+                                                            "PYTHONUTF8": "1"})
+        self.assertEqual(done.returncode, 2)
+        self.assertTrue(done.stderr.startswith("error: n\\xe4.json: No such file"), done.stderr)
+
+    def test_what_is_no_file_is_named(self):
+        os.mkfifo(os.path.join(self.dir, "pipe"))
+        os.makedirs(os.path.join(self.dir, "model", "step-1"))
+        os.mkfifo(os.path.join(self.dir, "model", "config.json"))
+        os.mkdir(os.path.join(self.dir, "deep"))
+        with open(os.path.join(self.dir, "deep", "config.json"), "w", encoding="utf-8") as file:
+            file.write("[" * 100_000)
+        with open(os.path.join(self.dir, "a.bin"), "wb") as file:
+            file.write(b"\x18\xd8\x34\x01\1\0\0\0\x05\0\0\0" + bytes(1012 + 10))
+        with open(os.path.join(self.dir, "a.meta.json"), "w", encoding="utf-8") as file:
+            file.write("[" * 100_000)
+        to_screen = [*EXPORT, "--to", "csv", "--out", "-"]
+        for command in ([*to_screen, "pipe"], [*to_screen, "/dev/zero"],
+                        [*COMPARE, "a=pipe", "b=" + LOG], [*GENERATE, "model", "a"], [*GENERATE, "deep", "a"],
+                        [*GENERATE, os.path.join(ROOT, "tests", "fixtures", "llama"), "--tokenizer", "bytes", "--file",
+                         "/dev/zero"],
+                        [*INSPECT, "pipe"], [*INSPECT, "a.bin"], [*CHECK, "pipe"], [*CHECK, "a.bin"],
+                        [*TEXT, "--tokenizer", "bytes", "--out", "out", "pipe"]):
+            with self.subTest(command[1:]):
+                done = self.run_script(*command)
+                self.assertEqual(done.returncode, 2, done.stderr[-500:])
+                said = (done.stderr or done.stdout).splitlines()
+                self.assertRegex(said[0], r"^(error: |DAMAGED )")
+                self.assertNotIn("a bug", said[0])
+                self.assertLessEqual(len(said), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
