@@ -246,6 +246,7 @@ CHECKPOINTS = [
     ("gpt2 RUN --save taken --resume auto", 2, "--save taken: step-00000009 is no folder", "move it away"),
     ("gpt2 RUN --save dangling --resume auto", 2, "--save dangling: step-00000009 is no folder", "move it away"),
     ("gpt2 RUN --load no_shape/step-00000002", 5, "no usable model at no_shape/step-00000002: config.json is missing"),
+    ("gpt2 RUN --resume no_shape/step-00000001", 5, "state.json is not a regular file"),
     ("gpt2 RUN --load bare_state", 5, "no usable model at bare_state: config.json is missing"),
     ("gpt2 RUN --resume no_shape/step-00000002", 5, "config.json is missing", "--resume auto takes"),
     ("gpt2 RUN --resume ck", 5, "no usable checkpoint at ck", "name one of the step-* directories in it"),
@@ -351,7 +352,7 @@ TOOLS = [
     ("scripts/generate ck --file gap.txt --tokenizer bytes", 2, "gap.txt: line 2 is empty"),
     ("scripts/generate ck hello --tokenizer bytes --executable ./none", 2, "./none: No such file", "run make"),
     ("scripts/import_config", 2, "the following arguments are required: FILE"),
-    ("scripts/import_config none.yaml", 2, "none.yaml: No such file", "name a file that exists"),
+    ("scripts/import_config none.yaml", 2, "none.yaml: No such file", "file that exists"),
     ("scripts/import_config array.json", 2, "array.json:1: not a JSON object"),
     ("scripts/import_config latin.json", 2, "latin.json:1: byte 0xe9 is no UTF-8; save the file as UTF-8"),
     ("scripts/import_config doc.bin", 2, "doc.bin:1: is no text; name a JSON, YAML"),
@@ -390,6 +391,8 @@ class MistakesTest(unittest.TestCase):
             mistake_files.damage("ck", "no_shape", [])
             os.remove("no_shape/step-00000002/config.json")
             mistake_files.write("bare_state/state.json", "{}")
+            os.remove("no_shape/step-00000001/state.json")
+            os.mkfifo("no_shape/step-00000001/state.json")
             mistake_files.damage("ck", "taken", [])
             mistake_files.write("taken/step-00000009", "x")
             mistake_files.damage("ck", "dangling", [])
