@@ -93,7 +93,7 @@ NVCC_FLAGS := -std=c++20 -O3 -gencode=arch=compute_$(ARCH),code=$(CODE) -lineinf
 
 # Fuzzers: libFuzzer where clang++ is installed, else the same entry point under g++ with a main that mutates blindly.
 FUZZ_CXX ?= $(shell command -v clang++ 2>/dev/null)
-FUZZ_SRC := $(filter-out llmc/cpu/%,$(LLMC_CXX)) llmc/cpu/device.cpp llmc/cpu/stream.cpp
+FUZZ_SRC := $(LLMC_CXX)
 FUZZ_OBJ := $(FUZZ_SRC:%.cpp=$(OBJ)/fuzz/%.o)
 FUZZ_FLAGS := -std=c++20 -O1 -g -march=x86-64-v3 -ffp-contract=off -Wno-unknown-pragmas $(DEFINES) $(DEVICE_DEFINES) \
               -fno-sanitize-recover=all
