@@ -105,7 +105,7 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
         if (entries.empty()) continue;
         layout.files.push_back(file_of(slot.file, entries));
         int64_t offset = static_cast<int64_t>(layout.files.back().header.size());
-        layout.slot_files.push_back({&slot, dtype_bytes(dtypes.of(slot.kind))});
+        layout.slot_files.push_back({.slot = &slot, .element_bytes = dtype_bytes(dtypes.of(slot.kind)), .offsets = {}});
         SlotFile& file = layout.slot_files.back();
         for (const Param& param : table.params) {
             file.offsets.push_back(param.has(slot.kind) ? offset : -1);

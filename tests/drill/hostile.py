@@ -161,7 +161,10 @@ def trial(shared, case):
     # An input that makes a program take all memory or time of a machine is a finding.
     code, _, error = case.run(command, seconds=60, limits=(("AS", 6 << 30), ("FSIZE", 1 << 28)))
     # check_shards says what is wrong with each shard on standard output.
-    case.judge(code, error, {0, 2, 5, 7}, one_line="check_shards" not in " ".join(command))
+    # import_config ends with 1 if it took over a part.
+    checks, imports = (any(name in word for word in command[:2]) for name in ("check_shards", "import_config"))
+    case.judge(code, error, {0, 2, 5, 7, 1} if imports else {0, 2, 5, 7},
+               one_line=not checks and not (imports and code == 1))
     if os.path.exists(case.path("pwned")):
         case.found("code", "a value was run as a command")
     if read(case.path("precious")) != b"mine":
