@@ -15,6 +15,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
+#include "llmc/base/process_limits.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/hf_config.h"
@@ -44,10 +45,9 @@ struct Outcome {
 Outcome outcome_of(const std::function<std::string()>& work) {
     try {
         return {kExitOk, work()};
-    } catch (const Error& error) {
-        return {error.exit_code, error.what()};
     } catch (const std::exception& error) {
-        return {kExitBug, error.what()};
+        const Error said = as_error(error);
+        return {said.exit_code, said.what()};
     }
 }
 

@@ -11,6 +11,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/files.h"
 #include "llmc/base/nearest.h"
+#include "llmc/base/process_limits.h"
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/commands/bench.h"
@@ -95,6 +96,7 @@ int run_command(int argc, const char* const* argv, const std::string& family) {
     Invocation call{.family = family, .words = {argv, argv + argc}, .line = shell_command({argv, argv + argc})};
     std::unique_ptr<Comm> comm;
     try {
+        check_process_limits();
         const Command& command = command_of(argc, argv);
         if (*command.name) call.words.erase(call.words.begin() + 1);
         if (command.ends_by_step) catch_stop_signals();

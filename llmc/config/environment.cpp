@@ -56,6 +56,15 @@ std::string connections_effect(const std::string& value, bool gpu) {
     return "used by CUDA: hardware queues for streams";
 }
 
+// "" for a number of threads that OpenMP takes: positive ones, with commas between those of nested levels. Its library
+// complains on standard error about others, whatever the program is.
+std::string threads_effect(const std::string& value) {
+    const size_t digits = std::min(value.find_first_not_of("0123456789, "), value.size());
+    const bool positive = value.find_first_of("123456789") != std::string::npos;
+    const bool taken = digits == value.size() && value.size() < 20 && positive;
+    return taken ? "" : "unused: it is no positive number, so OpenMP uses all cores";
+}
+
 // The value without control characters and at most 80 characters long, so that it fits on a line of the screen.
 std::string shown(std::string value) {
     for (char& c : value)
@@ -76,9 +85,10 @@ std::vector<VariableEffect> environment_effects(const std::vector<std::string>& 
         if (nvte) effect = nvte_effect(name);
         if (starts_with(name, "NCCL_")) effect = nccl_effect(ranks, gpu);
         if (name == "CUDA_DEVICE_MAX_CONNECTIONS") effect = connections_effect(value, gpu);
+        if (name == "OMP_NUM_THREADS") effect = threads_effect(value);
         if (starts_with(name, "LLMFP8_")) effect = own_effect(name);
         if (effect.empty()) continue;
-        const bool warn = nvte || effect.find("WARNING") != std::string::npos;
+        const bool warn = nvte || name == "OMP_NUM_THREADS" || effect.find("WARNING") != std::string::npos;
         effects.push_back({.name = name, .value = shown(value), .effect = effect, .warn = warn});
     }
     // The order of environment variables is arbitrary.

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "llmc/base/check.h"
+#include "llmc/cpu/threads.h"
 #include "llmc/ops/device.h"
 
 namespace cpu {
@@ -62,6 +63,7 @@ void device_open(Ctx& ctx, int index) {
     REQUIRE(index == 0, "CPU device %d does not exist: the CPU is device 0", index);
     ctx = Ctx{};
     ctx.sm_count = static_cast<int>(std::thread::hardware_concurrency());
+    start_threads();
 }
 void device_use(const Ctx&) {}
 

@@ -2,6 +2,8 @@
 #pragma once
 #ifdef _OPENMP
 #include <omp.h>
+
+#include <atomic>
 #endif
 
 namespace cpu {
@@ -10,10 +12,18 @@ namespace cpu {
 inline int thread_count() { return omp_get_max_threads(); }
 inline int thread_index() { return omp_get_thread_num(); }
 inline void set_thread_count(int count) { omp_set_num_threads(count); }
+// Starts the threads, which stay. Later, when memory is used up (ulimit -v), OpenMP's library would end the process;
+// what asks for memory beside them has an error for that.
+inline void start_threads() {
+    std::atomic<int> started{0};   // the compiler leaves a region without work out
+#pragma omp parallel
+    started++;
+}
 #else
 inline int thread_count() { return 1; }
 inline int thread_index() { return 0; }
 inline void set_thread_count(int) {}
+inline void start_threads() {}
 #endif
 
 }  // namespace cpu

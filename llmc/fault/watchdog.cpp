@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <system_error>
 #include <utility>
 
 #include "llmc/base/check.h"
@@ -115,21 +116,28 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbe
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { run(); });
-    error_poller_ = std::thread([this] { poll_errors(); });
+    try {
+        thread_ = std::thread([this] { run(); });
+        error_poller_ = std::thread([this] { poll_errors(); });
+    } catch (const std::system_error&) {   // no thread is left
+        join();
+        throw;
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-Watchdog::~Watchdog() {
+Watchdog::~Watchdog() { join(); }
+
+void Watchdog::join() {
     ::eventfd_write(stop_event_, 1);
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
     ::close(stop_event_);
     {
         const std::lock_guard<std::mutex> lock(error_mutex_);
         stop_polling_ = true;
     }
     error_wake_.notify_one();
-    error_poller_.join();
+    if (error_poller_.joinable()) error_poller_.join();
 }
 
 // After it returns, the functions set before are no longer called.

@@ -62,6 +62,7 @@ private:
     void run();
     bool wait_for_next_tick();
     void poll_errors();
+    void join();   // ends those threads that were started
     void tick();
     void post_own();
     std::string confirmed_error();

@@ -9,6 +9,7 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
+#include "llmc/base/process_limits.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm_monitored.h"
@@ -140,6 +141,6 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
     return exit_code;
 }
 int end_with_error(Comm* comm, const std::exception& error) {
-    const auto* ours = dynamic_cast<const Error*>(&error);
-    return end_with_error(comm, error.what(), ours ? ours->exit_code : kExitBug);
+    const Error said = as_error(error);
+    return end_with_error(comm, said.what(), said.exit_code);
 }

@@ -18,11 +18,16 @@ if [ $# = 0 ] || [ "$1" = --help ]; then
     exit 2
 fi
 command -v "$mpirun" >/dev/null || { echo "launch_mpi.sh: no $mpirun found: install OpenMPI" >&2; exit 2; }
+# With too few, mpirun hangs.
+files=$(ulimit -n)
+[ "$files" = unlimited ] || [ "$files" -ge 128 ] ||
+    { echo "launch_mpi.sh: ulimit -n $files: mpirun needs 128 open files: raise it with ulimit -n" >&2; exit 2; }
 
 # The heartbeats of the ranks are in shared memory that outlives them (llmc/fault/heartbeat.h); a file beside it asks
 # the ranks of this host to stop (llmc/fault/shutdown.cpp). The lock says that both are still in use: mpirun inherits
 # the descriptor that holds it. The file gets the name by which other launchers find it once it is locked.
-table=$(mktemp /dev/shm/llmfp8-new-XXXXXXXX) || exit 7
+table=$(mktemp /dev/shm/llmfp8-new-XXXXXXXX 2>&1) ||
+    { echo "launch_mpi.sh: $table: heartbeats of the ranks need /dev/shm: mount or free it" >&2; exit 7; }
 exec {table_lock}<>"$table"
 ! command -v flock >/dev/null || flock -s "$table_lock"
 named=${table/-new-/-launch-}
