@@ -113,6 +113,17 @@ class EnvironmentFaults(TrainTest):
         self.assertIn("environment: OMP_NUM_THREADS=junk unused: it is no positive number, so OpenMP uses all cores",
                       notes)
 
+    def test_processes_are_limited(self):
+        """ulimit -u does not bind root, so the command runs as somebody else."""
+        other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        if subprocess.run([*other, "test", "-x", GPT2], capture_output=True, check=False).returncode:
+            self.skipTest("needs root rights, and executables that everybody may run")
+        bench = [GPT2, "bench", "--model", "gpt2-tiny", "--steps", "1", "--warm-up", "1"]
+        done = subprocess.run([*other, *in_shell("ulimit -u 1", bench)], capture_output=True, text=True, timeout=60,
+                              env=dict(ENVIRONMENT, OMP_NUM_THREADS="8"), check=False)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, rf"\Aerror: 8 {THREADS} \(OMP_NUM_THREADS=8\): [^\n]*\n\Z")
+
     def launcher(self, before=""):
         return [os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh"), *MPIRUN[1:], "-np", "2",
                 *(in_shell(before, self.train()) if before else self.train())]
