@@ -41,7 +41,16 @@ void block_done() { blocks_done()++; }
 }
 
 [[noreturn]] void fail_read(const std::string& path, int error) {
-    FAIL(kExitBadInput, "cannot read %s: %s", path.c_str(), std::strerror(error));
+    FAIL(kExitBadInput, "cannot read %s: %s%s", path.c_str(), std::strerror(error),
+         error == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+}
+
+// Raises the limit of open files as far as the hard limit allows. False if it is there already.
+bool raise_limit_of_files() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return false;
+    limit.rlim_cur = limit.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
 void ask_hook(const IoHook& hook, const char* call, const std::string& path) {
@@ -212,7 +221,9 @@ int open_regular(const std::string& path) {
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) fail_read(path, errno);
     require_regular(info);
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+    int fd = ::open(path.c_str(), kFlags);
+    if (fd < 0 && errno == EMFILE && raise_limit_of_files()) fd = ::open(path.c_str(), kFlags);
     if (fd < 0) fail_read(path, errno);
     Descriptor file(fd);
     if (::fstat(fd, &info) != 0) fail_read(path, errno);
@@ -223,6 +234,56 @@ int open_regular(const std::string& path) {
 
 bool is_file_name(const std::string& name) {
     return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos && escaped(name) == name;
+}
+
+InputFile::InputFile(const std::string& path, const std::string& name, int cut_code)
+    : name_(name), cut_code_(cut_code), fd_(open_regular(path)) {
+    struct stat info {};
+    if (::fstat(fd_, &info) == 0) bytes_ = info.st_size;
+}
+
+InputFile::~InputFile() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : name_(std::move(other.name_)), cut_code_(other.cut_code_), fd_(std::exchange(other.fd_, -1)),
+      bytes_(other.bytes_) {}
+
+void InputFile::read(int64_t offset, int64_t bytes, void* out) const {
+    CHECK(offset >= 0 && bytes >= 0 && bytes <= bytes_ - offset, "bytes [%lld, +%lld) of %s with %lld", ll(offset),
+          ll(bytes), name_.c_str(), ll(bytes_));
+    char* next = static_cast<char*>(out);
+    while (bytes > 0) {
+        const ssize_t got = ::pread(fd_, next, static_cast<size_t>(bytes), offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0)
+            FAIL(cut_code_, "%s: cannot read byte %lld: %s", name_.c_str(), ll(offset), std::strerror(errno));
+        if (got == 0) {
+            struct stat now {};
+            ::fstat(fd_, &now);
+            FAIL(cut_code_, "%s: byte %lld is missing: the file had %lld bytes when it was opened and has %lld now; do "
+                            "not change files that are being read", name_.c_str(), ll(offset), ll(bytes_),
+                 ll(now.st_size));
+        }
+        next += got;
+        offset += got;
+        bytes -= got;
+    }
+}
+
+void InputFile::read_blocks(int64_t begin, int64_t bytes, int64_t block_bytes,
+                            const std::function<void(const uint8_t* data, int64_t count)>& use) const {
+    const auto buffer = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(std::min(bytes, block_bytes)));
+    for (int64_t done = 0; done < bytes; done += block_bytes) {
+        const int64_t count = std::min(block_bytes, bytes - done);
+        read(begin + done, count, buffer.get());
+        use(buffer.get(), count);
+    }
+}
+
+void InputFile::advise(int64_t first, int64_t count, int advice) const {
+    posix_fadvise(fd_, first, count, advice);
 }
 
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use) {

@@ -37,7 +37,7 @@ struct SourceInfo {
 
 class DataLoader {
 public:
-    // Opens, maps and checks every shard. Errors (exit 2) name file and offset.
+    // Opens and checks every shard. Errors (exit 2) name file and offset.
     explicit DataLoader(const DataConfig& config);
     ~DataLoader();
 
@@ -51,7 +51,8 @@ public:
     int64_t samples_of(int64_t source, int64_t n) const;
 
     // Reads sample `sample` (any int64 >= 0): writes seq_length inputs and the seq_length targets that follow them,
-    // with kIgnoreIndex where the loss mask is 0. Returns the number of targets that are not kIgnoreIndex.
+    // with kIgnoreIndex where the loss mask is 0. Returns the number of targets that are not kIgnoreIndex. Exit 2 if the
+    // shard was cut since it was opened.
     int64_t read(int64_t sample, int32_t* inputs, int32_t* targets) const;
 
     // Asks the operating system to load samples [first, first + count) in the background. Thread-safe, like read.
