@@ -1,6 +1,7 @@
 #include "llmc/base/files.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -36,6 +37,7 @@ void block_done() { blocks_done()++; }
     const char* advice = "";
     if (error == ENOSPC) advice = "; free space on that disk or choose another --save";
     if (error == EDQUOT) advice = "; the quota is used up";
+    if (error == EMFILE) advice = "; raise the limit of open files (ulimit -n)";
     if (error == EFBIG) advice = "; raise the file size limit (ulimit -f)";
     FAIL(kExitDisk, "cannot %s %s: %s%s", call, path.c_str(), std::strerror(error), advice);
 }
@@ -157,7 +159,7 @@ OutputFile::OutputFile(const std::string& path, const IoHook& hook) : impl_(std:
     impl_->path = path;
     impl_->hook = hook;
     ask_hook(hook, "open", path);
-    impl_->fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    impl_->fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (impl_->fd < 0) fail_disk("open", path, errno);
 }
 
@@ -178,6 +180,41 @@ void OutputFile::close() { close_synced(impl_->fd, impl_->path, impl_->hook); }
 int64_t OutputFile::bytes() const { return impl_->bytes; }
 std::string OutputFile::xxh3() const { return impl_->hash.digest(); }
 
+ReplacementFile::ReplacementFile(const std::string& path) : path_(path) {
+    do {
+        uint64_t random = 0;
+        if (::getrandom(&random, sizeof random, 0) != sizeof random) fail_disk("name", path, errno);
+        aside_ = path + strf(".%016llx", static_cast<unsigned long long>(random));
+        fd_ = ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    } while (fd_ < 0 && errno == EEXIST);
+    if (fd_ < 0) fail_disk("open", aside_, errno);
+}
+
+ReplacementFile::~ReplacementFile() {
+    if (fd_ >= 0) ::close(fd_);
+    if (!aside_.empty()) ::unlink(aside_.c_str());
+}
+
+void ReplacementFile::write(const std::string& text) {
+    buffer_ += text;
+    if (static_cast<int64_t>(buffer_.size()) >= kIoBytes) flush();
+}
+
+void ReplacementFile::flush() {
+    write_all(fd_, aside_, bytes_, buffer_.data(), static_cast<int64_t>(buffer_.size()), {});
+    bytes_ += static_cast<int64_t>(buffer_.size());
+    buffer_.clear();
+}
+
+void ReplacementFile::publish() {
+    flush();
+    struct stat old {};
+    if (::lstat(path_.c_str(), &old) == 0 && S_ISREG(old.st_mode)) ::fchmod(fd_, old.st_mode & 07777);
+    close_synced(fd_, aside_, {});
+    rename_path(aside_, path_);
+    aside_.clear();
+}
+
 void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
     ask_hook(hook, "open", path);
     Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
@@ -191,7 +228,7 @@ void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
 
 RangeFile::RangeFile(const std::string& path, const IoHook& hook) : path_(path), hook_(hook) {
     ask_hook(hook_, "open", path_);
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd_ < 0) fail_disk("open", path_, errno);
 }
 

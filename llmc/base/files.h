@@ -34,7 +34,8 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// A new file, written front to back. The destructor only closes; the owner of the directory removes unfinished files.
+// A new file, written front to back; nothing may be at its path, not even a link. The destructor only closes; the owner
+// of the directory removes unfinished files.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path, const IoHook& hook = {});
@@ -52,11 +53,32 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
+// A file that is written beside `path`, under a name that cannot be predicted, and then takes its place at once. An
+// existing link at `path` is replaced, not followed: a caller that lets users name links resolves them before.
+class ReplacementFile {
+public:
+    explicit ReplacementFile(const std::string& path);
+    ~ReplacementFile();   // removes it if it was not published
+    ReplacementFile(const ReplacementFile&) = delete;
+    ReplacementFile& operator=(const ReplacementFile&) = delete;
+
+    void write(const std::string& text);
+    void publish();   // fsync, then rename to `path`, with the permissions of the file that was there
+
+private:
+    void flush();
+
+    const std::string path_;
+    std::string aside_, buffer_;
+    int fd_ = -1;
+    int64_t bytes_ = 0;   // in the file
+};
+
 // Creates a file of `bytes` bytes for RangeFile, which several processes may write; it must not exist. Reserves the
 // space if the file system can, so that a full disk is found here.
 void create_file(const std::string& path, int64_t bytes, const IoHook& hook = {});
 
-// An existing file that is written at given offsets. The destructor only closes.
+// An existing file that is written at given offsets; a link is not followed. The destructor only closes.
 class RangeFile {
 public:
     explicit RangeFile(const std::string& path, const IoHook& hook = {});
@@ -93,7 +115,7 @@ public:
 
     int64_t bytes() const { return bytes_; }   // when it was opened
     const std::string& name() const { return name_; }
-    // out (bytes) = the bytes from `offset` on, which must lie within bytes(). The error names the byte that is missing.
+    // out (bytes) = the bytes from `offset` on, which must lie within bytes(). The error names the missing byte.
     void read(int64_t offset, int64_t bytes, void* out) const;
     // Calls use(data, count) for blocks of at most block_bytes of the bytes [begin, begin + bytes), front to back.
     void read_blocks(int64_t begin, int64_t bytes, int64_t block_bytes,

@@ -59,6 +59,6 @@ private:
 // The format's name of a dtype that we write: "F32", "BF16", "F64" or "I32".
 const char* safetensors_dtype(Dtype dtype);
 
-// Reads elements [begin, begin + count) of an F32, BF16 or F16 tensor as fp32, exactly. Returns false for other dtypes. Exit 5
-// as SafetensorsView::read.
+// Reads elements [begin, begin + count) of an F32, BF16 or F16 tensor as fp32, exactly. Returns false for other dtypes.
+// Exit 5 as SafetensorsView::read.
 bool read_as_fp32(const SafetensorsView& view, int64_t begin, int64_t count, float* out);

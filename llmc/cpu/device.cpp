@@ -3,9 +3,12 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "llmc/base/check.h"
+#include "llmc/cpu/threads.h"
 #include "llmc/ops/device.h"
 
 namespace cpu {
@@ -38,10 +41,31 @@ void* allocate(int64_t bytes, const char* what) {
         size_t padded = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
         memory = std::aligned_alloc(kAlignment, padded);
     }
-    REQUIRE(memory, "out of memory: %lld bytes asked for, %lld free; lower --micro-batch-size or the model's "
-            "size", (long long)bytes, (long long)available);
+    REQUIRE(memory, "out of memory: %lld bytes asked for, %lld free%s; lower --micro-batch-size or the model's "
+            "size", (long long)bytes, (long long)available,
+            bytes <= available ? ", but not for this process (ulimit -v)" : "");
     allocations()++;
     return memory;
+}
+
+// OpenMP ends the process if it cannot start its threads, so as many are started here before it needs them.
+void require_threads() {
+    const int wanted = thread_count(), cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    REQUIRE(wanted <= std::max(256, 4 * cores), "OMP_NUM_THREADS asks for %d threads on %d cores: set it to %d or less",
+            wanted, cores, std::max(256, 4 * cores));
+    std::atomic<bool> go = false;
+    std::string error;
+    std::vector<std::jthread> threads;
+    try {
+        for (int i = 1; i < wanted; i++) threads.emplace_back([&go] { go.wait(false); });
+    } catch (const std::exception& failed) {   // bad_alloc or system_error
+        error = failed.what();
+    }
+    go = true;
+    go.notify_all();
+    threads.clear();   // joins
+    REQUIRE(error.empty(), "cannot start %d threads (%s): raise the limits of processes and memory (ulimit -u, -v), or "
+            "set a smaller OMP_NUM_THREADS", wanted, error.c_str());
 }
 }  // namespace
 
@@ -60,6 +84,7 @@ DeviceInfo device_info(int index) {
 
 void device_open(Ctx& ctx, int index) {
     REQUIRE(index == 0, "CPU device %d does not exist: the CPU is device 0", index);
+    require_threads();
     ctx = Ctx{};
     ctx.sm_count = static_cast<int>(std::thread::hardware_concurrency());
 }

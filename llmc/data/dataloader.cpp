@@ -356,6 +356,16 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
     return lines;
 }
 
+std::string reading_error(const std::function<void()>& read) {
+    try {
+        read();
+    } catch (const Error& error) {
+        if (error.exit_code != kExitBadInput) throw;
+        return error.what();
+    }
+    return "";
+}
+
 void require_samples(const DataLoader& loader, int64_t needed, const char* what) {
     const std::vector<SourceInfo>& sources = loader.sources();
     for (size_t k = 0; k < sources.size() && sources.size() > 1; k++) {

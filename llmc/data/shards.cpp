@@ -13,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include "llmc/base/check.h"
@@ -386,8 +387,12 @@ void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
     };
     size_t threads = std::min<size_t>({chunks.size(), std::max(1u, std::thread::hardware_concurrency()), 16});
     std::vector<std::jthread> pool;
-    for (size_t t = 1; t < threads; t++)
-        pool.emplace_back(work);
+    try {
+        for (size_t t = 1; t < threads; t++)
+            pool.emplace_back(work);
+    } catch (const std::system_error&) {
+        // No more threads (ulimit -u, -v): those that there are do all of it.
+    }
     work();
     pool.clear();  // joins
     if (bad_chunk == chunks.size()) return;
