@@ -57,7 +57,7 @@ def bigram_entropy(shards):
     """
     pairs = collections.Counter()
     for shard in shards:
-        pairs.update(zip(shard.tokens, shard.tokens[1:]))
+        pairs.update(itertools.pairwise(shard.tokens))
     current = collections.Counter()
     for (first, _), count in pairs.items():
         current[first] += count
@@ -71,10 +71,10 @@ def bigram_entropy(shards):
 def id_range(tokens):
     try:
         import numpy
+        bounds = [(int(ids.min()), int(ids.max())) for ids in map(numpy.asarray, tokens.blocks())]
     except ImportError:
-        return min(tokens), max(tokens)
-    ids = numpy.asarray(tokens)
-    return int(ids.min()), int(ids.max())
+        bounds = [(min(ids), max(ids)) for ids in tokens.blocks()]
+    return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
 def verify(shard, meta, low_high):

@@ -12,15 +12,14 @@ Vocabularies of up to 16 bits give llm.c's format, larger ones the same in 32 bi
 import argparse
 import array
 import json
-import os
 import struct
 import sys
 from pathlib import Path
 
 sys.path[:0] = [str(p / "scripts") for p in Path(__file__).resolve().parents if (p / "scripts/llmfp8").is_dir()]
 from llmfp8.shard_format import HEADER_BYTES, TYPECODES  # noqa: E402
-from llmfp8.support import (InputError, Parser, count_text, need, one_line, parse_json, run_main,  # noqa: E402
-                            whole_number)
+from llmfp8.support import (InputError, Parser, count_text, need, one_line, parse_json, replacement,  # noqa: E402
+                            run_main, whole_number)
 from llmfp8.text_sources import NotText, text_of  # noqa: E402
 from llmfp8.text_tokenizers import load_tokenizer  # noqa: E402
 
@@ -115,13 +114,9 @@ def write_file(path, words, count, longest, word_bytes):
     if sys.byteorder != "little":
         words.byteswap()
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(f"{path}.tmp")
-    with open(temporary, "wb") as file:
+    with replacement(path) as temporary, open(temporary, "wb") as file:
         file.write(struct.pack("<4i", MAGIC, VERSIONS[word_bytes], count, longest).ljust(HEADER_BYTES, b"\0"))
         words.tofile(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def main():

@@ -1,6 +1,7 @@
 #include "llmc/base/files.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -36,12 +37,22 @@ void block_done() { blocks_done()++; }
     const char* advice = "";
     if (error == ENOSPC) advice = "; free space on that disk or choose another --save";
     if (error == EDQUOT) advice = "; the quota is used up";
+    if (error == EMFILE) advice = "; raise the limit of open files (ulimit -n)";
     if (error == EFBIG) advice = "; raise the file size limit (ulimit -f)";
     FAIL(kExitDisk, "cannot %s %s: %s%s", call, path.c_str(), std::strerror(error), advice);
 }
 
 [[noreturn]] void fail_read(const std::string& path, int error) {
-    FAIL(kExitBadInput, "cannot read %s: %s", path.c_str(), std::strerror(error));
+    FAIL(kExitBadInput, "cannot read %s: %s%s", path.c_str(), std::strerror(error),
+         error == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+}
+
+// Raises the limit of open files as far as the hard limit allows. False if it is there already.
+bool raise_limit_of_files() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return false;
+    limit.rlim_cur = limit.rlim_max;
+    return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
 void ask_hook(const IoHook& hook, const char* call, const std::string& path) {
@@ -148,7 +159,7 @@ OutputFile::OutputFile(const std::string& path, const IoHook& hook) : impl_(std:
     impl_->path = path;
     impl_->hook = hook;
     ask_hook(hook, "open", path);
-    impl_->fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    impl_->fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (impl_->fd < 0) fail_disk("open", path, errno);
 }
 
@@ -169,6 +180,41 @@ void OutputFile::close() { close_synced(impl_->fd, impl_->path, impl_->hook); }
 int64_t OutputFile::bytes() const { return impl_->bytes; }
 std::string OutputFile::xxh3() const { return impl_->hash.digest(); }
 
+ReplacementFile::ReplacementFile(const std::string& path) : path_(path) {
+    do {
+        uint64_t random = 0;
+        if (::getrandom(&random, sizeof random, 0) != sizeof random) fail_disk("name", path, errno);
+        aside_ = path + strf(".%016llx", static_cast<unsigned long long>(random));
+        fd_ = ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    } while (fd_ < 0 && errno == EEXIST);
+    if (fd_ < 0) fail_disk("open", aside_, errno);
+}
+
+ReplacementFile::~ReplacementFile() {
+    if (fd_ >= 0) ::close(fd_);
+    if (!aside_.empty()) ::unlink(aside_.c_str());
+}
+
+void ReplacementFile::write(const std::string& text) {
+    buffer_ += text;
+    if (static_cast<int64_t>(buffer_.size()) >= kIoBytes) flush();
+}
+
+void ReplacementFile::flush() {
+    write_all(fd_, aside_, bytes_, buffer_.data(), static_cast<int64_t>(buffer_.size()), {});
+    bytes_ += static_cast<int64_t>(buffer_.size());
+    buffer_.clear();
+}
+
+void ReplacementFile::publish() {
+    flush();
+    struct stat old {};
+    if (::lstat(path_.c_str(), &old) == 0 && S_ISREG(old.st_mode)) ::fchmod(fd_, old.st_mode & 07777);
+    close_synced(fd_, aside_, {});
+    rename_path(aside_, path_);
+    aside_.clear();
+}
+
 void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
     ask_hook(hook, "open", path);
     Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
@@ -182,7 +228,7 @@ void create_file(const std::string& path, int64_t bytes, const IoHook& hook) {
 
 RangeFile::RangeFile(const std::string& path, const IoHook& hook) : path_(path), hook_(hook) {
     ask_hook(hook_, "open", path_);
-    fd_ = ::open(path_.c_str(), O_WRONLY | O_CLOEXEC);
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd_ < 0) fail_disk("open", path_, errno);
 }
 
@@ -212,7 +258,9 @@ int open_regular(const std::string& path) {
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) fail_read(path, errno);
     require_regular(info);
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    constexpr int kFlags = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
+    int fd = ::open(path.c_str(), kFlags);
+    if (fd < 0 && errno == EMFILE && raise_limit_of_files()) fd = ::open(path.c_str(), kFlags);
     if (fd < 0) fail_read(path, errno);
     Descriptor file(fd);
     if (::fstat(fd, &info) != 0) fail_read(path, errno);
@@ -223,6 +271,56 @@ int open_regular(const std::string& path) {
 
 bool is_file_name(const std::string& name) {
     return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos && escaped(name) == name;
+}
+
+InputFile::InputFile(const std::string& path, const std::string& name, int cut_code)
+    : name_(name), cut_code_(cut_code), fd_(open_regular(path)) {
+    struct stat info {};
+    if (::fstat(fd_, &info) == 0) bytes_ = info.st_size;
+}
+
+InputFile::~InputFile() {
+    if (fd_ >= 0) ::close(fd_);
+}
+
+InputFile::InputFile(InputFile&& other) noexcept
+    : name_(std::move(other.name_)), cut_code_(other.cut_code_), fd_(std::exchange(other.fd_, -1)),
+      bytes_(other.bytes_) {}
+
+void InputFile::read(int64_t offset, int64_t bytes, void* out) const {
+    CHECK(offset >= 0 && bytes >= 0 && bytes <= bytes_ - offset, "bytes [%lld, +%lld) of %s with %lld", ll(offset),
+          ll(bytes), name_.c_str(), ll(bytes_));
+    char* next = static_cast<char*>(out);
+    while (bytes > 0) {
+        const ssize_t got = ::pread(fd_, next, static_cast<size_t>(bytes), offset);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0)
+            FAIL(cut_code_, "%s: cannot read byte %lld: %s", name_.c_str(), ll(offset), std::strerror(errno));
+        if (got == 0) {
+            struct stat now {};
+            ::fstat(fd_, &now);
+            FAIL(cut_code_, "%s: byte %lld is missing: the file had %lld bytes when it was opened and has %lld now; do "
+                            "not change files that are being read", name_.c_str(), ll(offset), ll(bytes_),
+                 ll(now.st_size));
+        }
+        next += got;
+        offset += got;
+        bytes -= got;
+    }
+}
+
+void InputFile::read_blocks(int64_t begin, int64_t bytes, int64_t block_bytes,
+                            const std::function<void(const uint8_t* data, int64_t count)>& use) const {
+    const auto buffer = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(std::min(bytes, block_bytes)));
+    for (int64_t done = 0; done < bytes; done += block_bytes) {
+        const int64_t count = std::min(block_bytes, bytes - done);
+        read(begin + done, count, buffer.get());
+        use(buffer.get(), count);
+    }
+}
+
+void InputFile::advise(int64_t first, int64_t count, int advice) const {
+    posix_fadvise(fd_, first, count, advice);
 }
 
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use) {

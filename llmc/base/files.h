@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "llmc/base/check.h"
+
 // A hook for tests and fault injection, empty otherwise. It is called before every call that changes the disk ("mkdir",
 // "open", "allocate", "write", "fsync", "rename") with the path of the call; if it returns a nonzero errno, the call
 // fails with it.
@@ -32,7 +34,8 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// A new file, written front to back. The destructor only closes; the owner of the directory removes unfinished files.
+// A new file, written front to back; nothing may be at its path, not even a link. The destructor only closes; the owner
+// of the directory removes unfinished files.
 class OutputFile {
 public:
     explicit OutputFile(const std::string& path, const IoHook& hook = {});
@@ -50,11 +53,32 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
+// A file that is written beside `path`, under a name that cannot be predicted, and then takes its place at once. An
+// existing link at `path` is replaced, not followed: a caller that lets users name links resolves them before.
+class ReplacementFile {
+public:
+    explicit ReplacementFile(const std::string& path);
+    ~ReplacementFile();   // removes it if it was not published
+    ReplacementFile(const ReplacementFile&) = delete;
+    ReplacementFile& operator=(const ReplacementFile&) = delete;
+
+    void write(const std::string& text);
+    void publish();   // fsync, then rename to `path`, with the permissions of the file that was there
+
+private:
+    void flush();
+
+    const std::string path_;
+    std::string aside_, buffer_;
+    int fd_ = -1;
+    int64_t bytes_ = 0;   // in the file
+};
+
 // Creates a file of `bytes` bytes for RangeFile, which several processes may write; it must not exist. Reserves the
 // space if the file system can, so that a full disk is found here.
 void create_file(const std::string& path, int64_t bytes, const IoHook& hook = {});
 
-// An existing file that is written at given offsets. The destructor only closes.
+// An existing file that is written at given offsets; a link is not followed. The destructor only closes.
 class RangeFile {
 public:
     explicit RangeFile(const std::string& path, const IoHook& hook = {});
@@ -72,10 +96,40 @@ private:
 };
 
 // Opens a file for reading; exit 2, naming it, if it is anything but a regular file, which is neither read nor waited
-// for: a FIFO without a writer, a device, a socket, a folder. The caller closes.
+// for: a FIFO without a writer, a device, a socket, a folder. If the process may open no more files, its soft limit is
+// raised to the hard one, as a run may have thousands of shards. The caller closes.
 int open_regular(const std::string& path);
 // Whether a text can be the name of a file in a folder: not empty, "." or "..", without slashes and control characters.
 bool is_file_name(const std::string& name);
+
+// An existing regular file that is read at given offsets. It is read, not mapped: a mapping of a file that is cut ends
+// the process with SIGBUS. Movable; any number of threads may read.
+class InputFile {
+public:
+    // Opens as open_regular. name: what messages call it, with the path: "data shard 'a.bin'". cut_code: the
+    // exit code of a read that finds less than bytes().
+    explicit InputFile(const std::string& path, const std::string& name, int cut_code = kExitBadInput);
+    ~InputFile();
+    InputFile(InputFile&& other) noexcept;
+    InputFile& operator=(InputFile&&) = delete;
+
+    int64_t bytes() const { return bytes_; }   // when it was opened
+    const std::string& name() const { return name_; }
+    // out (bytes) = the bytes from `offset` on, which must lie within bytes(). The error names the missing byte.
+    void read(int64_t offset, int64_t bytes, void* out) const;
+    // Calls use(data, count) for blocks of at most block_bytes of the bytes [begin, begin + bytes), front to back.
+    void read_blocks(int64_t begin, int64_t bytes, int64_t block_bytes,
+                     const std::function<void(const uint8_t* data, int64_t count)>& use) const;
+    // Calls posix_fadvise (POSIX_FADV_WILLNEED, ...) for `count` bytes, 0: to the end; ignores errors.
+    void advise(int64_t first, int64_t count, int advice) const;
+
+private:
+    std::string name_;
+    int cut_code_;
+    int fd_ = -1;
+    int64_t bytes_ = 0;
+};
+
 // Calls use(data, bytes) for every block of the file, front to back. These read regular files only (open_regular).
 void read_file(const std::string& path, const std::function<void(const void* data, int64_t bytes)>& use);
 std::string read_text_file(const std::string& path, int64_t max_bytes);  // longer than max_bytes is an error

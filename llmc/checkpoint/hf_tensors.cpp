@@ -1,7 +1,6 @@
 #include "llmc/checkpoint/hf_tensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -64,7 +63,7 @@ void fetch(const SafetensorsView& view, int64_t begin, int64_t count, float* out
     CHECK(read_as_fp32(view, begin, count, out), "%s read as fp32", view.dtype.c_str());
 }
 void fetch(const SafetensorsView& view, int64_t begin, int64_t count, uint16_t* out) {
-    std::memcpy(out, static_cast<const char*>(view.data) + begin * 2, static_cast<size_t>(count) * 2);
+    view.read(begin * 2, count * 2, out);
 }
 
 template <typename T>
@@ -81,7 +80,7 @@ void import_rows(const Param& param, const HfTensor& t, const SafetensorsView& v
         }
 }
 
-// A panel of parameter rows is a column block of the mapped file: strips of kTile file rows are read and transposed.
+// A panel of parameter rows is a column block of the file: strips of kTile file rows are read and transposed.
 template <typename T>
 void import_transposed(const Param& param, const HfTensor& t, const SafetensorsView& view, StateKind kind,
                        const StateAccess& access, int64_t staging) {

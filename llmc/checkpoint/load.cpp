@@ -40,7 +40,7 @@ void load_slot(const std::string& path, const ParamTable& table, const StateSlot
         REQUIRE(index >= 0 && table.params[static_cast<size_t>(index)].has(slot.kind),
                 "%s: tensor %s is no parameter of this model", path.c_str(), name.c_str());
     }
-    std::vector<char> block;  // aligned, as data in the mapped file may not be
+    std::vector<char> block;
     for (const SafetensorsEntry& entry : entries) {
         auto found = reader.tensors().find(entry.name);
         const SafetensorsView* place = found == reader.tensors().end() ? nullptr : &found->second;
@@ -50,8 +50,9 @@ void load_slot(const std::string& path, const ParamTable& table, const StateSlot
         for (const ElementRange& part : held_within(access, slot.kind, index, {0, elems}))
             for (int64_t done = 0; done < part.count; done += step) {
                 const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
-                const char* from = static_cast<const char*>(view.data) + begin * dtype_bytes(dtype);
-                block.assign(from, from + count * dtype_bytes(dtype));
+                const int64_t bytes = count * dtype_bytes(dtype);
+                block.resize(static_cast<size_t>(bytes));
+                view.read(begin * dtype_bytes(dtype), bytes, block.data());
                 access.write(slot.kind, index, begin, count, block.data());
             }
     }
@@ -101,13 +102,24 @@ const HfModelFiles::Found* find_tensor(const HfModelFiles& files, const std::str
     return found == files.tensors().end() ? nullptr : &found->second;
 }
 
+bool same_bytes(const SafetensorsView& a, const SafetensorsView& b) {
+    constexpr int64_t kBlock = int64_t{1} << 20;
+    std::vector<char> of_a(static_cast<size_t>(std::min(kBlock, a.bytes))), of_b(of_a.size());
+    for (int64_t done = 0; done < a.bytes; done += kBlock) {
+        const int64_t n = std::min(kBlock, a.bytes - done);
+        a.read(done, n, of_a.data());
+        b.read(done, n, of_b.data());
+        if (std::memcmp(of_a.data(), of_b.data(), static_cast<size_t>(n)) != 0) return false;
+    }
+    return true;
+}
+
 // A tied head that is stored as well must equal the embedding.
 void check_tied_head(const HfModelFiles& files, const SafetensorsView& head, const SafetensorsEntry& embedding) {
     const HfModelFiles::Found* found = find_tensor(files, embedding.name);
     CHECK(found, "%s was read before", embedding.name.c_str());
     const SafetensorsView& wte = *found->view;
-    const bool same = head.dtype == wte.dtype && head.shape == wte.shape
-                      && std::memcmp(head.data, wte.data, static_cast<size_t>(head.bytes)) == 0;
+    const bool same = head.dtype == wte.dtype && head.shape == wte.shape && same_bytes(head, wte);
     REQUIRE(same,
             "%s: tensor lm_head.weight differs from %s, but this model's head is tied; set "
             "--untie-embeddings-and-output-weights",

@@ -1,13 +1,8 @@
 #include "llmc/checkpoint/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -178,6 +173,54 @@ float half_to_float(uint16_t bits) {
     return std::bit_cast<float>(sign | biased << 23 | fraction << 13);
 }
 
+// Parses a file of `bytes` bytes of which read(offset, count, out) reads the header. Sets all of the views but data and
+// file.
+std::map<std::string, SafetensorsView> parse_header(
+    const std::string& path, int64_t bytes, const std::function<void(int64_t offset, int64_t count, void* out)>& read) {
+    const char* p = path.c_str();
+    REQUIRE(bytes >= 8, "%s: %s too few for a safetensors file", p,
+            (count_text(bytes, "byte") + (bytes == 1 ? " is" : " are")).c_str());
+    uint64_t length = 0;
+    read(0, 8, &length);
+    REQUIRE(length <= kMaxHeaderBytes,
+            "%s: a header of %llu bytes is beyond the limit of 100 MB (not safetensors?)", p,
+            static_cast<unsigned long long>(length));
+    REQUIRE(length <= static_cast<uint64_t>(bytes) - 8,
+            "%s: the header should have %llu bytes, the file ends after %lld", p,
+            static_cast<unsigned long long>(length), static_cast<long long>(bytes - 8));
+    std::string header(static_cast<size_t>(length), '\0');
+    read(8, static_cast<int64_t>(length), header.data());
+    REQUIRE(length > 0 && header[0] == '{', "%s: the header is no JSON object (not safetensors?)", p);
+    HeaderEvents events;
+    bool parsed = nlohmann::json::sax_parse(header.begin(), header.end(), &events);
+    REQUIRE(parsed, "%s: damaged header: %s", p, events.error.c_str());
+
+    const uint64_t data_bytes = static_cast<uint64_t>(bytes) - 8 - length;
+    std::map<std::string, SafetensorsView> views;
+    std::vector<const std::pair<const std::string, Described>*> order;
+    for (const auto& tensor : events.tensors) {
+        SafetensorsView& view = views[tensor.first];
+        std::string wrong = check_tensor(tensor.second, data_bytes, view);
+        REQUIRE(wrong.empty(), "%s: tensor \"%s\" %s", p, printable(tensor.first).c_str(), wrong.c_str());
+        view.offset = static_cast<int64_t>(8 + length + (*tensor.second.offsets)[0]);
+        order.push_back(&tensor);
+    }
+    // In the order of the data every tensor must start where the one before ends.
+    std::sort(order.begin(), order.end(),
+              [](auto* a, auto* b) { return *a->second.offsets < *b->second.offsets; });
+    uint64_t cursor = 0;
+    for (const auto* tensor : order) {
+        const uint64_t start = (*tensor->second.offsets)[0];
+        REQUIRE(start == cursor, "%s: tensor \"%s\" starts at byte %llu of the data, %s", p,
+                printable(tensor->first).c_str(), static_cast<unsigned long long>(start),
+                start < cursor ? "inside another tensor" : "after a hole");
+        cursor = (*tensor->second.offsets)[1];
+    }
+    REQUIRE(cursor == data_bytes, "%s: %llu bytes follow the last tensor", p,
+            static_cast<unsigned long long>(data_bytes - cursor));
+    return views;
+}
+
 }  // namespace
 
 const char* safetensors_dtype(Dtype dtype) {
@@ -209,72 +252,40 @@ std::string safetensors_header(const std::vector<SafetensorsEntry>& entries) {
 
 int64_t SafetensorsView::elems() const { return bytes / element_bytes(dtype); }
 
-std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file, int64_t bytes) {
-    const char* p = path.c_str();
-    const char* begin = static_cast<const char*>(file);
-    REQUIRE(bytes >= 8, "%s: %s too few for a safetensors file", p,
-            (count_text(bytes, "byte") + (bytes == 1 ? " is" : " are")).c_str());
-    uint64_t length = 0;
-    std::memcpy(&length, begin, 8);
-    REQUIRE(length <= kMaxHeaderBytes,
-            "%s: a header of %llu bytes is beyond the limit of 100 MB (not safetensors?)", p,
-            static_cast<unsigned long long>(length));
-    REQUIRE(length <= static_cast<uint64_t>(bytes) - 8,
-            "%s: the header should have %llu bytes, the file ends after %lld", p,
-            static_cast<unsigned long long>(length), static_cast<long long>(bytes - 8));
-    REQUIRE(length > 0 && begin[8] == '{', "%s: the header is no JSON object (not safetensors?)", p);
-    HeaderEvents events;
-    bool parsed = nlohmann::json::sax_parse(begin + 8, begin + 8 + length, &events);
-    REQUIRE(parsed, "%s: damaged header: %s", p, events.error.c_str());
+void SafetensorsView::read(int64_t begin, int64_t count, void* out) const {
+    CHECK(begin >= 0 && count >= 0 && count <= bytes - begin, "bytes [%lld, +%lld) of %lld", ll(begin), ll(count),
+          ll(bytes));
+    if (file) return file->read(offset + begin, count, out);
+    if (count > 0) std::memcpy(out, static_cast<const char*>(data) + begin, static_cast<size_t>(count));
+}
 
-    const char* data = begin + 8 + length;
-    const uint64_t data_bytes = static_cast<uint64_t>(bytes) - 8 - length;
-    std::map<std::string, SafetensorsView> views;
-    std::vector<const std::pair<const std::string, Described>*> order;
-    for (const auto& tensor : events.tensors) {
-        SafetensorsView& view = views[tensor.first];
-        std::string wrong = check_tensor(tensor.second, data_bytes, view);
-        REQUIRE(wrong.empty(), "%s: tensor \"%s\" %s", p, printable(tensor.first).c_str(), wrong.c_str());
-        view.data = data + (*tensor.second.offsets)[0];
-        order.push_back(&tensor);
-    }
-    // In the order of the data every tensor must start where the one before ends.
-    std::sort(order.begin(), order.end(),
-              [](auto* a, auto* b) { return *a->second.offsets < *b->second.offsets; });
-    uint64_t cursor = 0;
-    for (const auto* tensor : order) {
-        const uint64_t start = (*tensor->second.offsets)[0];
-        REQUIRE(start == cursor, "%s: tensor \"%s\" starts at byte %llu of the data, %s", p,
-                printable(tensor->first).c_str(), static_cast<unsigned long long>(start),
-                start < cursor ? "inside another tensor" : "after a hole");
-        cursor = (*tensor->second.offsets)[1];
-    }
-    REQUIRE(cursor == data_bytes, "%s: %llu bytes follow the last tensor", p,
-            static_cast<unsigned long long>(data_bytes - cursor));
+std::string SafetensorsView::content() const {
+    std::string all(static_cast<size_t>(bytes), '\0');
+    read(0, bytes, all.data());
+    return all;
+}
+
+std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file, int64_t bytes) {
+    const char* begin = static_cast<const char*>(file);
+    auto views = parse_header(path, bytes, [&](int64_t offset, int64_t count, void* out) {
+        std::memcpy(out, begin + offset, static_cast<size_t>(count));
+    });
+    for (auto& [name, view] : views) view.data = begin + view.offset;
     return views;
 }
 
 struct SafetensorsReader::Impl {
-    std::string path;
-    void* map = MAP_FAILED;
-    size_t bytes = 0;
+    InputFile file;
     std::map<std::string, SafetensorsView> views;
-    ~Impl() {
-        if (map != MAP_FAILED) ::munmap(map, bytes);
-    }
 };
 
-SafetensorsReader::SafetensorsReader(const std::string& path) : impl_(std::make_unique<Impl>()) {
-    impl_->path = path;
-    const int fd = open_regular(path);
-    struct stat info {};
-    impl_->bytes = ::fstat(fd, &info) == 0 ? static_cast<size_t>(info.st_size) : 0;
-    if (impl_->bytes > 0) impl_->map = ::mmap(nullptr, impl_->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    const int error = errno;
-    ::close(fd);
-    REQUIRE(impl_->bytes == 0 || impl_->map != MAP_FAILED, "cannot map %s: %s", path.c_str(),
-            std::strerror(error));
-    impl_->views = parse_safetensors(path, impl_->map, static_cast<int64_t>(impl_->bytes));
+SafetensorsReader::SafetensorsReader(const std::string& path)
+    : impl_(new Impl{InputFile(path, path, kExitNoCheckpoint), {}}) {
+    const InputFile& file = impl_->file;
+    impl_->views = parse_header(path, file.bytes(), [&](int64_t offset, int64_t count, void* out) {
+        file.read(offset, count, out);
+    });
+    for (auto& [name, view] : impl_->views) view.file = &file;
 }
 
 SafetensorsReader::~SafetensorsReader() = default;
@@ -283,7 +294,7 @@ const std::map<std::string, SafetensorsView>& SafetensorsReader::tensors() const
 
 const SafetensorsView& SafetensorsReader::tensor(const std::string& name) const {
     auto found = impl_->views.find(name);
-    REQUIRE(found != impl_->views.end(), "%s has no tensor %s", impl_->path.c_str(), name.c_str());
+    REQUIRE(found != impl_->views.end(), "%s has no tensor %s", impl_->file.name().c_str(), name.c_str());
     return found->second;
 }
 
@@ -292,17 +303,18 @@ bool read_as_fp32(const SafetensorsView& view, int64_t begin, int64_t count, flo
     if (!half && !brain && view.dtype != "F32") return false;
     CHECK(begin >= 0 && count >= 0 && begin + count <= view.elems(), "elements [%lld, +%lld) of %lld", ll(begin),
           ll(count), ll(view.elems()));
-    // The file's data may not be aligned, hence copies instead of casts.
+    // The data may not be aligned, hence copies instead of casts.
     if (!half && !brain) {
-        if (count > 0)
-            std::memcpy(out, static_cast<const char*>(view.data) + begin * 4, static_cast<size_t>(count) * 4);
+        view.read(begin * 4, count * 4, out);
         return true;
     }
-    const char* from = static_cast<const char*>(view.data) + begin * 2;
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t bits = 0;
-        std::memcpy(&bits, from + i * 2, 2);
-        out[i] = half ? half_to_float(bits) : static_cast<float>(bf16::from_bits(bits));
+    constexpr int64_t kBlock = 16384;   // elements
+    uint16_t block[kBlock];
+    for (int64_t done = 0; done < count; done += kBlock) {
+        const int64_t n = std::min(kBlock, count - done);
+        view.read((begin + done) * 2, n * 2, block);
+        for (int64_t i = 0; i < n; i++)
+            out[done + i] = half ? half_to_float(block[i]) : static_cast<float>(bf16::from_bits(block[i]));
     }
     return true;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "llmc/base/dtype.h"
+#include "llmc/base/files.h"
 
 struct SafetensorsEntry {
     std::string name;
@@ -28,16 +29,21 @@ std::string safetensors_header(const std::vector<SafetensorsEntry>& entries);
 struct SafetensorsView {
     std::string dtype;  // as in the file: "F32", "BF16", "F16", ...
     std::vector<int64_t> shape;
-    const void* data = nullptr;  // in the mapped file; may not be aligned to its elements
+    const void* data = nullptr;  // in memory, may not be aligned to its elements; null: in `file`
     int64_t bytes = 0;
+    const InputFile* file = nullptr;
+    int64_t offset = 0;          // in the file
     int64_t elems() const;
+    // out (count) = bytes [begin, begin + count) of the tensor. Exit 5 if the file was cut since it was opened.
+    void read(int64_t begin, int64_t count, void* out) const;
+    std::string content() const;   // all bytes
 };
 
 // Checks the header of a whole file in memory: at most 100 MB, every offset inside the file, no overlap, gap or
 // overflow, no duplicate name, sizes that match dtype and shape. `path` is for messages. The views point into `file`.
 std::map<std::string, SafetensorsView> parse_safetensors(const std::string& path, const void* file, int64_t bytes);
 
-// Maps a file and checks its header; exit 2, naming the file and the fault, if it is damaged.
+// Opens a file and checks its header; exit 2, naming the file and the fault, if it is damaged.
 class SafetensorsReader {
 public:
     explicit SafetensorsReader(const std::string& path);
@@ -54,4 +60,5 @@ private:
 const char* safetensors_dtype(Dtype dtype);
 
 // Reads elements [begin, begin + count) of an F32, BF16 or F16 tensor as fp32, exactly. Returns false for other dtypes.
+// Exit 5 as SafetensorsView::read.
 bool read_as_fp32(const SafetensorsView& view, int64_t begin, int64_t count, float* out);

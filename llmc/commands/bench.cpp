@@ -37,13 +37,13 @@ void refuse_idle_options(const Config& c) {
     for (const auto& [set, name] : idle) REQUIRE(!set, "--%s has no effect: bench only times steps", name);
 }
 
-// Replaces a file atomically.
+// Replaces a file atomically; of a link, what it leads to.
 void replace_file(const std::string& path, const std::string& text) {
-    const std::string aside = path + ".tmp";
-    OutputFile file(aside);
-    file.write(text.data(), static_cast<int64_t>(text.size()));
-    file.close();
-    rename_path(aside, path);
+    std::error_code missing;
+    const std::string target = std::filesystem::canonical(path, missing).string();
+    ReplacementFile file(missing ? path : target);
+    file.write(text);
+    file.publish();
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 
+#include "llmc/base/standard_streams.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/hf_config.h"
 #include "llmc/checkpoint/load.h"
@@ -101,12 +103,15 @@ int64_t planned_bytes(const Config& config, const ParamTable& table) {
     return arena.peak_bytes();
 }
 
-void print(const std::vector<int32_t>& text, TokenForm form) {
+// Returns false if nobody reads standard output any more.
+bool print(const std::vector<int32_t>& text, TokenForm form) {
     std::string line = tokens_text(text, form);
     if (isatty(STDOUT_FILENO)) line = screen_text(line);
     line += '\n';
     std::fwrite(line.data(), 1, line.size(), stdout);
-    if (std::fflush(stdout) != 0) FAIL(kExitDisk, "standard output cannot be written: %s", std::strerror(errno));
+    const int error = flush_stdout();
+    if (error != 0 && error != EPIPE) FAIL(kExitDisk, "standard output cannot be written: %s", std::strerror(error));
+    return error == 0;
 }
 
 // Frees memory and closes the device at the end, also after an Error.
@@ -144,8 +149,9 @@ int generate(const FoundModel& files, Config config) {
     std::fprintf(stderr, "weights: %s\n", message_line(config.load).c_str());
     const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
                             .seed = config.seed};
+    auto* const tokens = static_cast<int32_t*>(device.pinned);
     for (size_t i = 0; i < prompts.size(); i++)
-        print(model.continue_text(device.ctx, prompts[i], sampling, i, static_cast<int32_t*>(device.pinned)), form);
+        if (!print(model.continue_text(device.ctx, prompts[i], sampling, i, tokens), form)) break;
     return kExitOk;
 }
 

@@ -1,6 +1,7 @@
 #include "llmc/commands/main.h"
 
 #include <cctype>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/nearest.h"
 #include "llmc/base/process_limits.h"
+#include "llmc/base/standard_streams.h"
 #include "llmc/base/text.h"
 #include "llmc/base/version.h"
 #include "llmc/commands/bench.h"
@@ -85,15 +87,14 @@ int leave(const Comm& comm, int exit_code) {
     return exit_code;
 }
 
-}  // namespace
-
-int run_command(int argc, const char* const* argv, const std::string& family) {
+int run(int argc, const char* const* argv, const std::string& family, const std::vector<std::string>& notes) {
     for (int i = 1; i < argc; i++) {
         if (std::strcmp(argv[i], "--version") != 0) continue;
         std::printf("%s", version_text(family).c_str());
         return kExitOk;
     }
-    Invocation call{.family = family, .words = {argv, argv + argc}, .line = shell_command({argv, argv + argc})};
+    Invocation call{.family = family, .words = {argv, argv + argc}, .line = shell_command({argv, argv + argc}),
+                    .notes = notes};
     std::unique_ptr<Comm> comm;
     try {
         check_process_limits();
@@ -114,4 +115,15 @@ int run_command(int argc, const char* const* argv, const std::string& family) {
     } catch (const std::exception& error) {
         return end_with_error(comm.get(), error);
     }
+}
+
+}  // namespace
+
+int run_command(int argc, const char* const* argv, const std::string& family) {
+    const int code = run(argc, argv, family, prepare_standard_streams());
+    // A run writes nothing now that it has not flushed. Of the others a closed pipe (| head) got what it wanted.
+    const int error = flush_stdout();
+    if (error == 0 || error == EPIPE || code != kExitOk) return code;
+    const std::string text = strf("standard output cannot be written: %s", std::strerror(error));
+    return end_with_error(nullptr, text.c_str(), kExitDisk);
 }

@@ -74,9 +74,10 @@ private:
         start_.done("weights");
         open_log();
         evaluations_->warm_up(evaluation_place(), resumed_);
-        if (resumed_) missed_ = evaluations_->make_up(evaluation_place(), missed_);
+        if (resumed_ && evaluations_->data_error().empty())
+            missed_ = evaluations_->make_up(evaluation_place(), missed_);
         start_.done("evaluation");
-        while (step_ < config_.train_iters && train_step()) {}
+        while (evaluations_->data_error().empty() && step_ < config_.train_iters && train_step()) {}
         finish();
         return kExitOk;
     }
@@ -217,15 +218,20 @@ private:
         return true;
     }
 
-    // Returns the inputs of the next step, or null if a rank has been asked to stop. A batch in which loss masks leave
-    // no target is ignored, since its mean loss would be 0 / 0, and the step takes the next one.
+    // Returns the inputs of the next step, or null if a rank has been asked to stop or cannot read its data. A batch in
+    // which loss masks leave no target is ignored, since its mean loss would be 0 / 0, and the step takes the next one.
     Staging::Slot* next_batch() {
         int64_t ignored = 0;
         for (;;) {
             const int64_t count = batch_size_at(config_, samples_);
-            Staging::Slot& slot = staging_->read(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count);
-            const std::vector<int64_t> total = comm_.sum({slot.staged.counted_tokens, stop_wanted()});
+            Staging::Slot& slot = staging_->slot(step_);
+            const std::string error = reading_error([&] {
+                staging_->read(*train_, step_, config_.overfit_one_batch ? 0 : samples_, count);
+            });
+            const std::vector<int64_t> total =
+                comm_.sum({slot.staged.counted_tokens, stop_wanted() || !error.empty(), !error.empty()});
             stopping_ = total[1] > 0;
+            if (total[2] > 0) data_error_ = first_error(comm_, error);
             if ((stopping_ || total[0] > 0) && ignored > 0)
                 log_->event("note", strf("step %lld: none of %s has a target that counts, %s ignored", ll(step_ + 1),
                                          count_text(ignored, "sample").c_str(), ignored == 1 ? "it is" : "they are"));
@@ -407,6 +413,13 @@ private:
         if (step_ > 0) save();
         checkpoints_->finish();
         const long long steps = step_;
+        const std::string lost = data_error_ + evaluations_->data_error();   // one of them
+        if (!lost.empty()) {
+            const std::string line = lost + strf("; the run stops after step %lld, %s", steps,
+                                                        checkpoints_->newest_text().c_str());
+            log_->event("stop", line, false);
+            FAIL(kExitBadInput, "%s", line.c_str());
+        }
         const std::string why = stop_wanted() ? stop_reason() : "a stop of another rank";
         if (!missed_.empty() && !config_.save.empty())
             log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it", steps));
@@ -441,6 +454,7 @@ private:
     double flops_per_token_ = 0;
     StepTimeCheck plan_check_;
     bool resumed_ = false, stopping_ = false;
+    std::string data_error_;              // why data cannot be read any more, on all ranks the same
     int64_t step_ = 0;                    // steps enqueued
     int64_t samples_ = 0;                 // the data cursor
     int64_t adam_step_ = 0, skips_ = 0, consecutive_skips_ = 0;
@@ -461,6 +475,7 @@ ParsedConfig parse_training(const Invocation& call, const std::vector<const char
                           .read_shape = model_config_from_hf};
     ParsedConfig parsed = parse_config(static_cast<int>(words.size()), words.data(), call.family, machine);
     if (parsed.help) return parsed;
+    parsed.notes.insert(parsed.notes.begin(), call.notes.begin(), call.notes.end());
     for (const std::string& line : environment_lines(own_environment(), ranks, machine.gpu))
         parsed.notes.push_back(line);
     set_comm_timeout(parsed.config.comm_timeout);

@@ -39,8 +39,9 @@ void* allocate(int64_t bytes, const char* what) {
         size_t padded = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
         memory = std::aligned_alloc(kAlignment, padded);
     }
-    REQUIRE(memory, "out of memory: %lld bytes asked for, %lld free; lower --micro-batch-size or the model's "
-            "size", (long long)bytes, (long long)available);
+    REQUIRE(memory, "out of memory: %lld bytes asked for, %lld free%s; lower --micro-batch-size or the model's "
+            "size", (long long)bytes, (long long)available,
+            bytes <= available ? ", but not for this process (ulimit -v)" : "");
     allocations()++;
     return memory;
 }

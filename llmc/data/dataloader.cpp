@@ -1,6 +1,7 @@
 #include "llmc/data/dataloader.h"
 
-#include <sys/mman.h>
+#include <fcntl.h>
+
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -241,7 +242,7 @@ DataLoader::DataLoader(const DataConfig& config) : impl_(std::make_unique<Impl>(
     if (config.check_ids) check_token_ids(impl_->shards, config.vocab_size);
     // prefetch() requests the pages; the kernel's read-ahead helps only if shards are read in order.
     for (const Shard& shard : impl_->shards)
-        shard.advise(0, shard.info.tokens, config.shuffle ? MADV_RANDOM : MADV_SEQUENTIAL);
+        shard.advise(0, shard.info.tokens, config.shuffle ? POSIX_FADV_RANDOM : POSIX_FADV_SEQUENTIAL);
 }
 
 DataLoader::~DataLoader() = default;
@@ -263,9 +264,9 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) cons
     }
     Impl::Location at = impl_->locate(sample);
     at.shard->copy(at.token, T, inputs);
-    at.shard->copy(at.token + 1, T, targets);
-    for (int64_t t = 0; *at.mask && t < T; t++)
-        if (!(*at.mask)->counts(at.token + 1 + t)) targets[t] = kIgnoreIndex;
+    std::copy(inputs + 1, inputs + T, targets);
+    at.shard->copy(at.token + T, 1, targets + T - 1);
+    if (*at.mask) (*at.mask)->apply(at.token + 1, T, targets);
     int64_t ignored = 0;
     for (int64_t t = 0; t < T; t++)
         ignored += targets[t] == kIgnoreIndex;
@@ -275,7 +276,7 @@ int64_t DataLoader::read(int64_t sample, int32_t* inputs, int32_t* targets) cons
 void DataLoader::prefetch(int64_t first, int64_t count) const {
     for (int64_t i = 0; i < count && !impl_->config.synthetic; i++) {
         Impl::Location at = impl_->locate(first + i);
-        at.shard->advise(at.token, impl_->config.seq_length + 1, MADV_WILLNEED);
+        at.shard->advise(at.token, impl_->config.seq_length + 1, POSIX_FADV_WILLNEED);
     }
 }
 
@@ -353,6 +354,16 @@ std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples
                              (long long)counted, count_text(tokens, "token").c_str(),
                              100 * static_cast<double>(counted) / static_cast<double>(tokens)));
     return lines;
+}
+
+std::string reading_error(const std::function<void()>& read) {
+    try {
+        read();
+    } catch (const Error& error) {
+        if (error.exit_code != kExitBadInput) throw;
+        return error.what();
+    }
+    return "";
 }
 
 void require_samples(const DataLoader& loader, int64_t needed, const char* what) {

@@ -8,6 +8,7 @@
 // frequencies as in text (Zipf's law). They never end and have no epochs.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,7 +38,7 @@ struct SourceInfo {
 
 class DataLoader {
 public:
-    // Opens, maps and checks every shard. Errors (exit 2) name file and offset.
+    // Opens and checks every shard. Errors (exit 2) name file and offset.
     explicit DataLoader(const DataConfig& config);
     ~DataLoader();
 
@@ -51,7 +52,8 @@ public:
     int64_t samples_of(int64_t source, int64_t n) const;
 
     // Reads sample `sample` (any int64 >= 0): writes seq_length inputs and the seq_length targets that follow them,
-    // with kIgnoreIndex where the loss mask is 0. Returns the number of targets that are not kIgnoreIndex.
+    // with kIgnoreIndex where the loss mask is 0. Returns the number of targets that are not kIgnoreIndex. Exit 2 if
+    // the shard was cut since it was opened.
     int64_t read(int64_t sample, int32_t* inputs, int32_t* targets) const;
 
     // Asks the operating system to load samples [first, first + count) in the background. Thread-safe, like read.
@@ -71,6 +73,10 @@ private:
 // Returns one line per source of a blend with its share and how often a run of `samples` samples reads it, and one line
 // on loss masks; nothing without weights and masks.
 std::vector<std::string> describe_data(const DataLoader& loader, int64_t samples);
+
+// Calls `read`, which reads samples. Returns "" or the error of data that cannot be read any more, so that the caller
+// can end together with other ranks; other errors pass.
+std::string reading_error(const std::function<void()>& read);
 
 // Fails (exit 2) if there are fewer than `needed` different samples. The error says for what they are needed: `what`,
 // e.g. "one step of 512 sequences".

@@ -14,14 +14,16 @@ public:
     // names a mask, that is an error: the run would train on tokens that were to be excluded.
     static std::optional<LossMask> of_shard(const std::string& shard, int64_t tokens);
 
-    bool counts(int64_t token) const { return bits_[token / 8] >> (token % 8) & 1; }
+    // Sets the targets (count), which are the tokens from `first` on, to kIgnoreIndex where the mask is 0. Exit 2 if
+    // the file was cut.
+    void apply(int64_t first, int64_t count, int32_t* targets) const;
     int64_t counted() const { return counted_; }
-    uint64_t fingerprint() const;   // XXH3 of the file
+    uint64_t fingerprint() const { return fingerprint_; }   // XXH3 of the file
 
 private:
     LossMask(const std::string& path, int64_t tokens);
 
-    MappedFile file_;
-    const uint8_t* bits_ = nullptr;
+    InputFile file_;
     int64_t counted_ = 0;
+    uint64_t fingerprint_ = 0;
 };

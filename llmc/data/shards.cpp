@@ -2,9 +2,6 @@
 
 #include <fcntl.h>
 #include <glob.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -16,6 +13,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include "llmc/base/check.h"
@@ -89,14 +87,47 @@ uint32_t max_id(const uint8_t* bytes, int64_t n) {
     return result;
 }
 
+constexpr int64_t kBlockBytes = int64_t{1} << 18;   // of reads that go through a file: stays in the L2 cache
+
+InputFile open_shard(const std::string& path) {
+    REQUIRE(!is_directory(path), "data shard '%s': a folder: name the files in it, '%s/*.bin'", path.c_str(),
+            path.c_str());
+    return InputFile(path, "data shard '" + path + "'");
+}
+
+// A list of numbers in a file, read front to back.
+template <typename T>
+class ListReader {
+public:
+    ListReader(const InputFile& file, int64_t offset, int64_t count) : file_(file), offset_(offset), left_(count) {}
+    T next() {
+        if (at_ == block_.size()) {
+            block_.resize(static_cast<size_t>(std::min<int64_t>(left_, kBlockBytes / static_cast<int64_t>(sizeof(T)))));
+            const int64_t bytes = static_cast<int64_t>(block_.size() * sizeof(T));
+            file_.read(offset_, bytes, block_.data());
+            offset_ += bytes;
+            left_ -= static_cast<int64_t>(block_.size());
+            at_ = 0;
+        }
+        return block_[at_++];
+    }
+
+private:
+    const InputFile& file_;
+    int64_t offset_, left_;
+    std::vector<T> block_;
+    size_t at_ = 0;
+};
+
 // Checks the header of a Megatron index, and that its tables fill the rest of the file. Returns the number of
 // sequences.
-uint64_t check_megatron_header(const MappedFile& index, const char* name, int* token_bytes) {
-    const uint8_t* p = index.data();
+uint64_t check_megatron_header(const InputFile& index, const char* name, int* token_bytes) {
     const int64_t bytes = index.bytes();
     REQUIRE(bytes >= kMegatronHeaderBytes,
             "data index '%s': truncated in the header: it ends at byte %lld of %lld", name, (long long)bytes,
             (long long)kMegatronHeaderBytes);
+    uint8_t p[kMegatronHeaderBytes];
+    index.read(0, kMegatronHeaderBytes, p);
     REQUIRE(
         std::memcmp(p, kMegatronMagic, kMegatronMagicBytes) == 0,
         "data index '%s': byte 0: wrong magic, expected MMIDIDX (Megatron); if the .bin of this name is not "
@@ -127,70 +158,37 @@ uint64_t check_megatron_header(const MappedFile& index, const char* name, int* t
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) {
-    int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    REQUIRE(fd >= 0, "data shard '%s': cannot open: %s", path.c_str(), std::strerror(errno));
-    struct stat status = {};
-    bool regular = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-    void* mapped = nullptr;
-    if (regular && status.st_size > 0)
-        mapped = mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_SHARED, fd, 0);
-    int map_errno = errno;
-    close(fd);
-    REQUIRE(!S_ISDIR(status.st_mode), "data shard '%s': a folder: name the files in it, '%s/*.bin'", path.c_str(),
-            path.c_str());
-    REQUIRE(regular, "data shard '%s': not a regular file", path.c_str());
-    REQUIRE(mapped != MAP_FAILED, "data shard '%s': cannot map %lld bytes: %s", path.c_str(),
-            (long long)status.st_size, std::strerror(map_errno));
-    data_ = static_cast<const uint8_t*>(mapped);
-    bytes_ = status.st_size;
-}
-
-MappedFile::~MappedFile() {
-    if (data_) munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(bytes_));
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept : data_(other.data_), bytes_(other.bytes_) {
-    other.data_ = nullptr;
-    other.bytes_ = 0;
-}
-
-void MappedFile::advise(int64_t first, int64_t count, int advice) const {
-    static const int64_t page = sysconf(_SC_PAGESIZE);
-    int64_t begin = first / page * page, end = std::min(first + count, bytes_);
-    if (data_ && begin < end)
-        madvise(const_cast<uint8_t*>(data_) + begin, static_cast<size_t>(end - begin), advice);
-}
-
-Shard::Shard(const std::string& path, const std::string& token_dtype) : file_(path) {
+Shard::Shard(const std::string& path, const std::string& token_dtype) : file_(open_shard(path)) {
     info.path = path;
     REQUIRE(file_.bytes() > 0, "data shard '%s': the file is empty", path.c_str());
-    uint32_t magic = file_.bytes() >= 4 ? load<uint32_t>(file_.data()) : 0;
+    std::vector<uint8_t> head(static_cast<size_t>(std::min<int64_t>(4096, file_.bytes())));
+    file_.read(0, static_cast<int64_t>(head.size()), head.data());
+    uint32_t magic = head.size() >= 4 ? load<uint32_t>(head.data()) : 0;
     const std::string index_path = shard_stem(path) + ".idx";
     if (path.ends_with(".bin") && is_regular_file(index_path)) {
         parse_megatron_index(index_path);
     } else if (magic == kMagicV1 || magic == kMagicV7) {
-        parse_llmc_header();
+        parse_llmc_header(head);
     } else {
-        parse_raw(token_dtype);
+        parse_raw(head, token_dtype);
     }
     info.fingerprint = compute_fingerprint();
 }
 
-void Shard::parse_llmc_header() {
+void Shard::parse_llmc_header(const std::vector<uint8_t>& head) {
     const char* path = info.path.c_str();
-    bool wide = load<uint32_t>(file_.data()) == kMagicV7;
+    bool wide = load<uint32_t>(head.data()) == kMagicV7;
     info.format = wide ? ShardFormat::kLlmcV7 : ShardFormat::kLlmcV1;
     info.token_bytes = wide ? 4 : 2;
     data_offset_ = kLlmcHeaderBytes;
     REQUIRE(file_.bytes() >= kLlmcHeaderBytes,
             "data shard '%s': truncated in the header: it ends at byte %lld of %lld", path,
             (long long)file_.bytes(), (long long)kLlmcHeaderBytes);
-    uint32_t version = load<uint32_t>(file_.data() + 4), expected = wide ? 7 : 1;
+    uint32_t version = load<uint32_t>(head.data() + 4), expected = wide ? 7 : 1;
     REQUIRE(version == expected, "data shard '%s': byte 4: version %u, expected %u after magic %u", path,
-            version, expected, load<uint32_t>(file_.data()));
+            version, expected, load<uint32_t>(head.data()));
     // llm.c writes the count as int32. It is read as unsigned and checked against the file size.
-    info.tokens = load<uint32_t>(file_.data() + 8);
+    info.tokens = load<uint32_t>(head.data() + 8);
     int64_t expected_bytes = kLlmcHeaderBytes + info.tokens * info.token_bytes;
     REQUIRE(file_.bytes() >= expected_bytes,
             "data shard '%s': truncated: the header (byte 8) says %lld tokens, that is %lld bytes, the "
@@ -204,14 +202,16 @@ void Shard::parse_llmc_header() {
 
 void Shard::parse_megatron_index(const std::string& index_path) {
     const char* name = index_path.c_str();
-    MappedFile index(index_path);
+    const InputFile index(index_path, "data index '" + index_path + "'");
     const uint64_t sequences = check_megatron_header(index, name, &info.token_bytes);
     info.format = ShardFormat::kMegatron;
     const int64_t lengths = kMegatronHeaderBytes, pointers = lengths + 4 * static_cast<int64_t>(sequences);
+    ListReader<int32_t> length_list(index, lengths, static_cast<int64_t>(sequences));
+    ListReader<int64_t> pointer_list(index, pointers, static_cast<int64_t>(sequences));
     int64_t position = 0;  // cannot overflow: it is compared with the file size after every sequence
     for (int64_t s = 0; s < static_cast<int64_t>(sequences); s++) {
-        int32_t length = load<int32_t>(index.data() + lengths + 4 * s);
-        int64_t pointer = load<int64_t>(index.data() + pointers + 8 * s);
+        int32_t length = length_list.next();
+        int64_t pointer = pointer_list.next();
         REQUIRE(length >= 0, "data index '%s': byte %lld: sequence %lld has length %d", name,
                 (long long)(lengths + 4 * s), (long long)s, length);
         REQUIRE(
@@ -231,20 +231,19 @@ void Shard::parse_megatron_index(const std::string& index_path) {
     info.tokens = position / info.token_bytes;
 }
 
-void Shard::parse_raw(const std::string& token_dtype) {
+void Shard::parse_raw(const std::vector<uint8_t>& head, const std::string& token_dtype) {
     const char* path = info.path.c_str();
     for (const ForeignMagic& foreign : kForeign) {
-        bool match = file_.bytes() >= static_cast<int64_t>(foreign.length)
-                     && std::memcmp(file_.data(), foreign.bytes, foreign.length) == 0;
+        bool match = head.size() >= foreign.length && std::memcmp(head.data(), foreign.bytes, foreign.length) == 0;
         REQUIRE(!match, "data shard '%s': byte 0: wrong magic: this is %s", path, foreign.what);
     }
     // Text has no control characters, unlike tokens, half of whose bytes are 0 if the ids are small.
-    const uint8_t* end = file_.data() + std::min<int64_t>(4096, file_.bytes());
-    const bool text = std::all_of(file_.data(), end, [](uint8_t c) { return c >= ' ' || (c >= '\t' && c <= '\r'); });
+    const bool text = std::all_of(head.begin(), head.end(),
+                                  [](uint8_t c) { return c >= ' ' || (c >= '\t' && c <= '\r'); });
     REQUIRE(!text || !token_dtype.empty(),
             "data shard '%s': byte 0: wrong magic: this is text; data/prepare_text.py makes shards of it", path);
     uint32_t first = 0;
-    std::memcpy(&first, file_.data(), static_cast<size_t>(std::min<int64_t>(4, file_.bytes())));
+    std::memcpy(&first, head.data(), std::min<size_t>(4, head.size()));
     REQUIRE(!token_dtype.empty(),
             "data shard '%s': byte 0: wrong magic 0x%08x (known: llm.c %u and %u, or a Megatron .idx "
             "of the same name); if it is headerless (nanoGPT), pass --token-dtype uint16 or uint32",
@@ -261,53 +260,64 @@ void Shard::parse_raw(const std::string& token_dtype) {
 uint64_t Shard::compute_fingerprint() const {
     constexpr int64_t kEnd = 1 << 20, kBlock = 4096, kBlocks = 64;
     int64_t bytes = file_.bytes();
-    const uint8_t* p = file_.data();
     XXH3_state_t state;
     XXH3_64bits_reset(&state);
+    const auto hash = [&](int64_t begin, int64_t count) {
+        file_.read_blocks(begin, count, kBlockBytes, [&](const uint8_t* data, int64_t n) {
+            XXH3_64bits_update(&state, data, static_cast<size_t>(n));
+        });
+    };
     int64_t shape[4] = {bytes, data_offset_, info.token_bytes, info.tokens};
     XXH3_64bits_update(&state, shape, sizeof(shape));
     if (bytes <= 2 * kEnd + kBlock * kBlocks) {
-        XXH3_64bits_update(&state, p, static_cast<size_t>(bytes));
+        hash(0, bytes);
     } else {
         // Hashes both ends, where a rewritten or appended file differs, and evenly spaced blocks between them.
-        XXH3_64bits_update(&state, p, kEnd);
-        XXH3_64bits_update(&state, p + bytes - kEnd, kEnd);
+        hash(0, kEnd);
+        hash(bytes - kEnd, kEnd);
         int64_t span = bytes - 2 * kEnd - kBlock;
-        for (int64_t b = 0; b < kBlocks; b++) {
-            int64_t at = kEnd + span / (kBlocks - 1) * b;
-            XXH3_64bits_update(&state, p + at, kBlock);
-        }
+        for (int64_t b = 0; b < kBlocks; b++) hash(kEnd + span / (kBlocks - 1) * b, kBlock);
     }
     return XXH3_64bits_digest(&state);
 }
 
 uint32_t Shard::token(int64_t index) const {
-    const uint8_t* at = file_.data() + byte_offset(index);
-    return info.token_bytes == 2 ? load<uint16_t>(at) : load<uint32_t>(at);
+    uint32_t id = 0;   // little-endian
+    file_.read(byte_offset(index), info.token_bytes, &id);
+    return id;
+}
+
+void Shard::require_tokens(int64_t first, int64_t count) const {
+    CHECK(first >= 0 && count >= 0 && count <= info.tokens - first, "tokens [%lld, +%lld) of %lld in '%s'",
+          (long long)first, (long long)count, (long long)info.tokens, info.path.c_str());
 }
 
 void Shard::copy(int64_t first, int64_t count, int32_t* out) const {
-    CHECK(first >= 0 && count >= 0 && count <= info.tokens - first, "tokens [%lld, +%lld) of %lld in '%s'",
-          (long long)first, (long long)count, (long long)info.tokens, info.path.c_str());
-    const uint8_t* from = file_.data() + byte_offset(first);
-    if (info.token_bytes == 4) {
-        std::memcpy(out, from, static_cast<size_t>(count) * 4);
-    } else {
-        for (int64_t i = 0; i < count; i++)
-            out[i] = load<uint16_t>(from + 2 * i);
+    require_tokens(first, count);
+    if (info.token_bytes == 4) return file_.read(byte_offset(first), count * 4, out);
+    constexpr int64_t kBlock = 16384;   // tokens
+    uint16_t block[kBlock];
+    for (int64_t done = 0; done < count; done += kBlock) {
+        const int64_t n = std::min(kBlock, count - done);
+        file_.read(byte_offset(first + done), 2 * n, block);
+        std::copy(block, block + n, out + done);
     }
 }
 
 int64_t Shard::find_bad_id(int64_t first, int64_t count, int64_t vocab_size) const {
-    CHECK(first >= 0 && count >= 0 && count <= info.tokens - first, "tokens [%lld, +%lld) of %lld in '%s'",
-          (long long)first, (long long)count, (long long)info.tokens, info.path.c_str());
+    require_tokens(first, count);
     if (info.token_bytes == 2 && vocab_size > 0xffff) return -1;
-    const uint8_t* from = file_.data() + byte_offset(first);
-    uint32_t largest = info.token_bytes == 2 ? max_id<uint16_t>(from, count) : max_id<uint32_t>(from, count);
-    if (largest < vocab_size) return -1;
-    for (int64_t i = first; i < first + count; i++)
-        if (token(i) >= vocab_size) return i;
-    return -1;
+    const int64_t width = info.token_bytes;
+    int64_t bad = -1, done = 0;   // done: tokens of the blocks before
+    file_.read_blocks(byte_offset(first), count * width, kBlockBytes, [&](const uint8_t* data, int64_t bytes) {
+        const int64_t n = bytes / width;
+        const uint32_t largest = width == 2 ? max_id<uint16_t>(data, n) : max_id<uint32_t>(data, n);
+        for (int64_t i = 0; bad < 0 && largest >= vocab_size && i < n; i++)
+            if ((width == 2 ? load<uint16_t>(data + 2 * i) : load<uint32_t>(data + 4 * i)) >= vocab_size)
+                bad = first + done + i;
+        done += n;
+    });
+    return bad;
 }
 
 void Shard::advise(int64_t first, int64_t count, int advice) const {
@@ -364,7 +374,7 @@ void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
             if (c >= chunks.size()) return;
             const Chunk& chunk = chunks[c];
             const Shard& shard = shards[chunk.shard];
-            shard.advise(chunk.first, chunk.count, MADV_SEQUENTIAL);
+            shard.advise(chunk.first, chunk.count, POSIX_FADV_SEQUENTIAL);
             int64_t token = shard.find_bad_id(chunk.first, chunk.count, vocab_size);
             if (token < 0) continue;
             stop = true;
@@ -377,8 +387,12 @@ void check_token_ids(const std::vector<Shard>& shards, int64_t vocab_size) {
     };
     size_t threads = std::min<size_t>({chunks.size(), std::max(1u, std::thread::hardware_concurrency()), 16});
     std::vector<std::jthread> pool;
-    for (size_t t = 1; t < threads; t++)
-        pool.emplace_back(work);
+    try {
+        for (size_t t = 1; t < threads; t++)
+            pool.emplace_back(work);
+    } catch (const std::system_error&) {
+        // No more threads (ulimit -u, -v): those that there are do all of it.
+    }
     work();
     pool.clear();  // joins
     if (bad_chunk == chunks.size()) return;

@@ -1,10 +1,13 @@
-// Token shards on disk: file patterns, formats and their checks, and a read-only mapping of the tokens. The order of
-// samples is defined in dataloader.h. Errors have exit code 2 and name the file and, if possible, the byte offset.
+// Token shards on disk: file patterns, formats, their checks, and reading tokens. The order of samples is defined in
+// dataloader.h. Errors have exit code 2 and name the file and, if possible, the byte offset; so does every read of a
+// file that was cut since it was opened.
 #pragma once
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
+
+#include "llmc/base/files.h"
 
 enum class ShardFormat { kLlmcV1, kLlmcV7, kMegatron, kRaw };
 
@@ -33,25 +36,6 @@ inline std::string shard_stem(const std::string& path) {
     return path.ends_with(".bin") ? path.substr(0, path.size() - 4) : path;
 }
 
-// Read-only mapping of a whole file. A shard must not be rewritten in place during a run: truncating a mapped file ends
-// the process with SIGBUS.
-class MappedFile {
-public:
-    explicit MappedFile(const std::string& path);
-    ~MappedFile();
-    MappedFile(MappedFile&& other) noexcept;
-    MappedFile& operator=(MappedFile&&) = delete;
-
-    const uint8_t* data() const { return data_; }
-    int64_t bytes() const { return bytes_; }
-    // Calls madvise (MADV_WILLNEED, ...) for the pages of bytes [first, first + count); ignores errors.
-    void advise(int64_t first, int64_t count, int advice) const;
-
-private:
-    const uint8_t* data_ = nullptr;  // null for an empty file
-    int64_t bytes_ = 0;
-};
-
 // An open shard whose size has been checked against its header.
 class Shard {
 public:
@@ -67,16 +51,18 @@ public:
     // Returns the index of the first token in [first, first + count) whose id is >= vocab_size, or -1.
     int64_t find_bad_id(int64_t first, int64_t count, int64_t vocab_size) const;
     uint32_t token(int64_t index) const;
-    // Calls madvise for the pages of tokens [first, first + count).
+    // Calls posix_fadvise for tokens [first, first + count).
     void advise(int64_t first, int64_t count, int advice) const;
 
 private:
-    MappedFile file_;
+    InputFile file_;
     int64_t data_offset_ = 0;
 
-    void parse_llmc_header();
+    // head: the first bytes of the file, at most 4096.
+    void parse_llmc_header(const std::vector<uint8_t>& head);
     void parse_megatron_index(const std::string& index_path);
-    void parse_raw(const std::string& token_dtype);
+    void parse_raw(const std::vector<uint8_t>& head, const std::string& token_dtype);
+    void require_tokens(int64_t first, int64_t count) const;
     uint64_t compute_fingerprint() const;
 };
 

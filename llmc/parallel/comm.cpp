@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include "llmc/base/check.h"
@@ -125,13 +127,25 @@ void require_same(Comm& comm, const std::vector<std::pair<std::string, std::stri
     }
 }
 
+std::string first_error(Comm& comm, const std::string& mine) {
+    const std::vector<std::string> all = comm.gather(mine);
+    for (size_t rank = 0; rank < all.size(); rank++)
+        if (!all[rank].empty()) return rank == 0 ? all[0] : strf("%s (on rank %zu)", all[rank].c_str(), rank);
+    return "";
+}
+
 int end_with_error(Comm* comm, const char* what, int exit_code) {
     const bool several = comm && comm->world().ranks > 1;
     if (several) yield_to_watchdog(exit_code == kExitPeerLost);
     std::fflush(stdout);
     if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
     const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
-    std::fprintf(stderr, "error: %s%s\n", who.c_str(), message_line(what).c_str());
+    // If standard error is a pipe that nobody reads, the other stream gets the line.
+    const std::string line = strf("error: %s%s\n", who.c_str(), message_line(what).c_str());
+    if (std::fputs(line.c_str(), stderr) < 0) {
+        std::fputs(line.c_str(), stdout);
+        std::fflush(stdout);
+    }
     write_outcome(exit_code);
     if (several) {
         post_end(exit_code);

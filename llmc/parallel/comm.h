@@ -99,9 +99,12 @@ std::unique_ptr<Comm> open_comm();
 // first rank that differs from rank 0.
 void require_same(Comm& comm, const std::vector<std::pair<std::string, std::string>>& items);
 
+// The error of the first rank that has one, on all ranks the same; "" if none has. Collective.
+std::string first_error(Comm& comm, const std::string& mine);
+
 // Prints the error on standard error and, with several ranks, ends all of them with exit_code. All ranks may have the
 // same error, so rank 0 prints first. comm is null until the ranks are connected. Returns exit_code if there is one
 // rank.
 int end_with_error(Comm* comm, const char* what, int exit_code);
-// The same with the exit code of an Error; any other exception is a bug.
+// The same with the exit code of an Error, 2 if the host has no memory or threads; any other exception is a bug.
 int end_with_error(Comm* comm, const std::exception& error);

@@ -13,6 +13,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/json_object.h"
 #include "llmc/base/peak_flops.h"
+#include "llmc/base/standard_streams.h"
 #include "llmc/base/text.h"
 
 namespace {
@@ -110,20 +111,16 @@ std::string set_aside(const std::string& path) {
 std::string cut_log(const std::string& path, int64_t resume_step, const std::vector<std::string>& again, bool keep) {
     std::ifstream old(path, std::ios::binary);
     REQUIRE(old, "--log-file %s: cannot be read: %s", path.c_str(), std::strerror(errno));
-    const std::string log = fs::canonical(path).string(), shorter = log + ".tmp";   // a link remains a link
-    std::ofstream cut(shorter, std::ios::binary | std::ios::trunc);
+    ReplacementFile cut(fs::canonical(path).string());   // a link remains a link
     std::string line, earlier;
     bool whole = true;
     while (std::getline(old, line)) {
         const nlohmann::json record = parse_json_line(line);
-        if (kept(record, resume_step, again)) cut << line << '\n';
+        if (kept(record, resume_step, again)) cut.write(line + '\n');
         else if (record.is_object()) whole = false;
     }
-    cut.close();
-    std::error_code error;
-    if (cut && keep && !whole) earlier = set_aside(path);
-    if (cut) fs::rename(shorter, log, error);
-    if (!cut || error) FAIL(kExitDisk, "--log-file %s: cannot be written", path.c_str());
+    if (keep && !whole) earlier = set_aside(path);
+    cut.publish();
     return earlier;
 }
 
@@ -155,11 +152,6 @@ std::string clock_text(double seconds) {
     if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e12) return "     n/a";
     long long whole = std::llround(seconds);
     return strf("%02lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
-}
-
-void print_line(const std::string& line) {
-    std::printf("%s\n", line.c_str());
-    std::fflush(stdout);
 }
 
 }  // namespace
@@ -257,6 +249,17 @@ void RunLog::write(const std::string& line) {
     bool whole = std::fwrite(line.data(), 1, line.size(), file_) == line.size()
                  && std::fputc('\n', file_) != EOF && std::fflush(file_) == 0;
     if (!whole) FAIL(kExitDisk, "--log-file %s: cannot be written: %s", path_.c_str(), std::strerror(errno));
+}
+
+void RunLog::print_line(const std::string& line) {
+    std::printf("%s\n", line.c_str());
+    const int error = flush_stdout();
+    if (error == 0) return;
+    const std::string kept = file_ ? "its lines are in " + path_ : "without lines (--log-file keeps them)";
+    const std::string text = strf("standard output is gone (%s): the run goes on, %s", std::strerror(error),
+                                  kept.c_str());
+    std::fprintf(stderr, "warning: %s\n", text.c_str());
+    write(to_line({{"type", "event"}, {"step", step_}, {"kind", "warning"}, {"text", text}}));
 }
 
 void RunLog::header(const RunHeader& h) {

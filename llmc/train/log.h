@@ -86,7 +86,8 @@ std::string log_place_error(const std::string& path, const std::string& save);
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
 // "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
 // bits; non-finite ones are the strings "nan", "inf" and "-inf"; mfu of an unknown device is null. Each record is
-// flushed. Errors of the disk: exit 7.
+// flushed. Errors of the disk: exit 7. A path that the user gave may be a link to a file, which is followed; the run
+// never follows a link at a name of its own.
 class RunLog {
 public:
     // path "": no file; missing directories are created. append (after a resume): removes records of steps after
@@ -113,6 +114,8 @@ public:
 
 private:
     void write(const std::string& line);   // one record, without the newline
+    // A line of standard output. If that is gone, the run goes on: says so once, on standard error and in the file.
+    void print_line(const std::string& line);
 
     std::FILE* file_ = nullptr;
     std::string path_, earlier_log_;

@@ -22,9 +22,16 @@ bool every(int64_t step, int64_t interval) { return interval > 0 && step % inter
 
 RunEvaluations::RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid,
                                Faults& faults)
-    : config_(config), comm_(comm), train_(train), valid_(valid), faults_(faults) {
+    : config_(config), comm_(comm), valid_(valid), faults_(faults) {
     if (config.sample_every > 0) {
         prompts_ = read_prompts(config, config.seq_length, "--seq-length", false);
+        if (prompts_.empty()) {
+            const size_t T = static_cast<size_t>(config.seq_length);
+            std::vector<int32_t> inputs(T), targets(T);
+            (valid ? *valid : train).read(0, inputs.data(), targets.data());
+            inputs.resize(std::clamp<size_t>(T / 2, 1, 32));
+            prompts_.push_back(std::move(inputs));
+        }
         open_tokenizer();
     }
     if (config.hellaswag_data.empty()) return;
@@ -71,7 +78,7 @@ bool RunEvaluations::due(int64_t step) const {
 }
 
 void RunEvaluations::warm_up(const Place& place, bool resumed) {
-    if (valid_ && resumed) place.trainer.evaluate(place.ctx, valid_, 1, place.staging);
+    if (valid_ && resumed) data_error_ = place.trainer.evaluate(place.ctx, valid_, 1, place.staging).error;
     if (valid_ && !resumed) validate(place);
     if (hellaswag_ && resumed) hellaswag_run_->warm_up(place.ctx, place.trainer, place.staging);
     if (hellaswag_ && !resumed) hellaswag(place);
@@ -105,6 +112,7 @@ bool RunEvaluations::validate(const Place& place) {
     post_phase(Phase::kEvaluation);
     faults_.in_evaluation();
     const Trainer::EvalResult e = place.trainer.evaluate(place.ctx, valid_, config_.eval_iters, place.staging);
+    data_error_ = e.error;
     if (e.stopped) return false;
     REQUIRE(e.counted_tokens > 0, "--valid-data: no token of an evaluation counts as a target (loss masks)");
     place.log.eval({.step = place.step, .loss = e.loss_sum / static_cast<double>(e.counted_tokens),
@@ -126,20 +134,12 @@ bool RunEvaluations::hellaswag(const Place& place) {
 void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
     if (!comm_.root()) return;
-    std::vector<std::vector<int32_t>> prompts = prompts_;
-    if (prompts.empty()) {
-        const size_t T = static_cast<size_t>(config_.seq_length);
-        std::vector<int32_t> inputs(T), targets(T);
-        (valid_ ? *valid_ : train_).read(0, inputs.data(), targets.data());
-        inputs.resize(std::clamp<size_t>(T / 2, 1, 32));
-        prompts.push_back(std::move(inputs));
-    }
-    for (size_t i = 0; i < prompts.size(); i++) {
+    for (size_t i = 0; i < prompts_.size(); i++) {
         const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                                 .top_k = config_.top_k, .seed = config_.seed};
         // A different stream for every step and prompt.
         const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
-        const auto text = place.trainer.generate(place.ctx, prompts[i], sampling, stream, place.staging);
+        const auto text = place.trainer.generate(place.ctx, prompts_[i], sampling, stream, place.staging);
         if (!logged) continue;
         place.log.sample(place.step, tokenizer_ ? tokenizer_->decode(text) : tokens_text(text, token_form(config_)));
     }

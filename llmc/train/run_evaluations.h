@@ -16,7 +16,8 @@
 
 class RunEvaluations {
 public:
-    // Opens --hellaswag-data and reads the prompts. Owns none of its arguments; valid: null without --valid-data.
+    // Opens --hellaswag-data and reads the prompts; without any, the beginning of the data is the prompt. Owns none of
+    // its arguments; valid: null without --valid-data.
     RunEvaluations(const Config& config, Comm& comm, const DataLoader& train, const DataLoader* valid, Faults& faults);
 
     // Of HellaSwag's file and the prompts, to compare between ranks.
@@ -35,8 +36,10 @@ public:
     // Before the first step: runs all evaluations, or in a resumed run as little as loads their kernels, unlogged.
     void warm_up(const Place& place, bool resumed);
     bool due(int64_t step) const;
-    // Runs the evaluations that are due. Returns those that a stop interrupted, as types of log records; a resumed run
-    // repeats them with make_up.
+    // Why the validation data cannot be read any more, on all ranks the same; "" while it can. The run is to stop.
+    const std::string& data_error() const { return data_error_; }
+    // Runs the evaluations that are due. Returns those that a stop or a data_error() interrupted, as types of log
+    // records; a resumed run repeats them with make_up.
     std::vector<std::string> run(const Place& place);
     std::vector<std::string> possible(std::vector<std::string> types) const;   // those that this run has data for
     std::vector<std::string> make_up(const Place& place, const std::vector<std::string>& missed);
@@ -52,12 +55,12 @@ private:
 
     const Config& config_;
     Comm& comm_;
-    const DataLoader& train_;
     const DataLoader* valid_;
     Faults& faults_;
     std::optional<Hellaswag> hellaswag_;
     std::optional<HellaswagRun> hellaswag_run_;
     std::optional<TokenText> tokenizer_;          // of samples, if they are text
     std::string tokenizer_note_;
-    std::vector<std::vector<int32_t>> prompts_;   // if empty, the beginning of the data is the prompt
+    std::vector<std::vector<int32_t>> prompts_;
+    std::string data_error_;
 };

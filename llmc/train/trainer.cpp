@@ -200,8 +200,12 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     const auto stopped = [&] { return !ctx.rehearsal && stop_wanted(); };
     for (int64_t i = groups_.world.world().rank; i < iters && !stopped(); i += groups_.world.world().ranks) {
         post_progress();
-        for (int64_t b = 0; b < B && !ctx.rehearsal; b++) {
-            result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
+        if (!ctx.rehearsal) {
+            result.error = reading_error([&] {
+                for (int64_t b = 0; b < B; b++)
+                    result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
+            });
+            if (!result.error.empty()) break;
         }
         if (staging.documents) mark_documents(staging.tokens, B, T, loader->separator(), staging.documents);
         const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B, T,
@@ -215,9 +219,11 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     device::copy_to_host(ctx, staging.result, eval_state_, sizeof(StepState));
     device::synchronize(ctx);
     if (ctx.rehearsal) return result;
-    const std::vector<int64_t> total = groups_.world.sum(std::vector<int64_t>{result.counted_tokens, stop_wanted()});
+    const std::vector<int64_t> total = groups_.world.sum(
+        std::vector<int64_t>{result.counted_tokens, stop_wanted() || !result.error.empty(), !result.error.empty()});
     result.counted_tokens = total[0];
     result.stopped = total[1] > 0;
+    if (total[2] > 0) result.error = first_error(groups_.world, result.error);
     result.loss_sum = staging.result->loss_sum;
     return result;
 }

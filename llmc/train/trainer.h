@@ -59,7 +59,8 @@ public:
     struct EvalResult {
         double loss_sum = 0;
         int64_t counted_tokens = 0;
-        bool stopped = false;   // a rank was asked to stop: the result is incomplete
+        bool stopped = false;   // a rank was asked to stop, or could not read: the result is incomplete
+        std::string error;      // of the first rank that could not read the data, the same on all ranks
     };
     EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
 

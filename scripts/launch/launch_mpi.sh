@@ -12,6 +12,9 @@
 # Exit code: the ranks' own. A rank that was killed gives 6 like one that hangs, and what each rank was doing last is
 # printed. MPIRUN names another mpirun.
 set -u
+trap '' PIPE   # of this script's own lines
+true >&2 || exec 2>/dev/null   # closed: the next file that is opened would get its number
+true 2>/dev/null >&1 || exec >/dev/null
 mpirun=${MPIRUN:-mpirun}
 if [ $# = 0 ] || [ "$1" = --help ]; then
     sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
@@ -28,6 +31,13 @@ files=$(ulimit -n)
 # the descriptor that holds it. The file gets the name by which other launchers find it once it is locked.
 table=$(mktemp /dev/shm/llmfp8-new-XXXXXXXX 2>&1) ||
     { echo "launch_mpi.sh: $table: heartbeats of the ranks need /dev/shm: mount or free it" >&2; exit 7; }
+# OpenMPI hangs if the ranks cannot have that memory.
+if ! head -c 1048576 /dev/zero 2>/dev/null >"$table"; then
+    rm -f "$table"
+    echo "launch_mpi.sh: /dev/shm is full: free 1 MiB of it, or mount it larger" >&2
+    exit 7
+fi
+: > "$table"
 exec {table_lock}<>"$table"
 ! command -v flock >/dev/null || flock -s "$table_lock"
 named=${table/-new-/-launch-}
@@ -77,8 +87,17 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
     export OMPI_MCA_orte_launch_agent="${OMPI_MCA_orte_launch_agent-env --block-signal=TERM orted}"
     export PRTE_MCA_prte_launch_agent="${PRTE_MCA_prte_launch_agent-env --block-signal=TERM prted}"
 fi
-env --block-signal=TERM setsid "$mpirun" "$@" &
+# mpirun would end when nobody reads its output any more (| head -1), and its ranks with it. So tee reads it to the end,
+# whatever becomes of this script's own output; what the other copy of the lines would be goes to /dev/null.
+drain() { trap '' INT TERM USR1 HUP; exec tee -p /dev/null 2>/dev/null; }
+exec {out}<> <(:) {err}<> <(:)   # pipes; each end is opened anew from /dev/fd, so that tee finds their end
+drain <"/dev/fd/$out" {out}>&- {err}>&- &
+drains=($!)
+drain <"/dev/fd/$err" >&2 {out}>&- {err}>&- &
+drains+=($!)
+env --block-signal=TERM setsid "$mpirun" "$@" >"/dev/fd/$out" 2>"/dev/fd/$err" {out}>&- {err}>&- &
 pid=$!
+exec {out}>&- {err}>&-
 # mpirun would wait for the daemon of a host that it no longer reaches. It has 10 s from the end that the ranks wrote
 # down. Then what is left of its children, also the ssh to that host, is killed; its second SIGINT ends it at once.
 (
@@ -101,6 +120,8 @@ while :; do
 done
 wait "$pid" 2>/dev/null
 code=$?
+later 5 kill -KILL "${drains[@]}"   # if something that outlives mpirun keeps its output open
+wait "${drains[@]}" 2>/dev/null
 
 # The table begins with text: "outcome NNN" once the ranks have met ("outcome end" if all ended as they should), the
 # reason, and a line for each rank.

@@ -1,13 +1,12 @@
 """Shared by the prepare_DATASET.py scripts: run prepare_text.py on a data set by name, or on local files of it."""
 import argparse
 import hashlib
-import os
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 from . import text_shards
-from .support import InputError, Parser
+from .support import InputError, Parser, replacement
 
 
 def download(url, path, sha256):
@@ -26,9 +25,8 @@ def download(url, path, sha256):
             raise InputError(f"{url}: SHA-256 is {hashlib.sha256(content).hexdigest()}, expected {sha256}: another "
                              "file than it was; pass --input FILE to use one of your own")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(f"{path}.tmp")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with replacement(path) as temporary:
+            temporary.write_bytes(content)
     return path
 
 

@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 from .run_log import InputError
-from .support import need, one_line
+from .support import need, one_line, replacement
 
 # Panels: the step's field, axis label, logarithmic axis.
 PANELS = {
@@ -264,13 +264,11 @@ def draw(runs, x="step", width=0):
 def save(figure, path):
     """Replaces the file atomically, so that viewers never see half a picture."""
     path = Path(path)
-    aside = path.with_name(f".{path.stem}.tmp{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(aside, dpi=100)
-        aside.replace(path)
+        with replacement(path) as aside:
+            figure.savefig(aside, dpi=100)
     except (OSError, ValueError) as error:   # ValueError: a suffix that matplotlib does not know
-        aside.unlink(missing_ok=True)
         raise InputError(f"{path}: {one_line(error)}") from None
 
 

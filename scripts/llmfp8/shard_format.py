@@ -7,13 +7,14 @@ import base64
 import bisect
 import glob
 import hashlib
+import itertools
 import json
-import mmap
 import os
 import struct
+import weakref
 from pathlib import Path
 
-from .support import InputError, parse_json, read_bounded, require_regular
+from .support import InputError, no_follow, parse_json, read_bounded, require_regular
 
 HEADER_BYTES = 1024
 MAGIC_V1, MAGIC_V7 = 20240520, 20240801
@@ -95,28 +96,57 @@ def shard_paths(words):
     return paths
 
 
+class Tokens:
+    """The ids of a shard as a sequence: an id, a slice as an array, or all of them in turn. They are read when they are
+    asked for, not mapped: a mapping of a file that is cut ends the process with SIGBUS."""
+
+    BLOCK = 1 << 20
+
+    def __init__(self, shard):
+        self.shard = shard
+
+    def __len__(self):
+        return self.shard.count
+
+    def __getitem__(self, key):
+        if not isinstance(key, slice):
+            return self[key:key + 1][0]
+        first, end, _ = key.indices(len(self))
+        width = self.shard.token_bytes
+        ids = array.array(TYPECODES[width])
+        ids.frombytes(self.shard.read(self.shard.offset + first * width, max(0, end - first) * width))
+        return ids
+
+    def blocks(self):
+        return (self[first:first + self.BLOCK] for first in range(0, len(self), self.BLOCK))
+
+    def __iter__(self):
+        return itertools.chain.from_iterable(self.blocks())
+
+
 class Shard:
-    """A mapped shard. tokens[i] is an id; tokens is a memoryview, whose slices copy nothing."""
+    """An open shard with its tokens."""
 
     def __init__(self, path, token_dtype=""):
         self.path = Path(path)
         self.documents = None   # only Megatron's index counts them
         try:
             require_regular(path)
-            with open(path, "rb") as file:
-                self.bytes = os.fstat(file.fileno()).st_size
-                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.bytes else b""
+            self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self.file)
+            self.bytes = os.fstat(self.file).st_size
+            head = self.read(0, min(4096, self.bytes))
         except OSError as error:
             raise InputError(f"{path}: cannot open: {error.strerror}") from None
         if not self.bytes:
             raise InputError(f"{path}: the file is empty")
         index = self.path.with_suffix(".idx") if self.path.suffix == ".bin" else None
-        magic = struct.unpack_from("<I", self.map)[0] if self.bytes >= 4 else 0
+        magic = struct.unpack_from("<I", head)[0] if self.bytes >= 4 else 0
         if index is not None and index.is_file():
             self._read_megatron(index)
         elif magic in (MAGIC_V1, MAGIC_V7):
-            self._read_llmc(magic)
-        elif (what := self._foreign(token_dtype)):
+            self._read_llmc(magic, head)
+        elif (what := self._foreign(token_dtype, head)):
             raise InputError(f"{path}: byte 0: wrong magic: this is {what}")
         elif token_dtype:
             self.format, self.offset = "raw", 0
@@ -128,22 +158,32 @@ class Shard:
                              f"{MAGIC_V7}, or a Megatron .idx beside it); if headerless (nanoGPT), pass "
                              "--token-dtype")
         self.count = (self.bytes - self.offset) // self.token_bytes
-        self.tokens = memoryview(self.map)[self.offset:].cast(TYPECODES[self.token_bytes])
+        self.tokens = Tokens(self)
 
-    def _foreign(self, token_dtype):
+    def read(self, offset, count):
+        data = b""
+        while len(data) < count:
+            more = os.pread(self.file, count - len(data), offset + len(data))
+            if not more:
+                raise InputError(f"{self.path}: byte {offset + len(data)} is missing: the file had {self.bytes} bytes "
+                                 f"when it was opened and has {os.fstat(self.file).st_size} now")
+            data += more
+        return data
+
+    @staticmethod
+    def _foreign(token_dtype, start):
         """What the file is if it is known not to be tokens, else ""."""
-        start = bytes(self.map[:4096])
         for magic, what in FOREIGN:
             if start.startswith(magic):
                 return what
         is_text = not start.translate(None, TEXT_BYTES)
         return "text; data/prepare_text.py makes shards of it" if is_text and not token_dtype else ""
 
-    def _read_llmc(self, magic):
+    def _read_llmc(self, magic, head):
         if self.bytes < HEADER_BYTES:
             raise InputError(f"{self.path}: truncated in the header: it ends at byte {self.bytes} of "
                              f"{HEADER_BYTES}")
-        _, version, count = struct.unpack_from("<III", self.map)
+        _, version, count = struct.unpack_from("<III", head)
         expected, self.token_bytes = {MAGIC_V1: (1, 2), MAGIC_V7: (7, 4)}[magic]
         self.format, self.offset = f"llm.c v{expected}", HEADER_BYTES
         if version != expected:
@@ -281,7 +321,7 @@ class SplitWriter:
 
     def _write_pending(self, limit):
         if self.file is None:
-            self.file = open(self._paths(".bin")[0], "wb")
+            self.file = self._new_file(self._paths(".bin")[0])
             self.file.write(bytes(HEADER_BYTES))
         count = min(limit, len(self.pending) // self.token_bytes)
         self.file.write(self.pending[:count * self.token_bytes])
@@ -304,8 +344,8 @@ class SplitWriter:
             meta["loss_mask"] = self._write_mask()
         # All offsets are on one line, because a file of a million lines is hard to read.
         text = json.dumps(meta, indent=1)[:-2] + ',\n "document_offsets": ' + json.dumps(offsets) + "\n}\n"
-        with open(self._paths(".meta.json")[0], "w") as file:
-            file.write(text)
+        with self._new_file(self._paths(".meta.json")[0]) as file:
+            file.write(text.encode())
             self._sync_and_close(file)
         self._shard_is_closed()
         self.first += self.written
@@ -316,7 +356,7 @@ class SplitWriter:
         flags = self.mask[:self.written]
         del self.mask[:self.written]
         temporary, final = self._paths(MASK_SUFFIX)
-        with open(temporary, "wb") as file:
+        with self._new_file(temporary) as file:
             file.write(MASK_HEADER.pack(MASK_MAGIC, MASK_VERSION, len(flags), sum(flags)) + pack_bits(flags))
             self._sync_and_close(file)
         return {"file": final.name, "counted": sum(flags), "checksum": checksum_of(temporary)}
@@ -325,6 +365,13 @@ class SplitWriter:
         for suffix in (".bin", ".meta.json") + ((MASK_SUFFIX,) if self.masked else ()):
             self.published.append(self._paths(suffix))
         self.shards += 1
+
+    @staticmethod
+    def _new_file(path):
+        """Temporary names are fixed, since an interrupted run finds its files by them: what stands there, a link too,
+        is removed and never followed."""
+        path.unlink(missing_ok=True)
+        return open(path, "xb", opener=no_follow)
 
     @staticmethod
     def _sync_and_close(file):
@@ -359,9 +406,9 @@ class SplitWriter:
             return
         temporary, _ = self._paths(".bin")
         end = HEADER_BYTES + self.written * self.token_bytes
-        if not temporary.is_file() or temporary.stat().st_size < end:
+        if temporary.is_symlink() or not temporary.is_file() or temporary.stat().st_size < end:
             raise InputError(f"{temporary} of the interrupted run is gone or short; remove {self.folder} to begin anew")
-        self.file = open(temporary, "r+b")
+        self.file = open(temporary, "r+b", opener=no_follow)
         self.file.truncate(end)
         self.file.seek(end)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Callable
 
 from .shard_format import SplitWriter
-from .support import InputError, Progress, count_text, one_line, parse_json
+from .support import InputError, Progress, count_text, one_line, parse_json, replacement
 from .text_sources import Reader
 
 SPLITS = ("train", "valid")
@@ -157,12 +157,8 @@ class StateFile:
     def save(self, writers, position, finished=False):
         state = {"signature": self.signature, "position": position, "finished": finished,
                  "writers": {split: writer.export_state() for split, writer in writers.items()}}
-        temporary = Path(f"{self.path}.tmp")
-        with open(temporary, "w") as file:
+        with replacement(self.path) as temporary, open(temporary, "w") as file:
             json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
         self.saved = True
         self.next = time.monotonic() + CHECKPOINT_SECONDS
 

@@ -1,5 +1,6 @@
 """Shared by all scripts: errors, optional packages, progress."""
 import argparse
+import contextlib
 import difflib
 import errno
 import importlib
@@ -8,6 +9,7 @@ import os
 import stat
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -128,6 +130,29 @@ def said(line, status):
     except OSError:
         pass
     return status
+
+
+def no_follow(path, flags):
+    """An opener for open(): a link at the last part of the path is an error. For names that are not the user's."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+@contextlib.contextmanager
+def replacement(path):
+    """Gives the path of a new file beside `path`, with its suffix and a name that cannot be predicted; it takes the
+    place of `path` at the end, after fsync, and is removed on failure. A link at `path` is replaced, not followed."""
+    path = Path(path)
+    number, name = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=path.suffix, dir=path.parent)
+    try:
+        with open(number, "rb") as file:
+            yield Path(name)
+            os.umask(mask := os.umask(0))
+            os.chmod(name, 0o666 & ~mask)
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def pinned(package):

@@ -32,9 +32,7 @@ std::vector<RawTensor> raw_tensors(const std::string& directory) {
         const SafetensorsView& view = *found.view;
         const Dtype dtype = view.dtype == "F32" ? Dtype::kFp32 : Dtype::kBf16;
         REQUIRE(view.dtype == safetensors_dtype(dtype));
-        tensors.push_back(
-            {{name, dtype, view.shape},
-             std::string(static_cast<const char*>(view.data), static_cast<size_t>(view.bytes))});
+        tensors.push_back({{name, dtype, view.shape}, view.content()});
     }
     return tensors;
 }

@@ -67,7 +67,7 @@ TEST_CASE("safetensors: what is written is read back") {
         CHECK(view.shape == entry.shape);
         CHECK(view.elems() == entry.elems());
         REQUIRE(view.bytes == entry.bytes());
-        CHECK(std::memcmp(view.data, data.data() + offset, static_cast<size_t>(view.bytes)) == 0);
+        CHECK(view.content() == data.substr(offset, static_cast<size_t>(view.bytes)));
         offset += static_cast<size_t>(view.bytes);
     }
     check_contains(error_of([&] { reader.tensor("c"); }), {"exit 2", "x.safetensors", "no tensor c"});
@@ -165,6 +165,25 @@ TEST_CASE("safetensors: paths that are no file are refused") {
     check_contains(error_of([&] { SafetensorsReader(dir / "empty"); }), {"exit 2", "0 bytes are too few"});
     check_contains(error_of([&] { safetensors_header({{"a", Dtype::kFp32, {1}}, {"a", Dtype::kFp32, {1}}}); }),
                    {"exit 1", "tensor a twice"});
+}
+
+TEST_CASE("safetensors: a file that is cut while it is read is exit 5, not a signal") {
+    TempDir dir;
+    const std::vector<SafetensorsEntry> entries = {{"a", Dtype::kFp32, {1024}}, {"b", Dtype::kBf16, {4096}}};
+    spill_tensors(dir / "x.safetensors", entries, std::string(4096 + 8192, 'd'));
+    const SafetensorsReader reader(dir / "x.safetensors");
+    const SafetensorsView& a = reader.tensor("a");
+    const SafetensorsView& b = reader.tensor("b");
+    std::vector<float> values(4096);
+    REQUIRE(read_as_fp32(b, 0, 4096, values.data()));
+    REQUIRE(truncate((dir / "x.safetensors").c_str(), b.offset + 5000) == 0);
+    CHECK(read_as_fp32(a, 0, 1024, values.data()));
+    const std::string cut = std::to_string(b.offset + 5000);
+    check_contains(error_of([&] { read_as_fp32(b, 0, 4096, values.data()); }),
+                   {"exit 5", dir / "x.safetensors", "byte " + cut + " is missing", "has " + cut + " now"});
+    REQUIRE(truncate((dir / "x.safetensors").c_str(), 0) == 0);
+    check_contains(error_of([&] { a.content(); }),
+                   {"exit 5", "byte " + std::to_string(a.offset) + " is missing", "has 0 now"});
 }
 
 TEST_CASE("safetensors: offsets beyond 4 GiB") {

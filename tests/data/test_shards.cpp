@@ -1,4 +1,5 @@
 // Token shards: formats, errors at start, files beyond 32-bit sizes, fingerprints.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -115,6 +116,48 @@ TEST_CASE("data: refused headers name file and byte") {
 
     std::filesystem::remove(path);
     check_contains(refusal(config), {"exit 2", "matches no file"});
+}
+
+TEST_CASE("data: a shard that is cut while it is read is an error of its byte, not a signal") {
+    TempDir dir;
+    std::string path = dir / "a.bin";
+    for (const Bytes& bytes : {llmc_v1(counting(0, 40000)), llmc_v7(counting(0, 40000))}) {
+        write(path, bytes);
+        DataConfig config = config_of({path}, 1000);
+        config.shuffle = false;
+        const DataLoader loader(config);
+        std::vector<int32_t> inputs(1000), targets(1000);
+        const auto reading = [&](int64_t sample) -> std::string {
+            try {
+                loader.read(sample, inputs.data(), targets.data());
+            } catch (const Error& error) {
+                return "exit " + std::to_string(error.exit_code) + ": " + error.what();
+            }
+            return "read";
+        };
+        CHECK(reading(20) == "read");
+        const int64_t width = loader.shards()[0].token_bytes, cut = 1024 + 20'000 * width;
+        REQUIRE(truncate(path.c_str(), cut) == 0);
+        CHECK(reading(18) == "read");
+        // the last target of sample 19 is the first token that is gone
+        check_contains(reading(19), {"exit 2", "data shard '" + path + "': byte " + std::to_string(cut) + " is missing",
+                                     std::to_string(bytes.size()) + " bytes", "has " + std::to_string(cut) + " now"});
+        check_contains(reading(30), {"exit 2", "byte " + std::to_string(cut + 10'000 * width) + " is missing"});
+        REQUIRE(truncate(path.c_str(), 0) == 0);
+        check_contains(reading(0), {"exit 2", "byte 1024 is missing", "has 0 now"});
+    }
+}
+
+TEST_CASE("data: more shards than the soft limit of open files allows") {
+    TempDir dir;
+    for (int i = 0; i < 40; i++) write(dir / ("a_" + std::to_string(10 + i) + ".bin"), llmc_v1(counting(0, 9)));
+    rlimit before{};
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    const rlimit few{24, before.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &few) == 0);
+    const std::string result = refusal(config_of({dir / "a_*.bin"}));
+    setrlimit(RLIMIT_NOFILE, &before);
+    CHECK(result == "opened");
 }
 
 TEST_CASE("data: refused Megatron indices name file and byte") {

@@ -255,6 +255,7 @@ TEST_CASE("watchdog: file access by other threads is progress in slow phases onl
         row.set_phase(phase);
         const int64_t before = row.read().progress;
         std::thread([&] {
+            std::filesystem::remove(dir / "block.bin");   // an OutputFile is new
             OutputFile file(dir / "block.bin");
             file.write("block", 5);
             file.close();

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from ..run_log import InputError, RunLog
+from ..support import no_follow
 
 INTERVAL_MS = 500
 # The last field had another name before driver 535.
@@ -58,7 +59,7 @@ class Sampler:
     def __enter__(self):
         fields, reason = working_query()
         anew = not self.path.exists()
-        self.file = open(self.path, "a", encoding="utf-8")
+        self.file = open(self.path, "a", encoding="utf-8", opener=no_follow)
         if anew:
             print(*COLUMNS, sep=",", file=self.file)
         if reason:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ..run_log import InputError, read_log
-from ..support import parse_json
+from ..support import no_follow, parse_json
 
 from .gpu import Sampler, samples_path
 from .report import write_text
@@ -150,7 +150,7 @@ class Measurement:
         """Runs one process, with its output in a .txt file next to its log."""
         log, words = self.log(name, number), self.words(name, number)
         self.starts += 1
-        with open(log.with_suffix(".txt"), "a", encoding="utf-8") as text, Sampler(log):
+        with open(log.with_suffix(".txt"), "a", encoding="utf-8", opener=no_follow) as text, Sampler(log):
             print("$", shlex.join(words), file=text, flush=True)
             # In its own session, so that Ctrl-C reaches it once, as our SIGTERM: a second signal would end it unsaved.
             process = None

@@ -5,6 +5,7 @@ import shlex
 from datetime import datetime, timezone
 
 from ..run_log import InputError
+from ..support import replacement
 
 
 def cell(text):
@@ -189,7 +190,7 @@ def csv_row(comparison, row):
 
 def write_csv(comparison, path):
     rows = [csv_row(comparison, row) for row in comparison.rows]
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with replacement(path) as aside, open(aside, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:
@@ -199,6 +200,7 @@ def write_csv(comparison, path):
 def write_text(path, text):
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with replacement(path) as aside:
+            aside.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out {path}: {error.strerror}") from None

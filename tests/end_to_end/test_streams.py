@@ -1,0 +1,102 @@
+"""Standard output or error that is closed, full or read by nobody: a run goes on, other commands end quietly."""
+import os
+import shutil
+import subprocess
+import unittest
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, ONE_EACH
+from tests.support.train import GPT2, ROOT, TrainTest, records, state_of
+
+STEPS = 40
+
+
+class StreamsTest(TrainTest):
+    def shell(self, redirection, *words, expect=0):
+        """Runs the words in a shell, with redirections; the status is theirs, not that of a reader."""
+        script = f'set -o pipefail; "$@" {redirection}'
+        done = subprocess.run(["bash", "-c", script, "bash", *words], capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, expect, done.stdout[-2000:] + done.stderr[-2000:])
+        return done
+
+    def training(self, name, *options):
+        return self.command(GPT2, "--train-iters", str(STEPS), "--log-interval", "1", "--save", self.path(name),
+                            "--log-file", self.path(name + ".jsonl"), *options)
+
+    def said(self, name):
+        return [r["text"] for r in records(self.path(name + ".jsonl"), "event") if "standard " in r["text"]]
+
+    def test_a_run_goes_on_whatever_becomes_of_its_streams(self):
+        self.shell("", *self.training("whole"))
+        expected = state_of(self.path("whole", f"step-{STEPS:08d}"))
+        self.assertEqual(self.said("whole"), [])
+        full = "standard output is gone (No space left on device)"
+        pipe = "standard output is gone (Broken pipe)"
+        for name, redirection, said in (
+                ("head", "| head -1", pipe), ("both", "2>&1 | head -1", pipe), ("full", "> /dev/full", full),
+                ("output", ">&-", "standard output was closed"), ("error", "2>&-", "standard error was closed"),
+                ("none", "<&- >&- 2>&-", "standard output was closed"), ("full2", "2> /dev/full", "")):
+            with self.subTest(name):
+                done = self.shell(redirection, *self.training(name))
+                logged = self.said(name)
+                self.assertEqual([text for text in logged if said and text.startswith(said)], logged[:1])
+                self.assertEqual(len(logged), 0 if not said else 2 if name == "none" else 1, logged)
+                if said in (full, pipe) and name != "both":
+                    self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+                    self.assertTrue(done.stderr.startswith("warning: " + said), done.stderr)
+                steps = [r["step"] for r in records(self.path(name + ".jsonl"), "step")]   # every line is JSON
+                self.assertEqual(steps, list(range(1, STEPS + 1)))
+                self.assertEqual(state_of(self.path(name, f"step-{STEPS:08d}")), expected)
+
+    def test_an_error_goes_to_the_other_stream(self):
+        done = self.shell("2> /dev/full", *self.training("x", "--lr", "-1"), expect=2)
+        self.assertRegex(done.stdout, r"^error: .*--lr.*\n$")
+
+    def test_other_commands_end_quietly(self):
+        self.shell("", *self.training("model"))
+        model = self.path("model", f"step-{STEPS:08d}")
+        for words in (["--help-all"], ["--print-options"], ["plan", *self.training("plan")[1:]],
+                      ["doctor", "--save", self.path("d")],
+                      ["generate", "--load", model, "--prompt-ids", "1 2", "--sample-tokens", "4", "--print", "ids"]):
+            with self.subTest(words[0]):
+                shown = subprocess.run([GPT2, *words], capture_output=True, text=True, timeout=60)
+                done = self.shell("| true", GPT2, *words, expect=shown.returncode)
+                self.assertNotIn("error", done.stderr)
+                self.shell(">&-", GPT2, *words, expect=shown.returncode)
+                done = self.shell("> /dev/full", GPT2, *words, expect=7 if shown.returncode == 0 else shown.returncode)
+                if shown.returncode == 0:
+                    self.assertTrue(done.stderr.endswith("error: standard output cannot be written: No space left on "
+                                                         "device\n"), done.stderr)
+
+    @unittest.skipUnless(HAVE_RANKS, "mpirun is needed")
+    def test_the_launcher_reads_to_the_end(self):
+        launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
+        words = [launcher, "--oversubscribe", "--allow-run-as-root", "-np", "2", *self.training("ranks", *ONE_EACH)]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              env=ENVIRONMENT) as process:
+            process.stdout.readline()
+            process.stdout.close()
+            error = process.stderr.read()
+        self.assertEqual(process.returncode, 0, error)
+        self.assertEqual(len(records(self.path("ranks.jsonl"), "step")), STEPS)
+        self.assertEqual(self.checkpoints("ranks"), [f"step-{STEPS:08d}"])
+
+
+@unittest.skipUnless(shutil.which("bash"), "bash is needed")
+class LauncherStreams(unittest.TestCase):
+    """The launcher with a script in place of mpirun, which would end if its output could not be written."""
+
+    def test_codes_and_lines_are_those_of_mpirun(self):
+        launcher = os.path.join(ROOT, "scripts", "launch", "launch_mpi.sh")
+        talk = "for i in {1..2000}; do echo out $i || exit 9; echo err $i >&2 || exit 8; done; exit 3"
+        for redirection, lines in (("", 4000), ("2>&1 | head -1", 1), ("| head -1", 2001), (">&-", 2000),
+                                   ("2>&-", 2000), ("> /dev/full", 2000), (">&- 2>&-", 0)):
+            with self.subTest(redirection):
+                done = subprocess.run(["bash", "-c", f'"$0" -c "$1" {redirection}; exit ${{PIPESTATUS[0]}}', launcher,
+                                       talk], capture_output=True, text=True, timeout=30,
+                                      env=dict(os.environ, MPIRUN="bash"))
+                self.assertEqual(done.returncode, 3, done.stderr[-500:])
+                self.assertEqual((done.stdout + done.stderr).count("\n"), lines)
+
+
+if __name__ == "__main__":
+    unittest.main()
