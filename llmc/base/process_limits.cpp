@@ -3,7 +3,6 @@
 #include <sys/resource.h>
 
 #include <atomic>
-#include <csignal>
 #include <cstdlib>
 #include <new>
 #include <string>
@@ -59,7 +58,6 @@ void check_threads() {
 }  // namespace
 
 void check_process_limits() {
-    std::signal(SIGXFSZ, SIG_IGN);
     rlim_t found = 0;
     REQUIRE(!less_than(RLIMIT_NOFILE, kFiles, found), "ulimit -n %lld: a run needs %lld open files: raise it with "
             "ulimit -n", ll(static_cast<int64_t>(found)), ll(static_cast<int64_t>(kFiles)));

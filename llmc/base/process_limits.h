@@ -5,10 +5,9 @@
 
 #include "llmc/base/check.h"
 
-// Call it before anything that starts threads or opens files. From now on a write beyond `ulimit -f` fails with EFBIG,
-// where SIGXFSZ would end the process. Exit 2, with the limit and the way out, if open files (ulimit -n) or the stack
-// (ulimit -s) are too few for a run, or if OpenMP cannot start its threads: OMP_NUM_THREADS is too large, or processes
-// (ulimit -u) or memory (ulimit -v) are limited.
+// Call it before anything that starts threads or opens files. Exit 2, with the limit and the way out, if open files
+// (ulimit -n) or the stack (ulimit -s) are too few for a run, or if OpenMP cannot start its threads: OMP_NUM_THREADS is
+// too large, or processes (ulimit -u) or memory (ulimit -v) are limited.
 void check_process_limits();
 
 // Any exception with an exit code and words for the user: those of the C++ library for want of memory or threads name

@@ -95,7 +95,10 @@ drain <"/dev/fd/$out" {out}>&- {err}>&- &
 drains=($!)
 drain <"/dev/fd/$err" >&2 {out}>&- {err}>&- &
 drains+=($!)
-env --block-signal=TERM setsid "$mpirun" "$@" >"/dev/fd/$out" 2>"/dev/fd/$err" {out}>&- {err}>&- &
+# If this script is killed, mpirun passes SIGUSR1 on, so that the ranks save and leave.
+orphan=()
+! command -v setpriv >/dev/null || orphan=(setpriv --pdeathsig USR1 --)
+env --block-signal=TERM setsid "${orphan[@]}" "$mpirun" "$@" >"/dev/fd/$out" 2>"/dev/fd/$err" {out}>&- {err}>&- &
 pid=$!
 exec {out}>&- {err}>&-
 # mpirun would wait for the daemon of a host that it no longer reaches. It has 10 s from the end that the ranks wrote

@@ -31,7 +31,7 @@ def parse_json(text):
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 class Parser(argparse.ArgumentParser):

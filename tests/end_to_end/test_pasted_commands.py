@@ -33,7 +33,8 @@ NOT_RUN = {
     "data/prepare_tinyshakespeare.py --tokenizer bytes --out shards/mine": NETWORK,
     "data/prepare_text.py --tokenizer gpt2 --out shards/gpt2 text/": NETWORK,
     "make smoke": CI, "make test": CI, "make cuda": CI, "make lint": CI, "make test-ranks": CI,
-    "make cluster-test": FULL, "make image-test": FULL, "make test-full": "takes too long", "make test-gpu": GPU,
+    "make cluster-test": FULL, "make drill": FULL, "make image-test": FULL,
+    "make test-full": "takes too long", "make test-gpu": GPU,
     "make bench": GPU, "make DEVICE=cuda": GPU,
     "make DEVICE=cuda benches && build/cuda/bench_attention": GPU,
     "docker build -t llm.fp8 . && docker run --rm --gpus all llm.fp8 && docker run --rm --gpus all llm.fp8 make test":

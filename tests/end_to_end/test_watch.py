@@ -117,6 +117,15 @@ class WatchTest(TrainTest):
         self.assertGreater(len(pids), 1)
         return pids
 
+    @unittest.skipUnless(shutil.which("setpriv"), "needs setpriv of util-linux")
+    def test_a_killed_launcher_makes_the_ranks_save_and_leave(self):
+        save = self.path("run")
+        process = self.start(self.command_of(2, *FOREVER, "--save", save))
+        process.kill()
+        process.communicate(timeout=60)   # the ranks hold the pipe to their end
+        self.assertEqual([pid for pid in self.ranks if fields(pid)[:1] not in ([], ["Z"])], [])
+        self.assertEqual(len(self.checkpoints(save)), 1)
+
     # ---- a rank is lost, or does not go on
 
     def test_a_killed_rank_ends_all_and_the_others_say_so(self):

@@ -30,8 +30,7 @@ def read_json(name, text):
     except ValueError as error:
         line = getattr(error, "lineno", 1)
         raise InputError(f"{name}:{line}: not JSON: {getattr(error, 'msg', error)}: "
-                         f"{text.split(chr(10))[line - 1].strip()}; correct "
-                         "that place") from None
+                         f"{text.split(chr(10))[line - 1].strip()[:200]}; correct that place") from None
     if not isinstance(top, dict):
         raise InputError(f"{name}:1: not a JSON object {{\"key\": value, ...}}")
     leaves = list(_leaves(name, top, ""))
