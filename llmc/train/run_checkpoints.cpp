@@ -164,6 +164,7 @@ std::string SaveFolder::take(const Config& config, bool* busy) {
     *busy = !lock_;
     if (*busy) return strf("--save %s: another run writes there (%s): end it, or name another folder",
                            config.save.c_str(), holder.c_str());
+    remove_leftovers(config.save);   // a run with nothing left to train makes no save that would
     return save_error(config);   // again, since a run may have ended in between
 }
 

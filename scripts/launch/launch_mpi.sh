@@ -29,7 +29,9 @@ files=$(ulimit -n)
 # The heartbeats of the ranks are in shared memory that outlives them (llmc/fault/heartbeat.h); a file beside it asks
 # the ranks of this host to stop (llmc/fault/shutdown.cpp). The lock says that both are still in use: mpirun inherits
 # the descriptor that holds it. The file gets the name by which other launchers find it once it is locked.
-table=$(mktemp /dev/shm/llmfp8-new-XXXXXXXX 2>&1) ||
+processes=$(readlink /proc/self/ns/pid)   # containers that share /dev/shm have processes of their own
+new=/dev/shm/llmfp8-new-${processes//[!0-9]/}
+table=$(mktemp "$new-$$-XXXXXXXX" 2>&1) ||
     { echo "launch_mpi.sh: $table: heartbeats of the ranks need /dev/shm: mount or free it" >&2; exit 7; }
 # OpenMPI hangs if the ranks cannot have that memory.
 if ! head -c 1048576 /dev/zero 2>/dev/null >"$table"; then
@@ -40,13 +42,17 @@ fi
 : > "$table"
 exec {table_lock}<>"$table"
 ! command -v flock >/dev/null || flock -s "$table_lock"
-named=${table/-new-/-launch-}
+named=/dev/shm/llmfp8-launch-${table##*-}
 mv "$table" "$named" || exit 7
 table=$named
 if command -v flock >/dev/null; then
     for left in /dev/shm/llmfp8-launch-????????; do   # of launchers that were killed
         # flock would create a file that another launcher has just removed.
         ( exec {left_lock}<"$left" && flock -n -x "$left_lock" && rm -f "$left" "$left.stop" ) 2>/dev/null
+    done
+    for left in "$new"-*; do   # of launchers that were killed before they could lock it
+        maker=${left#"$new"-}
+        kill -0 "${maker%-*}" 2>/dev/null || rm -f "$left"
     done
 fi
 timers=()
@@ -101,12 +107,24 @@ orphan=()
 env --block-signal=TERM setsid "${orphan[@]}" "$mpirun" "$@" >"/dev/fd/$out" 2>"/dev/fd/$err" {out}>&- {err}>&- &
 pid=$!
 exec {out}>&- {err}>&-
+# A child of mpirun that has ended and that it does not take notice of. mpirun of OpenMPI 4 locks up when a rank dies
+# while it registers.
+unreaped() {
+    local child stat
+    for child in $(cat "/proc/$pid/task/"*/children); do
+        stat=$(<"/proc/$child/stat") && [[ ${stat##*) } = Z* ]] && echo "$child" && return
+    done
+}
 # mpirun would wait for the daemon of a host that it no longer reaches. It has 10 s from the end that the ranks wrote
 # down. Then what is left of its children, also the ssh to that host, is killed; its second SIGINT ends it at once.
 (
     trap 'kill $!; exit' TERM
+    ended="" looks=0
     until read -r -N 11 outcome < "$table" && [[ $outcome =~ ^outcome\ (end|0*[1-9][0-9]*)$ ]]; do
         sleep 1 & wait $!
+        if [ -n "$ended" ] && [ "$ended" = "$(unreaped)" ]; then looks=$((looks + 1)); else looks=0; fi
+        [ "$looks" -lt 2 ] || { kill_all; exit; }
+        ended=$(unreaped)
     done
     sleep 10 & wait $!
     kill_children

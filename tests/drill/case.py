@@ -75,7 +75,8 @@ class Case:
             self.found("code", f"exit code {code}, expected one of {sorted(allowed)}")
         if FOREIGN.search(error):
             self.found("text", "shows a library's or the language's own words")
-        lines = [line for line in error.split("\n") if line and not line.startswith(("note: ", "warning: "))]
+        lines = [line for line in error.split("\n")
+                 if line and not line.startswith(("note: ", "warning: ", "libgomp: "))]
         if one_line and code not in (0, None) and code > 0 and len(lines) != 1:
             self.found("text", f"{len(lines)} lines of error instead of one")
         if one_line and any(len(line) > 1500 for line in lines):

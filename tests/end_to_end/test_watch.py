@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -125,6 +126,17 @@ class WatchTest(TrainTest):
         process.communicate(timeout=60)   # the ranks hold the pipe to their end
         self.assertEqual([pid for pid in self.ranks if fields(pid)[:1] not in ([], ["Z"])], [])
         self.assertEqual(len(self.checkpoints(save)), 1)
+
+    def test_an_mpirun_that_takes_no_notice_of_a_dead_rank_is_ended(self):
+        """OpenMPI 4.1 locks up in one of some 200 runs of which a rank is killed while it registers."""
+        stuck = self.path("mpirun")
+        with open(stuck, "w") as file:
+            file.write(f"#!{sys.executable}\nimport os, time\nif os.fork() == 0:\n    os._exit(3)\ntime.sleep(60)\n")
+        os.chmod(stuck, 0o755)
+        start = time.monotonic()
+        done = subprocess.run(WRAPPER, env=dict(ENVIRONMENT, MPIRUN=stuck), capture_output=True, text=True, timeout=50)
+        self.assertEqual(done.returncode, 6, done.stderr)
+        self.assertLess(time.monotonic() - start, 15)
 
     # ---- a rank is lost, or does not go on
 
