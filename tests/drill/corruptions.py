@@ -120,9 +120,11 @@ def damage_content(case, folder):
         write(os.path.join(folder, name), content)
         manifest = json.loads(read(os.path.join(folder, "manifest.json")))
         manifest["files"][name] = {"bytes": len(content), "xxh3": xxh3(content)}
-    if manifest.pop("xxh3", None):   # which it has of itself
-        manifest["xxh3"] = xxh3(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode())
-    write(os.path.join(folder, "manifest.json"), json.dumps(manifest).encode())
+    # It has a hash of itself, and is written in one form only.
+    manifest.pop("xxh3", None)
+    manifest["xxh3"] = xxh3(json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+    write(os.path.join(folder, "manifest.json"),
+          (json.dumps(manifest, sort_keys=True, indent=2, ensure_ascii=False) + "\n").encode())
     case.story.append(f"{name}: {how}")
     return name, path
 
