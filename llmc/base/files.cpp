@@ -20,6 +20,7 @@
 #include <xxhash.h>
 
 #include "llmc/base/check.h"
+#include "llmc/base/descriptor.h"
 
 namespace fs = std::filesystem;
 
@@ -71,16 +72,6 @@ std::string hex(XXH128_hash_t hash) {
     return strf("%016llx%016llx", static_cast<unsigned long long>(hash.high64),
                 static_cast<unsigned long long>(hash.low64));
 }
-
-struct Descriptor {
-    int fd;
-    explicit Descriptor(int fd_) : fd(fd_) {}
-    ~Descriptor() {
-        if (fd >= 0) ::close(fd);
-    }
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
-};
 
 void write_all(int fd, const std::string& path, int64_t offset, const void* data, int64_t bytes, const IoHook& hook) {
     ask_hook(hook, "write", path);
@@ -182,9 +173,7 @@ std::string OutputFile::xxh3() const { return impl_->hash.digest(); }
 
 ReplacementFile::ReplacementFile(const std::string& path) : path_(path) {
     do {
-        uint64_t random = 0;
-        if (::getrandom(&random, sizeof random, 0) != sizeof random) fail_disk("name", path, errno);
-        aside_ = path + strf(".%016llx", static_cast<unsigned long long>(random));
+        aside_ = path + "." + random_digits();
         fd_ = ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     } while (fd_ < 0 && errno == EEXIST);
     if (fd_ < 0) fail_disk("open", aside_, errno);
@@ -345,6 +334,12 @@ std::string xxh3_of_range(const std::string& path, int64_t begin, int64_t bytes)
     const int64_t found = read_from(path, begin, bytes, [&](const void* data, int64_t n) { hash.update(data, n); });
     REQUIRE(found == bytes, "%s ends %lld bytes early", path.c_str(), static_cast<long long>(bytes - found));
     return hash.digest();
+}
+
+std::string random_digits() {
+    uint64_t bits = 0;
+    CHECK(::getrandom(&bits, sizeof bits, 0) == sizeof bits, "getrandom: %s", std::strerror(errno));
+    return strf("%016llx", static_cast<unsigned long long>(bits));
 }
 
 std::string xxh3_of_text(const std::string& text) { return hex(XXH3_128bits(text.data(), text.size())); }

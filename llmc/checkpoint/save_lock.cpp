@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "llmc/base/check.h"
+#include "llmc/base/descriptor.h"
 #include "llmc/base/host.h"
 #include "llmc/base/proc_stat.h"
 
@@ -26,12 +26,6 @@ namespace {
 
 constexpr const char* kName = "/.lock";
 constexpr int64_t kMaxLine = 4096;
-
-std::string random_hex() {
-    uint64_t bits = 0;
-    if (::getrandom(&bits, sizeof bits, 0) != static_cast<ssize_t>(sizeof bits)) FAIL(kExitBug, "getrandom failed");
-    return strf("%016llx", static_cast<unsigned long long>(bits));
-}
 
 // Differs between containers of one host, whose process numbers have different meanings.
 std::string process_space() {
@@ -50,7 +44,7 @@ std::string own_line() {
     ::gmtime_r(&now, &utc);
     std::strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S UTC", &utc);
     return strf("host %s, process %d, since %s; %s %s", host_name().c_str(), ::getpid(), since,
-                process_space().c_str(), random_hex().c_str());
+                process_space().c_str(), random_digits().c_str());
 }
 
 std::string shown(const std::string& line) {
@@ -82,16 +76,6 @@ void write_line(int fd, const std::string& path, const std::string& line) {
 }
 
 // ---- flock ----
-
-struct Descriptor {
-    int fd;
-    explicit Descriptor(int fd_) : fd(fd_) {}
-    ~Descriptor() {
-        if (fd >= 0) ::close(fd);
-    }
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
-};
 
 // Opens the file, or makes it, which *made says. Returns -1 if it vanished in between.
 int open_file(const std::string& path, bool* made) {
@@ -149,7 +133,7 @@ std::chrono::nanoseconds modified(const struct stat& info) {
 
 // Time since the file was renewed, both by the server's clock; negative if there is no such file.
 std::chrono::nanoseconds age(const std::string& path) {
-    const std::string probe = path + "." + random_hex();
+    const std::string probe = path + "." + random_digits();
     const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) fail_lock("create", probe, errno);
     struct stat now{}, file{};
@@ -226,7 +210,7 @@ ino_t inode_of(const std::string& path) {
 // run is not the one. A guard whose maker was killed is removed after the time of a lease.
 bool replace_lease(const std::string& path, ino_t inode, const std::string& dead, const std::string& line,
                    std::chrono::milliseconds lease) {
-    const std::string guard = path + ".replacing-" + std::to_string(inode), mine = path + "." + random_hex();
+    const std::string guard = path + ".replacing-" + std::to_string(inode), mine = path + "." + random_digits();
     const int fd = ::open(guard.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0 && errno != EEXIST) fail_lock("create", guard, errno);
     if (fd < 0) {
