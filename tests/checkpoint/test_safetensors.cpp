@@ -275,11 +275,11 @@ TEST_CASE("files: a failing call is exit 7 with path and reason") {
         CAPTURE(call);
         IoHook hook = [&](const char* name, const std::string&) { return name == call ? ENOSPC : 0; };
         const std::string error = error_of([&] {
-            OutputFile file(dir / "f", hook);
+            OutputFile file(dir / call, hook);
             file.write("abc", 3);
             file.close();
         });
-        check_contains(error, {"exit 7", "cannot " + call + " " + (dir / "f"), "No space left"});
+        check_contains(error, {"exit 7", "cannot " + call + " " + (dir / call), "No space left"});
     }
     check_contains(error_of([&] { require_free_space(dir.path, INT64_MAX, "step-00000001"); }),
                    {"exit 7", "step-00000001", dir.path, "9223372036854775807 bytes needed",

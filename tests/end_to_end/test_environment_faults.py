@@ -64,7 +64,7 @@ IN_RANKS = [
 ]
 SHARED_MEMORY = [
     ("no shared memory", "mount --bind empty /dev", {}, 7,
-     "/dev/shm/llmfp8-new-XXXXXXXX’: No such file or directory: heartbeats of the ranks need /dev/shm"),
+     "No such file or directory: heartbeats of the ranks need /dev/shm"),
     ("read-only", "mount -t tmpfs -o ro none /dev/shm", {}, 7, "Read-only file system: heartbeats of the ranks need"),
     ("full", "mount -t tmpfs -o size=16k none /dev/shm", {}, 7, "/dev/shm is full: free 1 MiB of it"),
 ]
