@@ -122,6 +122,7 @@ unreaped() {
     ended="" looks=0
     until read -r -N 11 outcome < "$table" && [[ $outcome =~ ^outcome\ (end|0*[1-9][0-9]*)$ ]]; do
         sleep 1 & wait $!
+        kill -0 "$pid" || exit   # this script was killed, or is about to end
         if [ -n "$ended" ] && [ "$ended" = "$(unreaped)" ]; then looks=$((looks + 1)); else looks=0; fi
         [ "$looks" -lt 2 ] || { kill_all; exit; }
         ended=$(unreaped)

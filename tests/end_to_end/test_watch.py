@@ -138,6 +138,19 @@ class WatchTest(TrainTest):
         self.assertEqual(done.returncode, 6, done.stderr)
         self.assertLess(time.monotonic() - start, 15)
 
+    @unittest.skipUnless(shutil.which("setpriv"), "needs setpriv of util-linux")
+    def test_a_launcher_that_is_killed_before_the_ranks_meet_leaves_nothing(self):
+        process = subprocess.Popen([*WRAPPER, "-np", "2", "bash", "-c", "echo here; sleep 50 & wait"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+        self.addCleanup(self.end, process)
+        self.assertEqual(process.stdout.readline(), "here\n")
+        below = processes(process.pid)
+        process.kill()
+        end = time.monotonic() + 20
+        while left := [name for pid, name in below.items() if fields(pid)[:1] not in ([], ["Z"])]:
+            self.assertLess(time.monotonic(), end, left)
+            time.sleep(0.05)
+
     # ---- a rank is lost, or does not go on
 
     def test_a_killed_rank_ends_all_and_the_others_say_so(self):
