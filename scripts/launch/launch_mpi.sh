@@ -107,8 +107,8 @@ orphan=()
 env --block-signal=TERM setsid "${orphan[@]}" "$mpirun" "$@" >"/dev/fd/$out" 2>"/dev/fd/$err" {out}>&- {err}>&- &
 pid=$!
 exec {out}>&- {err}>&-
-# A child of mpirun that has ended and that it does not take notice of. mpirun of OpenMPI 4 locks up when a rank dies
-# while it registers.
+# A child of mpirun that has ended and that mpirun has not noticed: that of OpenMPI 4 may lock up when a rank dies while
+# it registers.
 unreaped() {
     local child stat
     for child in $(cat "/proc/$pid/task/"*/children); do
@@ -123,9 +123,9 @@ unreaped() {
     until read -r -N 11 outcome < "$table" && [[ $outcome =~ ^outcome\ (end|0*[1-9][0-9]*)$ ]]; do
         sleep 1 & wait $!
         kill -0 "$pid" || exit   # this script was killed, or is about to end
-        if [ -n "$ended" ] && [ "$ended" = "$(unreaped)" ]; then looks=$((looks + 1)); else looks=0; fi
+        before=$ended ended=$(unreaped)
+        if [ -n "$ended" ] && [ "$ended" = "$before" ]; then looks=$((looks + 1)); else looks=0; fi
         [ "$looks" -lt 2 ] || { kill_all; exit; }
-        ended=$(unreaped)
     done
     sleep 10 & wait $!
     kill_children
