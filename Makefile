@@ -192,8 +192,11 @@ $(BUILD)/flags $(HOST)/flags: ;
 COMMIT := $(or $(shell git describe --always --abbrev=12 --dirty 2>/dev/null),unknown)
 VERSION_TEXT := \#include "llmc/base/version.h"\nconst char* const kBuildCommit = "$(COMMIT)";\n
 $(shell printf '$(VERSION_TEXT)' | cmp -s - $(BUILD)/version.cpp || printf '$(VERSION_TEXT)' > $(BUILD)/version.cpp)
-$(BUILD)/rates.cpp: llmc/perf/rates/h200.txt
-	@{ echo 'extern const char* const kH200Rates;'; echo 'const char* const kH200Rates = R"('; cat $<; echo ')";'; } > $@
+RATES := $(wildcard llmc/perf/rates/*.txt)
+$(BUILD)/rates.cpp: $(RATES) llmc/perf/rates
+	@{ echo 'struct RatesFile { const char *name, *text; };'; echo 'extern const RatesFile kRatesFiles[];'; \
+	   echo 'const RatesFile kRatesFiles[] = {'; \
+	   for f in $(RATES); do echo "{\"$$f\", R\"("; cat $$f; echo ')"},'; done; echo '{nullptr, nullptr}};'; } > $@
 $(BUILD)/version.o $(BUILD)/rates.o: %.o: %.cpp $(BUILD)/flags llmc/base/version.h
 	@$(CXX) $(CXX_FLAGS) -c $< -o $@
 endif

@@ -1,7 +1,5 @@
 // FP8 matmuls beside BF16 ones of the same shape, in the same run.
 // Usage: bench_gemm_fp8 [name part]   a table of the trainer's shapes
-//        bench_gemm_fp8 rates         a row of llmc/perf/rates/ for each linear of every preset, forward and dgrad into
-//                                     bf16, wgrad += fp32
 //        bench_gemm_fp8 accuracy      what each way of adding up loses, against double
 // Algorithms are searched, operands random and rotated beyond the L2 cache; fast and precise accumulation have one
 // scale a tensor, "block" 1x128 scales with 128x128 ones (forward, dgrad) or 1x128 ones (wgrad), by the library's
@@ -25,7 +23,7 @@ struct Linear {
 struct Model {
     const char* name;
     bool in_table;               // without a name part
-    std::vector<int64_t> rows;   // tokens of a micro-batch, the first one that of the table
+    int64_t rows;                // tokens of a micro-batch
     std::vector<Linear> linears;
 };
 
@@ -35,13 +33,13 @@ std::vector<Linear> gpt2(int64_t C) {
 std::vector<Linear> llama(int64_t C, int64_t kv, int64_t F) {
     return {{"qkv", C, C + 2 * kv}, {"proj", C, C}, {"up", C, 2 * F}, {"down", F, C}, {"head", C, 128256}};
 }
-const Model kModels[] = {{"8B", true, {8192, 2048, 16384}, llama(4096, 1024, 14336)},
-                         {"124M", true, {65536, 2048, 8192, 16384}, gpt2(768)},
-                         {"small", true, {16384, 2048, 8192, 65536}, llama(2048, 512, 5504)},
-                         {"1558M", false, {8192, 2048, 16384}, gpt2(1600)},
-                         {"1B", false, {8192, 2048, 16384}, llama(2048, 512, 8192)},
-                         {"350M", false, {16384, 2048, 8192, 65536}, gpt2(1024)},
-                         {"774M", false, {16384, 2048, 8192}, gpt2(1280)}};
+const Model kModels[] = {{"8B", true, 8192, llama(4096, 1024, 14336)},
+                         {"124M", true, 65536, gpt2(768)},
+                         {"small", true, 16384, llama(2048, 512, 5504)},
+                         {"1558M", false, 8192, gpt2(1600)},
+                         {"1B", false, 8192, llama(2048, 512, 8192)},
+                         {"350M", false, 16384, gpt2(1024)},
+                         {"774M", false, 16384, gpt2(1280)}};
 
 // One matmul of a linear.
 struct Shape {
@@ -151,7 +149,7 @@ void print_table(Ctx& ctx, const char* part) {
         if (!part && !model.in_table) continue;
         for (const Linear& linear : model.linears) {
             for (GemmLayout pass : kPasses) {
-                Shape s = shape_of(linear, pass, model.rows[0]);
+                Shape s = shape_of(linear, pass, model.rows);
                 for (Dtype result : {s.result, Dtype::kBf16}) {
                     const std::string name = strf("%s %s %s%s", model.name, linear.name.c_str(),
                                                   kPassNames[static_cast<int>(pass)],
@@ -172,27 +170,6 @@ void print_table(Ctx& ctx, const char* part) {
         }
         std::fflush(stdout);
     }
-}
-
-void print_rates(Ctx& ctx) {
-    Pools pools(ctx);
-    std::printf("# %s, %s\n# linear tokens out in, microseconds of forward, dgrad and wgrad, each in BF16, FP8 fast, "
-                "FP8 precise, FP8 blocks; 0: not measured\n",
-                cuda::device_info(0).name.c_str(), cuda::device_info(0).matmul_library.c_str());
-    for (size_t i = 0; i < 4; i++)   // the commonest rows first: an interrupted run has them all
-        for (const Model& model : kModels)
-            for (const Linear& linear : model.linears) {
-                if (i >= model.rows.size()) continue;
-                std::printf("linear %lld %lld %lld", ll(model.rows[i]), ll(linear.out), ll(linear.in));
-                for (GemmLayout pass : kPasses) {
-                    const Shape s = shape_of(linear, pass, model.rows[i]);
-                    std::vector<float> us(4);
-                    if (fits(s)) us = time_ways(ctx, pools, s, kOwnBlock, 15000);
-                    for (float t : us) std::printf(" %.2f", t);
-                }
-                std::printf("\n");
-                std::fflush(stdout);
-            }
 }
 
 // The value of a code; the CPU product in double is the measure.
@@ -256,8 +233,7 @@ void print_accuracy(Ctx& ctx) {
 int main(int argc, char** argv) try {
     Context context(true);
     const std::string mode = argc > 1 ? argv[1] : "";
-    if (mode == "rates") print_rates(context.ctx);
-    else if (mode == "accuracy") print_accuracy(context.ctx);
+    if (mode == "accuracy") print_accuracy(context.ctx);
     else print_table(context.ctx, argc > 1 ? argv[1] : nullptr);
     return 0;
 } catch (const Error& error) {

@@ -5,13 +5,14 @@
 #include <string>
 #include <vector>
 
+#include "llmc/commands/bench_rates.h"
 #include "llmc/commands/bench_table.h"
 #include "llmc/commands/train.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/run_setup.h"
 
 struct BenchOptions {
-    std::string json;         // a file; "": none
+    std::string json, rates;  // files; "": none
     int64_t steps = 8;        // timed without events, and as many with events
     int64_t warm_up = 3;
 };
@@ -30,7 +31,13 @@ public:
 private:
     void open();
     void enqueue(OpTimer* timer, size_t number);
-    void run_steps(int64_t count, BenchRows* rows, StepBench& bench);
+    // What events around operations tell.
+    struct Timed {
+        BenchRows rows;
+        RateRows rates;
+    };
+    void run_steps(int64_t count, Timed* timed, StepBench& bench);
+    std::string rates_comment() const;
     void check_calls(OpTimer& timer) const;
 
     Comm& comm_;

@@ -151,7 +151,7 @@ std::string matmul_text(const MemoryPlan& plan) {
 
 // The origin of the rates.
 std::string rates_text(const Gpu& gpu) {
-    if (gpu.measured) return "rates measured on it";
+    if (find_rates(gpu.name)) return "rates measured on it";
     return strf("SCALED, not measured: rates of an %s; matmuls and attention are scaled by the ratio of peaks, the "
                 "rest by that of memory bandwidths", measured_gpu().name);
 }
@@ -170,7 +170,7 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
     text += strf("  %-26s %10.3f\n", "all", figures.ms);
     if (run.plan.ranks > 1) {
         const char* rate = run.plan.ranks > kRanksPerHost ? "nominal rate of a network adapter of 400 Gb/s per GPU"
-                           : figures.gpu.measured         ? "measured between two GPUs of one host"
+                           : &figures.gpu == &measured_gpu() ? "measured between two GPUs of one host"
                                                           : "scaled from two H200 of one host by nominal rates";
         text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f; %s\n",
                      figures.time.reduce_ms + figures.time.gather_ms, figures.time.reduce_ms, figures.time.gather_ms,
@@ -287,7 +287,8 @@ std::string plan_json(const PlannedRun& run) {
     const Json json = {
         {"type", "plan"},
         {"config", Json::parse(config_to_json(config))},
-        {"gpu", {{"name", figures.gpu.name}, {"rates_measured", figures.gpu.measured}, {"found", figures.here},
+        {"gpu", {{"name", figures.gpu.name}, {"rates_measured", find_rates(figures.gpu.name) != nullptr},
+                 {"found", figures.here},
                  {"rates", rates_text(figures.gpu)}}},
         {"params", run.table.param_elems},
         {"ranks", run.plan.ranks},

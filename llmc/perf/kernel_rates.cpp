@@ -9,12 +9,12 @@
 // other architecture, since it would run other kernels.
 const std::vector<Gpu>& gpus() {
     static const std::vector<Gpu> rows = {
-        {"H200", "H200", 139, 4.8, 450, true},
-        {"H200 NVL", "H200 NVL", 139, 4.8, 64, false},
-        {"H100 SXM", "H100 80GB HBM3", 79.1, 3.35, 450, false},
-        {"H100 PCIe", "H100 PCIe", 79.1, 2.0, 64, false},
-        {"H100 NVL", "H100 NVL", 93, 3.9, 64, false},
-        {"GH200", "GH200 480GB", 94.5, 4.0, 450, false},
+        {"H200", "H200", 139, 4.8, 450},
+        {"H200 NVL", "H200 NVL", 139, 4.8, 64},
+        {"H100 SXM", "H100 80GB HBM3", 79.1, 3.35, 450},
+        {"H100 PCIe", "H100 PCIe", 79.1, 2.0, 64},
+        {"H100 NVL", "H100 NVL", 93, 3.9, 64},
+        {"GH200", "GH200 480GB", 94.5, 4.0, 450},
     };
     return rows;
 }
@@ -30,8 +30,11 @@ const Gpu* find_gpu(const std::string& name) {
 
 const Gpu& measured_gpu() { return gpus().front(); }
 
-// dev/results/2026-11-21-h200-fp8.md: "device copy".
-const double kCopyRate = 4.25e12;
+const Rates& measured_rates() {
+    static const Rates& rates = *find_rates(measured_gpu().name);
+    return rates;
+}
+
 // dev/results/2026-11-21-h200-zero.md, speed-1-no-overlap: each of two ranks sends 1.057 GB of gradients and 1.057 GB
 // of weights, and its compute waits for 8.54 ms. (All-reduce alone: 304 GiB/s; this includes waiting for the peer.)
 const double kLinkRate = 2 * 1.057e9 / 8.54e-3;
@@ -110,12 +113,12 @@ double attention_us(const PlannedOp& op, const Rates& rates) {
     return mean.empty() ? 0 : mean.value() * work(d(s.B), d(s.NH), d(s.T), d(s.HS));
 }
 
-double bf16_wgrad_ratio(GemmMode mode, const GemmArgs& g) {
+double bf16_wgrad_ratio(GemmMode mode, const GemmArgs& g, const Rates& rates) {
     NearbyMean mean;
-    for (const WgradRatio& row : measured_rates().bf16_wgrads)
+    for (const WgradRatio& row : rates.bf16_wgrads)
         mean.add(row.ratio[static_cast<int>(mode)],
                  {std::log(d(g.M) / d(row.M)), std::log(d(g.N) / d(row.N)), std::log(d(g.K) / d(row.K))});
-    return mean.value();
+    return mean.empty() ? 1 : mean.value();
 }
 
 GemmMode mode_of(const GemmArgs& args) {
@@ -126,11 +129,11 @@ GemmMode mode_of(const GemmArgs& args) {
 
 }  // namespace
 
-double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K) {
+double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K, const Rates& rates) {
     // Interpolates measured / model, which approaches 1 far from all measured shapes.
     constexpr double kModelWeight = 0.5;
     NearbyMean mean(kModelWeight);
-    for (const MeasuredGemm& m : measured_rates().gemms) {
+    for (const MeasuredGemm& m : rates.gemms) {
         const double us = m.us[static_cast<int>(mode)];
         if (m.pass != pass || us == 0) continue;
         mean.add(us / model_us(mode, pass, m.M, m.N, m.K),
@@ -142,22 +145,22 @@ double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, i
 double predicted_op_us(const PlannedOp& op, const Rates& rates) {
     if (op.attention.HS > 0) return attention_us(op, rates);
     const MeasuredOp* row = nearest_op(op, rates);
-    if (!row) return kKernelUs + 1e6 * d(op.bytes) / kCopyRate;
+    if (!row) return kKernelUs + 1e6 * d(op.bytes) / rates.copy_rate;
     return kKernelUs + (row->us - kKernelUs) * d(op.bytes) / row->bytes;
 }
 
-double predicted_matmul_us(const GemmArgs& args) {
+double predicted_matmul_us(const GemmArgs& args, const Rates& rates) {
     // 124M fc forward in FP32, bench_gemm at commit 3e8874e.
     constexpr double kFp32Rate = 49.4e12;
     if (args.A.dtype == Dtype::kFp32) return 1e6 * 2 * d(args.M) * d(args.N) * d(args.K) / kFp32Rate;
     const GemmMode mode = mode_of(args);
-    double us = predicted_gemm_us(mode, args.layout, args.M, args.N, args.K);
-    if (args.layout == GemmLayout::kWgrad && args.D.dtype == Dtype::kBf16) us /= bf16_wgrad_ratio(mode, args);
+    double us = predicted_gemm_us(mode, args.layout, args.M, args.N, args.K, rates);
+    if (args.layout == GemmLayout::kWgrad && args.D.dtype == Dtype::kBf16) us /= bf16_wgrad_ratio(mode, args, rates);
     // gelu in the epilogue takes as long as a gelu kernel: 628.6 us for 65536 x 3072 x 768 with it (bench_gemm at
     // 3e8874e), 426 without, and 197 for gelu_forward.
     if (args.epilogue == GemmEpilogue::kBiasGelu) {
         us += predicted_op_us({.kind = OpKind::activation_forward, .dtype = args.D.dtype,
-                               .bytes = args.D.bytes() + args.pre.bytes(), .attention = {}});
+                               .bytes = args.D.bytes() + args.pre.bytes(), .attention = {}}, rates);
     }
     return us;
 }

@@ -12,23 +12,23 @@ struct Gpu {
     double memory_gib;           // as CUDA reports it
     double memory_tbps;          // nominal bandwidth
     double link_gbps;            // nominal, to another GPU of the host, one way
-    bool measured;               // the rates were measured on it
 };
 const std::vector<Gpu>& gpus();
 // Finds a GPU by either name, ignoring case; null if it is unknown.
 const Gpu* find_gpu(const std::string& name);
+// The GPU whose rates are scaled for those that have none.
 const Gpu& measured_gpu();
 
-// Times on the measured GPU. A matmul takes the measured time of its shape, or that of a smooth model of the shape,
+// Times on the GPU of `rates`. A matmul takes the measured time of its shape, or that of a smooth model of the shape,
 // corrected by measurements of similar shapes. Operations without rates, all of them small, run at the rate of a copy.
-double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K);
-double predicted_matmul_us(const GemmArgs& args);
+double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K,
+                         const Rates& rates = measured_rates());
+double predicted_matmul_us(const GemmArgs& args, const Rates& rates = measured_rates());
 double predicted_op_us(const PlannedOp& op, const Rates& rates = measured_rates());
 
 // Fixed cost of a kernel: its launch, first loads and last stores; an estimate.
 inline constexpr double kKernelUs = 3;
 // Bytes per second.
-extern const double kCopyRate;        // of a copy, read and written
 extern const double kLinkRate;        // sent by a rank to ranks of the same host, in training
 extern const double kNetworkRate;     // sent by a rank to other hosts
 inline constexpr int kRanksPerHost = 8;

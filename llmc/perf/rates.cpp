@@ -4,7 +4,11 @@
 
 #include "llmc/base/check.h"
 
-extern const char* const kH200Rates;   // rates/h200.txt; the Makefile makes it a string
+// The name and text of each file of rates/, which the Makefile makes; the last name is null.
+struct RatesFile {
+    const char *name, *text;
+};
+extern const RatesFile kRatesFiles[];
 
 namespace {
 
@@ -75,13 +79,16 @@ void read_bf16_wgrad(std::istream& words, Rates& rates) {
     }
 }
 
-void read_gpu(std::istream& words, Rates& rates) { words >> rates.gpu; }
+// A name may have several words.
+void read_gpu(std::istream& words, Rates& rates) { std::getline(words >> std::ws, rates.gpu); }
+
+void read_copy(std::istream& words, Rates& rates) { words >> rates.copy_rate; }
 
 constexpr struct {
     const char* name;
     void (*read)(std::istream& words, Rates& rates);
-} kRows[] = {{"gpu", read_gpu}, {"linear", read_linear}, {"op", read_op}, {"attention", read_attention},
-             {"bf16-wgrad", read_bf16_wgrad}};
+} kRows[] = {{"gpu", read_gpu}, {"copy", read_copy}, {"linear", read_linear}, {"op", read_op},
+             {"attention", read_attention}, {"bf16-wgrad", read_bf16_wgrad}};
 
 }  // namespace
 
@@ -105,7 +112,43 @@ Rates parse_rates(const std::string& text, const std::string& name) {
     return rates;
 }
 
-const Rates& measured_rates() {
-    static const Rates rates = parse_rates(kH200Rates, "rates/h200.txt");
-    return rates;
+std::string rates_text(const Rates& rates, const std::string& comment) {
+    std::string text;
+    std::istringstream lines(comment);
+    for (std::string line; std::getline(lines, line);) text += "# " + line + "\n";
+    text += "gpu " + rates.gpu + "\n";
+    if (rates.copy_rate > 0) text += strf("copy %.4g\n", rates.copy_rate);
+    // Three matmuls are a line.
+    for (size_t i = 0; i + 2 < rates.gemms.size(); i += 3) {
+        const MeasuredGemm& forward = rates.gemms[i];
+        text += strf("linear %lld %lld %lld", ll(forward.M), ll(forward.N), ll(forward.K));
+        for (size_t pass = i; pass < i + 3; pass++)
+            for (const double& us : rates.gemms[pass].us)
+                text += strf("%s%.2f", &us == rates.gemms[pass].us ? "   " : " ", us);
+        text += "\n";
+    }
+    for (const MeasuredOp& op : rates.ops)
+        text += strf("op %s %s %s %.0f %.1f\n", rate_name(op.kind, op.activation).c_str(), dtype_name(op.dtype),
+                     op_mode_name(op.mode), op.bytes, op.us);
+    for (const MeasuredAttention& a : rates.attention)
+        text += strf("attention %s %lld %lld %lld %lld %.1f %.1f %.1f\n", dtype_name(a.dtype), ll(a.B), ll(a.NH),
+                     ll(a.T), ll(a.HS), a.forward_us, a.backward_us, a.fp8_forward_us);
+    for (const WgradRatio& row : rates.bf16_wgrads) {
+        text += strf("bf16-wgrad %lld %lld %lld", ll(row.M), ll(row.N), ll(row.K));
+        for (double ratio : row.ratio) text += strf("   %.4f 1", ratio);
+        text += "\n";
+    }
+    return text;
+}
+
+const Rates* find_rates(const std::string& gpu) {
+    static const std::vector<Rates> all = [] {
+        std::vector<Rates> parsed;
+        for (const RatesFile* file = kRatesFiles; file->name; file++)
+            parsed.push_back(parse_rates(file->text, file->name));
+        return parsed;
+    }();
+    for (const Rates& rates : all)
+        if (rates.gpu == gpu) return &rates;
+    return nullptr;
 }

@@ -1,4 +1,5 @@
-// Rates measured on one GPU. rates/h200.txt, one row per line, is part of the executable.
+// Rates measured on a GPU. The files of rates/, one row per line, are part of the executable; `bench --write-rates`
+// writes such files.
 #pragma once
 #include <cmath>
 #include <initializer_list>
@@ -42,7 +43,8 @@ struct WgradRatio {
 };
 
 struct Rates {
-    std::string gpu;
+    std::string gpu;          // Gpu::name (kernel_rates.h), or what CUDA calls a GPU that is not listed there
+    double copy_rate = 0;     // bytes per second of a copy, read and written
     std::vector<MeasuredGemm> gemms;
     std::vector<MeasuredOp> ops;
     std::vector<MeasuredAttention> attention;
@@ -50,6 +52,11 @@ struct Rates {
 };
 // Exit 2, with the file's name and the line, for a malformed row.
 Rates parse_rates(const std::string& text, const std::string& name);
+// A text that parse_rates reads back: the rows in the order of the vectors. Each line of `comment` begins with "# ".
+std::string rates_text(const Rates& rates, const std::string& comment);
+// Returns null if the GPU was not measured.
+const Rates* find_rates(const std::string& gpu);
+// Those of measured_gpu(), from which times on other GPUs are scaled.
 const Rates& measured_rates();
 
 // Interpolates measured values: the geometric mean weighted by 1 / distance^2, with distances in logarithms. At a

@@ -84,12 +84,11 @@ bool runs_backward(const PlannedOp& op) {
     return length > tail && std::strcmp(name + length - tail, "_backward") == 0;
 }
 
-// Factors on times for a GPU without measured rates: matmuls and attention by the peak of their dtype, all else by
-// memory bandwidth.
+// Factors on times for a GPU from the rates of another one: matmuls and attention by the peak of their dtype, all else
+// by memory bandwidth.
 struct Slowdown {
     double matmul16 = 1, matmul8 = 1, memory = 1;
-    explicit Slowdown(const Gpu& gpu) {
-        const Gpu& from = measured_gpu();
+    Slowdown(const Gpu& gpu, const Gpu& from) {
         const auto peaks = [&](Dtype dtype) { return peak_flops(from.device, dtype) / peak_flops(gpu.device, dtype); };
         matmul16 = peaks(Dtype::kBf16);
         matmul8 = peaks(Dtype::kE4m3);
@@ -114,10 +113,15 @@ const char* step_part_name(StepPart part) { return kPartNames[static_cast<int>(p
 
 double StepTime::total_ms() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
 
+StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu) {
+    const Rates* rates = find_rates(gpu.name);
+    return predict_step(config, plan, gpu, rates ? *rates : measured_rates());
+}
+
 StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates) {
     StepTime time{.gpu = &gpu};
     if (config.dtype == Dtype::kFp64) return time;
-    const Slowdown slowdown(gpu);
+    const Slowdown slowdown(gpu, rates.gpu == gpu.name ? gpu : measured_gpu());
     double forward_ms = 0, backward_ms = 0;
     auto add = [&](StepPart part, bool backward, double ms) {
         time.ms[static_cast<size_t>(part)] += ms;
@@ -126,7 +130,7 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     for (const PlannedGemm& g : plan.step_gemms) {
         const bool backward = g.shape.layout != GemmLayout::kForward;
         const StepPart part = backward ? StepPart::kBackwardMatmuls : StepPart::kForwardMatmuls;
-        const double us = predicted_matmul_us(g.shape)
+        const double us = predicted_matmul_us(g.shape, rates)
                           * (dtype_bytes(g.shape.A.dtype) == 1 ? slowdown.matmul8 : slowdown.matmul16);
         add(is_head(g.shape, config) ? StepPart::kHead : part, backward, 1e-3 * us * d(g.count));
     }
@@ -140,7 +144,7 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     backward_ms *= 1 + kOverheadShare;
     // Gradients are set to zero at the start of a step; the rate of a copy stands for that of a fill.
     const double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
-    time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / kCopyRate * slowdown.memory;
+    time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slowdown.memory;
     time.ms[static_cast<size_t>(StepPart::kOverhead)] = kOverheadShare * time.total_ms();
     const double link = plan.ranks > kRanksPerHost ? kNetworkRate
                                                    : kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;

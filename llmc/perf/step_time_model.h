@@ -25,8 +25,9 @@ struct StepTime {
 };
 
 // The total is 0 for FP64, which has no kernels on GPUs.
-StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu,
-                      const Rates& rates = measured_rates());
+StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu, const Rates& rates);
+// From the rates that were measured on the GPU, else from those of measured_gpu(), scaled.
+StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& gpu);
 
 // The GPU that --gpu names, else the one that was found, else the measured one. Exit 2, with all names, for an unknown
 // name.
@@ -37,7 +38,7 @@ class StepTimeCheck {
 public:
     StepTimeCheck() = default;   // no prediction
     explicit StepTimeCheck(const StepTime& predicted)
-        : predicted_ms_(predicted.total_ms()), scaled_(predicted.gpu && !predicted.gpu->measured) {}
+        : predicted_ms_(predicted.total_ms()), scaled_(predicted.gpu && !find_rates(predicted.gpu->name)) {}
     // Adds a step. Returns true for the twentieth.
     bool add(int64_t step, double ms);
     double predicted_ms() const { return predicted_ms_; }   // 0: none

@@ -273,7 +273,7 @@ TEST_CASE("plan: rates are scaled by peaks and bandwidths, and the text says so"
         const DeviceInfo none;
         const std::string text = plan_text({named, table, plan, none, {}});
         CHECK(contains(text, std::string("predicted for ") + gpu.name + "; "));
-        CHECK(contains(text, "SCALED, not measured") == !gpu.measured);
+        CHECK(contains(text, "SCALED, not measured") == !find_rates(gpu.name));
         CHECK(text.rfind(gpu.memory_gib < 126 ? "does not fit: " : "fits: ", 0) == 0);
         CHECK(contains(text, std::string("GiB on ") + gpu.name + " (not here)\n"));
     }
@@ -432,6 +432,29 @@ TEST_CASE("plan: every operation has a rate of its own or is known to move next 
 #undef OP
 }
 
+TEST_CASE("plan: rates that are written are read back, also those of a GPU whose name has two words") {
+    Rates rates = measured_rates();
+    rates.gpu = "H100 SXM";
+    const std::string text = rates_text(rates, "two lines\nof comment");
+    CHECK(text.rfind("# two lines\n# of comment\ngpu H100 SXM\ncopy 4.25e+12\nlinear ", 0) == 0);
+    const Rates read = parse_rates(text, "file");
+    CHECK(read.gpu == rates.gpu);
+    CHECK(read.copy_rate == rates.copy_rate);
+    CHECK(read.gemms.size() == rates.gemms.size());
+    CHECK(read.ops.size() == rates.ops.size());
+    CHECK(read.attention.size() == rates.attention.size());
+    CHECK(read.bf16_wgrads.size() == rates.bf16_wgrads.size());
+    // Times have as many digits as it takes to predict a step within a thousandth.
+    const Config config = planned_config("llama", joined(kLlama8, kDelayed));
+    const MemoryPlan plan = planned(config);
+    const Gpu& sxm = *find_gpu("H100 SXM");
+    const double ms = predict_step(config, plan, sxm, rates).total_ms();
+    CHECK(predict_step(config, plan, sxm, read).total_ms() == doctest::Approx(ms).epsilon(1e-3));
+    CHECK(rates_text(read, "") == rates_text(parse_rates(rates_text(read, ""), "file"), ""));
+    // They count as rates of that GPU, which are not scaled.
+    CHECK(ms == doctest::Approx(predict_step(config, plan, measured_gpu()).total_ms()));
+}
+
 TEST_CASE("plan: a line that is no row of rates is refused by its number") {
     auto refused = [](const std::string& text) {
         try {
@@ -444,6 +467,7 @@ TEST_CASE("plan: a line that is no row of rates is refused by its number") {
     };
     CHECK(refused("# rates\n\nop adamw fp32 plain 8 1.5 plain 16 2\n") == "");
     const std::string rows[] = {"adamw fp32 plain 8 1.5", "op adam fp32 plain 8 1.5", "op adamw fp32 none 8 1.5",
-                                "op adamw fp32 plain 8", "gpu H200 NVL", "linear 1 2 3 4", "attention bf16 1 1 1 1 x"};
+                                "op adamw fp32 plain 8", "gpu", "copy", "copy 1 2", "linear 1 2 3 4",
+                                "attention bf16 1 1 1 1 x"};
     for (const std::string& row : rows) CHECK(contains(refused("# rates\n" + row + "\n"), "file, line 2: "));
 }
