@@ -12,8 +12,8 @@ public:
     DeviceMemory(const DeviceMemory&) = delete;
     ~DeviceMemory();
     Tensor take(Dtype dtype, int64_t elems);
-    // (N, C) normal numbers, because a GPU at its power limit is faster with zeros. In FP8 they are cast with the scale of
-    // `slot`; C must be a multiple of 16 then.
+    // (N, C) normal numbers, because a GPU at its power limit is faster with zeros. In FP8 they are cast with the scale
+    // of `slot`; C must be a multiple of 16 then.
     Tensor random(Ctx& ctx, Dtype dtype, int64_t N, int64_t C, Fp8Slot* slot, uint64_t key);
 
 private:

@@ -150,7 +150,7 @@ std::string matmul_text(const MemoryPlan& plan) {
 }
 
 // The origin of the rates.
-std::string rates_text(const Gpu& gpu) {
+std::string rates_origin(const Gpu& gpu) {
     if (find_rates(gpu.name)) return "rates measured on it";
     return strf("SCALED, not measured: rates of an %s; matmuls and attention are scaled by the ratio of peaks, the "
                 "rest by that of memory bandwidths", measured_gpu().name);
@@ -159,7 +159,7 @@ std::string rates_text(const Gpu& gpu) {
 std::string time_text(const PlannedRun& run, const Figures& figures) {
     if (figures.ms <= 0) return "time              not predicted for this --dtype\n";
     std::string text = strf("time of a step    predicted for %s; %s\n", figures.gpu.name,
-                            rates_text(figures.gpu).c_str());
+                            rates_origin(figures.gpu).c_str());
     text += strf("  %-26s %10s %7s\n", "", "ms", "share");
     for (int i = 0; i < kStepParts; i++) {
         const double ms = figures.time.ms[static_cast<size_t>(i)];
@@ -288,8 +288,7 @@ std::string plan_json(const PlannedRun& run) {
         {"type", "plan"},
         {"config", Json::parse(config_to_json(config))},
         {"gpu", {{"name", figures.gpu.name}, {"rates_measured", find_rates(figures.gpu.name) != nullptr},
-                 {"found", figures.here},
-                 {"rates", rates_text(figures.gpu)}}},
+                 {"found", figures.here}, {"rates", rates_origin(figures.gpu)}}},
         {"params", run.table.param_elems},
         {"ranks", run.plan.ranks},
         {"tokens_per_step", config.global_batch_size * config.seq_length},
