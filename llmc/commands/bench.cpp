@@ -241,6 +241,7 @@ int BenchRun::run() {
     if (!options_.json.empty()) replace_file(options_.json, bench_json(subject, bench));
     if (!options_.rates.empty()) {
         timed.rates.put(rates);
+        rates.overhead = bench.gaps_ms() / (bench.ms() - bench.exposed() - bench.gaps_ms());
         replace_file(options_.rates, rates_text(rates, rates_comment()));
     }
     return kExitOk;

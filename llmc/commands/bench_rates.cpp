@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "llmc/base/check.h"
 #include "llmc/base/median.h"
 #include "llmc/commands/bench_launches.h"
 #include "llmc/model/fp8_recipe.h"
+#include "llmc/perf/kernel_rates.h"
 
 namespace {
 
@@ -119,30 +121,52 @@ void measure_linears(Ctx& ctx, const DeviceInfo& device, const StepRecorder& wor
 void RateRows::add_step(const std::deque<OpCall>& calls, size_t count, double event_ms) {
     for (size_t i = 0; i < count; i++) {
         const OpCall& call = calls[i];
-        if (call.transfer || call.work.ops.size() != 1 || !call.work.gemms.empty()) continue;
-        const PlannedOp& op = call.work.ops[0];
-        if (op.bytes == 0) continue;   // times are predicted per byte
-        const PlannedAttention& s = op.attention;
-        Calls& same = calls_[{op.kind, op.mode, op.dtype, op.activation, op.bytes, s.B, s.T, s.NH, s.HS, s.fp8}];
-        same.op = op;
+        if (call.transfer) continue;
+        std::string name;
+        for (const PlannedGemm& g : call.work.gemms)
+            name += strf("%s %d ", gemm_text(g.shape).c_str(), static_cast<int>(gemm_mode(g.shape)));
+        for (const PlannedOp& op : call.work.ops) name += strf("%s %lld ", op_text(op).c_str(), ll(op.bytes));
+        Calls& same = calls_[name];
+        same.work = call.work;
         same.us.push_back(1e3 * std::max(0.0, call.ms - event_ms));
     }
 }
 
+// Replaces the time that was measured alone.
+static void put_gemm(const GemmArgs& g, double us, Rates& rates) {
+    if (g.epilogue == GemmEpilogue::kBiasGelu) return;
+    if (g.layout == GemmLayout::kWgrad && g.D.dtype != Dtype::kFp32) return;
+    for (MeasuredGemm& row : rates.gemms)
+        if (row.pass == g.layout && row.M == g.M && row.N == g.N && row.K == g.K)
+            row.us[static_cast<int>(gemm_mode(g))] = us;
+}
+
+static void put_attention(const PlannedOp& op, double us, Rates& rates) {
+    const PlannedAttention& s = op.attention;
+    auto row = std::find_if(rates.attention.begin(), rates.attention.end(), [&](const MeasuredAttention& a) {
+        return a.dtype == op.dtype && a.B == s.B && a.NH == s.NH && a.T == s.T && a.HS == s.HS;
+    });
+    if (row == rates.attention.end())
+        row = rates.attention.insert(row, {op.dtype, s.B, s.NH, s.T, s.HS, 0, 0, 0});
+    (s.backward ? row->backward_us : s.fp8 ? row->fp8_forward_us : row->forward_us) = us;
+}
+
 void RateRows::put(Rates& rates) const {
-    for (const auto& [key, calls] : calls_) {
-        const PlannedOp& op = calls.op;
-        const PlannedAttention& s = op.attention;
+    for (const auto& [name, calls] : calls_) {
+        const auto& [gemms, ops] = calls.work;
         const double us = median_of(calls.us);
-        if (s.HS == 0) {
-            rates.ops.push_back({op.kind, op.mode, op.dtype, static_cast<double>(op.bytes), us, op.activation});
-            continue;
-        }
-        auto row = std::find_if(rates.attention.begin(), rates.attention.end(), [&](const MeasuredAttention& a) {
-            return a.dtype == op.dtype && a.B == s.B && a.NH == s.NH && a.T == s.T && a.HS == s.HS;
-        });
-        if (row == rates.attention.end())
-            row = rates.attention.insert(row, {op.dtype, s.B, s.NH, s.T, s.HS, 0, 0, 0});
-        (s.backward ? row->backward_us : s.fp8 ? row->fp8_forward_us : row->forward_us) = us;
+        if (gemms.size() == 1 && ops.empty()) put_gemm(gemms[0].shape, us, rates);
+        if (!gemms.empty() || ops.size() != 1 || ops[0].attention.HS > 0) continue;
+        if (ops[0].bytes == 0) continue;   // times are predicted per byte
+        rates.ops.push_back({ops[0].kind, ops[0].mode, ops[0].dtype, static_cast<double>(ops[0].bytes), us,
+                             ops[0].activation});
+    }
+    // Attention is often one call with a pass over its result.
+    for (const auto& [name, calls] : calls_) {
+        const std::vector<PlannedOp>& ops = calls.work.ops;
+        if (ops.empty() || ops[0].attention.HS == 0) continue;
+        double us = median_of(calls.us);
+        for (size_t pass = 1; pass < ops.size(); pass++) us -= predicted_op_us(ops[pass], rates);
+        put_attention(ops[0], us, rates);
     }
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <deque>
 #include <map>
-#include <tuple>
+#include <string>
 #include <vector>
 
 #include "llmc/ops/op_timer.h"
@@ -12,19 +12,19 @@
 // operands that rotate beyond the L2 cache: rates.gemms and rates.bf16_wgrads. Allocates device memory and frees it.
 void measure_linears(Ctx& ctx, const DeviceInfo& device, const StepRecorder& work, Rates& rates);
 
-// Collects operations of timed steps that ran alone: attention that also quantizes its result counts as two.
+// Collects the operations of timed steps.
 class RateRows {
 public:
     // event_ms: what events add to a call.
     void add_step(const std::deque<OpCall>& calls, size_t count, double event_ms);
-    // Medians over all calls: rates.ops and rates.attention.
+    // Medians over all calls: rates.ops, rates.attention, and the rates.gemms that are there already. Between other
+    // operations a matmul is faster than in a series of itself, which lowers the clocks of a power-limited GPU.
     void put(Rates& rates) const;
 
 private:
-    using Key = std::tuple<OpKind, OpMode, Dtype, Activation, int64_t, int64_t, int64_t, int64_t, int64_t, bool>;
     struct Calls {
-        PlannedOp op;
+        StepRecorder work;   // of one call
         std::vector<double> us;
     };
-    std::map<Key, Calls> calls_;
+    std::map<std::string, Calls> calls_;   // by what is done, and the bytes of it
 };

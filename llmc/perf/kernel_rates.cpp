@@ -121,13 +121,13 @@ double bf16_wgrad_ratio(GemmMode mode, const GemmArgs& g, const Rates& rates) {
     return mean.empty() ? 1 : mean.value();
 }
 
-GemmMode mode_of(const GemmArgs& args) {
+}  // namespace
+
+GemmMode gemm_mode(const GemmArgs& args) {
     if (dtype_bytes(args.A.dtype) != 1) return GemmMode::kBf16;
     if (args.A_granularity != Granularity::kTensor) return GemmMode::kFp8Block;
     return args.fast_accumulation ? GemmMode::kFp8Fast : GemmMode::kFp8Precise;
 }
-
-}  // namespace
 
 double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K, const Rates& rates) {
     // Interpolates measured / model, which approaches 1 far from all measured shapes.
@@ -153,7 +153,7 @@ double predicted_matmul_us(const GemmArgs& args, const Rates& rates) {
     // 124M fc forward in FP32, bench_gemm at commit 3e8874e.
     constexpr double kFp32Rate = 49.4e12;
     if (args.A.dtype == Dtype::kFp32) return 1e6 * 2 * d(args.M) * d(args.N) * d(args.K) / kFp32Rate;
-    const GemmMode mode = mode_of(args);
+    const GemmMode mode = gemm_mode(args);
     double us = predicted_gemm_us(mode, args.layout, args.M, args.N, args.K, rates);
     if (args.layout == GemmLayout::kWgrad && args.D.dtype == Dtype::kBf16) us /= bf16_wgrad_ratio(mode, args, rates);
     // gelu in the epilogue takes as long as a gelu kernel: 628.6 us for 65536 x 3072 x 768 with it (bench_gemm at

@@ -19,6 +19,8 @@ const Gpu* find_gpu(const std::string& name);
 // The GPU whose rates are scaled for those that have none.
 const Gpu& measured_gpu();
 
+GemmMode gemm_mode(const GemmArgs& args);
+
 // Times on the GPU of `rates`. A matmul takes the measured time of its shape, or that of a smooth model of the shape,
 // corrected by measurements of similar shapes. Operations without rates, all of them small, run at the rate of a copy.
 double predicted_gemm_us(GemmMode mode, GemmLayout pass, int64_t M, int64_t N, int64_t K,

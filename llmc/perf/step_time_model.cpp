@@ -17,10 +17,6 @@ constexpr const char* kPartNames[kStepParts] = {
     "FP8 weights", "gaps and clocks", "communication not hidden",
 };
 
-// The time of a step beyond the sum of its kernels: gaps between them, and clocks that fall during hours of matmuls.
-// The mean of the 21 steps of one rank in tests/perf/test_plan.cpp, whose remaining errors are within 4 %.
-constexpr double kOverheadShare = 0.028;
-
 double d(int64_t x) { return static_cast<double>(x); }
 
 bool is_head(const GemmArgs& g, const Config& config) {
@@ -140,12 +136,12 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
                                                    : slowdown.matmul16;
         add(part_of(op), runs_backward(op), 1e-3 * predicted_op_us(op, rates) * factor * d(op.count));
     }
-    forward_ms *= 1 + kOverheadShare;
-    backward_ms *= 1 + kOverheadShare;
+    forward_ms *= 1 + rates.overhead;
+    backward_ms *= 1 + rates.overhead;
     // Gradients are set to zero at the start of a step; the rate of a copy stands for that of a fill.
     const double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
     time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slowdown.memory;
-    time.ms[static_cast<size_t>(StepPart::kOverhead)] = kOverheadShare * time.total_ms();
+    time.ms[static_cast<size_t>(StepPart::kOverhead)] = rates.overhead * time.total_ms();
     const double link = plan.ranks > kRanksPerHost ? kNetworkRate
                                                    : kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
     for (const PlannedCollective& c : plan.collectives)

@@ -41,8 +41,8 @@ class PlanTest(TrainTest):
             return done.stdout if expect == 0 else done.stderr
         options = ("--model", "llama3-8B", "--seq-length", "8192", "--ranks", "8", "--fp8-recipe", "delayed",
                    "--recompute", "block")
-        text = said("plan", *options, "--gpu", "H100 SXM")
-        self.assertEqual(text, said(*options, "--dry-run", "--gpu", "H100 SXM"))
+        text = said("plan", *options, "--gpu", "H100 NVL")
+        self.assertEqual(text, said(*options, "--dry-run", "--gpu", "H100 NVL"))
         self.assertIn("SCALED, not measured", text)
         plan = json.loads(said("plan", *options, "--json"))
         self.assertEqual((plan["type"], plan["gpu"]["name"], plan["ranks"]), ("plan", "H200", 8))

@@ -161,6 +161,29 @@ TEST_CASE("plan: step times that were measured are predicted within 5 %, memory 
     }
 }
 
+// dev/results/2026-11-23-h100.md, which the rates of the H100 are from.
+TEST_CASE("plan: steps of an H100 are predicted from its own rates within 5 %") {
+    const Words six_layers = {"--model", "llama3-8B", "--num-layers", "6", "--micro-batch-size", "1",
+                              "--global-batch-size", "2"};
+    const Words small = {"--model", "llama3-small", "--micro-batch-size", "8", "--global-batch-size", "16"};
+    const Words gpt2 = {"--model", "gpt2-124M", "--micro-batch-size", "32", "--global-batch-size", "64"};
+    const struct {
+        const char* family;
+        const Words& words;
+        double bf16_ms, delayed_ms, tensorwise_ms, blockwise_ms;
+    } rows[] = {{"llama", six_layers, 353.2, 273.6, 287.2, 297.0}, {"llama", small, 301.7, 236.2, 249.7, 258.9},
+                {"gpt2", gpt2, 113.6, 95.34, 103.7, 108.4}};
+    for (const auto& row : rows)
+        for (const auto& [recipe, ms] : {std::pair(Words{}, row.bf16_ms), std::pair(kDelayed, row.delayed_ms),
+                                         std::pair(kTensorwise, row.tensorwise_ms),
+                                         std::pair(kBlockwise, row.blockwise_ms)}) {
+            const Config config = planned_config(row.family, joined(row.words, recipe));
+            CAPTURE(ms);
+            CHECK(predict_step(config, planned(config), *find_gpu("H100 SXM")).total_ms()
+                  == doctest::Approx(ms).epsilon(0.05));
+        }
+}
+
 TEST_CASE("plan: bytes by purpose are those of the arena on the device, for every recipe and recomputation") {
     const std::vector<Fp8Recipe> recipes = {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise,
                                             Fp8Recipe::kBlockwise};
@@ -261,9 +284,9 @@ TEST_CASE("plan: rates are scaled by peaks and bandwidths, and the text says so"
     CHECK(ratio(pcie, StepPart::kBackwardAttention) == doctest::Approx(989.4 / 756.5));
     CHECK(ratio(pcie, StepPart::kNorms) == doctest::Approx(4.8 / 2.0));
     CHECK(ratio(pcie, StepPart::kOptimizer) == doctest::Approx(4.8 / 2.0));
-    const StepTime sxm = predict_step(config, plan, *find_gpu("NVIDIA H100 80GB HBM3"));
-    CHECK(ratio(sxm, StepPart::kForwardMatmuls) == doctest::Approx(1));
-    CHECK(ratio(sxm, StepPart::kActivations) == doctest::Approx(4.8 / 3.35));
+    const StepTime grace = predict_step(config, plan, *find_gpu("NVIDIA GH200 480GB"));
+    CHECK(ratio(grace, StepPart::kForwardMatmuls) == doctest::Approx(1));
+    CHECK(ratio(grace, StepPart::kActivations) == doctest::Approx(4.8 / 4.0));
     for (const Gpu& gpu : gpus()) {
         CAPTURE(gpu.name);
         CHECK(peak_flops(gpu.device, Dtype::kE4m3) > 0);
@@ -436,10 +459,11 @@ TEST_CASE("plan: rates that are written are read back, also those of a GPU whose
     Rates rates = measured_rates();
     rates.gpu = "H100 SXM";
     const std::string text = rates_text(rates, "two lines\nof comment");
-    CHECK(text.rfind("# two lines\n# of comment\ngpu H100 SXM\ncopy 4.25e+12\nlinear ", 0) == 0);
+    CHECK(text.rfind("# two lines\n# of comment\ngpu H100 SXM\ncopy 4.25e+12\noverhead 0.0280\nlinear ", 0) == 0);
     const Rates read = parse_rates(text, "file");
     CHECK(read.gpu == rates.gpu);
     CHECK(read.copy_rate == rates.copy_rate);
+    CHECK(read.overhead == rates.overhead);
     CHECK(read.gemms.size() == rates.gemms.size());
     CHECK(read.ops.size() == rates.ops.size());
     CHECK(read.attention.size() == rates.attention.size());
