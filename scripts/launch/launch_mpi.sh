@@ -14,7 +14,7 @@
 set -u
 trap '' PIPE   # of this script's own lines
 true >&2 || exec 2>/dev/null   # closed: the next file that is opened would get its number
-true 2>/dev/null >&1 || exec >/dev/null
+true 2>/dev/null 3>&1 || exec >/dev/null
 mpirun=${MPIRUN:-mpirun}
 if [ $# = 0 ] || [ "$1" = --help ]; then
     sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
@@ -95,7 +95,7 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
 fi
 # mpirun would end when nobody reads its output any more (| head -1), and its ranks with it. So tee reads it to the end,
 # whatever becomes of this script's own output; what the other copy of the lines would be goes to /dev/null.
-drain() { trap '' INT TERM USR1 HUP; exec tee -p /dev/null 2>/dev/null; }
+drain() { trap '' INT TERM USR1 HUP; exec tee --output-error=warn /dev/null 2>/dev/null; }
 exec {out}<> <(:) {err}<> <(:)   # pipes; each end is opened anew from /dev/fd, so that tee finds their end
 drain <"/dev/fd/$out" {out}>&- {err}>&- &
 drains=($!)
@@ -143,7 +143,9 @@ done
 wait "$pid" 2>/dev/null
 code=$?
 later 5 kill -KILL "${drains[@]}"   # if something that outlives mpirun keeps its output open
-wait "${drains[@]}" 2>/dev/null
+wait "${drains[1]}" 2>/dev/null
+wait "${drains[0]}" 2>/dev/null ||
+    echo "launch_mpi.sh: standard output could not be written to the end; the run went on without it" >&2
 
 # The table begins with text: "outcome NNN" once the ranks have met ("outcome end" if all ended as they should), the
 # reason, and a line for each rank.
