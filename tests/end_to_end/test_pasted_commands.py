@@ -91,7 +91,8 @@ RUN = {
     **{f"scripts/compare --table {table} --out runs/{folder} -- --synthetic-data": {
         "before": "rm -r runs", "dry_run": True}
        for table, folder in (("llama3-8b", "8b"), ("llama3-small", "small"), ("gpt2-recipes", "recipes"),
-                             ("gpt2", "gpt2"), ("formats", "formats"))},
+                             ("gpt2", "gpt2"), ("formats", "formats"), ("modern-gpt2", "modern"),
+                             ("margins", "margins"), ("finetune", "finetune"))},
     "scripts/compare --table gpt2-recipes --train-iters 2000 --out runs/long": {"more": "--dry-run"},
     "scripts/compare --run 'a=./train_gpt2 --model gpt2-124M ...' --run 'b=./train_gpt2 ...' --out runs/ab": {
         "dots": "--synthetic-data --seed 3", "more": "--dry-run"},

@@ -18,9 +18,22 @@ def recipes(script, fp8_script, *options):
             "tensorwise-1F1L": fp8("tensorwise", "--first-last-layers-bf16"), "blockwise": fp8("blockwise")}
 
 
+def modern(script):
+    """GPT-2 with each of the changes that later models made, singly and together."""
+    changes = {"rmsnorm": ["--normalization", "RMSNorm"], "rope": ["--position-embedding-type", "rope"],
+               "gqa": ["--num-query-groups", "4"], "qk-norm": ["--qk-layernorm"],
+               "swiglu": ["--activation", "swiglu", "--ffn-hidden-size", "2048"]}   # as many parameters as gelu's 3072
+    changes["all"] = [word for words in changes.values() for word in words]
+    return {name: [script, *words] for name, words in changes.items()}
+
+
+def named(rows, suffix):
+    return {f"{name}-{suffix}": words for name, words in rows.items()}
+
+
 SMALL, SMALL_FP8 = "train_llama_1gpu_bf16_slimpajama.sh", "train_llama_1gpu_fp8_slimpajama.sh"
 GPT2, GPT2_FP8 = "train_gpt2_124M_bf16.sh", "train_gpt2_124M_fp8.sh"
-LLAMA_8B = "train_llama3_8b_h200_"
+LLAMA_8B, FINETUNE = "train_llama3_8b_h200_", "finetune_llama31_8b_"
 
 TABLES = {
     "llama3-8b": Table(
@@ -38,6 +51,18 @@ TABLES = {
         "GPT-2 124M, T 1024, {gpus}: number formats",
         {"fp32": [GPT2, "--dtype", "fp32"], "bf16": [GPT2], "fp8-e4m3": [GPT2_FP8, "--fp8-format", "e4m3"],
          "fp8-hybrid": [GPT2_FP8, "--fp8-format", "hybrid"]}, baseline="bf16"),
+    "modern-gpt2": Table(
+        "GPT-2 124M, T 1024, {gpus}: changes of later models, in BF16 and with delayed scaling",
+        {"gpt2-bf16": [GPT2], "gpt2-fp8": [GPT2_FP8], **named(modern(GPT2), "bf16"), **named(modern(GPT2_FP8), "fp8")},
+        allowed=("normalization", "position-embedding-type", "num-query-groups", "qk-layernorm", "activation",
+                 "ffn-hidden-size", "disable-bias-linear")),
+    "margins": Table(
+        "GPT-2 124M, T 1024, {gpus}: delayed scaling with margins of 0 to 4",
+        {"bf16": [GPT2], **{f"margin-{bits}": [GPT2_FP8, "--fp8-margin", str(bits)] for bits in range(5)}}),
+    "finetune": Table(
+        "Llama-3.1-8B fine-tuned, T 4096, {gpus}: BF16, FP8, and FP8 with gradients reduced in FP8",
+        {"bf16": [FINETUNE + "bf16.sh"], "fp8": [FINETUNE + "fp8.sh"],
+         "fp8-gradients": [FINETUNE + "fp8.sh", "--grad-comm-dtype", "fp8"]}, gpus=8),
 }
 
 
