@@ -259,11 +259,14 @@ template <typename T> void backward(const AttentionBackwardArgs& args) {
 template <typename T> void decode_group(const AttentionDecodeArgs& args, int64_t n, int64_t kv, Acc<T>* scratch) {
     using A = Acc<T>;
     const int64_t group = args.NH / args.NKV, HS = args.HS, width = 2 * args.NKV * HS;
-    const int64_t keys = args.cache.positions[n] + 1;
+    const int64_t position = args.cache.positions[n], window = args.window > 0 ? args.window : position + 1;
     T* out = args.out.as<T>() + (n * args.NH + kv * group) * HS;
-    if (keys <= 0) return std::fill(out, out + group * HS, T(0));
+    if (position < 0) return std::fill(out, out + group * HS, T(0));
+    // The first key that the query's block has in forward_head, so that sums over keys have the same parts.
+    const int64_t begin = std::max<int64_t>(0, position / kQueries * kQueries - window + 1) / kMicroRows * kMicroRows;
+    const int64_t keys = position + 1 - begin, hidden = std::max<int64_t>(0, position + 1 - window) - begin;
     const T* q = args.qkv.as<T>() + n * (args.NH + 2 * args.NKV) * HS + kv * group * HS;
-    const T* k = args.cache.rows.as<T>() + args.cache.slots[n] * args.cache.capacity * width + kv * HS;
+    const T* k = args.cache.rows.as<T>() + (args.cache.slots[n] * args.cache.capacity + begin) * width + kv * HS;
     const int64_t score_stride = round_up(keys, kMicroColumns<A>), out_stride = round_up(HS, kMicroColumns<A>);
     A* inverse_sums = scratch;
     A* scores = inverse_sums + round_up(group, kMicroColumns<A>);
@@ -271,8 +274,9 @@ template <typename T> void decode_group(const AttentionDecodeArgs& args, int64_t
     A* work = sums + round_up(group, kMicroRows) * out_stride;
     multiply(over_columns(q, HS, group), over_columns(k, width, keys), HS, scores, score_stride, false, work);
     for (int64_t h = 0; h < group; h++) {
-        A largest;
-        inverse_sums[h] = A(1) / exponentials(scores + h * score_stride, keys, keys, A(args.softmax_mul), &largest);
+        A largest, *row = scores + h * score_stride;
+        std::fill(row, row + hidden, A(0));
+        inverse_sums[h] = A(1) / exponentials(row + hidden, keys - hidden, keys - hidden, A(args.softmax_mul), &largest);
     }
     multiply(over_columns(scores, score_stride, group), over_rows(k + args.NKV * HS, width, HS), keys, sums, out_stride,
              false, work);
@@ -382,6 +386,7 @@ void cache_append(Ctx&, const CacheAppendArgs& args) {
 
 void attention_decode(Ctx&, const AttentionDecodeArgs& args) {
     check_heads("attention_decode", args.NH, args.NKV, args.HS);
+    CHECK(args.window >= 0, "attention_decode: a window of %lld tokens", (long long)args.window);
     check_cache("attention_decode", args.cache, args.N, args.NKV, args.HS, std::min(args.longest, args.cache.capacity));
     const QuantResult result("attention_decode", args.quant, args.out, args.qkv.dtype, args.N, args.NH * args.HS);
     for_working_type("attention_decode", args.qkv.dtype, [&]<typename T>(Tag<T>) {

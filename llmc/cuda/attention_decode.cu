@@ -23,7 +23,11 @@ template <typename T> CacheView<T> view_of(const KvCache& cache, int64_t NKV, in
 
 struct DecodeShape {
     int NH, NKV, HS, splits;
+    int window;   // 0: all keys
     float softmax_mul;
+
+    // The first key that a query attends to.
+    __device__ int first_key(int position) const { return window > 0 ? max(0, position + 1 - window) : 0; }
 };
 
 template <typename T> __device__ float2 load_pair(const T* p) {
@@ -72,8 +76,9 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t n = blockIdx.x / (shape.NKV * chunks);
     const int kv = blockIdx.x / chunks % shape.NKV, in_group = static_cast<int>(blockIdx.x % chunks) * kHeads;
     const int heads = min(kHeads, group - in_group), first_head = kv * group + in_group;
-    const int first = static_cast<int>(blockIdx.y) * static_cast<int>(kDecodeSplit);
-    const int end = min(first + static_cast<int>(kDecodeSplit), cache.positions[n] + 1);
+    const int split = static_cast<int>(blockIdx.y) * static_cast<int>(kDecodeSplit), position = cache.positions[n];
+    const int first = max(split, shape.first_key(position));
+    const int end = min(split + static_cast<int>(kDecodeSplit), position + 1);
     if (first >= end) return;
 
     float2 q[kHeads][kPairs], sum[kHeads][kPairs];
@@ -165,20 +170,21 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     attention_combine_kernel(T* out, const float* splits, const int32_t* positions, const DecodeShape shape) {
     const int64_t row = blockIdx.x;   // n * NH + head
-    const int HS = shape.HS, keys = positions[row / shape.NH] + 1;
-    const int used = (keys + static_cast<int>(kDecodeSplit) - 1) / static_cast<int>(kDecodeSplit);
+    const int HS = shape.HS, position = positions[row / shape.NH];
+    const int begin = shape.first_key(position) / static_cast<int>(kDecodeSplit);
+    const int end = position < 0 ? 0 : position / static_cast<int>(kDecodeSplit) + 1;
     const float* from = splits + row * shape.splits * (HS + 2);
     float largest = -INFINITY;
-    for (int s = 0; s < used; s++) largest = fmaxf(largest, from[s * (HS + 2) + HS]);
+    for (int s = begin; s < end; s++) largest = fmaxf(largest, from[s * (HS + 2) + HS]);
     for (int i = threadIdx.x; i < HS; i += kThreads) {
         float sum = 0, weight_sum = 0;
-        for (int s = 0; s < used; s++) {
+        for (int s = begin; s < end; s++) {
             const float* part = from + s * (HS + 2);
             const float correction = expf(part[HS] - largest);
             sum = fmaf(correction, part[i], sum);
             weight_sum = fmaf(correction, part[HS + 1], weight_sum);
         }
-        out[row * HS + i] = from_float<T>(used > 0 ? sum / weight_sum : 0.0f);
+        out[row * HS + i] = from_float<T>(end > 0 ? sum / weight_sum : 0.0f);
     }
 }
 
@@ -230,8 +236,9 @@ void attention_decode(Ctx& ctx, const AttentionDecodeArgs& args) {
     expect(args.splits, Dtype::kFp32, decode_split_elems(args.N, NH, HS, args.longest), "attention_decode: splits");
     CHECK(args.longest > 0 && args.longest <= args.cache.capacity && splits < 65536 && args.softmax_mul > 0,
           "attention_decode: %lld keys, softmax_mul %g", (long long)args.longest, args.softmax_mul);
-    const DecodeShape shape{static_cast<int>(NH), static_cast<int>(NKV), static_cast<int>(HS),
-                            static_cast<int>(splits), args.softmax_mul};
+    CHECK(args.window >= 0, "attention_decode: a window of %lld tokens", (long long)args.window);
+    const DecodeShape shape{static_cast<int>(NH), static_cast<int>(NKV), static_cast<int>(HS), static_cast<int>(splits),
+                            static_cast<int>(std::min(args.window, args.cache.capacity)), args.softmax_mul};
     dispatch(args.qkv.dtype, op, [&](auto type) {
         using T = decltype(type);
         const bool grouped = NH > NKV;

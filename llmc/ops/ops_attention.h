@@ -82,6 +82,7 @@ struct AttentionDecodeArgs {
     int64_t N, NH, NKV, HS;
     int64_t longest;  // > every position
     float softmax_mul;
+    int64_t window = 0;    // tokens: only the last that many positions; 0: all
     QuantOut quant = {};   // of out
 };
 inline constexpr int64_t kDecodeSplit = 256;

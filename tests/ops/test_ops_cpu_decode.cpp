@@ -47,6 +47,28 @@ TEST_CASE("attention over a cache: the bits of attention_forward's last rows") {
     }
 }
 
+// Up to 256 keys are one sum, so that it makes no difference where it begins.
+TEST_CASE("attention over a cache with a window is attention over the last tokens alone") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {
+        for (int64_t window : {1, 7, 48, 100, 150}) {
+            const DecodeCase c({4, 2, 20, 250, {90, 1, 150, 0, 7, 250}, window}, type);
+            DecodeCase last(c);
+            last.s.window = 0;
+            for (int64_t n = 0; n < c.N; n++) {
+                const int64_t length = c.s.lengths[static_cast<size_t>(n)], kept = std::min(length, window);
+                last.s.lengths[static_cast<size_t>(n)] = kept;
+                last.positions.set(n, static_cast<double>(kept - 1));
+                for (int64_t i = 0; i < kept * c.width; i++) {
+                    const int64_t slot = c.slot(n) * c.s.capacity * c.width;
+                    last.cache.set(slot + i, c.cache.get(slot + (length - kept) * c.width + i));
+                }
+            }
+            INFO(c.name() << ", window " << window);
+            CHECK(decode(c).out.same_bits(decode(last).out));
+        }
+    }
+}
+
 TEST_CASE("attention over a cache: every cached element that a row may see changes it, and no other") {
     const DecodeCase c({4, 2, 16, 20, {7, 0, 20}}, Dtype::kFp32);
     const HostTensor before = decode(c).out;

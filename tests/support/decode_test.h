@@ -9,6 +9,7 @@ namespace op_test {
 struct DecodeShape {
     int64_t NH, NKV, HS, capacity;
     std::vector<int64_t> lengths;   // by row; 0: a row of padding
+    int64_t window = 0;
 };
 
 // Lengths around a vector, a block of k (256), a split (256), and the end of the cache.
@@ -62,7 +63,7 @@ struct DecodeCase {
     }
     AttentionDecodeArgs decode_args(const KvCache& from, Tensor rows, Tensor out, Tensor splits) const {
         return {.out = out, .qkv = rows, .cache = from, .splits = splits, .N = N, .NH = s.NH, .NKV = s.NKV,
-                .HS = s.HS, .longest = longest(), .softmax_mul = texts[0].softmax_mul};
+                .HS = s.HS, .longest = longest(), .softmax_mul = texts[0].softmax_mul, .window = s.window};
     }
 };
 
