@@ -11,20 +11,22 @@
 #include "llmc/base/standard_streams.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/hf_tokens.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/config/prompts.h"
 #include "llmc/parallel/comm.h"
+#include "llmc/train/generator.h"
 #include "llmc/train/log.h"
-#include "llmc/train/sampler.h"
 
 namespace {
 
 using Prompts = std::vector<std::vector<int32_t>>;
 
-int64_t longest_text(const Prompts& prompts, const Config& config) {
-    size_t longest = 0;
-    for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
-    return static_cast<int64_t>(longest) + config.sample_tokens;
+Generator::Limits limits_of(const Prompts& prompts, const Config& config) {
+    Generator::Limits limits{.texts = std::min(config.inference_max_requests, static_cast<int64_t>(prompts.size()))};
+    for (const auto& prompt : prompts) limits.prompt = std::max(limits.prompt, static_cast<int64_t>(prompt.size()));
+    limits.positions = limits.prompt + config.sample_tokens;
+    return limits;
 }
 
 // Weights in the working dtype, without training state.
@@ -44,22 +46,20 @@ private:
     const FlatLayout& layout_;
 };
 
-// The buffers and the decoder for one text; constructed twice, first to measure the memory.
+// Weights, buffers, decoder and generator; constructed twice, first to measure the memory.
 class Model {
 public:
-    Model(const Config& config, const ParamTable& table, Arena& arena)
+    Model(const Config& config, const ParamTable& table, const Generator::Limits& limits, Arena& arena)
         : table_(table), layout_(table, {}, INT64_MAX), fp8_(config, {}, layout_, false, arena),
           store_(config, layout_, arena),
-          tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, config.seq_length)),
-          bad_tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, 1)),
-          decoder_(config.shape, table_, {.max_batch = 1, .max_seq = config.seq_length, .dtype = config.dtype,
+          decoder_(config.shape, table_, {.max_batch = 1, .max_seq = Generator::max_rows(limits),
+                                          .max_positions = limits.positions, .dtype = config.dtype,
                                           .recompute = Recompute::kBlock, .fuse_gelu = false, .fp8_attention = false},
                    arena, store_, fp8_),
-          sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, arena) {}
+          generator_(config.shape, config.dtype, limits, decoder_, fp8_, arena) {}
 
     void load(Ctx& ctx, const Config& config) {
         device::fill_bytes(ctx, store_.all.data, 0, store_.all.bytes());
-        device::fill_bytes(ctx, bad_tokens_.data, 0, bad_tokens_.bytes());
         decoder_.upload_constants(ctx);
         StateAccess access;   // the masters of load_hf_weights are rounded and not kept
         std::vector<bf16> rounded;
@@ -75,32 +75,32 @@ public:
         load_hf_weights(config.load, config.shape, table_, access, *open_single());
     }
 
-    std::vector<int32_t> continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
-                                       uint64_t stream, int32_t* host_tokens) {
-        return sampler_.continue_text(ctx, prompt, sampling, stream,
-                                      {.device_tokens = static_cast<int32_t*>(tokens_.data),
-                                       .bad_tokens = static_cast<int32_t*>(bad_tokens_.data),
-                                       .host_tokens = host_tokens});
-    }
+    Generator& generator() { return generator_; }
 
 private:
     const ParamTable& table_;
     const FlatLayout layout_;
     Fp8State fp8_;
     InferenceStore store_;
-    const Tensor tokens_, bad_tokens_;
     Decoder decoder_;
-    Sampler sampler_;
+    Generator generator_;
 };
 
 // Device memory of a Model, by rehearsal.
-int64_t planned_bytes(const Config& config, const ParamTable& table) {
+int64_t planned_bytes(const Config& config, const ParamTable& table, const Generator::Limits& limits) {
     Ctx ctx;
     ctx.rehearsal = true;
     Arena arena;
-    Model(config, table, arena)
-        .continue_text(ctx, std::vector<int32_t>(static_cast<size_t>(config.seq_length)), {.tokens = 1}, 0, nullptr);
+    Model(config, table, limits, arena).generator().rehearse(ctx);
     return arena.peak_bytes();
+}
+
+void require_memory(int64_t bytes, const Generator::Limits& limits) {
+    const int64_t free_bytes = device::device_free_bytes();
+    REQUIRE(bytes <= free_bytes, "generate needs %.2f GiB of device memory for %s of %lld tokens at once, and %.2f GiB "
+            "are free: lower --inference-max-requests or --sample-tokens%s", static_cast<double>(bytes) / kGiB,
+            count_text(limits.texts, "text").c_str(), ll(limits.positions), static_cast<double>(free_bytes) / kGiB,
+            limits.texts > 1 ? "" : ", or take --dtype bf16");
 }
 
 // Returns false if nobody reads standard output any more.
@@ -127,31 +127,43 @@ struct OpenDevice {
     }
 };
 
+void report(const Generator::Times& t) {
+    auto per_second = [](int64_t tokens, double seconds) {
+        return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+    };
+    std::fprintf(stderr, "prefill: %s in %.3f s, %.1f tokens/s\n", count_text(t.prefill_tokens, "token").c_str(),
+                 t.prefill_s, per_second(t.prefill_tokens, t.prefill_s));
+    if (t.decode_steps > 0)
+        std::fprintf(stderr, "decode: %s in %.3f s, %.1f tokens/s, %.2f ms per token of a text\n",
+                     count_text(t.decode_tokens, "token").c_str(), t.decode_s,
+                     per_second(t.decode_tokens, t.decode_s), t.decode_s / static_cast<double>(t.decode_steps) * 1e3);
+}
+
 int generate(const FoundModel& files, Config config) {
     config.load = files.directory;
-    const int64_t limit = config.shape.max_positions;
-    const Prompts prompts = read_prompts(config, limit, "the model's positions", true);
+    const Prompts prompts = read_prompts(config, config.shape.max_positions, "the model's positions", true);
     REQUIRE(!prompts.empty(), "generate needs a prompt: --prompt-ids '1 2 3', --prompt-bytes TEXT or --prompts FILE");
     const TokenForm form = token_form(config);
-    config.seq_length = padded_length(longest_text(prompts, config), limit);
-    config.micro_batch_size = 1;
+    const std::vector<int32_t> eos = config.ignore_eos ? std::vector<int32_t>{} : eos_token_ids(config.load);
+    const Generator::Limits limits = limits_of(prompts, config);
     const ParamTable table = make_param_table(config.shape);
-    const int64_t bytes = planned_bytes(config, table);
+    const int64_t bytes = planned_bytes(config, table, limits);
     OpenDevice device(0);
     device::gemm_set_search(device.ctx, false);   // a search takes longer than a text, and its results vary
+    require_memory(bytes, limits);
     device.memory = device::device_alloc(bytes);
-    device.pinned = device::pinned_alloc(config.seq_length * dtype_bytes(Dtype::kInt32));
+    device.pinned = device::pinned_alloc(Generator::pinned_bytes(limits));
     Arena arena(device.memory, bytes);
-    Model model(config, table, arena);
+    Model model(config, table, limits, arena);
     model.load(device.ctx, config);
     for (const std::string& damage : files.skipped)
         std::fprintf(stderr, "note: skipped checkpoint: %s\n", message_line(damage).c_str());
     std::fprintf(stderr, "weights: %s\n", message_line(config.load).c_str());
     const Sampling sampling{.tokens = config.sample_tokens, .temperature = config.temperature, .top_k = config.top_k,
-                            .seed = config.seed};
-    auto* const tokens = static_cast<int32_t*>(device.pinned);
-    for (size_t i = 0; i < prompts.size(); i++)
-        if (!print(model.continue_text(device.ctx, prompts[i], sampling, i, tokens), form)) break;
+                            .top_p = config.top_p, .seed = config.seed};
+    model.generator().run(device.ctx, prompts, sampling, eos, device.pinned,
+                        [&](const std::vector<int32_t>& text) { return print(text, form); });
+    report(model.generator().times());
     return kExitOk;
 }
 

@@ -100,6 +100,10 @@ struct Config {
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token
     int64_t top_k = 0;                  // draw among the most likely N tokens; 0: all
+    double top_p = 1;                   // draw among the fewest tokens that have this probability; 1: all
+    bool generating = false;            // of parse_generate_config
+    bool ignore_eos = false;
+    int64_t inference_max_requests = 0; // texts that generate decodes together
     std::string prompt_ids, prompt_bytes, prompts;   // see prompts.h
     TokenForm print = TokenForm::kAuto;
 

@@ -21,6 +21,7 @@ bool holds(const Condition& condition, const Config& config) {
 }
 
 const char* why_inert(const OptionRow& row, const Config& config) {
+    if (row.generate_only && !config.generating) return "it is for the command generate";
     for (const Condition& condition : row.acts_if)
         if (!holds(condition, config)) return condition.reason;
     return row.inert ? row.inert(config) : nullptr;

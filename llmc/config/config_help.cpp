@@ -84,6 +84,7 @@ std::string row_text(const OptionRow& row, const Config& defaults) {
     std::string text = row.help;
     if (!row.value.flag && !row.value.any_text) text += "; " + row.value.expects;
     if (row.gpu_only) text += "; GPU only";
+    if (row.generate_only && !defaults.generating) text += "; generate only";
     if (row.llmc) text += std::string("; llm.c: ") + row.llmc;
     return entry(option, text + " (default: " + default_text(row, defaults) + ")");
 }
@@ -183,6 +184,7 @@ std::string options_json(const Config& defaults, const std::string& family) {
             option["acts_if"].push_back({{"option", c.option}, {"values", c.values}, {"reason", c.reason}});
         if (row.gpu_only) option["gpu_only"] = true;
         if (row.ranks_only) option["ranks_only"] = true;
+        if (row.generate_only) option["generate_only"] = true;
         if (row.llmc) option["llmc"] = row.llmc;
         for (const RenamedOption& renamed : renamed_options())
             if (std::string(renamed.name) == row.name) option["old_names"].push_back(renamed.old_name);
@@ -194,7 +196,8 @@ std::string options_json(const Config& defaults, const std::string& family) {
     return Ordered{{"executable", "train_" + family}, {"options", rows}}.dump(1) + "\n";
 }
 
-std::string generate_help_text(const Config& defaults, const std::string& family) {
+std::string generate_help_text(Config defaults, const std::string& family) {
+    defaults.generating = true;
     std::string text = "Usage: train_" + family + " generate --load DIR --prompt-ids '1 2 3' [options]\n\n"
         "Continues each prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama directory. If\n"
         "the directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation\n"

@@ -57,6 +57,7 @@ struct OptionRow {
     bool gpu_only = false;                  // has no effect on the CPU device: a note
     const char* refused_on_cpu = nullptr;   // what to do instead, if a run on the CPU device refuses the option
     bool ranks_only = false;                // has no effect with one rank
+    bool generate_only = false;             // an option of generate, refused in training
 };
 // Why an option has no effect under a resolved configuration, null if it has one.
 const char* why_inert(const OptionRow& row, const Config& config);
@@ -125,4 +126,4 @@ std::vector<std::string> changed_options(const Config& config, const Config& pla
 std::string help_all_text(const Config& defaults, const std::string& family);
 std::string help_text(const Config& defaults, const std::string& family);
 std::string options_json(const Config& defaults, const std::string& family);
-std::string generate_help_text(const Config& defaults, const std::string& family);
+std::string generate_help_text(Config defaults, const std::string& family);

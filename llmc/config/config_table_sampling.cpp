@@ -33,6 +33,15 @@ void add_samples(std::vector<OptionRow>& rows) {
         {.name = "top-k", .group = group, .value = integer(AT(top_k), 0, 1 << 24),
          .help = "draw among the N most likely tokens; 0: among all", .fallback = "0", .acts_if = kDraws,
          .on_resume = kSilent},
+        {.name = "top-p", .group = group, .value = number(AT(top_p), {.low = 0, .high = 1, .low_open = true}),
+         .help = "nucleus sampling: draw among the fewest most likely tokens whose probabilities, after --temperature "
+                 "and --top-k, add up to P; 1: among all", .fallback = "1", .acts_if = kDraws, .on_resume = kSilent},
+        {.name = "ignore-eos", .group = group, .value = flag(AT(ignore_eos), true, false),
+         .help = "do not end a text at an eos token, one of eos_token_id in the model's generation_config.json or else "
+                 "config.json", .fallback = "false", .on_resume = kSilent, .generate_only = true},
+        {.name = "inference-max-requests", .group = group, .value = integer(AT(inference_max_requests), 1, 1 << 16),
+         .help = "texts that are decoded together; each takes memory for its keys and values", .fallback = "16",
+         .on_resume = kSilent, .generate_only = true},
         {.name = "print", .group = group,
          .value = choice<TokenForm>(AT(print), {{"auto", TokenForm::kAuto},
                                                 {"ids", TokenForm::kIds},
@@ -44,7 +53,8 @@ void add_samples(std::vector<OptionRow>& rows) {
 }
 
 const std::vector<std::string>& generate_options() {
-    static const std::vector<std::string> names = {"load", "dtype", "seed", "sample-tokens", "prompt-ids",
-                                                   "prompt-bytes", "prompts", "temperature", "top-k", "print"};
+    static const std::vector<std::string> names = {"load", "dtype", "seed", "sample-tokens", "ignore-eos", "prompt-ids",
+                                                   "prompt-bytes", "prompts", "inference-max-requests", "temperature",
+                                                   "top-k", "top-p", "print"};
     return names;
 }

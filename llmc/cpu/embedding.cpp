@@ -17,7 +17,7 @@ template <typename T> void forward(const EmbeddingForwardArgs& args) {
             bad++;
         }
         const T* embedding = args.wte.as<T>() + token * C;
-        const T* position = args.wpe ? args.wpe.as<T>() + n % args.T * C : nullptr;
+        const T* position = args.wpe ? args.wpe.as<T>() + row_position(args.positions, n, args.T) * C : nullptr;
         T* out = args.out.as<T>() + n * C;
         for_lanes<Acc<T>>(C, [&](int64_t c, auto count) {
             Vec<Acc<T>> value = load(embedding + c, count);
@@ -82,7 +82,7 @@ void embedding_forward(Ctx&, const EmbeddingForwardArgs& args) {
         check_at_least("embedding_forward", "wte", args.wte, dtype_of<T>, args.V * args.C);
         if (args.wpe)
             check_at_least("embedding_forward", "wpe", args.wpe, dtype_of<T>,
-                           std::min(args.T, args.N) * args.C);
+                           positions_of(args.positions, args.N, args.T) * args.C);
         forward<T>(args);
     });
 }

@@ -18,7 +18,8 @@ template <typename T> Operands<T> operands(const GemmArgs& args) {
 
 template <typename T, typename D> void run_gemm(const GemmArgs& args) {
     const Operands<T> in = operands<T>(args);
-    run_tiles<Acc<T>>(args, in.a, in.b, kDepth, add_product<Acc<T>>,
+    run_tiles<Acc<T>>(args, in.a, in.b, kDepth,
+                      [](const Tile<Acc<T>>& tile, int64_t k, auto&& product) { product(tile.sums, k > 0); },
                       [&](const Tile<Acc<T>>& tile) { finish_tile<T, D>(args, tile); });
 }
 

@@ -33,10 +33,8 @@ void block_scales(float* scales, const GemmArgs& args, int64_t block, int64_t le
     }
 }
 
-// sums = (k == 0) or += the product over one block of k, times its scales.
-void add_block_product(const GemmArgs& args, const Tile<float>& tile, int64_t k, int64_t depth, const float* packed_a,
-                       const float* packed_b) {
-    multiply_packed(tile.rows, tile.columns, depth, packed_a, packed_b, tile.spare, tile.stride, false);
+// sums = (k == 0) or += the product over one block of k, which is in tile.spare, times its scales.
+void add_block_product(const GemmArgs& args, const Tile<float>& tile, int64_t k) {
     float column_scales[kTileColumns];
     block_scales(column_scales, args, k / kBlock, tile.left, tile.columns);
     const float* row_scales = args.A_scale_inv.as<float>() + k / kBlock * args.M + tile.top;
@@ -67,9 +65,10 @@ template <Dtype a_format, Dtype b_format> void run_fp8(const GemmArgs& args) {
     const float scale = blocks ? 1.0f : args.A_scale_inv.as<float>()[0] * args.B_scale_inv.as<float>()[0];
     run_tiles<float>(
         args, a, b, blocks ? kBlock : kDepth,
-        [&](const Tile<float>& tile, int64_t k, int64_t depth, const float* packed_a, const float* packed_b) {
-            if (blocks) add_block_product(args, tile, k, depth, packed_a, packed_b);
-            else add_product(tile, k, depth, packed_a, packed_b);
+        [&](const Tile<float>& tile, int64_t k, auto&& product) {
+            if (!blocks) return product(tile.sums, k > 0);
+            product(tile.spare, false);
+            add_block_product(args, tile, k);
         },
         [&](const Tile<float>& tile) {
             if (!blocks) multiply_sums(tile, scale);

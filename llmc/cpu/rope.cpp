@@ -10,7 +10,7 @@ template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
     const int64_t half = args.HS / 2, heads = args.NH + args.NKV, width = (heads + args.NKV) * args.HS;
 #pragma omp parallel for schedule(static) if (args.N * heads * args.HS >= kParallelElems)
     for (int64_t n = 0; n < args.N; n++) {
-        const A* table = args.cos_sin.as<A>() + n % args.T * args.HS;
+        const A* table = args.cos_sin.as<A>() + row_position(args.positions, n, args.T) * args.HS;
         for (int64_t h = 0; h < heads; h++) {
             T* first = args.qkv.as<T>() + n * width + h * args.HS;
             T* second = first + half;
@@ -27,10 +27,12 @@ template <typename T> void rotate(const RopeArgs& args, Acc<T> direction) {
 void run(const char* op, const RopeArgs& args, int direction) {
     CHECK(args.HS % 2 == 0, "%s: head size %lld is odd", op, (long long)args.HS);
     const int64_t width = (args.NH + 2 * args.NKV) * args.HS;
+    CHECK(!args.positions || !args.quant, "%s: positions with FP8 outputs", op);
     const QuantResult result(op, args.quant, args.qkv, args.qkv.dtype, args.N, width);
     for_working_type(op, args.qkv.dtype, [&]<typename T>(Tag<T>) {
         check_tensor(op, "qkv", args.qkv, dtype_of<T>, args.N * width);
-        check_at_least(op, "cos_sin", args.cos_sin, stat_dtype<T>, std::min(args.T, args.N) * args.HS);
+        check_at_least(op, "cos_sin", args.cos_sin, stat_dtype<T>,
+                       positions_of(args.positions, args.N, args.T) * args.HS);
         rotate<T>(args, Acc<T>(direction));
     });
     result.quantize();

@@ -22,7 +22,7 @@ constexpr int kLongWindow = kLongSeen - kLongRun;   // positions in which it fin
 constexpr int kTileLanes = 8;            // lanes that share a row of a long run
 constexpr int kRowLanes = kLanes / kTileLanes;
 
-// Math: out[n] = wte[tokens[n]] + wpe[n % T] (period = T).
+// Math: out[n] = wte[tokens[n]] + wpe[positions[n], or n % T without positions] (period = T).
 // Source: table look-up.
 // Traffic: one row of wte (and wpe, from L2) read and one row of out written per token.
 // Requires: kWidth > 1 needs C a multiple of it and aligned rows.
@@ -31,7 +31,7 @@ constexpr int kRowLanes = kLanes / kTileLanes;
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     embedding_forward_kernel(T* out, const T* wte, const T* wpe, const int32_t* tokens, int32_t* bad_tokens,
-                             int64_t N, int64_t period, int64_t C, int64_t V) {
+                             const int32_t* positions, int64_t N, int64_t period, int64_t C, int64_t V) {
     const int64_t first = (int64_t{blockIdx.x} * blockDim.y + threadIdx.y) * kForwardRows;
     const T* from[kForwardRows];
 #pragma unroll
@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(kThreads)
             raw[r].unpack_to(value);
             if (wpe) {
                 float add[kWidth];
-                load_floats<T, kWidth>(wpe + n % period * C + c, add);
+                const int64_t position = positions ? max(positions[n], 0) : n % period;
+                load_floats<T, kWidth>(wpe + position * C + c, add);
 #pragma unroll
                 for (int i = 0; i < kWidth; i++) value[i] += add[i];
             }
@@ -377,7 +378,7 @@ void embedding_forward(Ctx& ctx, const EmbeddingForwardArgs& args) {
             const dim3 block(x, kThreads / x);
             embedding_forward_kernel<T, kWidth>
                 <<<grid_size(ceil_div(N, kForwardRows * block.y)), block, 0, stream_of(ctx)>>>(
-                    out, wte, wpe, args.tokens, args.bad_tokens, N, args.T, C, args.V);
+                    out, wte, wpe, args.tokens, args.bad_tokens, args.positions, N, args.T, C, args.V);
             CHECK_LAUNCH("embedding_forward_kernel");
         });
     });

@@ -19,8 +19,8 @@ constexpr int kHeadsAtOnce = 2;   // the same with FP8 outputs
 // value heads for the amax, and only rotated_heads of them are rotated.
 template <typename T, int kWidth, bool kRecord>
 __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
-    rope_kernel(T* qkv, const float* cos_sin, int64_t N, uint32_t period, int rotated_heads, int heads,
-                int64_t row_elems, int HS, float direction, AmaxOut amax_out) {
+    rope_kernel(T* qkv, const float* cos_sin, const int32_t* positions, int64_t N, uint32_t period, int rotated_heads,
+                int heads, int64_t row_elems, int HS, float direction, AmaxOut amax_out) {
     wait_for_previous_kernels();
     const int64_t n = int64_t{blockIdx.x} * blockDim.z + threadIdx.z;
     if (n >= N && !kRecord) return;
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kThreads, kWidth == 8 ? 4 : 1)
                 y[k].load(at + k * apart + half);
             }
             float cosine[kWidth], sine[kWidth];
-            load_angles(cos_sin + (int64_t{static_cast<uint32_t>(n) % period} * half + i) * 2, direction, cosine,
-                        sine);
+            const uint32_t position = positions ? max(positions[n], 0) : static_cast<uint32_t>(n) % period;
+            load_angles(cos_sin + (int64_t{position} * half + i) * 2, direction, cosine, sine);
 #pragma unroll
             for (int k = 0; k < kHeads; k++) {
                 if (first_head + k * groups >= heads) continue;
@@ -151,6 +151,7 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
     expect(args.qkv, args.qkv.dtype, args.N * row_elems, op);
     expect_at_least(args.cos_sin, Dtype::kFp32, std::min(args.T, args.N) * args.HS, op);
     const QuantOut& quant = args.quant;
+    CHECK(!args.positions || !quant, "%s: positions with FP8 outputs", op);
     if (quant) expect_quant(quant, args.qkv.dtype, args.N, row_elems, op);
     if (quant.copies() && rope_copies(ctx, args, direction)) return;
     bool recorded = false;
@@ -169,8 +170,9 @@ void rope(Ctx& ctx, const RopeArgs& args, float direction, const char* op) {
             if constexpr (kWidth == 8) {
                 if (record) kernel = rope_kernel<T, kWidth, true>;
             }
-            launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.N, args.T,
-                         rotated, heads, row_elems, args.HS, direction, record ? amax_out(quant) : AmaxOut{});
+            launch_early(ctx, kernel, grid_size(ceil_div(args.N, block.z)), block, 0, qkv, cos_sin, args.positions,
+                         args.N, args.T, rotated, heads, row_elems, args.HS, direction,
+                         record ? amax_out(quant) : AmaxOut{});
             CHECK_LAUNCH("rope_kernel");
             recorded = record;
         });

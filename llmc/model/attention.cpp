@@ -48,12 +48,12 @@ Attention::Attention(ModelContext& model)
     : model_(model), config_(model.config), buffers_(model, rows(config_), 0, static_cast<int>(config_.num_layers)),
       norm_(model, buffers_, LinearKind::kQkv) {
     if (config_.position == PositionEmbedding::kRope)
-        cos_sin_ = model.arena.take(Purpose::kActivations, model.stat, model.options.max_seq * config_.kv_channels);
+        cos_sin_ = model.arena.take(Purpose::kActivations, model.stat, model.options.positions() * config_.kv_channels);
 }
 
 void Attention::upload_constants(Ctx& ctx) {
     if (!cos_sin_) return;
-    const std::vector<double> table = rope_table(config_, model_.options.max_seq);
+    const std::vector<double> table = rope_table(config_, model_.options.positions());
     const std::vector<float> narrow(table.begin(), table.end());
     const void* host = model_.stat == Dtype::kFp64 ? static_cast<const void*>(table.data()) : narrow.data();
     device::copy_to_device(ctx, cos_sin_.data, host, cos_sin_.bytes());
@@ -64,7 +64,8 @@ float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float
 
 RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
     return {.qkv = qkv, .cos_sin = cos_sin_, .N = batch.rows(), .T = batch.T, .NH = config_.num_attention_heads,
-            .NKV = config_.num_query_groups, .HS = config_.kv_channels, .quant = quant};
+            .NKV = config_.num_query_groups, .HS = config_.kv_channels, .quant = quant,
+            .positions = batch.positions()};
 }
 
 // ---- forward
@@ -111,6 +112,7 @@ LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, cons
                                            .C = config_.q_width()});
             return;
         }
+        if (batch.cached && batch.cached->decode) return decode(ctx, layer, out, *batch.cached, N, quant);
         ops::attention_forward(ctx, {.out = out, .lse = buffers_.at(kLse, layer, N),
                                      .qkv = buffers_.at(kQkv, layer, N), .B = batch.B, .T = batch.T,
                                      .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
@@ -119,12 +121,28 @@ LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, cons
     });
 }
 
+void Attention::append(Ctx& ctx, int layer, const CachedRows& cached, int64_t N) {
+    ops::cache_append(ctx, {.cache = cached.layer(layer), .qkv = buffers_.at(kQkv, layer, N), .N = N,
+                            .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
+                            .HS = config_.kv_channels});
+}
+
+void Attention::decode(Ctx& ctx, int layer, Tensor out, const CachedRows& cached, int64_t N, const QuantOut& quant) {
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t NH = config_.num_attention_heads, HS = config_.kv_channels;
+    const Tensor splits = model_.scratch(Dtype::kFp32, decode_split_elems(N, NH, HS, cached.longest));
+    ops::attention_decode(ctx, {.out = out, .qkv = buffers_.at(kQkv, layer, N), .cache = cached.layer(layer),
+                                .splits = splits, .N = N, .NH = NH, .NKV = config_.num_query_groups, .HS = HS,
+                                .longest = cached.longest, .softmax_mul = softmax_mul(), .quant = quant});
+}
+
 void Attention::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.forward_usage(PreNorm::kNormFp8));
     qkv_forward(ctx, layer, x, batch);
     const Fp8Heads heads = position_heads(ctx, buffers_.at(kQkv, layer, N), batch);
+    if (batch.cached) append(ctx, layer, *batch.cached, N);
     linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, buffers_.forward_usage(kOutFp8)), N);
 }
 

@@ -37,6 +37,8 @@ private:
     LinearOperand saved_out(int layer, int64_t N) const { return buffers_.x(kOut, kOutFp8, layer, N); }
     void qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch);
     Fp8Heads position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch);
+    void append(Ctx& ctx, int layer, const CachedRows& cached, int64_t N);
+    void decode(Ctx& ctx, int layer, Tensor out, const CachedRows& cached, int64_t N, const QuantOut& quant);
     LinearOperand attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch, XUsage usage);
     void attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
                             const QuantOut& quant);

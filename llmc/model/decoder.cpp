@@ -24,7 +24,8 @@ void Decoder::embed(Ctx& ctx, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
     ops::embedding_forward(ctx, {.out = attention_.residual(0, N), .wte = weight(table.wte), .wpe = weight(table.wpe),
                                  .tokens = batch.tokens, .bad_tokens = batch.bad_tokens, .N = N, .T = batch.T,
-                                 .C = config_.hidden_size, .V = config_.vocab_size});
+                                 .C = config_.hidden_size, .V = config_.vocab_size,
+                                 .positions = batch.positions()});
 }
 
 void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {

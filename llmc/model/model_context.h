@@ -1,12 +1,29 @@
 // What the layers of a decoder share: the model's shape, parameters, memory and FP8 state, and the functions that run
 // norms and the producers of a linear's x and dy.
 #pragma once
+#include <vector>
+
 #include "llmc/config/config.h"
 #include "llmc/model/linear.h"
 #include "llmc/model/param_store.h"
 #include "llmc/model/params.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
+
+// Generation: the rows of a forward pass append their keys and values to the cache of each layer.
+struct CachedRows {
+    std::vector<Tensor> layers;           // KvCache::rows, by layer
+    int64_t capacity = 0;
+    const int32_t* slots = nullptr;       // see KvCache; rope and the position embedding use the positions, too
+    const int32_t* positions = nullptr;
+    // Whether each row is a token of another text and attends to its slot, so that T is 1; otherwise the rows are
+    // sequences that begin at position 0 and attend to themselves.
+    bool decode = false;
+    int64_t longest = 0;                  // decode: > every position
+    KvCache layer(int l) const {
+        return {.rows = layers[static_cast<size_t>(l)], .capacity = capacity, .slots = slots, .positions = positions};
+    }
+};
 
 // One micro-batch on the device.
 struct DeviceBatch {
@@ -16,17 +33,21 @@ struct DeviceBatch {
     int32_t* bad_tokens = nullptr;          // (1), +=: ids outside the vocabulary
     const int32_t* documents = nullptr;     // (2, B, T) optional, see AttentionForwardArgs
     int64_t B = 0, T = 0;
+    const CachedRows* cached = nullptr;     // generation: where the rows stand in the cache
     int64_t rows() const { return B * T; }
+    const int32_t* positions() const { return cached ? cached->positions : nullptr; }
 };
 
 struct DecoderOptions {
     int64_t max_batch = 1, max_seq = 1;   // largest T, and B * T at most their product
+    int64_t max_positions = 0;            // positions of cached rows; 0: max_seq
     Dtype dtype = Dtype::kBf16;           // working type
     Recompute recompute = Recompute::kNone;
     bool fuse_gelu = false;
     bool fp8_attention = false;
     bool attention_fast = false;   // AttentionBackwardArgs::fast
     int64_t max_rows() const { return max_batch * max_seq; }
+    int64_t positions() const { return max_positions > 0 ? max_positions : max_seq; }
 };
 
 // Which FP8 layouts of an x its producer writes.

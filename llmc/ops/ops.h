@@ -80,7 +80,7 @@ struct Fp8UpdateArgs {
 
 // ---- layers
 
-// out[n] = wte[tokens[n]] + wpe[n % T].
+// out[n] = wte[tokens[n]] + wpe[position of row n].
 struct EmbeddingForwardArgs {
     Tensor out;                // (N, C) T, =
     Tensor wte;                // (Vp, C) T
@@ -88,6 +88,7 @@ struct EmbeddingForwardArgs {
     const int32_t* tokens;     // (N); an id outside [0, V) reads row 0 and adds to bad_tokens
     int32_t* bad_tokens;       // (1), +=
     int64_t N, T, C, V;
+    const int32_t* positions = nullptr;   // (N) optional: of the rows, instead of n % T; a negative one counts as 0
 };
 
 // dwte[v] += sum of dout over the rows with tokens[n] == v; dwpe[t] += sum over the batch.
@@ -163,6 +164,7 @@ struct RopeArgs {
     Tensor cos_sin;   // (>= T, HS/2, 2) stat: cosine, sine
     int64_t N, T, NH, NKV, HS;
     QuantOut quant = {};   // of the whole new qkv, values included
+    const int32_t* positions = nullptr;   // (N) optional, without quant: as in EmbeddingForwardArgs
 };
 
 // gelu, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Source: Hendrycks, Gimpel, arXiv 1606.08415.

@@ -55,3 +55,39 @@ struct AttentionBackwardArgs {
     Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, dq accumulators
     bool fast = false;                    // allows a dq that is not bitwise reproducible
 };
+
+// Where the rows of a forward pass stand in a cache of keys and values, for generation. The slots and positions are
+// those of all layers; `rows` belongs to one.
+struct KvCache {
+    Tensor rows;                          // (slots, capacity, 2 NKV HS) T: the key heads, then the value heads
+    int64_t capacity = 0;                 // positions of a slot
+    const int32_t* slots = nullptr;       // (N): the slot of each row, that of its text
+    const int32_t* positions = nullptr;   // (N): the position of each row, < capacity; negative: a row of padding
+};
+// Writes the keys and values of qkv to the cache, at the slots and positions of the rows; leaves out padding.
+struct CacheAppendArgs {
+    KvCache cache;    // rows: =, one row for each row of qkv
+    Tensor qkv;       // (N, (NH + 2 NKV) HS) T, after rope
+    int64_t N, NH, NKV, HS;
+};
+// Attention of one token per text: row n of out is attention_forward's for a query at positions[n], over positions 0
+// to positions[n] of the cache, to which cache_append has written the row's own key and value. On the CPU both have the
+// same bits. 0 for padding. Splits of kDecodeSplit keys are combined in ascending order, so no result depends on the
+// other rows. Source: Dao et al., Flash-Decoding, 2023.
+struct AttentionDecodeArgs {
+    Tensor out;       // (N, NH, HS) T, =
+    Tensor qkv;       // (N, (NH + 2 NKV) HS) T: the query heads are read
+    KvCache cache;
+    Tensor splits;    // (decode_split_elems(N, NH, HS, longest)) fp32, =: scratch
+    int64_t N, NH, NKV, HS;
+    int64_t longest;  // > every position
+    float softmax_mul;
+    int64_t window = 0;    // tokens: only the last that many positions; 0: all
+    QuantOut quant = {};   // of out
+};
+inline constexpr int64_t kDecodeSplit = 256;
+HOST_DEVICE constexpr int64_t decode_splits(int64_t longest) { return (longest + kDecodeSplit - 1) / kDecodeSplit; }
+// A split has HS sums, the largest score and the sum of exp.
+constexpr int64_t decode_split_elems(int64_t N, int64_t NH, int64_t HS, int64_t longest) {
+    return N * NH * decode_splits(longest) * (HS + 2);
+}

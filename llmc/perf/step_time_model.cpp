@@ -42,7 +42,9 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::rope_forward:
         case OpKind::rope_backward: return StepPart::kPositions;
         case OpKind::attention_forward:
-        case OpKind::quantize_heads: return StepPart::kForwardAttention;
+        case OpKind::quantize_heads:
+        case OpKind::cache_append:
+        case OpKind::attention_decode: return StepPart::kForwardAttention;
         case OpKind::attention_backward: return StepPart::kBackwardAttention;
         case OpKind::activation_forward:
         case OpKind::activation_backward: return StepPart::kActivations;

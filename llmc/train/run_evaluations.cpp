@@ -136,7 +136,7 @@ void RunEvaluations::sample(const Place& place, bool logged) {
     if (!comm_.root()) return;
     for (size_t i = 0; i < prompts_.size(); i++) {
         const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
-                                .top_k = config_.top_k, .seed = config_.seed};
+                                .top_k = config_.top_k, .top_p = config_.top_p, .seed = config_.seed};
         // A different stream for every step and prompt.
         const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
         const auto text = place.trainer.generate(place.ctx, prompts_[i], sampling, stream, place.staging);

@@ -26,6 +26,19 @@ Cut top_k_cut(const std::vector<float>& logits, int64_t k) {
     return {least, k - std::count_if(logits.begin(), logits.end(), [&](float x) { return x > least; })};
 }
 
+// The largest of `logits`, as few as have the weight `mass` together.
+template <typename Weight> Cut top_p_cut(std::vector<float>& logits, double mass, Weight&& weight) {
+    std::make_heap(logits.begin(), logits.end());
+    Cut cut{INFINITY, 0};
+    for (auto end = logits.end(); end != logits.begin() && (cut.equals == 0 || mass > 0); --end) {
+        std::pop_heap(logits.begin(), end);
+        const float next = end[-1];
+        cut = {next, next == cut.least ? cut.equals + 1 : 1};
+        mass -= weight(next);
+    }
+    return cut;
+}
+
 }  // namespace
 
 int64_t padded_length(int64_t tokens, int64_t max_seq) {
@@ -53,33 +66,40 @@ void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T,
     decoder_.logits_row(ctx, batch, length - 1, row_);
     device::copy_to_host(ctx, raw_.data(), row_.data, row_.bytes());
     device::synchronize(ctx);
-    for (size_t v = 0; v < logits_.size(); v++) {
-        logits_[v] = row_.dtype == Dtype::kBf16 ? static_cast<float>(reinterpret_cast<const bf16*>(raw_.data())[v])
-                                                : reinterpret_cast<const float*>(raw_.data())[v];
-    }
+    widen_logits(raw_.data(), row_.dtype, logits_);
 }
 
 std::vector<int32_t> Sampler::continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
                                             uint64_t stream, const SamplerMemory& memory) {
     CHECK(!prompt.empty(), "an empty prompt");
-    const uint64_t key = rng_key(sampling.seed, "sample");
     const int64_t T = padded_length(static_cast<int64_t>(prompt.size()) + sampling.tokens, max_seq_);
     std::vector<int32_t> text = prompt;
     text.reserve(prompt.size() + static_cast<size_t>(sampling.tokens));
     for (int64_t i = 0; i < sampling.tokens && (ctx.rehearsal || !stop_wanted()); i++) {
         post_progress();
         next_logits(ctx, text, T, memory);
-        const double u = philox(key, stream, static_cast<uint64_t>(i)).word[0] * 0x1p-32;
-        text.push_back(sample_token(logits_, sampling.temperature, u, sampling.top_k));
+        text.push_back(draw_token(logits_, sampling, stream, i));
     }
     return text;
 }
 
-int32_t sample_token(const std::vector<float>& logits, double temperature, double u, int64_t top_k) {
+void widen_logits(const char* raw, Dtype dtype, std::vector<float>& logits) {
+    for (size_t v = 0; v < logits.size(); v++) {
+        logits[v] = dtype == Dtype::kBf16 ? static_cast<float>(reinterpret_cast<const bf16*>(raw)[v])
+                                          : reinterpret_cast<const float*>(raw)[v];
+    }
+}
+
+int32_t draw_token(const std::vector<float>& logits, const Sampling& sampling, uint64_t text, int64_t number) {
+    const double u = philox(rng_key(sampling.seed, "sample"), text, static_cast<uint64_t>(number)).word[0] * 0x1p-32;
+    return sample_token(logits, sampling.temperature, u, sampling.top_k, sampling.top_p);
+}
+
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u, int64_t top_k, double top_p) {
     const auto largest = std::max_element(logits.begin(), logits.end());
     const auto likeliest = static_cast<int32_t>(largest - logits.begin());
     if (temperature <= 0) return likeliest;
-    const Cut cut = top_k_cut(logits, top_k);
+    Cut cut = top_k_cut(logits, top_k);
     auto weight = [&](float x) { return std::exp((static_cast<double>(x) - *largest) / temperature); };
     // Calls use(index, weight) for each logit that may be drawn, until it returns true.
     auto walk = [&](auto&& use) {
@@ -90,8 +110,18 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
         }
         return likeliest;
     };
-    double total = 0;
-    walk([&](int32_t, double w) { return total += w, false; });
+    auto sum_weights = [&] {
+        double total = 0;
+        walk([&](int32_t, double w) { return total += w, false; });
+        return total;
+    };
+    double total = sum_weights();
+    if (top_p < 1) {
+        std::vector<float> left;
+        walk([&](int32_t v, double) { return left.push_back(logits[static_cast<size_t>(v)]), false; });
+        cut = top_p_cut(left, top_p * total, weight);
+        total = sum_weights();
+    }
     double rest = u * total;
     return walk([&](int32_t, double w) { return (rest -= w) < 0; });
 }

@@ -1,5 +1,5 @@
-// Text generation: samples during training and `generate`. There is no KV cache: every token is a forward pass over the
-// whole text, in the memory of training.
+// Samples of text during training, in its memory and without a cache of keys and values: every token is a forward pass
+// over the whole text. `generate` has a cache (generator.h) and draws its tokens in the same way.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -11,6 +11,7 @@ struct Sampling {
     int64_t tokens = 0;       // to generate
     double temperature = 0;   // 0: greedy
     int64_t top_k = 0;        // 0: all
+    double top_p = 1;         // 1: all
     uint64_t seed = 0;
 };
 
@@ -43,8 +44,16 @@ private:
 };
 
 // Draws an index from softmax(logits / temperature) with u uniform in [0, 1); temperature 0 takes the largest. top_k >
-// 0: only from the top_k largest, with ties resolved to lower indices.
-int32_t sample_token(const std::vector<float>& logits, double temperature, double u, int64_t top_k = 0);
+// 0: only from the top_k largest, with ties resolved to lower indices. top_p < 1: of these, only from the fewest of the
+// most probable whose probabilities add up to at least top_p (Holtzman et al., arXiv 1904.09751).
+int32_t sample_token(const std::vector<float>& logits, double temperature, double u, int64_t top_k = 0,
+                     double top_p = 1);
+
+// The same with the random number of token `number` of a text.
+int32_t draw_token(const std::vector<float>& logits, const Sampling& sampling, uint64_t text, int64_t number);
+
+// logits = as many values of `raw`, BF16 or FP32, as it has.
+void widen_logits(const char* raw, Dtype dtype, std::vector<float>& logits);
 
 // The length of a forward pass over a text of `tokens`: few different ones, because each has its own matmul shapes.
 int64_t padded_length(int64_t tokens, int64_t max_seq);

@@ -159,6 +159,15 @@ TEST_CASE("generate: accepts only the options about text") {
     CHECK(config.top_k == 5);
     CHECK(config.seed == 9);
     CHECK(config.sample_tokens == 7);
+    CHECK(config.inference_max_requests == 16);
+    CHECK_FALSE(config.ignore_eos);
+    const Config more = parse_generate(joined(prompt, {"--top-p=0.9", "--ignore-eos", "--inference-max-requests",
+                                                       "3"})).config;
+    CHECK(more.top_p == 0.9);
+    CHECK(more.ignore_eos);
+    CHECK(more.inference_max_requests == 3);
+    CHECK(contains(generate_error(joined(prompt, {"--top-p", "0"})), "--top-p 0: must be a number in (0, 1]"));
+    CHECK(contains(generate_error(joined(prompt, {"--temperature", "0", "--top-p", "0.5"})), "--top-p has no effect"));
     CHECK(contains(generate_error({"--prompt-ids", "1"}), "generate needs --load DIR"));
     CHECK(contains(generate_error(joined(prompt, {"--lr", "1"})), "generate has no option --lr, it is for training"));
     CHECK(contains(generate_error(joined(prompt, {"--temprature", "1"})), "did you mean --temperature?"));

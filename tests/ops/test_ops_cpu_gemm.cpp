@@ -183,3 +183,26 @@ TEST_CASE("cpu gemm refuses unsupported arguments") {
     refused(
         [&](GemmArgs& g) { g.epilogue = GemmEpilogue::kBias, g.bias = bias.view(), g.accumulate = true; });
 }
+
+// Few rows take another way than many (kThinRows, kUnpackedRows).
+TEST_CASE("gemm: a row has equal bits whatever other rows there are") {
+    for (GemmLayout layout : {GemmLayout::kForward, GemmLayout::kDgrad}) {
+        for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64}) {
+            for (const Shape& s : {Shape{26, 37, 530}, {26, 130, 257}, {26, 15, 7}}) {
+                HostTensor a = random_tensor(type, s.M * s.K, 1), b = random_tensor(type, s.N * s.K, 2);
+                HostTensor all(type, s.M * s.N);
+                Ctx ctx;
+                cpu::gemm(ctx, arguments(all, a, b, s, layout));
+                for (int64_t rows : {1, 2, 3, 4, 5, 13, 24}) {
+                    HostTensor some(type, rows * s.K), out(type, rows * s.N);
+                    for (int64_t i = 0; i < some.elems(); i++) some.set(i, a.get((s.M - rows) * s.K + i));
+                    cpu::gemm(ctx, arguments(out, some, b, {rows, s.N, s.K}, layout));
+                    int64_t differ = 0;
+                    for (int64_t i = 0; i < out.elems(); i++) differ += out.get(i) != all.get((s.M - rows) * s.N + i);
+                    INFO("layout " << static_cast<int>(layout) << " rows " << rows << " N " << s.N << " K " << s.K);
+                    CHECK_EQ(differ, 0);
+                }
+            }
+        }
+    }
+}

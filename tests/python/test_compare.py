@@ -262,7 +262,7 @@ class Comparability(CompareTest):
     def test_what_makes_no_difference(self):
         self.assertEqual(NEUTRAL, {"save", "save-interval", "keep", "save-async", "resume", "tokenizer", "log-interval",
                                    "log-file", "sample-every", "sample-tokens", "prompt-ids", "prompt-bytes",
-                                   "prompts", "temperature", "top-k", "print", "hellaswag-data",
+                                   "prompts", "temperature", "top-k", "top-p", "print", "hellaswag-data",
                                    "hellaswag-interval", "hellaswag-examples", "eval-interval", "dry-run",
                                    "check-comm", "profile", "exit-duration-in-mins", "comm-timeout", "ranks", "config",
                                    "verbose", "quiet"})

@@ -127,6 +127,8 @@ inline const std::map<std::string, Sample>& samples() {
         {"sample-tokens", {{"1", "100"}, sampled}},           {"prompt-ids", {{"1 2 3", "7"}, sampled}},
         {"prompt-bytes", {{"a text", "b"}, sampled}},         {"prompts", {{"p.txt", "q"}, sampled}},
         {"temperature", {{"0", "1.5"}, sampled}},             {"top-k", {{"1", "50"}, sampled}},
+        {"top-p", {{"0.5", "0.95"}, sampled}},                {"ignore-eos", {{"true"}, {}}},
+        {"inference-max-requests", {{"1", "64"}, {}}},
         {"print", {{"ids", "bytes"}, sampled}},               {"hellaswag-data", {{"h.bin", "i"}, {}}},
         {"hellaswag-interval", {{"1", "250"}, hellaswag}},    {"hellaswag-examples", {{"1", "1000"}, hellaswag}},
         {"dry-run", {{"true"}, {}}},                          {"check-comm", {{"true"}, {}}},
