@@ -144,7 +144,9 @@ int generate(const FoundModel& files, Config config) {
     const Prompts prompts = read_prompts(config, config.shape.max_positions, "the model's positions", true);
     REQUIRE(!prompts.empty(), "generate needs a prompt: --prompt-ids '1 2 3', --prompt-bytes TEXT or --prompts FILE");
     const TokenForm form = token_form(config);
-    const std::vector<int32_t> eos = config.ignore_eos ? std::vector<int32_t>{} : eos_token_ids(config.load);
+    std::vector<int32_t> eos = read_stop_ids(config);
+    if (!config.ignore_eos)
+        for (int32_t id : eos_token_ids(config.load)) eos.push_back(id);
     const Generator::Limits limits = limits_of(prompts, config);
     const ParamTable table = make_param_table(config.shape);
     const int64_t bytes = planned_bytes(config, table, limits);
