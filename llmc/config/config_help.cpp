@@ -206,8 +206,9 @@ std::string generate_help_text(Config defaults, const std::string& family) {
         "Keys and values are cached: one forward pass over a prompt (prefill), then one row per token and text\n"
         "(decode). Equal options give equal text. On the CPU a text does not depend on the others; on a GPU a matmul\n"
         "may round differently for another number of texts, in steps of 16. All matmuls run in --dtype, also those of\n"
-        "a model trained in FP8. The samples of a training in FP8 run in FP8; a cache would not change them with\n"
-        "delayed and blockwise scaling, but it would with tensorwise scaling, whose amax spans all tokens of a pass.\n\n";
+        "a model trained in FP8. (The samples of such a training run in FP8, without a cache. With delayed and\n"
+        "blockwise scaling a cache would give the same text, but not with tensorwise scaling, whose amax spans all\n"
+        "tokens of a pass.)\n\n";
     for (const std::string& name : generate_options()) text += row_text(*find_option(name), defaults);
     return text + entry("--help", "print this");
 }
