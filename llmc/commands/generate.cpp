@@ -98,9 +98,8 @@ int64_t planned_bytes(const Config& config, const ParamTable& table, const Gener
 void require_memory(int64_t bytes, const Generator::Limits& limits) {
     const int64_t free_bytes = device::device_free_bytes();
     REQUIRE(bytes <= free_bytes, "generate needs %.2f GiB of device memory for %s of %lld tokens at once, and %.2f GiB "
-            "are free: lower --inference-max-requests or --sample-tokens%s", static_cast<double>(bytes) / kGiB,
-            count_text(limits.texts, "text").c_str(), ll(limits.positions), static_cast<double>(free_bytes) / kGiB,
-            limits.texts > 1 ? "" : ", or take --dtype bf16");
+            "are free: lower --inference-max-requests or --sample-tokens", static_cast<double>(bytes) / kGiB,
+            count_text(limits.texts, "text").c_str(), ll(limits.positions), static_cast<double>(free_bytes) / kGiB);
 }
 
 // Returns false if nobody reads standard output any more.
@@ -144,7 +143,9 @@ int generate(const FoundModel& files, Config config) {
     const Prompts prompts = read_prompts(config, config.shape.max_positions, "the model's positions", true);
     REQUIRE(!prompts.empty(), "generate needs a prompt: --prompt-ids '1 2 3', --prompt-bytes TEXT or --prompts FILE");
     const TokenForm form = token_form(config);
-    const std::vector<int32_t> eos = config.ignore_eos ? std::vector<int32_t>{} : eos_token_ids(config.load);
+    std::vector<int32_t> eos = read_stop_ids(config);
+    if (!config.ignore_eos)
+        for (int32_t id : eos_token_ids(config.load)) eos.push_back(id);
     const Generator::Limits limits = limits_of(prompts, config);
     const ParamTable table = make_param_table(config.shape);
     const int64_t bytes = planned_bytes(config, table, limits);

@@ -103,6 +103,7 @@ struct Config {
     double top_p = 1;                   // draw among the fewest tokens that have this probability; 1: all
     bool generating = false;            // of parse_generate_config
     bool ignore_eos = false;
+    std::string stop_ids;               // at which generate ends a text, besides the model's eos tokens
     int64_t inference_max_requests = 0; // texts that generate decodes together
     std::string prompt_ids, prompt_bytes, prompts;   // see prompts.h
     TokenForm print = TokenForm::kAuto;

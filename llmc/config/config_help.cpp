@@ -200,9 +200,15 @@ std::string generate_help_text(Config defaults, const std::string& family) {
     defaults.generating = true;
     std::string text = "Usage: train_" + family + " generate --load DIR --prompt-ids '1 2 3' [options]\n\n"
         "Continues each prompt with the weights of a checkpoint or of any Hugging Face GPT-2 or Llama directory. If\n"
-        "the directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation\n"
-        "go to standard output, one line per prompt, and everything else to standard error. Equal options give equal\n"
-        "text. scripts/generate does the same with a tokenizer.\n\n";
+        "the directory holds the checkpoints of a run (--save), the newest is used. The prompt and its continuation,\n"
+        "with the eos token that ends it, go to standard output, one line per prompt, and everything else to standard\n"
+        "error. scripts/generate does the same with a tokenizer.\n\n"
+        "Keys and values are cached: one forward pass over a prompt (prefill), then one row per token and text\n"
+        "(decode). Equal options give equal text. On the CPU a text does not depend on the others; on a GPU a matmul\n"
+        "may round differently for another number of texts, in steps of 16. All matmuls run in --dtype, also those of\n"
+        "a model trained in FP8. (The samples of such a training run in FP8, without a cache. With delayed and\n"
+        "blockwise scaling a cache would give the same text, but not with tensorwise scaling, whose amax spans all\n"
+        "tokens of a pass.)\n\n";
     for (const std::string& name : generate_options()) text += row_text(*find_option(name), defaults);
     return text + entry("--help", "print this");
 }

@@ -39,6 +39,9 @@ void add_samples(std::vector<OptionRow>& rows) {
         {.name = "ignore-eos", .group = group, .value = flag(AT(ignore_eos), true, false),
          .help = "do not end a text at an eos token, one of eos_token_id in the model's generation_config.json or else "
                  "config.json", .fallback = "false", .on_resume = kSilent, .generate_only = true},
+        {.name = "stop-ids", .group = group, .value = text(AT(stop_ids), "'ID ...'", "token ids"),
+         .help = "tokens that end a text, besides the eos tokens", .fallback = "", .on_resume = kSilent,
+         .generate_only = true},
         {.name = "inference-max-requests", .group = group, .value = integer(AT(inference_max_requests), 1, 1 << 16),
          .help = "texts that are decoded together; each takes memory for its keys and values", .fallback = "16",
          .on_resume = kSilent, .generate_only = true},
@@ -53,8 +56,8 @@ void add_samples(std::vector<OptionRow>& rows) {
 }
 
 const std::vector<std::string>& generate_options() {
-    static const std::vector<std::string> names = {"load", "dtype", "seed", "sample-tokens", "ignore-eos", "prompt-ids",
-                                                   "prompt-bytes", "prompts", "inference-max-requests", "temperature",
-                                                   "top-k", "top-p", "print"};
+    static const std::vector<std::string> names = {
+        "load", "dtype", "seed", "sample-tokens", "ignore-eos", "stop-ids", "prompt-ids", "prompt-bytes", "prompts",
+        "inference-max-requests", "temperature", "top-k", "top-p", "print"};
     return names;
 }

@@ -25,6 +25,11 @@ std::vector<int32_t> parse_ids(const std::string& text, const std::string& where
     return ids;
 }
 
+void require_in_vocabulary(const std::vector<int32_t>& ids, int64_t vocab_size, const std::string& where) {
+    for (int32_t id : ids)
+        REQUIRE(id < vocab_size, "%s: token %d lies outside the vocabulary of %lld", where.c_str(), id, ll(vocab_size));
+}
+
 std::vector<int32_t> bytes_of(const std::string& text, int64_t vocab_size, const std::string& where) {
     REQUIRE(vocabulary_is_bytes(vocab_size), "%s: a vocabulary of %lld is not bytes: give token ids, or let "
             "scripts/generate encode the text", where.c_str(), ll(vocab_size));
@@ -73,8 +78,7 @@ std::vector<std::vector<int32_t>> read_prompts(const Config& config, int64_t max
     std::vector<std::vector<int32_t>> prompts;
     auto add = [&](std::vector<int32_t> ids, const std::string& where) {
         REQUIRE(!ids.empty(), "%s: an empty prompt; give at least one token, or leave it out", where.c_str());
-        for (int32_t id : ids)
-            REQUIRE(id < vocab, "%s: token %d lies outside the vocabulary of %lld", where.c_str(), id, ll(vocab));
+        require_in_vocabulary(ids, vocab, where);
         const int64_t tokens = static_cast<int64_t>(ids.size());
         REQUIRE(tokens + config.sample_tokens <= max_tokens,
                 "%s: a prompt of %s and --sample-tokens %lld exceed %s %lld", where.c_str(),
@@ -91,6 +95,12 @@ std::vector<std::vector<int32_t>> read_prompts(const Config& config, int64_t max
         add(form == TokenForm::kIds ? parse_ids(line, where) : bytes_of(line, vocab, where), where);
     }
     return prompts;
+}
+
+std::vector<int32_t> read_stop_ids(const Config& config) {
+    const std::vector<int32_t> ids = parse_ids(config.stop_ids, "--stop-ids");
+    require_in_vocabulary(ids, config.shape.vocab_size, "--stop-ids");
+    return ids;
 }
 
 std::string tokens_text(const std::vector<int32_t>& tokens, TokenForm form) {

@@ -275,8 +275,9 @@ template <typename T> void decode_group(const AttentionDecodeArgs& args, int64_t
     multiply(over_columns(q, HS, group), over_columns(k, width, keys), HS, scores, score_stride, false, work);
     for (int64_t h = 0; h < group; h++) {
         A largest, *row = scores + h * score_stride;
+        const int64_t visible = keys - hidden;
         std::fill(row, row + hidden, A(0));
-        inverse_sums[h] = A(1) / exponentials(row + hidden, keys - hidden, keys - hidden, A(args.softmax_mul), &largest);
+        inverse_sums[h] = A(1) / exponentials(row + hidden, visible, visible, A(args.softmax_mul), &largest);
     }
     multiply(over_columns(scores, score_stride, group), over_rows(k + args.NKV * HS, width, HS), keys, sums, out_stride,
              false, work);

@@ -217,7 +217,8 @@ void cache_append(Ctx& ctx, const CacheAppendArgs& args) {
     expect(args.qkv, args.qkv.dtype, args.N * row_elems, op);
     dispatch(args.qkv.dtype, op, [&](auto type) {
         using T = decltype(type);
-        const bool vector = vectorizable<T>(row_elems, {args.qkv.data}) && vectorizable<T>(width, {args.cache.rows.data});
+        const bool vector =
+            vectorizable<T>(row_elems, {args.qkv.data}) && vectorizable<T>(width, {args.cache.rows.data});
         with_width<T>(vector, [&](auto kWidth) {
             cache_append_kernel<T, kWidth.value><<<grid_size(args.N), kCopyThreads, 0, stream_of(ctx)>>>(
                 view_of<T>(args.cache, args.NKV, args.HS), args.qkv.as<T>(), row_elems);

@@ -7,6 +7,8 @@ import array
 import contextlib
 import hashlib
 import os
+import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +22,8 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 
 
 class Tokenizer:
+    special_ids = frozenset()   # tokens that are no text: separators, ends of turns
+
     def meta(self):
         """The sidecar's entry."""
         return {"name": self.name, "sha256": self.sha256, "separator": self.separator}
@@ -31,6 +35,7 @@ class Tokenizer:
 
 class BytesTokenizer(Tokenizer):
     name, vocab_size, separator = "bytes", 257, 256
+    special_ids = frozenset([256])
     sha256 = hashlib.sha256(b"ids 0 to 255 are bytes, 256 starts a document").hexdigest()
 
     def encode(self, document):
@@ -71,6 +76,7 @@ class Gpt2Tokenizer(Tokenizer):
                                  "--vocab-bpe FILE --encoder-json FILE") from None
         self.vocab_size = self.encoding.n_vocab
         self.separator = self.encoding.eot_token
+        self.special_ids = frozenset([self.separator])
         digest = hashlib.sha256()
         for token in range(self.separator):
             piece = self.encoding.decode_single_token_bytes(token)
@@ -153,6 +159,9 @@ class JsonTokenizer(Tokenizer):
             raise InputError(f"{path}: has no token {', '.join(candidates)} to start a document with; pass "
                              "--separator")
         self.separator = vocabulary[found[0]]
+        with tokenizers_library(path):
+            added = self.tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
 
     def token_id(self, text):
         return self.tokenizer.token_to_id(text)
@@ -162,9 +171,35 @@ class JsonTokenizer(Tokenizer):
         with tokenizers_library(self.path):
             return self.tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_marked(self, text):
+        """The ids of a text in which special tokens spelled out are special."""
+        self.tokenizer.encode_special_tokens = False
+        try:
+            with tokenizers_library(self.path):
+                return self.tokenizer.encode(text, add_special_tokens=False).ids
+        finally:
+            self.tokenizer.encode_special_tokens = True
+
     def decode(self, ids):
         with tokenizers_library(self.path):
             return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def try_tokenizer(use):
+    """Calls use() in a child process: with some files the library ends the process (abort) and raises nothing. What
+    use() raises is left to the caller's own call of it."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException), quiet_panics():
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            use()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        raise InputError(f"the tokenizer ends the process that reads it ({name}): it is no tokenizer.json that the "
+                         "library tokenizers can use; take the model's own again, or pass --tokenizer")
 
 
 def load_tokenizer(name, vocab_bpe="", encoder_json="", separator=""):

@@ -141,7 +141,8 @@ class GenerateTest(TrainTest):
         self.assertTrue(text.startswith("a word"), text)
         lines = self.generate("--load", folder, "--prompts", "-", "--print", "ids", "--sample-tokens", "4",
                               "--temperature", "0", standard_input="256 97 32 119 111 114 100\n256 195 169\n").stdout
-        decode = BytesTokenizer().decode
+        def decode(tokens):
+            return BytesTokenizer().decode([token for token in tokens if token != 256])
         ids = [[int(word) for word in line.split()][1:] for line in lines.splitlines()]
         self.assertEqual(text, decode(ids[0]) + "\n" + decode(ids[1]) + "\n")
         self.assertEqual(ids[1][:2], list("\u00e9".encode()))
@@ -171,6 +172,169 @@ class GenerateTest(TrainTest):
                            PYTHONPATH=self.dir).stderr
         self.assertIn("needs the Python package tokenizers", text)
         self.assertIn("python3 -m pip install 'tokenizers==", text)
+
+    def test_a_batch_has_the_texts_of_each_prompt_alone(self):
+        for binary, options in ((LLAMA, ["--num-query-groups", "2", "--qk-layernorm"]), (GPT2, [])):
+            folder = self.save(binary, *self.BYTES, *options)
+            prompts = ["ab", "c", "a much longer prompt", "d", "ef", "gh"]
+            for dtype in ("fp32", "bf16"):
+                common = ["--load", folder, "--dtype", dtype, "--sample-tokens", "30", "--print", "ids"]
+                lines = ["".join(f"{byte} " for byte in prompt.encode()) for prompt in prompts]
+                runs = [self.generate(*common, "--prompts", "-", "--inference-max-requests", most, binary=binary,
+                                      standard_input="\n".join(lines) + "\n") for most in ("1", "4", "100")]
+                self.assertEqual(runs[1].stdout, runs[0].stdout)
+                self.assertEqual(runs[2].stdout, runs[0].stdout)
+                texts = [[int(word) for word in line.split()] for line in runs[0].stdout.splitlines()]
+                for text, prompt in zip(texts, prompts):
+                    self.assertEqual(text[:len(prompt)], list(prompt.encode()))
+                    self.assertEqual(len(text), len(prompt) + 30)
+                count = sum(map(len, prompts))
+                self.assertRegex(runs[0].stderr, rf"\nprefill: {count} tokens in \S+ s, \S+ tokens/s\n"
+                                 r"decode: 174 tokens in \S+ s, \S+ tokens/s, \S+ ms per token of a text\n\Z")
+                alone = self.generate(*common, "--prompt-ids", lines[0], binary=binary).stdout
+                self.assertEqual(alone, runs[0].stdout.splitlines(True)[0])
+
+    def test_a_text_ends_at_an_eos_token_or_a_stop_id(self):
+        folder = self.save(LLAMA, "--vocab-size", "300", "--max-position-embeddings", "64", "--seq-length", "64",
+                           "--init-method-std", "0.3")
+        step = os.path.join(folder, "step-00000002")
+        os.remove(os.path.join(step, "manifest.json"))   # the files are changed on purpose
+        options = ["--load", folder, "--prompt-ids", "7 8", "--sample-tokens", "20"]
+
+        def text(*more, **how):
+            return self.generate(*options, *more, **how).stdout.split()
+        whole = text()
+        self.assertEqual(len(whole), 22)
+        first = {token: whole.index(token, 2) + 1 for token in whole[2:]}   # the length of a text that ends there
+        self.assertEqual(text("--stop-ids", whole[9]), whole[:first[whole[9]]])
+        for name, value, expected in (("generation_config.json", [int(whole[5]), 299], first[whole[5]]),
+                                      ("generation_config.json", int(whole[12]), first[whole[12]]),
+                                      ("config.json", int(whole[7]), first[whole[7]])):
+            path = os.path.join(step, name)
+            saved = open(path).read() if os.path.exists(path) else None
+            with open(path, "w") as file:
+                json.dump({**(json.loads(saved) if saved else {}), "eos_token_id": value}, file)
+            self.assertEqual(text(), whole[:expected])
+            self.assertEqual(text("--ignore-eos"), whole)
+            self.assertEqual(text("--ignore-eos", "--stop-ids", whole[9]), whole[:first[whole[9]]])
+            os.remove(path)
+            if saved:
+                with open(path, "w") as file:
+                    file.write(saved)
+        for ids, said in (("300", "token 300 lies outside the vocabulary of 300"), ("x", 'is no token id')):
+            self.assertIn("--stop-ids: ", self.generate(*options, "--stop-ids", ids, expect=2).stderr)
+            self.assertIn(said, self.generate(*options, "--stop-ids", ids, expect=2).stderr)
+
+    def test_top_p(self):
+        options = ["--load", self.save(LLAMA, *self.BYTES), "--prompt-ids", "7 8", "--sample-tokens", "30", "--print",
+                   "ids"]
+        likeliest = self.generate(*options, "--temperature", "0").stdout
+        self.assertEqual(self.generate(*options, "--temperature", "1.5", "--top-p", "1e-6").stdout, likeliest)
+        self.assertNotEqual(self.generate(*options, "--temperature", "1.5").stdout, likeliest)
+        for value, said in (("0", "must be a number in (0, 1]"), ("1.1", "must be a number in (0, 1]")):
+            self.assertIn(said, self.generate(*options, "--top-p", value, expect=2).stderr)
+
+    def test_what_does_not_fit_into_memory_is_one_line(self):
+        """The cache of as many texts as there are prompts: 16 TB."""
+        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+                  "num_hidden_layers": 64, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 256,
+                  "intermediate_size": 64, "vocab_size": 300, "max_position_embeddings": 1 << 20, "rms_norm_eps": 1e-5,
+                  "hidden_act": "silu", "tie_word_embeddings": True}
+        os.mkdir(self.path("large"))
+        with open(self.path("large", "config.json"), "w") as file:
+            json.dump(config, file)
+        said = self.generate("--load", self.path("large"), "--prompts", "-", "--sample-tokens", "1000000",
+                             "--inference-max-requests", "64", standard_input="1\n" * 64, expect=2).stderr
+        self.assertRegex(said, r"\Aerror: generate needs \d+\.\d\d GiB of device memory for 64 texts of 1000001 tokens "
+                               r"at once, and \d+\.\d\d GiB are free: lower --inference-max-requests or "
+                               r"--sample-tokens\n\Z")
+
+    # Writes what it is given to a file and answers each prompt with three tokens and the end of a turn.
+    ANSWERS = """#!/usr/bin/env python3
+import json, sys
+prompts = sys.stdin.read().splitlines()
+json.dump([sys.argv[1:], prompts], open(sys.argv[0] + ".json", "w"))
+for prompt in prompts:
+    print(prompt, "21 22 23 13")
+"""
+
+    def chat_model(self):
+        """A model's folder with a tokenizer of words, and an executable that answers."""
+        import tokenizers
+        special = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_end|>"]
+        words = ["user", "assistant", "system", "\n\n", "why", "Be", "brief", "?", " ", "x"]
+        vocabulary = dict(zip(words, range(10))) | {f"w{i}": i for i in range(15, 30)} | {"<unk>": 99}
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(
+            vocabulary | dict(zip(special, range(10, 15))), unk_token="<unk>"))
+        tokenizer.add_special_tokens(special)
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\n\n|[?]| |\w+"), "isolated")
+        tokenizer.decoder = tokenizers.decoders.Fuse()
+        folder = self.path("chat")
+        os.mkdir(folder)
+        tokenizer.save(os.path.join(folder, "tokenizer.json"))
+        shutil.copy(os.path.join(ROOT, "tests", "fixtures", "llama", "config.json"), folder)
+        executable = self.path("answers")
+        with open(executable, "w") as file:
+            file.write(self.ANSWERS)
+        os.chmod(executable, 0o755)
+        return folder, executable
+
+    def chat(self, folder, executable, *options, expect=0, **environment):
+        done = self.script(folder, *options, "--chat", "--executable", executable, expect=expect, **environment)
+        if expect:
+            return done.stderr
+        with open(executable + ".json") as file:
+            return done.stdout, *json.load(file)
+
+    @unittest.skipUnless(importlib.util.find_spec("tokenizers"), "needs the Python package tokenizers")
+    def test_chat_with_the_template_of_our_shards(self):
+        folder, executable = self.chat_model()
+        text, words, prompts = self.chat(folder, executable, " why ? ", "x")
+        self.assertEqual(text, "w21w22w23\n" * 2)
+        self.assertEqual(words[words.index("--stop-ids") + 1], "13")
+        self.assertEqual(prompts, ["10 11 0 12 3 4 8 7 13 11 1 12 3", "10 11 0 12 3 9 13 11 1 12 3"])
+        text, words, prompts = self.chat(folder, executable, "x", "--system", "Be brief", "--template", "llama3")
+        self.assertEqual(prompts, ["10 11 2 12 3 5 8 6 13 11 0 12 3 9 13 11 1 12 3"])
+        text, words, prompts = self.chat(folder, executable, "x", "--template", "plain")
+        self.assertNotIn("--stop-ids", words)
+        self.assertIn("--template has no effect without --chat",
+                      self.script(folder, "x", "--template", "plain", expect=2).stderr)
+        self.assertIn("has no chat template", self.chat(folder, executable, "x", "--template", "model", expect=2))
+
+    @unittest.skipUnless(importlib.util.find_spec("tokenizers") and importlib.util.find_spec("jinja2"),
+                         "needs the Python packages tokenizers and jinja2")
+    def test_chat_with_the_template_of_the_model(self):
+        folder, executable = self.chat_model()
+        template = ("{{ bos_token }}{% for m in messages %}{{ m.role }} {{ m.content | trim }}<|im_end|>{% endfor %}\n"
+                    "{% if add_generation_prompt %}assistant {% endif %}")
+        config = os.path.join(folder, "tokenizer_config.json")
+        tokens = {"bos_token": {"content": "<|begin_of_text|>"}, "eos_token": "<|im_end|>"}
+        for stored in (template, [{"name": "tool", "template": "x"}, {"name": "default", "template": template}]):
+            with open(config, "w") as file:
+                json.dump({**tokens, "chat_template": stored}, file)
+            _, words, prompts = self.chat(folder, executable, "why ?")
+            self.assertEqual(prompts, ["10 0 8 4 8 7 14 1 8"])   # trim_blocks: no newline behind a block
+            self.assertEqual(words[words.index("--stop-ids") + 1], "14")
+        with open(os.path.join(folder, "chat_template.jinja"), "w") as file:   # transformers prefers it
+            file.write("{{ raise_exception('no ' + messages[0].role) }}")
+        self.assertIn("chat_template.jinja: the chat template refuses these messages: no user",
+                      self.chat(folder, executable, "x", expect=2))
+        for broken, said in (("{% if %}", "not a chat template"), ("{{ messages.x.y }}", "the chat template fails"),
+                             ("{{ ''.__class__.__mro__ }}", "the chat template fails")):
+            with open(os.path.join(folder, "chat_template.jinja"), "w") as file:
+                file.write(broken)
+            self.assertIn(said, self.chat(folder, executable, "x", expect=2))
+
+    def test_a_tokenizer_that_ends_the_process_is_one_line(self):
+        """The library aborts where Rust cannot unwind: as if it met memory that it cannot have."""
+        os.mkdir(self.path("model"))
+        shutil.copy(os.path.join(ROOT, "tests", "fixtures", "llama", "config.json"), self.path("model"))
+        with open(self.path("model", "tokenizer.json"), "w") as file:
+            file.write("{}")
+        with open(self.path("tokenizers.py"), "w") as file:
+            file.write("import os\nclass Tokenizer:\n    from_file = staticmethod(lambda path: os.abort())\n")
+        said = self.script(self.path("model"), "x", expect=2, PYTHONPATH=self.dir).stderr
+        self.assertRegex(said, r"\Aerror: the tokenizer ends the process that reads it \(SIGABRT\): .*\n\Z")
 
     @unittest.skipUnless(importlib.util.find_spec("tokenizers"), "needs tokenizers")
     def test_script_takes_the_tokenizer_beside_the_model(self):

@@ -72,8 +72,10 @@ RUN = {
     "--micro-batch-size 32 --global-batch-size 512 --train-iters 10000 --save out --resume auto": {"more": "--dry-run"},
     "./train_llama generate --load out --prompt-ids '1 2 3'": {},
     'scripts/generate out "The meaning of life is"': {},
-    'scripts/generate Llama-3.1-8B "Once" "Two prompts" -- --temperature 0.7 --top-k 50': {
+    'scripts/generate Llama-3.1-8B "Once" "Two prompts" -- --temperature 0.7 --top-k 50 --top-p 0.9': {
         "before": "cp -r out/step-* Llama-3.1-8B"},
+    'scripts/generate Llama-3.1-8B-Instruct --chat "Why is the sky blue?" --sample-tokens 80': {
+        "before": "cp -r out/step-* Llama-3.1-8B-Instruct", "more": "--template plain"},
     "./train_llama ... --save out --tokenizer Meta-Llama-3-8B": {
         "before": "rm -r out", "dots": f"{TINY} --synthetic-data"},
     "scripts/recipes/train_llama3_8b_h200_fp8.sh --dry-run": {},

@@ -66,6 +66,24 @@ TEST_CASE("generate: prompts as ids, as bytes, and as the lines of a file") {
     CHECK(tokens_text({72, 105, 256, 33}, TokenForm::kIds) == "72 105 256 33");
 }
 
+TEST_CASE("generate: ids at which a text ends") {
+    Config config = text_config(61);
+    CHECK(read_stop_ids(config).empty());
+    config.stop_ids = " 60 7";
+    CHECK(read_stop_ids(config) == Ids{60, 7});
+    for (const auto& [ids, said] : {std::pair{"61", "--stop-ids: token 61 lies outside the vocabulary of 61"},
+                                    std::pair{"x", "--stop-ids: \"x\" is no token id"}}) {
+        config.stop_ids = ids;
+        try {
+            read_stop_ids(config);
+            FAIL_CHECK(ids);
+        } catch (const Error& error) {
+            CHECK(error.exit_code == kExitBadInput);
+            CHECK(contains(error.what(), said));
+        }
+    }
+}
+
 TEST_CASE("generate: an invalid prompt is named") {
     struct Case {
         int64_t vocab;

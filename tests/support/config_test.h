@@ -128,7 +128,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"prompt-bytes", {{"a text", "b"}, sampled}},         {"prompts", {{"p.txt", "q"}, sampled}},
         {"temperature", {{"0", "1.5"}, sampled}},             {"top-k", {{"1", "50"}, sampled}},
         {"top-p", {{"0.5", "0.95"}, sampled}},                {"ignore-eos", {{"true"}, {}}},
-        {"inference-max-requests", {{"1", "64"}, {}}},
+        {"inference-max-requests", {{"1", "64"}, {}}},        {"stop-ids", {{"1 2", "7"}, {}}},
         {"print", {{"ids", "bytes"}, sampled}},               {"hellaswag-data", {{"h.bin", "i"}, {}}},
         {"hellaswag-interval", {{"1", "250"}, hellaswag}},    {"hellaswag-examples", {{"1", "1000"}, hellaswag}},
         {"dry-run", {{"true"}, {}}},                          {"check-comm", {{"true"}, {}}},
