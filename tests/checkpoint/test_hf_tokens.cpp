@@ -28,6 +28,7 @@ TEST_CASE("eos_token_ids: generation_config.json before config.json, an id or a 
     for (const char* wrong : {"-1", "\"</s>\"", "1.5", "[3, null]", "2147483648", "{}"}) {
         CAPTURE(wrong);
         spill(generation, "{\"eos_token_id\": " + std::string(wrong) + "}");
-        check_contains(error_of([&] { eos_token_ids(dir.path); }), {"exit 2", "generation_config.json", "eos_token_id"});
+        check_contains(error_of([&] { eos_token_ids(dir.path); }),
+                       {"exit 2", "generation_config.json", "eos_token_id"});
     }
 }

@@ -174,6 +174,35 @@ TEST_CASE("GPT-2: logits, loss and every gradient as in transformers") { check_m
 TEST_CASE("Llama with llama3 rope scaling and grouped queries, as in transformers") { check_model("llama"); }
 TEST_CASE("Llama with a tied head, as in transformers") { check_model("llama_tied"); }
 TEST_CASE("Qwen3 with qk-norm, as in transformers") { check_model("qwen3"); }
+TEST_CASE("Llama with biases of attention or of the MLP, as in transformers") {
+    check_model("llama_attention_bias");
+    check_model("llama_mlp_bias");
+}
+TEST_CASE("Mistral, without and with a window, as in transformers") {
+    check_model("mistral");
+    check_model("mistral_window");
+}
+TEST_CASE("Qwen2 with biases of Q, K and V, without and with a window, as in transformers") {
+    check_model("qwen2");
+    check_model("qwen2_window");
+}
+TEST_CASE("Qwen3 with biases of attention and a window, as in transformers") { check_model("qwen3_bias_window"); }
+TEST_CASE("a window one token longer or shorter has other logits than transformers") {
+    for (int64_t change : {-1, 1}) {
+        const std::string directory = "tests/fixtures/mistral_window";
+        const SafetensorsReader reference(directory + "/reference.safetensors");
+        ModelConfig shape = model_config_from_hf(directory);
+        shape.sliding_window += change;
+        TestModel model(tiny_config(shape, Dtype::kFp32, 2, 16));
+        load_hf_weights(directory, shape, model.table, model.trainer->state_access(model.ctx), model.comm);
+        model.trainer->weights_from_masters(model.ctx, true);
+        model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
+        model.gradients();
+        CHECK(relative_error(logits_of(model), floats(reference, "logits")) > 1e-2);
+    }
+}
 TEST_CASE("a checkpoint has the tensors of transformers, bit for bit") {
-    for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3"}) check_export(name);
+    for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3", "llama_attention_bias", "llama_mlp_bias",
+                             "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window"})
+        check_export(name);
 }

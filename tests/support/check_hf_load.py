@@ -2,7 +2,7 @@
 """Load checkpoints of ours in transformers and compare its logits with stored ones.
 
     python3 tests/support/check_hf_load.py DIRECTORY LOGITS.safetensors [DIRECTORY LOGITS.safetensors ...]
-                                   [--tolerance 1e-4]
+                                   [--tolerance 1e-5]
 
 LOGITS.safetensors holds input_ids (B, T) int32 and logits (B, T, V) float32. transformers computes in float32
 from the checkpoint's weights. The largest difference must stay below tolerance * max(1, largest logit), no
@@ -47,7 +47,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", metavar="DIRECTORY LOGITS")
-    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--tolerance", type=float, default=1e-5)
     arguments = parser.parse_args()
     if len(arguments.paths) % 2:
         parser.error("each DIRECTORY needs its LOGITS")
