@@ -36,9 +36,10 @@ bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3
 
 // ---- writing ----
 
-// The special token ids of GPT-2 and Llama-3, known by the vocabulary size. Others get null, because a class's default
-// may be outside the vocabulary or an ordinary token (Llama's is 2) that would end a generated text.
-void put_special_tokens(OrderedJson& out, int64_t vocab_size) {
+// The special token ids of the origin, else of GPT-2 and Llama-3, known by the vocabulary size. Others get null, because
+// a class's default may be outside the vocabulary or an ordinary token (Llama's is 2) that would end a generated text.
+void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& origin) {
+    if (!origin.special_tokens.empty()) return out.update(OrderedJson::parse(origin.special_tokens));
     OrderedJson bos, eos;
     if (vocab_size == 50257) bos = eos = 50256;
     if (vocab_size == 128256) {
@@ -360,17 +361,35 @@ ModelConfig read_own(const Fields& f) {
 
 }  // namespace
 
-std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length) {
+HfOrigin hf_origin(const std::string& directory) {
+    const std::string path = directory + "/config.json";
+    require_undamaged(directory, "config.json");
+    const Json object = read_json_object(path, kMaxConfigBytes);
+    const Fields f{{object, path}};
+    OrderedJson tokens = OrderedJson::object();
+    for (const char* name : kSpecialTokens) {
+        if (!object.contains(name)) continue;
+        if (object[name].is_array()) f.integers(name, 0, INT32_MAX);
+        else if (f.has(name)) f.integer(name, -1, INT32_MAX);   // -1: some files' "none"
+        tokens[name] = object[name];
+    }
+    return {.model_type = f.text("model_type"), .special_tokens = tokens.dump()};
+}
+
+std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length, const HfOrigin& origin) {
     // A rope model that was trained on longer sequences than its preset declares supports them.
     const bool rope = config.position == PositionEmbedding::kRope;
     const int64_t positions = rope ? std::max(config.max_positions, seq_length) : config.max_positions;
     OrderedJson out;
-    const HfClass hf = hf_class(config);
+    HfClass hf = hf_class(config);
+    // Without biases and window, Llama and Mistral are the same.
+    if (hf == HfClass::kLlama && config.linear_bias == LinearBias::kNone && origin.model_type == "mistral")
+        hf = HfClass::kMistral;
     if (hf == HfClass::kGpt2) put_gpt2(out, config);
     if (hf == HfClass::kOwn) put_own(out, config, positions);
     for (const Family& family : kFamilies)
         if (family.hf == hf) put_llama(out, config, family, positions);
-    put_special_tokens(out, config.vocab_size);
+    put_special_tokens(out, config.vocab_size, origin);
     CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s", dtype_name(weight_dtype));
     // transformers 4 reads torch_dtype, transformers 5 dtype.
     for (const char* name : {"torch_dtype", "dtype"})

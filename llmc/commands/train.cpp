@@ -100,7 +100,8 @@ private:
 
     void start_state() {
         post_phase(Phase::kLoad);
-        if (!config_.resume.empty() && resume()) return;
+        if (config_.resume.empty()) checkpoints_->begin();
+        else if (resume()) return;
         trainer_->initialise(ctx_);
         if (!config_.load.empty()) {
             load_hf_weights(config_.load, config_.shape, table_, trainer_->state_access(ctx_), comm_);

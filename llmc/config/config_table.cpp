@@ -264,8 +264,8 @@ void add_checkpoints(Rows& rows) {
          .help = "continue a run from a checkpoint; auto: from the newest complete one under --save, if there is one",
          .fallback = "", .on_resume = kSilent},
         {.name = "tokenizer", .group = group, .value = text(AT(tokenizer), "PATH", "a file or directory"),
-         .help = "tokenizer that is copied into every checkpoint; samples are its text if it is the tokenizer.json of "
-                 "a byte-level BPE (GPT-2, Llama-3)",
+         .help = "tokenizer that is copied into every checkpoint, in place of that of --load or --resume; samples are "
+                 "its text if it is the tokenizer.json of a byte-level BPE (GPT-2, Llama-3)",
          .fallback = "", .inert = idle_tokenizer, .on_resume = kSilent},
     });
 }

@@ -269,6 +269,7 @@ struct FakeState {
 struct CheckpointRequest : SaveOptions {
     int64_t step = 0;
     std::string state_json;
+    std::string model, tokenizer;   // of CheckpointSaver::carry
 };
 
 // Saves at once and returns the path.
@@ -276,6 +277,7 @@ inline std::string save_checkpoint(const CheckpointRequest& request, const Model
                                    const ParamTable& table, const StateAccess& access) {
     const auto comm = open_single();
     CheckpointSaver saver(request, config, table, access, *comm);
+    saver.carry(request.model, request.tokenizer);
     std::string path;
     saver.on_saved([&](const SavedCheckpoint& saved) { path = saved.path; });
     saver.save(request.step, request.state_json);
