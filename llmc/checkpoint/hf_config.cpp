@@ -36,8 +36,8 @@ bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3
 
 // ---- writing ----
 
-// The special token ids of the origin, else of GPT-2 and Llama-3, known by the vocabulary size. Others get null, because
-// a class's default may be outside the vocabulary or an ordinary token (Llama's is 2) that would end a generated text.
+// The special token ids of the origin, else of GPT-2 and Llama-3, known by the vocabulary size. Others get null,
+// because a class's default may be outside the vocabulary or an ordinary token (Llama's is 2) that would end a text.
 void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& origin) {
     if (!origin.special_tokens.empty()) return out.update(OrderedJson::parse(origin.special_tokens));
     OrderedJson bos, eos;

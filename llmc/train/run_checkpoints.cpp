@@ -47,6 +47,7 @@ std::string save_error(const Config& config) {
     try {
         tokenizer_files(config.tokenizer);
         model_files(config.load);
+        if (!config.load.empty()) hf_origin(config.load);
     } catch (const Error& error) {
         return error.what();
     }
