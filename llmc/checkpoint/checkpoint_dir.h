@@ -4,7 +4,7 @@
 //                      model.safetensors   or model-00001-of-0000N.safetensors + index (parts of 5 GB)
 //                      optimizer/...       one file per slot (state_slots.h), with our parameter names and padded rows
 //                      state.json          step, data cursor, resolved options, data fingerprint, plans
-//                      tokenizer.json ...  what the model of --load or --resume, and --tokenizer, bring (model_extras.h)
+//                      tokenizer.json ...  what the model and --tokenizer bring, see model_extras.h
 //                      manifest.json       XXH3-128 and size of every other file or of its ranges; written last
 //
 // It is written under ROOT/.tmp-step-..., with every file and directory fsynced, then renamed. Readers trust only files
