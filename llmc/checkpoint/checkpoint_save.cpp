@@ -18,6 +18,7 @@
 #include "llmc/base/process_limits.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/hf_code.h"
 #include "llmc/checkpoint/hf_config.h"
 
 namespace {
@@ -272,7 +273,9 @@ std::string CheckpointSaver::Impl::prepare() {
     if (options.lock) options.lock->require_held();
     remove_leftovers(options.root);
     int64_t needed = checkpoint_bytes() + static_cast<int64_t>(state_json.size());
-    for (const ModelFile& file : extras.files) needed += static_cast<int64_t>(file.bytes.size());
+    std::vector<ModelFile> small = hf_code(config);
+    small.insert(small.end(), extras.files.begin(), extras.files.end());
+    for (const ModelFile& file : small) needed += static_cast<int64_t>(file.bytes.size());
     require_free_space(options.root, needed, step_directory_name(step));
 
     staged = std::make_unique<StagedDirectory>(options.root, step_directory_name(step), options.io_hook);
@@ -281,7 +284,7 @@ std::string CheckpointSaver::Impl::prepare() {
     staged->make_subdirectory("optimizer");
     for (const SavedFile& file : layout.files) create_file(staged->path(file.name), file.bytes, options.io_hook);
     if (!layout.index_json.empty()) staged->write_text("model.safetensors.index.json", layout.index_json);
-    for (const ModelFile& file : extras.files) staged->write_text(file.name, file.bytes);
+    for (const ModelFile& file : small) staged->write_text(file.name, file.bytes);
     staged->write_text("state.json", state_json);
     return staged->directory();
 }

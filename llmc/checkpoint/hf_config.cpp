@@ -127,10 +127,13 @@ void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int
     put_rope(out, c);
 }
 
-// Every field of ModelConfig by its own name.
+// Every field of ModelConfig by its own name, but for two to which transformers gives a meaning in every class:
+// sliding_window is the size of its cache of keys, and it converts rope_scaling.
 void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["architectures"] = {"LlmFp8ForCausalLM"};
     out["model_type"] = kOwnModelType;
+    out["auto_map"] = {{"AutoConfig", "configuration_llmfp8.LlmFp8Config"},
+                       {"AutoModelForCausalLM", "modeling_llmfp8.LlmFp8ForCausalLM"}};
     out["num_layers"] = c.num_layers;
     out["hidden_size"] = c.hidden_size;
     out["ffn_hidden_size"] = c.ffn_hidden_size;
@@ -143,13 +146,13 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["position"] = c.position == PositionEmbedding::kLearned ? "learned" : "rope";
     out["activation"] = activation_function(c.activation).name;
     out["rotary_base"] = c.rotary_base;
-    out["rope_scaling"] = {{"factor", c.rope_scaling.factor},
-                           {"low_freq_factor", c.rope_scaling.low_freq_factor},
-                           {"high_freq_factor", c.rope_scaling.high_freq_factor},
-                           {"original_max_positions", c.rope_scaling.original_max_positions}};
+    out["rope_llama3"] = {{"factor", c.rope_scaling.factor},
+                          {"low_freq_factor", c.rope_scaling.low_freq_factor},
+                          {"high_freq_factor", c.rope_scaling.high_freq_factor},
+                          {"original_max_positions", c.rope_scaling.original_max_positions}};
     for (const LinearBiasWord& word : kLinearBiasWords)
         if (word.kind == c.linear_bias) out["linear_bias"] = word.name;
-    out["sliding_window"] = c.sliding_window;
+    out["window"] = c.sliding_window;
     out["qk_norm"] = c.qk_norm;
     out["tie_word_embeddings"] = c.tied_head;
     out["norm_eps"] = c.norm_eps;
@@ -343,7 +346,7 @@ ModelConfig read_own(const Fields& f) {
     c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
     c.activation = read_activation(f, "activation", own_activation);
     c.rotary_base = f.number("rotary_base");
-    const Fields scaling = f.child("rope_scaling");
+    const Fields scaling = f.child(f.has("rope_scaling") ? "rope_scaling" : "rope_llama3");   // its former name
     c.rope_scaling = {.factor = scaling.number("factor"),
                       .low_freq_factor = scaling.number("low_freq_factor"),
                       .high_freq_factor = scaling.number("high_freq_factor"),
@@ -351,7 +354,7 @@ ModelConfig read_own(const Fields& f) {
     if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
     if (c.rotary_base <= 0) f.refuse("rotary_base", "a positive number is needed");
     c.linear_bias = read_own_biases(f);
-    c.sliding_window = f.integer_or("sliding_window", 0, 0, kMaxPositions);
+    c.sliding_window = f.integer_or("window", 0, 0, kMaxPositions);
     c.qk_norm = f.boolean("qk_norm");
     c.tied_head = f.boolean("tie_word_embeddings");
     c.norm_eps = f.number("norm_eps");

@@ -242,10 +242,10 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
         {own, "/norm", "batch"},
         {own, "/linear_bias", "some"},
         {own, "/linear_bias", kRemove},
-        {own, "/sliding_window", -3},
+        {own, "/window", -3},
         {own, "/qk_norm", kRemove},
-        {own, "/rope_scaling", nullptr},
-        {own, "/rope_scaling/original_max_positions", 0},
+        {own, "/rope_llama3", nullptr},
+        {own, "/rope_llama3/original_max_positions", 0},
     };
     for (const Case& c : cases) {
         CAPTURE(c.pointer);
@@ -306,7 +306,9 @@ TEST_CASE("config.json: biases of the linears, as each class has them") {
     Json own = json_of("mixed");
     CHECK(own["linear_bias"] == "all");
     own["linear_bias"] = true;
-    own.erase("sliding_window");
+    own.erase("window");
+    own["rope_scaling"] = own["rope_llama3"];
+    own.erase("rope_llama3");
     CHECK(read(own) == all_configs()[4].config);
     own["linear_bias"] = false;
     CHECK(read(own).linear_bias == LinearBias::kNone);

@@ -1,5 +1,6 @@
 """Models of transformers in and out: the folder alone says what is trained, and a checkpoint has what the folder had.
 Standard library only."""
+import ast
 import json
 import os
 import shutil
@@ -7,7 +8,7 @@ import subprocess
 import unittest
 
 from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
-from tests.support.train import LLAMA, ROOT, TrainTest
+from tests.support.train import GPT2, LLAMA, ROOT, TrainTest
 
 FIXTURES = os.path.join(ROOT, "tests", "fixtures")
 BROUGHT = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}', "special_tokens_map.json": "{}",
@@ -62,7 +63,8 @@ class ModelsTest(TrainTest):
             with open(path) as copy:
                 self.assertEqual(copy.read(), text, path)
         config = config_of(checkpoint)
-        self.assertEqual([config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")], [2, [5, 9, 11], 1])
+        self.assertEqual([config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")],
+                         [2, [5, 9, 11], 1])
 
     def test_every_family_is_loaded_and_saved_by_its_folder_alone(self):
         for fixture, fields in FAMILIES.items():
@@ -101,9 +103,35 @@ class ModelsTest(TrainTest):
         self.check_brought(self.path("out", "step-00000001"))
         with open(os.path.join(model, "config.json"), "w") as out:
             json.dump(config_of(os.path.join(FIXTURES, "llama")) | {"eos_token_id": "</s>"}, out)
-        refused = self.train("--load", model, "--train-iters", "1", "--save", self.path("no"), launcher=two, expect=2)
+        refused = self.train("--load", model, "--train-iters", "1", "--save", self.path("no"), launcher=two,
+                             expect=2)
         self.assertIn('"eos_token_id"', refused.stderr)
         self.assertFalse(os.path.exists(self.path("no")))
+
+    def test_a_model_of_our_own_brings_its_code(self):
+        """What a checkpoint's config.json names for transformers lies beside it, is Python, and reads every field."""
+        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--save", self.path("own"))
+        saved = self.path("own", "step-00000001")
+        config, classes = config_of(saved), {}
+        for name in ("configuration_llmfp8.py", "modeling_llmfp8.py"):
+            with open(os.path.join(saved, name)) as file:
+                tree = ast.parse(file.read())
+            classes |= {f"{name[:-3]}.{node.name}": node for node in tree.body if isinstance(node, ast.ClassDef)}
+        self.assertEqual(set(config["auto_map"]), {"AutoConfig", "AutoModelForCausalLM"})
+        for named in config["auto_map"].values():
+            self.assertIn(named, classes)
+        self.assertEqual(config["architectures"], ["LlmFp8ForCausalLM"])
+        init = next(node for node in classes[config["auto_map"]["AutoConfig"]].body
+                    if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+        general = {"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "bos_token_id", "eos_token_id"}
+        self.assertEqual({argument.arg for argument in init.args.args} - {"self"}, set(config) - general)
+        # A shape that a class has brings none.
+        self.run_train(GPT2, "--train-iters", "1", "--save", self.path("gpt2"))
+        self.assertFalse([name for name in os.listdir(self.path("gpt2", "step-00000001")) if name.endswith(".py")])
+        # It goes on, and is loaded again.
+        self.run_train(GPT2, "--train-iters", "2", "--normalization", "RMSNorm", "--save", self.path("own"), "--resume",
+                       "auto")
+        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--load", saved)
 
     def test_options_that_contradict_the_folder_name_both_values(self):
         for fixture, options, option, asked, found in (
@@ -116,7 +144,8 @@ class ModelsTest(TrainTest):
                  "false"),
                 ("qwen2", ["--model", "qwen2.5-0.5B"], "num-layers", "24", "2")):
             with self.subTest(f"{fixture} {options}"):
-                refused = self.train("--load", os.path.join(FIXTURES, fixture), "--train-iters", "1", *options, expect=2)
+                refused = self.train("--load", os.path.join(FIXTURES, fixture), "--train-iters", "1", *options,
+                                     expect=2)
                 self.assertIn(f"--{option} is {asked}, and the model in ", refused.stderr)
                 self.assertIn(f" has {found}: leave out", refused.stderr)
 
