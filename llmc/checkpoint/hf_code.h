@@ -1,5 +1,5 @@
-// The Python files with which transformers computes models of model_type llmfp8. The build takes them from hf_code/ into
-// the executable.
+// The Python files with which transformers computes models of model_type llmfp8. The build takes them from hf_code/
+// into the executable.
 #pragma once
 #include <vector>
 

@@ -32,7 +32,7 @@ def make_norm(config):
 
 
 def rope_angles(config, positions):
-    """Angles (B, T, head dim / 2) in double. The llama3 rule divides the frequencies of long wavelengths by a factor."""
+    """Angles (B, T, head dim / 2) in double. The llama3 rule divides frequencies of long wavelengths by a factor."""
     pairs = torch.arange(0, config.kv_channels // 2 * 2, 2, dtype=torch.float64, device=positions.device)
     frequencies = config.rotary_base ** (-pairs / config.kv_channels)
     scaling = config.rope_llama3
