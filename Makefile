@@ -114,7 +114,7 @@ HOST_FLAGS_TEXT := $(CXX) $(CXX_VERSION) $(RARELY_RUN) $(CODEGEN) $(WARNINGS) $(
 MAINS := $(basename $(wildcard train_*.cu))
 LLMC_OBJ := $(patsubst %.cpp,$(HOST)/%.o,$(filter $(NO_DEVICE),$(LLMC_CXX))) \
             $(patsubst %,$(OBJ)/%.o,$(basename $(filter-out $(NO_DEVICE),$(LLMC_CXX)) $(LLMC_CUDA))) \
-            $(BUILD)/version.o $(BUILD)/rates.o
+            $(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o
 TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/*/test_*.cpp))
 GPU_TEST_OBJ := $(patsubst %.cpp,$(OBJ)/%.o,tests/support/main.cpp $(wildcard tests/gpu/gpu_test_*.cpp))
 # The product in tests: the CPU's streams defer what they are given.
@@ -197,7 +197,11 @@ $(BUILD)/rates.cpp: $(RATES) llmc/perf/rates
 	@{ echo 'struct RatesFile { const char *name, *text; };'; echo 'extern const RatesFile kRatesFiles[];'; \
 	   echo 'const RatesFile kRatesFiles[] = {'; \
 	   for f in $(RATES); do echo "{\"$$f\", R\"("; cat $$f; echo ')"},'; done; echo '{nullptr, nullptr}};'; } > $@
-$(BUILD)/version.o $(BUILD)/rates.o: %.o: %.cpp $(BUILD)/flags llmc/base/version.h
+$(BUILD)/hf_code.cpp: llmc/checkpoint/hf_code/configuration_llmfp8.py llmc/checkpoint/hf_code/modeling_llmfp8.py
+	@{ for name in configuration modeling; do \
+	       echo "extern const char* const k$${name^}Llmfp8;"; printf 'const char* const k%sLlmfp8 = R"py(' "$${name^}"; \
+	       cat llmc/checkpoint/hf_code/$${name}_llmfp8.py; echo ')py";'; done; } > $@
+$(BUILD)/version.o $(BUILD)/rates.o $(BUILD)/hf_code.o: %.o: %.cpp $(BUILD)/flags llmc/base/version.h
 	@$(CXX) $(CXX_FLAGS) -c $< -o $@
 endif
 

@@ -83,13 +83,6 @@ void StagedDirectory::write_text(const std::string& file, const std::string& tex
     add(file, {out.bytes(), {{0, out.bytes(), 0, out.xxh3()}}});
 }
 
-void StagedDirectory::copy_file(const std::string& source, const std::string& file) {
-    OutputFile out(path(file), hook_);
-    read_file(source, [&](const void* data, int64_t bytes) { out.write(data, bytes); });
-    out.close();
-    add(file, {out.bytes(), {{0, out.bytes(), 0, out.xxh3()}}});
-}
-
 void StagedDirectory::add(const std::string& file, const ManifestFile& written) {
     const bool is_new = files_.insert({file, written}).second;
     CHECK(is_new, "%s written twice", file.c_str());

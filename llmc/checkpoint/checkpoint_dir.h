@@ -4,7 +4,7 @@
 //                      model.safetensors   or model-00001-of-0000N.safetensors + index (parts of 5 GB)
 //                      optimizer/...       one file per slot (state_slots.h), with our parameter names and padded rows
 //                      state.json          step, data cursor, resolved options, data fingerprint, plans
-//                      tokenizer.json ...  copied if --tokenizer names one
+//                      tokenizer.json ...  what the model and --tokenizer bring, see model_extras.h
 //                      manifest.json       XXH3-128 and size of every other file or of its ranges; written last
 //
 // It is written under ROOT/.tmp-step-..., with every file and directory fsynced, then renamed. Readers trust only files
@@ -47,7 +47,6 @@ public:
     const std::string& directory() const { return temporary_; }
     void make_subdirectory(const std::string& name);
     void write_text(const std::string& file, const std::string& text);
-    void copy_file(const std::string& source, const std::string& file);
     // Adds a file to the manifest that other code has written and fsynced.
     void add(const std::string& file, const ManifestFile& written);
 

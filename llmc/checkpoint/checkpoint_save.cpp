@@ -18,6 +18,7 @@
 #include "llmc/base/process_limits.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/hf_code.h"
 #include "llmc/checkpoint/hf_config.h"
 
 namespace {
@@ -28,13 +29,6 @@ using Clock = std::chrono::steady_clock;
 // Manifest without hashes, directory entries, and each file's last partly filled block.
 constexpr int64_t kSlackBytes = 128 << 10;
 constexpr int64_t kManifestRangeBytes = 192;   // one hash with its range
-
-// The files copied from a tokenizer directory, which may be a model's and have config.json and weights too.
-constexpr const char* kTokenizerFiles[] = {
-    "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "added_tokens.json",
-    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"};
-
-std::string base_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
 
 // The outcome of a stage on one rank: a text for the other ranks, or an error.
 struct Outcome {
@@ -156,25 +150,6 @@ void require_shared(const std::string& root, Comm& comm) {
 
 }  // namespace
 
-std::vector<std::string> tokenizer_files(const std::string& tokenizer) {
-    if (tokenizer.empty()) return {};
-    if (is_regular_file(tokenizer)) {
-        const std::string name = base_name(tokenizer);
-        const bool ours = name == "config.json" || name == "state.json" || name == "manifest.json"
-                          || name == "optimizer" || name.rfind("model", 0) == 0;
-        REQUIRE(!ours, "--tokenizer %s: a checkpoint has its own %s; rename the file", tokenizer.c_str(),
-                name.c_str());
-        return {tokenizer};
-    }
-    REQUIRE(is_directory(tokenizer), "--tokenizer %s: no such file or directory", tokenizer.c_str());
-    std::vector<std::string> files;
-    for (const char* name : kTokenizerFiles)
-        if (is_regular_file(tokenizer + "/" + name)) files.push_back(tokenizer + "/" + name);
-    REQUIRE(!files.empty(), "--tokenizer %s: no tokenizer.json, tokenizer.model or vocab.json in it",
-            tokenizer.c_str());
-    return files;
-}
-
 int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool gathers_weights) {
     if (options.async) return layout.buffer_bytes(rank);
     // While one rank writes a tensor, the others wait to gather the next one. A larger buffer lets a rank go on before
@@ -216,6 +191,7 @@ struct CheckpointSaver::Impl {
     const StateAccess access;
     Comm& comm;
     const SaveLayout layout;
+    ModelExtras extras;   // on rank 0
     const int64_t buffer_bytes;
     char* const memory;
     WriteBuffer buffer;
@@ -293,20 +269,22 @@ void CheckpointSaver::Impl::advance(const std::vector<std::string>& texts) {
 std::string CheckpointSaver::Impl::prepare() {
     raise(filled);
     if (!comm.root()) return "";
-    const std::vector<std::string> tokenizer = tokenizer_files(options.tokenizer);
     make_directories(options.root, options.io_hook);
     if (options.lock) options.lock->require_held();
     remove_leftovers(options.root);
     int64_t needed = checkpoint_bytes() + static_cast<int64_t>(state_json.size());
-    for (const std::string& file : tokenizer) needed += std::max<int64_t>(0, file_bytes(file));
+    std::vector<ModelFile> small = hf_code(config);
+    small.insert(small.end(), extras.files.begin(), extras.files.end());
+    for (const ModelFile& file : small) needed += static_cast<int64_t>(file.bytes.size());
     require_free_space(options.root, needed, step_directory_name(step));
 
     staged = std::make_unique<StagedDirectory>(options.root, step_directory_name(step), options.io_hook);
-    staged->write_text("config.json", hf_config_json(config, access.dtypes.weight, options.seq_length));
+    staged->write_text("config.json",
+                       hf_config_json(config, access.dtypes.weight, options.seq_length, extras.origin));
     staged->make_subdirectory("optimizer");
     for (const SavedFile& file : layout.files) create_file(staged->path(file.name), file.bytes, options.io_hook);
     if (!layout.index_json.empty()) staged->write_text("model.safetensors.index.json", layout.index_json);
-    for (const std::string& file : tokenizer) staged->copy_file(file, base_name(file));
+    for (const ModelFile& file : small) staged->write_text(file.name, file.bytes);
     staged->write_text("state.json", state_json);
     return staged->directory();
 }
@@ -408,6 +386,11 @@ CheckpointSaver::~CheckpointSaver() = default;
 
 void CheckpointSaver::on_saved(std::function<void(const SavedCheckpoint&)> callback) {
     impl_->on_saved = std::move(callback);
+}
+
+void CheckpointSaver::carry(const std::string& directory, const std::string& tokenizer) {
+    auto read = [&] { return impl_->extras = read_model_extras(directory, tokenizer), ""; };
+    gather_outcomes(impl_->comm, impl_->comm.root() ? outcome_of(read) : Outcome{}, "--save cannot be used");
 }
 
 void CheckpointSaver::save(int64_t step, const std::string& state_json) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "llmc/base/files.h"
+#include "llmc/checkpoint/model_extras.h"
 #include "llmc/checkpoint/save_layout.h"
 #include "llmc/checkpoint/save_lock.h"
 #include "llmc/parallel/comm.h"
@@ -19,7 +20,6 @@
 struct SaveOptions {
     std::string root;                        // --save
     int64_t seq_length = 0;                  // rope models: config.json declares at least this many positions
-    std::string tokenizer;                   // file or directory to copy, "" for none
     int64_t keep = 0;                        // newest complete checkpoints to keep, 0: all
     bool async = false;                      // write while training continues
     int64_t max_part_bytes = kMaxPartBytes;  // of a model file; a larger tensor gets a file of its own
@@ -27,10 +27,6 @@ struct SaveOptions {
     const SaveLock* lock = nullptr;          // of root, on rank 0; outlives the saver
     IoHook io_hook;  // for tests and fault injection; with async another thread calls it
 };
-
-// The files of --tokenizer: the file itself, or the files with known names in the directory; none for "". Exit 2 if
-// there is no such file or a checkpoint has a file of that name.
-std::vector<std::string> tokenizer_files(const std::string& tokenizer);
 
 struct SavedCheckpoint {
     int64_t step = 0;
@@ -50,6 +46,9 @@ public:
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
+    // From the next save on, checkpoints have what the model in `directory` and --tokenizer bring. Rank 0 reads them,
+    // now, as they may be gone later; its error is that of all ranks.
+    void carry(const std::string& directory, const std::string& tokenizer);
     // Sets a function that every rank calls when a checkpoint is complete.
     void on_saved(std::function<void(const SavedCheckpoint&)> callback);
 
@@ -65,7 +64,7 @@ public:
     void require_room(int64_t count);
 
     int64_t buffer_bytes() const;       // pinned memory of this rank
-    int64_t checkpoint_bytes() const;   // upper bound for one checkpoint, without state.json and tokenizer
+    int64_t checkpoint_bytes() const;   // upper bound for one checkpoint, without state.json and extras
 
 private:
     struct Impl;

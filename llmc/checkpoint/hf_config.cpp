@@ -1,4 +1,4 @@
-// Sources: the configuration classes GPT2Config, LlamaConfig and Qwen3Config of transformers 4 and 5.
+// Sources: the classes GPT2Config, LlamaConfig, MistralConfig, Qwen2Config and Qwen3Config of transformers 4 and 5.
 #include "llmc/checkpoint/hf_config.h"
 
 #include <algorithm>
@@ -21,11 +21,25 @@ constexpr int64_t kMaxWidth = int64_t{1} << 20, kMaxVocab = int64_t{1} << 24,
 constexpr int64_t kMaxLayers = 4096;
 constexpr const char* kOwnModelType = "llmfp8";
 
+// The classes with Llama's names of tensors and fields. Defaults of fields that a file leaves out: key/value heads and
+// head dim (0: heads, hidden size / heads), and the window (0: the class has none).
+struct Family {
+    HfClass hf;
+    const char *model_type, *architecture;
+    int64_t groups, head_dim, window;
+};
+constexpr Family kFamilies[] = {{HfClass::kLlama, "llama", "LlamaForCausalLM", 0, 0, 0},
+                                {HfClass::kMistral, "mistral", "MistralForCausalLM", 8, 0, 4096},
+                                {HfClass::kQwen2, "qwen2", "Qwen2ForCausalLM", 32, 0, 4096},
+                                {HfClass::kQwen3, "qwen3", "Qwen3ForCausalLM", 32, 128, 4096}};
+bool is_qwen(HfClass hf) { return hf == HfClass::kQwen2 || hf == HfClass::kQwen3; }
+
 // ---- writing ----
 
-// The special token ids of GPT-2 and Llama-3, known by the vocabulary size. Others get null, because a class's default
-// may be outside the vocabulary or an ordinary token (Llama's is 2) that would end a generated text.
-void put_special_tokens(OrderedJson& out, int64_t vocab_size) {
+// The special token ids of the origin, else of GPT-2 and Llama-3, known by the vocabulary size. Others get null,
+// because a class's default may be outside the vocabulary or an ordinary token (Llama's is 2) that would end a text.
+void put_special_tokens(OrderedJson& out, int64_t vocab_size, const HfOrigin& origin) {
+    if (!origin.special_tokens.empty()) return out.update(OrderedJson::parse(origin.special_tokens));
     OrderedJson bos, eos;
     if (vocab_size == 50257) bos = eos = 50256;
     if (vocab_size == 128256) {
@@ -76,10 +90,19 @@ void put_gpt2(OrderedJson& out, const ModelConfig& c) {
     out["tie_word_embeddings"] = true;
 }
 
-// Llama and Qwen3 differ in a handful of fields.
-void put_llama(OrderedJson& out, const ModelConfig& c, bool qwen3, int64_t positions) {
-    out["architectures"] = {qwen3 ? "Qwen3ForCausalLM" : "LlamaForCausalLM"};
-    out["model_type"] = qwen3 ? "qwen3" : "llama";
+// Qwen's window is that of the layers from max_window_layers on.
+void put_window(OrderedJson& out, const ModelConfig& c, HfClass hf) {
+    const bool windows = c.sliding_window > 0;
+    if (is_qwen(hf)) out["use_sliding_window"] = windows;
+    out["sliding_window"] = nullptr;
+    if (windows) out["sliding_window"] = c.sliding_window;
+    if (is_qwen(hf)) out["max_window_layers"] = windows ? 0 : c.num_layers;
+}
+
+// The families differ in a handful of fields.
+void put_llama(OrderedJson& out, const ModelConfig& c, const Family& family, int64_t positions) {
+    out["architectures"] = {family.architecture};
+    out["model_type"] = family.model_type;
     out["vocab_size"] = c.vocab_size;
     out["hidden_size"] = c.hidden_size;
     out["intermediate_size"] = c.ffn_hidden_size;
@@ -91,25 +114,26 @@ void put_llama(OrderedJson& out, const ModelConfig& c, bool qwen3, int64_t posit
     out["max_position_embeddings"] = positions;
     out["initializer_range"] = c.init_std;
     out["rms_norm_eps"] = c.norm_eps;
-    out["attention_bias"] = false;
+    if (family.hf == HfClass::kLlama || family.hf == HfClass::kQwen3) out["attention_bias"] = c.proj_bias();
     out["attention_dropout"] = 0.0;
-    if (qwen3) {
-        out["use_sliding_window"] = false;
-        out["sliding_window"] = nullptr;
-        out["max_window_layers"] = c.num_layers;
-    } else {
-        out["mlp_bias"] = false;
+    if (family.hf == HfClass::kLlama) {
+        out["mlp_bias"] = c.mlp_bias();
         out["pretraining_tp"] = 1;
+    } else {
+        put_window(out, c, family.hf);
     }
     out["use_cache"] = true;
     out["tie_word_embeddings"] = c.tied_head;
     put_rope(out, c);
 }
 
-// Every field of ModelConfig by its own name.
+// Every field of ModelConfig by its own name, but for two to which transformers gives a meaning in every class:
+// sliding_window is the size of its cache of keys, and it converts rope_scaling.
 void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["architectures"] = {"LlmFp8ForCausalLM"};
     out["model_type"] = kOwnModelType;
+    out["auto_map"] = {{"AutoConfig", "configuration_llmfp8.LlmFp8Config"},
+                       {"AutoModelForCausalLM", "modeling_llmfp8.LlmFp8ForCausalLM"}};
     out["num_layers"] = c.num_layers;
     out["hidden_size"] = c.hidden_size;
     out["ffn_hidden_size"] = c.ffn_hidden_size;
@@ -122,11 +146,13 @@ void put_own(OrderedJson& out, const ModelConfig& c, int64_t positions) {
     out["position"] = c.position == PositionEmbedding::kLearned ? "learned" : "rope";
     out["activation"] = activation_function(c.activation).name;
     out["rotary_base"] = c.rotary_base;
-    out["rope_scaling"] = {{"factor", c.rope_scaling.factor},
-                           {"low_freq_factor", c.rope_scaling.low_freq_factor},
-                           {"high_freq_factor", c.rope_scaling.high_freq_factor},
-                           {"original_max_positions", c.rope_scaling.original_max_positions}};
-    out["linear_bias"] = c.linear_bias;
+    out["rope_llama3"] = {{"factor", c.rope_scaling.factor},
+                          {"low_freq_factor", c.rope_scaling.low_freq_factor},
+                          {"high_freq_factor", c.rope_scaling.high_freq_factor},
+                          {"original_max_positions", c.rope_scaling.original_max_positions}};
+    for (const LinearBiasWord& word : kLinearBiasWords)
+        if (word.kind == c.linear_bias) out["linear_bias"] = word.name;
+    out["window"] = c.sliding_window;
     out["qk_norm"] = c.qk_norm;
     out["tie_word_embeddings"] = c.tied_head;
     out["norm_eps"] = c.norm_eps;
@@ -231,41 +257,79 @@ ModelConfig read_gpt2(const Fields& f) {
     return c;
 }
 
-ModelConfig read_llama(const Fields& f, bool qwen3) {
+// The keys that a query attends to, 0: all. A window must be that of all layers.
+int64_t read_window(const Fields& f, const Family& family, int64_t layers) {
+    if (!is_qwen(family.hf)) f.only("use_sliding_window", false, "this class has no such field");
+    if (family.window == 0) f.only("sliding_window", nullptr, "this class has no window");
+    int64_t window = 0;
+    if (!is_qwen(family.hf) || f.boolean_or("use_sliding_window", false))   // null: none
+        window = f.integer_or("sliding_window", f.object.contains("sliding_window") ? 0 : family.window, 1,
+                              kMaxPositions);
+    if (f.has("layer_types")) {
+        const Json& types = f.object["layer_types"];
+        const char* needed = window > 0 ? "sliding_attention" : "full_attention";
+        const auto all = [&](const char* type) {
+            return types.is_array()
+                   && std::all_of(types.begin(), types.end(), [&](const Json& t) { return t == type; });
+        };
+        if (is_qwen(family.hf) && all("full_attention")) return 0;
+        if (!all(needed)) f.refuse("layer_types", strf("only \"%s\" in all layers is supported here", needed));
+    } else if (is_qwen(family.hf) && window > 0) {
+        const int64_t first = f.integer_or("max_window_layers", 28, 0, kMaxLayers);
+        if (first >= layers) return 0;
+        if (first > 0)
+            f.refuse("max_window_layers", strf("only 0, a window in all layers, and at least %lld, in none, are "
+                                               "supported", ll(layers)));
+    }
+    return window;
+}
+
+LinearBias read_biases(const Fields& f, const Family& family) {
+    if (family.hf == HfClass::kMistral) return LinearBias::kNone;
+    if (family.hf == HfClass::kQwen2) return LinearBias::kQkv;
+    const bool attention = f.boolean_or("attention_bias", false);
+    const bool mlp = family.hf == HfClass::kLlama && f.boolean_or("mlp_bias", false);
+    if (attention) return mlp ? LinearBias::kAll : LinearBias::kAttention;
+    return mlp ? LinearBias::kMlp : LinearBias::kNone;
+}
+
+ModelConfig read_llama(const Fields& f, const Family& family) {
     ModelConfig c;
     c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope;
     c.activation = Activation::kSwiglu;
-    c.qk_norm = qwen3;
+    c.qk_norm = family.hf == HfClass::kQwen3;
     c.vocab_size = f.size("vocab_size", kMaxVocab);
     c.hidden_size = f.size("hidden_size");
     c.ffn_hidden_size = f.size("intermediate_size");
     c.num_layers = f.size("num_hidden_layers", kMaxLayers);
     c.num_attention_heads = f.size("num_attention_heads");
-    c.num_query_groups = f.size_or("num_key_value_heads", c.num_attention_heads);
-    // Old files leave head_dim out if it is hidden_size / heads; Qwen3's default is 128.
-    c.kv_channels =
-        f.size_or("head_dim", qwen3 ? 128 : std::max<int64_t>(1, c.hidden_size / c.num_attention_heads));
+    const bool groups_left_out = family.groups > 0 && !f.object.contains("num_key_value_heads");
+    c.num_query_groups = f.size_or("num_key_value_heads", groups_left_out ? family.groups : c.num_attention_heads);
+    // Old files leave head_dim out if it is hidden_size / heads.
+    const int64_t quotient = std::max<int64_t>(1, c.hidden_size / c.num_attention_heads);
+    c.kv_channels = f.size_or("head_dim", family.head_dim > 0 ? family.head_dim : quotient);
     c.max_positions = f.size("max_position_embeddings", kMaxPositions);
     c.norm_eps = f.number_or("rms_norm_eps", 1e-6);
     c.init_std = f.number_or("initializer_range", 0.02);
     c.tied_head = f.boolean_or("tie_word_embeddings", false);
     f.only("hidden_act", "silu", "only \"silu\" (swiglu) is supported");
-    const bool attention_bias = f.boolean_or("attention_bias", false);
-    const bool mlp_bias = f.boolean_or("mlp_bias", false);
-    if (attention_bias != mlp_bias || (qwen3 && attention_bias))
-        f.refuse("attention_bias", "biases are supported on all linears or on none");
-    c.linear_bias = attention_bias;
-    f.only("use_sliding_window", false, "sliding windows are not supported");
-    if (!qwen3) f.only("sliding_window", nullptr, "sliding windows are not supported");
-    if (f.has("layer_types")) {
-        const Json& types = f.object["layer_types"];
-        if (!types.is_array()
-            || std::any_of(types.begin(), types.end(), [](const Json& t) { return t != "full_attention"; }))
-            f.refuse("layer_types", "only \"full_attention\" is supported");
-    }
+    c.linear_bias = read_biases(f, family);
+    c.sliding_window = read_window(f, family, c.num_layers);
     read_rope(f, c);
     return c;
+}
+
+// Earlier versions wrote true for all and false for none.
+LinearBias read_own_biases(const Fields& f) {
+    if (f.at("linear_bias").is_boolean()) return f.boolean("linear_bias") ? LinearBias::kAll : LinearBias::kNone;
+    const std::string name = f.text("linear_bias");
+    std::string known;
+    for (const LinearBiasWord& word : kLinearBiasWords) {
+        if (name == word.name) return word.kind;
+        known += strf("%s\"%s\"", known.empty() ? "" : ", ", word.name);
+    }
+    f.refuse("linear_bias", "supported are " + known);
 }
 
 ModelConfig read_own(const Fields& f) {
@@ -282,14 +346,15 @@ ModelConfig read_own(const Fields& f) {
     c.position = f.one_of("position", "learned", PositionEmbedding::kLearned, "rope", PositionEmbedding::kRope);
     c.activation = read_activation(f, "activation", own_activation);
     c.rotary_base = f.number("rotary_base");
-    const Fields scaling = f.child("rope_scaling");
+    const Fields scaling = f.child(f.has("rope_scaling") ? "rope_scaling" : "rope_llama3");   // its former name
     c.rope_scaling = {.factor = scaling.number("factor"),
                       .low_freq_factor = scaling.number("low_freq_factor"),
                       .high_freq_factor = scaling.number("high_freq_factor"),
                       .original_max_positions = scaling.size("original_max_positions", kMaxPositions)};
     if (c.rope_scaling.factor != 0) check_scaling(scaling, c.rope_scaling);
     if (c.rotary_base <= 0) f.refuse("rotary_base", "a positive number is needed");
-    c.linear_bias = f.boolean("linear_bias");
+    c.linear_bias = read_own_biases(f);
+    c.sliding_window = f.integer_or("window", 0, 0, kMaxPositions);
     c.qk_norm = f.boolean("qk_norm");
     c.tied_head = f.boolean("tie_word_embeddings");
     c.norm_eps = f.number("norm_eps");
@@ -299,18 +364,35 @@ ModelConfig read_own(const Fields& f) {
 
 }  // namespace
 
-std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length) {
+HfOrigin hf_origin(const std::string& directory) {
+    const std::string path = directory + "/config.json";
+    require_undamaged(directory, "config.json");
+    const Json object = read_json_object(path, kMaxConfigBytes);
+    const Fields f{{object, path}};
+    OrderedJson tokens = OrderedJson::object();
+    for (const char* name : kSpecialTokens) {
+        if (!object.contains(name)) continue;
+        if (object[name].is_array()) f.integers(name, 0, INT32_MAX);
+        else if (f.has(name)) f.integer(name, -1, INT32_MAX);   // -1: some files' "none"
+        tokens[name] = object[name];
+    }
+    return {.model_type = f.text("model_type"), .special_tokens = tokens.dump()};
+}
+
+std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length, const HfOrigin& origin) {
     // A rope model that was trained on longer sequences than its preset declares supports them.
     const bool rope = config.position == PositionEmbedding::kRope;
     const int64_t positions = rope ? std::max(config.max_positions, seq_length) : config.max_positions;
     OrderedJson out;
-    switch (hf_class(config)) {
-        case HfClass::kGpt2: put_gpt2(out, config); break;
-        case HfClass::kLlama: put_llama(out, config, false, positions); break;
-        case HfClass::kQwen3: put_llama(out, config, true, positions); break;
-        case HfClass::kOwn: put_own(out, config, positions); break;
-    }
-    put_special_tokens(out, config.vocab_size);
+    HfClass hf = hf_class(config);
+    // Without biases and window, Llama and Mistral are the same.
+    if (hf == HfClass::kLlama && config.linear_bias == LinearBias::kNone && origin.model_type == "mistral")
+        hf = HfClass::kMistral;
+    if (hf == HfClass::kGpt2) put_gpt2(out, config);
+    if (hf == HfClass::kOwn) put_own(out, config, positions);
+    for (const Family& family : kFamilies)
+        if (family.hf == hf) put_llama(out, config, family, positions);
+    put_special_tokens(out, config.vocab_size, origin);
     CHECK(weight_dtype == Dtype::kBf16 || weight_dtype == Dtype::kFp32, "weights in %s", dtype_name(weight_dtype));
     // transformers 4 reads torch_dtype, transformers 5 dtype.
     for (const char* name : {"torch_dtype", "dtype"})
@@ -323,17 +405,17 @@ ModelConfig model_config_from_json(const std::string& text, const std::string& w
     const Fields f{{object, where}};
     const std::string type = f.text("model_type");
     if (f.has("quantization_config")) f.refuse("quantization_config", "quantised weights are not supported");
+    const Family* family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                        [&](const Family& row) { return type == row.model_type; });
     ModelConfig config;
-    if (type == "gpt2")
+    if (family != std::end(kFamilies))
+        config = read_llama(f, *family);
+    else if (type == "gpt2")
         config = read_gpt2(f);
-    else if (type == "llama")
-        config = read_llama(f, false);
-    else if (type == "qwen3")
-        config = read_llama(f, true);
     else if (type == kOwnModelType)
         config = read_own(f);
     else
-        f.refuse("model_type", "only gpt2, llama, qwen3 and llmfp8 are supported");
+        f.refuse("model_type", "only gpt2, llama, mistral, qwen2, qwen3 and llmfp8 are supported");
     const int64_t width = std::max(config.q_width(), config.kv_width());
     REQUIRE(width <= kMaxWidth, "%s: heads of %lld elements in all are too wide", where.c_str(), ll(width));
     const std::vector<std::string> errors = model_config_errors(config);

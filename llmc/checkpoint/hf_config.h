@@ -7,7 +7,18 @@
 #include "llmc/base/dtype.h"
 #include "llmc/config/model_config.h"
 
-std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length = 0);
+// What the config.json of the directory that a run starts from says beside the shape.
+struct HfOrigin {
+    std::string model_type;       // written again where it and another have the same shapes: Mistral's and Llama's
+    std::string special_tokens;   // a JSON object of those of kSpecialTokens that it has; "": none is known
+};
+inline constexpr const char* kSpecialTokens[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
+// Exit 2, naming the field, if a special token is neither an id nor a list of ids nor null.
+HfOrigin hf_origin(const std::string& directory);
+
+// Without an origin the special tokens are those of GPT-2 and Llama 3, where the vocabulary has their size, else null.
+std::string hf_config_json(const ModelConfig& config, Dtype weight_dtype, int64_t seq_length = 0,
+                           const HfOrigin& origin = {});
 ModelConfig model_config_from_hf(const std::string& directory);
 // Parses the file's text; `where` is its path, for messages.
 ModelConfig model_config_from_json(const std::string& text, const std::string& where);

@@ -100,7 +100,8 @@ private:
 
     void start_state() {
         post_phase(Phase::kLoad);
-        if (!config_.resume.empty() && resume()) return;
+        if (config_.resume.empty()) checkpoints_->begin();
+        else if (resume()) return;
         trainer_->initialise(ctx_);
         if (!config_.load.empty()) {
             load_hf_weights(config_.load, config_.shape, table_, trainer_->state_access(ctx_), comm_);
@@ -150,7 +151,8 @@ private:
         if (!evaluations_->tokenizer_note().empty()) notes_.push_back(evaluations_->tokenizer_note());
         if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
-            notes_.push_back("no transformers class has this shape: checkpoints have a model_type of this trainer");
+            notes_.push_back("no transformers class has this shape: checkpoints have a modeling_llmfp8.py of their "
+                             "own, which trust_remote_code=True allows");
         for (const std::string& name : idle_) notes_.push_back(name);
         write_notes(summary);
     }

@@ -446,7 +446,7 @@ std::string config_to_text(const Config& config) {
 }
 
 std::string read_saved_options(const std::string& saved_json, Config& config) {
-    const Json saved = Json::parse(saved_json);
+    const Json saved = with_current_names(Json::parse(saved_json));
     for (const OptionRow& row : option_table()) {
         if (row.on_resume != OnResume::kMustMatch || !saved.contains(row.name)) continue;
         const Json& value = saved[row.name];
@@ -458,18 +458,7 @@ std::string read_saved_options(const std::string& saved_json, Config& config) {
 ConfigDiff config_diff(const std::string& saved_json, const Config& config) {
     Json saved = Json::parse(saved_json, nullptr, false);
     REQUIRE(saved.is_object(), "the checkpoint's options are not a JSON object");
-    for (const RenamedOption& renamed : renamed_options())
-        if (const auto found = saved.find(renamed.old_name); found != saved.end()) {
-            saved[renamed.name] = *found;
-            saved.erase(renamed.old_name);
-        }
-    // An earlier version had these flags as options of its own.
-    for (const Spelling& spelling : spellings()) {
-        const auto flag = saved.find(spelling.name);
-        if (flag == saved.end() || !flag->is_boolean() || saved.contains(spelling.option)) continue;
-        saved[spelling.option] = flag->get<bool>() ? spelling.when_true : spelling.when_false;
-        saved.erase(spelling.name);
-    }
+    saved = with_current_names(saved);
     const ModelPreset* preset = find_model_preset(config.model);
     CHECK(preset, "a configuration has the unknown model %s", config.model.c_str());
     Config plain = resolve({}, *preset, {});

@@ -23,6 +23,7 @@ const std::vector<Spelling>& spellings() {
         {"fp8-param-gather", "param-comm-dtype", "fp8", "bf16"},
         {"swiglu", "activation", "swiglu", "gelu"},
         {"squared-relu", "activation", "relu2", "gelu"},
+        {"disable-bias-linear", "linear-bias", "none", "all"},
     };
     return all;
 }
@@ -31,4 +32,19 @@ const Spelling* find_spelling(const std::string& name) {
     for (const Spelling& spelling : spellings())
         if (name == spelling.name) return &spelling;
     return nullptr;
+}
+
+Json with_current_names(Json saved) {
+    for (const RenamedOption& renamed : renamed_options())
+        if (const auto found = saved.find(renamed.old_name); found != saved.end()) {
+            saved[renamed.name] = *found;
+            saved.erase(renamed.old_name);
+        }
+    for (const Spelling& spelling : spellings()) {
+        const auto flag = saved.find(spelling.name);
+        if (flag == saved.end() || !flag->is_boolean() || saved.contains(spelling.option)) continue;
+        saved[spelling.option] = flag->get<bool>() ? spelling.when_true : spelling.when_false;
+        saved.erase(spelling.name);
+    }
+    return saved;
 }

@@ -66,6 +66,7 @@ const char* why_inert(const OptionRow& row, const Config& config);
 #define AT(field) [](auto& c) -> auto& { return c.field; }
 
 const std::vector<OptionRow>& option_table();
+void add_model(std::vector<OptionRow>& rows);            // the group Model, in config_table_model.cpp
 void add_fp8(std::vector<OptionRow>& rows);              // the group FP8, in config_table_fp8.cpp
 void add_ranks(std::vector<OptionRow>& rows);            // the group Distributed, in config_table_ranks.cpp
 void add_samples(std::vector<OptionRow>& rows);          // of the group Output, in config_table_sampling.cpp
@@ -112,6 +113,8 @@ struct Spelling {
 };
 const std::vector<Spelling>& spellings();               // in config_names.cpp
 const Spelling* find_spelling(const std::string& name);  // null if unknown
+// A checkpoint's options under the names of today; an earlier version had some spellings as options of its own.
+Json with_current_names(Json saved);
 
 // The rules between options that a resolved configuration breaks, one line each. In config_rules.cpp.
 std::vector<std::string> config_errors(const Config& config, int ranks);

@@ -28,17 +28,44 @@ ModelConfig llama(int64_t layers, int64_t hidden, int64_t ffn, int64_t heads, in
     c.position = PositionEmbedding::kRope;
     c.activation = Activation::kSwiglu;
     c.rotary_base = 500000;
-    c.linear_bias = false;
+    c.linear_bias = LinearBias::kNone;
     c.tied_head = false;
     return c;
 }
 
-std::vector<ModelPreset> make_presets() {
-    ModelConfig llama32_1b = llama(16, 2048, 8192, 32, 8);
-    llama32_1b.tied_head = true;
-    llama32_1b.max_positions = 131072;
-    llama32_1b.rope_scaling = {.factor = 32};
+// A published Llama or a model of its form: `context` positions.
+ModelConfig pretrained(ModelConfig c, int64_t vocab, int64_t context, double rotary_base, bool tied) {
+    c.vocab_size = vocab;
+    c.max_positions = context;
+    c.rotary_base = rotary_base;
+    c.tied_head = tied;
+    return c;
+}
 
+// Llama 3.1 to 3.3.
+ModelConfig llama31(ModelConfig c, double rope_factor, bool tied) {
+    c = pretrained(c, 128256, 131072, 500000, tied);
+    c.rope_scaling = {.factor = rope_factor};
+    return c;
+}
+
+ModelConfig qwen25(int64_t layers, int64_t hidden, int64_t ffn, int64_t heads, int64_t groups, int64_t vocab,
+                   int64_t context, bool tied) {
+    ModelConfig c = pretrained(llama(layers, hidden, ffn, heads, groups), vocab, context, 1e6, tied);
+    c.linear_bias = LinearBias::kQkv;
+    c.norm_eps = 1e-6;
+    return c;
+}
+
+ModelConfig qwen3(int64_t layers, int64_t hidden, int64_t ffn, int64_t heads, bool tied) {
+    ModelConfig c = pretrained(llama(layers, hidden, ffn, heads, 8), 151936, 40960, 1e6, tied);
+    c.kv_channels = 128;
+    c.qk_norm = true;
+    c.norm_eps = 1e-6;
+    return c;
+}
+
+std::vector<ModelPreset> make_presets() {
     ModelConfig llama_small = llama(12, 2048, 5504, 16, 4);
     llama_small.max_positions = 2048;
 
@@ -51,16 +78,35 @@ std::vector<ModelPreset> make_presets() {
     llama_tiny.max_positions = 256;
     llama_tiny.rotary_base = 10000;
 
+    const ModelConfig llama_8b = llama(32, 4096, 14336, 32, 8), llama_70b = llama(80, 8192, 28672, 64, 8);
+    ModelConfig smollm_135m = pretrained(llama(30, 576, 1536, 9, 3), 49152, 8192, 100000, true);
+    smollm_135m.init_std = 1.0 / 24;
+
     return {
         {"gpt2-124M", "gpt2", 1024, gpt2(12, 768, 12)},
         {"gpt2-350M", "gpt2", 1024, gpt2(24, 1024, 16)},
         {"gpt2-774M", "gpt2", 1024, gpt2(36, 1280, 20)},
         {"gpt2-1558M", "gpt2", 1024, gpt2(48, 1600, 25)},
         {"gpt2-tiny", "gpt2", 128, gpt2_tiny},
-        {"llama3-8B", "llama", 8192, llama(32, 4096, 14336, 32, 8)},
-        {"llama3.2-1B", "llama", 8192, llama32_1b},
+        {"llama3-8B", "llama", 8192, llama_8b},
+        {"llama3.1-8B", "llama", 8192, llama31(llama_8b, 8, false)},
+        {"llama3.1-70B", "llama", 8192, llama31(llama_70b, 8, false)},
+        {"llama3.2-1B", "llama", 8192, llama31(llama(16, 2048, 8192, 32, 8), 32, true)},
+        {"llama3.2-3B", "llama", 8192, llama31(llama(28, 3072, 8192, 24, 8), 32, true)},
+        {"llama3.3-70B", "llama", 8192, llama31(llama_70b, 8, false)},
         {"llama3-small", "llama", 2048, llama_small},
         {"llama-tiny", "llama", 128, llama_tiny},
+        {"mistral-7B-v0.3", "llama", 8192, pretrained(llama_8b, 32768, 32768, 1e6, false)},
+        {"qwen2.5-0.5B", "llama", 8192, qwen25(24, 896, 4864, 14, 2, 151936, 32768, true)},
+        {"qwen2.5-1.5B", "llama", 8192, qwen25(28, 1536, 8960, 12, 2, 151936, 131072, true)},
+        {"qwen2.5-7B", "llama", 8192, qwen25(28, 3584, 18944, 28, 4, 152064, 131072, false)},
+        {"qwen3-0.6B", "llama", 8192, qwen3(28, 1024, 3072, 16, true)},
+        {"qwen3-1.7B", "llama", 8192, qwen3(28, 2048, 6144, 16, true)},
+        {"qwen3-4B", "llama", 8192, qwen3(36, 2560, 9728, 32, true)},
+        {"qwen3-8B", "llama", 8192, qwen3(36, 4096, 12288, 32, false)},
+        {"smollm2-135M", "llama", 2048, smollm_135m},
+        {"smollm2-360M", "llama", 2048, pretrained(llama(32, 960, 2560, 15, 5), 49152, 8192, 100000, true)},
+        {"smollm2-1.7B", "llama", 2048, pretrained(llama(24, 2048, 8192, 32, 32), 49152, 8192, 130000, true)},
     };
 }
 

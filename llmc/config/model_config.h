@@ -8,6 +8,18 @@
 
 enum class Norm { kLayerNorm, kRmsNorm };
 enum class PositionEmbedding { kLearned, kRope };
+// Which linears of a block have biases: GPT-2's all, Llama's none, Qwen2's that of Q, K and V; attention: these and the
+// output projection.
+enum class LinearBias { kAll, kNone, kQkv, kAttention, kMlp };
+struct LinearBiasWord {
+    const char* name;
+    LinearBias kind;
+};
+inline constexpr LinearBiasWord kLinearBiasWords[] = {{"all", LinearBias::kAll},
+                                                      {"none", LinearBias::kNone},
+                                                      {"qkv", LinearBias::kQkv},
+                                                      {"attention", LinearBias::kAttention},
+                                                      {"mlp", LinearBias::kMlp}};
 
 // The llama3 rule (rope_type "llama3" of Hugging Face configurations); factor 0 means no scaling.
 struct RopeScaling {
@@ -27,12 +39,13 @@ struct ModelConfig {
     int64_t kv_channels = 64;        // elements per head
     int64_t vocab_size = 50257;      // true size, without padding, as in data and exports
     int64_t max_positions = 1024;    // learned positions, or the context length of a rope model
+    int64_t sliding_window = 0;      // keys that a query attends to, its own included; 0: all up to its own
     Norm norm = Norm::kLayerNorm;
     PositionEmbedding position = PositionEmbedding::kLearned;
     Activation activation = Activation::kGelu;
     double rotary_base = 10000;
     RopeScaling rope_scaling;
-    bool linear_bias = true;
+    LinearBias linear_bias = LinearBias::kAll;
     bool qk_norm = false;
     bool tied_head = true;
     double norm_eps = 1e-5;
@@ -45,6 +58,12 @@ struct ModelConfig {
     int64_t q_width() const { return num_attention_heads * kv_channels; }
     int64_t kv_width() const { return num_query_groups * kv_channels; }
     int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
+    bool qkv_bias() const {
+        return linear_bias == LinearBias::kAll || linear_bias == LinearBias::kQkv
+               || linear_bias == LinearBias::kAttention;
+    }
+    bool proj_bias() const { return linear_bias == LinearBias::kAll || linear_bias == LinearBias::kAttention; }
+    bool mlp_bias() const { return linear_bias == LinearBias::kAll || linear_bias == LinearBias::kMlp; }
     int64_t up_width() const { return activation_inputs(activation, ffn_hidden_size); }
 };
 

@@ -91,6 +91,20 @@ template <typename Args, typename F> void for_documents(const Args& args, int64_
     for (int64_t begin = 0; begin < args.T; begin = ends[begin]) f(Span{begin, ends[begin]});
 }
 
+// The keys [begin, end) of a document that a block of queries attends to. Its query i attends to those from first(i)
+// to past(i) - 1, counted from `begin`.
+struct BlockKeys {
+    int64_t first_query, begin, end, window;
+    // `begin` is a multiple of kMicroRows, because sums over queries write whole groups of keys.
+    BlockKeys(int64_t first, int64_t queries, int64_t of_window)
+        : first_query(first), begin(std::max<int64_t>(0, first - of_window + 1) / kMicroRows * kMicroRows),
+          end(first + queries), window(of_window) {}
+    int64_t count() const { return end - begin; }
+    int64_t first(int64_t i) const { return std::max(begin, first_query + i - window + 1) - begin; }
+    int64_t past(int64_t i) const { return first_query + i + 1 - begin; }
+};
+template <typename Args> int64_t window_of(const Args& args) { return args.window == 0 ? args.T : args.window; }
+
 template <typename T>
 void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span document, Acc<T>* scratch) {
     using A = Acc<T>;
@@ -104,28 +118,31 @@ void forward_head(const AttentionForwardArgs& args, int64_t b, int64_t h, Span d
     A* sums = scores + kQueries * score_stride;
     A* work = sums + kQueries * out_stride;
     for (int64_t first = 0; first < length; first += kQueries) {
-        const int64_t queries = std::min(kQueries, length - first), keys = first + queries;
-        const int64_t token = b * args.T + document.begin + first;
-        multiply(over_columns(q + first * heads.width(), heads.width(), queries), over_columns(k, heads.width(), keys),
-                 HS, scores, score_stride, false, work);
+        const int64_t queries = std::min(kQueries, length - first);
+        const BlockKeys keys(first, queries, window_of(args));
+        const int64_t token = b * args.T + document.begin + first, skipped = keys.begin * heads.width();
+        multiply(over_columns(q + first * heads.width(), heads.width(), queries),
+                 over_columns(k + skipped, heads.width(), keys.count()), HS, scores, score_stride, false, work);
         A inverse_sum[kQueries];
         for (int64_t i = 0; i < queries; i++) {
+            const int64_t hidden = keys.first(i), visible = keys.past(i) - hidden, rest = keys.count() - hidden;
             A largest;
-            A* row = scores + i * score_stride;
+            A* row = scores + i * score_stride + hidden;
             A sum;
+            std::fill(row - hidden, row, A(0));
             if constexpr (std::is_same_v<T, bf16>) {
-                const int64_t visible = first + i + 1;
-                sum = args.heads ? fp8_exponentials(row, document.begin, visible, keys, args.softmax_mul, &largest)
-                                 : exponentials(row, visible, keys, args.softmax_mul, &largest);
+                const int64_t at = document.begin + keys.begin + hidden;
+                sum = args.heads ? fp8_exponentials(row, at, visible, rest, args.softmax_mul, &largest)
+                                 : exponentials(row, visible, rest, args.softmax_mul, &largest);
             } else {
-                sum = exponentials(row, first + i + 1, keys, A(args.softmax_mul), &largest);
+                sum = exponentials(row, visible, rest, A(args.softmax_mul), &largest);
             }
             inverse_sum[i] = A(1) / sum;
             args.lse.as<A>()[(b * args.NH + h) * args.T + document.begin + first + i] =
                 static_cast<A>(static_cast<double>(largest) + log(static_cast<double>(sum)));
         }
-        multiply(over_columns(scores, score_stride, queries), over_rows(v, heads.width(), HS),
-                 keys, sums, out_stride, false, work);
+        multiply(over_columns(scores, score_stride, queries), over_rows(v + skipped, heads.width(), HS),
+                 keys.count(), sums, out_stride, false, work);
         for (int64_t i = 0; i < queries; i++) {
             T* out = args.out.as<T>() + ((token + i) * args.NH + h) * HS;
             for_lanes<A>(HS, [&](int64_t d, auto n) {
@@ -184,15 +201,16 @@ void store_rows(T* out, int64_t out_stride, const Acc<T>* in, int64_t in_stride,
 }
 
 // Backward pass for a block of queries of head h; `first` counts from the start of the document. Writes dq; dk and dv
-// of all keys of the document up to the block are += if `add`, else =.
+// of all keys that the block attends to are += if `add`, else =.
 template <typename T>
 void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, Span document, int64_t first, bool add,
                     const BackwardBuffers<Acc<T>>& buffers) {
     using A = Acc<T>;
     const Heads<T> heads{args.qkv.as<T>(), args.T, args.NH, args.NKV, args.HS};
     const int64_t HS = args.HS, width = heads.width(), out_width = args.NH * HS;
-    const int64_t queries = std::min(kQueries, document.end - document.begin - first), keys = first + queries;
-    const int64_t first_token = document.begin * width, at = document.begin + first;
+    const int64_t queries = std::min(kQueries, document.end - document.begin - first);
+    const BlockKeys keys(first, queries, window_of(args));
+    const int64_t first_token = (document.begin + keys.begin) * width, at = document.begin + first;
     const int64_t stride = buffers.score_stride, head_stride = buffers.head_stride;
     const int64_t kv = h / (args.NH / args.NKV);
     const T *q = heads.q(b, h) + at * width, *k = heads.k(b, kv) + first_token, *v = heads.v(b, kv) + first_token;
@@ -200,45 +218,54 @@ void backward_block(const AttentionBackwardArgs& args, int64_t b, int64_t h, Spa
     const T* out = args.out.as<T>() + (b * args.T + at) * out_width + h * HS;
     const int64_t row_begin = (b * args.NH + h) * args.T + at;
 
-    multiply(over_columns(q, width, queries), over_columns(k, width, keys), HS, buffers.probabilities, stride,
+    multiply(over_columns(q, width, queries), over_columns(k, width, keys.count()), HS, buffers.probabilities, stride,
              false, buffers.work);
-    multiply(over_columns(dout, out_width, queries), over_columns(v, width, keys), HS, buffers.dscores,
+    multiply(over_columns(dout, out_width, queries), over_columns(v, width, keys.count()), HS, buffers.dscores,
              stride, false, buffers.work);
     for (int64_t i = 0; i < queries; i++) {
         const A delta = dot<A>(dout + i * out_width, out + i * out_width, HS);
         const A lse = args.lse.as<A>()[row_begin + i];
         args.delta.as<A>()[row_begin + i] = delta;
         A *p = buffers.probabilities + i * stride, *ds = buffers.dscores + i * stride;
-        for_lanes<A>(first + i + 1, [&](int64_t j, auto n) {
+        const int64_t hidden = keys.first(i), past = keys.past(i);
+        std::fill(p, p + hidden, A(0));
+        std::fill(ds, ds + hidden, A(0));
+        for_lanes<A>(past - hidden, [&](int64_t offset, auto n) {
+            const int64_t j = hidden + offset;
             Vec<A> probability = exp(load(p + j, n) * Vec<A>(args.softmax_mul) - Vec<A>(lse));
             Vec<A> dscore = probability * (load(ds + j, n) - Vec<A>(delta)) * Vec<A>(args.softmax_mul);
             store(p + j, probability, n);
             store(ds + j, dscore, n);
         });
-        std::fill(p + first + i + 1, p + keys, A(0));
-        std::fill(ds + first + i + 1, ds + keys, A(0));
+        std::fill(p + past, p + keys.count(), A(0));
+        std::fill(ds + past, ds + keys.count(), A(0));
     }
-    multiply(over_columns(buffers.dscores, stride, queries), over_rows(k, width, HS), keys, buffers.dq,
+    multiply(over_columns(buffers.dscores, stride, queries), over_rows(k, width, HS), keys.count(), buffers.dq,
              head_stride, false, buffers.work);
-    multiply(over_rows(buffers.probabilities, stride, keys), over_rows(dout, out_width, HS), queries,
-             buffers.dv, head_stride, add, buffers.work);
-    multiply(over_rows(buffers.dscores, stride, keys), over_rows(q, width, HS), queries, buffers.dk,
+    const int64_t sums = keys.begin * head_stride;
+    multiply(over_rows(buffers.probabilities, stride, keys.count()), over_rows(dout, out_width, HS), queries,
+             buffers.dv + sums, head_stride, add, buffers.work);
+    multiply(over_rows(buffers.dscores, stride, keys.count()), over_rows(q, width, HS), queries, buffers.dk + sums,
              head_stride, add, buffers.work);
     T* dq = args.dqkv.as<T>() + (b * args.T + at) * width + h * HS;
     store_rows(dq, width, buffers.dq, head_stride, queries, HS);
 }
 
 // Backward pass for one key/value head and the query heads that share it, so that no two threads write the same
-// gradient. The last block comes first, because it reaches all keys and can initialise their sums.
+// gradient. The last block comes first, because without a window it reaches all keys and can initialise their sums.
 template <typename T>
 void backward_group(const AttentionBackwardArgs& args, int64_t b, int64_t kv, Acc<T>* memory) {
-    const BackwardBuffers<Acc<T>> buffers(memory, args.T, args.HS);
+    using A = Acc<T>;
+    const BackwardBuffers<A> buffers(memory, args.T, args.HS);
     const int64_t group = args.NH / args.NKV, width = (args.NH + 2 * args.NKV) * args.HS;
     for_documents(args, b, [&](Span document) {
         const int64_t length = document.end - document.begin, last = (length - 1) / kQueries * kQueries;
+        const bool windowed = window_of(args) < length;
+        if (windowed)
+            for (A* sums : {buffers.dk, buffers.dv}) std::fill(sums, sums + length * buffers.head_stride, A(0));
         for (int64_t h = kv * group; h < (kv + 1) * group; h++)
             for (int64_t first = last; first >= 0; first -= kQueries)
-                backward_block<T>(args, b, h, document, first, h > kv * group || first < last, buffers);
+                backward_block<T>(args, b, h, document, first, windowed || h > kv * group || first < last, buffers);
         T* dk = args.dqkv.as<T>() + (b * args.T + document.begin) * width + (args.NH + kv) * args.HS;
         store_rows(dk, width, buffers.dk, buffers.head_stride, length, args.HS);
         store_rows(dk + args.NKV * args.HS, width, buffers.dv, buffers.head_stride, length, args.HS);
@@ -339,6 +366,7 @@ int64_t attention_sums_elems(Dtype, int64_t, int64_t, int64_t, int64_t) { return
 
 void attention_forward(Ctx&, const AttentionForwardArgs& args) {
     check_heads("attention_forward", args.NH, args.NKV, args.HS);
+    CHECK(args.window >= 0, "attention_forward: a window of %lld tokens", (long long)args.window);
     check_documents("attention_forward", args);
     const int64_t N = args.B * args.T;
     const QuantResult result("attention_forward", args.quant, args.out, args.qkv.dtype, N, args.NH * args.HS);
@@ -355,6 +383,7 @@ void attention_forward(Ctx&, const AttentionForwardArgs& args) {
 
 void attention_backward(Ctx&, const AttentionBackwardArgs& args) {
     check_heads("attention_backward", args.NH, args.NKV, args.HS);
+    CHECK(args.window >= 0, "attention_backward: a window of %lld tokens", (long long)args.window);
     check_documents("attention_backward", args);
     const int64_t N = args.B * args.T, width = (args.NH + 2 * args.NKV) * args.HS;
     const QuantResult result("attention_backward", args.quant, args.dqkv, args.qkv.dtype, N, width);

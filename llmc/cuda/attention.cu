@@ -5,15 +5,17 @@ namespace cuda {
 namespace {
 
 AttentionShape check_shape(const char* op, int64_t B, int64_t T, int64_t NH, int64_t NKV, int64_t HS,
-                           float softmax_mul, const int32_t* documents) {
+                           float softmax_mul, const int32_t* documents, int64_t window) {
     CHECK(B > 0 && T > 0 && NKV > 0 && NH > 0 && NH % NKV == 0,
           "%s: B %lld T %lld, %lld query heads over %lld", op, (long long)B, (long long)T, (long long)NH,
           (long long)NKV);
     CHECK(HS > 0 && HS % 2 == 0 && HS <= 256, "%s: head dim %lld, must be even and at most 256", op,
           (long long)HS);
     CHECK(softmax_mul > 0, "%s: softmax_mul %g", op, softmax_mul);
-    CHECK(T < (int64_t{1} << 31) - 256, "%s: %lld tokens in a sequence", op, (long long)T);
-    return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul, .documents = documents};
+    CHECK(T < int64_t{1} << 30, "%s: %lld tokens in a sequence", op, (long long)T);
+    CHECK(window >= 0, "%s: a window of %lld tokens", op, (long long)window);
+    return {.B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS, .softmax_mul = softmax_mul, .documents = documents,
+            .window = static_cast<int>(window == 0 ? T : std::min(window, T))};
 }
 
 bool fits_mma(Dtype dtype, int64_t HS) { return dtype == Dtype::kBf16 && (HS == 64 || HS == 128); }
@@ -37,7 +39,7 @@ int64_t attention_sums_elems(Dtype dtype, int64_t B, int64_t T, int64_t NH, int6
 
 void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
     const AttentionShape shape = check_shape("attention_forward", args.B, args.T, args.NH, args.NKV, args.HS,
-                                             args.softmax_mul, args.documents);
+                                             args.softmax_mul, args.documents, args.window);
     const Dtype T = args.qkv.dtype;
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_forward: qkv");
     expect(args.out, T, args.B * args.T * args.NH * args.HS, "attention_forward: out");
@@ -63,7 +65,7 @@ void attention_forward(Ctx& ctx, const AttentionForwardArgs& args) {
 
 void attention_backward(Ctx& ctx, const AttentionBackwardArgs& args) {
     const AttentionShape shape = check_shape("attention_backward", args.B, args.T, args.NH, args.NKV, args.HS,
-                                             args.softmax_mul, args.documents);
+                                             args.softmax_mul, args.documents, args.window);
     const Dtype T = args.qkv.dtype;
     expect(args.qkv, T, args.B * args.T * shape.row(), "attention_backward: qkv");
     expect(args.dqkv, T, args.B * args.T * shape.row(), "attention_backward: dqkv");

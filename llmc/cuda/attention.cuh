@@ -9,13 +9,18 @@ struct AttentionShape {
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
     const int32_t* documents = nullptr;   // (2, B, T): starts, ends; null: every sequence is one document
+    int window = 0;                       // tokens; T: the whole sequence
 
-    // First position of a token's document in its sequence, and the position after its last.
-    __device__ int document_start(int64_t b, int64_t t) const { return documents[b * T + t]; }
-    __device__ int document_end(int64_t b, int64_t t) const { return documents[(B + b) * T + t]; }
-    // The first key that a query attends to; one past the last query that attends to a key.
-    __device__ int64_t first_key(int64_t b, int64_t t) const { return documents ? document_start(b, t) : 0; }
-    __device__ int64_t end_query(int64_t b, int64_t t) const { return documents ? document_end(b, t) : T; }
+    // Whether some query does not attend to every key before it.
+    bool has_borders() const { return documents || window < T; }
+    // The first key that a query attends to; one past the last query that attends to a key. Both increase with t.
+    __device__ int first_key(int64_t b, int t) const { return first_key_of_row(b * T + t, t); }
+    template <typename Row> __device__ int first_key_of_row(Row row, int t) const {   // row: b T + t
+        return max(documents ? documents[row] : 0, t - window + 1);
+    }
+    __device__ int end_query(int64_t b, int t) const {
+        return min(documents ? documents[(B + b) * T + t] : static_cast<int>(T), t + window);
+    }
     __host__ __device__ int64_t row() const { return (NH + 2 * NKV) * HS; }   // elements per token in qkv
     __host__ __device__ int64_t group() const { return NH / NKV; }            // query heads per key head
     // Offset of a token's head in qkv; the stride between tokens is row().

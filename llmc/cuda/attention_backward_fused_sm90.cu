@@ -10,7 +10,7 @@ struct FusedMaps {
 };
 
 // The thread that claims items and issues TMA loads.
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 __device__ void load_tiles(FusedState<HS> state, char* memory, uint32_t* taken, const FusedMaps& maps,
                            const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<HS>;
@@ -30,7 +30,7 @@ __device__ void load_tiles(FusedState<HS> state, char* memory, uint32_t* taken, 
         ptx::load_box(keys, &maps.keys, full, first, panel, at.b);
         ptx::load_box(keys + P::kKeyBytes, &maps.keys, full, first, panel + NKV * P::kPanels, at.b);
     };
-    for_steps<kDocuments>(shape, schedule, take, load_own, [&](const Steps& steps, int tile, int i, uint32_t step) {
+    for_steps<kBorders>(shape, schedule, take, load_own, [&](const Steps& steps, int tile, int i, uint32_t step) {
         const int row = tile * P::kQueries, b = steps.at.b, panel = (steps.at.head * schedule.group + i) * P::kPanels;
         const uint32_t queries_full = state.queries().full_of(step), douts_full = state.douts().full_of(step);
         state.queries().await_empty(step);
@@ -42,13 +42,13 @@ __device__ void load_tiles(FusedState<HS> state, char* memory, uint32_t* taken, 
 }
 
 // The warp that loads lse and delta of the queries: rows of T floats need not be aligned, which TMA requires.
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse, const float* delta,
                            const AttentionShape& shape, const Schedule& schedule, int lane) {
     using P = Fused<HS>;
     const int T = static_cast<int>(shape.T);
     auto take = [&](uint32_t item) { return warp_uniform(lane == 0 ? state.follow(memory, item) : 0); };
-    for_steps<kDocuments>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
+    for_steps<kBorders>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
         const int query = tile * P::kQueries + lane;
         const uint64_t row = static_cast<uint64_t>(steps.first_head + i) * static_cast<uint32_t>(T) + query;
         const bool inside[2] = {query < T, query + 32 < T};
@@ -69,7 +69,7 @@ __device__ void load_stats(FusedState<HS> state, char* memory, const float* lse,
 // The thread that adds a consumer's partial dQ to the sums in memory. kDeterministic: key tile j adds after the tiles
 // before it, and the first one stores. The turn counter advances when the addition is complete, not merely when its
 // source has been read. The thread waits for its turn before it waits for the partial sum, which usually arrives later.
-template <int HS, bool kDocuments, bool kDeterministic>
+template <int HS, bool kBorders, bool kDeterministic>
 __device__ void add_sums(FusedState<HS> state, char* memory, int consumer, DqSums sums,
                          const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<HS>;
@@ -77,15 +77,16 @@ __device__ void add_sums(FusedState<HS> state, char* memory, int consumer, DqSum
     const uint32_t own = ptx::opaque(state.shared + state.sums_at(consumer, 0));
     const Slots<P::kSumStages> ring{barriers, barriers + 8 * P::kSumStages};
     auto take = [&](uint32_t item) { return state.follow(memory, item); };
-    for_steps<kDocuments>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
+    for_steps<kBorders>(shape, schedule, take, no_item, [&](const Steps& steps, int tile, int i, uint32_t step) {
+        uint32_t turn = ptx::opaque(steps.first) / (P::kKeys / P::kQueries);
+        if (kBorders) {
+            const int t = tile * P::kQueries;
+            const uint32_t row = steps.at.b * ptx::opaque(static_cast<uint32_t>(shape.T)) + t;
+            turn -= static_cast<uint32_t>(shape.first_key_of_row(row, t)) / P::kKeys;
+        }
         const uint32_t unit = sums.unit(0, steps.first_head + i, tile, consumer);
         float* const to = sums.data + static_cast<uint64_t>(unit) * (P::kSumBytes / 4);
         const uint32_t from = own + ring.stage(step) * P::kSumBytes;
-        uint32_t turn = ptx::opaque(steps.first) / (P::kKeys / P::kQueries);
-        if (kDocuments) {
-            const uint32_t token = steps.at.b * static_cast<uint32_t>(shape.T) + tile * P::kQueries;   // over all b
-            turn -= static_cast<uint32_t>(shape.document_start(0, token)) / P::kKeys;
-        }
         if (kDeterministic && turn > 0) {
             while (ptx::load_acquire(sums.turns + unit) != turn) {}
             ptx::fence_async_global();
@@ -275,7 +276,7 @@ template <int HS> struct FusedConsumer {
     }
 };
 
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 __device__ void consume(FusedState<HS> state, char* memory, int consumer, const CUtensorMap& out_map,
                         const AttentionShape& shape, const Schedule& schedule) {
     using P = Fused<HS>;
@@ -288,16 +289,16 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
         if (item >= schedule.items) break;
         const uint32_t begin = c.step;
         {
-            const Steps steps = Steps::of<kDocuments>(shape, schedule, item);
+            const Steps steps = Steps::of<kBorders>(shape, schedule, item);
             const int row = steps.at.tile * P::kKeys + warp * 16;
-            const std::conditional_t<kDocuments, EndQueries, NoBorders> borders(shape, steps.at.b, row, lane);
+            const std::conditional_t<kBorders, EndQueries, NoBorders> borders(shape, steps.at.b, row, lane);
 #pragma unroll
             for (int i = 0; i < HS / 2; i++) c.dk[i] = c.dv[i] = 0;
             c.visit(steps, schedule.group, row, borders);
         }
         // Recomputed, so that none of this occupies registers during visit().
         const uint32_t again = warp_uniform(FusedState<HS>::number(memory, c.item));
-        const Steps steps = Steps::of<kDocuments>(shape, schedule, again);
+        const Steps steps = Steps::of<kBorders>(shape, schedule, again);
         const Schedule::Place& at = steps.at;
         const int row = at.tile * P::kKeys + warp * 16;
         c.finish(c.step - begin < 2 ? begin : c.step - 2, begin + (steps.end - steps.first) * schedule.group);
@@ -315,7 +316,7 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
 }
 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query head that
-//       reads this key head (kDocuments: those of j's document); sums_t += sum_j ds_tj k_j over the block's keys j;
+//       reads this key head (kBorders: those that attend to j); sums_t += sum_j ds_tj k_j over the block's keys j;
 //       p_tj = exp(s_tj - lse_t), ds_tj = p_tj (dout_t . v_j - delta_t)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; Shah et al., FlashAttention-3, arXiv 2407.08608; PTX
 //         ISA 9.0, wgmma, cp.async.bulk.tensor and cp.reduce.async.bulk.
@@ -326,7 +327,7 @@ __device__ void consume(FusedState<HS> state, char* memory, int consumer, const 
 // Parallel: a block processes tiles of 128 keys (Schedule), each consumer warpgroup 64 of them, in steps of 64 queries
 //           over all heads of the group. In the last warpgroup one thread issues TMA loads, one warp loads statistics
 //           and two threads add sums.
-template <int HS, bool kDocuments, bool kDeterministic>
+template <int HS, bool kBorders, bool kDeterministic>
 __global__ void __launch_bounds__(Fused<HS>::kThreads, 1)
 attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqSums sums, const float* lse,
                                      const float* delta, AttentionShape shape, Schedule schedule) {
@@ -343,18 +344,18 @@ attention_backward_fused_sm90_kernel(const __grid_constant__ FusedMaps maps, DqS
     if (consumer == P::kConsumers) {
         ptx::registers_shrink<P::kProducerRegisters>();
         const int warp = warp_uniform(threadIdx.x / 32) % 4, lane = static_cast<int>(threadIdx.x) % 32;
-        if (warp == 0 && lane == 0) load_tiles<HS, kDocuments>(state, memory, sums.taken, maps, shape, schedule);
-        else if (warp == 1) load_stats<HS, kDocuments>(state, memory, lse, delta, shape, schedule, lane);
+        if (warp == 0 && lane == 0) load_tiles<HS, kBorders>(state, memory, sums.taken, maps, shape, schedule);
+        else if (warp == 1) load_stats<HS, kBorders>(state, memory, lse, delta, shape, schedule, lane);
         else if (warp >= 2 && lane == 0)
-            add_sums<HS, kDocuments, kDeterministic>(state, memory, warp - 2, sums, shape, schedule);
+            add_sums<HS, kBorders, kDeterministic>(state, memory, warp - 2, sums, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS, kDocuments>(state, memory, consumer, maps.dkeys, shape, schedule);
+        consume<HS, kBorders>(state, memory, consumer, maps.dkeys, shape, schedule);
     }
 #endif
 }
 
-template <int HS, bool kDocuments, bool kDeterministic>
+template <int HS, bool kBorders, bool kDeterministic>
 void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
     using P = Fused<HS>;
     const int64_t B = shape.B, T = shape.T, width = shape.row(), out_width = shape.NH * HS;
@@ -363,7 +364,7 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, con
                          panel_map(args.dout.data, B, T, out_width, P::kQueries, P::kPanels),
                          panel_map(args.dqkv.data, B, T, width, 16, 1)};
     const Schedule schedule = make_ordered_schedule(shape, P::kKeys, ctx.sm_count);
-    auto* const kernel = attention_backward_fused_sm90_kernel<HS, kDocuments, kDeterministic>;
+    auto* const kernel = attention_backward_fused_sm90_kernel<HS, kBorders, kDeterministic>;
     allow_shared_memory(kernel, P::kSharedBytes);
     const unsigned grid = grid_size(std::min<int64_t>(schedule.items, ctx.sm_count));
     kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(maps, sums, args.lse.as<float>(),
@@ -373,8 +374,8 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, con
 
 template <int HS>
 void launch(Ctx& ctx, const AttentionBackwardArgs& args, const DqSums& sums, const AttentionShape& shape) {
-    auto* const deterministic = shape.documents ? launch<HS, true, true> : launch<HS, false, true>;
-    auto* const unordered = shape.documents ? launch<HS, true, false> : launch<HS, false, false>;
+    auto* const deterministic = shape.has_borders() ? launch<HS, true, true> : launch<HS, false, true>;
+    auto* const unordered = shape.has_borders() ? launch<HS, true, false> : launch<HS, false, false>;
     (args.fast ? unordered : deterministic)(ctx, args, sums, shape);
 }
 

@@ -93,18 +93,18 @@ template <int HS> struct FusedState {
 };
 
 // The steps of an item: query tiles from the last one that attends to its keys down to the first, each over all heads
-// of the group. The last key's document ends after those of the other keys.
+// of the group. No query after the last one of the last key attends to the other keys.
 struct Steps {
     Schedule::Place at;
     int first, end;        // tiles
     uint32_t first_head;   // of the group's query heads, counted over the batch
 
-    template <bool kDocuments>
+    template <bool kBorders>
     __device__ static Steps of(const AttentionShape& shape, const Schedule& schedule, uint32_t item) {
         const Schedule::Place at = schedule.place(item);
         constexpr int kKeys = 128, kQueries = 64;
         const int T = static_cast<int>(ptx::opaque(static_cast<uint32_t>(shape.T)));
-        const int past = kDocuments ? shape.document_end(at.b, min(T, (at.tile + 1) * kKeys) - 1) : T;
+        const int past = kBorders ? shape.end_query(at.b, min(T, (at.tile + 1) * kKeys) - 1) : T;
         return {at, at.tile * kKeys / kQueries, (past - 1) / kQueries + 1,
                 at.b * static_cast<uint32_t>(shape.NH) + at.head * schedule.group};
     }
@@ -113,7 +113,7 @@ struct Steps {
 // Until take(0), take(1), ... return no more items: calls item(steps, index of the item), then visit(steps, tile, head
 // within the group, index of the step) for each of its steps. Producers use it and have 24 registers, so `opaque` keeps
 // ptxas from holding values derived from kernel arguments in registers across items.
-template <bool kDocuments, typename Take, typename Item, typename Visit>
+template <bool kBorders, typename Take, typename Item, typename Visit>
 __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule, Take take, Item item, Visit visit) {
     uint32_t step = 0;
     for (uint32_t round = 0;; round++) {
@@ -121,7 +121,7 @@ __device__ void for_steps(const AttentionShape& shape, const Schedule& schedule,
         if (number >= schedule.items) return;
         Schedule anew = schedule;
         anew.section = ptx::opaque(anew.section), anew.sections = ptx::opaque(anew.sections);
-        const Steps steps = Steps::of<kDocuments>(shape, anew, number);
+        const Steps steps = Steps::of<kBorders>(shape, anew, number);
         item(steps, round);
 #pragma unroll 1
         for (int tile = steps.end - 1; tile >= steps.first; tile--) {

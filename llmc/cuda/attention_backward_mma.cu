@@ -15,10 +15,10 @@ template <> struct QueryTiles<64> {
 template <> struct QueryTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 32, kBlocks = 2;
 };
-// With documents a warp has one slab, since their boundaries need registers.
-template <int HS, bool kDocuments> struct QueryKernel : QueryTiles<HS> {
+// With borders (documents, a window) a warp has one slab, since they need registers.
+template <int HS, bool kBorders> struct QueryKernel : QueryTiles<HS> {
     using Tiles = QueryTiles<HS>;
-    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kDocuments ? 1 : Tiles::kSlabs;
+    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kBorders ? 1 : Tiles::kSlabs;
     static constexpr int kWarpQueries = 16 * kSlabs;
     static constexpr int kQueries = Tiles::kWarps * kWarpQueries;
     static constexpr int kKeyBytes = kTileBytes<HS, Tiles::kKeys>;
@@ -35,11 +35,11 @@ template <> struct KeyTiles<64> {
 template <> struct KeyTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 1, kQueries = 64, kBlocks = 2;
 };
-// With documents a tile has fewer queries, since their boundaries need registers.
-template <int HS, bool kDocuments> struct KeyKernel : KeyTiles<HS> {
+// With borders a tile has fewer queries, since they need registers.
+template <int HS, bool kBorders> struct KeyKernel : KeyTiles<HS> {
     using Tiles = KeyTiles<HS>;
     static constexpr int kThreads = 32 * Tiles::kWarps;
-    static constexpr int kSlabs = kDocuments ? 1 : Tiles::kSlabs, kQueries = kDocuments ? 32 : Tiles::kQueries;
+    static constexpr int kSlabs = kBorders ? 1 : Tiles::kSlabs, kQueries = kBorders ? 32 : Tiles::kQueries;
     static constexpr int kWarpKeys = 16 * kSlabs;
     static constexpr int kKeys = Tiles::kWarps * kWarpKeys;
     static constexpr int kQueryBytes = kTileBytes<HS, kQueries>;
@@ -75,17 +75,17 @@ __device__ void row_products(float* delta, float* own, const bf16* dout, const b
 }
 
 // Math: delta = dout . out; p_j = exp(s_j - lse); ds_j = p_j (dout . v_j - delta);
-//       dq = softmax_mul sum_j ds_j k_j (kDocuments: keys of the query's document)
+//       dq = softmax_mul sum_j ds_j k_j (kBorders: keys from the query's first one on)
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q, lse, out read and dq, delta written once, dout read twice; k and v read once per 128 queries (mostly L2).
 // Requires: bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16), and loops over 32 keys at
+// Parallel: a block owns 128 queries of one head, a warp 32 of them (kBorders: 64 and 16), and loops over 32 keys at
 //           a time, double buffered.
-template <int HS, bool kDocuments>
-__global__ void __launch_bounds__(QueryKernel<HS, kDocuments>::kThreads, QueryKernel<HS, kDocuments>::kBlocks)
+template <int HS, bool kBorders>
+__global__ void __launch_bounds__(QueryKernel<HS, kBorders>::kThreads, QueryKernel<HS, kBorders>::kBlocks)
 attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, const bf16* out,
                                     const float* lse, const bf16* qkv, AttentionShape shape) {
-    using P = QueryKernel<HS, kDocuments>;
+    using P = QueryKernel<HS, kBorders>;
     constexpr int kSlabs = P::kSlabs, kKeys = P::kKeys;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t queries = ptx::shared_address(memory), douts = queries + kTileBytes<HS, P::kQueries>,
@@ -97,11 +97,11 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
     const int64_t kv = at.head / shape.group(), stride = shape.row(), out_stride = shape.NH * HS;
     const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
     const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
-    // The first query's document starts before those of the others, the warp's last query's after.
-    const int first_tile = kDocuments ? uniform(shape.document_start(at.b, block_query) / kKeys) : 0;
+    // The first query's keys begin before those of the others, the warp's last query's after.
+    const int first_tile = kBorders ? uniform(shape.first_key(at.b, block_query) / kKeys) : 0;
     const int latest_start =
-        kDocuments && warp_query < T
-            ? uniform(shape.document_start(at.b, min(T, warp_query + P::kWarpQueries) - 1)) : 0;
+        kBorders && warp_query < T
+            ? uniform(shape.first_key(at.b, min(T, warp_query + P::kWarpQueries) - 1)) : 0;
 
     using KeyCopy = TileCopy<HS, kKeys, P::kThreads>;
     using QueryCopy = TileCopy<HS, P::kQueries, P::kThreads>;
@@ -150,8 +150,8 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
         float s[kSlabs][kKeys / 8][4] = {}, ds[kSlabs][kKeys / 8][4];
         multiply_tiles<HS>(s, queries + own_rows, keys + stage + operand_by_columns<HS>(lane));
         if (ahead < kKeys) mask_future(s, ahead);
-        if (kDocuments && tile * kKeys < latest_start)
-            mask_before_document(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
+        if (kBorders && tile * kKeys < latest_start)
+            mask_before_first(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
 #pragma unroll
         for (int m = 0; m < kSlabs; m++) {
 #pragma unroll
@@ -185,18 +185,18 @@ attention_backward_query_mma_kernel(bf16* dqkv, float* delta, const bf16* dout, 
 }
 
 // Math: dv_j = sum_t p_tj dout_t; dk_j = softmax_mul sum_t ds_tj q_t, over the queries t >= j of every query
-//       head that reads this key head, kDocuments: those of j's document (p, ds as above).
+//       head that reads this key head, kBorders: those that attend to j (p, ds as above).
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 2; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: k, v read and dk, dv written once; q, dout, lse and delta of the group read once per key tile (mostly L2).
 // Requires: delta; bf16, HS 64 or 128, 16-byte aligned; dynamic shared memory of kSharedBytes.
 // Parallel: a block owns 64 or 128 keys of one key head (KeyTiles), a warp a quarter of them; it loops over the queries
 //           of all heads of the group, double buffered. S is computed transposed (rows are keys), so that its
 //           registers are already operands of dK and dV.
-template <int HS, bool kDocuments>
-__global__ void __launch_bounds__(KeyKernel<HS, kDocuments>::kThreads, KeyKernel<HS, kDocuments>::kBlocks)
+template <int HS, bool kBorders>
+__global__ void __launch_bounds__(KeyKernel<HS, kBorders>::kThreads, KeyKernel<HS, kBorders>::kBlocks)
 attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* dout, const float* lse,
                                   const bf16* qkv, AttentionShape shape) {
-    using P = KeyKernel<HS, kDocuments>;
+    using P = KeyKernel<HS, kBorders>;
     constexpr int kSlabs = P::kSlabs, kQueries = P::kQueries;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t keys = ptx::shared_address(memory), values = keys + kTileBytes<HS, P::kKeys>,
@@ -209,9 +209,9 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
     const int64_t stride = shape.row(), out_stride = shape.NH * HS;
     const int group = static_cast<int>(shape.group());
     const int block_key = at.tile * P::kKeys, warp_key = block_key + warp * P::kWarpKeys;
-    // The last key's document ends after those of the others, the warp's first key's before.
-    const int end = kDocuments ? shape.document_end(at.b, min(T, block_key + P::kKeys) - 1) : T;
-    const int earliest_end = kDocuments && warp_key < T ? shape.document_end(at.b, warp_key) : T;
+    // The last key's queries end after those of the others, the warp's first key's before.
+    const int end = kBorders ? shape.end_query(at.b, min(T, block_key + P::kKeys) - 1) : T;
+    const int earliest_end = kBorders && warp_key < T ? shape.end_query(at.b, warp_key) : T;
     const int tiles = (end - block_key + kQueries - 1) / kQueries;   // per head
 
     using KeyCopy = TileCopy<HS, P::kKeys, P::kThreads>;
@@ -264,8 +264,8 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
         float p[kSlabs][kQueries / 8][4] = {}, ds[kSlabs][kQueries / 8][4];
         multiply_tiles<HS>(p, keys + own_rows, q_tile + operand_by_columns<HS>(lane));
         if (behind < P::kWarpKeys) mask_past(p, behind);
-        if (kDocuments && warp_key + behind + kQueries > earliest_end)
-            mask_after_document(p, shape, at.b, warp_key, warp_key + behind);
+        if (kBorders && warp_key + behind + kQueries > earliest_end)
+            mask_after_end(p, shape, at.b, warp_key, warp_key + behind);
 #pragma unroll
         for (int n = 0; n < kQueries / 8; n++) {
             const float2 row_lse = *reinterpret_cast<const float2*>(row_stats + 8 * n);
@@ -311,16 +311,16 @@ attention_backward_key_mma_kernel(bf16* dqkv, const float* delta, const bf16* do
                       own + kTileBytes<HS, P::kKeys>);
 }
 
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    using Q = QueryKernel<HS, kDocuments>;
-    using K = KeyKernel<HS, kDocuments>;
+    using Q = QueryKernel<HS, kBorders>;
+    using K = KeyKernel<HS, kBorders>;
     const bf16 *qkv = args.qkv.as<bf16>(), *dout = args.dout.as<bf16>(), *out = args.out.as<bf16>();
     const float* lse = args.lse.as<float>();
     float* delta = args.delta.as<float>();
     bf16* dqkv = args.dqkv.as<bf16>();
-    auto* const query_kernel = attention_backward_query_mma_kernel<HS, kDocuments>;
-    auto* const key_kernel = attention_backward_key_mma_kernel<HS, kDocuments>;
+    auto* const query_kernel = attention_backward_query_mma_kernel<HS, kBorders>;
+    auto* const key_kernel = attention_backward_key_mma_kernel<HS, kBorders>;
     allow_shared_memory(query_kernel, Q::kSharedBytes);
     allow_shared_memory(key_kernel, K::kSharedBytes);
     const unsigned query_grid = grid_size(ceil_div(shape.T, Q::kQueries) * shape.B * shape.NH);
@@ -336,9 +336,9 @@ void launch(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& s
 }  // namespace
 
 void attention_backward_mma(Ctx& ctx, const AttentionBackwardArgs& args, const AttentionShape& shape) {
-    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const with_borders = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
-    (shape.documents ? with_documents : without)(ctx, args, shape);
+    (shape.has_borders() ? with_borders : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

@@ -101,7 +101,7 @@ template <int HS> struct Sums {
 };
 
 // One consumer warpgroup.
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
                         const float* scales, const AttentionShape& shape, const Schedule& schedule) {
     using P = Tiles<HS>;
@@ -117,8 +117,8 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         const Schedule::Place at = schedule.place(item);
         const int first = at.tile * P::kQueries + group_of_warps * 64, row = first + warp % 4 * 16;
         int tile = P::last_tile(at.tile * P::kQueries, T);
-        const int begin = P::template first_tile<kDocuments>(shape, at.b, at.tile * P::kQueries);
-        const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
+        const int begin = P::template first_tile<kBorders>(shape, at.b, at.tile * P::kQueries);
+        const std::conditional_t<kBorders, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
         const uint32_t queries = state.query_tile() + group_of_warps * 64 * HS;
         if (!P::kOrdered) {   // tiles that only later warpgroups attend to; all of them if these rows do not exist
@@ -207,7 +207,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 // Requires: sm_90a; operands from quantize_heads, HS 64 or 128, out 16-byte aligned, softmax_mul > 0.
 // Parallel: a block processes tiles of 128 queries of one head (Schedule); its last warpgroup issues TMA loads, each
 //           other one owns 64 queries and loops over 128 keys at a time.
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 __global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
 attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, float* lse, const float* scales,
                                   AttentionShape shape, Schedule schedule) {
@@ -227,15 +227,15 @@ attention_forward_fp8_sm90_kernel(const __grid_constant__ ForwardMaps maps, floa
     if (group_of_warps == P::kConsumers) {
         ptx::registers_shrink<P::kProducerRegisters>();
         const ByteCopies<HS> copies{maps, static_cast<int>(shape.NH), static_cast<int>(shape.NKV)};
-        if (threadIdx.x == 128 * P::kConsumers) produce<P, kDocuments>(state, copies, shape, schedule);
+        if (threadIdx.x == 128 * P::kConsumers) produce<P, kBorders>(state, copies, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS, kDocuments>(state, group_of_warps, maps.out, lse, scales, shape, schedule);
+        consume<HS, kBorders>(state, group_of_warps, maps.out, lse, scales, shape, schedule);
     }
 #endif
 }
 
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Tiles<HS>;
     static_assert(P::kKeys == kHeadBlock && kHeadBlock % 64 == 0, "one scale for a consumer's queries and a tile");
@@ -245,7 +245,7 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
                            byte_map(bytes, shape.B, heads, blocks * kHeadBlock, HS, P::kKeys),
                            byte_map(bytes, shape.B, heads, blocks * HS, static_cast<int>(kHeadBlock), HS),
                            panel_map(args.out.data, shape.B, shape.T, shape.NH * HS, 16, P::kOutPanels)};
-    launch_forward(ctx, attention_forward_fp8_sm90_kernel<HS, kDocuments>, P::kThreads, P::kSharedBytes,
+    launch_forward(ctx, attention_forward_fp8_sm90_kernel<HS, kBorders>, P::kThreads, P::kSharedBytes,
                    make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(),
                    args.heads.scales.as<const float>(), shape);
     CHECK_LAUNCH("attention_forward_fp8_sm90_kernel");
@@ -254,9 +254,9 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_fp8_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const with_borders = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
-    (shape.documents ? with_documents : without)(ctx, args, shape);
+    (shape.has_borders() ? with_borders : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

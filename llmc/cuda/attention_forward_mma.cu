@@ -14,10 +14,10 @@ template <> struct ForwardTiles<64> {
 template <> struct ForwardTiles<128> {
     static constexpr int kWarps = 4, kSlabs = 2, kKeys = 64, kBlocks = 2;
 };
-// With documents a warp has one slab, since their boundaries need registers.
-template <int HS, bool kDocuments> struct Forward : ForwardTiles<HS> {
+// With borders (documents, a window) a warp has one slab, since they need registers.
+template <int HS, bool kBorders> struct Forward : ForwardTiles<HS> {
     using Tiles = ForwardTiles<HS>;
-    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kDocuments ? 1 : Tiles::kSlabs;
+    static constexpr int kThreads = 32 * Tiles::kWarps, kSlabs = kBorders ? 1 : Tiles::kSlabs;
     static constexpr int kWarpQueries = 16 * kSlabs;
     static constexpr int kQueries = Tiles::kWarps * kWarpQueries;
     static constexpr int kKeyBytes = kTileBytes<HS, Tiles::kKeys>;
@@ -76,17 +76,17 @@ __device__ void update_reference(Softmax<slabs>& softmax, float (&o)[slabs][outp
     }
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j);
+// Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log sum_j exp(s_j);
 //       out = sum_j exp(s_j - lse) v_j
 // Source: Dao, FlashAttention-2, arXiv 2307.08691, algorithm 1; PTX ISA 9.0, mma.m16n8k16.
 // Traffic: q read and out, lse written once; k and v read once per 128 queries (mostly from the L2 cache).
 // Requires: bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
-// Parallel: a block owns 128 queries of one head, a warp 32 of them (kDocuments: 64 and 16), and loops over 64 keys at
+// Parallel: a block owns 128 queries of one head, a warp 32 of them (kBorders: 64 and 16), and loops over 64 keys at
 //           a time, double buffered.
-template <int HS, bool kDocuments>
-__global__ void __launch_bounds__(Forward<HS, kDocuments>::kThreads, Forward<HS, kDocuments>::kBlocks)
+template <int HS, bool kBorders>
+__global__ void __launch_bounds__(Forward<HS, kBorders>::kThreads, Forward<HS, kBorders>::kBlocks)
 attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionShape shape) {
-    using P = Forward<HS, kDocuments>;
+    using P = Forward<HS, kBorders>;
     constexpr int kSlabs = P::kSlabs, kKeys = P::kKeys;
     extern __shared__ __align__(1024) char memory[];
     const uint32_t queries = ptx::shared_address(memory), keys = queries + kTileBytes<HS, P::kQueries>,
@@ -98,11 +98,11 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
     const int64_t kv = at.head / shape.group(), stride = shape.row();
     const int block_query = at.tile * P::kQueries, warp_query = block_query + warp * P::kWarpQueries;
     const int tiles = (min(T, block_query + P::kQueries) + kKeys - 1) / kKeys;
-    // The first query's document starts before those of the others, the warp's last query's after.
-    const int first_tile = kDocuments ? uniform(shape.document_start(at.b, block_query) / kKeys) : 0;
+    // The first query's keys begin before those of the others, the warp's last query's after.
+    const int first_tile = kBorders ? uniform(shape.first_key(at.b, block_query) / kKeys) : 0;
     const int latest_start =
-        kDocuments && warp_query < T
-            ? uniform(shape.document_start(at.b, min(T, warp_query + P::kWarpQueries) - 1)) : 0;
+        kBorders && warp_query < T
+            ? uniform(shape.first_key(at.b, min(T, warp_query + P::kWarpQueries) - 1)) : 0;
 
     using KeyCopy = TileCopy<HS, kKeys, P::kThreads>;
     using QueryCopy = TileCopy<HS, P::kQueries, P::kThreads>;
@@ -137,9 +137,9 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
         float s[kSlabs][kKeys / 8][4] = {};
         multiply_tiles<HS>(s, q_operand, keys + stage + operand_by_columns<HS>(lane));
         if (ahead < kKeys) mask_future(s, ahead);
-        if (kDocuments && tile * kKeys < latest_start)
-            mask_before_document(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
-        update_reference<kDocuments>(softmax, o, s, mul);
+        if (kBorders && tile * kKeys < latest_start)
+            mask_before_first(s, shape, place().b, tile * kKeys + ahead, tile * kKeys);
+        update_reference<kBorders>(softmax, o, s, mul);
         const uint32_t v_operand = values + stage + operand_by_rows<HS>(lane);
 #pragma unroll
         for (int j = 0; j < kKeys / 16; j++) {
@@ -183,10 +183,10 @@ attention_forward_mma_kernel(bf16* out, float* lse, const bf16* qkv, AttentionSh
                       memory + out_warp * kTileBytes<HS, P::kWarpQueries>);
 }
 
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    using P = Forward<HS, kDocuments>;
-    auto* const kernel = attention_forward_mma_kernel<HS, kDocuments>;
+    using P = Forward<HS, kBorders>;
+    auto* const kernel = attention_forward_mma_kernel<HS, kBorders>;
     allow_shared_memory(kernel, P::kSharedBytes);
     const unsigned grid = grid_size(ceil_div(shape.T, P::kQueries) * shape.B * shape.NH);
     kernel<<<grid, P::kThreads, P::kSharedBytes, stream_of(ctx)>>>(
@@ -197,9 +197,9 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_mma(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const with_borders = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
-    (shape.documents ? with_documents : without)(ctx, args, shape);
+    (shape.has_borders() ? with_borders : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

@@ -72,7 +72,7 @@ template <int count> __device__ void as_weights(uint32_t (&p)[count / 8][4], con
 }
 
 // One consumer warpgroup.
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const CUtensorMap& out_map, float* lse,
                         const AttentionShape& shape, const Schedule& schedule) {
     using P = Tiles<HS>;
@@ -89,10 +89,10 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
         const Schedule::Place at = schedule.place(item);
         const int first = at.tile * P::kQueries + group_of_warps * 64, row = first + warp % 4 * 16;
         int tile = P::last_tile(at.tile * P::kQueries, T);
-        const int begin = P::template first_tile<kDocuments>(shape, at.b, at.tile * P::kQueries);
-        const int own_begin =   // of these rows, whose documents may start later; ordered warpgroups visit equal tiles
-            !P::kOrdered && first < T ? P::template first_tile<kDocuments>(shape, at.b, first) : begin;
-        const std::conditional_t<kDocuments, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
+        const int begin = P::template first_tile<kBorders>(shape, at.b, at.tile * P::kQueries);
+        const int own_begin =   // of these rows, whose keys may begin later; ordered warpgroups visit equal tiles
+            !P::kOrdered && first < T ? P::template first_tile<kBorders>(shape, at.b, first) : begin;
+        const std::conditional_t<kBorders, FirstKeys, NoBorders> borders(shape, at.b, row, lane);
         state.queries.wait();
         const uint32_t queries = state.query_tile() + group_of_warps * 64 * kPanelRowBytes;
         if (!P::kOrdered) {   // tiles that only later warpgroups attend to; all of them if these rows do not exist
@@ -163,7 +163,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
     if (P::kOrdered && group_of_warps == 0) ptx::named_sync<256>(my_turn);   // consumes the last arrival
 }
 
-// Math: s_j = softmax_mul q . k_j for j <= t (kDocuments: of t's document); lse = log sum_j exp(s_j);
+// Math: s_j = softmax_mul q . k_j for j <= t (kBorders: from t's first key on); lse = log sum_j exp(s_j);
 //       out = sum_j exp(s_j - lse) v_j
 // Source: Shah et al., FlashAttention-3, arXiv 2407.08608, algorithms 1 and 2; PTX ISA 9.0, wgmma and
 //         cp.async.bulk.tensor.
@@ -171,7 +171,7 @@ __device__ void consume(ForwardState<Tiles<HS>> state, int group_of_warps, const
 // Requires: sm_90a; bf16, HS 64 or 128, 16-byte aligned, softmax_mul > 0; dynamic shared memory of kSharedBytes.
 // Parallel: a block processes tiles of 128 (HS 64: 256) queries of one head (Schedule); its last warpgroup issues TMA
 //           loads, each other one owns 64 queries and loops over 128 (64) keys at a time.
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 __global__ void __launch_bounds__(Tiles<HS>::kThreads, 1)
 attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, float* lse, AttentionShape shape,
                               Schedule schedule) {
@@ -190,22 +190,22 @@ attention_forward_sm90_kernel(const __grid_constant__ ForwardMaps<HS> maps, floa
     if (group_of_warps == P::kConsumers) {
         ptx::registers_shrink<P::kProducerRegisters>();
         const PanelCopies<HS> copies{maps, static_cast<int>(shape.NH), static_cast<int>(shape.NKV)};
-        if (threadIdx.x == 128 * P::kConsumers) produce<P, kDocuments>(state, copies, shape, schedule);
+        if (threadIdx.x == 128 * P::kConsumers) produce<P, kBorders>(state, copies, shape, schedule);
     } else {
         ptx::registers_grow<P::kConsumerRegisters>();
-        consume<HS, kDocuments>(state, group_of_warps, maps.out, lse, shape, schedule);
+        consume<HS, kBorders>(state, group_of_warps, maps.out, lse, shape, schedule);
     }
 #endif
 }
 
-template <int HS, bool kDocuments>
+template <int HS, bool kBorders>
 void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
     using P = Tiles<HS>;
     constexpr int kPanels = HS / kPanel;
     const ForwardMaps<HS> maps{panel_map(args.qkv.data, shape.B, shape.T, shape.row(), P::kQueries, kPanels),
                                panel_map(args.qkv.data, shape.B, shape.T, shape.row(), P::kKeys, kPanels),
                                panel_map(args.out.data, shape.B, shape.T, shape.NH * HS, 16, kPanels)};
-    launch_forward(ctx, attention_forward_sm90_kernel<HS, kDocuments>, P::kThreads, P::kSharedBytes,
+    launch_forward(ctx, attention_forward_sm90_kernel<HS, kBorders>, P::kThreads, P::kSharedBytes,
                    make_schedule(shape, shape.NH, P::kQueries, true, ctx.sm_count), maps, args.lse.as<float>(), shape);
     CHECK_LAUNCH("attention_forward_sm90_kernel");
 }
@@ -213,9 +213,9 @@ void launch(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& sh
 }  // namespace
 
 void attention_forward_sm90(Ctx& ctx, const AttentionForwardArgs& args, const AttentionShape& shape) {
-    auto* const with_documents = shape.HS == 64 ? launch<64, true> : launch<128, true>;
+    auto* const with_borders = shape.HS == 64 ? launch<64, true> : launch<128, true>;
     auto* const without = shape.HS == 64 ? launch<64, false> : launch<128, false>;
-    (shape.documents ? with_documents : without)(ctx, args, shape);
+    (shape.has_borders() ? with_borders : without)(ctx, args, shape);
 }
 
 }  // namespace cuda

@@ -31,8 +31,8 @@ template <typename Tiles> struct Forward : Tiles {
         return (min(T, first_query + kQueries) - 1) / Tiles::kKeys;
     }
     // The first one.
-    template <bool kDocuments> __device__ static int first_tile(const AttentionShape& shape, int b, int first_query) {
-        return kDocuments ? shape.document_start(b, first_query) / Tiles::kKeys : 0;
+    template <bool kBorders> __device__ static int first_tile(const AttentionShape& shape, int b, int first_query) {
+        return kBorders ? shape.first_key(b, first_query) / Tiles::kKeys : 0;
     }
 };
 
@@ -68,10 +68,10 @@ template <typename P> struct ForwardState {
 };
 
 // Run by the one thread that issues TMA loads. For every item: its queries, then tiles of keys and values from the last
-// one that the queries attend to down to the first. With documents that is the first query's first tile, since its
-// document starts before those of the other queries. Values are loaded one tile after keys, in the order of their use.
+// one that the queries attend to down to the first. With borders that is the first query's first tile, since its
+// keys begin before those of the other queries. Values are loaded one tile after keys, in the order of their use.
 // Copies: queries(shared, barrier, first, head, b), keys and values(shared, barrier, tile, key head, b).
-template <typename P, bool kDocuments, typename Copies>
+template <typename P, bool kBorders, typename Copies>
 __device__ void produce(ForwardState<P> state, const Copies& copies, const AttentionShape& shape,
                         const Schedule& schedule) {
     const int T = static_cast<int>(shape.T), group = schedule.group;
@@ -93,7 +93,7 @@ __device__ void produce(ForwardState<P> state, const Copies& copies, const Atten
         const uint32_t full = state.queries.claim(P::kQueryBytes);
         copies.queries(state.query_tile(), full, first, at.head, at.b);
         state.queries.next();
-        const int last = P::last_tile(first, T), begin = P::template first_tile<kDocuments>(shape, at.b, first);
+        const int last = P::last_tile(first, T), begin = P::template first_tile<kBorders>(shape, at.b, first);
         load_keys(last);
         for (int tile = last; tile >= begin; tile--) {
             if (tile > begin) load_keys(tile - 1);

@@ -136,18 +136,18 @@ __device__ inline void mask_past(float (&s)[slabs][columns][4], int behind) {
     }
 }
 
-// Sets s = -inf where the column (a key) comes before the document of the row (a query). The starts are reloaded for
+// Sets s = -inf where the column (a key) comes before the first key of the row (a query). Those are found anew for
 // every tile that has one: there are few, and registers are short. query, key: first row of the warp, first column.
 template <int slabs, int columns>
-__device__ inline void mask_before_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
-                                            int query, int key) {
+__device__ inline void mask_before_first(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
+                                         int query, int key) {
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
 #pragma unroll
     for (int m = 0; m < slabs; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = query + 16 * m + 8 * half + lane / 4;
-            const int first = (row < shape.T ? shape.document_start(b, row) : 0) - key - 2 * (lane % 4);
+            const int first = (row < shape.T ? shape.first_key(b, row) : 0) - key - 2 * (lane % 4);
 #pragma unroll
             for (int n = 0; n < columns; n++) {
                 if (8 * n < first) s[m][n][2 * half] = -INFINITY;
@@ -157,17 +157,17 @@ __device__ inline void mask_before_document(float (&s)[slabs][columns][4], const
     }
 }
 
-// Sets s = -inf where the column (a query) comes after the document of the row (a key).
+// Sets s = -inf where the column (a query) comes after the last query that attends to the row (a key).
 template <int slabs, int columns>
-__device__ inline void mask_after_document(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
-                                           int key, int query) {
+__device__ inline void mask_after_end(float (&s)[slabs][columns][4], const AttentionShape& shape, int b,
+                                      int key, int query) {
     const int lane = static_cast<int>(ptx::thread_index()) % 32;
 #pragma unroll
     for (int m = 0; m < slabs; m++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int row = key + 16 * m + 8 * half + lane / 4;
-            const int64_t end = (row < shape.T ? shape.document_end(b, row) : shape.T) - query - 2 * (lane % 4);
+            const int64_t end = (row < shape.T ? shape.end_query(b, row) : shape.T) - query - 2 * (lane % 4);
 #pragma unroll
             for (int n = 0; n < columns; n++) {
                 if (8 * n >= end) s[m][n][2 * half] = -INFINITY;

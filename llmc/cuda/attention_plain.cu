@@ -79,7 +79,7 @@ __device__ Place place(int64_t T, int64_t heads, int64_t B, bool last_rows_first
     return {rest / heads, rest % heads, tile * kWarps + warp, tile * kWarps};
 }
 
-// The first tile of keys of a block of queries: its first query's document starts before those of the others.
+// The first tile of keys of a block of queries: its first query's keys begin before those of the others.
 __device__ int64_t first_tile(const AttentionShape& shape, const Place& at) {
     return shape.first_key(at.b, at.first_row) / kTileRows * kTileRows;
 }
@@ -185,7 +185,7 @@ attention_backward_key_plain_kernel(T* dqkv, const float* delta, const T* dout, 
     }
 
     float dk[kShare] = {}, dv[kShare] = {};
-    // Documents end in the order of their keys: the last query that attends to the last key bounds the whole block.
+    // Queries end in the order of their keys: the last query that attends to the last key bounds the whole block.
     const int64_t end = active ? shape.end_query(at.b, at.row) : 0;
     const int64_t block_end = shape.end_query(at.b, min(at.first_row + kWarps, shape.T) - 1);
     for (int64_t h = at.head * shape.group(); h < (at.head + 1) * shape.group(); h++) {

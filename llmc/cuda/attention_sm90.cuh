@@ -70,9 +70,9 @@ template <int count> __device__ inline void mask_past(float (&s)[count], int beh
     }
 }
 
-// ---- document boundaries: the first key that a row (a query) attends to, or the end of the queries that attend to a
-// row (a key), relative to the warp's first row. Both increase with the row, so one number tells which tiles need no
-// mask.
+// ---- borders of documents and windows: the first key that a row (a query) attends to, or the end of the queries that
+// attend to a row (a key), relative to the warp's first row. Both increase with the row, so one number tells which
+// tiles need no mask.
 struct FirstKeys {
     int of_row[2], latest;   // of the lane's rows; of the warp's last row
 
@@ -81,9 +81,9 @@ struct FirstKeys {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int query = row + 8 * half + lane / 4;
-            of_row[half] = (query < T ? shape.document_start(b, query) : 0) - row;
+            of_row[half] = (query < T ? shape.first_key(b, query) : 0) - row;
         }
-        latest = warp_uniform(row < T ? shape.document_start(b, min(row + 15, T - 1)) - row : -row);
+        latest = warp_uniform(row < T ? shape.first_key(b, min(row + 15, T - 1)) - row : -row);
     }
     // ahead: as in mask_future.
     template <int count> __device__ void mask(float (&s)[count], int ahead, int lane) const {
@@ -103,9 +103,9 @@ struct EndQueries {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int key = row + 8 * half + lane / 4;
-            of_row[half] = (key < T ? shape.document_end(b, key) : T) - row;
+            of_row[half] = (key < T ? shape.end_query(b, key) : T) - row;
         }
-        earliest = warp_uniform((row < T ? shape.document_end(b, row) : T) - row);
+        earliest = warp_uniform((row < T ? shape.end_query(b, row) : T) - row);
     }
     // behind: as in mask_past.
     template <int count> __device__ void mask(float (&s)[count], int behind, int lane) const {
@@ -117,7 +117,7 @@ struct EndQueries {
         }
     }
 };
-// Every sequence is one document.
+// Every query attends to every key before it.
 struct NoBorders {
     __device__ NoBorders(const AttentionShape&, int, int, int) {}
     template <int count> __device__ void mask(float (&)[count], int, int) const {}

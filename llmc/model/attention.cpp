@@ -117,7 +117,8 @@ LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, cons
                                      .qkv = buffers_.at(kQkv, layer, N), .B = batch.B, .T = batch.T,
                                      .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
                                      .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
-                                     .documents = batch.documents, .quant = quant, .heads = heads});
+                                     .documents = batch.documents, .window = config_.sliding_window,
+                                     .quant = quant, .heads = heads});
     });
 }
 
@@ -167,7 +168,8 @@ void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv
     ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = dout, .out = buffers_.at(kOut, layer, N),
                                   .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
                                   .B = batch.B, .T = batch.T, .NH = NH, .NKV = config_.num_query_groups, .HS = HS,
-                                  .softmax_mul = softmax_mul(), .documents = batch.documents, .quant = quant,
+                                  .softmax_mul = softmax_mul(), .documents = batch.documents,
+                                  .window = config_.sliding_window, .quant = quant,
                                   .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{},
                                   .fast = model_.options.attention_fast});
 }

@@ -6,15 +6,19 @@
 
 HfClass hf_class(const ModelConfig& c) {
     bool gpt2 = c.norm == Norm::kLayerNorm && c.position == PositionEmbedding::kLearned
-                && !activation_function(c.activation).gated && c.linear_bias && !c.qk_norm && c.tied_head
-                && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size;
+                && !activation_function(c.activation).gated && c.linear_bias == LinearBias::kAll && !c.qk_norm
+                && c.tied_head && c.num_query_groups == c.num_attention_heads && c.q_width() == c.hidden_size
+                && c.sliding_window == 0;
     if (gpt2) return HfClass::kGpt2;
     bool llama_like = c.norm == Norm::kRmsNorm && c.position == PositionEmbedding::kRope
-                      && c.activation == Activation::kSwiglu && !c.linear_bias;
+                      && c.activation == Activation::kSwiglu;
     if (!llama_like) return HfClass::kOwn;
-    if (c.qk_norm) return HfClass::kQwen3;
-    // LlamaConfig refuses a hidden size that its heads do not divide, whatever head_dim says.
-    return c.hidden_size % c.num_attention_heads == 0 ? HfClass::kLlama : HfClass::kOwn;
+    const bool no_bias = c.linear_bias == LinearBias::kNone;
+    if (c.qk_norm) return no_bias || c.linear_bias == LinearBias::kAttention ? HfClass::kQwen3 : HfClass::kOwn;
+    if (c.linear_bias == LinearBias::kQkv) return HfClass::kQwen2;
+    // LlamaConfig refuses a hidden size that its heads do not divide, whatever head_dim says, and has no window.
+    if (c.hidden_size % c.num_attention_heads == 0 && c.sliding_window == 0) return HfClass::kLlama;
+    return no_bias ? HfClass::kMistral : HfClass::kOwn;
 }
 
 int ParamTable::find(const std::string& name) const {
@@ -31,7 +35,7 @@ int ParamTable::layer_of(int param) const {
 
 namespace {
 
-// Builds the table with the Hugging Face names of GPT-2, or those that Llama and Qwen3 share.
+// Builds the table with the Hugging Face names of GPT-2, or those that Llama, Mistral and Qwen share.
 struct Builder {
     const ModelConfig& c;
     ParamTable table;
@@ -88,7 +92,7 @@ struct Builder {
         };
         norm("norm1", norm1, b.norm1_weight, b.norm1_bias);
         b.qkv_weight = matrix(own + "qkv.weight", qkv_parts(".weight"), l, q + 2 * kv, C, c.init_std);
-        if (c.linear_bias) b.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
+        if (c.qkv_bias()) b.qkv_bias = vector(own + "qkv.bias", qkv_parts(".bias"), l, q + 2 * kv);
         if (c.qk_norm) {
             const int64_t HS = c.kv_channels;
             b.q_norm = vector(own + "q_norm.weight", whole(hf + "self_attn.q_norm.weight", HS, false), l, HS,
@@ -97,12 +101,12 @@ struct Builder {
                               Param::Init::kOnes);
         }
         b.proj_weight = matrix(own + "proj.weight", whole(proj + ".weight", C, true), l, C, q, residual_std);
-        if (c.linear_bias) b.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
+        if (c.proj_bias()) b.proj_bias = vector(own + "proj.bias", whole(proj + ".bias", C, false), l, C);
         norm("norm2", norm2, b.norm2_weight, b.norm2_bias);
         b.up_weight = matrix(own + "up.weight", up_parts(".weight"), l, c.up_width(), C, c.init_std);
-        if (c.linear_bias) b.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
+        if (c.mlp_bias()) b.up_bias = vector(own + "up.bias", up_parts(".bias"), l, c.up_width());
         b.down_weight = matrix(own + "down.weight", whole(down + ".weight", C, true), l, C, F, residual_std);
-        if (c.linear_bias) b.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
+        if (c.mlp_bias()) b.down_bias = vector(own + "down.bias", whole(down + ".bias", C, false), l, C);
         return b;
     }
 

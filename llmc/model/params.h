@@ -59,7 +59,7 @@ struct ParamTable {
 };
 
 // The Hugging Face class that represents a configuration exactly; kOwn if none does.
-enum class HfClass { kGpt2, kLlama, kQwen3, kOwn };
+enum class HfClass { kGpt2, kLlama, kMistral, kQwen2, kQwen3, kOwn };
 HfClass hf_class(const ModelConfig& config);
 
 ParamTable make_param_table(const ModelConfig& config);

@@ -31,6 +31,8 @@ struct QuantizeHeadsArgs {
 // With documents, a query attends to keys of its own document only. documents[0][b][t] is the start of the document of
 // token t within sequence b, documents[1][b][t] its end (exclusive): 0 <= start <= t < end <= T. Documents are
 // contiguous.
+// With a window of W tokens, the query at t attends to none of the keys before t - W + 1. A window of 0, or of at least
+// T tokens, hides nothing.
 struct AttentionForwardArgs {
     Tensor out;        // (B, T, NH, HS) T, =
     Tensor lse;        // (B, NH, T) stat, =: natural log of the sum of exp of the scaled scores
@@ -38,6 +40,7 @@ struct AttentionForwardArgs {
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
     const int32_t* documents = nullptr;   // (2, B, T) optional: starts, ends
+    int64_t window = 0;                   // tokens
     QuantOut quant = {};                  // of out, N = B T
     Fp8Heads heads = {};                  // optional: qkv after quantize_heads; the matmuls then use E4M3
 };
@@ -51,6 +54,7 @@ struct AttentionBackwardArgs {
     int64_t B, T, NH, NKV, HS;
     float softmax_mul;
     const int32_t* documents = nullptr;   // (2, B, T) optional: starts, ends, as in the forward
+    int64_t window = 0;                   // tokens, as in the forward
     QuantOut quant = {};                  // of dqkv, N = B T
     Tensor sums = {};                     // (attention_sums_elems(...)) fp32, =: scratch, dq accumulators
     bool fast = false;                    // allows a dq that is not bitwise reproducible

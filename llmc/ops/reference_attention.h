@@ -16,6 +16,7 @@ struct AttentionProblem {
     float softmax_mul = 1.3f / std::sqrt(static_cast<float>(s.HS));
     HostTensor qkv, dout;
     std::vector<int32_t> documents;   // as AttentionForwardArgs::documents; may be empty
+    int64_t window = 0;               // as AttentionForwardArgs::window
 
     AttentionProblem(QkvShape shape, Dtype dtype, double magnitude = 1) : s(shape), type(dtype) {
         qkv = random_tensor(type, N * width, 1, magnitude);
@@ -27,17 +28,21 @@ struct AttentionProblem {
                 qkv.set(c, qkv.get(c) * growth);
         }
     }
-    int64_t start(int64_t b, int64_t t) const { return documents.empty() ? 0 : documents[b * s.T + t]; }
+    // First key that a query attends to.
+    int64_t start(int64_t b, int64_t t) const {
+        const int64_t document = documents.empty() ? 0 : documents[static_cast<size_t>(b * s.T + t)];
+        return window > 0 ? std::max(document, t - window + 1) : document;
+    }
     AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv_view, const int32_t* ranges) const {
         return {.out = out, .lse = lse, .qkv = qkv_view, .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV,
-                .HS = s.HS, .softmax_mul = softmax_mul, .documents = ranges};
+                .HS = s.HS, .softmax_mul = softmax_mul, .documents = ranges, .window = window};
     }
     AttentionBackwardArgs backward_args(Tensor dqkv, Tensor delta, Tensor dout_view, Tensor out, Tensor lse,
                                         Tensor qkv_view, const int32_t* ranges, Tensor sums = {},
                                         bool fast = false) const {
         return {.dqkv = dqkv, .delta = delta, .dout = dout_view, .out = out, .lse = lse, .qkv = qkv_view,
                 .B = s.B, .T = s.T, .NH = s.NH, .NKV = s.NKV, .HS = s.HS, .softmax_mul = softmax_mul,
-                .documents = ranges, .sums = sums, .fast = fast};
+                .documents = ranges, .window = window, .sums = sums, .fast = fast};
     }
     struct Result {
         HostTensor out, lse, dqkv, delta;

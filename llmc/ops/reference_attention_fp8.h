@@ -11,12 +11,18 @@ struct Fp8Attention {
     int64_t B, T, NH, NKV, HS;
     double magnitude = 1;
     std::vector<int32_t> documents = {};   // as AttentionForwardArgs::documents; may be empty
+    int64_t window = 0;                    // as AttentionForwardArgs::window
 
     int64_t heads() const { return NH + 2 * NKV; }
     int64_t width() const { return heads() * HS; }
     int64_t blocks() const { return B * heads() * head_blocks(T); }
     float softmax_mul() const { return 1.3f / std::sqrt(static_cast<float>(HS)); }
     const int32_t* ranges() const { return documents.empty() ? nullptr : documents.data(); }
+    // First key that a query attends to.
+    int64_t start(int64_t b, int64_t t) const {
+        const int64_t document = documents.empty() ? 0 : documents[static_cast<size_t>(b * T + t)];
+        return window > 0 ? std::max(document, t - window + 1) : document;
+    }
     // Keys grow along the sequence, so that the largest score keeps moving; heads and tokens differ in size.
     HostTensor random_qkv(uint64_t key = 1) const {
         HostTensor qkv = random_tensor(Dtype::kBf16, B * T * width(), key, magnitude);
@@ -34,7 +40,7 @@ struct Fp8Attention {
     AttentionForwardArgs forward_args(Tensor out, Tensor lse, Tensor qkv, Fp8Heads fp8_heads,
                                       const int32_t* ranges) const {
         return {.out = out, .lse = lse, .qkv = qkv, .B = B, .T = T, .NH = NH, .NKV = NKV, .HS = HS,
-                .softmax_mul = softmax_mul(), .documents = ranges, .heads = fp8_heads};
+                .softmax_mul = softmax_mul(), .documents = ranges, .window = window, .heads = fp8_heads};
     }
     struct Result {
         HostTensor qkv, bytes, scales, out, lse;
@@ -91,8 +97,7 @@ inline Fp8Reference fp8_attention_reference(const Fp8Attention& a, const HostTen
     r.out_error.resize(static_cast<size_t>(r.out.elems())), r.lse_error.resize(static_cast<size_t>(r.lse.elems()));
     for (int64_t task = 0; task < a.B * a.NH * a.T; task++) {
         const int64_t t = task % a.T, h = task / a.T % a.NH, b = task / a.T / a.NH;
-        const int64_t first = a.documents.empty() ? 0 : a.documents[static_cast<size_t>(b * a.T + t)];
-        const int64_t count = t - first + 1;
+        const int64_t first = a.start(b, t), count = t - first + 1;
         std::vector<double> p(static_cast<size_t>(count)), p_error(p.size());
         double largest = -1e300, sum = 0, most_error = 0, spread = 0;
         for (int64_t j = 0; j < count; j++) {

@@ -48,8 +48,9 @@ Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linea
 // separate kernel; other kernels take longer by this fraction of the time that a read of dy takes: the norm by 8.5 of
 // 23.7 us at GPT-2 124M and 13 of 24.7 at 1558M, gelu by 12 of 94.7 (dev/results/2026-11-22-h200-1558M.md).
 Extra bf16_extra_of(const Config& c, const LinearPlan& linear) {
-    if (!c.shape.linear_bias || linear.kind == LinearKind::kHead) return {};
-    const bool own = linear.kind == LinearKind::kQkv;
+    const bool own = linear.kind == LinearKind::kQkv, proj = linear.kind == LinearKind::kProj;
+    const bool bias = own ? c.shape.qkv_bias() : proj ? c.shape.proj_bias() : c.shape.mlp_bias();
+    if (!bias || linear.kind == LinearKind::kHead) return {};
     const double reads = own ? 1 : linear.kind == LinearKind::kUp ? 0.13 : 0.45;
     return {.bytes = reads * 2 * d(c.micro_batch_size * c.seq_length) * d(linear.out), .kernels = own ? 1.0 : 0.0};
 }

@@ -46,6 +46,8 @@ std::string left_behind(const Config& config, const std::vector<int64_t>& steps)
 std::string save_error(const Config& config) {
     try {
         tokenizer_files(config.tokenizer);
+        model_files(config.load);
+        if (!config.load.empty()) hf_origin(config.load);
     } catch (const Error& error) {
         return error.what();
     }
@@ -68,7 +70,6 @@ SaveOptions save_options(const Config& config) {
     SaveOptions options;
     options.root = config.save;
     options.seq_length = config.seq_length;
-    options.tokenizer = config.tokenizer;
     options.keep = config.keep;
     options.async = config.save_async;
     return options;
@@ -184,9 +185,14 @@ RunCheckpoints::RunCheckpoints(const Config& config, const ParamTable& table, co
     saver_->require_room(checkpoints_to_come(config));
 }
 
+void RunCheckpoints::begin() {
+    if (saver_) saver_->carry(config_.load, config_.tokenizer);
+}
+
 std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::string>& notes) {
     const FoundCheckpoint found = find_checkpoint(config_.resume, config_.save, comm_);
     for (const std::string& line : found.skipped) notes.push_back("skipped checkpoint: " + line);
+    if (saver_) saver_->carry(found.path.empty() ? config_.load : found.path, config_.tokenizer);
     if (found.path.empty()) {
         notes.push_back("no checkpoint under " + config_.save + ": starting from the beginning");
         return {};

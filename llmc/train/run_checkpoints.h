@@ -63,6 +63,9 @@ public:
     RunCheckpoints(const Config& config, const ParamTable& table, const DataLoader& data, Comm& comm,
                    Ctx& ctx, Trainer& trainer, Faults& faults, const SaveLock* lock);
 
+    // For a run without --resume: checkpoints get what the model of --load and --tokenizer bring. resume() does the
+    // same with the checkpoint that it loads.
+    void begin();
     // Loads the checkpoint of --resume; returns nothing if "auto" finds none. fp8_given: the user has set --fp8-recipe.
     // Adds lines for the log to notes.
     std::optional<Progress> resume(bool fp8_given, std::vector<std::string>& notes);

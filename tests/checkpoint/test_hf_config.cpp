@@ -2,6 +2,7 @@
 // name.
 #include "tests/support/checkpoint_test.h"
 
+#include <map>
 #include <nlohmann/json.hpp>
 
 using namespace checkpoint_test;
@@ -32,6 +33,15 @@ std::string with(Json json, const std::string& pointer, const Json& value) {
 }
 
 const Json kRemove(Json::value_t::discarded);
+
+Json json_of(const std::string& name) {
+    for (const NamedConfig& c : all_configs())
+        if (name == c.name) return Json::parse(hf_config_json(c.config, Dtype::kFp32));
+    FAIL("no configuration ", name);
+    return {};
+}
+
+ModelConfig read(const Json& json) { return model_config_from_json(json.dump(), "x"); }
 
 }  // namespace
 
@@ -134,7 +144,8 @@ TEST_CASE("config.json: what transformers wrote") {
     llama.position = PositionEmbedding::kRope;
     llama.activation = Activation::kSwiglu;
     llama.rope_scaling = {.factor = 4, .original_max_positions = 32};
-    llama.linear_bias = llama.tied_head = false;
+    llama.linear_bias = LinearBias::kNone;
+    llama.tied_head = false;
     CHECK(model_config_from_hf(fixture("llama")) == llama);
     ModelConfig qwen3 = llama, tied = llama;
     qwen3.rope_scaling = tied.rope_scaling = {};
@@ -184,11 +195,21 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
     const Json llama = llama_json(), gpt2 = gpt2_json();
     const Json qwen3 = Json::parse(hf_config_json(qwen3_config(), Dtype::kFp32));
     const Json own = Json::parse(hf_config_json(all_configs()[4].config, Dtype::kFp32));
+    const Json mistral = json_of("mistral"), qwen2 = json_of("qwen2, window");
     const std::vector<Case> cases = {
-        {llama, "/model_type", "mistral"},
+        {llama, "/model_type", "gemma2"},
+        {llama, "/model_type", "gemma3_text"},
+        {llama, "/model_type", "mixtral"},
         {llama, "/model_type", kRemove},
         {llama, "/hidden_act", "gelu"},
-        {llama, "/attention_bias", true},
+        {llama, "/attention_bias", "yes"},
+        {llama, "/use_sliding_window", true},
+        {mistral, "/use_sliding_window", true},
+        {mistral, "/sliding_window", 0},
+        {mistral, "/layer_types", {"full_attention", "full_attention"}},
+        {qwen2, "/max_window_layers", 1},
+        {qwen2, "/layer_types", {"full_attention", "sliding_attention"}},
+        {qwen2, "/sliding_window", -1},
         {llama, "/hidden_size", kRemove},
         {llama, "/hidden_size", -64},
         {llama, "/hidden_size", 64.0},
@@ -209,9 +230,8 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
         {llama, "/rope_parameters/partial_rotary_factor", 0.5},
         {llama, "/partial_rotary_factor", 0.5},
         {llama, "/rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}},
-        {qwen3, "/attention_bias", true},
-        {qwen3, "/use_sliding_window", true},
         {qwen3, "/layer_types", {"full_attention", "sliding_attention"}},
+        {qwen3, "/layer_types", "full_attention"},
         {gpt2, "/activation_function", "gelu"},
         {gpt2, "/scale_attn_by_inverse_layer_idx", true},
         {gpt2, "/scale_attn_weights", false},
@@ -220,9 +240,12 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
         {gpt2, "/n_head", 3},
         {gpt2, "/n_embd", kRemove},
         {own, "/norm", "batch"},
+        {own, "/linear_bias", "some"},
+        {own, "/linear_bias", kRemove},
+        {own, "/window", -3},
         {own, "/qk_norm", kRemove},
-        {own, "/rope_scaling", nullptr},
-        {own, "/rope_scaling/original_max_positions", 0},
+        {own, "/rope_llama3", nullptr},
+        {own, "/rope_llama3/original_max_positions", 0},
     };
     for (const Case& c : cases) {
         CAPTURE(c.pointer);
@@ -238,10 +261,6 @@ TEST_CASE("config.json: what we do not compute is refused by the field's name") 
     check_contains(with(llama, "/rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}),
                    {"full_attention", "per layer type"});
     check_contains(with(llama, "/rope_parameters/low_freq_factor", 9.0), {"high_freq_factor"});
-    // Biases on all linears are computed, in no class of transformers but under Llama's names.
-    Json biased = llama;
-    biased["attention_bias"] = biased["mlp_bias"] = true;
-    CHECK(model_config_from_json(biased.dump(), "x").linear_bias);
     for (const char* text : {"", "[1]", "{", "nul"})
         check_contains(error_of([&] { model_config_from_json(text, "c"); }), {"exit 2: c: ", "not "});
     TempDir dir;
@@ -265,4 +284,95 @@ TEST_CASE("config.json: relu2 is GPT-2's where there is no gate, and our own els
     CHECK(hf_class(llama) == HfClass::kOwn);
     CHECK(Json::parse(hf_config_json(llama, Dtype::kBf16))["activation"] == "relu2");
     CHECK(there_and_back(llama) == llama);
+}
+
+TEST_CASE("config.json: biases of the linears, as each class has them") {
+    Json llama = llama_json();
+    const auto bias = [&](bool attention, bool mlp) {
+        llama["attention_bias"] = attention, llama["mlp_bias"] = mlp;
+        return read(llama).linear_bias;
+    };
+    CHECK(bias(false, false) == LinearBias::kNone);
+    CHECK(bias(true, true) == LinearBias::kAll);
+    CHECK(bias(true, false) == LinearBias::kAttention);
+    CHECK(bias(false, true) == LinearBias::kMlp);
+    // Qwen2 has them on Q, K and V, and Mistral none, whatever the file says of a field that their classes do not have.
+    Json qwen2 = json_of("qwen2"), mistral = json_of("mistral");
+    CHECK_FALSE(qwen2.contains("attention_bias"));
+    CHECK_FALSE(mistral.contains("attention_bias"));
+    CHECK(read(qwen2).linear_bias == LinearBias::kQkv);
+    CHECK(read(mistral).linear_bias == LinearBias::kNone);
+    // Of our own class, earlier versions wrote true or false.
+    Json own = json_of("mixed");
+    CHECK(own["linear_bias"] == "all");
+    own["linear_bias"] = true;
+    own.erase("window");
+    own["rope_scaling"] = own["rope_llama3"];
+    own.erase("rope_llama3");
+    CHECK(read(own) == all_configs()[4].config);
+    own["linear_bias"] = false;
+    CHECK(read(own).linear_bias == LinearBias::kNone);
+    for (const LinearBiasWord& word : kLinearBiasWords) {
+        own["linear_bias"] = word.name;
+        CHECK(read(own).linear_bias == word.kind);
+    }
+}
+
+TEST_CASE("config.json: the window of Mistral and Qwen") {
+    Json mistral = json_of("mistral");
+    CHECK(mistral["sliding_window"] == 7);
+    CHECK(read(mistral).sliding_window == 7);
+    mistral["layer_types"] = {"sliding_attention", "sliding_attention"};
+    CHECK(read(mistral).sliding_window == 7);
+    mistral["sliding_window"] = nullptr;
+    mistral["layer_types"] = {"full_attention", "full_attention"};
+    CHECK(read(mistral).sliding_window == 0);
+    mistral.erase("sliding_window");
+    mistral.erase("layer_types");
+    CHECK(read(mistral).sliding_window == 4096);   // the default of MistralConfig
+    mistral.erase("num_key_value_heads");
+    mistral["num_attention_heads"] = 16;
+    CHECK(read(mistral).num_query_groups == 8);    // so is this
+    mistral["num_key_value_heads"] = nullptr;
+    CHECK(read(mistral).num_query_groups == 16);
+
+    for (const char* name : {"qwen2, window", "qwen3, bias and window"}) {
+        CAPTURE(name);
+        Json qwen = json_of(name);
+        const int64_t window = qwen["sliding_window"].get<int64_t>();
+        CHECK(qwen["use_sliding_window"] == true);
+        CHECK(qwen["max_window_layers"] == 0);
+        CHECK(read(qwen).sliding_window == window);
+        qwen["max_window_layers"] = 2;   // the window begins at layer 2: in none of the two
+        CHECK(read(qwen).sliding_window == 0);
+        qwen["layer_types"] = {"sliding_attention", "sliding_attention"};   // counts more than max_window_layers
+        CHECK(read(qwen).sliding_window == window);
+        qwen["layer_types"] = {"full_attention", "full_attention"};
+        CHECK(read(qwen).sliding_window == 0);
+        qwen.erase("layer_types");
+        qwen["use_sliding_window"] = false;   // as Qwen2.5 is published: the other fields have no effect
+        qwen["max_window_layers"] = 1;
+        CHECK(read(qwen).sliding_window == 0);
+    }
+}
+
+// The parameters of each published model, as the headers of its safetensors files have them.
+TEST_CASE("presets of published models have their number of parameters") {
+    const std::map<std::string, int64_t> published = {
+        {"gpt2-124M", 124439808},       {"gpt2-350M", 354823168},        {"gpt2-774M", 774030080},
+        {"gpt2-1558M", 1557611200},     {"llama3-8B", 8030261248},       {"llama3.1-8B", 8030261248},
+        {"llama3.1-70B", 70553706496},  {"llama3.2-1B", 1235814400},     {"llama3.2-3B", 3212749824},
+        {"llama3.3-70B", 70553706496},  {"mistral-7B-v0.3", 7248023552}, {"qwen2.5-0.5B", 494032768},
+        {"qwen2.5-1.5B", 1543714304},   {"qwen2.5-7B", 7615616512},      {"qwen3-0.6B", 596049920},
+        {"qwen3-1.7B", 1720574976},     {"qwen3-4B", 4022468096},        {"qwen3-8B", 8190735360},
+        {"smollm2-135M", 134515008},    {"smollm2-360M", 361821120},     {"smollm2-1.7B", 1711376384}};
+    size_t own = 0;
+    for (const ModelPreset& preset : model_presets()) {
+        CAPTURE(preset.name);
+        const auto found = published.find(preset.name);
+        if (found == published.end()) own++;
+        else CHECK(make_param_table(preset.config).param_elems == found->second);
+    }
+    CHECK(own == 3);   // gpt2-tiny, llama-tiny, llama3-small
+    CHECK(published.size() + own == model_presets().size());
 }

@@ -135,6 +135,7 @@ TEST_CASE("config: an option without effect is refused with the reason") {
         {"llama", {"--rope-scaling-low-freq-factor", "1"}, "--rope-scaling-low-freq-factor", "--rope-scaling-factor 0"},
         {"llama", {"--rope-scaling-high-freq-factor", "4"}, "--rope-scaling-high-freq-factor", "factor 0"},
         {"gpt2", {"--rope-scaling-original-max-positions", "8"}, "--rope-scaling-original", "learned"},
+        {"gpt2", {"--sliding-window", "64", "--seq-length", "64"}, "--sliding-window", "hides nothing"},
         {"gpt2", {"--fuse-gelu", "--swiglu"}, "--fuse-gelu", "swiglu"},
         {"llama", {"--fuse-gelu=false"}, "--fuse-gelu", "swiglu"},
         {"gpt2", {"--fuse-gelu", "--recompute", "norm-act"}, "--fuse-gelu", "norm-act"},

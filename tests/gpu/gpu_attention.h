@@ -25,9 +25,15 @@ struct Attention : AttentionProblem {
         a.documents = documents_of(a.lengths, s.T);
         return a;
     }
+    Attention with_window(int64_t tokens) const {
+        Attention a = *this;
+        a.window = tokens;
+        return a;
+    }
     std::string name() const {
-        return strf("B %lld T %lld heads %lld over %lld head size %lld %s ", (long long)s.B, (long long)s.T,
-                    (long long)s.NH, (long long)s.NKV, (long long)s.HS, dtype_name(type))
+        return strf("B %lld T %lld heads %lld over %lld head size %lld %s window %lld ", (long long)s.B,
+                    (long long)s.T, (long long)s.NH, (long long)s.NKV, (long long)s.HS, dtype_name(type),
+                    (long long)window)
                + (lengths.empty() ? "" : text_of(lengths));
     }
     // The backward reads out and lse of `given`.

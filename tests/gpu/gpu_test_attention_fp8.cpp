@@ -143,6 +143,27 @@ TEST_CASE("gpu FP8 attention within documents against loops in double") {
     }
 }
 
+TEST_CASE("gpu FP8 attention within a window against loops in double") {
+    for (int64_t HS : {64, 128}) {
+        for (int64_t window : {1, 2, 64, 127, 128, 129, 200, 399}) {
+            const Fp8Attention a = with_window({2, 400, 4, 2, HS}, window);
+            check_against_loops(a);
+            check_against_loops(with_documents(a, {{129, 271}, {191, 1, 1, 207}}));
+        }
+    }
+}
+
+TEST_CASE("gpu FP8 attention: a window of the whole sequence is bitwise equal to none") {
+    if (!has_fp8_attention()) return;
+    for (int64_t HS : {64, 128}) {
+        const Fp8Attention a{2, 400, 4, 2, HS};
+        const HostTensor qkv = a.random_qkv();
+        const Fp8Attention::Result none = on_gpu(a, qkv);
+        for (int64_t window : {400, 5000}) CHECK(on_gpu(with_window(a, window), qkv).out.same_bits(none.out));
+        CHECK_FALSE(on_gpu(with_window(a, 399), qkv).out.same_bits(none.out));
+    }
+}
+
 // Includes large magnitudes, where truncation in tensor cores may change P by more than itself and no bound is useful.
 TEST_CASE("gpu FP8 attention: at most twice the CPU's error") {
     for (const Fp8Attention& a : {Fp8Attention{6, 500, 8, 4, 64}, Fp8Attention{5, 400, 8, 1, 128},

@@ -22,7 +22,7 @@ std::vector<Variant> variants() {
     qwen.tied_head = true;
     ModelConfig mixed = tiny_llama();   // combinations that no published model has
     mixed.norm = Norm::kLayerNorm;
-    mixed.linear_bias = true;
+    mixed.linear_bias = LinearBias::kAll;
     mixed.activation = Activation::kGelu;
     mixed.qk_norm = true;
     ModelConfig squared = tiny_gpt2();
@@ -152,7 +152,7 @@ TEST_CASE("block-keep-attention saves attention's output and log-sum-exp, and ru
 TEST_CASE("gradients in bf16 are those of FP32 except for rounding, with either sum of bias gradients") {
     std::vector<Variant> all = variants();
     ModelConfig biased = tiny_llama();
-    biased.linear_bias = true;
+    biased.linear_bias = LinearBias::kAll;
     all.push_back({"llama with biases", biased});
     biased.qk_norm = true;
     biased.position = PositionEmbedding::kLearned;

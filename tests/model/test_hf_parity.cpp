@@ -13,6 +13,7 @@
 #include "llmc/checkpoint/hf_config.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/ops/reference.h"
 #include "tests/support/checkpoint_test.h"
 #include "tests/support/model_test.h"
 
@@ -111,6 +112,28 @@ void check_model(const std::string& name) {
     CHECK(relative_error(logits_of(model), floats(reference, "logits")) < 1e-4);
 }
 
+// Trains a model for three steps, and writes the checkpoint and its logits for tests/support/check_hf_load.py.
+void save_trained(TestModel& model, const std::string& root) {
+    const int64_t B = model.config.micro_batch_size, T = model.config.seq_length;
+    model.set_random_batch(2, 17);
+    for (int i = 0; i < 3; i++) model.step();
+    checkpoint_test::CheckpointRequest request;
+    request.root = root;
+    request.seq_length = T;
+    request.state_json = checkpoint_test::state_json(3);
+    request.step = 3;
+    save_checkpoint(request, model.config.shape, model.table, model.trainer->state_access(model.ctx));
+    model.gradients();
+    const std::vector<double> logits = logits_of(model);
+    const std::vector<float> narrow(logits.begin(), logits.end());
+    const std::string tokens(reinterpret_cast<const char*>(model.staged.tokens), static_cast<size_t>(B * T * 4));
+    const std::string values(reinterpret_cast<const char*>(narrow.data()), narrow.size() * 4);
+    checkpoint_test::spill_tensors(root + "/logits.safetensors",
+                                   {{"input_ids", Dtype::kInt32, {B, T}},
+                                    {"logits", Dtype::kFp32, {B, T, model.config.shape.vocab_size}}},
+                                   tokens + values);
+}
+
 // Loads a fixture, saves it as a checkpoint, and compares every tensor with the original, bit for bit. If LLMC_HF_OUT
 // is set, writes trained checkpoints and their logits there, for tests/support/check_hf_load.py.
 void check_export(const std::string& name) {
@@ -149,23 +172,61 @@ void check_export(const std::string& name) {
     }
     CHECK(count == ours.tensors().size());
     CHECK(model_config_from_hf(saved) == model.config.shape);
-    if (!out) {
-        fs::remove_all(root);
-        return;
+    if (out) save_trained(model, root);
+    else fs::remove_all(root);
+}
+
+// Weights far from their neutral values, so that leaving one out or swapping two shows in the logits.
+void randomise(TestModel& model) {
+    const StateAccess access = model.trainer->state_access(model.ctx);
+    for (size_t i = 0; i < model.table.params.size(); i++) {
+        const Param& p = model.table.params[i];
+        const double size = p.is_vector() ? 0.3 : 0.15, mean = p.init == Param::Init::kOnes ? 1 : 0;
+        const reference::HostTensor noise = reference::random_tensor(Dtype::kFp32, p.elems(), i + 1, size, mean);
+        access.write(StateKind::kMaster, static_cast<int>(i), 0, p.elems(), noise.data());
     }
-    model.set_random_batch(2, 17);
-    for (int i = 0; i < 3; i++) model.step();
-    request.step = 3;
-    const std::string trained = save_checkpoint(request, model.config.shape, model.table, access);
-    model.gradients();
-    const std::vector<double> logits = logits_of(model);
-    const std::vector<float> narrow(logits.begin(), logits.end());
-    const std::string tokens(reinterpret_cast<const char*>(model.staged.tokens), static_cast<size_t>(B * T * 4));
-    const std::string values(reinterpret_cast<const char*>(narrow.data()), narrow.size() * 4);
-    checkpoint_test::spill_tensors(root + "/logits.safetensors",
-                                   {{"input_ids", Dtype::kInt32, {B, T}},
-                                    {"logits", Dtype::kFp32, {B, T, model.config.shape.vocab_size}}},
-                                   tokens + values);
+    model.trainer->weights_from_masters(model.ctx, true);
+}
+
+// Models that no class of transformers has, which it computes with our modeling_llmfp8.py: every norm, position,
+// activation, set of biases, qk-norm, window, grouping and head.
+std::vector<std::pair<std::string, ModelConfig>> own_models() {
+    ModelConfig gpt2 = checkpoint_test::gpt2_config();
+    gpt2.max_positions = 32;
+    std::vector<std::pair<std::string, ModelConfig>> models;
+    auto add = [&](const char* name, auto&& change) {
+        ModelConfig c = gpt2;
+        change(c);
+        REQUIRE(hf_class(c) == HfClass::kOwn);
+        models.emplace_back(name, c);
+    };
+    const auto rope = [](ModelConfig& c) {
+        c.position = PositionEmbedding::kRope;
+        c.rotary_base = 500;
+    };
+    add("own_modern", [&](ModelConfig& c) {
+        rope(c);
+        c.norm = Norm::kRmsNorm, c.activation = Activation::kRelu2, c.linear_bias = LinearBias::kNone;
+        c.num_query_groups = 1, c.qk_norm = true, c.tied_head = false;
+    });
+    add("own_learned", [](ModelConfig& c) {
+        c.activation = Activation::kRelu2, c.linear_bias = LinearBias::kQkv;
+        c.num_attention_heads = 4, c.num_query_groups = 2, c.kv_channels = 16;
+    });
+    add("own_scaled_rope", [&](ModelConfig& c) {
+        rope(c);
+        c.rope_scaling = {.factor = 4, .original_max_positions = 32};
+        c.sliding_window = 5, c.norm_eps = 1e-3;
+    });
+    add("own_gated", [](ModelConfig& c) {
+        c.activation = Activation::kSwiglu, c.linear_bias = LinearBias::kMlp, c.norm = Norm::kRmsNorm;
+        c.qk_norm = true, c.sliding_window = 3, c.tied_head = false;
+    });
+    add("own_attention_bias", [&](ModelConfig& c) {
+        rope(c);
+        c.activation = Activation::kSwiglu, c.linear_bias = LinearBias::kAttention;
+    });
+    return models;
 }
 
 }  // namespace
@@ -174,6 +235,60 @@ TEST_CASE("GPT-2: logits, loss and every gradient as in transformers") { check_m
 TEST_CASE("Llama with llama3 rope scaling and grouped queries, as in transformers") { check_model("llama"); }
 TEST_CASE("Llama with a tied head, as in transformers") { check_model("llama_tied"); }
 TEST_CASE("Qwen3 with qk-norm, as in transformers") { check_model("qwen3"); }
+TEST_CASE("Llama with biases of attention or of the MLP, as in transformers") {
+    check_model("llama_attention_bias");
+    check_model("llama_mlp_bias");
+}
+TEST_CASE("Mistral, without and with a window, as in transformers") {
+    check_model("mistral");
+    check_model("mistral_window");
+}
+TEST_CASE("Qwen2 with biases of Q, K and V, without and with a window, as in transformers") {
+    check_model("qwen2");
+    check_model("qwen2_window");
+}
+TEST_CASE("Qwen3 with biases of attention and a window, as in transformers") { check_model("qwen3_bias_window"); }
+TEST_CASE("a window one token longer or shorter has other logits than transformers") {
+    for (int64_t change : {-1, 1}) {
+        const std::string directory = "tests/fixtures/mistral_window";
+        const SafetensorsReader reference(directory + "/reference.safetensors");
+        ModelConfig shape = model_config_from_hf(directory);
+        shape.sliding_window += change;
+        TestModel model(tiny_config(shape, Dtype::kFp32, 2, 16));
+        load_hf_weights(directory, shape, model.table, model.trainer->state_access(model.ctx), model.comm);
+        model.trainer->weights_from_masters(model.ctx, true);
+        model.set_batch(ints(reference, "input_ids"), ints(reference, "targets"));
+        model.gradients();
+        CHECK(relative_error(logits_of(model), floats(reference, "logits")) > 1e-2);
+    }
+}
 TEST_CASE("a checkpoint has the tensors of transformers, bit for bit") {
-    for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3"}) check_export(name);
+    for (const char* name : {"gpt2", "llama", "llama_tied", "qwen3", "llama_attention_bias", "llama_mlp_bias",
+                             "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window"})
+        check_export(name);
+}
+// The logits are compared if a Python with transformers and torch is there ($PYTHON, else python3).
+TEST_CASE("transformers computes the models of its own that this trainer saves") {
+    checkpoint_test::TempDir dir;
+    const char *out = std::getenv("LLMC_HF_OUT"), *python = std::getenv("PYTHON");
+    std::string command = std::string(python ? python : "python3") + " tests/support/check_hf_load.py";
+    for (const auto& [name, shape] : own_models()) {
+        CAPTURE(name);
+        const std::string root = out ? std::string(out) + "/" + name : dir / name;
+        std::filesystem::remove_all(root);
+        TestModel model(tiny_config(shape, Dtype::kFp32, 2, 16));
+        randomise(model);
+        save_trained(model, root);
+        const std::string saved = root + "/step-00000003";
+        CHECK(checkpoint_damage(saved, true).empty());
+        for (const char* file : {"configuration_llmfp8.py", "modeling_llmfp8.py"})
+            CHECK(checkpoint_test::slurp(saved + "/" + file)
+                  == checkpoint_test::slurp(std::string("llmc/checkpoint/hf_code/") + file));
+        command += " " + saved + " " + root + "/logits.safetensors";
+    }
+    const int status = std::system((command + " > " + (dir / "log") + " 2>&1").c_str());
+    const std::string log = checkpoint_test::slurp(dir / "log");
+    CAPTURE(log);
+    if (WEXITSTATUS(status) == 77) MESSAGE("skipped: " << log);
+    else CHECK(status == 0);
 }

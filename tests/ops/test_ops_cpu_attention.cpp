@@ -21,6 +21,7 @@ struct Attention {
     float softmax_mul = 1 / std::sqrt(static_cast<float>(s.HS));
     HostTensor qkv, out, lse, dout, dqkv, delta;
     std::vector<int32_t> documents;   // (2, B, T), or none
+    int64_t window = 0;
 
     Attention(Shape shape, Dtype dtype) : s(shape), type(dtype) {
         Dtype stat = stat_dtype(type);
@@ -30,7 +31,10 @@ struct Attention {
     }
     const int32_t* documents_data() const { return documents.empty() ? nullptr : documents.data(); }
     // First key that a query attends to.
-    int64_t start(int64_t b, int64_t t) const { return documents.empty() ? 0 : documents[b * s.T + t]; }
+    int64_t start(int64_t b, int64_t t) const {
+        const int64_t document = documents.empty() ? 0 : documents[static_cast<size_t>(b * s.T + t)];
+        return window > 0 ? std::max(document, t - window + 1) : document;
+    }
     void forward() {
         Ctx ctx;
         cpu::attention_forward(ctx, {.out = out.view(),
@@ -42,7 +46,8 @@ struct Attention {
                                      .NKV = s.NKV,
                                      .HS = s.HS,
                                      .softmax_mul = softmax_mul,
-                                     .documents = documents_data()});
+                                     .documents = documents_data(),
+                                     .window = window});
     }
     void backward() {
         Ctx ctx;
@@ -58,7 +63,8 @@ struct Attention {
                                       .NKV = s.NKV,
                                       .HS = s.HS,
                                       .softmax_mul = softmax_mul,
-                                      .documents = documents_data()});
+                                      .documents = documents_data(),
+                                      .window = window});
     }
     // Index of element 0 of a head vector.
     int64_t q(int64_t b, int64_t t, int64_t h) const { return (b * s.T + t) * width + h * s.HS; }
@@ -363,4 +369,56 @@ TEST_CASE("cpu attention refuses documents with gaps and overlaps") {
             CHECK_THROWS_AS(a.forward(), Error);
             CHECK_THROWS_AS(a.backward(), Error);
         }
+}
+
+TEST_CASE("cpu attention within a window, alone and with documents") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp64})
+        for (const DocumentCase& c : kDocumentCases)
+            for (int64_t window : {1, 2, 5, 47, 48, 50, 97}) {
+                for (bool documents : {false, true}) {
+                    if (window > 5 && c.s.T < 49) continue;
+                    INFO(dtype_name(type) << " T " << c.s.T << " window " << window << " "
+                                          << (documents ? text_of(c.lengths) : ""));
+                    Attention a = documents ? with_documents(c, type) : Attention(c.s, type);
+                    a.window = window;
+                    a.forward();
+                    check_forward(a);
+                    a.backward();
+                    check_backward(a);
+                }
+            }
+}
+
+// As transformers' sliding windows: the query at t sees the keys from t - window + 1 to t.
+TEST_CASE("cpu attention: a key reaches as many queries as the window has tokens, to the bit") {
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
+        for (int64_t window : {1, 2, 7, 48, 95}) {
+            Attention a({1, 150, 2, 1, 8}, type);
+            a.window = window;
+            a.forward();
+            for (int64_t key : {0, 47, 48, 60, 149}) {
+                Attention changed = a;
+                for (int64_t i = a.k(0, key, 0); i < a.q(0, key + 1, 0); i++) changed.qkv.set(i, a.qkv.get(i) + 5);
+                changed.forward();
+                for (int64_t t = 0; t < a.s.T; t++) {
+                    INFO(dtype_name(type) << " window " << window << " key " << key << " query " << t);
+                    bool differs = false;
+                    for (int64_t i = a.o(0, t, 0); i < a.o(0, t, 0) + a.s.NH * a.s.HS; i++)
+                        differs = differs || a.out.get(i) != changed.out.get(i);
+                    CHECK_EQ(differs, key <= t && t < key + window);
+                }
+            }
+        }
+}
+
+TEST_CASE("cpu attention: a window of the whole sequence is the same as none") {
+    for (int64_t window : {101, 102, 1 << 20}) {
+        Attention plain({2, 101, 4, 2, 8}, Dtype::kBf16), whole = plain, shorter = plain;
+        whole.window = window, shorter.window = 100;
+        for (Attention* a : {&plain, &whole, &shorter}) a->forward(), a->backward();
+        CHECK(whole.out.same_bits(plain.out));
+        CHECK(whole.lse.same_bits(plain.lse));
+        CHECK(whole.dqkv.same_bits(plain.dqkv));
+        CHECK_FALSE(shorter.out.same_bits(plain.out));
+    }
 }

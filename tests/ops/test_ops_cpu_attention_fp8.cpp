@@ -94,7 +94,9 @@ TEST_CASE("cpu FP8 attention against loops in double") {
     for (const Fp8Attention& a :
          {Fp8Attention{2, 1, 2, 1, 64}, Fp8Attention{1, 17, 4, 2, 128}, Fp8Attention{1, 129, 8, 1, 64},
           Fp8Attention{2, 300, 2, 2, 64}, Fp8Attention{1, 300, 2, 1, 128, 4},
-          with_documents({2, 200, 2, 1, 64}, {{1, 130, 69}, {128, 72}})}) {
+          with_documents({2, 200, 2, 1, 64}, {{1, 130, 69}, {128, 72}}), with_window({1, 300, 2, 1, 64}, 129),
+          with_window({2, 200, 2, 1, 128}, 7),
+          with_window(with_documents({2, 200, 2, 1, 64}, {{1, 130, 69}, {128, 72}}), 100)}) {
         INFO(name_of(a));
         check_fp8_attention(a, a.on_cpu(a.random_qkv()), false);
     }

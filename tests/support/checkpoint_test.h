@@ -115,7 +115,7 @@ inline ModelConfig llama_config() {
     c.activation = Activation::kSwiglu;
     c.rotary_base = 500000;
     c.rope_scaling = {.factor = 8, .original_max_positions = 8};
-    c.linear_bias = false;
+    c.linear_bias = LinearBias::kNone;
     c.tied_head = false;
     c.norm_eps = 1e-6;
     return c;
@@ -129,6 +129,8 @@ struct NamedConfig {
 
 inline std::vector<NamedConfig> all_configs() {
     ModelConfig tied = llama_config(), qwen3 = llama_config(), mixed = gpt2_config(), biased = llama_config();
+    ModelConfig attention_bias = llama_config(), mlp_bias = llama_config(), mistral = llama_config();
+    ModelConfig qwen2 = llama_config(), qwen2_window = qwen2, narrow = llama_config(), window = gpt2_config();
     tied.tied_head = true;
     tied.rope_scaling = {};
     qwen3.qk_norm = true;
@@ -138,12 +140,33 @@ inline std::vector<NamedConfig> all_configs() {
     mixed.num_query_groups = 1;
     mixed.qk_norm = true;
     mixed.tied_head = false;
-    biased.linear_bias = true;
+    biased.linear_bias = LinearBias::kAll;
     biased.norm = Norm::kLayerNorm;
     biased.position = PositionEmbedding::kLearned;
-    return {{"gpt2", HfClass::kGpt2, gpt2_config()}, {"llama", HfClass::kLlama, llama_config()},
-            {"llama, tied", HfClass::kLlama, tied},  {"qwen3", HfClass::kQwen3, qwen3},
-            {"mixed", HfClass::kOwn, mixed},         {"biased", HfClass::kOwn, biased}};
+    attention_bias.linear_bias = LinearBias::kAttention;
+    mlp_bias.linear_bias = LinearBias::kMlp;
+    mistral.sliding_window = 7;
+    qwen2.linear_bias = qwen2_window.linear_bias = LinearBias::kQkv;
+    qwen2_window.sliding_window = 5;
+    ModelConfig qwen3_bias = qwen3;
+    qwen3_bias.linear_bias = LinearBias::kAttention;
+    qwen3_bias.sliding_window = 9;
+    narrow.num_attention_heads = narrow.num_query_groups = 3;   // no divisor of the hidden size, which LlamaConfig asks
+    window.sliding_window = 4;
+    return {{"gpt2", HfClass::kGpt2, gpt2_config()},
+            {"llama", HfClass::kLlama, llama_config()},
+            {"llama, tied", HfClass::kLlama, tied},
+            {"qwen3", HfClass::kQwen3, qwen3},
+            {"mixed", HfClass::kOwn, mixed},
+            {"biased", HfClass::kOwn, biased},
+            {"llama, attention bias", HfClass::kLlama, attention_bias},
+            {"llama, MLP bias", HfClass::kLlama, mlp_bias},
+            {"mistral", HfClass::kMistral, mistral},
+            {"3 heads", HfClass::kMistral, narrow},
+            {"qwen2", HfClass::kQwen2, qwen2},
+            {"qwen2, window", HfClass::kQwen2, qwen2_window},
+            {"qwen3, bias and window", HfClass::kQwen3, qwen3_bias},
+            {"gpt2, window", HfClass::kOwn, window}};
 }
 
 inline ModelConfig one_layer() {
@@ -246,6 +269,7 @@ struct FakeState {
 struct CheckpointRequest : SaveOptions {
     int64_t step = 0;
     std::string state_json;
+    std::string model, tokenizer;   // of CheckpointSaver::carry
 };
 
 // Saves at once and returns the path.
@@ -253,6 +277,7 @@ inline std::string save_checkpoint(const CheckpointRequest& request, const Model
                                    const ParamTable& table, const StateAccess& access) {
     const auto comm = open_single();
     CheckpointSaver saver(request, config, table, access, *comm);
+    saver.carry(request.model, request.tokenizer);
     std::string path;
     saver.on_saved([&](const SavedCheckpoint& saved) { path = saved.path; });
     saver.save(request.step, request.state_json);

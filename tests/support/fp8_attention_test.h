@@ -20,9 +20,14 @@ inline Fp8Attention with_documents(Fp8Attention a, const documents_test::Lengths
     a.documents = documents_test::documents_of(lengths, a.T);
     return a;
 }
+inline Fp8Attention with_window(Fp8Attention a, int64_t window) {
+    a.window = window;
+    return a;
+}
 inline std::string name_of(const Fp8Attention& a) {
-    std::string text = strf("B %lld T %lld heads %lld over %lld head size %lld magnitude %g ", (long long)a.B,
-                            (long long)a.T, (long long)a.NH, (long long)a.NKV, (long long)a.HS, a.magnitude);
+    std::string text = strf("B %lld T %lld heads %lld over %lld head size %lld magnitude %g window %lld ",
+                            (long long)a.B, (long long)a.T, (long long)a.NH, (long long)a.NKV, (long long)a.HS,
+                            a.magnitude, (long long)a.window);
     for (int64_t row = 0; row < a.B * a.T && !a.documents.empty(); row++)   // first positions of documents
         if (a.documents[static_cast<size_t>(row)] == row % a.T) text += strf("%lld ", (long long)(row % a.T));
     return text;

@@ -25,7 +25,7 @@ inline std::vector<ModelConfig> fp8_shapes() {
     llama.max_positions = 48;
     ModelConfig mixed = llama;   // biases behind rope and qk-norm
     mixed.norm = Norm::kLayerNorm;
-    mixed.linear_bias = true;
+    mixed.linear_bias = LinearBias::kAll;
     mixed.activation = Activation::kGelu;
     mixed.qk_norm = true;
     ModelConfig squared = gpt2;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make tests/fixtures: tiny models of transformers and what transformers computes with them.
 
-    python3 tests/support/make_hf_fixtures.py [OUTPUT_DIRECTORY]
+    python3 tests/support/make_hf_fixtures.py [OUTPUT_DIRECTORY [NAME...]]
 
 Needs torch, transformers and safetensors; the files it made are committed, so that tests need none of them.
 Each model is saved by save_pretrained, in one directory, with reference.safetensors beside it:
@@ -23,14 +23,17 @@ import sys
 
 import torch
 from safetensors.torch import save_file
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM)
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig,
+                          MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM)
 
 BATCH, LENGTH, VOCAB = 2, 16, 97
 
 SHAPE = dict(vocab_size=VOCAB, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
              intermediate_size=96, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
              attn_implementation="eager")
+# Unusual: odd vocabularies, one key/value head, head_dim is not hidden_size / heads, windows of less than LENGTH.
+SMALL = SHAPE | dict(hidden_size=40, num_hidden_layers=2, num_key_value_heads=1, intermediate_size=56,
+                     rope_parameters=dict(rope_type="default", rope_theta=1000.0))
 
 
 def gpt2():
@@ -60,6 +63,38 @@ def qwen3():
                                         tie_word_embeddings=False, **SHAPE))
 
 
+def llama_attention_bias():
+    return LlamaForCausalLM(LlamaConfig(attention_bias=True, **SMALL))
+
+
+def llama_mlp_bias():
+    return LlamaForCausalLM(LlamaConfig(mlp_bias=True, **SMALL | dict(vocab_size=131, num_key_value_heads=4)))
+
+
+def mistral():
+    return MistralForCausalLM(MistralConfig(sliding_window=None, **SMALL | dict(hidden_size=56, num_attention_heads=3)))
+
+
+def mistral_window():
+    return MistralForCausalLM(MistralConfig(sliding_window=5, **SMALL | dict(vocab_size=131)))
+
+
+def qwen2():
+    shape = SMALL | dict(hidden_size=48, num_attention_heads=6)
+    del shape["head_dim"]
+    return Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, use_sliding_window=False, sliding_window=5,
+                                        max_window_layers=1, **shape))
+
+
+def qwen2_window():
+    return Qwen2ForCausalLM(Qwen2Config(use_sliding_window=True, sliding_window=7, max_window_layers=0, **SMALL))
+
+
+def qwen3_bias_window():
+    return Qwen3ForCausalLM(Qwen3Config(attention_bias=True, use_sliding_window=True, sliding_window=3,
+                                        max_window_layers=0, **SMALL | dict(vocab_size=101)))
+
+
 # name: constructor, dtype of the saved weights, size of a part. The reading of each dtype, of one file and of
 # several is covered by a file that transformers wrote.
 MODELS = {
@@ -67,6 +102,13 @@ MODELS = {
     "llama": (llama, torch.float32, "120KB"),
     "llama_tied": (llama_tied, torch.bfloat16, "1GB"),
     "qwen3": (qwen3, torch.float16, "1GB"),
+    "llama_attention_bias": (llama_attention_bias, torch.float32, "1GB"),
+    "llama_mlp_bias": (llama_mlp_bias, torch.float32, "1GB"),
+    "mistral": (mistral, torch.float32, "1GB"),
+    "mistral_window": (mistral_window, torch.float32, "1GB"),
+    "qwen2": (qwen2, torch.bfloat16, "1GB"),
+    "qwen2_window": (qwen2_window, torch.float32, "1GB"),
+    "qwen3_bias_window": (qwen3_bias_window, torch.float32, "1GB"),
 }
 
 
@@ -104,7 +146,7 @@ def run(model, ids, targets):
     """Logits, loss and gradients in the model's dtype."""
     model.zero_grad()
     logits = model(input_ids=ids, use_cache=False).logits
-    loss = torch.nn.functional.cross_entropy(logits.view(-1, VOCAB), targets.view(-1), ignore_index=-1)
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
     loss.backward()
     return logits.detach(), loss.detach(), {n: p.grad.detach().clone() for n, p in model.named_parameters()}
 
@@ -122,8 +164,9 @@ def make(name, directory, seed):
     model = constructor().double().eval()
     randomise(model, dtype, seed)
     generator = torch.Generator().manual_seed(seed + 1)
-    ids = torch.randint(VOCAB, (BATCH, LENGTH), generator=generator)
-    targets = torch.randint(VOCAB, (BATCH, LENGTH), generator=generator)
+    vocab = model.config.vocab_size
+    ids = torch.randint(vocab, (BATCH, LENGTH), generator=generator)
+    targets = torch.randint(vocab, (BATCH, LENGTH), generator=generator)
     targets[0, 3] = targets[1, 0] = targets[1, LENGTH - 1] = -1
     with everything_in_double():
         logits, loss, grads = run(model, ids, targets)
@@ -135,7 +178,8 @@ def make(name, directory, seed):
     tensors = {"input_ids": ids.int(), "targets": targets.int(), "logits": logits.float(),
                "loss": loss.float().reshape(1)}
     tensors |= {"grad." + n: g.float().contiguous() for n, g in grads.items()}
-    assert all(g.abs().max() > 1e-6 for g in grads.values()), "a parameter without effect"
+    without = [n for n, g in grads.items() if g.abs().max() <= 1e-6]
+    assert not without, f"parameters without effect: {without}"
     save_file(tensors, directory / "reference.safetensors")
     for path in directory.iterdir():
         path.chmod(0o644)
@@ -144,9 +188,10 @@ def make(name, directory, seed):
 
 
 def main():
-    output = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "fixtures")
+    output = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1] / "fixtures")
     for seed, name in enumerate(MODELS):
-        make(name, output / name, 100 * (seed + 1))
+        if name in sys.argv[2:] or len(sys.argv) <= 2:
+            make(name, output / name, 100 * (seed + 1))
 
 
 if __name__ == "__main__":

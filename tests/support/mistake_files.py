@@ -80,7 +80,7 @@ def write_models():
     write("no_config/readme", "x")
     write("array_config/config.json", "[]")
     write("cut_config/config.json", '{"model_type": "llama",')
-    write("mistral/config.json", '{"model_type": "mistral"}')
+    write("gemma/config.json", '{"model_type": "gemma2"}')
     write("no_weights/config.json", json.dumps(LLAMA_CONFIG))
     write("pytorch/config.json", json.dumps(LLAMA_CONFIG))
     write("pytorch/pytorch_model.bin", b"PK\x03\x04")

@@ -31,7 +31,7 @@ inline ModelConfig tiny_llama() {
     c.norm = Norm::kRmsNorm;
     c.position = PositionEmbedding::kRope;
     c.activation = Activation::kSwiglu;
-    c.linear_bias = false;
+    c.linear_bias = LinearBias::kNone;
     c.tied_head = false;
     return c;
 }

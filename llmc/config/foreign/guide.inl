@@ -37,7 +37,7 @@ R"json([
   {"keys": "use_rope", "take": "position-embedding-type", "value": "rope", "when": "true"},
   {"keys": "use_qk_norm", "take": "qk-layernorm", "value": true, "when": "true"},
   {"keys": "use_swiglu", "take": "activation", "value": "swiglu", "when": "true"},
-  {"keys": "bias", "take": "disable-bias-linear", "value": true, "when": "false"},
+  {"keys": "bias", "take": "linear-bias", "value": "none", "when": "false"},
   {"keys": "use_rmsnorm use_rope use_qk_norm use_swiglu bias", "other": "that is the preset's", "when": "true false"},
   {"keys": "dropout", "other": "no dropout here either", "when": "0 0.0"},
   {"keys": "dropout", "cannot": "there is no dropout"},

@@ -4,7 +4,7 @@ from .rows import Default, Source, read_rows
 
 DEFAULTS = [
     Default("normalization", "LayerNorm"), Default("position-embedding-type", "learned_absolute"),
-    Default("activation", "gelu"), Default("disable-bias-linear", False),
+    Default("activation", "gelu"), Default("linear-bias", "all"),
     Default("untie-embeddings-and-output-weights", False), Default("rotary-base", 10000),
     Default("dtype", "fp32", "neither --bf16 nor --fp16"),
     Default("lr-decay-style", "linear"), Default("min-lr", 0), Default("lr-warmup-iters", 0),

@@ -8,5 +8,5 @@ NANOGPT = Source("a nanoGPT configuration", read_rows("nanogpt"),
                  [Default("lr", 6e-4), Default("min-lr", 6e-5), Default("lr-warmup-iters", 2000),
                   Default("train-iters", 600000), Default("micro-batch-size", 12), Default("seq-length", 1024),
                   Default("num-layers", 12), Default("num-attention-heads", 12), Default("hidden-size", 768),
-                  Default("disable-bias-linear", True), Default("eval-interval", 2000), Default("eval-iters", 200),
+                  Default("linear-bias", "none"), Default("eval-interval", 2000), Default("eval-iters", 200),
                   Default("seed", 1337), Default("save", "out")], finish_nanogpt)

@@ -1,0 +1,35 @@
+"""The shape of a decoder that no class of transformers has; modeling_llmfp8.py computes it."""
+from transformers import PretrainedConfig
+
+
+class LlmFp8Config(PretrainedConfig):
+    """The fields are those of the trainer's options, as it writes them to config.json."""
+    model_type = "llmfp8"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {"num_hidden_layers": "num_layers", "intermediate_size": "ffn_hidden_size",
+                     "num_key_value_heads": "num_query_groups", "head_dim": "kv_channels",
+                     "max_position_embeddings": "max_positions"}
+
+    def __init__(self, vocab_size=50257, num_layers=12, hidden_size=768, ffn_hidden_size=3072, num_attention_heads=12,
+                 num_query_groups=12, kv_channels=64, max_positions=1024, norm="layer", position="learned",
+                 activation="gelu", rotary_base=10000.0, rope_llama3=None, linear_bias="all", qk_norm=False,
+                 window=0, norm_eps=1e-5, init_std=0.02, tie_word_embeddings=True, **kwargs):
+        self.vocab_size = vocab_size
+        self.num_layers = num_layers
+        self.hidden_size = hidden_size
+        self.ffn_hidden_size = ffn_hidden_size
+        self.num_attention_heads = num_attention_heads
+        self.num_query_groups = num_query_groups
+        self.kv_channels = kv_channels
+        self.max_positions = max_positions
+        self.norm = norm                       # layer or rms
+        self.position = position               # learned or rope
+        self.activation = activation           # gelu (tanh form), swiglu or relu2
+        self.rotary_base = rotary_base
+        self.rope_llama3 = rope_llama3 or {"factor": 0}   # the rule of scaling; factor 0: none
+        self.linear_bias = linear_bias         # all, none, qkv, attention (qkv and output) or mlp
+        self.qk_norm = qk_norm
+        self.window = window                   # keys that a query attends to, its own included; 0: all
+        self.norm_eps = norm_eps
+        self.init_std = init_std
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

@@ -1,0 +1,175 @@
+// Options that describe the model.
+#include <algorithm>
+
+#include "llmc/base/check.h"
+#include "llmc/config/config_table.h"
+
+namespace {
+
+constexpr OnResume kMust = OnResume::kMustMatch;
+constexpr OnResume kSilent = OnResume::kSilent;
+constexpr Range kInsideUnit{.low = 0, .high = 1, .low_open = true, .high_open = true};
+const Conditions kRope = {{"position-embedding-type", "rope",
+                           "positions are learned (--position-embedding-type learned_absolute)"}};
+const Conditions kScaledRope = {kRope[0],
+                                {"rope-scaling-factor", ">0", "rope is not scaled (--rope-scaling-factor 0)"}};
+const Conditions kInitialWeights = {{"resume", "unset auto", "--resume restores the weights"},
+                                    {"load", "unset", "--load provides the weights"}};
+
+const char* idle_window(const Config& c) {
+    return c.shape.sliding_window >= c.seq_length ? "a window of --seq-length tokens or more hides nothing" : nullptr;
+}
+
+// ---- defaults that follow from other options ----
+
+bool is_rope(const Config& c) { return c.shape.position == PositionEmbedding::kRope; }
+
+// Megatron's widths: 4C, or 8C/3 with a gate, which adds a third matrix.
+void derive_ffn(Config& c, const Given& given) {
+    if (!given.has("hidden-size") && !given.has("activation")) return;
+    const bool gated = activation_function(c.shape.activation).gated;
+    c.shape.ffn_hidden_size = gated ? std::max<int64_t>(c.shape.hidden_size * 8 / 3 / 64 * 64, 64)
+                                    : c.shape.hidden_size * 4;
+}
+
+void derive_groups(Config& c, const Given& given) {
+    const ModelConfig& preset = find_model_preset(c.model)->config;
+    bool grouped = preset.num_query_groups != preset.num_attention_heads;
+    if (given.has("num-attention-heads") && !grouped) c.shape.num_query_groups = c.shape.num_attention_heads;
+}
+
+void derive_kv_channels(Config& c, const Given& given) {
+    if (!given.has("hidden-size") && !given.has("num-attention-heads")) return;
+    REQUIRE(c.shape.hidden_size % c.shape.num_attention_heads == 0,
+            "--hidden-size %lld is no multiple of --num-attention-heads %lld: set --kv-channels",
+            ll(c.shape.hidden_size), ll(c.shape.num_attention_heads));
+    c.shape.kv_channels = c.shape.hidden_size / c.shape.num_attention_heads;
+}
+
+void derive_seq_length(Config& c, const Given& given) {
+    c.seq_length = find_model_preset(c.model)->seq_length;
+    // With --load and without --model the shape is not the preset's.
+    const bool loaded = given.has("load") && !given.has("model");
+    const bool limited = loaded || given.has("max-position-embeddings") || !is_rope(c);
+    if (limited) c.seq_length = std::min(c.seq_length, c.shape.max_positions);
+}
+
+void derive_max_positions(Config& c, const Given&) {
+    if (is_rope(c)) c.shape.max_positions = std::max(c.shape.max_positions, c.seq_length);
+}
+
+// ---- rows ----
+
+std::vector<std::pair<std::string, Activation>> activation_words() {
+    std::vector<std::pair<std::string, Activation>> words;
+    for (const ActivationFunction& row : kActivations) words.emplace_back(row.name, row.kind);
+    return words;
+}
+
+std::vector<std::pair<std::string, LinearBias>> linear_bias_words() {
+    std::vector<std::pair<std::string, LinearBias>> words;
+    for (const LinearBiasWord& word : kLinearBiasWords) words.emplace_back(word.name, word.kind);
+    return words;
+}
+
+const char* activation_help() {
+    static const std::string text = [] {
+        std::string functions;
+        for (const ActivationFunction& row : kActivations)
+            functions += strf("%s %s (%s)", functions.empty() ? ":" : ",", row.name, row.help);
+        return "activation function of the feed-forward part" + functions;
+    }();
+    return text.c_str();
+}
+
+void add_model_sizes(std::vector<OptionRow>& rows) {
+    constexpr OptionGroup group = OptionGroup::kModel;
+    rows.insert(rows.end(), {
+        {.name = "model", .group = group, .value = text(AT(model), "NAME", "the name of a preset"),
+         .help = "preset; the other model options override single values of it",
+         .fallback = "gpt2-124M", .fallback_llama = "llama3-small"},
+        {.name = "num-layers", .group = group, .value = integer(AT(shape.num_layers), 1, 1024),
+         .help = "transformer blocks", .on_resume = kMust},
+        {.name = "hidden-size", .group = group, .value = integer(AT(shape.hidden_size), 8, 1 << 17),
+         .help = "width of the residual stream, a multiple of 8", .on_resume = kMust},
+        {.name = "activation", .group = group, .value = choice<Activation>(AT(shape.activation), activation_words()),
+         .help = activation_help(), .on_resume = kMust},
+        {.name = "ffn-hidden-size", .group = group, .value = integer(AT(shape.ffn_hidden_size), 8, 1 << 19),
+         .help = "width of the MLP, a multiple of 8", .derive = derive_ffn,
+         .derived = "4x hidden size, 8/3x with a gate (swiglu), if --hidden-size or --activation is set",
+         .on_resume = kMust},
+        {.name = "num-attention-heads", .group = group,
+         .value = integer(AT(shape.num_attention_heads), 1, 1024), .help = "query heads", .on_resume = kMust},
+        {.name = "num-query-groups", .group = group, .value = integer(AT(shape.num_query_groups), 1, 1024),
+         .help = "key and value heads, a divisor of the query heads", .derive = derive_groups,
+         .on_resume = kMust},
+        {.name = "kv-channels", .group = group, .value = integer(AT(shape.kv_channels), 8, 256),
+         .help = "head dim, a multiple of 8", .derive = derive_kv_channels,
+         .derived = "hidden size / heads, if one of them is set", .on_resume = kMust},
+        {.name = "vocab-size", .group = group, .value = integer(AT(shape.vocab_size), 2, 1 << 24),
+         .help = "number of tokens in the vocabulary; stored rows are padded to a multiple of 128", .on_resume = kMust},
+        {.name = "seq-length", .group = OptionGroup::kBatch, .value = integer(AT(seq_length), 1, 1 << 24),
+         .help = "tokens per sequence", .derive = derive_seq_length, .on_resume = kMust, .llmc = "-t"},
+        {.name = "max-position-embeddings", .group = group,
+         .value = integer(AT(shape.max_positions), 1, 1 << 24),
+         .help = "number of learned positions, or the context length that a rope model declares",
+         .derive = derive_max_positions, .derived = "with rope at least --seq-length", .on_resume = kMust},
+    });
+}
+
+void add_model_layers(std::vector<OptionRow>& rows) {
+    constexpr OptionGroup group = OptionGroup::kModel;
+    rows.insert(rows.end(), {
+        {.name = "normalization", .group = group,
+         .value = choice<Norm>(AT(shape.norm),
+                               {{"LayerNorm", Norm::kLayerNorm}, {"RMSNorm", Norm::kRmsNorm}}),
+         .help = "kind of the normalization layers", .on_resume = kMust},
+        {.name = "norm-epsilon", .group = group, .value = number(AT(shape.norm_eps), kInsideUnit),
+         .help = "added to the variance in a norm layer", .on_resume = kMust},
+        {.name = "position-embedding-type", .group = group,
+         .value = choice<PositionEmbedding>(AT(shape.position),
+                                            {{"learned_absolute", PositionEmbedding::kLearned},
+                                             {"rope", PositionEmbedding::kRope}}),
+         .help = "position embedding", .on_resume = kMust},
+        {.name = "rotary-base", .group = group,
+         .value = number(AT(shape.rotary_base), {.low = 1, .high = 1e12}), .help = "theta of rope",
+         .acts_if = kRope, .on_resume = kMust},
+        {.name = "rope-scaling-factor", .group = group,
+         .value = number(AT(shape.rope_scaling.factor), {.low = 0, .high = 1e6}),
+         .help = "scaling factor of the llama3 rule for longer contexts than the original one; 0: no scaling",
+         .acts_if = kRope, .on_resume = kMust},
+        {.name = "rope-scaling-low-freq-factor", .group = group,
+         .value = number(AT(shape.rope_scaling.low_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
+         .help = "wavelengths above original length / this are multiplied by the scaling factor",
+         .acts_if = kScaledRope, .on_resume = kMust},
+        {.name = "rope-scaling-high-freq-factor", .group = group,
+         .value = number(AT(shape.rope_scaling.high_freq_factor), {.low = 0, .high = 1e6, .low_open = true}),
+         .help = "wavelengths below original length / this are not changed", .acts_if = kScaledRope,
+         .on_resume = kMust},
+        {.name = "rope-scaling-original-max-positions", .group = group,
+         .value = integer(AT(shape.rope_scaling.original_max_positions), 1, 1 << 24),
+         .help = "context length before rope scaling", .acts_if = kScaledRope, .on_resume = kMust},
+        {.name = "qk-layernorm", .group = group, .value = flag(AT(shape.qk_norm), true, false),
+         .help = "RMSNorm over each head of Q and K", .on_resume = kMust},
+        {.name = "linear-bias", .group = group,
+         .value = choice<LinearBias>(AT(shape.linear_bias), linear_bias_words()),
+         .help = "linear layers with biases: qkv as in Qwen2, attention is qkv and the output projection",
+         .on_resume = kMust},
+        {.name = "sliding-window", .group = group, .value = integer(AT(shape.sliding_window), 0, 1 << 24),
+         .help = "keys that a query attends to, its own included, as in Mistral; 0: all earlier ones",
+         .inert = idle_window, .on_resume = kMust},
+        {.name = "untie-embeddings-and-output-weights", .group = group,
+         .value = flag(AT(shape.tied_head), false, true),
+         .help = "separate output matrix (LM head) instead of the transposed embedding", .on_resume = kMust},
+        {.name = "init-method-std", .group = group, .value = number(AT(shape.init_std), kInsideUnit),
+         .help = "standard deviation of the initial weights", .acts_if = kInitialWeights,
+         .on_resume = kSilent},
+    });
+}
+
+}  // namespace
+
+void add_model(std::vector<OptionRow>& rows) {
+    add_model_sizes(rows);
+    add_model_layers(rows);
+}

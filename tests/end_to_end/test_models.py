@@ -1,0 +1,165 @@
+"""Models of transformers in and out: the folder alone says what is trained, and a checkpoint has what the folder had.
+Standard library only."""
+import ast
+import json
+import os
+import shutil
+import subprocess
+import unittest
+
+from tests.support.ranks import ENVIRONMENT, HAVE_RANKS, MPIRUN
+from tests.support.train import GPT2, LLAMA, ROOT, TrainTest
+
+FIXTURES = os.path.join(ROOT, "tests", "fixtures")
+BROUGHT = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}', "special_tokens_map.json": "{}",
+           "tokenizer.model": "\0\1", "chat_template.jinja": "{{ messages }}", "merges.txt": "a b",
+           "generation_config.json": '{"eos_token_id": [5, 9, 11], "top_p": 0.9}'}
+# Fixture: fields of its config.json that a checkpoint must have with the same value.
+FAMILIES = {
+    "gpt2": ["model_type", "n_embd", "n_head", "n_inner"],
+    "llama": ["model_type", "rope_parameters", "tie_word_embeddings"],
+    "llama_attention_bias": ["model_type", "attention_bias", "mlp_bias", "head_dim"],
+    "llama_mlp_bias": ["model_type", "attention_bias", "mlp_bias"],
+    "mistral": ["model_type", "head_dim", "sliding_window"],
+    "mistral_window": ["model_type", "sliding_window"],
+    "qwen2": ["model_type", "use_sliding_window", "tie_word_embeddings"],
+    "qwen2_window": ["model_type", "use_sliding_window", "sliding_window", "max_window_layers"],
+    "qwen3": ["model_type", "head_dim", "attention_bias"],
+    "qwen3_bias_window": ["model_type", "attention_bias", "sliding_window"],
+}
+
+
+def config_of(directory):
+    with open(os.path.join(directory, "config.json")) as file:
+        return json.load(file)
+
+
+class ModelsTest(TrainTest):
+    def bring(self, fixture, name="model"):
+        """A copy of a fixture with the files of a published model; returns its path."""
+        model = self.path(name)
+        shutil.copytree(os.path.join(FIXTURES, fixture), model, dirs_exist_ok=True)
+        for file, text in BROUGHT.items():
+            with open(os.path.join(model, file), "w") as out:
+                out.write(text)
+        config = config_of(model) | {"bos_token_id": 2, "eos_token_id": [5, 9, 11], "pad_token_id": 1}
+        with open(os.path.join(model, "config.json"), "w") as out:
+            json.dump(config, out)
+        return model
+
+    def train(self, *options, expect=0, launcher=()):
+        done = subprocess.run([*launcher, LLAMA, "--train-data", self.path("train_0.bin"), "--seq-length", "16",
+                               "--micro-batch-size", "2", "--dtype", "fp32", *options], capture_output=True, text=True,
+                              timeout=120, env=ENVIRONMENT)
+        self.assertEqual(done.returncode, expect, done.stdout + done.stderr)
+        return done
+
+    def check_brought(self, checkpoint, without=()):
+        for file, text in BROUGHT.items():
+            path = os.path.join(checkpoint, file)
+            if file in without:
+                self.assertFalse(os.path.exists(path), path)
+                continue
+            with open(path) as copy:
+                self.assertEqual(copy.read(), text, path)
+        config = config_of(checkpoint)
+        self.assertEqual([config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")],
+                         [2, [5, 9, 11], 1])
+
+    def test_every_family_is_loaded_and_saved_by_its_folder_alone(self):
+        for fixture, fields in FAMILIES.items():
+            with self.subTest(fixture):
+                model = self.bring(fixture, fixture)
+                out = self.path(fixture + "-out")
+                self.train("--load", model, "--train-iters", "2", "--save", out)
+                saved = os.path.join(out, "step-00000002")
+                self.assertEqual({name: config_of(saved)[name] for name in fields},
+                                 {name: config_of(model)[name] for name in fields})
+                self.check_brought(saved)
+
+    def test_what_a_model_brought_goes_from_run_to_run(self):
+        model, out = self.bring("llama"), self.path("out")
+        self.train("--load", model, "--train-iters", "2", "--save", out)
+        for file in BROUGHT:   # the next run reads the checkpoint, not the folder
+            os.remove(os.path.join(model, file))
+        self.train("--load", model, "--train-iters", "4", "--save", out, "--resume", "auto", "--keep", "1")
+        self.assertEqual(self.checkpoints("out"), ["step-00000004"])
+        self.check_brought(os.path.join(out, "step-00000004"))
+        # A new run from the checkpoint's weights, with another tokenizer.
+        self.train("--load", os.path.join(out, "step-00000004"), "--train-iters", "1", "--save", self.path("new"))
+        self.check_brought(self.path("new", "step-00000001"))
+        os.makedirs(self.path("other"))
+        with open(self.path("other", "merges.txt"), "w") as file:
+            file.write(BROUGHT["merges.txt"])
+        self.train("--load", os.path.join(out, "step-00000004"), "--train-iters", "1", "--save", self.path("newer"),
+                   "--tokenizer", self.path("other"))
+        self.check_brought(self.path("newer", "step-00000001"),
+                           without=set(BROUGHT) - {"merges.txt", "generation_config.json"})
+
+    @unittest.skipUnless(HAVE_RANKS, "no mpirun")
+    def test_two_ranks_keep_it_too_and_say_what_is_wrong_with_it(self):
+        model, two = self.bring("llama"), [*MPIRUN, "-np", "2"]
+        self.train("--load", model, "--train-iters", "1", "--save", self.path("out"), launcher=two)
+        self.check_brought(self.path("out", "step-00000001"))
+        with open(os.path.join(model, "config.json"), "w") as out:
+            json.dump(config_of(os.path.join(FIXTURES, "llama")) | {"eos_token_id": "</s>"}, out)
+        refused = self.train("--load", model, "--train-iters", "1", "--save", self.path("no"), launcher=two,
+                             expect=2)
+        self.assertIn('"eos_token_id"', refused.stderr)
+        self.assertFalse(os.path.exists(self.path("no")))
+
+    def test_a_model_of_our_own_brings_its_code(self):
+        """What a checkpoint's config.json names for transformers lies beside it, is Python, and reads every field."""
+        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--save", self.path("own"))
+        saved = self.path("own", "step-00000001")
+        config, classes = config_of(saved), {}
+        for name in ("configuration_llmfp8.py", "modeling_llmfp8.py"):
+            with open(os.path.join(saved, name)) as file:
+                tree = ast.parse(file.read())
+            classes |= {f"{name[:-3]}.{node.name}": node for node in tree.body if isinstance(node, ast.ClassDef)}
+        self.assertEqual(set(config["auto_map"]), {"AutoConfig", "AutoModelForCausalLM"})
+        for named in config["auto_map"].values():
+            self.assertIn(named, classes)
+        self.assertEqual(config["architectures"], ["LlmFp8ForCausalLM"])
+        init = next(node for node in classes[config["auto_map"]["AutoConfig"]].body
+                    if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+        general = {"architectures", "model_type", "auto_map", "torch_dtype", "dtype", "bos_token_id", "eos_token_id"}
+        self.assertEqual({argument.arg for argument in init.args.args} - {"self"}, set(config) - general)
+        # A shape that a class has brings none.
+        self.run_train(GPT2, "--train-iters", "1", "--save", self.path("gpt2"))
+        self.assertFalse([name for name in os.listdir(self.path("gpt2", "step-00000001")) if name.endswith(".py")])
+        # It goes on, and is loaded again.
+        self.run_train(GPT2, "--train-iters", "2", "--normalization", "RMSNorm", "--save", self.path("own"), "--resume",
+                       "auto")
+        self.run_train(GPT2, "--train-iters", "1", "--normalization", "RMSNorm", "--load", saved)
+
+    def test_options_that_contradict_the_folder_name_both_values(self):
+        for fixture, options, option, asked, found in (
+                ("llama", ["--num-layers", "5"], "num-layers", "5", "2"),
+                ("llama", ["--rope-scaling-factor", "8"], "rope-scaling-factor", "8", "4"),
+                ("llama", ["--sliding-window", "8"], "sliding-window", "8", "0"),
+                ("mistral_window", ["--sliding-window", "8"], "sliding-window", "8", "5"),
+                ("qwen2", ["--disable-bias-linear"], "linear-bias", "none", "qkv"),
+                ("qwen2", ["--untie-embeddings-and-output-weights"], "untie-embeddings-and-output-weights", "true",
+                 "false"),
+                ("qwen2", ["--model", "qwen2.5-0.5B"], "num-layers", "24", "2")):
+            with self.subTest(f"{fixture} {options}"):
+                refused = self.train("--load", os.path.join(FIXTURES, fixture), "--train-iters", "1", *options,
+                                     expect=2)
+                self.assertIn(f"--{option} is {asked}, and the model in ", refused.stderr)
+                self.assertIn(f" has {found}: leave out", refused.stderr)
+
+    def test_what_is_not_supported_is_refused_by_its_field(self):
+        for fixture, field, value in (("llama", "model_type", "gemma2"), ("llama", "hidden_act", "gelu"),
+                                      ("qwen2_window", "max_window_layers", 1),
+                                      ("mistral", "sliding_window", "all")):
+            with self.subTest(f"{field} {value}"):
+                model = self.path("wrong-" + field)
+                shutil.copytree(os.path.join(FIXTURES, fixture), model)
+                config = config_of(model) | {field: value}
+                config.pop("layer_types", None)
+                with open(os.path.join(model, "config.json"), "w") as out:
+                    json.dump(config, out)
+                refused = self.train("--load", model, "--train-iters", "1", expect=2)
+                self.assertIn(f'"{field}"', refused.stderr)
+                self.assertIn("config.json", refused.stderr)
