@@ -68,8 +68,8 @@ def bench(B, NH, NKV, T, HS, plain=False):
             torch.autograd.grad(forward(0), sets[0][:3], sets[0][3])
         memory = f" | {(torch.cuda.max_memory_allocated() - before) / 1e6:6.0f} MB beyond the inputs"
     mflop = 2e-6 * B * NH * T * T * HS
-    print(f"{'plain' if plain else 'cudnn'} B {B:2} heads {NH:2} / {NKV:2} T {T:5} d {HS:3} | {forward_us:9.1f} | {mflop / forward_us:7.1f} | "
-          f"{backward_us:9.1f} | {2.5 * mflop / backward_us:7.1f}{memory}", flush=True)
+    print(f"{'plain' if plain else 'cudnn'} B {B:2} heads {NH:2} / {NKV:2} T {T:5} d {HS:3} | {forward_us:9.1f} | "
+          f"{mflop / forward_us:7.1f} | {backward_us:9.1f} | {2.5 * mflop / backward_us:7.1f}{memory}", flush=True)
 
 
 if "--plain" in sys.argv:
