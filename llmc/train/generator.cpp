@@ -41,6 +41,12 @@ int64_t Generator::rows_for(const Ctx& ctx, int64_t rows) const {
     return ctx.sm > 0 || ctx.rehearsal || fp8_.on() ? padded(rows) : rows;
 }
 
+void Generator::download(Ctx& ctx, const Tensor& logits) {
+    if (!ctx.rehearsal) raw_.resize(static_cast<size_t>(logits.bytes()));
+    device::copy_to_host(ctx, raw_.data(), logits.data, logits.bytes());
+    device::synchronize(ctx);
+}
+
 // Padding follows the rows that the host has written.
 DeviceBatch Generator::upload(Ctx& ctx, int64_t rows, bool decode, int64_t longest) {
     const int64_t N = rows_for(ctx, rows);
@@ -59,7 +65,6 @@ DeviceBatch Generator::upload(Ctx& ctx, int64_t rows, bool decode, int64_t longe
 }
 
 void Generator::prefill(Ctx& ctx, const std::vector<int32_t>& prompt, int32_t slot) {
-    const Stopwatch stopwatch(&times_.prefill_s);
     const int64_t length = static_cast<int64_t>(prompt.size()), N = rows_for(ctx, length);
     for (int64_t n = 0; n < length && !ctx.rehearsal; n++) {
         host(kTokens, N)[n] = prompt[static_cast<size_t>(n)];
@@ -70,15 +75,12 @@ void Generator::prefill(Ctx& ctx, const std::vector<int32_t>& prompt, int32_t sl
     decoder_.forward(ctx, batch, false);
     const Tensor row = logits_.slice(0, logits_.elems / padded(limits_.texts));
     decoder_.logits_row(ctx, batch, length - 1, row);
-    raw_.resize(static_cast<size_t>(row.bytes()));
-    device::copy_to_host(ctx, raw_.data(), row.data, row.bytes());
-    device::synchronize(ctx);
+    download(ctx, row);
     times_.prefill_tokens += length;
 }
 
 // The last token of each text, whose logits then are the rows of raw_.
 void Generator::decode(Ctx& ctx, const std::vector<Text>& texts) {
-    const Stopwatch stopwatch(&times_.decode_s);
     const int64_t rows = static_cast<int64_t>(texts.size()), N = rows_for(ctx, rows);
     int64_t longest = ctx.rehearsal ? limits_.positions : 0;
     for (int64_t n = 0; n < rows && !ctx.rehearsal; n++) {
@@ -91,11 +93,9 @@ void Generator::decode(Ctx& ctx, const std::vector<Text>& texts) {
     }
     const DeviceBatch batch = upload(ctx, rows, true, longest);
     decoder_.forward(ctx, batch, false);
-    const Tensor logits = logits_.slice(0, logits_.elems / padded(limits_.texts) * N);
-    decoder_.logits_all(ctx, logits, N);
-    raw_.resize(static_cast<size_t>(logits.bytes() / N * rows));
-    device::copy_to_host(ctx, raw_.data(), logits.data, static_cast<int64_t>(raw_.size()));
-    device::synchronize(ctx);
+    const int64_t row_elems = logits_.elems / padded(limits_.texts);
+    decoder_.logits_all(ctx, logits_.slice(0, N * row_elems), N);
+    download(ctx, logits_.slice(0, rows * row_elems));
     times_.decode_tokens += rows;
     times_.decode_steps++;
 }
@@ -138,11 +138,13 @@ void Generator::run(Ctx& ctx, const std::vector<std::vector<int32_t>>& prompts, 
         post_progress();
         if (begun < prompts.size() && !free_slots.empty()) {
             CHECK(!prompts[begun].empty(), "an empty prompt");
+            const Stopwatch stopwatch(&times_.prefill_s);
             active.push_back({.number = begun, .tokens = prompts[begun], .generated = 0, .slot = free_slots.back()});
             free_slots.pop_back();
             prefill(ctx, prompts[begun++], active.back().slot);
             extend(active.back(), 0);
         } else if (!active.empty()) {
+            const Stopwatch stopwatch(&times_.decode_s);
             decode(ctx, active);
             for (size_t n = 0; n < active.size(); n++) extend(active[n], static_cast<int64_t>(n));
         } else {

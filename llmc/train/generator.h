@@ -41,7 +41,7 @@ public:
 
     struct Times {
         int64_t prefill_tokens = 0, decode_tokens = 0, decode_steps = 0;   // a decode step gives a token to each text
-        double prefill_s = 0, decode_s = 0;
+        double prefill_s = 0, decode_s = 0;   // with the drawing of the tokens
     };
     const Times& times() const { return times_; }
 
@@ -58,6 +58,7 @@ private:
     DeviceBatch upload(Ctx& ctx, int64_t rows, bool decode, int64_t longest);
     int32_t* host(Input input, int64_t rows) const { return pinned_ ? pinned_ + input * rows : nullptr; }
     int64_t rows_for(const Ctx& ctx, int64_t rows) const;
+    void download(Ctx& ctx, const Tensor& logits);
     void prefill(Ctx& ctx, const std::vector<int32_t>& prompt, int32_t slot);
     void decode(Ctx& ctx, const std::vector<Text>& texts);
     void extend(Text& text, int64_t row);

@@ -443,7 +443,8 @@ TEST_CASE("plan: every operation has a rate of its own or is known to move next 
     const std::vector<OpKind> tiny = {OpKind::sum_losses,  OpKind::step_guard,  OpKind::fp8_clear, OpKind::fp8_update,
                                       OpKind::fp8_scales,  OpKind::block_scales};
     const std::vector<OpKind> elsewhere = {OpKind::gemm, OpKind::attention_forward, OpKind::attention_backward,
-                                           OpKind::fill_normal, OpKind::fill_constant};   // rows of their own, no step
+                                           OpKind::fill_normal, OpKind::fill_constant, OpKind::cache_append,
+                                           OpKind::attention_decode};   // rows of their own, no step
     auto has = [](const std::vector<OpKind>& kinds, OpKind kind) {
         return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
     };
