@@ -197,7 +197,7 @@ int BenchRun::run() {
         if (i == 0) post_first_step();
     }
     BenchRows rows(bench.ceilings);
-    ClockSampler sampler(run_device_.info.bus);
+    GpuSampler sampler(run_device_.info.bus);
     run_steps(options_.steps, nullptr, bench);
     run_steps(options_.steps, &rows, bench);
     bench.clocks = sampler.stop();

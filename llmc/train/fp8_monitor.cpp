@@ -58,6 +58,14 @@ std::string Fp8Monitor::after_first_step(const Ctx& ctx, int64_t micro_batches) 
                 batches.c_str());
 }
 
+void Fp8Monitor::gather(Comm& comm, const Fp8State& state, const StagedStep& staged) const {
+    if (!state.on() || comm.world().ranks == 1) return;
+    const auto* mine = static_cast<const char*>(staged.fp8_report);
+    const auto all = comm.gather(std::string(mine, static_cast<size_t>(state.report_bytes())));
+    for (size_t rank = 0; rank < all.size(); rank++)
+        if (static_cast<int>(rank) != comm.world().rank) state.merge_report(staged.fp8_report, all[rank].data());
+}
+
 void Fp8Monitor::report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const {
     if (!state.on()) return;
     const std::string nonfinite = state.first_nonfinite(staged.fp8_report);

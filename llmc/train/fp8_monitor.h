@@ -17,6 +17,8 @@ public:
     void before_first_step(const Ctx& ctx) { count_before_ = device::fp8_matmuls(ctx); }
     std::string after_first_step(const Ctx& ctx, int64_t micro_batches);
 
+    // Merges the counts and amaxes of all ranks into this rank's report of a step. Collective.
+    void gather(Comm& comm, const Fp8State& state, const StagedStep& staged) const;
     // Logs the report of a finished step: the record, if the step counted, and a warning if a value was not finite or a
     // tensor saturates or flushes too many values.
     void report(RunLog& log, const Fp8State& state, const StagedStep& staged, int64_t step) const;

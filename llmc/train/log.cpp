@@ -38,6 +38,17 @@ std::string to_line(const Json& record) {
     return record.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Adds the fields that there are.
+void add_gpu(Json& record, const GpuRecord& gpu) {
+    const std::pair<const char*, std::optional<double>> fields[] = {
+        {"gpu_utilization", gpu.utilization}, {"power_w", gpu.power_w}, {"sm_clock_mhz", gpu.sm_clock_mhz},
+        {"gpu_temperature_c", gpu.temperature_c}, {"gpu_memory_gib", gpu.memory_gib}, {"energy_j", gpu.energy_j},
+        {"joules_per_token", gpu.joules_per_token}};
+    for (const auto& [name, value] : fields)
+        if (value) record[name] = exact(*value);
+    if (!gpu.throttled_by.empty()) record["throttled_by"] = gpu.throttled_by;
+}
+
 double unix_seconds() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -300,7 +311,7 @@ void RunLog::header(const RunHeader& h) {
 
 void RunLog::step(const StepRecord& r, bool print) {
     step_ = r.step;
-    write(to_line({{"type", "step"},
+    Json record = {{"type", "step"},
                    {"step", r.step},
                    {"train_iters", r.train_iters},
                    {"loss", exact(r.loss)},
@@ -318,7 +329,9 @@ void RunLog::step(const StepRecord& r, bool print) {
                    {"tokens", r.tokens},
                    {"counted_tokens", r.counted_tokens},
                    {"skipped", r.skipped},
-                   {"skips", r.skips}}));
+                   {"skips", r.skips}};
+    add_gpu(record, r.gpu);
+    write(to_line(record));
     if (print) print_line(step_line(r));
 }
 

@@ -11,7 +11,7 @@ from .support import need
 STEP_COLUMNS = [
     ("train/loss", "nats/token", "loss"),
     ("train/grad_norm", "", "grad_norm"),
-    ("train/grad_mul", "", "grad_mul"),
+    ("train/grad_mul", "", "grad_mul"),   # the clip ratio
     ("train/lr", "", "lr"),
     ("train/skipped", "0 or 1", "skipped"),
     ("train/counted_tokens", "tokens", "counted_tokens"),
@@ -23,6 +23,13 @@ STEP_COLUMNS = [
     ("speed/samples_per_second", "samples/s", "samples_per_second"),
     ("speed/mfu", "share of the BF16 peak", "mfu"),
     ("memory/device", "GiB", "memory_gib"),
+    ("gpu/utilization", "percent", "gpu_utilization"),
+    ("gpu/power", "W", "power_w"),
+    ("gpu/sm_clock", "MHz", "sm_clock_mhz"),
+    ("gpu/temperature", "C", "gpu_temperature_c"),
+    ("gpu/memory", "GiB", "gpu_memory_gib"),
+    ("gpu/energy", "J", "energy_j"),
+    ("gpu/joules_per_token", "J/token", "joules_per_token"),
 ]
 OTHER_COLUMNS = [
     ("valid/loss", "nats/token"),

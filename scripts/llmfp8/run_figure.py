@@ -13,14 +13,19 @@ PANELS = {
     "norm": ("grad_norm", "gradient norm", True),
     "seconds": ("step_seconds", "s/it", False),
     "rate": ("tokens_per_second", "tokens/s", False),
+    "clip": ("grad_mul", "clip ratio (1: not clipped)", False),
+    "utilization": ("gpu_utilization", "GPU utilisation (%)", False),
+    "power": ("power_w", "power of a GPU (W)", False),
+    "energy": ("joules_per_token", "energy (J/token)", False),
 }
+ALWAYS = ["loss", "norm", "seconds", "rate"]   # the others where a run has something to show in them
 # Heat maps: axis label, range of the colours; amax takes that of its values.
 HEALTH = {
     "amax": ("amax", None),
     "flushed": ("flushed to zero (share of values)", (1e-6, 1.0)),
     "saturated": ("saturated (share of values)", (1e-6, 1.0)),
 }
-PANEL_HEIGHTS = [3.4, 2.8]   # inches, of two panels each
+PANEL_HEIGHTS = [3.4, 2.8, 1.8, 1.8]   # inches, of two panels each
 MAX_SMOOTH = 101
 MARKS = {"skipped": "x", "warning": "^", "fp8": "d", "resumed": ">", "checkpoint": "s", "stop": "|"}
 
@@ -52,10 +57,19 @@ def smooth(values, width, middle=statistics.fmean):
 
 def curves(run, x="step"):
     """{panel: (positions, values)}, with the validation loss as "valid"."""
-    data = {panel: points(run, {step: record[field] for step, record in run.steps.items()}, x)
+    data = {panel: points(run, {step: record[field] for step, record in run.steps.items() if field in record}, x)
             for panel, (field, _, _) in PANELS.items()}
     data["valid"] = points(run, {step: record["loss"] for step, record in run.evals.items()}, x)
     return data
+
+
+def panel_rows(runs):
+    """The panels to draw, two in a row; a last one alone is as wide as two."""
+    def has(panel):
+        shown = [value for run in runs for value in curves(run)[panel][1] if not math.isnan(value)]
+        return any(value != 1 for value in shown) if panel == "clip" else bool(shown)
+    names = [panel for panel in PANELS if panel in ALWAYS or has(panel)]
+    return [(names[i:i + 2] * 2)[:2] for i in range(0, len(names), 2)]
 
 
 def marks(run, x="step"):
@@ -190,8 +204,9 @@ def draw_curves(figure, runs, x, width, mark_height):
     """Draws the panels, the marks below them, and the legend above them."""
     colour_map = need("matplotlib", "matplotlib", "plot").colormaps["tab10" if len(runs) <= 10 else "tab20"].colors
     colours = [colour_map[i % len(colour_map)] for i in range(len(runs))]
-    layout = [["loss", "norm"], ["seconds", "rate"]] + [["marks", "marks"]] * (mark_height > 0)
-    all_axes = figure.subplot_mosaic(layout, height_ratios=PANEL_HEIGHTS + [mark_height] * (mark_height > 0))
+    rows = panel_rows(runs)
+    all_axes = figure.subplot_mosaic(rows + [["marks", "marks"]] * (mark_height > 0),
+                                     height_ratios=PANEL_HEIGHTS[:len(rows)] + [mark_height] * (mark_height > 0))
     for name, axes in all_axes.items():
         if axes is not all_axes["loss"]:
             axes.sharex(all_axes["loss"])
@@ -251,7 +266,7 @@ def draw(runs, x="step", width=0):
     kinds = len({kind for run in runs for kind in marks(run, x)})
     mark_height = 0.5 + 0.22 * kinds * max(1, len(runs) / 3) if kinds else 0
     fp8 = [run for run in runs if run.fp8]
-    heights = [sum(PANEL_HEIGHTS) + mark_height + 0.8]
+    heights = [sum(PANEL_HEIGHTS[:len(panel_rows(runs))]) + mark_height + 0.8]
     heights += [max(2.6, 0.24 * len(tensor_order(next(iter(run.fp8.values())))) + 1) for run in fp8]
     figure = need("matplotlib.figure", "matplotlib", "plot").Figure(figsize=(15, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]

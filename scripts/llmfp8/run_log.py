@@ -21,6 +21,11 @@ FIELDS = {
     "checkpoint": ("step", "path"),
     "event": ("step", "kind", "text"),
 }
+# Fields that a record may have.
+OPTIONAL = {
+    "step": ("gpu_utilization", "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_memory_gib", "energy_j",
+             "joules_per_token"),
+}
 # What these are; every other field of the table is a number, and may be "nan", "inf" or "-inf".
 KINDS = {"command": str, "commit": str, "path": str, "kind": str, "text": str, "device": dict, "config": object,
          "tensors": list, "gradients": list, "skipped": (bool, int)}
@@ -112,6 +117,7 @@ class RunLog:
             for field in FIELDS.get(kind, ()):
                 if field not in record:
                     raise ValueError(f"a record of type {kind} without {field}")
+            for field in (*FIELDS.get(kind, ()), *(field for field in OPTIONAL.get(kind, ()) if field in record)):
                 if error := field_error(record, field):
                     raise ValueError(f"a record of type {kind} {error}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -1,0 +1,50 @@
+"""What the tests of the log's readers share: logs that the trainer wrote, and calls of the scripts.
+
+tests/fixtures/logs: killed.jsonl is of a run with FP8 that was killed in step 9 after a checkpoint at step 5,
+resumed.jsonl of its second life; bf16.jsonl is a run in BF16, h200.jsonl the begin of one on a GPU."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "tests" / "fixtures" / "logs"
+BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
+
+
+def has(package):
+    return importlib.util.find_spec(package) is not None
+
+
+def records(*names):   # of the fixtures, read by this test's own hand
+    return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
+
+
+class LogToolTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="llmc-logs-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def file(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def twice(self):
+        """The log of both lives in one file, steps 6 to 8 in it twice."""
+        return self.file("twice.jsonl", (LOGS / "killed.jsonl").read_bytes() + (LOGS / "resumed.jsonl").read_bytes())
+
+    def call(self, *command, packages=None, code=0):
+        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+        if packages:
+            environment["PYTHONPATH"] = str(packages)
+        run = subprocess.run([sys.executable, *map(str, command)], cwd=self.folder, env=environment, text=True,
+                             capture_output=True, timeout=300)
+        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        return run.stdout + run.stderr
