@@ -119,7 +119,7 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
                  "slower; 0: never",
          .fallback = "0", .acts_if = kFp8},
         {.name = "fp8-stats-interval", .group = kGroup, .value = integer(AT(fp8_stats_interval), 0, kMany),
-         .help = "steps between statistics of every FP8 tensor in the log file: amax, scale, fractions saturated and "
+         .help = "steps between statistics of every FP8 tensor in the log file: amax, scales, fractions saturated and "
                  "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none",
          .fallback = "100", .inert = no_fp8_tensors, .on_resume = OnResume::kSilent},
     });

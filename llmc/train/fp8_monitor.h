@@ -29,5 +29,10 @@ private:
     int64_t count_before_ = 0;
 };
 
-// One line that names the tensors that saturate or flush too many values, and what to do; "" if there are none.
+// The distribution of the block scales of an operand in this format; bins: see CountScalesArgs. None without a block.
+std::optional<BlockScales> block_scales_of(const std::vector<uint64_t>& bins, Dtype format);
+// "x 2^-2 to 2^9, median 2^4; dy ...; weights ...": the scales of all blocks of a role; "" without block scales.
+std::string block_scales_line(const std::vector<Fp8State::TensorReport>& reports);
+// One line that names the tensors that saturate or flush too many values, or whose block scales are at an end of their
+// range, and what to do; "" if there are none.
 std::string fp8_health_line(const std::vector<Fp8State::TensorReport>& reports, const Fp8Plan& plan);

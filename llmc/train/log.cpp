@@ -360,13 +360,17 @@ void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
     step_ = step;
     Json list = Json::array();
     for (const Fp8TensorRecord& t : tensors) {
-        list.push_back({{"name", t.name},
-                        {"format", t.format},
-                        {"amax", exact(t.amax)},
-                        {"quant_mul", exact(t.scale)},
-                        {"saturated", exact(t.saturated)},
-                        {"flushed", exact(t.flushed)},
-                        {"nonfinite", t.nonfinite}});
+        Json tensor = {{"name", t.name},
+                       {"format", t.format},
+                       {"amax", exact(t.amax)},
+                       {"quant_mul", exact(t.scale)},
+                       {"saturated", exact(t.saturated)},
+                       {"flushed", exact(t.flushed)},
+                       {"nonfinite", t.nonfinite}};
+        if (const std::optional<BlockScales>& s = t.block_scales)
+            tensor["block_scales"] = {{"blocks", s->blocks}, {"min", s->min}, {"median", s->median}, {"max", s->max},
+                                      {"at_ends", exact(s->at_ends)}, {"zeros", exact(s->zeros)}};
+        list.push_back(std::move(tensor));
     }
     write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
 }

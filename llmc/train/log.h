@@ -53,10 +53,19 @@ struct HellaswagRecord {
     double seconds = 0;
 };
 
+// The scales of a tensor's blocks, which are powers of two, over all casts of a step. Blocks of zeros have none.
+struct BlockScales {
+    int64_t blocks = 0;
+    double min = 1, median = 1, max = 1;   // median: the lower one of an even number; 1 if all blocks are zeros
+    double at_ends = 0;                    // share that has the smallest or the largest scale there is
+    double zeros = 0;                      // share without a scale
+};
+
 // One FP8 tensor in one optimizer step.
 struct Fp8TensorRecord {
     std::string name, format;              // "3.down.dy", "e5m2"
-    double amax = 0, scale = 1;            // scale: of the next step (delayed) or the latest cast; blocks: 1
+    double amax = 0, scale = 1;            // scale: of the next step (delayed) or the latest cast; blocks: the median
+    std::optional<BlockScales> block_scales = {};
     double saturated = 0, flushed = 0;     // fractions of the values cast
     int64_t nonfinite = 0;                 // number of values
 };

@@ -4,7 +4,7 @@ import math
 import time
 from pathlib import Path
 
-from .run_log import InputError
+from .run_log import BLOCK_SCALES, InputError
 from .support import need
 
 # (tag and column name, unit, field of the step record)
@@ -38,6 +38,7 @@ OTHER_COLUMNS = [
     ("fp8/largest_flushed", "share of values"),
     ("fp8/largest_saturated", "share of values"),
     ("fp8/nonfinite", "values"),
+    ("fp8/largest_scales_at_ends", "share of blocks"),
     ("wire/largest_relative_l2", "share of the gradient"),
 ]
 
@@ -63,6 +64,8 @@ def row_of(run, step):
         row["fp8/largest_flushed"] = max(tensor["flushed"] for tensor in tensors)
         row["fp8/largest_saturated"] = max(tensor["saturated"] for tensor in tensors)
         row["fp8/nonfinite"] = sum(tensor["nonfinite"] for tensor in tensors)
+        ends = [tensor["scale_at_ends"] for tensor in tensors if "scale_at_ends" in tensor]
+        row["fp8/largest_scales_at_ends"] = max(ends, default=None)
     if run.wire.get(step):
         row["wire/largest_relative_l2"] = max(kind["relative_l2"] for kind in run.wire[step].values())
     return {tag_of(run, tag): value for tag, value in row.items() if value is not None}
@@ -167,8 +170,9 @@ def all_scalars(run, step):
     """The row, and the statistics of every FP8 tensor by name."""
     scalars = row_of(run, step)
     for name, tensor in run.fp8.get(step, {}).items():
-        for field in ("amax", "quant_mul", "flushed", "saturated"):
-            scalars[f"fp8_{field}/{name}"] = tensor[field]
+        for field in ("amax", "quant_mul", "flushed", "saturated", *(f"scale_{name}" for name in BLOCK_SCALES)):
+            if field in tensor:
+                scalars[f"fp8_{field}/{name}"] = tensor[field]
     return scalars
 
 

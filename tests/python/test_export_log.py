@@ -65,6 +65,22 @@ class Exports(LogToolTest):
         with self.assertRaisesRegex(InputError, "whose power_w is no number"):
             read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
 
+    def test_block_scales(self):
+        run = read_log(self.blockwise())
+        scalars = run_export.all_scalars(run, 3)
+        tensors = next(r for r in records("killed.jsonl") if r["type"] == "fp8" and r["step"] == 3)["tensors"]
+        for i, tensor in enumerate(tensors):
+            for field, value in (("min", 2.0 ** i), ("median", 2.0 ** (i + 1)), ("max", 2.0 ** (i + 3)),
+                                 ("at_ends", i / 1000), ("zeros", 0.25)):
+                self.assertEqual(scalars[f"fp8_scale_{field}/{tensor['name']}"], value)
+            self.assertEqual(scalars[f"fp8_amax/{tensor['name']}"], tensor["amax"])
+        self.assertEqual(scalars["fp8/largest_scales_at_ends"], (len(tensors) - 1) / 1000)
+        self.assertNotIn("fp8/largest_scales_at_ends", run_export.all_scalars(read_log(LOGS / "killed.jsonl"), 3))
+        for damage in ('"at_ends": "much"', '"at_end": 0'):
+            text = self.blockwise().read_text().replace('"at_ends": 0.0', damage, 1)
+            with self.assertRaisesRegex(InputError, "whose block_scales are not numbers"):
+                read_log(self.file("damaged.jsonl", text))
+
     def test_hellaswag(self):
         lines = (LOGS / "bf16.jsonl").read_text().splitlines()
         at = next(i for i, line in enumerate(lines) if '"type":"eval","step":4' in line) + 1

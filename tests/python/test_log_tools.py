@@ -279,6 +279,16 @@ class Figures(LogToolTest):
         self.assertEqual([label.get_text() for label in axes["marks"].get_yticklabels()],
                          ["skipped", "fp8", "resumed", "checkpoint", "stop"])
 
+    def test_block_scales_have_heat_maps_of_their_own(self):
+        run = read_log(self.blockwise())
+        figure = run_figure.draw([run])
+        _, _, rows = run_figure.health(run, fields=run_figure.BLOCK_SCALES)
+        drawn = [mesh.get_array().tolist() for axes in figure.axes for mesh in axes.collections
+                 if getattr(mesh.get_array(), "shape", None) == (24, 2)]
+        self.assertEqual(len(drawn), 3 + 4)
+        self.assertEqual(drawn[3:6], [rows["scale_min"], rows["scale_median"], rows["scale_max"]])
+        self.assertIn("largest scale_at_ends: 0.023", [axes.get_title()[:28] for axes in figure.axes])
+
     def test_heat_maps_have_the_values(self):
         run = read_log(self.twice())
         figure = run_figure.draw([run])

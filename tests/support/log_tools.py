@@ -40,6 +40,17 @@ class LogToolTest(unittest.TestCase):
         """The log of both lives in one file, steps 6 to 8 in it twice."""
         return self.file("twice.jsonl", (LOGS / "killed.jsonl").read_bytes() + (LOGS / "resumed.jsonl").read_bytes())
 
+    def blockwise(self):
+        """The log of killed.jsonl as if its FP8 tensors had block scales: number i the scales 2^i, 2^(i+1), 2^(i+3)."""
+        lines = (LOGS / "killed.jsonl").read_text().splitlines()
+        for at, line in enumerate(lines):
+            record = json.loads(line)
+            for i, tensor in enumerate(record.get("tensors", [])):
+                tensor["block_scales"] = {"blocks": 9, "min": 2.0 ** i, "median": 2.0 ** (i + 1), "max": 2.0 ** (i + 3),
+                                          "at_ends": i / 1000, "zeros": 0.25}
+            lines[at] = json.dumps(record)
+        return self.file("blockwise.jsonl", "\n".join(lines) + "\n")
+
     def call(self, *command, packages=None, code=0):
         environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
         if packages:
