@@ -26,6 +26,7 @@
 #include "llmc/train/fp8_monitor.h"
 #include "llmc/train/gpu_monitor.h"
 #include "llmc/train/log.h"
+#include "llmc/train/log_exporter.h"
 #include "llmc/train/rank_consistency.h"
 #include "llmc/train/run_checkpoints.h"
 #include "llmc/train/run_data.h"
@@ -34,6 +35,8 @@
 #include "llmc/train/startup_timer.h"
 
 namespace {
+
+constexpr int kExporterSeconds = 30;   // for what follows the log to write its end
 
 class TrainLoop {
 public:
@@ -155,6 +158,7 @@ private:
             notes_.push_back("no transformers class has this shape: checkpoints have a model_type of this trainer");
         for (const std::string& name : idle_) notes_.push_back(name);
         write_notes(summary);
+        if (comm_.root()) exporter_.start(config_);
     }
 
     // All notes go to the log file, and as many to the screen as it has room for, details last.
@@ -338,6 +342,7 @@ private:
         r.gpu = gpu_monitor_.report(static_cast<double>(slot.samples * config_.seq_length));
         if (const std::string note = gpu_monitor_.note(); !note.empty()) log_->event("note", note);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
+        for (const std::string& line : exporter_.warnings()) log_->event("warning", line);
         check_plan(slot, 1e3 * r.step_seconds);
         if (!r.skipped) watch_loss(r);
         if (consecutive_skips_ > config_.max_skips)
@@ -419,6 +424,7 @@ private:
             log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it", steps));
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
                                       : "finished " + count_text(steps, "step"));
+        exporter_.finish(kExporterSeconds);
     }
 
     Comm& comm_;
@@ -445,6 +451,7 @@ private:
     std::optional<RunEvaluations> evaluations_;
     std::unique_ptr<RunLog> log_;
     std::optional<SaveFolder> save_folder_;
+    LogExporter exporter_;
     std::unique_ptr<RunCheckpoints> checkpoints_;   // after log_: its destructor may finish a save and log it
     double flops_per_token_ = 0;
     StepTimeCheck plan_check_;

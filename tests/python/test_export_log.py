@@ -5,14 +5,17 @@ tests/golden/logs are exports of tests/fixtures/logs: scripts/export_log --to cs
 import csv
 import io
 import json
+import os
+import subprocess
 import sys
+import time
 import types
 import unittest
 import unittest.mock
 
 from llmfp8 import run_export, run_figure
-from llmfp8.run_log import InputError, read_log
-from tests.support.log_tools import LOGS, LogToolTest, ROOT, has, records
+from llmfp8.run_log import InputError, RunLog, read_log
+from tests.support.log_tools import LOGS, LogToolTest, ROOT, fake_tensorboard, has, records
 
 GOLDEN = ROOT / "tests" / "golden" / "logs"
 
@@ -142,7 +145,7 @@ class Exports(LogToolTest):
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         run = read_log(self.twice())
         board = self.folder / "board"
-        run_export.to_tensorboard(run, board)
+        run_export.to_package("tensorboard", run, board)
         read = EventAccumulator(str(board), size_guidance={"scalars": 0})
         read.Reload()
         losses = read.Scalars("train/loss")
@@ -153,16 +156,16 @@ class Exports(LogToolTest):
                          [(step, run.fp8[step]["0.qkv.x"]["amax"]) for step in sorted(run.fp8)])
         self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
         with self.assertRaisesRegex(InputError, "has event files already"):
-            run_export.to_tensorboard(run, board)
+            run_export.to_package("tensorboard", run, board)
 
     def test_wandb_is_given_every_step(self):
         # A stand-in for the package.
-        session = unittest.mock.Mock(dir=str(self.folder / "wandb" / "offline-run-1" / "files"))
+        session = unittest.mock.Mock(step=0, dir=str(self.folder / "wandb" / "offline-run-1" / "files"))
         wandb = types.ModuleType("wandb")
         wandb.Settings, wandb.init = dict, unittest.mock.Mock(return_value=session)
         run = read_log(self.twice())
         with unittest.mock.patch.dict(sys.modules, wandb=wandb):
-            said = run_export.to_wandb(run, self.folder)
+            said = run_export.to_package("wandb", run, self.folder)
         self.assertEqual(said, f"wandb sync {self.folder / 'wandb' / 'offline-run-1'}")
         self.assertEqual(wandb.init.call_args.kwargs["mode"], "offline")
         self.assertEqual(wandb.init.call_args.kwargs["config"]["options"]["fp8-recipe"], "delayed")
@@ -178,3 +181,110 @@ class Exports(LogToolTest):
         for record in records("bf16.jsonl"):
             if record["type"] in ("step", "eval"):
                 self.assertIn(repr(record["loss"]).encode(), content)
+
+
+class Collected:
+    """A writer that keeps what it is given, as TensorBoard shows it."""
+
+    def __init__(self):
+        self.values, self.hint, self.closed = {}, "", False
+
+    def restart(self, run, step):
+        self.values = {key: value for key, value in self.values.items() if key[0] < step}
+
+    def write(self, step, seconds, scalars):
+        for tag, value in scalars.items():
+            assert (step, tag) not in self.values, (step, tag)   # nothing twice
+            self.values[step, tag] = value
+
+    def flush(self):
+        pass
+
+
+def everything(run):
+    return {(step, tag): value for step in run_export.all_steps(run)
+            for tag, value in run_export.all_scalars(run, step).items()}
+
+
+class Following(LogToolTest):
+    def follower(self, path):
+        return run_export.Follower(RunLog(path), lambda run: Collected())
+
+    def test_following_gives_what_the_whole_log_gives(self):
+        whole = self.twice().read_bytes()   # a resume in it does three steps again
+        for piece in (37, 700, len(whole)):
+            path = self.file("grows.jsonl", b"")
+            follower = self.follower(path)
+            with open(path, "ab", buffering=0) as file:
+                for begin in range(0, len(whole), piece):
+                    file.write(whole[begin:begin + piece])
+                    ended = follower.poll()
+            self.assertTrue(ended)
+            self.assertEqual(repr(sorted(follower.writer.values.items())),   # some are nan
+                             repr(sorted(everything(read_log(path)).items())))
+
+    def test_a_log_that_a_resume_wrote_anew(self):
+        path = self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
+        follower = self.follower(path)
+        self.assertFalse(follower.poll())
+        self.assertEqual(max(step for step, _ in follower.writer.values), 8)
+        cut = b"\n".join(line for line in path.read_bytes().split(b"\n")[:15]) + b"\n"
+        self.file("log.tmp", cut + (LOGS / "resumed.jsonl").read_bytes()).replace(path)
+        self.assertTrue(follower.poll())
+        self.assertEqual(len(follower.writer.values), len(everything(read_log(path))))
+        # Another run in the same file begins anew.
+        path.write_bytes((LOGS / "bf16.jsonl").read_bytes())
+        follower.poll()
+        self.assertEqual(len(follower.writer.values), len(everything(read_log(path))))
+
+    def test_it_waits_for_the_log_and_ends_with_the_other_end_of_its_input(self):
+        with unittest.mock.patch.dict(os.environ, PYTHONPATH=fake_tensorboard(self.folder / "fake")):
+            process = subprocess.Popen([ROOT / "scripts" / "export_log", "--to", "tensorboard", "late.jsonl", "--out",
+                                        "board", "--follow", "--until-eof", "--every", "0.05"], cwd=self.folder,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                       text=True)
+        time.sleep(0.3)
+        self.assertIsNone(process.poll())
+        lines = (LOGS / "killed.jsonl").read_bytes().splitlines(keepends=True)
+        self.file("late.jsonl", b"".join(lines[:10]))
+        time.sleep(0.3)
+        self.assertIsNone(process.poll())
+        with open(self.folder / "late.jsonl", "ab") as file:
+            file.write(b"".join(lines[10:]))   # at the end of the trainer, before anybody has looked
+        said, _ = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, said), (0, "look at it with: tensorboard --logdir board\n"))
+        steps = (self.folder / "board" / "steps").read_text().split()
+        self.assertEqual(steps[-1], "8")
+
+    @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
+    def test_tensorboard_shows_no_step_twice(self):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        board = self.folder / "board"
+        # The process that follows is killed and started again with the resumed run: it writes all of the log.
+        follow = [ROOT / "scripts" / "export_log", "--to", "tensorboard", "log.jsonl", "--out", board, "--follow",
+                  "--until-eof", "--every", "0.1"]
+        self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
+        self.call(*follow)
+        time.sleep(1.1)   # names of event files have seconds
+        self.file("log.jsonl", self.twice().read_bytes())
+        self.call(*follow)
+        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
+        read.Reload()
+        run = read_log(self.folder / "log.jsonl")
+        losses = read.Scalars("train/loss")
+        self.assertEqual([e.step for e in losses], list(range(1, 13)))
+        for event in losses:
+            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
+        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
+
+    @unittest.skipUnless(has("wandb"), "wandb is not installed")
+    def test_wandb_follows_offline(self):
+        with unittest.mock.patch.dict(os.environ, WANDB_MODE="offline"):
+            said = self.call(ROOT / "scripts" / "export_log", "--to", "wandb", LOGS / "bf16.jsonl", "--out",
+                             self.folder, "--follow", "--project", "ours")
+        self.assertIn("look at it with: wandb sync ", said)
+        written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
+        self.assertEqual(len(written), 1)
+        for record in records("bf16.jsonl"):
+            if record["type"] in ("step", "eval"):
+                self.assertIn(repr(record["loss"]).encode(), written[0].read_bytes())

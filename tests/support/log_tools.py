@@ -24,6 +24,50 @@ def records(*names):   # of the fixtures, read by this test's own hand
     return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
 
 
+FAKE_TENSORBOARD = {
+    "summary/writer/event_file_writer": """
+import os
+class EventFileWriter:
+    def __init__(self, folder):
+        os.makedirs(folder, exist_ok=True)
+        self.file = open(folder + "/steps", "a")
+        open(folder + "/pid", "w").write(str(os.getpid()))
+    def add_event(self, event):
+        print(event["step"], file=self.file)
+    def flush(self):
+        self.file.flush()
+    def close(self):
+        self.file.close()
+""",
+    "compat/proto/event_pb2": """
+Event = dict
+class SessionLog:
+    START = 1
+    def __init__(self, status):
+        pass
+""",
+    "compat/proto/summary_pb2": """
+class Summary:
+    Value = dict
+    def __init__(self, value):
+        pass
+"""}
+
+
+def fake_tensorboard(folder):
+    """Makes a package of tensorboard's names in the folder, for PYTHONPATH. It writes the steps that it is given, and
+    the number of its process, into the folder of the event files."""
+    for name, text in FAKE_TENSORBOARD.items():
+        path = Path(folder) / "tensorboard" / (name + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for package in (Path(folder) / "tensorboard").rglob("*"):
+        if package.is_dir():
+            (package / "__init__.py").touch()
+    (Path(folder) / "tensorboard" / "__init__.py").touch()
+    return str(folder)
+
+
 class LogToolTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="llmc-logs-")
