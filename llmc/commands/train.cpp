@@ -36,8 +36,6 @@
 
 namespace {
 
-constexpr int kExporterSeconds = 30;   // for what follows the log to write its end
-
 class TrainLoop {
 public:
     TrainLoop(ParsedConfig parsed, const Invocation& call, Comm& comm)
@@ -180,7 +178,8 @@ private:
     std::string attention_note() const {
         const int64_t head_dim = config_.shape.kv_channels;
         const bool modes = device::attention_has_modes(ctx_, config_.dtype, head_dim);
-        std::string text = config_.fp8_attention ? "attention: forward in E4M3, " : "attention: ";
+        std::string text = "attention: ";
+        if (config_.fp8_attention) text += "QK^T and PV of the forward in E4M3; dV, dP, dQ and dK in BF16; ";
         text += device::attention_kernel(ctx_, config_.dtype, head_dim);
         if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
         else if (config_.attention_fast) text += "; --attention fast has no effect on it";
@@ -424,7 +423,7 @@ private:
             log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it", steps));
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
                                       : "finished " + count_text(steps, "step"));
-        exporter_.finish(kExporterSeconds);
+        exporter_.finish(LogExporter::kEndSeconds);
     }
 
     Comm& comm_;

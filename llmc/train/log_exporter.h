@@ -10,6 +10,8 @@
 
 class LogExporter {
 public:
+    static constexpr int kEndSeconds = 30;   // for what follows the log to write its end
+
     LogExporter() = default;
     ~LogExporter() { finish(0); }
     LogExporter(const LogExporter&) = delete;
