@@ -134,6 +134,8 @@ tests: $(BUILD)/tests
 tests_gpu: $(BUILD)/tests_gpu
 benches: $(BENCHES)
 fuzzers: $(addprefix $(BUILD)/,$(FUZZERS))
+# A library that stands in for NVML.
+FAKE_NVML := $(BUILD)/fake/libnvidia-ml.so.1
 # Several ranks: the check of their communication, and on the CPU a library that stands in for NCCL.
 RANK_TESTS := $(BUILD)/comm_check $(if $(and $(MPI_FLAGS),$(filter cpu,$(DEVICE))),$(BUILD)/fake/libnccl.so.2)
 cuda_kernels: $(patsubst %.cu,$(OBJ)/%.o,$(LLMC_CUDA))
@@ -146,7 +148,7 @@ define LINK
 endef
 $(addprefix $(BUILD)/,$(MAINS)): $(BUILD)/%: $(OBJ)/%.o $(LLMC_OBJ)
 	$(LINK)
-$(BUILD)/tests: $(TEST_OBJ) $(TEST_LLMC_OBJ)
+$(BUILD)/tests: $(TEST_OBJ) $(TEST_LLMC_OBJ) | $(FAKE_NVML)
 	$(LINK)
 $(BUILD)/tests_gpu: $(GPU_TEST_OBJ) $(TEST_LLMC_OBJ)
 	$(LINK)
@@ -155,6 +157,9 @@ $(BUILD)/comm_check: $(OBJ)/tests/end_to_end/comm_check.o $(LLMC_OBJ)
 $(BUILD)/fake/libnccl.so.2: tests/end_to_end/fake_nccl.cpp llmc/parallel/comm_nccl_api.h $(BUILD)/flags
 	@mkdir -p $(@D); echo "LINK $@"
 	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@ $(LIBS)
+$(FAKE_NVML): tests/support/fake_nvml.cpp $(BUILD)/flags
+	@mkdir -p $(@D); echo "LINK $@"
+	@$(CXX) $(CXX_FLAGS) -shared -fPIC $< -o $@
 $(BENCHES): $(BUILD)/%: $(OBJ)/dev/bench/%.o $(LLMC_OBJ)
 	$(LINK)
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "llmc/base/check.h"
 
@@ -53,6 +54,35 @@ std::string find_device(Nvml& nvml, const char* library, const std::string& bus,
     return found == kSuccess ? "" : strf("NVML does not find the GPU at %s: it returns %d", bus.c_str(), found);
 }
 
+// One sample; with an error if this GPU reports nothing at all.
+GpuSamples sample_gpu(const Nvml& nvml, Device device) {
+    struct Utilization { unsigned gpu, memory; };
+    struct Memory { unsigned long long total, free, used; };
+    std::optional<int64_t> mhz, most, milliwatts, celsius;
+    std::optional<uint64_t> throttle;
+    std::optional<double> millijoules;
+    nvml.ask<int64_t, unsigned>(mhz, "nvmlDeviceGetClockInfo", device, kSmClock);
+    nvml.ask<int64_t, unsigned>(most, "nvmlDeviceGetMaxClockInfo", device, kSmClock);
+    nvml.ask<int64_t, unsigned>(milliwatts, "nvmlDeviceGetPowerUsage", device);
+    nvml.ask<int64_t, unsigned>(celsius, "nvmlDeviceGetTemperature", device, kGpuTemperature);
+    nvml.ask<uint64_t, unsigned long long>(throttle, "nvmlDeviceGetCurrentClocksThrottleReasons", device);
+    nvml.ask<double, unsigned long long>(millijoules, "nvmlDeviceGetTotalEnergyConsumption", device);
+    GpuSamples s{.count = 1, .max_sm_mhz = most.value_or(0), .celsius = celsius, .throttle = throttle};
+    if (mhz) s.sm_mhz = {static_cast<double>(*mhz), 1};
+    s.least_sm_mhz = s.most_sm_mhz = mhz.value_or(0);
+    if (milliwatts) s.watts = {1e-3 * static_cast<double>(*milliwatts), 1};
+    if (millijoules) s.joules = 1e-3 * *millijoules;
+    Utilization utilization{};
+    if (nvml.call<int(Device, Utilization*)>("nvmlDeviceGetUtilizationRates", device, &utilization) == kSuccess)
+        s.utilization = {static_cast<double>(utilization.gpu), 1};
+    Memory memory{};
+    if (nvml.call<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo", device, &memory) == kSuccess)
+        s.memory_bytes = static_cast<int64_t>(memory.used);
+    if (!mhz && !milliwatts && !millijoules && s.utilization.count == 0)
+        return {.error = "this GPU reports neither its utilization nor clocks, power and energy"};
+    return s;
+}
+
 }  // namespace
 
 std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library) {
@@ -85,48 +115,64 @@ std::string read_gpu_state(const std::string& bus, GpuState& state, const char* 
 
 std::string throttle_text(uint64_t bits) {
     const std::pair<uint64_t, const char*> names[] = {
-        {kThrottleClocksSet, "application clocks"}, {kThrottlePowerCap, "power cap"}, {kThrottleHardware, "hardware"},
-        {kThrottleSoftwareThermal, "software thermal"}, {kThrottleHardwareThermal, "hardware thermal"},
-        {kThrottlePowerBrake, "power brake"}};
+        {kThrottleClocksSet, "clocks set by the user"}, {kThrottlePowerCap, "power cap"},
+        {kThrottleHardware, "slowdown by hardware"}, {kThrottleSoftwareThermal, "heat (software)"},
+        {kThrottleHardwareThermal, "heat (hardware)"}, {kThrottlePowerBrake, "power brake"}};
     std::string text;
     for (const auto& [bit, name] : names)
         if (bits & bit) text += (text.empty() ? "" : ", ") + std::string(name);
     return text.empty() ? "none" : text;
 }
 
-ClockSampler::ClockSampler(std::string bus, const char* library) : bus_(std::move(bus)) {
+void GpuSamples::add(const GpuSamples& later) {
+    auto join = [](Mean& mean, const Mean& other) {
+        mean.sum += other.sum;
+        mean.count += other.count;
+    };
+    join(utilization, later.utilization);
+    join(watts, later.watts);
+    join(sm_mhz, later.sm_mhz);
+    if (later.least_sm_mhz > 0)
+        least_sm_mhz = least_sm_mhz > 0 ? std::min(least_sm_mhz, later.least_sm_mhz) : later.least_sm_mhz;
+    most_sm_mhz = std::max(most_sm_mhz, later.most_sm_mhz);
+    max_sm_mhz = std::max(max_sm_mhz, later.max_sm_mhz);
+    celsius = std::max(celsius, later.celsius);   // an absent one is less than any
+    memory_bytes = std::max(memory_bytes, later.memory_bytes);
+    if (later.throttle) throttle = throttle.value_or(0) | *later.throttle;
+    if (later.joules) joules = later.joules;
+    if (!later.error.empty()) error = later.error;
+    count += later.count;
+}
+
+GpuSampler::GpuSampler(std::string bus, const char* library) : bus_(std::move(bus)) {
     if (bus_.empty()) samples_.error = "this device has no clocks";
     else thread_ = std::thread([this, library] { run(library); });
 }
 
-void ClockSampler::run(const char* library) {
+void GpuSampler::run(const char* library) {
     Nvml nvml(library);
     Device device = nullptr;
-    samples_.error = find_device(nvml, library, bus_, device);
-    while (samples_.error.empty() && !stopping_) {
-        std::optional<int64_t> mhz, milliwatts, most;
-        std::optional<uint64_t> throttle;
-        nvml.ask<int64_t, unsigned>(mhz, "nvmlDeviceGetClockInfo", device, kSmClock);
-        nvml.ask<int64_t, unsigned>(most, "nvmlDeviceGetMaxClockInfo", device, kSmClock);
-        nvml.ask<int64_t, unsigned>(milliwatts, "nvmlDeviceGetPowerUsage", device);
-        nvml.ask<uint64_t, unsigned long long>(throttle, "nvmlDeviceGetCurrentClocksThrottleReasons", device);
-        if (!mhz) samples_.error = "this GPU does not report its clocks";
-        if (!mhz) break;
-        ClockSamples& s = samples_;
-        s.least_sm_mhz = s.count == 0 ? *mhz : std::min(s.least_sm_mhz, *mhz);
-        s.most_sm_mhz = std::max(s.most_sm_mhz, *mhz);
-        s.max_sm_mhz = most.value_or(0);
-        s.throttle |= throttle.value_or(0);
-        s.count++;
-        const double weight = 1.0 / static_cast<double>(s.count);
-        s.sm_mhz += weight * (static_cast<double>(*mhz) - s.sm_mhz);
-        s.watts += weight * (1e-3 * static_cast<double>(milliwatts.value_or(0)) - s.watts);
+    const std::string error = find_device(nvml, library, bus_, device);
+    do {
+        const GpuSamples sample = error.empty() ? sample_gpu(nvml, device) : GpuSamples{.error = error};
+        {
+            const std::lock_guard lock(mutex_);
+            samples_.add(sample);
+        }
+        if (!sample.error.empty()) return;
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
+    } while (!stopping_);
 }
 
-ClockSamples ClockSampler::stop() {
+GpuSamples GpuSampler::take() {
+    const std::lock_guard lock(mutex_);
+    GpuSamples taken = std::exchange(samples_, GpuSamples{});
+    samples_.error = taken.error;
+    return taken;
+}
+
+GpuSamples GpuSampler::stop() {
     stopping_ = true;
     if (thread_.joinable()) thread_.join();
-    return samples_;
+    return take();
 }

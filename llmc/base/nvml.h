@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -23,33 +24,51 @@ struct GpuState {
 inline constexpr uint64_t kThrottleClocksSet = 0x2, kThrottlePowerCap = 0x4, kThrottleHardware = 0x8,
                           kThrottleSoftwareThermal = 0x20, kThrottleHardwareThermal = 0x40, kThrottlePowerBrake = 0x80;
 
-// Queries the GPU at a PCI address ("0000:18:00.0"). Returns "" or the reason why it cannot.
-std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library = "libnvidia-ml.so.1");
+inline constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
 
-// Clocks and power during a measurement.
-struct ClockSamples {
-    int64_t count = 0;   // 0: `error` says why
-    double sm_mhz = 0, watts = 0;   // means
-    int64_t least_sm_mhz = 0, most_sm_mhz = 0;   // of the samples
-    int64_t max_sm_mhz = 0;                      // of this GPU
-    uint64_t throttle = 0;   // of any sample
-    std::string error;
-};
-// "power cap, hardware thermal", "none".
+// Queries the GPU at a PCI address ("0000:18:00.0"). Returns "" or the reason why it cannot.
+std::string read_gpu_state(const std::string& bus, GpuState& state, const char* library = kNvmlLibrary);
+
+// "power cap, heat (hardware)", "none".
 std::string throttle_text(uint64_t bits);
 
-// A thread that samples ten times a second until it is stopped.
-class ClockSampler {
+// What a GPU did over a while: samples of it, which add up.
+struct GpuSamples {
+    // Of the samples that have the value.
+    struct Mean {
+        double sum = 0;
+        int64_t count = 0;
+        std::optional<double> value() const {
+            return count > 0 ? std::optional(sum / static_cast<double>(count)) : std::nullopt;
+        }
+    };
+    int64_t count = 0;
+    Mean utilization = {};   // percent of the time in which a kernel ran
+    Mean watts = {}, sm_mhz = {};
+    int64_t least_sm_mhz = 0, most_sm_mhz = 0;   // 0: not reported
+    int64_t max_sm_mhz = 0;                      // of this GPU
+    std::optional<int64_t> celsius = {}, memory_bytes = {};   // the highest; memory: in use, by all processes
+    std::optional<uint64_t> throttle = {};   // of any sample
+    std::optional<double> joules = {};   // the GPU's counter at the latest sample that has it
+    std::string error = {};              // why there will be no more samples
+
+    void add(const GpuSamples& later);
+};
+
+// A thread that samples ten times a second until it is stopped. It asks the driver alone, never the device's streams.
+class GpuSampler {
 public:
-    explicit ClockSampler(std::string bus, const char* library = "libnvidia-ml.so.1");
-    ~ClockSampler() { stop(); }
-    ClockSampler(const ClockSampler&) = delete;
-    ClockSamples stop();
+    explicit GpuSampler(std::string bus, const char* library = kNvmlLibrary);
+    ~GpuSampler() { stop(); }
+    GpuSampler(const GpuSampler&) = delete;
+    GpuSamples take();   // the samples since the last call
+    GpuSamples stop();   // likewise, and the last ones
 
 private:
     void run(const char* library);
     const std::string bus_;
     std::atomic<bool> stopping_{false};
-    ClockSamples samples_;   // written by the thread until it has ended
+    std::mutex mutex_;
+    GpuSamples samples_;   // under mutex_
     std::thread thread_;
 };

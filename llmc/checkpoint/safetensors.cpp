@@ -229,6 +229,7 @@ const char* safetensors_dtype(Dtype dtype) {
         case Dtype::kBf16: return "BF16";
         case Dtype::kFp64: return "F64";
         case Dtype::kInt32: return "I32";
+        case Dtype::kE4m3: return "F8_E4M3";
         default: CHECK(false, "%s is not written to files", dtype_name(dtype));
     }
 }

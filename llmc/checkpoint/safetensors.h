@@ -12,7 +12,7 @@
 
 struct SafetensorsEntry {
     std::string name;
-    Dtype dtype = Dtype::kFp32;  // fp32, bf16, fp64 or int32
+    Dtype dtype = Dtype::kFp32;  // fp32, bf16, fp64, int32 or e4m3
     std::vector<int64_t> shape;
     int64_t elems() const {
         int64_t n = 1;
@@ -56,7 +56,7 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// The format's name of a dtype that we write: "F32", "BF16", "F64" or "I32".
+// The format's name of a dtype that we write: "F32", "BF16", "F64", "I32" or "F8_E4M3".
 const char* safetensors_dtype(Dtype dtype);
 
 // Reads elements [begin, begin + count) of an F32, BF16 or F16 tensor as fp32, exactly. Returns false for other dtypes.

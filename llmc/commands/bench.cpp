@@ -31,7 +31,9 @@ int64_t count_of(const std::string& option, const std::string& value) {
 void refuse_idle_options(const Config& c) {
     const std::pair<bool, const char*> idle[] = {
         {c.dry_run, "dry-run"}, {!c.save.empty(), "save"}, {!c.load.empty(), "load"}, {!c.resume.empty(), "resume"},
-        {!c.log_file.empty(), "log-file"}, {!c.valid_data.empty(), "valid-data"}, {c.sample_every > 0, "sample-every"},
+        {!c.log_file.empty(), "log-file"}, {!c.tensorboard_dir.empty(), "tensorboard-dir"},
+        {!c.wandb_project.empty(), "wandb-project"},
+        {!c.valid_data.empty(), "valid-data"}, {c.sample_every > 0, "sample-every"},
         {!c.hellaswag_data.empty(), "hellaswag-data"}, {c.profile_first > 0, "profile"}, {!c.inject.empty(), "inject"},
         {c.overfit_one_batch, "overfit-one-batch"}, {c.rampup_samples > 0, "rampup-batch-size"},
         {c.verbose, "verbose"}};
@@ -224,7 +226,7 @@ int BenchRun::run() {
         if (i == 0) post_first_step();
     }
     Timed timed{BenchRows(bench.ceilings), {}};
-    ClockSampler sampler(run_device_.info.bus);
+    GpuSampler sampler(run_device_.info.bus);
     run_steps(options_.steps, nullptr, bench);
     run_steps(options_.steps, &timed, bench);
     bench.clocks = sampler.stop();

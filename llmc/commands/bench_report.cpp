@@ -31,11 +31,12 @@ std::string ceilings_text(const Ceilings& c) {
     return text + (c.flops.empty() ? "\n" : strf(" (%lld^3)\n", ll(c.matmul_size)));
 }
 
-std::string clocks_text(const ClockSamples& c) {
-    if (c.count == 0) return strf("clocks      not known: %s\n", c.error.c_str());
-    return strf("clocks      SM %.0f MHz (%lld to %lld) of %lld, %.0f W, %lld samples; throttled by: %s\n", c.sm_mhz,
-                ll(c.least_sm_mhz), ll(c.most_sm_mhz), ll(c.max_sm_mhz), c.watts, ll(c.count),
-                throttle_text(c.throttle).c_str());
+std::string clocks_text(const GpuSamples& c) {
+    if (c.sm_mhz.count == 0)
+        return strf("clocks      not known: %s\n", c.error.empty() ? "this GPU does not report them" : c.error.c_str());
+    return strf("clocks      SM %.0f MHz (%lld to %lld) of %lld, %.0f W, %lld samples; throttled by: %s\n",
+                *c.sm_mhz.value(), ll(c.least_sm_mhz), ll(c.most_sm_mhz), ll(c.max_sm_mhz), c.watts.value().value_or(0),
+                ll(c.count), throttle_text(c.throttle.value_or(0)).c_str());
 }
 
 std::string step_text(const StepBench& b) {
@@ -130,9 +131,11 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
         {"ceilings", {{"copy_bytes_per_s", b.ceilings.copy_rate}, {"flops", flops},
                       {"matmul_size", b.ceilings.matmul_size}, {"event_ms", b.ceilings.event_ms},
                       {"early_event_ms", b.ceilings.early_event_ms}}},
-        {"clocks", {{"samples", b.clocks.count}, {"sm_mhz", b.clocks.sm_mhz}, {"least_sm_mhz", b.clocks.least_sm_mhz},
+        {"clocks", {{"samples", b.clocks.count}, {"sm_mhz", b.clocks.sm_mhz.value().value_or(0)},
+                    {"least_sm_mhz", b.clocks.least_sm_mhz},
                     {"most_sm_mhz", b.clocks.most_sm_mhz}, {"max_sm_mhz", b.clocks.max_sm_mhz},
-                    {"watts", b.clocks.watts}, {"throttled_by", throttle_text(b.clocks.throttle)},
+                    {"watts", b.clocks.watts.value().value_or(0)},
+                    {"throttled_by", throttle_text(b.clocks.throttle.value_or(0))},
                     {"error", b.clocks.error}}},
         {"step_ms", b.ms()},
         {"steps_ms", b.step_ms},

@@ -54,7 +54,7 @@ struct StepBench {
     std::vector<BenchRow> rows;
     double micro_batches = 0;   // per step and rank
     double tokens = 0, flops_per_token = 0, peak_flops = 0;   // per step, all ranks; peak 0: unknown
-    ClockSamples clocks;
+    GpuSamples clocks;
 
     double ms() const { return median_of(step_ms); }
     // Exposed communication: the median step less the median of the steps' other time, so that the two add up.

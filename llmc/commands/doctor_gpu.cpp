@@ -150,19 +150,6 @@ Findings look_at_recipes(Patient& patient) {
 
 namespace {
 
-// The reasons that keep clocks low, "" if there are none besides the power limit.
-std::string throttle_text(uint64_t reasons) {
-    std::string text;
-    auto add = [&](uint64_t bit, const char* name) {
-        if (reasons & bit) text += (text.empty() ? "" : ", ") + std::string(name);
-    };
-    add(kThrottleClocksSet, "clocks were set by a user");
-    add(kThrottleHardware, "hardware slow-down");
-    add(kThrottleSoftwareThermal | kThrottleHardwareThermal, "temperature");
-    add(kThrottlePowerBrake, "power brake");
-    return text;
-}
-
 std::string clock_text(const std::optional<int64_t>& now, const std::optional<int64_t>& largest) {
     if (!now || !largest) return "unknown";
     return strf("%lld of %lld MHz", ll(*now), ll(*largest));
@@ -172,9 +159,11 @@ Finding clocks_finding(const GpuState& s) {
     const std::string clocks = "multiprocessors " + clock_text(s.sm_mhz, s.max_sm_mhz) + " now, memory "
                                + clock_text(s.memory_mhz, s.max_memory_mhz)
                                + (s.celsius ? strf(", %lld C", ll(*s.celsius)) : "");
-    const std::string slow = throttle_text(s.throttle.value_or(0));
-    if (slow.empty()) return ok(clocks);
-    return warning(clocks + ": reduced by " + slow, "nvidia-smi -q -d PERFORMANCE,CLOCK");
+    constexpr uint64_t kSlow = kThrottleClocksSet | kThrottleHardware | kThrottleSoftwareThermal
+                               | kThrottleHardwareThermal | kThrottlePowerBrake;   // any but the power limit
+    const uint64_t slow = s.throttle.value_or(0) & kSlow;
+    if (slow == 0) return ok(clocks);
+    return warning(clocks + ": reduced by " + throttle_text(slow), "nvidia-smi -q -d PERFORMANCE,CLOCK");
 }
 
 Finding power_finding(int64_t limit_mw, int64_t default_mw) {

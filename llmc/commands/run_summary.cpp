@@ -75,7 +75,7 @@ std::string precision_text(const SummarizedRun& run) {
                             dtype_name(c.moment_dtype));
     text += run.fp8_plan.on() ? strf("; FP8 %s: ", run.fp8_plan.row().name) + fp8_linears_text(run.fp8_plan)
                               : "; no linear in FP8";
-    return text + (c.fp8_attention ? "; attention's forward in FP8" : "");
+    return text + (c.fp8_attention ? "; attention: QK^T and PV of the forward in E4M3" : "");
 }
 
 std::string batch_text(const SummarizedRun& run) {

@@ -24,7 +24,9 @@
 #include "llmc/parallel/rank_preflight.h"
 #include "llmc/perf/fp8_speedup.h"
 #include "llmc/train/fp8_monitor.h"
+#include "llmc/train/gpu_monitor.h"
 #include "llmc/train/log.h"
+#include "llmc/train/log_exporter.h"
 #include "llmc/train/rank_consistency.h"
 #include "llmc/train/run_checkpoints.h"
 #include "llmc/train/run_data.h"
@@ -91,6 +93,7 @@ private:
 
     void open_device() {
         run_device_.open(notes_);
+        gpu_monitor_.start(info_.bus);
         if (config_.check_comm)
             for (const std::string& line : check_comm(ctx_, comm_)) answers_.push_back(line);
         run_device_.prepare();
@@ -155,6 +158,7 @@ private:
                              "own, which trust_remote_code=True allows");
         for (const std::string& name : idle_) notes_.push_back(name);
         write_notes(summary);
+        if (comm_.root()) exporter_.start(config_);
     }
 
     // All notes go to the log file, and as many to the screen as it has room for, details last.
@@ -176,7 +180,8 @@ private:
     std::string attention_note() const {
         const int64_t head_dim = config_.shape.kv_channels;
         const bool modes = device::attention_has_modes(ctx_, config_.dtype, head_dim);
-        std::string text = config_.fp8_attention ? "attention: forward in E4M3, " : "attention: ";
+        std::string text = "attention: ";
+        if (config_.fp8_attention) text += "QK^T and PV of the forward in E4M3; dV, dP, dQ and dK in BF16; ";
         text += device::attention_kernel(ctx_, config_.dtype, head_dim);
         if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
         else if (config_.attention_fast) text += "; --attention fast has no effect on it";
@@ -189,6 +194,7 @@ private:
     bool train_step() {
         post_step(step_ + 1);
         post_phase(Phase::kData);
+        if (!pending_) gpu_monitor_.restart();
         const bool profiled = step_ + 1 >= config_.profile_first && step_ + 1 <= config_.profile_last;
         if (profiled && step_ + 1 == config_.profile_first) device::profiler_start();
         device::event_record(ctx_, staging_->slot(step_).begin);
@@ -331,10 +337,13 @@ private:
         r.skips = skips_;
         r.eta_seconds = seconds_per_step(r.step_seconds) * static_cast<double>(config_.train_iters - r.step);
         if (slot.staged.check_fp8) check_scales(comm_, trainer_->fp8(), slot.staged.fp8_report, r.step);
-        if (slot.staged.count_fp8 || r.skipped) gather_fp8_report(slot);
+        if (slot.staged.count_fp8 || r.skipped) fp8_watch_.gather(comm_, trainer_->fp8(), slot.staged);
         report_grad_comm(*log_, comm_, slot.staged, r.step);
         fp8_watch_.report(*log_, trainer_->fp8(), slot.staged, r.step);
+        r.gpu = gpu_monitor_.report(static_cast<double>(slot.samples * config_.seq_length));
+        if (const std::string note = gpu_monitor_.note(); !note.empty()) log_->event("note", note);
         log_->step(r, r.skipped || r.step == 1 || r.step == config_.train_iters || due(r.step, config_.log_interval));
+        for (const std::string& line : exporter_.warnings()) log_->event("warning", line);
         check_plan(slot, 1e3 * r.step_seconds);
         if (!r.skipped) watch_loss(r);
         if (consecutive_skips_ > config_.max_skips)
@@ -366,17 +375,6 @@ private:
         log_->plan({.step = slot.step + 1, .predicted_ms = plan_check_.predicted_ms(),
                     .measured_ms = plan_check_.measured_ms(), .planned_bytes = plan_.arena_bytes,
                     .used_bytes = used_bytes_, .text = plan_check_.text()});
-    }
-
-    // Merges the FP8 counts and amaxes of all ranks; collective.
-    void gather_fp8_report(const Staging::Slot& slot) {
-        const Fp8State& fp8 = trainer_->fp8();
-        if (!fp8.on() || comm_.world().ranks == 1) return;
-        const auto* mine = static_cast<const char*>(slot.staged.fp8_report);
-        const auto all = comm_.gather(std::string(mine, static_cast<size_t>(fp8.report_bytes())));
-        for (size_t rank = 0; rank < all.size(); rank++)
-            if (static_cast<int>(rank) != comm_.world().rank)
-                fp8.merge_report(slot.staged.fp8_report, all[rank].data());
     }
 
     // Mean of the last 20 steps, for the ETA.
@@ -427,6 +425,7 @@ private:
             log_->event("note", strf("step %lld: its evaluation was cut short, a resumed run repeats it", steps));
         log_->event("stop", stopping_ ? strf("%s after step %lld", why.c_str(), steps)
                                       : "finished " + count_text(steps, "step"));
+        exporter_.finish(LogExporter::kEndSeconds);
     }
 
     Comm& comm_;
@@ -439,6 +438,7 @@ private:
     Faults faults_{config_.inject, comm_.world().rank};
     const Fp8Plan fp8_plan_;              // what the options ask for
     Fp8Monitor fp8_watch_{config_, fp8_plan_};
+    GpuMonitor gpu_monitor_{comm_};
     RunDevice run_device_{config_, table_, fp8_plan_, comm_};
     Ctx& ctx_ = run_device_.ctx;
     const DeviceInfo& info_ = run_device_.info;
@@ -452,6 +452,7 @@ private:
     std::optional<RunEvaluations> evaluations_;
     std::unique_ptr<RunLog> log_;
     std::optional<SaveFolder> save_folder_;
+    LogExporter exporter_;
     std::unique_ptr<RunCheckpoints> checkpoints_;   // after log_: its destructor may finish a save and log it
     double flops_per_token_ = 0;
     StepTimeCheck plan_check_;

@@ -96,6 +96,7 @@ struct Config {
     // output
     int64_t log_interval = 0;
     std::string log_file;
+    std::string tensorboard_dir, wandb_project;   // for the side processes that follow log_file; "": none
     bool verbose = false;               // print the whole configuration and every note
     int64_t sample_every = 0, sample_tokens = 0;
     double temperature = 0;             // 0: take the most likely token

@@ -126,7 +126,8 @@ std::string help_text(const Config& defaults, const std::string& family) {
     const std::string name = "train_" + family;
     std::string text = "Usage: " + name + " --train-data GLOB --train-iters N [options]\n"
                        "       " + name + " plan [options]  whether it fits, how long it takes; without GPU or data\n"
-                       "       " + name + " doctor | bench | generate  the machine | parts of a step | text; --help\n"
+                       "       " + name + " doctor | bench | generate | export-fp8  (--help)  the machine | a step | "
+                       "text | weights\n"
                        "The options used most; --help-all has all " + std::to_string(option_table().size())
                        + ", with ranges, presets, and names of other trainers.\n\n";
     for (const UsualOption& usual : kUsualOptions) {
@@ -144,6 +145,7 @@ std::string help_all_text(const Config& defaults, const std::string& family) {
     std::string text = "Usage: train_" + family + " --train-data GLOB --train-iters N [options]\n";
     text += "       train_" + family + " doctor [--save DIR] [--json]   checks this machine; doctor --help\n";
     text += "       train_" + family + " plan [--gpu NAME] [--ranks N] [--json] [options]   memory, time, traffic\n";
+    text += "       train_" + family + " export-fp8 --load PATH --out DIR   FP8 weights for transformers and vLLM\n";
     text += "       train_" + family + " bench [--json FILE] [options]  where the time of a step goes; bench --help\n";
     text += "       train_" + family + " generate --load DIR [options]  continues a prompt; generate --help\n\n";
     text += "Defaults are those of --model " + defaults.model + ". An option that has no effect under the others\n"

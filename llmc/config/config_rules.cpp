@@ -106,6 +106,11 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
                   "--grad-dtype bf16 needs --dtype bf16: no matmul takes FP32 operands to BF16 gradients");
     rules.require(c.resume != "auto" || !c.save.empty(),
                   "--resume auto looks under --save, which is missing");
+    const std::pair<const char*, const std::string&> followers[] = {{"--tensorboard-dir", c.tensorboard_dir},
+                                                                    {"--wandb-project", c.wandb_project}};
+    for (const auto& [option, value] : followers)
+        rules.require(value.empty() || !c.log_file.empty(),
+                      std::string(option) + " follows the log file, and there is none: --log-file FILE or --save DIR");
     rules.require(c.profile_first <= c.profile_last,
                   strf("--profile %lld:%lld ends before it starts", ll(c.profile_first), ll(c.profile_last)));
 }

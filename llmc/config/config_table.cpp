@@ -280,6 +280,12 @@ void add_output(Rows& rows) {
          .help = "log in JSON lines at full precision; \"\" writes none; a missing folder is made in the working "
                  "folder and in --save only",
          .derive = derive_log_file, .derived = "log.jsonl in the directory of --save", .on_resume = kSilent},
+        {.name = "tensorboard-dir", .group = group, .value = text(AT(tensorboard_dir), "DIR", "a folder"),
+         .help = "event files for TensorBoard while the run goes on, written by scripts/export_log, which follows the "
+                 "log file in a process of its own", .on_resume = kSilent},
+        {.name = "wandb-project", .group = group, .value = text(AT(wandb_project), "NAME", "a name"),
+         .help = "the same for a run of this project of Weights & Biases; WANDB_MODE=offline keeps it on disk beside "
+                 "the log file", .on_resume = kSilent},
         {.name = "verbose", .group = group, .value = flag(AT(verbose), true, false),
          .help = "print every option, the FP8 plan, the communication of a step and all notes at the start, which "
                  "otherwise only the log file has; plan: also every option",

@@ -111,15 +111,15 @@ void add_choice_of_linears(std::vector<OptionRow>& rows) {
          .help = "also run the output matrix (LM head) in FP8; it affects the loss directly, so compare losses",
          .fallback = "false", .acts_if = kFp8},
         {.name = "fp8-attention", .group = kGroup, .value = flag(AT(fp8_attention), true, false),
-         .help = "run the two matmuls of the attention forward in E4M3, with any recipe or none; the backward runs in "
-                 "BF16 on the rounded Q, K and V",
+         .help = "run the two matmuls of the attention forward, QK^T and PV, in E4M3, with any recipe or none; those "
+                 "of the backward run in BF16 on the rounded Q, K and V",
          .fallback = "false", .acts_if = kFp8Attention},
         {.name = "fp8-min-speedup", .group = kGroup, .value = number(AT(fp8_min_speedup), {.low = 0, .high = 10}),
          .help = "keep a linear layer in BF16 if its predicted speedup in FP8 is below this; 1: if FP8 would be "
                  "slower; 0: never",
          .fallback = "0", .acts_if = kFp8},
         {.name = "fp8-stats-interval", .group = kGroup, .value = integer(AT(fp8_stats_interval), 0, kMany),
-         .help = "steps between statistics of every FP8 tensor in the log file: amax, scale, fractions saturated and "
+         .help = "steps between statistics of every FP8 tensor in the log file: amax, scales, fractions saturated and "
                  "flushed to zero, and the error of --grad-comm-dtype fp8; 0: none",
          .fallback = "100", .inert = no_fp8_tensors, .on_resume = OnResume::kSilent},
     });

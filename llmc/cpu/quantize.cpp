@@ -215,6 +215,29 @@ void fp8_clear(Ctx&, const Fp8ClearArgs& args) {
     }
 }
 
+void count_scales(Ctx&, const CountScalesArgs& args) {
+    const bool lines = args.granularity == Granularity::kBlock1x128;
+    const int64_t R = args.R, K = args.K, height = lines ? 1 : kBlock;
+    CHECK(args.granularity != Granularity::kTensor && K % 16 == 0, "count_scales: %lld x %lld", (long long)R,
+          (long long)K);
+    check_tensor("count_scales", "codes", args.codes, args.codes.dtype, R * K);
+    CHECK(is_fp8(args.codes.dtype), "count_scales: codes in %s", dtype_name(args.codes.dtype));
+    check_tensor("count_scales", "scale_inv", args.scale_inv, Dtype::kFp32, scale_inv_elems(args.granularity, R, K));
+    const uint8_t* const codes = static_cast<const uint8_t*>(args.codes.data);
+    for (int64_t row = 0; row < R; row += height)
+        for (int64_t k = 0; k * kBlock < K; k++) {
+            const int64_t at = lines ? k * R + row : row / kBlock * block_row_stride(K) + k;
+            const int64_t rows = std::min(height, R - row), columns = std::min(kBlock, K - k * kBlock);
+            bool zeros = true;
+            for (int64_t i = 0; i < rows && zeros; i++) {
+                const uint8_t* line = codes + (row + i) * K + k * kBlock;
+                zeros = std::all_of(line, line + columns, [](uint8_t code) { return (code & 0x7f) == 0; });
+            }
+            const uint32_t bits = std::bit_cast<uint32_t>(args.scale_inv.as<float>()[at]);
+            args.bins[zeros ? kZeroBlocks : static_cast<int64_t>(bits >> 23 & 0xff)]++;
+        }
+}
+
 void fp8_update(Ctx&, const Fp8UpdateArgs& args) {
     CHECK(args.length > 0 && args.interval > 0, "fp8_update: history of %lld, interval %lld", (long long)args.length,
           (long long)args.interval);

@@ -122,6 +122,60 @@ __global__ void __launch_bounds__(kUpdateThreads) fp8_update_kernel(const Fp8Upd
     args.updates[tensor] = updates + 1;
 }
 
+constexpr int kCountThreads = 256;
+static_assert(kCountThreads == kScaleBins);   // a thread adds up a bin
+
+// The blocks of a quantized matrix: kRows 1, or 128 for square ones, whose scale_inv have another order.
+template <int kRows> struct CodeBlocks {
+    const uint8_t* codes;
+    int64_t R, K, columns;   // columns: of blocks
+
+    __host__ __device__ CodeBlocks(const uint8_t* codes_, int64_t R_, int64_t K_)
+        : codes(codes_), R(R_), K(K_), columns((K_ + 127) / 128) {}
+    __host__ __device__ int64_t count() const { return (R + kRows - 1) / kRows * columns; }
+    // Block `i`, counted in the order of scale_inv without its padding.
+    __device__ int64_t row(int64_t i) const { return kRows == 1 ? i % R : i / columns * kRows; }
+    __device__ int64_t column(int64_t i) const { return kRows == 1 ? i / R : i % columns; }
+    __device__ int64_t scale_at(int64_t i) const {
+        return kRows == 1 ? i : i / columns * ((columns + 3) / 4 * 4) + i % columns;
+    }
+    __device__ bool zeros(int64_t i) const {
+        const int64_t first = row(i), end = min(R, first + kRows);
+        const int64_t left = column(i) * 128, right = min(K, left + 128);
+        for (int64_t r = first; r < end; r++)
+            for (int64_t k = left; k < right; k += 16) {
+                const uint4 v = load_vec(codes + r * K + k);
+                if (((v.x | v.y | v.z | v.w) & 0x7f7f7f7fu) != 0) return false;   // -0 is a zero, too
+            }
+        return true;
+    }
+};
+
+// Math: bins[e] += number of blocks whose scale_inv has the exponent bits e, or kZeroBlocks for blocks of zeros.
+// Source: ops.h, CountScalesArgs.
+// Traffic: scale_inv read, once, and the codes of blocks of scale 1, which zeros have, up to the first other value; at
+//     most kScaleBins atomic additions a block of threads.
+// Requires: K a multiple of 16, codes aligned to 16 bytes; kScaleBins threads.
+// Parallel: blocks of threads stride over those of the matrix and count in shared memory; sums of integers have no
+//     order.
+template <int kRows>
+__global__ void __launch_bounds__(kCountThreads)
+    count_scales_kernel(unsigned long long* bins, CodeBlocks<kRows> blocks, const float* scale_inv) {
+    __shared__ unsigned int counts[kScaleBins];
+    counts[threadIdx.x] = 0;
+    __syncthreads();
+    wait_for_previous_kernels();
+    const int64_t step = int64_t{gridDim.x} * kCountThreads;
+    for (int64_t i = int64_t{blockIdx.x} * kCountThreads + threadIdx.x; i < blocks.count(); i += step) {
+        const uint32_t bits = __float_as_uint(scale_inv[blocks.scale_at(i)]);
+        const uint32_t bin = bits >> 23 & 0xff;
+        atomicAdd(&counts[bin == 127 && blocks.zeros(i) ? static_cast<uint32_t>(kZeroBlocks) : bin], 1u);
+    }
+    __syncthreads();
+    const unsigned int count = counts[threadIdx.x];
+    if (count > 0) atomicAdd(&bins[threadIdx.x], static_cast<unsigned long long>(count));
+}
+
 }  // namespace
 
 TileOut tile_out(const QuantOut& quant, const Tensor& out, int64_t N, int64_t C, const char* op) {
@@ -199,6 +253,24 @@ void fp8_clear(Ctx& ctx, const Fp8ClearArgs& args) {
     launch_early(ctx, fp8_clear_kernel, grid_size(ceil_div(args.count, 128)), 128, 0, args.slots, args.count, args.step,
                  args.state);
     CHECK_LAUNCH("fp8_clear_kernel");
+}
+
+void count_scales(Ctx& ctx, const CountScalesArgs& args) {
+    CHECK(is_fp8(args.codes.dtype) && args.R > 0 && args.K > 0 && args.K % 16 == 0, "count_scales: %lld x %lld of %s",
+          (long long)args.R, (long long)args.K, dtype_name(args.codes.dtype));
+    CHECK(args.bins != nullptr && args.granularity != Granularity::kTensor, "count_scales: no bins, or no blocks");
+    expect(args.codes, args.codes.dtype, args.R * args.K, "count_scales: codes");
+    expect_aligned(args.codes, "count_scales: codes");
+    expect(args.scale_inv, Dtype::kFp32, scale_inv_elems(args.granularity, args.R, args.K), "count_scales: scale_inv");
+    auto launch = [&](auto blocks, auto kernel) {
+        const int64_t grid = std::min(ceil_div(blocks.count(), int64_t{4} * kCountThreads), int64_t{8} * ctx.sm_count);
+        launch_early(ctx, kernel, grid_size(grid), kCountThreads, 0, args.bins, blocks, args.scale_inv.as<float>());
+        CHECK_LAUNCH("count_scales_kernel");
+    };
+    const auto* codes = static_cast<const uint8_t*>(args.codes.data);
+    if (args.granularity == Granularity::kBlock1x128)
+        launch(CodeBlocks<1>(codes, args.R, args.K), count_scales_kernel<1>);
+    else launch(CodeBlocks<128>(codes, args.R, args.K), count_scales_kernel<128>);
 }
 
 void fp8_update(Ctx& ctx, const Fp8UpdateArgs& args) {

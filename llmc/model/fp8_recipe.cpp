@@ -330,6 +330,7 @@ std::string fp8_plan_text(const Fp8Plan& plan, const Config& config) {
            + matmul("wgrad", "dy", plan.dy_format, "x", plan.x_format, plan.fast_backward)
            + layers_text(plan)
            + labelled("always BF16", config.fp8_attention
-                                         ? "embedding, norms, residual stream, attention's backward and loss"
+                                         ? "embedding, norms, residual stream, softmax, loss, and attention but "
+                                           "for QK^T and PV of its forward (E4M3)"
                                          : "embedding, norms, residual stream, attention, softmax and loss");
 }

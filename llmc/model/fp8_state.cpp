@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kRoleNames[kFp8Roles] = {"x", "dy", "weight"};
 constexpr int64_t kSlotWords = sizeof(Fp8Slot) / 4, kCountWords = sizeof(Fp8Counts) / 4;
+constexpr int64_t kBinBytes = kScaleBins * int64_t{sizeof(uint64_t)};   // of a tensor
 
 template <typename T> std::vector<T> read_back(Ctx& ctx, const void* device_memory, int64_t count) {
     std::vector<T> host(static_cast<size_t>(count));
@@ -53,6 +54,8 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
     block_amaxes_ = shared.slice(all * kSlotWords, blocks);
     counts_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kCountWords);
     monitor_ = arena.take(Purpose::kFp8, Dtype::kInt32, 1);
+    if (plan_.row().x != Granularity::kTensor && config.fp8_stats_interval > 0)
+        scale_bins_ = arena.take(Purpose::kFp8, Dtype::kInt32, all * kBinBytes / 4);
     if (plan_.row().history) {
         history_ = arena.take(Purpose::kFp8, Dtype::kFp32, all * config.fp8_amax_history_len);
         updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
@@ -139,6 +142,13 @@ Fp8Counts* Fp8State::counts_of(int tensor) const {
     return counting_ ? static_cast<Fp8Counts*>(counts_.data) + tensor : nullptr;
 }
 
+void Fp8State::count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const {
+    if (!counting_ || !scale_bins_ || !operand.data) return;
+    auto* bins = static_cast<unsigned long long*>(scale_bins_.data) + tensor * kScaleBins;
+    ops::count_scales(ctx, {.bins = bins, .codes = operand.data, .scale_inv = operand.scale_inv,
+                            .granularity = operand.granularity, .R = R, .K = operand.data.elems / R});
+}
+
 // ---- the first non-finite value
 
 // Position of a tensor in its micro-batch: x in the order of the model, dy in reverse. Its own inverse.
@@ -184,7 +194,9 @@ void Fp8State::begin_step(Ctx& ctx, bool count) {
     counting_ = count;
     ops::fp8_clear(ctx, {.slots = slots(), .count = first_weight(), .step = true});
     device::fill_bytes(ctx, monitor_.data, 0xff, monitor_.bytes());
-    if (count) device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
+    if (!count) return;
+    device::fill_bytes(ctx, counts_.data, 0, counts_.bytes());
+    if (scale_bins_) device::fill_bytes(ctx, scale_bins_.data, 0, scale_bins_.bytes());
 }
 
 void Fp8State::begin_micro_batch(Ctx& ctx, int64_t number, Fp8Phase phase) {
@@ -229,6 +241,12 @@ void Fp8State::produce(Ctx& ctx, const ProduceArgs& args, const Producer& run) {
     QuantOut quant = quant_out(args);
     if (quant.granularity != Granularity::kTensor || quant.scaling == Scaling::kDelayed) {
         run(args.keep_high ? args.high : Tensor{}, quant);
+        // The copy for wgrad is made once, maybe by a recomputation.
+        if (phase_ != Fp8Phase::kTraining) return;
+        const int tensor = id(*args.linear, args.role);
+        if (!args.recompute) count_scales(ctx, tensor, args.to.rowwise, args.N);
+        const Fp8Operand& transposed = args.to.transposed;
+        count_scales(ctx, tensor, transposed, transposed.data.elems / args.N);
         return;
     }
     // Current scaling: the first pass records the amax, which recomputation finds recorded; a second one casts.
@@ -319,6 +337,7 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
                          .dbias = {},
                          .dbias_scratch = {}};
     ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
+    count_scales(ctx, tensor, linear.weight, linear.out);   // the transpose has the same ones
 }
 
 void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
@@ -349,6 +368,7 @@ void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& 
 void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
     ops::transpose_bytes(ctx, {.out = linear.weight_transposed.data, .in = linear.weight.data, .R = linear.out,
                                .C = linear.in});
+    count_scales(ctx, id(linear, Fp8Role::kWeight), linear.weight, linear.out);
 }
 
 // ---- checkpoint
@@ -373,7 +393,9 @@ void Fp8State::set_histories(Ctx& ctx, const Histories& histories) {
 
 // ---- reports
 
-int64_t Fp8State::report_bytes() const { return slots_.bytes() + counts_.bytes() + monitor_.bytes(); }
+int64_t Fp8State::report_bytes() const {
+    return slots_.bytes() + counts_.bytes() + monitor_.bytes() + scale_bins_.bytes();
+}
 
 void Fp8State::copy_report(Ctx& ctx, void* host) const {
     if (!on()) return;
@@ -382,15 +404,21 @@ void Fp8State::copy_report(Ctx& ctx, void* host) const {
         device::copy_to_host(ctx, to, part->data, part->bytes());
         to += part->bytes();
     }
+    if (counting_ && scale_bins_) device::copy_to_host(ctx, to, scale_bins_.data, scale_bins_.bytes());
 }
 
 std::vector<Fp8State::TensorReport> Fp8State::read_report(const void* host) const {
+    const char* const counts = static_cast<const char*>(host) + slots_.bytes();
+    const char* const bins = counts + counts_.bytes() + monitor_.bytes();
     std::vector<TensorReport> reports;
     for (int i = 0; i < tensors(); i++) {
-        TensorReport report{tensor_names_[static_cast<size_t>(i)], format_of(role_of(i)), {}, {}};
+        TensorReport report{tensor_names_[static_cast<size_t>(i)], format_of(role_of(i)), {}, {}, {}};
         std::memcpy(&report.slot, static_cast<const Fp8Slot*>(host) + i, sizeof(Fp8Slot));
-        std::memcpy(&report.counts, static_cast<const char*>(host) + slots_.bytes() + i * int64_t{sizeof(Fp8Counts)},
-                    sizeof(Fp8Counts));
+        std::memcpy(&report.counts, counts + i * int64_t{sizeof(Fp8Counts)}, sizeof(Fp8Counts));
+        if (scale_bins_) {
+            report.scale_bins.resize(kScaleBins);
+            std::memcpy(report.scale_bins.data(), bins + i * kBinBytes, kBinBytes);
+        }
         reports.push_back(report);
     }
     return reports;
@@ -422,4 +450,5 @@ void Fp8State::merge_report(void* host, const void* other) const {
         mine.nonfinite += theirs.nonfinite;
     });
     merge(uint32_t{}, monitor_, [](uint32_t& mine, uint32_t theirs) { mine = std::min(mine, theirs); });
+    merge(uint64_t{}, scale_bins_, [](uint64_t& mine, uint64_t theirs) { mine += theirs; });
 }

@@ -136,9 +136,11 @@ public:
         Dtype format;
         Fp8Slot slot;
         Fp8Counts counts;   // zeros unless begin_step was called with `count`
+        std::vector<uint64_t> scale_bins;   // likewise; see CountScalesArgs. Empty with one scale per tensor.
     };
     int64_t report_bytes() const;   // of pinned host memory
-    // Enqueues a copy of scales, counts and the first non-finite event to the host.
+    // Enqueues a copy of scales, counts, the first non-finite event and, if this step counts, the block scales to the
+    // host.
     void copy_report(Ctx& ctx, void* host) const;
     std::vector<TensorReport> read_report(const void* host) const;
     // Merges another rank's report of the same step: largest amaxes, sums of counts, earliest event.
@@ -172,6 +174,8 @@ private:
     void take_weights(const LinearPlan& linear, const FlatLayout& layout, Arena& arena);
     int64_t count_blocks(const FlatLayout& layout);
     Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
+    // Adds the scales of an (R, ...) operand's blocks to the report, if this step counts.
+    void count_scales(Ctx& ctx, int tensor, const Fp8Operand& operand, int64_t R) const;
     uint32_t* block_amaxes_of(const Fp8Linear& linear) const;
     QuantOut quant_out(const ProduceArgs& args) const;
     void update_scales(Ctx& ctx, int begin, int count, const StepState* state);
@@ -185,6 +189,7 @@ private:
     std::vector<std::string> tensor_names_;
     const bool gathers_bytes_;
     Tensor slots_, counts_, monitor_;   // Fp8Slot (tensors), Fp8Counts (tensors), uint32 (1)
+    Tensor scale_bins_;                 // uint64 (tensors, kScaleBins); only of block scales that are reported
     Tensor block_amaxes_;               // uint32, directly behind slots_: of the blocks of gathered weights
     std::vector<int64_t> first_block_;  // by FP8 linear
     Tensor history_, updates_, largest_;

@@ -233,6 +233,9 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeArgs& a) {
 void rehearse_op(Ctx& ctx, OpKind kind, const AmaxArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }
 void rehearse_op(Ctx& ctx, OpKind kind, const Fp8ClearArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
 void rehearse_op(Ctx& ctx, OpKind kind, const Fp8UpdateArgs&) { record(ctx, kind, Dtype::kFp32, 0); }
+void rehearse_op(Ctx& ctx, OpKind kind, const CountScalesArgs& a) {
+    record(ctx, kind, Dtype::kFp32, a.scale_inv.bytes());   // and the codes of few blocks
+}
 
 // ---- communication of gradients and FP8 weights
 

@@ -78,6 +78,17 @@ struct Fp8UpdateArgs {
     const StepState* state;   // optional
 };
 
+// bins[e] += number of blocks of a quantized (R, K) matrix whose scale, a power of two, is 2^(127 - e): e are the
+// exponent bits of scale_inv. Blocks of zeros, whose scale 1 says nothing, count in bins[kZeroBlocks] instead.
+inline constexpr int64_t kScaleBins = 256, kZeroBlocks = 255;
+struct CountScalesArgs {
+    unsigned long long* bins;   // (kScaleBins), +=
+    Tensor codes;               // (R, K) fp8
+    Tensor scale_inv;           // scale_inv_elems(granularity, R, K) fp32
+    Granularity granularity;    // of blocks
+    int64_t R, K;               // K: a multiple of 16
+};
+
 // ---- layers
 
 // out[n] = wte[tokens[n]] + wpe[position of row n].

@@ -58,7 +58,8 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::quantize:
             return op.dtype == Dtype::kFp32 ? StepPart::kWeightQuantization : StepPart::kQuantization;
         case OpKind::amax:
-        case OpKind::fp8_clear: return StepPart::kQuantization;
+        case OpKind::fp8_clear:
+        case OpKind::count_scales: return StepPart::kQuantization;
         case OpKind::cast:
         case OpKind::fp8_update:
         case OpKind::block_amax:

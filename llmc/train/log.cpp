@@ -38,6 +38,17 @@ std::string to_line(const Json& record) {
     return record.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Adds the fields that there are.
+void add_gpu(Json& record, const GpuRecord& gpu) {
+    const std::pair<const char*, std::optional<double>> fields[] = {
+        {"gpu_utilization", gpu.utilization}, {"power_w", gpu.power_w}, {"sm_clock_mhz", gpu.sm_clock_mhz},
+        {"gpu_temperature_c", gpu.temperature_c}, {"gpu_memory_gib", gpu.memory_gib}, {"energy_j", gpu.energy_j},
+        {"joules_per_token", gpu.joules_per_token}};
+    for (const auto& [name, value] : fields)
+        if (value) record[name] = exact(*value);
+    if (!gpu.throttled_by.empty()) record["throttled_by"] = gpu.throttled_by;
+}
+
 double unix_seconds() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -300,7 +311,7 @@ void RunLog::header(const RunHeader& h) {
 
 void RunLog::step(const StepRecord& r, bool print) {
     step_ = r.step;
-    write(to_line({{"type", "step"},
+    Json record = {{"type", "step"},
                    {"step", r.step},
                    {"train_iters", r.train_iters},
                    {"loss", exact(r.loss)},
@@ -318,7 +329,9 @@ void RunLog::step(const StepRecord& r, bool print) {
                    {"tokens", r.tokens},
                    {"counted_tokens", r.counted_tokens},
                    {"skipped", r.skipped},
-                   {"skips", r.skips}}));
+                   {"skips", r.skips}};
+    add_gpu(record, r.gpu);
+    write(to_line(record));
     if (print) print_line(step_line(r));
 }
 
@@ -347,13 +360,17 @@ void RunLog::fp8(int64_t step, const std::vector<Fp8TensorRecord>& tensors) {
     step_ = step;
     Json list = Json::array();
     for (const Fp8TensorRecord& t : tensors) {
-        list.push_back({{"name", t.name},
-                        {"format", t.format},
-                        {"amax", exact(t.amax)},
-                        {"quant_mul", exact(t.scale)},
-                        {"saturated", exact(t.saturated)},
-                        {"flushed", exact(t.flushed)},
-                        {"nonfinite", t.nonfinite}});
+        Json tensor = {{"name", t.name},
+                       {"format", t.format},
+                       {"amax", exact(t.amax)},
+                       {"quant_mul", exact(t.scale)},
+                       {"saturated", exact(t.saturated)},
+                       {"flushed", exact(t.flushed)},
+                       {"nonfinite", t.nonfinite}};
+        if (const std::optional<BlockScales>& s = t.block_scales)
+            tensor["block_scales"] = {{"blocks", s->blocks}, {"min", s->min}, {"median", s->median}, {"max", s->max},
+                                      {"at_ends", exact(s->at_ends)}, {"zeros", exact(s->zeros)}};
+        list.push_back(std::move(tensor));
     }
     write(to_line({{"type", "fp8"}, {"step", step}, {"tensors", list}}));
 }

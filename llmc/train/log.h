@@ -2,12 +2,24 @@
 #pragma once
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "llmc/config/config.h"
 #include "llmc/ops/device.h"
 #include "llmc/parallel/comm_dry_run.h"
+
+// The GPUs of all ranks over the steps since the last such record. A value is absent if a GPU does not report it, and
+// all are where no GPU is sampled.
+struct GpuRecord {
+    std::optional<double> utilization;              // percent of the time in which a kernel ran, mean of the GPUs
+    std::optional<double> power_w, sm_clock_mhz;    // means of the GPUs
+    std::optional<double> temperature_c, memory_gib;   // of the hottest and the fullest; memory: of all its processes
+    std::optional<double> energy_j;                 // of all GPUs
+    std::optional<double> joules_per_token;         // energy_j by the tokens of these steps
+    std::string throttled_by;                       // "none", "power cap"; "": no record
+};
 
 struct StepRecord {
     int64_t step = 0;              // 1-based: steps done
@@ -25,6 +37,7 @@ struct StepRecord {
     bool skipped = false;              // the update was not applied
     bool synthetic = false;            // training on synthetic data; only printed, the file has it in the header
     int64_t skips = 0;                 // skipped steps since the start of this process
+    GpuRecord gpu;
 };
 
 struct EvalRecord {
@@ -40,10 +53,19 @@ struct HellaswagRecord {
     double seconds = 0;
 };
 
+// The scales of a tensor's blocks, which are powers of two, over all casts of a step. Blocks of zeros have none.
+struct BlockScales {
+    int64_t blocks = 0;
+    double min = 1, median = 1, max = 1;   // median: the lower one of an even number; 1 if all blocks are zeros
+    double at_ends = 0;                    // share that has the smallest or the largest scale there is
+    double zeros = 0;                      // share without a scale
+};
+
 // One FP8 tensor in one optimizer step.
 struct Fp8TensorRecord {
     std::string name, format;              // "3.down.dy", "e5m2"
-    double amax = 0, scale = 1;            // scale: of the next step (delayed) or the latest cast; blocks: 1
+    double amax = 0, scale = 1;            // scale: of the next step (delayed) or the latest cast; blocks: the median
+    std::optional<BlockScales> block_scales = {};
     double saturated = 0, flushed = 0;     // fractions of the values cast
     int64_t nonfinite = 0;                 // number of values
 };
@@ -85,9 +107,10 @@ std::string log_place_error(const std::string& path, const std::string& save);
 
 // One JSON object per line: {"type": "header" | "step" | "eval" | "hellaswag" | "fp8" | "grad_wire" | "plan" |
 // "checkpoint" | "event" | "sample", "step": ..., fields as named in the structs above}. Doubles read back to the same
-// bits; non-finite ones are the strings "nan", "inf" and "-inf"; mfu of an unknown device is null. Each record is
-// flushed. Errors of the disk: exit 7. A path that the user gave may be a link to a file, which is followed; the run
-// never follows a link at a name of its own.
+// bits; non-finite ones are the strings "nan", "inf" and "-inf"; mfu of an unknown device is null. The step's
+// record has the values of GpuRecord that are known, under the names of docs/training.md. Each record is flushed.
+// Errors of the disk: exit 7. A path that the user gave may be a link to a file, which is followed; the run never
+// follows a link at a name of its own.
 class RunLog {
 public:
     // path "": no file; missing directories are created. append (after a resume): removes records of steps after

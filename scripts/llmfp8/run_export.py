@@ -1,17 +1,18 @@
 """Writes a run's log in the formats of other tools, for scripts/export_log."""
 import csv
+import hashlib
 import math
 import time
 from pathlib import Path
 
-from .run_log import InputError
+from .run_log import BLOCK_SCALES, InputError
 from .support import need
 
 # (tag and column name, unit, field of the step record)
 STEP_COLUMNS = [
     ("train/loss", "nats/token", "loss"),
     ("train/grad_norm", "", "grad_norm"),
-    ("train/grad_mul", "", "grad_mul"),
+    ("train/grad_mul", "", "grad_mul"),   # the clip ratio
     ("train/lr", "", "lr"),
     ("train/skipped", "0 or 1", "skipped"),
     ("train/counted_tokens", "tokens", "counted_tokens"),
@@ -23,6 +24,13 @@ STEP_COLUMNS = [
     ("speed/samples_per_second", "samples/s", "samples_per_second"),
     ("speed/mfu", "share of the BF16 peak", "mfu"),
     ("memory/device", "GiB", "memory_gib"),
+    ("gpu/utilization", "percent", "gpu_utilization"),
+    ("gpu/power", "W", "power_w"),
+    ("gpu/sm_clock", "MHz", "sm_clock_mhz"),
+    ("gpu/temperature", "C", "gpu_temperature_c"),
+    ("gpu/memory", "GiB", "gpu_memory_gib"),
+    ("gpu/energy", "J", "energy_j"),
+    ("gpu/joules_per_token", "J/token", "joules_per_token"),
 ]
 OTHER_COLUMNS = [
     ("valid/loss", "nats/token"),
@@ -31,6 +39,7 @@ OTHER_COLUMNS = [
     ("fp8/largest_flushed", "share of values"),
     ("fp8/largest_saturated", "share of values"),
     ("fp8/nonfinite", "values"),
+    ("fp8/largest_scales_at_ends", "share of blocks"),
     ("wire/largest_relative_l2", "share of the gradient"),
 ]
 
@@ -56,6 +65,8 @@ def row_of(run, step):
         row["fp8/largest_flushed"] = max(tensor["flushed"] for tensor in tensors)
         row["fp8/largest_saturated"] = max(tensor["saturated"] for tensor in tensors)
         row["fp8/nonfinite"] = sum(tensor["nonfinite"] for tensor in tensors)
+        ends = [tensor["scale_at_ends"] for tensor in tensors if "scale_at_ends" in tensor]
+        row["fp8/largest_scales_at_ends"] = max(ends, default=None)
     if run.wire.get(step):
         row["wire/largest_relative_l2"] = max(kind["relative_l2"] for kind in run.wire[step].values())
     return {tag_of(run, tag): value for tag, value in row.items() if value is not None}
@@ -160,44 +171,137 @@ def all_scalars(run, step):
     """The row, and the statistics of every FP8 tensor by name."""
     scalars = row_of(run, step)
     for name, tensor in run.fp8.get(step, {}).items():
-        for field in ("amax", "quant_mul", "flushed", "saturated"):
-            scalars[f"fp8_{field}/{name}"] = tensor[field]
+        for field in ("amax", "quant_mul", "flushed", "saturated", *(f"scale_{name}" for name in BLOCK_SCALES)):
+            if field in tensor:
+                scalars[f"fp8_{field}/{name}"] = tensor[field]
     return scalars
 
 
-def to_tensorboard(run, folder):
-    """Writes one event file into the folder."""
-    need("tensorboard", "tensorboard", "--to tensorboard")
-    writer_class = need("tensorboard.summary.writer.event_file_writer", "tensorboard", "--to tensorboard")
-    event_pb2 = need("tensorboard.compat.proto.event_pb2", "tensorboard", "--to tensorboard")
-    summary_pb2 = need("tensorboard.compat.proto.summary_pb2", "tensorboard", "--to tensorboard")
-    if list(Path(folder).glob("events.out.tfevents.*")):
+class TensorboardWriter:
+    """Event files in a folder. A new file replaces what older ones have of the same steps."""
+
+    def __init__(self, run, folder, _):
+        need("tensorboard", "tensorboard", "--to tensorboard")
+        writer_class = need("tensorboard.summary.writer.event_file_writer", "tensorboard", "--to tensorboard")
+        self.events = need("tensorboard.compat.proto.event_pb2", "tensorboard", "--to tensorboard")
+        self.summaries = need("tensorboard.compat.proto.summary_pb2", "tensorboard", "--to tensorboard")
+        self.writer = writer_class.EventFileWriter(str(folder))
+        self.hint = f"tensorboard --logdir {folder}"
+        self.restart(run, steps_begin(run))
+
+    def restart(self, run, step):
+        """What was written of this step and later ones is not of the run any more."""
+        session = self.events.SessionLog(status=self.events.SessionLog.START)
+        self.writer.add_event(self.events.Event(wall_time=run.headers[-1]["unix_time"], step=step, session_log=session))
+
+    def write(self, step, seconds, scalars):
+        values = [self.summaries.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self.writer.add_event(self.events.Event(wall_time=seconds, step=step,
+                                                summary=self.summaries.Summary(value=values)))
+
+    def flush(self):
+        self.writer.flush()
+
+    def close(self):
+        self.writer.close()
+
+
+class WandbWriter:
+    """A run of W&B, whose files are under the folder. mode: offline, for `wandb sync`, or None: WANDB_MODE or online.
+    Equal logs have the same id, so that a resumed run goes on with it."""
+
+    def __init__(self, run, folder, options):
+        wandb = need("wandb", "wandb", "--to wandb")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        header = run.headers[-1]
+        settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True, save_code=False)
+        start = f"{run.headers[0]['unix_time']!r} {run.headers[0]['command']}"
+        self.session = wandb.init(
+            mode=options.get("mode"), project=options.get("project", "llm.fp8"), name=run.name, dir=str(folder),
+            id=hashlib.sha256(start.encode()).hexdigest()[:16], resume="allow", settings=settings,
+            config={"options": header["config"], "command": header["command"], "commit": header["commit"],
+                    "device": header["device"], "world": header["world"]})
+        self.done = getattr(self.session, "step", 0)   # steps before it are there already, if the run is resumed
+        place = Path(self.session.dir).parent
+        self.hint = f"wandb sync {place}" if place.name.startswith("offline-") else str(self.session.url)
+
+    def restart(self, run, step):
+        """W&B keeps the first value of a step that is done again."""
+
+    def write(self, step, seconds, scalars):
+        if step >= self.done:
+            self.session.log(scalars, step=step)
+
+    def flush(self):
+        """W&B has a process of its own for that."""
+
+    def close(self):
+        self.session.finish()
+
+
+def steps_begin(run):
+    """The first step that a log has: 0 is the validation before training, a resumed run's begins later."""
+    begin = run.headers[0]["step"]
+    return begin + 1 if begin > 0 else 0
+
+
+def to_package(name, run, folder):
+    """Writes a whole log in a package's format; returns the command that shows it."""
+    if name == "tensorboard" and list(Path(folder).glob("events.out.tfevents.*")):
         raise InputError(f"{folder}: has event files already; TensorBoard would draw both: choose another folder")
-    times = wall_times(run)
-    writer = writer_class.EventFileWriter(str(folder))
-    for step, seconds in times.items():
-        values = [summary_pb2.Summary.Value(tag=tag, simple_value=value)
-                  for tag, value in all_scalars(run, step).items()]
-        writer.add_event(event_pb2.Event(wall_time=seconds, step=step, summary=summary_pb2.Summary(value=values)))
+    writer = PACKAGE_FORMATS[name](run, folder, {"mode": "offline"})
+    for step, seconds in wall_times(run).items():
+        writer.write(step, seconds, all_scalars(run, step))
     writer.close()
-    return f"tensorboard --logdir {folder}"
+    return writer.hint
 
 
-def to_wandb(run, folder):
-    """Writes an offline run under the folder, for `wandb sync`."""
-    wandb = need("wandb", "wandb", "--to wandb")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    header = run.headers[-1]
-    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True, save_code=False)
-    session = wandb.init(mode="offline", project="llm.fp8", name=run.name, dir=str(folder), settings=settings,
-                         config={"options": header["config"], "command": header["command"],
-                                 "commit": header["commit"], "device": header["device"], "world": header["world"]})
-    for step in wall_times(run):
-        session.log(all_scalars(run, step), step=step)
-    place = Path(session.dir).parent
-    session.finish()
-    return f"wandb sync {place}"
+class Follower:
+    """Writes what a log gets while its run goes on, once a step."""
+
+    def __init__(self, run, make_writer):
+        self.run, self.make_writer = run, make_writer
+        self.writer, self.life = None, None
+        self.last = 0     # the step that may still get values: its validation comes after the others
+        self.tags = {}    # those written, by step; equal sets are one object
+        self.sets = {}
+
+    def poll(self):
+        """Writes what is new; returns whether the run has ended."""
+        run = self.run
+        try:
+            run.poll()
+        except FileNotFoundError:   # not started yet
+            return False
+        if not run.headers:
+            return False
+        if self.writer is None:
+            self.writer = self.make_writer(run)
+        life = len(run.headers), run.headers[-1]["unix_time"]
+        if self.life not in (None, life):   # a resume does steps again, a new run all
+            begin = run.headers[-1]["step"]
+            self.last = min(self.last, begin)
+            self.tags = {step: tags for step, tags in self.tags.items() if step <= begin and begin > 0}
+            self.writer.restart(run, begin + 1 if begin > 0 else 0)
+        self.life = life
+        for step, seconds in wall_times(run).items():
+            if step >= self.last:
+                self._write(step, seconds, all_scalars(run, step))
+        self.writer.flush()
+        return run.finished
+
+    def _write(self, step, seconds, scalars):
+        known = self.tags.get(step, frozenset())
+        new = {tag: value for tag, value in scalars.items() if tag not in known}
+        if new:
+            self.writer.write(step, seconds, new)
+        tags = known | frozenset(new)
+        self.last, self.tags[step] = step, self.sets.setdefault(tags, tags)
+
+    def close(self):
+        if self.writer:
+            self.writer.close()
 
 
 TEXT_FORMATS = {"csv": write_csv, "llmc": write_llmc, "megatron": write_megatron}
-PACKAGE_FORMATS = {"tensorboard": to_tensorboard, "wandb": to_wandb}
+PACKAGE_FORMATS = {"tensorboard": TensorboardWriter, "wandb": WandbWriter}

@@ -13,14 +13,25 @@ PANELS = {
     "norm": ("grad_norm", "gradient norm", True),
     "seconds": ("step_seconds", "s/it", False),
     "rate": ("tokens_per_second", "tokens/s", False),
+    "clip": ("grad_mul", "clip ratio (1: not clipped)", False),
+    "utilization": ("gpu_utilization", "GPU utilisation (%)", False),
+    "power": ("power_w", "power of a GPU (W)", False),
+    "energy": ("joules_per_token", "energy (J/token)", False),
 }
+ALWAYS = ["loss", "norm", "seconds", "rate"]   # the others where a run has something to show in them
 # Heat maps: axis label, range of the colours; amax takes that of its values.
 HEALTH = {
     "amax": ("amax", None),
     "flushed": ("flushed to zero (share of values)", (1e-6, 1.0)),
     "saturated": ("saturated (share of values)", (1e-6, 1.0)),
 }
-PANEL_HEIGHTS = [3.4, 2.8]   # inches, of two panels each
+BLOCK_SCALES = {
+    "scale_min": ("smallest scale of a block", None),
+    "scale_median": ("median scale of the blocks", None),
+    "scale_max": ("largest scale of a block", None),
+    "scale_at_ends": ("scales at an end of their range (share of blocks)", (1e-6, 1.0)),
+}
+PANEL_HEIGHTS = [3.4, 2.8, 1.8, 1.8]   # inches, of two panels each
 MAX_SMOOTH = 101
 MARKS = {"skipped": "x", "warning": "^", "fp8": "d", "resumed": ">", "checkpoint": "s", "stop": "|"}
 
@@ -52,10 +63,19 @@ def smooth(values, width, middle=statistics.fmean):
 
 def curves(run, x="step"):
     """{panel: (positions, values)}, with the validation loss as "valid"."""
-    data = {panel: points(run, {step: record[field] for step, record in run.steps.items()}, x)
+    data = {panel: points(run, {step: record[field] for step, record in run.steps.items() if field in record}, x)
             for panel, (field, _, _) in PANELS.items()}
     data["valid"] = points(run, {step: record["loss"] for step, record in run.evals.items()}, x)
     return data
+
+
+def panel_rows(runs):
+    """The panels to draw, two in a row; a last one alone is as wide as two."""
+    def has(panel):
+        shown = [value for run in runs for value in curves(run)[panel][1] if not math.isnan(value)]
+        return any(value != 1 for value in shown) if panel == "clip" else bool(shown)
+    names = [panel for panel in PANELS if panel in ALWAYS or has(panel)]
+    return [(names[i:i + 2] * 2)[:2] for i in range(0, len(names), 2)]
 
 
 def marks(run, x="step"):
@@ -78,20 +98,20 @@ def tensor_order(names):
     return [(group, [name for _, name in sorted(members)]) for group, members in groups.items()]
 
 
-def health(run, x="step"):
+def health(run, x="step", fields=HEALTH):
     """Positions of the records, groups of tensor_order, and {field: one row of values per tensor}, nan if missing."""
     steps = [step for step in sorted(run.fp8) if place(run, step, x) is not None]
     names = dict.fromkeys(name for step in steps for name in run.fp8[step])
     groups = tensor_order(names)
     rows = {field: [[run.fp8[step].get(name, {}).get(field, math.nan) for step in steps]
-                    for _, members in groups for name in members] for field in HEALTH}
+                    for _, members in groups for name in members] for field in fields}
     return [place(run, step, x) for step in steps], groups, rows
 
 
 def worst(run, field):
     """(value, tensor, step) of the largest finite value, None if none is above zero."""
     found = [(tensor[field], name, step) for step, tensors in run.fp8.items() for name, tensor in tensors.items()
-             if math.isfinite(tensor[field]) and tensor[field] > 0]
+             if math.isfinite(tensor.get(field, math.nan)) and tensor[field] > 0]
     return max(found) if found else None
 
 
@@ -190,8 +210,9 @@ def draw_curves(figure, runs, x, width, mark_height):
     """Draws the panels, the marks below them, and the legend above them."""
     colour_map = need("matplotlib", "matplotlib", "plot").colormaps["tab10" if len(runs) <= 10 else "tab20"].colors
     colours = [colour_map[i % len(colour_map)] for i in range(len(runs))]
-    layout = [["loss", "norm"], ["seconds", "rate"]] + [["marks", "marks"]] * (mark_height > 0)
-    all_axes = figure.subplot_mosaic(layout, height_ratios=PANEL_HEIGHTS + [mark_height] * (mark_height > 0))
+    rows = panel_rows(runs)
+    all_axes = figure.subplot_mosaic(rows + [["marks", "marks"]] * (mark_height > 0),
+                                     height_ratios=PANEL_HEIGHTS[:len(rows)] + [mark_height] * (mark_height > 0))
     for name, axes in all_axes.items():
         if axes is not all_axes["loss"]:
             axes.sharex(all_axes["loss"])
@@ -213,16 +234,16 @@ def draw_curves(figure, runs, x, width, mark_height):
                   ncols=min(5, len(handles)))
 
 
-def draw_health(figure, run, x):
-    """Draws three heat maps of a run, with one row per tensor and one column per record."""
-    at, groups, rows = health(run, x)
+def draw_health(figure, run, x, fields):
+    """Draws a heat map of each field of a run's FP8 tensors, with one row per tensor and one column per record."""
+    at, groups, rows = health(run, x, fields)
     package = need("matplotlib.colors", "matplotlib", "plot")
     colormaps = need("matplotlib", "matplotlib", "plot").colormaps
     bounds = [0]
     for _, members in groups:
         bounds.append(bounds[-1] + len(members))
     figure.suptitle(f"{label_of(run)}: FP8 tensors", fontsize=10)
-    for axes, (field, (label, limits)) in zip(figure.subplots(1, 3, sharey=True), HEALTH.items()):
+    for axes, (field, (label, limits)) in zip(figure.subplots(1, len(fields), sharey=True), fields.items()):
         positive = [v for row in rows[field] for v in row if math.isfinite(v) and v > 0]
         low, high = limits or (min(positive, default=1), max(positive, default=1))
         # White: zero. Magenta: not finite, or the tensor is not in the record.
@@ -241,7 +262,7 @@ def draw_health(figure, run, x):
         top = worst(run, field)
         axes.set_title(f"largest {field}: {top[0]:.3g} ({top[1]}, step {top[2]})" if top else f"nothing {field}",
                        fontsize=9)
-        axes.set_ylabel("tensors; layer 0 at the top of each group" if field == "amax" else "")
+        axes.set_ylabel("tensors; layer 0 at the top of each group" if field == next(iter(fields)) else "")
         label_x(axes, x)
 
 
@@ -250,14 +271,16 @@ def draw(runs, x="step", width=0):
     width = width or min(MAX_SMOOTH, max(1, max((len(run.steps) for run in runs), default=0) // 50))
     kinds = len({kind for run in runs for kind in marks(run, x)})
     mark_height = 0.5 + 0.22 * kinds * max(1, len(runs) / 3) if kinds else 0
-    fp8 = [run for run in runs if run.fp8]
-    heights = [sum(PANEL_HEIGHTS) + mark_height + 0.8]
-    heights += [max(2.6, 0.24 * len(tensor_order(next(iter(run.fp8.values())))) + 1) for run in fp8]
+    fp8 = [(run, HEALTH) for run in runs if run.fp8]
+    fp8 += [(run, BLOCK_SCALES) for run in runs if any("scale_min" in tensor for tensors in run.fp8.values()
+                                                       for tensor in tensors.values())]
+    heights = [sum(PANEL_HEIGHTS[:len(panel_rows(runs))]) + mark_height + 0.8]
+    heights += [max(2.6, 0.24 * len(tensor_order(next(iter(run.fp8.values())))) + 1) for run, _ in fp8]
     figure = need("matplotlib.figure", "matplotlib", "plot").Figure(figsize=(15, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     draw_curves(parts[0], runs, x, width, mark_height)
-    for part, run in zip(parts[1:], fp8):
-        draw_health(part, run, x)
+    for part, (run, fields) in zip(parts[1:], fp8):
+        draw_health(part, run, x, fields)
     return figure
 
 

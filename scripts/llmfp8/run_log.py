@@ -21,18 +21,30 @@ FIELDS = {
     "checkpoint": ("step", "path"),
     "event": ("step", "kind", "text"),
 }
+# Fields that a record may have.
+OPTIONAL = {
+    "step": ("gpu_utilization", "power_w", "sm_clock_mhz", "gpu_temperature_c", "gpu_memory_gib", "energy_j",
+             "joules_per_token"),
+}
 # What these are; every other field of the table is a number, and may be "nan", "inf" or "-inf".
 KINDS = {"command": str, "commit": str, "path": str, "kind": str, "text": str, "device": dict, "config": object,
          "tensors": list, "gradients": list, "skipped": (bool, int)}
 WHOLE = ("step", "train_iters", "samples", "tokens", "counted_tokens", "examples", "world")
 MAY_BE_NULL = ("mfu", "eta_seconds", "memory_gib")
 ENTRIES = {"tensors": ("flushed", "saturated", "nonfinite"), "gradients": ("relative_l2",)}
+BLOCK_SCALES = ("min", "median", "max", "at_ends", "zeros")
 NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) or (isinstance(value, str)
                                                                                and value in NOT_IN_JSON)
+
+
+def has_scales(tensor):
+    """Whether a tensor's block_scales, if it has any, are what they should be."""
+    blocks = tensor.get("block_scales", dict.fromkeys(BLOCK_SCALES, 0))
+    return isinstance(blocks, dict) and all(is_number(blocks.get(name)) for name in BLOCK_SCALES)
 
 
 def field_error(record, field):
@@ -44,6 +56,8 @@ def field_error(record, field):
         if field in ENTRIES and not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) and all(
                 is_number(entry.get(name)) for name in ENTRIES[field]) for entry in value):
             return f"whose {field} are not entries with a name and numbers"
+        if field == "tensors" and not all(map(has_scales, value)):
+            return "whose block_scales are not numbers"
         return ""
     if field in WHOLE:
         right = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2 ** 63
@@ -54,6 +68,12 @@ def field_error(record, field):
 def numbers(record):
     """The record with "nan", "inf" and "-inf" as floats."""
     return {key: NOT_IN_JSON.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+
+
+def with_block_scales(tensor):
+    """The tensor with what it has of "block_scales" as fields of its own: scale_min, scale_median, ..."""
+    blocks = tensor.pop("block_scales", {})
+    return {**tensor, **{f"scale_{name}": value for name, value in numbers(blocks).items()}}
 
 
 class RunLog:
@@ -112,6 +132,7 @@ class RunLog:
             for field in FIELDS.get(kind, ()):
                 if field not in record:
                     raise ValueError(f"a record of type {kind} without {field}")
+            for field in (*FIELDS.get(kind, ()), *(field for field in OPTIONAL.get(kind, ()) if field in record)):
                 if error := field_error(record, field):
                     raise ValueError(f"a record of type {kind} {error}")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -155,7 +176,8 @@ class RunLog:
         self.hellaswag[record["step"]] = numbers(record)
 
     def _take_fp8(self, record):
-        self.fp8[record["step"]] = {tensor["name"]: numbers(tensor) for tensor in record["tensors"]}
+        self.fp8[record["step"]] = {tensor["name"]: with_block_scales(numbers(tensor))
+                                    for tensor in record["tensors"]}
 
     def _take_grad_wire(self, record):
         self.wire[record["step"]] = {kind["name"]: numbers(kind) for kind in record["gradients"]}

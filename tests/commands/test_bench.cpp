@@ -275,11 +275,11 @@ TEST_CASE("bench: its own options") {
 TEST_CASE("bench: clocks") {
     CHECK_EQ(throttle_text(0), "none");
     CHECK_EQ(throttle_text(1), "none");   // idle
-    CHECK_EQ(throttle_text(kThrottlePowerCap | kThrottleHardwareThermal), "power cap, hardware thermal");
-    ClockSampler none("");
+    CHECK_EQ(throttle_text(kThrottlePowerCap | kThrottleHardwareThermal), "power cap, heat (hardware)");
+    GpuSampler none("");
     CHECK_EQ(none.stop().count, 0);
-    ClockSampler missing("0000:01:00.0", "libno-such-library.so.1");
-    const ClockSamples samples = missing.stop();
+    GpuSampler missing("0000:01:00.0", "libno-such-library.so.1");
+    const GpuSamples samples = missing.stop();
     CHECK_EQ(samples.count, 0);
     CHECK(contains(samples.error, "cannot be opened"));
 }

@@ -157,6 +157,8 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     r.skips = 2;
     log.step(r, false);
     r.mfu = r.exposed_comm_seconds = -1;
+    r.gpu = {.utilization = 97.5, .power_w = 1.0 / 3, .sm_clock_mhz = 1711, .temperature_c = 61,
+             .memory_gib = 0.1 + 0.2, .energy_j = 812.5, .joules_per_token = 2.0 / 3, .throttled_by = "power cap"};
     log.step(r, false);
     log.eval({.step = 121, .loss = 2.0 / 3, .counted_tokens = 77, .seconds = 0.25});
     log.checkpoint(120, "out/step-120", 1.5, 0.5);
@@ -207,6 +209,15 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(s.size() == 19);   // a new field of StepRecord belongs here
     CHECK(all[2]["mfu"].is_null());
     CHECK(all[2]["exposed_comm_seconds"].is_null());   // one rank
+    CHECK(all[2]["gpu_utilization"] == 97.5);
+    CHECK(all[2]["power_w"].get<double>() == 1.0 / 3);
+    CHECK(all[2]["sm_clock_mhz"] == 1711);
+    CHECK(all[2]["gpu_temperature_c"] == 61);
+    CHECK(all[2]["gpu_memory_gib"].get<double>() == 0.1 + 0.2);
+    CHECK(all[2]["energy_j"] == 812.5);
+    CHECK(all[2]["joules_per_token"].get<double>() == 2.0 / 3);
+    CHECK(all[2]["throttled_by"] == "power cap");
+    CHECK(all[2].size() == 19 + 8);   // a new field of GpuRecord belongs here
     CHECK(all[3]["loss"].get<double>() == 2.0 / 3);
     CHECK(all[3]["counted_tokens"] == 77);
     CHECK(all[4]["path"] == "out/step-120");

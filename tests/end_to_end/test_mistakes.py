@@ -47,7 +47,7 @@ OPTIONS = [
     ("gpt2 RUN --micro-batch-size=", 2, "--micro-batch-size '': must be an integer in [1, 65536]"),
     ("gpt2 RUN --save ''", 2, "--save '' is empty: leave it out, or set the shell variable"),
     ("gpt2 RUN -- --lr 1", 2, 'unexpected word "--"'),
-    ("gpt2 train --lr 1", 2, "no command train", "plan, bench, doctor and generate"),
+    ("gpt2 train --lr 1", 2, "no command train", "plan, bench, doctor, generate and export-fp8"),
     ("gpt2 Plan", 2, "no command Plan: did you mean plan?"),
     ("gpt2 array.json", 2, "no command array.json", "--config array.json"),
     ("gpt2 --model gpt2", 2, "--model gpt2: unknown; did you mean gpt2-124M?"),

@@ -35,7 +35,7 @@ class Train(TrainTest):
     def test_fp8_attention(self):
         self.check_resume(LLAMA, *self.FP8_ATTENTION, "--recompute", "block")
         done = self.run_train(LLAMA, "--train-iters", "2", *self.FP8_ATTENTION)
-        self.assertIn("attention: forward in E4M3, ", done.stdout)
+        self.assertIn("attention: QK^T and PV of the forward in E4M3; dV, dP, dQ and dK in BF16; ", done.stdout)
         done = self.run_train(LLAMA, "--dry-run", "--train-iters", "2", *self.FP8_ATTENTION)
         self.assertIn("of the scratch, shared by all layers", done.stdout)
         for options in (["--fp8-attention"], ["--kv-channels", "64", "--fp8-attention", "--dtype", "fp32"]):

@@ -206,7 +206,7 @@ class TroubleshootingTest(TrainTest):
                  *re.findall(r'\{"([\w-]+)", "', read("llmc/config/config_table_ranks.cpp")),   # Megatron's names
                  *re.findall(r'"--([\w-]+)"', read("scripts/llmfp8/comparison/main.py")
                               + read("scripts/llmfp8/importer/main.py")),
-                 "help", "help-all", "config", "role", "valid-fraction",
+                 "help", "help-all", "config", "role", "valid-fraction", "follow",
                  "gpus", "shm-size", "signal", "mpi", "gpus-per-node", "ntasks-per-node",   # of Docker and Slurm
                  "option", "fp8-"}   # any
         self.assertLessEqual(set(re.findall(r"(?<![\w-])--([a-z][\w-]*)", text)), known)

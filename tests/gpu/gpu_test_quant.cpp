@@ -306,6 +306,46 @@ TEST_CASE("gpu quant: amax") {
     }
 }
 
+// Counts the blocks of a matrix on both devices, twice: the second time adds.
+void check_count_scales(int64_t R, int64_t K, Granularity granularity) {
+    INFO(R << " x " << K << ", granularity " << static_cast<int>(granularity));
+    HostTensor in = uneven_values(kB, R, K, 43, false), codes(Dtype::kE4m3, R * K);
+    HostTensor scale_inv(kF, scale_inv_elems(granularity, R, K)), bins(Dtype::kInt32, 2 * kScaleBins);
+    for (int64_t k = 0; k < K; k++) in.set(R / 2 * K + k, 0);   // a row of zeros
+    Ctx ctx;
+    QuantOut quant;
+    quant.rowwise = codes.view(), quant.granularity = granularity, quant.rowwise_scale_inv = scale_inv.view();
+    cpu::quantize(ctx, {.quant = quant, .in = in.view(), .N = R, .C = K});
+    bins.fill(0);
+    HostTensor want = bins;
+    DeviceTensor device_codes(codes), device_bins(bins);
+    auto bins_in = [](const Tensor& t) { return static_cast<unsigned long long*>(t.data); };
+    auto count = [&](HostTensor& scales, HostTensor& expected) {
+        DeviceTensor device_scales(scales);
+        cuda::count_scales(gpu(), {.bins = bins_in(device_bins.view()), .codes = device_codes.view(),
+                                   .scale_inv = device_scales.view(), .granularity = granularity, .R = R, .K = K});
+        cpu::count_scales(ctx, {.bins = bins_in(expected.view()), .codes = codes.view(), .scale_inv = scales.view(),
+                                .granularity = granularity, .R = R, .K = K});
+        return device_bins.download().same_bits(expected);
+    };
+    CHECK(count(scale_inv, want));
+    CHECK(count(scale_inv, want));
+    CHECK_FALSE(want.same_bits(bins));
+    HostTensor changed = scale_inv;
+    changed.set(0, scale_inv.get(0) * 2);   // one other scale is seen
+    HostTensor otherwise = want;
+    CHECK(count(changed, otherwise));
+    cpu::count_scales(ctx, {.bins = bins_in(want.view()), .codes = codes.view(), .scale_inv = scale_inv.view(),
+                            .granularity = granularity, .R = R, .K = K});
+    CHECK_FALSE(otherwise.same_bits(want));
+}
+
+TEST_CASE("gpu quant: count_scales") {
+    for (const Shape& shape : kShapes)
+        for (const Granularity granularity : {Granularity::kBlock1x128, Granularity::kBlock128x128})
+            if (!left_out(shape.N * shape.C)) check_count_scales(shape.N, shape.C, granularity);
+}
+
 TEST_CASE("gpu quant: fp8_clear") {
     for (bool step : {false, true}) {
         for (int skip : {0, 1}) {

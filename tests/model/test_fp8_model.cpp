@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "llmc/base/fp8.h"
+#include "llmc/train/fp8_monitor.h"
 #include "tests/support/fp8_model_test.h"
 
 namespace {
@@ -203,6 +205,7 @@ TEST_CASE("fp8: the report counts what was cast, once per tensor and micro-batch
     for (Fp8Recipe recipe : kFp8Recipes) {
         Config config = fp8_config(fp8_shapes()[1], recipe);
         config.recompute = Recompute::kNormAct;   // recomputed casts are not counted again
+        config.fp8_stats_interval = 1;
         TestModel model(config);
         std::vector<char> report(static_cast<size_t>(model.trainer->fp8().report_bytes()));
         model.set_random_batch(4, 20);
@@ -218,6 +221,21 @@ TEST_CASE("fp8: the report counts what was cast, once per tensor and micro-batch
             if (r.name == "0.down.x") CHECK(r.counts.elems == 2 * N * config.shape.ffn_hidden_size);
             if (r.name == "1.up.dy") CHECK(r.counts.elems == 2 * N * config.shape.up_width());
             if (r.name == "1.up.weight") CHECK(r.counts.elems == config.shape.up_width() * config.shape.hidden_size);
+            const auto scales = block_scales_of(r.scale_bins, r.format);
+            CHECK(scales.has_value() == (recipe == Fp8Recipe::kBlockwise));
+            if (!scales) continue;
+            // 80 tokens, 64 wide, 144 in the MLP: blocks along a row, and along the tokens for wgrad.
+            if (r.name == "0.down.x") CHECK(scales->blocks == 2 * (2 * N + 144));
+            if (r.name == "1.up.dy") CHECK(scales->blocks == 2 * (3 * N + 288));
+            if (r.name == "1.up.weight") CHECK(scales->blocks == 3);
+            // The block of the largest value has the smallest scale.
+            const uint32_t amax = std::max(r.slot.amax_bits, r.slot.step_amax_bits);
+            CHECK(scales->min == static_cast<double>(block_scale_of(amax, fp8_largest(r.format))));
+            CHECK(scales->min <= scales->median);
+            CHECK(scales->median <= scales->max);
+            CHECK(scales->at_ends == 0);
+            CHECK(scales->zeros < 0.5);   // rows of ignored targets
+            if (!r.name.ends_with(".dy")) CHECK(scales->zeros == 0);
         }
     }
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "llmc/train/fp8_monitor.h"
@@ -97,7 +98,16 @@ void check_weights(TestModel& model, const Fp8Linear& linear) {
 }
 
 Report report(const std::string& name, const Fp8Counts& counts) {
-    return {.name = name, .format = Dtype::kE4m3, .slot = {1, 1, 0, 0}, .counts = counts};
+    return {.name = name, .format = Dtype::kE4m3, .slot = {1, 1, 0, 0}, .counts = counts, .scale_bins = {}};
+}
+
+// A tensor with so many blocks of each scale 2^exponent.
+Report blocks(const std::string& name, const std::map<int, uint64_t>& counts, Dtype format = Dtype::kE4m3) {
+    Report r = report(name, {1000, 0, 0, 0});
+    r.format = format;
+    r.scale_bins.assign(kScaleBins, 0);
+    for (const auto& [exponent, count] : counts) r.scale_bins[static_cast<size_t>(127 - exponent)] = count;
+    return r;
 }
 
 }  // namespace
@@ -176,4 +186,49 @@ TEST_CASE("fp8 health: the worst tensors come first, and the advice fits recipe 
     CHECK(fp8_health_line(saturated, tensorwise) == what + keep);
     CHECK(fp8_health_line({report("5.proj.dy", {1000, 0, 300, 0}), report("head.dy", {1000, 0, 500, 2})}, delayed)
           == "flushed to zero: head.dy 50%, 5.proj.dy 30%; leave out --fp8-lm-head | not finite: head.dy 0.2%");
+}
+
+TEST_CASE("fp8 health: the distribution of block scales") {
+    auto scales_of = [](const Report& r) { return *block_scales_of(r.scale_bins, r.format); };
+    BlockScales s = scales_of(blocks("x", {{-3, 1}, {0, 2}, {4, 3}, {9, 2}}));
+    CHECK(s.blocks == 8);
+    CHECK(s.min == 0.125);
+    CHECK(s.median == 16);   // the fourth of eight
+    CHECK(s.max == 512);
+    CHECK(s.at_ends == 0);
+    CHECK(s.zeros == 0);
+    Report padded = blocks("x", {{2, 1}, {4, 1}, {5, 1}});
+    padded.scale_bins[kZeroBlocks] = 9;   // masked targets
+    s = scales_of(padded);
+    CHECK(s.blocks == 12);
+    CHECK(s.zeros == 0.75);
+    CHECK(s.min == 4);
+    CHECK(s.median == 16);
+    Report empty = blocks("x", {});
+    empty.scale_bins[kZeroBlocks] = 2;
+    CHECK(scales_of(empty).zeros == 1);
+    CHECK(scales_of(empty).median == 1);
+    CHECK(block_scales_line({empty}) == "");
+    CHECK(scales_of(blocks("x", {{0, 2}, {4, 2}})).median == 1);
+    CHECK(scales_of(blocks("x", {{0, 2}, {4, 3}})).median == 16);
+    CHECK(scales_of(blocks("x", {{5, 1}})).median == 32);
+    // The ends: 2^127, and what the largest amax gets, which differs between the formats.
+    CHECK(scales_of(blocks("x", {{127, 1}, {5, 2}, {-120, 1}})).at_ends == 0.5);
+    CHECK(scales_of(blocks("x", {{126, 1}, {5, 2}, {-119, 1}})).at_ends == 0);
+    CHECK(scales_of(blocks("x", {{-113, 1}, {5, 3}}, Dtype::kE5m2)).at_ends == 0.25);
+    CHECK(scales_of(blocks("x", {{-113, 1}, {5, 3}})).at_ends == 0);
+    CHECK_FALSE(block_scales_of(std::vector<uint64_t>(kScaleBins), Dtype::kE4m3));
+    CHECK_FALSE(block_scales_of({}, Dtype::kE4m3));
+
+    CHECK(block_scales_line({blocks("0.up.x", {{-2, 1}, {3, 1}}), blocks("1.up.x", {{7, 3}}),
+                             blocks("1.up.weight", {{11, 1}})})
+          == "x 2^-2 to 2^7, median 2^7; weights 2^11 to 2^11, median 2^11");
+    CHECK(block_scales_line({report("0.up.x", {1000, 0, 0, 0})}) == "");
+
+    Fp8Plan blockwise;
+    blockwise.recipe = Fp8Recipe::kBlockwise;
+    CHECK(fp8_health_line({blocks("0.up.x", {{127, 1}, {3, 999}})}, blockwise) == "");   // at the limit
+    CHECK(fp8_health_line({blocks("0.up.x", {{127, 2}, {3, 998}}), blocks("3.down.dy", {{-120, 1}, {3, 9}})}, blockwise)
+          == "block scales at an end of their range: 3.down.dy 10%, 0.up.x 0.2%; keep it in BF16 with --bf16-linears "
+             "3.down");
 }

@@ -347,6 +347,43 @@ TEST_CASE("cpu quantize refuses wrong arguments") {
     for (auto& mistake : mistakes) CHECK_THROWS_AS(attempt(mistake), Error);
 }
 
+TEST_CASE("cpu count_scales: the blocks of a quantized matrix, by hand") {
+    Ctx ctx;
+    for (const bool lines : {true, false}) {
+        const Granularity granularity = lines ? Granularity::kBlock1x128 : Granularity::kBlock128x128;
+        const int64_t R = 130, K = 144, rows = lines ? R : 2;   // blocks: (rows, 2)
+        HostTensor codes(Dtype::kE4m3, R * K), scale_inv(Dtype::kFp32, scale_inv_elems(granularity, R, K));
+        std::memset(codes.data(), 0x80, static_cast<size_t>(R * K));   // -0
+        scale_inv.fill(0);
+        std::vector<unsigned long long> bins(kScaleBins, 3), expected = bins;
+        const double values[] = {1, 0x1p-127, 0x1p-126, 0x1p120, 0.5};
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t j = 0; j < 2; j++) {
+                const int64_t at = lines ? j * R + i : i * 4 + j;
+                const double value = values[(i + 2 * j) % 5];
+                scale_inv.set(at, value);
+                // A block of zeros has scale 1, another one may; the last value of the block says which.
+                const bool zeros = value == 1 && i % 2 == 0;
+                const int64_t row = lines ? i : std::min<int64_t>(R, i * 128 + 128) - 1, column = j == 0 ? 127 : K - 1;
+                if (!zeros) static_cast<uint8_t*>(codes.data())[row * K + column] = 0x81;
+                expected[static_cast<size_t>(zeros ? kZeroBlocks : 127 - std::ilogb(1 / value))]++;
+            }
+        CountScalesArgs args{.bins = bins.data(), .codes = codes.view(), .scale_inv = scale_inv.view(),
+                             .granularity = granularity, .R = R, .K = K};
+        cpu::count_scales(ctx, args);
+        CHECK(bins == expected);
+        CHECK_GT(expected[kZeroBlocks], 3);
+        args.scale_inv.elems -= 1;
+        CHECK_THROWS_AS(cpu::count_scales(ctx, args), Error);
+        args.scale_inv.elems += 1, args.granularity = Granularity::kTensor;
+        CHECK_THROWS_AS(cpu::count_scales(ctx, args), Error);
+    }
+    // The ends: what the smallest and the largest amax get in either format.
+    CHECK_EQ(block_scale_of(1u << 16, fp8_largest(Dtype::kE4m3)), 0x1p127f);
+    CHECK_EQ(block_scale_of(0x7f7f0000u, fp8_largest(Dtype::kE4m3)), 0x1p-120f);
+    CHECK_EQ(block_scale_of(0x7f7f0000u, fp8_largest(Dtype::kE5m2)), 0x1p-113f);
+}
+
 TEST_CASE("cpu amax: the largest magnitude, rounded to bf16, never decreases") {
     Ctx ctx;
     for (Dtype type : {Dtype::kBf16, Dtype::kFp32})

@@ -441,7 +441,7 @@ TEST_CASE("plan: predicted against measured is the median of ten steps, told onc
 
 TEST_CASE("plan: every operation has a rate of its own or is known to move next to nothing") {
     const std::vector<OpKind> tiny = {OpKind::sum_losses,  OpKind::step_guard,  OpKind::fp8_clear, OpKind::fp8_update,
-                                      OpKind::fp8_scales,  OpKind::block_scales};
+                                      OpKind::fp8_scales,  OpKind::block_scales, OpKind::count_scales};
     const std::vector<OpKind> elsewhere = {OpKind::gemm, OpKind::attention_forward, OpKind::attention_backward,
                                            OpKind::fill_normal, OpKind::fill_constant, OpKind::cache_append,
                                            OpKind::attention_decode};   // rows of their own, no step

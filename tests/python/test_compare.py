@@ -91,6 +91,24 @@ class Tables(CompareTest):
         self.assertEqual(rows["delayed"]["clock_reason"], "nvidia-smi failed: no driver")
         self.assertEqual(rows["big"]["clock_reason"], "not sampled")
 
+    def test_what_the_driver_reports_of_the_gpus(self):
+        for name, log in (("bf16", BF16), ("delayed", FP8)):
+            log = [dict(record) for record in log]
+            for record in log:
+                if record["type"] == "step" and name == "bf16" and record["step"] != 6:   # short steps have no sample
+                    record.update(gpu_utilization=90.0 + record["step"], power_w=600.0 + record["step"] ** 2,
+                                  energy_j=1000.0 * record["step"], joules_per_token=9.0)
+            self.write(f"{name}.jsonl", log)
+        said = self.call("bf16.jsonl", "delayed.jsonl", "--out", "out").stdout
+        self.assertIn("| memory GiB | GPU utilisation %, median | power W a GPU, median | J/token | speed", said)
+        bf16, delayed = self.rows()["bf16"], self.rows()["delayed"]
+        # Steps 4, 5, 7 and 8 of five timed ones.
+        self.assertEqual((bf16["gpu_utilization_median"], bf16["gpu_power_w_median"]), ("96.0", "637.0"))
+        self.assertAlmostEqual(float(bf16["joules_per_token"]) / ((4 + 5 + 7 + 8) * 1000 / (5 * TOKENS)), 1, 12)
+        self.assertIn("| 96 | 637 | 0.03662 | 1 |", said)
+        self.assertIn("| n/a | n/a | n/a |", said)
+        self.assertEqual((delayed["gpu_utilization_median"], delayed["joules_per_token"]), ("", ""))
+
     def test_lives_of_a_resumed_run_have_warm_up_each(self):
         second = a_log([9.0] * 3, [5.0] * 3)
         for i, record in enumerate(r for r in second if r["type"] == "step"):

@@ -1,35 +1,18 @@
-"""scripts/plot, scripts/export_log and what they read. Standard library; matplotlib, tensorboard, wandb where present.
-
-tests/fixtures/logs are logs that the trainer wrote: killed.jsonl is of a run with FP8 that was killed in step 9 after
-a checkpoint at step 5, resumed.jsonl of its second life; bf16.jsonl is a run in BF16, h200.jsonl the begin of one on a
-GPU. tests/golden/logs are their exports: scripts/export_log --to csv LOG --out tests/golden/logs/NAME.csv.
-"""
-import csv
+"""The log's reader and scripts/plot. Standard library; matplotlib where present."""
 import importlib.machinery
 import importlib.util
 import io
 import json
 import math
-import os
 import subprocess
 import sys
-import tempfile
 import types
 import unittest
 import unittest.mock
-from pathlib import Path
 
 from llmfp8 import run_export, run_figure
 from llmfp8.run_log import InputError, RunLog, read_log
-
-ROOT = Path(__file__).resolve().parents[2]
-LOGS = ROOT / "tests" / "fixtures" / "logs"
-GOLDEN = ROOT / "tests" / "golden" / "logs"
-BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
-
-
-def has(package):
-    return importlib.util.find_spec(package) is not None
+from tests.support.log_tools import BUILD, LOGS, LogToolTest, ROOT, has, records
 
 
 def script(name):
@@ -39,36 +22,6 @@ def script(name):
     with unittest.mock.patch.object(sys, "dont_write_bytecode", True):
         loader.exec_module(module)
     return module
-
-
-def records(*names):   # of the fixtures, read by this test's own hand
-    return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
-
-
-class LogToolTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="llmc-logs-")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
-
-    def file(self, name, content):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    def twice(self):
-        """The log of both lives in one file, steps 6 to 8 in it twice."""
-        return self.file("twice.jsonl", (LOGS / "killed.jsonl").read_bytes() + (LOGS / "resumed.jsonl").read_bytes())
-
-    def call(self, *command, packages=None, code=0):
-        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
-        if packages:
-            environment["PYTHONPATH"] = str(packages)
-        run = subprocess.run([sys.executable, *map(str, command)], cwd=self.folder, env=environment, text=True,
-                             capture_output=True, timeout=300)
-        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
-        return run.stdout + run.stderr
 
 
 class Reading(LogToolTest):
@@ -173,131 +126,6 @@ class Reading(LogToolTest):
         self.assertEqual([run.tokens_at(step) for step in (0, 3, 5, 6, 12)], [0, None, 320, 384, 768])
 
 
-class Exports(LogToolTest):
-    def test_golden(self):
-        self.twice()
-        for to in ("csv", "llmc", "megatron"):
-            self.call(ROOT / "scripts" / "export_log", "--to", to, "twice.jsonl", "--out", f"new/{to}")
-            self.assertEqual((self.folder / "new" / to).read_text(), (GOLDEN / f"twice.{to}").read_text())
-        shown = self.call(ROOT / "scripts" / "export_log", "--to", "megatron", LOGS / "h200.jsonl", "--out", "-")
-        self.assertEqual(shown, (GOLDEN / "h200.megatron").read_text())
-
-    def test_csv_has_the_log_at_full_precision(self):
-        text = io.StringIO()
-        run_export.write_csv(read_log(self.twice()), text)
-        rows = {int(row["step"]): row for row in csv.DictReader(io.StringIO(text.getvalue()))}
-        self.assertEqual(list(rows), list(range(13)))
-        for record in records("killed.jsonl", "resumed.jsonl"):   # the later life overwrites nothing that it did not do
-            if record["type"] == "step" and record["step"] not in (6, 7, 8):
-                row = rows[record["step"]]
-                for column, field in (("train/loss (nats/token)", "loss"), ("train/grad_norm", "grad_norm"),
-                                      ("speed/step_time (s)", "step_seconds"), ("train/lr", "lr")):
-                    self.assertEqual(str(float(row[column])), str(float(record[field])))
-                self.assertEqual(row["train/skipped (0 or 1)"], "1" if record["step"] == 4 else "0")
-        tensors = next(r for r in records("killed.jsonl") if r["type"] == "fp8" and r["step"] == 3)["tensors"]
-        self.assertEqual(float(rows[3]["fp8/largest_saturated (share of values)"]),
-                         max(t["saturated"] for t in tensors))
-        self.assertEqual(rows[0]["valid/loss (nats/token)"], "4.076896887272596")
-
-    def test_hellaswag(self):
-        lines = (LOGS / "bf16.jsonl").read_text().splitlines()
-        at = next(i for i, line in enumerate(lines) if '"type":"eval","step":4' in line) + 1
-        lines.insert(at, '{"type":"hellaswag","step":4,"accuracy":0.29546,"correct":2967,"examples":10042,"seconds":1}')
-        run = read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
-        out = io.StringIO()
-        run_export.write_llmc(run, out)
-        self.assertRegex(out.getvalue(), r"\ns:4 tel:[\d.]+\ns:4 eval:0.2955\ns:4 trl")
-        out = io.StringIO()
-        run_export.write_csv(run, out)
-        rows = list(csv.DictReader(io.StringIO(out.getvalue())))
-        column = "valid/hellaswag_accuracy (share of examples)"
-        self.assertEqual([row[column] for row in rows if row[column]], ["0.29546"])
-        self.assertEqual(rows[4][column], "0.29546")
-
-    def test_synthetic_data_is_said_everywhere(self):
-        text = (LOGS / "bf16.jsonl").read_text().replace('"world":1', '"synthetic_data":true,"world":1')
-        run = read_log(self.file("log.jsonl", text))
-        self.assertIn("synthetic data", run.warnings()[0])
-        self.assertEqual(run_figure.label_of(run), "log, synthetic data")
-        self.assertIn("train/loss_of_synthetic_data", run_export.all_scalars(run, 1))
-        for write, expected in ((run_export.write_csv, "valid/loss_of_synthetic_data (nats/token)"),
-                                (run_export.write_megatron, "| lm loss of synthetic data: 4.11")):
-            out = io.StringIO()
-            write(run, out)
-            self.assertIn(expected, out.getvalue())
-            self.assertEqual("4.112360026687384" in out.getvalue(), write is run_export.write_csv)
-
-    def test_times_of_day_follow_the_lives(self):
-        run = read_log(self.twice())
-        times = run_export.wall_times(run)
-        self.assertEqual(times[0], run.headers[0]["unix_time"])
-        self.assertAlmostEqual(times[5] - times[0], sum(run.steps[s]["step_seconds"] for s in range(1, 6)), 5)
-        self.assertAlmostEqual(times[6], run.headers[1]["unix_time"] + run.steps[6]["step_seconds"], 5)
-
-    def test_missing_packages_are_named(self):
-        self.twice()
-        requirements = (ROOT / "requirements.txt").read_text().splitlines()
-        for package, command in (("matplotlib", ["plot", "twice.jsonl"]),
-                                 ("tensorboard", ["export_log", "--to", "tensorboard", "twice.jsonl", "--out", "b"]),
-                                 ("wandb", ["export_log", "--to", "wandb", "twice.jsonl", "--out", "b"])):
-            self.file(f"none/{package}.py", f"raise ImportError('no {package} here')\n")
-            said = self.call(ROOT / "scripts" / command[0], *command[1:], packages=self.folder / "none", code=2)
-            pins = [line.split(";")[0].strip() for line in requirements if line.startswith(package + "==")]
-            self.assertTrue(any(f"python3 -m pip install '{pin}'" in said for pin in pins), said)
-
-    def test_errors_are_one_line(self):
-        bad = self.file("bad.jsonl", (LOGS / "bf16.jsonl").read_text().replace('{"type":"eval","step":4', "{{", 1))
-        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", code=2)
-        self.assertRegex(said, r"^error: \S*bad\.jsonl:8: damaged line: not a record of a log\n$")
-        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", "--skip-damaged")
-        self.assertIn("note: ", said)
-        good = LOGS / "bf16.jsonl"
-        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", good, "--out", bad / "x", code=2)
-        self.assertEqual(len(said.splitlines()), 1)
-
-    @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
-    def test_tensorboard_reads_it_back(self):
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        run = read_log(self.twice())
-        board = self.folder / "board"
-        run_export.to_tensorboard(run, board)
-        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
-        read.Reload()
-        losses = read.Scalars("train/loss")
-        self.assertEqual([e.step for e in losses], list(range(1, 13)))
-        for event in losses:   # stored as 32-bit floats
-            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
-        self.assertEqual([(e.step, e.value) for e in read.Scalars("fp8_amax/0.qkv.x")],
-                         [(step, run.fp8[step]["0.qkv.x"]["amax"]) for step in sorted(run.fp8)])
-        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
-        with self.assertRaisesRegex(InputError, "has event files already"):
-            run_export.to_tensorboard(run, board)
-
-    def test_wandb_is_given_every_step(self):
-        # A stand-in for the package.
-        session = unittest.mock.Mock(dir=str(self.folder / "wandb" / "offline-run-1" / "files"))
-        wandb = types.ModuleType("wandb")
-        wandb.Settings, wandb.init = dict, unittest.mock.Mock(return_value=session)
-        run = read_log(self.twice())
-        with unittest.mock.patch.dict(sys.modules, wandb=wandb):
-            said = run_export.to_wandb(run, self.folder)
-        self.assertEqual(said, f"wandb sync {self.folder / 'wandb' / 'offline-run-1'}")
-        self.assertEqual(wandb.init.call_args.kwargs["mode"], "offline")
-        self.assertEqual(wandb.init.call_args.kwargs["config"]["options"]["fp8-recipe"], "delayed")
-        self.assertEqual([call.kwargs["step"] for call in session.log.call_args_list], list(range(13)))
-        self.assertEqual(session.log.call_args_list[8].args[0]["valid/loss"], run.evals[8]["loss"])
-
-    @unittest.skipUnless(has("wandb"), "wandb is not installed")
-    def test_wandb_takes_it_offline(self):
-        self.call(ROOT / "scripts" / "export_log", "--to", "wandb", LOGS / "bf16.jsonl", "--out", self.folder)
-        written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
-        self.assertEqual(len(written), 1)
-        content = written[0].read_bytes()
-        for record in records("bf16.jsonl"):
-            if record["type"] in ("step", "eval"):
-                self.assertIn(repr(record["loss"]).encode(), content)
-
-
 class PlotData(LogToolTest):
     def test_curves(self):
         run = read_log(self.twice())
@@ -316,6 +144,17 @@ class PlotData(LogToolTest):
         by_tokens = run_figure.curves(run, "tokens")
         self.assertEqual(by_tokens["loss"], ([64 * step for step in steps], data["loss"][1]))
         self.assertEqual(by_tokens["valid"], ([0, 256, 512, 768], data["valid"][1]))
+
+    def test_the_clip_ratio_where_there_is_clipping(self):
+        run = read_log(self.twice())
+        self.assertEqual(run_figure.panel_rows([run]), [["loss", "norm"], ["seconds", "rate"]] + (
+            [["clip", "clip"]] if any(r["grad_mul"] < 1 for r in run.steps.values()) else []))
+        for record in run.steps.values():
+            record["grad_mul"] = 1.0
+        self.assertEqual(run_figure.panel_rows([run])[-1], ["seconds", "rate"])
+        run.steps[5]["grad_mul"] = 0.25
+        self.assertEqual(run_figure.panel_rows([run])[-1], ["clip", "clip"])
+        self.assertEqual(run_figure.curves(run)["clip"][1], [1.0] * 4 + [0.25] + [1.0] * 7)
 
     def test_marks(self):
         run = read_log(self.twice())
@@ -415,9 +254,12 @@ class Figures(LogToolTest):
 
     def test_what_is_drawn(self):
         fp8, bf16 = read_log(self.twice()), read_log(LOGS / "bf16.jsonl")
+        for run in (fp8, bf16):
+            for step, record in run.steps.items():
+                record.update(gpu_utilization=90.0 + step, power_w=600.0 - step, joules_per_token=0.5 / step)
         figure = run_figure.draw([fp8, bf16])
-        # Four panels, the marks, three heat maps of the one run with FP8 and their colour bars.
-        self.assertEqual(len(figure.axes), 4 + 1 + 3 + 3)
+        # Eight panels, the marks, three heat maps of the one run with FP8 and their colour bars.
+        self.assertEqual(len(figure.axes), 8 + 1 + 3 + 3)
         axes = self.axes_of(figure)
         for panel, (_, label, _) in run_figure.PANELS.items():
             self.assertEqual(axes[panel].get_ylabel(), label)
@@ -436,6 +278,16 @@ class Figures(LogToolTest):
                           for text in legend.get_texts()], ["twice", "bf16", "validation", "skipped step"])
         self.assertEqual([label.get_text() for label in axes["marks"].get_yticklabels()],
                          ["skipped", "fp8", "resumed", "checkpoint", "stop"])
+
+    def test_block_scales_have_heat_maps_of_their_own(self):
+        run = read_log(self.blockwise())
+        figure = run_figure.draw([run])
+        _, _, rows = run_figure.health(run, fields=run_figure.BLOCK_SCALES)
+        drawn = [mesh.get_array().tolist() for axes in figure.axes for mesh in axes.collections
+                 if getattr(mesh.get_array(), "shape", None) == (24, 2)]
+        self.assertEqual(len(drawn), 3 + 4)
+        self.assertEqual(drawn[3:6], [rows["scale_min"], rows["scale_median"], rows["scale_max"]])
+        self.assertIn("largest scale_at_ends: 0.023", [axes.get_title()[:28] for axes in figure.axes])
 
     def test_heat_maps_have_the_values(self):
         run = read_log(self.twice())

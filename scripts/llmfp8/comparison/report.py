@@ -39,10 +39,19 @@ class Footnotes:
         return f" [{self.lines.index(text) + 1}]"
 
 
+# What a log has where the driver reports it: column, value of a configuration, its format.
+GPU_COLUMNS = [
+    ("GPU utilisation %, median", lambda configuration: configuration.median("gpu_utilization"), ".0f"),
+    ("power W a GPU, median", lambda configuration: configuration.median("power_w"), ".0f"),
+    ("J/token", lambda configuration: configuration.joules_per_token, ".4g"),
+]
+
+
 def speed_table(comparison, marks):
     rows = comparison.rows
     fp32 = any(row.configuration.config.get("dtype") == "fp32" for row in rows)
     peaks = ["bf16", "fp8"] + ["fp32"] * fp32
+    sampled = [column for column in GPU_COLUMNS if any(column[1](row.configuration) is not None for row in rows)]
     lines = []
     for row in rows:
         if row.is_base:
@@ -57,10 +66,11 @@ def speed_table(comparison, marks):
                       ", ".join(f"{median:.4g}" for median in row.round_medians),
                       f"{row.tokens_per_gpu.median:,.0f}", f"{row.samples.median:.4g}", f"{row.tflops:.4g}",
                       *(figure(row.mfu(peak), ".1%") for peak in peaks), f"{row.configuration.memory_gib:.2f}",
+                      *(figure(value(row.configuration), form) for _, value, form in sampled),
                       ratio + marks.mark("" if row.is_base else row.verdict.text())])
     return table(["configuration", "precision", "s/it, median (min to max)", "timed steps", "medians of rounds",
                   "tokens/s/GPU", "samples/s", "TFLOP/s/GPU", *(f"MFU of {peak.upper()} peak" for peak in peaks),
-                  "memory GiB", f"speed against {comparison.base.name}"], lines)
+                  "memory GiB", *(name for name, _, _ in sampled), f"speed against {comparison.base.name}"], lines)
 
 
 def loss_table(comparison, marks):
@@ -183,6 +193,8 @@ def csv_row(comparison, row):
         "power_w_median": clocks.median("power_w"), "celsius_max": max(clocks.values("celsius"), default=None),
         "throttle_reasons": "; ".join(f"{name} {share!r}" for name, share in sorted(clocks.throttled.items())),
         "clock_samples": len(clocks.samples), "clock_reason": "" if clocks.samples else clocks.reason,
+        "gpu_utilization_median": c.median("gpu_utilization"), "gpu_power_w_median": c.median("power_w"),
+        "joules_per_token": c.joules_per_token,
         "gpu": device["name"], "gpus": c.world, "driver": device.get("driver", ""),
         "toolkit": device.get("toolkit", ""), "matmul_library": device.get("matmul_library", ""),
         "commit": c.header["commit"], "command": c.header["command"], "logs": shlex.join(run.path for run in c.runs)}

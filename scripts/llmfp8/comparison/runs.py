@@ -94,6 +94,18 @@ class Configuration:
         """Peak FLOP/s of the GPU in that dtype; None if the log does not have it."""
         return self.header["device"].get("peak_flops_" + dtype) or None
 
+    def median(self, field):
+        """Median of a field that not every record has; None if none has it."""
+        values = [record[field] for record in self.timed if field in record]
+        return statistics.median(values) if values else None
+
+    @property
+    def joules_per_token(self):
+        """Energy of all GPUs in the timed steps by their tokens; None if it was not logged."""
+        joules = [record["energy_j"] for record in self.timed if "energy_j" in record]
+        tokens = sum(record["tokens_per_second"] * record["step_seconds"] for record in self.timed)
+        return math.fsum(joules) / tokens if joules else None
+
     @property
     def memory_gib(self):
         return max(record["memory_gib"] for run in self.runs for record in run.step_list())

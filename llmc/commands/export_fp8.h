@@ -1,0 +1,26 @@
+// `train_llama export-fp8 --load CHECKPOINT --out DIR`: the model of a checkpoint with the FP8 weights that its run
+// trained with, in the layouts that transformers and vLLM read.
+#pragma once
+#include <string>
+
+#include "llmc/commands/command.h"
+#include "llmc/parallel/comm.h"
+
+Job parse_export_fp8(const Invocation& call, Comm& comm);
+
+// Writes the directory `out`, which must not exist. Weights of linears in FP8 are quantized from the checkpoint's
+// masters by the trainer's own operation, with the scales of its state.json if the recipe has histories:
+//
+//   blockwise             quant_method fp8, as DeepSeek-V3 is published: NAME.weight F8_E4M3 (out, in) and
+//                         NAME.weight_scale_inv F32 (ceil(out / 128), ceil(in / 128))
+//   delayed, tensorwise   quant_method compressed-tensors, format float-quantized: NAME.weight and NAME.weight_scale
+//                         F32 (1)
+//
+// The code times its scale is the weight of the run, to the bit. What readers take in BF16 alone stays in it and is in
+// modules_to_not_convert (compressed-tensors: ignore): linears that ran in BF16, the head, and with `blockwise` linears
+// with a side that is no multiple of 128. The latter keep the bits, since BF16 holds a code times a power of two.
+//
+// checkpoint: its directory. max_part_bytes: of a file. Returns what was written, in a line or two for people. Exit 2
+// if the directory is no checkpoint of a run in FP8, or no reader takes its shape in FP8; 5 if it is damaged; 7: the
+// disk.
+std::string export_fp8(const std::string& checkpoint, const std::string& out, int64_t max_part_bytes);

@@ -1,0 +1,44 @@
+// Live TensorBoard event files and W&B runs: processes of scripts/export_log that follow the log file of a run. The
+// trainer only starts them. Whatever becomes of them is one warning and never the end of the run.
+#pragma once
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "llmc/config/config.h"
+
+class LogExporter {
+public:
+    static constexpr int kEndSeconds = 30;   // for what follows the log to write its end
+
+    LogExporter() = default;
+    ~LogExporter() { finish(0); }
+    LogExporter(const LogExporter&) = delete;
+    LogExporter& operator=(const LogExporter&) = delete;
+
+    // Starts a process for each of --tensorboard-dir and --wandb-project. The processes end by themselves when the log
+    // has the end of the run or this process is gone, after they have written what the log has.
+    void start(const Config& config);
+
+    // What has failed since the last call, one line each.
+    std::vector<std::string> warnings();
+    // Lets the processes end, for at most so many seconds; those that take longer go on without this process. The log
+    // has its last record by then, so that warnings go to standard error.
+    void finish(int seconds);
+
+private:
+    struct Side {
+        std::string option;   // "--tensorboard-dir out/board"
+        pid_t pid;
+        int input, output;    // the write end of its standard input; a file in memory with what it says
+    };
+    void start_process(const std::string& option, std::vector<std::string> words);
+    // Whether the process has ended; if it failed, with its last line in warnings_.
+    bool ended(const Side& side);
+    static void release(const Side& side);
+
+    std::string script_;
+    std::vector<Side> sides_;
+    std::vector<std::string> warnings_;
+};

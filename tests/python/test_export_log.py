@@ -1,0 +1,290 @@
+"""scripts/export_log: what its formats have. tensorboard and wandb where present.
+
+tests/golden/logs are exports of tests/fixtures/logs: scripts/export_log --to csv LOG --out tests/golden/logs/NAME.csv.
+"""
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+import unittest
+import unittest.mock
+
+from llmfp8 import run_export, run_figure
+from llmfp8.run_log import InputError, RunLog, read_log
+from tests.support.log_tools import LOGS, LogToolTest, ROOT, fake_tensorboard, has, records
+
+GOLDEN = ROOT / "tests" / "golden" / "logs"
+
+
+class Exports(LogToolTest):
+    def test_golden(self):
+        self.twice()
+        for to in ("csv", "llmc", "megatron"):
+            self.call(ROOT / "scripts" / "export_log", "--to", to, "twice.jsonl", "--out", f"new/{to}")
+            self.assertEqual((self.folder / "new" / to).read_text(), (GOLDEN / f"twice.{to}").read_text())
+        shown = self.call(ROOT / "scripts" / "export_log", "--to", "megatron", LOGS / "h200.jsonl", "--out", "-")
+        self.assertEqual(shown, (GOLDEN / "h200.megatron").read_text())
+
+    def test_csv_has_the_log_at_full_precision(self):
+        text = io.StringIO()
+        run_export.write_csv(read_log(self.twice()), text)
+        rows = {int(row["step"]): row for row in csv.DictReader(io.StringIO(text.getvalue()))}
+        self.assertEqual(list(rows), list(range(13)))
+        for record in records("killed.jsonl", "resumed.jsonl"):   # the later life overwrites nothing that it did not do
+            if record["type"] == "step" and record["step"] not in (6, 7, 8):
+                row = rows[record["step"]]
+                for column, field in (("train/loss (nats/token)", "loss"), ("train/grad_norm", "grad_norm"),
+                                      ("speed/step_time (s)", "step_seconds"), ("train/lr", "lr")):
+                    self.assertEqual(str(float(row[column])), str(float(record[field])))
+                self.assertEqual(row["train/skipped (0 or 1)"], "1" if record["step"] == 4 else "0")
+        tensors = next(r for r in records("killed.jsonl") if r["type"] == "fp8" and r["step"] == 3)["tensors"]
+        self.assertEqual(float(rows[3]["fp8/largest_saturated (share of values)"]),
+                         max(t["saturated"] for t in tensors))
+        self.assertEqual(rows[0]["valid/loss (nats/token)"], "4.076896887272596")
+
+    def test_gpu_values_where_a_log_has_them(self):
+        sampled = {"gpu_utilization": 97.5, "power_w": 651.25, "sm_clock_mhz": 1711.0, "gpu_temperature_c": 61.0,
+                   "gpu_memory_gib": 33.5, "energy_j": 812.5, "joules_per_token": 0.0125, "throttled_by": "power cap"}
+        lines = (LOGS / "bf16.jsonl").read_text().splitlines()
+        at = next(i for i, line in enumerate(lines) if '"type":"step","step":4,' in line)
+        lines[at] = json.dumps({**json.loads(lines[at]), **sampled})
+        run = read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
+        out = io.StringIO()
+        run_export.write_csv(run, out)
+        rows = {int(row["step"]): row for row in csv.DictReader(io.StringIO(out.getvalue()))}
+        columns = {"gpu/utilization (percent)": "97.5", "gpu/power (W)": "651.25", "gpu/sm_clock (MHz)": "1711.0",
+                   "gpu/temperature (C)": "61.0", "gpu/memory (GiB)": "33.5", "gpu/energy (J)": "812.5",
+                   "gpu/joules_per_token (J/token)": "0.0125"}
+        self.assertEqual({column: rows[4][column] for column in columns}, columns)
+        self.assertEqual({rows[5][column] for column in columns}, {""})
+        self.assertEqual(run_figure.curves(run)["power"], ([4], [651.25]))
+        self.assertEqual(run_figure.panel_rows([run])[-2:], [["clip", "utilization"], ["power", "energy"]])
+        self.assertNotIn("gpu/power", run_export.all_scalars(run, 5))
+        lines[at] = json.dumps({**json.loads(lines[at]), "power_w": "much"})
+        with self.assertRaisesRegex(InputError, "whose power_w is no number"):
+            read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
+
+    def test_block_scales(self):
+        run = read_log(self.blockwise())
+        scalars = run_export.all_scalars(run, 3)
+        tensors = next(r for r in records("killed.jsonl") if r["type"] == "fp8" and r["step"] == 3)["tensors"]
+        for i, tensor in enumerate(tensors):
+            for field, value in (("min", 2.0 ** i), ("median", 2.0 ** (i + 1)), ("max", 2.0 ** (i + 3)),
+                                 ("at_ends", i / 1000), ("zeros", 0.25)):
+                self.assertEqual(scalars[f"fp8_scale_{field}/{tensor['name']}"], value)
+            self.assertEqual(scalars[f"fp8_amax/{tensor['name']}"], tensor["amax"])
+        self.assertEqual(scalars["fp8/largest_scales_at_ends"], (len(tensors) - 1) / 1000)
+        self.assertNotIn("fp8/largest_scales_at_ends", run_export.all_scalars(read_log(LOGS / "killed.jsonl"), 3))
+        for damage in ('"at_ends": "much"', '"at_end": 0'):
+            text = self.blockwise().read_text().replace('"at_ends": 0.0', damage, 1)
+            with self.assertRaisesRegex(InputError, "whose block_scales are not numbers"):
+                read_log(self.file("damaged.jsonl", text))
+
+    def test_hellaswag(self):
+        lines = (LOGS / "bf16.jsonl").read_text().splitlines()
+        at = next(i for i, line in enumerate(lines) if '"type":"eval","step":4' in line) + 1
+        lines.insert(at, '{"type":"hellaswag","step":4,"accuracy":0.29546,"correct":2967,"examples":10042,"seconds":1}')
+        run = read_log(self.file("log.jsonl", "\n".join(lines) + "\n"))
+        out = io.StringIO()
+        run_export.write_llmc(run, out)
+        self.assertRegex(out.getvalue(), r"\ns:4 tel:[\d.]+\ns:4 eval:0.2955\ns:4 trl")
+        out = io.StringIO()
+        run_export.write_csv(run, out)
+        rows = list(csv.DictReader(io.StringIO(out.getvalue())))
+        column = "valid/hellaswag_accuracy (share of examples)"
+        self.assertEqual([row[column] for row in rows if row[column]], ["0.29546"])
+        self.assertEqual(rows[4][column], "0.29546")
+
+    def test_synthetic_data_is_said_everywhere(self):
+        text = (LOGS / "bf16.jsonl").read_text().replace('"world":1', '"synthetic_data":true,"world":1')
+        run = read_log(self.file("log.jsonl", text))
+        self.assertIn("synthetic data", run.warnings()[0])
+        self.assertEqual(run_figure.label_of(run), "log, synthetic data")
+        self.assertIn("train/loss_of_synthetic_data", run_export.all_scalars(run, 1))
+        for write, expected in ((run_export.write_csv, "valid/loss_of_synthetic_data (nats/token)"),
+                                (run_export.write_megatron, "| lm loss of synthetic data: 4.11")):
+            out = io.StringIO()
+            write(run, out)
+            self.assertIn(expected, out.getvalue())
+            self.assertEqual("4.112360026687384" in out.getvalue(), write is run_export.write_csv)
+
+    def test_times_of_day_follow_the_lives(self):
+        run = read_log(self.twice())
+        times = run_export.wall_times(run)
+        self.assertEqual(times[0], run.headers[0]["unix_time"])
+        self.assertAlmostEqual(times[5] - times[0], sum(run.steps[s]["step_seconds"] for s in range(1, 6)), 5)
+        self.assertAlmostEqual(times[6], run.headers[1]["unix_time"] + run.steps[6]["step_seconds"], 5)
+
+    def test_missing_packages_are_named(self):
+        self.twice()
+        requirements = (ROOT / "requirements.txt").read_text().splitlines()
+        for package, command in (("matplotlib", ["plot", "twice.jsonl"]),
+                                 ("tensorboard", ["export_log", "--to", "tensorboard", "twice.jsonl", "--out", "b"]),
+                                 ("wandb", ["export_log", "--to", "wandb", "twice.jsonl", "--out", "b"])):
+            self.file(f"none/{package}.py", f"raise ImportError('no {package} here')\n")
+            said = self.call(ROOT / "scripts" / command[0], *command[1:], packages=self.folder / "none", code=2)
+            pins = [line.split(";")[0].strip() for line in requirements if line.startswith(package + "==")]
+            self.assertTrue(any(f"python3 -m pip install '{pin}'" in said for pin in pins), said)
+
+    def test_errors_are_one_line(self):
+        bad = self.file("bad.jsonl", (LOGS / "bf16.jsonl").read_text().replace('{"type":"eval","step":4', "{{", 1))
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", code=2)
+        self.assertRegex(said, r"^error: \S*bad\.jsonl:8: damaged line: not a record of a log\n$")
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", bad, "--out", "-", "--skip-damaged")
+        self.assertIn("note: ", said)
+        good = LOGS / "bf16.jsonl"
+        said = self.call(ROOT / "scripts" / "export_log", "--to", "csv", good, "--out", bad / "x", code=2)
+        self.assertEqual(len(said.splitlines()), 1)
+
+    @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
+    def test_tensorboard_reads_it_back(self):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        run = read_log(self.twice())
+        board = self.folder / "board"
+        run_export.to_package("tensorboard", run, board)
+        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
+        read.Reload()
+        losses = read.Scalars("train/loss")
+        self.assertEqual([e.step for e in losses], list(range(1, 13)))
+        for event in losses:   # stored as 32-bit floats
+            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
+        self.assertEqual([(e.step, e.value) for e in read.Scalars("fp8_amax/0.qkv.x")],
+                         [(step, run.fp8[step]["0.qkv.x"]["amax"]) for step in sorted(run.fp8)])
+        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
+        with self.assertRaisesRegex(InputError, "has event files already"):
+            run_export.to_package("tensorboard", run, board)
+
+    def test_wandb_is_given_every_step(self):
+        # A stand-in for the package.
+        session = unittest.mock.Mock(step=0, dir=str(self.folder / "wandb" / "offline-run-1" / "files"))
+        wandb = types.ModuleType("wandb")
+        wandb.Settings, wandb.init = dict, unittest.mock.Mock(return_value=session)
+        run = read_log(self.twice())
+        with unittest.mock.patch.dict(sys.modules, wandb=wandb):
+            said = run_export.to_package("wandb", run, self.folder)
+        self.assertEqual(said, f"wandb sync {self.folder / 'wandb' / 'offline-run-1'}")
+        self.assertEqual(wandb.init.call_args.kwargs["mode"], "offline")
+        self.assertEqual(wandb.init.call_args.kwargs["config"]["options"]["fp8-recipe"], "delayed")
+        self.assertEqual([call.kwargs["step"] for call in session.log.call_args_list], list(range(13)))
+        self.assertEqual(session.log.call_args_list[8].args[0]["valid/loss"], run.evals[8]["loss"])
+
+    @unittest.skipUnless(has("wandb"), "wandb is not installed")
+    def test_wandb_takes_it_offline(self):
+        self.call(ROOT / "scripts" / "export_log", "--to", "wandb", LOGS / "bf16.jsonl", "--out", self.folder)
+        written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
+        self.assertEqual(len(written), 1)
+        content = written[0].read_bytes()
+        for record in records("bf16.jsonl"):
+            if record["type"] in ("step", "eval"):
+                self.assertIn(repr(record["loss"]).encode(), content)
+
+
+class Collected:
+    """A writer that keeps what it is given, as TensorBoard shows it."""
+
+    def __init__(self):
+        self.values, self.hint, self.closed = {}, "", False
+
+    def restart(self, run, step):
+        self.values = {key: value for key, value in self.values.items() if key[0] < step}
+
+    def write(self, step, seconds, scalars):
+        for tag, value in scalars.items():
+            assert (step, tag) not in self.values, (step, tag)   # nothing twice
+            self.values[step, tag] = value
+
+    def flush(self):
+        pass
+
+
+def everything(run):
+    return {(step, tag): value for step in run_export.all_steps(run)
+            for tag, value in run_export.all_scalars(run, step).items()}
+
+
+class Following(LogToolTest):
+    def follower(self, path):
+        return run_export.Follower(RunLog(path), lambda run: Collected())
+
+    def test_following_gives_what_the_whole_log_gives(self):
+        whole = self.twice().read_bytes()   # a resume in it does three steps again
+        for piece in (37, 700, len(whole)):
+            path = self.file("grows.jsonl", b"")
+            follower = self.follower(path)
+            with open(path, "ab", buffering=0) as file:
+                for begin in range(0, len(whole), piece):
+                    file.write(whole[begin:begin + piece])
+                    ended = follower.poll()
+            self.assertTrue(ended)
+            self.assertEqual(repr(sorted(follower.writer.values.items())),   # some are nan
+                             repr(sorted(everything(read_log(path)).items())))
+
+    def test_a_log_that_a_resume_wrote_anew(self):
+        path = self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
+        follower = self.follower(path)
+        self.assertFalse(follower.poll())
+        self.assertEqual(max(step for step, _ in follower.writer.values), 8)
+        cut = b"\n".join(line for line in path.read_bytes().split(b"\n")[:15]) + b"\n"
+        self.file("log.tmp", cut + (LOGS / "resumed.jsonl").read_bytes()).replace(path)
+        self.assertTrue(follower.poll())
+        self.assertEqual(len(follower.writer.values), len(everything(read_log(path))))
+        # Another run in the same file begins anew.
+        path.write_bytes((LOGS / "bf16.jsonl").read_bytes())
+        follower.poll()
+        self.assertEqual(len(follower.writer.values), len(everything(read_log(path))))
+
+    def test_it_waits_for_the_log_and_ends_with_the_other_end_of_its_input(self):
+        with unittest.mock.patch.dict(os.environ, PYTHONPATH=fake_tensorboard(self.folder / "fake")):
+            process = subprocess.Popen([ROOT / "scripts" / "export_log", "--to", "tensorboard", "late.jsonl", "--out",
+                                        "board", "--follow", "--until-eof", "--every", "0.05"], cwd=self.folder,
+                                       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                       text=True)
+        time.sleep(0.3)
+        self.assertIsNone(process.poll())
+        lines = (LOGS / "killed.jsonl").read_bytes().splitlines(keepends=True)
+        self.file("late.jsonl", b"".join(lines[:10]))
+        time.sleep(0.3)
+        self.assertIsNone(process.poll())
+        with open(self.folder / "late.jsonl", "ab") as file:
+            file.write(b"".join(lines[10:]))   # at the end of the trainer, before anybody has looked
+        said, _ = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, said), (0, "look at it with: tensorboard --logdir board\n"))
+        steps = (self.folder / "board" / "steps").read_text().split()
+        self.assertEqual(steps[-1], "8")
+
+    @unittest.skipUnless(has("tensorboard"), "tensorboard is not installed")
+    def test_tensorboard_shows_no_step_twice(self):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        board = self.folder / "board"
+        # The process that follows is killed and started again with the resumed run: it writes all of the log.
+        follow = [ROOT / "scripts" / "export_log", "--to", "tensorboard", "log.jsonl", "--out", board, "--follow",
+                  "--until-eof", "--every", "0.1"]
+        self.file("log.jsonl", (LOGS / "killed.jsonl").read_bytes())
+        self.call(*follow)
+        time.sleep(1.1)   # names of event files have seconds
+        self.file("log.jsonl", self.twice().read_bytes())
+        self.call(*follow)
+        read = EventAccumulator(str(board), size_guidance={"scalars": 0})
+        read.Reload()
+        run = read_log(self.folder / "log.jsonl")
+        losses = read.Scalars("train/loss")
+        self.assertEqual([e.step for e in losses], list(range(1, 13)))
+        for event in losses:
+            self.assertLess(abs(event.value / run.steps[event.step]["loss"] - 1), 2 ** -24)
+        self.assertEqual([e.step for e in read.Scalars("valid/loss")], [0, 4, 8, 12])
+
+    @unittest.skipUnless(has("wandb"), "wandb is not installed")
+    def test_wandb_follows_offline(self):
+        with unittest.mock.patch.dict(os.environ, WANDB_MODE="offline"):
+            said = self.call(ROOT / "scripts" / "export_log", "--to", "wandb", LOGS / "bf16.jsonl", "--out",
+                             self.folder, "--follow", "--project", "ours")
+        self.assertIn("look at it with: wandb sync ", said)
+        written = list(self.folder.glob("wandb/offline-run-*/*.wandb"))
+        self.assertEqual(len(written), 1)
+        for record in records("bf16.jsonl"):
+            if record["type"] in ("step", "eval"):
+                self.assertIn(repr(record["loss"]).encode(), written[0].read_bytes())

@@ -1,0 +1,105 @@
+"""What the tests of the log's readers share: logs that the trainer wrote, and calls of the scripts.
+
+tests/fixtures/logs: killed.jsonl is of a run with FP8 that was killed in step 9 after a checkpoint at step 5,
+resumed.jsonl of its second life; bf16.jsonl is a run in BF16, h200.jsonl the begin of one on a GPU."""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LOGS = ROOT / "tests" / "fixtures" / "logs"
+BUILD = Path(os.environ.get("LLMC_BUILD", ROOT / "build" / "cpu"))
+
+
+def has(package):
+    return importlib.util.find_spec(package) is not None
+
+
+def records(*names):   # of the fixtures, read by this test's own hand
+    return [json.loads(line) for name in names for line in (LOGS / name).read_text().splitlines()]
+
+
+FAKE_TENSORBOARD = {
+    "summary/writer/event_file_writer": """
+import os
+class EventFileWriter:
+    def __init__(self, folder):
+        os.makedirs(folder, exist_ok=True)
+        self.file = open(folder + "/steps", "a")
+        open(folder + "/pid", "w").write(str(os.getpid()))
+    def add_event(self, event):
+        print(event["step"], file=self.file)
+    def flush(self):
+        self.file.flush()
+    def close(self):
+        self.file.close()
+""",
+    "compat/proto/event_pb2": """
+Event = dict
+class SessionLog:
+    START = 1
+    def __init__(self, status):
+        pass
+""",
+    "compat/proto/summary_pb2": """
+class Summary:
+    Value = dict
+    def __init__(self, value):
+        pass
+"""}
+
+
+def fake_tensorboard(folder):
+    """Makes a package of tensorboard's names in the folder, for PYTHONPATH. It writes the steps that it is given, and
+    the number of its process, into the folder of the event files."""
+    for name, text in FAKE_TENSORBOARD.items():
+        path = Path(folder) / "tensorboard" / (name + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for package in (Path(folder) / "tensorboard").rglob("*"):
+        if package.is_dir():
+            (package / "__init__.py").touch()
+    (Path(folder) / "tensorboard" / "__init__.py").touch()
+    return str(folder)
+
+
+class LogToolTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="llmc-logs-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def file(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def twice(self):
+        """The log of both lives in one file, steps 6 to 8 in it twice."""
+        return self.file("twice.jsonl", (LOGS / "killed.jsonl").read_bytes() + (LOGS / "resumed.jsonl").read_bytes())
+
+    def blockwise(self):
+        """The log of killed.jsonl as if its FP8 tensors had block scales: number i the scales 2^i, 2^(i+1), 2^(i+3)."""
+        lines = (LOGS / "killed.jsonl").read_text().splitlines()
+        for at, line in enumerate(lines):
+            record = json.loads(line)
+            for i, tensor in enumerate(record.get("tensors", [])):
+                tensor["block_scales"] = {"blocks": 9, "min": 2.0 ** i, "median": 2.0 ** (i + 1), "max": 2.0 ** (i + 3),
+                                          "at_ends": i / 1000, "zeros": 0.25}
+            lines[at] = json.dumps(record)
+        return self.file("blockwise.jsonl", "\n".join(lines) + "\n")
+
+    def call(self, *command, packages=None, code=0):
+        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+        if packages:
+            environment["PYTHONPATH"] = str(packages)
+        run = subprocess.run([sys.executable, *map(str, command)], cwd=self.folder, env=environment, text=True,
+                             capture_output=True, timeout=300)
+        self.assertEqual(run.returncode, code, run.stdout + run.stderr)
+        return run.stdout + run.stderr

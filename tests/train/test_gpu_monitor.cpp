@@ -1,0 +1,191 @@
+// What the log says of the GPUs: samples through a library that stands in for NVML, over one rank and two.
+#include "tests/support/doctest.h"
+#include "tests/support/local_ranks.h"
+
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+
+#include "llmc/train/gpu_monitor.h"
+
+namespace {
+
+constexpr const char* kBus[] = {"0000:18:00.0", "0000:2a:00.0"};
+
+// The GPUs of the library beside this executable. It is opened by its path as the product opens it by its name.
+struct FakeNvml {
+    const std::string path = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "fake/libnvidia-ml.so.1";
+    void (*set)(int gpu, const char* name, long long value) = nullptr;
+
+    FakeNvml() {
+        void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        REQUIRE_MESSAGE(library != nullptr, path << ": make tests builds it");
+        set = reinterpret_cast<decltype(set)>(dlsym(library, "fake_nvml_set"));
+        for (int gpu = 0; gpu < 2; gpu++) {
+            const long long more = gpu;
+            set(gpu, "utilization", 90 + 6 * more);
+            set(gpu, "milliwatts", 650500 + 30000 * more);
+            set(gpu, "sm_mhz", 1700 + 100 * more);
+            set(gpu, "max_sm_mhz", 1980);
+            set(gpu, "celsius", 61 + more);
+            set(gpu, "used_bytes", (10 + 2 * more) << 30);
+            set(gpu, "throttle", 4 << more * 4);   // power cap, then heat
+            set(gpu, "millijoules", 0);
+        }
+    }
+};
+
+void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+// Steps of 10 tokens until there is a record; its number of steps.
+int steps_until_record(GpuMonitor& monitor, GpuRecord& record) {
+    for (int steps = 1; steps < 200; steps++) {
+        pause(20);
+        record = monitor.report(10);
+        if (record.power_w) return steps;
+    }
+    return 0;
+}
+
+}  // namespace
+
+TEST_CASE("GPU samples: means, extremes and the counter add up") {
+    GpuSamples all;
+    all.add({.count = 1, .watts = {500, 1}, .sm_mhz = {1500, 1}, .least_sm_mhz = 1500, .most_sm_mhz = 1500,
+             .celsius = 60, .joules = 10.0});
+    all.add({.count = 1, .watts = {600, 1}, .celsius = 70, .memory_bytes = 5, .throttle = 4});   // no clock in it
+    all.add({.count = 1, .sm_mhz = {1800, 1}, .least_sm_mhz = 1800, .most_sm_mhz = 1800, .celsius = 65,
+             .throttle = 0, .joules = 12.5});
+    CHECK_EQ(all.count, 3);
+    CHECK_EQ(*all.watts.value(), 550);
+    CHECK_EQ(*all.sm_mhz.value(), 1650);
+    CHECK_EQ(all.least_sm_mhz, 1500);
+    CHECK_EQ(all.most_sm_mhz, 1800);
+    CHECK_EQ(*all.celsius, 70);
+    CHECK_EQ(*all.memory_bytes, 5);
+    CHECK_EQ(*all.throttle, 4);
+    CHECK_EQ(*all.joules, 12.5);
+    CHECK_FALSE(all.utilization.value());
+}
+
+TEST_CASE("GPU monitor: one GPU") {
+    FakeNvml nvml;
+    const auto comm = open_single();
+    GpuMonitor monitor(*comm);
+    monitor.start(kBus[0], nvml.path.c_str());
+    GpuRecord record;
+    REQUIRE_GT(steps_until_record(monitor, record), 0);
+    CHECK_EQ(*record.utilization, 90);
+    CHECK_EQ(*record.power_w, 650.5);
+    CHECK_EQ(*record.sm_clock_mhz, 1700);
+    CHECK_EQ(*record.temperature_c, 61);
+    CHECK_EQ(*record.memory_gib, 10);
+    CHECK_EQ(record.throttled_by, "power cap");
+    CHECK_FALSE(record.energy_j);   // nothing to subtract from yet
+
+    // The mean lies between what was before and after; the energy is that of the samples in between.
+    nvml.set(0, "millijoules", 2500);
+    nvml.set(0, "utilization", 50);
+    pause(250);
+    nvml.set(0, "utilization", 100);
+    pause(250);
+    record = monitor.report(30);
+    CHECK_GT(*record.utilization, 50);
+    CHECK_LT(*record.utilization, 100);
+    const double queries = *record.energy_j / 2.5;   // of 100 ms each; a machine under load is late
+    CHECK_EQ(queries, std::round(queries));
+    CHECK_GE(queries, 2);
+    CHECK_LE(queries, 6);
+    CHECK_EQ(*record.joules_per_token, *record.energy_j / 30);
+
+    // An evaluation belongs to no step.
+    nvml.set(0, "millijoules", 1000000);
+    pause(350);
+    nvml.set(0, "millijoules", 1000);
+    pause(150);
+    monitor.restart();
+    const int steps = steps_until_record(monitor, record);
+    CHECK_GT(*record.energy_j, 0);
+    CHECK_LT(*record.energy_j, 200);
+    CHECK_EQ(*record.joules_per_token, *record.energy_j / (10 * steps));   // also of the steps without a sample
+    CHECK_EQ(monitor.note(), "");
+}
+
+TEST_CASE("GPU monitor: two ranks with a GPU each") {
+    FakeNvml nvml;
+    nvml.set(0, "millijoules", 1000);
+    nvml.set(1, "millijoules", 64000);
+    LocalRanks ranks(2);
+    std::vector<GpuRecord> records(2);
+    std::vector<int> steps(2);
+    ranks.run([&](Comm& comm) {
+        const auto rank = static_cast<size_t>(comm.world().rank);
+        GpuMonitor monitor(comm);
+        monitor.start(kBus[rank], nvml.path.c_str());
+        steps_until_record(monitor, records[rank]);
+        for (steps[rank] = 1; !(records[rank] = monitor.report(10)).power_w; steps[rank]++) pause(20);
+    });
+    CHECK_EQ(steps[0], steps[1]);
+    for (const GpuRecord& record : records) {   // the same on every rank
+        CHECK_EQ(*record.utilization, 93);
+        CHECK_EQ(*record.power_w, 665.5);
+        CHECK_EQ(*record.sm_clock_mhz, 1750);
+        CHECK_EQ(*record.temperature_c, 62);
+        CHECK_EQ(*record.memory_gib, 12);
+        CHECK_EQ(record.throttled_by, "power cap, heat (hardware)");
+        CHECK_GE(*record.energy_j, 65);   // of both
+        CHECK_EQ(*record.energy_j, *records[0].energy_j);
+        CHECK_EQ(*record.joules_per_token, *record.energy_j / (10 * steps[0]));
+    }
+}
+
+TEST_CASE("GPU monitor: what a GPU does not report is absent") {
+    FakeNvml nvml;
+    for (const char* name : {"utilization", "celsius", "used_bytes", "throttle", "millijoules"}) nvml.set(0, name, -1);
+    const auto comm = open_single();
+    GpuMonitor monitor(*comm);
+    monitor.start(kBus[0], nvml.path.c_str());
+    GpuRecord record;
+    steps_until_record(monitor, record);
+    steps_until_record(monitor, record);
+    CHECK_EQ(*record.power_w, 650.5);
+    CHECK_EQ(*record.sm_clock_mhz, 1700);
+    for (const std::optional<double>& value : {record.utilization, record.temperature_c, record.memory_gib,
+                                               record.energy_j, record.joules_per_token})
+        CHECK_FALSE(value);
+    CHECK_EQ(record.throttled_by, "");
+    CHECK_EQ(monitor.note(), "");
+}
+
+TEST_CASE("GPU monitor: without NVML one note and no values, on all ranks") {
+    FakeNvml nvml;
+    // (bus, library) of rank 1, and what the note says
+    const std::tuple<const char*, std::string, const char*> cases[] = {
+        {kBus[1], "libno-such-library.so.1", "libno-such-library.so.1, which comes with the driver, cannot be opened"},
+        {"0000:ff:00.0", nvml.path, "NVML does not find the GPU at 0000:ff:00.0: it returns 6"}};
+    for (const auto& [bus, library, said] : cases) {
+        LocalRanks(2).run([&, bus = bus, library = library, said = said](Comm& comm) {
+            const bool broken = comm.world().rank == 1;
+            GpuMonitor monitor(comm);
+            monitor.start(broken ? bus : kBus[0], broken ? library.c_str() : nvml.path.c_str());
+            std::string note;
+            for (int step = 0; step < 200 && note.empty(); step++) {
+                pause(10);
+                const GpuRecord record = monitor.report(10);
+                note = monitor.note();
+                CHECK_FALSE(record.power_w);
+            }
+            CHECK_NE(note.find(said), std::string::npos);
+            monitor.restart();
+            CHECK_FALSE(monitor.report(10).power_w);
+            CHECK_EQ(monitor.note(), "");
+        });
+    }
+    const auto comm = open_single();   // a CPU
+    GpuMonitor none(*comm);
+    none.start("");
+    CHECK_FALSE(none.report(10).power_w);
+    CHECK_EQ(none.note(), "");
+}
