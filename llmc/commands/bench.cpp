@@ -117,8 +117,7 @@ BenchRun::BenchRun(ParsedConfig parsed, BenchOptions options, Comm& comm)
 }
 
 BenchRun::~BenchRun() {
-    for (const Marks& m : marks_)
-        for (Event* event : {m.begin, m.last_backward, m.done}) device::event_destroy(event);
+    for (Event* event : ends_) device::event_destroy(event);
 }
 
 void BenchRun::open() {
@@ -127,13 +126,11 @@ void BenchRun::open() {
     run_device_.open(notes_);
     if (comm_.world().ranks > 1)
         for (const std::string& line : check_comm(ctx_, comm_)) notes_.push_back(line);
-    for (int64_t i = 0; i <= options_.steps; i++)
-        marks_.push_back({device::event_create(), device::event_create(), device::event_create()});
+    for (int64_t i = 0; i <= options_.steps; i++) ends_.push_back(device::event_create());
 }
 
-// Enqueues a step with marks_[number]; the steps before it may still run.
+// Enqueues a step that ends with ends_[number]; the steps before it may still run.
 void BenchRun::enqueue(OpTimer* timer, size_t number) {
-    const Marks& marks = marks_[number];
     const int64_t samples = config_.global_batch_size;
     post_step(step_ + 1);
     Staging::Slot& slot = run_device_.staging->read(loader_, step_, step_ * samples, samples);
@@ -141,15 +138,11 @@ void BenchRun::enqueue(OpTimer* timer, size_t number) {
     const std::vector<int64_t> counted = comm_.sum({slot.staged.counted_tokens});
     run_device_.staging->set_inputs(slot, counted[0], learning_rate(config_, step_));
     if (timer) timer->restart();
-    bool begun = false;
-    slot.staged.on_phase = [&](Phase phase) {
-        if (phase == Phase::kForward && !std::exchange(begun, true)) device::event_record(ctx_, marks.begin);
-        if (phase == Phase::kReduce) device::event_record(ctx_, marks.last_backward);
-    };
+    slot.staged.on_phase = [&](Phase phase) { slot.passes.enter(ctx_, phase); };
     ctx_.timer = timer;
     run_device_.trainer->step(ctx_, slot.staged);
     ctx_.timer = nullptr;
-    device::event_record(ctx_, marks.done);
+    device::event_record(ctx_, ends_[number]);
     step_++;
 }
 
@@ -168,12 +161,11 @@ void BenchRun::run_steps(int64_t count, Timed* timed, StepBench& bench) {
     auto elapsed = [](Event* from, Event* to) { return static_cast<double>(device::event_elapsed_ms(from, to)); };
     auto collect = [&](int64_t step) {
         const auto number = static_cast<size_t>(step - first);
-        const Marks& marks = marks_[number];
-        device::event_wait(marks.done);
+        device::event_wait(ends_[number]);
         const Staging::Slot& slot = run_device_.staging->slot(step);
         REQUIRE(!slot.staged.result->skip, "step %lld: loss or gradient norm not finite", ll(step + 1));
         if (step == first) return;
-        const double ms = elapsed(marks_[number - 1].done, marks.done);
+        const double ms = elapsed(ends_[number - 1], ends_[number]);
         if (timed) {
             OpTimer& timer = timers_[static_cast<size_t>(step % 2)];
             if (comm_.root()) check_calls(timer);
@@ -184,7 +176,9 @@ void BenchRun::run_steps(int64_t count, Timed* timed, StepBench& bench) {
         }
         bench.step_ms.push_back(ms);
         bench.exposed_ms.push_back(slot.comm_timer ? 1e3 * slot.comm_timer->seconds() : 0);
-        bench.micro_batch_ms.push_back(elapsed(marks.begin, marks.last_backward)
+        bench.forward_ms.push_back(slot.passes.forward_ms());
+        bench.backward_ms.push_back(slot.passes.backward_ms());
+        bench.micro_batch_ms.push_back(slot.passes.micro_batches_ms()
                                        / static_cast<double>(slot.staged.micro_batches));
     };
     for (int64_t i = 0; i <= count; i++) {
@@ -222,7 +216,7 @@ int BenchRun::run() {
     run_device_.trainer->initialise(ctx_);
     for (int64_t i = 0; i < options_.warm_up; i++) {
         enqueue(nullptr, 0);
-        device::event_wait(marks_[0].done);
+        device::event_wait(ends_[0]);
         if (i == 0) post_first_step();
     }
     Timed timed{BenchRows(bench.ceilings), {}};

@@ -50,9 +50,6 @@ private:
     RunDevice run_device_{config_, table_, fp8_plan_, comm_};
     Ctx& ctx_ = run_device_.ctx;
     std::array<OpTimer, 2> timers_{OpTimer(ctx_), OpTimer(ctx_)};   // for even and odd steps, like the staging slots
-    struct Marks {
-        Event *begin, *last_backward, *done;   // start of the first micro-batch, end of the last one, end of the step
-    };
-    std::vector<Marks> marks_;   // one per step of run_steps
+    std::vector<Event*> ends_;   // of the steps of run_steps
     int64_t step_ = 0;
 };

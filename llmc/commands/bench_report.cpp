@@ -44,8 +44,9 @@ std::string step_text(const StepBench& b) {
                             b.step_ms.size(), least(b.step_ms), most(b.step_ms), 1e-3 * b.ms(), b.tokens_per_second());
     if (b.mfu() > 0) text += strf(", MFU %.1f %%", 100 * b.mfu());
     const double micro_batch = median_of(b.micro_batch_ms);
-    text += strf("\nmicro-batch %.3f ms, forward and backward; %.1f %% of the step is in micro-batches", micro_batch,
-                 100 * micro_batch * b.micro_batches / b.ms());
+    text += strf("\nmicro-batch %.3f ms; %.1f %% of the step is in micro-batches; forward pass of the first %.3f ms, "
+                 "loss and backward pass %.3f ms", micro_batch, 100 * micro_batch * b.micro_batches / b.ms(),
+                 median_of(b.forward_ms), median_of(b.backward_ms));
     const double timed = median_of(b.timed_step_ms), calls = static_cast<double>(std::max<int64_t>(b.calls(), 1));
     text += strf("\nevents      with an event before and after each of %lld calls a step takes %.3f ms, %+.2f us per "
                  "call; %.2f us are\n            subtracted from each call for its events (if launched early: %.2f)\n",
@@ -140,6 +141,8 @@ std::string bench_json(const BenchSubject& subject, const StepBench& b) {
         {"step_ms", b.ms()},
         {"steps_ms", b.step_ms},
         {"micro_batch_ms", median_of(b.micro_batch_ms)},
+        {"forward_ms", median_of(b.forward_ms)},
+        {"backward_ms", median_of(b.backward_ms)},
         {"timed_steps_ms", b.timed_step_ms},
         {"tokens_per_second", b.tokens_per_second()},
         {"mfu", b.mfu() > 0 ? Json(b.mfu()) : Json(nullptr)},

@@ -49,7 +49,8 @@ struct StepBench {
     Ceilings ceilings;
     std::vector<double> step_ms;          // without events around operations
     std::vector<double> exposed_ms;       // of these steps, exposed communication
-    std::vector<double> micro_batch_ms;   // of these steps, forward and backward of one micro-batch
+    std::vector<double> forward_ms, backward_ms;   // of these steps, the passes of the first micro-batch
+    std::vector<double> micro_batch_ms;   // of these steps, the mean time of a micro-batch
     std::vector<double> timed_step_ms;    // with events around every operation
     std::vector<BenchRow> rows;
     double micro_batches = 0;   // per step and rank

@@ -16,7 +16,6 @@
 #include "llmc/commands/run_summary.h"
 #include "llmc/config/environment.h"
 #include "llmc/config/schedule.h"
-#include "llmc/fault/heartbeat.h"
 #include "llmc/fault/shutdown.h"
 #include "llmc/fault/watchdog.h"
 #include "llmc/parallel/comm.h"
@@ -202,7 +201,8 @@ private:
         if (!read) return false;
         Staging::Slot& slot = *read;
         slot.staged.corrupt_gradient = faults_.corrupts_gradient(step_ + 1);
-        slot.staged.on_phase = [this](Phase phase) {
+        slot.staged.on_phase = [this, &slot](Phase phase) {
+            slot.passes.enter(ctx_, phase);
             if (phase == Phase::kBackward) faults_.in_backward(step_ + 1);
         };
         if (fp8_plan_.on() && sealed_allocations_ < 0) fp8_watch_.before_first_step(ctx_);
@@ -320,6 +320,8 @@ private:
         r.grad_mul = static_cast<double>(result.grad_mul);
         r.lr = slot.staged.lr;
         r.step_seconds = static_cast<double>(device::event_elapsed_ms(slot.begin, slot.done)) * 1e-3;
+        r.forward_seconds = 1e-3 * slot.passes.forward_ms();
+        r.backward_seconds = 1e-3 * slot.passes.backward_ms();
         if (slot.comm_timer) r.exposed_comm_seconds = slot.comm_timer->seconds();
         r.samples_per_second = static_cast<double>(slot.samples) / r.step_seconds;
         r.tokens_per_second = r.samples_per_second * static_cast<double>(config_.seq_length);

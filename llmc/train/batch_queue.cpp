@@ -1,5 +1,25 @@
 #include "llmc/train/batch_queue.h"
 
+PassEvents::PassEvents() {
+    for (Event*& event : events_) event = device::event_create();
+}
+
+PassEvents::~PassEvents() {
+    for (Event* event : events_) device::event_destroy(event);
+}
+
+void PassEvents::enter(Ctx& ctx, Phase phase) {
+    const bool begun = next_ > kForward || phase == Phase::kForward;
+    if (begun && next_ <= kBackwardEnd) device::event_record(ctx, events_[next_++]);
+    if (phase != Phase::kReduce) return;
+    device::event_record(ctx, events_[kReduce]);
+    next_ = kForward;   // of the next step
+}
+
+double PassEvents::ms(int from, int to) const {
+    return static_cast<double>(device::event_elapsed_ms(events_[from], events_[to]));
+}
+
 Staging::Staging(const Config& config, const World& world, Trainer& trainer) : config_(config), world_(world) {
     const int64_t N = config.global_batch_size / world.ranks * config.seq_length;
     const int64_t ints_bytes = (input_rows(config) * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;

@@ -6,8 +6,29 @@
 
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/fault/heartbeat.h"
 #include "llmc/parallel/comm.h"
 #include "llmc/train/trainer.h"
+
+// Events at the passes of a step's first micro-batch and at the end of its last one.
+class PassEvents {
+public:
+    PassEvents();
+    ~PassEvents();
+    PassEvents(const PassEvents&) = delete;
+    // The trainer enqueues what begins `phase`. The last backward pass ends where gradients are reduced.
+    void enter(Ctx& ctx, Phase phase);
+    // Milliseconds of a step that has finished. The loss counts as part of the backward pass.
+    double forward_ms() const { return ms(kForward, kBackward); }
+    double backward_ms() const { return ms(kBackward, kBackwardEnd); }
+    double micro_batches_ms() const { return ms(kForward, kReduce); }
+
+private:
+    enum { kForward, kBackward, kBackwardEnd, kReduce, kEvents };
+    double ms(int from, int to) const;
+    Event* events_[kEvents];
+    int next_ = kForward;
+};
 
 // Two alternating slots: the host prepares a step while the device runs the one before.
 class Staging {
@@ -22,6 +43,7 @@ public:
         StagedStep staged;
         Event* begin = nullptr;      // recorded by the training loop
         Event* done = nullptr;
+        PassEvents passes;
         std::optional<CommTimer> comm_timer;   // with several ranks
         int64_t step = 0;       // 0-based
         int64_t samples = 0;    // in this step

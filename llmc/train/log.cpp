@@ -319,6 +319,8 @@ void RunLog::step(const StepRecord& r, bool print) {
                    {"grad_mul", exact(r.grad_mul)},
                    {"lr", exact(r.lr)},
                    {"step_seconds", exact(r.step_seconds)},
+                   {"forward_seconds", exact(r.forward_seconds)},
+                   {"backward_seconds", exact(r.backward_seconds)},
                    {"exposed_comm_seconds", r.exposed_comm_seconds < 0 ? Json() : exact(r.exposed_comm_seconds)},
                    {"tokens_per_second", exact(r.tokens_per_second)},
                    {"samples_per_second", exact(r.samples_per_second)},

@@ -26,6 +26,7 @@ struct StepRecord {
     int64_t train_iters = 0;
     double loss = 0, grad_norm = 0, grad_mul = 1, lr = 0;
     double step_seconds = 0;       // wall time of this step
+    double forward_seconds = 0, backward_seconds = 0;   // of its first micro-batch; the loss is in the second
     double tokens_per_second = 0;
     double samples_per_second = 0;
     double exposed_comm_seconds = -1;   // part of step_seconds that compute did not overlap; negative: one rank
