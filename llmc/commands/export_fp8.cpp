@@ -14,6 +14,7 @@
 #include "llmc/base/nearest.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
+#include "llmc/checkpoint/hf_code.h"
 #include "llmc/checkpoint/hf_config.h"
 #include "llmc/checkpoint/hf_tensors.h"
 #include "llmc/commands/generate.h"
@@ -261,14 +262,6 @@ private:
     QuantizedWeight weight_;   // of param_
 };
 
-// Whether a file of a checkpoint is part of any model directory, as those of a tokenizer.
-bool belongs_to_model(const std::string& name) {
-    const bool ours = name == "config.json" || name == "state.json" || name == "manifest.json";
-    const bool weights = name.starts_with("model") && (name.ends_with(".safetensors")
-                                                       || name.ends_with(".safetensors.index.json"));
-    return !ours && !weights;
-}
-
 void write_model(const SavedRun& run, const std::string& directory, const Content& content, int64_t max_part_bytes,
                  StagedDirectory& staged) {
     TensorWriter writer(run, directory);
@@ -338,9 +331,9 @@ std::string export_fp8(const std::string& checkpoint, const std::string& out, in
     StagedDirectory staged(folder.parent_path().string(), folder.filename().string(), {});
     write_model(run, checkpoint, content, max_part_bytes, staged);
     staged.write_text("config.json", config.dump(2) + "\n");
-    for (const std::string& name : list_directory(checkpoint))
-        if (belongs_to_model(name) && is_regular_file(checkpoint + "/" + name))
-            staged.copy_file(checkpoint + "/" + name, name);
+    std::vector<ModelFile> others = hf_code(run.config.shape);
+    for (ModelFile& file : read_model_extras(checkpoint, "").files) others.push_back(std::move(file));
+    for (const ModelFile& file : others) staged.write_text(file.name, file.bytes);
     const std::string path = staged.commit();
 
     std::string text = strf("%s: %s of %zu in FP8 (%s)\n", path.c_str(),

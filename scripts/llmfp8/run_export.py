@@ -19,6 +19,8 @@ STEP_COLUMNS = [
     ("progress/samples", "samples", "samples"),
     ("progress/tokens", "tokens", "tokens"),
     ("speed/step_time", "s", "step_seconds"),
+    ("speed/forward", "s", "forward_seconds"),     # of the step's first micro-batch, as the next
+    ("speed/backward", "s", "backward_seconds"),
     ("speed/exposed_comm", "s", "exposed_comm_seconds"),
     ("speed/tokens_per_second", "tokens/s", "tokens_per_second"),
     ("speed/samples_per_second", "samples/s", "samples_per_second"),

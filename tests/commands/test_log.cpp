@@ -146,6 +146,8 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     r.grad_mul = -kInf;
     r.lr = 5e-324;
     r.step_seconds = 1.0 / 3;
+    r.forward_seconds = 1.0 / 12;
+    r.backward_seconds = 2.0 / 9;
     r.exposed_comm_seconds = 1e-3 / 7;
     r.tokens_per_second = 1.7976931348623157e308;
     r.samples_per_second = kInf;
@@ -195,6 +197,8 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(s["grad_mul"] == "-inf");
     CHECK(s["lr"].get<double>() == 5e-324);
     CHECK(s["step_seconds"].get<double>() == 1.0 / 3);
+    CHECK(s["forward_seconds"].get<double>() == 1.0 / 12);
+    CHECK(s["backward_seconds"].get<double>() == 2.0 / 9);
     CHECK(s["exposed_comm_seconds"].get<double>() == 1e-3 / 7);
     CHECK(s["tokens_per_second"].get<double>() == 1.7976931348623157e308);
     CHECK(s["samples_per_second"] == "inf");
@@ -206,7 +210,7 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(s["counted_tokens"] == 1023);
     CHECK(s["skipped"] == true);
     CHECK(s["skips"] == 2);
-    CHECK(s.size() == 19);   // a new field of StepRecord belongs here
+    CHECK(s.size() == 21);   // a new field of StepRecord belongs here
     CHECK(all[2]["mfu"].is_null());
     CHECK(all[2]["exposed_comm_seconds"].is_null());   // one rank
     CHECK(all[2]["gpu_utilization"] == 97.5);
@@ -217,7 +221,7 @@ TEST_CASE("log: records read back to the same bits, the header first, each flush
     CHECK(all[2]["energy_j"] == 812.5);
     CHECK(all[2]["joules_per_token"].get<double>() == 2.0 / 3);
     CHECK(all[2]["throttled_by"] == "power cap");
-    CHECK(all[2].size() == 19 + 8);   // a new field of GpuRecord belongs here
+    CHECK(all[2].size() == 21 + 8);   // a new field of GpuRecord belongs here
     CHECK(all[3]["loss"].get<double>() == 2.0 / 3);
     CHECK(all[3]["counted_tokens"] == 77);
     CHECK(all[4]["path"] == "out/step-120");

@@ -39,8 +39,18 @@ class Footnotes:
         return f" [{self.lines.index(text) + 1}]"
 
 
-# What a log has where the driver reports it: column, value of a configuration, its format.
-GPU_COLUMNS = [
+def milliseconds(field):
+    return lambda configuration: scaled(configuration.median(field), 1000)
+
+
+def scaled(value, factor):
+    return None if value is None else factor * value
+
+
+# What not every log has: column, value of a configuration, its format.
+LOGGED_COLUMNS = [
+    ("forward pass of a micro-batch ms, median", milliseconds("forward_seconds"), ".4g"),
+    ("loss and backward pass ms, median", milliseconds("backward_seconds"), ".4g"),
     ("GPU utilisation %, median", lambda configuration: configuration.median("gpu_utilization"), ".0f"),
     ("power W a GPU, median", lambda configuration: configuration.median("power_w"), ".0f"),
     ("J/token", lambda configuration: configuration.joules_per_token, ".4g"),
@@ -51,7 +61,7 @@ def speed_table(comparison, marks):
     rows = comparison.rows
     fp32 = any(row.configuration.config.get("dtype") == "fp32" for row in rows)
     peaks = ["bf16", "fp8"] + ["fp32"] * fp32
-    sampled = [column for column in GPU_COLUMNS if any(column[1](row.configuration) is not None for row in rows)]
+    sampled = [column for column in LOGGED_COLUMNS if any(column[1](row.configuration) is not None for row in rows)]
     lines = []
     for row in rows:
         if row.is_base:
@@ -91,12 +101,15 @@ def loss_table(comparison, marks):
                       figure(mine.valid_tokens, ",", ""), figure(mine.valid, ".4f", mine.valid_reason),
                       gap(valid_gap, mine.valid, why_not),
                       figure(mine.timed_tokens, ",", ""), figure(mine.timed, ".4f", mine.time_reason),
-                      gap(row.gap(mine.timed, base.timed), mine.timed)])
+                      gap(row.gap(mine.timed, base.timed), mine.timed),
+                      "" if row.configuration.synthetic else figure(row.configuration.least_loss, ".4f"),
+                      figure(row.configuration.training_seconds, ".4g")])
     limits, against = comparison.limits, f"against {comparison.base.name}"
     time = "equal time" if limits.seconds is None else f"{limits.seconds:.4g} s"
     return table(["configuration", "training tokens", "training loss at equal tokens", against,
                   "training tokens", "validation loss at equal tokens", against,
-                  f"tokens after {time}", f"training loss after {time}", against], lines)
+                  f"tokens after {time}", f"training loss after {time}", against,
+                  "least loss of a step", "training time s"], lines)
 
 
 def clock_table(comparison):
@@ -195,6 +208,8 @@ def csv_row(comparison, row):
         "clock_samples": len(clocks.samples), "clock_reason": "" if clocks.samples else clocks.reason,
         "gpu_utilization_median": c.median("gpu_utilization"), "gpu_power_w_median": c.median("power_w"),
         "joules_per_token": c.joules_per_token,
+        "forward_seconds_median": c.median("forward_seconds"), "backward_seconds_median": c.median("backward_seconds"),
+        "least_loss": None if c.synthetic else c.least_loss, "training_seconds": c.training_seconds,
         "gpu": device["name"], "gpus": c.world, "driver": device.get("driver", ""),
         "toolkit": device.get("toolkit", ""), "matmul_library": device.get("matmul_library", ""),
         "commit": c.header["commit"], "command": c.header["command"], "logs": shlex.join(run.path for run in c.runs)}

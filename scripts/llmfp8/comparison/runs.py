@@ -135,6 +135,18 @@ class Configuration:
             times[number] = total
         return times
 
+    @property
+    def least_loss(self):
+        """The least training loss of a single step; nan if no loss is finite."""
+        return min((record["loss"] for record in self.first.step_list() if math.isfinite(record["loss"])),
+                   default=math.nan)
+
+    @property
+    def training_seconds(self):
+        """Time of all training steps in the first log, without evaluation and checkpoints; None as with clock()."""
+        clock = self.clock()
+        return max(clock.values()) if clock else None
+
     def mean_loss(self, step, window):
         """Mean training loss of the last `window` steps up to this one; nan if one of them is not finite."""
         losses = [record["loss"] for record in self.first.step_list() if step - window < record["step"] <= step]
