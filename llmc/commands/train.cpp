@@ -180,6 +180,8 @@ private:
         text += device::attention_kernel(ctx_, config_.dtype, head_dim);
         if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
         else if (config_.attention_fast) text += "; --attention fast has no effect on it";
+        const int64_t window = config_.shape.sliding_window;
+        if (window > 0 && window < config_.seq_length) text += strf(", a window of %lld tokens", ll(window));
         return text;
     }
 
