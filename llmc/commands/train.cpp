@@ -153,8 +153,7 @@ private:
         if (!evaluations_->tokenizer_note().empty()) notes_.push_back(evaluations_->tokenizer_note());
         if (!log_->earlier_log().empty()) notes_.push_back("the earlier log is kept: " + log_->earlier_log());
         if (hf_class(config_.shape) == HfClass::kOwn && !config_.save.empty())
-            notes_.push_back("no transformers class has this shape: checkpoints have a modeling_llmfp8.py of their "
-                             "own, which trust_remote_code=True allows");
+            notes_.push_back("no transformers class has this shape: checkpoints bring a modeling_llmfp8.py");
         for (const std::string& name : idle_) notes_.push_back(name);
         write_notes(summary);
         if (comm_.root()) exporter_.start(config_);
@@ -184,7 +183,8 @@ private:
         text += device::attention_kernel(ctx_, config_.dtype, head_dim);
         if (modes) text += config_.attention_fast ? ", backward fast" : ", backward deterministic";
         else if (config_.attention_fast) text += "; --attention fast has no effect on it";
-        return text;
+        const int64_t window = config_.shape.sliding_window;
+        return text + (window > 0 && window < config_.seq_length ? strf(", a window of %lld tokens", ll(window)) : "");
     }
 
     // ---- steps ----

@@ -320,7 +320,8 @@ class TroubleshootingTest(TrainTest):
                                               "term:rank=0@eval=2", "--save", self.path("cut")]),
             ("(--warn-on-divergence", ["--train-iters", "9", "--lr", "5", "--clip-grad", "0"]),
             ("VALIDATION ON TRAINING DATA", [*short, "--valid-data", self.path("train_0.bin"), "--eval-iters", "2"]),
-            ("a modeling_llmfp8.py of their own", [*short, "--normalization", "RMSNorm", "--save", self.path("own")]),
+            ("checkpoints bring a modeling_llmfp8.py",
+             [*short, "--normalization", "RMSNorm", "--save", self.path("own")]),
         ]
 
     def run_case(self, options, expect, environment=None, binary=GPT2):

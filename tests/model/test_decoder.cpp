@@ -27,8 +27,15 @@ std::vector<Variant> variants() {
     mixed.qk_norm = true;
     ModelConfig squared = tiny_gpt2();
     squared.activation = Activation::kRelu2;
+    ModelConfig qwen2 = tiny_llama(), attention_bias = tiny_llama(), mlp_bias = tiny_gpt2();
+    qwen2.linear_bias = LinearBias::kQkv;
+    qwen2.sliding_window = 3;
+    attention_bias.linear_bias = LinearBias::kAttention;
+    mlp_bias.linear_bias = LinearBias::kMlp;
+    mlp_bias.sliding_window = 1;
     return {{"gpt2", tiny_gpt2()}, {"gpt2-gqa-untied", gpt2_gqa}, {"llama", tiny_llama()}, {"qwen3", qwen},
-            {"mixed", mixed}, {"relu2", squared}};
+            {"mixed", mixed}, {"relu2", squared}, {"qwen2 with a window", qwen2},
+            {"llama with attention bias", attention_bias}, {"gpt2 with MLP bias and a window", mlp_bias}};
 }
 
 // Initial weights of 0.02 make tiny models almost linear; widen them so that every term matters.
@@ -320,7 +327,10 @@ TEST_CASE("documents: a token affects only the losses and gradients of its docum
                     if (tokens[at] == TestModel::kSeparator) continue;
                     std::vector<int32_t> changed = tokens;
                     changed[at] = changed[at] == 28 ? 2 : changed[at] + 1;
-                    const bool own = at >= 5 && at < 11, before = at < 5;
+                    // A window reaches back window - 1 tokens in each layer.
+                    const int64_t window = config.shape.sliding_window;
+                    const int64_t reach = window > 0 ? config.shape.num_layers * (window - 1) : 16;
+                    const bool own = at >= 5 && at < 11, before = at < 5 && static_cast<int64_t>(at) + reach >= 5;
                     const bool same = loss_of(changed) == loss;
                     CAPTURE(at);
                     CHECK(same == !(own || (before && !masked)));

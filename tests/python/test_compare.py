@@ -190,7 +190,7 @@ class Perturbed(CompareTest):
             (self.edit("delayed.1.jsonl", FP8, "step", 7, loss=9.0), set()),   # beyond equal tokens and equal time
             (self.edit("delayed.1.jsonl", FP8, "step", 2, memory_gib=40.0), {"memory_gib"}),
             (self.edit("delayed.1.jsonl", FP8, "step", 1, step_seconds=7.9),
-             {"equal_time_tokens", "loss_equal_time", "loss_equal_time_gap"}),
+             {"equal_time_tokens", "loss_equal_time", "loss_equal_time_gap", "training_seconds"}),
         ]
         for changed, columns in cases:
             with self.subTest(columns=columns):

@@ -30,7 +30,10 @@ inline std::vector<ModelConfig> fp8_shapes() {
     mixed.qk_norm = true;
     ModelConfig squared = gpt2;
     squared.activation = Activation::kRelu2;
-    return {gpt2, llama, mixed, squared};
+    ModelConfig qwen2 = llama;
+    qwen2.linear_bias = LinearBias::kQkv;
+    qwen2.sliding_window = 17;
+    return {gpt2, llama, mixed, squared, qwen2};
 }
 
 inline Config fp8_config(const ModelConfig& shape, Fp8Recipe recipe) {
