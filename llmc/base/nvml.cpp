@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "llmc/base/check.h"
+#include "llmc/base/signals_blocked.h"
 
 namespace {
 
@@ -145,8 +146,12 @@ void GpuSamples::add(const GpuSamples& later) {
 }
 
 GpuSampler::GpuSampler(std::string bus, const char* library) : bus_(std::move(bus)) {
-    if (bus_.empty()) samples_.error = "this device has no clocks";
-    else thread_ = std::thread([this, library] { run(library); });
+    if (bus_.empty()) {
+        samples_.error = "this device has no clocks";
+        return;
+    }
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this, library] { run(library); });
 }
 
 void GpuSampler::run(const char* library) {

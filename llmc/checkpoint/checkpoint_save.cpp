@@ -1,7 +1,5 @@
 #include "llmc/checkpoint/checkpoint_save.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +14,7 @@
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
 #include "llmc/base/process_limits.h"
+#include "llmc/base/signals_blocked.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/hf_code.h"
@@ -74,12 +73,8 @@ public:
             done_ = true;
         };
         if (!in_thread) return run();
-        // Only the training thread handles signals.
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
+        const SignalsBlocked blocked;
         thread_ = std::thread(run);
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
     bool done() const { return done_; }
     const Outcome& wait() {

@@ -19,6 +19,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/host.h"
 #include "llmc/base/proc_stat.h"
+#include "llmc/base/signals_blocked.h"
 
 namespace {
 
@@ -112,10 +113,7 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbe
     for (Seen& seen : seen_) seen.last_progress = seen.last_beat = last_tick_;
     stop_event_ = ::eventfd(0, EFD_CLOEXEC);
     if (stop_event_ < 0) throw Error(kExitDisk, strf("watchdog: cannot create an eventfd: %s", std::strerror(errno)));
-    // Signals are handled by the main thread.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked blocked;
     try {
         thread_ = std::thread([this] { run(); });
         error_poller_ = std::thread([this] { poll_errors(); });
@@ -123,7 +121,6 @@ Watchdog::Watchdog(int rank, std::vector<RankCard> cards, HeartbeatTable heartbe
         join();
         throw;
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Watchdog::~Watchdog() { join(); }
