@@ -32,6 +32,7 @@
 #include "llmc/train/run_evaluations.h"
 #include "llmc/train/run_setup.h"
 #include "llmc/train/startup_timer.h"
+#include "llmc/train/step_record.h"
 
 namespace {
 
@@ -312,27 +313,10 @@ private:
         const StepState& result = *slot.staged.result;
         REQUIRE(result.bad_tokens == 0, "step %lld: %d token ids lie outside the vocabulary of %lld",
                 ll(slot.step + 1), result.bad_tokens, ll(config_.shape.vocab_size));
-        StepRecord r;
-        r.step = slot.step + 1;
-        r.train_iters = config_.train_iters;
-        r.loss = result.loss_sum / static_cast<double>(slot.staged.counted_tokens);
-        r.grad_norm = static_cast<double>(result.grad_norm);
-        r.grad_mul = static_cast<double>(result.grad_mul);
-        r.lr = slot.staged.lr;
-        r.step_seconds = static_cast<double>(device::event_elapsed_ms(slot.begin, slot.done)) * 1e-3;
-        r.forward_seconds = 1e-3 * slot.passes.forward_ms();
-        r.backward_seconds = 1e-3 * slot.passes.backward_ms();
-        if (slot.comm_timer) r.exposed_comm_seconds = slot.comm_timer->seconds();
-        r.samples_per_second = static_cast<double>(slot.samples) / r.step_seconds;
-        r.tokens_per_second = r.samples_per_second * static_cast<double>(config_.seq_length);
         const double peak = peak_flops(info_.name, config_.dtype) * comm_.world().ranks;
+        StepRecord r = step_record(config_, slot);
         r.mfu = peak > 0 ? r.tokens_per_second * flops_per_token_ / peak : -1;
         r.memory_gib = static_cast<double>(used_bytes_) / kGiB;
-        r.samples = slot.samples_after;
-        r.tokens = r.samples * config_.seq_length;
-        r.counted_tokens = slot.staged.counted_tokens;
-        r.skipped = result.skip != 0;
-        r.synthetic = config_.synthetic_data;
         adam_step_ = result.adam_step;
         consecutive_skips_ = r.skipped ? consecutive_skips_ + 1 : 0;
         skips_ += r.skipped ? 1 : 0;
