@@ -29,6 +29,7 @@ bool less_than(decltype(RLIMIT_NOFILE) resource, rlim_t least, rlim_t& found) {
     return found != RLIM_INFINITY && found < least;
 }
 
+#ifdef _OPENMP
 // OpenMP's library crashes or ends the process with words of its own if it cannot start its threads. Threads of this
 // process with stacks of the same size tell before. Returns how many of `count` could be started.
 int threads_started(int count) {
@@ -42,6 +43,7 @@ int threads_started(int count) {
     over.notify_all();
     return static_cast<int>(threads.size());
 }
+#endif
 
 void check_threads() {
 #ifdef _OPENMP

@@ -373,7 +373,8 @@ HfOrigin hf_origin(const std::string& directory) {
     for (const char* name : kSpecialTokens) {
         if (!object.contains(name)) continue;
         if (object[name].is_array()) f.integers(name, 0, INT32_MAX);
-        else if (f.has(name)) f.integer(name, -1, INT32_MAX);   // -1: some files' "none"
+        // Llama-1's files say -1 where there is no padding.
+        else if (f.has(name)) f.integer(name, std::string_view(name) == "pad_token_id" ? -1 : 0, INT32_MAX);
         tokens[name] = object[name];
     }
     return {.model_type = f.text("model_type"), .special_tokens = tokens.dump()};

@@ -134,7 +134,8 @@ void Attention::decode(Ctx& ctx, int layer, Tensor out, const CachedRows& cached
     const Tensor splits = model_.scratch(Dtype::kFp32, decode_split_elems(N, NH, HS, cached.longest));
     ops::attention_decode(ctx, {.out = out, .qkv = buffers_.at(kQkv, layer, N), .cache = cached.layer(layer),
                                 .splits = splits, .N = N, .NH = NH, .NKV = config_.num_query_groups, .HS = HS,
-                                .longest = cached.longest, .softmax_mul = softmax_mul(), .quant = quant});
+                                .longest = cached.longest, .softmax_mul = softmax_mul(),
+                                .window = config_.sliding_window, .quant = quant});
 }
 
 void Attention::forward(Ctx& ctx, int layer, const NormInput& input, Tensor branch, const DeviceBatch& batch) {

@@ -91,6 +91,11 @@ def read_bounded(path, most, what):
     return data
 
 
+def escaped(text):
+    """Control characters as \\x1b, so that a terminal does not act on them."""
+    return "".join(c if c.isprintable() or c in " \n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def run_main(main):
     """Calls main() and turns its outcome into the exit status. Whatever happens is said in one line: an error of the
     input with 2, of the disk with 7, a bug with 1; 130 if interrupted."""
@@ -107,7 +112,7 @@ def run_main(main):
     except KeyboardInterrupt:
         status = said("interrupted", 130)
     except InputError as error:
-        text = str(error)   # it may quote the input
+        text = escaped(str(error))   # it may quote the input
         status = said(f"error: {text if len(text) < 1000 else text[:500] + ' ... ' + text[-200:]}", 2)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -243,7 +243,7 @@ TEST_CASE("files: XXH3-128 is the published one") {
           == "99aa06d3014798d86001c324468d497f");  // of the empty input, in the library's tests
     TempDir dir;
     std::string text;
-    for (int i = 0; i < 100000; i++) text += static_cast<char>(i * i);
+    for (int64_t i = 0; i < 100000; i++) text += static_cast<char>(i * i);
     OutputFile file(dir / "f");
     for (size_t at = 0; at < text.size(); at += 12345)
         file.write(text.data() + at, static_cast<int64_t>(std::min<size_t>(12345, text.size() - at)));

@@ -130,7 +130,8 @@ def damage_content(case, folder):
 
 
 # Values that are not the run's mathematics, or that the run tells of as an option that has changed.
-HARMLESS = ("config", "commit", "gemm_plans", "loss_watch", "skips", "consecutive_skips", "missed", "train_data", "fp8")
+HARMLESS = ("config", "commit", "gemm_plans", "loss_watch", "skips", "consecutive_skips", "missed", "train_data", "fp8",
+            "bos_token_id", "eos_token_id", "pad_token_id")   # ids are taken over as they stand
 
 
 def trial(shared, case):

@@ -47,6 +47,17 @@ TEST_CASE("attention over a cache: the bits of attention_forward's last rows") {
     }
 }
 
+TEST_CASE("attention over a cache against loops in double") {
+    std::vector<DecodeShape> shapes = decode_shapes();
+    shapes.push_back({8, 2, 64, 300, {300, 256, 17}, 45});
+    for (Dtype type : {Dtype::kFp32, Dtype::kBf16})
+        for (const DecodeShape& shape : shapes)
+            for (double magnitude : {1.0, 6.0}) {
+                const DecodeCase c(shape, type, magnitude);
+                check_against_loops(c, decode(c).out);
+            }
+}
+
 // Up to 256 keys are one sum, so that it makes no difference where it begins.
 TEST_CASE("attention over a cache with a window is attention over the last tokens alone") {
     for (Dtype type : {Dtype::kFp32, Dtype::kBf16}) {

@@ -41,6 +41,7 @@ COSTLY = [
     ("yaml", "a: 2024-99-99\n", "a: no value of its type"), ("yaml", "a: !!int x\n", "a: no value of its type"),
     ("yaml", "? [a]\n: b\n", "a key that is no plain word"), ("yaml", "a: " + "1" * 5000, "a: no value of its type"),
     ("yaml", "a: !!python/object/apply:os.system ['exit 1']\n", "not YAML"),
+    ("yaml", 'a: "b\x02\x1b[2J', 'a: "b\\x02\\x1b[2J; correct'),
     ("yaml", "".join(f"k{i}: 1\n" for i in range(3000)), "settings, more than the 1000"),
     ("json", '{"a":' * 30000 + "1" + "}" * 30000, "nested too deeply"),
     ("json", '{"a":' * 40 + "1" + "}" * 40, "nested more than 32 levels"), ("json", "/*" * (N // 2), "not JSON"),

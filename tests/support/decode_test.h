@@ -67,4 +67,46 @@ struct DecodeCase {
     }
 };
 
+// The rows that attention_decode writes, in double, with the largest error that each element may have; 0 for padding.
+struct DecodeReference {
+    HostTensor out;
+    std::vector<double> error;
+};
+
+inline DecodeReference decode_reference(const DecodeCase& c) {
+    const int64_t row = c.s.NH * c.s.HS;
+    const double round = 1.01 * unit_roundoff(c.qkv.dtype());
+    DecodeReference r{HostTensor(Dtype::kFp64, c.N * row), std::vector<double>(static_cast<size_t>(c.N * row))};
+    for (int64_t n = 0; n < c.N; n++) {
+        const int64_t length = c.s.lengths[static_cast<size_t>(n)];
+        if (length == 0) {
+            for (int64_t i = 0; i < row; i++) r.out.set(n * row + i, 0);
+            continue;
+        }
+        AttentionProblem text = c.texts[static_cast<size_t>(n)];
+        text.window = c.s.window;
+        const std::vector<double> qkv = text.qkv.values();
+        const double chain = static_cast<double>(length + 16) * 2 * 0x1p-24;   // of the sum over keys
+        for (int64_t h = 0; h < c.s.NH; h++) {
+            const Probabilities w = probabilities_of(text, qkv, 0, h, length - 1);
+            for (int64_t d = 0; d < c.s.HS; d++) {
+                double out = 0, error = 0;
+                for (size_t i = 0; i < w.p.size(); i++) {
+                    const double term = w.p[i] * qkv[text.v(0, w.first + static_cast<int64_t>(i), h) + d];
+                    out += term, error += std::fabs(term) * (w.error[i] + chain);
+                }
+                const int64_t at = n * row + h * c.s.HS + d;
+                r.out.set(at, out);
+                r.error[static_cast<size_t>(at)] = error + round * (std::fabs(out) + error) + kTiny;
+            }
+        }
+    }
+    return r;
+}
+
+inline void check_against_loops(const DecodeCase& c, const HostTensor& out) {
+    const DecodeReference want = decode_reference(c);
+    check_close(c.name(), out, want.out, [&](int64_t i) { return want.error[static_cast<size_t>(i)]; });
+}
+
 }  // namespace op_test
