@@ -30,7 +30,7 @@ Generator::Generator(const ModelConfig& shape, Dtype dtype, const Limits& limits
       inputs_(arena.take(Purpose::kInputs, Dtype::kInt32, kInputs * max_rows(limits))),
       bad_tokens_(arena.take(Purpose::kInputs, Dtype::kInt32, 1)),
       logits_(arena.take(Purpose::kInputs, dtype, padded(limits.texts) * shape.padded_vocab())),
-      row_(static_cast<size_t>(shape.vocab_size)) {
+      vocab_(static_cast<size_t>(shape.vocab_size)) {
     const int64_t width = 2 * shape.num_query_groups * shape.kv_channels;
     cached_.capacity = limits.positions;
     for (int64_t l = 0; l < shape.num_layers; l++)
@@ -100,11 +100,12 @@ void Generator::decode(Ctx& ctx, const std::vector<Text>& texts) {
     times_.decode_steps++;
 }
 
-// Draws the next token of a text from a row of raw_.
-void Generator::extend(Text& text, int64_t row) {
+// Draws the next token of a text from a row of raw_. May be called for several texts at once.
+void Generator::extend(Text& text, int64_t row) const {
     const int64_t bytes = logits_.bytes() / padded(limits_.texts);
-    widen_logits(raw_.data() + row * bytes, logits_.dtype, row_);
-    text.tokens.push_back(draw_token(row_, sampling_, text.number, text.generated++));
+    std::vector<float> logits(vocab_);
+    widen_logits(raw_.data() + row * bytes, logits_.dtype, logits);
+    text.tokens.push_back(draw_token(logits, sampling_, text.number, text.generated++));
     text.ended = text.generated == sampling_.tokens
                  || std::find(eos_.begin(), eos_.end(), text.tokens.back()) != eos_.end();
 }
@@ -146,6 +147,7 @@ void Generator::run(Ctx& ctx, const std::vector<std::vector<int32_t>>& prompts, 
         } else if (!active.empty()) {
             const Stopwatch stopwatch(&times_.decode_s);
             decode(ctx, active);
+#pragma omp parallel for schedule(dynamic, 1)
             for (size_t n = 0; n < active.size(); n++) extend(active[n], static_cast<int64_t>(n));
         } else {
             break;

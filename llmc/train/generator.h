@@ -61,7 +61,7 @@ private:
     void download(Ctx& ctx, const Tensor& logits);
     void prefill(Ctx& ctx, const std::vector<int32_t>& prompt, int32_t slot);
     void decode(Ctx& ctx, const std::vector<Text>& texts);
-    void extend(Text& text, int64_t row);
+    void extend(Text& text, int64_t row) const;
 
     const Limits limits_;
     Decoder& decoder_;
@@ -69,7 +69,7 @@ private:
     CachedRows cached_;
     Tensor inputs_, bad_tokens_, logits_;   // (kInputs, rows) int32; int32; (padded texts, Vp) T
     std::vector<char> raw_;                 // logits on the host
-    std::vector<float> row_;                // (V)
+    const size_t vocab_;
     int32_t* pinned_ = nullptr;
     Sampling sampling_;
     std::vector<int32_t> eos_;

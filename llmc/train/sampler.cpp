@@ -101,12 +101,14 @@ int32_t sample_token(const std::vector<float>& logits, double temperature, doubl
     if (temperature <= 0) return likeliest;
     Cut cut = top_k_cut(logits, top_k);
     auto weight = [&](float x) { return std::exp((static_cast<double>(x) - *largest) / temperature); };
+    std::vector<double> weights(logits.size(), -1);   // of those that were asked for
     // Calls use(index, weight) for each logit that may be drawn, until it returns true.
     auto walk = [&](auto&& use) {
         int64_t equals = cut.equals;
         for (size_t v = 0; v < logits.size(); v++) {
             if (logits[v] < cut.least || (logits[v] == cut.least && equals-- <= 0)) continue;
-            if (use(static_cast<int32_t>(v), weight(logits[v]))) return static_cast<int32_t>(v);
+            if (weights[v] < 0) weights[v] = weight(logits[v]);
+            if (use(static_cast<int32_t>(v), weights[v])) return static_cast<int32_t>(v);
         }
         return likeliest;
     };
