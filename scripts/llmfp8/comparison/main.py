@@ -197,7 +197,7 @@ def compare(logs, options):
     if baseline is None and table and table.baseline in logs:
         baseline = table.baseline
     comparison = Comparison(configurations, baseline, table.allowed if table else (), options.loss_steps, options.allow)
-    comparison.failures = options.failures
+    comparison.failures, comparison.corpus = options.failures, table.corpus if table else None
     return comparison
 
 

@@ -57,11 +57,22 @@ LOGGED_COLUMNS = [
 ]
 
 
+def more_columns(comparison):
+    """What all logs have and only some tables show, as in LOGGED_COLUMNS."""
+    if len({row.configuration.accumulation_steps for row in comparison.rows}) > 1:
+        yield "gradient accumulation steps", lambda configuration: configuration.accumulation_steps, "d"
+    if comparison.corpus:
+        name, tokens = comparison.corpus
+        yield (f"hours for {name}",
+               lambda c: tokens / (c.tokens_per_gpu().median * c.world) / 3600, ".2f")
+
+
 def speed_table(comparison, marks):
     rows = comparison.rows
     fp32 = any(row.configuration.config.get("dtype") == "fp32" for row in rows)
     peaks = ["bf16", "fp8"] + ["fp32"] * fp32
     sampled = [column for column in LOGGED_COLUMNS if any(column[1](row.configuration) is not None for row in rows)]
+    sampled += more_columns(comparison)
     lines = []
     for row in rows:
         if row.is_base:

@@ -86,6 +86,11 @@ class Configuration:
         return [statistics.median(record[field] for record in timed) for timed in self.rounds]
 
     @property
+    def accumulation_steps(self):
+        """Micro-batches of a step on each GPU."""
+        return self.config["global-batch-size"] // (self.config["micro-batch-size"] * self.world)
+
+    @property
     def flops_per_second(self):
         """FLOP/s per GPU, without recomputation."""
         return self.tokens_per_gpu().median * self.header["flops_per_token"]

@@ -6,8 +6,8 @@ from pathlib import Path
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 # rows: {name: recipe script and options}. allowed: keys that may differ besides precision. gpus: of each row, unless
-# RANKS is set (scripts/recipes/rows.sh).
-Table = namedtuple("Table", "about rows baseline allowed gpus", defaults=(None, (), 1))
+# RANKS is set (scripts/recipes/rows.sh). corpus: (name, tokens) of a training whose hours the table has.
+Table = namedtuple("Table", "about rows baseline allowed gpus corpus", defaults=(None, (), 1, None))
 
 
 def recipes(script, fp8_script, *options):
@@ -45,7 +45,7 @@ TABLES = {
         "GPT-2 124M, T 1024, {gpus}: time per step, samples/s and memory by micro-batch",
         {"bf16-32": [GPT2, "--micro-batch-size", "32"], "bf16-64": [GPT2], "fp8-64": [GPT2_FP8],
          "fp8-128": [GPT2_FP8, "--micro-batch-size", "128"]},
-        baseline="bf16-64", allowed=("micro-batch-size",)),
+        baseline="bf16-64", allowed=("micro-batch-size",), corpus=("2 epochs of OpenWebText", 2 * 9.04e9)),
     "gpt2-recipes": Table("GPT-2 124M, T 1024, {gpus}: s/it of each recipe", recipes(GPT2, GPT2_FP8)),
     "formats": Table(
         "GPT-2 124M, T 1024, {gpus}: number formats",
