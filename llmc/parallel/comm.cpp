@@ -45,6 +45,7 @@ class SingleComm : public Comm {
 public:
     SingleComm() : Comm({}) {}
     std::vector<std::string> gather(const std::string& mine) override { return {mine}; }
+    std::unique_ptr<Comm> subgroup(const std::vector<int>&) override { return open_single(); }
     void sum(Ctx&, Tensor) override {}
     void max(Ctx&, uint32_t*, int64_t) override {}
     void reduce_scatter(Ctx&, Tensor) override {}
@@ -138,8 +139,8 @@ int end_with_error(Comm* comm, const char* what, int exit_code) {
     const bool several = comm && comm->world().ranks > 1;
     if (several) yield_to_watchdog(exit_code == kExitPeerLost);
     std::fflush(stdout);
-    if (several && !comm->root()) std::this_thread::sleep_for(std::chrono::seconds(2));
-    const std::string who = several ? strf("rank %d: ", comm->world().rank) : "";
+    if (several && comm->world().run_rank != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+    const std::string who = several ? strf("rank %d: ", comm->world().run_rank) : "";
     // If standard error is a pipe that nobody reads, the other stream gets the line.
     const std::string line = strf("error: %s%s\n", who.c_str(), message_line(what).c_str());
     if (std::fputs(line.c_str(), stderr) < 0) {

@@ -15,6 +15,7 @@
 struct World {
     int rank = 0, ranks = 1;
     int local_rank = 0, local_ranks = 1;   // on the same host
+    int run_rank = 0;                      // in the whole run, which a subgroup is a part of; for messages
 };
 
 // Names the purpose of the collectives on ctx in this scope, for hang reports: "reduce layers.3".
@@ -43,6 +44,10 @@ public:
     virtual std::vector<std::string> gather(const std::string& mine) = 0;
     // Elementwise sums over the ranks.
     std::vector<int64_t> sum(const std::vector<int64_t>& mine);
+
+    // A communicator of the ranks `members` of this one, ascending, one of which is this rank. Every rank makes the
+    // call, each with its own group. It is connected apart, and must not outlive this communicator.
+    virtual std::unique_ptr<Comm> subgroup(const std::vector<int>& members) = 0;
 
     // Connects the devices of all ranks; called once the device is open, before the collectives below. Returns a line
     // for the log, "" if there is nothing to connect. Ends all ranks if it takes longer than `seconds`.

@@ -12,10 +12,12 @@ void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes) {
     CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
     if (!ctx.recorder || world().ranks == 1) return;
+    std::vector<PlannedCollective>& calls = whole_->calls;
     auto known = std::find_if(calls.begin(), calls.end(), [&](const PlannedCollective& c) {
-        return std::strcmp(c.name, name) == 0 && c.dtype == tensor.dtype;
+        return std::strcmp(c.name, name) == 0 && c.dtype == tensor.dtype && c.ranks == world().ranks;
     });
-    if (known == calls.end()) known = calls.insert(calls.end(), {.name = name, .dtype = tensor.dtype});
+    if (known == calls.end())
+        known = calls.insert(calls.end(), {.name = name, .dtype = tensor.dtype, .ranks = world().ranks});
     known->calls++;
     known->bytes += tensor.bytes();
     known->sent_bytes += passes * (tensor.bytes() - tensor.bytes() / world().ranks);

@@ -6,10 +6,11 @@
 #include "llmc/config/config.h"
 #include "llmc/parallel/comm.h"
 
-// All calls of one collective with one element type.
+// All calls of one collective with one element type in groups of one size.
 struct PlannedCollective {
     const char* name;
     Dtype dtype;
+    int ranks = 1;                  // of the group
     int64_t calls = 0, bytes = 0;   // per rank, of whole tensors
     int64_t sent_bytes = 0;         // per rank, the minimum
 };
@@ -17,11 +18,14 @@ struct PlannedCollective {
 // Acts as rank 0 of `ranks`. Counts only calls whose Ctx has a recorder: those of a step.
 class RehearsalComm : public Comm {
 public:
-    explicit RehearsalComm(int ranks) : Comm({.rank = 0, .ranks = ranks, .local_rank = 0, .local_ranks = ranks}) {}
-    std::vector<PlannedCollective> calls;
+    explicit RehearsalComm(int ranks) : RehearsalComm(ranks, nullptr) {}
+    std::vector<PlannedCollective> calls;   // of its subgroups, too
 
     std::vector<std::string> gather(const std::string& mine) override {
         return std::vector<std::string>(static_cast<size_t>(world().ranks), mine);
+    }
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
+        return std::unique_ptr<Comm>(new RehearsalComm(static_cast<int>(members.size()), whole_));
     }
     void sum(Ctx& ctx, Tensor values) override { note(ctx, "all-reduce sum", values, 2); }
     void max(Ctx& ctx, uint32_t* values, int64_t count) override {
@@ -33,7 +37,11 @@ public:
     [[noreturn]] void abort(int exit_code) override;
 
 private:
+    RehearsalComm(int ranks, RehearsalComm* whole)
+        : Comm({.rank = 0, .ranks = ranks, .local_rank = 0, .local_ranks = ranks}), whole_(whole ? whole : this) {}
     void note(const Ctx& ctx, const char* name, const Tensor& tensor, int passes);
+
+    RehearsalComm* const whole_;
 };
 
 // The communication lines of the banner and of `plan`; "" for one rank.

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <exception>
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "llmc/base/check.h"
@@ -25,7 +26,8 @@ std::string random_name() {
 
 class MonitoredComm : public Comm {
 public:
-    explicit MonitoredComm(std::unique_ptr<Comm> inner) : Comm(inner->world()), inner_(std::move(inner)) {
+    explicit MonitoredComm(std::unique_ptr<Comm> inner)
+        : Comm(inner->world()), inner_(std::move(inner)), whole_(*this) {
         try {
             watchdog_ = start_watchdog();
         } catch (const std::exception& error) {
@@ -35,7 +37,18 @@ public:
         watch_device({});
         set_own_row(&watchdog_->own_row());
     }
+    // A subgroup, which posts in the row of the whole run: all ranks make the same calls in the same order.
+    MonitoredComm(std::unique_ptr<Comm> inner, MonitoredComm& whole)
+        : Comm(inner->world()), inner_(std::move(inner)), whole_(whole) {
+        const std::lock_guard<std::mutex> lock(whole_.mutex_);
+        whole_.monitored_.push_back(inner_.get());
+    }
     ~MonitoredComm() override {
+        if (&whole_ != this) {
+            const std::lock_guard<std::mutex> lock(whole_.mutex_);
+            std::erase(whole_.monitored_, inner_.get());
+            return;
+        }
         post_phase(Phase::kEnd);
         watchdog_->set_device({});
         try {
@@ -49,9 +62,13 @@ public:
         set_own_row(nullptr);
     }
 
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
+        return std::make_unique<MonitoredComm>(inner_->subgroup(members), whole_);
+    }
+
     std::string connect(Ctx& ctx, int seconds) override {
         const std::string line = inner_->connect(ctx, seconds);
-        if (ctx.sm == 0) return line;   // on the CPU a collective has finished when its call returns
+        if (ctx.sm == 0 || &whole_ != this) return line;   // on the CPU a collective has finished when its call returns
         marks_ = std::make_unique<DeviceMarks>(ctx);
         watch_device([this](Heartbeat& row) { marks_->post(row); });
         return line;
@@ -88,7 +105,7 @@ public:
     }
 
     void mark_progress(Ctx& ctx) override {
-        if (marks_ && !ctx.rehearsal) marks_->progress(ctx);
+        if (whole_.marks_ && !ctx.rehearsal) whole_.marks_->progress(ctx);
     }
 
     std::string async_error() override { return inner_->async_error(); }
@@ -102,9 +119,9 @@ private:
     // Records one collective in the heartbeat table, until its call returns or the device has finished it.
     class Posted {
     public:
-        Posted(MonitoredComm& comm, const char* name) : comm_(comm), lane_(kHostLane) { begin(name); }
+        Posted(MonitoredComm& comm, const char* name) : comm_(comm.whole_), lane_(kHostLane) { begin(name); }
         Posted(MonitoredComm& comm, Ctx& ctx, const char* name, const Tensor& values)
-            : comm_(comm), lane_(kDeviceLane), ctx_(comm.marks_ ? &ctx : nullptr) {
+            : comm_(comm.whole_), lane_(kDeviceLane), ctx_(comm_.marks_ ? &ctx : nullptr) {
             if (ctx.rehearsal) return;
             const std::string text = strf("%s of %lld %s", name, (long long)values.elems, dtype_name(values.dtype));
             begin(ctx.purpose ? ctx.purpose : text.c_str());
@@ -133,9 +150,25 @@ private:
     };
 
     void watch_device(std::function<void(Heartbeat&)> post) {
-        watchdog_->set_device({.error = [this] { return inner_->async_error(); },
-                               .abort_collectives = [this] { inner_->abort_collectives(); },
+        watchdog_->set_device({.error = [this] { return first_async_error(); },
+                               .abort_collectives = [this] { abort_all_collectives(); },
                                .post = std::move(post)});
+    }
+    // Of the subgroups first: a rank that is lost is lost to them, too, and the last call may never return.
+    std::string first_async_error() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (Comm* group : monitored_)
+            if (std::string error = group->async_error(); !error.empty()) return error;
+        return inner_->async_error();
+    }
+    void abort_all_collectives() {
+        std::vector<Comm*> groups;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            groups = monitored_;
+        }
+        for (Comm* group : groups) group->abort_collectives();
+        inner_->abort_collectives();
     }
 
     // Creates or opens the heartbeat table of this host, and connects it to those of the other hosts.
@@ -195,6 +228,9 @@ private:
     }
 
     std::unique_ptr<Comm> inner_;
+    MonitoredComm& whole_;              // of the whole run; the rest belongs to it alone
+    std::mutex mutex_;                  // of monitored_
+    std::vector<Comm*> monitored_;      // what its subgroups wrap
     std::unique_ptr<Watchdog> watchdog_;
     std::unique_ptr<DeviceMarks> marks_;
 };

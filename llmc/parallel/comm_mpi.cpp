@@ -29,12 +29,13 @@ namespace {
 // Largest message: MPI's counts are int, and receive_copies needs this much memory per rank.
 constexpr int64_t kMessageBytes = 4 << 20;
 
-World world_of_mpi() {
+World world_of(MPI_Comm comm) {
     World world;
-    MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &world.rank));
-    MPI_CHECK(MPI_Comm_size(MPI_COMM_WORLD, &world.ranks));
+    MPI_CHECK(MPI_Comm_rank(comm, &world.rank));
+    MPI_CHECK(MPI_Comm_size(comm, &world.ranks));
+    MPI_CHECK(MPI_Comm_rank(MPI_COMM_WORLD, &world.run_rank));
     MPI_Comm host;
-    MPI_CHECK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, world.rank, MPI_INFO_NULL, &host));
+    MPI_CHECK(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, world.rank, MPI_INFO_NULL, &host));
     MPI_CHECK(MPI_Comm_rank(host, &world.local_rank));
     MPI_CHECK(MPI_Comm_size(host, &world.local_ranks));
     MPI_CHECK(MPI_Comm_free(&host));
@@ -43,18 +44,29 @@ World world_of_mpi() {
 
 class MpiComm : public Comm {
 public:
-    MpiComm() : Comm(world_of_mpi()) {
-        MPI_CHECK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    explicit MpiComm(MPI_Comm comm) : Comm(world_of(comm)), comm_(comm) {
+        MPI_CHECK(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
     }
     ~MpiComm() override {
-        if (MPI_Finalize() != MPI_SUCCESS) std::fprintf(stderr, "warning: MPI_Finalize failed\n");
+        const bool whole = comm_ == MPI_COMM_WORLD;
+        if ((whole ? MPI_Finalize() : MPI_Comm_free(&comm_)) != MPI_SUCCESS)
+            std::fprintf(stderr, "warning: %s failed\n", whole ? "MPI_Finalize" : "MPI_Comm_free");
+    }
+
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
+        MPI_Comm part;
+        MPI_CHECK(MPI_Comm_split(comm_, members.front(), world().rank, &part));
+        auto group = std::make_unique<MpiComm>(part);
+        CHECK(group->world().ranks == static_cast<int>(members.size()), "a group of %zu ranks has %d", members.size(),
+              group->world().ranks);
+        return group;
     }
 
     std::vector<std::string> gather(const std::string& mine) override {
         const int ranks = world().ranks, length = static_cast<int>(mine.size());
         CHECK(mine.size() < (size_t{1} << 30) / static_cast<size_t>(ranks), "a text of %zu bytes", mine.size());
         std::vector<int> lengths(static_cast<size_t>(ranks)), starts(static_cast<size_t>(ranks));
-        MPI_CHECK(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, MPI_COMM_WORLD));
+        MPI_CHECK(MPI_Allgather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, comm_));
         int total = 0;
         for (int r = 0; r < ranks; r++) {
             starts[static_cast<size_t>(r)] = total;
@@ -62,7 +74,7 @@ public:
         }
         std::string all(static_cast<size_t>(total), '\0');
         MPI_CHECK(MPI_Allgatherv(mine.data(), length, MPI_CHAR, all.data(), lengths.data(), starts.data(), MPI_CHAR,
-                                 MPI_COMM_WORLD));
+                                 comm_));
         std::vector<std::string> texts;
         for (size_t r = 0; r < lengths.size(); r++)
             texts.push_back(all.substr(static_cast<size_t>(starts[r]), static_cast<size_t>(lengths[r])));
@@ -85,7 +97,7 @@ public:
         for (int64_t begin = 0; begin < count; begin += kMessageBytes / 4) {
             const int64_t n = std::min(count - begin, kMessageBytes / 4);
             MPI_CHECK(MPI_Allreduce(MPI_IN_PLACE, values + begin, static_cast<int>(n), MPI_UINT32_T, MPI_MAX,
-                                    MPI_COMM_WORLD));
+                                    comm_));
         }
     }
 
@@ -129,7 +141,7 @@ public:
         for_chunks(in.bytes(), [&](int64_t begin, int64_t bytes) {
             const int count = static_cast<int>(bytes);
             MPI_CHECK(MPI_Sendrecv(static_cast<const char*>(in.data) + begin, count, MPI_BYTE, peer, 0,
-                                   static_cast<char*>(out.data) + begin, count, MPI_BYTE, peer, 0, MPI_COMM_WORLD,
+                                   static_cast<char*>(out.data) + begin, count, MPI_BYTE, peer, 0, comm_,
                                    MPI_STATUS_IGNORE));
         });
     }
@@ -163,8 +175,8 @@ private:
             if (r == world().rank) continue;
             requests.resize(requests.size() + 2);
             MPI_Request* const last = &requests[requests.size() - 2];
-            MPI_CHECK(MPI_Irecv(to(r), count, MPI_BYTE, r, 0, MPI_COMM_WORLD, &last[0]));
-            MPI_CHECK(MPI_Isend(from(r), count, MPI_BYTE, r, 0, MPI_COMM_WORLD, &last[1]));
+            MPI_CHECK(MPI_Irecv(to(r), count, MPI_BYTE, r, 0, comm_, &last[0]));
+            MPI_CHECK(MPI_Isend(from(r), count, MPI_BYTE, r, 0, comm_, &last[1]));
         }
         MPI_CHECK(MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE));
     }
@@ -200,6 +212,7 @@ private:
         }
     }
 
+    MPI_Comm comm_;
     std::vector<char> copies_;
 };
 
@@ -208,7 +221,7 @@ private:
 std::unique_ptr<Comm> open_mpi() {
     int provided = 0;
     MPI_CHECK(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided));
-    return std::make_unique<MpiComm>();
+    return std::make_unique<MpiComm>(MPI_COMM_WORLD);
 }
 
 // Allowed before MPI is initialised.

@@ -46,6 +46,9 @@ public:
     }
 
     std::vector<std::string> gather(const std::string& mine) override { return host_->gather(mine); }
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
+        return std::make_unique<NcclComm>(host_->subgroup(members));
+    }
     [[noreturn]] void abort(int exit_code) override {
         host_->abort(exit_code);
         std::abort();

@@ -105,13 +105,13 @@ void GradReducer::copy_report(Ctx& ctx, void* host) const {
 void GradReducer::reduce(Ctx& comm, const ParamGroup& bucket) {
     switch (comm_dtype(bucket)) {
         case GradCommDtype::kFp32:
-            stream_.timed(comm, [&] { groups_.data.reduce_scatter(comm, state_.grads(bucket)); });
+            stream_.timed(comm, [&] { groups_.shard.reduce_scatter(comm, state_.grads(bucket)); });
             break;
         case GradCommDtype::kBf16: reduce_bf16(comm, bucket); break;
         case GradCommDtype::kFp8: reduce_fp8(comm, bucket); break;
     }
     if (state_.sharded()) return;
-    stream_.timed(comm, [&] { groups_.data.all_gather(comm, state_.reduced_whole(bucket)); });
+    stream_.timed(comm, [&] { groups_.shard.all_gather(comm, state_.reduced_whole(bucket)); });
 }
 
 void GradReducer::reduce_bf16(Ctx& comm, const ParamGroup& bucket) {
@@ -121,7 +121,7 @@ void GradReducer::reduce_bf16(Ctx& comm, const ParamGroup& bucket) {
         send = first(send_, bucket.elems);
     }
     const Tensor receive = first(receive_, bucket.elems);
-    stream_.timed(comm, [&] { groups_.data.all_to_all(comm, receive, send); });
+    stream_.timed(comm, [&] { groups_.shard.all_to_all(comm, receive, send); });
     ops::sum_ranks(comm, {.out = state_.reduced_block(bucket), .in = receive, .scales = {},
                           .ranks = buckets_.ranks()});
 }
@@ -133,19 +133,19 @@ void GradReducer::reduce_fp8(Ctx& comm, const ParamGroup& bucket) {
     const Tensor exact = comparing_ ? first(exact_, n) : Tensor{};
     if (comparing_) {
         ops::cast(comm, {.out = exact, .in = state_.grads(bucket)});
-        groups_.data.reduce_scatter(comm, exact);
+        groups_.shard.reduce_scatter(comm, exact);
     }
     ops::quantize_chunks(comm, {.out = first(send_codes_, n), .scales = first(send_scales_, chunks),
                                 .in = state_.grads(bucket), .counts = report ? &report->counts[form] : nullptr});
     const Tensor codes = first(receive_codes_, n), scales = first(receive_scales_, chunks);
     stream_.timed(comm, [&] {
-        groups_.data.all_to_all(comm, codes, first(send_codes_, n));
-        groups_.data.all_to_all(comm, scales, first(send_scales_, chunks));
+        groups_.shard.all_to_all(comm, codes, first(send_codes_, n));
+        groups_.shard.all_to_all(comm, scales, first(send_scales_, chunks));
     });
     const Tensor sums = state_.reduced_block(bucket);
     ops::sum_ranks(comm, {.out = sums, .in = codes, .scales = scales, .ranks = buckets_.ranks()});
     if (!comparing_) return;
     const int64_t block = buckets_.block_elems(bucket);
-    ops::compare_sums(comm, {.sums = report->sums[form], .a = exact.slice(groups_.data.world().rank * block, block),
+    ops::compare_sums(comm, {.sums = report->sums[form], .a = exact.slice(groups_.shard.world().rank * block, block),
                              .b = sums, .scratch = compare_scratch_});
 }

@@ -1,13 +1,32 @@
-// The process groups of a run.
+// The process groups of a run. Every collective names its group.
 #pragma once
 #include <memory>
+#include <string>
 
 #include "llmc/parallel/comm.h"
 
-struct Groups {
-    explicit Groups(Comm& all) : world(all), data(all) {}
+struct GroupSizes {
+    int context = 1;   // ranks that share a sequence
+    int shard = 0;     // ranks that share one copy of what --zero shards; 0: all. A multiple of `context`.
+};
 
-    Comm& world;   // all ranks; not owned
-    Comm& data;    // data parallel ranks, which train on different samples and shard the optimizer's state
-    const std::unique_ptr<Comm> context = open_single();   // context parallel ranks, which share a sequence: only one
+// Groups consist of neighbouring ranks: rank r is in context group r / context and shard group r / shard.
+class Groups {
+public:
+    // `all` is not owned. Collective. Its number of ranks is a multiple of both sizes.
+    explicit Groups(Comm& all, const GroupSizes& sizes = {});
+    // Connects the devices of the groups, once those of all ranks are connected; see Comm::connect.
+    void connect(Ctx& ctx, int seconds) const;
+
+private:
+    // Groups of several ranks that are not all ranks.
+    const std::unique_ptr<Comm> own_context_, own_shard_, own_replicas_;
+
+public:
+    Comm& world;      // all ranks
+    Comm& context;    // ranks that share a sequence (context parallelism)
+    Comm& shard;      // ranks that shard state among them (ZeRO)
+    Comm& replicas;   // ranks that hold the same shard, one of each shard group
+    // Ranks with other samples: the number of context groups, and that of this rank's.
+    const int data_ranks, data_rank;
 };

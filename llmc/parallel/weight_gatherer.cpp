@@ -78,7 +78,7 @@ void WeightGatherer::gather_bucket(Ctx& comm, int number, const StepState* step)
     } else if (state_.sharded()) {
         whole = state_.weights(bucket);
     }
-    if (whole) stream_.timed(comm, [&] { groups_.data.all_gather(comm, whole); });
+    if (whole) stream_.timed(comm, [&] { groups_.shard.all_gather(comm, whole); });
     const FlatLayout& layout = buckets_.layout();
     for (int param : bucket.params) {
         const Fp8Linear* linear = fp8_.linear_of_param(param);
@@ -102,7 +102,7 @@ void WeightGatherer::gather_fp8_bucket(Ctx& comm, int number) {
     for (const ShardRange& range : state_.ranges_in(number))
         fp8_.quantize_shard(comm, range.param, range.begin, state_.master(range));
     stream_.timed(comm, [&] {
-        groups_.data.all_gather(comm, fp8_.flat_weights().slice(bucket.weight_begin, bucket.elems));
+        groups_.shard.all_gather(comm, fp8_.flat_weights().slice(bucket.weight_begin, bucket.elems));
     });
     for (int param : bucket.params) fp8_.transpose_weight(comm, *fp8_.linear_of_param(param));
 }
@@ -130,7 +130,7 @@ void WeightGatherer::gather_for_checkpoint(Ctx& ctx, int param) {
     if (!state_.sharded() || bucket.form != ParamForm::kFp8Linear || gathered_[at]) return;
     const CollectivePurpose purpose(ctx, "collect " + layers_text(bucket, config_.shape.num_layers));
     round_masters(ctx, number, bf16_of_grads(bucket));
-    groups_.data.all_gather(ctx, bf16_of_grads(bucket));
+    groups_.shard.all_gather(ctx, bf16_of_grads(bucket));
     gathered_[at] = true;
 }
 

@@ -29,6 +29,7 @@ void RunDevice::open(std::vector<std::string>& notes) {
     device::gemm_set_search(ctx, config_.gemm_search);
     const std::string connection = comm_.connect(ctx, kConnectSeconds);
     if (!connection.empty()) notes.push_back(connection);
+    groups_.connect(ctx, kConnectSeconds);
     plan = plan_memory(config_, table_, fp8_plan_, comm_.world().ranks);
 }
 

@@ -1,13 +1,13 @@
 // Every collective of comm.h between the ranks of this run, on the device of this build, against what it must give:
 //
-//   mpirun -np N build/cpu/comm_check [--large] [--nccl] [--seconds S] [--stall RANK]
+//   mpirun -np N build/cpu/comm_check [--large] [--nccl] [--groups SIZE] [--seconds S] [--stall RANK]
 //
 // Sums of small integers and moved bytes must be exact, sums of reals within the bound of their roundings; all ranks
 // get equal bits, two runs too (the digest printed at the end is that of every sum of reals); what lies around the
 // values is untouched; one changed element of one rank's contribution is found. --large adds sizes over 8 million
 // elements. --nccl goes through comm_nccl.cpp on the CPU device, too, to a library that a test puts in NCCL's place.
 // --stall: one rank stays away from the last collective, and the others cut it off. Exit 0, 1 for a wrong result, 6 for
-// a lost rank.
+// a lost rank. --groups: the same in groups of SIZE neighbours, and of the ranks that have the same place in them.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -20,6 +20,7 @@
 #include "llmc/base/rng.h"
 #include "llmc/parallel/comm_nccl.h"
 #include "llmc/parallel/gpu_assignment.h"
+#include "llmc/parallel/groups.h"
 
 namespace {
 
@@ -423,12 +424,13 @@ int main(int argc, char** argv) {
     std::unique_ptr<Comm> comm;
     try {
         bool large = false, nccl = false;
-        int seconds = 60, away = -1;
+        int seconds = 60, away = -1, size = 0;
         for (int i = 1; i < argc; i++) {
             const std::string option = argv[i];
             if (option == "--large") large = true;
             else if (option == "--nccl") nccl = true;
             else if (option == "--seconds" && i + 1 < argc) seconds = std::stoi(argv[++i]);
+            else if (option == "--groups" && i + 1 < argc) size = std::stoi(argv[++i]);
             else if (option == "--stall" && i + 1 < argc) away = std::stoi(argv[++i]);
             else FAIL(kExitBadInput, "no option %s", option.c_str());
         }
@@ -440,11 +442,23 @@ int main(int argc, char** argv) {
         notes.push_back(comm->connect(ctx, seconds));
         Checker checker(*comm, ctx);
         check_all(checker, large);
+        int cases = checker.cases();
+        if (size > 0) {
+            const Groups groups(*comm, {.context = size, .shard = size});
+            groups.connect(ctx, seconds);
+            for (Comm* group : {&groups.context, &groups.replicas}) {
+                Checker within(*group, ctx);
+                check_all(within, large);
+                cases += within.cases();
+            }
+            Checker again(*comm, ctx);   // the whole is not disturbed
+            check_all(again, large);
+        }
         checker.print_latency();
         if (comm->root()) {
             for (const std::string& note : notes) std::printf("%s\n", note.c_str());
             std::printf("comm_check: %d ranks, %d cases as expected, digest %016llx\n", comm->world().ranks,
-                        checker.cases(), (unsigned long long)checker.digest());
+                        cases, (unsigned long long)checker.digest());
         }
         const std::string late = comm->async_error();
         if (!late.empty()) {

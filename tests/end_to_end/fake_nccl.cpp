@@ -21,6 +21,7 @@ using namespace nccl_api;
 
 struct nccl_api::Communicator {
     int rank, ranks;
+    MPI_Comm comm;
 };
 
 namespace {
@@ -32,6 +33,7 @@ struct Message {
     void* data;
     size_t bytes;
     int peer;
+    MPI_Comm comm;
 };
 std::vector<Message> group;
 int depth = 0;
@@ -82,8 +84,8 @@ Result run_group() {
     for (const Message& m : group) {
         MPI_Request& request = requests.emplace_back();
         const int bytes = static_cast<int>(m.bytes);
-        status |= m.send ? MPI_Isend(m.data, bytes, MPI_BYTE, m.peer, 7, MPI_COMM_WORLD, &request)
-                         : MPI_Irecv(m.data, bytes, MPI_BYTE, m.peer, 7, MPI_COMM_WORLD, &request);
+        status |= m.send ? MPI_Isend(m.data, bytes, MPI_BYTE, m.peer, 7, m.comm, &request)
+                         : MPI_Irecv(m.data, bytes, MPI_BYTE, m.peer, 7, m.comm, &request);
     }
     status |= MPI_Waitall(static_cast<int>(requests.size()), requests.data(), MPI_STATUSES_IGNORE);
     group.clear();
@@ -107,17 +109,23 @@ Result ncclGetVersion(int* version) {
 }
 Result ncclGetUniqueId(UniqueId* id) {
     std::memset(id->bytes, 'i', sizeof id->bytes);
+    id->bytes[0] = static_cast<char>(rank_of_process());   // the first rank of the communicator
     return kSuccess;
 }
 Result ncclCommInitRank(Communicator** comm, int ranks, UniqueId id, int rank) {
     if (const Result result = enter("ncclCommInitRank")) return result;
-    for (const char byte : id.bytes)
-        if (byte != 'i') return kInvalidArgument;
-    *comm = new Communicator{rank, ranks};
-    return kSuccess;
+    for (size_t i = 1; i < sizeof id.bytes; i++)
+        if (id.bytes[i] != 'i') return kInvalidArgument;
+    // All processes open communicators at the same time, of one group each.
+    MPI_Comm part;
+    if (MPI_Comm_split(MPI_COMM_WORLD, id.bytes[0], rank, &part) != MPI_SUCCESS) return kSystemError;
+    *comm = new Communicator{rank, ranks, part};
+    int size = 0;
+    MPI_Comm_size(part, &size);
+    return size == ranks ? kSuccess : kInvalidArgument;
 }
 Result ncclCommDestroy(Communicator* comm) {
-    delete comm;
+    delete comm;   // not its MPI communicator: other processes may be gone
     return kSuccess;
 }
 Result ncclCommAbort(Communicator* comm) { return ncclCommDestroy(comm); }
@@ -128,11 +136,11 @@ Result ncclCommGetAsyncError(Communicator*, Result* state) {
 const char* ncclGetErrorString(Result result) { return result == kRemoteError ? "remote error" : "system error"; }
 const char* ncclGetLastError(Communicator*) { return "the last\nword"; }
 
-Result ncclAllReduce(const void* in, void* out, size_t count, Type type, Reduction op, Communicator*, Stream) {
+Result ncclAllReduce(const void* in, void* out, size_t count, Type type, Reduction op, Communicator* comm, Stream) {
     if (const Result result = enter("ncclAllReduce")) return result;
     if (in != out) return kInvalidArgument;
     return result_of(MPI_Allreduce(MPI_IN_PLACE, out, static_cast<int>(count), type_of(type), op_of(op),
-                                   MPI_COMM_WORLD));
+                                   comm->comm));
 }
 Result ncclReduceScatter(const void* in, void* out, size_t count, Type type, Reduction op, Communicator* comm, Stream) {
     if (const Result result = enter("ncclReduceScatter")) return result;
@@ -140,7 +148,7 @@ Result ncclReduceScatter(const void* in, void* out, size_t count, Type type, Red
         return kInvalidArgument;
     std::vector<char> own(count * bytes_of(type));
     const int status = MPI_Reduce_scatter_block(in, own.data(), static_cast<int>(count), type_of(type), op_of(op),
-                                                MPI_COMM_WORLD);
+                                                comm->comm);
     std::memcpy(out, own.data(), own.size());
     return result_of(status);
 }
@@ -149,13 +157,13 @@ Result ncclAllGather(const void* in, void* out, size_t count, Type type, Communi
     if (static_cast<char*>(out) + static_cast<size_t>(comm->rank) * count * bytes_of(type) != in)
         return kInvalidArgument;
     return result_of(MPI_Allgather(MPI_IN_PLACE, 0, MPI_BYTE, out, static_cast<int>(count * bytes_of(type)), MPI_BYTE,
-                                   MPI_COMM_WORLD));
+                                   comm->comm));
 }
-Result ncclSend(const void* in, size_t count, Type type, int peer, Communicator*, Stream) {
-    return add("ncclSend", {true, const_cast<void*>(in), count * bytes_of(type), peer});
+Result ncclSend(const void* in, size_t count, Type type, int peer, Communicator* comm, Stream) {
+    return add("ncclSend", {true, const_cast<void*>(in), count * bytes_of(type), peer, comm->comm});
 }
-Result ncclRecv(void* out, size_t count, Type type, int peer, Communicator*, Stream) {
-    return add("ncclRecv", {false, out, count * bytes_of(type), peer});
+Result ncclRecv(void* out, size_t count, Type type, int peer, Communicator* comm, Stream) {
+    return add("ncclRecv", {false, out, count * bytes_of(type), peer, comm->comm});
 }
 Result ncclGroupStart() {
     depth++;

@@ -45,6 +45,13 @@ class CommTest(TrainTest):
                 self.digest(done, ranks)
                 self.assertEqual("NCCL 2.28.3" in done.stdout, ranks > 1, done.stdout)   # one rank opens none
 
+    def test_groups_of_ranks_exchange_among_themselves(self):
+        for ranks, size, nccl in ((4, 2, ()), (3, 1, ()), (6, 2, ("--nccl",))):
+            with self.subTest(ranks=ranks, size=size, nccl=nccl):
+                done = self.check(ranks, "--groups", str(size), *nccl)
+                found = re.search(rf"comm_check: {ranks} ranks, (\d+) cases as expected", done.stdout)
+                self.assertGreater(int(found[1]), 600)
+
     def test_a_library_that_does_not_serve_ends_all_ranks_with_one_line(self):
         for fake, code, text in (
                 ("version=21500", 2, "is NCCL 2.15.0, and 2.16.2 or newer is needed: install NCCL"),

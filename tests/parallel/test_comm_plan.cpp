@@ -11,6 +11,7 @@ public:
     std::map<std::string, PlannedCollective> calls;   // by name and type
 
     std::vector<std::string> gather(const std::string& mine) override { return inner_.gather(mine); }
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override { return inner_.subgroup(members); }
     void sum(Ctx& ctx, Tensor values) override {
         note(ctx, "all-reduce sum", values);
         inner_.sum(ctx, values);

@@ -1,6 +1,7 @@
 // A communicator for deferred streams. Ranks may wait for their streams at different times (rank 0 alone draws a
 // sample), but all must execute collectives in the order of the calls: each first executes the deferred ones before it.
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,16 @@
 template <typename Inner> class InOrder : public Inner {
 public:
     using Inner::Inner;
-    ~InOrder() override { cpu::event_destroy(put_off_); }
+
+    // The collectives of a subgroup are in one order with these.
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
+        std::unique_ptr<Comm> group = Inner::subgroup(members);
+        dynamic_cast<InOrder&>(*group).order_ = order_;
+        return group;
+    }
 
     std::vector<std::string> gather(const std::string& mine) override {
-        cpu::event_wait(put_off_);
+        cpu::event_wait(order_->put_off);
         return Inner::gather(mine);
     }
     void sum(Ctx& ctx, Tensor values) override {
@@ -37,16 +44,20 @@ public:
 
 private:
     template <typename Work> void in_order(Ctx& ctx, Work&& work) {
-        if (cpu::deferred_stream(ctx) != stream_) cpu::event_wait(put_off_);
-        stream_ = cpu::deferred_stream(ctx);
-        if (!stream_) return work();
+        if (cpu::deferred_stream(ctx) != order_->stream) cpu::event_wait(order_->put_off);
+        order_->stream = cpu::deferred_stream(ctx);
+        if (!order_->stream) return work();
         cpu::put_off(ctx, [work, &ctx, purpose = std::string(ctx.purpose ? ctx.purpose : "none")] {
             const CollectivePurpose same(ctx, purpose);
             work();
         });
-        cpu::event_record(ctx, put_off_);
+        cpu::event_record(ctx, order_->put_off);
     }
 
-    Event* const put_off_ = cpu::event_create();   // after the latest collective
-    cpu::DeferredStream* stream_ = nullptr;         // of that event
+    struct Order {
+        ~Order() { cpu::event_destroy(put_off); }
+        Event* const put_off = cpu::event_create();   // after the latest collective
+        cpu::DeferredStream* stream = nullptr;        // of that event
+    };
+    std::shared_ptr<Order> order_ = std::make_shared<Order>();
 };

@@ -5,6 +5,8 @@
 #include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -30,6 +32,13 @@ public:
 
 private:
     friend class LocalExchange;
+    // The ranks of a subgroup meet in a LocalRanks of their own, which the first of them makes.
+    LocalRanks& group(const std::vector<int>& members) {
+        const std::lock_guard lock(mutex_);
+        std::unique_ptr<LocalRanks>& group = groups_[members];
+        if (!group) group = std::make_unique<LocalRanks>(static_cast<int>(members.size()));
+        return *group;
+    }
     // Waits for all ranks.
     void meet() {
         std::unique_lock lock(mutex_);
@@ -47,6 +56,7 @@ private:
         if (!failed_) first_ = error;
         failed_ = true;
         changed_.notify_all();
+        for (auto& [members, group] : groups_) group->fail(error);
     }
 
     std::mutex mutex_;
@@ -56,14 +66,17 @@ private:
     bool failed_ = false;
     Error first_{kExitOk, ""};
     std::vector<const void*> posted_;   // by rank
+    std::map<std::vector<int>, std::unique_ptr<LocalRanks>> groups_;   // by members
 };
 
 class LocalExchange : public Comm {
 public:
     LocalExchange(LocalRanks& all, int rank)
         : Comm({.rank = rank, .ranks = static_cast<int>(all.posted_.size()), .local_rank = rank,
-                .local_ranks = static_cast<int>(all.posted_.size())}),
+                .local_ranks = static_cast<int>(all.posted_.size()), .run_rank = rank}),
           all_(all) {}
+
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override;
 
     std::vector<std::string> gather(const std::string& mine) override {
         post(&mine);
@@ -159,6 +172,12 @@ private:
 
     LocalRanks& all_;
 };
+
+inline std::unique_ptr<Comm> LocalExchange::subgroup(const std::vector<int>& members) {
+    const auto own = std::find(members.begin(), members.end(), world().rank);
+    if (own == members.end()) throw Error(kExitBug, "a subgroup without this rank");
+    return std::make_unique<LocalComm>(all_.group(members), static_cast<int>(own - members.begin()));
+}
 
 inline std::vector<std::string> LocalRanks::errors(const std::function<void(LocalComm&)>& body) {
     std::vector<std::string> ends(posted_.size(), "nothing");

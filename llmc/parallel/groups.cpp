@@ -1,0 +1,40 @@
+#include "llmc/parallel/groups.h"
+
+#include "llmc/base/check.h"
+
+namespace {
+
+// This rank's group of `size` ranks that are `stride` apart; null if that is all ranks.
+std::unique_ptr<Comm> open_group(Comm& all, int size, int stride) {
+    const World& world = all.world();
+    if (size == world.ranks) return nullptr;
+    if (size == 1) return open_single();
+    const int first = world.rank / (size * stride) * size * stride + world.rank % stride;
+    std::vector<int> members;
+    for (int i = 0; i < size; i++) members.push_back(first + i * stride);
+    return all.subgroup(members);
+}
+
+int shard_size(const Comm& all, const GroupSizes& sizes) { return sizes.shard > 0 ? sizes.shard : all.world().ranks; }
+
+Comm& checked(Comm& all, const GroupSizes& sizes) {
+    const int ranks = all.world().ranks, shard = shard_size(all, sizes);
+    CHECK(ranks % sizes.context == 0 && ranks % shard == 0 && shard % sizes.context == 0,
+          "%d ranks in groups of %d and %d", ranks, sizes.context, shard);
+    return all;
+}
+
+}  // namespace
+
+Groups::Groups(Comm& all, const GroupSizes& sizes)
+    : own_context_(open_group(checked(all, sizes), sizes.context, 1)),
+      own_shard_(open_group(all, shard_size(all, sizes), 1)),
+      own_replicas_(open_group(all, all.world().ranks / shard_size(all, sizes), shard_size(all, sizes))),
+      world(all), context(own_context_ ? *own_context_ : all), shard(own_shard_ ? *own_shard_ : all),
+      replicas(own_replicas_ ? *own_replicas_ : all), data_ranks(all.world().ranks / sizes.context),
+      data_rank(all.world().rank / sizes.context) {}
+
+void Groups::connect(Ctx& ctx, int seconds) const {
+    for (const auto* group : {&own_context_, &own_shard_, &own_replicas_})
+        if (*group) (*group)->connect(ctx, seconds);
+}
