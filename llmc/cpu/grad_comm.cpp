@@ -28,7 +28,7 @@ struct ChunkValues {
     float at(int64_t i) const { return table[in[i]] * scales[i / kGradCommChunk]; }
 };
 
-// out[i] = the sum over the ranks of values_of(rank).at(i).
+// out[i] (+)= the sum over the ranks of values_of(rank).at(i).
 template <typename ValuesOf> void add_ranks(const SumRanksArgs& args, ValuesOf&& values_of) {
     for_chunks(args.out.elems, [&](int64_t begin, int64_t count) {
         float sum[4096];
@@ -39,7 +39,8 @@ template <typename ValuesOf> void add_ranks(const SumRanksArgs& args, ValuesOf&&
                 sum[i] = rank == 0 ? value : sum[i] + value;
             }
         }
-        std::copy_n(sum, count, args.out.as<float>() + begin);
+        float* out = args.out.as<float>() + begin;
+        for (int64_t i = 0; i < count; i++) out[i] = args.accumulate ? out[i] + sum[i] : sum[i];
     });
 }
 

@@ -117,15 +117,15 @@ template <> struct Sent<E4m3, kLaneElems> {
 
 constexpr int kRankBatch = 4;   // ranks with loads in flight together
 
-// Math: out[i] = sum over r of in[r, i], each times the scale_inv of its chunk if there is one; in the order of r, with
-// one rounding per product and per sum.
+// Math: out[i] (+)= sum over r of in[r, i], each times the scale_inv of its chunk if there is one; in the order of r,
+// with one rounding per product and per sum.
 // Source: plain sum.
-// Traffic: in and scales read, 4 bytes per element written, once.
+// Traffic: in and scales read, 4 bytes per element written, once; to accumulate, 4 more read.
 // Requires: kWidth = 4 needs n a multiple of 4, out aligned to 16 bytes and in to 4 elements.
 // Parallel: a thread owns kGroups groups of kWidth elements, a block's width apart, over all ranks.
 template <typename T, int kWidth, int kGroups>
 __global__ void __launch_bounds__(kThreads, 3)
-    sum_ranks_kernel(float* out, const T* in, const float* scales, int64_t n, int ranks) {
+    sum_ranks_kernel(float* out, const T* in, const float* scales, int64_t n, int ranks, bool accumulate) {
     wait_for_previous_kernels();
     const int64_t first = (int64_t{blockIdx.x} * kGroups * kThreads + threadIdx.x) * kWidth;
     constexpr int kStep = kThreads * kWidth;
@@ -162,7 +162,16 @@ __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
     for (int k = 0; k < kGroups; k++) {
         const int64_t i = first + k * kStep;
-        if (i < n) store_floats<float, kWidth>(out + i, sum[k]);
+        if (i >= n) break;
+        if (accumulate) {
+            Packed<float, kWidth> raw;
+            raw.load(out + i);
+            float before[kWidth];
+            raw.unpack_to(before);
+#pragma unroll
+            for (int j = 0; j < kWidth; j++) sum[k][j] = __fadd_rn(before[j], sum[k][j]);
+        }
+        store_floats<float, kWidth>(out + i, sum[k]);
     }
 }
 
@@ -170,7 +179,7 @@ template <typename T, int kWidth, int kGroups> void launch_sum(Ctx& ctx, const S
     const int64_t n = args.out.elems;
     launch_early(ctx, sum_ranks_kernel<T, kWidth, kGroups>,
                  grid_size(ceil_div(n, int64_t{kGroups} * kThreads * kWidth)), kThreads, 0, args.out.as<float>(), in,
-                 args.scales.as<float>(), n, args.ranks);
+                 args.scales.as<float>(), n, args.ranks, args.accumulate);
     CHECK_LAUNCH("sum_ranks_kernel");
 }
 

@@ -4,12 +4,12 @@ namespace {
 
 GemmEpilogue epilogue_of(const Tensor& bias) { return bias ? GemmEpilogue::kBias : GemmEpilogue::kNone; }
 
-// D(M, N) = A(M, K) B(N, K)^T + bias in FP8; += for the weight gradient. bias (N) is optional.
+// D(M, N) = A(M, K) B(N, K)^T + bias in FP8, or += with `accumulate`. bias (N) is optional.
 void fp8_gemm(Ctx& ctx, Tensor D, const Fp8Operand& A, const Fp8Operand& B, Tensor bias, int64_t M, int64_t N,
-              int64_t K, GemmLayout layout, bool fast) {
+              int64_t K, GemmLayout layout, bool fast, bool accumulate = false) {
     CHECK(A.data && B.data, "an FP8 operand of a linear is missing");
     ops::gemm(ctx, {.D = D, .A = A.data, .B = B.data, .bias = bias, .pre = {}, .M = M, .N = N, .K = K,
-                    .layout = layout, .epilogue = epilogue_of(bias), .accumulate = layout == GemmLayout::kWgrad,
+                    .layout = layout, .epilogue = epilogue_of(bias), .accumulate = accumulate,
                     .A_granularity = A.granularity, .B_granularity = B.granularity, .A_scale_inv = A.scale_inv,
                     .B_scale_inv = B.scale_inv, .fast_accumulation = fast});
 }
@@ -36,12 +36,12 @@ void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOper
             fp8_gemm(ctx, dx, dy.fp8.rowwise, fp8->weight_transposed, {}, N, linear.in, linear.out, GemmLayout::kDgrad,
                      fp8->fast_backward);
         return fp8_gemm(ctx, linear.dweight, dy.fp8.transposed, x.fp8.transposed, {}, linear.out, linear.in, N,
-                        GemmLayout::kWgrad, fp8->fast_backward);
+                        GemmLayout::kWgrad, fp8->fast_backward, linear.accumulate);
     }
     if (dx) {
         ops::gemm(ctx, {.D = dx, .A = dy.high, .B = linear.weight, .bias = {}, .pre = {}, .M = N, .N = linear.in,
                         .K = linear.out, .layout = GemmLayout::kDgrad});
     }
     ops::gemm(ctx, {.D = linear.dweight, .A = dy.high, .B = x.high, .bias = {}, .pre = {}, .M = linear.out,
-                    .N = linear.in, .K = N, .layout = GemmLayout::kWgrad, .accumulate = true});
+                    .N = linear.in, .K = N, .layout = GemmLayout::kWgrad, .accumulate = linear.accumulate});
 }

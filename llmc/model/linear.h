@@ -7,10 +7,11 @@
 struct Linear {
     Tensor weight;    // (out, in) T; empty if the linear has only its FP8 weight
     Tensor bias;      // (out) T, optional
-    Tensor dweight;   // (out, in) grad, +=
+    Tensor dweight;   // (out, in) grad, see accumulate
     Tensor dbias;     // (out) grad, +=, with bias
     int64_t in = 0, out = 0;
     const Fp8Linear* fp8 = nullptr;   // null: the linear runs in the working type
+    bool accumulate = true;           // dweight is +=, otherwise =
 };
 
 // x or dy of a linear: a linear in FP8 reads `fp8`, others `high`.
@@ -25,6 +26,6 @@ void linear_forward(Ctx& ctx, const Linear& linear, Tensor y, const LinearOperan
 // pre = x w^T + b and y = gelu(pre) in one matmul; both (N, out). BF16 and FP32 only.
 void linear_gelu_forward(Ctx& ctx, const Linear& linear, Tensor y, Tensor pre, Tensor x, int64_t N);
 
-// dx(N, in) = dy w (if dx is given); dweight += dy^T x. The producer of dy adds the bias gradient.
+// dx(N, in) = dy w (if dx is given); dweight += or = dy^T x. The producer of dy adds the bias gradient.
 void linear_backward(Ctx& ctx, const Linear& linear, Tensor dx, const LinearOperand& dy, const LinearOperand& x,
                      int64_t N);

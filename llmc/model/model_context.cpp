@@ -10,7 +10,7 @@ Linear ModelContext::linear(int layer, LinearKind kind) const {
     }
     const Param& p = table.params[static_cast<size_t>(w)];
     return {.weight = weight(w), .bias = weight(bias), .dweight = grad(w), .dbias = grad(bias), .in = p.cols,
-            .out = p.rows, .fp8 = fp8.linear(layer, kind)};
+            .out = p.rows, .fp8 = fp8.linear(layer, kind), .accumulate = store->accumulates(w)};
 }
 
 // ---- norms

@@ -243,7 +243,7 @@ void rehearse_op(Ctx& ctx, OpKind kind, const QuantizeChunksArgs& a) {
     record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const SumRanksArgs& a) {
-    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales}));
+    record(ctx, kind, a.in.dtype, sum({a.in, a.out, a.scales, a.accumulate ? a.out : Tensor{}}));
 }
 void rehearse_op(Ctx& ctx, OpKind kind, const CompareSumsArgs& a) { record(ctx, kind, a.a.dtype, sum({a.a, a.b})); }
 void rehearse_op(Ctx& ctx, OpKind kind, const BlockAmaxArgs& a) { record(ctx, kind, a.in.dtype, a.in.bytes()); }

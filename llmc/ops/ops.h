@@ -315,12 +315,13 @@ struct QuantizeChunksArgs {
     Tensor in;                     // (n) fp32 or bf16
     Fp8Counts* counts = nullptr;   // +=, optional
 };
-// Local reduction: out[i] = sum over r of in[r][i] (times its scale if there are scales), in fp32, in order of r.
+// Local reduction: out[i] (+)= sum over r of in[r][i] (times its scale if there are scales), in fp32, in order of r.
 struct SumRanksArgs {
-    Tensor out;       // (n) fp32, =
+    Tensor out;       // (n) fp32, = or, if accumulate, += the sum over the ranks
     Tensor in;        // (ranks, n) fp32, bf16 or e4m3
     Tensor scales;    // (ranks, n / kGradCommChunk) fp32: scale_inv; e4m3 only
     int64_t ranks;
+    bool accumulate = false;   // the sum over the ranks is rounded to fp32 before it is added
 };
 // Compares two vectors: sums[0..3] += a.a, b.b, a.b, (a-b).(a-b), in fp64 in a fixed order.
 struct CompareSumsArgs {

@@ -9,6 +9,8 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
                            Arena& arena)
     : table_(table), buckets_(buckets), rank_(rank), sharded_(shards_state(config, buckets.ranks())),
       dtypes_{config.dtype, config.moment_dtype},
+      placement_(shards_grads(config, buckets.ranks()) ? shared_placement(buckets, table, config.overlap)
+                                                       : whole_placement(buckets)),
       ranges_(sharded_ ? buckets.shard_ranges(rank) : buckets.whole_ranges()), in_bucket_(buckets.all().size()),
       range_of_(table.params.size(), -1) {
     for (size_t i = 0; i < ranges_.size(); i++) {
@@ -19,8 +21,8 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
     const int64_t own = sharded_ ? buckets.shard_elems() : layout().flat_elems();
     const Dtype grad_dtype = config.dtype == Dtype::kFp64 ? Dtype::kFp64 : config.grad_dtype;
     weights_ = arena.take(Purpose::kWeights, config.dtype, layout().weight_elems());
-    grads_ = arena.take(Purpose::kGradients, grad_dtype, layout().flat_elems());
-    if (buckets.ranks() > 1 && grad_dtype == Dtype::kBf16)
+    grads_ = arena.take(Purpose::kGradients, grad_dtype, placement_.elems);
+    if (shares_grads() || (buckets.ranks() > 1 && grad_dtype == Dtype::kBf16))
         reduced_ = arena.take(Purpose::kGradients, Dtype::kFp32, own);
     for (const StateSlot& row : kStateSlots) {
         const bool used = std::any_of(table.params.begin(), table.params.end(),
@@ -47,6 +49,16 @@ Tensor ShardedState::weight(int param) const {
 Tensor ShardedState::weight(const ShardRange& range) const {
     const Tensor whole = weight(range.param);
     return whole ? whole.slice(range.begin, range.elems) : whole;
+}
+
+Tensor ShardedState::grads(const ParamGroup& bucket) const {
+    const auto number = static_cast<size_t>(&bucket - buckets_.all().data());
+    return grads_.slice(placement_.offsets[number], bucket.elems);
+}
+
+Tensor ShardedState::grad(int param) const {
+    const ParamGroup& bucket = layout().group_of(param);
+    return grads(bucket).slice(layout().offset(param) - bucket.begin, layout().elems(param));
 }
 
 Tensor ShardedState::slot(StateKind slot, const ShardRange& range) const {

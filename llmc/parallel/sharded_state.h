@@ -5,10 +5,11 @@
 
 #include "llmc/config/config.h"
 #include "llmc/ops/arena.h"
-#include "llmc/parallel/buckets.h"
+#include "llmc/parallel/grad_placement.h"
 
-// Whether the optimizer state is sharded over the ranks.
-inline bool shards_state(const Config& config, int ranks) { return config.zero == 1 && ranks > 1; }
+// Whether the optimizer state is sharded over `ranks` ranks, and whether the sums of gradients are.
+inline bool shards_state(const Config& config, int ranks) { return config.zero >= 1 && ranks > 1; }
+inline bool shards_grads(const Config& config, int ranks) { return config.zero >= 2 && ranks > 1; }
 
 class ShardedState {
 public:
@@ -17,6 +18,9 @@ public:
 
     const Buckets& buckets() const { return buckets_; }
     bool sharded() const { return sharded_; }
+    // Whether grads() has those of a few buckets of one micro-batch, in memory that buckets share.
+    bool shares_grads() const { return !placement_.opens.empty(); }
+    const GradPlacement& grad_placement() const { return placement_; }
     const StateDtypes& dtypes() const { return dtypes_; }
     // The ranges that this rank owns, in the order of the flat buffers: all, or those of one bucket or parameter (null:
     // none).
@@ -26,7 +30,9 @@ public:
 
     // ---- whole parameters: weights in the working type, empty if stored in FP8 only; gradients
     Tensor weight(int param) const;
-    Tensor grad(int param) const { return layout().view(grads_, param); }
+    Tensor grad(int param) const;
+    // Whether backward adds to the gradient. Otherwise it writes it: weights of linears in shared memory.
+    bool accumulates(int param) const { return !shares_grads() || layout().form(param) == ParamForm::kOther; }
     // ---- shard ranges
     Tensor weight(const ShardRange& range) const;
     Tensor slot(StateKind slot, const ShardRange& range) const;
@@ -35,8 +41,8 @@ public:
     // ---- buckets
     const Tensor& grads() const { return grads_; }
     Tensor weights(const ParamGroup& bucket) const { return weights_.slice(bucket.weight_begin, bucket.elems); }
-    Tensor grads(const ParamGroup& bucket) const { return grads_.slice(bucket.begin, bucket.elems); }
-    // The reduced gradients: this rank's block, and (--zero 0) the whole bucket.
+    Tensor grads(const ParamGroup& bucket) const;
+    // The reduced gradients of the step: this rank's block, and (--zero 0) the whole bucket.
     Tensor reduced_block(const ParamGroup& bucket) const;
     Tensor reduced_whole(const ParamGroup& bucket) const;
     // The gradients that this rank adds to the norm: the same blocks with --zero 0 and 1, so that the bits are equal.
@@ -46,7 +52,10 @@ public:
     // sharding; padded vocabulary rows, the gaps between parameters and moments are 0.
     void initialise(Ctx& ctx, uint64_t seed);
     void zero_moments(Ctx& ctx);
-    void zero_grads(Ctx& ctx) { device::fill_bytes(ctx, grads_.data, 0, grads_.bytes()); }
+    // Does nothing if buckets share the memory, which GradReducer clears before each use.
+    void zero_grads(Ctx& ctx) {
+        if (!shares_grads()) device::fill_bytes(ctx, grads_.data, 0, grads_.bytes());
+    }
     void zero_weights(Ctx& ctx) { device::fill_bytes(ctx, weights_.data, 0, weights_.bytes()); }
 
     // Blocking copies of the whole weight of a parameter, or of this rank's range of a slot: reading other elements is
@@ -68,12 +77,13 @@ private:
     const int rank_;
     const bool sharded_;
     const StateDtypes dtypes_;
+    const GradPlacement placement_;
     std::vector<ShardRange> ranges_;
     std::vector<std::vector<ShardRange>> in_bucket_;
     std::vector<int> range_of_;   // by parameter: index in ranges_, -1: other ranks own it
 
     Tensor weights_;   // (FlatLayout::weight_elems) T, of all ranks
-    Tensor grads_;     // (flat_elems) grad, += of this rank's micro-batches
-    Tensor reduced_;   // fp32: the reduced gradients that this rank owns, if grads_ is bf16
+    Tensor grads_;     // (GradPlacement::elems) grad, of this rank's micro-batches
+    Tensor reduced_;   // fp32: the reduced gradients that this rank owns, if grads_ is bf16 or shared by buckets
     std::array<Tensor, kStateKinds> slots_;   // of what this rank owns
 };

@@ -128,6 +128,7 @@ void WeightGatherer::gather_for_checkpoint(Ctx& ctx, int param) {
     const ParamGroup& bucket = this->bucket(number);
     const auto at = static_cast<size_t>(number);
     if (!state_.sharded() || bucket.form != ParamForm::kFp8Linear || gathered_[at]) return;
+    if (state_.shares_grads()) forget_gathered();   // its memory may be that of this bucket
     const CollectivePurpose purpose(ctx, "collect " + layers_text(bucket, config_.shape.num_layers));
     round_masters(ctx, number, bf16_of_grads(bucket));
     groups_.shard.all_gather(ctx, bf16_of_grads(bucket));

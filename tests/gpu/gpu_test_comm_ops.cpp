@@ -75,16 +75,20 @@ HostTensor lone_values() {
 }
 
 void check_sum(const HostTensor& in, int64_t ranks, const HostTensor& scales, int64_t shift_bytes) {
-    OpCase c(strf("sum_ranks of %lld by %lld", (long long)ranks, (long long)(in.elems() / ranks)), in.dtype(), kF,
-             shift_bytes);
-    c.add("in", Kind::kFixed, in);
-    c.add("scales", Kind::kFixed, scales);
-    c.add("out", Kind::kFixed, HostTensor(kF, in.elems() / ranks));
-    c.run_same_types(cuda::sum_ranks, cpu::sum_ranks, [&](auto view) {
-        return SumRanksArgs{.out = view("out"), .in = view("in"), .scales = view("scales"), .ranks = ranks};
-    });
-    c.check_bits("out");
-    c.check_unchanged("in");
+    const int64_t n = in.elems() / ranks;
+    for (bool accumulate : {false, true}) {
+        OpCase c(strf("sum_ranks of %lld by %lld%s", (long long)ranks, (long long)n, accumulate ? ", accumulates" : ""),
+                 in.dtype(), kF, shift_bytes);
+        c.add("in", Kind::kFixed, in);
+        c.add("scales", Kind::kFixed, scales);
+        c.add("out", Kind::kFixed, accumulate ? uneven_tensor(kF, 1, n, 11) : HostTensor(kF, n));
+        c.run_same_types(cuda::sum_ranks, cpu::sum_ranks, [&](auto view) {
+            return SumRanksArgs{.out = view("out"), .in = view("in"), .scales = view("scales"), .ranks = ranks,
+                                .accumulate = accumulate};
+        });
+        c.check_bits("out");
+        c.check_unchanged("in");
+    }
 }
 
 void check_ranges(const HostTensor& x, int64_t N, int64_t C, const std::vector<ShardRange>& ranges,

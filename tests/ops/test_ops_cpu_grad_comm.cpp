@@ -198,6 +198,21 @@ TEST_CASE("cpu sum_ranks: in rank order, bit for bit") {
     CHECK(sum_of_ranks(minus, 1).same_bits(minus));   // the sum begins with the first value, not with 0
 }
 
+TEST_CASE("cpu sum_ranks: adds the rounded sum over the ranks to what was there") {
+    Ctx ctx;
+    for (Dtype dtype : {kF, kB})
+        for (int64_t ranks : {1, 3}) {
+            const int64_t n = 10007;
+            HostTensor in = random_tensor(dtype, ranks * n, 3), out = random_tensor(kF, n, 4, 100);
+            const HostTensor sum = sum_of_ranks(in, ranks), want = plain_sum({out, sum}, {0, 1});
+            cpu::sum_ranks(ctx, {.out = out.view(), .in = in.view(), .scales = {}, .ranks = ranks,
+                                 .accumulate = true});
+            CHECK(out.guards_intact());
+            CHECK(out.same_bits(want));
+            CHECK_FALSE(out.same_bits(sum));
+        }
+}
+
 TEST_CASE("cpu sum_ranks: codes are multiplied by the scale of their own chunk and rank, then added") {
     const int64_t n = 5 * kGradCommChunk;
     for (int64_t ranks : {1, 2, 5, 8}) {

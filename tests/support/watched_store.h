@@ -30,6 +30,7 @@ public:
     }
     Tensor weight(int param) const override { return look(param), inner_.weight(param); }
     Tensor grad(int param) const override { return look(param), inner_.grad(param); }
+    bool accumulates(int param) const override { return inner_.accumulates(param); }
 
     Calls before, after;
     mutable int closed_reads = 0;                      // requests for a layer that was not open
