@@ -253,7 +253,7 @@ Json linears_json(const PlannedRun& run) {
 Json communication_json(const PlannedRun& run, const Figures& figures) {
     Json calls = Json::array();
     for (const PlannedCollective& c : run.plan.collectives)
-        calls.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"calls", c.calls},
+        calls.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks}, {"calls", c.calls},
                          {"bytes", c.bytes}, {"sent_bytes", c.sent_bytes}});
     return {{"collectives", calls}, {"gradients_ms", figures.time.reduce_ms}, {"weights_ms", figures.time.gather_ms}};
 }

@@ -79,7 +79,8 @@ struct Config {
 
     // distributed
     int64_t ranks = 0;                  // 0: as many as were started
-    int64_t zero = 1;                   // 1: each rank owns a shard of master weights and moments; 0: all of them
+    int64_t zero = 1;                   // what a rank has a shard of; 1: master weights and moments; 2: and gradients
+    int64_t zero_group = 0;             // neighbouring ranks that shard one copy of them; 0: all
     double bucket_mb = 256;             // size of a gradient bucket, 10^6 bytes of FP32
     bool overlap = true;                // overlap communication with compute
     Dtype grad_comm_dtype = Dtype::kFp32;   // kFp32, kBf16, kE4m3

@@ -102,6 +102,10 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
     rules.require(c.ranks == 0 || c.ranks == ranks,
                   strf("--ranks %lld, and %d %s started: scripts/launch/launch_mpi.sh -np %lld starts them",
                        ll(c.ranks), ranks, ranks == 1 ? "was" : "were", ll(c.ranks)));
+    rules.require(c.zero_group != 1, "--zero-group 1 shards nothing: --zero 0 says so");
+    rules.require(ranks == 1 || c.zero_group == 0 || ranks % c.zero_group == 0,
+                  strf("--zero-group %lld does not divide the %d ranks: each of its groups holds all shards",
+                       ll(c.zero_group), ranks));
     rules.require(c.dtype == Dtype::kBf16 || c.grad_dtype != Dtype::kBf16,
                   "--grad-dtype bf16 needs --dtype bf16: no matmul takes FP32 operands to BF16 gradients");
     rules.require(c.resume != "auto" || !c.save.empty(),

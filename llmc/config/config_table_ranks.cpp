@@ -6,12 +6,13 @@ namespace {
 constexpr Condition kFp8 = {"fp8-recipe", "!none", "FP8 is off (--fp8-recipe none)"};
 const Conditions kGathersFp8 = {kFp8, {"zero", "!0", "with --zero 0 every rank updates all weights, so none are "
                                                      "gathered"}};
+const Conditions kShards = {{"zero", "!0", "--zero 0 shards nothing"}};
 const Conditions kTensorScales = {kFp8, {"fp8-recipe", "!blockwise",
                                          "--fp8-recipe blockwise has no scale of a whole tensor"}};
 
 const char* refused_zero(const Json& value) {
-    return json_choice(value, {"2", "3"}) < 0 && value != Json(2) && value != Json(3)
-               ? nullptr : "every rank holds all gradients and weights: 1 and 0 are supported; plan shows the memory";
+    return json_choice(value, {"3"}) < 0 && value != Json(3)
+               ? nullptr : "every rank holds all weights: 2, 1 and 0 are supported; plan shows the memory";
 }
 
 void derive_grad_comm(Config& c, const Given&) { c.grad_comm_dtype = c.grad_dtype; }
@@ -29,10 +30,14 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .fallback = "0",
          .acts_if = {{"ranks", ">0", "0 means as many as were started, which is the default"}},
          .on_resume = kSilent},
-        {.name = "zero", .group = kGroup, .value = integer(AT(zero), 0, 1),
-         .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 0: every rank has all of "
-                 "them",
+        {.name = "zero", .group = kGroup, .value = integer(AT(zero), 0, 3),
+         .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 2: and of the gradients, "
+                 "which are reduced in every micro-batch; 0: every rank has all of them",
          .fallback = "1", .refused = refused_zero, .on_resume = kSilent, .ranks_only = true},
+        {.name = "zero-group", .group = kGroup, .value = integer(AT(zero_group), 0, 1 << 16),
+         .help = "--zero shards within groups of N neighbouring ranks, for example those of a node, and each group has "
+                 "all shards; 0: one group of all ranks",
+         .fallback = "0", .acts_if = kShards, .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,
          .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
          .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; a parameter is "

@@ -29,14 +29,14 @@ std::string communication_text(const Config& config, const std::vector<PlannedCo
     std::string text = strf("communication     of each of %d ranks in a step, %s, %s\n", ranks,
                             count_text(buckets, "bucket").c_str(),
                             config.overlap ? "beside compute (the log has what it did not hide)" : "no overlap");
-    text += strf("  %-14s %-5s %8s %16s %16s\n", "collective", "of", "calls", "bytes", "sent");
+    text += strf("  %-14s %-5s %5s %8s %16s %16s\n", "collective", "of", "ranks", "calls", "bytes", "sent");
     int64_t bytes = 0, sent = 0;
     for (const PlannedCollective& c : calls) {
-        text += strf("  %-14s %-5s %8lld %16lld %16lld\n", c.name, dtype_name(c.dtype),
+        text += strf("  %-14s %-5s %5d %8lld %16lld %16lld\n", c.name, dtype_name(c.dtype), c.ranks,
                      static_cast<long long>(c.calls), static_cast<long long>(c.bytes),
                      static_cast<long long>(c.sent_bytes));
         bytes += c.bytes;
         sent += c.sent_bytes;
     }
-    return text + strf("  %-29s %16lld %16lld\n", "all", static_cast<long long>(bytes), static_cast<long long>(sent));
+    return text + strf("  %-35s %16lld %16lld\n", "all", static_cast<long long>(bytes), static_cast<long long>(sent));
 }

@@ -1,6 +1,8 @@
 // Reduces the gradients of a step over the ranks, bucket by bucket: each rank gets the sum of its block or, with
-// --zero 0, of the whole bucket. With overlap this runs during the backward of the layers below. Does nothing with one
-// rank.
+// --zero 0, of the whole bucket. With --zero 0 and 1 the micro-batches have been added before, so this happens in the
+// last one; with --zero 2 and 3 those of each micro-batch are reduced and then added. If groups of ranks hold the same
+// shard, their sums are added at the end. With overlap all this runs during the backward of the layers below. Does
+// nothing with one rank.
 #pragma once
 #include "llmc/config/config.h"
 #include "llmc/ops/ops.h"
@@ -11,10 +13,18 @@
 // The communication dtype of a bucket of gradients.
 enum class GradCommDtype : uint8_t { kFp32, kBf16, kFp8 };
 
-// Compares the gradients reduced in FP8 with the same sums in fp32, for this rank's blocks in one step.
+// Compares the gradients reduced in FP8 with the same sums in fp32, for this rank's blocks in the last reduction of a
+// step.
 struct GradCommReport {
     double sums[kParamForms][4];     // see compare_sums: a reduced in fp32, b in FP8
     Fp8Counts counts[kParamForms];   // of this rank's casts
+};
+
+// What a backward pass is in its step.
+struct BackwardPass {
+    bool first = true, last = true;   // micro-batch of the step
+    bool compare = false;   // reduces the gradients in FP8 in fp32 as well, and reports the difference
+    bool corrupt = false;   // fault injection: a gradient becomes NaN
 };
 
 class GradReducer {
@@ -26,9 +36,10 @@ public:
     GradReducer(const GradReducer&) = delete;
     GradReducer& operator=(const GradReducer&) = delete;
 
-    // Called before the last backward of the step, from whose layer_ready calls on gradients are reduced. compare:
-    // reduces those in FP8 in fp32 as well, and reports the difference.
-    void begin(Ctx& ctx, bool compare);
+    // Called before each backward pass of the step; the gradients of any other are dropped.
+    void begin(Ctx& ctx, const BackwardPass& pass);
+    // Called around each layer of a backward pass.
+    void before_layer(Ctx& ctx, int layer);
     void layer_ready(Ctx& ctx, int layer);
     // Makes ctx wait until all gradients are reduced.
     void finish(Ctx& ctx);
@@ -37,12 +48,21 @@ public:
 
     int64_t report_bytes() const { return report_ ? int64_t{sizeof(GradCommReport)} : 0; }
     void copy_report(Ctx& ctx, void* host) const;
+    int64_t timer_spans() const;   // of one step, at most and beyond those of WeightGatherer; see CommTimer
 
 private:
     GradCommDtype comm_dtype(const ParamGroup& bucket) const;
+    void open(Ctx& ctx, int stage);
+    void clear(Ctx& ctx, size_t bucket);
+    void reduce_layer(Ctx& ctx, int layer);
     void reduce(Ctx& comm, const ParamGroup& bucket);
+    void reduce_fp32(Ctx& comm, const ParamGroup& bucket);
     void reduce_bf16(Ctx& comm, const ParamGroup& bucket);
     void reduce_fp8(Ctx& comm, const ParamGroup& bucket);
+    Tensor block_of(const ParamGroup& bucket, const Tensor& whole) const;
+    void add_block(Ctx& comm, const ParamGroup& bucket, const Tensor& block);
+    // Whether reduced gradients are added to those of earlier micro-batches.
+    bool adds() const { return state_.shares_grads() && !pass_.first; }
 
     const Config& config_;
     const ShardedState& state_;
@@ -55,7 +75,13 @@ private:
     Tensor send_codes_, receive_codes_, send_scales_, receive_scales_;   // in FP8
     Tensor exact_, compare_scratch_, report_;                           // the comparison with fp32
 
-    Event* reduced_ = nullptr;   // on the side stream; null without one
+    BackwardPass pass_;
     bool reducing_ = false, comparing_ = false;
-    size_t reduced_buckets_ = 0;
+    size_t reduced_buckets_ = 0;   // in this pass
+    // Events of the side stream. If buckets share memory, one after the reduction of each, numbered in that order.
+    Event* reduced_ = nullptr;     // all of a step; null without a side stream
+    std::vector<Event*> done_;     // by bucket: the latest reduction
+    std::vector<int64_t> order_;   // by bucket: number of that reduction; 0: none yet
+    int64_t reductions_ = 0;
+    int64_t waited_ = 0;           // number of the latest reduction that the compute stream has waited for
 };

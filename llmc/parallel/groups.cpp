@@ -26,6 +26,10 @@ Comm& checked(Comm& all, const GroupSizes& sizes) {
 
 }  // namespace
 
+GroupSizes group_sizes(const Config& config, int ranks) {
+    return {.shard = ranks > 1 ? static_cast<int>(config.zero_group) : 0};
+}
+
 Groups::Groups(Comm& all, const GroupSizes& sizes)
     : own_context_(open_group(checked(all, sizes), sizes.context, 1)),
       own_shard_(open_group(all, shard_size(all, sizes), 1)),

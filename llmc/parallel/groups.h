@@ -3,12 +3,16 @@
 #include <memory>
 #include <string>
 
+#include "llmc/config/config.h"
 #include "llmc/parallel/comm.h"
 
 struct GroupSizes {
     int context = 1;   // ranks that share a sequence
     int shard = 0;     // ranks that share one copy of what --zero shards; 0: all. A multiple of `context`.
 };
+
+// Those of a run on `ranks` ranks.
+GroupSizes group_sizes(const Config& config, int ranks);
 
 // Groups consist of neighbouring ranks: rank r is in context group r / context and shard group r / shard.
 class Groups {

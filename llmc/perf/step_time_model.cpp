@@ -96,14 +96,27 @@ struct Slowdown {
 };
 
 // The backward pass of the last micro-batch hides the reduction of gradients, and the first forward pass the all-gather
-// of weights; except for the embedding, whose gradients are complete last and whose weights are needed first.
+// of weights; except for the embedding, whose gradients are complete last and whose weights are needed first. With
+// --zero 2 each backward pass hides a reduction, and the next forward pass its embedding.
 double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& time, double forward_ms,
-                  double backward_ms) {
+                  double backward_ms, double micro_batches) {
     if (!config.overlap) return time.reduce_ms + time.gather_ms;
     auto exposed = [&](double ms, double compute_ms) {
         return plan.edge_share * ms + std::max(0.0, (1 - plan.edge_share) * ms - compute_ms);
     };
-    return exposed(time.reduce_ms, backward_ms) + exposed(time.gather_ms, forward_ms);
+    const double gather_ms = exposed(time.gather_ms, forward_ms);
+    if (config.zero < 2) return exposed(time.reduce_ms, backward_ms) + gather_ms;
+    const double reduce_ms = time.reduce_ms / micro_batches, edge_ms = plan.edge_share * reduce_ms;
+    const double between_ms = exposed(reduce_ms, backward_ms) - edge_ms + std::max(0.0, edge_ms - forward_ms);
+    return (micro_batches - 1) * between_ms + exposed(reduce_ms, backward_ms) + gather_ms;
+}
+
+// Whether a collective leaves the hosts. Groups of --zero-group are neighbours; FP32 sums are between those groups.
+bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCollective& c) {
+    if (plan.ranks <= kRanksPerHost) return false;
+    const int64_t group = config.zero_group > 0 ? config.zero_group : plan.ranks;
+    const bool of_copies = std::strcmp(c.name, "all-reduce sum") == 0 && c.dtype == Dtype::kFp32;
+    return group > kRanksPerHost || c.ranks != group || of_copies;
 }
 
 }  // namespace
@@ -141,17 +154,20 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     }
     forward_ms *= 1 + rates.overhead;
     backward_ms *= 1 + rates.overhead;
-    // Gradients are set to zero at the start of a step; the rate of a copy stands for that of a fill.
-    const double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
+    const double micro_batches = d(config.global_batch_size) / d(config.micro_batch_size * plan.ranks);
+    // Gradients are set to zero at the start of a step, or (--zero 2) those of embeddings in every micro-batch; the rate
+    // of a copy stands for that of a fill.
+    double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
+    if (config.zero >= 2 && plan.ranks > 1)
+        gradients = micro_batches * plan.edge_share * d(plan.flat_elems * dtype_bytes(config.grad_dtype));
     time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slowdown.memory;
     time.ms[static_cast<size_t>(StepPart::kOverhead)] = rates.overhead * time.total_ms();
-    const double link = plan.ranks > kRanksPerHost ? kNetworkRate
-                                                   : kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
+    const double link = kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
     for (const PlannedCollective& c : plan.collectives)
-        (std::strcmp(c.name, "all-gather") == 0 ? time.gather_ms : time.reduce_ms) += 1e3 * d(c.sent_bytes) / link;
-    const double micro_batches = d(config.global_batch_size) / d(config.micro_batch_size * plan.ranks);
+        (std::strcmp(c.name, "all-gather") == 0 ? time.gather_ms : time.reduce_ms) +=
+            1e3 * d(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
     time.ms[static_cast<size_t>(StepPart::kCommunication)] =
-        exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches);
+        exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches, micro_batches);
     return time;
 }
 

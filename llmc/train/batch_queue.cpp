@@ -39,7 +39,9 @@ Staging::Staging(const Config& config, const World& world, Trainer& trainer) : c
         s.result = new (base + ints_bytes + 256) StepState{};
         if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
         if (comm_bytes > 0) s.grad_comm_report = base + ints_bytes + 512 + fp8_bytes;
-        if (world.ranks > 1) s.comm_timer = &slots_[i].comm_timer.emplace(trainer.gatherer().timer_spans());
+        if (world.ranks > 1)
+            s.comm_timer = &slots_[i].comm_timer.emplace(trainer.gatherer().timer_spans()
+                                                         + trainer.reducer().timer_spans());
         slots_[i].begin = device::event_create();
         slots_[i].done = device::event_create();
     }

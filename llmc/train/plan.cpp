@@ -10,7 +10,7 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     ctx.recorder = &recorder;
     Arena arena;
     RehearsalComm comm(ranks);
-    const Groups groups(comm);
+    const Groups groups(comm, group_sizes(config, ranks));
     Trainer trainer(config, table, fp8_plan, arena, groups);
     StagedStep staged;
     staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
@@ -23,8 +23,8 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     plan.arena_bytes = arena.peak_bytes();
     for (int i = 0; i < kPurposes; i++)
         plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
-    plan.save_bytes = planned_save_bytes(config, table, trainer.buckets());
-    plan.checkpoint_bytes = planned_checkpoint_bytes(config, table, trainer.buckets());
+    plan.save_bytes = planned_save_bytes(config, table, trainer.buckets(), ranks);
+    plan.checkpoint_bytes = planned_checkpoint_bytes(config, table, trainer.buckets(), ranks);
     int64_t edge = 0;
     for (const ParamGroup& bucket : trainer.buckets().all())
         if (bucket.first_layer < 0) edge += bucket.elems;

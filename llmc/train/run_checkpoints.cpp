@@ -75,12 +75,12 @@ SaveOptions save_options(const Config& config) {
     return options;
 }
 
-SaveLayout planned_layout(const Config& config, const ParamTable& table, const Buckets& buckets) {
-    HeldByRank held = held_whole(table, buckets.ranks());
-    for (int rank = 0; rank < buckets.ranks() && shards_state(config, buckets.ranks()); rank++) {
+SaveLayout planned_layout(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
+    HeldByRank held = held_whole(table, ranks);
+    for (int rank = 0; rank < ranks && shards_state(config, buckets.ranks()); rank++) {
         auto& mine = held[static_cast<size_t>(rank)];
         mine.assign(table.params.size(), {});
-        for (const ShardRange& range : buckets.shard_ranges(rank))
+        for (const ShardRange& range : buckets.shard_ranges(rank % buckets.ranks()))
             mine[static_cast<size_t>(range.param)].push_back({range.begin, range.elems});
     }
     return make_save_layout(table, {config.dtype, config.moment_dtype}, held);
@@ -102,18 +102,18 @@ int64_t checkpoints_to_come(const Config& config) {
 
 }  // namespace
 
-int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets) {
+int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
     if (config.save.empty()) return 0;
-    const SaveLayout layout = planned_layout(config, table, buckets);
+    const SaveLayout layout = planned_layout(config, table, buckets, ranks);
     int64_t bytes = 0;
-    for (int rank = 0; rank < buckets.ranks(); rank++)
+    for (int rank = 0; rank < ranks; rank++)
         bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank,
                                                   shards_state(config, buckets.ranks())));
     return bytes;
 }
 
-int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets) {
-    return planned_layout(config, table, buckets).bytes();
+int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
+    return planned_layout(config, table, buckets, ranks).bytes();
 }
 
 int64_t planned_checkpoints(const Config& config) {

@@ -18,9 +18,9 @@
 #include "llmc/train/trainer.h"
 
 // Pinned host memory for saving, on the rank that needs most; 0 without --save.
-int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets);
+int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks);
 // Bytes of the tensors of one checkpoint on disk, also without --save.
-int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets);
+int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks);
 // The number of checkpoints on disk at the end of the run.
 int64_t planned_checkpoints(const Config& config);
 

@@ -113,14 +113,14 @@ void Trainer::zero_gradients(Ctx& ctx) {
 }
 
 void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
-    if (staged.corrupt_gradient) device::fill_bytes(ctx, sharded_.grads().data, 0xff, 4);   // NaN in any float type
     for (int64_t i = 0; i < staged.micro_batches; i++) {
-        if (i + 1 == staged.micro_batches) reducer_.begin(ctx, staged.count_fp8);
+        reducer_.begin(ctx, {.first = i == 0, .last = i + 1 == staged.micro_batches, .compare = staged.count_fp8,
+                             .corrupt = staged.corrupt_gradient});
         micro_batch(ctx, staged, i, Fp8Phase::kTraining);
     }
 }
 
-// Most buckets were reduced during the last backward.
+// Most buckets were reduced during the last backward, or (--zero 2) each.
 void Trainer::reduce_gradients(Ctx& ctx, const StagedStep& staged) {
     enter(staged, Phase::kReduce);
     device::range_push("reduce");
@@ -130,7 +130,8 @@ void Trainer::reduce_gradients(Ctx& ctx, const StagedStep& staged) {
 
 // Computes the gradient norm over all ranks, grad_mul, and whether the step is skipped, in *state_.
 void Trainer::clip_and_guard(Ctx& ctx) {
-    {
+    // Of the ranks that hold the same shard, one counts it.
+    if (groups_.replicas.world().rank == 0) {
         Arena::Scope scope(ctx, arena_);
         Tensor scratch = arena_.scratch(Dtype::kFp64, kPartialSums);
         for (const Tensor& block : sharded_.norm_blocks())

@@ -34,6 +34,7 @@ std::vector<Case> cases() {
     one_in_bf16.num_layers_at_start_in_bf16 = 1;
     add("blockwise, gradients in FP8", 1, Fp8Recipe::kBlockwise).grad_comm_dtype = Dtype::kE4m3;
     add("tensorwise, replicated", 1, Fp8Recipe::kTensorwise).zero = 0;
+    add("delayed, gradients sharded", 0, Fp8Recipe::kDelayed).zero = 2;
     for (Case& c : cases) c.config.global_batch_size = 12;
     return cases;
 }
@@ -156,6 +157,45 @@ TEST_CASE("checkpoint, training: saved on some ranks and resumed on others, all 
                 }) == std::vector<std::string>(static_cast<size_t>(readers), "nothing"));
                 CHECK(contents(again + "/step-00000002") == expected);
             }
+        }
+    }
+}
+
+TEST_CASE("checkpoint, training: saved at one level and in some groups, loaded at others, all state to the bit") {
+    struct Setting {
+        int ranks;
+        int64_t zero, group;
+    };
+    const Setting settings[] = {{2, 0, 0}, {4, 1, 2}, {3, 2, 0}, {4, 2, 2}, {2, 1, 0}};
+    Config config = cases()[3].config;   // delayed, weights in FP8
+    config.param_comm_dtype = Dtype::kBf16;
+    for (const Setting& writer : settings) {
+        TempDir dir;
+        Config writes = config;
+        writes.zero = writer.zero, writes.zero_group = writer.group;
+        writes.save = dir / "first";
+        const Straight straight = train_and_save(writes, writer.ranks, writes.save);
+        const auto expected = contents(dir / "first/step-00000002");
+        for (const Setting& reader : settings) {
+            CAPTURE(writer.zero);
+            CAPTURE(reader.zero);
+            const std::string again = dir / strf("again-%d-%d-%d", reader.ranks, static_cast<int>(reader.zero),
+                                                 static_cast<int>(reader.group));
+            CHECK(run_ranks(reader.ranks, [&](LocalComm& comm) {
+                Config reads = config;
+                reads.zero = reader.zero, reads.zero_group = reader.group;
+                TestModel model(reads, true, &comm);
+                resume(model, comm, dir / "first");
+                CHECK(left_of(model).weights == straight.saved[0].weights);
+                const auto saver = saver_of(model, comm, again);
+                saver->save(2, state_json(model));
+                saver->finish();
+                train_step(model, 2);
+                const bool same = reader.ranks == writer.ranks && reader.zero == writer.zero;
+                if (same) CHECK(model.loss() == straight.loss);
+                CHECK(model.loss() == doctest::Approx(straight.loss).epsilon(0.01));
+            }) == std::vector<std::string>(static_cast<size_t>(reader.ranks), "nothing"));
+            CHECK(contents(again + "/step-00000002") == expected);
         }
     }
 }

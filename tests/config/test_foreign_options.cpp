@@ -79,7 +79,7 @@ TEST_CASE("config: options of other trainers are answered with what to write her
              "scripts/import_config a.json --out run.json converts it to a file for --config");
     CHECK(contains(said({"--deepspeed", "--bf16"}), "scripts/import_config FILE"));
     CHECK(contains(said({"--use-flash-attn"}), "(Megatron-LM): leave it out"));
-    CHECK(contains(said({"--zero-stage", "2"}), "(DeepSpeed): use --zero 1"));
+    CHECK(contains(said({"--zero-stage", "2"}), "(DeepSpeed): use --zero 0, 1 (the default), 2 or 3"));
     CHECK_EQ(said({"--training.local_batch_size", "2"}),
              "unknown option --training.local_batch_size (torchtitan): use --micro-batch-size");
     CHECK_EQ(said({"--local-batch-size=2"}),

@@ -65,11 +65,11 @@ TEST_CASE("rank options: what cannot act is refused") {
     refused({"--fp8-check-interval", "1", "--fp8-recipe", "blockwise"}, "no scale of a whole tensor");
     refused({"--fp8-stats-interval", "1"}, "FP8 is off");
     CHECK(parsed({"--fp8-stats-interval", "1", "--grad-comm-dtype", "fp8"}).fp8_stats_interval == 1);
-    for (const char* stage : {"2", "3"})   // of DeepSpeed
-        CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", stage})),
-                       std::string("--zero ") + stage
-                           + ": every rank holds all gradients and weights: 1 and 0 are supported"));
-    CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "4"})), "--zero 4: must be an integer in [0, 1]"));
+    refused({"--zero-group", "2", "--zero", "0"}, "--zero 0 shards nothing");
+    CHECK(parsed({"--zero", "2"}).zero == 2);
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "3"})),
+                   "--zero 3: every rank holds all weights: 2, 1 and 0 are supported"));
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--zero", "4"})), "--zero 4: must be an integer in [0, 3]"));
     CHECK(contains(refusal("gpt2", joined(base(""), {"--bucket-mb", "0"})), "--bucket-mb 0: must be a number in (0"));
 }
 
@@ -80,4 +80,18 @@ TEST_CASE("rank options: with one rank they are idle, and it is said of those th
                             "--grad-comm-dtype has no effect with one rank"});
     CHECK(parse("gpt2", words, {.ranks = 2}).idle.empty());
     CHECK(parse("gpt2", base("")).idle.empty());
+}
+
+TEST_CASE("rank options: groups of --zero-group divide the ranks") {
+    const Config groups = parsed({"--zero-group", "4", "--global-batch-size", "96"});
+    auto broken = [&](int ranks) {
+        std::string all;
+        for (const std::string& error : config_errors(groups, ranks)) all += error + "\n";
+        return all;
+    };
+    for (int ranks : {1, 4, 8, 12}) CHECK_EQ(broken(ranks), "");
+    for (int ranks : {2, 6})
+        CHECK_EQ(broken(ranks), strf("--zero-group 4 does not divide the %d ranks: each of its groups holds all "
+                                     "shards\n", ranks));
+    CHECK(contains(refusal("gpt2", joined(base(""), {"--zero-group", "1"})), "--zero-group 1 shards nothing"));
 }

@@ -6,12 +6,17 @@ namespace {
 // Forwards all calls, and counts them while `counting`.
 class CountingComm : public Comm {
 public:
-    explicit CountingComm(Comm& inner) : Comm(inner.world()), inner_(inner) {}
+    explicit CountingComm(Comm& inner) : CountingComm(inner, nullptr) {}
     bool counting = false;
-    std::map<std::string, PlannedCollective> calls;   // by name and type
+    std::map<std::string, PlannedCollective> calls;   // by name, type and ranks; of its subgroups, too
 
     std::vector<std::string> gather(const std::string& mine) override { return inner_.gather(mine); }
-    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override { return inner_.subgroup(members); }
+    std::unique_ptr<Comm> subgroup(const std::vector<int>& members) override {
+        std::unique_ptr<Comm> group = inner_.subgroup(members);
+        auto counted = std::unique_ptr<CountingComm>(new CountingComm(*group, whole_));
+        counted->own_ = std::move(group);
+        return counted;
+    }
     void sum(Ctx& ctx, Tensor values) override {
         note(ctx, "all-reduce sum", values);
         inner_.sum(ctx, values);
@@ -34,14 +39,21 @@ public:
     }
     [[noreturn]] void abort(int exit_code) override { throw Error(exit_code, "abort"); }
 
+    static std::string key(const char* name, Dtype dtype, int ranks) {
+        return strf("%s %s %d", name, dtype_name(dtype), ranks);
+    }
+
 private:
+    CountingComm(Comm& inner, CountingComm* whole) : Comm(inner.world()), inner_(inner), whole_(whole ? whole : this) {}
     void note(const Ctx& ctx, const char* name, const Tensor& tensor) {
-        if (!counting || ctx.rehearsal) return;
-        PlannedCollective& c = calls[std::string(name) + dtype_name(tensor.dtype)];
+        if (!whole_->counting || ctx.rehearsal) return;
+        PlannedCollective& c = whole_->calls[key(name, tensor.dtype, world().ranks)];
         c.calls++;
         c.bytes += tensor.bytes();
     }
     Comm& inner_;
+    CountingComm* const whole_;
+    std::unique_ptr<Comm> own_;
 };
 
 Config small(Fp8Recipe recipe) {
@@ -61,7 +73,7 @@ void check_plan(const Config& config, int ranks) {
         model.step();
         size_t found = 0;
         for (const PlannedCollective& planned : model.plan.collectives) {
-            const auto at = counted.calls.find(std::string(planned.name) + dtype_name(planned.dtype));
+            const auto at = counted.calls.find(CountingComm::key(planned.name, planned.dtype, planned.ranks));
             CAPTURE(planned.name);
             if (at == counted.calls.end()) continue;
             found++;
@@ -84,15 +96,18 @@ int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
 TEST_CASE("comm plan: a step communicates what is planned, with every recipe, communication dtype and --zero") {
     for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
         for (Dtype grad : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
-            for (int zero : {0, 1}) {
+            for (int zero : {0, 1, 2}) {
                 Config config = small(recipe);
                 config.grad_comm_dtype = grad;
                 config.zero = zero;
-                if (recipe != Fp8Recipe::kNone && zero == 1) config.param_comm_dtype = Dtype::kE4m3;
+                if (recipe != Fp8Recipe::kNone && zero > 0) config.param_comm_dtype = Dtype::kE4m3;
                 CAPTURE(static_cast<int>(recipe));
                 CAPTURE(dtype_name(grad));
                 CAPTURE(zero);
                 check_plan(config, 3);
+                if (zero == 0 || recipe == Fp8Recipe::kTensorwise) continue;
+                config.zero_group = 2;
+                check_plan(config, 4);
             }
         }
     }
@@ -122,6 +137,22 @@ TEST_CASE("comm plan: bytes follow from the communication dtypes") {
             const bool both_ways = std::string(c.name).rfind("all-reduce", 0) == 0;
             if (c.bytes < 100) continue;   // integer division by 4 rounds down
             CHECK(c.sent_bytes == c.bytes / 4 * (both_ways ? 6 : 3));
+        }
+    }
+}
+
+TEST_CASE("comm plan: ZeRO-2 reduces every micro-batch, and copies of a shard are added once a step") {
+    const Config one = small(Fp8Recipe::kDelayed), two = changed(one, [](Config& c) { c.zero = 2; });
+    const MemoryPlan plan = memory_of(two, 4);
+    CHECK(bytes_of(plan, "reduce-scatter", Dtype::kFp32) == 3 * 4 * plan.flat_elems);   // 12 micro-batches, 4 ranks
+    for (int64_t zero : {1, 2}) {
+        const MemoryPlan groups = memory_of(changed(one, [&](Config& c) { c.zero = zero, c.zero_group = 2; }), 4);
+        const int64_t flat = groups.flat_elems;
+        CHECK(bytes_of(groups, "reduce-scatter", Dtype::kFp32) == (zero == 1 ? 1 : 3) * 4 * flat);
+        CHECK(bytes_of(groups, "all-reduce sum", Dtype::kFp32) == 4 * flat / 2);
+        for (const PlannedCollective& c : groups.collectives) {
+            const bool whole = c.dtype == Dtype::kFp64 || c.dtype == Dtype::kInt32;   // norm, amaxes, bad tokens
+            CHECK(c.ranks == (whole ? 4 : 2));
         }
     }
 }

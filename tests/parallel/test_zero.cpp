@@ -27,9 +27,21 @@ std::vector<Case> recipes() {
     return cases;
 }
 
+Config at_level(Config config, int64_t zero, int64_t group = 0) {
+    config.zero = zero;
+    config.zero_group = group;
+    return config;
+}
+
+// Losses, norms and state in the order of additions that a number of ranks and a level have.
+void check_same(const Run& found, const Run& expected, double tolerance) {
+    check_near(found.losses, expected.losses, tolerance);
+    check_near(found.norms, expected.norms, tolerance);
+}
+
 }  // namespace
 
-TEST_CASE("zero: in FP32 losses and norms do not depend on the number of ranks") {
+TEST_CASE("zero: in FP32 losses and norms do not depend on the number of ranks, the level or the groups") {
     for (const ModelConfig& shape : {tiny_gpt2(), tiny_llama()}) {
         for (double bucket_mb : {1e-6, 0.03, 256.0}) {
             Config config = tiny_config(shape, Dtype::kFp32, 1, 13);
@@ -37,12 +49,27 @@ TEST_CASE("zero: in FP32 losses and norms do not depend on the number of ranks")
             const Run one = train(config, 1);
             for (int ranks : {2, 3, 4}) {
                 CAPTURE(ranks);
-                const Run several = train(config, ranks);
-                check_near(several.losses, one.losses, 1e-6);
-                check_near(several.norms, one.norms, 1e-6);
+                for (int64_t zero : {1, 2}) check_same(train(at_level(config, zero), ranks), one, 1e-6);
+                if (ranks < 4) continue;
+                for (int64_t zero : {1, 2}) check_same(train(at_level(config, zero, 2), ranks), one, 1e-6);
             }
         }
     }
+}
+
+TEST_CASE("zero: in FP32 the levels stay together for 20 steps, on 8 ranks in groups of any size") {
+    Config config = tiny_config(tiny_llama(), Dtype::kFp32, 1, 13);
+    config.bucket_mb = 0.03;
+    const Run one = train(config, 1, 20, {}, {}, 16);
+    for (int64_t zero : {1, 2})
+        for (int64_t group : {0, 2, 4, 8}) {
+            CAPTURE(zero);
+            CAPTURE(group);
+            check_same(train(at_level(config, zero, group), 8, 20, {}, {}, 16), one, 1e-6);
+        }
+    // What the comparison can see: a gradient that counts twice.
+    const Run twice = train(changed(config, [](Config& c) { c.clip_grad = 0; }), 2, 2);
+    CHECK(std::abs(twice.losses[1].value / one.losses[1].value - 1) > 1e-6);
 }
 
 TEST_CASE("zero: bits do not depend on overlap, --zero or --param-comm-dtype") {
@@ -58,10 +85,65 @@ TEST_CASE("zero: bits do not depend on overlap, --zero or --param-comm-dtype") {
             // One number of ranks is enough, since deferring either stream gave the same bits.
             const auto alone = [](Config& c) { c.overlap = false; };
             if (ranks == 3) CHECK(sharded == train(changed(recipe.config, alone), ranks));
-            CHECK(sharded == train(changed(recipe.config, [](Config& c) { c.zero = 0; }), ranks));
+            CHECK(sharded == train(at_level(recipe.config, 0), ranks));
+            const Config two = at_level(recipe.config, 2);
+            const Run reduced = train(two, ranks);
+            CHECK(reduced.skips == std::vector<int>(3, 0));
+            check_near(reduced.losses, one.losses, 0.01);
+            CHECK(reduced == train(two, ranks, 3, {}, {.defers_compute = true}));
+            if (ranks == 3) CHECK(reduced == train(changed(two, alone), ranks));
             if (recipe.config.fp8_recipe == Fp8Recipe::kNone) continue;
             const auto in_fp8 = [](Config& c) { c.param_comm_dtype = Dtype::kE4m3; };
             CHECK(sharded == train(changed(recipe.config, in_fp8), ranks));
         }
     }
+}
+
+TEST_CASE("zero: with one micro-batch a rank all levels give the same bits") {
+    for (const Case& recipe : recipes()) {
+        for (int ranks : {2, 3, 8}) {
+            CAPTURE(recipe.name);
+            CAPTURE(ranks);
+            const Run one = train(recipe.config, ranks, 2, {}, {}, ranks);
+            CHECK(one == train(at_level(recipe.config, 0), ranks, 2, {}, {}, ranks));
+            CHECK(one == train(at_level(recipe.config, 2), ranks, 2, {}, {}, ranks));
+        }
+    }
+}
+
+TEST_CASE("zero: groups of ranks hold the same shards, and their bits do not depend on overlap or, alone, the level") {
+    for (const Case& recipe : recipes()) {
+        CAPTURE(recipe.name);
+        const Run one = train(recipe.config, 1);
+        const Config groups = at_level(recipe.config, 1, 2), two = at_level(recipe.config, 2, 2);
+        for (const Config& config : {groups, two}) {
+            const Run run = train(config, 4);
+            check_near(run.losses, one.losses, 0.01);
+            CHECK(run == train(config, 4, 3, {}, {.defers_compute = true}));
+            CHECK(run == train(changed(config, [](Config& c) { c.overlap = false; }), 4));
+        }
+        CHECK(train(groups, 4, 2, {}, {}, 4) == train(two, 4, 2, {}, {}, 4));
+        for (int64_t size : {2, 4})
+            CHECK(train(at_level(recipe.config, 1, size), 8, 2, {}, {}, 8)
+                  == train(at_level(recipe.config, 2, size), 8, 2, {}, {}, 8));
+    }
+}
+
+TEST_CASE("zero: NaN in the gradients of one rank skips the step on all, at every level, and nothing is left of it") {
+    for (int64_t zero : {0, 1, 2})
+        for (int64_t group : {0, 2}) {
+            if (zero == 0 && group > 0) continue;
+            CAPTURE(zero);
+            CAPTURE(group);
+            const Config config = at_level(recipes()[1].config, zero, group);
+            const Actions corrupt{[](TestModel& model, int step) {
+                model.staged.corrupt_gradient = step == 1 && model.comm.world().rank == 3;
+            }, {}};
+            const Run one = train(config, 4, 1), skipped = train(config, 4, 2, corrupt);
+            const Run on = train(config, 4, 3, corrupt);
+            CHECK(skipped.skips == std::vector<int>{0, 1});
+            CHECK(skipped.state == one.state);
+            CHECK(on.skips == std::vector<int>{0, 1, 0});
+            CHECK(on.state != one.state);
+        }
 }

@@ -14,9 +14,12 @@ namespace {
 
 using Floats = std::vector<float>;
 
-// The gradients of every parameter and rank before the reduction, and their sums as AdamW reads them.
+using Gradients = std::map<int, Floats>;   // by parameter
+
+// The gradients of every parameter and rank before each reduction, and their sums as AdamW reads them.
 struct Reduction {
-    std::vector<std::map<int, Floats>> local;   // by rank, parameter
+    std::vector<std::vector<Gradients>> local;   // by rank, reduction
+    int64_t group = 0;                           // ranks that shard one copy; 0: all
     std::map<int, Floats> sums;
     std::map<int, ParamForm> kinds;
     std::vector<GradCommReport> reports;            // by rank
@@ -24,8 +27,13 @@ struct Reduction {
 };
 using Corrupt = std::function<void(int rank, int param, Tensor grad)>;   // a copy on the host, which goes back
 
-void capture_gradients(TestModel& model, WatchedStore& store, std::map<int, Floats>& local, const Corrupt& corrupt) {
-    store.gradients_ready = [&model, &local, corrupt](int layer) {
+void capture_gradients(TestModel& model, WatchedStore& store, std::vector<Gradients>& local, const Corrupt& corrupt) {
+    const int dropped = model.trainer->fp8().needs_calibration() ? 1 : 0;
+    store.gradients_ready = [&model, &local, corrupt, passes = -dropped](int layer) mutable {
+        // With --zero 0 and 1 the gradients of the step are reduced once, after the last micro-batch.
+        const bool first_layer = layer == model.config.shape.num_layers;
+        if (first_layer && ++passes > 0 && (passes == 1 || model.config.zero >= 2)) local.emplace_back();
+        if (passes <= 0) return;   // the calibration, whose gradients are dropped
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const int param = static_cast<int>(i);
             if (model.table.layer_of(param) != layer) continue;
@@ -36,7 +44,7 @@ void capture_gradients(TestModel& model, WatchedStore& store, std::map<int, Floa
                 device::copy_to_device(model.ctx, grad.data, bytes.data(), grad.bytes());
             }
             const std::vector<double> values = model.read(grad);
-            local[param] = Floats(values.begin(), values.end());
+            local.back()[param] = Floats(values.begin(), values.end());
         }
     };
 }
@@ -45,6 +53,7 @@ Reduction reduce_gradients(Config config, int ranks, const Corrupt& corrupt = {}
     config.global_batch_size = 12 * config.micro_batch_size;
     Reduction reduction;
     reduction.local.resize(static_cast<size_t>(ranks));
+    reduction.group = config.zero_group > 0 ? config.zero_group : ranks;
     reduction.reports.resize(static_cast<size_t>(ranks));
     std::mutex mutex;
     LocalRanks(ranks).run([&](Comm& comm) {
@@ -90,11 +99,25 @@ Floats communicated(Floats gradient, GradCommDtype dtype) {
     return gradient;
 }
 
-Floats sum_of(const Reduction& reduction, int param, GradCommDtype dtype) {
-    Floats sum = communicated(reduction.local[0].at(param), dtype);
-    for (size_t rank = 1; rank < reduction.local.size(); rank++) {
-        const Floats other = communicated(reduction.local[rank].at(param), dtype);
-        for (size_t i = 0; i < sum.size(); i++) sum[i] += other[i];
+// a += b; an empty a is no term.
+void add(Floats& a, const Floats& b) {
+    if (a.empty()) a = b;
+    else for (size_t i = 0; i < a.size(); i++) a[i] += b[i];
+}
+
+// Ranks are added within a group, then reductions, then groups.
+Floats sum_of(const Reduction& reduction, int param, GradCommDtype dtype, size_t first_reduction = 0) {
+    Floats sum;
+    const auto group = static_cast<size_t>(reduction.group);
+    for (size_t begin = 0; begin < reduction.local.size(); begin += group) {
+        Floats of_group;
+        for (size_t r = first_reduction; r < reduction.local[0].size(); r++) {
+            Floats reduced;
+            for (size_t rank = begin; rank < begin + group; rank++)
+                add(reduced, communicated(reduction.local[rank][r].at(param), dtype));
+            add(of_group, reduced);
+        }
+        add(sum, of_group);
     }
     return sum;
 }
@@ -139,6 +162,16 @@ std::vector<GradCommCase> comm_dtypes() {
     return cases;
 }
 
+std::vector<GradCommCase> at_both_levels() {
+    std::vector<GradCommCase> cases = comm_dtypes();
+    for (GradCommCase c : comm_dtypes()) {
+        c.name += ", ZeRO-2";
+        c.config.zero = 2;
+        cases.push_back(c);
+    }
+    return cases;
+}
+
 }  // namespace
 
 TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of the rounded gradients") {
@@ -146,9 +179,17 @@ TEST_CASE("grad comm dtypes: the reduced gradient is the sum, in rank order, of 
         for (int ranks : {2, 3, 4}) {
             CAPTURE(c.name);
             CAPTURE(ranks);
-            const Reduction reduction = reduce_gradients(c.config, ranks);
-            CHECK(reduction.skip == 0);
-            check_reduction(c.config, reduction);
+            for (int64_t zero : {1, 2})
+                for (int64_t group : {0, 2}) {
+                    if (group > 0 && ranks < 4) continue;
+                    CAPTURE(zero);
+                    CAPTURE(group);
+                    const Config config = changed(c.config, [&](Config& c) { c.zero = zero, c.zero_group = group; });
+                    const Reduction reduction = reduce_gradients(config, ranks);
+                    CHECK(reduction.local[0].size() == static_cast<size_t>(zero == 2 ? 12 / ranks : 1));
+                    CHECK(reduction.skip == 0);
+                    check_reduction(config, reduction);
+                }
         }
     }
 }
@@ -171,13 +212,19 @@ TEST_CASE("grad comm dtypes: the bits of a run do not depend on overlap or --zer
             CHECK(run == train(c.config, ranks, 2, {}, {.defers_compute = true}));
             CHECK(run == train(changed(c.config, [](Config& c) { c.overlap = false; }), ranks, 2));
             CHECK(run == train(changed(c.config, [](Config& c) { c.zero = 0; }), ranks, 2));
+            const Config two = changed(c.config, [](Config& c) { c.zero = 2; });
+            const Run reduced = train(two, ranks, 2);
+            CHECK(reduced.skips == std::vector<int>(2, 0));
+            CHECK(reduced == train(two, ranks, 2, {}, {.defers_compute = true}));
+            CHECK(reduced == train(changed(two, [](Config& c) { c.overlap = false; }), ranks, 2));
+            CHECK(train(c.config, ranks, 2, {}, {}, ranks) == train(two, ranks, 2, {}, {}, ranks));
         }
     }
 }
 
 TEST_CASE("grad comm dtypes: an outlier affects only its chunk, a non-finite value skips the step on all ranks") {
     const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
-    for (GradCommCase& c : comm_dtypes()) {
+    for (GradCommCase& c : at_both_levels()) {
         if (c.config.fp8_recipe != Fp8Recipe::kNone) continue;
         CAPTURE(c.name);
         auto put = [](Tensor grad, int64_t i, float value) {
@@ -202,7 +249,7 @@ TEST_CASE("grad comm dtypes: an outlier affects only its chunk, a non-finite val
 }
 
 TEST_CASE("grad comm dtypes: a non-finite gradient on one rank skips the step on all, and training continues") {
-    for (const GradCommCase& c : comm_dtypes()) {
+    for (const GradCommCase& c : at_both_levels()) {
         CAPTURE(c.name);
         static thread_local std::optional<WatchedStore> store;   // a thread is a rank
         auto corrupt = [](TestModel& model, int step) {
@@ -225,8 +272,10 @@ TEST_CASE("grad comm dtypes: a non-finite gradient on one rank skips the step on
 }
 
 TEST_CASE("grad comm dtypes: the reported error is that against fp32 sums, and measuring it changes nothing") {
-    for (Dtype grad : {Dtype::kFp32, Dtype::kBf16}) {
+    for (const auto& [zero, grad] : {std::pair{1, Dtype::kFp32}, {1, Dtype::kBf16}, {2, Dtype::kFp32},
+                                     {2, Dtype::kBf16}}) {
         Config config = in_small_buckets(fp8_config(fp8_shapes()[1], Fp8Recipe::kTensorwise));
+        config.zero = zero;
         config.bf16_linears = {"0.*"};
         config.grad_dtype = grad;
         config.grad_comm_dtype = Dtype::kE4m3;
@@ -240,9 +289,11 @@ TEST_CASE("grad comm dtypes: the reported error is that against fp32 sums, and m
         CHECK(records[1].name == "linears in BF16");
         for (size_t kind = 0; kind < 2; kind++) {
             double exact = 0, found = 0, both = 0, apart = 0;
-            for (const auto& [param, sum] : reduction.sums) {
+            const size_t last = reduction.local[0].size() - 1;   // is the one that is compared
+            for (const auto& [param, total] : reduction.sums) {
                 if (reduction.kinds.at(param) != static_cast<ParamForm>(kind)) continue;
-                const Floats fp32 = sum_of(reduction, param, GradCommDtype::kFp32);
+                const Floats fp32 = sum_of(reduction, param, GradCommDtype::kFp32, last);
+                const Floats sum = last == 0 ? total : sum_of(reduction, param, GradCommDtype::kFp8, last);
                 for (size_t i = 0; i < sum.size(); i++) {
                     const double a = static_cast<double>(fp32[i]), b = static_cast<double>(sum[i]);
                     exact += a * a, found += b * b, both += a * b, apart += (a - b) * (a - b);

@@ -117,6 +117,17 @@ std::vector<Case> cases() {
     tensorwise.param_comm_dtype = Dtype::kE4m3;
     tensorwise.grad_dtype = Dtype::kBf16;
     add("blockwise, replicated", 0, Fp8Recipe::kBlockwise).zero = 0;
+    // Two micro-batches, so that buckets use memory again in which others were reduced.
+    Config& two = add("delayed, gradients sharded and in FP8", 0, Fp8Recipe::kDelayed);
+    two.zero = 2;
+    two.global_batch_size = 4;
+    two.grad_comm_dtype = Dtype::kE4m3;
+    two.fp8_stats_interval = 1;
+    Config& small = add("bf16, gradients sharded, a bucket for each parameter", 1, Fp8Recipe::kNone);
+    small.zero = 2;
+    small.global_batch_size = 4;
+    small.grad_dtype = Dtype::kBf16;
+    small.bucket_mb = 1e-6;
     return cases;
 }
 

@@ -191,7 +191,7 @@ public:
     int64_t counted = 0;
 
 private:
-    const Groups groups_{comm};
+    const Groups groups_{comm, group_sizes(config, comm.world().ranks)};
     void* memory_ = nullptr;
     std::vector<int32_t> tokens_, targets_, order_, documents_;
     StepState inputs_{};

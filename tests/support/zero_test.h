@@ -98,9 +98,9 @@ struct Actions {
     Action before_step, after_step;
 };
 
-// Trains with 12 micro-batches per step.
-inline Run train(Config config, int ranks, int steps = 3, const Actions& actions = {}, const Streams& streams = {}) {
-    config.global_batch_size = 12 * config.micro_batch_size;
+inline Run train(Config config, int ranks, int steps = 3, const Actions& actions = {}, const Streams& streams = {},
+                 int64_t micro_batches = 12) {
+    config.global_batch_size = micro_batches * config.micro_batch_size;
     LocalRanks all(ranks);
     std::vector<Run> runs(static_cast<size_t>(ranks));
     std::mutex mutex;

@@ -34,6 +34,12 @@ def finish_megatron(run):
         _megatron_load(run)
     if "profile" in run.kept:
         run.set("profile", f"{run.value('profile_first', 10)}:{run.value('profile_last', 12)}", run.kept["profile"][1])
+    if "instances" in run.kept:
+        instances, finding = run.kept["instances"]
+        if run.ranks:
+            run.set("zero-group", run.ranks // instances, finding)
+        else:
+            run.notes.append(f"--zero-group: the number of ranks / {instances} (--num-distributed-optimizer-instances)")
     if not any(f.text.startswith(("--hidden-dropout", "--attention-dropout")) for f in run.findings):
         run.notes.append("Megatron's default dropout of 0.1 is in effect there (no --hidden-dropout 0, "
                          "--attention-dropout 0); there is no dropout here")
@@ -194,6 +200,8 @@ def finish_torchtitan(run):
             finding.action, finding.fact = CANNOT, "the final decay of wsd is linear"
     if "shard_degree" in run.kept:
         run.ranks = run.ranks or run.value("shard_degree") * run.value("replicate_degree", 1)
+        if run.value("replicate_degree", 1) > 1 and run.value("shard_degree") > 1:
+            run.set("zero-group", run.value("shard_degree"), run.kept["shard_degree"][1])
     if "checkpoints" in run.kept:
         finding = run.kept["checkpoints"][1]
         folder = Path(run.value("dump_folder", "outputs")) / run.value("folder", "checkpoint")

@@ -1,0 +1,112 @@
+// Memory that buckets of gradients share: what is there at the same time never overlaps.
+#include "tests/support/doctest.h"
+
+#include <set>
+
+#include "llmc/parallel/grad_placement.h"
+#include "tests/support/fp8_model_test.h"
+
+namespace {
+
+struct Placed {
+    const ParamTable table;
+    const Fp8Plan plan;
+    const FlatLayout layout;
+    const Buckets buckets;
+    const GradPlacement placement;
+    Placed(const Config& config, int ranks, int64_t bytes)
+        : table(make_param_table(config.shape)), plan(make_fp8_plan(config, table)),
+          layout(table, plan, bytes, Buckets::unit(ranks)), buckets(layout, ranks),
+          placement(shared_placement(buckets, table, config.overlap)) {}
+    const ParamGroup& bucket(size_t b) const { return buckets.all()[b]; }
+    int head() const { return static_cast<int>(table.blocks.size()); }
+};
+
+// The layers whose backward writes a gradient of the bucket, the last of which completes it.
+std::set<int> writers(const Placed& placed, const ParamGroup& bucket) {
+    std::set<int> layers;
+    for (int param : bucket.params) {
+        const int layer = placed.table.layer_of(param);
+        layers.insert(layer);
+        if (param == placed.table.head) layers.insert(placed.head());
+        // The biases of a block's last linear, by the norm of the layer above.
+        if (bucket.form == ParamForm::kOther && layer < placed.head()) layers.insert(layer + 1);
+    }
+    return layers;
+}
+
+bool overlap(const Placed& placed, size_t a, size_t b) {
+    const int64_t begin_a = placed.placement.offsets[a], begin_b = placed.placement.offsets[b];
+    return begin_a < begin_b + placed.bucket(b).elems && begin_b < begin_a + placed.bucket(a).elems;
+}
+
+void check(const Placed& placed, bool overlaps) {
+    const size_t count = placed.buckets.all().size();
+    int64_t end = 0;
+    for (size_t a = 0; a < count; a++) {
+        const std::set<int> by = writers(placed, placed.bucket(a));
+        // Stages count layers downward.
+        const int opens = placed.placement.opens[a], first = placed.head() - *by.rbegin();
+        CHECK(opens >= 0);
+        CHECK(opens <= first);
+        end = std::max(end, placed.placement.offsets[a] + placed.bucket(a).elems);
+        CHECK(placed.placement.offsets[a] % kParamAlign == 0);
+        const std::vector<int>& sharers = placed.placement.sharers[a];
+        for (size_t b = 0; b < count; b++) {
+            const bool shares = std::find(sharers.begin(), sharers.end(), static_cast<int>(b)) != sharers.end();
+            CHECK(shares == overlap(placed, a, b));
+            if (a == b || !shares) continue;
+            // One is complete before the other opens, with overlap by the backward of a whole layer.
+            const int done_a = placed.head() - *by.begin();
+            const int done_b = placed.head() - *writers(placed, placed.bucket(b)).begin();
+            const int apart = overlaps ? 1 : 0;
+            CHECK((done_a + apart < placed.placement.opens[b] || done_b + apart < placed.placement.opens[a]));
+        }
+    }
+    CHECK(end == placed.placement.elems);
+}
+
+}  // namespace
+
+TEST_CASE("grad placement: buckets whose gradients exist at the same time have places of their own") {
+    for (const ModelConfig& small : fp8_shapes()) {
+        ModelConfig shape = small;
+        shape.num_layers = 7;
+        for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kTensorwise})
+            for (int64_t bytes : {int64_t{1}, int64_t{20000}, int64_t{200000}, int64_t{1} << 40})
+                for (bool overlaps : {true, false}) {
+                    CAPTURE(bytes);
+                    Config config = fp8_config(shape, recipe);
+                    config.overlap = overlaps;
+                    if (recipe == Fp8Recipe::kTensorwise) config.bf16_linears = {"3.*", "4.up"};
+                    const Placed placed(config, 3, bytes);
+                    check(placed, overlaps);
+                    CHECK(placed.placement.elems <= placed.layout.flat_elems());
+                }
+    }
+}
+
+TEST_CASE("grad placement: whole gradients stand at their offsets in the flat buffers and share nothing") {
+    const Placed placed(fp8_config(fp8_shapes()[0], Fp8Recipe::kDelayed), 2, 20000);
+    const GradPlacement whole = whole_placement(placed.buckets);
+    CHECK(whole.elems == placed.layout.flat_elems());
+    CHECK(whole.opens.empty());
+    for (size_t b = 0; b < whole.offsets.size(); b++) CHECK(whole.offsets[b] == placed.bucket(b).begin);
+}
+
+TEST_CASE("grad placement: a large model needs the memory of a few layers") {
+    Config config;
+    config.shape = find_model_preset("llama3-8B")->config;
+    config.seq_length = 8192;
+    config.micro_batch_size = config.global_batch_size = 1;
+    config.fp8_recipe = Fp8Recipe::kDelayed;
+    const Placed placed(config, 8, 256'000'000);
+    int64_t longest = 0, block = 0;
+    for (const ParamGroup& bucket : placed.buckets.all()) longest = std::max(longest, bucket.elems);
+    for (const Param& param : placed.table.params) block += param.layer == 5 ? param.elems() : 0;
+    CHECK(longest == 525336576);   // the head and the embedding, which are never there together
+    CHECK(placed.placement.elems >= longest);
+    CHECK(placed.placement.elems <= longest + 3 * block);
+    config.overlap = false;
+    CHECK(Placed(config, 8, 256'000'000).placement.elems <= longest + block);
+}
