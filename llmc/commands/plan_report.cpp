@@ -60,8 +60,8 @@ struct Change {
     int64_t arena_bytes;
 };
 
-// The memory with --recompute, --grad-dtype, --moment-dtype, --micro-batch-size and --ranks, each changed alone, then
-// all but the ranks together, if need be on more ranks. A change that is not possible is left out.
+// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --micro-batch-size and --ranks, each changed alone,
+// then all but --zero and the ranks together, if need be on more ranks. A change that is not possible is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
     const auto add = [&](const std::string& options, int ranks, Config config) {
@@ -85,6 +85,11 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
         options += std::string(options.empty() ? "" : " ") + option;
         add(option, ranks, config);
     };
+    if (ranks > 1 && run.config.zero < 2) {
+        Config config = run.config;
+        config.zero = 2;
+        add("--zero 2", ranks, config);
+    }
     if (run.config.recompute == Recompute::kNone && !run.config.fuse_gelu) {
         Config config = run.config;
         config.recompute = Recompute::kNormAct;

@@ -19,7 +19,7 @@ public:
     virtual void after_layer(Ctx& ctx, int layer, Pass pass) = 0;
 
     virtual Tensor weight(int param) const = 0;   // T; empty if the parameter is stored in FP8 only
-    // A weight gradient of a linear is valid only after the backward of the layer above it.
+    // Those of embeddings and of weights of linears are valid only after the backward of the layer above.
     virtual Tensor grad(int param) const = 0;
     // Whether backward adds to grad(param), which was 0 or has earlier micro-batches; otherwise it writes all of it.
     virtual bool accumulates(int /*param*/) const { return true; }

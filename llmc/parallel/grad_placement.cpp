@@ -15,7 +15,7 @@ struct Lifetime {
 Lifetime lifetime(const ParamGroup& bucket, const ParamTable& table, bool overlap) {
     const int head_layer = static_cast<int>(table.blocks.size());
     int first = head_layer - bucket.last_layer;
-    if (bucket.form == ParamForm::kOther) first = std::max(0, first - 1);
+    if (bucket.form == ParamForm::kOther && bucket.last_layer >= 0) first = std::max(0, first - 1);
     const bool tied = table.head == table.wte;
     if (tied && std::count(bucket.params.begin(), bucket.params.end(), table.wte) > 0) first = 0;
     return {first, head_layer - bucket.first_layer + (overlap ? 1 : 0)};

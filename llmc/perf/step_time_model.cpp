@@ -155,8 +155,8 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     forward_ms *= 1 + rates.overhead;
     backward_ms *= 1 + rates.overhead;
     const double micro_batches = d(config.global_batch_size) / d(config.micro_batch_size * plan.ranks);
-    // Gradients are set to zero at the start of a step, or (--zero 2) those of embeddings in every micro-batch; the rate
-    // of a copy stands for that of a fill.
+    // Gradients are set to zero at the start of a step, or (--zero 2) those of embeddings in every micro-batch. The
+    // rate of a copy stands for that of a fill.
     double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
     if (config.zero >= 2 && plan.ranks > 1)
         gradients = micro_batches * plan.edge_share * d(plan.flat_elems * dtype_bytes(config.grad_dtype));

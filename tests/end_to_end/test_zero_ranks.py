@@ -1,5 +1,6 @@
-"""ZeRO-1 over MPI on the CPU device: bits that depend on nothing but the number of ranks and the wire of gradients, and
-what a run says of its communication. Every recipe with every wire and any number of ranks is in test_zero*.cpp."""
+"""ZeRO over MPI on the CPU device: bits that depend on nothing but the number of ranks, the order of additions and the
+wire of gradients, and what a run says of its communication. Every recipe with every wire and any number of ranks is in
+test_zero*.cpp."""
 import os
 import re
 import unittest
@@ -43,6 +44,32 @@ class ZeroTest(RanksTest):
             for same in ([], ["--overlap", "off"], ["--zero", "0"], ["--fp8-param-gather", *reports]):
                 with self.subTest(ranks=ranks, options=options, same=same):
                     self.assertEqual(self.figures(ranks, binary, *options, *same), expected)
+
+    def test_levels_and_groups(self):
+        """With one micro-batch a rank the levels give equal bits; groups only add in another order."""
+        for ranks, group in ((4, 2), (8, 4)):
+            one_each = ["--micro-batch-size", "1", "--global-batch-size", str(ranks)]
+            expected = self.figures(ranks, LLAMA, "--dtype", "fp32", *one_each)
+            self.assertEqual(self.figures(ranks, LLAMA, "--dtype", "fp32", *one_each, "--zero", "2"), expected)
+            in_groups = [self.figures(ranks, LLAMA, "--dtype", "fp32", *one_each, "--zero", zero, "--zero-group",
+                                      str(group)) for zero in ("1", "2")]
+            self.assertEqual(*in_groups)
+            for found, one in zip(in_groups[0], expected, strict=True):
+                for x, y in zip(found, one):
+                    self.assertLess(abs(x - y), 1e-6 * y)
+
+    def test_gradients_are_reduced_in_every_micro_batch(self):
+        options = ["--fp8-recipe", "delayed", "--grad-comm-dtype", "bf16", "--fp8-stats-interval", "2"]
+        expected = self.figures(4, GPT2, *options)
+        whole = self.text
+        for same in (["--overlap", "off"], ["--fp8-param-gather"]):
+            two = self.figures(4, GPT2, *options, "--zero", "2")
+            self.assertEqual(self.figures(4, GPT2, *options, "--zero", "2", *same), two)
+            for (loss, norm), (one_loss, one_norm) in zip(two, expected, strict=True):
+                self.assertLess(abs(loss / one_loss - 1), 0.01)
+                self.assertLess(abs(norm / one_norm - 1), 0.05)
+        calls = [int(re.search(r"^  all-to-all +bf16 +4 +(\d+) ", text, re.M).group(1)) for text in (whole, self.text)]
+        self.assertEqual(calls[1], 3 * calls[0])   # micro-batches of a rank
 
     def test_a_run_says_what_it_exchanges_and_how_long_nothing_hid_it(self):
         wires = ["--grad-comm-dtype", "fp8", "--fp8-recipe", "delayed"]

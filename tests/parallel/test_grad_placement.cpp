@@ -30,7 +30,7 @@ std::set<int> writers(const Placed& placed, const ParamGroup& bucket) {
         layers.insert(layer);
         if (param == placed.table.head) layers.insert(placed.head());
         // The biases of a block's last linear, by the norm of the layer above.
-        if (bucket.form == ParamForm::kOther && layer < placed.head()) layers.insert(layer + 1);
+        if (bucket.form == ParamForm::kOther && layer >= 0 && layer < placed.head()) layers.insert(layer + 1);
     }
     return layers;
 }
@@ -106,7 +106,7 @@ TEST_CASE("grad placement: a large model needs the memory of a few layers") {
     for (const Param& param : placed.table.params) block += param.layer == 5 ? param.elems() : 0;
     CHECK(longest == 525336576);   // the head and the embedding, which are never there together
     CHECK(placed.placement.elems >= longest);
-    CHECK(placed.placement.elems <= longest + 3 * block);
-    config.overlap = false;
-    CHECK(Placed(config, 8, 256'000'000).placement.elems <= longest + block);
+    CHECK(placed.placement.elems <= longest + 2 * block);
+    config.overlap = false;   // then nothing but the norms of all layers is there with the head
+    CHECK(Placed(config, 8, 256'000'000).placement.elems <= longest + block / 100);
 }

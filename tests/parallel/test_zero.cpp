@@ -67,7 +67,7 @@ TEST_CASE("zero: in FP32 the levels stay together for 20 steps, on 8 ranks in gr
             CAPTURE(group);
             check_same(train(at_level(config, zero, group), 8, 20, {}, {}, 16), one, 1e-6);
         }
-    // What the comparison can see: a gradient that counts twice.
+    // The comparison can fail: gradients of another size show in the second loss.
     const Run twice = train(changed(config, [](Config& c) { c.clip_grad = 0; }), 2, 2);
     CHECK(std::abs(twice.losses[1].value / one.losses[1].value - 1) > 1e-6);
 }
@@ -108,6 +108,34 @@ TEST_CASE("zero: with one micro-batch a rank all levels give the same bits") {
             CHECK(one == train(at_level(recipe.config, 0), ranks, 2, {}, {}, ranks));
             CHECK(one == train(at_level(recipe.config, 2), ranks, 2, {}, {}, ranks));
         }
+    }
+}
+
+TEST_CASE("zero: the gradients of a deep model stand in the memory of a few layers, with equal bits") {
+    ModelConfig shape = fp8_shapes()[2];
+    shape.num_layers = 6;
+    for (double bucket_mb : {1e-6, 0.03}) {
+        Config config = in_small_buckets(fp8_config(shape, Fp8Recipe::kDelayed));
+        config.bucket_mb = bucket_mb;
+        config.global_batch_size = 6;
+        const Config two = at_level(config, 2);
+        CHECK(train(config, 2, 2, {}, {}, 2) == train(two, 2, 2, {}, {}, 2));
+        const Run run = train(two, 2, 2, {}, {}, 6);
+        CHECK(run == train(two, 2, 2, {}, {.defers_compute = true}, 6));
+        CHECK(run == train(changed(two, [](Config& c) { c.overlap = false; }), 2, 2, {}, {}, 6));
+
+        const auto gradients = [](const MemoryPlan& plan) {
+            return plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)];
+        };
+        const MemoryPlan whole = memory_of(config, 2), shared = memory_of(two, 2);
+        const int64_t sums = whole.flat_elems / 2 * 4;
+        CHECK(gradients(whole) == whole.flat_elems * 4);
+        CHECK(gradients(shared) > sums);
+        CHECK(gradients(shared) < sums + whole.flat_elems * 4 / 2);
+        const MemoryPlan in_bf16 = memory_of(changed(two, [](Config& c) { c.grad_dtype = Dtype::kBf16; }), 2);
+        CHECK(gradients(in_bf16) - sums == (gradients(shared) - sums) / 2);
+        // Four ranks in two groups have the memory of two ranks.
+        CHECK(memory_of(at_level(config, 2, 2), 4).purpose_bytes == shared.purpose_bytes);
     }
 }
 
