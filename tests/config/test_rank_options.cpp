@@ -83,7 +83,7 @@ TEST_CASE("rank options: with one rank they are idle, and it is said of those th
 }
 
 TEST_CASE("rank options: groups of --zero-group divide the ranks") {
-    const Config groups = parsed({"--zero-group", "4", "--global-batch-size", "96"});
+    const Config groups = parsed({"--zero-group", "4", "--micro-batch-size", "1", "--global-batch-size", "96"});
     auto broken = [&](int ranks) {
         std::string all;
         for (const std::string& error : config_errors(groups, ranks)) all += error + "\n";

@@ -82,6 +82,29 @@ class RankCheckpointsTest(RanksTest):
                         tolerance = 0 if ranks == 2 else 1e-5 if name == "fp32" else 1e-2
                         self.assertLessEqual(abs(record["loss"] / straight[step]["loss"] - 1), tolerance)
 
+    def test_saved_at_one_level_and_resumed_at_others(self):
+        common = ["--train-iters", "4", "--fp8-recipe", "delayed", "--bucket-mb", "0.05"]
+        levels = {"whole": (2, ["--zero", "0"]), "gradients": (2, ["--zero", "2"]),
+                  "groups": (4, ["--zero", "2", "--zero-group", "2"])}
+        for name, (ranks, level) in levels.items():
+            self.ranks(ranks, LLAMA, *common, *level, "--save", self.path(name), "--save-interval", "2", "--log-file",
+                       self.path(name + ".jsonl"))
+            saved, straight = self.path(name, step_directory(2)), self.steps(name + ".jsonl")
+            expected = state_of(saved)
+            for other, (readers, reader_level) in levels.items():
+                with self.subTest(saved=name, resumed=other):
+                    again, log = self.path(f"{name}-{other}"), f"{name}-{other}.jsonl"
+                    self.ranks(readers, LLAMA, *common, *reader_level, "--resume", saved, "--train-iters", "2",
+                               "--save", again)
+                    found = state_of(os.path.join(again, step_directory(2)))
+                    for state in (found, expected):
+                        state["state.json"].pop("config", None)
+                    self.assertEqual(found, expected)
+                    self.ranks(readers, LLAMA, *common, *reader_level, "--resume", saved, "--log-file", self.path(log))
+                    for step, record in self.steps(log).items():
+                        tolerance = 0 if other == name else 1e-2
+                        self.assertLessEqual(abs(record["loss"] / straight[step]["loss"] - 1), tolerance)
+
     def test_another_order_of_samples_would_show(self):
         """What the comparison of losses above can see: two samples of a step that belong elsewhere."""
         common = ["--dtype", "fp32", "--train-iters", "3"]
