@@ -1,6 +1,7 @@
 // The device of a run, its memory and its trainer.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,7 @@ class RunDevice {
 public:
     // Owns none of its arguments.
     RunDevice(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Comm& comm)
-        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm),
-          groups_(comm, group_sizes(config, comm.world().ranks)) {}
+        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm) {}
     ~RunDevice();
     RunDevice(const RunDevice&) = delete;
     RunDevice& operator=(const RunDevice&) = delete;
@@ -36,7 +36,7 @@ private:
     const ParamTable& table_;
     const Fp8Plan& fp8_plan_;
     Comm& comm_;
-    const Groups groups_;
+    std::optional<Groups> groups_;
     bool opened_ = false;
     void* arena_memory_ = nullptr;
 };
