@@ -112,7 +112,7 @@ TEST_CASE("checkpoint, ranges: of transposed tensors each rank reads whole rows,
             saver.save(ranks, state_json(ranks));
             // The masters of all transposed tensors are read once by all ranks together.
             const Io saving = Io::now() - before;
-            const int64_t read = comm.sum(std::vector<int64_t>{saving.read})[0];
+            const int64_t read = static_cast<Comm&>(comm).sum(std::vector<int64_t>{saving.read})[0];
             int64_t transposed = 0;
             for (const HfTensor& tensor : hf_tensors(state.table, Dtype::kFp32))
                 if (tensor.part.transposed) transposed += tensor.entry.bytes();
