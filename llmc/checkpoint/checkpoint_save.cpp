@@ -13,12 +13,12 @@
 
 #include "llmc/base/check.h"
 #include "llmc/base/host.h"
-#include "llmc/base/process_limits.h"
 #include "llmc/base/signals_blocked.h"
 #include "llmc/base/text.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/hf_code.h"
 #include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/rank_outcome.h"
 
 namespace {
 
@@ -28,38 +28,6 @@ using Clock = std::chrono::steady_clock;
 // Manifest without hashes, directory entries, and each file's last partly filled block.
 constexpr int64_t kSlackBytes = 128 << 10;
 constexpr int64_t kManifestRangeBytes = 192;   // one hash with its range
-
-// The outcome of a stage on one rank: a text for the other ranks, or an error.
-struct Outcome {
-    int exit_code = kExitOk;
-    std::string text;
-};
-
-Outcome outcome_of(const std::function<std::string()>& work) {
-    try {
-        return {kExitOk, work()};
-    } catch (const std::exception& error) {
-        const Error said = as_error(error);
-        return {said.exit_code, said.what()};
-    }
-}
-
-void raise(const Outcome& outcome) {
-    if (outcome.exit_code != kExitOk) throw Error(outcome.exit_code, outcome.text);
-}
-
-// Gathers the texts of all ranks; if one failed, raises the error of the lowest such rank on every rank.
-std::vector<std::string> gather_outcomes(Comm& comm, const Outcome& mine, const std::string& what) {
-    std::vector<std::string> texts = comm.gather(static_cast<char>(mine.exit_code) + mine.text);
-    for (size_t rank = 0; rank < texts.size(); rank++) {
-        const int exit_code = texts[rank].at(0);
-        texts[rank].erase(0, 1);
-        if (exit_code == kExitOk) continue;
-        if (texts.size() == 1) throw Error(exit_code, texts[rank]);
-        throw Error(exit_code, strf("%s, rank %zu: %s", what.c_str(), rank, texts[rank].c_str()));
-    }
-    return texts;
-}
 
 // Runs one function at a time, in the calling thread or in a new one.
 class Job {
@@ -77,7 +45,7 @@ public:
         thread_ = std::thread(run);
     }
     bool done() const { return done_; }
-    const Outcome& wait() {
+    const RankOutcome& wait() {
         if (thread_.joinable()) thread_.join();
         return outcome_;
     }
@@ -85,7 +53,7 @@ public:
 private:
     std::thread thread_;
     std::atomic<bool> done_{true};
-    Outcome outcome_;
+    RankOutcome outcome_;
 };
 
 HeldByRank gather_held(const StateAccess& access, const ParamTable& table, Comm& comm) {
@@ -93,7 +61,7 @@ HeldByRank gather_held(const StateAccess& access, const ParamTable& table, Comm&
     std::vector<ElementRange> mine;
     for (size_t p = 0; p < table.params.size(); p++) {
         for (const ElementRange& part :
-             held_within(access, StateKind::kMaster, static_cast<int>(p), {0, table.params[p].elems()}))
+             held_within(access, static_cast<int>(p), {0, table.params[p].elems()}))
             mine.push_back(part);
         mine.push_back(end_of_param);
     }
@@ -113,15 +81,6 @@ HeldByRank gather_held(const StateAccess& access, const ParamTable& table, Comm&
     return held;
 }
 
-// Bytes of the longest row of a transposed matrix; such a row is written in one block.
-int64_t longest_row_bytes(const SaveLayout& layout) {
-    int64_t bytes = 1;
-    for (const SavedTensor& saved : layout.tensors)
-        if (saved.tensor.part.transposed)
-            bytes = std::max(bytes, saved.tensor.part.rows * dtype_bytes(saved.tensor.entry.dtype));
-    return bytes;
-}
-
 // Exit 2 unless every rank sees a directory that rank 0 creates under root. Its name contains the time, so that no
 // client of a network file system has cached it as absent.
 void require_shared(const std::string& root, Comm& comm) {
@@ -133,7 +92,7 @@ void require_shared(const std::string& root, Comm& comm) {
         make_directory(probe);
         return probe;
     };
-    const std::string made = gather_outcomes(comm, comm.root() ? outcome_of(make) : Outcome{},
+    const std::string made = gather_outcomes(comm, comm.root() ? outcome_of(make) : RankOutcome{},
                                              "--save cannot be used")[0];
     const auto answers = comm.gather((is_directory(made) ? "y" : "n") + host_name());
     if (comm.root()) remove_tree(probe);
@@ -145,22 +104,21 @@ void require_shared(const std::string& root, Comm& comm) {
 
 }  // namespace
 
-int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool gathers_weights) {
-    if (options.async) return layout.buffer_bytes(rank);
-    // While one rank writes a tensor, the others wait to gather the next one. A larger buffer lets a rank go on before
-    // it writes, so that more ranks write at the same time.
-    const int64_t blocks = gathers_weights ? 8 : 1;
-    return WriteBuffer::aligned(std::max(blocks * options.staging_bytes, longest_row_bytes(layout)));
+int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank) {
+    int64_t bytes = options.async ? layout.buffer_bytes(rank) : options.staging_bytes;
+    for (const TransposedTensor& saved : layout.transposed)
+        if (saved.rank == rank) bytes = std::max(bytes, transposed_room_bytes(saved.tensor, options.staging_bytes));
+    return WriteBuffer::aligned(bytes);
 }
 
 struct CheckpointSaver::Impl {
-    enum class Stage { kIdle, kPrepare, kWrite, kCommit };
+    enum class Stage { kIdle, kPrepare, kWrite, kTranspose, kCommit };
 
     Impl(const SaveOptions& options_, const ModelConfig& config_, const ParamTable& table_,
          const StateAccess& access_, Comm& comm_)
         : options(options_), config(config_), table(table_), access(access_), comm(comm_),
           layout(make_save_layout(table, access.dtypes, gather_held(access, table, comm), options.max_part_bytes)),
-          buffer_bytes(save_buffer_bytes(layout, options, comm.world().rank, bool(access.gather_weight))),
+          buffer_bytes(save_buffer_bytes(layout, options, comm.world().rank)),
           memory(static_cast<char*>(device::pinned_alloc(buffer_bytes))), buffer(memory, buffer_bytes) {}
     ~Impl();
 
@@ -174,7 +132,9 @@ struct CheckpointSaver::Impl {
     void advance(const std::vector<std::string>& texts);
     std::string prepare();
     std::string write();
-    std::string commit(const std::vector<std::string>& written);
+    std::string transpose();
+    std::string written_ranges();
+    std::string commit();
     void fill();
     void fill_text(const std::string& file, const std::string& text);
     void fill_range(const SlotFile& file, const SavedRange& range);
@@ -195,9 +155,11 @@ struct CheckpointSaver::Impl {
     Stage stage = Stage::kIdle;
     int64_t step = 0;
     std::string state_json;
+    std::string directory;                     // in which the files are until they are complete
+    std::vector<std::string> written;          // written_ranges() of every rank in every stage, by rank and stage
     Clock::time_point started, entered, left;  // start of the save; start and end of the latest call
     double stall_seconds = 0;
-    Outcome filled;                            // async: of copying the state to the buffer
+    RankOutcome filled;                          // async: of copying the state to the buffer
     std::unique_ptr<StagedDirectory> staged;   // on rank 0
     Job job;                                   // last, so that it ends before the members that it uses
 };
@@ -232,7 +194,7 @@ void CheckpointSaver::Impl::begin(int64_t step_, const std::string& state_json_)
 
 // Waits for the running stage on all ranks and starts the next one.
 void CheckpointSaver::Impl::next() {
-    const Outcome mine = job.wait();
+    const RankOutcome mine = job.wait();
     try {
         advance(gather_outcomes(comm, mine, step_directory_name(step) + " was not saved"));
     } catch (...) {
@@ -246,19 +208,28 @@ void CheckpointSaver::Impl::next() {
 void CheckpointSaver::Impl::advance(const std::vector<std::string>& texts) {
     switch (stage) {
         case Stage::kPrepare:
-            buffer.set_directory(texts[0]);
+            directory = texts[0];
+            buffer.set_directory(directory);
             stage = Stage::kWrite;
             return job.start([this] { return write(); }, options.async);
         case Stage::kWrite:
-            stage = Stage::kCommit;
-            return job.start([this, texts] { return comm.root() ? commit(texts) : ""; }, options.async);
+            written = texts;
+            if (layout.transposed.empty()) break;
+            stage = Stage::kTranspose;
+            return job.start([this] { return transpose(); }, options.async);
+        case Stage::kTranspose:
+            written.insert(written.end(), texts.begin(), texts.end());
+            break;
         default:
             stage = Stage::kIdle;
             staged.reset();
             leave();
             if (on_saved)
                 on_saved({step, texts[0], std::chrono::duration<double>(left - started).count(), stall_seconds});
+            return;
     }
+    stage = Stage::kCommit;
+    job.start([this] { return comm.root() ? commit() : ""; }, options.async);
 }
 
 std::string CheckpointSaver::Impl::prepare() {
@@ -286,20 +257,38 @@ std::string CheckpointSaver::Impl::prepare() {
 
 std::string CheckpointSaver::Impl::write() {
     if (!options.async) fill();
+    return written_ranges();
+}
+
+// The masters' file is complete now, and the memory free.
+std::string CheckpointSaver::Impl::transpose() {
+    const SlotFile& masters = layout.slot_files[0];
+    const InputFile file(directory + "/" + masters.slot->file, masters.slot->file);
+    for (const TransposedTensor& saved : layout.transposed) {
+        if (saved.rank != comm.world().rank) continue;
+        const int64_t first = masters.offsets[static_cast<size_t>(saved.tensor.param)];
+        auto read = [&](int64_t begin, int64_t count, float* out) { file.read(first + begin * 4, count * 4, out); };
+        export_transposed(saved.tensor, layout.files[static_cast<size_t>(saved.place.file)].name, saved.place.offset,
+                          read, options.staging_bytes, buffer);
+    }
+    return written_ranges();
+}
+
+std::string CheckpointSaver::Impl::written_ranges() {
     Json list = Json::array();
     for (const WriteBuffer::Written& range : buffer.finish())
         list.push_back({range.file, range.begin, range.bytes, range.xxh3});
     return list.dump();
 }
 
-std::string CheckpointSaver::Impl::commit(const std::vector<std::string>& written) {
+std::string CheckpointSaver::Impl::commit() {
     Manifest files;
     for (const SavedFile& file : layout.files) files[file.name].bytes = file.bytes;
-    for (size_t rank = 0; rank < written.size(); rank++)
-        for (const Json& range : Json::parse(written[rank]))
+    for (size_t i = 0; i < written.size(); i++)
+        for (const Json& range : Json::parse(written[i]))
             files[range[0].get<std::string>()].ranges.push_back(
-                {.begin = range[1].get<int64_t>(), .bytes = range[2].get<int64_t>(), .rank = static_cast<int>(rank),
-                 .xxh3 = range[3].get<std::string>()});
+                {.begin = range[1].get<int64_t>(), .bytes = range[2].get<int64_t>(),
+                 .rank = static_cast<int>(i) % comm.world().ranks, .xxh3 = range[3].get<std::string>()});
     for (auto& [name, file] : files) {
         std::sort(file.ranges.begin(), file.ranges.end(),
                   [](const HashedRange& a, const HashedRange& b) { return a.begin < b.begin; });
@@ -313,31 +302,13 @@ std::string CheckpointSaver::Impl::commit(const std::vector<std::string>& writte
 
 // ---- what this rank writes ----
 
-// Weights come first, because gathering them is collective: a rank that failed goes on gathering for the others.
 void CheckpointSaver::Impl::fill() {
     const int rank = comm.world().rank;
-    Outcome outcome;
-    auto attempt = [&](const std::function<void()>& copy) {
-        if (outcome.exit_code == kExitOk) outcome = outcome_of([&] { return copy(), ""; });
-    };
-    int gathered = -1;
-    auto gather_up_to = [&](int param) {
-        while (gathered < param && access.gather_weight) access.gather_weight(++gathered);
-    };
-    for (const SavedTensor& saved : layout.tensors) {
-        gather_up_to(saved.tensor.param);
-        if (saved.rank != rank) continue;
-        attempt([&] {
-            buffer.begin(layout.files[static_cast<size_t>(saved.file)].name, saved.offset);
-            export_tensor(table, saved.tensor, access, options.staging_bytes, buffer);
-        });
-    }
     for (size_t i = 0; i < layout.files.size() && comm.root(); i++)
-        attempt([&] { fill_text(layout.files[i].name, layout.files[i].header); });
+        fill_text(layout.files[i].name, layout.files[i].header);
     for (const SlotFile& file : layout.slot_files)
         for (const SavedRange& range : layout.ranges)
-            if (range.rank == rank && file.has(range.param)) attempt([&] { fill_range(file, range); });
-    raise(outcome);
+            if (range.rank == rank && file.has(range.param)) fill_range(file, range);
 }
 
 void CheckpointSaver::Impl::fill_text(const std::string& file, const std::string& text) {
@@ -354,7 +325,10 @@ void CheckpointSaver::Impl::fill_range(const SlotFile& file, const SavedRange& r
     const int64_t element = file.element_bytes;
     const int64_t step_elems = std::max<int64_t>(1, options.staging_bytes / element);
     const int64_t first = file.offsets[static_cast<size_t>(range.param)];
-    buffer.begin(file.slot->file, first + range.begin * element);
+    std::optional<WriteBuffer::Copy> weight;
+    if (file.slot->kind == StateKind::kMaster && range.weight.file >= 0)
+        weight = {layout.files[static_cast<size_t>(range.weight.file)].name, range.weight.offset, access.dtypes.weight};
+    buffer.begin(file.slot->file, first + range.begin * element, weight);
     for (int64_t done = 0; done < range.count; done += step_elems) {
         const int64_t count = std::min(step_elems, range.count - done);
         access.read(file.slot->kind, range.param, range.begin + done, count, buffer.room(count * element));
@@ -363,8 +337,8 @@ void CheckpointSaver::Impl::fill_range(const SlotFile& file, const SavedRange& r
 }
 
 int64_t CheckpointSaver::Impl::checkpoint_bytes() const {
-    const int64_t segments = static_cast<int64_t>(layout.tensors.size() + layout.files.size()
-                                                  + layout.ranges.size() * layout.slot_files.size());
+    const int64_t segments = static_cast<int64_t>(layout.transposed.size() + layout.files.size()
+                                                  + layout.ranges.size() * (layout.slot_files.size() + 1));
     const int64_t hashes = segments + layout.bytes() / WriteBuffer::kHashBytes;
     return layout.bytes() + kSlackBytes + kManifestRangeBytes * hashes
            + static_cast<int64_t>(hf_config_json(config, access.dtypes.weight).size());
@@ -385,7 +359,7 @@ void CheckpointSaver::on_saved(std::function<void(const SavedCheckpoint&)> callb
 
 void CheckpointSaver::carry(const std::string& directory, const std::string& tokenizer) {
     auto read = [&] { return impl_->extras = read_model_extras(directory, tokenizer), ""; };
-    gather_outcomes(impl_->comm, impl_->comm.root() ? outcome_of(read) : Outcome{}, "--save cannot be used");
+    gather_outcomes(impl_->comm, impl_->comm.root() ? outcome_of(read) : RankOutcome{}, "--save cannot be used");
 }
 
 void CheckpointSaver::save(int64_t step, const std::string& state_json) {
@@ -419,7 +393,7 @@ void CheckpointSaver::require_room(int64_t count) {
                            count_text(count, "checkpoint") + " of --save " + impl_->options.root);
         return std::string();
     };
-    gather_outcomes(comm, comm.root() ? outcome_of(look) : Outcome{}, "--save cannot be used");
+    gather_outcomes(comm, comm.root() ? outcome_of(look) : RankOutcome{}, "--save cannot be used");
 }
 
 int64_t CheckpointSaver::buffer_bytes() const { return impl_->buffer_bytes; }

@@ -1,7 +1,12 @@
-// Writes checkpoints on all ranks together. A save has three stages, after each of which the ranks exchange outcomes:
-// rank 0 creates the directory with files of their final size; every rank writes and hashes its own bytes of them
-// (save_layout.h); rank 0 writes the manifest and renames the directory. A failure of any rank in any stage is the same
-// Error on all ranks, and earlier checkpoints stay as they were.
+// Writes checkpoints on all ranks together, without collectives on the device. A save has stages, after each of which
+// the ranks exchange outcomes:
+// 1. Rank 0 creates the directory with files of their final size.
+// 2. Every rank writes and hashes the slots that it holds, and beside its masters the weights, which are their rounding
+//    (save_layout.h).
+// 3. Only with transposed tensors (GPT-2), whose bytes no rank holds in one piece: each is written by one rank, from the
+//    masters in the file of stage 2.
+// 4. Rank 0 writes the manifest and renames the directory.
+// A failure of any rank in any stage is the same Error on all ranks, and earlier checkpoints stay as they were.
 //
 // With `async`, save copies the state to host memory and the stages run in a thread that calls neither the device nor
 // other ranks; poll starts the next stage when all ranks have finished one.
@@ -71,6 +76,6 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
-// Pinned memory that `rank` needs to save its bytes of `layout`, for the plan. gathers_weights: the ranks gather every
-// weight before one of them writes it.
-int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank, bool gathers_weights);
+// Pinned memory that `rank` needs to save its bytes of `layout`, for the plan. Saving takes no other memory that grows
+// with the model, but for headers and hashes.
+int64_t save_buffer_bytes(const SaveLayout& layout, const SaveOptions& options, int rank);

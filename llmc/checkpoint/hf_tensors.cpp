@@ -12,93 +12,118 @@ namespace {
 constexpr int64_t kTile = 32;  // elements: source and result of a tile stay in the L1 cache
 
 // out[j * out_stride + i] = in[i * in_stride + j] for i < rows, j < cols.
-template <typename T>
-void transpose_block(const T* in, int64_t in_stride, int64_t rows, int64_t cols, T* out, int64_t out_stride) {
+template <typename In, typename Out>
+void transpose_block(const In* in, int64_t in_stride, int64_t rows, int64_t cols, Out* out, int64_t out_stride) {
     for (int64_t i0 = 0; i0 < rows; i0 += kTile)
         for (int64_t j0 = 0; j0 < cols; j0 += kTile)
             for (int64_t i = i0; i < std::min(rows, i0 + kTile); i++)
                 for (int64_t j = j0; j < std::min(cols, j0 + kTile); j++)
-                    out[j * out_stride + i] = in[i * in_stride + j];
+                    out[j * out_stride + i] = Out(in[i * in_stride + j]);
 }
 
-// Number of rows of `row_elems` elements that fit into the staging memory; at least one.
-int64_t rows_that_fit(int64_t staging_bytes, int64_t row_elems, int64_t element_bytes, int64_t rows) {
-    return std::clamp<int64_t>(staging_bytes / (row_elems * element_bytes), 1, rows);
+// Number of rows of `row_bytes` bytes that fit into `bytes`; at least one.
+int64_t rows_that_fit(int64_t bytes, int64_t row_bytes, int64_t rows) {
+    return std::clamp<int64_t>(bytes / row_bytes, 1, rows);
 }
 
-template <typename T>
-void export_rows(const Param& param, const HfTensor& t, const StateAccess& access, int64_t staging, WriteBuffer& out) {
-    const int64_t first = t.part.row_begin * param.cols, elems = t.part.rows * param.cols;
-    const int64_t step = rows_that_fit(staging, 1, sizeof(T), elems);
-    for (int64_t done = 0; done < elems; done += step) {
-        const int64_t count = std::min(step, elems - done), bytes = count * static_cast<int64_t>(sizeof(T));
-        access.read(StateKind::kWeight, t.param, first + done, count, out.room(bytes));
-        out.filled(bytes);
+// ---- from the masters in a file to a transposed tensor
+
+// A block of the file's rows, and the strip of kTile rows of the parameter from which it is made.
+struct TransposedBlock {
+    int64_t file_rows, bytes, strip_bytes;
+
+    TransposedBlock(const HfTensor& tensor, int64_t staging_bytes) {
+        const int64_t row_bytes = tensor.part.rows * dtype_bytes(tensor.entry.dtype);
+        file_rows = rows_that_fit(staging_bytes, row_bytes, tensor.entry.shape[0]);
+        bytes = WriteBuffer::aligned(file_rows * row_bytes);
+        strip_bytes = kTile * file_rows * 4;
     }
-}
+};
 
-// The file's rows are our columns, which StateAccess cannot read alone. So each block of file rows is assembled from
-// panels of whole parameter rows, with large contiguous reads for any size of the matrix.
 template <typename T>
-void export_transposed(const Param& param, const HfTensor& t, const StateAccess& access, int64_t staging,
-                       WriteBuffer& out) {
-    const int64_t rows = t.part.rows, cols = param.cols;
-    const int64_t panel_rows = rows_that_fit(staging, cols, sizeof(T), rows);
-    const int64_t block_cols = rows_that_fit(staging, rows, sizeof(T), cols);
-    std::vector<T> panel(static_cast<size_t>(panel_rows * cols));
-    for (int64_t j = 0; j < cols; j += block_cols) {
-        const int64_t width = std::min(block_cols, cols - j), bytes = width * rows * static_cast<int64_t>(sizeof(T));
-        T* const block = reinterpret_cast<T*>(out.room(bytes));
-        for (int64_t i = 0; i < rows; i += panel_rows) {
-            const int64_t height = std::min(panel_rows, rows - i);
-            access.read(StateKind::kWeight, t.param, (t.part.row_begin + i) * cols, height * cols, panel.data());
-            transpose_block(panel.data() + j, cols, height, width, block + i, rows);
+void write_transposed(const HfTensor& t, const std::string& file, int64_t offset, const ReadMaster& read_master,
+                      const TransposedBlock& size, WriteBuffer& out) {
+    const int64_t rows = t.part.rows, cols = t.entry.shape[0];
+    for (int64_t j = 0; j < cols; j += size.file_rows) {
+        const int64_t width = std::min(size.file_rows, cols - j);
+        out.begin(file, offset + j * rows * static_cast<int64_t>(sizeof(T)));
+        char* const memory = out.room(size.bytes + size.strip_bytes);
+        T* const block = reinterpret_cast<T*>(memory);
+        float* const strip = reinterpret_cast<float*>(memory + size.bytes);
+        for (int64_t i = 0; i < rows; i += kTile) {
+            const int64_t height = std::min(kTile, rows - i), first = (t.part.row_begin + i) * cols + j;
+            if (width == cols) read_master(first, height * cols, strip);
+            else for (int64_t k = 0; k < height; k++) read_master(first + k * cols, width, strip + k * width);
+            transpose_block(strip, width, height, width, block + i, rows);
         }
-        out.filled(bytes);
+        out.filled(width * rows * static_cast<int64_t>(sizeof(T)));
     }
 }
 
-// Reads elements of a view: converted to fp32, or 16-bit elements copied.
+// ---- from files to masters
+
 void fetch(const SafetensorsView& view, int64_t begin, int64_t count, float* out) {
     CHECK(read_as_fp32(view, begin, count, out), "%s read as fp32", view.dtype.c_str());
 }
-void fetch(const SafetensorsView& view, int64_t begin, int64_t count, uint16_t* out) {
-    view.read(begin * 2, count * 2, out);
+
+ElementRange elements_of(const Param& param, const HfPart& part) {
+    return {part.row_begin * param.cols, part.rows * param.cols};
 }
 
-template <typename T>
-void import_rows(const Param& param, const HfTensor& t, const SafetensorsView& view, StateKind kind,
-                 const StateAccess& access, int64_t staging) {
-    const int64_t first = t.part.row_begin * param.cols, elems = t.part.rows * param.cols;
-    const int64_t step = rows_that_fit(staging, 1, sizeof(T), elems);
-    std::vector<T> block(static_cast<size_t>(step));
-    for (const ElementRange& part : held_within(access, kind, t.param, {first, elems}))
+void import_rows(const Param& param, const HfTensor& t, const SafetensorsView& view, const StateAccess& access,
+                 std::vector<float>& staging) {
+    const ElementRange all = elements_of(param, t.part);
+    const int64_t step = static_cast<int64_t>(staging.size());
+    for (const ElementRange& part : held_within(access, t.param, all))
         for (int64_t done = 0; done < part.count; done += step) {
             const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
-            fetch(view, begin - first, count, block.data());
-            access.write(kind, t.param, begin, count, block.data());
+            fetch(view, begin - all.begin, count, staging.data());
+            access.write(StateKind::kMaster, t.param, begin, count, staging.data());
         }
 }
 
-// A panel of parameter rows is a column block of the file: strips of kTile file rows are read and transposed.
-template <typename T>
-void import_transposed(const Param& param, const HfTensor& t, const SafetensorsView& view, StateKind kind,
-                       const StateAccess& access, int64_t staging) {
-    const int64_t rows = t.part.rows, cols = param.cols;
-    const int64_t panel_rows = rows_that_fit(staging / 2, cols, sizeof(T), rows);
-    std::vector<T> panel(static_cast<size_t>(panel_rows * cols));
-    std::vector<T> strip(static_cast<size_t>(panel_rows * std::min(kTile, cols)));
-    for (int64_t i = 0; i < rows; i += panel_rows) {
-        const int64_t height = std::min(panel_rows, rows - i), first = (t.part.row_begin + i) * cols;
-        const auto parts = held_within(access, kind, t.param, {first, height * cols});
-        for (int64_t j = 0; j < cols && !parts.empty(); j += kTile) {
-            const int64_t width = std::min(kTile, cols - j);
-            for (int64_t k = 0; k < width; k++)
-                fetch(view, (j + k) * rows + i, height, strip.data() + k * height);
-            transpose_block(strip.data(), height, width, height, panel.data() + j, cols);
+// The rows of a transposed tensor from which panels of a parameter's rows are made: strips of at most kTile file rows.
+struct TransposedPanel {
+    int64_t rows, strip_cols;
+
+    TransposedPanel(const Param& param, int64_t held_rows, int64_t staging_bytes) {
+        strip_cols = std::min(kTile, param.cols);
+        rows = rows_that_fit(staging_bytes, (param.cols + strip_cols) * 4, held_rows);
+    }
+    int64_t elems(const Param& param) const { return rows * (param.cols + strip_cols); }
+};
+
+// The rows of a parameter, from the first row of `all`, in which this rank holds `part`.
+struct HeldRows {
+    int64_t begin, count;
+
+    HeldRows(const Param& param, const ElementRange& all, const ElementRange& part)
+        : begin((part.begin - all.begin) / param.cols),
+          count((part.begin + part.count - all.begin + param.cols - 1) / param.cols - begin) {}
+};
+
+void import_transposed(const Param& param, const HfTensor& t, const SafetensorsView& view, const StateAccess& access,
+                       int64_t staging_bytes, std::vector<float>& staging) {
+    const int64_t cols = param.cols;
+    const ElementRange all = elements_of(param, t.part);
+    for (const ElementRange& part : held_within(access, t.param, all)) {
+        const HeldRows held(param, all, part);
+        const TransposedPanel size(param, held.count, staging_bytes);
+        float* const panel = staging.data();
+        float* const strip = panel + size.rows * cols;
+        for (int64_t done = 0; done < held.count; done += size.rows) {
+            const int64_t row = held.begin + done, height = std::min(size.rows, held.count - done);
+            for (int64_t j = 0; j < cols; j += size.strip_cols) {
+                const int64_t width = std::min(size.strip_cols, cols - j);
+                for (int64_t k = 0; k < width; k++)
+                    fetch(view, (j + k) * t.part.rows + row, height, strip + k * height);
+                transpose_block(strip, height, width, height, panel + j, cols);
+            }
+            const int64_t first = all.begin + row * cols;
+            const int64_t begin = std::max(first, part.begin);
+            const int64_t end = std::min(first + height * cols, part.begin + part.count);
+            access.write(StateKind::kMaster, t.param, begin, end - begin, panel + (begin - first));
         }
-        for (const ElementRange& part : parts)
-            access.write(kind, t.param, part.begin, part.count, panel.data() + (part.begin - first));
     }
 }
 
@@ -168,25 +193,36 @@ int64_t hf_rows(const Param& param) {
     return rows;
 }
 
-void export_tensor(const ParamTable& table, const HfTensor& tensor, const StateAccess& access,
-                   int64_t staging_bytes, WriteBuffer& out) {
-    const Param& param = table.params[static_cast<size_t>(tensor.param)];
-    const bool wide = access.dtypes.weight == Dtype::kFp32;
-    CHECK(wide || access.dtypes.weight == Dtype::kBf16, "weights in %s", dtype_name(access.dtypes.weight));
-    auto copy = tensor.part.transposed ? (wide ? export_transposed<uint32_t> : export_transposed<uint16_t>)
-                                       : (wide ? export_rows<uint32_t> : export_rows<uint16_t>);
-    copy(param, tensor, access, staging_bytes, out);
+int64_t transposed_room_bytes(const HfTensor& tensor, int64_t staging_bytes) {
+    const TransposedBlock size(tensor, staging_bytes);
+    return size.bytes + size.strip_bytes;
+}
+
+void export_transposed(const HfTensor& tensor, const std::string& file, int64_t offset, const ReadMaster& read_master,
+                       int64_t staging_bytes, WriteBuffer& out) {
+    const Dtype dtype = tensor.entry.dtype;
+    CHECK(dtype == Dtype::kFp32 || dtype == Dtype::kBf16, "weights in %s", dtype_name(dtype));
+    auto write = dtype == Dtype::kFp32 ? write_transposed<float> : write_transposed<bf16>;
+    write(tensor, file, offset, read_master, TransposedBlock(tensor, staging_bytes), out);
+}
+
+int64_t import_staging_elems(const ParamTable& table, int param, const HfPart& part, const StateAccess& access,
+                             int64_t staging_bytes) {
+    const Param& p = table.params[static_cast<size_t>(param)];
+    const ElementRange all = elements_of(p, part);
+    int64_t elems = 0;
+    for (const ElementRange& held : held_within(access, param, all)) {
+        const TransposedPanel panel(p, HeldRows(p, all, held).count, staging_bytes);
+        elems = std::max(elems, part.transposed ? panel.elems(p) : rows_that_fit(staging_bytes, 4, held.count));
+    }
+    return elems;
 }
 
 void import_tensor(const ParamTable& table, const HfTensor& tensor, const SafetensorsView& view,
-                   StateKind kind, const StateAccess& access, int64_t staging_bytes) {
+                   const StateAccess& access, int64_t staging_bytes, std::vector<float>& staging) {
     const Param& param = table.params[static_cast<size_t>(tensor.param)];
-    const bool wide = kind == StateKind::kMaster || access.dtypes.weight == Dtype::kFp32;
-    CHECK(kind == StateKind::kMaster || kind == StateKind::kWeight, "moments are not in the layout of transformers");
-    CHECK(wide || view.dtype == "BF16", "%s copied as BF16", view.dtype.c_str());
-    auto copy = tensor.part.transposed ? (wide ? import_transposed<float> : import_transposed<uint16_t>)
-                                       : (wide ? import_rows<float> : import_rows<uint16_t>);
-    copy(param, tensor, view, kind, access, staging_bytes);
+    if (tensor.part.transposed) import_transposed(param, tensor, view, access, staging_bytes, staging);
+    else import_rows(param, tensor, view, access, staging);
 }
 
 HfModelFiles::HfModelFiles(const std::string& directory) : directory_(directory) {

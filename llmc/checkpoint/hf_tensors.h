@@ -1,7 +1,8 @@
-// Converts between parameters and tensors with the names and layouts of transformers, block by block: a tensor may be
-// some rows of a parameter (q, k, v of qkv) or transposed (GPT-2's Conv1D), and has no vocabulary padding.
+// Converts between masters and tensors with the names and layouts of transformers, block by block: a tensor may be some
+// rows of a parameter (q, k, v of qkv) or transposed (GPT-2's Conv1D), and has no vocabulary padding.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,15 +36,23 @@ std::string part_index_json(const std::vector<std::vector<HfTensor>>& parts);
 // The number of a parameter's rows that are saved; the others are vocabulary padding.
 int64_t hf_rows(const Param& param);
 
-// Copies kWeight of one tensor to the buffer, front to back, in blocks of at most staging_bytes or one row. A
-// transposed matrix needs a second block of that size, and is read once per block of the file's rows.
-void export_tensor(const ParamTable& table, const HfTensor& tensor, const StateAccess& access,
-                   int64_t staging_bytes, WriteBuffer& out);
+// Reads elements [begin, begin + count) of a parameter's master.
+using ReadMaster = std::function<void(int64_t begin, int64_t count, float* out)>;
 
-// Writes a tensor of a file to its rows of a parameter. kWeight: the view has the same dtype and bits are kept.
-// kMaster: F32, F16 or BF16 become fp32. The caller has checked shape and dtype. Blocks as above.
+// Writes a transposed tensor, rounded to its dtype, at `offset` of `file`: front to back, in blocks of whole file rows
+// and at most staging_bytes or one row. The masters of a block are read strip by strip, whole rows where they fit.
+void export_transposed(const HfTensor& tensor, const std::string& file, int64_t offset, const ReadMaster& read_master,
+                       int64_t staging_bytes, WriteBuffer& out);
+// The room that one block takes in the buffer.
+int64_t transposed_room_bytes(const HfTensor& tensor, int64_t staging_bytes);
+
+// Sets what this rank holds of the masters of a tensor's rows from a file's F32, F16 or BF16, reading no other elements
+// but the rest of rows that are transposed. The caller has checked shape and dtype. `staging` has as many elements as
+// the next function says, or more: at most staging_bytes, or a row and what transposes it.
 void import_tensor(const ParamTable& table, const HfTensor& tensor, const SafetensorsView& view,
-                   StateKind kind, const StateAccess& access, int64_t staging_bytes);
+                   const StateAccess& access, int64_t staging_bytes, std::vector<float>& staging);
+int64_t import_staging_elems(const ParamTable& table, int param, const HfPart& part, const StateAccess& access,
+                             int64_t staging_bytes);
 
 // The tensors of model.safetensors, or of every part that model.safetensors.index.json names.
 class HfModelFiles {

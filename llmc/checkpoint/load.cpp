@@ -8,6 +8,8 @@
 #include "llmc/base/check.h"
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/hf_tensors.h"
+#include "llmc/checkpoint/rank_outcome.h"
 #include "llmc/checkpoint/save_layout.h"
 
 namespace {
@@ -29,57 +31,41 @@ const SafetensorsView& expect(const SafetensorsView* view, const std::string& fi
 
 // Loads this rank's elements of every tensor in a slot's file.
 void load_slot(const std::string& path, const ParamTable& table, const StateSlot& slot, const StateAccess& access,
-               int64_t staging_bytes) {
+               std::vector<float>& staging) {
     const auto entries = slot_entries(table, slot, access.dtypes);
     if (entries.empty()) return;
     const Dtype dtype = access.dtypes.of(slot.kind);
-    const int64_t step = std::max<int64_t>(1, staging_bytes / dtype_bytes(dtype));
+    const int64_t step = static_cast<int64_t>(staging.size()) * 4 / dtype_bytes(dtype);
     const SafetensorsReader reader(path);
     for (const auto& [name, view] : reader.tensors()) {
         const int index = table.find(name);
         REQUIRE(index >= 0 && table.params[static_cast<size_t>(index)].has(slot.kind),
                 "%s: tensor %s is no parameter of this model", path.c_str(), name.c_str());
     }
-    std::vector<char> block;
     for (const SafetensorsEntry& entry : entries) {
         auto found = reader.tensors().find(entry.name);
         const SafetensorsView* place = found == reader.tensors().end() ? nullptr : &found->second;
         const SafetensorsView& view = expect(place, path, entry, {safetensors_dtype(dtype)});
         const int index = table.find(entry.name);
         const int64_t elems = table.params[static_cast<size_t>(index)].elems();
-        for (const ElementRange& part : held_within(access, slot.kind, index, {0, elems}))
+        for (const ElementRange& part : held_within(access, index, {0, elems}))
             for (int64_t done = 0; done < part.count; done += step) {
                 const int64_t begin = part.begin + done, count = std::min(step, part.count - done);
-                const int64_t bytes = count * dtype_bytes(dtype);
-                block.resize(static_cast<size_t>(bytes));
-                view.read(begin * dtype_bytes(dtype), bytes, block.data());
-                access.write(slot.kind, index, begin, count, block.data());
+                view.read(begin * dtype_bytes(dtype), count * dtype_bytes(dtype), staging.data());
+                access.write(slot.kind, index, begin, count, staging.data());
             }
     }
 }
 
-// Sets rows of kWeight without a Hugging Face tensor to the rounded masters, as the optimizer does.
-void load_padding(const SafetensorsView& master, const Param& param, int index, const StateAccess& access,
-                  int64_t staging_bytes) {
-    const int64_t step = std::max<int64_t>(1, staging_bytes / 4);
-    for (int64_t begin = hf_rows(param) * param.cols; begin < param.elems(); begin += step) {
-        const int64_t count = std::min(step, param.elems() - begin);
-        std::vector<float> values(static_cast<size_t>(count));
-        CHECK(read_as_fp32(master, begin, count, values.data()), "master of %s", param.name.c_str());
-        std::vector<bf16> rounded(values.begin(), values.end());
-        const void* data =
-            access.dtypes.weight == Dtype::kFp32 ? static_cast<const void*>(values.data()) : rounded.data();
-        access.write(StateKind::kWeight, index, begin, count, data);
-    }
-}
-
-void zero_padding(const Param& param, int index, const StateAccess& access, int64_t staging_bytes) {
+// Sets the masters of rows without a Hugging Face tensor (vocabulary padding).
+void zero_padding(const Param& param, int index, const StateAccess& access, std::vector<float>& staging) {
     const int64_t begin = hf_rows(param) * param.cols, padding = param.elems() - begin;
-    const int64_t step = std::min(std::max<int64_t>(1, staging_bytes / 4), padding);
-    const std::vector<float> zeros(static_cast<size_t>(step), 0.0f);
-    for (const ElementRange& part : held_within(access, StateKind::kMaster, index, {begin, padding}))
+    const int64_t step = static_cast<int64_t>(staging.size());
+    std::fill(staging.begin(), staging.end(), 0.0f);
+    for (const ElementRange& part : held_within(access, index, {begin, padding}))
         for (int64_t done = 0; done < part.count; done += step)
-            access.write(StateKind::kMaster, index, part.begin + done, std::min(step, part.count - done), zeros.data());
+            access.write(StateKind::kMaster, index, part.begin + done, std::min(step, part.count - done),
+                         staging.data());
 }
 
 bool ends_with(const std::string& text, const std::string& end) {
@@ -102,10 +88,12 @@ const HfModelFiles::Found* find_tensor(const HfModelFiles& files, const std::str
     return found == files.tensors().end() ? nullptr : &found->second;
 }
 
-bool same_bytes(const SafetensorsView& a, const SafetensorsView& b) {
+// Whether two tensors are equal in the blocks of which this rank compares every `local_ranks`-th: the ranks of a host
+// compare all of them.
+bool same_bytes(const SafetensorsView& a, const SafetensorsView& b, const World& world) {
     constexpr int64_t kBlock = int64_t{1} << 20;
     std::vector<char> of_a(static_cast<size_t>(std::min(kBlock, a.bytes))), of_b(of_a.size());
-    for (int64_t done = 0; done < a.bytes; done += kBlock) {
+    for (int64_t done = world.local_rank * kBlock; done < a.bytes; done += world.local_ranks * kBlock) {
         const int64_t n = std::min(kBlock, a.bytes - done);
         a.read(done, n, of_a.data());
         b.read(done, n, of_b.data());
@@ -115,11 +103,12 @@ bool same_bytes(const SafetensorsView& a, const SafetensorsView& b) {
 }
 
 // A tied head that is stored as well must equal the embedding.
-void check_tied_head(const HfModelFiles& files, const SafetensorsView& head, const SafetensorsEntry& embedding) {
+void check_tied_head(const HfModelFiles& files, const SafetensorsView& head, const SafetensorsEntry& embedding,
+                     const World& world) {
     const HfModelFiles::Found* found = find_tensor(files, embedding.name);
     CHECK(found, "%s was read before", embedding.name.c_str());
     const SafetensorsView& wte = *found->view;
-    const bool same = head.dtype == wte.dtype && head.shape == wte.shape && same_bytes(head, wte);
+    const bool same = head.dtype == wte.dtype && head.shape == wte.shape && same_bytes(head, wte, world);
     REQUIRE(same,
             "%s: tensor lm_head.weight differs from %s, but this model's head is tied; set "
             "--untie-embeddings-and-output-weights",
@@ -140,36 +129,25 @@ void check_same_model(const std::string& path, const ModelConfig& config) {
                 theirs.value(name, nlohmann::json()).dump().c_str(), value.dump().c_str());
 }
 
-}  // namespace
-
-void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access, int64_t staging_bytes) {
-    check_same_model(path, config);
+// The tensors of a checkpoint's model. Their data is not read: it is the rounded masters.
+void check_model_tensors(const std::string& path, const ParamTable& table, Dtype weight) {
     const HfModelFiles files(path);
-    const auto tensors = hf_tensors(table, access.dtypes.weight);
     std::set<std::string> wanted;
-    for (const HfTensor& tensor : tensors) {
+    for (const HfTensor& tensor : hf_tensors(table, weight)) {
         auto found = files.tensors().find(tensor.entry.name);
         const bool there = found != files.tensors().end();
-        const SafetensorsView& view =
-            expect(there ? found->second.view : nullptr, there ? found->second.file : path, tensor.entry,
-                   {safetensors_dtype(access.dtypes.weight)});
-        import_tensor(table, tensor, view, StateKind::kWeight, access, staging_bytes);
+        expect(there ? found->second.view : nullptr, there ? found->second.file : path, tensor.entry,
+               {safetensors_dtype(weight)});
         wanted.insert(tensor.entry.name);
     }
     for (const auto& [name, found] : files.tensors())
         REQUIRE(wanted.count(name), "%s: tensor %s is no parameter of this model", found.file.c_str(), name.c_str());
-    for (const StateSlot& slot : kStateSlots)
-        load_slot(path + "/" + slot.file, table, slot, access, staging_bytes);
-    const SafetensorsReader masters(path + "/" + state_slot(StateKind::kMaster).file);
-    for (size_t p = 0; p < table.params.size(); p++)
-        load_padding(masters.tensor(table.params[p].name), table.params[p], static_cast<int>(p), access, staging_bytes);
 }
 
-void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access, Comm& comm, int64_t staging_bytes) {
-    require_undamaged(directory, "model", &comm);   // model*: the weights and their index
+void load_masters(const std::string& directory, const ModelConfig& config, const ParamTable& table,
+                  const StateAccess& access, const World& world, int64_t staging_bytes) {
     const HfModelFiles files(directory);
+    std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, access, staging_bytes) / 4));
     std::set<const SafetensorsView*> used;
     const auto tensors = hf_tensors(table, Dtype::kFp32);
     for (const HfTensor& tensor : tensors) {
@@ -181,18 +159,50 @@ void load_hf_weights(const std::string& directory, const ModelConfig& config, co
                 directory.c_str(), tensor.entry.name.c_str());
         const SafetensorsView& view = expect(found ? found->view : nullptr, found ? found->file : directory,
                                              tensor.entry, {"F32", "BF16", "F16"});
-        import_tensor(table, tensor, view, StateKind::kMaster, access, staging_bytes);
+        import_tensor(table, tensor, view, access, staging_bytes, staging);
         used.insert(&view);
     }
     for (const auto& [name, found] : files.tensors()) {
         if (used.count(found.view) || is_buffer(name)) continue;
         if (config.tied_head && name == "lm_head.weight") {
-            check_tied_head(files, *found.view, tensors[0].entry);
+            check_tied_head(files, *found.view, tensors[0].entry, world);
             continue;
         }
         FAIL(kExitBadInput, "%s: tensor %s is no parameter of this model", found.file.c_str(),
              printable(name).c_str());
     }
     for (size_t p = 0; p < table.params.size(); p++)
-        zero_padding(table.params[p], static_cast<int>(p), access, staging_bytes);
+        zero_padding(table.params[p], static_cast<int>(p), access, staging);
+}
+
+}  // namespace
+
+int64_t load_staging_bytes(const ParamTable& table, const StateAccess& access, int64_t staging_bytes) {
+    const int64_t most = std::max<int64_t>(1, staging_bytes / 4);
+    int64_t elems = 1;
+    for (size_t p = 0; p < table.params.size(); p++) {
+        const Param& param = table.params[p];
+        for (const ElementRange& held : held_within(access, static_cast<int>(p), {0, param.elems()}))
+            elems = std::max(elems, std::min(most, held.count));
+        for (const HfPart& part : param.hf)
+            elems = std::max(elems, import_staging_elems(table, static_cast<int>(p), part, access, staging_bytes));
+    }
+    return elems * 4;
+}
+
+void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
+                     const StateAccess& access, Comm& comm, int64_t staging_bytes) {
+    on_all_ranks(comm, path + " cannot be loaded", [&] {
+        check_same_model(path, config);
+        check_model_tensors(path, table, access.dtypes.weight);
+        std::vector<float> staging(static_cast<size_t>(load_staging_bytes(table, access, staging_bytes) / 4));
+        for (const StateSlot& slot : kStateSlots) load_slot(path + "/" + slot.file, table, slot, access, staging);
+    });
+}
+
+void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
+                     const StateAccess& access, Comm& comm, int64_t staging_bytes) {
+    require_undamaged(directory, "model", &comm);   // model*: the weights and their index
+    on_all_ranks(comm, directory + " cannot be loaded",
+                 [&] { load_masters(directory, config, table, access, comm.world(), staging_bytes); });
 }

@@ -1,5 +1,6 @@
-// Reads the tensors of a checkpoint, or of any model in the format of transformers, into the training state. With any
-// number of ranks, each reads the part that it holds.
+// Reads the tensors of a checkpoint, or of any model in the format of transformers, into the training state. Each rank
+// reads the byte ranges of what it holds, block by block. An error of one rank is an Error on all. Every rank calls these;
+// afterwards the weights are to be computed from the masters (WeightGatherer::from_masters).
 #pragma once
 #include <string>
 
@@ -7,15 +8,18 @@
 #include "llmc/model/params.h"
 #include "llmc/parallel/comm.h"
 
-// Restores weights and slots bit for bit. Shapes and dtypes must match (exit 2, naming the tensor). Rows of kWeight
-// without a Hugging Face tensor (vocabulary padding) are set to the rounded masters. `path` comes from find_checkpoint,
-// which has checked the hashes.
+// Restores the slots bit for bit. Shapes and dtypes, also of the model's files, must match (exit 2, naming the tensor).
+// `path` comes from find_checkpoint, which has checked the hashes.
 void load_checkpoint(const std::string& path, const ModelConfig& config, const ParamTable& table,
-                     const StateAccess& access, int64_t staging_bytes = kStagingBytes);
+                     const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
 
 // Loads weights only, from any directory in the format of transformers: single file or index, F32, F16 or BF16, with or
 // without a copy of a tied head, GPT-2 names with or without "transformer."; mask and rope buffers are ignored. Writes
 // this rank's part of kMaster (fp32), padded rows as 0. Exit 2, naming the first missing, surplus or misshapen tensor;
-// exit 5 if files of a checkpoint do not match its manifest. Every rank calls it.
+// exit 5 if files of a checkpoint do not match its manifest, which the ranks of each host check together.
 void load_hf_weights(const std::string& directory, const ModelConfig& config, const ParamTable& table,
                      const StateAccess& access, Comm& comm, int64_t staging_bytes = kStagingBytes);
+
+// Host memory that both take on this rank, besides the files' headers: at most staging_bytes, or what one row of a
+// transposed tensor needs. Uses access.held only.
+int64_t load_staging_bytes(const ParamTable& table, const StateAccess& access, int64_t staging_bytes = kStagingBytes);

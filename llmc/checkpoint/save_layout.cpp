@@ -24,18 +24,26 @@ struct Balance {
     int64_t& of(int rank) { return bytes[static_cast<size_t>(rank)]; }
 };
 
-// Adds the ranges of one parameter, split where a rank's range begins or ends, each with one of its holders as writer.
-void add_ranges(const ParamTable& table, int param, const HeldByRank& held, int64_t element_bytes, Balance& balance,
-                std::vector<SavedRange>& ranges) {
+// The tensors of the model that are not transposed, by parameter, with their places.
+struct PlacedTensor {
+    int64_t begin, count;   // elements of the parameter
+    FilePlace place;
+};
+using PlacedTensors = std::vector<std::vector<PlacedTensor>>;
+
+// Adds the ranges of one parameter, split where a rank's range or a tensor of the model begins or ends, each with one of
+// its holders as writer.
+void add_ranges(const ParamTable& table, int param, const HeldByRank& held, const std::vector<PlacedTensor>& tensors,
+                int64_t slot_bytes, int64_t weight_bytes, Balance& balance, std::vector<SavedRange>& ranges) {
     const Param& p = table.params[static_cast<size_t>(param)];
     std::set<int64_t> cuts{p.elems()};
     for (int64_t at = 0; at < p.elems(); at += kMaxRangeElems) cuts.insert(at);
+    for (const PlacedTensor& tensor : tensors) cuts.insert({tensor.begin, tensor.begin + tensor.count});
     for (const auto& by_param : held)
         for (const ElementRange& part : by_param[static_cast<size_t>(param)]) {
             CHECK(part.begin >= 0 && part.count >= 0 && part.begin + part.count <= p.elems(),
                   "a rank holds elements outside of %s", p.name.c_str());
-            cuts.insert(part.begin);
-            cuts.insert(part.begin + part.count);
+            cuts.insert({part.begin, part.begin + part.count});
         }
     for (auto cut = cuts.begin(); std::next(cut) != cuts.end(); ++cut) {
         const int64_t begin = *cut, end = *std::next(cut);
@@ -44,7 +52,12 @@ void add_ranges(const ParamTable& table, int param, const HeldByRank& held, int6
             for (const ElementRange& part : held[rank][static_cast<size_t>(param)])
                 if (part.begin <= begin && end <= part.begin + part.count) holders.push_back(static_cast<int>(rank));
         CHECK(!holders.empty(), "no rank holds elements %lld to %lld of %s", ll(begin), ll(end), p.name.c_str());
-        ranges.push_back({param, balance.assign((end - begin) * element_bytes, holders), begin, end - begin});
+        SavedRange range{.param = param, .begin = begin, .count = end - begin};
+        for (const PlacedTensor& tensor : tensors)
+            if (tensor.begin <= begin && end <= tensor.begin + tensor.count)
+                range.weight = {tensor.place.file, tensor.place.offset + (begin - tensor.begin) * weight_bytes};
+        range.rank = balance.assign(range.count * (slot_bytes + (range.weight.file < 0 ? 0 : weight_bytes)), holders);
+        ranges.push_back(range);
     }
 }
 
@@ -78,7 +91,6 @@ int64_t SaveLayout::buffer_bytes(int rank) const {
     int64_t total = 0;
     auto add = [&](int writer, int64_t bytes) { total += writer == rank ? WriteBuffer::aligned(bytes) : 0; };
     for (const SavedFile& file : files) add(0, static_cast<int64_t>(file.header.size()));
-    for (const SavedTensor& saved : tensors) add(saved.rank, saved.tensor.entry.bytes());
     for (const SavedRange& range : ranges)
         for (const SlotFile& file : slot_files)
             if (file.has(range.param)) add(range.rank, range.count * file.element_bytes);
@@ -96,8 +108,18 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
     SaveLayout layout;
     Balance balance(held.size());
     const auto parts = split_parts(hf_tensors(table, dtypes.weight), max_part_bytes);
-    for (size_t i = 0; i < parts.size(); i++)
+    PlacedTensors placed(table.params.size());
+    for (size_t i = 0; i < parts.size(); i++) {
         layout.files.push_back(file_of(part_file_name(i, parts.size()), entries_of(parts[i])));
+        FilePlace place{static_cast<int>(i), static_cast<int64_t>(layout.files.back().header.size())};
+        for (const HfTensor& tensor : parts[i]) {
+            const int64_t cols = table.params[static_cast<size_t>(tensor.param)].cols;
+            if (tensor.part.transposed) layout.transposed.push_back({tensor, 0, place});
+            else placed[static_cast<size_t>(tensor.param)].push_back({tensor.part.row_begin * cols,
+                                                                      tensor.part.rows * cols, place});
+            place.offset += tensor.entry.bytes();
+        }
+    }
     if (parts.size() > 1) layout.index_json = part_index_json(parts);
 
     for (const StateSlot& slot : kStateSlots) {
@@ -113,22 +135,16 @@ SaveLayout make_save_layout(const ParamTable& table, const StateDtypes& dtypes, 
         }
     }
     for (size_t p = 0; p < table.params.size(); p++) {
-        int64_t element_bytes = 0;   // of all slots
+        int64_t slot_bytes = 0;   // of an element
         for (const SlotFile& file : layout.slot_files)
-            if (file.has(static_cast<int>(p))) element_bytes += file.element_bytes;
-        add_ranges(table, static_cast<int>(p), held, element_bytes, balance, layout.ranges);
+            if (file.has(static_cast<int>(p))) slot_bytes += file.element_bytes;
+        add_ranges(table, static_cast<int>(p), held, placed[p], slot_bytes, dtype_bytes(dtypes.weight), balance,
+                   layout.ranges);
     }
 
-    // Any rank can write a tensor of the model: those that write less of the slots get more of them.
+    // Any rank can write a transposed tensor: those that write less of the rest get more of them.
     std::vector<int> everyone;
     for (size_t rank = 0; rank < held.size(); rank++) everyone.push_back(static_cast<int>(rank));
-    for (size_t i = 0; i < parts.size(); i++) {
-        int64_t offset = static_cast<int64_t>(layout.files[i].header.size());
-        for (const HfTensor& tensor : parts[i]) {
-            const int rank = balance.assign(tensor.entry.bytes(), everyone);
-            layout.tensors.push_back({tensor, static_cast<int>(i), rank, offset});
-            offset += tensor.entry.bytes();
-        }
-    }
+    for (TransposedTensor& saved : layout.transposed) saved.rank = balance.assign(saved.tensor.entry.bytes(), everyone);
     return layout;
 }

@@ -17,17 +17,26 @@ struct SavedFile {
     int64_t bytes = 0;    // of the whole file
 };
 
-// A tensor of the model's files, and the rank that writes it.
-struct SavedTensor {
-    HfTensor tensor;
-    int file = 0, rank = 0;
-    int64_t offset = 0;   // in the file
+// A place in one of SaveLayout::files.
+struct FilePlace {
+    int file = -1;
+    int64_t offset = 0;
 };
 
-// A range of elements of a parameter's slots, and the rank that writes it.
+// A transposed tensor of the model, and the rank that writes it. No rank has whole rows of it, hence it is read from
+// the masters' file once that is complete.
+struct TransposedTensor {
+    HfTensor tensor;
+    int rank = 0;
+    FilePlace place;
+};
+
+// A range of elements of a parameter's slots, and the rank that writes it. It lies in one tensor of the model or in
+// none (vocabulary padding).
 struct SavedRange {
     int param = 0, rank = 0;
     int64_t begin = 0, count = 0;
+    FilePlace weight = {};   // where its rounded masters are written; file -1: nowhere, or transposed
 };
 
 // The file of a slot, and each parameter's place in it.
@@ -41,12 +50,13 @@ struct SlotFile {
 struct SaveLayout {
     std::vector<SavedFile> files;        // of the model, then of the slots
     std::string index_json;              // "" if the model is one file
-    std::vector<SavedTensor> tensors;    // in table order
     std::vector<SavedRange> ranges;      // ascending by parameter and begin
-    std::vector<SlotFile> slot_files;    // for each slot that a parameter has
+    std::vector<TransposedTensor> transposed;   // in table order
+    std::vector<SlotFile> slot_files;    // for each slot that a parameter has; the masters' is the first
 
     int64_t bytes() const;                  // of all files
-    int64_t buffer_bytes(int rank) const;   // of a WriteBuffer for all bytes that `rank` writes
+    // Of a WriteBuffer for the headers and slots that `rank` writes; weights are rounded from the masters in it.
+    int64_t buffer_bytes(int rank) const;
 };
 
 // The elements that each rank holds of each parameter's slots: held[rank][param], see StateAccess::held.

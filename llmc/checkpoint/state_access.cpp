@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-std::vector<ElementRange> held_within(const StateAccess& access, StateKind kind, int index, const ElementRange& all) {
+std::vector<ElementRange> held_within(const StateAccess& access, int index, const ElementRange& all) {
     if (all.count == 0) return {};
-    if (kind == StateKind::kWeight || !access.held) return {all};
+    if (!access.held) return {all};
     std::vector<ElementRange> parts;
     for (const ElementRange& held : access.held(index)) {
         const int64_t begin = std::max(held.begin, all.begin);

@@ -1,4 +1,5 @@
-// How checkpoints read and write the training state. Ranges are elements within one parameter.
+// How checkpoints read and write the training state: the slots of parameters, as working weights are the rounded
+// masters. Ranges are elements within one parameter.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -12,19 +13,16 @@ struct ElementRange {
 
 struct StateAccess {
     StateDtypes dtypes = {};   // in a checkpoint weights are bf16 or fp32
-    // Copy elements [begin, begin + count) of parameter `index` to or from host memory, in the kind's dtype.
+    // Copy elements [begin, begin + count) of a slot of parameter `index` to or from host memory, in the slot's dtype.
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, void* host)> read;
     std::function<void(StateKind kind, int index, int64_t begin, int64_t count, const void* host)> write;
     // The elements of a parameter's slots that this rank holds, ascending; read and write must stay within them. All
     // ranks together hold every element; with --zero 0 each rank holds all. If empty, this rank holds all elements.
     std::function<std::vector<ElementRange>(int index)> held = {};
-    // Gathers a parameter's kWeight, so that any rank can read it until the next call. Every rank calls it for every
-    // parameter in table order. If empty, kWeight can be read at any time.
-    std::function<void(int index)> gather_weight = {};
 };
 
 // The part of range `all` of a parameter that this rank holds.
-std::vector<ElementRange> held_within(const StateAccess& access, StateKind kind, int index, const ElementRange& all);
+std::vector<ElementRange> held_within(const StateAccess& access, int index, const ElementRange& all);
 
-// Host memory for one block between state and file; a transposing copy uses two.
+// Host memory for one block between state and file.
 inline constexpr int64_t kStagingBytes = int64_t{32} << 20;

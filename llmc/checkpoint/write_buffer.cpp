@@ -1,13 +1,28 @@
 #include "llmc/checkpoint/write_buffer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "llmc/base/check.h"
 
 namespace {
 
-constexpr int64_t kBlockBytes = int64_t{4} << 20;   // written and hashed together, while they are in the cache
+constexpr int64_t kBlockBytes = int64_t{4} << 20;   // written, hashed and rounded together, while they are in the cache
+static_assert(WriteBuffer::kHashBytes % kBlockBytes == 0);
+
+// Replaces fp32 values by themselves in bf16, which take the first half of the bytes; those may not be aligned.
+void round_in_place(char* values, int64_t count) {
+    constexpr int64_t kBlock = 1024;
+    float in[kBlock];
+    bf16 out[kBlock];
+    for (int64_t done = 0; done < count; done += kBlock) {
+        const int64_t n = std::min(kBlock, count - done);
+        std::memcpy(in, values + done * 4, static_cast<size_t>(n * 4));
+        for (int64_t i = 0; i < n; i++) out[i] = bf16(in[i]);
+        std::memcpy(values + done * 2, out, static_cast<size_t>(n * 2));
+    }
+}
 
 }  // namespace
 
@@ -17,13 +32,12 @@ void WriteBuffer::reset(const IoHook& hook) {
     directory_.clear();
     segments_.clear();
     files_.clear();
-    range_ = {};
     written_.clear();
 }
 
-void WriteBuffer::begin(const std::string& file, int64_t offset) {
+void WriteBuffer::begin(const std::string& file, int64_t offset, const std::optional<Copy>& copy) {
     used_ = aligned(used_);
-    segments_.push_back({file, offset, used_, 0});
+    segments_.push_back({file, offset, used_, 0, copy});
 }
 
 char* WriteBuffer::room(int64_t bytes) {
@@ -32,7 +46,9 @@ char* WriteBuffer::room(int64_t bytes) {
         Segment rest = segments_.back();
         write_out();
         rest.offset += rest.bytes;
-        segments_.push_back({rest.file, rest.offset, 0, 0});
+        if (rest.copy) rest.copy->offset += rest.bytes / 4 * dtype_bytes(rest.copy->dtype);
+        rest.at = rest.bytes = 0;
+        segments_.push_back(rest);
     }
     return memory_ + used_;
 }
@@ -43,51 +59,54 @@ void WriteBuffer::filled(int64_t bytes) {
 }
 
 void WriteBuffer::write_out() {
-    CHECK(!directory_.empty(), "bytes for %s before there is a directory", segments_.back().file.c_str());
-    for (const Segment& segment : segments_) {
-        const bool continues = range_.file == segment.file && range_.begin + range_.bytes == segment.offset;
-        if (!continues) {
-            end_range();
-            range_ = {segment.file, segment.offset, 0, ""};
+    CHECK(segments_.empty() || !directory_.empty(), "bytes for %s before there is a directory",
+          segments_.back().file.c_str());
+    for (const Segment& segment : segments_)
+        for (int64_t done = 0; done < segment.bytes; done += kBlockBytes) {
+            char* const data = memory_ + segment.at + done;
+            const int64_t bytes = std::min(segment.bytes - done, kBlockBytes);
+            write(segment.file, segment.offset + done, data, bytes);
+            if (!segment.copy) continue;
+            const int64_t size = dtype_bytes(segment.copy->dtype);
+            if (size == 2) round_in_place(data, bytes / 4);
+            write(segment.copy->file, segment.copy->offset + done / 4 * size, data, bytes / 4 * size);
         }
-        for (int64_t done = 0; done < segment.bytes;) {
-            if (range_.bytes == kHashBytes) {
-                end_range();
-                range_ = {segment.file, segment.offset + done, 0, ""};
-            }
-            const int64_t block = std::min({segment.bytes - done, kBlockBytes, kHashBytes - range_.bytes});
-            write_block(segment, done, block);
-            done += block;
-        }
-    }
     segments_.clear();
     used_ = 0;
 }
 
-void WriteBuffer::write_block(const Segment& segment, int64_t done, int64_t bytes) {
-    if (cancelled_) FAIL(kExitBug, "saving was cancelled");
-    const char* data = memory_ + segment.at + done;
-    RangeFile& file = files_.try_emplace(segment.file, directory_ + "/" + segment.file, hook_).first->second;
-    file.write(segment.offset + done, data, bytes);
-    hash_.update(data, bytes);
-    range_.bytes += bytes;
+// Writes and hashes bytes of a file, in hashes of at most kHashBytes.
+void WriteBuffer::write(const std::string& name, int64_t offset, const char* data, int64_t bytes) {
+    OpenFile& file = files_.try_emplace(name, directory_ + "/" + name, hook_).first->second;
+    while (bytes > 0) {
+        if (cancelled_) FAIL(kExitBug, "saving was cancelled");
+        if (file.range.begin + file.range.bytes != offset || file.range.bytes == kHashBytes) end_range(file);
+        if (file.range.bytes == 0) file.range = {name, offset, 0, ""};
+        const int64_t n = std::min(bytes, kHashBytes - file.range.bytes);
+        file.file.write(offset, data, n);
+        file.hash.update(data, n);
+        file.range.bytes += n;
+        data += n;
+        offset += n;
+        bytes -= n;
+    }
 }
 
-void WriteBuffer::end_range() {
-    if (range_.bytes > 0) {
-        range_.xxh3 = hash_.digest();
-        written_.push_back(std::move(range_));
+void WriteBuffer::end_range(OpenFile& file) {
+    if (file.range.bytes > 0) {
+        file.range.xxh3 = file.hash.digest();
+        written_.push_back(std::move(file.range));
     }
-    range_ = {};
-    hash_.reset();
+    file.range = {};
+    file.hash.reset();
 }
 
 std::vector<WriteBuffer::Written> WriteBuffer::finish() {
     write_out();
-    end_range();
     for (auto& [name, file] : files_) {
         if (cancelled_) FAIL(kExitBug, "saving was cancelled");
-        file.close();
+        end_range(file);
+        file.file.close();
     }
     files_.clear();
     return std::exchange(written_, {});

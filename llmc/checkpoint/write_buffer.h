@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "llmc/base/dtype.h"
 #include "llmc/base/files.h"
 
 class WriteBuffer {
@@ -25,11 +27,17 @@ public:
     // The directory of the files, which must exist. Call it before the memory is full.
     void set_directory(const std::string& directory) { directory_ = directory; }
 
-    // Starts a segment at this offset of this file.
-    void begin(const std::string& file, int64_t offset);
+    // A second place of fp32 values, in another file, where they are written in this dtype: bf16 (rounded) or fp32.
+    struct Copy {
+        std::string file;
+        int64_t offset;
+        Dtype dtype;
+    };
+    // Starts a segment at this offset of this file. With `copy` its bytes are fp32 values.
+    void begin(const std::string& file, int64_t offset, const std::optional<Copy>& copy = {});
     // Returns memory for the next bytes, valid until the next call; writes if the memory is full.
     char* room(int64_t bytes);
-    // Adds the bytes that were written to room.
+    // Adds the bytes that were written to room, of those with `copy` whole values.
     void filled(int64_t bytes);
 
     struct Written {
@@ -37,7 +45,8 @@ public:
         int64_t begin, bytes;
         std::string xxh3;
     };
-    // Writes the rest and fsyncs every file. Uses only this object and the files, so that any thread can call it.
+    // Writes the rest and fsyncs every file; the buffer is empty then. Uses only this object and the files, so that any
+    // thread can call it.
     std::vector<Written> finish();
     // Makes finish and room, in any thread, end soon with an Error.
     void cancel() { cancelled_ = true; }
@@ -47,20 +56,26 @@ private:
     struct Segment {
         std::string file;
         int64_t offset, at, bytes;   // in the file; in memory
+        std::optional<Copy> copy;
+    };
+    // Segments that follow each other in a file have common hashes, whatever is written to other files in between.
+    struct OpenFile {
+        explicit OpenFile(const std::string& path, const IoHook& hook) : file(path, hook) {}
+        RangeFile file;
+        Written range{};   // the range that is being hashed
+        Xxh3 hash;
     };
 
     void write_out();
-    void write_block(const Segment& segment, int64_t done, int64_t bytes);
-    void end_range();
+    void write(const std::string& name, int64_t offset, const char* data, int64_t bytes);
+    void end_range(OpenFile& file);
 
     char* memory_;
     int64_t bytes_, used_ = 0;
     IoHook hook_;
     std::string directory_;
     std::vector<Segment> segments_;
-    std::map<std::string, RangeFile> files_;
-    Written range_{};   // the range that is being hashed
-    Xxh3 hash_;
+    std::map<std::string, OpenFile> files_;
     std::vector<Written> written_;
     std::atomic<bool> cancelled_{false};
 };

@@ -135,10 +135,12 @@ std::string memory_text(const PlannedRun& run) {
     if (run.config.fp8_attention)
         text += strf("  %-22s %16lld bytes %9.3f GiB of the scratch, shared by all layers\n", "FP8 attention",
                      ll(fp8_attention_bytes(run.config)), gib(fp8_attention_bytes(run.config)));
-    if (plan.save_bytes > 0)
-        text += strf("  %-22s %16lld bytes %9.3f GiB per rank, pinned in host memory\n", "checkpoints",
-                     ll(plan.save_bytes), gib(plan.save_bytes));
-    return text;
+    return text + "host memory, of the rank that takes most\n"
+           + strf("  %-22s %16lld bytes %9.3f GiB, while --load or --resume reads\n", "loading",
+                  ll(plan.host.load_bytes), gib(plan.host.load_bytes))
+           + strf("  %-22s %16lld bytes %9.3f GiB, pinned; %lld bytes %.3f GiB with --save-async\n", "saving",
+                  ll(plan.host.save_bytes), gib(plan.host.save_bytes), ll(plan.host.save_async_bytes),
+                  gib(plan.host.save_async_bytes));
 }
 
 std::string matmul_text(const MemoryPlan& plan) {
@@ -193,7 +195,7 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
 }
 
 std::string checkpoint_text(const PlannedRun& run) {
-    const int64_t bytes = run.plan.checkpoint_bytes, count = planned_checkpoints(run.config);
+    const int64_t bytes = run.plan.host.checkpoint_bytes, count = planned_checkpoints(run.config);
     std::string text = strf("checkpoint        %lld bytes, %.3f GiB on disk", ll(bytes), gib(bytes));
     if (count > 1) text += strf("; %lld of them at the end, %.3f GiB", ll(count), gib(bytes * count));
     return text + "\n";
@@ -235,7 +237,9 @@ Json memory_json(const PlannedRun& run, const Figures& figures) {
         purposes[purpose_name(static_cast<Purpose>(i))] = run.plan.purpose_bytes[static_cast<size_t>(i)];
     Json memory = {{"arena_bytes", run.plan.arena_bytes}, {"purpose_bytes", purposes},
                    {"gpu_bytes", figures.memory_bytes}, {"fits", figures.fits(run.plan)},
-                   {"pinned_host_bytes", run.plan.save_bytes}};
+                   {"pinned_host_bytes", run.plan.pinned_bytes},
+                   {"host_bytes", {{"loading", run.plan.host.load_bytes}, {"saving", run.plan.host.save_bytes},
+                                   {"saving_async", run.plan.host.save_async_bytes}}}};
     if (figures.fits(run.plan)) return memory;
     for (const Change& change : changes_of_memory(run, figures))
         memory["changes"].push_back({{"options", change.options}, {"arena_bytes", change.arena_bytes},
@@ -305,7 +309,7 @@ std::string plan_json(const PlannedRun& run) {
         {"linears", linears_json(run)},
         {"matmuls", matmuls_json(run.plan)},
         {"notes", run.notes},
-        {"checkpoint", {{"bytes", run.plan.checkpoint_bytes}, {"kept", planned_checkpoints(config)}}},
+        {"checkpoint", {{"bytes", run.plan.host.checkpoint_bytes}, {"kept", planned_checkpoints(config)}}},
     };
     return json.dump() + "\n";
 }

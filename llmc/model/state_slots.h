@@ -7,9 +7,8 @@
 #include "llmc/base/dtype.h"
 #include "llmc/ops/arena.h"
 
-// What a checkpoint stores of a parameter: its weight and its slots.
-enum class StateKind : uint8_t { kWeight, kMaster, kExpAvg, kExpAvgSq };
-inline constexpr int kStateKinds = 4;
+enum class StateKind : uint8_t { kMaster, kExpAvg, kExpAvgSq };
+inline constexpr int kStateKinds = 3;
 
 struct StateSlot {
     StateKind kind;
@@ -23,7 +22,7 @@ inline constexpr StateSlot kStateSlots[] = {
     {StateKind::kExpAvg, "exp_avg", "optimizer/m.safetensors", Purpose::kMoments, true},
     {StateKind::kExpAvgSq, "exp_avg_sq", "optimizer/v.safetensors", Purpose::kMoments, true},
 };
-constexpr const StateSlot& state_slot(StateKind kind) { return kStateSlots[static_cast<size_t>(kind) - 1]; }
+constexpr const StateSlot& state_slot(StateKind kind) { return kStateSlots[static_cast<size_t>(kind)]; }
 
 // Which optimizer updates a parameter, and the slots that it needs.
 enum class OptimizerKind : uint8_t { kAdamW };
@@ -53,7 +52,7 @@ struct StateDtypes {
     Dtype moment = Dtype::kFp32;   // bf16 or fp32
 
     Dtype of(StateKind kind) const {
-        if (kind == StateKind::kWeight || weight == Dtype::kFp64) return weight;
+        if (weight == Dtype::kFp64) return weight;
         return state_slot(kind).moment ? moment : Dtype::kFp32;
     }
 };

@@ -118,7 +118,6 @@ void ShardedState::zero_moments(Ctx& ctx) {
 // ---- checkpoints
 
 ShardedState::Held ShardedState::held(StateKind kind, int param) const {
-    if (kind == StateKind::kWeight) return {0, weight(param)};
     const ShardRange* range = range_of(param);
     return range ? Held{range->begin, slot(kind, *range)} : Held{};
 }

@@ -58,8 +58,7 @@ public:
     }
     void zero_weights(Ctx& ctx) { device::fill_bytes(ctx, weights_.data, 0, weights_.bytes()); }
 
-    // Blocking copies of the whole weight of a parameter, or of this rank's range of a slot: reading other elements is
-    // a bug, writing them does nothing.
+    // Blocking copies of this rank's range of a slot: reading other elements is a bug, writing them does nothing.
     void read(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, void* host) const;
     void write(Ctx& ctx, StateKind kind, int param, int64_t begin, int64_t count, const void* host);
 

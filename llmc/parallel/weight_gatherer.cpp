@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <climits>
 
-
 bool gathers_fp8(const Config& config, const Buckets& buckets) {
     return shards_state(config, buckets.ranks()) && buckets.layout().fp8_elems() > 0
            && config.param_comm_dtype == Dtype::kE4m3;
@@ -13,7 +12,6 @@ WeightGatherer::WeightGatherer(const Config& config, ShardedState& state, Fp8Sta
                                CommStream& stream, Arena& arena)
     : config_(config), state_(state), buckets_(state.buckets()), fp8_(fp8), groups_(groups), stream_(stream),
       next_(buckets_.all().size()) {
-    forget_gathered();
     if (!state.sharded() || fp8.gathers_bytes()) return;
     int64_t longest = 0;
     for (const ParamGroup& bucket : buckets_.all())
@@ -36,7 +34,6 @@ void WeightGatherer::all_reduce_amaxes(Ctx& ctx) {
 
 void WeightGatherer::from_masters(Ctx& ctx, bool fresh) {
     wait(ctx);
-    forget_gathered();
     if (fresh) fp8_.initialise(ctx);
     fp8_.clear_weight_amax(ctx, nullptr);
     state_.zero_weights(ctx);   // the gaps
@@ -116,28 +113,3 @@ void WeightGatherer::wait(Ctx& ctx, int layer) {
 }
 
 void WeightGatherer::wait(Ctx& ctx) { wait(ctx, INT_MAX); }
-
-// ---- for checkpoints
-
-Tensor WeightGatherer::bf16_of_grads(const ParamGroup& bucket) const {
-    return {state_.grads(bucket).data, Dtype::kBf16, bucket.elems};
-}
-
-void WeightGatherer::gather_for_checkpoint(Ctx& ctx, int param) {
-    const int number = buckets_.layout().group_number(param);
-    const ParamGroup& bucket = this->bucket(number);
-    const auto at = static_cast<size_t>(number);
-    if (!state_.sharded() || bucket.form != ParamForm::kFp8Linear || gathered_[at]) return;
-    if (state_.shares_grads()) forget_gathered();   // its memory may be that of this bucket
-    const CollectivePurpose purpose(ctx, "collect " + layers_text(bucket, config_.shape.num_layers));
-    round_masters(ctx, number, bf16_of_grads(bucket));
-    groups_.shard.all_gather(ctx, bf16_of_grads(bucket));
-    gathered_[at] = true;
-}
-
-Tensor WeightGatherer::gathered_for_checkpoint(int param) const {
-    const FlatLayout& layout = buckets_.layout();
-    const ParamGroup& bucket = layout.group_of(param);
-    CHECK(gathered_[static_cast<size_t>(layout.group_number(param))], "parameter %d was not gathered", param);
-    return bf16_of_grads(bucket).slice(layout.offset(param) - bucket.begin, layout.elems(param));
-}

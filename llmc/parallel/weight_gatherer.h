@@ -34,15 +34,8 @@ public:
     void wait(Ctx& ctx);
     int64_t timer_spans() const;   // of one step, at most; see CommTimer
 
-    // Between steps, on every rank: all-gathers the masters of a kFp8Linear weight in bf16, into the memory of the
-    // gradients, where it is valid until they are cleared.
-    void gather_for_checkpoint(Ctx& ctx, int param);
-    Tensor gathered_for_checkpoint(int param) const;
-    void forget_gathered() { gathered_.assign(buckets_.all().size(), false); }
-
 private:
     const ParamGroup& bucket(int number) const { return buckets_.all()[static_cast<size_t>(number)]; }
-    Tensor bf16_of_grads(const ParamGroup& bucket) const;
     void round_masters(Ctx& ctx, int number, const Tensor& whole);
     void gather_bucket(Ctx& comm, int number, const StepState* step);
     void gather_fp8_bucket(Ctx& comm, int number);
@@ -56,5 +49,4 @@ private:
     Tensor rounded_;                     // communication buffer: the masters of a kFp8Linear bucket in bf16
     std::vector<Event*> done_;           // by bucket: its weights are gathered; empty until the side stream is open
     size_t next_;                        // first bucket that the compute stream has not waited for
-    std::vector<bool> gathered_;         // by bucket, for a checkpoint
 };

@@ -23,8 +23,8 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     plan.arena_bytes = arena.peak_bytes();
     for (int i = 0; i < kPurposes; i++)
         plan.purpose_bytes[static_cast<size_t>(i)] = arena.purpose_bytes(static_cast<Purpose>(i));
-    plan.save_bytes = planned_save_bytes(config, table, trainer.buckets(), ranks);
-    plan.checkpoint_bytes = planned_checkpoint_bytes(config, table, trainer.buckets(), ranks);
+    plan.host = plan_host(config, table, trainer.buckets(), ranks);
+    if (!config.save.empty()) plan.pinned_bytes = config.save_async ? plan.host.save_async_bytes : plan.host.save_bytes;
     int64_t edge = 0;
     for (const ParamGroup& bucket : trainer.buckets().all())
         if (bucket.first_layer < 0) edge += bucket.elems;

@@ -12,12 +12,21 @@
 #include "llmc/ops/op_cost.h"
 #include "llmc/parallel/comm_dry_run.h"
 
+// Checkpoints of a run, whether it has --save, --load and --resume or not. Host memory is that of the rank that needs
+// most.
+struct HostPlan {
+    int64_t load_bytes = 0;         // while a checkpoint or weights are read
+    int64_t save_bytes = 0;         // pinned, with --save
+    int64_t save_async_bytes = 0;   // pinned, with --save-async
+    int64_t checkpoint_bytes = 0;   // of the tensors of one checkpoint on disk
+};
+
 struct MemoryPlan {
     int64_t arena_bytes = 0;
     std::array<int64_t, kPurposes> purpose_bytes{};
-    int64_t save_bytes = 0;                // pinned host memory of a rank
+    int64_t pinned_bytes = 0;              // host memory of a rank for --save; 0 without it
     int64_t flat_elems = 0;                // of the flat buffers
-    int64_t checkpoint_bytes = 0;          // of one on disk, all ranks together
+    HostPlan host;
     std::vector<PlannedGemm> step_gemms;   // of one optimizer step
     std::vector<PlannedOp> step_ops;       // its other operations
     int ranks = 1;

@@ -75,7 +75,7 @@ SaveOptions save_options(const Config& config) {
     return options;
 }
 
-SaveLayout planned_layout(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
+HeldByRank planned_held(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
     HeldByRank held = held_whole(table, ranks);
     for (int rank = 0; rank < ranks && shards_state(config, buckets.ranks()); rank++) {
         auto& mine = held[static_cast<size_t>(rank)];
@@ -83,7 +83,7 @@ SaveLayout planned_layout(const Config& config, const ParamTable& table, const B
         for (const ShardRange& range : buckets.shard_ranges(rank % buckets.ranks()))
             mine[static_cast<size_t>(range.param)].push_back({range.begin, range.elems});
     }
-    return make_save_layout(table, {config.dtype, config.moment_dtype}, held);
+    return held;
 }
 
 // One at the end, and one per --save-interval before.
@@ -102,18 +102,21 @@ int64_t checkpoints_to_come(const Config& config) {
 
 }  // namespace
 
-int64_t planned_save_bytes(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
-    if (config.save.empty()) return 0;
-    const SaveLayout layout = planned_layout(config, table, buckets, ranks);
-    int64_t bytes = 0;
-    for (int rank = 0; rank < ranks; rank++)
-        bytes = std::max(bytes, save_buffer_bytes(layout, save_options(config), rank,
-                                                  shards_state(config, buckets.ranks())));
-    return bytes;
-}
-
-int64_t planned_checkpoint_bytes(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
-    return planned_layout(config, table, buckets, ranks).bytes();
+HostPlan plan_host(const Config& config, const ParamTable& table, const Buckets& buckets, int ranks) {
+    const HeldByRank held = planned_held(config, table, buckets, ranks);
+    const SaveLayout layout = make_save_layout(table, {config.dtype, config.moment_dtype}, held);
+    SaveOptions sync = save_options(config), async = sync;
+    sync.async = false;
+    async.async = true;
+    HostPlan plan{.checkpoint_bytes = layout.bytes()};
+    for (int rank = 0; rank < ranks; rank++) {
+        StateAccess access;
+        access.held = [&](int param) { return held[static_cast<size_t>(rank)][static_cast<size_t>(param)]; };
+        plan.load_bytes = std::max(plan.load_bytes, load_staging_bytes(table, access));
+        plan.save_bytes = std::max(plan.save_bytes, save_buffer_bytes(layout, sync, rank));
+        plan.save_async_bytes = std::max(plan.save_async_bytes, save_buffer_bytes(layout, async, rank));
+    }
+    return plan;
 }
 
 int64_t planned_checkpoints(const Config& config) {
@@ -205,7 +208,7 @@ std::optional<Progress> RunCheckpoints::resume(bool fp8_given, std::vector<std::
     const std::string changed = data_.check_fingerprint(state.at("train_data").dump());
     REQUIRE(changed.empty(), "training data changed since the checkpoint: %s", changed.c_str());
 
-    load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_));
+    load_checkpoint(found.path, config_.shape, table_, trainer_.state_access(ctx_), comm_);
     Progress progress{.step = state.at("step").get<int64_t>(), .samples = state.at("samples").get<int64_t>(),
                       .adam_step = state.at("adam_step").get<int64_t>(),
                       .skips = state.at("skips").get<int64_t>(),

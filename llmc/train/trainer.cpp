@@ -108,7 +108,6 @@ void Trainer::begin_step(Ctx& ctx, const StagedStep& staged) {
 }
 
 void Trainer::zero_gradients(Ctx& ctx) {
-    gatherer_.forget_gathered();
     sharded_.zero_grads(ctx);
 }
 

@@ -86,9 +86,10 @@ TEST_CASE("checkpoint: every bit comes back, for every class, dtype, part size a
                 CHECK(found.state_json == state_json(120));
                 CHECK(found.skipped.empty());
                 FakeState back(c.config, state.dtypes);
-                load_checkpoint(path, c.config, back.table, back.access(), request.staging_bytes);
+                load_checkpoint(path, c.config, back.table, back.access(), *open_single(), request.staging_bytes);
                 CHECK(back.largest_request_bytes <= request.staging_bytes);
                 CHECK(back.same_as(state));
+                check_weights(path, state);
                 back.of(StateKind::kExpAvgSq).back().back() ^= 1;
                 CHECK_FALSE(back.same_as(state));
             }
@@ -116,14 +117,12 @@ TEST_CASE("checkpoint: GPT-2 matrices stand [in, out], Llama's are rows of ours,
     gpt2.randomise(1);
     llama.randomise(2);
     // Numbers that tell places apart; random bits would include NaN.
-    for (FakeState* state : {&gpt2, &llama}) {
+    for (FakeState* state : {&gpt2, &llama})
         for (auto& data : state->of(StateKind::kMaster))
             for (size_t i = 0; i < data.size() / 4; i++) {
                 const float value = static_cast<float>(i);
                 std::memcpy(&data[4 * i], &value, 4);
             }
-        state->round_masters();
-    }
     SafetensorsReader g(save(gpt2, request_of(dir / "g", 1)) + "/model.safetensors");
     const SafetensorsView& c_attn = g.tensor("transformer.h.1.attn.c_attn.weight");
     CHECK(c_attn.shape == std::vector<int64_t>{40, 120});
@@ -215,7 +214,7 @@ TEST_CASE("checkpoint: a state of another shape, dtype or arithmetic is refused 
     const std::string path = save(state, request_of(dir.path, 1));
     auto loading = [&](const ModelConfig& c, Dtype weight = Dtype::kBf16, Dtype moment = Dtype::kFp32) {
         FakeState other(c, {weight, moment});
-        return error_of([&] { load_checkpoint(path, c, other.table, other.access()); });
+        return error_of([&] { load_checkpoint(path, c, other.table, other.access(), *open_single()); });
     };
     CHECK(loading(llama_config()) == "nothing");
     check_contains(loading(llama_config(), Dtype::kFp32),
@@ -413,7 +412,6 @@ TEST_CASE("checkpoint: transformers computes the stored logits from what we save
                              "mistral", "mistral_window", "qwen2", "qwen2_window", "qwen3_bias_window"}) {
         FakeState state(model_config_from_hf(fixture(name)), {.weight = Dtype::kFp32});
         load_hf_weights(fixture(name), state.config, state.table, state.access(), *open_single());
-        state.round_masters();
         CheckpointRequest request = request_of(dir / name, 1);
         if (std::string(name) == "qwen3") request.max_part_bytes = 100000;
         command += " " + save(state, request) + " " + fixture(std::string(name) + "/reference.safetensors");

@@ -277,8 +277,46 @@ TEST_CASE("checkpoint: runs go through a small buffer to their places, hashed in
         CHECK(w.xxh3 == xxh3_of_range(dir / w.file, w.begin, w.bytes));
     }
     const int64_t part = WriteBuffer::kHashBytes;
-    CHECK(ranges == std::vector<Range>{{"two", 12, 6}, {"long", 0, part}, {"long", part, part}, {"long", 2 * part, 5},
+    CHECK(ranges == std::vector<Range>{{"long", 0, part}, {"long", part, part}, {"two", 12, 6}, {"long", 2 * part, 5},
                                        {"two", 5, 7}});
     CHECK(slurp(dir / "two") == std::string(5, '\0') + "helloabworlds" + std::string(2, '\0'));
     CHECK(xxh3_of_range(dir / "long", 0, bytes) == expected.digest());
+}
+
+TEST_CASE("checkpoint: a buffer writes fp32 values a second time, rounded or as they are, whole or in blocks") {
+    const std::vector<float> values = [] {
+        std::vector<float> random(5003);
+        for (size_t i = 0; i < random.size(); i++) {
+            const uint32_t bits = philox(9, i).word[0];   // also NaN and subnormal numbers
+            std::memcpy(&random[i], &bits, 4);
+        }
+        return random;
+    }();
+    const std::vector<bf16> rounded(values.begin(), values.end());
+    const std::string wide(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+    const std::string narrow(reinterpret_cast<const char*>(rounded.data()), rounded.size() * 2);
+    for (Dtype dtype : {Dtype::kBf16, Dtype::kFp32})
+        for (int64_t block : {4, 1236, 20012}) {
+            CAPTURE(block);
+            TempDir dir;
+            const std::string expected = dtype == Dtype::kFp32 ? wide : narrow;
+            create_file(dir / "masters", 8 + static_cast<int64_t>(wide.size()));
+            create_file(dir / "weights", 6 + static_cast<int64_t>(expected.size()));
+            std::vector<char> memory(static_cast<size_t>(std::max<int64_t>(block, 3000)));
+            WriteBuffer buffer(memory.data(), static_cast<int64_t>(memory.size()));
+            buffer.reset({});
+            buffer.set_directory(dir.path);
+            buffer.begin("masters", 8, WriteBuffer::Copy{"weights", 6, dtype});
+            for (size_t done = 0; done < wide.size(); done += static_cast<size_t>(block)) {
+                const std::string part = wide.substr(done, static_cast<size_t>(block));
+                part.copy(buffer.room(static_cast<int64_t>(part.size())), part.size());
+                buffer.filled(static_cast<int64_t>(part.size()));
+            }
+            const std::vector<WriteBuffer::Written> written = buffer.finish();
+            REQUIRE(written.size() == 2);   // however often the buffer was full, each file has one range
+            for (const WriteBuffer::Written& w : written)
+                CHECK(w.xxh3 == xxh3_of_range(dir / w.file, w.begin, w.bytes));
+            CHECK(slurp(dir / "masters") == std::string(8, '\0') + wide);
+            CHECK(slurp(dir / "weights") == std::string(6, '\0') + expected);
+        }
 }

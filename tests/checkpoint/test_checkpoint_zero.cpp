@@ -73,7 +73,7 @@ std::string state_json(TestModel& model) {
 // As a run resumes.
 void resume(TestModel& model, Comm& comm, const std::string& root) {
     const FoundCheckpoint found = ::find_checkpoint("auto", root, comm);
-    load_checkpoint(found.path, model.config.shape, model.table, model.trainer->state_access(model.ctx));
+    load_checkpoint(found.path, model.config.shape, model.table, model.trainer->state_access(model.ctx), comm);
     const auto saved = Json::parse(found.state_json);
     StepState state{};
     state.adam_step = model.result.adam_step = saved.at("adam_step").get<int64_t>();
@@ -114,7 +114,7 @@ Straight train_and_save(const Config& config, int ranks, const std::string& root
         int64_t largest = 0;
         for (const std::string& bytes : comm.gather(std::to_string(saver->buffer_bytes())))
             largest = std::max<int64_t>(largest, std::stoll(bytes));
-        CHECK(model.plan.save_bytes == largest);
+        CHECK(model.plan.pinned_bytes == largest);
     }) == std::vector<std::string>(static_cast<size_t>(ranks), "nothing"));
     return straight;
 }

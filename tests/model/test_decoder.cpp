@@ -61,25 +61,22 @@ TEST_CASE("decoder gradients agree with central differences in double") {
         model.set_random_batch(2, 11);
         model.gradients();
         const std::vector<std::vector<double>> grads = all_grads(model);
-        StateAccess access = model.trainer->state_access(model.ctx);
         double worst = 0;
         for (size_t p = 0; p < model.table.params.size(); p++) {
             const Param& param = model.table.params[p];
             // A few elements of each parameter, spread by the generator.
             for (uint64_t k = 0; k < 6; k++) {
                 const int64_t at = philox(5, k, p).word[0] % param.elems();
-                double value;
-                const double h = 1e-5;
-                access.read(StateKind::kWeight, static_cast<int>(p), at, 1, &value);
+                double& weight = model.weight_element<double>(static_cast<int>(p), at);
+                const double value = weight, h = 1e-5;
                 double losses[2];
                 for (int side = 0; side < 2; side++) {
-                    const double moved = value + (side ? h : -h);
-                    access.write(StateKind::kWeight, static_cast<int>(p), at, 1, &moved);
+                    weight = value + (side ? h : -h);
                     model.gradients();
                     // lr 0 leaves masters alone but rounds weights from them: restore below
                     losses[side] = model.loss();
                 }
-                access.write(StateKind::kWeight, static_cast<int>(p), at, 1, &value);
+                weight = value;
                 // dloss_mul is a float: the gradient carries its rounding, 2^-24 relative.
                 const double numeric = (losses[1] - losses[0]) / (2 * h);
                 const double analytic = grads[p][static_cast<size_t>(at)];
@@ -266,19 +263,16 @@ TEST_CASE("a non-finite batch changes nothing but the report") {
     TestModel model(tiny_config(tiny_gpt2(), Dtype::kFp32, 1, 8));
     model.set_random_batch(2, 5);
     model.step();
-    StateAccess access = model.trainer->state_access(model.ctx);
-    const int poisoned = model.table.find("layers.1.up.bias");
-    const float nan = std::nanf("");
-    float value;
-    access.read(StateKind::kWeight, poisoned, 3, 1, &value);
+    float& poisoned = model.weight_element<float>(model.table.find("layers.1.up.bias"), 3);
+    const float value = poisoned;
     std::vector<double> before;
     for (size_t i = 0; i < model.table.params.size(); i++)
         for (double w : model.weight(static_cast<int>(i))) before.push_back(w);
-    access.write(StateKind::kWeight, poisoned, 3, 1, &nan);
+    poisoned = std::nanf("");
     model.step();
     CHECK(model.result.skip == 1);
     CHECK(model.result.adam_step == 1);
-    access.write(StateKind::kWeight, poisoned, 3, 1, &value);
+    poisoned = value;
     std::vector<double> after;
     for (size_t i = 0; i < model.table.params.size(); i++)
         for (double w : model.weight(static_cast<int>(i))) after.push_back(w);
@@ -347,23 +341,21 @@ TEST_CASE("documents: gradients agree with central differences in double") {
     const std::vector<int32_t> tokens = text_with_documents(7), next = text_with_documents(8);
     model.set_batch(tokens, next);
     model.gradients();
-    StateAccess access = model.trainer->state_access(model.ctx);
     const BlockParams& block = model.table.blocks[0];
     for (int p : {block.qkv_weight, block.norm1_weight, model.table.wte}) {
         const Param& param = model.table.params[static_cast<size_t>(p)];
         const std::vector<double> grad = model.grad(p);
         for (uint64_t k = 0; k < 8; k++) {
             const int64_t at = philox(5, k, static_cast<uint64_t>(p)).word[0] % param.elems();
-            double value, losses[2];
-            const double h = 1e-5;
-            access.read(StateKind::kWeight, p, at, 1, &value);
+            double& weight = model.weight_element<double>(p, at);
+            const double value = weight, h = 1e-5;
+            double losses[2];
             for (int side = 0; side < 2; side++) {
-                const double moved = value + (side ? h : -h);
-                access.write(StateKind::kWeight, p, at, 1, &moved);
+                weight = value + (side ? h : -h);
                 model.gradients();
                 losses[side] = model.loss();
             }
-            access.write(StateKind::kWeight, p, at, 1, &value);
+            weight = value;
             model.gradients();
             const double numeric = (losses[1] - losses[0]) / (2 * h), analytic = grad[static_cast<size_t>(at)];
             CHECK_MESSAGE(std::fabs(numeric - analytic) < 1e-5 * (1e-4 + std::fabs(numeric)), param.name, "[", at,

@@ -65,7 +65,7 @@ TEST_CASE("flat layout: the layers of a group in messages") {
 }
 
 TEST_CASE("state slots: a row and a file for every kind, and every optimizer keeps a master") {
-    CHECK(std::size(kStateSlots) == kStateKinds - 1);   // the weight is not a slot
+    CHECK(std::size(kStateSlots) == kStateKinds);
     std::set<std::string> names, files;
     for (const StateSlot& slot : kStateSlots) {
         CHECK(state_slot(slot.kind).file == slot.file);
@@ -83,10 +83,9 @@ TEST_CASE("state slots: a row and a file for every kind, and every optimizer kee
 
 TEST_CASE("state slots: moments are in --moment-dtype and masters in FP32; with FP64 all are in FP64") {
     const StateDtypes bf16_moments{.weight = Dtype::kBf16, .moment = Dtype::kBf16};
-    CHECK(bf16_moments.of(StateKind::kWeight) == Dtype::kBf16);
     CHECK(bf16_moments.of(StateKind::kMaster) == Dtype::kFp32);
     CHECK(bf16_moments.of(StateKind::kExpAvg) == Dtype::kBf16);
     CHECK(bf16_moments.of(StateKind::kExpAvgSq) == Dtype::kBf16);
-    for (StateKind kind : {StateKind::kWeight, StateKind::kMaster, StateKind::kExpAvg})
+    for (StateKind kind : {StateKind::kMaster, StateKind::kExpAvg})
         CHECK(StateDtypes{.weight = Dtype::kFp64}.of(kind) == Dtype::kFp64);
 }

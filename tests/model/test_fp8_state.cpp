@@ -84,17 +84,10 @@ void check_weights(TestModel& model, const Fp8Linear& linear) {
         CHECK(same_bytes(model, linear.weight.scale_inv, expected.rowwise_scale_inv));
         CHECK(same_bytes(model, linear.weight_transposed.scale_inv, expected.transposed_scale_inv));
     }
-    // AdamW recorded the amax of what it wrote; a checkpoint's weights are the masters, rounded.
-    std::vector<bf16> saved(masters.size());
-    model.trainer->state_access(model.ctx).read(StateKind::kWeight, linear.param, 0, in.elems, saved.data());
+    // AdamW recorded the amax of what it wrote.
     uint32_t amax = 0;
-    int64_t unequal = 0;
-    for (size_t i = 0; i < masters.size(); i++) {
-        amax = std::max(amax, amax_bits_of(static_cast<float>(bf16(masters[i]))));
-        unequal += saved[i].bits != bf16(masters[i]).bits;
-    }
+    for (float master : masters) amax = std::max(amax, amax_bits_of(static_cast<float>(bf16(master))));
     CHECK(std::max(found.amax_bits, found.step_amax_bits) == amax);
-    CHECK(unequal == 0);
 }
 
 Report report(const std::string& name, const Fp8Counts& counts) {

@@ -402,7 +402,7 @@ TEST_CASE("plan: JSON has the figures of the text") {
     CHECK(json["time"]["tokens_per_second"].get<double>() == doctest::Approx(8 * 2048 / (1e-3 * ms)));
     CHECK(json["linears"].size() == static_cast<size_t>(4 * config.shape.num_layers + 1));
     CHECK(json["checkpoint"]["kept"] == 4);
-    CHECK(json["checkpoint"]["bytes"] == plan.checkpoint_bytes);
+    CHECK(json["checkpoint"]["bytes"] == plan.host.checkpoint_bytes);
     CHECK(json["communication"]["collectives"].size() == plan.collectives.size());
     const std::string text = plan_text(run);
     CHECK(contains(text, strf("%.3f\n", ms)));

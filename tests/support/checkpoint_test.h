@@ -19,6 +19,7 @@
 #include "llmc/checkpoint/checkpoint_dir.h"
 #include "llmc/checkpoint/checkpoint_save.h"
 #include "llmc/checkpoint/hf_config.h"
+#include "llmc/checkpoint/hf_tensors.h"
 #include "llmc/checkpoint/load.h"
 #include "llmc/checkpoint/safetensors.h"
 
@@ -191,44 +192,24 @@ struct FakeState {
 
     explicit FakeState(const ModelConfig& c, const StateDtypes& types = {})
         : config(c), table(make_param_table(c)), dtypes(types) {
-        for (StateKind kind : kinds())
+        for (const StateSlot& slot : kStateSlots)
             for (const Param& param : table.params)
-                of(kind).emplace_back(static_cast<size_t>(param.elems() * dtype_bytes(dtypes.of(kind))), '\x5a');
+                of(slot.kind).emplace_back(static_cast<size_t>(param.elems() * dtype_bytes(dtypes.of(slot.kind))),
+                                           '\x5a');
     }
 
-    static std::vector<StateKind> kinds() {
-        std::vector<StateKind> kinds{StateKind::kWeight};
-        for (const StateSlot& slot : kStateSlots) kinds.push_back(slot.kind);
-        return kinds;
-    }
     std::vector<std::vector<char>>& of(StateKind kind) { return bytes[static_cast<int>(kind)]; }
-    // Random bits, including NaN; weights are the rounded masters.
+    // Random bits, including NaN.
     void randomise(uint64_t seed) {
-        for (StateKind kind : kinds())
+        for (const StateSlot& slot : kStateSlots)
             for (size_t p = 0; p < table.params.size(); p++) {
-                std::vector<char>& data = of(kind)[p];
-                const uint64_t key = rng_key(seed + static_cast<uint64_t>(kind), table.params[p].name);
+                std::vector<char>& data = of(slot.kind)[p];
+                const uint64_t key = rng_key(seed + static_cast<uint64_t>(slot.kind), table.params[p].name);
                 for (size_t i = 0; i < data.size(); i += 2) {
                     const uint32_t word = philox(key, i).word[0];
                     std::memcpy(&data[i], &word, 2);
                 }
             }
-        round_masters();
-    }
-    void round_masters() {
-        for (size_t p = 0; p < table.params.size(); p++)
-            round_values(p, 0, of(StateKind::kMaster)[p].data(), table.params[p].elems());
-    }
-    // Weights from fp32 values.
-    void round_values(size_t p, int64_t begin, const char* values, int64_t count) {
-        for (int64_t i = 0; i < count; i++) {
-            char* weight = of(StateKind::kWeight)[p].data() + (begin + i) * dtype_bytes(dtypes.weight);
-            float value;
-            std::memcpy(&value, values + i * 4, 4);
-            const bf16 rounded(value);
-            if (dtypes.weight == Dtype::kFp32) std::memcpy(weight, values + i * 4, 4);
-            else std::memcpy(weight, &rounded, 2);
-        }
     }
     float master(int param, int64_t row, int64_t col) {
         float value;
@@ -308,10 +289,36 @@ inline std::string save(FakeState& state, const CheckpointRequest& request) {
     return save_checkpoint(request, state.config, state.table, state.access());
 }
 
-// The state that a checkpoint directory holds.
+// Whether the weights in a checkpoint's files are the rounded masters, in the places that transformers expects.
+inline void check_weights(const std::string& path, FakeState& state) {
+    const HfModelFiles files(path);
+    const bool wide = state.dtypes.weight == Dtype::kFp32;
+    for (size_t p = 0; p < state.table.params.size(); p++) {
+        const Param& param = state.table.params[p];
+        for (const HfPart& part : param.hf) {
+            const std::string found = files.tensors().at(part.name).view->content();
+            std::string expected;
+            for (int64_t i = 0; i < part.rows * param.cols; i++) {
+                const int64_t row = part.transposed ? i % part.rows : i / param.cols;
+                const int64_t col = part.transposed ? i / part.rows : i % param.cols;
+                const int64_t at = (part.row_begin + row) * param.cols + col;
+                const char* const master = state.of(StateKind::kMaster)[p].data() + at * 4;
+                float value;
+                std::memcpy(&value, master, 4);
+                const uint16_t rounded = bf16(value).bits;
+                expected.append(wide ? master : reinterpret_cast<const char*>(&rounded), wide ? 4 : 2);
+            }
+            CAPTURE(part.name);
+            CHECK(found == expected);
+        }
+    }
+}
+
+// The state that a checkpoint directory holds; its weights must be that state's.
 inline FakeState load(const std::string& path, const FakeState& like) {
     FakeState state(like.config, like.dtypes);
-    load_checkpoint(path, state.config, state.table, state.access());
+    load_checkpoint(path, state.config, state.table, state.access(), *open_single());
+    check_weights(path, state);
     return state;
 }
 

@@ -173,6 +173,12 @@ public:
     }
     std::vector<double> grad(int param) { return read(trainer->decoder().grad(param)); }
     std::vector<double> weight(int param) { return read(trainer->decoder().weight(param)); }
+    // An element of a weight in the working type, on the CPU, to change it before the next call.
+    template <typename T> T& weight_element(int param, int64_t at) {
+        trainer->gatherer().wait(ctx);
+        device::synchronize(ctx);
+        return trainer->decoder().weight(param).slice(at, 1).as<T>()[0];
+    }
 
 private:
     const std::unique_ptr<Comm> single_ = open_single();

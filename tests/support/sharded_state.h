@@ -45,12 +45,11 @@ inline Held held_by(const ParamTable& table, int rank, int ranks, int64_t bucket
     return held;
 }
 
-// One rank's part of a state. Checks that elements of others are not accessed and weights are gathered before reading.
+// One rank's part of a state. Checks that elements of others are not accessed.
 struct FakeShards : FakeState {
     Held held;
     Comm& comm;
     bool zero;
-    int collected = -1;
 
     FakeShards(const FakeState& like, Comm& comm_, bool zero_ = true, int64_t bucket_elems = 3000)
         : FakeState(like.config, like.dtypes),
@@ -65,7 +64,6 @@ struct FakeShards : FakeState {
                         whole.of(slot.kind)[p].data() + part.begin * element,
                         static_cast<size_t>(part.count * element));
         });
-        if (!zero) of(StateKind::kWeight) = whole.of(StateKind::kWeight);
     }
     // Whether this rank's part equals that of `whole` and the rest is untouched.
     bool part_of(FakeState& whole) {
@@ -80,15 +78,13 @@ struct FakeShards : FakeState {
     StateAccess access() {
         StateAccess access = FakeState::access();
         access.held = [this](int index) { return held.at(static_cast<size_t>(index)); };
-        if (zero) access.gather_weight = [this](int index) { collect(index); };
         access.read = [this, read = access.read](StateKind kind, int index, int64_t begin, int64_t count, void* host) {
-            if (kind == StateKind::kWeight && zero) CHECK_MESSAGE(collected == index, "weight read uncollected");
-            if (kind != StateKind::kWeight) check_held(index, begin, count);
+            check_held(index, begin, count);
             read(kind, index, begin, count, host);
         };
         access.write = [this, write = access.write](StateKind kind, int index, int64_t begin, int64_t count,
                                                     const void* host) {
-            if (kind != StateKind::kWeight) check_held(index, begin, count);
+            check_held(index, begin, count);
             write(kind, index, begin, count, host);
         };
         return access;
@@ -104,28 +100,6 @@ private:
         for (const ElementRange& part : held.at(static_cast<size_t>(index)))
             inside |= part.begin <= begin && begin + count <= part.begin + part.count;
         CHECK_MESSAGE(inside, "an element of another rank was touched");
-    }
-
-    // Gathers the rounded masters of all ranks, which must call this with the same index.
-    void collect(int index) {
-        CHECK(index == (collected + 1) % static_cast<int>(table.params.size()));
-        const size_t p = static_cast<size_t>(index);
-        std::string mine(reinterpret_cast<const char*>(&index), sizeof index);
-        for (const ElementRange& part : held[p]) {
-            mine.append(reinterpret_cast<const char*>(&part), sizeof part);
-            mine.append(of(StateKind::kMaster)[p].data() + part.begin * 4, static_cast<size_t>(part.count * 4));
-        }
-        for (const std::string& text : comm.gather(mine)) {
-            CHECK(text.substr(0, sizeof index) == mine.substr(0, sizeof index));
-            for (size_t at = sizeof index; at < text.size();) {
-                ElementRange part;
-                std::memcpy(&part, text.data() + at, sizeof part);
-                at += sizeof part;
-                round_values(p, part.begin, text.data() + at, part.count);
-                at += static_cast<size_t>(part.count * 4);
-            }
-        }
-        collected = index;
     }
 };
 

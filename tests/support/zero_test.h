@@ -37,11 +37,9 @@ inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
         const int64_t size = dtype_bytes(access.dtypes.of(slot.kind));
         for (size_t i = 0; i < model.table.params.size(); i++) {
             const Param& p = model.table.params[i];
-            std::vector<ElementRange> ranges{{0, p.elems()}};
-            if (access.held) ranges = access.held(static_cast<int>(i));
             Bytes& bytes = state[slot.name + (" " + p.name)];
             bytes.resize(static_cast<size_t>(p.elems() * size));
-            for (const ElementRange& range : ranges)
+            for (const ElementRange& range : held_within(access, static_cast<int>(i), {0, p.elems()}))
                 access.read(slot.kind, static_cast<int>(i), range.begin, range.count,
                             bytes.data() + range.begin * size);
         }
@@ -72,23 +70,24 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     return weights;
 }
 
-// Checks the weights in a checkpoint of parameters that are only kept in FP8: they are the rounded masters.
-inline void check_collected(TestModel& model) {
+// Checks that the weights in the working type are the rounded masters, which is what a checkpoint stores.
+inline void check_weights_are_rounded_masters(TestModel& model) {
     const StateAccess access = model.trainer->state_access(model.ctx);
-    if (!access.held) return;
+    model.trainer->gatherer().wait(model.ctx);
     for (size_t i = 0; i < model.table.params.size(); i++) {
         const int index = static_cast<int>(i);
-        access.gather_weight(index);
-        std::vector<bf16> weight(static_cast<size_t>(model.table.params[i].elems()));
-        if (access.dtypes.weight == Dtype::kBf16)
-            access.read(StateKind::kWeight, index, 0, model.table.params[i].elems(), weight.data());
-        for (const ElementRange& range : access.held(index)) {
+        const Tensor weight = model.trainer->decoder().weight(index);   // empty if stored in FP8 only
+        if (!weight) continue;
+        const Bytes bytes = raw(model, weight);
+        for (const ElementRange& range : held_within(access, index, {0, model.table.params[i].elems()})) {
             std::vector<float> master(static_cast<size_t>(range.count));
             access.read(StateKind::kMaster, index, range.begin, range.count, master.data());
-            int64_t unequal = 0;
-            for (size_t k = 0; k < master.size() && access.dtypes.weight == Dtype::kBf16; k++)
-                unequal += weight[static_cast<size_t>(range.begin) + k].bits != bf16(master[k]).bits;
-            CHECK(unequal == 0);
+            const std::vector<bf16> rounded(master.begin(), master.end());
+            const bool wide = weight.dtype == Dtype::kFp32;
+            const void* const expected = wide ? static_cast<const void*>(master.data()) : rounded.data();
+            const int64_t size = dtype_bytes(weight.dtype);
+            CHECK(std::memcmp(bytes.data() + range.begin * size, expected, static_cast<size_t>(range.count * size))
+                  == 0);
         }
     }
 }
@@ -119,7 +118,7 @@ inline Run train(Config config, int ranks, int steps = 3, const Actions& actions
         CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
         run.weights = read_weights(model);
         run.scales = state_text(model);
-        check_collected(model);
+        check_weights_are_rounded_masters(model);
         const std::lock_guard lock(mutex);
         add_state(model, runs[0].state);
     });

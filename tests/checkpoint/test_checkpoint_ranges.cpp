@@ -1,0 +1,246 @@
+// Which bytes of a checkpoint each rank reads and writes, and in how much memory.
+#include <nlohmann/json.hpp>
+
+#include "llmc/checkpoint/save_layout.h"
+#include "tests/support/sharded_state.h"
+
+using namespace checkpoint_test;
+
+namespace {
+
+using Strings = std::vector<std::string>;
+
+// Bytes that the calling thread read and wrote so far.
+struct Io {
+    int64_t read = 0, written = 0;
+
+    static Io now() {
+        std::ifstream file("/proc/thread-self/io");
+        Io io;
+        std::string name;
+        for (int64_t value; file >> name >> value;) {
+            if (name == "rchar:") io.read = value;
+            if (name == "wchar:") io.written = value;
+        }
+        return io;
+    }
+    Io operator-(const Io& before) const { return {read - before.read, written - before.written}; }
+};
+
+// Large beside the headers of its files. Shard ranges begin within rows.
+ModelConfig wide(ModelConfig c) {
+    c.hidden_size = 200;
+    c.ffn_hidden_size = 296;
+    c.vocab_size = 1003;
+    return c;
+}
+
+int64_t elems_of(const Held& held) {
+    int64_t elems = 0;
+    for (const std::vector<ElementRange>& parts : held)
+        for (const ElementRange& part : parts) elems += part.count;
+    return elems;
+}
+
+// Headers, config.json, and what reading /proc/thread-self/io and the exchange of outcomes take.
+constexpr int64_t kSmall = 80000;
+
+}  // namespace
+
+TEST_CASE("checkpoint, ranges: every rank reads and writes the bytes of what it holds") {
+    for (int ranks : {1, 2, 3, 4, 8}) {
+        CAPTURE(ranks);
+        TempDir dir;
+        FakeState state(wide(llama_config()));
+        state.randomise(1);
+        int64_t total = 0;
+        for (const Param& param : state.table.params) total += param.elems();
+        REQUIRE(total * 12 / 8 > 10 * kSmall);
+        CHECK(run_ranks(ranks, [&](LocalComm& comm) {
+            FakeShards shard(state, comm);
+            shard.take(state);
+            const int64_t held = elems_of(shard.held);
+            CHECK(held <= total / ranks + ranks * kParamAlign * static_cast<int64_t>(shard.table.params.size()));
+            CheckpointSaver saver(request_of(dir.path, 1), shard.config, shard.table, shard.access(), comm);
+            Io before = Io::now();
+            saver.save(1, state_json(1));
+            const Io saving = Io::now() - before;
+            CHECK(saving.written >= held * 12);
+            CHECK(saving.written <= held * 14 + kSmall);
+            CHECK(saving.read <= kSmall);
+
+            FakeShards back(state, comm);
+            before = Io::now();
+            load_checkpoint(dir / "step-00000001", back.config, back.table, back.access(), comm);
+            const Io loading = Io::now() - before;
+            CHECK(back.part_of(state));
+            CHECK(loading.read >= held * 12);
+            CHECK(loading.read <= held * 12 + kSmall);
+        }) == Strings(static_cast<size_t>(ranks), "nothing"));
+        check_weights(dir / "step-00000001", state);
+
+        // As a model, without the manifest: with it the ranks of a host read every byte once more together.
+        std::filesystem::remove(dir / "step-00000001/manifest.json");
+        std::filesystem::remove(dir / "step-00000001/state.json");
+        CHECK(run_ranks(ranks, [&](LocalComm& comm) {
+            FakeShards back(state, comm);
+            const Io before = Io::now();
+            load_hf_weights(dir / "step-00000001", back.config, back.table, back.access(), comm);
+            CHECK((Io::now() - before).read <= elems_of(back.held) * 2 + kSmall);
+        }) == Strings(static_cast<size_t>(ranks), "nothing"));
+    }
+}
+
+TEST_CASE("checkpoint, ranges: of transposed tensors each rank reads whole rows, and writes whole tensors") {
+    TempDir dir;
+    ModelConfig config = wide(gpt2_config());
+    config.kv_channels = 40;
+    FakeState state(config);
+    state.randomise(2);
+    const int64_t row_bytes = 4 * 296;
+    for (int ranks : {1, 3, 8}) {
+        CAPTURE(ranks);
+        CheckpointRequest request = request_of(dir.path, ranks);
+        request.staging_bytes = 20000;
+        CHECK(run_ranks(ranks, [&](LocalComm& comm) {
+            FakeShards shard(state, comm);
+            shard.take(state);
+            const int64_t held = elems_of(shard.held);
+            CheckpointSaver saver(request, shard.config, shard.table, shard.access(), comm);
+            CHECK(saver.buffer_bytes() <= 20000 + 32 * row_bytes + 128);
+            const Io before = Io::now();
+            saver.save(ranks, state_json(ranks));
+            // The masters of all transposed tensors are read once by all ranks together.
+            const Io saving = Io::now() - before;
+            const int64_t read = static_cast<Comm&>(comm).sum(std::vector<int64_t>{saving.read})[0];
+            int64_t transposed = 0;
+            for (const HfTensor& tensor : hf_tensors(state.table, Dtype::kFp32))
+                if (tensor.part.transposed) transposed += tensor.entry.bytes();
+            CHECK(read >= transposed);
+            CHECK(read <= transposed + ranks * kSmall);
+            CHECK(saving.written <= held * 12 + 4 * transposed / ranks + kSmall);
+        }) == Strings(static_cast<size_t>(ranks), "nothing"));
+        const std::string path = dir.path + "/" + step_directory_name(ranks);
+        check_weights(path, state);
+        std::filesystem::remove(path + "/manifest.json");
+        std::filesystem::remove(path + "/state.json");
+        for (int readers : {1, 2, 5})
+            CHECK(run_ranks(readers, [&](LocalComm& comm) {
+                FakeShards back(state, comm), expected(state, comm);
+                const Io before = Io::now();
+                load_hf_weights(path, back.config, back.table, back.access(), comm, request.staging_bytes);
+                CHECK((Io::now() - before).read
+                      <= elems_of(back.held) * 2 + static_cast<int64_t>(back.table.params.size()) * row_bytes + kSmall);
+                CHECK(back.largest_request_bytes <= load_staging_bytes(back.table, back.access(),
+                                                                       request.staging_bytes));
+                // Its masters are the weights, which are masters rounded; padding is 0.
+                for (size_t p = 0; p < back.held.size(); p++)
+                    for (const ElementRange& part : back.held[p])
+                        for (int64_t i = part.begin; i < part.begin + part.count; i++) {
+                            const Param& param = back.table.params[p];
+                            const float value = state.master(static_cast<int>(p), 0, i);
+                            const bool padding = i >= hf_rows(param) * param.cols;
+                            const float wanted = padding ? 0.0f : static_cast<float>(bf16(value));
+                            const float found = back.master(static_cast<int>(p), 0, i);
+                            if (bf16::to_bits(wanted) != bf16::to_bits(found)) FAIL_CHECK(param.name << " " << i);
+                        }
+            }) == Strings(static_cast<size_t>(readers), "nothing"));
+    }
+}
+
+TEST_CASE("checkpoint, ranges: staging memory is bounded, and what is announced") {
+    for (const NamedConfig& c : all_configs())
+        for (int64_t staging : {int64_t{400}, int64_t{5000}, kStagingBytes})
+            for (int ranks : {1, 3}) {
+                CAPTURE(c.name);
+                CAPTURE(staging);
+                FakeState state(c.config);
+                HeldByRank held;
+                int64_t columns = 1;
+                for (const Param& param : state.table.params) columns = std::max({columns, param.cols, param.rows});
+                for (int rank = 0; rank < ranks; rank++) held.push_back(held_by(state.table, rank, ranks, 3000, true));
+                const SaveLayout layout = make_save_layout(state.table, {}, held);
+                SaveOptions options;
+                options.staging_bytes = staging;
+                for (int rank = 0; rank < ranks; rank++) {
+                    StateAccess access;
+                    access.held = [&](int p) { return held[static_cast<size_t>(rank)][static_cast<size_t>(p)]; };
+                    const int64_t loading = load_staging_bytes(state.table, access, staging);
+                    CHECK(loading <= std::max(staging, (columns + 32) * 4));   // a row and its strip
+                    const int64_t saving = save_buffer_bytes(layout, options, rank);
+                    CHECK(saving >= staging);
+                    // A block, and 32 rows of the parameter for it.
+                    CHECK(saving <= std::max(staging, columns * 2) + 32 * 4 * columns + 128);
+                    options.async = true;
+                    CHECK(save_buffer_bytes(layout, options, rank) >= layout.buffer_bytes(rank));
+                    options.async = false;
+                }
+            }
+}
+
+TEST_CASE("checkpoint, ranges: an error of one rank while it loads is that of all") {
+    TempDir dir;
+    FakeState state(one_layer());
+    state.randomise(1);
+    const std::string path = save(state, request_of(dir.path, 1));
+    for (bool weights_only : {false, true}) {
+        const Strings errors = run_ranks(3, [&](LocalComm& comm) {
+            FakeShards shard(state, comm);
+            StateAccess access = shard.access();
+            if (comm.world().rank == 1)
+                access.write = [](StateKind, int, int64_t, int64_t, const void*) {
+                    throw Error(kExitPeerLost, "the device is gone");
+                };
+            if (weights_only) load_hf_weights(path, shard.config, shard.table, access, comm);
+            else load_checkpoint(path, shard.config, shard.table, access, comm);
+        });
+        for (const std::string& error : errors)
+            CHECK(error == "exit 6: " + path + " cannot be loaded, rank 1: the device is gone");
+    }
+    std::filesystem::remove(path + "/model.safetensors");   // what all ranks see needs no rank's name
+    const Strings errors = run_ranks(3, [&](LocalComm& comm) {
+        FakeShards shard(state, comm);
+        load_checkpoint(path, shard.config, shard.table, shard.access(), comm);
+    });
+    for (const std::string& error : errors)
+        check_contains(error, {"exit 2: " + path + " has neither model.safetensors nor"});
+}
+
+TEST_CASE("checkpoint, ranges: a tied head that differs is found whichever rank compares it") {
+    TempDir dir;
+    ModelConfig config = one_layer();
+    config.tied_head = true;
+    config.hidden_size = 512;
+    config.vocab_size = 3000;   // six blocks of 1 MiB of FP32
+    FakeState state(config, {.weight = Dtype::kFp32});
+    state.randomise(1);
+    const std::string path = save(state, request_of(dir.path, 1)), file = path + "/model.safetensors";
+    std::filesystem::remove(path + "/manifest.json");
+    std::filesystem::remove(path + "/state.json");
+    std::vector<SafetensorsEntry> entries = entries_of(hf_tensors(state.table, Dtype::kFp32));
+    std::string data;
+    {
+        const HfModelFiles files(path);
+        for (const SafetensorsEntry& entry : entries) data += files.tensors().at(entry.name).view->content();
+        data += files.tensors().at(entries[0].name).view->content();
+    }
+    const int64_t head_bytes = entries[0].bytes();
+    entries.push_back(entries[0]);
+    entries.back().name = "lm_head.weight";
+    auto load_on = [&](int ranks) {
+        spill_tensors(file, entries, data);
+        return run_ranks(ranks, [&](LocalComm& comm) {
+            FakeShards shard(state, comm);
+            load_hf_weights(path, shard.config, shard.table, shard.access(), comm);
+        });
+    };
+    CHECK(load_on(3) == Strings(3, "nothing"));
+    for (int64_t block = 0; block * (1 << 20) < head_bytes; block++) {
+        CAPTURE(block);
+        char& changed = data[data.size() - static_cast<size_t>(head_bytes) + static_cast<size_t>(block << 20)];
+        changed = static_cast<char>(changed ^ 1);
+        for (const std::string& error : load_on(block % 2 == 0 ? 3 : 1))
+            check_contains(error, {"exit 2", "lm_head.weight differs from model.embed_tokens.weight"});
+        changed = static_cast<char>(changed ^ 1);
+    }
+}
