@@ -1,6 +1,6 @@
 """After a change of ZeRO, on --ranks (2) ranks. ops: communication kernels give the results of the CPU. bits: short
-runs of every recipe and communication dtype give equal bits when repeated, without overlap, with --zero 0 and with
-weights gathered in FP8. speed: times steps on one and on all ranks, with and without overlap and with each
+runs of every recipe and communication dtype give equal bits when repeated, without overlap, with --zero 0 (instead of
+1) and with weights gathered in FP8. speed: times steps on one and on all ranks, with and without overlap and with each
 communication dtype, and compares planned with used memory."""
 from check import show
 from logs import Log, differences, rank_table
@@ -17,6 +17,9 @@ EQUAL = (
     ("llama-delayed-comm8", LLAMA, ["--fp8-recipe", "delayed", "--grad-comm-dtype", "fp8", "--grad-dtype", "bf16"], ""),
     ("llama-1F1L", LLAMA, ["--fp8-recipe", "tensorwise", "--first-last-layers-bf16", "--fp8-check-interval", "1"], ""),
     ("llama-blockwise", LLAMA, ["--fp8-recipe", "blockwise", "--grad-dtype", "bf16"], "valid"),
+    ("gpt2-zero2", GPT2, ["--zero", "2", "--fp8-recipe", "delayed", "--fp8-check-interval", "1"], "valid save"),
+    ("llama-zero2-comm8", LLAMA, ["--zero", "2", "--fp8-recipe", "delayed", "--grad-comm-dtype", "fp8"], ""),
+    ("llama-zero2-bf16", LLAMA, ["--zero", "2", "--fp8-recipe", "blockwise", "--grad-dtype", "bf16"], ""),
 )
 # Options that must not change the results; the last one is only for FP8.
 WAYS = (("again", []), ("no-overlap", ["--overlap", "off"]), ("zero0", ["--zero", "0"]),
@@ -26,6 +29,8 @@ SPEED = (
     ("speed-one", False, 16, []),
     ("speed-16", True, 16, []),
     ("speed-16-bf16", True, 16, ["--grad-comm-dtype", "bf16"]),
+    ("speed-16-zero2", True, 16, ["--zero", "2"]),
+    ("speed-16-zero2-bf16", True, 16, ["--zero", "2", "--grad-comm-dtype", "bf16"]),
     ("speed-1", True, 1, ["--grad-comm-dtype", "bf16"]),
     ("speed-1-no-overlap", True, 1, ["--grad-comm-dtype", "bf16", "--overlap", "off"]),
     ("speed-1-gather8", True, 1, ["--grad-comm-dtype", "bf16", "--fp8-param-gather"]),
@@ -48,7 +53,7 @@ def bits(check):
         extra = ["--valid-data", check.shards(), *BETWEEN] if "valid" in more else []
         logs = []
         for way, change in (("", []), *WAYS):
-            if way == "gather8" and "--fp8-recipe" not in options:
+            if way == "gather8" and "--fp8-recipe" not in options or way == "zero0" and "--zero" in options:
                 continue
             run = f"{name}-{way}".rstrip("-")
             saves = ["--save", check.out / "save" / run, *SAVE] if "save" in more else []

@@ -409,23 +409,6 @@ TEST_CASE("plan: JSON has the figures of the text") {
     CHECK(contains(text, "; 4 of them at the end"));
 }
 
-TEST_CASE("plan: what cannot be hidden of communication") {
-    auto exposed = [](const Words& words) {
-        const Config config = planned_config("llama", last_words({kTwo, kOne, words}));
-        const StepTime time = predict_step(config, planned(config), measured_gpu());
-        return std::pair(time.ms[static_cast<size_t>(StepPart::kCommunication)], time.reduce_ms + time.gather_ms);
-    };
-    const auto [all, sent] = exposed({"--overlap", "off"});
-    CHECK(all == doctest::Approx(sent));
-    const auto [rest, same] = exposed({});
-    CHECK(same == doctest::Approx(sent));
-    CHECK(rest < 0.5 * all);
-    CHECK(rest > 0);
-    CHECK(exposed({"--ranks", "1"}).second == 0);
-    // Between hosts links are slower.
-    CHECK(exposed({"--ranks", "16", "--global-batch-size", "16"}).second > 4 * sent);
-}
-
 TEST_CASE("plan: predicted against measured is the median of ten steps, told once") {
     StepTime time{.gpu = find_gpu("H200")};
     time.ms[2] = 90;
