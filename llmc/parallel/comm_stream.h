@@ -14,6 +14,9 @@ public:
     Ctx& comm_ctx(Ctx& compute);
     // Makes `comm`, from comm_ctx(), wait for the work enqueued on `compute` so far.
     void wait_for_compute(Ctx& compute, Ctx& comm);
+    // Numbers the place that the compute stream has reached, and tells whether the side stream already waits for it.
+    int64_t mark_compute() { return ++mark_; }
+    bool waits_for(int64_t mark) const { return mark <= waited_; }
 
     void set_timer(CommTimer* timer) { timer_ = timer; }   // may be null
     // Runs `work`, timed if ctx is the compute stream: collectives on it, and waiting for the side stream.
@@ -28,5 +31,6 @@ private:
     const bool overlap_;
     Ctx stream_;
     Event* ready_ = nullptr;   // null until the stream is open
+    int64_t mark_ = 0, waited_ = 0;   // the latest mark of the compute stream, and that which the side stream waits for
     CommTimer* timer_ = nullptr;
 };
