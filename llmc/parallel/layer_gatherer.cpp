@@ -98,8 +98,7 @@ void LayerGatherer::prepare(Ctx& ctx, int layer, bool backward) {
     if (&comm == &ctx) return;
     idle_ = false;
     if (!unit.done) unit.done = device::event_create();
-    device::event_record(comm, unit.done);
-    unit.pending = true;
+    unit.number = stream_.record(comm, unit.done);
 }
 
 Tensor LayerGatherer::block_of(const ParamGroup& group) const {
@@ -116,19 +115,14 @@ void LayerGatherer::gather(Ctx& comm, const ParamGroup& group) {
 }
 
 void LayerGatherer::wait(Ctx& ctx, int layer) {
-    Unit& unit = this->unit(layer);
-    if (!unit.pending) return;
-    stream_.timed(ctx, [&] { device::event_order(ctx, unit.done); });
-    unit.pending = false;
+    stream_.order_after(ctx, unit(layer).done, unit(layer).number);
 }
 
 void LayerGatherer::wait(Ctx& ctx) {
     Ctx& comm = stream_.comm_ctx(ctx);
     if (&comm == &ctx || idle_) return;
     if (!all_done_) all_done_ = device::event_create();
-    device::event_record(comm, all_done_);
-    stream_.timed(ctx, [&] { device::event_order(ctx, all_done_); });
-    for (Unit& unit : units_) unit.pending = false;
+    stream_.order_after(ctx, all_done_, stream_.record(comm, all_done_));
     idle_ = true;
 }
 

@@ -38,8 +38,8 @@ private:
     struct Unit {   // a layer
         std::vector<int> groups;   // those that are gathered
         bool fp8 = false;          // some of them in FP8
-        Event* done = nullptr;     // on the side stream; null without one
-        bool pending = false;      // the compute stream does not wait for `done` yet
+        Event* done = nullptr;     // of the side stream: all is gathered; null without one
+        int64_t number = 0;        // of that event, see CommStream::record
     };
     struct Slot {
         int layer = kNone;      // that it holds

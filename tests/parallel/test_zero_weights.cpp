@@ -1,4 +1,4 @@
-// ZeRO-3 gathers the weights of a layer before it runs. A run has the bits of ZeRO-1, in less memory, and its passes read
+// ZeRO-3 gathers the weights of a layer before it runs. A run has the bits of ZeRO-2, in less memory, and its passes read
 // no weight outside of its layer: tests fill slots with NaN when a layer leaves them.
 #include "tests/support/zero_test.h"
 
@@ -18,6 +18,7 @@ std::vector<Case> cases() {
         config.shape.num_layers = 5;
         config.seq_length = 16;
         config.lr = 0.03;   // every step changes every weight
+        config.zero = 2;
         cases.push_back({name, config});
         return cases.back().config;
     };
@@ -54,7 +55,7 @@ int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
 
 }  // namespace
 
-TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-1") {
+TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-2") {
     for (const Case& c : cases()) {
         for (int ranks : {1, 2, 3}) {
             CAPTURE(c.name);
@@ -107,7 +108,7 @@ TEST_CASE("zero weights: a rank holds its blocks, the slots, and norms and biase
         for (int l = 0; l < 5; l++) slot = std::max(slot, whole[l]), back = std::max(back, transposed[l]);
         const int64_t slots = 2 * slot + 2 * back + std::max(whole[-1], whole[5] + transposed[5]);
         Config one = config;   // the same gradients, communicated in the same buckets
-        one.zero = 1;
+        one.zero = 2;
         one.param_comm_dtype = Dtype::kE4m3;
         const auto comm = static_cast<size_t>(Purpose::kComm);
         CHECK(plan.purpose_bytes[comm] - slots <= memory_of(one, ranks).purpose_bytes[comm]);
