@@ -79,8 +79,10 @@ struct Config {
 
     // distributed
     int64_t ranks = 0;                  // 0: as many as were started
-    int64_t zero = 1;                   // what a rank has a shard of; 1: master weights and moments; 2: and gradients
+    // What a rank has a shard of; 1: master weights and moments; 2: and gradients; 3: and weights
+    int64_t zero = 1;
     int64_t zero_group = 0;             // neighbouring ranks that shard one copy of them; 0: all
+    int64_t zero_keep_layers = 0;       // layers that stay gathered from forward to backward; with --zero 3
     double bucket_mb = 256;             // size of a gradient bucket, 10^6 bytes of FP32
     bool overlap = true;                // overlap communication with compute
     Dtype grad_comm_dtype = Dtype::kFp32;   // kFp32, kBf16, kE4m3

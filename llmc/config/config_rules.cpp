@@ -134,6 +134,12 @@ void fp8_rules(const Config& c, Rules& rules) {
     fits("num-layers-at-end-in-bf16", c.num_layers_at_end_in_bf16);
 }
 
+void rank_rules(const Config& c, Rules& rules) {
+    rules.require(c.zero != 3 || c.fp8_recipe == Fp8Recipe::kNone || c.param_comm_dtype == Dtype::kE4m3,
+                  "--param-comm-dtype bf16 with --zero 3: ranks hold shards of the FP8 weights, and gather these bytes: "
+                  "leave it out");
+}
+
 // Rules between injected faults and the run; parse_fault raises an Error for a malformed fault.
 void fault_rules(const Config& c, int ranks, Rules& rules) {
     for (const std::string& word : c.inject) {
@@ -161,6 +167,7 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     data_rules(config, rules);
     run_rules(config, ranks, rules);
     fp8_rules(config, rules);
+    rank_rules(config, rules);
     fault_rules(config, ranks, rules);
     return rules.broken;
 }

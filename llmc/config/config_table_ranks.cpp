@@ -10,9 +10,8 @@ const Conditions kShards = {{"zero", "!0", "--zero 0 shards nothing"}};
 const Conditions kTensorScales = {kFp8, {"fp8-recipe", "!blockwise",
                                          "--fp8-recipe blockwise has no scale of a whole tensor"}};
 
-const char* refused_zero(const Json& value) {
-    return json_choice(value, {"3"}) < 0 && value != Json(3)
-               ? nullptr : "every rank holds all weights: 2, 1 and 0 are supported; plan shows the memory";
+void derive_param_comm(Config& c, const Given&) {
+    c.param_comm_dtype = c.zero == 3 && c.fp8_recipe != Fp8Recipe::kNone ? Dtype::kE4m3 : Dtype::kBf16;
 }
 
 void derive_grad_comm(Config& c, const Given&) { c.grad_comm_dtype = c.grad_dtype; }
@@ -32,12 +31,18 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .on_resume = kSilent},
         {.name = "zero", .group = kGroup, .value = integer(AT(zero), 0, 3),
          .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 2: and of the gradients, "
-                 "which are reduced in every micro-batch; 0: every rank has all of them",
-         .fallback = "1", .refused = refused_zero, .on_resume = kSilent, .ranks_only = true},
+                 "which are reduced in every micro-batch; 3: and of the weights, which are gathered layer by layer in "
+                 "every pass; 0: every rank has all of them",
+         .fallback = "1", .on_resume = kSilent, .ranks_only = true},
         {.name = "zero-group", .group = kGroup, .value = integer(AT(zero_group), 0, 1 << 16),
          .help = "--zero shards within groups of N neighbouring ranks, for example those of a node, and each group has "
                  "all shards; 0: one group of all ranks",
          .fallback = "0", .acts_if = kShards, .on_resume = kSilent, .ranks_only = true},
+        {.name = "zero-keep-layers", .group = kGroup, .value = integer(AT(zero_keep_layers), 0, 1 << 16),
+         .help = "layers, besides two, whose weights stay gathered from the forward to the backward pass; at the number "
+                 "of layers or above, every layer is gathered once a step",
+         .fallback = "0", .acts_if = {{"zero", "3", "only --zero 3 gathers weights in every pass"}},
+         .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,
          .value = number(AT(bucket_mb), {.low = 0, .high = 1e6, .low_open = true}),
          .help = "size of a gradient bucket, which is reduced as one message, in 10^6 bytes of FP32; a parameter is "
@@ -55,8 +60,9 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .derive = derive_grad_comm, .derived = "that of --grad-dtype", .ranks_only = true},
         {.name = "param-comm-dtype", .group = kGroup,
          .value = choice<Dtype>(AT(param_comm_dtype), {{"bf16", Dtype::kBf16}, {"fp8", Dtype::kE4m3}}),
-         .help = "communication dtype of weights that run in FP8; results are equal to the bit",
-         .fallback = "bf16", .acts_if = kGathersFp8, .on_resume = kSilent, .ranks_only = true},
+         .help = "communication dtype of weights that run in FP8; results are equal to the bit; --zero 3 always gathers "
+                 "their FP8 bytes",
+         .derive = derive_param_comm, .derived = "bf16; fp8 with --zero 3", .acts_if = kGathersFp8, .on_resume = kSilent, .ranks_only = true},
         {.name = "fp8-check-interval", .group = kGroup, .value = integer(AT(fp8_check_interval), 0, kMany),
          .help = "steps between comparisons of the FP8 scales of all ranks, to find faulty hardware; 0: none",
          .fallback = "0", .acts_if = kTensorScales, .on_resume = kSilent, .ranks_only = true},

@@ -18,7 +18,7 @@ ParamForm form_of(const ParamTable& table, const Fp8Plan& plan, int param) {
 }
 
 // Returns the groups in layer order; elems excludes the padding at the end of a group.
-std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes) {
+std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, bool by_layer) {
     std::vector<int> order;
     for (size_t i = 0; i < table.params.size(); i++) order.push_back(static_cast<int>(i));
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return table.layer_of(a) < table.layer_of(b); });
@@ -29,8 +29,12 @@ std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan
         const ParamForm form = form_of(table, plan, param);
         const int layer = table.layer_of(param);
         int& current = open[static_cast<size_t>(form)];
-        // Layers far apart (BF16 at both ends, for instance) become ready at different times.
-        if (current >= 0 && groups[static_cast<size_t>(current)].last_layer + 1 < layer) current = -1;
+        if (current >= 0) {
+            const int last = groups[static_cast<size_t>(current)].last_layer;
+            // Layers far apart (BF16 at both ends, for instance) become ready at different times.
+            const bool alone = by_layer && (form != ParamForm::kOther || last < 0);
+            if (last + (alone ? 0 : 1) < layer) current = -1;
+        }
         if (current < 0) {
             current = static_cast<int>(groups.size());
             groups.push_back({.form = form, .first_layer = layer, .params = {}});
@@ -49,17 +53,19 @@ std::vector<ParamGroup> make_groups(const ParamTable& table, const Fp8Plan& plan
 
 }  // namespace
 
+std::string layer_text(int layer, int64_t num_layers) {
+    if (layer < 0) return "embedding";
+    return layer < num_layers ? strf("layers.%d", layer) : "head";
+}
+
 std::string layers_text(const ParamGroup& group, int64_t num_layers) {
-    auto layer_text = [&](int layer) -> std::string {
-        if (layer < 0) return "embedding";
-        return layer < num_layers ? strf("layers.%d", layer) : "head";
-    };
-    const std::string first = layer_text(group.first_layer), last = layer_text(group.last_layer);
+    const std::string first = layer_text(group.first_layer, num_layers);
+    const std::string last = layer_text(group.last_layer, num_layers);
     return first == last ? first : first + " to " + last;
 }
 
-FlatLayout::FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, int64_t unit)
-    : groups_(make_groups(table, plan, group_bytes)), places_(table.params.size()) {
+FlatLayout::FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, int64_t unit, bool by_layer)
+    : groups_(make_groups(table, plan, group_bytes, by_layer)), places_(table.params.size()) {
     CHECK(unit > 0 && unit % kParamAlign == 0, "groups in multiples of %lld elements", (long long)unit);
     int64_t working = 0;
     for (size_t g = 0; g < groups_.size(); g++) {

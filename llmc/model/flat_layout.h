@@ -28,14 +28,17 @@ struct ParamGroup {
     std::vector<int> params;                // by ascending offset
 };
 
-// "layers.3 to layers.5", for messages.
+// "layers.3" and "layers.3 to layers.5", for messages.
+std::string layer_text(int layer, int64_t num_layers);
 std::string layers_text(const ParamGroup& group, int64_t num_layers);
 
 class FlatLayout {
 public:
     // A group ends once it has group_bytes of fp32 gradients, and is padded to a multiple of `unit` elements. `unit` is
-    // a multiple of kParamAlign.
-    FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, int64_t unit = kParamAlign);
+    // a multiple of kParamAlign. by_layer: weights of linears of two layers are never in one group, and embeddings are
+    // in none with the norms and biases of other layers, so that the weights of a layer can be gathered alone.
+    FlatLayout(const ParamTable& table, const Fp8Plan& plan, int64_t group_bytes, int64_t unit = kParamAlign,
+               bool by_layer = false);
 
     // In the order of the flat buffers: by first layer, then by form.
     const std::vector<ParamGroup>& groups() const { return groups_; }

@@ -40,7 +40,7 @@ Fp8Plan executed_fp8_plan(const Fp8Plan& planned, const std::vector<std::string>
 }
 
 Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes,
-                   Arena& arena)
+                   Arena& arena, const WeightSlots* slots, int ranks)
     : config_(config), plan_(plan), gathers_bytes_(gathers_bytes) {
     by_plan_.assign(plan_.linears.size(), -1);
     if (!plan_.on()) return;
@@ -61,12 +61,12 @@ Fp8State::Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& 
         updates_ = arena.take(Purpose::kFp8, Dtype::kInt32, all);
         largest_ = arena.take(Purpose::kFp8, Dtype::kFp32, all);
     }
-    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems());
+    flat_weights_ = arena.take(Purpose::kWeights, plan_.weight_format, layout.fp8_elems() / (slots ? ranks : 1));
     linears_.reserve(static_cast<size_t>(count));
     for (size_t i = 0; i < plan_.linears.size(); i++) {
         if (!plan_.linears[i].fp8) continue;
         by_plan_[i] = static_cast<int>(linears_.size());
-        take_weights(plan_.linears[i], layout, arena);
+        take_weights(plan_.linears[i], layout, slots, arena);
     }
     for (const char* role : kRoleNames)
         for (const LinearPlan& linear : plan_.linears)
@@ -92,18 +92,26 @@ int64_t Fp8State::count_blocks(const FlatLayout& layout) {
     return blocks;
 }
 
-void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, Arena& arena) {
+void Fp8State::take_weights(const LinearPlan& linear, const FlatLayout& layout, const WeightSlots* slots,
+                            Arena& arena) {
     auto take = [&](Dtype dtype, int64_t elems) { return arena.take(Purpose::kWeights, dtype, elems); };
     // A tied head is communicated with the embedding, in the working type.
     const bool fp8_only = layout.form(linear.weight) == ParamForm::kFp8Linear;
+    const ParamGroup& group = layout.group_of(linear.weight);
+    const int64_t in_group = layout.offset(linear.weight) - group.begin;
     auto rowwise = [&](Dtype dtype, int64_t elems) {
         if (!fp8_only || dtype != plan_.weight_format) return take(dtype, elems);
-        return flat_weights_.slice(layout.weight_offset(linear.weight), elems);
+        if (slots) return slots->whole(group).slice(in_group, elems);
+        return flat_weights_.slice(group.weight_begin + in_group, elems);
+    };
+    auto transposed = [&](Dtype dtype, int64_t elems) {
+        if (!fp8_only || dtype != plan_.weight_format || !slots) return take(dtype, elems);
+        return slots->transposed(group).slice(in_group, elems);
     };
     linears_.push_back({.number = static_cast<int>(linears_.size()), .param = linear.weight, .in = linear.in,
                         .out = linear.out,
                         .weight = alloc_operand(Fp8Role::kWeight, linear.out, linear.in, rowwise),
-                        .weight_transposed = alloc_operand(Fp8Role::kWeight, linear.in, linear.out, take),
+                        .weight_transposed = alloc_operand(Fp8Role::kWeight, linear.in, linear.out, transposed),
                         .fast_fprop = plan_.fast_fprop, .fast_backward = plan_.fast_backward});
 }
 
@@ -337,7 +345,7 @@ void Fp8State::quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& 
                          .dbias = {},
                          .dbias_scratch = {}};
     ops::quantize(ctx, {.quant = quant, .in = whole, .N = linear.out, .C = linear.in, .state = state});
-    count_scales(ctx, tensor, linear.weight, linear.out);   // the transpose has the same ones
+    count_weight_scales(ctx, linear);
 }
 
 void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
@@ -357,18 +365,21 @@ void Fp8State::prepare_shards(Ctx& ctx, const StepState* state) {
     }
 }
 
-void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard) {
+void Fp8State::quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes) {
     const Fp8Linear& linear = *linear_of_param(param);
     const uint32_t* blocks = block_amaxes_of(linear);
-    ops::quantize_run(ctx, {.out = linear.weight.data.slice(begin, shard.elems), .in = shard, .begin = begin,
-                            .R = linear.out, .C = linear.in, .slot = blocks ? nullptr : weight_slot(param),
+    ops::quantize_run(ctx, {.out = bytes, .in = shard, .begin = begin, .R = linear.out, .C = linear.in,
+                            .slot = blocks ? nullptr : weight_slot(param),
                             .block_amaxes = blocks, .counts = counts_of(id(linear, Fp8Role::kWeight))});
 }
 
 void Fp8State::transpose_weight(Ctx& ctx, const Fp8Linear& linear) {
     ops::transpose_bytes(ctx, {.out = linear.weight_transposed.data, .in = linear.weight.data, .R = linear.out,
                                .C = linear.in});
-    count_scales(ctx, id(linear, Fp8Role::kWeight), linear.weight, linear.out);
+}
+
+void Fp8State::count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const {
+    count_scales(ctx, id(linear, Fp8Role::kWeight), linear.weight, linear.out);   // the transpose has the same ones
 }
 
 // ---- checkpoint

@@ -10,6 +10,7 @@
 
 #include "llmc/model/flat_layout.h"
 #include "llmc/model/fp8_recipe.h"
+#include "llmc/model/weight_slots.h"
 #include "llmc/ops/arena.h"
 #include "llmc/ops/ops.h"
 
@@ -23,7 +24,7 @@ struct Fp8Operand {
     Granularity granularity = Granularity::kTensor;
 };
 
-// A linear in FP8 and its quantized weight.
+// A linear in FP8 and its quantized weight, whose data are in a slot if there are WeightSlots.
 struct Fp8Linear {
     int number = 0;                  // among the FP8 linears
     int param = -1;                  // of the weight
@@ -63,8 +64,10 @@ struct ProduceArgs {
 class Fp8State {
 public:
     // Allocates scales, histories and FP8 weights from the arena; nothing if the plan has no FP8 linear. gathers_bytes:
-    // ranks quantize their shards of the kFp8Linear weights and all-gather the bytes.
-    Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes, Arena& arena);
+    // ranks quantize their shards of the kFp8Linear weights and all-gather the bytes. slots (optional): where whole
+    // weights are gathered by layer; this rank permanently holds one of `ranks` equal blocks of each group.
+    Fp8State(const Config& config, const Fp8Plan& plan, const FlatLayout& layout, bool gathers_bytes, Arena& arena,
+             const WeightSlots* slots = nullptr, int ranks = 1);
 
     // Null if the linear runs in BF16.
     const Fp8Linear* linear(int layer, LinearKind kind) const;
@@ -104,13 +107,17 @@ public:
     // Quantizes a whole weight, given in fp32 or (as gathered) rounded to bf16: the same bytes. Does nothing if
     // state->skip, where state may be null.
     void quantize_weight(Ctx& ctx, const Fp8Linear& linear, const Tensor& whole, const StepState* state);
-    // The same where bytes are gathered: computes the scales of all weights, quantizes this rank's shards into
-    // flat_weights, and (after the all-gather) transposes a weight. A skipped step writes the same bytes again.
+    // The same where bytes are gathered: computes the scales of all weights, quantizes a shard into `bytes`, and (after
+    // the all-gather) transposes a weight. A skipped step writes the same bytes again.
     bool gathers_bytes() const { return gathers_bytes_; }
     void prepare_shards(Ctx& ctx, const StepState* state);
-    void quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard);
+    void quantize_shard(Ctx& ctx, int param, int64_t begin, const Tensor& shard, const Tensor& bytes);
     void transpose_weight(Ctx& ctx, const Fp8Linear& linear);
-    // The rowwise kFp8Linear weights, at FlatLayout's weight_offset.
+    // Adds the block scales of a gathered weight to the report, if this step counts them.
+    bool counts_weight_scales() const { return counting_ && scale_bins_; }
+    void count_weight_scales(Ctx& ctx, const Fp8Linear& linear) const;
+    // The rowwise kFp8Linear weights, at FlatLayout's weight_offset; with slots only this rank's blocks, at 1 / ranks of
+    // the offsets.
     const Tensor& flat_weights() const { return flat_weights_; }
 
     // ---- start of a run
@@ -171,7 +178,7 @@ private:
     Fp8Slot* slots() const { return static_cast<Fp8Slot*>(slots_.data); }
     Dtype format_of(Fp8Role role) const;
     Granularity granularity_of(Fp8Role role) const;
-    void take_weights(const LinearPlan& linear, const FlatLayout& layout, Arena& arena);
+    void take_weights(const LinearPlan& linear, const FlatLayout& layout, const WeightSlots* slots, Arena& arena);
     int64_t count_blocks(const FlatLayout& layout);
     Fp8Counts* counts_of(int tensor) const;   // null unless this step counts
     // Adds the scales of an (R, ...) operand's blocks to the report, if this step counts.

@@ -12,9 +12,10 @@ public:
     virtual ~ParamStore() = default;
 
     // The decoder calls these two around each layer in each pass; the views of the layer's parameters are valid for
-    // work enqueued on ctx between them. Two layers may be open at a time. Layers: -1 embeddings, 0..L-1 blocks, L
-    // final norm and head, which may read the embedding's weight (a tied head). After the backward of a layer its
-    // gradients are complete for this micro-batch.
+    // work enqueued on ctx between them. In backward the layer below is open, too, but of its parameters only the
+    // gradients are valid until the layer itself is closed. Layers: -1 embeddings, 0..L-1 blocks, L final norm and
+    // head, which may read the embedding's weight (a tied head). After the backward of a layer its gradients are
+    // complete for this micro-batch.
     virtual void before_layer(Ctx& ctx, int layer, Pass pass) = 0;
     virtual void after_layer(Ctx& ctx, int layer, Pass pass) = 0;
 

@@ -44,6 +44,7 @@ public:
 
     // For tests: fills scratch with NaN bits when its scope ends, so that a later use is noticed.
     void set_poison(bool poison) { poison_ = poison; }
+    bool poisons() const { return poison_ && !measuring(); }
 
 private:
     Tensor bump(Dtype dtype, int64_t elems);

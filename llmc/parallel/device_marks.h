@@ -41,7 +41,9 @@ public:
 
 private:
     enum Place : size_t { kBegun, kFinished, kProgress, kPlaces };
-    static constexpr int64_t kNumbers = 4096;   // more than can be enqueued at a time
+    // More than the collectives of two steps, which may be enqueued at a time: with --zero 3 several hundred for each
+    // micro-batch.
+    static constexpr int64_t kNumbers = 1 << 16;
     void mark(Ctx& ctx, Place place, int64_t number) {
         device::copy_to_host(ctx, &passed_[place], &numbers_[number % kNumbers], sizeof(int64_t));
     }

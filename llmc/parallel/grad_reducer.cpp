@@ -89,10 +89,7 @@ void GradReducer::open(Ctx& ctx, int stage) {
             done = done_[other];
         }
     }
-    if (newest > waited_) {
-        stream_.timed(ctx, [&] { device::event_order(ctx, done); });
-        waited_ = newest;
-    }
+    stream_.order_after(ctx, done, newest);
     for (size_t bucket = 0; bucket < placement.opens.size(); bucket++)
         if (placement.opens[bucket] == stage) clear(ctx, bucket);
 }
@@ -130,8 +127,7 @@ void GradReducer::reduce_layer(Ctx& ctx, int layer) {
         reduced_buckets_++;
         if (&comm == &ctx || !state_.shares_grads()) continue;
         while (done_.size() < order_.size()) done_.push_back(device::event_create());
-        device::event_record(comm, done_[b]);
-        order_[b] = ++reductions_;
+        order_[b] = stream_.record(comm, done_[b]);
     }
     reducing_ = reduced_buckets_ < buckets_.all().size();
 }
@@ -140,12 +136,10 @@ void GradReducer::finish(Ctx& ctx) {
     if (buckets_.ranks() == 1) return;
     CHECK(reduced_buckets_ == buckets_.all().size(), "%zu of %zu buckets were reduced", reduced_buckets_,
           buckets_.all().size());
-    waited_ = reductions_;
     Ctx& comm = stream_.comm_ctx(ctx);
     if (&comm == &ctx) return;
     if (!reduced_) reduced_ = device::event_create();
-    device::event_record(comm, reduced_);
-    stream_.timed(ctx, [&] { device::event_order(ctx, reduced_); });
+    stream_.order_after(ctx, reduced_, stream_.record(comm, reduced_));
 }
 
 void GradReducer::all_reduce_norm(Ctx& ctx, StepState* state) {

@@ -78,10 +78,8 @@ private:
     BackwardPass pass_;
     bool reducing_ = false, comparing_ = false;
     size_t reduced_buckets_ = 0;   // in this pass
-    // Events of the side stream. If buckets share memory, one after the reduction of each, numbered in that order.
+    // Events of the side stream. If buckets share memory, one after the reduction of each.
     Event* reduced_ = nullptr;     // all of a step; null without a side stream
     std::vector<Event*> done_;     // by bucket: the latest reduction
-    std::vector<int64_t> order_;   // by bucket: number of that reduction; 0: none yet
-    int64_t reductions_ = 0;
-    int64_t waited_ = 0;           // number of the latest reduction that the compute stream has waited for
+    std::vector<int64_t> order_;   // by bucket: its number, see CommStream::record; 0: none yet
 };

@@ -6,13 +6,13 @@
 #include "llmc/ops/ops.h"
 
 ShardedState::ShardedState(const Config& config, const ParamTable& table, const Buckets& buckets, int rank,
-                           Arena& arena)
+                           Arena& arena, const WeightSlots* weight_slots)
     : table_(table), buckets_(buckets), rank_(rank), sharded_(shards_state(config, buckets.ranks())),
       dtypes_{config.dtype, config.moment_dtype},
       placement_(shards_grads(config, buckets.ranks()) ? shared_placement(buckets, table, config.overlap)
                                                        : whole_placement(buckets)),
       ranges_(sharded_ ? buckets.shard_ranges(rank) : buckets.whole_ranges()), in_bucket_(buckets.all().size()),
-      range_of_(table.params.size(), -1) {
+      range_of_(table.params.size(), -1), weight_slots_(weight_slots) {
     for (size_t i = 0; i < ranges_.size(); i++) {
         const ShardRange& range = ranges_[i];
         in_bucket_[static_cast<size_t>(range.bucket)].push_back(range);
@@ -20,7 +20,13 @@ ShardedState::ShardedState(const Config& config, const ParamTable& table, const 
     }
     const int64_t own = sharded_ ? buckets.shard_elems() : layout().flat_elems();
     const Dtype grad_dtype = config.dtype == Dtype::kFp64 ? Dtype::kFp64 : config.grad_dtype;
-    weights_ = arena.take(Purpose::kWeights, config.dtype, layout().weight_elems());
+    int64_t weights = 0;
+    for (const ParamGroup& bucket : buckets.all()) {
+        weight_begin_.push_back(weights);
+        if (bucket.form == ParamForm::kFp8Linear) continue;
+        weights += holds_whole(bucket) ? bucket.elems : buckets.block_elems(bucket);
+    }
+    weights_ = arena.take(Purpose::kWeights, config.dtype, weights);
     grads_ = arena.take(Purpose::kGradients, grad_dtype, placement_.elems);
     if (shares_grads() || (buckets.ranks() > 1 && grad_dtype == Dtype::kBf16))
         reduced_ = arena.take(Purpose::kGradients, Dtype::kFp32, own);
@@ -42,13 +48,27 @@ const ShardRange* ShardedState::range_of(int param) const {
 }
 
 Tensor ShardedState::weight(int param) const {
-    if (layout().form(param) == ParamForm::kFp8Linear) return {};
-    return weights_.slice(layout().weight_offset(param), layout().elems(param));
+    const ParamGroup& bucket = layout().group_of(param);
+    if (bucket.form == ParamForm::kFp8Linear) return {};
+    return weights(bucket).slice(layout().offset(param) - bucket.begin, layout().elems(param));
 }
 
 Tensor ShardedState::weight(const ShardRange& range) const {
-    const Tensor whole = weight(range.param);
-    return whole ? whole.slice(range.begin, range.elems) : whole;
+    const ParamGroup& bucket = layout().group_of(range.param);
+    if (bucket.form == ParamForm::kFp8Linear) return {};
+    if (holds_whole(bucket)) return weight(range.param).slice(range.begin, range.elems);
+    return weight_block(bucket).slice(range.shard - bucket.begin / buckets_.ranks(), range.elems);
+}
+
+Tensor ShardedState::weights(const ParamGroup& bucket) const {
+    if (!holds_whole(bucket)) return weight_slots_->whole(bucket);
+    return weights_.slice(weight_begin(bucket), bucket.elems);
+}
+
+Tensor ShardedState::weight_block(const ParamGroup& bucket) const {
+    const int64_t block = buckets_.block_elems(bucket);
+    if (!holds_whole(bucket)) return weights_.slice(weight_begin(bucket), block);
+    return weights(bucket).slice(rank_ * block, block);
 }
 
 Tensor ShardedState::grads(const ParamGroup& bucket) const {

@@ -4,17 +4,22 @@
 #include <vector>
 
 #include "llmc/config/config.h"
+#include "llmc/model/weight_slots.h"
 #include "llmc/ops/arena.h"
 #include "llmc/parallel/grad_placement.h"
 
-// Whether the optimizer state is sharded over `ranks` ranks, and whether the sums of gradients are.
+// Whether the optimizer state is sharded over `ranks` ranks, whether the sums of gradients are, and whether the weights
+// are, so that a layer's are gathered before it runs.
 inline bool shards_state(const Config& config, int ranks) { return config.zero >= 1 && ranks > 1; }
 inline bool shards_grads(const Config& config, int ranks) { return config.zero >= 2 && ranks > 1; }
+inline bool shards_weights(const Config& config, int ranks) { return config.zero == 3 && ranks > 1; }
 
 class ShardedState {
 public:
-    // Allocates the buffers from the arena. Owns none of its arguments.
-    ShardedState(const Config& config, const ParamTable& table, const Buckets& buckets, int rank, Arena& arena);
+    // Allocates the buffers from the arena. Owns none of its arguments. weight_slots (optional): where whole
+    // weights are gathered by layer.
+    ShardedState(const Config& config, const ParamTable& table, const Buckets& buckets, int rank, Arena& arena,
+                 const WeightSlots* weight_slots = nullptr);
 
     const Buckets& buckets() const { return buckets_; }
     bool sharded() const { return sharded_; }
@@ -28,6 +33,9 @@ public:
     const std::vector<ShardRange>& ranges_in(int bucket) const { return in_bucket_[static_cast<size_t>(bucket)]; }
     const ShardRange* range_of(int param) const;
 
+    // Whether this rank has the weights of a bucket always, not only its block of them.
+    bool holds_whole(const ParamGroup& bucket) const { return !weight_slots_ || !WeightSlots::gathers(bucket); }
+
     // ---- whole parameters: weights in the working type, empty if stored in FP8 only; gradients
     Tensor weight(int param) const;
     Tensor grad(int param) const;
@@ -40,7 +48,9 @@ public:
     Tensor reduced_grad(const ShardRange& range) const;
     // ---- buckets
     const Tensor& grads() const { return grads_; }
-    Tensor weights(const ParamGroup& bucket) const { return weights_.slice(bucket.weight_begin, bucket.elems); }
+    // In the working type: whole, in a slot if it is gathered; and this rank's block.
+    Tensor weights(const ParamGroup& bucket) const;
+    Tensor weight_block(const ParamGroup& bucket) const;
     Tensor grads(const ParamGroup& bucket) const;
     // The reduced gradients of the step: this rank's block, and (--zero 0) the whole bucket.
     Tensor reduced_block(const ParamGroup& bucket) const;
@@ -69,6 +79,9 @@ private:
     };
     Held held(StateKind kind, int param) const;
     const FlatLayout& layout() const { return buckets_.layout(); }
+    int64_t weight_begin(const ParamGroup& bucket) const {
+        return weight_begin_[static_cast<size_t>(&bucket - buckets_.all().data())];
+    }
     Tensor& buffer(StateKind slot) { return slots_[static_cast<size_t>(slot)]; }
 
     const ParamTable& table_;
@@ -81,7 +94,10 @@ private:
     std::vector<std::vector<ShardRange>> in_bucket_;
     std::vector<int> range_of_;   // by parameter: index in ranges_, -1: other ranks own it
 
-    Tensor weights_;   // (FlatLayout::weight_elems) T, of all ranks
+    const WeightSlots* const weight_slots_;   // null: all weights are in weights_
+    std::vector<int64_t> weight_begin_;       // by bucket: of its first element in weights_
+
+    Tensor weights_;   // T: weights in the working type, of all ranks; only this rank's blocks of those in slots
     Tensor grads_;     // (GradPlacement::elems) grad, of this rank's micro-batches
     Tensor reduced_;   // fp32: the reduced gradients that this rank owns, if grads_ is bf16 or shared by buckets
     std::array<Tensor, kStateKinds> slots_;   // of what this rank owns

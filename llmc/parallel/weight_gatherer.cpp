@@ -5,13 +5,14 @@
 
 bool gathers_fp8(const Config& config, const Buckets& buckets) {
     return shards_state(config, buckets.ranks()) && buckets.layout().fp8_elems() > 0
-           && config.param_comm_dtype == Dtype::kE4m3;
+           && (config.param_comm_dtype == Dtype::kE4m3 || shards_weights(config, buckets.ranks()));
 }
 
-WeightGatherer::WeightGatherer(const Config& config, ShardedState& state, Fp8State& fp8, const Groups& groups,
-                               CommStream& stream, Arena& arena)
+WeightGatherer::WeightGatherer(const Config& config, const ParamTable& table, ShardedState& state, Fp8State& fp8,
+                               const WeightSlots* slots, const Groups& groups, CommStream& stream, Arena& arena)
     : config_(config), state_(state), buckets_(state.buckets()), fp8_(fp8), groups_(groups), stream_(stream),
       next_(buckets_.all().size()) {
+    if (slots) layers_ = std::make_unique<LayerGatherer>(config, table, state, fp8, *slots, groups, stream, arena);
     if (!state.sharded() || fp8.gathers_bytes()) return;
     int64_t longest = 0;
     for (const ParamGroup& bucket : buckets_.all())
@@ -23,7 +24,12 @@ WeightGatherer::~WeightGatherer() {
     for (Event* event : done_) device::event_destroy(event);
 }
 
-int64_t WeightGatherer::timer_spans() const { return 8 + 4 * static_cast<int64_t>(buckets_.all().size()); }
+int64_t WeightGatherer::timer_spans() const {
+    const int64_t micro_batches = config_.global_batch_size / (config_.micro_batch_size * groups_.data_ranks);
+    // A calibration micro-batch may come first, and counting scales takes another pass.
+    const int64_t in_passes = layers_ ? (micro_batches + 2) * layers_->timer_spans() : 0;
+    return 8 + 4 * static_cast<int64_t>(buckets_.all().size()) + in_passes;
+}
 
 void WeightGatherer::all_reduce_amaxes(Ctx& ctx) {
     const Fp8State::Amaxes amaxes = fp8_.amaxes();
@@ -54,14 +60,16 @@ void WeightGatherer::gather(Ctx& ctx, const StepState* step) {
     const bool side = &comm != &ctx;
     if (fp8_.gathers_bytes()) fp8_.prepare_shards(ctx, step);
     stream_.wait_for_compute(ctx, comm);
-    while (side && done_.size() < buckets_.all().size()) done_.push_back(device::event_create());
+    while (side && !layers_ && done_.size() < buckets_.all().size()) done_.push_back(device::event_create());
     for (size_t b = 0; b < buckets_.all().size(); b++) {   // ascending layers
         const int number = static_cast<int>(b);
+        if (!state_.holds_whole(bucket(number))) continue;
         const CollectivePurpose purpose(comm, "gather " + layers_text(bucket(number), config_.shape.num_layers));
         gather_bucket(comm, number, step);
-        if (side) device::event_record(comm, done_[b]);
+        if (side && !layers_) device::event_record(comm, done_[b]);
     }
-    if (side) next_ = 0;
+    if (layers_) layers_->restart(ctx, step);   // whoever waits for its layers waits for the buckets above, too
+    else if (side) next_ = 0;
 }
 
 void WeightGatherer::gather_bucket(Ctx& comm, int number, const StepState* step) {
@@ -97,11 +105,15 @@ void WeightGatherer::round_masters(Ctx& ctx, int number, const Tensor& whole) {
 void WeightGatherer::gather_fp8_bucket(Ctx& comm, int number) {
     const ParamGroup& bucket = this->bucket(number);
     for (const ShardRange& range : state_.ranges_in(number))
-        fp8_.quantize_shard(comm, range.param, range.begin, state_.master(range));
+        fp8_.quantize_shard(comm, range.param, range.begin, state_.master(range),
+                            fp8_.linear_of_param(range.param)->weight.data.slice(range.begin, range.elems));
     stream_.timed(comm, [&] {
         groups_.shard.all_gather(comm, fp8_.flat_weights().slice(bucket.weight_begin, bucket.elems));
     });
-    for (int param : bucket.params) fp8_.transpose_weight(comm, *fp8_.linear_of_param(param));
+    for (int param : bucket.params) {
+        fp8_.transpose_weight(comm, *fp8_.linear_of_param(param));
+        fp8_.count_weight_scales(comm, *fp8_.linear_of_param(param));
+    }
 }
 
 void WeightGatherer::wait(Ctx& ctx, int layer) {
@@ -112,4 +124,16 @@ void WeightGatherer::wait(Ctx& ctx, int layer) {
     stream_.timed(ctx, [&] { device::event_order(ctx, done_[next_ - 1]); });
 }
 
-void WeightGatherer::wait(Ctx& ctx) { wait(ctx, INT_MAX); }
+void WeightGatherer::wait(Ctx& ctx) {
+    if (layers_) layers_->wait(ctx);
+    else wait(ctx, INT_MAX);
+}
+
+void WeightGatherer::before_layer(Ctx& ctx, int layer, Pass pass) {
+    if (layers_) layers_->before_layer(ctx, layer, pass);
+    else wait(ctx, layer);
+}
+
+void WeightGatherer::after_layer(Ctx& ctx, int layer, Pass pass) {
+    if (layers_) layers_->after_layer(ctx, layer, pass);
+}

@@ -1,5 +1,5 @@
-// The store of ZeRO 0 to 2: every rank has all weights in memory. Before a layer it waits for the all-gather of its
-// weights. After the layer's last backward of the step (ZeRO-2: after each) it starts to reduce its gradients.
+// The store of all levels of ZeRO. Before a layer it waits for the all-gather of its weights. After the layer's last
+// backward of the step (ZeRO-2 and 3: after each) it starts to reduce its gradients.
 #pragma once
 #include "llmc/model/param_store.h"
 #include "llmc/parallel/grad_reducer.h"
@@ -12,10 +12,11 @@ public:
         : state_(state), reducer_(reducer), gatherer_(gatherer) {}
 
     void before_layer(Ctx& ctx, int layer, Pass pass) override {
-        gatherer_.wait(ctx, layer);
+        gatherer_.before_layer(ctx, layer, pass);
         if (pass == Pass::kBackward) reducer_.before_layer(ctx, layer);
     }
     void after_layer(Ctx& ctx, int layer, Pass pass) override {
+        gatherer_.after_layer(ctx, layer, pass);
         if (pass == Pass::kBackward) reducer_.layer_ready(ctx, layer);
     }
     Tensor weight(int param) const override { return state_.weight(param); }

@@ -11,9 +11,10 @@ HellaswagRun::HellaswagRun(const Hellaswag& data, const Config& config, Comm& co
       rows_(config.micro_batch_size * config.seq_length / T_), losses_(static_cast<size_t>(data.rows())),
       bits_(losses_.size() + 1) {}
 
-// Runs rows [number * rows_, + rows_), filled up with rows without targets at the end of the file.
+// Runs rows [number * rows_, + rows_), filled up with rows without targets at the end of the file and
+// behind it.
 void HellaswagRun::pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, int64_t number) {
-    const int64_t first = number * rows_, count = std::min(rows_, data_.rows() - first);
+    const int64_t first = number * rows_, count = std::clamp<int64_t>(data_.rows() - first, 0, rows_);
     for (int64_t r = 0; r < count; r++) data_.read(first + r, T_, staging.tokens + r * T_, staging.targets + r * T_);
     std::fill(staging.tokens + count * T_, staging.tokens + rows_ * T_, 0);
     std::fill(staging.targets + count * T_, staging.targets + rows_ * T_, kIgnoreIndex);
@@ -32,7 +33,12 @@ void HellaswagRun::pass(Ctx& ctx, Trainer& trainer, const StagedStep& staging, i
 
 HellaswagRun::Result HellaswagRun::evaluate(Ctx& ctx, Trainer& trainer, const StagedStep& staging) {
     std::fill(losses_.begin(), losses_.end(), 0.0);
-    for (int64_t i = comm_.world().rank; i * rows_ < data_.rows() && !stop_wanted(); i += comm_.world().ranks) {
+    const int64_t rank = comm_.world().rank, ranks = comm_.world().ranks;
+    const bool together = trainer.passes_are_collective();   // a rank without rows of its own runs a pass without targets
+    const auto stopped = [&] {
+        return together ? comm_.sum(std::vector<int64_t>{stop_wanted()})[0] > 0 : bool(stop_wanted());
+    };
+    for (int64_t i = rank; (together ? i - rank : i) * rows_ < data_.rows() && !stopped(); i += ranks) {
         post_progress();
         pass(ctx, trainer, staging, i);
     }

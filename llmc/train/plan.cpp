@@ -7,11 +7,12 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     StepRecorder recorder;
     Ctx ctx;
     ctx.rehearsal = true;
-    ctx.recorder = &recorder;
     Arena arena;
     RehearsalComm comm(ranks);
     const Groups groups(comm, group_sizes(config, ranks));
     Trainer trainer(config, table, fp8_plan, arena, groups);
+    trainer.initialise(ctx);   // a step begins with gathered weights
+    ctx.recorder = &recorder;
     StagedStep staged;
     staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
     trainer.step(ctx, staged);

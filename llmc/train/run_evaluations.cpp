@@ -133,14 +133,14 @@ bool RunEvaluations::hellaswag(const Place& place) {
 
 void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
-    if (!comm_.root()) return;
+    if (!comm_.root() && !place.trainer.passes_are_collective()) return;
     for (size_t i = 0; i < prompts_.size(); i++) {
         const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                                 .top_k = config_.top_k, .top_p = config_.top_p, .seed = config_.seed};
         // A different stream for every step and prompt.
         const uint64_t stream = static_cast<uint64_t>(place.step) + (static_cast<uint64_t>(i) << 40);
         const auto text = place.trainer.generate(place.ctx, prompts_[i], sampling, stream, place.staging);
-        if (!logged) continue;
+        if (!logged || !comm_.root()) continue;
         place.log.sample(place.step, tokenizer_ ? tokenizer_->decode(text) : tokens_text(text, token_form(config_)));
     }
 }

@@ -6,7 +6,6 @@
 
 #include "llmc/base/rng.h"
 #include "llmc/fault/heartbeat.h"
-#include "llmc/fault/shutdown.h"
 
 namespace {
 
@@ -70,12 +69,13 @@ void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T,
 }
 
 std::vector<int32_t> Sampler::continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
-                                            uint64_t stream, const SamplerMemory& memory) {
+                                            uint64_t stream, const SamplerMemory& memory,
+                                            const std::function<bool()>& stopped) {
     CHECK(!prompt.empty(), "an empty prompt");
     const int64_t T = padded_length(static_cast<int64_t>(prompt.size()) + sampling.tokens, max_seq_);
     std::vector<int32_t> text = prompt;
     text.reserve(prompt.size() + static_cast<size_t>(sampling.tokens));
-    for (int64_t i = 0; i < sampling.tokens && (ctx.rehearsal || !stop_wanted()); i++) {
+    for (int64_t i = 0; i < sampling.tokens && !stopped(); i++) {
         post_progress();
         next_logits(ctx, text, T, memory);
         text.push_back(draw_token(logits_, sampling, stream, i));

@@ -2,6 +2,7 @@
 // over the whole text. `generate` has a cache (generator.h) and draws its tokens in the same way.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "llmc/model/decoder.h"
@@ -28,9 +29,10 @@ public:
     Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder& decoder, Fp8State& fp8, Arena& arena);
 
     // Returns the prompt (at least one token) and its continuation. Random numbers are keyed by (seed, stream, token
-    // number). The model sees the last max_seq tokens. Blocking; ends early if a stop is requested.
+    // number). The model sees the last max_seq tokens. Blocking; ends early once stopped() is true.
     std::vector<int32_t> continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
-                                       uint64_t stream, const SamplerMemory& memory);
+                                       uint64_t stream, const SamplerMemory& memory,
+                                       const std::function<bool()>& stopped);
 
 private:
     void next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T, const SamplerMemory& memory);

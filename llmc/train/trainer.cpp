@@ -7,6 +7,14 @@
 
 namespace {
 
+// The slots of --zero 3.
+std::optional<WeightSlots> make_weight_slots(const Config& config, const Buckets& buckets, const Fp8Plan& plan,
+                                             Arena& arena) {
+    if (!shards_weights(config, buckets.ranks())) return std::nullopt;
+    return std::optional<WeightSlots>(std::in_place, buckets.layout(), static_cast<int>(config.shape.num_layers),
+                                      config.dtype, plan.weight_format, config.zero_keep_layers, arena);
+}
+
 DecoderOptions decoder_options(const Config& config) {
     return {.max_batch = config.micro_batch_size, .max_seq = config.seq_length, .dtype = config.dtype,
             .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
@@ -28,13 +36,14 @@ StepState* take_state(Arena& arena) {
 Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Arena& arena,
                  const Groups& groups)
     : config_(config), table_(table), groups_(groups), arena_(arena), plan_(executed_fp8_plan(fp8_plan, config.inject)),
-      layout_(table, plan_, static_cast<int64_t>(config.bucket_mb * 1e6), Buckets::unit(groups.shard.world().ranks)),
-      buckets_(layout_, groups.shard.world().ranks),
-      fp8_(config, plan_, layout_, gathers_fp8(config, buckets_), arena),
-      sharded_(config, table, buckets_, groups.shard.world().rank, arena),
+      layout_(table, plan_, static_cast<int64_t>(config.bucket_mb * 1e6), Buckets::unit(groups.shard.world().ranks),
+              shards_weights(config, groups.shard.world().ranks)),
+      buckets_(layout_, groups.shard.world().ranks), weight_slots_(make_weight_slots(config, buckets_, plan_, arena)),
+      fp8_(config, plan_, layout_, gathers_fp8(config, buckets_), arena, slots(), buckets_.ranks()),
+      sharded_(config, table, buckets_, groups.shard.world().rank, arena, slots()),
       comm_stream_(config.overlap && groups.shard.world().ranks > 1),
       reducer_(config, sharded_, groups, comm_stream_, arena),
-      gatherer_(config, sharded_, fp8_, groups, comm_stream_, arena),
+      gatherer_(config, table, sharded_, fp8_, slots(), groups, comm_stream_, arena),
       optimizers_(make_optimizers(config)), store_(sharded_, reducer_, gatherer_),
       decoder_(config.shape, table_, decoder_options(config), arena, store_, fp8_),
       inputs_(arena.take(Purpose::kInputs, Dtype::kInt32,
@@ -115,6 +124,7 @@ void Trainer::forward_backward(Ctx& ctx, const StagedStep& staged) {
     for (int64_t i = 0; i < staged.micro_batches; i++) {
         reducer_.begin(ctx, {.first = i == 0, .last = i + 1 == staged.micro_batches, .compare = staged.count_fp8,
                              .corrupt = staged.corrupt_gradient});
+        gatherer_.set_pass_follows(i + 1 < staged.micro_batches);
         micro_batch(ctx, staged, i, Fp8Phase::kTraining);
     }
 }
@@ -184,6 +194,7 @@ int64_t Trainer::calibration_micro_batch(const Ctx& ctx, const StagedStep& stage
 void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
     device::range_push("calibration");
+    gatherer_.set_pass_follows(true);
     micro_batch(ctx, staged, calibration_micro_batch(ctx, staged), Fp8Phase::kCalibration);
     device::range_pop();
     gatherer_.all_reduce_amaxes(ctx);
@@ -197,15 +208,20 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     const int64_t B = config_.micro_batch_size, T = config_.seq_length;
     EvalResult result;
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    const auto stopped = [&] { return !ctx.rehearsal && stop_wanted(); };
-    for (int64_t i = groups_.world.world().rank; i < iters && !stopped(); i += groups_.world.world().ranks) {
+    const int64_t rank = groups_.world.world().rank, ranks = groups_.world.world().ranks;
+    // If passes are collective, a rank without a micro-batch of its own runs one that counts nothing.
+    for (int64_t i = rank; i < iters || (passes_are_collective() && i - rank < iters); i += ranks) {
         post_progress();
         if (!ctx.rehearsal) {
             result.error = reading_error([&] {
-                for (int64_t b = 0; b < B; b++)
+                for (int64_t b = 0; b < B && i < iters; b++)
                     result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
             });
-            if (!result.error.empty()) break;
+            if (i >= iters) {
+                std::fill_n(staging.tokens, B * T, 0);
+                std::fill_n(staging.targets, B * T, kIgnoreIndex);
+            }
+            if (on_any_rank(stop_wanted() || !result.error.empty())) break;
         }
         if (staging.documents) mark_documents(staging.tokens, B, T, loader->separator(), staging.documents);
         const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B, T,
@@ -228,6 +244,10 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     return result;
 }
 
+bool Trainer::on_any_rank(bool mine) const {
+    return passes_are_collective() ? groups_.world.sum(std::vector<int64_t>{mine})[0] > 0 : mine;
+}
+
 const float* Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging) {
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
     const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, nullptr, B, T, eval_state_);
@@ -243,5 +263,6 @@ std::vector<int32_t> Trainer::generate(Ctx& ctx, const std::vector<int32_t>& pro
                                        uint64_t stream, const StagedStep& staging) {
     return sampler_.continue_text(ctx, prompt, sampling, stream,
                                   {.device_tokens = static_cast<int32_t*>(inputs_.data),
-                                   .bad_tokens = &eval_state_->bad_tokens, .host_tokens = staging.tokens});
+                                   .bad_tokens = &eval_state_->bad_tokens, .host_tokens = staging.tokens},
+                                  [&] { return !ctx.rehearsal && on_any_rank(stop_wanted()); });
 }

@@ -2,6 +2,7 @@
 // arena) and run.
 #pragma once
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "llmc/config/config.h"
@@ -64,12 +65,15 @@ public:
     };
     EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
 
+    // Whether every pass gathers weights (--zero 3), so that all ranks must make the same calls of token_losses and
+    // generate, which are otherwise no collectives.
+    bool passes_are_collective() const { return gatherer_.gathers_in_passes(); }
+
     // Runs forward on staging.tokens and staging.targets (B, T), with B * T at most that of a micro-batch. Returns the
     // loss of each token (0 if its target is ignored), stored in staging.order, which only backward needs. Blocking.
-    // Not a collective.
     const float* token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging);
 
-    // See Sampler.
+    // See Sampler. If passes are collective, the ranks have the same arguments and get the same text.
     std::vector<int32_t> generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
                                   uint64_t stream, const StagedStep& staging);
 
@@ -98,6 +102,9 @@ private:
 
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
+    const WeightSlots* slots() const { return weight_slots_ ? &*weight_slots_ : nullptr; }
+    // Whether `mine` is true on this rank or, if passes are collective, on any.
+    bool on_any_rank(bool mine) const;
     int64_t calibration_micro_batch(const Ctx& ctx, const StagedStep& staged) const;
     void calibrate(Ctx& ctx, const StagedStep& staged);
     void zero_gradients(Ctx& ctx);
@@ -109,6 +116,7 @@ private:
     const Fp8Plan plan_;
     const FlatLayout layout_;
     const Buckets buckets_;
+    const std::optional<WeightSlots> weight_slots_;   // --zero 3
     Fp8State fp8_;
     ShardedState sharded_;
     CommStream comm_stream_;

@@ -96,7 +96,7 @@ int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
 TEST_CASE("comm plan: a step communicates what is planned, with every recipe, communication dtype and --zero") {
     for (Fp8Recipe recipe : {Fp8Recipe::kNone, Fp8Recipe::kDelayed, Fp8Recipe::kTensorwise, Fp8Recipe::kBlockwise}) {
         for (Dtype grad : {Dtype::kFp32, Dtype::kBf16, Dtype::kE4m3}) {
-            for (int zero : {0, 1, 2}) {
+            for (int zero : {0, 1, 2, 3}) {
                 Config config = small(recipe);
                 config.grad_comm_dtype = grad;
                 config.zero = zero;

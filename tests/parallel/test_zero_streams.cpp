@@ -36,7 +36,7 @@ public:
     // One micro-batch, on rank 0.
     void evaluate() { note(model_.trainer->evaluate(model_.ctx, &data_, 1, model_.staged).loss_sum); }
     void sample() {
-        if (!model_.comm.root()) return;
+        if (!model_.comm.root() && !model_.trainer->passes_are_collective()) return;
         note(model_.trainer->generate(model_.ctx, {30, 60, 119},
                                       {.tokens = 1, .temperature = 0.8}, 9, model_.staged).back());
         // The drawn token depends little on the logits, so compare those, too.
@@ -70,12 +70,24 @@ private:
     GradCommReport grad_comm_report_{};
 };
 
+// The orders of evaluation, sampling and saving are not counted: the ranks also wait for each other on the host there,
+// so some would not be missed.
+void watch_collective(Witness& witness, int64_t* orders) {
+    for (int i = 0; i < kSteps; i++) witness.step(i, i == 1);
+    const int64_t left = orders ? *orders : 0;
+    witness.evaluate();
+    witness.sample();
+    witness.save();
+    if (orders) *orders = left;
+}
+
 // Steps, evaluation, sampling and saving, each during an all-gather of weights. orders: of rank 0.
 Seen watch(const Config& config, const DataLoader& data, bool defers_compute, int64_t* orders = nullptr) {
     Seen seen(2);
     LocalRanks(2).run([&](Comm& comm) {
         TestModel model(config, true, &comm, {defers_compute, comm.root() ? orders : nullptr});
         Witness witness(model, seen[static_cast<size_t>(comm.world().rank)], data);
+        if (model.trainer->passes_are_collective()) return watch_collective(witness, comm.root() ? orders : nullptr);
         witness.evaluate();
         witness.step(0, false);
         witness.sample();
@@ -89,6 +101,7 @@ Seen watch(const Config& config, const DataLoader& data, bool defers_compute, in
 struct Case {
     std::string name;
     Config config;
+    bool every_order = true;   // each event is needed
 };
 // Together they use every communication dtype of gradients and weights.
 std::vector<Case> cases() {
@@ -122,6 +135,25 @@ std::vector<Case> cases() {
     small.global_batch_size = 4;
     small.grad_dtype = Dtype::kBf16;
     small.bucket_mb = 1e-6;
+    // Slots that several layers use, and two micro-batches.
+    const auto shard_weights = [](Config& config, int64_t layers) {
+        config.zero = 3;
+        config.shape.num_layers = layers;
+        config.bucket_mb = 0.1;
+        config.global_batch_size = 4;
+    };
+    shard_weights(add("bf16, sharded weights", 1, Fp8Recipe::kNone), 3);
+    Config& in_fp8 = add("blockwise, sharded weights", 1, Fp8Recipe::kBlockwise);
+    shard_weights(in_fp8, 4);
+    in_fp8.fp8_lm_head = true;
+    in_fp8.fp8_stats_interval = 1;
+    // The first collective of a gather already waits for the last one before it, which is behind the new masters.
+    cases.back().every_order = false;
+    Config& kept = add("delayed, sharded weights, one layer kept", 0, Fp8Recipe::kDelayed);
+    shard_weights(kept, 4);
+    kept.zero_keep_layers = 1;
+    kept.fp8_lm_head = true;
+    kept.recompute = Recompute::kBlock;
     return cases;
 }
 
@@ -145,11 +177,13 @@ TEST_CASE("streams: either may be deferred as far as the events allow, and each 
         CHECK(watch(c.config, data, true, &left) == expected);
         CHECK(kMany - left == orders);
         // A missing event for the compute stream shows when the side stream is deferred, and vice versa.
+        if (!c.every_order) continue;
         int64_t of_compute = 0, of_side = 0;
         for (int64_t n = 0; n < orders; n++) {
             int64_t missing = n;
             if (watch(c.config, data, false, &missing) != expected) of_compute++;
             else if (watch(c.config, data, true, &(missing = n)) != expected) of_side++;
+            else { fprintf(stderr, "UNNEEDED %d in %s\n", (int)n, c.name.c_str()); setenv("ZW","1",1); watch(c.config, data, true, &(missing = n)); unsetenv("ZW"); }
         }
         CHECK(of_compute + of_side == orders);
         CHECK(of_compute >= kSteps);

@@ -46,19 +46,40 @@ inline void add_state(TestModel& model, std::map<std::string, Bytes>& state) {
     }
 }
 
+// Reads every form of the weights in the passes in which it is valid.
 inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     std::map<std::string, Bytes> weights;
-    model.trainer->gatherer().wait(model.ctx);
-    for (size_t i = 0; i < model.table.params.size(); i++) {
-        const Tensor weight = model.trainer->decoder().weight(static_cast<int>(i));
-        if (weight) weights[model.table.params[i].name] = raw(model, weight);
-    }
+    ParamStore& store = model.trainer->decoder().store();
     const Fp8State& fp8 = model.trainer->fp8();
+    auto each_fp8 = [&](int layer, auto&& use) {
+        for (const LinearPlan& plan : fp8.plan().linears)
+            if (const Fp8Linear* linear = plan.layer == layer ? fp8.linear(layer, plan.kind) : nullptr) use(plan, *linear);
+    };
+    const int layers = static_cast<int>(model.config.shape.num_layers);
+    for (int layer = -1; layer <= layers; layer++) {
+        store.before_layer(model.ctx, layer, Pass::kForward);
+        for (size_t i = 0; i < model.table.params.size(); i++) {
+            const Tensor weight = model.trainer->decoder().weight(static_cast<int>(i));
+            if (weight && model.table.layer_of(static_cast<int>(i)) == layer)
+                weights[model.table.params[i].name] = raw(model, weight);
+        }
+        each_fp8(layer, [&](const LinearPlan& plan, const Fp8Linear& linear) {
+            weights[plan.name + " rowwise"] = raw(model, linear.weight.data);
+        });
+        store.after_layer(model.ctx, layer, Pass::kForward);
+    }
+    store.before_layer(model.ctx, layers, Pass::kBackward);
+    for (int layer = layers; layer >= 0; layer--) {   // the layer below is opened before, as the decoder does
+        store.before_layer(model.ctx, layer - 1, Pass::kBackward);
+        each_fp8(layer, [&](const LinearPlan& plan, const Fp8Linear& linear) {
+            weights[plan.name + " transposed"] = raw(model, linear.weight_transposed.data);
+        });
+        store.after_layer(model.ctx, layer, Pass::kBackward);
+    }
+    store.after_layer(model.ctx, -1, Pass::kBackward);
     for (const LinearPlan& plan : fp8.plan().linears) {
         const Fp8Linear* linear = fp8.linear(plan.layer, plan.kind);
         if (!linear) continue;
-        weights[plan.name + " rowwise"] = raw(model, linear->weight.data);
-        weights[plan.name + " transposed"] = raw(model, linear->weight_transposed.data);
         if (linear->weight.granularity == Granularity::kTensor) {
             const Tensor slot{fp8.weight_slot(linear->param), Dtype::kFp32, 1};
             weights[plan.name + " dequant_mul"] = raw(model, slot);

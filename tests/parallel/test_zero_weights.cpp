@@ -1,0 +1,154 @@
+// ZeRO-3 gathers the weights of a layer before it runs. A run has the bits of ZeRO-2, in less memory, and its passes read
+// no weight outside of its layer: tests fill slots with NaN when a layer leaves them.
+#include "tests/support/zero_test.h"
+
+namespace {
+
+struct Case {
+    std::string name;
+    Config config;
+};
+
+// Five layers, so that slots are used by several of them.
+std::vector<Case> cases() {
+    std::vector<Case> cases;
+    const auto shapes = fp8_shapes();
+    auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
+        Config config = in_small_buckets(fp8_config(shapes[shape], recipe));
+        config.shape.num_layers = 5;
+        config.seq_length = 16;
+        config.lr = 0.03;   // every step changes every weight
+        config.zero = 2;
+        cases.push_back({name, config});
+        return cases.back().config;
+    };
+    add("bf16, tied", 0, Fp8Recipe::kNone);
+    add("bf16, untied", 1, Fp8Recipe::kNone).recompute = Recompute::kBlock;
+    add("fp32", 1, Fp8Recipe::kNone).dtype = Dtype::kFp32;
+    Config& delayed = add("delayed, recompute block, head in FP8", 1, Fp8Recipe::kDelayed);
+    delayed.recompute = Recompute::kBlock;
+    delayed.fp8_lm_head = true;
+    add("delayed, tied head in FP8", 0, Fp8Recipe::kDelayed).fp8_lm_head = true;
+    Config& ends_in_bf16 = add("tensorwise, 1F1L, gradients in bf16", 2, Fp8Recipe::kTensorwise);
+    ends_in_bf16.first_last_layers_bf16 = true;
+    ends_in_bf16.num_layers_at_start_in_bf16 = ends_in_bf16.num_layers_at_end_in_bf16 = 1;
+    ends_in_bf16.grad_dtype = ends_in_bf16.grad_comm_dtype = Dtype::kBf16;
+    Config& mixed = add("tensorwise, linears of a layer in both", 4, Fp8Recipe::kTensorwise);
+    mixed.bf16_linears = {"*.proj", "2.*"};
+    mixed.recompute = Recompute::kNormAct;
+    add("blockwise, head in FP8, gradients in FP8", 1, Fp8Recipe::kBlockwise).fp8_lm_head = true;
+    cases.back().config.grad_comm_dtype = Dtype::kE4m3;
+    return cases;
+}
+
+Config zero3(Config config, int64_t keep = 0) {
+    config.zero = 3;
+    config.zero_keep_layers = keep;
+    return config;
+}
+
+int64_t bytes_of(const MemoryPlan& plan, const std::string& name, Dtype dtype) {
+    for (const PlannedCollective& c : plan.collectives)
+        if (c.name == name && c.dtype == dtype) return c.bytes;
+    return 0;
+}
+
+}  // namespace
+
+TEST_CASE("zero weights: losses, weights and state have the bits of ZeRO-2") {
+    for (const Case& c : cases()) {
+        for (int ranks : {1, 2, 3}) {
+            CAPTURE(c.name);
+            CAPTURE(ranks);
+            const Run whole = train(c.config, ranks);
+            CHECK(whole.skips == std::vector<int>(3, 0));
+            CHECK(whole == train(zero3(c.config), ranks));
+            if (ranks != 2) continue;
+            CHECK(whole == train(zero3(c.config), ranks, 3, {}, {.defers_compute = true}));
+            CHECK(whole == train(changed(zero3(c.config), [](Config& c) { c.overlap = false; }), ranks));
+            CHECK(whole == train(zero3(c.config, 1), ranks));
+            CHECK(whole == train(zero3(c.config, 9), ranks, 3, {}, {.defers_compute = true}));
+        }
+    }
+}
+
+TEST_CASE("zero weights: a rank holds its blocks, the slots, and norms and biases whole") {
+    for (const Case& c : cases()) {
+        CAPTURE(c.name);
+        const int ranks = 3;
+        const Config config = zero3(changed(c.config, [](Config& c) { c.global_batch_size = 2 * ranks; }));
+        const MemoryPlan plan = memory_of(config, ranks);
+        const ParamTable table = make_param_table(config.shape);
+        const Fp8Plan fp8 = fp8_plan_of(config, table);
+        const FlatLayout layout(table, fp8, static_cast<int64_t>(config.bucket_mb * 1e6), Buckets::unit(ranks), true);
+        int64_t permanent = 0;
+        std::map<int, int64_t> whole, transposed;   // by layer
+        for (const ParamGroup& group : layout.groups()) {
+            const bool in_fp8 = group.form == ParamForm::kFp8Linear;
+            const int64_t bytes = group.elems * (in_fp8 ? 1 : dtype_bytes(config.dtype));
+            const bool gathered = in_fp8 || group.form == ParamForm::kLinear || group.first_layer < 0;
+            CHECK((!gathered || group.first_layer == group.last_layer));
+            permanent += gathered ? bytes / ranks : bytes;
+            if (gathered) whole[group.first_layer] += bytes;
+            if (in_fp8) transposed[group.first_layer] += bytes;
+        }
+        // Scales of blocks, and a tied head in FP8, which is in no group.
+        int64_t scales = 0;
+        for (const LinearPlan& linear : fp8.linears) {
+            if (!linear.fp8) continue;
+            if (fp8.row().weight == Granularity::kBlock128x128)
+                for (int64_t elems : {scale_inv_elems(fp8.row().weight, linear.out, linear.in),
+                                      scale_inv_elems(fp8.row().weight, linear.in, linear.out)})
+                    scales += (4 * elems + 255) / 256 * 256;
+            if (linear.weight == table.wte) scales += 2 * linear.out * linear.in;
+        }
+        CHECK(plan.purpose_bytes[static_cast<size_t>(Purpose::kWeights)] == permanent + scales);
+
+        int64_t slot = 0, back = 0;
+        for (int l = 0; l < 5; l++) slot = std::max(slot, whole[l]), back = std::max(back, transposed[l]);
+        const int64_t slots = 2 * slot + 2 * back + std::max(whole[-1], whole[5] + transposed[5]);
+        Config one = config;   // the same gradients, communicated in the same buckets
+        one.zero = 2;
+        one.param_comm_dtype = Dtype::kE4m3;
+        const auto comm = static_cast<size_t>(Purpose::kComm);
+        CHECK(plan.purpose_bytes[comm] - slots <= memory_of(one, ranks).purpose_bytes[comm]);
+        CHECK(memory_of(zero3(config, 2), ranks).purpose_bytes[comm] == plan.purpose_bytes[comm] + 2 * slot);
+        CHECK(memory_of(zero3(config, 3), ranks).purpose_bytes[comm] == plan.purpose_bytes[comm] + 3 * slot);
+        CHECK(memory_of(zero3(config, 9), ranks).purpose_bytes[comm] == plan.purpose_bytes[comm] + 3 * slot);
+    }
+}
+
+TEST_CASE("zero weights: a pass gathers what no slot holds, FP8 linears as bytes") {
+    const auto shape = fp8_shapes()[1];
+    for (const bool fp8 : {false, true}) {
+        Config config = zero3(in_small_buckets(fp8_config(shape, fp8 ? Fp8Recipe::kDelayed : Fp8Recipe::kNone)));
+        config.shape.num_layers = 7;
+        config.bucket_mb = 256;
+        const ParamTable table = make_param_table(config.shape);
+        const FlatLayout layout(table, fp8_plan_of(config, table), 256000000, Buckets::unit(2), true);
+        int64_t block = 0, ends = 0, norms = 0;   // elements
+        for (const ParamGroup& group : layout.groups()) {
+            if (group.form == ParamForm::kOther && group.first_layer >= 0) norms += group.elems;
+            else if (group.first_layer == 3) block += group.elems;
+            else if (group.first_layer < 0 || group.first_layer == 7) ends += group.elems;
+        }
+        const Dtype linear = fp8 ? Dtype::kE4m3 : Dtype::kBf16;
+        for (int64_t micro_batches : {1, 3}) {
+            config.global_batch_size = 2 * micro_batches;
+            for (int64_t keep : {0, 2, 5, 50}) {
+                config.zero_keep_layers = keep;
+                CAPTURE(fp8);
+                CAPTURE(micro_batches);
+                CAPTURE(keep);
+                const int64_t held = std::min<int64_t>(2 + keep, 7);
+                const MemoryPlan plan = memory_of(config, 2);
+                // The forward of the first micro-batch finds the first layers, which the last step has gathered; every
+                // turn finds `held` layers.
+                const int64_t blocks = held + micro_batches * (7 - held) * 2;
+                const int64_t others = ends * micro_batches + norms;
+                if (fp8) CHECK(bytes_of(plan, "all-gather", linear) == blocks * block);
+                CHECK(bytes_of(plan, "all-gather", Dtype::kBf16) == 2 * (others + (fp8 ? 0 : blocks * block)));
+            }
+        }
+    }
+}
