@@ -40,7 +40,9 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::qk_norm_forward:
         case OpKind::qk_norm_backward:
         case OpKind::rope_forward:
-        case OpKind::rope_backward: return StepPart::kPositions;
+        case OpKind::rope_backward:
+        case OpKind::split_heads:
+        case OpKind::join_heads: return StepPart::kPositions;
         case OpKind::attention_forward:
         case OpKind::quantize_heads:
         case OpKind::cache_append:
