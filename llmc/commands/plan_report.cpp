@@ -15,7 +15,8 @@ double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
 // The quantized Q, K and V of one layer, with their scales.
 int64_t fp8_attention_bytes(const Config& c) {
-    const int64_t heads = c.shape.num_attention_heads + 2 * c.shape.num_query_groups;
+    const int64_t ranks = c.context_parallel;
+    const int64_t heads = c.shape.num_attention_heads / ranks + 2 * heads_of_rank(c.shape.num_query_groups, ranks);
     return c.micro_batch_size * heads * head_blocks(c.seq_length) * (kHeadBlock * c.shape.kv_channels + 4);
 }
 
@@ -65,7 +66,7 @@ struct Change {
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
     const auto add = [&](const std::string& options, int ranks, Config config) {
-        const int64_t unit = config.micro_batch_size * ranks;
+        const int64_t unit = config.micro_batch_size * config.data_ranks(ranks);
         config.global_batch_size = (config.global_batch_size + unit - 1) / unit * unit;
         try {
             const Fp8Plan fp8_plan = fp8_plan_of(config, run.table);
@@ -172,9 +173,10 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
         const char* rate = run.plan.ranks > kRanksPerHost ? "nominal rate of a network adapter of 400 Gb/s per GPU"
                            : &figures.gpu == &measured_gpu() ? "measured between two GPUs of one host"
                                                           : "scaled from two H200 of one host by nominal rates";
-        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f; %s\n",
-                     figures.time.reduce_ms + figures.time.gather_ms, figures.time.reduce_ms, figures.time.gather_ms,
-                     rate);
+        const StepTime& time = figures.time;
+        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f%s; %s\n",
+                     time.reduce_ms + time.gather_ms + time.exchange_ms, time.reduce_ms, time.gather_ms,
+                     time.exchange_ms > 0 ? strf(", heads %.3f (not hidden)", time.exchange_ms).c_str() : "", rate);
     }
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * figures.ms,
                  figures.tokens_per_second, figures.tokens_per_second / run.plan.ranks, 100 * figures.mfu);
@@ -208,9 +210,12 @@ std::string plan_text(const PlannedRun& run) {
     text += memory_text(run);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);
-    text += strf("ranks             %d, %s of %lld x %lld tokens per step and rank\n", plan.ranks,
-                 count_text(config.global_batch_size / (config.micro_batch_size * plan.ranks), "micro-batch",
-                            "micro-batches").c_str(), ll(config.micro_batch_size), ll(config.seq_length));
+    const int data_ranks = config.data_ranks(plan.ranks);
+    text += strf("ranks             %d, %s of %lld x %lld tokens per step and rank%s\n", plan.ranks,
+                 count_text(config.global_batch_size / (config.micro_batch_size * data_ranks), "micro-batch",
+                            "micro-batches").c_str(), ll(config.micro_batch_size), ll(config.part_length()),
+                 config.context_parallel > 1 ? strf("; %lld ranks share each sequence of %lld tokens",
+                                                    ll(config.context_parallel), ll(config.seq_length)).c_str() : "");
     text += strf("tokens            %.0f per step, %s, %.4g in all\n", figures.tokens,
                  count_text(config.train_iters, "step").c_str(),
                  figures.tokens * static_cast<double>(config.train_iters));
@@ -253,9 +258,11 @@ Json linears_json(const PlannedRun& run) {
 Json communication_json(const PlannedRun& run, const Figures& figures) {
     Json calls = Json::array();
     for (const PlannedCollective& c : run.plan.collectives)
-        calls.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"calls", c.calls},
-                         {"bytes", c.bytes}, {"sent_bytes", c.sent_bytes}});
-    return {{"collectives", calls}, {"gradients_ms", figures.time.reduce_ms}, {"weights_ms", figures.time.gather_ms}};
+        calls.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
+                         {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
+                         {"sent_bytes", c.sent_bytes}});
+    return {{"collectives", calls}, {"gradients_ms", figures.time.reduce_ms}, {"weights_ms", figures.time.gather_ms},
+            {"heads_ms", figures.time.exchange_ms}};
 }
 
 Json matmuls_json(const MemoryPlan& plan) {

@@ -143,7 +143,7 @@ void with_shape(const Args& args, const Tensor& whole, const char* op, Launch&& 
 
 void split_heads(Ctx& ctx, const SplitHeadsArgs& args) {
     check_heads(args, args.out, args.in, "split_heads");
-    with_shape(args, args.in, "split_heads", [&](auto type, auto width, const HeadsShape& shape, dim3 grid, dim3 block) {
+    with_shape(args, args.in, "split_heads", [&](auto type, auto width, const auto& shape, dim3 grid, dim3 block) {
         using T = decltype(type);
         launch_early(ctx, split_heads_kernel<T, width.value>, grid, block, 0, args.out.as<T>(), args.in.as<T>(), shape);
         CHECK_LAUNCH("split_heads_kernel");
@@ -152,7 +152,7 @@ void split_heads(Ctx& ctx, const SplitHeadsArgs& args) {
 
 void join_heads(Ctx& ctx, const JoinHeadsArgs& args) {
     check_heads(args, args.in, args.out, "join_heads");
-    with_shape(args, args.out, "join_heads", [&](auto type, auto width, const HeadsShape& shape, dim3 grid, dim3 block) {
+    with_shape(args, args.out, "join_heads", [&](auto type, auto width, const auto& shape, dim3 grid, dim3 block) {
         using T = decltype(type);
         launch_early(ctx, join_heads_kernel<T, width.value>, grid, block, 0, args.out.as<T>(), args.in.as<T>(), shape);
         CHECK_LAUNCH("join_heads_kernel");

@@ -3,12 +3,17 @@
 #include <memory>
 #include <string>
 
+#include "llmc/config/config.h"
 #include "llmc/parallel/comm.h"
 
 struct GroupSizes {
     int context = 1;   // ranks that share a sequence
     int shard = 0;     // ranks that share one copy of what --zero shards; 0: all. A multiple of `context`.
 };
+
+inline GroupSizes group_sizes(const Config& config) {
+    return {.context = static_cast<int>(config.context_parallel)};
+}
 
 // Groups consist of neighbouring ranks: rank r is in context group r / context and shard group r / shard.
 class Groups {
@@ -19,7 +24,8 @@ public:
     void connect(Ctx& ctx, int seconds) const;
 
 private:
-    // Groups of several ranks that are not all ranks.
+    // Groups of several ranks that are not all ranks; of context even if they are, since its collectives run beside
+    // those of the rest, and one communicator would put all of them in one order.
     const std::unique_ptr<Comm> own_context_, own_shard_, own_replicas_;
 
 public:

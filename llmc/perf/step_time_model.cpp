@@ -147,13 +147,19 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     const double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
     time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slowdown.memory;
     time.ms[static_cast<size_t>(StepPart::kOverhead)] = rates.overhead * time.total_ms();
-    const double link = plan.ranks > kRanksPerHost ? kNetworkRate
-                                                   : kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
-    for (const PlannedCollective& c : plan.collectives)
-        (std::strcmp(c.name, "all-gather") == 0 ? time.gather_ms : time.reduce_ms) += 1e3 * d(c.sent_bytes) / link;
-    const double micro_batches = d(config.global_batch_size) / d(config.micro_batch_size * plan.ranks);
+    for (const PlannedCollective& c : plan.collectives) {
+        // Ranks that exchange heads are neighbours, on one host if it has as many.
+        const int ranks = c.exchange ? c.ranks : plan.ranks;
+        const double link = ranks > kRanksPerHost ? kNetworkRate
+                                                  : kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
+        const bool gathers = std::strcmp(c.name, "all-gather") == 0;
+        double& ms = c.exchange ? time.exchange_ms : gathers ? time.gather_ms : time.reduce_ms;
+        ms += 1e3 * d(c.sent_bytes) / link;
+    }
+    const int data_ranks = config.data_ranks(plan.ranks);
+    const double micro_batches = d(config.global_batch_size) / d(config.micro_batch_size * data_ranks);
     time.ms[static_cast<size_t>(StepPart::kCommunication)] =
-        exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches);
+        time.exchange_ms + exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches);
     return time;
 }
 

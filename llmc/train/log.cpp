@@ -289,8 +289,9 @@ void RunLog::header(const RunHeader& h) {
                    {"peak_flops_fp32", exact(peak_flops(d.name, Dtype::kFp32))}};
     Json communication = Json::array();
     for (const PlannedCollective& c : h.communication)
-        communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"calls", c.calls},
-                                 {"bytes", c.bytes}, {"sent_bytes", c.sent_bytes}});
+        communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
+                                 {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
+                                 {"sent_bytes", c.sent_bytes}});
     write(to_line({{"type", "header"},
                    {"format", kLogFormat},
                    {"step", step_},

@@ -10,10 +10,10 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     ctx.recorder = &recorder;
     Arena arena;
     RehearsalComm comm(ranks);
-    const Groups groups(comm);
+    const Groups groups(comm, group_sizes(config));
     Trainer trainer(config, table, fp8_plan, arena, groups);
     StagedStep staged;
-    staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
+    staged.micro_batches = config.global_batch_size / (config.micro_batch_size * groups.data_ranks);
     trainer.step(ctx, staged);
     ctx.recorder = nullptr;
     trainer.evaluate(ctx, nullptr, 1, staged);

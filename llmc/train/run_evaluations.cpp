@@ -133,7 +133,7 @@ bool RunEvaluations::hellaswag(const Place& place) {
 
 void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
-    if (!comm_.root()) return;
+    if (comm_.world().rank >= config_.context_parallel) return;   // rank 0 and those that share its sequences
     for (size_t i = 0; i < prompts_.size(); i++) {
         const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                                 .top_k = config_.top_k, .top_p = config_.top_p, .seed = config_.seed};

@@ -11,7 +11,7 @@ class RunDevice {
 public:
     // Owns none of its arguments.
     RunDevice(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Comm& comm)
-        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm), groups_(comm) {}
+        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm), groups_(comm, group_sizes(config)) {}
     ~RunDevice();
     RunDevice(const RunDevice&) = delete;
     RunDevice& operator=(const RunDevice&) = delete;
