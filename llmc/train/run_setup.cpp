@@ -29,7 +29,8 @@ void RunDevice::open(std::vector<std::string>& notes) {
     device::gemm_set_search(ctx, config_.gemm_search);
     const std::string connection = comm_.connect(ctx, kConnectSeconds);
     if (!connection.empty()) notes.push_back(connection);
-    groups_.connect(ctx, kConnectSeconds);
+    groups_ = std::make_unique<const Groups>(comm_, group_sizes(config_));
+    groups_->connect(ctx, kConnectSeconds);
     plan = plan_memory(config_, table_, fp8_plan_, comm_.world().ranks);
 }
 
@@ -41,8 +42,8 @@ void RunDevice::prepare() {
             static_cast<double>(plan.arena_bytes) / kGiB, static_cast<double>(free_bytes) / kGiB);
     arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(arena_memory_, plan.arena_bytes);
-    trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, groups_);
-    staging = std::make_unique<Staging>(config_, groups_, *trainer);
+    trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, *groups_);
+    staging = std::make_unique<Staging>(config_, *groups_, *trainer);
     device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
     trainer->decoder().upload_constants(ctx);
     // On a GPU this includes the library's workspace; on the CPU the arena's pages are not mapped yet.

@@ -11,7 +11,7 @@ class RunDevice {
 public:
     // Owns none of its arguments.
     RunDevice(const Config& config, const ParamTable& table, const Fp8Plan& fp8_plan, Comm& comm)
-        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm), groups_(comm, group_sizes(config)) {}
+        : config_(config), table_(table), fp8_plan_(fp8_plan), comm_(comm) {}
     ~RunDevice();
     RunDevice(const RunDevice&) = delete;
     RunDevice& operator=(const RunDevice&) = delete;
@@ -35,7 +35,7 @@ private:
     const ParamTable& table_;
     const Fp8Plan& fp8_plan_;
     Comm& comm_;
-    const Groups groups_;
+    std::unique_ptr<const Groups> groups_;   // open() makes them
     bool opened_ = false;
     void* arena_memory_ = nullptr;
 };

@@ -19,7 +19,7 @@ class ContextTest(RanksTest):
         write_hellaswag(self.path("hellaswag.bin"), 21, 16)
         options = ["--dtype", "fp32", "--train-iters", "4", "--valid-data", self.path("valid.bin"), "--eval-interval",
                    "2", "--eval-iters", "3", "--hellaswag-data", self.path("hellaswag.bin"), "--sample-every", "4",
-                   "--sample-tokens", "6", "--prompt-ids", "3,1,4", "--temperature", "0"]
+                   "--sample-tokens", "6", "--prompt-ids", "3 1 4", "--temperature", "0"]
         for binary in (GPT2, LLAMA):
             one = self.log_of("one", 1, binary, *options)
             for ranks, context in ((2, 2), (4, 2), (4, 4)):
@@ -79,8 +79,13 @@ class ContextTest(RanksTest):
                                   expect=2)
                 self.assertIn(text, done.stderr)
 
+    def test_a_hang_report_names_the_exchange(self):
+        done = self.ranks(2, LLAMA, "--train-iters", "4", "--context-parallel", "2", "--comm-timeout", "2", "--inject",
+                          "stall:rank=1@step=3", expect=6)
+        self.assertRegex(done.stderr, r"rank 0 waits in collective \d+ \(heads of layers\.1\) of step 3")
+
     def test_the_plan_has_the_exchanges(self):
-        plan = self.ranks(1, LLAMA, "--dry-run", "--ranks", "8", "--context-parallel", "4").stdout
+        plan = self.ranks(1, LLAMA, "--dry-run", "--train-iters", "4", "--ranks", "8", "--context-parallel", "4").stdout
         found = re.search(r"^  all-to-all +bf16 +(\d+) +(\d+) +\d+  of heads, in groups of 4 ranks, not hidden$", plan,
                           re.M)
         # 4 micro-batches (8 sequences of 1 in 2 groups) of 2 layers: Q, K, V, the output, and their gradients.

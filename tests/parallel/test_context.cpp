@@ -1,7 +1,8 @@
 // Context parallelism: ranks, here threads, that share each sequence compute what one rank computes of whole ones.
-#include "tests/support/zero_test.h"
+#include <algorithm>
 
 #include "tests/support/data_test.h"
+#include "tests/support/zero_test.h"
 
 namespace {
 
@@ -116,17 +117,11 @@ TEST_CASE("context: in FP32 the forward pass has one rank's bits, and gradients 
                 const double bound = 3 * distance(one.grads[p], exact.grads[p]) + 0x1p-22;
                 CHECK(distance(several.grads[p], exact.grads[p]) <= bound);
                 std::vector<double> wrong = several.grads[p];
-                for (size_t i = 0; i < wrong.size() / 2; i++) wrong[i] *= 1 + 1e-4;   // half of the ranks
+                *std::max_element(wrong.begin(), wrong.end()) *= 1.001;
                 CHECK(distance(wrong, exact.grads[p]) > bound);
             }
         }
     }
-}
-
-TEST_CASE("context: losses and gradients do not depend on what other sequences there are") {
-    const Config config = cases()[1].config;
-    const Result together = run(config, 2, 2);
-    CHECK(run(config, 2, 2).grads == together.grads);
 }
 
 // The derivative of the loss along the gradient of each parameter is that gradient's norm.

@@ -254,11 +254,16 @@ def _data_ranks(run):
     return run.ranks // (run.get("context-parallel") or 1)
 
 
+def _ranks_text(run):
+    context = run.get("context-parallel") or 1
+    return f"{run.ranks} ranks" + (f" / context-parallel {context}" if context > 1 else "")
+
+
 def _check_batch(run, batch, micro, accumulation, finding):
     """The global batch against what a rank does in a step; DeepSpeed refuses to start if they differ, too."""
     ranks = _data_ranks(run) if run.get("micro-batch-size") else 0
     if batch != micro * accumulation * ranks if ranks else batch % (micro * accumulation):
-        product = " x ".join(map(str, [micro, accumulation] + [f"{ranks} ranks"] * bool(ranks)))
+        product = " x ".join(map(str, [micro, accumulation] + [_ranks_text(run)] * bool(ranks)))
         other = run.config["global-batch-size"].finding
         raise InputError(f"{other.where}: {other.text} and {finding.where}: {finding.text} contradict each other: "
                          f"{batch} is not {'' if ranks else 'a multiple of '}{product}; correct one of them"
@@ -285,5 +290,5 @@ def finish_batch(run):
     batch = run.get("global-batch-size")
     data_ranks = _data_ranks(run)
     if batch and data_ranks and batch % (micro * data_ranks):
-        run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {data_ranks} ranks; "
-                         "the trainer refuses that, since every rank is data parallel here")
+        run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {_ranks_text(run)}; "
+                         "the trainer refuses that, since all ranks are data or context parallel here")
