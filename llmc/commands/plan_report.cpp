@@ -55,14 +55,22 @@ std::string need_text(const PlannedRun& run, const Figures& figures) {
                 figures.here ? run.device.name.c_str() : strf("%s (not here)", figures.gpu.name).c_str());
 }
 
+// Whether a rank may have 1 / `parts` of the tokens and heads of this run's sequences.
+bool splits(const Config& c, int64_t parts) {
+    const int64_t NKV = c.shape.num_query_groups;
+    return c.seq_length % parts == 0 && c.shape.num_attention_heads % parts == 0
+           && (NKV % parts == 0 || parts % NKV == 0);
+}
+
 // Options that change the memory of a run, and its plan with them.
 struct Change {
     std::string options;
     int64_t arena_bytes;
 };
 
-// The memory with --recompute, --grad-dtype, --moment-dtype, --micro-batch-size and --ranks, each changed alone, then
-// all but the ranks together, if need be on more ranks. A change that is not possible is left out.
+// The memory with --recompute, --grad-dtype, --moment-dtype, --micro-batch-size, --ranks and, for long sequences,
+// --context-parallel, each changed alone, then all but the ranks together, if need be on more ranks. A change that is
+// not possible is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
     const auto add = [&](const std::string& options, int ranks, Config config) {
@@ -103,6 +111,15 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
     if (run.config.micro_batch_size > 1)
         change("--micro-batch-size 1", [](Config& c) { c.micro_batch_size = 1; });
     for (int more = 2; more <= 8; more *= 2) add(strf("--ranks %d", ranks * more), ranks * more, run.config);
+    constexpr int64_t kLong = 16384;
+    for (int parts = 2; parts <= 8 && run.config.seq_length >= kLong && run.config.context_parallel == 1; parts *= 2) {
+        Config config = run.config;
+        config.context_parallel = parts;
+        const int on = std::max(ranks, parts);
+        if (splits(config, parts) && on % parts == 0
+            && add(strf("--ranks %d --context-parallel %d", on, parts), on, config))
+            break;
+    }
     if (options.empty() || add(options, ranks, least)) return changes;
     for (int more = 2; more <= 64; more *= 2)
         if (add(strf("%s --ranks %d", options.c_str(), ranks * more), ranks * more, least)) break;
