@@ -246,7 +246,8 @@ run-test-cpp: $(BUILD)/tests $(if $(filter cuda,$(DEVICE)),$(BUILD)/tests_gpu)
 # What several ranks do depends on the system's MPI more than any other test does.
 test-ranks:
 	@scripts/setup.sh test
-	@$(MAKE) run-test-python TEST_NAMES="test_ranks test_zero_ranks test_comm test_watch test_doctor test_troubleshooting"
+	@$(MAKE) run-test-python TEST_NAMES="test_ranks test_zero_ranks test_context_ranks test_comm test_watch \
+	    test_doctor test_troubleshooting"
 
 test-gpu:
 	@scripts/setup.sh test

@@ -220,6 +220,18 @@ QkNormBackwardArgs qk_backward(const View& v, const Dims& d) {
             .k_weight = v("k_weight"), .N = d.N, .NH = d.NH, .NKV = d.NKV, .HS = d.HS};
 }
 
+// The rows of all heads, and those of 4 ranks.
+std::vector<Field> heads_fields(const Dims& d) {
+    const int64_t all = d.N * (d.NH + 2 * d.NKV) * d.HS;
+    return {{"all", kB, all}, {"own", kB, d.N * (d.NH + 2 * heads_of_rank(d.NKV, 4) * 4) * d.HS}};
+}
+SplitHeadsArgs split_heads_args(const View& v, const Dims& d) {
+    return {.out = v("own"), .in = v("all"), .B = 1, .T = d.N, .ranks = 4, .NH = d.NH, .NKV = d.NKV, .HS = d.HS};
+}
+JoinHeadsArgs join_heads_args(const View& v, const Dims& d) {
+    return {.out = v("all"), .in = v("own"), .B = 1, .T = d.N, .ranks = 4, .NH = d.NH, .NKV = d.NKV, .HS = d.HS};
+}
+
 constexpr Activation kGelu = Activation::kGelu, kSwiglu = Activation::kSwiglu;
 template <Activation kind> std::vector<Field> activation_fields(const Dims& d) {
     return {{"in", kB, d.N * activation_inputs(kind, d.F)}, {"out", kB, d.N * d.F}};
@@ -311,6 +323,16 @@ std::vector<Bench> benches() {
                         qk_forward, 4 * heads(L, L.NH + 2 * L.NKV)));
     all.push_back(bench("qk_norm_backward 8B", L, qkv_fields, cuda::qk_norm_backward, cpu::qk_norm_backward,
                         qk_backward, 6 * heads(L, L.NH + L.NKV)));
+    for (const int64_t key_heads : {L.NKV, int64_t{2}}) {
+        Dims d = L;
+        d.NKV = key_heads;
+        const double own = heads(d, d.NH + 2 * 4 * heads_of_rank(d.NKV, 4)), whole = heads(d, d.NH + 2 * d.NKV);
+        const std::string shape = key_heads == L.NKV ? " 8B" : " 8B, 2 key heads";
+        all.push_back(bench("split_heads" + shape, d, heads_fields, cuda::split_heads, cpu::split_heads,
+                            split_heads_args, 2 * (own + whole)));
+        all.push_back(bench("join_heads" + shape, d, heads_fields, cuda::join_heads, cpu::join_heads, join_heads_args,
+                            2 * (own + whole)));
+    }
     all.push_back(bench("classifier 8B", L, classifier_fields, cuda::classifier, cpu::classifier,
                         classifier_args<true>, 4 * NV(L)));
     all.push_back(bench("classifier 8B losses only", L, classifier_fields, cuda::classifier, cpu::classifier,

@@ -3,8 +3,8 @@
 
     dev/gpu_checks/run.py WHAT OUT [OPTION...]
 
-WHAT: kernels (1 GPU), comm (all GPUs there are), zero (2 or more), resume (2, 4 or 8), watch (2 or more); `WHAT --help`
-says what it does. Exit status: 0 all passed, 1 something failed. Standard library only.
+WHAT: kernels (1 GPU), comm (all GPUs there are), zero (2 or more), context (2 or more), resume (2, 4 or 8), watch (2 or
+more); `WHAT --help` says what it does. Exit status: 0 all passed, 1 something failed. Standard library only.
 """
 import argparse
 import os
@@ -12,13 +12,14 @@ import subprocess
 import sys
 
 import comm
+import context
 import kernels
 import resume
 import watch
 import zero
 from check import Check
 
-SUBJECTS = {"kernels": kernels, "comm": comm, "zero": zero, "resume": resume, "watch": watch}
+SUBJECTS = {"kernels": kernels, "comm": comm, "zero": zero, "context": context, "resume": resume, "watch": watch}
 # Option, default, help; those that begin with the name of a subject are for it alone.
 OPTIONS = (
     ("--shards", "", "glob of token shards, quoted; without it the text of this repository, as bytes"),
@@ -30,8 +31,8 @@ OPTIONS = (
     ("--micro", 1, "zero: micro-batch of the table"),
     ("--save", "", "resume: folder of the checkpoints (OUT/saved)"),
     ("--timeout", 10, "watch: --comm-timeout"),
-    ("--ranks", 0, "number of ranks (zero, watch: 2; resume: all GPUs)"),
-    ("--steps", 0, "kernels, zero: steps of a timed run (8, 10); resume: between checkpoints (4)"),
+    ("--ranks", 0, "number of ranks (zero, context, watch: 2; resume: all GPUs)"),
+    ("--steps", 0, "kernels, zero, context: steps of a timed run (8, 10, 10); resume: between checkpoints (4)"),
 )
 
 
@@ -56,7 +57,7 @@ def main():
     options = parser.parse_args()
     options.gpus = gpu_count()
     check = Check(options)
-    if options.what == "zero":
+    if options.what in ("zero", "context"):
         options.ranks = options.ranks or 2
     try:
         SUBJECTS[options.what].run(check)

@@ -227,7 +227,7 @@ int BenchRun::run() {
     device::synchronize(ctx_);
     bench.rows = timed.rows.rows();
     bench.micro_batches = static_cast<double>(config_.global_batch_size / config_.micro_batch_size)
-                          / comm_.world().ranks;
+                          / config_.data_ranks(comm_.world().ranks);
     bench.tokens = static_cast<double>(config_.global_batch_size * config_.seq_length);
     bench.flops_per_token = model_flops_per_token(config_, table_);
     bench.peak_flops = peak_flops(run_device_.info.name, config_.dtype) * comm_.world().ranks;

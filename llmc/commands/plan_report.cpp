@@ -15,7 +15,8 @@ double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
 // The quantized Q, K and V of one layer, with their scales.
 int64_t fp8_attention_bytes(const Config& c) {
-    const int64_t heads = c.shape.num_attention_heads + 2 * c.shape.num_query_groups;
+    const int64_t ranks = c.context_parallel;
+    const int64_t heads = c.shape.num_attention_heads / ranks + 2 * heads_of_rank(c.shape.num_query_groups, ranks);
     return c.micro_batch_size * heads * head_blocks(c.seq_length) * (kHeadBlock * c.shape.kv_channels + 4);
 }
 
@@ -54,18 +55,26 @@ std::string need_text(const PlannedRun& run, const Figures& figures) {
                 figures.here ? run.device.name.c_str() : strf("%s (not here)", figures.gpu.name).c_str());
 }
 
+// Whether a rank may have 1 / `parts` of the tokens and heads of this run's sequences.
+bool splits(const Config& c, int64_t parts) {
+    const int64_t NKV = c.shape.num_query_groups;
+    return c.seq_length % parts == 0 && c.shape.num_attention_heads % parts == 0
+           && (NKV % parts == 0 || parts % NKV == 0);
+}
+
 // Options that change the memory of a run, and its plan with them.
 struct Change {
     std::string options;
     int64_t arena_bytes;
 };
 
-// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --micro-batch-size and --ranks, each changed alone,
-// then all but --zero and the ranks together, if need be on more ranks. A change that is not possible is left out.
+// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --micro-batch-size, --ranks and, for long sequences,
+// --context-parallel, each changed alone, then all but --zero and the ranks together, if need be on more ranks. A change
+// that is not possible is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
     const auto add = [&](const std::string& options, int ranks, Config config) {
-        const int64_t unit = config.micro_batch_size * ranks;
+        const int64_t unit = config.micro_batch_size * config.data_ranks(ranks);
         config.global_batch_size = (config.global_batch_size + unit - 1) / unit * unit;
         try {
             const Fp8Plan fp8_plan = fp8_plan_of(config, run.table);
@@ -107,6 +116,15 @@ std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figu
     if (run.config.micro_batch_size > 1)
         change("--micro-batch-size 1", [](Config& c) { c.micro_batch_size = 1; });
     for (int more = 2; more <= 8; more *= 2) add(strf("--ranks %d", ranks * more), ranks * more, run.config);
+    constexpr int64_t kLong = 16384;
+    for (int parts = 2; parts <= 8 && run.config.seq_length >= kLong && run.config.context_parallel == 1; parts *= 2) {
+        Config config = run.config;
+        config.context_parallel = parts;
+        const int on = std::max(ranks, parts);
+        if (splits(config, parts) && on % parts == 0
+            && add(strf("--ranks %d --context-parallel %d", on, parts), on, config))
+            break;
+    }
     if (options.empty() || add(options, ranks, least)) return changes;
     for (int more = 2; more <= 64; more *= 2)
         if (add(strf("%s --ranks %d", options.c_str(), ranks * more), ranks * more, least)) break;
@@ -179,9 +197,10 @@ std::string time_text(const PlannedRun& run, const Figures& figures) {
         const char* rate = run.plan.ranks > kRanksPerHost ? "nominal rate of a network adapter of 400 Gb/s per GPU"
                            : &figures.gpu == &measured_gpu() ? "measured between two GPUs of one host"
                                                           : "scaled from two H200 of one host by nominal rates";
-        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f; %s\n",
-                     figures.time.reduce_ms + figures.time.gather_ms, figures.time.reduce_ms, figures.time.gather_ms,
-                     rate);
+        const StepTime& time = figures.time;
+        text += strf("  communication takes %.3f ms, hidden or exposed: gradients %.3f, weights %.3f%s; %s\n",
+                     time.reduce_ms + time.gather_ms + time.exchange_ms, time.reduce_ms, time.gather_ms,
+                     time.exchange_ms > 0 ? strf(", heads %.3f (not hidden)", time.exchange_ms).c_str() : "", rate);
     }
     text += strf("predicted         %.4g s/it, %.0f tokens/s, %.0f per GPU, MFU %.1f %%\n", 1e-3 * figures.ms,
                  figures.tokens_per_second, figures.tokens_per_second / run.plan.ranks, 100 * figures.mfu);
@@ -215,9 +234,12 @@ std::string plan_text(const PlannedRun& run) {
     text += memory_text(run);
     text += strf("model FLOPs       %.4g per token, %.4g per step\n", figures.flops_per_token,
                  figures.flops_per_token * figures.tokens);
-    text += strf("ranks             %d, %s of %lld x %lld tokens per step and rank\n", plan.ranks,
-                 count_text(config.global_batch_size / (config.micro_batch_size * plan.ranks), "micro-batch",
-                            "micro-batches").c_str(), ll(config.micro_batch_size), ll(config.seq_length));
+    const int data_ranks = config.data_ranks(plan.ranks);
+    text += strf("ranks             %d, %s of %lld x %lld tokens per step and rank%s\n", plan.ranks,
+                 count_text(config.global_batch_size / (config.micro_batch_size * data_ranks), "micro-batch",
+                            "micro-batches").c_str(), ll(config.micro_batch_size), ll(config.part_length()),
+                 config.context_parallel > 1 ? strf("; %lld ranks share each sequence of %lld tokens",
+                                                    ll(config.context_parallel), ll(config.seq_length)).c_str() : "");
     text += strf("tokens            %.0f per step, %s, %.4g in all\n", figures.tokens,
                  count_text(config.train_iters, "step").c_str(),
                  figures.tokens * static_cast<double>(config.train_iters));
@@ -262,9 +284,11 @@ Json linears_json(const PlannedRun& run) {
 Json communication_json(const PlannedRun& run, const Figures& figures) {
     Json calls = Json::array();
     for (const PlannedCollective& c : run.plan.collectives)
-        calls.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks}, {"calls", c.calls},
-                         {"bytes", c.bytes}, {"sent_bytes", c.sent_bytes}});
-    return {{"collectives", calls}, {"gradients_ms", figures.time.reduce_ms}, {"weights_ms", figures.time.gather_ms}};
+        calls.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
+                         {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
+                         {"sent_bytes", c.sent_bytes}});
+    return {{"collectives", calls}, {"gradients_ms", figures.time.reduce_ms}, {"weights_ms", figures.time.gather_ms},
+            {"heads_ms", figures.time.exchange_ms}};
 }
 
 Json matmuls_json(const MemoryPlan& plan) {

@@ -65,6 +65,8 @@ std::string model_text(const SummarizedRun& run) {
 std::string device_text(const SummarizedRun& run) {
     std::string text = run.device.name;
     if (run.world.ranks > 1) text = strf("%d x ", run.world.ranks) + text;
+    const int64_t context = run.config.context_parallel;
+    if (context > 1) text += strf(", context parallel %lld", ll(context));
     if (run.world.local_ranks < run.world.ranks) text += strf(", %d on this host", run.world.local_ranks);
     return text + "; commit " + kBuildCommit;
 }
@@ -80,8 +82,10 @@ std::string precision_text(const SummarizedRun& run) {
 
 std::string batch_text(const SummarizedRun& run) {
     const Config& c = run.config;
-    const int64_t ranks = run.world.ranks, accumulation = c.global_batch_size / (c.micro_batch_size * ranks);
-    return strf("%s tokens per step = %s x %lld; %s of %lld on %s", grouped(c.global_batch_size * c.seq_length).c_str(),
+    const int ranks = run.world.ranks;
+    const int64_t accumulation = c.global_batch_size / (c.micro_batch_size * c.data_ranks(ranks));
+    return strf("%s tokens per step = %s x %lld; %s of %lld on %s",
+                grouped(c.global_batch_size * c.seq_length).c_str(),
                 count_text(c.global_batch_size, "sequence").c_str(), ll(c.seq_length),
                 count_text(accumulation, "gradient accumulation step").c_str(), ll(c.micro_batch_size),
                 count_text(ranks, "rank").c_str());

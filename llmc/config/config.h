@@ -79,6 +79,7 @@ struct Config {
 
     // distributed
     int64_t ranks = 0;                  // 0: as many as were started
+    int64_t context_parallel = 1;       // ranks that share each sequence
     // What a rank has a shard of; 1: master weights and moments; 2: and gradients; 3: and weights
     int64_t zero = 1;
     int64_t zero_group = 0;             // neighbouring ranks that shard one copy of them; 0: all
@@ -125,6 +126,11 @@ struct Config {
     std::vector<std::string> inject;    // see fault_injection.h
 
     bool operator==(const Config&) const = default;
+
+    // Tokens of each sequence that one rank has.
+    int64_t part_length() const { return seq_length / context_parallel; }
+    // Ranks, or groups of ranks that share their sequences, that train on different samples.
+    int data_ranks(int of_ranks) const { return of_ranks / static_cast<int>(context_parallel); }
 };
 
 // What options depend on besides each other.

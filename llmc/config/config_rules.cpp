@@ -14,13 +14,33 @@ struct Rules {
     }
 };
 
+// Returns whether the sizes of groups make sense, so that other rules may use them.
+bool context_rules(const Config& c, int ranks, Rules& rules) {
+    const int64_t parts = c.context_parallel, NH = c.shape.num_attention_heads, NKV = c.shape.num_query_groups;
+    const size_t broken = rules.broken.size();
+    const std::string option = strf("--context-parallel %lld", ll(parts));
+    rules.require(ranks % parts == 0, strf("%s must divide the number of ranks, %d", option.c_str(), ranks));
+    rules.require(NH % parts == 0, strf("%s must divide --num-attention-heads %lld: each rank computes attention of as "
+                                        "many heads", option.c_str(), ll(NH)));
+    rules.require(NKV % parts == 0 || parts % NKV == 0,
+                  strf("%s must divide --num-query-groups %lld, or be a multiple of it", option.c_str(), ll(NKV)));
+    rules.require(c.seq_length % parts == 0,
+                  strf("%s must divide --seq-length %lld: each rank has as many tokens of a sequence", option.c_str(),
+                       ll(c.seq_length)));
+    return rules.broken.size() == broken;
+}
+
 void batch_rules(const Config& c, int ranks, Rules& rules) {
-    int64_t unit = c.micro_batch_size * ranks;
+    const int data_ranks = c.data_ranks(ranks);
+    int64_t unit = c.micro_batch_size * data_ranks;
+    const std::string of_ranks = c.context_parallel == 1 ? count_text(ranks, "rank")
+                                 : strf("%d (%d ranks / --context-parallel %lld)", data_ranks, ranks,
+                                        ll(c.context_parallel));
     auto whole = [&](const char* what, int64_t sequences) {
         rules.require(sequences % unit == 0,
                       strf("%s %lld must be a multiple of --micro-batch-size %lld x %s: %s", what, ll(sequences),
-                           ll(c.micro_batch_size), count_text(ranks, "rank").c_str(),
-                           batch_hint(sequences, c.micro_batch_size, ranks).c_str()));
+                           ll(c.micro_batch_size), of_ranks.c_str(),
+                           batch_hint(sequences, c.micro_batch_size, data_ranks).c_str()));
     };
     whole("--global-batch-size", c.global_batch_size);
     if (c.rampup_start == 0) return;
@@ -103,6 +123,9 @@ void run_rules(const Config& c, int ranks, Rules& rules) {
                   strf("--ranks %lld, and %d %s started: scripts/launch/launch_mpi.sh -np %lld starts them",
                        ll(c.ranks), ranks, ranks == 1 ? "was" : "were", ll(c.ranks)));
     rules.require(c.zero_group != 1, "--zero-group 1 shards nothing: --zero 0 says so");
+    rules.require(c.zero_group % c.context_parallel == 0,
+                  strf("--zero-group %lld must be a multiple of --context-parallel %lld: ranks that share a sequence "
+                       "are in one group", ll(c.zero_group), ll(c.context_parallel)));
     rules.require(ranks == 1 || c.zero_group == 0 || ranks % c.zero_group == 0,
                   strf("--zero-group %lld does not divide the %d ranks: each of its groups holds all shards",
                        ll(c.zero_group), ranks));
@@ -161,7 +184,7 @@ std::vector<std::string> config_errors(const Config& config, int ranks) {
     CHECK(ranks >= 1, "%d ranks", ranks);
     Rules rules;
     model_rules(config, rules);
-    batch_rules(config, ranks, rules);
+    if (context_rules(config, ranks, rules)) batch_rules(config, ranks, rules);
     schedule_rules(config, rules);
     divergence_rules(config, rules);
     data_rules(config, rules);

@@ -60,7 +60,7 @@ const Conditions kShards = {{"synthetic-data", "false",
 // ---- defaults that follow from other options ----
 
 void derive_global_batch(Config& c, const Given& given) {
-    c.global_batch_size = c.micro_batch_size * given.ranks;
+    c.global_batch_size = c.micro_batch_size * std::max(1, c.data_ranks(given.ranks));
 }
 
 // Rounded to 12 decimal digits, so that a tenth of 6e-4 is printed as 6e-05.
@@ -84,8 +84,8 @@ void add_batch(Rows& rows) {
         {.name = "micro-batch-size", .group = group, .value = integer(AT(micro_batch_size), 1, 1 << 16),
          .help = "sequences per forward pass and rank", .fallback = "8", .fallback_llama = "1", .llmc = "-b"},
         {.name = "global-batch-size", .group = group, .value = integer(AT(global_batch_size), 1, 1 << 24),
-         .help = "sequences per optimizer step, a multiple of micro-batch size x ranks",
-         .derive = derive_global_batch, .derived = "micro-batch size x ranks", .on_resume = kMust},
+         .help = "sequences per optimizer step, a multiple of micro-batch size x ranks / context-parallel",
+         .derive = derive_global_batch, .derived = "micro-batch size x ranks / context-parallel", .on_resume = kMust},
         {.name = "rampup-batch-size", .group = group,
          .value = tuple(' ', 1, "\"START INC SAMPLES\"", "three positive integers \"START INC SAMPLES\"",
                         AT(rampup_start), AT(rampup_increment), AT(rampup_samples)),

@@ -29,6 +29,10 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .fallback = "0",
          .acts_if = {{"ranks", ">0", "0 means as many as were started, which is the default"}},
          .on_resume = kSilent},
+        {.name = "context-parallel", .group = kGroup, .value = integer(AT(context_parallel), 1, 1 << 12),
+         .help = "number of neighbouring ranks among which each sequence is split; attention exchanges heads. It must "
+                 "divide --num-attention-heads, --seq-length and the number of ranks",
+         .fallback = "1"},
         {.name = "zero", .group = kGroup, .value = integer(AT(zero), 0, 3),
          .help = "ZeRO stage; 1: each rank owns a shard of the master weights and moments; 2: and of the gradients, "
                  "which are reduced in every micro-batch; 3: and of the weights, which are gathered layer by layer in "

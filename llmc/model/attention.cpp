@@ -25,27 +25,35 @@ std::vector<double> rope_table(const ModelConfig& config, int64_t T) {
     return table;
 }
 
-std::vector<BufferRow> Attention::rows(const ModelConfig& c) {
+std::vector<BufferRow> Attention::rows(const ModelConfig& c, int64_t ranks) {
     const int64_t NH = c.num_attention_heads, NKV = c.num_query_groups;
+    // Elements of Q, K and V per token of this rank. `part`: exists only if the sequences are split.
+    const int64_t qkv_width = (NH + 2 * ranks * heads_of_rank(NKV, ranks)) * c.kv_channels;
+    const auto part = [&](int64_t width) { return ranks > 1 ? width : 0; };
     const LinearKind proj = LinearKind::kProj;
     std::vector<BufferRow> rows = PreNorm::rows(c, LinearKind::kQkv, kSaved, kSavedUnlessNormAct);
     rows.insert(rows.end(), {
         {"qkv before qk-norm", c.qk_norm ? c.qkv_width() : 0, Form::kWorking, kSavedUnlessBlock},
         {"qk-norm rstd", c.qk_norm ? NH + NKV : 0, Form::kStat, kSavedUnlessBlock},
-        {"qkv", c.qkv_width(), Form::kWorking, kSavedUnlessBlock},   // after rope
+        {"qkv", qkv_width, Form::kWorking, kSavedUnlessBlock},   // after rope
         {"attention output", c.q_width(), Form::kWorking, kSavedUnlessAttention, proj, true},
         {"attention output, FP8 transposed", c.q_width(), Form::kFp8Transposed, kSavedUnlessBlock, proj},
         {"log-sum-exp", NH, Form::kStat, kSavedUnlessAttention},
         {"d attention output", c.q_width(), Form::kWorking, kScratch},
-        {"d qkv", c.qkv_width(), Form::kWorking, kScratch},
+        {"d qkv", qkv_width, Form::kWorking, kScratch},
         {"delta", NH, Form::kStat, kScratch},
         {"d norm", c.hidden_size, Form::kWorking, kScratch},
+        {"qkv of a part", part(c.qkv_width()), Form::kWorking, kScratch},
+        // Recomputed even if attention's output is kept: an exchange costs less than the memory.
+        {"attention output of a part", part(c.q_width()), Form::kWorking, kSavedUnlessBlock, proj},
+        {"d qkv of a part", part(c.qkv_width()), Form::kWorking, kScratch},
     });
     return rows;
 }
 
 Attention::Attention(ModelContext& model)
-    : model_(model), config_(model.config), buffers_(model, rows(config_), 0, static_cast<int>(config_.num_layers)),
+    : model_(model), config_(model.config), options_(model.options), exchange_(options_.exchange),
+      buffers_(model, rows(config_, options_.ranks_of_sequence()), 0, static_cast<int>(config_.num_layers)),
       norm_(model, buffers_, LinearKind::kQkv) {
     if (config_.position == PositionEmbedding::kRope)
         cos_sin_ = model.arena.take(Purpose::kActivations, model.stat, model.options.positions() * config_.kv_channels);
@@ -63,17 +71,16 @@ void Attention::upload_constants(Ctx& ctx) {
 float Attention::softmax_mul() const { return 1.0f / std::sqrt(static_cast<float>(config_.kv_channels)); }
 
 RopeArgs Attention::rope_args(Tensor qkv, const DeviceBatch& batch, const QuantOut& quant) const {
-    return {.qkv = qkv, .cos_sin = cos_sin_, .N = batch.rows(), .T = batch.T, .NH = config_.num_attention_heads,
-            .NKV = config_.num_query_groups, .HS = config_.kv_channels, .quant = quant,
+    const int64_t HS = config_.kv_channels, first = options_.first_position(batch.T) * HS;
+    return {.qkv = qkv, .cos_sin = cos_sin_.slice(first, cos_sin_.elems - first), .N = batch.rows(), .T = batch.T,
+            .NH = config_.num_attention_heads, .NKV = config_.num_query_groups, .HS = HS, .quant = quant,
             .positions = batch.positions()};
 }
 
 // ---- forward
 
 // Computes Q, K and V from x, with qk-norm.
-void Attention::qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch) {
-    const int64_t N = batch.rows();
-    const Tensor out = buffers_.at(kQkv, layer, N);
+void Attention::project(Ctx& ctx, int layer, const LinearOperand& x, Tensor out, int64_t N) {
     if (!config_.qk_norm) return linear_forward(ctx, qkv(layer), out, x, N);
     const BlockParams& p = model_.block(layer);
     const Tensor raw = buffers_.at(kQkvRaw, layer, N);
@@ -84,20 +91,59 @@ void Attention::qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const D
                                .HS = config_.kv_channels, .eps = static_cast<float>(config_.norm_eps)});
 }
 
-// Applies rope to qkv. With FP8 attention, returns the quantized heads, scratch of the caller's scope, and leaves their
-// dequantized values in qkv.
-Fp8Heads Attention::position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch) {
-    if (!model_.options.fp8_attention) {
-        if (cos_sin_) ops::rope_forward(ctx, rope_args(qkv, batch, {}));
-        return {};
+// Writes Q, K and V as attention reads them. With FP8 attention, returns the quantized heads, scratch of the caller's
+// scope, and leaves their dequantized values in qkv.
+Fp8Heads Attention::qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch) {
+    const Tensor qkv = buffers_.at(kQkv, layer, batch.rows());
+    {
+        Arena::Scope scope(ctx, model_.arena);
+        const Tensor part = exchange_ ? buffers_.scratch(kPartQkv, batch.rows()) : qkv;
+        project(ctx, layer, x, part, batch.rows());
+        if (cos_sin_ && !options_.fp8_attention) ops::rope_forward(ctx, rope_args(part, batch, {}));
+        if (exchange_) to_heads(ctx, layer, qkv, part, config_.num_query_groups, batch);
     }
-    const int64_t NH = config_.num_attention_heads, NKV = config_.num_query_groups, HS = config_.kv_channels;
-    const int64_t blocks = batch.B * (NH + 2 * NKV) * head_blocks(batch.T);
-    const Fp8Heads heads{.bytes = model_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
-                         .scales = model_.scratch(Dtype::kFp32, blocks)};
-    ops::quantize_heads(ctx, {.heads = heads, .qkv = qkv, .cos_sin = cos_sin_, .B = batch.B, .T = batch.T, .NH = NH,
+    return options_.fp8_attention ? quantize_heads(ctx, qkv, batch) : Fp8Heads{};
+}
+
+// Applies rope to qkv and quantizes it.
+Fp8Heads Attention::quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch) {
+    const int64_t NH = heads(), NKV = kv_heads(), HS = config_.kv_channels, T = whole_T(batch);
+    const int64_t blocks = batch.B * (NH + 2 * NKV) * head_blocks(T);
+    const Fp8Heads quantized{.bytes = model_.scratch(Dtype::kE4m3, blocks * kHeadBlock * HS),
+                             .scales = model_.scratch(Dtype::kFp32, blocks)};
+    ops::quantize_heads(ctx, {.heads = quantized, .qkv = qkv, .cos_sin = cos_sin_, .B = batch.B, .T = T, .NH = NH,
                               .NKV = NKV, .HS = HS});
-    return heads;
+    return quantized;
+}
+
+// ---- context parallelism. part: (B, T, (NH + 2 kv_heads) HS), heads: (B, whole T, those of this rank).
+
+void Attention::to_heads(Ctx& ctx, int layer, Tensor heads, Tensor part, int64_t kv_heads, const DeviceBatch& batch) {
+    Arena::Scope scope(ctx, model_.arena);
+    const Tensor sent = model_.scratch(heads.dtype, heads.elems);
+    ops::split_heads(ctx, {.out = sent, .in = part, .B = batch.B, .T = batch.T, .ranks = exchange_->ranks(),
+                           .NH = config_.num_attention_heads, .NKV = kv_heads, .HS = config_.kv_channels});
+    exchange_->all_to_all(ctx, layer, batch.B, heads, sent);
+}
+
+void Attention::to_parts(Ctx& ctx, int layer, Tensor part, Tensor heads, int64_t kv_heads, const DeviceBatch& batch) {
+    Arena::Scope scope(ctx, model_.arena);
+    const Tensor received = model_.scratch(heads.dtype, heads.elems);
+    exchange_->all_to_all(ctx, layer, batch.B, received, heads);
+    ops::join_heads(ctx, {.out = part, .in = received, .B = batch.B, .T = batch.T, .ranks = exchange_->ranks(),
+                          .NH = config_.num_attention_heads, .NKV = kv_heads, .HS = config_.kv_channels});
+}
+
+// ---- attention itself
+
+void Attention::attention_forward(Ctx& ctx, int layer, Tensor out, const Fp8Heads& quantized, const DeviceBatch& batch,
+                                  const QuantOut& quant) {
+    const int64_t N = batch.rows();
+    ops::attention_forward(ctx, {.out = out, .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
+                                 .B = batch.B, .T = whole_T(batch), .NH = heads(), .NKV = kv_heads(),
+                                 .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
+                                 .documents = batch.documents, .window = config_.sliding_window, .quant = quant,
+                                 .heads = quantized});
 }
 
 // Computes attention's output, as the x of proj. If it is saved, recomputation only quantizes it again: the same bf16
@@ -105,20 +151,17 @@ Fp8Heads Attention::position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batc
 LinearOperand Attention::attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch,
                                 XUsage usage) {
     const int64_t N = batch.rows();
+    const bool saved = usage.recomputed && !buffers_.recomputed(kOut);
     return model_.make_x(ctx, proj(layer), saved_out(layer, N), N, usage, true,
                          [&](Tensor out, const QuantOut& quant) {
-        if (usage.recomputed && !buffers_.recomputed(kOut)) {
-            if (quant) ops::quantize(ctx, {.quant = quant, .in = buffers_.at(kOut, layer, N), .N = N,
-                                           .C = config_.q_width()});
-            return;
-        }
         if (batch.cached && batch.cached->decode) return decode(ctx, layer, out, *batch.cached, N, quant);
-        ops::attention_forward(ctx, {.out = out, .lse = buffers_.at(kLse, layer, N),
-                                     .qkv = buffers_.at(kQkv, layer, N), .B = batch.B, .T = batch.T,
-                                     .NH = config_.num_attention_heads, .NKV = config_.num_query_groups,
-                                     .HS = config_.kv_channels, .softmax_mul = softmax_mul(),
-                                     .documents = batch.documents, .window = config_.sliding_window,
-                                     .quant = quant, .heads = heads});
+        if (!exchange_ && !saved) return attention_forward(ctx, layer, out, heads, batch, quant);
+        if (exchange_) {
+            const Tensor own = buffers_.at(kOut, layer, N);
+            if (!saved) attention_forward(ctx, layer, own, heads, batch, {});
+            to_parts(ctx, layer, out, own, 0, batch);
+        }
+        if (quant) ops::quantize(ctx, {.quant = quant, .in = out, .N = N, .C = config_.q_width()});
     });
 }
 
@@ -142,8 +185,7 @@ void Attention::forward(Ctx& ctx, int layer, const NormInput& input, Tensor bran
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     const LinearOperand x = norm_.forward(ctx, layer, input, N, buffers_.forward_usage(PreNorm::kNormFp8));
-    qkv_forward(ctx, layer, x, batch);
-    const Fp8Heads heads = position_heads(ctx, buffers_.at(kQkv, layer, N), batch);
+    const Fp8Heads heads = qkv_forward(ctx, layer, x, batch);
     if (batch.cached) append(ctx, layer, *batch.cached, N);
     linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, buffers_.forward_usage(kOutFp8)), N);
 }
@@ -153,8 +195,8 @@ void Attention::recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch&
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
     const XUsage usage{.rowwise = true, .transposed = true, .recomputed = true};
-    qkv_forward(ctx, layer, norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, usage), batch);
-    const Fp8Heads heads = position_heads(ctx, buffers_.at(kQkv, layer, N), batch);
+    const LinearOperand x = norm_.forward(ctx, layer, {.in = residual(layer, N)}, N, usage);
+    const Fp8Heads heads = qkv_forward(ctx, layer, x, batch);
     linear_forward(ctx, proj(layer), branch, attend(ctx, layer, heads, batch, usage), N);
 }
 
@@ -163,16 +205,33 @@ void Attention::recompute(Ctx& ctx, int layer, Tensor branch, const DeviceBatch&
 void Attention::attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
                                    const QuantOut& quant) {
     Arena::Scope scope(ctx, model_.arena);
-    const int64_t N = batch.rows(), NH = config_.num_attention_heads, HS = config_.kv_channels;
+    const int64_t N = batch.rows(), NH = heads(), HS = config_.kv_channels, T = whole_T(batch);
     const Tensor delta = buffers_.scratch(kDelta, N);
-    const int64_t sums = device::attention_sums_elems(model_.options.dtype, batch.B, batch.T, NH, HS);
+    const int64_t sums = device::attention_sums_elems(options_.dtype, batch.B, T, NH, HS);
     ops::attention_backward(ctx, {.dqkv = dqkv, .delta = delta, .dout = dout, .out = buffers_.at(kOut, layer, N),
                                   .lse = buffers_.at(kLse, layer, N), .qkv = buffers_.at(kQkv, layer, N),
-                                  .B = batch.B, .T = batch.T, .NH = NH, .NKV = config_.num_query_groups, .HS = HS,
+                                  .B = batch.B, .T = T, .NH = NH, .NKV = kv_heads(), .HS = HS,
                                   .softmax_mul = softmax_mul(), .documents = batch.documents,
                                   .window = config_.sliding_window, .quant = quant,
                                   .sums = sums > 0 ? model_.scratch(Dtype::kFp32, sums) : Tensor{},
-                                  .fast = model_.options.attention_fast});
+                                  .fast = options_.attention_fast});
+}
+
+// attention_backward from the dout of all heads of this rank's part to their dqkv.
+void Attention::part_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
+                              const QuantOut& quant) {
+    if (!exchange_) return attention_backward(ctx, layer, dout, dqkv, batch, quant);
+    Arena::Scope scope(ctx, model_.arena);
+    const int64_t N = batch.rows();
+    const Tensor own_dqkv = buffers_.scratch(kDqkv, N);
+    {
+        Arena::Scope dout_scope(ctx, model_.arena);
+        const Tensor own_dout = buffers_.scratch(kDout, N);
+        to_heads(ctx, layer, own_dout, dout, 0, batch);
+        attention_backward(ctx, layer, own_dout, own_dqkv, batch, {});
+    }
+    to_parts(ctx, layer, dqkv, own_dqkv, config_.num_query_groups, batch);
+    if (quant) ops::quantize(ctx, {.quant = quant, .in = dqkv, .N = N, .C = config_.qkv_width()});
 }
 
 void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant) {
@@ -191,14 +250,14 @@ void Attention::qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceB
 LinearOperand Attention::dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch) {
     const int64_t N = batch.rows();
     const bool rope = static_cast<bool>(cos_sin_);
-    if (rope || config_.qk_norm) attention_backward(ctx, layer, dout, dqkv, batch, {});
+    if (rope || config_.qk_norm) part_backward(ctx, layer, dout, dqkv, batch, {});
     if (rope && config_.qk_norm) ops::rope_backward(ctx, rope_args(dqkv, batch, {}));
     const Linear linear = qkv(layer);
     const LinearOperand to = model_.alloc_dy(N, config_.qkv_width(), dqkv, linear.fp8);
     return model_.make_dy(ctx, linear, to, N, true, [&](Tensor, const QuantOut& quant) {
         if (config_.qk_norm) qk_norm_backward(ctx, layer, dqkv, batch, quant);
         else if (rope) ops::rope_backward(ctx, rope_args(dqkv, batch, quant));
-        else attention_backward(ctx, layer, dout, dqkv, batch, quant);
+        else part_backward(ctx, layer, dout, dqkv, batch, quant);
     });
 }
 
@@ -206,7 +265,7 @@ LinearOperand Attention::backward(Ctx& ctx, int layer, const LinearOperand& dy, 
                                   const Linear& below, const DeviceBatch& batch) {
     Arena::Scope scope(ctx, model_.arena);
     const int64_t N = batch.rows();
-    const Tensor dout = buffers_.scratch(kDout, N), dqkv = buffers_.scratch(kDqkv, N);
+    const Tensor dout = buffers_.scratch(kDout, N), dqkv = buffers_.scratch(exchange_ ? kPartDqkv : kDqkv, N);
     linear_backward(ctx, proj(layer), dout, dy, saved_out(layer, N), N);
     const LinearOperand dqkv_operand = dqkv_backward(ctx, layer, dout, dqkv, batch);
     // If qkv itself is not recomputed, only its weight gradient reads the norm's result.

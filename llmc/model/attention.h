@@ -1,4 +1,6 @@
 // Attention of a block: branch = proj(attention(rope(qk_norm(qkv(norm(x)))))), where x is the residual stream.
+// With context parallelism a rank has a part of each sequence, of all heads; for attention itself the ranks exchange
+// them for whole sequences of 1 / ranks of the heads. Q, K, V, the output and its statistics are kept in that form.
 #pragma once
 #include <vector>
 
@@ -28,20 +30,35 @@ public:
 
 private:
     enum Row {
-        kQkvRaw = PreNorm::kRows, kQkRstd, kQkv, kOut, kOutFp8, kLse, kDout, kDqkv, kDelta, kDnorm
+        kQkvRaw = PreNorm::kRows, kQkRstd, kQkv, kOut, kOutFp8, kLse, kDout, kDqkv, kDelta, kDnorm,
+        // of this rank's part of the sequences, with context parallelism
+        kPartQkv, kPartOut, kPartDqkv
     };
-    static std::vector<BufferRow> rows(const ModelConfig& config);
+    static std::vector<BufferRow> rows(const ModelConfig& config, int64_t ranks);
 
     Linear qkv(int layer) const { return model_.linear(layer, LinearKind::kQkv); }
     Linear proj(int layer) const { return model_.linear(layer, LinearKind::kProj); }
-    LinearOperand saved_out(int layer, int64_t N) const { return buffers_.x(kOut, kOutFp8, layer, N); }
-    void qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch);
-    Fp8Heads position_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch);
+    LinearOperand saved_out(int layer, int64_t N) const {
+        return buffers_.x(exchange_ ? kPartOut : kOut, kOutFp8, layer, N);
+    }
+    // Of what attention itself computes on this rank.
+    int64_t heads() const { return config_.num_attention_heads / options_.ranks_of_sequence(); }
+    int64_t kv_heads() const { return heads_of_rank(config_.num_query_groups, options_.ranks_of_sequence()); }
+    int64_t whole_T(const DeviceBatch& batch) const { return batch.T * options_.ranks_of_sequence(); }
+
+    void project(Ctx& ctx, int layer, const LinearOperand& x, Tensor out, int64_t N);
+    Fp8Heads qkv_forward(Ctx& ctx, int layer, const LinearOperand& x, const DeviceBatch& batch);
+    void to_heads(Ctx& ctx, int layer, Tensor heads, Tensor part, int64_t kv_heads, const DeviceBatch& batch);
+    void to_parts(Ctx& ctx, int layer, Tensor part, Tensor heads, int64_t kv_heads, const DeviceBatch& batch);
+    Fp8Heads quantize_heads(Ctx& ctx, Tensor qkv, const DeviceBatch& batch);
+    void attention_forward(Ctx& ctx, int layer, Tensor out, const Fp8Heads& heads, const DeviceBatch& batch,
+                           const QuantOut& quant);
     void append(Ctx& ctx, int layer, const CachedRows& cached, int64_t N);
     void decode(Ctx& ctx, int layer, Tensor out, const CachedRows& cached, int64_t N, const QuantOut& quant);
     LinearOperand attend(Ctx& ctx, int layer, const Fp8Heads& heads, const DeviceBatch& batch, XUsage usage);
     void attention_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch,
                             const QuantOut& quant);
+    void part_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant);
     void qk_norm_backward(Ctx& ctx, int layer, Tensor dqkv, const DeviceBatch& batch, const QuantOut& quant);
     LinearOperand dqkv_backward(Ctx& ctx, int layer, Tensor dout, Tensor dqkv, const DeviceBatch& batch);
     float softmax_mul() const;
@@ -49,6 +66,8 @@ private:
 
     ModelContext& model_;
     const ModelConfig& config_;
+    const DecoderOptions& options_;
+    HeadExchange* const exchange_;   // null: this rank has whole sequences
     ActivationBuffers buffers_;
     PreNorm norm_;
     Tensor cos_sin_;   // (max_seq, HS/2, 2) stat

@@ -19,13 +19,18 @@ Decoder::Decoder(const ModelConfig& config, const ParamTable& table, const Decod
 
 // ---- forward
 
+Tensor Decoder::positions_from(Tensor wpe, int64_t T) const {
+    const int64_t first = model_.options.first_position(T) * config_.hidden_size;
+    return wpe ? wpe.slice(first, wpe.elems - first) : wpe;
+}
+
 void Decoder::embed(Ctx& ctx, const DeviceBatch& batch) {
     const ParamTable& table = model_.table;
     const int64_t N = batch.rows();
-    ops::embedding_forward(ctx, {.out = attention_.residual(0, N), .wte = weight(table.wte), .wpe = weight(table.wpe),
-                                 .tokens = batch.tokens, .bad_tokens = batch.bad_tokens, .N = N, .T = batch.T,
-                                 .C = config_.hidden_size, .V = config_.vocab_size,
-                                 .positions = batch.positions()});
+    ops::embedding_forward(ctx, {.out = attention_.residual(0, N), .wte = weight(table.wte),
+                                 .wpe = positions_from(weight(table.wpe), batch.T), .tokens = batch.tokens,
+                                 .bad_tokens = batch.bad_tokens, .N = N, .T = batch.T, .C = config_.hidden_size,
+                                 .V = config_.vocab_size, .positions = batch.positions()});
 }
 
 void Decoder::forward(Ctx& ctx, const DeviceBatch& batch, bool training) {
@@ -141,8 +146,9 @@ void Decoder::loss_and_backward(Ctx& ctx, const DeviceBatch& batch, StepState* s
         dy = attention_.backward(ctx, l, dy, dresidual, l > 0 ? mlp_.output(l - 1) : Linear{}, batch);
         after(ctx, l, Pass::kBackward);
     }
-    ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = grad(table.wpe), .dout = dresidual.high,
-                                  .tokens = batch.tokens, .token_order = batch.token_order, .N = N, .T = batch.T,
-                                  .C = C, .V = config_.vocab_size});
+    ops::embedding_backward(ctx, {.dwte = grad(table.wte), .dwpe = positions_from(grad(table.wpe), batch.T),
+                                  .dout = dresidual.high, .tokens = batch.tokens,
+                                  .token_order = batch.token_order, .N = N, .T = batch.T, .C = C,
+                                  .V = config_.vocab_size});
     after(ctx, -1, Pass::kBackward);
 }

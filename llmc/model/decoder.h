@@ -55,6 +55,9 @@ private:
     void after(Ctx& ctx, int layer, Pass pass) { model_.store->after_layer(ctx, layer, pass); }
 
     ModelContext model_;
+    // The rows of the position embedding, or of its gradient, from this rank's first position on.
+    Tensor positions_from(Tensor wpe, int64_t T) const;
+
     const ModelConfig& config_;
     const int head_layer_;   // the last block's number + 1
     Attention attention_;

@@ -7,6 +7,7 @@
 
 namespace {
 
+constexpr int64_t kBlockTokens = 128;
 constexpr int64_t kAlignment = 16;   // elements: cuBLASLt requires leading dimensions in multiples of 16 bytes
 constexpr int64_t kBlockRowAlignment = 4;   // rows of x: the same rule for its block scales
 
@@ -105,11 +106,15 @@ std::string ranges_text(const std::vector<int>& layers) {
 
 // The weight gradient contracts over tokens, the input gradient over out-features.
 void require_alignment(const Config& c, const Fp8Plan& plan) {
-    const int64_t tokens = c.micro_batch_size * c.seq_length;
+    const int64_t tokens = c.micro_batch_size * c.part_length();
     std::vector<std::string> wrong;
     if (tokens % kAlignment != 0)
-        wrong.push_back(strf("tokens %lld x %lld = %lld (--micro-batch-size x --seq-length)", ll(c.micro_batch_size),
-                             ll(c.seq_length), ll(tokens)));
+        wrong.push_back(strf("tokens %lld x %lld = %lld (--micro-batch-size x --seq-length%s)", ll(c.micro_batch_size),
+                             ll(c.part_length()), ll(tokens), c.context_parallel > 1 ? " / --context-parallel" : ""));
+    REQUIRE(c.context_parallel == 1 || plan.row().x == Granularity::kTensor || c.part_length() % kBlockTokens == 0,
+            "--fp8-recipe %s with --context-parallel %lld: parts of %lld tokens (--seq-length %lld) are no multiple of "
+            "%lld, the tokens of a block", plan.row().name, ll(c.context_parallel), ll(c.part_length()),
+            ll(c.seq_length), ll(kBlockTokens));
     for (LinearKind kind : {LinearKind::kQkv, LinearKind::kProj, LinearKind::kUp, LinearKind::kDown,
                             LinearKind::kHead}) {
         std::vector<int> layers;
@@ -137,7 +142,7 @@ void require_alignment(const Config& c, const Fp8Plan& plan) {
 
 // Sampling runs one sequence at a time, whatever the size of the micro-batch.
 void require_samples_fit(const Config& c, const Fp8Plan& plan) {
-    const bool fit = plan.row().x == Granularity::kTensor || c.seq_length % kBlockRowAlignment == 0;
+    const bool fit = plan.row().x == Granularity::kTensor || c.part_length() % kBlockRowAlignment == 0;
     REQUIRE(fit || c.sample_every == 0, "--fp8-recipe %s with --sample-every: an FP8 matmul of one sequence needs "
             "--seq-length in multiples of %lld, not %lld", plan.row().name, ll(kBlockRowAlignment), ll(c.seq_length));
 }

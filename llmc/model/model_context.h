@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "llmc/config/config.h"
+#include "llmc/model/head_exchange.h"
 #include "llmc/model/linear.h"
 #include "llmc/model/param_store.h"
 #include "llmc/model/params.h"
@@ -31,8 +32,8 @@ struct DeviceBatch {
     const int32_t* targets = nullptr;       // (B*T), kIgnoreIndex is ignored
     const int32_t* token_order = nullptr;   // (B*T), see embedding_backward; backward only
     int32_t* bad_tokens = nullptr;          // (1), +=: ids outside the vocabulary
-    const int32_t* documents = nullptr;     // (2, B, T) optional, see AttentionForwardArgs
-    int64_t B = 0, T = 0;
+    const int32_t* documents = nullptr;     // (2, B, whole T) optional, see AttentionForwardArgs
+    int64_t B = 0, T = 0;                   // with DecoderOptions::exchange, T is this rank's part of the sequences
     const CachedRows* cached = nullptr;     // generation: where the rows stand in the cache
     int64_t rows() const { return B * T; }
     const int32_t* positions() const { return cached ? cached->positions : nullptr; }
@@ -40,12 +41,16 @@ struct DeviceBatch {
 
 struct DecoderOptions {
     int64_t max_batch = 1, max_seq = 1;   // largest T, and B * T at most their product
-    int64_t max_positions = 0;            // positions of cached rows; 0: max_seq
+    int64_t max_positions = 0;            // of cached rows, or of whole sequences with `exchange`; 0: max_seq
     Dtype dtype = Dtype::kBf16;           // working type
     Recompute recompute = Recompute::kNone;
     bool fuse_gelu = false;
     bool fp8_attention = false;
     bool attention_fast = false;   // AttentionBackwardArgs::fast
+    HeadExchange* exchange = nullptr;   // not owned; null: this rank has whole sequences
+    int64_t ranks_of_sequence() const { return exchange ? exchange->ranks() : 1; }
+    // The position of the first of T tokens, which are this rank's part of a sequence.
+    int64_t first_position(int64_t T) const { return exchange ? exchange->rank() * T : 0; }
     int64_t max_rows() const { return max_batch * max_seq; }
     int64_t positions() const { return max_positions > 0 ? max_positions : max_seq; }
 };

@@ -191,6 +191,8 @@ void rehearse_op(Ctx& ctx, OpKind kind, const AttentionBackwardArgs& a) {
                  .attention = {.B = a.B, .T = a.T, .NH = a.NH, .HS = a.HS, .backward = true}});
     record_pass(ctx, a.quant, a.dqkv);
 }
+void rehearse_op(Ctx& ctx, OpKind kind, const SplitHeadsArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
+void rehearse_op(Ctx& ctx, OpKind kind, const JoinHeadsArgs& a) { record(ctx, kind, a.in.dtype, sum({a.in, a.out})); }
 void rehearse_op(Ctx& ctx, OpKind kind, const CacheAppendArgs& a) {
     record(ctx, kind, a.qkv.dtype, 4 * a.N * a.NKV * a.HS * dtype_bytes(a.qkv.dtype));
 }

@@ -60,6 +60,28 @@ struct AttentionBackwardArgs {
     bool fast = false;                    // allows a dq that is not bitwise reproducible
 };
 
+// Context parallelism: `ranks` ranks have T tokens each of B sequences, and attention runs on whole sequences with 1 /
+// ranks of the query heads on each rank. All-to-alls exchange the heads before and after it. Source: Jacobs et al.,
+// DeepSpeed-Ulysses, arXiv 2309.14509.
+// Of NKV key heads, a multiple of `ranks`, each rank gets its share. If there are fewer, and `ranks` is a multiple of
+// them, the ranks whose query heads read a key head each get a copy of it.
+HOST_DEVICE constexpr int64_t heads_of_rank(int64_t heads, int64_t ranks) {
+    return heads == 0 || heads >= ranks ? heads / ranks : 1;
+}
+// out[b][r] = the heads of rank r, all tokens of sequence b: what the all-to-all of a sequence sends.
+struct SplitHeadsArgs {
+    Tensor out;   // (B, ranks, T, (NH / ranks + 2 heads_of_rank(NKV)) HS) T, =
+    Tensor in;    // (B, T, (NH + 2 NKV) HS) T; NKV = 0: query heads only, as of attention's output
+    int64_t B, T, ranks, NH, NKV, HS;
+};
+// The reverse, for what an all-to-all of gradients or outputs received. Gradients of a key or value head that several
+// ranks had are added in fp32 (fp64 when T is fp64), in the order of ranks, and rounded once.
+struct JoinHeadsArgs {
+    Tensor out;   // (B, T, (NH + 2 NKV) HS) T, =
+    Tensor in;    // (B, ranks, T, (NH / ranks + 2 heads_of_rank(NKV)) HS) T
+    int64_t B, T, ranks, NH, NKV, HS;
+};
+
 // Where the rows of a forward pass stand in a cache of keys and values, for generation. The slots and positions are
 // those of all layers; `rows` belongs to one.
 struct KvCache {

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "llmc/base/text.h"
+#include "llmc/parallel/context_exchange.h"
 
 void RehearsalComm::abort(int exit_code) { std::exit(exit_code); }
 
@@ -13,11 +14,14 @@ void RehearsalComm::note(const Ctx& ctx, const char* name, const Tensor& tensor,
     CHECK(ctx.rehearsal, "RehearsalComm is for rehearsals");
     if (!ctx.recorder || world().ranks == 1) return;
     std::vector<PlannedCollective>& calls = whole_->calls;
+    const bool exchange = ctx.purpose && std::string(ctx.purpose).rfind(kExchangePurpose, 0) == 0;
     auto known = std::find_if(calls.begin(), calls.end(), [&](const PlannedCollective& c) {
-        return std::strcmp(c.name, name) == 0 && c.dtype == tensor.dtype && c.ranks == world().ranks;
+        return std::strcmp(c.name, name) == 0 && c.dtype == tensor.dtype && c.ranks == world().ranks
+               && c.exchange == exchange;
     });
     if (known == calls.end())
-        known = calls.insert(calls.end(), {.name = name, .dtype = tensor.dtype, .ranks = world().ranks});
+        known = calls.insert(calls.end(), {.name = name, .dtype = tensor.dtype, .ranks = world().ranks,
+                                           .exchange = exchange});
     known->calls++;
     known->bytes += tensor.bytes();
     known->sent_bytes += passes * (tensor.bytes() - tensor.bytes() / world().ranks);
@@ -32,9 +36,11 @@ std::string communication_text(const Config& config, const std::vector<PlannedCo
     text += strf("  %-14s %-5s %5s %8s %16s %16s\n", "collective", "of", "ranks", "calls", "bytes", "sent");
     int64_t bytes = 0, sent = 0;
     for (const PlannedCollective& c : calls) {
-        text += strf("  %-14s %-5s %5d %8lld %16lld %16lld\n", c.name, dtype_name(c.dtype), c.ranks,
+        text += strf("  %-14s %-5s %5d %8lld %16lld %16lld", c.name, dtype_name(c.dtype), c.ranks,
                      static_cast<long long>(c.calls), static_cast<long long>(c.bytes),
                      static_cast<long long>(c.sent_bytes));
+        if (c.exchange) text += strf("  of heads, not hidden");
+        text += "\n";
         bytes += c.bytes;
         sent += c.sent_bytes;
     }

@@ -4,10 +4,10 @@
 
 namespace {
 
-// This rank's group of `size` ranks that are `stride` apart; null if that is all ranks.
-std::unique_ptr<Comm> open_group(Comm& all, int size, int stride) {
+// This rank's group of `size` ranks that are `stride` apart; null if that is all ranks, except `apart`.
+std::unique_ptr<Comm> open_group(Comm& all, int size, int stride, bool apart = false) {
     const World& world = all.world();
-    if (size == world.ranks) return nullptr;
+    if (size == world.ranks && (size == 1 || !apart)) return nullptr;
     if (size == 1) return open_single();
     const int first = world.rank / (size * stride) * size * stride + world.rank % stride;
     std::vector<int> members;
@@ -27,11 +27,12 @@ Comm& checked(Comm& all, const GroupSizes& sizes) {
 }  // namespace
 
 GroupSizes group_sizes(const Config& config, int ranks) {
-    return {.shard = ranks > 1 ? static_cast<int>(config.zero_group) : 0};
+    return {.context = static_cast<int>(config.context_parallel),
+            .shard = ranks > 1 ? static_cast<int>(config.zero_group) : 0};
 }
 
 Groups::Groups(Comm& all, const GroupSizes& sizes)
-    : own_context_(open_group(checked(all, sizes), sizes.context, 1)),
+    : own_context_(open_group(checked(all, sizes), sizes.context, 1, true)),
       own_shard_(open_group(all, shard_size(all, sizes), 1)),
       own_replicas_(open_group(all, all.world().ranks / shard_size(all, sizes), shard_size(all, sizes))),
       world(all), context(own_context_ ? *own_context_ : all), shard(own_shard_ ? *own_shard_ : all),

@@ -23,7 +23,8 @@ public:
     void connect(Ctx& ctx, int seconds) const;
 
 private:
-    // Groups of several ranks that are not all ranks.
+    // Groups of several ranks that are not all ranks; of context even if they are, since its collectives run beside
+    // those of the rest, and one communicator would put all of them in one order.
     const std::unique_ptr<Comm> own_context_, own_shard_, own_replicas_;
 
 public:

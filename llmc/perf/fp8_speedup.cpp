@@ -28,7 +28,7 @@ Extra quantization_of(double elems, bool bf16_is_read, bool second_pass, bool bl
 }
 
 Extra fp8_extra_of(const Config& c, const Fp8Plan& plan, const LinearPlan& linear) {
-    const double tokens = d(c.micro_batch_size * c.seq_length);
+    const double tokens = d(c.micro_batch_size * c.part_length());
     const bool blocks = plan.row().x != Granularity::kTensor, head = linear.kind == LinearKind::kHead;
     const bool second = plan.row().scaling == Scaling::kCurrent && !blocks;
     const bool residual = linear.kind == LinearKind::kProj || linear.kind == LinearKind::kDown;
@@ -52,7 +52,7 @@ Extra bf16_extra_of(const Config& c, const LinearPlan& linear) {
     const bool bias = own ? c.shape.qkv_bias() : proj ? c.shape.proj_bias() : c.shape.mlp_bias();
     if (!bias || linear.kind == LinearKind::kHead) return {};
     const double reads = own ? 1 : linear.kind == LinearKind::kUp ? 0.13 : 0.45;
-    return {.bytes = reads * 2 * d(c.micro_batch_size * c.seq_length) * d(linear.out), .kernels = own ? 1.0 : 0.0};
+    return {.bytes = reads * 2 * d(c.micro_batch_size * c.part_length()) * d(linear.out), .kernels = own ? 1.0 : 0.0};
 }
 
 GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
@@ -64,7 +64,7 @@ GemmMode fp8_mode(const Fp8Plan& plan, GemmLayout pass) {
 }  // namespace
 
 LinearSpeedup predict_speedup(const Config& config, const Fp8Plan& plan, const LinearPlan& linear) {
-    const int64_t N = config.micro_batch_size * config.seq_length, in = linear.in, out = linear.out;
+    const int64_t N = config.micro_batch_size * config.part_length(), in = linear.in, out = linear.out;
     auto all_three = [&](auto mode_of) {
         return predicted_gemm_us(mode_of(GemmLayout::kForward), GemmLayout::kForward, N, out, in)
                + predicted_gemm_us(mode_of(GemmLayout::kDgrad), GemmLayout::kDgrad, N, in, out)
@@ -90,7 +90,7 @@ std::string fp8_dry_run_text(const Config& config, const ParamTable& table, cons
     if (!lacks.empty()) text += "  NOT SUPPORTED HERE: " + lacks + "\n";
     text += strf("FP8 against BF16, predicted from rates measured on an %s: ms of the three matmuls and of "
                  "quantization,\nfor one micro-batch of %lld tokens\n", measured_rates().gpu.c_str(),
-                 ll(config.micro_batch_size * config.seq_length));
+                 ll(config.micro_batch_size * config.part_length()));
     text += strf("  %-7s %10s %10s %9s %9s %9s %7s\n", "linear", "out", "in", "in FP8", "BF16 ms", "FP8 ms", "speedup");
     LinearSpeedup sum;
     for (size_t k = 0; k <= kLinearsPerBlock; k++) {

@@ -40,7 +40,9 @@ StepPart part_of(const PlannedOp& op) {
         case OpKind::qk_norm_forward:
         case OpKind::qk_norm_backward:
         case OpKind::rope_forward:
-        case OpKind::rope_backward: return StepPart::kPositions;
+        case OpKind::rope_backward:
+        case OpKind::split_heads:
+        case OpKind::join_heads: return StepPart::kPositions;
         case OpKind::attention_forward:
         case OpKind::quantize_heads:
         case OpKind::cache_append:
@@ -97,23 +99,26 @@ struct Slowdown {
 
 // The backward pass of the last micro-batch hides the reduction of gradients, and the first forward pass the all-gather
 // of weights; except for the embedding, whose gradients are complete last and whose weights are needed first. With
-// --zero 2 each backward pass hides a reduction, and the next forward pass its embedding.
+// --zero 2 each backward pass hides a reduction, and the next forward pass its embedding. With --zero 3 each pass hides
+// its own all-gathers, one layer ahead.
 double exposed_ms(const Config& config, const MemoryPlan& plan, const StepTime& time, double forward_ms,
                   double backward_ms, double micro_batches) {
     if (!config.overlap) return time.reduce_ms + time.gather_ms;
     auto exposed = [&](double ms, double compute_ms) {
         return plan.edge_share * ms + std::max(0.0, (1 - plan.edge_share) * ms - compute_ms);
     };
-    const double gather_ms = exposed(time.gather_ms, forward_ms);
+    const double passes = config.zero == 3 ? 2 * micro_batches : 1;
+    const double gather_ms = passes * exposed(time.gather_ms / passes, forward_ms);
     if (config.zero < 2) return exposed(time.reduce_ms, backward_ms) + gather_ms;
     const double reduce_ms = time.reduce_ms / micro_batches, edge_ms = plan.edge_share * reduce_ms;
     const double between_ms = exposed(reduce_ms, backward_ms) - edge_ms + std::max(0.0, edge_ms - forward_ms);
     return (micro_batches - 1) * between_ms + exposed(reduce_ms, backward_ms) + gather_ms;
 }
 
-// Whether a collective leaves the hosts. Groups of --zero-group are neighbours; FP32 sums are between those groups.
+// Whether a collective leaves the hosts. Groups of --zero-group and --context-parallel are neighbours; FP32 sums are
+// between those of --zero-group.
 bool between_hosts(const Config& config, const MemoryPlan& plan, const PlannedCollective& c) {
-    if (plan.ranks <= kRanksPerHost) return false;
+    if (plan.ranks <= kRanksPerHost || (c.exchange && c.ranks <= kRanksPerHost)) return false;
     const int64_t group = config.zero_group > 0 ? config.zero_group : plan.ranks;
     const bool of_copies = std::strcmp(c.name, "all-reduce sum") == 0 && c.dtype == Dtype::kFp32;
     return group > kRanksPerHost || c.ranks != group || of_copies;
@@ -154,7 +159,8 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     }
     forward_ms *= 1 + rates.overhead;
     backward_ms *= 1 + rates.overhead;
-    const double micro_batches = d(config.global_batch_size) / d(config.micro_batch_size * plan.ranks);
+    const double micro_batches = d(config.global_batch_size)
+                                 / d(config.micro_batch_size * config.data_ranks(plan.ranks));
     // Gradients are set to zero at the start of a step, or (--zero 2) those of embeddings in every micro-batch. The
     // rate of a copy stands for that of a fill.
     double gradients = d(plan.purpose_bytes[static_cast<size_t>(Purpose::kGradients)]);
@@ -163,11 +169,14 @@ StepTime predict_step(const Config& config, const MemoryPlan& plan, const Gpu& g
     time.ms[static_cast<size_t>(StepPart::kOptimizer)] += 1e3 * gradients / rates.copy_rate * slowdown.memory;
     time.ms[static_cast<size_t>(StepPart::kOverhead)] = rates.overhead * time.total_ms();
     const double link = kLinkRate * gpu.link_gbps / measured_gpu().link_gbps;
-    for (const PlannedCollective& c : plan.collectives)
-        (std::strcmp(c.name, "all-gather") == 0 ? time.gather_ms : time.reduce_ms) +=
-            1e3 * d(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
+    for (const PlannedCollective& c : plan.collectives) {
+        const bool gathers = std::strcmp(c.name, "all-gather") == 0;
+        double& ms = c.exchange ? time.exchange_ms : gathers ? time.gather_ms : time.reduce_ms;
+        ms += 1e3 * d(c.sent_bytes) / (between_hosts(config, plan, c) ? kNetworkRate : link);
+    }
     time.ms[static_cast<size_t>(StepPart::kCommunication)] =
-        exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches, micro_batches);
+        time.exchange_ms
+        + exposed_ms(config, plan, time, forward_ms / micro_batches, backward_ms / micro_batches, micro_batches);
     return time;
 }
 

@@ -21,6 +21,7 @@ struct StepTime {
     const Gpu* gpu = nullptr;
     std::array<double, kStepParts> ms{};   // by StepPart; communication: exposed only
     double reduce_ms = 0, gather_ms = 0;   // communication, hidden or exposed
+    double exchange_ms = 0;                // of heads, exposed
     double total_ms() const;
 };
 

@@ -1,5 +1,7 @@
 #include "llmc/train/batch_queue.h"
 
+#include <algorithm>
+
 PassEvents::PassEvents() {
     for (Event*& event : events_) event = device::event_create();
 }
@@ -20,9 +22,10 @@ double PassEvents::ms(int from, int to) const {
     return static_cast<double>(device::event_elapsed_ms(events_[from], events_[to]));
 }
 
-Staging::Staging(const Config& config, const World& world, Trainer& trainer) : config_(config), world_(world) {
-    const int64_t N = config.global_batch_size / world.ranks * config.seq_length;
-    const int64_t ints_bytes = (input_rows(config) * N * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
+Staging::Staging(const Config& config, const Groups& groups, Trainer& trainer)
+    : config_(config), groups_(groups), reader_(config, groups.context.world()) {
+    const int64_t sequences = config.global_batch_size / groups.data_ranks, N = sequences * config.part_length();
+    const int64_t ints_bytes = (input_elems(config, sequences) * dtype_bytes(Dtype::kInt32) + 255) / 256 * 256;
     const int64_t fp8_bytes = (trainer.fp8().report_bytes() + 255) / 256 * 256;
     const int64_t comm_bytes = (trainer.reducer().report_bytes() + 255) / 256 * 256;
     const int64_t slot_bytes = ints_bytes + 2 * 256 + fp8_bytes + comm_bytes;   // a StepState each way
@@ -39,9 +42,7 @@ Staging::Staging(const Config& config, const World& world, Trainer& trainer) : c
         s.result = new (base + ints_bytes + 256) StepState{};
         if (fp8_bytes > 0) s.fp8_report = base + ints_bytes + 512;
         if (comm_bytes > 0) s.grad_comm_report = base + ints_bytes + 512 + fp8_bytes;
-        if (world.ranks > 1)
-            s.comm_timer = &slots_[i].comm_timer.emplace(trainer.gatherer().timer_spans()
-                                                         + trainer.reducer().timer_spans());
+        if (groups.world.world().ranks > 1) s.comm_timer = &slots_[i].comm_timer.emplace(trainer.timer_spans());
         slots_[i].begin = device::event_create();
         slots_[i].done = device::event_create();
     }
@@ -56,21 +57,23 @@ Staging::~Staging() {
 }
 
 Staging::Slot& Staging::read(const DataLoader& loader, int64_t step, int64_t first, int64_t count) {
-    const int64_t T = config_.seq_length, B = config_.micro_batch_size;
+    const int64_t T = config_.part_length(), B = config_.micro_batch_size;
     Slot& s = slot(step);
     s.step = step;
     s.samples = count;
     s.staged.counted_tokens = 0;
     s.staged.micro_batches = 0;
-    for (int64_t m = world_.rank; m < count / B; m += world_.ranks) {
-        const int64_t at = s.staged.micro_batches++ * B * T;
-        for (int64_t b = 0; b < B; b++)
-            s.staged.counted_tokens += loader.read(first + m * B + b, s.staged.tokens + at + b * T,
-                                                   s.staged.targets + at + b * T);
-        if (s.staged.documents)
-            mark_documents(s.staged.tokens + at, B, T, loader.separator(), s.staged.documents + 2 * at);
+    s.staged.calibration_micro_batch = -1;
+    for (int64_t m = groups_.data_rank; m < count / B; m += groups_.data_ranks) {
+        const int64_t number = s.staged.micro_batches++, at = number * B * T;
+        int32_t* documents = s.staged.documents ? s.staged.documents + number * 2 * B * config_.seq_length : nullptr;
+        const SequenceReader::Counted counted =
+            reader_.read(loader, first + m * B, {s.staged.tokens + at, s.staged.targets + at, documents});
+        s.staged.counted_tokens += counted.part;
+        if (s.staged.calibration_micro_batch < 0 && counted.whole > 0) s.staged.calibration_micro_batch = number;
         sort_rows_by_token(s.staged.tokens + at, B * T, config_.shape.vocab_size, s.staged.order + at, scratch_);
     }
+    s.staged.calibration_micro_batch = std::max<int64_t>(0, s.staged.calibration_micro_batch);
     auto due = [step](int64_t interval) { return interval > 0 && (step + 1) % interval == 0; };
     s.staged.count_fp8 = due(config_.fp8_stats_interval);
     s.staged.check_fp8 = due(config_.fp8_check_interval);

@@ -7,7 +7,6 @@
 #include "llmc/config/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/fault/heartbeat.h"
-#include "llmc/parallel/comm.h"
 #include "llmc/train/trainer.h"
 
 // Events at the passes of a step's first micro-batch and at the end of its last one.
@@ -33,8 +32,8 @@ private:
 // Two alternating slots: the host prepares a step while the device runs the one before.
 class Staging {
 public:
-    // Allocates this rank's part of two global batches and the reports of their steps.
-    Staging(const Config& config, const World& world, Trainer& trainer);
+    // Allocates this rank's part of two global batches and the reports of their steps. Owns none of its arguments.
+    Staging(const Config& config, const Groups& groups, Trainer& trainer);
     ~Staging();
     Staging(const Staging&) = delete;
     Staging& operator=(const Staging&) = delete;
@@ -51,15 +50,16 @@ public:
     };
     Slot& slot(int64_t step) { return slots_[static_cast<size_t>(step % 2)]; }
 
-    // Reads this rank's part of samples [first, first + count) into the slot of `step`: the micro-batches whose number
-    // modulo the number of ranks is `rank`.
+    // Reads this rank's part of samples [first, first + count) into the slot of `step`: of the micro-batches whose
+    // number modulo Groups::data_ranks is data_rank.
     Slot& read(const DataLoader& loader, int64_t step, int64_t first, int64_t count);
     // Sets the step's inputs. counted: targets of all ranks that are not ignored, at least one.
     void set_inputs(Slot& slot, int64_t counted, double lr) const;
 
 private:
     const Config& config_;
-    const World world_;
+    const Groups& groups_;
+    SequenceReader reader_;
     std::array<Slot, 2> slots_;
     char* memory_ = nullptr;
     std::vector<int64_t> scratch_;

@@ -10,11 +10,12 @@
 
 class HellaswagRun {
 public:
-    // Owns none of its arguments.
+    // Owns none of its arguments. comm: all ranks.
     HellaswagRun(const Hellaswag& data, const Config& config, Comm& comm);
 
-    // Runs as many rows per pass as fit into a micro-batch, cut to the longest row of the file. The ranks share the
-    // passes; their number does not change the bits. Blocking. Changes nothing that training reads.
+    // Runs as many rows per pass as fit into a micro-batch, cut to the longest row of the file. The ranks, or groups of
+    // ranks that share sequences, share the passes; their number does not change the bits. Blocking. Changes nothing
+    // that training reads.
     struct Result {
         int64_t correct = 0;
         bool stopped = false;   // a rank was asked to stop: the result is incomplete
@@ -31,7 +32,10 @@ private:
 
     const Hellaswag& data_;
     Comm& comm_;
+    const int64_t context_;         // ranks that share a sequence
     const int64_t T_, rows_;        // of a pass
+    std::vector<int32_t> tokens_, targets_;   // (rows, T)
+    std::vector<float> token_losses_;
     std::vector<double> losses_;
     std::vector<int64_t> bits_;     // the same and a stop flag, to sum over the ranks
 };

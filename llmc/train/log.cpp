@@ -290,7 +290,8 @@ void RunLog::header(const RunHeader& h) {
     Json communication = Json::array();
     for (const PlannedCollective& c : h.communication)
         communication.push_back({{"collective", c.name}, {"dtype", dtype_name(c.dtype)}, {"ranks", c.ranks},
-                                 {"calls", c.calls}, {"bytes", c.bytes}, {"sent_bytes", c.sent_bytes}});
+                                 {"heads", c.exchange}, {"calls", c.calls}, {"bytes", c.bytes},
+                                 {"sent_bytes", c.sent_bytes}});
     write(to_line({{"type", "header"},
                    {"format", kLogFormat},
                    {"step", step_},

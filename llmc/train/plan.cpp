@@ -14,7 +14,7 @@ MemoryPlan plan_memory(const Config& config, const ParamTable& table, const Fp8P
     trainer.initialise(ctx);   // a step begins with gathered weights
     ctx.recorder = &recorder;
     StagedStep staged;
-    staged.micro_batches = config.global_batch_size / (config.micro_batch_size * ranks);
+    staged.micro_batches = config.global_batch_size / (config.micro_batch_size * groups.data_ranks);
     trainer.step(ctx, staged);
     ctx.recorder = nullptr;
     trainer.evaluate(ctx, nullptr, 1, staged);

@@ -133,7 +133,8 @@ bool RunEvaluations::hellaswag(const Place& place) {
 
 void RunEvaluations::sample(const Place& place, bool logged) {
     post_phase(Phase::kSample);
-    if (!comm_.root() && !place.trainer.passes_are_collective()) return;
+    // Rank 0 and those that make its passes.
+    if (comm_.world().rank >= config_.context_parallel && !place.trainer.passes_are_collective()) return;
     for (size_t i = 0; i < prompts_.size(); i++) {
         const Sampling sampling{.tokens = config_.sample_tokens, .temperature = config_.temperature,
                                 .top_k = config_.top_k, .top_p = config_.top_p, .seed = config_.seed};

@@ -43,7 +43,7 @@ void RunDevice::prepare() {
     arena_memory_ = device::device_alloc(plan.arena_bytes);
     arena = Arena(arena_memory_, plan.arena_bytes);
     trainer = std::make_unique<Trainer>(config_, table_, fp8_plan_, arena, *groups_);
-    staging = std::make_unique<Staging>(config_, comm_.world(), *trainer);
+    staging = std::make_unique<Staging>(config_, *groups_, *trainer);
     device::fill_bytes(ctx, trainer->state(), 0, sizeof(StepState));
     trainer->decoder().upload_constants(ctx);
     // On a GPU this includes the library's workspace; on the CPU the arena's pages are not mapped yet.

@@ -40,31 +40,37 @@ template <typename Weight> Cut top_p_cut(std::vector<float>& logits, double mass
 
 }  // namespace
 
-int64_t padded_length(int64_t tokens, int64_t max_seq) {
-    return std::min((tokens + kLengthUnit - 1) / kLengthUnit * kLengthUnit, max_seq);
+int64_t padded_length(int64_t tokens, int64_t max_seq, int64_t ranks) {
+    const int64_t unit = kLengthUnit * ranks;
+    return std::min((tokens + unit - 1) / unit * unit, max_seq);
 }
 
-Sampler::Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder& decoder, Fp8State& fp8, Arena& arena)
-    : max_seq_(max_seq), decoder_(decoder), fp8_(fp8),
+Sampler::Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder& decoder, Fp8State& fp8, Comm& context,
+                 Arena& arena)
+    : max_seq_(max_seq), decoder_(decoder), fp8_(fp8), context_(context),
       row_(arena.take(Purpose::kInputs, dtype, shape.padded_vocab())), raw_(static_cast<size_t>(row_.bytes())),
       logits_(static_cast<size_t>(shape.vocab_size)) {}
 
 void Sampler::next_logits(Ctx& ctx, const std::vector<int32_t>& text, int64_t T, const SamplerMemory& memory) {
-    const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), T);
+    const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), T), part = T / context_.world().ranks;
     if (!ctx.rehearsal) {
         // The causal mask hides the padding after the last token.
-        std::fill(memory.host_tokens, memory.host_tokens + T, 0);
-        std::copy(text.end() - length, text.end(), memory.host_tokens);
+        std::vector<int32_t> whole(static_cast<size_t>(T));
+        std::copy(text.end() - length, text.end(), whole.begin());
+        std::copy_n(whole.begin() + context_.world().rank * part, part, memory.host_tokens);
     }
-    device::copy_to_device(ctx, memory.device_tokens, memory.host_tokens, T * dtype_bytes(Dtype::kInt32));
+    device::copy_to_device(ctx, memory.device_tokens, memory.host_tokens, part * dtype_bytes(Dtype::kInt32));
     // The text is one document even if it contains separators, which only the loader knows.
     const DeviceBatch batch{.tokens = memory.device_tokens, .targets = nullptr, .token_order = nullptr,
-                            .bad_tokens = memory.bad_tokens, .documents = nullptr, .B = 1, .T = T};
+                            .bad_tokens = memory.bad_tokens, .documents = nullptr, .B = 1, .T = part};
     fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
     decoder_.forward(ctx, batch, false);
-    decoder_.logits_row(ctx, batch, length - 1, row_);
+    decoder_.logits_row(ctx, batch, (length - 1) % part, row_);   // of the last token on one of the ranks
     device::copy_to_host(ctx, raw_.data(), row_.data, row_.bytes());
     device::synchronize(ctx);
+    const std::string mine(raw_.data(), raw_.size());
+    const std::string owner = context_.gather(mine)[static_cast<size_t>((length - 1) / part)];
+    std::copy(owner.begin(), owner.end(), raw_.begin());
     widen_logits(raw_.data(), row_.dtype, logits_);
 }
 
@@ -72,7 +78,8 @@ std::vector<int32_t> Sampler::continue_text(Ctx& ctx, const std::vector<int32_t>
                                             uint64_t stream, const SamplerMemory& memory,
                                             const std::function<bool()>& stopped) {
     CHECK(!prompt.empty(), "an empty prompt");
-    const int64_t T = padded_length(static_cast<int64_t>(prompt.size()) + sampling.tokens, max_seq_);
+    const int64_t T = padded_length(static_cast<int64_t>(prompt.size()) + sampling.tokens, max_seq_,
+                                    context_.world().ranks);
     std::vector<int32_t> text = prompt;
     text.reserve(prompt.size() + static_cast<size_t>(sampling.tokens));
     for (int64_t i = 0; i < sampling.tokens && !stopped(); i++) {

@@ -7,6 +7,7 @@
 
 #include "llmc/model/decoder.h"
 #include "llmc/model/fp8_state.h"
+#include "llmc/parallel/comm.h"
 
 struct Sampling {
     int64_t tokens = 0;       // to generate
@@ -25,11 +26,13 @@ struct SamplerMemory {
 
 class Sampler {
 public:
-    // Allocates a row of logits from the arena. Owns none of its arguments.
-    Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder& decoder, Fp8State& fp8, Arena& arena);
+    // Allocates a row of logits from the arena. Owns none of its arguments. context: the ranks that share a sequence.
+    Sampler(const ModelConfig& shape, Dtype dtype, int64_t max_seq, Decoder& decoder, Fp8State& fp8, Comm& context,
+            Arena& arena);
 
     // Returns the prompt (at least one token) and its continuation. Random numbers are keyed by (seed, stream, token
     // number). The model sees the last max_seq tokens. Blocking; ends early once stopped() is true.
+    // All ranks of a context group make the same call and get the same text.
     std::vector<int32_t> continue_text(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
                                        uint64_t stream, const SamplerMemory& memory,
                                        const std::function<bool()>& stopped);
@@ -40,6 +43,7 @@ private:
     const int64_t max_seq_;
     Decoder& decoder_;
     Fp8State& fp8_;
+    Comm& context_;
     Tensor row_;                    // (Vp) working type, on the device
     std::vector<char> raw_;         // the same on the host
     std::vector<float> logits_;     // (V)
@@ -57,5 +61,6 @@ int32_t draw_token(const std::vector<float>& logits, const Sampling& sampling, u
 // logits = as many values of `raw`, BF16 or FP32, as it has.
 void widen_logits(const char* raw, Dtype dtype, std::vector<float>& logits);
 
-// The length of a forward pass over a text of `tokens`: few different ones, because each has its own matmul shapes.
-int64_t padded_length(int64_t tokens, int64_t max_seq);
+// The length of a forward pass over a text of `tokens`, split among `ranks`: few different ones, because each has its
+// own matmul shapes.
+int64_t padded_length(int64_t tokens, int64_t max_seq, int64_t ranks = 1);

@@ -1,6 +1,6 @@
 #include "llmc/train/trainer.h"
 
-#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "llmc/fault/shutdown.h"
@@ -15,10 +15,12 @@ std::optional<WeightSlots> make_weight_slots(const Config& config, const Buckets
                                       config.dtype, plan.weight_format, config.zero_keep_layers, arena);
 }
 
-DecoderOptions decoder_options(const Config& config) {
-    return {.max_batch = config.micro_batch_size, .max_seq = config.seq_length, .dtype = config.dtype,
+DecoderOptions decoder_options(const Config& config, HeadExchange& exchange) {
+    return {.max_batch = config.micro_batch_size, .max_seq = config.part_length(),
+            .max_positions = config.seq_length, .dtype = config.dtype,
             .recompute = config.recompute, .fuse_gelu = config.fuse_gelu,
-            .fp8_attention = config.fp8_attention, .attention_fast = config.attention_fast};
+            .fp8_attention = config.fp8_attention, .attention_fast = config.attention_fast,
+            .exchange = exchange.ranks() > 1 ? &exchange : nullptr};
 }
 
 void enter(const StagedStep& staged, Phase phase) {
@@ -45,10 +47,13 @@ Trainer::Trainer(const Config& config, const ParamTable& table, const Fp8Plan& f
       reducer_(config, sharded_, groups, comm_stream_, arena),
       gatherer_(config, table, sharded_, fp8_, slots(), groups, comm_stream_, arena),
       optimizers_(make_optimizers(config)), store_(sharded_, reducer_, gatherer_),
-      decoder_(config.shape, table_, decoder_options(config), arena, store_, fp8_),
-      inputs_(arena.take(Purpose::kInputs, Dtype::kInt32,
-                         input_rows(config) * config.micro_batch_size * config.seq_length)),
-      sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, arena) {
+      exchange_(groups, comm_stream_),
+      decoder_(config.shape, table_, decoder_options(config, exchange_), arena, store_, fp8_),
+      inputs_(arena.take(Purpose::kInputs, Dtype::kInt32, input_elems(config, config.micro_batch_size))),
+      reader_(config, groups.context.world()),
+      sampler_(config.shape, config.dtype, config.seq_length, decoder_, fp8_, groups.context, arena) {
+    CHECK(groups.context.world().ranks == config.context_parallel, "a context group of %d ranks",
+          groups.context.world().ranks);
     state_ = take_state(arena);
     eval_state_ = take_state(arena);
 }
@@ -60,7 +65,7 @@ void Trainer::initialise(Ctx& ctx) {
 
 DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targets, const int32_t* order,
                             const int32_t* documents, int64_t B, int64_t T, StepState* state) {
-    const int64_t N = B * T, bytes = N * dtype_bytes(Dtype::kInt32);
+    const int64_t N = B * T, bytes = N * dtype_bytes(Dtype::kInt32);   // T: of a part
     int32_t* device_tokens = static_cast<int32_t*>(inputs_.data);
     int32_t* device_targets = device_tokens + N;
     int32_t* device_order = device_targets + N;
@@ -69,16 +74,17 @@ DeviceBatch Trainer::upload(Ctx& ctx, const int32_t* tokens, const int32_t* targ
     device::copy_to_device(ctx, device_tokens, tokens, bytes);
     if (targets) device::copy_to_device(ctx, device_targets, targets, bytes);
     if (order) device::copy_to_device(ctx, device_order, order, bytes);
-    if (documents) device::copy_to_device(ctx, device_documents, documents, 2 * bytes);
+    if (documents) device::copy_to_device(ctx, device_documents, documents, 2 * bytes * exchange_.ranks());
     return {.tokens = device_tokens, .targets = device_targets, .token_order = device_order,
             .bad_tokens = &state->bad_tokens, .documents = device_documents, .B = B, .T = T};
 }
 
 void Trainer::micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase) {
-    const int64_t B = config_.micro_batch_size, T = config_.seq_length, at = number * B * T;
-    const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at,
-                                     staged.documents ? staged.documents + 2 * at : nullptr, B, T, state_);
-    fp8_.begin_micro_batch(ctx, number * groups_.world.world().ranks + groups_.world.world().rank, phase);
+    const int64_t B = config_.micro_batch_size, T = config_.part_length(), at = number * B * T;
+    const int32_t* documents = staged.documents ? staged.documents + 2 * at * exchange_.ranks() : nullptr;
+    const DeviceBatch batch = upload(ctx, staged.tokens + at, staged.targets + at, staged.order + at, documents, B, T,
+                                     state_);
+    fp8_.begin_micro_batch(ctx, number * groups_.data_ranks + groups_.data_rank, phase);
     enter(staged, Phase::kForward);
     device::range_push("forward");
     decoder_.forward(ctx, batch, true);
@@ -179,23 +185,14 @@ void Trainer::copy_results(Ctx& ctx, const StagedStep& staged) {
     comm_stream_.set_timer(nullptr);
 }
 
-// The first micro-batch of this rank with a counted target. If loss masks ignored all targets, the amaxes of gradients
-// would be 0 and their scales stay 1, with which later gradients would flush to zero.
-int64_t Trainer::calibration_micro_batch(const Ctx& ctx, const StagedStep& staged) const {
-    const int64_t N = config_.micro_batch_size * config_.seq_length;
-    for (int64_t i = 0; i < staged.micro_batches && !ctx.rehearsal; i++) {
-        const int32_t* targets = staged.targets + i * N;
-        if (std::any_of(targets, targets + N, [](int32_t target) { return target != kIgnoreIndex; })) return i;
-    }
-    return 0;
-}
-
-// Delayed scaling needs amaxes before its first cast: runs one micro-batch in current scaling and keeps only these.
+// Delayed scaling needs amaxes before its first cast: runs one micro-batch in current scaling and keeps only these. It
+// has a counted target: if loss masks ignored all targets, the amaxes of gradients would be 0 and their scales stay 1,
+// with which later gradients would flush to zero.
 void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     StepRecorder* const recorder = std::exchange(ctx.recorder, nullptr);   // not part of an ordinary step
     device::range_push("calibration");
     gatherer_.set_pass_follows(true);
-    micro_batch(ctx, staged, calibration_micro_batch(ctx, staged), Fp8Phase::kCalibration);
+    micro_batch(ctx, staged, staged.calibration_micro_batch, Fp8Phase::kCalibration);
     device::range_pop();
     gatherer_.all_reduce_amaxes(ctx);
     fp8_.finish_calibration(ctx);
@@ -204,28 +201,42 @@ void Trainer::calibrate(Ctx& ctx, const StagedStep& staged) {
     zero_gradients(ctx);
 }
 
+bool Trainer::on_any_rank(bool mine) const {
+    Comm& together = passes_are_collective() ? groups_.world : groups_.context;
+    return together.sum(std::vector<int64_t>{mine})[0] > 0;
+}
+
+// Each micro-batch has up to six exchanges in a layer, those of recomputation included.
+int64_t Trainer::timer_spans() const {
+    const int64_t micro_batches = config_.global_batch_size / (config_.micro_batch_size * groups_.data_ranks) + 1;
+    const int64_t exchanges = exchange_.ranks() > 1 ? 6 * config_.shape.num_layers * micro_batches : 0;
+    return gatherer_.timer_spans() + reducer_.timer_spans() + exchanges;
+}
+
 Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging) {
-    const int64_t B = config_.micro_batch_size, T = config_.seq_length;
+    const int64_t B = config_.micro_batch_size;
     EvalResult result;
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    const int64_t rank = groups_.world.world().rank, ranks = groups_.world.world().ranks;
+    const int64_t rank = groups_.data_rank;
     // If passes are collective, a rank without a micro-batch of its own runs one that counts nothing.
-    for (int64_t i = rank; i < iters || (passes_are_collective() && i - rank < iters); i += ranks) {
+    for (int64_t i = rank; i < iters || (passes_are_collective() && i - rank < iters); i += groups_.data_ranks) {
         post_progress();
         if (!ctx.rehearsal) {
-            result.error = reading_error([&] {
-                for (int64_t b = 0; b < B && i < iters; b++)
-                    result.counted_tokens += loader->read(i * B + b, staging.tokens + b * T, staging.targets + b * T);
-            });
+            const bool stopped = stop_wanted();
             if (i >= iters) {
-                std::fill_n(staging.tokens, B * T, 0);
-                std::fill_n(staging.targets, B * T, kIgnoreIndex);
+                const int64_t N = B * config_.part_length();
+                std::fill_n(staging.tokens, N, 0);
+                std::fill_n(staging.targets, N, kIgnoreIndex);
+            } else if (!stopped) {
+                result.error = reading_error([&] {
+                    result.counted_tokens +=
+                        reader_.read(*loader, i * B, {staging.tokens, staging.targets, staging.documents}).part;
+                });
             }
-            if (on_any_rank(stop_wanted() || !result.error.empty())) break;
+            if (on_any_rank(stopped || !result.error.empty())) break;
         }
-        if (staging.documents) mark_documents(staging.tokens, B, T, loader->separator(), staging.documents);
-        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B, T,
-                                         eval_state_);
+        const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, staging.documents, B,
+                                         config_.part_length(), eval_state_);
         fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
         decoder_.forward(ctx, batch, false);
         decoder_.loss(ctx, batch, eval_state_);
@@ -244,19 +255,25 @@ Trainer::EvalResult Trainer::evaluate(Ctx& ctx, const DataLoader* loader, int64_
     return result;
 }
 
-bool Trainer::on_any_rank(bool mine) const {
-    return passes_are_collective() ? groups_.world.sum(std::vector<int64_t>{mine})[0] > 0 : mine;
-}
-
-const float* Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging) {
+void Trainer::token_losses(Ctx& ctx, int64_t B, int64_t T, const int32_t* tokens, const int32_t* targets,
+                           float* losses, const StagedStep& staging) {
+    const World& context = groups_.context.world();
+    const int64_t length = T / context.ranks;
+    take_part(tokens, B, T, context, staging.tokens);
+    take_part(targets, B, T, context, staging.targets);
     device::fill_bytes(ctx, eval_state_, 0, sizeof(StepState));
-    const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, nullptr, B, T, eval_state_);
+    const DeviceBatch batch = upload(ctx, staging.tokens, staging.targets, nullptr, nullptr, B, length, eval_state_);
     fp8_.begin_micro_batch(ctx, 0, Fp8Phase::kEvaluation);
     decoder_.forward(ctx, batch, false);
     static_assert(sizeof(float) == sizeof(*staging.order));
     decoder_.loss(ctx, batch, eval_state_, staging.order);
     device::synchronize(ctx);
-    return reinterpret_cast<const float*>(staging.order);
+    const std::string mine(reinterpret_cast<const char*>(staging.order), static_cast<size_t>(4 * B * length));
+    const std::vector<std::string> parts = groups_.context.gather(mine);
+    for (size_t r = 0; r < parts.size(); r++)
+        for (int64_t b = 0; b < B; b++)
+            std::memcpy(losses + b * T + static_cast<int64_t>(r) * length, parts[r].data() + 4 * b * length,
+                        static_cast<size_t>(4 * length));
 }
 
 std::vector<int32_t> Trainer::generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,

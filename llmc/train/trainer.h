@@ -9,20 +9,26 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/fault/heartbeat.h"
 #include "llmc/model/decoder.h"
+#include "llmc/parallel/context_exchange.h"
 #include "llmc/parallel/zero_store.h"
 #include "llmc/train/checkpoint_access.h"
 #include "llmc/train/optimizer.h"
 #include "llmc/train/sampler.h"
+#include "llmc/train/sequence_parts.h"
 
-// int32 inputs per token: token, target, order and, with --reset-attention-mask, its document's start and end.
-inline int64_t input_rows(const Config& config) { return config.reset_attention_mask ? 5 : 3; }
+// int32 inputs of a rank for `sequences`: token, target and order of each token of its parts and, with
+// --reset-attention-mask, start and end of the document of each token of the whole sequences.
+inline int64_t input_elems(const Config& config, int64_t sequences) {
+    return sequences * (3 * config.part_length() + (config.reset_attention_mask ? 2 * config.seq_length : 0));
+}
 
 // This rank's part of one global batch in pinned host memory, and the results of the step.
 struct StagedStep {
-    int32_t* tokens = nullptr;     // (micro_batches, B*T); null while rehearsing
+    int32_t* tokens = nullptr;     // (micro_batches, B*T), T: Config::part_length(); null while rehearsing
     int32_t* targets = nullptr;
     int32_t* order = nullptr;
-    int32_t* documents = nullptr;  // (micro_batches, 2, B*T), see AttentionForwardArgs; null: one document per sequence
+    int32_t* documents = nullptr;  // (micro_batches, 2, B, whole T), see AttentionForwardArgs; null: one document
+                                   // per sequence
     StepState* inputs = nullptr;   // host part of StepState, copied to the device at the start of the step
     StepState* result = nullptr;   // copied to the host at the end
     void* fp8_report = nullptr;    // Fp8State::report_bytes(), copied to the host at the end
@@ -33,6 +39,7 @@ struct StagedStep {
     bool corrupt_gradient = false;   // fault injection: a gradient becomes NaN
     bool check_fp8 = false;        // the report has the scales after the step, to compare between ranks
     int64_t micro_batches = 0;     // of this rank
+    int64_t calibration_micro_batch = 0;   // the first one with a counted target in its whole sequences
     int64_t counted_tokens = 0;    // of all ranks
     double lr = 0;
 };
@@ -66,14 +73,17 @@ public:
     EvalResult evaluate(Ctx& ctx, const DataLoader* loader, int64_t iters, const StagedStep& staging);
 
     // Whether every pass gathers weights (--zero 3), so that all ranks must make the same calls of token_losses and
-    // generate, which are otherwise no collectives.
+    // generate. Otherwise the ranks of a context group must.
     bool passes_are_collective() const { return gatherer_.gathers_in_passes(); }
+    // Whether `mine` is true on one of the ranks that make the same calls. Blocking.
+    bool on_any_rank(bool mine) const;
 
-    // Runs forward on staging.tokens and staging.targets (B, T), with B * T at most that of a micro-batch. Returns the
-    // loss of each token (0 if its target is ignored), stored in staging.order, which only backward needs. Blocking.
-    const float* token_losses(Ctx& ctx, int64_t B, int64_t T, const StagedStep& staging);
+    // Runs forward on whole sequences (B, T), with B * T at most that of a micro-batch. losses (B, T) = the loss of
+    // each token, 0 if its target is ignored. Overwrites tokens, targets and order of `staging`. Blocking.
+    void token_losses(Ctx& ctx, int64_t B, int64_t T, const int32_t* tokens, const int32_t* targets, float* losses,
+                      const StagedStep& staging);
 
-    // See Sampler. If passes are collective, the ranks have the same arguments and get the same text.
+    // See Sampler. Ranks that make the call together have the same arguments and get the same text.
     std::vector<int32_t> generate(Ctx& ctx, const std::vector<int32_t>& prompt, const Sampling& sampling,
                                   uint64_t stream, const StagedStep& staging);
 
@@ -85,6 +95,7 @@ public:
     const Buckets& buckets() const { return buckets_; }
     // Micro-batches that the latest step ran, including the one that calibrated delayed scaling.
     int64_t executed_micro_batches() const { return executed_micro_batches_; }
+    int64_t timer_spans() const;   // of one step, at most; see CommTimer
     StepState* state() { return state_; }
 
 private:
@@ -103,9 +114,6 @@ private:
     // Forward and backward of the `number`-th micro-batch of this rank.
     void micro_batch(Ctx& ctx, const StagedStep& staged, int64_t number, Fp8Phase phase);
     const WeightSlots* slots() const { return weight_slots_ ? &*weight_slots_ : nullptr; }
-    // Whether `mine` is true on this rank or, if passes are collective, on any.
-    bool on_any_rank(bool mine) const;
-    int64_t calibration_micro_batch(const Ctx& ctx, const StagedStep& staged) const;
     void calibrate(Ctx& ctx, const StagedStep& staged);
     void zero_gradients(Ctx& ctx);
 
@@ -124,8 +132,10 @@ private:
     WeightGatherer gatherer_;
     const std::vector<std::unique_ptr<Optimizer>> optimizers_;   // by OptimizerKind
     ZeroStore store_;
+    ContextExchange exchange_;
     Decoder decoder_;
-    Tensor inputs_;          // (input_rows, B*T) int32
+    Tensor inputs_;          // (input_elems of a micro-batch) int32
+    SequenceReader reader_;  // of evaluations
     Sampler sampler_;
     StepState* state_;       // device
     StepState* eval_state_;  // device

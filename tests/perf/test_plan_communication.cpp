@@ -1,4 +1,5 @@
 // What `plan` predicts of the communication that compute does not hide.
+#include "llmc/commands/plan_report.h"
 #include "tests/support/config_test.h"
 #include "tests/support/fp8_model_test.h"
 

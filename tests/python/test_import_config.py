@@ -202,6 +202,15 @@ class ImportTest(ImportCase):
                               "--ranks", "8", "--out", "-")
         self.assertEqual(json.loads(done.stdout)["global-batch-size"], 32, done.stderr)
 
+    def test_ranks_that_share_sequences_count_once(self):
+        parts = ZERO1 + '"sequence_parallel_size": 2, "gradient_accumulation_steps": 4'
+        done = self.run_files({"a.json": parts + "}"}, "--ranks", "8", "--out", "-")
+        options = json.loads(done.stdout)
+        self.assertEqual((options["context-parallel"], options["global-batch-size"]), (2, 16), done.stderr)
+        done = self.run_files({"a.json": parts + ', "train_batch_size": 32, "train_micro_batch_size_per_gpu": 1}'},
+                              "--ranks", "8")
+        self.assertIn("32 is not 1 x 4 x 8 ranks / context-parallel 2", done.stderr)
+
     def test_parts_of_a_batch_in_one_file_must_fit_too(self):
         done = self.run_files({"a.json": ZERO1 + '"train_batch_size": 10, "gradient_accumulation_steps": 4}'})
         self.assertEqual(done.returncode, 2)

@@ -114,6 +114,7 @@ inline const std::map<std::string, Sample>& samples() {
         {"fp8-attention", {{"true"}, {}}},
         {"fp8-min-speedup", {{"1", "0.95"}, fp8}},               {"fp8-stats-interval", {{"0", "10"}, fp8}},
         {"ranks", {{"4", "1"}, {"--dry-run", "true"}}},       {"synthetic-data", {{"true"}, {}}},
+        {"context-parallel", {{"2", "4"}, {"--ranks", "4", "--dry-run", "true"}}},
         {"zero", {{"0", "2"}, {}}},                           {"bucket-mb", {{"25", "0.5"}, {}}},
         {"zero-group", {{"2", "8"}, {}}},
         {"overlap", {{"off"}, {}}},                           {"grad-comm-dtype", {{"bf16", "fp8"}, {}}},

@@ -93,31 +93,34 @@ public:
 
     // Sets micro-batches of micro_batch_size sequences, which are distributed over the ranks.
     void set_batch(const std::vector<int32_t>& tokens, const std::vector<int32_t>& targets) {
-        const int64_t N = config.micro_batch_size * config.seq_length;
+        const int64_t B = config.micro_batch_size, T = config.seq_length, N = B * config.part_length();
+        const World& context = groups_.context.world();
         counted = 0;
         for (int32_t target : targets) counted += target != kIgnoreIndex;
-        tokens_.clear();
-        targets_.clear();
-        for (int64_t begin = comm.world().rank * N; begin < static_cast<int64_t>(tokens.size());
-             begin += comm.world().ranks * N) {
-            tokens_.insert(tokens_.end(), tokens.begin() + begin, tokens.begin() + begin + N);
-            targets_.insert(targets_.end(), targets.begin() + begin, targets.begin() + begin + N);
+        const int64_t micro_batches = static_cast<int64_t>(tokens.size()) / (B * T);
+        staged.micro_batches = (micro_batches - groups_.data_rank + groups_.data_ranks - 1) / groups_.data_ranks;
+        staged.calibration_micro_batch = staged.micro_batches;
+        tokens_.resize(static_cast<size_t>(staged.micro_batches * N));
+        targets_.resize(tokens_.size());
+        documents_.resize(static_cast<size_t>(staged.micro_batches * 2 * B * T));
+        for (int64_t i = 0; i < staged.micro_batches; i++) {
+            const int64_t begin = (i * groups_.data_ranks + groups_.data_rank) * B * T;
+            take_part(tokens.data() + begin, B, T, context, tokens_.data() + i * N);
+            take_part(targets.data() + begin, B, T, context, targets_.data() + i * N);
+            mark_documents(tokens.data() + begin, B, T, kSeparator, documents_.data() + i * 2 * B * T);
+            const auto* first = targets.data() + begin;
+            if (std::any_of(first, first + B * T, [](int32_t target) { return target != kIgnoreIndex; }))
+                staged.calibration_micro_batch = std::min(staged.calibration_micro_batch, i);
         }
+        staged.calibration_micro_batch %= std::max<int64_t>(1, staged.micro_batches);
         order_.resize(tokens_.size());
         std::vector<int64_t> scratch;
-        staged.micro_batches = static_cast<int64_t>(tokens_.size()) / N;
         for (int64_t i = 0; i < staged.micro_batches; i++)
             sort_rows_by_token(tokens_.data() + i * N, N, config.shape.vocab_size, order_.data() + i * N, scratch);
         inputs_ = {};
         inputs_.lr = static_cast<float>(config.lr);
         inputs_.dloss_mul = static_cast<float>(1.0 / static_cast<double>(counted));
-        if (config.reset_attention_mask) {
-            documents_.resize(2 * tokens_.size());
-            for (int64_t i = 0; i < staged.micro_batches; i++)
-                mark_documents(tokens_.data() + i * N, config.micro_batch_size, config.seq_length, kSeparator,
-                               documents_.data() + 2 * i * N);
-            staged.documents = documents_.data();
-        }
+        if (config.reset_attention_mask) staged.documents = documents_.data();
         staged.tokens = tokens_.data();
         staged.targets = targets_.data();
         staged.order = order_.data();

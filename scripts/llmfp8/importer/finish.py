@@ -257,11 +257,21 @@ def _model(run):
     finding.fact = "neither a directory here nor a model with a preset: download it, then --load DIR"
 
 
+def _data_ranks(run):
+    """Ranks, or groups that share their sequences, that train on different samples; 0 if they are unknown."""
+    return run.ranks // (run.get("context-parallel") or 1)
+
+
+def _ranks_text(run):
+    context = run.get("context-parallel") or 1
+    return f"{run.ranks} ranks" + (f" / context-parallel {context}" if context > 1 else "")
+
+
 def _check_batch(run, batch, micro, accumulation, finding):
     """The global batch against what a rank does in a step; DeepSpeed refuses to start if they differ, too."""
-    ranks = run.ranks if run.get("micro-batch-size") else 0
+    ranks = _data_ranks(run) if run.get("micro-batch-size") else 0
     if batch != micro * accumulation * ranks if ranks else batch % (micro * accumulation):
-        product = " x ".join(map(str, [micro, accumulation] + [f"{ranks} ranks"] * bool(ranks)))
+        product = " x ".join(map(str, [micro, accumulation] + [_ranks_text(run)] * bool(ranks)))
         other = run.config["global-batch-size"].finding
         raise InputError(f"{other.where}: {other.text} and {finding.where}: {finding.text} contradict each other: "
                          f"{batch} is not {'' if ranks else 'a multiple of '}{product}; correct one of them"
@@ -279,13 +289,14 @@ def finish_batch(run):
         if accumulation < 1:
             raise InputError(f"{finding.where}: {finding.text}: must be 1 or more")
         if batch is None:
-            run.set("global-batch-size", micro * accumulation * (run.ranks or 1), finding)
+            run.set("global-batch-size", micro * accumulation * (_data_ranks(run) or 1), finding)
             if not run.ranks:
                 run.notes.append(f"global-batch-size is for 1 rank: {micro} x {accumulation}; say --ranks N for more")
         else:
             _check_batch(run, batch, micro, *run.kept["accumulation"])
-            run.ranks = run.ranks or batch // (micro * accumulation)
+            run.ranks = run.ranks or batch // (micro * accumulation) * (run.get("context-parallel") or 1)
     batch = run.get("global-batch-size")
-    if batch and run.ranks and batch % (micro * run.ranks):
-        run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {run.ranks} ranks; "
-                         "the trainer refuses that, since every rank is data parallel here")
+    data_ranks = _data_ranks(run)
+    if batch and data_ranks and batch % (micro * data_ranks):
+        run.notes.append(f"global-batch-size {batch} is no multiple of micro-batch-size {micro} x {_ranks_text(run)}; "
+                         "the trainer refuses that, since all ranks are data or context parallel here")

@@ -1,0 +1,22 @@
+// The head exchange of context parallelism over the ranks of a context group, on the stream of compute.
+#pragma once
+#include "llmc/model/head_exchange.h"
+#include "llmc/parallel/comm_stream.h"
+#include "llmc/parallel/groups.h"
+
+// What hang reports and plans call the exchanges: this and the layer.
+inline constexpr const char* kExchangePurpose = "heads of layers.";
+
+class ContextExchange : public HeadExchange {
+public:
+    // Owns none of its arguments. stream: times the exchanges.
+    ContextExchange(const Groups& groups, CommStream& stream)
+        : HeadExchange(groups.context.world().ranks, groups.context.world().rank), context_(groups.context),
+          stream_(stream) {}
+
+    void all_to_all(Ctx& ctx, int layer, int64_t sequences, Tensor out, Tensor in) override;
+
+private:
+    Comm& context_;
+    CommStream& stream_;
+};

@@ -1,0 +1,327 @@
+// Context parallelism: ranks, here threads, that share each sequence compute what one rank computes of whole ones.
+#include <algorithm>
+
+#include "tests/support/data_test.h"
+#include "tests/support/zero_test.h"
+
+namespace {
+
+constexpr int64_t kSequences = 4;
+
+struct Case {
+    std::string name;
+    Config config;
+};
+
+Config with_ranks(Config config, int context) {
+    config.context_parallel = context;
+    return config;
+}
+
+// What the ranks have in common after a step without an update.
+struct Result {
+    double loss = 0, norm = 0;
+    std::vector<std::vector<double>> grads;     // reduced, by parameter
+    std::vector<std::vector<float>> token_losses;   // bits of the forward pass, by sequence
+};
+
+Result result_of(TestModel& model, const Config& config) {
+    Result result;
+    model.set_random_batch(kSequences, 31);
+    model.gradients();
+    result.loss = model.loss();
+    result.norm = static_cast<double>(model.result.grad_norm);
+    for (size_t i = 0; i < model.table.params.size(); i++) result.grads.push_back(model.grad(static_cast<int>(i)));
+    std::vector<int32_t> tokens, targets;
+    for (int64_t i = 0; i < config.micro_batch_size * config.seq_length; i++) {
+        tokens.push_back(static_cast<int32_t>(i * i % config.shape.vocab_size));
+        targets.push_back(i % 7 == 0 ? kIgnoreIndex : static_cast<int32_t>(i % config.shape.vocab_size));
+    }
+    std::vector<float>& losses = result.token_losses.emplace_back(tokens.size());
+    model.trainer->token_losses(model.ctx, config.micro_batch_size, config.seq_length, tokens.data(), targets.data(),
+                                losses.data(), model.staged);
+    return result;
+}
+
+// All ranks must agree.
+Result run(Config config, int ranks, int context) {
+    config.context_parallel = context;
+    config.global_batch_size = kSequences;
+    config.zero = 0;   // every rank has all reduced gradients
+    std::vector<Result> results(static_cast<size_t>(ranks));
+    LocalRanks(ranks).run([&](Comm& comm) {
+        TestModel model(config, true, &comm);
+        results[static_cast<size_t>(comm.world().rank)] = result_of(model, config);
+        CHECK(model.arena.peak_bytes() == model.plan.arena_bytes);
+    });
+    for (const Result& r : results) {
+        CHECK(r.loss == results[0].loss);
+        CHECK(r.grads == results[0].grads);
+        CHECK(r.token_losses == results[0].token_losses);
+    }
+    return results[0];
+}
+
+ModelConfig four_heads(ModelConfig shape) {
+    shape.num_attention_heads = 4;
+    shape.hidden_size = 32;
+    return shape;
+}
+
+std::vector<Case> cases() {
+    ModelConfig gpt2 = four_heads(tiny_gpt2()), llama = tiny_llama();
+    gpt2.num_query_groups = 4;
+    std::vector<Case> all;
+    auto add = [&](const std::string& name, const ModelConfig& shape) -> Config& {
+        return all.emplace_back(Case{name, tiny_config(shape, Dtype::kFp32, 1, 16)}).config;
+    };
+    add("gpt2", gpt2).micro_batch_size = 2;
+    add("llama", llama).micro_batch_size = 2;
+    ModelConfig qk_norm = llama;
+    qk_norm.qk_norm = true;
+    qk_norm.linear_bias = LinearBias::kQkv;
+    add("qk-norm, recompute block", qk_norm).recompute = Recompute::kBlock;
+    ModelConfig window = llama;
+    window.sliding_window = 5;
+    add("a window, recompute block but attention", window).recompute = Recompute::kBlockKeepAttention;
+    add("documents", llama).reset_attention_mask = true;
+    add("gpt2, recompute norms", gpt2).recompute = Recompute::kNormAct;
+    return all;
+}
+
+// One rank in the dtype of `config`, or in FP64.
+Result alone(Config config, Dtype dtype) {
+    config.dtype = dtype;
+    config.global_batch_size = kSequences;
+    TestModel model(config);
+    return result_of(model, config);
+}
+
+}  // namespace
+
+TEST_CASE("context: in FP32 the forward pass has one rank's bits, and gradients one rank's error") {
+    for (const Case& c : cases()) {
+        const Result one = alone(c.config, Dtype::kFp32), exact = alone(c.config, Dtype::kFp64);
+        // Two ranks have a key head each, four share them (gpt2: one each); 4 / 2: two groups of two.
+        for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 4}, {4, 2}}) {
+            CAPTURE(c.name);
+            CAPTURE(ranks);
+            CAPTURE(context);
+            const Result several = run(c.config, ranks, context);
+            CHECK(several.token_losses == one.token_losses);
+            CHECK(several.loss == doctest::Approx(one.loss).epsilon(1e-12));   // the same terms in another order
+            CHECK(several.norm == doctest::Approx(one.norm).epsilon(1e-6));
+            for (size_t p = 0; p < one.grads.size(); p++) {
+                CAPTURE(p);
+                // Sums over the tokens are added in another order; the smallest of errors is luck.
+                const double bound = 3 * distance(one.grads[p], exact.grads[p]) + 0x1p-22;
+                CHECK(distance(several.grads[p], exact.grads[p]) <= bound);
+                std::vector<double> wrong = several.grads[p];
+                *std::max_element(wrong.begin(), wrong.end()) *= 1.001;
+                CHECK(distance(wrong, exact.grads[p]) > bound);
+            }
+        }
+    }
+}
+
+// The derivative of the loss along the gradient of each parameter is that gradient's norm.
+TEST_CASE("context: gradients are those of finite differences of the loss") {
+    for (const Case& c : cases()) {
+        CAPTURE(c.name);
+        Config config = with_ranks(c.config, 4);
+        config.global_batch_size = kSequences;
+        config.zero = 0;
+        LocalRanks(4).run([&](Comm& comm) {
+            TestModel model(config, true, &comm);
+            model.set_random_batch(kSequences, 32);
+            model.gradients();
+            std::vector<std::vector<double>> grads;
+            for (size_t i = 0; i < model.table.params.size(); i++) grads.push_back(model.grad(static_cast<int>(i)));
+            for (size_t i = 0; i < grads.size(); i++) {
+                double squares = 0;
+                for (double g : grads[i]) squares += g * g;
+                const double norm = std::sqrt(squares);
+                REQUIRE(norm > 0);
+                const Tensor weight = model.trainer->decoder().weight(static_cast<int>(i));
+                const std::vector<double> at = model.read(weight);
+                // gradients() sets the weights from their masters again.
+                const auto loss = [&](double step) {
+                    std::vector<float> moved;
+                    for (size_t k = 0; k < at.size(); k++)
+                        moved.push_back(static_cast<float>(at[k] + step * grads[i][k] / norm));
+                    device::copy_to_device(model.ctx, weight.data, moved.data(), weight.bytes());
+                    model.gradients();
+                    return model.loss();
+                };
+                const double h = 0.02;
+                const double slope = (8 * (loss(h) - loss(-h)) - (loss(2 * h) - loss(-2 * h))) / (12 * h);
+                // Losses have an error of 2^-23 or so, which h magnifies; the fifth derivative adds h^4.
+                CHECK_MESSAGE(std::fabs(slope - norm) < 4e-3 * norm + 2e-5, model.table.params[i].name, ": ", slope,
+                              " and ", norm);
+            }
+        });
+    }
+}
+
+namespace {
+
+ModelConfig fp8_shape(size_t number) {
+    ModelConfig shape = fp8_shapes()[number];
+    shape.num_attention_heads = 4;
+    if (shape.num_query_groups == 3) shape.num_query_groups = 4;
+    shape.max_positions = 512;
+    return shape;
+}
+
+std::vector<Case> fp8_cases() {
+    std::vector<Case> all;
+    auto add = [&](const std::string& name, size_t shape, Fp8Recipe recipe) -> Config& {
+        Config config = in_small_buckets(fp8_config(fp8_shape(shape), recipe));
+        config.seq_length = recipe == Fp8Recipe::kBlockwise ? 512 : 64;   // parts are multiples of 128 and 16
+        return all.emplace_back(Case{name, config}).config;
+    };
+    add("bf16", 0, Fp8Recipe::kNone);
+    add("delayed", 1, Fp8Recipe::kDelayed).recompute = Recompute::kBlockKeepAttention;
+    Config& heads = add("delayed, attention in FP8, head in FP8", 1, Fp8Recipe::kDelayed);
+    heads.fp8_attention = heads.fp8_lm_head = true;
+    heads.shape.kv_channels = 64;
+    Config& sums = add("tensorwise, biases behind qk-norm, FP8 communication", 2, Fp8Recipe::kTensorwise);
+    sums.grad_comm_dtype = sums.param_comm_dtype = Dtype::kE4m3;
+    add("tensorwise, biases, documents", 0, Fp8Recipe::kTensorwise).reset_attention_mask = true;
+    add("blockwise", 1, Fp8Recipe::kBlockwise).recompute = Recompute::kBlock;
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("context: with every recipe the bits do not depend on overlap, streams or --zero") {
+    for (const Case& c : fp8_cases()) {
+        const bool blocks = c.config.fp8_recipe == Fp8Recipe::kBlockwise;
+        const int steps = blocks ? 1 : 2;
+        const Run one = train(c.config, 1, steps);
+        for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
+            if (blocks && ranks == 4 && context == 2) continue;
+            CAPTURE(c.name);
+            CAPTURE(ranks);
+            CAPTURE(context);
+            const Config config = with_ranks(c.config, context);
+            const Run several = train(config, ranks, steps);
+            CHECK(several.skips == std::vector<int>(static_cast<size_t>(steps), 0));
+            check_near(several.losses, one.losses, 0.01);
+            check_near(several.norms, one.norms, 0.05);
+            CHECK(several == train(changed(config, [](Config& o) { o.zero = 0; }), ranks, steps));
+            if (context == ranks) continue;
+            CHECK(several == train(config, ranks, steps, {}, {.defers_compute = true}));
+            CHECK(several == train(changed(config, [](Config& o) { o.overlap = false; }), ranks, steps));
+        }
+    }
+}
+
+TEST_CASE("context: recomputation gives the same bits") {
+    for (bool fp8_attention : {false, true}) {
+        Config config = in_small_buckets(fp8_config(fp8_shape(1), Fp8Recipe::kDelayed));
+        config.seq_length = 64;
+        config.context_parallel = 4;
+        config.fp8_attention = fp8_attention;
+        if (fp8_attention) config.shape.kv_channels = 64;
+        const Run kept = train(config, 4, 1);
+        for (Recompute level : {Recompute::kNormAct, Recompute::kBlock, Recompute::kBlockKeepAttention})
+            CHECK(train(changed(config, [&](Config& c) { c.recompute = level; }), 4, 1) == kept);
+    }
+}
+
+TEST_CASE("context: delayed scaling calibrates on one micro-batch, though a rank's part of it has no target") {
+    Config config = fp8_config(fp8_shape(1), Fp8Recipe::kDelayed);
+    config.micro_batch_size = 1;
+    config.seq_length = 64;
+    config.context_parallel = 2;
+    config.global_batch_size = 2;
+    const int64_t T = config.seq_length;
+    std::vector<std::string> scales;
+    for (const bool swapped : {false, true}) {
+        LocalRanks(2).run([&](Comm& comm) {
+            TestModel model(config, true, &comm);
+            // Of the first sequence only one half has targets.
+            std::vector<int32_t> tokens, targets;
+            for (int64_t i = 0; i < 2 * T; i++) {
+                tokens.push_back(static_cast<int32_t>(i * 5 % config.shape.vocab_size));
+                const bool ignored = i < T && (i < T / 2) == swapped;
+                targets.push_back(ignored ? kIgnoreIndex : static_cast<int32_t>(i * 3 % config.shape.vocab_size));
+            }
+            model.set_batch(tokens, targets);
+            CHECK(model.staged.calibration_micro_batch == 0);
+            model.step();
+            CHECK(model.result.skip == 0);
+            if (comm.root()) scales.push_back(state_text(model));
+        });
+    }
+    CHECK(scales.size() == 2);
+}
+
+TEST_CASE("context: evaluation, HellaSwag's losses and samples are those of one rank") {
+    const data_test::TempDir dir;
+    data_test::write(dir / "valid.bin", data_test::llmc_v1(data_test::counting(0, 400)));
+    Config config = cases()[1].config;
+    config.shape.vocab_size = 500;
+    config.shape.max_positions = 64;
+    config.seq_length = 32;
+    const DataLoader data(data_test::config_of({dir / "valid.bin"}, config.seq_length));
+    struct Seen {
+        double loss;
+        int64_t counted;
+        std::vector<int32_t> text;
+    };
+    const auto look = [&](Comm* comm, const Config& c) {
+        TestModel model(c, true, comm);
+        model.set_random_batch(c.global_batch_size, 1);
+        const Trainer::EvalResult e = model.trainer->evaluate(model.ctx, &data, 3, model.staged);
+        const std::vector<int32_t> text =
+            model.trainer->generate(model.ctx, {3, 1, 4, 1, 5}, {.tokens = 20, .temperature = 1.5, .seed = 7}, 2,
+                                    model.staged);
+        return Seen{e.loss_sum, e.counted_tokens, text};
+    };
+    config.global_batch_size = kSequences;
+    const Seen one = look(nullptr, config);
+    CHECK(one.text.size() == 25);
+    for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
+        LocalRanks(ranks).run([&](Comm& comm) {
+            const Seen seen = look(&comm, with_ranks(config, context));
+            CHECK(seen.loss == doctest::Approx(one.loss).epsilon(1e-12));
+            CHECK(seen.counted == one.counted);
+            CHECK(seen.text == one.text);
+        });
+    }
+}
+
+TEST_CASE("context: the plan counts the exchanges of a step, and its memory follows from the parts") {
+    Config config = cases()[1].config;   // llama, 2 layers, 4 heads over 2, head dim 8
+    config.micro_batch_size = 2;
+    config.global_batch_size = 8;
+    const int64_t B = config.micro_batch_size, T = config.seq_length, HS = 8, layers = 2;
+    const auto exchanges = [&](int ranks, int context, Recompute level) {
+        Config c = with_ranks(config, context);
+        c.recompute = level;
+        PlannedCollective sum{.name = "all-to-all", .dtype = Dtype::kFp32};
+        for (const PlannedCollective& p : memory_of(c, ranks).collectives)
+            if (p.exchange) {
+                CHECK(p.ranks == context);
+                sum.calls += p.calls, sum.bytes += p.bytes, sum.sent_bytes += p.sent_bytes;
+            }
+        return sum;
+    };
+    for (const auto& [ranks, context] : std::vector<std::pair<int, int>>{{2, 2}, {4, 2}, {4, 4}}) {
+        const int64_t micro_batches = config.global_batch_size / (B * ranks / context), tokens = B * T / context;
+        const int64_t kv = std::max(2, context);   // key heads of all ranks together
+        const int64_t qkv = 4 * tokens * (4 + 2 * kv) * HS, out = 4 * tokens * 4 * HS;
+        const PlannedCollective plain = exchanges(ranks, context, Recompute::kNone);
+        CHECK(plain.calls == micro_batches * layers * B * 4);   // Q K V, O and their gradients, sequence by sequence
+        CHECK(plain.bytes == micro_batches * layers * 2 * (qkv + out));
+        CHECK(plain.sent_bytes == plain.bytes / context * (context - 1));
+        for (Recompute level : {Recompute::kBlock, Recompute::kBlockKeepAttention}) {
+            const PlannedCollective again = exchanges(ranks, context, level);
+            CHECK(again.calls == plain.calls / 4 * 6);
+            CHECK(again.bytes == plain.bytes / 2 * 3);
+        }
+    }
+    CHECK(exchanges(4, 1, Recompute::kNone).calls == 0);
+}
