@@ -3,8 +3,8 @@
 // 1. Rank 0 creates the directory with files of their final size.
 // 2. Every rank writes and hashes the slots that it holds, and beside its masters the weights, which are their rounding
 //    (save_layout.h).
-// 3. Only with transposed tensors (GPT-2), whose bytes no rank holds in one piece: each is written by one rank, from the
-//    masters in the file of stage 2.
+// 3. Only with transposed tensors (GPT-2), whose bytes no rank holds in one piece: each is written by one rank, from
+//    the masters in the file of stage 2.
 // 4. Rank 0 writes the manifest and renames the directory.
 // A failure of any rank in any stage is the same Error on all ranks, and earlier checkpoints stay as they were.
 //

@@ -1,6 +1,6 @@
 // Reads the tensors of a checkpoint, or of any model in the format of transformers, into the training state. Each rank
-// reads the byte ranges of what it holds, block by block. An error of one rank is an Error on all. Every rank calls these;
-// afterwards the weights are to be computed from the masters (WeightGatherer::from_masters).
+// reads the byte ranges of what it holds, block by block. An error of one rank is an Error on all. Every rank calls
+// these; afterwards the weights are to be computed from the masters (WeightGatherer::from_masters).
 #pragma once
 #include <string>
 

@@ -31,8 +31,8 @@ struct PlacedTensor {
 };
 using PlacedTensors = std::vector<std::vector<PlacedTensor>>;
 
-// Adds the ranges of one parameter, split where a rank's range or a tensor of the model begins or ends, each with one of
-// its holders as writer.
+// Adds the ranges of one parameter, split where a rank's range or a tensor of the model begins or ends, each with one
+// of its holders as writer.
 void add_ranges(const ParamTable& table, int param, const HeldByRank& held, const std::vector<PlacedTensor>& tensors,
                 int64_t slot_bytes, int64_t weight_bytes, Balance& balance, std::vector<SavedRange>& ranges) {
     const Param& p = table.params[static_cast<size_t>(param)];

@@ -68,9 +68,9 @@ struct Change {
     int64_t arena_bytes;
 };
 
-// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --micro-batch-size, --ranks and, for long sequences,
-// --context-parallel, each changed alone, then all but --zero and the ranks together, if need be on more ranks. A change
-// that is not possible is left out.
+// The memory with --zero, --recompute, --grad-dtype, --moment-dtype, --micro-batch-size, --ranks and, for long
+// sequences, --context-parallel, each changed alone, then all but --zero and the ranks together, if need be on more
+// ranks. A change that is not possible is left out.
 std::vector<Change> changes_of_memory(const PlannedRun& run, const Figures& figures) {
     std::vector<Change> changes;
     const auto add = [&](const std::string& options, int ranks, Config config) {

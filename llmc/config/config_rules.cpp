@@ -159,8 +159,8 @@ void fp8_rules(const Config& c, Rules& rules) {
 
 void rank_rules(const Config& c, Rules& rules) {
     rules.require(c.zero != 3 || c.fp8_recipe == Fp8Recipe::kNone || c.param_comm_dtype == Dtype::kE4m3,
-                  "--param-comm-dtype bf16 with --zero 3: ranks hold shards of the FP8 weights, and gather these bytes: "
-                  "leave it out");
+                  "--param-comm-dtype bf16 with --zero 3: ranks hold shards of the FP8 weights, and gather these "
+                  "bytes: leave it out");
 }
 
 // Rules between injected faults and the run; parse_fault raises an Error for a malformed fault.

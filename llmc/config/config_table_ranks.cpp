@@ -43,8 +43,8 @@ void add_ranks(std::vector<OptionRow>& rows) {
                  "all shards; 0: one group of all ranks",
          .fallback = "0", .acts_if = kShards, .on_resume = kSilent, .ranks_only = true},
         {.name = "zero-keep-layers", .group = kGroup, .value = integer(AT(zero_keep_layers), 0, 1 << 16),
-         .help = "layers, besides two, whose weights stay gathered from the forward to the backward pass; at the number "
-                 "of layers or above, every layer is gathered once a step",
+         .help = "layers, besides two, whose weights stay gathered from the forward to the backward pass; at the "
+                 "number of layers or above, every layer is gathered once a step",
          .fallback = "0", .acts_if = {{"zero", "3", "only --zero 3 gathers weights in every pass"}},
          .on_resume = kSilent, .ranks_only = true},
         {.name = "bucket-mb", .group = kGroup,
@@ -64,9 +64,10 @@ void add_ranks(std::vector<OptionRow>& rows) {
          .derive = derive_grad_comm, .derived = "that of --grad-dtype", .ranks_only = true},
         {.name = "param-comm-dtype", .group = kGroup,
          .value = choice<Dtype>(AT(param_comm_dtype), {{"bf16", Dtype::kBf16}, {"fp8", Dtype::kE4m3}}),
-         .help = "communication dtype of weights that run in FP8; results are equal to the bit; --zero 3 always gathers "
-                 "their FP8 bytes",
-         .derive = derive_param_comm, .derived = "bf16; fp8 with --zero 3", .acts_if = kGathersFp8, .on_resume = kSilent, .ranks_only = true},
+         .help = "communication dtype of weights that run in FP8; results are equal to the bit; --zero 3 always "
+                 "gathers their FP8 bytes",
+         .derive = derive_param_comm, .derived = "bf16; fp8 with --zero 3", .acts_if = kGathersFp8,
+         .on_resume = kSilent, .ranks_only = true},
         {.name = "fp8-check-interval", .group = kGroup, .value = integer(AT(fp8_check_interval), 0, kMany),
          .help = "steps between comparisons of the FP8 scales of all ranks, to find faulty hardware; 0: none",
          .fallback = "0", .acts_if = kTensorScales, .on_resume = kSilent, .ranks_only = true},

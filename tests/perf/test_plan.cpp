@@ -409,56 +409,6 @@ TEST_CASE("plan: JSON has the figures of the text") {
     CHECK(contains(text, "; 4 of them at the end"));
 }
 
-TEST_CASE("plan: what cannot be hidden of communication") {
-    auto exposed = [](const Words& words) {
-        const Config config = planned_config("llama", last_words({kTwo, kOne, words}));
-        const StepTime time = predict_step(config, planned(config), measured_gpu());
-        return std::pair(time.ms[static_cast<size_t>(StepPart::kCommunication)], time.reduce_ms + time.gather_ms);
-    };
-    const auto [all, sent] = exposed({"--overlap", "off"});
-    CHECK(all == doctest::Approx(sent));
-    const auto [rest, same] = exposed({});
-    CHECK(same == doctest::Approx(sent));
-    CHECK(rest < 0.5 * all);
-    CHECK(rest > 0);
-    CHECK(exposed({"--ranks", "1"}).second == 0);
-    // Between hosts links are slower.
-    CHECK(exposed({"--ranks", "16", "--global-batch-size", "16"}).second > 4 * sent);
-}
-
-TEST_CASE("plan: context parallelism divides tokens and heads, and nothing hides its exchanges") {
-    const Words words = {"--model", "llama3-8B", "--fp8-recipe", "delayed", "--seq-length", "131072",
-                         "--max-position-embeddings", "131072", "--micro-batch-size", "1", "--global-batch-size", "1",
-                         "--recompute", "block-keep-attention", "--ranks", "8", "--context-parallel", "8"};
-    const Config config = planned_config("llama", words);
-    const MemoryPlan plan = planned(config);
-    const int64_t T = 131072, part = T / 8, layers = 32;
-    const PlannedOp* attention = find_op(plan, OpKind::attention_backward);
-    REQUIRE(attention);
-    CHECK(attention->attention == PlannedAttention{.B = 1, .T = T, .NH = 4, .HS = 128, .backward = true});
-    const PlannedOp* norm = find_op(plan, OpKind::rmsnorm_backward);
-    REQUIRE(norm);
-    CHECK(norm->bytes % part == 0);
-    // Q, K, V and the output forward, the same again for the backward pass, and their gradients; 7 of 8 parts leave.
-    const int64_t exchanged = layers * 3 * 2 * part * (48 + 32) * 128;
-    const StepTime time = predict_step(config, plan, measured_gpu());
-    CHECK(time.exchange_ms == doctest::Approx(1e3 * static_cast<double>(exchanged) * 7 / 8 / kLinkRate));
-    CHECK(time.ms[static_cast<size_t>(StepPart::kCommunication)] > time.exchange_ms);
-    CHECK(time.exchange_ms < 0.1 * time.total_ms());
-    const PlannedOp* split = find_op(plan, OpKind::split_heads);
-    REQUIRE(split);
-    CHECK(split->bytes == 2 * 2 * part * 48 * 128);
-    CHECK(split->count == 2 * layers);
-    // As many tokens a rank, so nearly as much memory as of a rank with 16384 of them alone.
-    const Config alone = planned_config("llama", last_words({words, {"--seq-length", "16384", "--global-batch-size",
-                                                                     "8", "--context-parallel", "1"}}));
-    const double ratio = static_cast<double>(plan.arena_bytes) / static_cast<double>(planned(alone).arena_bytes);
-    CHECK(ratio > 1);
-    CHECK(ratio < 1.02);
-    CHECK(contains(plan_text({config, make_param_table(config.shape), plan, DeviceInfo{}, {}}),
-                   "1 micro-batch of 1 x 16384 tokens per step and rank; 8 ranks share each sequence of 131072 tokens"));
-}
-
 TEST_CASE("plan: predicted against measured is the median of ten steps, told once") {
     StepTime time{.gpu = find_gpu("H200")};
     time.ms[2] = 90;

@@ -12,6 +12,14 @@ template <typename Change> StepTime predicted(Change&& change) {
     change(config);
     return predict_step(config, memory_of(config, static_cast<int>(config.ranks)), measured_gpu());
 }
+Config planned_config(const Words& words) {
+    return parse("llama", joined({"--dry-run", "--synthetic-data"}, words)).config;
+}
+const PlannedOp* find_op(const MemoryPlan& plan, OpKind kind) {
+    for (const PlannedOp& op : plan.step_ops)
+        if (op.kind == kind) return &op;
+    return nullptr;
+}
 double sent(const StepTime& time) { return time.reduce_ms + time.gather_ms; }
 double exposed(const StepTime& time) { return time.ms[static_cast<size_t>(StepPart::kCommunication)]; }
 double sums(const StepTime& time) { return time.ms[static_cast<size_t>(StepPart::kSums)]; }
@@ -49,4 +57,38 @@ TEST_CASE("plan: with --zero 2 every micro-batch communicates, and the backward 
     CHECK(sums(eight) > 7 * sums(one));
     // Between hosts the backward pass is too short, in every micro-batch.
     CHECK(exposed(two(16, 8, true)) > 3 * exposed(two(16, 1, true)));
+}
+
+TEST_CASE("plan: context parallelism divides tokens and heads, and nothing hides its exchanges") {
+    const Words words = {"--model", "llama3-8B", "--fp8-recipe", "delayed", "--seq-length", "131072",
+                         "--max-position-embeddings", "131072", "--micro-batch-size", "1", "--global-batch-size", "1",
+                         "--recompute", "block-keep-attention", "--ranks", "8", "--context-parallel", "8"};
+    const Config config = planned_config(words);
+    const MemoryPlan plan = memory_of(config, 8);
+    const int64_t T = 131072, part = T / 8, layers = 32;
+    const PlannedOp* attention = find_op(plan, OpKind::attention_backward);
+    REQUIRE(attention);
+    CHECK(attention->attention == PlannedAttention{.B = 1, .T = T, .NH = 4, .HS = 128, .backward = true});
+    const PlannedOp* norm = find_op(plan, OpKind::rmsnorm_backward);
+    REQUIRE(norm);
+    CHECK(norm->bytes % part == 0);
+    // Q, K, V and the output forward, the same again for the backward pass, and their gradients; 7 of 8 parts leave.
+    const int64_t exchanged = layers * 3 * 2 * part * (48 + 32) * 128;
+    const StepTime time = predict_step(config, plan, measured_gpu());
+    CHECK(time.exchange_ms == doctest::Approx(1e3 * static_cast<double>(exchanged) * 7 / 8 / kLinkRate));
+    CHECK(time.ms[static_cast<size_t>(StepPart::kCommunication)] > time.exchange_ms);
+    CHECK(time.exchange_ms < 0.1 * time.total_ms());
+    const PlannedOp* split = find_op(plan, OpKind::split_heads);
+    REQUIRE(split);
+    CHECK(split->bytes == 2 * 2 * part * 48 * 128);
+    CHECK(split->count == 2 * layers);
+    // As many tokens a rank, so nearly as much memory as of a rank with 16384 of them alone.
+    const Config alone = planned_config(last_words({words, {"--seq-length", "16384", "--global-batch-size", "8",
+                                                      "--context-parallel", "1"}}));
+    const double ratio = static_cast<double>(plan.arena_bytes) / static_cast<double>(memory_of(alone, 8).arena_bytes);
+    CHECK(ratio > 1);
+    CHECK(ratio < 1.02);
+    CHECK(contains(plan_text({config, make_param_table(config.shape), plan, DeviceInfo{}, {}}),
+                   "1 micro-batch of 1 x 16384 tokens per step and rank; 8 ranks share each sequence of 131072 "
+                   "tokens"));
 }

@@ -53,7 +53,8 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     const Fp8State& fp8 = model.trainer->fp8();
     auto each_fp8 = [&](int layer, auto&& use) {
         for (const LinearPlan& plan : fp8.plan().linears)
-            if (const Fp8Linear* linear = plan.layer == layer ? fp8.linear(layer, plan.kind) : nullptr) use(plan, *linear);
+            if (const Fp8Linear* linear = plan.layer == layer ? fp8.linear(layer, plan.kind) : nullptr)
+                use(plan, *linear);
     };
     const int layers = static_cast<int>(model.config.shape.num_layers);
     for (int layer = -1; layer <= layers; layer++) {
@@ -91,7 +92,8 @@ inline std::map<std::string, Bytes> read_weights(TestModel& model) {
     return weights;
 }
 
-// Checks that the weights that each rank has whole in the working type are the rounded masters, which is what a checkpoint stores.
+// Checks that the weights that each rank has whole in the working type are the rounded masters, which is what a
+// checkpoint stores.
 inline void check_weights_are_rounded_masters(TestModel& model) {
     const StateAccess access = model.trainer->state_access(model.ctx);
     model.trainer->gatherer().wait(model.ctx);
